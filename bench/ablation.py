@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What a language model loses without heads: in-context learning, which is the mean loss at tokens 40 to 60 of texts less
+"""The in-context learning that a language model loses without heads: the mean loss at tokens 40 to 60 of texts minus
 that at tokens 450 to 550 (Olsson et al. 2022: token 50 and token 500).
 
     bench/ablation.py MODEL BOOK.txt [--texts 12] [--seed 1]
 
-Without the five heads of the highest induction score, five random ones (three draws), and the five of the lowest; with
-95 % intervals of a bootstrap over texts. Prints a table.
+Removes the five heads with the highest induction score, five random ones (three draws), and the five with the lowest.
+Prints a table with 95 % bootstrap intervals over texts.
 """
 import argparse
 import os

@@ -1,5 +1,5 @@
-/* What a piece of work takes in a process of its own: processor seconds, all threads together,
- * which a busy machine disturbs less than the wall's; and the peak of resident memory (Linux only).
+/* The costs of a function in a separate process: processor seconds over all threads, which a busy machine disturbs less
+ * than wall time, and peak resident memory (Linux only).
  */
 #ifndef BENCH_APART_H
 #define BENCH_APART_H
@@ -26,7 +26,7 @@ static inline double apart_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A line of /proc/self/status, in kB; -1 where there is none. */
+/* A line of /proc/self/status, in kB; -1 if missing. */
 static inline long long apart_status_kb(const char *name)
 {
     char line[256];
@@ -38,7 +38,7 @@ static inline long long apart_status_kb(const char *name)
     return kb;
 }
 
-/* What is resident; the peak starts from here. */
+/* Returns resident memory and resets the peak. */
 static inline long long apart_begin_kb(void)
 {
     FILE *file = fopen("/proc/self/clear_refs", "w");
@@ -46,13 +46,13 @@ static inline long long apart_begin_kb(void)
     return apart_status_kb("VmRSS:");
 }
 
-/* How far the peak has risen since. */
+/* The rise of the peak since then. */
 static inline long long apart_beyond_kb(long long begin)
 {
     return apart_status_kb("VmHWM:") - begin;
 }
 
-/* Numbers in -0.5 .. 0.5, the same every time; NULL: out of memory. */
+/* Reproducible numbers in -0.5 .. 0.5; NULL: out of memory. */
 static inline float *apart_floats(int64_t count)
 {
     float *x = malloc((size_t)count * sizeof *x);
@@ -64,7 +64,7 @@ static inline float *apart_floats(int64_t count)
     return x;
 }
 
-/* measure() in a new process, so that no case sees what another left. */
+/* measure() in a new process, so that cases do not influence each other. */
 static inline apart_result apart(apart_result (*measure)(int kind, int64_t n), int kind, int64_t n)
 {
     apart_result r = {.beyond_kb = -1};
@@ -82,7 +82,7 @@ static inline apart_result apart(apart_result (*measure)(int kind, int64_t n), i
     return r;
 }
 
-/* The first line of a table; false if there is no context. */
+/* Print the first line of a table; false if no context can be created. */
 static inline bool apart_print_machine(int head_dim)
 {
     mha_context *context = NULL;

@@ -1,6 +1,6 @@
-/* What a cache's type costs attention: 8 queries of 8 heads on 2 key/value heads of 128 and 4,096 keys,
- * mha_kv_cache_append() and mha_kv_cache_attention() against a double reference on the numbers that were
- * appended. q, k and v are normal; for some rows of the table, four channels of k are not.
+/* The error of attention caused by a cache's type: 8 queries of 8 heads on 2 key/value heads of 128 and 4,096 keys,
+ * mha_kv_cache_append() and mha_kv_cache_attention() against a double reference on the original numbers. q, k and v are
+ * normal; some rows of the table enlarge four channels of k.
  *
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/caches.c build/libmultihead.a \
  *      -lm -lpthread -o build/bench_caches && build/bench_caches
@@ -34,10 +34,10 @@ static const struct {
 enum { KINDS = sizeof kinds / sizeof *kinds, CACHES = sizeof caches / sizeof *caches };
 
 typedef struct errors {
-    double output, score; /* NAN: no such cache */
+    double output, score; /* NAN: not supported */
 } errors;
 
-/* Too large for a stack, the same every time. */
+/* Too large for the stack. */
 static float q[H * T * D], k[HK * S * D], v[HK * S * D], o[H * T * D], scores[H * T * S];
 static double right_o[H * T * D], right_scores[H * T * S];
 
@@ -48,7 +48,7 @@ static void check(mha_status status)
     exit(1);
 }
 
-/* Box and Muller. */
+/* Box-Muller. */
 static void draw(float *x, int64_t count, uint64_t seed)
 {
     double u[2];

@@ -1,5 +1,5 @@
-"""What bench/caches_peers.py measures: a decoding step from a cache of some type, how ours computes it,
-and the ways in which each peer does."""
+"""The cases of bench/caches_peers.py: a decoding step from a cache of some type, computed by ours and by each method of
+each peer."""
 import copy
 import ctypes as C
 import functools
@@ -18,9 +18,9 @@ import peers_calls
 SCALES = ("position", "channel")
 NUMBERS = ("q", "k", "v", "expected")
 SIZES = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1}
-# Of the largest value of the result, beside a reference in double precision: several times what the types
-# round. Peers round more: weights, sums, queries. ggml's flash sums f16 values in f16, which is 1 % off with
-# 4,096 keys and 6 % with 32,768.
+# Tolerances relative to the largest value of a double-precision reference: several times the rounding of the types.
+# Peers also round weights, sums and queries. ggml's flash sums f16 values in f16, with errors of 1 % for 4,096 keys and
+# 6 % for 32,768.
 TOLERANCES = {"f32": (1e-5, 1e-4), "f16": (2e-3, 0.15), "bf16": (1e-2, 3e-2), "int8": (3e-2, 5e-2)}
 
 
@@ -39,8 +39,8 @@ def numbers(h, hk, d, keys):
 
 
 class Step:
-    """One query of each head against the keys of a cache. Everybody keeps `copies` of the cache, more than
-    the processor's caches hold, and takes turns with them."""
+    """One query of each head against the keys of a cache. Every implementation cycles through `copies` of the cache,
+    more than the processor's caches hold."""
 
     def __init__(self, h, hk, keys, kind, d=128):
         self.h, self.hk, self.keys, self.kind, self.d = h, hk, keys, kind, d
@@ -49,7 +49,7 @@ class Step:
         self.copies = peers_calls.copies_of(self.bytes)
 
     def __getattr__(self, name):
-        """q, k, v and what is expected, which are kept for one shape at a time."""
+        """q, k, v and the expected result, stored for one shape at a time."""
         if name not in NUMBERS:
             raise AttributeError(name)
         return numbers(self.h, self.hk, self.d, self.keys)[NUMBERS.index(name)]
@@ -92,7 +92,7 @@ class Ours:
             mha.LIBRARY.mha_kv_cache_destroy(cache)
 
 
-# ---- peers: {what the way is called: how to make it of a row} ------------------------------------
+# ---- peers: {name of the method: function from a row to a call} ------------------------------------
 
 
 def torch_call(dtype, way, row):
@@ -128,8 +128,8 @@ def onnx_quantized(x, per_channel):
 
 
 class OnnxGrouped:
-    """GroupQueryAttention; the last key and value are the new token's, which it writes into the cache
-    that it gets: past and present are one buffer."""
+    """GroupQueryAttention. It writes the new token's key and value last into the cache passed to it: past and present
+    are one buffer."""
 
     def __init__(self, quantized, threads, row):
         import onnxruntime
@@ -152,7 +152,7 @@ class OnnxGrouped:
         self.session = peers_calls.onnx_session(threads, "GroupQueryAttention", inputs,
                                                 {"o": real, "nk": stored, "nv": stored}, names,
                                                 **attributes)
-        value = onnxruntime.OrtValue.ortvalue_from_numpy  # on the array's own memory
+        value = onnxruntime.OrtValue.ortvalue_from_numpy  # without a copy
         self.o, self.shape = value(np.empty((1, 1, row.h * row.d), real)), row.q.shape
         self.bindings = []
         for _ in range(row.copies):
@@ -171,14 +171,14 @@ class OnnxGrouped:
 
 def onnx_ways(row, threads):
     if row.kind == "bf16":
-        return {}  # not on a CPU
+        return {}  # not on CPUs
     modes = ("PER_CHANNEL", "PER_TENSOR") if row.kind == "int8" else ("",)
     return {mode.lower().replace("_", " "): functools.partial(OnnxGrouped, mode, threads)
             for mode in modes}
 
 
 def peers(row, threads, ggml):
-    """{name: {way: how to make it of a row}}"""
+    """{name: {method: function from a row to a call}}"""
     found = {"torch": torch_ways(row), "onnxruntime": onnx_ways(row, threads)}
     if ggml:
         found["ggml"] = {way: functools.partial(ggml_ctypes.Attention, ggml, way)
@@ -187,7 +187,7 @@ def peers(row, threads, ggml):
 
 
 def best_time(call, most):
-    """The shortest of three calls, or the first if it takes more than `most`."""
+    """The shortest of three calls, or the first if it exceeds `most`."""
     found = []
     for i in range(1, 4):
         begun = time.perf_counter()
@@ -199,7 +199,7 @@ def best_time(call, most):
 
 
 def fastest_way(row, name, ways):
-    """(its name, its call, its error) of the fastest that works and is right; None: there is none."""
+    """(name, call, error) of the fastest correct method, or None."""
     tried, few = {}, copy.copy(row)
     few.copies = min(row.copies, max(1, peers_calls.COLD // row.bytes))
     for way, make in ways.items():
@@ -208,7 +208,7 @@ def fastest_way(row, name, ways):
             error = row.check(call(0))
             least = min((taken for taken, _ in tried.values()), default=float("inf"))
             tried[way] = best_time(call, 3 * least), error
-        except Exception as problem:  # of any kind: each peer has its own
+        except Exception as problem:  # peers raise exceptions of any type
             print(f"   {row.name}, {name} {way}: {str(problem).splitlines()[0][:160]}", file=sys.stderr)
         call = None
     if not tried:

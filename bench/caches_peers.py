@@ -1,31 +1,29 @@
 #!/usr/bin/env python3
-"""A decoding step from a cache of keys and values beside its peers on a CPU, in one run: torch,
-onnxruntime, and ggml, the library of llama.cpp.
+"""Compare a decoding step from a key/value cache with its peers on a CPU: torch, onnxruntime, and ggml, the library of
+llama.cpp.
 
     python3 bench/caches_peers.py [--threads 1,2] [--seconds 3] [--rows REGEX] [--ggml FOLDER]
 
-One query of each head against 4,096 or 32,768 keys of 128 numbers, in f32, f16, bf16 and int8. Everybody's
-cache is read from memory, in huge pages: calls take turns with copies of it, 128 MB together or more. Each
-result is first compared with NumPy's in double precision. Then all take turns as in bench/peers.py, whose
-environment this uses as well; what that says of quiet turns and ~ holds here, and a row is measured until
-each has five quiet turns, or for --patience seconds. All rows with one and two threads take about 10 minutes.
+One query of each head against 4,096 or 32,768 keys of size 128, in f32, f16, bf16 and int8. All caches are read from
+memory in huge pages: calls cycle through copies of at least 128 MB in total. Each result is first compared with NumPy's
+in double precision. Then the implementations alternate as in bench/peers.py, with the same environment and the same
+meaning of quiet turns and of ~. A row is measured until each implementation has five quiet turns, or for --patience
+seconds. All rows with one and two threads take about 10 minutes.
 
-Each peer uses the fastest of its ways, chosen for each row by a few calls and named in the table:
+Each peer uses its fastest method, selected per row by a few calls and named in the table:
 
-torch         scaled_dot_product_attention: gqa, with enable_gqa; repeated, with keys and values for each
-              query head (repeating is not timed); grouped, where the query heads of a key/value head are
-              rows of one attention, which no mask prevents. No int8
-onnxruntime   GroupQueryAttention, past and present in one buffer. int8: a scale per channel or per
-              tensor. No bf16
-ggml          flash: flash_attn_ext of the cache as llama.cpp keeps it, and flash heads of one whose heads
-              are contiguous; products: mul_mat, soft_max_ext, mul_mat; grouped: the same with query heads
-              as rows of one product, which llama.cpp does not do. int8 is Q8_0, a scale per 32
-              numbers, in flash only. Without --ggml it is that of the package llama_cpp, if there is one
+torch         scaled_dot_product_attention: gqa, with enable_gqa; repeated, with keys and values repeated for each query
+              head (not timed); grouped, with the query heads of a key/value head as rows of one attention. No int8
+onnxruntime   GroupQueryAttention, past and present in one buffer. int8: one scale per channel or per tensor. No bf16
+ggml          flash: flash_attn_ext on llama.cpp's cache layout, and flash heads on contiguous heads; products: mul_mat,
+              soft_max_ext, mul_mat; grouped: the same with query heads as rows of one product, which llama.cpp does not
+              do. int8 is Q8_0, one scale per 32 numbers, in flash only. Default of --ggml: the package llama_cpp, if
+              installed
 
-%: of the least time that the machine needs, by the bytes of keys and values and the read bandwidth, or by
-4 H S D operations and the peak of multiply-adds, whichever takes longer; `multihead bench` measures both
-before and after each row. Ratio: the fastest peer's time over ours, the median over turns, with quartiles.
---page and --key-scales are of ours. Names are such as 'h32/8 k4096 f16': --rows 'k4096 (f32|int8)'.
+%: the machine's minimum time divided by the measured time. The minimum is the larger of two: bytes of keys and values
+over read bandwidth, or 4 H S D operations over peak multiply-adds. `multihead bench` measures both before and after
+each row. Ratio: the fastest peer's time over ours, the median over turns, with quartiles. --page and --key-scales apply
+to ours. An example of a row's name is 'h32/8 k4096 f16': --rows 'k4096 (f32|int8)'.
 """
 import argparse
 import json
@@ -46,18 +44,19 @@ def parse():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=common.thread_counts, default="1", metavar="N,...",
                         help="one number, or several: 1,2")
-    parser.add_argument("--seconds", type=float, default=3, help="for a row, at least")
+    parser.add_argument("--seconds", type=float, default=3, help="minimum for a row")
     parser.add_argument("--patience", type=float, default=6,
-                        help="seconds for a row, at most, unless its calls are slow")
+                        help="maximum seconds for a row, unless its calls are slow")
     parser.add_argument("--rows", metavar="REGEX", type=common.pattern, default="",
-                        help="those whose name has a match")
-    parser.add_argument("--page", metavar="N", type=int, default=0, help="of ours; default: one page")
+                        help="rows whose names match")
+    parser.add_argument("--page", metavar="N", type=int, default=0, help="page size of ours; default: one page")
     parser.add_argument("--key-scales", choices=("position", "channel"), default="position",
-                        help="of ours in int8")
+                        help="key scales of ours in int8")
     parser.add_argument("--ggml", metavar="FOLDER", type=pathlib.Path,
-                        help="with libggml-base.so and libggml-cpu.so")
-    parser.add_argument("--out", metavar="FILE", help="what is printed, too")
-    parser.add_argument("--json", metavar="FILE", help="medians, ratios, ways and errors; alone, nothing is printed")
+                        help="folder with libggml-base.so and libggml-cpu.so")
+    parser.add_argument("--out", metavar="FILE", help="also write the output to FILE")
+    parser.add_argument("--json", metavar="FILE",
+                        help="write medians, ratios, methods and errors; print nothing unless --out is given")
     parser.add_argument("--here", action="store_true")
     options = parser.parse_args()
     for place in filter(None, (options.out, options.json)):
@@ -85,7 +84,7 @@ import peers_report as report  # noqa: E402
 
 
 def machine(threads):
-    """What `multihead bench` says: bytes read and multiply-adds per second."""
+    """The result of `multihead bench`: bytes read and multiply-adds per second."""
     command = [mha.LIBRARY_DIR / "multihead", "bench", "decode", "--heads", "1", "--kv-heads", "1",
                "--keys", "16", "--threads", str(threads), "--json", "--quiet", "--samples", "1",
                "--seconds", "0", "--patience", "0.25"]
@@ -108,7 +107,7 @@ class Probe:
 
 
 def run_row(row, context, options, ggml, probe):
-    """A row of peers_report, with the ways, and the errors of the results."""
+    """A row of peers_report, with methods and errors of the results."""
     threads, = options.threads
     try:
         calls = {"ours": calls_of.Ours(row, context, options.page, options.key_scales)}
@@ -124,13 +123,13 @@ def run_row(row, context, options, ggml, probe):
 
 
 def limit(row, roofs):
-    """Seconds, by the mean of two measurements of the machine."""
+    """The minimum seconds, by the mean of two measurements of the machine."""
     bandwidth, peak = (statistics.mean(values) for values in zip(*roofs))
     return max(row.bytes / bandwidth, row.flops / peak)
 
 
 def run(options):
-    """The instruction set, roofs and {name: row} with one number of threads."""
+    """The instruction set, machine limits and {name: row} for one number of threads."""
     threads, = options.threads
     torch.set_num_threads(threads)
     context, probe = mha.Context(num_threads=threads), Probe()
@@ -179,7 +178,7 @@ def section(threads, found):
 
 
 def arguments(options, threads):
-    """What repeats this, or with some of its threads a part of this."""
+    """The command that repeats this, or a part of it with some numbers of threads."""
     said = ["--threads", ",".join(map(str, threads)), "--seconds", f"{options.seconds:g}",
             "--patience", f"{options.patience:g}"]
     for name, value in (("--rows", options.rows.pattern), ("--page", options.page),

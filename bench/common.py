@@ -1,5 +1,5 @@
-"""What scripts of this folder share: the library, an environment with torch and other peers, and the
-heading that says what was measured on, when, and at which commit."""
+"""Shared by the scripts of this folder: building the library, an environment with torch and other peers, and headings
+with machine, date and commit."""
 import argparse
 import importlib.util
 import json
@@ -27,7 +27,7 @@ def plural(count, noun):
 
 
 def pattern(text):
-    """Of an option: a regular expression."""
+    """The type of an option: a regular expression."""
     try:
         return re.compile(text)
     except re.error as problem:
@@ -48,7 +48,7 @@ def thread_counts(text):
     return counts
 
 
-# ---- what a script needs -------------------------------------------------------------------------
+# ---- requirements -------------------------------------------------------------------------
 
 
 def build_step(log, *command):
@@ -64,8 +64,7 @@ def build_step(log, *command):
 
 
 def need_library(program=False):
-    """build/libmultihead.so, and the program if asked, built or brought up to date; with MHA_LIBRARY_DIR
-    those there."""
+    """Build or update build/libmultihead.so, and the program if requested; with MHA_LIBRARY_DIR use that folder's."""
     given = os.environ.get("MHA_LIBRARY_DIR")
     files = ["libmultihead.so"] + ["multihead"] * program
     if given:
@@ -80,17 +79,17 @@ def need_library(program=False):
             print(f"building {' and '.join(missing)} in {BUILD}", file=sys.stderr)
         BUILD.mkdir(exist_ok=True)
         with open(BUILD / "library.log", "w") as log:
-            if not configured:  # as script/demo does
+            if not configured:  # as in script/demo
                 generator = ["-G", "Ninja"] if shutil.which("ninja") else []
                 build_step(log, "cmake", "-S", str(ROOT), "-B", str(BUILD), *generator,
                            "-DCMAKE_BUILD_TYPE=Release", "-DMHA_TESTS=OFF")
             build_step(log, "cmake", "--build", str(BUILD), "--target", "multihead_shared",
                        *["multihead_program"] * program)
-    os.environ["MHA_LIBRARY_DIR"] = str(BUILD)  # processes started from here need not look again
+    os.environ["MHA_LIBRARY_DIR"] = str(BUILD)  # child processes need not search again
 
 
 def enter_environment():
-    """Go on in build/peers, a virtual environment that the first call makes, with --here."""
+    """Restart with --here in build/peers, a virtual environment that the first call creates."""
     place = BUILD / "peers"
     python = place / "bin" / "python"
     if not (place / "ready").exists():
@@ -115,13 +114,13 @@ def need_modules(*names, way="without --here an environment that has them is mad
 
 
 def need_torch():
-    """Of scripts that make no environment."""
+    """For scripts that create no environment."""
     need_modules("torch", way="'python3 -m venv build/torch && build/torch/bin/pip install torch' makes an "
                               f"environment that has it: build/torch/bin/python {sys.argv[0]}")
 
 
 def run_main(main):
-    """main(), which Ctrl-C ends without a traceback."""
+    """Run main(); Ctrl-C ends it without a traceback."""
     try:
         main()
     except KeyboardInterrupt:
@@ -138,22 +137,21 @@ def start(here, *modules, program=False):
 
 
 def huge_pages():
-    """Start again, if need be, such that malloc asks for huge pages, as ours and NumPy do for themselves."""
+    """Restart if needed, so that malloc requests huge pages, as ours and NumPy do."""
     if "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
 def use_processors(count):
-    """Before anything starts threads: all peers then have the same processors."""
+    """Call this before any thread starts, so that all peers have the same processors."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(count)
 
 
 def run_each(counts, arguments):
-    """{number of threads: what this script finds with it}, each in a process of its own; arguments(n):
-    what the script gets for that."""
+    """{number of threads: result of this script}, each from a separate process with arguments(n)."""
     found = {}
     for threads in counts:
         with tempfile.TemporaryDirectory(prefix="multihead-peers-") as place:
@@ -161,12 +159,12 @@ def run_each(counts, arguments):
             done = subprocess.run([sys.executable, sys.argv[0], "--here", "--json", path,
                                    *arguments(threads)])
             if done.returncode:
-                sys.exit(done.returncode)  # it has said why
+                sys.exit(done.returncode)  # it reported the reason
             found.update(json.loads(path.read_text()))
     return found
 
 
-# ---- what was measured on ------------------------------------------------------------------------
+# ---- machine ------------------------------------------------------------------------
 
 
 def known_processors():
@@ -178,7 +176,7 @@ def known_processors():
 
 
 def processor():
-    """As `multihead bench --json` names it."""
+    """The processor's name in `multihead bench --json`."""
     fields = {}
     try:
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
@@ -208,7 +206,7 @@ def cpus_in(text):
 
 
 def caches():
-    """["L1 32 KB", "L2 512 KB", "L3 32 MB for 2 processors"]; none where Linux does not say."""
+    """["L1 32 KB", "L2 512 KB", "L3 32 MB for 2 processors"]; empty if Linux does not report them."""
     said = []
     for place in sorted(SYSTEM_CPUS.glob("cpu0/cache/index*")):
         try:
@@ -236,8 +234,8 @@ def commit():
 
 
 def heading(measured, *more):
-    """A Markdown section's beginning. measured: processor(), the instruction set and the date, or what
-    `multihead bench --json` wrote; more: what else belongs to the figures."""
+    """The beginning of a Markdown section. measured: processor(), the instruction set and the date, or the output of
+    `multihead bench --json`; more: further facts."""
     here = processor()
     name, kind, which = (measured.get(key) for key in here)
     title = ", ".join(filter(None, (kind, name))) or which or "a processor that is not known"

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Tokens per second of `multihead heads --json` over a text, beside torch computing means of a few of the same scores.
+"""Tokens per second of `multihead heads --json` over a text, compared with torch computing means of a few of its
+scores.
 
   bench/corpus.py MODEL.gguf TEXT [--cut 256] [--pieces 10] [--threads 2] [--rounds 5] [--program PATH]
 
-torch: the model in f32 as transformers opens it, with eager attention and its weights returned; of every head the mean
-over rows of the mass on the token before, after, itself and the first one, of entropy, of the largest weight and of the
-distance, and of the mass on earlier places of the same token and on what followed them. The program computes all its
-scores (28), with intervals, deciles and places. Reading the model is left out of both. They take turns; the median of all
-rounds, the lowest and the highest are printed.
+torch: the model in f32 as opened by transformers, with eager attention returning weights. For every head it computes
+means over rows: the mass on the previous, next, current and first token, on earlier occurrences of the token and on the
+tokens after them; entropy, largest weight and distance. The program computes all its scores (28), with intervals,
+deciles and places. Loading the model is not timed. The two alternate; prints the median, minimum and maximum over
+rounds.
 """
 import argparse
 import json
@@ -19,7 +20,7 @@ import time
 
 
 def program(options, text, pieces):
-    """Seconds of a run with the first pieces of a text."""
+    """Seconds of a run over the first pieces of a text."""
     command = [options.program, "heads", options.model, "--text", text, "--whole", "--cut", options.cut, "--random", 0,
                "--threads", options.threads, "--corpus", "--json", "-q"]
     begun = time.perf_counter()

@@ -1,12 +1,12 @@
-"""ggml's attention of one query on a CPU, by ctypes: the library of llama.cpp, which its package
-llama-cpp-python has compiled, or any folder with libggml-base.so and libggml-cpu.so."""
+"""ggml's attention of one query on a CPU through ctypes: llama.cpp's library from the package llama-cpp-python, or from
+any folder with libggml-base.so and libggml-cpu.so."""
 import ctypes as C
 import importlib.util
 import pathlib
 
 import numpy as np
 
-TYPES = {"f32": 0, "f16": 1, "bf16": 30, "int8": 8}  # ggml_type; int8 is Q8_0, a scale per 32 numbers
+TYPES = {"f32": 0, "f16": 1, "bf16": 30, "int8": 8}  # ggml_type; int8 is Q8_0, one scale per 32 numbers
 MARGIN = 1 << 20  # of a context: headers of tensors and graphs
 
 
@@ -15,7 +15,7 @@ class InitParams(C.Structure):
 
 
 def folder(given):
-    """Of the libraries; or why there is none."""
+    """Folder of the libraries, or the reason why there is none."""
     if given is None:
         spec = importlib.util.find_spec("llama_cpp")
         if spec is None:
@@ -27,7 +27,7 @@ def folder(given):
 
 
 class Library:
-    """Its functions, and a back end with so many threads."""
+    """ggml's functions, and a back end with the given number of threads."""
 
     def __init__(self, place, threads):
         self.base = C.CDLL(str(place / "libggml-base.so"), C.RTLD_GLOBAL)
@@ -60,11 +60,11 @@ class Library:
 
 
 class Attention:
-    """Copies of a row's keys and values in a type, and a graph for each. way:
+    """Copies of a row's keys and values in a type, and a graph for each. Methods:
 
-    flash          flash_attn_ext of keys and values as llama.cpp keeps them, [S][Hk][D]
+    flash          flash_attn_ext with llama.cpp's layout of keys and values, [S][Hk][D]
     flash heads    the same of [Hk][S][D]
-    products       mul_mat, soft_max_ext, mul_mat of turned values, [Hk][D][S]
+    products       mul_mat, soft_max_ext, mul_mat with transposed values, [Hk][D][S]
     grouped        the same with the query heads of a key/value head as rows of one product
     """
 
@@ -83,7 +83,7 @@ class Attention:
             self.lib.free(self.context)
 
     def stored(self, x, kind, turned=()):
-        """An array [heads, rows, columns], its axes in another order, as a tensor."""
+        """An array [heads, rows, columns] with permuted axes, as a tensor."""
         x = np.ascontiguousarray(x.transpose(turned) if turned else x, np.float32)
         tensor = self.lib.new_tensor_4d(self.context, kind, *x.shape[::-1], 1)
         data, columns = self.lib.get_data(tensor), x.shape[2]
@@ -124,6 +124,6 @@ class Attention:
 
 def ways(row):
     found = ["flash", "flash heads"]
-    if row.kind != "int8":  # blocks of 32 positions of turned values cannot grow by one
+    if row.kind != "int8":  # blocks of 32 positions of transposed values cannot grow by one
         found += ["products"] + ["grouped"] * (row.h > row.hk)
     return found

@@ -1,11 +1,11 @@
-/* What measuring heads costs: 12 causal heads of 64 of one layer, for some numbers of tokens. In
- * processor seconds: the rows alone, with all scores, and with distances of all pairs too. In MiB:
- * how far the process's peak of memory rose, and what the maps would take.
+/* The cost of measuring heads: 12 causal heads of size 64 of one layer, for several numbers of tokens. Prints processor
+ * seconds for the rows alone, with all scores, and with distances of all pairs; and MiB: the rise of the process's peak
+ * memory, and the size of the maps.
  *
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/heads.c build/libmultihead.a \
  *      -lm -lpthread -o build/bench_heads && MHA_THREADS=1 build/bench_heads 4096
  *
- * Linux: the peak is VmHWM of /proc/self/status. It never falls: one number a call is exact. */
+ * Linux only. The peak is VmHWM of /proc/self/status. It never falls: pass one number per run for exact results. */
 #include "apart.h"
 
 #include <multihead/head_distances.h>
@@ -15,7 +15,7 @@ enum { H = 12, D = 64 };
 
 typedef struct bench {
     mha_context *context;
-    mha_head_measures *measures;   /* NULL: only visit */
+    mha_head_measures *measures;   /* NULL: only iterate */
     mha_head_distances *distances; /* NULL: none */
 } bench;
 

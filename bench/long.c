@@ -5,12 +5,10 @@
  *      -lm -lpthread -o build/bench_long && MHA_THREADS=1 build/bench_long > build/long.md &&
  *   python3 bench/long_plot.py build/long.md docs/long-sequences.svg
  *
- * Each case runs in a process of its own. Its inputs and outputs are written before; then Linux
- * forgets the peak (/proc/self/clear_refs), and what the peak rises to during the calls, less what
- * was resident before, is what the calls needed beyond their arguments. Time is that of the
- * processor, all threads together, which a busy machine disturbs less: the best of up to ten calls,
- * within about four seconds. MHA_THREADS and MHA_ISA choose the machine; after the program's name
- * numbers are other lengths, and names of kinds leave the other kinds out:
+ * Each case runs in a separate process. Inputs and outputs are written first; then /proc/self/clear_refs resets Linux's
+ * peak. The peak during the calls minus resident memory before them is the memory beyond arguments. Time is processor
+ * time over all threads, which a busy machine disturbs less: the best of up to ten calls within about four seconds.
+ * MHA_THREADS and MHA_ISA set threads and instruction set. Arguments are other lengths, and the kinds to run:
  *
  *   MHA_THREADS=1 build/bench_long causal 131072
  */
@@ -27,7 +25,7 @@ typedef struct problem {
     int64_t n;
 } problem;
 
-/* ---- what is measured ------------------------------------------------------------------------ */
+/* ---- cases ------------------------------------------------------------------------ */
 
 static mha_status run_full(const problem *p)
 {
@@ -134,7 +132,7 @@ static void print_row(const char *name, int64_t n, const apart_result *r,
     fflush(stdout);
 }
 
-/* Numbers are lengths, other words are kinds; without any of them all of them. */
+/* Numbers are lengths, other words are kinds; by default all run. */
 static bool is_chosen(const char *kind, int argc, char **argv)
 {
     int words = 0;

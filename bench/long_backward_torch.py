@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The cases of bench/long_backward.c in torch, measured alike: scaled_dot_product_attention of one
-head of 64 in float32, forward and backward; then with dropout and the gradient of a T5 table, whose
-terms it wants as an n x n mask.
+"""The cases of bench/long_backward.c in torch, measured in the same way: scaled_dot_product_attention of one head of 64
+in float32, forward and backward; then with dropout and the gradient of a T5 table, whose terms torch takes as an n x n
+mask.
 
     python3 bench/long_backward_torch.py [--most GIGABYTES] [LENGTH ...]      needs torch and Linux
 
-Each case once, in a process of its own, one thread; processor seconds, and peak resident memory
-beyond q, k, v, o and the gradients of these. The mask is made as frugally as torch allows: a row of
-2n - 1 terms by distance, seen as an n x n matrix and then copied, with no matrix of buckets. A case
-that needs more than --most GB (8) of address space beyond what torch took by itself has failed.
+Each case runs once, in a separate process with one thread. Prints processor seconds, and peak resident memory beyond q,
+k, v, o and their gradients. The mask takes as little memory as torch allows: a row of 2n - 1 terms by distance, viewed
+as an n x n matrix and copied, without a matrix of buckets. A case fails if it needs more than --most GB (8) of address
+space beyond torch itself.
 """
 import argparse
 import resource
@@ -56,7 +56,7 @@ def measure(kind, n, most):
             by_distance, dropout = table[buckets], 0.1
             length = q.shape[2]
             middle = by_distance[n - length:n + length - 1]
-            # Row i of the result begins at distance -i: rows from the last to the first step on.
+            # Row i of the result begins at distance -i.
             mask = torch.as_strided(middle, (length, length), (1, 1),
                                     middle.storage_offset()).flip(0)[None, None]
         result = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout)
@@ -66,7 +66,7 @@ def measure(kind, n, most):
     few = [x.detach()[:, :, :8].clone() for x in (q, k, v, g, o)]
     for x in few[:3]:
         x.requires_grad_()
-    run(*few)  # loads what it loads
+    run(*few)  # a first call loads libraries
     limit = status_kb("VmSize:") * 1024 + int(most * 2 ** 30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:

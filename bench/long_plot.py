@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draw the table that bench/long.c prints: long_plot.py TABLE.md PICTURE.svg
 
-Two panels with logarithmic axes, time and memory over the length; no package needed. A straight line
-of slope 1 is linear growth, one of slope 2 quadratic.
+Two panels with logarithmic axes: time and memory over length. Needs no package. Slope 1 is linear growth, slope 2
+quadratic.
 """
 import math
 import sys
@@ -40,7 +40,7 @@ def line(x1, y1, x2, y2, color="#dddddd"):
 
 
 def spread(wanted, gap):
-    """Places for labels, in the order of where they want to be, at least gap apart."""
+    """Positions of labels near the wanted ones, in the same order, at least gap apart."""
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     places = list(wanted)
     for before, after in zip(order, order[1:]):

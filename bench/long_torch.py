@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The cases of bench/long.c that torch has, measured alike: scaled_dot_product_attention of one head
-of 64 in float32, full, causal, and with a window of 512 as the boolean mask that it asks for.
+"""The cases of bench/long.c that torch supports, measured in the same way: scaled_dot_product_attention of one head
+of 64 in float32, full, causal, and with a window of 512 as a boolean mask.
 
     python3 bench/long_torch.py [LENGTH ...]        needs torch and Linux
 
-Each case in a process of its own, one thread; processor seconds, best of up to ten calls within about
-four seconds; peak resident memory beyond q, k, v and o.
+Each case runs in a separate process with one thread. Prints processor seconds, the best of up to ten calls within about
+four seconds, and peak resident memory beyond q, k, v and o.
 """
 import argparse
 import subprocess
@@ -37,7 +37,7 @@ def measure(kind, n):
         o.copy_(F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind == "causal"))
 
     with torch.inference_mode():
-        F.scaled_dot_product_attention(q[:, :, :8], k[:, :, :8], v[:, :, :8])  # loads what it loads
+        F.scaled_dot_product_attention(q[:, :, :8], k[:, :, :8], v[:, :, :8])  # a first call loads libraries
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")
         before, begun, best = status_kb("VmRSS:"), time.process_time(), 1e9

@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""A model's prompts and decoding beside transformers and llama.cpp, from the same GGUF file.
+"""Compare prompts and decoding of a model with transformers and llama.cpp, from the same GGUF file.
 
     python3 bench/models.py [--threads 1,2] [--rounds 5] [MODEL.gguf]
 
-prompt    500 random ids at once; tokens a second
-decode    64 more, one at a time, the most likely each; tokens a second
-MB        the most memory after loading, with what is mapped of the file
-same      how many of the 64 are ours, up to the first that is not
+prompt    500 random ids at once; tokens per second
+decode    64 more, one at a time, always the most likely; tokens per second
+MB        peak memory after loading, including mapped parts of the file
+same      number of the 64 tokens that equal ours, before the first difference
 
-Without MODEL it is SmolLM2-135M-Instruct in Q4_1, which tools/get-smollm2 fetches. Ours is `multihead
-generate`, weights as they are stored, f32 arithmetic; ours-int8 the same with --compute int8, whose
-activations are rounded to 8 bits, as llama.cpp's are, and ours-bf16 with --compute bf16; transformers has dense f32 or bf16 weights. Each
-runs in its own process, and all take turns; printed are medians with the quartiles, and the ratios of
-ours to each. The environment is build/models-peers; llama-cpp-python is compiled there, which takes some
-ten minutes and a C++ compiler. --only ours,transformers-f32 leaves others out, and what is not wanted is
-not installed.
+The default MODEL is SmolLM2-135M-Instruct in Q4_1, downloaded by tools/get-smollm2. `ours` is `multihead generate` with
+stored weights and f32 arithmetic; ours-int8 adds --compute int8, which rounds activations to 8 bits like llama.cpp;
+ours-bf16 adds --compute bf16. transformers has dense f32 or bf16 weights. Each runs in its own process, and all
+alternate. Prints medians with quartiles, and the ratios of ours to each. The environment is build/models-peers;
+compiling llama-cpp-python there takes about ten minutes and needs a C++ compiler. --only ours,transformers-f32 selects
+implementations; packages of others are not installed.
 """
 import argparse
 import json
@@ -33,7 +32,7 @@ MODEL = common.BUILD / "models" / "smollm2-135m-instruct-q4_1.gguf"
 NAMES = ("ours", "ours-int8", "ours-bf16", "transformers-f32", "transformers-bf16", "llama.cpp")
 NEEDED = {"ours": ["numpy"],
           "transformers": ["torch==2.13.0", "transformers", "gguf", "accelerate", "numpy"],
-          "llama.cpp": ["llama-cpp-python"]}  # in PyPI as source only
+          "llama.cpp": ["llama-cpp-python"]}  # source only in PyPI
 
 
 def parse():
@@ -42,10 +41,10 @@ def parse():
     parser.add_argument("model", nargs="?", type=pathlib.Path, default=MODEL, metavar="MODEL.gguf")
     parser.add_argument("--threads", type=common.thread_counts, metavar="N,...",
                         default="1,2" if len(os.sched_getaffinity(0)) > 1 else "1")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(NAMES),
                         metavar="NAME,...", help="some of " + ", ".join(NAMES))
-    parser.add_argument("--here", action="store_true", help="with the Python that runs this")
+    parser.add_argument("--here", action="store_true", help="use the Python that runs this script")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)  # NAME THREADS: one of the peers
     options = parser.parse_args()
     for name in options.only:
@@ -56,11 +55,11 @@ def parse():
     return options
 
 
-# ---- one implementation in a process -------------------------------------------------------------
+# ---- one implementation per process -------------------------------------------------------------
 
 
 def prompt():
-    """Ids that every vocabulary has, the same each time; none ends a text."""
+    """Reproducible ids that every vocabulary has; none ends a text."""
     return [(7919 * i + 104729) % 20000 + 300 for i in range(PROMPT)]
 
 
@@ -73,7 +72,7 @@ def transformers_model(kind, threads, model):
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[kind]
     made = transformers.AutoModelForCausalLM.from_pretrained(
         model.parent, gguf_file=model.name, dtype=dtype,
-        quantization_config=transformers.GgufConfig(dequantize=True))  # else blocks, where it has kernels
+        quantization_config=transformers.GgufConfig(dequantize=True))  # otherwise blocks, if it has kernels for them
     for name, part in made.named_modules():
         if name.endswith(("_proj", "lm_head")) and (
                 type(part) is not torch.nn.Linear or part.weight.dtype is not dtype):
@@ -112,7 +111,7 @@ def serve(name, threads, model):
     step = (llama_model(threads, model) if name == "llama.cpp" else
             transformers_model(name.split("-")[1], threads, model))
     step(prompt()[:8], True)
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM
     print("ready", flush=True)
     for _ in sys.stdin:
         times = [time.perf_counter()]
@@ -176,7 +175,7 @@ class Ours:
         pass
 
 
-# ---- what this needs -----------------------------------------------------------------------------
+# ---- requirements -----------------------------------------------------------------------------
 
 
 def need_program():

@@ -1,10 +1,10 @@
-/* What outputs on request cost: the best of 15 calls with one of them, as a multiple of the forward
- * pass alone; 8 heads of 64, 2048 tokens, full and causal, in processor time.
+/* The cost of each optional output: the best of 15 calls that request it, as a multiple of the forward pass alone, in
+ * processor time. 8 heads of 64, 2048 tokens, full and causal.
  *
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/outputs.c build/libmultihead.a \
  *      -lm -lpthread -o build/bench_outputs && MHA_THREADS=1 build/bench_outputs
  *
- * MHA_ISA chooses the instruction set. Processor time counts all threads: use one. */
+ * MHA_ISA sets the instruction set. Processor time counts all threads: use one. */
 #include "apart.h"
 
 #include <multihead/attention.h>
@@ -12,12 +12,12 @@
 
 enum { H = 8, N = 2048, D = 64, TOP = 8, ROWS = 64, REPEATS = 15 };
 
-/* Every output's memory, made once; calls name what they want of it. */
+/* Memory of every output, allocated once; calls use parts of it. */
 typedef struct bench {
     mha_tensor x[4], p, scores, average, row[4], key, top_keys, top_weights, places, chosen;
 } bench;
 
-/* Never freed: the process ends with the measurement. */
+/* Never freed: the process exits after the measurement. */
 static mha_tensor make(mha_dtype dtype, int ndim, const int64_t *shape)
 {
     mha_tensor tensor = mha_tensor_contiguous(NULL, dtype, ndim, shape);

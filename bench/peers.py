@@ -1,37 +1,33 @@
 #!/usr/bin/env python3
-"""Attention beside its peers on a CPU, in one run: torch, onnxruntime, OpenVINO, JAX, OpenBLAS.
+"""Compare attention with its peers on a CPU in one run: torch, onnxruntime, OpenVINO, JAX, OpenBLAS.
 
     python3 bench/peers.py [--threads 1,2] [--seconds 3] [--rows REGEX] [--out NAME]
     python3 bench/peers.py --draw [SEED] [--draw-count 40] ...
 
-The first call makes build/peers, a virtual environment with the peers, and goes on there; --here uses
-the Python that runs it. Ours is build/libmultihead.so, which is built first, or that in
-MHA_LIBRARY_DIR. Both numbers of threads take 20 minutes.
+The first call creates build/peers, a virtual environment with the peers, and continues there; --here uses the current
+Python. Ours is build/libmultihead.so, which is built first, or the library in MHA_LIBRARY_DIR. Both numbers of threads
+take 20 minutes.
 
-Every peer computes the same row from the same numbers, and its result is compared with ours first.
-Then all take turns, and a probe (a small attention, or 16 MB read) stands between the turns: a
-turn counts if the probes before and after it took at most a twentieth longer than the third fastest
-one. Before each probe is a rest, since threads of some wait awake for their next call, and before
-each turn calls that do not count. Printed are the medians of the turns that count (of all, marked ~,
-if fewer than five do; slow rows have three turns, and so have calls of more than 0.1 seconds and
-three times ours), and the fastest peer's time over ours: the median of the turns' ratios, and their
-quartiles. Each number of threads is a process of its own, which may
-use as many processors. What a decoding step or a product of one row reads comes from memory:
-everybody's calls take turns with copies of it, 128 MB together or more.
+Every peer computes the same row from the same numbers; its result is first compared with ours. Then all alternate, with
+a probe (a small attention, or 16 MB read) between turns. A turn is quiet if the probes before and after it took at most
+5 % longer than the third fastest probe. A pause precedes each probe, since some libraries' threads spin while waiting
+for the next call; warm-up calls precede each turn. Prints the median over quiet turns and the ratio of the fastest
+peer's time to ours: median and quartiles over turns. With fewer than five quiet turns the median is over all and marked
+~. Slow rows have three turns, as have calls that take more than 0.1 seconds and three times ours. Each number of
+threads runs in a separate process with as many processors. Decoding steps and products of one row read from memory:
+calls cycle through copies of at least 128 MB in total.
 
-Each peer does the row in the best way that it has. Windows and blocks: torch's flex_attention as its
-compiler makes it (the mask's blocks are not timed), onnxruntime's GroupQueryAttention with a window;
-else a dense mask. Causal: onnxruntime's GroupQueryAttention where it is faster than its other operator.
-Lengths: onnxruntime has them, the others take a dense mask. Grouped heads: who has none of them gets
-keys and values repeated, which is not timed. JAX's backward holds a forward pass, since it keeps
-nothing between calls.
+Each peer uses its fastest method for a row. Windows and blocks: torch's compiled flex_attention (computing the mask's
+blocks is not timed), onnxruntime's GroupQueryAttention with a window; otherwise a dense mask. Causal: onnxruntime's
+GroupQueryAttention where it is faster than its other operator. Lengths: onnxruntime supports them, the others take a
+dense mask. Grouped heads: peers without them get repeated keys and values; repeating is not timed. JAX's backward
+includes a forward pass, since it stores nothing between calls.
 
---draw measures random shapes instead of the list: 1 to 40 heads of 8 to 256, 1 to 3,000 tokens, batches,
-grouped heads, causal or not, other numbers of keys. SEED is by default today's date, such as 20261123. A
-row below 0.97 is measured again at the end, four times as long, and is behind if its upper quartile is
-below, too.
+--draw measures random shapes instead of the list: 1 to 40 heads of size 8 to 256, 1 to 3,000 tokens, batches, grouped
+heads, causal or not, other numbers of keys. SEED defaults to today's date, such as 20261123. A row below 0.97 is
+measured again at the end, four times as long; it is behind if its upper quartile is also below.
 
---out writes NAME.md, what is printed, for docs/speed.md, and NAME.svg.
+--out writes the output to NAME.md, for docs/speed.md, and a plot to NAME.svg.
 """
 import argparse
 import json
@@ -55,9 +51,9 @@ def parse():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=common.thread_counts, default="1", metavar="N,...",
                         help="one number, or several: 1,2")
-    parser.add_argument("--seconds", type=float, default=3, help="for a row, at least")
+    parser.add_argument("--seconds", type=float, default=3, help="minimum for a row")
     parser.add_argument("--rows", metavar="REGEX", type=common.pattern, default="",
-                        help="those whose name has a match")
+                        help="rows whose names match")
     parser.add_argument("--draw", metavar="SEED", type=int, nargs="?",
                         const=int(time.strftime("%Y%m%d")), help="random shapes; default: today's date")
     parser.add_argument("--draw-count", metavar="N", type=int, default=40, help="how many")
@@ -105,15 +101,14 @@ def timed(call, repeats=1, first=0):
 
 
 def rested(probe):
-    """A probe, once the threads that a call left behind have gone to sleep: some look for work for 20
-    ms, at the cost of whoever comes next."""
+    """A probe, after the threads of earlier calls have gone to sleep: some spin for 20 ms and slow the next call."""
     time.sleep(REST)
     return timed(probe)
 
 
 def warm_up(call, first):
-    """As in a loop of such calls: its threads are awake, on processors of their own. After a rest the
-    scheduler takes milliseconds to spread them. Returns the number of the next call."""
+    """Warm up, so that threads are awake on separate processors: after a pause the scheduler takes milliseconds to
+    spread them. Returns the number of the next call."""
     begun = time.monotonic()
     while time.monotonic() - begun < WARM:
         call(first)
@@ -126,8 +121,8 @@ def enough(found, slow):
 
 
 def measure(calls, probe, seconds, least=QUIET, patience=0):
-    """{name: [(seconds, longer of its two probes)]}, of at least so many turns if they are not slow, and
-    until enough of them are quiet, or for so many seconds"""
+    """{name: [(seconds, longer of its two probes)]}, of at least `turns` turns unless they are slow, until enough are
+    quiet or time is up"""
     once = {}
     for name, call in calls.items():
         call(0)
@@ -145,7 +140,7 @@ def measure(calls, probe, seconds, least=QUIET, patience=0):
         for name, call in calls.items():
             if name in slow and turn >= FEW:
                 continue
-            at[name] = warm_up(call, at[name])  # copies in order, so that none is in a cache
+            at[name] = warm_up(call, at[name])  # cycle through the copies, so that none is cached
             took = timed(call, repeats[name], at[name])
             at[name] += repeats[name]
             after = rested(probe)
@@ -190,7 +185,7 @@ def run_row(row, context, threads, seconds, least=QUIET):
         try:
             call = make(row, threads)
             result = None if call is None else call(0)
-        except Exception as problem:  # of any kind: each peer has its own
+        except Exception as problem:  # peers raise exceptions of any type
             print(f"   {name}: {str(problem).splitlines()[0][:100]}", file=sys.stderr)
             continue
         if result is not None:
@@ -200,7 +195,7 @@ def run_row(row, context, threads, seconds, least=QUIET):
 
 
 def run(options):
-    """The instruction set and {name: row} with one number of threads."""
+    """The instruction set and {name: row} for one number of threads."""
     threads, = options.threads
     torch.set_num_threads(threads)
     context = mha.Context(num_threads=threads)
@@ -226,11 +221,11 @@ def run(options):
     return {"isa": context.isa, "rows": results}
 
 
-# ---- all of it -----------------------------------------------------------------------------------
+# ---- main -----------------------------------------------------------------------------------
 
 
 def arguments(options, threads):
-    """What repeats this, or with some of its threads a part of this."""
+    """The command that repeats this, or a part of it with some numbers of threads."""
     said = ["--threads", ",".join(map(str, threads)), "--seconds", f"{options.seconds:g}"]
     if options.rows.pattern:
         said += ["--rows", options.rows.pattern]

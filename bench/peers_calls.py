@@ -1,4 +1,4 @@
-"""What bench/peers.py measures: pieces of work, how ours computes each, and how each peer does."""
+"""The cases of bench/peers.py: pieces of work, and the calls of ours and of each peer."""
 import ctypes as C
 import random
 import time
@@ -14,12 +14,12 @@ COLD = 128 << 20
 
 
 def copies_of(size):
-    """How many copies of what a call reads are more than caches keep."""
+    """The number of copies of a call's inputs that exceeds the caches."""
     return max(2, -(-COLD // size))
 
 
 class Row:
-    """A piece of work: its tensors, how ours computes it, and what each peer returns for it."""
+    """A piece of work: its tensors, our call and each peer's call."""
 
     def __init__(self, kind, h, d, n, hk=None, keys=None, batch=1, mask=None, tokens=False):
         self.kind, self.h, self.d, self.n, self.batch, self.mask = kind, h, d, n, batch, mask
@@ -35,7 +35,7 @@ class Row:
 
     @classmethod
     def of(cls, *sizes, **more):
-        """(name, how to make it)"""
+        """(name, constructor)"""
         return cls.name_of(*sizes, **more), lambda: cls(*sizes, **more)
 
     @staticmethod
@@ -46,19 +46,19 @@ class Row:
 
     def array(self, rng, heads, rows):
         shape = (self.batch, heads, rows, self.d)
-        if self.tokens:  # as projections write it
+        if self.tokens:  # the layout of projections
             x = rng.standard_normal((self.batch, rows, heads, self.d), np.float32)
             return x.transpose(0, 2, 1, 3)
         return rng.standard_normal(shape, np.float32)
 
     def repeated(self):
-        """(q, k, v) with a key/value head for each query head: what peers without grouped heads get."""
+        """(q, k, v) with a key/value head for each query head, for peers without grouped heads."""
         count = self.h // self.hk
         return [(q, k.repeat(count, 1), v.repeat(count, 1)) if count > 1 else (q, k, v)
                 for q, k, v in self.copies]
 
     def dense(self):
-        """The mask as torch takes it, True or a number for each pair; None: none."""
+        """The mask for torch, True or a number for each pair; None: no mask."""
         i = np.arange(self.n)
         if self.mask == "lengths":
             return np.broadcast_to(i < self.keys - 100, (1, 1, self.n, self.keys))
@@ -78,7 +78,7 @@ class Row:
         return kept | np.eye(*kept.shape, dtype=bool)
 
     def description(self):
-        """The same for ours."""
+        """The mask for ours."""
         if self.mask == "causal":
             return dict(causal=True)
         if self.mask == "lengths":
@@ -149,7 +149,7 @@ def ours_module(row, context):
 
 
 def fastest_of(calls):
-    """Where a peer has several ways: that of the shortest of three calls."""
+    """The fastest of a peer's methods, by the shortest of three calls."""
     def shortest(call):
         taken = []
         for _ in range(4):
@@ -174,7 +174,7 @@ def torch_attention(row, threads):
 
 
 def torch_flex(row, threads):
-    """Attention that torch compiles for a mask, whose empty blocks it leaves out."""
+    """Attention compiled by torch for a mask, skipping empty blocks."""
     if row.mask not in ("window256", "blocks"):
         return None
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -223,7 +223,7 @@ def torch_module(row, threads):
 
 def onnx_session(threads, op, inputs, outputs, names=None, **attributes):
     """outputs: their names, or {name: dtype} if not all are f32; names: the operator's inputs in order,
-    "" for those that are left out."""
+    "" for omitted ones."""
     import onnx
     import onnxruntime
     from onnx import TensorProto, helper
@@ -257,7 +257,7 @@ def onnx_attention(row, threads):
     if row.mask == "window256":
         return onnx_grouped(row, threads, 0, local_window_size=256)
     ways = [onnx_heads(row, threads)]
-    if row.mask == "causal" and row.d % 8 == 0:  # the only sizes that it takes
+    if row.mask == "causal" and row.d % 8 == 0:  # the only supported sizes
         ways.append(onnx_grouped(row, threads, 0))
     return fastest_of(ways)
 
@@ -282,7 +282,7 @@ def onnx_heads(row, threads):
 
 
 def onnx_grouped(row, threads, past, **attributes):
-    """Causal, and the last key and value are the new token's."""
+    """Causal; the last key and value are the new token's."""
     copies = [{"q": by_tokens(q), "k": by_tokens(k[:, :, past:]), "v": by_tokens(v[:, :, past:]),
                "pk": np.ascontiguousarray(k[:, :, :past]),
                "pv": np.ascontiguousarray(v[:, :, :past]),
@@ -323,7 +323,7 @@ def openvino_attention(row, threads):
             request.set_input_tensor(place, tensor)
         request.infer()
         return request.get_output_tensor(0).data
-    call.keep = copies  # OpenVINO only borrows them
+    call.keep = copies  # OpenVINO borrows them
     return call
 
 
@@ -352,7 +352,7 @@ def jax_backward(row, threads):
     g = np.random.default_rng(4).standard_normal(row.q.shape, np.float32).transpose(0, 2, 1, 3)
     g = jax.numpy.asarray(g)
     attend = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **options)  # noqa: E731
-    # The forward pass inside is part of what it takes: JAX keeps nothing between calls.
+    # Includes a forward pass: JAX stores nothing between calls.
     run = jax.jit(lambda q, k, v: jax.vjp(attend, q, k, v)[1](g))
     return lambda _: np.asarray(run(*arrays)[0]).transpose(0, 2, 1, 3)
 
@@ -430,12 +430,12 @@ ROWS = [
 
 # ---- random shapes -------------------------------------------------------------------------------
 
-# Ours takes half a second at most, and the scores of a peer that keeps them 0.8 GB.
+# Limits: half a second for ours, and 0.8 GB for the scores of a peer that stores them.
 MOST_OPERATIONS, MOST_SCORES = 3e10, 2e8
 
 
 def drawn_shape(numbers):
-    """What Row takes, from random numbers in 0 .. 1."""
+    """Arguments of Row, from random numbers in 0 .. 1."""
     def even(first, last):
         return first + int(next(numbers) * (last + 1 - first))
 

@@ -1,7 +1,7 @@
-"""What bench/peers.py prints and draws of what it measured.
+"""Tables and plots of bench/peers.py.
 
 A row is {"times": {name: [seconds, whether enough turns were quiet]}, "ratios": {peer: the quartiles of
-its time over ours}}, and "first", the quartiles of the first try, if it was measured again.
+its time over ours}}, and "first", the quartiles of the first try of a repeated row.
 """
 import importlib.metadata
 import math
@@ -18,7 +18,7 @@ def fastest(row):
 
 
 def ratio(row):
-    """Quartiles of the fastest peer's; None: nobody else does it."""
+    """Quartiles of the fastest peer's; None if no peer supports the row."""
     return row["ratios"].get(fastest(row))
 
 
@@ -40,7 +40,7 @@ def line(name, row, peers=PEERS):
 
 
 def table(rows):
-    """Of the peers that do something in it."""
+    """The columns of peers with a result."""
     peers = [peer for peer in PEERS if any(peer in row["times"] for row in rows.values())]
     return "\n".join([f"| row, milliseconds | ours | {' | '.join(peers)} | fastest peer / ours |",
                       f"|---|---|{'---|' * len(peers)}---|",
@@ -51,7 +51,7 @@ def table(rows):
 
 
 def by_ratio(rows):
-    """Only those that somebody else does, too."""
+    """Only the rows that a peer supports."""
     compared = [name for name in rows if ratio(rows[name])]
     return {name: rows[name] for name in sorted(compared, key=lambda name: ratio(rows[name])[1])}
 
@@ -61,7 +61,7 @@ def below(rows):
 
 
 def draw_summary(rows):
-    """The median, and each row that was below 0.97: behind if its upper quartile is as well."""
+    """The median, and each row below 0.97; it is behind if its upper quartile is also below."""
     rows = by_ratio(rows)
     if not rows:
         return "No row has a peer."
@@ -102,7 +102,7 @@ def dot(mark, x, y):
 
 def picture(title, legend, rows, lines):
     """Dots with quartiles on a logarithmic axis. legend: {class: text}; rows: [(label, note, [(class,
-    quartiles)])]; lines: ticks that are marked."""
+    quartiles)])]; lines: marked ticks."""
     ends = [end for *_, dots in rows for _, (low, _, high) in dots for end in (low, high)]
     low, high = min([0.7, *ends]) / 1.1, max([2.0, *ends]) * 1.1
 
@@ -145,7 +145,7 @@ def threads_picture(title, runs):
 
 
 def draw_picture(title, runs):
-    """Every shape of a draw, sorted; with several numbers of threads, each by itself."""
+    """Every shape of a draw, sorted, per number of threads."""
     legend, rows = {}, []
     for i, (threads, run) in enumerate(runs.items()):
         for name, row in by_ratio(run).items():

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What Python adds to a call of attention with 10 tokens.
+"""Measure Python's overhead in a call of attention with 10 tokens.
 
     MHA_LIBRARY_DIR=build python3 bench/python_call.py [--seconds 2]
 
-The same call is made in turns from Python, and through ctypes with everything made ready, which is C's
-time and some 0.5 us of ctypes. Prints the least time of each in microseconds and the difference.
+The same call runs alternately from Python and through prepared ctypes, which takes C's time plus about 0.5 us. Prints
+the minimum time of each in microseconds and the difference.
 """
 import argparse
 import os
@@ -20,11 +20,11 @@ import numpy as np  # noqa: E402
 import multihead  # noqa: E402
 from multihead import _library  # noqa: E402
 
-RUN = 50  # calls between two looks at the clock, whose resolution is then below 1 ns
+RUN = 50  # calls per reading of the clock, for a resolution below 1 ns
 
 
 def prepared(call):
-    """The library's part of a call, with its arguments made ready, and the arrays that it writes to."""
+    """The library's part of a call with prepared arguments, and its output arrays."""
     kept = call()
     _, made = _library.thread.calls.popitem()
     function = _library.library["mha_attention_forward"]

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""From a key press to new maps: `multihead serve` in headless Chromium.
+"""Measure the latency from a key press to new maps: `multihead serve` in headless Chromium.
 
   bench/serve.py MODEL [--keys N] [--program PATH]
 
-Types N letters at the end of a text of 30 tokens, each after the last one is drawn, and prints the times
-from the key to the frame after the maps of all heads that are in sight and the prediction are drawn, and the
-server's part of them. Needs playwright and a Chromium ($MHA_CHROMIUM or on the PATH). State the load: the
-model takes both of two cores.
+Types N letters at the end of a text of 30 tokens, each after the previous one is drawn. Prints the times from the key
+to the frame that shows the maps of all visible heads and the prediction, and the server's part. Needs playwright and a
+Chromium ($MHA_CHROMIUM or on the PATH). Report the machine's load: the model uses both of two cores.
 """
 import argparse
 import os
@@ -47,7 +46,7 @@ def main():
         times = [round(t) for t in page.evaluate(
             "performance.getEntriesByName('live-latency').map(e => e.duration)")]
         print(f"{page.locator('#live-status').inner_text()}; load {os.getloadavg()[0]:.1f}")
-        for name, list_ in (("key to drawn maps", times), ("of it the server", served)):
+        for name, list_ in (("key to drawn maps", times), ("server's part", served)):
             print(f"{name:18} median {statistics.median(list_):.0f} ms, least {min(list_)}, most {max(list_)}: "
                   f"{' '.join(map(str, list_))}")
         browser.close()

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""A processor's table, from what `multihead bench all --json` wrote there; docs/speed.md keeps some of its rows.
+"""Print a processor's table from the output of `multihead bench all --json`; docs/speed.md has some of its rows.
 
     build/multihead bench all --threads 1 --json > build/one.json
     build/multihead bench all --threads 2 --json > build/two.json
     python3 bench/table.py build/one.json build/two.json
 
-The heading has the processor, its caches (if it is the one that this runs on), the instruction set, the
-day of the measurement and this folder's commit: make the table where and when it was measured.
+The heading has the processor, its caches (if it is this machine's), the instruction set, the date of the measurement
+and this folder's commit: make the table on the machine and at the commit of the measurement.
 
-Columns are the files: the median, and in percent of the machine's limit the median and (best). ~: the
-row is ungated. The targets, in percent with one and two threads, are those that the project set itself.
+Each file is a column: the median, and in percent of the machine's limit the median and (best). ~ marks a row that
+includes busy turns. Targets, in percent with one and two threads, are the project's own.
 """
 import json
 import re
@@ -17,7 +17,7 @@ import sys
 
 import common
 
-# The first that matches a row's name; what has none has no target.
+# The first pattern that matches a row's name sets its target.
 TARGETS = (
     (r"forward h8 d64 n512$", "83 / 82"), (r"forward h8 d64 n2048$", "85 / 83"),
     (r"forward h8 d128 n2048$", "87 / 85"), (r"forward h32 d128 n512$", "84 / 82"),

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""multihead.torch and multihead.transformers beside torch's own attention.
+"""Compare multihead.torch and multihead.transformers with torch's own attention.
 
     MHA_LIBRARY_DIR=build build/venv/bin/python bench/torch_models.py [--seconds 5] [--threads N] [PART ...]
 
-Parts: call (what an operator adds to a call with 10 tokens), bert (of MiniLM's sizes), llama (of
-SmolLM2-135M's sizes); all by default. Weights are random. The implementations take turns, one call each;
-printed are the median time of a call and, of the ratio of neighbouring calls, its median and its quartiles.
+Parts: call (an operator's overhead in a call with 10 tokens), bert (MiniLM's sizes), llama (SmolLM2-135M's sizes); all
+by default. Weights are random. The implementations alternate, one call each. Prints the median time of a call, and the
+median and quartiles of the ratios of neighbouring calls.
 """
 import argparse
 import os
@@ -29,7 +29,7 @@ def processor():
 
 
 def turns(functions, seconds):
-    """{name: times}, one call of each in turn, until the time is over."""
+    """{name: times}, one call of each alternately, until time is up."""
     times = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -43,7 +43,7 @@ def turns(functions, seconds):
 
 
 def report(title, times, unit, of):
-    """Lines of a table: medians, and ours beside each of the others."""
+    """Lines of a table: medians, and the ratios to each of the others."""
     scale = {"us": 1e6, "ms": 1e3}[unit]
     base = times[of]
     print(f"{title}: {of} {np.median(base) * scale:.4g} {unit}")
@@ -55,7 +55,7 @@ def report(title, times, unit, of):
 
 
 def call(seconds):
-    """A call of 10 tokens, and the C function with everything made ready."""
+    """A call with 10 tokens, and the C function with prepared arguments."""
     import ctypes as C
 
     from multihead import _library
@@ -94,7 +94,7 @@ def call(seconds):
 
 
 def model_turns(title, model, inputs, names, seconds):
-    """Inference, and a training step, of one model with each attention."""
+    """Inference and a training step of one model with each attention."""
     def under(name, step):
         def run():
             model.set_attn_implementation(name)

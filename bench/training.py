@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Steps of training beside torch: forward, loss, backward, clipping, AdamW.
+"""Compare training steps with torch: forward, loss, backward, clipping, AdamW.
 
     python3 bench/training.py [--threads 1,2] [--seconds 20] [CASE ...]
 
@@ -7,10 +7,10 @@ demo    the model of script/demo: Llama style, width 64, 2 layers, 4 heads, ff 1
         batches of 32 sentences of 30
 block   one block of width 512, 8 heads, ff 2048, GELU, on 8 sequences of 512
 
-Library and environment are made as bench/peers.py makes them. Both take turns of a few steps in one
-process, after a turn that does not count. Printed are medians over turns with the quartiles, of wall
-time and of processor time; and the ratio torch / ours. --only ours is for a profiler. torch has what it
-offers for speed: joined projections, F.scaled_dot_product_attention, F.rms_norm, fused AdamW.
+Library and environment are those of bench/peers.py. The two alternate after every few steps in one process, after a
+warm-up turn. Prints medians over turns with quartiles, of wall time and processor time, and the ratio torch / ours. Use
+--only ours for profiling. torch uses its fastest features: joined projections, F.scaled_dot_product_attention,
+F.rms_norm, fused AdamW.
 """
 import argparse
 import os
@@ -38,7 +38,7 @@ def parse():
                         default="1,2" if len(os.sched_getaffinity(0)) > 1 else "1")
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--only", choices=("ours", "torch"))
-    parser.add_argument("--here", action="store_true", help="with the Python that runs this")
+    parser.add_argument("--here", action="store_true", help="use the Python that runs this script")
     options = parser.parse_args()
     for case in options.cases:
         if case not in CASES:
@@ -83,7 +83,7 @@ class Torch:
         self.tokens = torch.tensor(tokens).long()
         self.targets = torch.tensor(targets).long().view(-1)
         p = {name: torch.tensor(x) for name, x in model.parameters().items()}
-        for i in range(case["num_layers"]):  # joined, as torch is fastest
+        for i in range(case["num_layers"]):  # joined, torch's fastest form
             for joined, parts in ((f"layers.{i}.self_attn.qkv", "self_attn.{}_proj:q k v"),
                                   (f"layers.{i}.mlp.in", "mlp.{}_proj:gate up")):
                 pattern, names = parts.split(":")
@@ -150,7 +150,7 @@ class Torch:
 
 
 def measure(runners, seconds, steps):
-    """{name: [(wall, processor) milliseconds a step, of each turn]}"""
+    """{name: [(wall, processor) milliseconds per step, for each turn]}"""
     found = {name: [] for name in runners}
     end = time.monotonic() + seconds
     turn = 0

@@ -1,4 +1,4 @@
-/* The program: finds the subcommand, hands it its arguments and ends what it leaves in the arena. */
+/* The program: finds the subcommand, passes it its arguments and releases the arena. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/launched.h"
@@ -27,8 +27,8 @@ static cli_exit run_command(const char *name, int count, char *const *arguments)
     return command->run(count, arguments);
 }
 
-/* A file that is opened must never get the number of a standard stream that the caller closed.
- * stdout's stand-in cannot be written to, so that lost data is still an error. */
+/* An opened file must never get the number of a standard stream that the caller closed. The
+ * replacement of stdout rejects writes, so lost data is still an error. */
 static void occupy_standard_streams(void)
 {
     for (int fd = 0; fd <= 2; fd++)
@@ -38,12 +38,12 @@ static void occupy_standard_streams(void)
 int main(int count, char **arguments)
 {
     occupy_standard_streams();
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe becomes a failed write */
-    signal(SIGXFSZ, SIG_IGN); /* and so does a limit on the size of files (ulimit -f) */
+    signal(SIGPIPE, SIG_IGN); /* a write to a closed pipe fails */
+    signal(SIGXFSZ, SIG_IGN); /* also beyond the limit on file sizes (ulimit -f) */
     const char *first = count > 1 ? arguments[1] : "";
     cli_exit code = ranks_begin(count, arguments);
     if (code != CLI_OK) {
-        /* all is said */
+        /* the error is already reported */
     } else if (count < 2) {
         help_overview(stderr);
         code = CLI_USAGE;
@@ -52,9 +52,8 @@ int main(int count, char **arguments)
     } else if (!strcmp(first, "-h") || !strcmp(first, "--help")) {
         help_overview(stdout);
     } else if (first[0] == '-') {
-        code =
-            cli_fail(CLI_USAGE, NULL,
-                     "unknown option '%s'; options of a subcommand stand behind its name", first);
+        code = cli_fail(CLI_USAGE, NULL,
+                        "unknown option '%s'; options of a subcommand follow its name", first);
     } else {
         code = run_command(first, count - 2, arguments + 2);
     }

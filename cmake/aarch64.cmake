@@ -1,4 +1,4 @@
-# Cross-compile for 64-bit Arm with Debian's compiler, and run what was built under qemu:
+# Cross-compile for 64-bit Arm with Debian's compiler, and run programs under qemu:
 #   cmake -S . -B build-arm -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DMHA_MODEL=OFF ...
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)

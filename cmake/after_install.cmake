@@ -1,5 +1,5 @@
-# Run at the end of `cmake --install`: what the loader and pkg-config need to know of a prefix that is not
-# the system's. Nothing for a package, which is staged below DESTDIR or by CPack.
+# Run at the end of `cmake --install`: explain how the loader and pkg-config find a prefix that is not the system's.
+# Prints nothing for packages, which are staged below DESTDIR or by CPack.
 if(NOT DEFINED ENV{DESTDIR} AND NOT CMAKE_INSTALL_PREFIX STREQUAL "/usr" AND NOT CPACK_PACKAGE_NAME)
   message(STATUS "Installed in ${CMAKE_INSTALL_PREFIX}; docs/library.md has the ways to link. In short:")
   if(CMAKE_INSTALL_PREFIX STREQUAL "/usr/local")

@@ -3,9 +3,9 @@
 #   cmake -DOUTPUT=assets.c -DHEADER=render/html.h "-DASSETS=style=report.css,script=a.js|b.js"
 #         -P embed.cmake
 #
-# Each asset is a name and its files, separated by '|' and joined in that order; scripts and styles without the
-# lines that are comments and without indentation, so that a page is smaller. It becomes
-# `const mhai_html_asset mhai_html_<name>`, declared in HEADER. Only CMake itself is needed.
+# Each asset is a name and its files, separated by '|' and joined in that order; comment lines and indentation are
+# removed from scripts and styles to make pages smaller. It becomes `const mhai_html_asset mhai_html_<name>`, declared
+# in HEADER. Only CMake itself is needed.
 set(text "/* Made by cmake/embed.cmake. */\n#include \"${HEADER}\"\n")
 string(REPLACE "," ";" assets "${ASSETS}")
 foreach(asset ${assets})
@@ -16,7 +16,7 @@ foreach(asset ${assets})
   foreach(file ${files})
     file(READ ${file} part HEX)
     if(file MATCHES "\\.(js|css)$")
-      # Lines that are comments, and indentation; "0a" at odd digits is not a line break.
+      # Remove comment lines and indentation; "0a" at odd digits is not a line break.
       string(REGEX REPLACE "(..)" "\\1 " part "${part}")
       string(REGEX REPLACE "0a (20 )+" "0a " part "${part}")
       string(REGEX REPLACE "0a 2f 2f ([1-9a-f]. |0[0-9b-f] )*" "" part "${part}")

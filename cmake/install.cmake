@@ -1,12 +1,12 @@
-# `cmake --install`: libraries, headers, the program, man pages, completions and docs, and what
-# find_package(multihead) and pkg-config need. Everything is relative to its own place, so an installed
-# tree can be moved. Components: packages.cmake makes a package of each.
+# `cmake --install`: libraries, headers, the program, man pages, completions, docs, and the files of
+# find_package(multihead) and pkg-config. All paths are relative, so an installed tree can be moved. packages.cmake
+# turns each component into a package:
 #
 #   library model_library render_library show_library circuits_library mpi_library   the shared libraries
-#   development                            all that a compiler needs, and the manual of the headers
+#   development                            headers, files for linking, manual of the headers
 #   program                                the program, its manual, completions
 #   documentation                          docs, examples
-#   python_system                          the Python package beside them, if MHA_PYTHON_DIR says where
+#   python_system                          the Python package beside them, in MHA_PYTHON_DIR if set
 include(CMakePackageConfigHelpers)
 set(MHA_ZSH_DIR ${CMAKE_INSTALL_DATADIR}/zsh/site-functions CACHE STRING "Completions of zsh")
 set(MHA_PYTHON_DIR "" CACHE STRING "Python package: a folder below the prefix, e.g. lib/python3/dist-packages")
@@ -14,7 +14,7 @@ set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/multihead)
 set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pkgconfig_to_prefix /prefix/${pkgconfig_dir} /prefix)
 
-# The target `installed` makes everything that is copied.
+# The target `installed` builds all installed files.
 add_custom_target(installed)
 include(cmake/manual.cmake)
 add_dependencies(installed manual)
@@ -28,7 +28,7 @@ function(mha_install name component description requires requires_private)
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component}
       NAMELINK_COMPONENT development)
-  if(requires AND NOT SKBUILD) # where the loader finds them
+  if(requires AND NOT SKBUILD) # search path of the loader
     install(CODE "file(RPATH_REMOVE FILE
       \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/$<TARGET_FILE_NAME:${name}_shared>\")"
       COMPONENT ${component})
@@ -81,9 +81,9 @@ endif()
 if(TARGET multihead_program)
   add_dependencies(installed multihead_program)
   install(TARGETS multihead_program DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
-  # What `multihead page` writes into its pages, if script/page made it.
+  # The WebAssembly that `multihead page` writes into its pages, if script/page built it.
   set(page_module ${PROJECT_SOURCE_DIR}/build/page/explorer.wasm.gz)
-  # OPTIONAL would leave its empty folder behind.
+  # OPTIONAL would create an empty folder.
   install(CODE "if(EXISTS \"${page_module}\")
     file(INSTALL DESTINATION \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}/multihead\" TYPE FILE
       FILES \"${page_module}\")
@@ -96,7 +96,7 @@ if(TARGET multihead_program)
     DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 endif()
 
-# What the headers cite, under the names that they cite.
+# The documents that the headers cite, under the cited names.
 install(FILES README.md CHANGELOG.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
   COMPONENT documentation)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT licence)
@@ -112,16 +112,16 @@ install(EXPORT multihead NAMESPACE multihead:: DESTINATION ${config_dir}
   FILE multihead-targets.cmake COMPONENT development)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/multihead-config.cmake.in
   ${CMAKE_BINARY_DIR}/multihead-config.cmake INSTALL_DESTINATION ${config_dir})
-# Before 1.0 a minor version may break what the one before promised.
+# Before 1.0, a minor version may break compatibility.
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/multihead-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/multihead-config.cmake
   ${CMAKE_BINARY_DIR}/multihead-config-version.cmake DESTINATION ${config_dir}
   COMPONENT development)
 
-# How programs find what was just installed, where nothing is staged.
+# Explain how programs find the installed files, unless they are staged.
 install(SCRIPT cmake/after_install.cmake COMPONENT development)
 
-# What the last `cmake --install` of this folder copied, away again.
+# Remove the files of this folder's last `cmake --install`.
 add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -DMANIFEST=${CMAKE_BINARY_DIR}/install_manifest.txt
   -P ${PROJECT_SOURCE_DIR}/cmake/uninstall.cmake VERBATIM)

@@ -1,11 +1,11 @@
-# Man pages and completions, written by the program and from the headers: the target `manual`.
+# The target `manual`: man pages and completions, written by the program and from the headers.
 #
 #   man/man1   one page per subcommand, from the table that prints --help
 #   man/man3   one page per header and function (needs Python 3; left out without)
 #   completions/bash, zsh, fish
 #
-# Their date is that of the sources: SOURCE_DATE_EPOCH, else the last commit's, else CHANGELOG.md's,
-# which `git archive` gives the commit's.
+# Their date is SOURCE_DATE_EPOCH, else the last commit's, else that of CHANGELOG.md, which `git archive` sets to the
+# commit's.
 set(source_date $ENV{SOURCE_DATE_EPOCH})
 find_package(Git QUIET)
 if(NOT source_date AND GIT_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)

@@ -6,7 +6,7 @@
 #   multihead-doc      docs and examples
 #   python3-multihead  the Python package, over the shared libraries
 #
-# packaging/debian/finish.cmake completes each: changelog, copyright, compressed man pages, dates.
+# packaging/debian/finish.cmake adds changelog, copyright, compressed man pages and dates.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_VENDOR "multihead contributors")
 set(CPACK_PACKAGE_CONTACT "${CPACK_PACKAGE_VENDOR} <multihead@users.noreply.github.com>")
@@ -22,7 +22,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 # 1.0.0~rc1 comes before 1.0.0.
 string(REGEX REPLACE "-" "~" debian_version "${MHA_VERSION}")
 set(CPACK_DEBIAN_PACKAGE_VERSION ${debian_version})
-# Before any that Debian itself may have.
+# Sorts before any package of Debian itself.
 set(CPACK_DEBIAN_PACKAGE_RELEASE 0upstream1)
 set(CPACK_DEBIAN_PACKAGE_SOURCE multihead)
 set(CPACK_DEBIAN_PACKAGE_SECTION libs)
@@ -49,7 +49,7 @@ macro(mha_package component package summary more)
   endwhile()
 endmacro()
 
-# A shared library: the files that dpkg reads about it beside its package.
+# A shared library, with the control files that dpkg reads.
 macro(mha_library_package component library summary more)
   set(control ${CMAKE_BINARY_DIR}/debian/${component})
   set(package ${library}${PROJECT_VERSION_MAJOR})

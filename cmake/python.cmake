@@ -1,11 +1,11 @@
-# What the Python package holds besides Python: the component "python", which pyproject.toml installs,
-# and which `cmake --install build --component python` copies from any build.
+# The files of the Python package besides Python: the component "python", which pyproject.toml installs, and which
+# `cmake --install build --component python` copies from any build.
 #
 #   multihead/abi/   the lists by which Python declares the C interface
-#   multihead/lib/   the shared libraries, one file each (a wheel has no links), which find each other
+#   multihead/lib/   the shared libraries, one file each (a wheel has no links), with a relative search path
 #   multihead/bin/   the program
-#   multihead/share/ the library as WebAssembly for `multihead page`, if script/page made it
-#   multihead/fonts/ the default font of PNG and PDF files, for systems without it
+#   multihead/share/ the library as WebAssembly for `multihead page`, if script/page built it
+#   multihead/fonts/ the default font of PNG and PDF files
 install(DIRECTORY abi DESTINATION multihead COMPONENT python EXCLUDE_FROM_ALL)
 set(python_targets)
 foreach(name multihead multihead_model multihead_render)

@@ -1,8 +1,8 @@
-# Compiler settings shared by every target of ours: link multihead_settings privately. The kernels have
-# settings of their own, which no sanitizer changes, so that ccache has their objects of the plain build.
+# Compiler settings of all our targets: link multihead_settings privately. The kernels have separate settings, which
+# sanitizers do not change, so that ccache reuses their objects of the plain build.
 set(werror_kernel_settings ${MHA_WERROR})
 set(werror_settings ${MHA_WERROR})
-if(MHA_SANITIZE AND CMAKE_C_COMPILER_ID STREQUAL "GNU") # of what its sanitizers add
+if(MHA_SANITIZE AND CMAKE_C_COMPILER_ID STREQUAL "GNU") # of code that sanitizers add
   set(werror_settings OFF)
 endif()
 foreach(kind settings kernel_settings)
@@ -33,12 +33,11 @@ if(MHA_SANITIZE)
   target_link_options(multihead_settings INTERFACE -fsanitize=${MHA_SANITIZE})
 endif()
 
-# What stops a mistake in memory from being used. The kernels of src/kernels/isa, whose frames hold
-# tiles of numbers and no bytes of others, go without canaries and probes.
+# Mitigations of memory errors. The kernels of src/kernels/isa, whose frames hold tiles of numbers and no untrusted
+# bytes, have no canaries and probes.
 option(MHA_HARDENING "Stack protector, FORTIFY, RELRO, BIND_NOW, PIE, CET" ON)
 include(CheckCCompilerFlag)
-# Some compilers and package builds add them by default; they would call functions of the baseline from code
-# for newer processors.
+# Some compilers and package builds add these by default; code for newer processors would then call baseline functions.
 set(MHA_UNHARDENED -fno-stack-protector -U_FORTIFY_SOURCE)
 check_c_compiler_flag(-fstack-clash-protection MHA_HAVE_fstack_clash_protection)
 if(MHA_HAVE_fstack_clash_protection)
@@ -61,13 +60,13 @@ if(MHA_HARDENING AND NOT MHA_SANITIZE)
       target_compile_options(multihead_settings INTERFACE ${flag})
     endif()
   endforeach()
-  # Level 3 knows sizes that are found at run time; older compilers warn about it.
+  # Level 3 also checks sizes known at run time only; older compilers warn about it.
   set(fortify 2)
   if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_C_COMPILER_VERSION VERSION_GREATER_EQUAL 12
       OR CMAKE_C_COMPILER_ID STREQUAL "Clang" AND CMAKE_C_COMPILER_VERSION VERSION_GREATER_EQUAL 12)
     set(fortify 3)
   endif()
-  # It needs optimisation, which Debug does without.
+  # It needs optimisation, which Debug lacks.
   target_compile_options(multihead_settings INTERFACE
     $<$<NOT:$<CONFIG:Debug>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=${fortify}>)
   target_link_options(multihead_settings INTERFACE

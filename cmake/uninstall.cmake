@@ -1,5 +1,5 @@
-# cmake -DMANIFEST=build/install_manifest.txt -P uninstall.cmake: remove the files that are listed, and
-# the folders that are empty then. DESTDIR stands before the names, as it did when they were installed.
+# cmake -DMANIFEST=build/install_manifest.txt -P uninstall.cmake: remove the listed files and the folders that become
+# empty. DESTDIR is prepended to the names, as on installation.
 if(NOT EXISTS ${MANIFEST})
   message(FATAL_ERROR "${MANIFEST} is not there: nothing was installed from this folder")
 endif()
@@ -19,7 +19,7 @@ foreach(file ${files})
   list(APPEND folders ${folder})
 endforeach()
 
-# Empty folders below the prefix, deepest first; of a prefix that is the system's, only our own.
+# Empty folders below the prefix, deepest first; below a system prefix only our own.
 string(REGEX MATCH "([^;]*)/include/multihead/base\\.h" _ "${files}")
 set(prefix $ENV{DESTDIR}${CMAKE_MATCH_1})
 set(ours ".")

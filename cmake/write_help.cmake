@@ -1,5 +1,5 @@
 # cmake -DPROGRAM=... -DEMULATOR=... -DOUTPUTS=man1/multihead-view.1;bash/multihead;... -P write_help.cmake
-# What `multihead help` prints, into files; their names say which help it is.
+# Write the output of `multihead help` to files; their names select the help.
 foreach(output ${OUTPUTS})
   if(output MATCHES "/multihead(-([a-z]+))?\\.1$")
     set(arguments ${CMAKE_MATCH_2} --format man)

@@ -1,4 +1,4 @@
-/* Attention on a few numbers: two queries look at three keys, one head.
+/* Attention on a few numbers: two queries attend to three keys in one head.
  *
  * Build it by hand with:
  *   cc attention.c $(pkg-config --cflags --libs multihead) -Wl,-rpath,$(pkg-config --variable=libdir multihead)

@@ -1,4 +1,4 @@
-// Attention from C++: a context that destroys itself, errors as exceptions, a causal mask.
+// Attention from C++: a context with automatic destruction, errors as exceptions, a causal mask.
 //
 // Build it by hand with:
 //   c++ attention.cpp $(pkg-config --cflags --libs multihead) -Wl,-rpath,$(pkg-config --variable=libdir multihead)
@@ -51,7 +51,7 @@ try {
     check(mha_attention_forward(context.get(), &causal, &Q, &K, &V, &O, nullptr));
     std::printf("%.4f %.4f\n%.4f %.4f\n", o[0], o[1], o[2], o[3]);
 
-    const mha_tensor wrong = view(k, 1, 4); // each is 4 long, queries are 2
+    const mha_tensor wrong = view(k, 1, 4); // length 4 each; 2 queries
     try {
         check(mha_attention_forward(context.get(), &causal, &Q, &wrong, &V, &O, nullptr));
     } catch (const std::runtime_error &error) {

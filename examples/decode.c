@@ -1,6 +1,6 @@
-/* Prefill and decode with grouped heads: 32 query heads share 8 key/value heads of size 64. A prompt of
- * 32 tokens goes into a KV cache at once, then 8 tokens follow one by one. Every row is that of one
- * causal call over all 40 tokens, to the bit.
+/* Prefill and decode with grouped heads: 32 query heads share 8 key/value heads of size 64. A prompt of 32 tokens is
+ * appended to a KV cache at once, then 8 tokens follow one by one. Every row is bit-identical to one causal call over
+ * all 40 tokens.
  *
  * Build it by hand with:
  *   cc decode.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
@@ -13,21 +13,21 @@
 
 enum { H = 32, HK = 8, D = 64, PROMPT = 32, TOKENS = 40 };
 
-/* As projections write them: [token][head][d]. */
+/* The layout of projections: [token][head][d]. */
 static float q[TOKENS * H * D], k[TOKENS * HK * D], v[TOKENS * HK * D];
 static float whole[TOKENS * H * D], steps[TOKENS * H * D];
 
-/* Tokens first .. first + count - 1 of such an array, seen as [1, heads, count, D]. */
+/* View tokens first .. first + count - 1 of such an array as [1, heads, count, D]. */
 static mha_tensor rows(float *data, int64_t first, int64_t count, int64_t heads)
 {
     return mha_tensor_bthd(data + first * heads * D, 1, count, heads, D);
 }
 
-/* Append the tokens' keys and values, and let their queries see all that the cache then holds. */
+/* Append the tokens' keys and values, then compute their queries over the whole cache. */
 static mha_status step(mha_context *context, mha_kv_cache *cache, int64_t first, int64_t count)
 {
     mha_attention_desc causal = MHA_INIT(mha_attention_desc);
-    causal.flags = MHA_ATTENTION_CAUSAL; /* positions: the last of the cache */
+    causal.flags = MHA_ATTENTION_CAUSAL; /* the queries are the last positions of the cache */
     const mha_tensor Q = rows(q, first, count, H), O = rows(steps, first, count, H);
     const mha_tensor K = rows(k, first, count, HK), V = rows(v, first, count, HK);
     mha_status status = mha_kv_cache_append(cache, &K, &V, NULL);

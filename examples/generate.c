@@ -1,6 +1,5 @@
-/* Generation with a module and its cache: 4 query heads share 2 key/value heads, RoPE, a prompt of
- * 4 tokens at once and then one token after the other. The rows are those of the whole causal
- * sequence, to the bit.
+/* Generation with a module and its cache: 4 query heads share 2 key/value heads, RoPE, a prompt of 4 tokens at once,
+ * then one token at a time. The rows are bit-identical to one causal call over the whole sequence.
  *
  * Build it by hand with:
  *   cc generate.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
@@ -15,7 +14,7 @@ enum { T = 9, PROMPT = 4, E = 32 };
 
 static float x[T * E], whole[T * E], steps[T * E], values[3 * E * E];
 
-/* Any numbers will do: every parameter that the module has. */
+/* Fill every parameter of the module with arbitrary numbers. */
 static mha_status set_parameters(mha_module *module)
 {
     mha_module_parameter p;
@@ -28,7 +27,7 @@ static mha_status set_parameters(mha_module *module)
     return status;
 }
 
-/* Tokens first .. first + count - 1, behind what the cache holds. */
+/* Process tokens first .. first + count - 1 after those in the cache. */
 static mha_status step(mha_context *context, const mha_module *module, mha_kv_cache *cache,
                        int64_t first, int64_t count)
 {

@@ -1,5 +1,5 @@
-/* Keys in two places, as on two machines: attention over each part by itself, the parts merged by
- * their log-sum-exp. The result is that of all keys.
+/* Keys in two places, as on two machines: compute attention over each part, then merge the parts by their log-sum-exp.
+ * The result equals attention over all keys.
  *
  * Build it by hand with:
  *   cc merge.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)

@@ -1,5 +1,4 @@
-/* The first page of the library, <multihead/multihead.h>: attention of floats, a module, and a cache for its
- * next tokens.
+/* The first page of the library, <multihead/multihead.h>: attention of floats, a module, and its cache for decoding.
  *
  * Build it by hand with:
  *   cc multihead.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
@@ -13,7 +12,7 @@ enum { HEADS = 4, T = 6, D = 8, E = HEADS * D };
 
 static float x[T * E], o[T * E], numbers[3 * E * E];
 
-/* x as the queries, keys and values of 4 heads: token t sees tokens 0 .. t. */
+/* x serves as queries, keys and values of 4 heads; token t sees tokens 0 .. t. */
 static mha_status attend(mha_context *context)
 {
     mha_attention_sizes sizes = MHA_INIT(mha_attention_sizes);
@@ -25,7 +24,7 @@ static mha_status attend(mha_context *context)
     return status;
 }
 
-/* Parameters come by PyTorch's names, from a file (state.h) or as here. */
+/* Set parameters by PyTorch's names, from a file (state.h) or as here. */
 static mha_status fill(mha_module *module)
 {
     mha_module_parameter p;
@@ -37,7 +36,7 @@ static mha_status fill(mha_module *module)
     return status;
 }
 
-/* Tokens go through the module one by one; the cache keeps their keys and values. */
+/* Process tokens one by one; the cache keeps their keys and values. */
 static mha_status generate(mha_context *context, const mha_module *module, mha_kv_cache *cache)
 {
     mha_status status = MHA_OK;

@@ -1,5 +1,5 @@
-/* How many parameters modules have, biases left out, and one with grouped heads at work: 32 query
- * heads that share 8 key/value heads, width 4096, on a batch of 2 sequences of 10 tokens.
+/* Count the parameters of modules, without biases. Then run a module with grouped heads: 32 query heads share 8
+ * key/value heads, width 4096, on a batch of 2 sequences of 10 tokens.
  *
  * Build it by hand with:
  *   cc parameters.c $(pkg-config --cflags --libs multihead) -Wl,-rpath,$(pkg-config --variable=libdir multihead)

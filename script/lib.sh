@@ -1,17 +1,16 @@
 # shellcheck shell=sh
-# Shared by script/demo, script/test and .ci/run; POSIX sh, to be sourced with the project's root as
-# the working directory. Nothing here runs by itself.
+# Shared by script/demo, script/test and .ci/run; POSIX sh, functions only. Source it in the project's root.
 #
-#   want_command COMMAND PACKAGE ...    note PACKAGE as missing unless COMMAND is there
-#   want_module MODULE PACKAGE          likewise for a pkg-config module
-#   want_file FILE PACKAGE              likewise for a file
-#   want_build, want_fuzz, want_pages   what every build needs; what tests/fuzz needs; what commands of
-#                                       docs/*.md name beside the program, and what reads PDF in tests
-#   install_missing                     install what was noted, or say how, and exit
+#   want_command COMMAND PACKAGE ...    record PACKAGE as missing unless COMMAND exists
+#   want_module MODULE PACKAGE          the same for a pkg-config module
+#   want_file FILE PACKAGE              the same for a file
+#   want_build, want_fuzz, want_pages   the packages of every build; of tests/fuzz; of the commands in
+#                                       docs/*.md, and a PDF reader for tests
+#   install_missing                     install the missing packages, or print how and exit
 #   step LOG TEXT COMMAND ...           run quietly into build/LOG.log; show its tail on failure
 #   configure [OPTION ...], build TARGET ...
 #   skipped_tests BUILD                 list what the last ctest skipped, and why
-#   count_tests BUILD HINT              say how many tests passed, failed and were skipped, then HINT
+#   count_tests BUILD HINT              print how many tests passed, failed and were skipped, then HINT
 #   want_venv, make_venv                build/venv with the Python packages of the tests, and two models
 
 missing=''
@@ -31,12 +30,12 @@ want_module() { pkg-config --exists "$1" 2>/dev/null || note_missing "$2"; }
 
 want_file() { [ -e "$1" ] || note_missing "$2"; }
 
-# What every build needs.
+# Packages of every build.
 want_build() {
     want_command cmake cmake
     want_command ninja ninja-build
     want_command cc gcc
-    # A compiler without the C library's headers is of no use.
+    # A compiler may lack the C library's headers.
     want_file /usr/include/stdio.h libc6-dev
     want_command pkg-config pkg-config
     want_module jansson libjansson-dev
@@ -62,8 +61,8 @@ want_venv() {
     python3 -c 'import ensurepip' 2>/dev/null || note_missing python3-venv
 }
 
-# torch comes first: what depends on it must not choose another one. Without the models the comparison with
-# transformers cannot be made, so that is a failure here.
+# torch comes first, so that packages depending on it keep this version. The comparison with transformers needs the
+# models: fail without them.
 make_venv() {
     [ -x build/venv/bin/python ] || python3 -m venv build/venv
     build/venv/bin/python -m pip install --no-compile torch==2.13.0 &&
@@ -72,7 +71,7 @@ make_venv() {
         tools/get-smollm2
 }
 
-# clang, and what its -fsanitize=fuzzer links.
+# clang, and the library of its -fsanitize=fuzzer.
 want_fuzz() {
     want_command clang clang
     if ! clang -fsanitize=fuzzer,address -x c -o /dev/null - 2>/dev/null <<EOF
@@ -101,7 +100,7 @@ install_missing() {
     fi
     say "Installing:$missing"
     mkdir -p build
-    # Package lists may be absent or stale: refresh them only if it does not work without.
+    # Package lists may be absent or stale: refresh them only if the first attempt fails.
     # shellcheck disable=SC2086  # lists of words
     if ! apt_install $missing; then
         # shellcheck disable=SC2086
@@ -120,7 +119,7 @@ apt_install() {
         --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
 }
 
-# step LOG TEXT COMMAND ...: one line while it runs, its time after it, the log's tail if it fails.
+# step LOG TEXT COMMAND ...: print one line during the command, its time afterwards, and the log's tail if it fails.
 step() {
     step_log=build/$1.log
     say "$2 ..."
@@ -139,8 +138,8 @@ step() {
     fi
 }
 
-# watched LOG COMMAND ...: run it, its output appended to the log, and show that it goes on: on a
-# terminal in a line that disappears again, elsewhere in a line every MHA_WATCH seconds.
+# watched LOG COMMAND ...: run it, append its output to the log, and show progress: on a terminal in a temporary line,
+# otherwise in a line every MHA_WATCH seconds.
 watched() {
     watch_log=$1 watch_status=0
     shift
@@ -153,8 +152,7 @@ watched() {
     return "$watch_status"
 }
 
-# How many of ninja's steps are done, and from the twentieth part on how long the rest will take at
-# the rate of those seen so far.
+# The number of finished steps of ninja and, after 5 %, the estimated time for the rest.
 watch() {
     watch_begin=$(date +%s) watch_next=${MHA_WATCH:-15} watch_all=0
     while kill -0 $$ 2>/dev/null; do
@@ -184,7 +182,7 @@ watch() {
 
 cores() { nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2; }
 
-# A build folder keeps the generator it began with.
+# Keep the generator of a configured build folder.
 configure() {
     if [ -e build/CMakeCache.txt ]; then
         step configure 'Configuring' cmake -S . -B build "$@"
@@ -199,13 +197,13 @@ build() {
     step build "Building with $(cores) jobs" cmake --build build --parallel "$(cores)" "$@"
 }
 
-# skipped_tests BUILD: each test that the last ctest skipped, and the line in which it says why; of
-# pytest also what it skipped in a test that passed.
+# skipped_tests BUILD: each test that the last ctest skipped, with the line that gives the reason; also the tests that
+# pytest skipped in a file that passed.
 skipped_tests() {
     skipped_logs=$1/Testing/Temporary skipped_list=$1/Testing/Temporary/LastTestsDisabled.log
     [ -e "$skipped_logs/LastTest.log" ] || return 0
     [ -e "$skipped_list" ] || skipped_list=/dev/null
-    # The first log has "NUMBER:NAME", the second the output of each test between dashes and its end.
+    # The first log has "NUMBER:NAME", the second the output of each test after a line of dashes.
     awk '
         function tell(why) {
             sub(/^[sS][kK][iI][pP][pP][eE][dD]:? *(\[[0-9]+\] *)?/, "", why)
@@ -225,7 +223,8 @@ skipped_tests() {
         "$skipped_list" "$skipped_logs/LastTest.log" >&2
 }
 
-# count_tests BUILD HINT: the last line of script/test, HINT if any was skipped. ctest counts those as passed.
+# count_tests BUILD HINT: the last line of script/test, with HINT if any test was skipped. ctest counts skipped tests as
+# passed.
 count_tests() {
     count_logs=$1/Testing/Temporary
     count_all=$(grep -c '^[0-9]*/[0-9]* Testing: ' "$count_logs/LastTest.log") || true

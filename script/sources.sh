@@ -1,16 +1,16 @@
 # shellcheck shell=sh disable=SC2154  # work, toolchain and c_flags are the caller's
-# Libraries from Debian's source packages, compiled for another machine; shared by script/wheel and script/page,
-# which set `work`, the folder for everything, after sourcing script/lib.sh.
+# Libraries from Debian's source packages, compiled for another machine. Shared by script/wheel and script/page, which
+# source script/lib.sh first and set `work`, the folder for all files.
 #
-#   want_sources                       note what fetching needs (lib.sh's install_missing)
+#   want_sources                       record the packages needed for fetching (lib.sh's install_missing)
 #   get_sources LOG PACKAGE ...        fetch them into $work/sources, once; status 77: they cannot be fetched
 #   with_cmake FOLDER SOURCE [OPTION ...]   a static library into FOLDER/prefix, by the CMake file `toolchain`
 #                                      with the flags `c_flags`
-#   build_model_libraries FOLDER       what the model library needs, likewise
+#   build_model_libraries FOLDER       the dependencies of the model library, in the same form
 
 want_sources() { want_command dpkg-source dpkg-dev; }
 
-# apt with the machine's own list of Debian's archives, as sources, in a folder of its own.
+# apt for source packages of the machine's Debian archives, with its own state folder.
 debian() { # COMMAND ...
     debian_command=$1
     shift
@@ -18,7 +18,7 @@ debian() { # COMMAND ...
         -o Dir::State::lists="$work/apt/lists" -o Dir::Cache="$work/apt/cache" -o APT::Sandbox::User=root "$@"
 }
 
-# pixman's difference to its authors' archive is Debian's packaging alone, and some mirrors lack it.
+# Debian's pixman differs from upstream in packaging only, and some mirrors lack the difference.
 without_packaging() { # NAME VERSION
     [ "$1" = pixman ] && [ -e "$work/apt/$1_${2%-*}.orig.tar.gz" ] || return 1
     mkdir -p "$work/sources/$1/debian"
@@ -27,7 +27,7 @@ without_packaging() { # NAME VERSION
     echo "$1 ${2%-*}" >>"$work/sources/versions"
 }
 
-# Newest first: a mirror may list a version without having all of its files, which is then said.
+# Newest first: a mirror may list a version but lack its files, which is then reported.
 fetch_package() { # NAME
     for version in $(debian apt-cache showsrc --only-source "$1" | awk '/^Version:/ { print $2 }' | sort -Vru); do
         if (cd "$work/apt" && debian apt-get -qq source --download-only "$1=$version"); then
@@ -42,7 +42,7 @@ fetch_package() { # NAME
     return 1
 }
 
-# fetch_sources PACKAGE ...: into $work/sources, complete when there is a file of that name
+# fetch_sources PACKAGE ...: into $work/sources; complete if a file of that name exists
 fetch_sources() {
     rm -rf "$work/sources" "$work/apt" "$work/passed-over"
     mkdir -p "$work/sources" "$work/apt/parts" "$work/apt/lists/partial" "$work/apt/cache/archives/partial"

@@ -25,8 +25,8 @@ list(REMOVE_ITEM translations ${page}/strings/en.js)
 list(JOIN translations "|" translation_list)
 list(JOIN heads_scripts "|" heads_script_list)
 list(JOIN page_scripts "|" page_script_list)
-set(live_assets live=tour.html|live.html live_style=live.css|diagram.css|knobs.css
-  live_script=live.js|diagram_parts.js|diagram_head.js|diagram.js|knobs.js|stations.js|tour.js
+set(live_assets live=tour.html|live.html live_style=live.css|diagram.css|knobs.css|generate.css
+  live_script=live.js|diagram_parts.js|diagram_head.js|diagram.js|knobs.js|generate.js|stations.js|tour.js
   server=server.html server_script=server.js explorer=explorer.html explorer_script=explorer.js)
 list(TRANSFORM live_assets REPLACE "[=|]" "\\0${page}/")
 list(APPEND live_assets worker=${PROJECT_SOURCE_DIR}/bindings/browser/worker.js)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Usage: example_cpp.sh LIBRARY. Compiles examples/attention.cpp with $CXX or c++ as C++17 and C++20
-# against the static library, warnings as errors; it must print exactly the expected text.
+# against the static library, warnings as errors; the program must print exactly the expected text.
 set -u
 compiler=${CXX:-c++}
 command -v "$compiler" >/dev/null || { echo "skipped: no compiler $compiler"; exit 77; }

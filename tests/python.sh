@@ -1,6 +1,6 @@
 #!/bin/sh
-# Run pytest files: with the Python of build/venv if there is one, else with $MHA_PYTHON.
-# Exits with 77 (skipped) where pytest, or a package that each of the files needs, is missing.
+# Run pytest files with the Python of build/venv if it exists, else with $MHA_PYTHON.
+# Exits with 77 (skipped) if pytest, or a package that every file needs, is missing.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$root/build/venv/bin/python
@@ -10,5 +10,5 @@ if ! "$python" -c 'import pytest' 2>/dev/null; then
     exit 77
 fi
 export PYTHONDONTWRITEBYTECODE=1
-# What hangs shows after 15 minutes where it does; ctest ends it.
+# After 15 minutes, print where a test hangs; ctest ends it.
 exec "$python" -m pytest -q -rfEs -s -p no:cacheprovider -o faulthandler_timeout=900 "$@"

@@ -1,4 +1,4 @@
-"""A copy of the tree in which one text of one file is altered: what planted faults and mutants share."""
+"""A copy of the tree with one text of one file altered; shared by planted faults and mutants."""
 import contextlib
 import filecmp
 import pathlib
@@ -9,8 +9,8 @@ KEPT = ("CMakeLists.txt", "README.md", "bindings", "cli", "cmake", "docs", "exam
 
 
 def copy_tree(to):
-    """What builds the tests. Files that are the same keep their times, so that little is built; one
-    that was altered is not the same, and is written anew."""
+    """Copy the files that the tests need. Unchanged files keep their times to avoid rebuilding; altered ones are
+    written again."""
     wanted = set()
     for name in KEPT:
         whole = [ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*")
@@ -36,7 +36,7 @@ def holds_once(path, text):
 
 @contextlib.contextmanager
 def altered(path, right, wrong):
-    """`wrong` stands in the file for `right`, which it holds once, as long as the context lasts."""
+    """Replace `right`, which the file contains once, by `wrong` while the context is open."""
     whole = path.read_text()
     path.write_text(whole.replace(right, wrong))
     try:

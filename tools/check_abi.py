@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Check that the binary interface is the one that abi/ lists.
+"""Compare the binary interface with the lists in abi/.
 
 Usage: check_abi.py BUILD_DIR [--update]
 
-abi/LIBRARY.abi has every exported function with its type, every public struct with its size and the
-offset of each field, the type of every callback, and every enumerator with its value and the name of
-its enumeration (flags have none), each with the version that it came in. A program that was built with
-the list's headers works with a library of the same SONAME as long as nothing of it goes away or changes;
-a struct that begins with struct_size may get fields at its end (base.h). What was added, or changed on
-purpose, is written down by --update, after a build. The Python package declares the interface by these
-lists (bindings/python/multihead/_abi.py).
+abi/LIBRARY.abi lists every exported function with its type, every public struct with its size and the offset of each
+field, the type of every callback, and every enumerator with its value and the name of its enumeration (flags have
+none), each with the version that introduced it. Programs remain compatible with libraries of the same SONAME as long as
+no entry is removed or changed; a struct that begins with struct_size may get fields at its end (base.h). After a build,
+--update records additions and intended changes. The Python package declares the interface by these lists
+(bindings/python/multihead/_abi.py).
 
 Exits with 77 (skipped) without gcc, whose -aux-info prints the types of functions.
 """
@@ -25,7 +24,7 @@ from check_symbols import LIBRARIES, ROOT, defined
 
 HEADERS = ROOT / "include/multihead"
 LISTS = ROOT / "abi"
-# The part of a list's line that two versions of an entry must share to be one.
+# The key of a list's line, by which versions of an entry are matched.
 ENTRY = re.compile(r"(\S+) ((?:function|struct|field|callback|value) \S+)(.*)")
 STRUCT = re.compile(r"typedef struct (mha_\w+) \{(.*?)\} \1;", re.S)
 ENUM = re.compile(r"enum (?:mha_\w+ )?\{(.*?)\} ?(mha_\w+)?;", re.S)
@@ -95,7 +94,7 @@ def without_names(parameters):
 
 
 def measure(probes):
-    """The values of C expressions, as the compiler has them."""
+    """The values of C expressions, computed by the compiler."""
     lines = "".join(f'printf("%lld\\n", (long long)({probe}));\n' for probe in probes)
     source = f"{includes()}#include <stddef.h>\n#include <stdio.h>\nint main(void) {{\n{lines}}}\n"
     with tempfile.TemporaryDirectory() as folder:
@@ -159,14 +158,14 @@ def read(library):
 
 
 def may_grow(entry, old, new):
-    """A struct that says its size may get more fields."""
+    """True if the struct records its size, so that fields may be added."""
     name = entry.removeprefix("struct ")
     return (entry.startswith("struct ") and f"field {name}.struct_size" in new
             and int(new[entry].split()[0]) >= int(old.split()[0]))
 
 
 def compare(library, old, new):
-    """(breaks a program, sentence) for each difference."""
+    """(incompatible, sentence) for each difference."""
     for entry, (value, since) in old.items():
         if entry not in new:
             yield True, f"{entry} of {since} is gone"
@@ -205,7 +204,7 @@ def main():
         for breaks, sentence in compare(library, old, new):
             bad += 1
             print(f"abi/lib{library}.abi: {sentence}: " + (
-                "programs that were built with it break. Put it back, or raise the SONAME "
+                "programs that were built with it break. Restore it, or raise the SONAME "
                 "(docs/stability.md) and run" if breaks else "fine; to list it, run")
                 + f" tools/check_abi.py {sys.argv[1]} --update")
     print(f"abi: {count} entries, " + ("written" if sys.argv[2:] else f"{bad} differences"))

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Check that what was built is hardened (cmake/settings.cmake, MHA_HARDENING).
+"""Check that the built files are hardened (cmake/settings.cmake, MHA_HARDENING).
 
 Usage: check_hardening.py BUILD_DIR
 
-- The program and the shared libraries: RELRO, BIND_NOW, a stack that cannot be executed, calls of
-  __stack_chk_fail and of checked functions (__memcpy_chk and its like); the program is PIE. No path
-  for libraries has an empty element, by which the loader takes them from the current folder.
-- On x86-64 every object of ours has endbr64 where branches may land and says so (IBT, SHSTK). A
-  linked file says so only if the C library's crti.o does too, which not every system's does.
+- The program and the shared libraries: RELRO, BIND_NOW, a non-executable stack, calls of __stack_chk_fail and of
+  checked functions such as __memcpy_chk; the program is PIE. No library path has an empty element, which would make the
+  loader search the current folder.
+- On x86-64 every object of ours has endbr64 at branch targets and is marked for IBT and SHSTK. A linked file has the
+  mark only if the C library's crti.o has it, which depends on the system.
 """
 import pathlib
 import re
@@ -16,7 +16,7 @@ import sys
 
 FILES = ("multihead", "libmultihead.so", "libmultihead-model.so", "libmultihead-render.so",
          "libmultihead-show.so", "libmultihead-circuits.so", "libmultihead-mpi.so")
-# What FORTIFY has checked functions for; a library that calls none of them has none.
+# Functions with checked variants under FORTIFY; a library that calls none of them needs none.
 HAVE_CHECKED = {"memcpy", "memmove", "snprintf", "vsnprintf", "strcpy"}
 
 
@@ -47,7 +47,7 @@ def check_linked(path):
 
 
 def check_objects(path):
-    """Objects of an archive without the note of CET; the first one stands for all."""
+    """The objects of an archive that lack the CET note; reports name the first."""
     marks, member = {}, ""
     for line in readelf("-n", path).splitlines():
         if line.startswith("File: "):

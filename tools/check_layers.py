@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Check the direction of includes: which folder may include which (docs/architecture.md), and that
-no files include each other in a circle; and that the names in that page's table of src/ match the files.
+"""Check the direction of includes (docs/architecture.md), that no includes are circular, and that the names in that
+page's table of src/ match the files.
 
-Prints each offending include or name and exits with 1; exits with 0 when the layers hold.
+Prints each offending include or name. Exit status 1 if there is one, otherwise 0.
 """
 import fnmatch
 import pathlib
@@ -15,7 +15,7 @@ RENDER = {"render", "render_heads", "render_live"}
 SHOW = {"show", "live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
-# The headers of the compute library: all that are no companion's.
+# The headers of the compute library: those of no companion.
 PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - SHOW - CIRCUITS - MPI
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
@@ -53,7 +53,7 @@ ALLOWED = {
     "tests/fuzz": ({"fuzz", "support", "serve", "common"}, PUBLIC | MODEL | RENDER | SHOW | CIRCUITS),
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }
-# The rooms of the program, from the bottom up: each sees itself, common and those named here.
+# The folders of the program, bottom up. Each may include itself, common and the folders named here.
 PROGRAM = PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI
 ROOMS = {"common": (), "ablate": ("heads",), "bench": (), "circuits": ("heads",), "count": (), "explain": (),
          "generate": (), "heads": (), "help": (), "perplexity": (), "run": (), "selftest": (), "view": (),
@@ -123,7 +123,7 @@ def main():
     rooms = {path.name for path in (ROOT / "cli").iterdir() if path.is_dir()}
     found = [*offences(), *circles(), *table(),
              *(f"cli/{room}: not in ROOMS of {__file__}" for room in rooms - {*ROOMS})]
-    print("\n".join(found) if found else "layers: every include goes the right way")
+    print("\n".join(found) if found else "layers: every include has a permitted direction")
     return 1 if found else 0
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Check that documents point at what exists.
+"""Check that the links of documents exist.
 
-Fails on: a relative link of an .md file whose target is missing, or whose anchor is no heading of its
-target; a page of docs/ that docs/start.md does not list; a C program in a page that is not word for
-word a file of examples/, which the tests run, or a block after <!-- part of FILE --> that is not in it; a row of the tables of docs/features.md with a
-cell too many or too few; a "yes" of ours there that does not link to a test file and name a test of it
-in backquotes right behind the link. A test is a function that a C file gives to RUN_TESTS or to cmocka,
-a test_ function of pytest, or a function of a script in tests/cli.
+Fails on: a relative link of an .md file whose target is missing, or whose anchor is not a heading of its target; a page
+of docs/ that docs/start.md does not list; a C program in a page that is not identical to a file of examples/, which the
+tests run; a block after <!-- part of FILE --> that FILE does not contain; a row of the tables of docs/features.md with
+a wrong number of cells; a "yes" of ours there without a link to a test file, followed by the name of one of its tests
+in backquotes. A test is a function passed to RUN_TESTS or cmocka in a C file, a test_ function of pytest, or a function
+of a script in tests/cli.
 
 With --site DIR it checks the HTML pages there instead (script/site): every href and src of the site
 resolves to a file, and every anchor to an id.
@@ -27,7 +27,7 @@ PROOF = re.compile(r"\[[^\]]+\]\((\.\./tests/[^)]+)\)((?:,? *`\w+`)*)")
 
 
 def documents():
-    """Tracked and new .md files; all of them where there is no git."""
+    """Tracked and new .md files; without git, all of them."""
     git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT,
                          capture_output=True, text=True, check=False)
     names = git.stdout.split() if git.returncode == 0 else [
@@ -141,7 +141,7 @@ def tests_of(path):
 
 
 def unproved(text):
-    """Rows of the tables that are misshapen, or whose claim of ours names no test that exists."""
+    """Rows of the tables that have a wrong form, or whose claim names no existing test."""
     proofs, columns, ours = 0, None, False
     for number, line in enumerate(text.split("\n"), 1):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -158,7 +158,7 @@ def unproved(text):
         for target, names in found:
             path = (ROOT / FEATURES).parent / target
             if not path.is_file():
-                continue  # a dead link, told already
+                continue  # a dead link, already reported
             names = re.findall(r"`(\w+)`", names)
             if not names:
                 yield f"{FEATURES}:{number}: '{cells[0]}': which test of {target}?"

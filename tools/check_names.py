@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Check that what documents name exists, and that what exists is documented.
+"""Check that every name in documents exists, and that every public name is documented.
 
     check_names.py BUILD_DIR
 
-Names in *.md that must exist: mha_... in the headers (`mha_module_*` is a prefix), MHA_... in a header, in CMake's
-options or in the environment, options of the program in a command of a subcommand or between backquotes, modules
-and names of the Python package. What must be in a document: every public header, variable of the
-environment, option of CMake, family of models, name that the Python package exports and option of its attention.
-tests/cli/help.py compares the manual with the help; check_style.py requires a comment of every public function.
-Options are left out where BUILD_DIR has no program.
+Names in *.md must exist: mha_... in the headers (`mha_module_*` is a prefix); MHA_... as a macro, a CMake option or an
+environment variable; options of the program, in commands or between backquotes; modules and names of the Python
+package. Documents must name every public header, environment variable, CMake option, model family, name exported by the
+Python package, and option of its attention. tests/cli/help.py compares the manual with the help; check_style.py
+requires a comment for every public function. Without a program in BUILD_DIR, options are not checked.
 """
 import functools
 import pathlib
@@ -20,9 +19,9 @@ import check_links
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ("include", "src", "cli", "bindings", "cmake", "tests", "bench", "tools", "script", "examples", ".ci")
-# Options of other programs that pages name between backquotes.
+# Options of other programs that pages mention between backquotes.
 OF_OTHERS = {"--cache-type-k", "--functional", "--keep", "--map-by"}
-# A page in which every name is wrong, one a line; "_" is added so that none is named here.
+# A page with one wrong name per line. "+" stands for "_", so that this file does not contain the names.
 BAD = """call mha+nothing()
 and mha+nomodule+*
 with MHA+NOTHING
@@ -45,13 +44,13 @@ def words(pattern, text):
 
 @functools.lru_cache
 def options_of(program, command):
-    """What the help of a subcommand names; None if there is no such subcommand."""
+    """The options in the help of a subcommand; None if there is no such subcommand."""
     done = subprocess.run([program, *command.split(), "--help"], capture_output=True, text=True, check=False)
     return words(r"(?<![\w-])-{1,2}[a-zA-Z][\w-]*", done.stdout) if done.returncode == 0 else None
 
 
 def commands_in(text):
-    """(line, subcommand, options) of the program's commands, also of `heads --sort X`; continued ones as one."""
+    """(line, subcommand, options) of the program's commands, including `heads --sort X`. Continued lines are joined."""
     text = re.sub(r"\\\n", "  ", text)
     for match in re.finditer(r"(?:(?:^|[`\s/])multihead |`)([a-z]+)((?: [^\n`|;>#)]*)?)", text):
         yield text.count("\n", 0, match.start(1)) + 1, match[1], words(r"(?<= )--[a-z][\w-]*", match[2])
@@ -86,7 +85,7 @@ def unknown_names(documents):
 
 
 def undocumented(documents):
-    """(what, name) of what exists, that no document names."""
+    """(kind, name) of every public name that no document contains."""
     pages = dict(documents)
     everything = "\n".join(pages.values())
     library = pages["docs/library.md"]

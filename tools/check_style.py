@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Check what clang-format does not: text hygiene, forbidden words, the form of public comments.
+"""Check style beyond clang-format: text hygiene, forbidden words, the form of public comments.
 
-Fails on: tabs, blanks at line ends, carriage returns, a missing or doubled final newline; words and
-hosts that must not be in the tree; a public function whose comment lacks one of the words Memory,
-Errors, Threads, Since; a library source that prints, exits or aborts; a source of the program that prints
-past cli/common/print.c; a call of a function of libm whose bits depend on the machine, where results come
-from; two sources of one name; a script ("#!") that cannot be executed; a C program in a document that is not, word for word, a
-file in examples/ (which the tests run).
-Lists, without failing: functions longer than 80 lines.
+Fails on: tabs, trailing blanks, carriage returns, a missing or doubled final newline; words and hosts that must not be
+in the tree; a public function whose comment lacks one of the words Memory, Errors, Threads, Since; a library source
+that prints, exits or aborts; a source of the program that bypasses cli/common/print.c; a call of a libm function whose
+bits depend on the machine, in code that computes results; two sources with the same name; a script ("#!") that is not
+executable; a C program in a document that is not identical to a file in examples/ (which the tests run). Lists, without
+failing: functions longer than 80 lines.
 """
 import os
 import pathlib
@@ -17,9 +16,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TEXT = {".css", ".js", ".html", ".c", ".h", ".inc", ".py", ".sh", ".md", ".txt", ".cmake", ".in", ".map", ".expected", ""}
-# Golden data is made by a script and kept as it came out; texts in it may hold anything.
+# Golden data is generated and kept unchanged; its texts may contain anything.
 SKIP = ("tests/golden/",)
-# The words stand in brackets so that this file does not contain what it forbids.
+# Brackets keep the forbidden words themselves out of this file.
 FORBIDDEN = [
     (re.compile(r"\b(TO[D]O|FIX[M]E|X[X]X)\b"), "unfinished business: do it or write an issue"),
     (re.compile(r"(?<![\w.$}])/(wor[k]|far[m]|roo[t]|home)/"), "a path of somebody's machine"),
@@ -30,10 +29,10 @@ FORBIDDEN = [
 HEADINGS = ("Memory", "Errors", "Threads", "Since")
 BANNED_CALL = re.compile(r"(?<![\w.>])(printf|puts|putchar|perror|exit|_Exit|abort|system)\s*\(")
 LIBRARY = ("src/",)
-# One way to the standard streams, so that nobody forgets what a name may do to a terminal.
+# All output passes one function, which escapes control characters in names.
 PRINTING = re.compile(r"(?<![\w.>])(v?f?printf|f?puts|f?putc|putchar|fwrite|perror|v?dprintf|write)\s*\(")
 PRINTS = ("cli/common/print.c", "cli/common/files.c")
-# C libraries choose variants of these by the processor; sqrt, fma, floor and the like are exact.
+# C libraries select variants of these by the processor; exact functions such as sqrt, fma and floor are allowed.
 MACHINE_DEPENDENT = re.compile(
     r"(?<![\w.>])((?:a?(?:sin|cos|tan)h?|atan2|sincos|exp(?:2|10|m1)?|log(?:2|10|1p)?|pow|cbrt|hypot|erfc?"
     r"|[lt]gamma|j[01n]|y[01n])[fl]?)\s*\(")
@@ -42,7 +41,7 @@ LONG = 80
 
 
 def tracked_files():
-    """Every file that is or would be in the repository; all files where there is no git."""
+    """Every tracked or new file; without git, all files."""
     git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT,
                          capture_output=True, text=True, check=False)
     names = git.stdout.splitlines() if git.returncode == 0 else [
@@ -77,7 +76,7 @@ def strip_comments(text):
 
 
 def check_public_comments(name, text):
-    """Each declaration that starts with MHA_API directly follows a /** comment with all headings."""
+    """Check that a /** comment with all headings directly precedes each MHA_API declaration."""
     for match in re.finditer(r"^MHA_API\b[^;{]*?\b(mha_\w+)\s*\(", text, re.M):
         before = text[:match.start()].rstrip()
         start = before.rfind("/**")
@@ -111,7 +110,7 @@ def check_printing(name, text):
 
 
 def long_functions(name, text):
-    """Functions whose opening and closing braces stand in column 0, as .clang-format puts them."""
+    """Functions, found by braces in column 0, where .clang-format puts them."""
     opened = None
     lines = strip_comments(text).split("\n")
     for number, line in enumerate(lines, 1):

@@ -4,11 +4,10 @@
 Usage: check_symbols.py BUILD_DIR
 
 - Static libraries define mha_* and mhai_* only, each name once; shared ones export mha_* only.
-- What the headers declare with MHA_API is exported by exactly one library, and nothing else is.
+- Exactly one library exports each MHA_API declaration; nothing else is exported.
 - libmultihead needs libc, libm and threads only.
-- Vector instructions beyond the x86-64 baseline stand in the objects of AVX2_OBJECTS and
-  AVX512_OBJECTS only, 512-bit ones in the latter only; these call nothing that could carry their code
-  elsewhere.
+- Only AVX2_OBJECTS and AVX512_OBJECTS contain vector instructions beyond the x86-64 baseline, and only the latter
+  512-bit ones. These objects call no shared inline functions, which could be linked into baseline code.
 """
 import pathlib
 import re
@@ -18,7 +17,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARIES = ("multihead", "multihead-model", "multihead-render", "multihead-show", "multihead-circuits", "multihead-mpi")
 SYSTEM = re.compile(r"^(libc|libm|libpthread|libgcc_s|ld-linux[\w-]*)\.so")
-# Memory functions are what compilers insert by themselves.
+# Compilers insert calls of the memory functions.
 ISA_MAY_CALL = {"memcpy", "memset", "memmove", "_GLOBAL_OFFSET_TABLE_"}
 AVX2_OBJECTS = ("isa_avx2.", "int8_avx2.", "gguf_decode_avx2.")
 AVX512_OBJECTS = ("isa_avx512.", "int8_avx512.", "gguf_decode_avx512.")
@@ -84,7 +83,7 @@ def check_isa_calls(build, library):
 
 
 def check_instructions(build, library):
-    """One complaint per object is enough."""
+    """One report per object."""
     member, told = "", set()
     listing = subprocess.Popen(["objdump", "-d", "--no-show-raw-insn", str(build / f"lib{library}.a")],
                                stdout=subprocess.PIPE, text=True)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Make tests/golden/tiny-bert: a small BERT folder with random weights, and what it must compute.
+"""Make tests/golden/tiny-bert: a small BERT folder with random weights, and its expected results.
 
 Needs torch, transformers, safetensors and numpy. The weights and the vocabulary are ours; the seed
 is fixed, so the same versions of the packages give the same files. golden.safetensors holds, for
 each text n,
 
-    n.text, n.pair        [bytes]       UTF-8; pair only where there is one
-    n.ids, n.type_ids     [T]           what transformers' own BERT tokenizer gives
+    n.text, n.pair        [bytes]       UTF-8; pair if given
+    n.ids, n.type_ids     [T]           output of transformers' own BERT tokenizer
     n.attention           [L,H,T,T]     torch in float64, eager attention (not for the longest)
-    n.hidden              [L+1,T,E]     likewise (of the longest the last only, as [1,T,E])
+    n.hidden              [L+1,T,E]     likewise (for the longest only the last, as [1,T,E])
     n.attention_error     [L]           largest absolute error of torch in float32, same inputs
     n.hidden_error        [L+1]         likewise
 """
@@ -54,7 +54,7 @@ def vocabulary():
     tokens += list(string.punctuation) + list(string.digits) + list(string.ascii_lowercase)
     tokens += ["##" + c for c in string.digits + string.ascii_lowercase]
     tokens += ["##" + piece for piece in PIECES.split()] + WORDS.split()
-    return list(dict.fromkeys(tokens))  # single letters are words, too
+    return list(dict.fromkeys(tokens))  # single letters are words as well
 
 
 def make_config(vocab):
@@ -66,8 +66,8 @@ def make_config(vocab):
 
 
 def make_model(config):
-    """Weights large enough that the maps are far from uniform, and no bias or norm that is trivial,
-    so that a mistake anywhere shows."""
+    """Weights large enough for maps far from uniform, and no trivial bias or norm, so that every mistake changes the
+    result."""
     model = transformers.BertModel(config, add_pooling_layer=False).eval()
     generator = torch.Generator().manual_seed(20261120)
     for name, value in model.named_parameters():

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Write tests/golden/tokenizer: three small folders and what Hugging Face's tokenizer makes of texts.
+"""Write tests/golden/tokenizer: three small folders and the tokens of Hugging Face's tokenizer.
 
-Needs the packages transformers and tokenizers, whose versions go into the files. Every line of
-cases.tsv is one call; fields are separated by tabs, bytes outside 21..7E and '%' are written %XX:
+Needs the packages transformers and tokenizers, whose versions go into the files. Every line of cases.tsv is one call.
+Tabs separate fields; bytes outside 21..7E and '%' are written as %XX:
 
     folder  text  pair ("-": none)  max_length  truncation (0..3, mha_truncation)  tokens
 
-tokens are "id,type,begin,end,special" separated by blanks, begin and end in bytes, -1 for the
-special tokens that were added. Instead of tokens, "error" says that the call fails.
+tokens are "id,type,begin,end,special", separated by blanks. begin and end count bytes; -1 marks added special tokens.
+"error" in place of tokens: the call fails.
 """
 import json
 import pathlib
@@ -103,7 +103,7 @@ def describe(backend, text, pair, length, how):
         backend.no_truncation()
     try:
         encoding = backend.encode(text, pair)
-    except Exception:  # tokenizers raises a bare Exception: too short to be truncated
+    except Exception:  # tokenizers raises a bare Exception if max_length is too small
         return "error"
     texts, out = [text, pair or ""], []
     for number, kind, special, sequence, (begin, end) in zip(

@@ -3,8 +3,8 @@
 
     tools/make_math.py | clang-format --assume-filename=x.h > src/base/math_tables.h
 
-Polynomials are interpolated at Chebyshev nodes, which is within a factor of two of the best one;
-the comment beside each gives the largest error found at 10,000 points.
+Polynomials are interpolated at Chebyshev nodes, with at most twice the error of the best polynomial. The comment of
+each gives the largest error at 10,000 points.
 """
 from mpmath import mp, mpf, chebyfit, cos, exp, floor, ldexp, log, nint, pi, polyval, sin, sqrt, tanh
 
@@ -33,8 +33,8 @@ def table(head, rows):
 
 
 def polynomial(name, function, left, right, terms, weight, what):
-    """Coefficients, lowest first, of function on [left, right]; weight turns its error into that of
-    the result, in units of 2^-53."""
+    """Coefficients, lowest first, of function on [left, right]; weight converts its error into that of the result, in
+    units of 2^-53."""
     with mp.workprec(300):
         found = [mpf(float(c)) for c in chebyfit(function, [left, right], terms)]
         worst = max(abs((polyval(found, x) - function(x)) * weight(x))
@@ -45,7 +45,7 @@ def polynomial(name, function, left, right, terms, weight, what):
 
 
 def series(terms):
-    """The sum of terms(n) from n = 0 until they no longer count: no cancellation at small x."""
+    """The sum of terms(n) from n = 0 until they are negligible; avoids cancellation at small x."""
     total, n = mpf(0), 0
     while True:
         term = terms(n)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write the man pages of the libraries: libmultihead(3), one page per public header, and for each
-function a page of its own name that is the header's.
+"""Write the man pages of the libraries: libmultihead(3), one page per public header, and for each function a link to
+its header's page.
 
 Usage: man_headers.py FOLDER VERSION
 
-The headers are the manual, so a page is its header: comments as they are laid out, declarations
-below them. The date is that of SOURCE_DATE_EPOCH, or none.
+A page reproduces its header: comments with their layout, followed by declarations. The date is SOURCE_DATE_EPOCH, or
+none.
 """
 import datetime
 import os
@@ -55,7 +55,7 @@ Beside the headers, docs/ in comments means share/doc/multihead/docs of the inst
 
 
 def roff(text):
-    """Lines of text; \\& keeps a first period from being a request."""
+    """Lines of text; \\& prevents a leading period from becoming a request."""
     return re.sub(r"^(?=\.)", r"\\&", text.translate(ESCAPES), flags=re.M)
 
 
@@ -71,7 +71,7 @@ def code_of(text):
 
 
 def block(text):
-    """A comment as it is laid out."""
+    """A comment with its layout."""
     return f".nf\n{roff(text)}\n.fi\n"
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A picture of a report for documents: tools/picture_report.py REPORT.html PICTURE.png
+"""Take a picture of a report for documents: tools/picture_report.py REPORT.html PICTURE.png
 
-Opens the report in headless Chromium ($MHA_CHROMIUM, or chromium on the PATH) and locks the cell that
-it starts with. Needs playwright from PyPI, not its browsers. Those in docs/ are made with
+Opens the report in headless Chromium ($MHA_CHROMIUM, or chromium on the PATH) and locks the initial cell. Needs
+playwright from PyPI, not its browsers. The pictures in docs/ are made by
 
     multihead train sentences -o demo
     multihead view all-MiniLM-L6-v2 --example animal -o view.html
@@ -20,7 +20,7 @@ import sys
 
 from playwright.sync_api import sync_playwright
 
-# Move the playback by the page's own control.
+# Move the playback with the page's own control.
 TO_SNAPSHOT = """at => {
     const slider = document.getElementById("frame");
     slider.value = at;
@@ -50,8 +50,8 @@ def main():
     parser.add_argument("report", type=pathlib.Path)
     parser.add_argument("picture", type=pathlib.Path)
     parser.add_argument("--head", help="shown large: L1H8")
-    parser.add_argument("--address", default="", help="what is shown, as the page's address says it")
-    parser.add_argument("--snapshot", type=int, help="of a training, counted from 0")
+    parser.add_argument("--address", default="", help="the state to show, as in the page's address")
+    parser.add_argument("--snapshot", type=int, help="snapshot of a training, counted from 0")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--width", type=int, default=1400)
     parser.add_argument("--height", type=int, default=1080)

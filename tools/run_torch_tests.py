@@ -4,12 +4,12 @@
 Usage: run_torch_tests.py FILE [--functional] [arguments of unittest]
 
 FILE is test/nn/test_multihead_attention.py of a checkout of PyTorch; it is not part of this repository.
-torch.nn.MultiheadAttention is replaced before FILE imports it, and nothing else is. With --functional,
-torch.nn.functional.multi_head_attention_forward is replaced as well, by ours with nan_rows=True: FILE
-expects NaN for a query that sees no key. docs/python-torch.md has the results.
+Replaces torch.nn.MultiheadAttention before FILE imports it, and nothing else. --functional also replaces
+torch.nn.functional.multi_head_attention_forward by ours with nan_rows=True, since FILE expects NaN for a query that
+sees no key. docs/python-torch.md has the results.
 
-Needs torch, its test requirement expecttest, and the package multihead (PYTHONPATH=bindings/python and
-MHA_LIBRARY_DIR=build for that of a build).
+Needs torch, its test requirement expecttest, and the package multihead (for a build: PYTHONPATH=bindings/python,
+MHA_LIBRARY_DIR=build).
 """
 import runpy
 import sys
@@ -19,7 +19,7 @@ import multihead.torch
 
 
 def with_nan_rows(forward):
-    """A function that torch.compile can trace after __main__ is FILE: it has no global names."""
+    """A function without global names, which torch.compile can trace even though __main__ is then FILE."""
     def replacement(*arguments, **keywords):
         return forward(*arguments, nan_rows=True, **keywords)
     return replacement

@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""Sentences with gold links, for finding out what heads do: CoNLL-U on stdout, plain lines with
---text. The same sentences for the same seed, whatever the machine.
+"""Write sentences with gold links for scoring heads: CoNLL-U on stdout, plain lines with --text. A seed gives the same
+sentences on every machine.
 
     tools/sentences.py > sentences.conllu
     multihead heads MODEL --conllu sentences.conllu
 
-First the sentences that every lesson on attention quotes, with links set by hand; then --count of
-them from a small grammar whose words are all whole tokens of BERT's vocabulary (uncased). Links are
-those of Universal Dependencies (det, amod, nsubj, obj, ...); Coref=N in the last column leads from
-"it" to the noun that it stands for, which only what follows decides: tired is said of animals, wide
-of streets. docs/heads-minilm.md says what was found with them.
+First come the sentences that every lesson on attention quotes, with links set by hand; then --count sentences from a
+small grammar whose words are single tokens in BERT's vocabulary (uncased). Links follow Universal Dependencies (det,
+amod, nsubj, obj, ...). Coref=N in the last column links "it" to its noun, which only the following adjective decides:
+animals are tired, streets are wide. docs/heads-minilm.md has the results.
 """
 import argparse
 import os
 import sys
 
-# The first column of each line: form, head (a word's number), relation, and what is in MISC.
+# Each line: form, head (a word's number), relation, MISC.
 QUOTED = [
     [("The", 2, "det"), ("animal", 5, "nsubj"), ("did", 5, "aux"), ("n't", 5, "advmod"),
      ("cross", 0, "root"), ("the", 7, "det"), ("street", 5, "obj"), ("because", 12, "mark"),
@@ -76,7 +75,7 @@ class Random:
 
 
 class Sentence:
-    """Words in order; heads and coreference are other words' numbers, from 1."""
+    """Words in order; heads and coreference are word numbers from 1."""
 
     def __init__(self):
         self.words = []
@@ -93,7 +92,7 @@ class Sentence:
 
 
 def noun_phrase(r, s, noun, place=None):
-    """the [[very] adjective] noun [near the [adjective] place]; gives the noun's number."""
+    """the [[very] adjective] noun [near the [adjective] place]; returns the noun's number."""
     waiting = [(s.put("the"), "det")]
     if r.chance(45):
         if r.chance(25):
@@ -216,7 +215,7 @@ def copula(r, s):
 
 
 def grammar_sentence(r):
-    """One of the patterns, a full stop at its end."""
+    """One of the patterns, with a final full stop."""
     s = Sentence()
     pattern = r.one_of([active_because, active_because, passive_because, transitive, transitive,
                         transitive, reported, intransitive, copula])
@@ -233,7 +232,7 @@ def quoted_sentence(words):
 
 
 def spaced_text(words):
-    """The text; "did" and "n't" are written as one."""
+    """The text; "did" and "n't" are joined."""
     text = ""
     for i, (form, _, _, misc) in enumerate(words):
         joined = "SpaceAfter=No" in misc or (i + 1 < len(words) and words[i + 1][0] == "n't")
@@ -272,5 +271,5 @@ if __name__ == "__main__":
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough; nothing is left to be flushed at the exit
+    except BrokenPipeError:  # the reader closed the pipe; nothing may be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

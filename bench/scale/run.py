@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Attention over hosts that SimGrid simulates: run.py [--hosts N...]
+"""Simulate attention over hosts with SimGrid: run.py [--hosts N...]
 
-Builds scale.c with smpicc (Debian: libsimgrid-dev) and build/libmultihead.a, runs it for each number of hosts (8 and 64 if
-none is given; 64 take half a minute a row, 256 three minutes), link and speed of hosts, and prints a row for each: the
-seconds and the efficiency of mha_distributed_forward(), those of a rotating ring, bytes received and scratch of a rank, and
-what paper says: a host alone, and the time in which its link carries its bytes.
+Builds scale.c with smpicc (Debian: libsimgrid-dev) and build/libmultihead.a, runs it for each number of hosts (default
+8 and 64; 64 take half a minute per row, 256 three minutes), link and speed of hosts. Each row has the seconds and the
+efficiency of mha_distributed_forward(), those of a rotating ring, bytes received and scratch of a rank, and two limits:
+the time of a host's computation alone, and that of its bytes on the link.
 
   run.py --speeds 40 --links 100Gb --hosts 64 > table.md
-  run.py --timeline FILE --links 10Gb --speeds 40 --hosts 8   what each host does when
+  run.py --timeline FILE --links 10Gb --speeds 40 --hosts 8   timeline of each host
 """
 import argparse
 import pathlib
@@ -18,11 +18,11 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TOKENS = 1 << 20
 HEADS, HEAD_DIM = 32, 128
-# Bytes a second of payload, and seconds one way. Ethernet with 1,500-byte frames carries 1,448 bytes of TCP in 1,538 on
-# the wire, 94 %. 15 us: TCP by a kernel; 2 us: an adapter that reads memory itself (RoCE, InfiniBand); 450 GB/s in each
-# direction: what a GPU with NVLink 4 has, with its switch 1 us. All are the usual figures of vendors, not measured here.
+# Payload bytes per second, and one-way latency in seconds. Ethernet with 1,500-byte frames carries 1,448 bytes of TCP
+# in 1,538 on the wire, 94 %. 15 us: TCP in the kernel; 2 us: RDMA (RoCE, InfiniBand); 450 GB/s per direction: a GPU
+# with NVLink 4, 1 us through its switch. All are vendors' figures, not measured here.
 LINKS = {"10Gb": (10e9 / 8 * 0.94, 15e-6), "100Gb": (100e9 / 8 * 0.94, 2e-6), "NVLink": (450e9, 1e-6)}
-# Of the peak. docs/speed.md: a full tile of heads of 128 reaches 72 % and more of it, packing and softmax included.
+# Share of the peak. docs/speed.md: a full tile with heads of 128 reaches at least 72 %, including packing and softmax.
 KERNELS = 0.75
 SIMULATOR = ("--cfg=network/model:CM02", "--cfg=network/latency-factor:1", "--cfg=network/bandwidth-factor:1",
              "--cfg=network/crosstraffic:0", "--cfg=smpi/simulate-computation:no", "--cfg=smpi/test:0",
@@ -56,10 +56,10 @@ def build(folder):
 
 
 def simulate(folder, hosts, link, speed, schedule, folds, *timeline):
-    """Seconds, bytes that a rank received, bytes of its scratch."""
+    """Seconds, bytes received by a rank, bytes of its scratch."""
     rate, latency = LINKS[link]
     (folder / "hosts").write_text("".join(f"h{i}\n" for i in range(hosts)))
-    # A way has two links: the sender's and the receiver's.
+    # A route has two links: the sender's and the receiver's.
     (folder / "platform.xml").write_text(PLATFORM.format(last=hosts - 1, speed=speed * 1e12 * KERNELS, rate=rate,
                                                          latency=latency / 2))
     out = command("smpirun", "-no-privatize", "-platform", folder / "platform.xml", "-hostfile", folder / "hosts",
@@ -73,7 +73,7 @@ def main():
     parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
     parser.add_argument("--speeds", nargs="+", type=int, default=[1, 10, 40], help="peak of a host, TFLOP/s")
     parser.add_argument("--folds", type=int, default=8, help="how often pieces go to and fro over the ranks")
-    parser.add_argument("--timeline", help="a file for what each host does")
+    parser.add_argument("--timeline", help="a file for the timeline of the hosts")
     options = parser.parse_args()
     pairs = TOKENS * (TOKENS + 1) / 2
     print(f"{TOKENS:,} tokens, folds {options.folds}, kernels at {KERNELS:.0%} of the peak\n")

@@ -1,12 +1,12 @@
-/* Attention forward over simulated hosts, causal, started by SimGrid's smpirun (run.py does all of it):
+/* Causal attention forward over simulated hosts, started by SimGrid's smpirun (see run.py):
  *
- *   scale ordered TOKENS FOLDS [TIMELINE]   mha_distributed_forward(): its messages, with kernels that take the time
- *                                           of their pairs (replaced.c). Pieces are zigzag, FOLDS times over
- *   scale ring TOKENS FOLDS [TIMELINE]      the usual rotating ring instead: each rank begins with its own keys, and
- *                                           hands on what it has while it computes it
+ *   scale ordered TOKENS FOLDS [TIMELINE]   mha_distributed_forward(): real messages, with kernels that take the time
+ * of their pairs (replaced.c). Pieces are dealt in zigzag order, FOLDS times
+ *   scale ring TOKENS FOLDS [TIMELINE]      a rotating ring instead: each rank begins with its own keys, and passes on
+ * its current keys while computing
  *
- * Rank 0 prints the seconds of the call, the bytes that the rank with the most received, and the bytes of scratch.
- * All ranks are of one process and take turns, so what is static here is everybody's. */
+ * Rank 0 prints the seconds of the call, the maximum bytes received by a rank, and the bytes of scratch. All ranks run
+ * alternately in one process and share static variables. */
 #include "scale.h"
 
 #include <multihead/distributed.h>
@@ -56,8 +56,8 @@ void scale_note(const char *what, double begin)
     fprintf(scale_timeline, "%d %s %.9f %.9f\n", rank, what, begin, MPI_Wtime());
 }
 
-/* A product and a sum for each element of the key and of the value. Asleep, not with smpi_execute_flops(): after
- * each of those SimGrid 3.32 walks over all messages that the host has ever tested. */
+/* A product and a sum for each element of the key and of the value. Sleeps instead of calling smpi_execute_flops(),
+ * after which SimGrid 3.32 traverses all messages that the host has ever tested. */
 void scale_compute(double pairs, int64_t heads)
 {
     const double begin = MPI_Wtime();
@@ -70,7 +70,7 @@ void scale_compute(double pairs, int64_t heads)
     scale_note("compute", begin);
 }
 
-/* ---- the transport of src/mpi, of which a wait is one event and not a thousand tests ---------- */
+/* ---- the transport of src/mpi, with one event per wait in place of a thousand tests ---------- */
 
 static bool waiting;
 
@@ -111,7 +111,7 @@ static void cut(const work *w, int rank, mha_piece *pieces)
     CHECK(!mha_split_pieces(w->tokens, rank, w->transport.size, w->count / 2, pieces, &count));
 }
 
-/* Rows of everybody's: all are the same few megabytes. */
+/* Rows of all ranks share the same few megabytes. */
 static mha_tensor make(int64_t heads, int64_t rows)
 {
     const int64_t shape[] = {1, heads, rows, HEAD_DIM};

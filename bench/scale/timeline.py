@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draw when each host computes and when it waits: timeline.py TIMELINE PICTURE.svg
+"""Plot the computation and waiting times of each host: timeline.py TIMELINE PICTURE.svg
 
-TIMELINE is what run.py --timeline wrote. What a row leaves white is packing and agreeing, which take no time there.
+TIMELINE is written by run.py --timeline. Packing and agreement take no simulated time and stay blank.
 """
 import sys
 
@@ -20,7 +20,7 @@ def read(path):
 
 
 def columns(spans, scale, count):
-    """Runs of pixels, (what, first, end), by what takes most of the time of each."""
+    """Runs of pixels, (activity, first, end), by the dominant activity of each pixel."""
     shares = [dict.fromkeys(COLORS, 0.0) for _ in range(count)]
     for what, begin, end in spans:
         first, last = begin * scale, end * scale

@@ -1,11 +1,11 @@
-/* A model in a browser: opened from the worker's files, asked as by any other carrier of live.h. One model
- * at a time; worker.js calls these functions and starts another instance for another model. */
+/* A model in a browser, opened from the worker's files and queried through live.h. An instance holds one model;
+ * worker.js calls these functions and starts a new instance for the next model. */
 #include <multihead/live.h>
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A function that worker.js calls by this name. */
+/* Export a function to worker.js under this name. */
 #define FOR_WORKER(type, name, ...)                                        \
     __attribute__((export_name(#name))) type explorer_##name(__VA_ARGS__); \
     type explorer_##name(__VA_ARGS__)
@@ -14,8 +14,8 @@ static struct {
     mha_context *context;
     mha_model *model;
     mha_live *live;
-    char *name;        /* which live borrows */
-    mha_buffer answer; /* or the detail of the error */
+    char *name;        /* borrowed by live */
+    mha_buffer answer; /* or the error's details */
 } page;
 
 static int finish(mha_status status)
@@ -28,7 +28,7 @@ static int finish(mha_status status)
     return (int)status;
 }
 
-/* Allocate a buffer for a text of the worker, which frees it with give(). NULL: out of memory. */
+/* Allocate a buffer for a text of the worker, to be freed with give(). NULL: out of memory. */
 FOR_WORKER(void *, take, size_t bytes)
 {
     return malloc(bytes ? bytes : 1);
@@ -39,7 +39,7 @@ FOR_WORKER(void, give, void *text)
     free(text);
 }
 
-/* Open the model at a path of the worker's files, under a name. 0, or a status: its answer says why. */
+/* Open the model at a path of the worker's files, under a name. Returns 0, or a status; the answer explains it. */
 FOR_WORKER(int, open, const char *path, const char *name)
 {
     page.name = strdup(name);
@@ -53,7 +53,7 @@ FOR_WORKER(int, open, const char *path, const char *name)
     return finish(status);
 }
 
-/* Answer a request at a place of live.h, likewise. */
+/* Answer a request for a place of live.h, with the same result. */
 FOR_WORKER(int, answer, const char *place, const char *request, size_t bytes)
 {
     mha_buffer_free(&page.answer);

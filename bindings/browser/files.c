@@ -1,5 +1,5 @@
-/* Files for the model library in a browser: the calls that it makes of POSIX, over functions of the worker
- * that holds the reader's files. A mapped file is read whole, in slices; nothing can be written. */
+/* The POSIX calls of the model library in a browser, over functions of the worker that holds the user's files. Mapping
+ * a file reads all of it, in slices. Files cannot be written. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* worker.js. A file is a number; NONE and FOLDER are in its place. Reading returns the bytes read, or -1. */
+/* Functions of worker.js. A file is a number, NONE or FOLDER. Reading returns the number of bytes read, or -1. */
 enum { NONE = -1, FOLDER = -2 };
 #define FROM_WORKER(name) __attribute__((import_module("files"), import_name(#name))) extern
 FROM_WORKER(find) int files_find(const char *path);
@@ -83,7 +83,7 @@ int access(const char *path, int mode)
     return mode & W_OK ? refuse(EROFS) : 0;
 }
 
-/* In slices, so that the worker's copy of one is all that is in memory twice. */
+/* Slices: memory holds two copies of one slice only. */
 ssize_t pread(int descriptor, void *to, size_t bytes, off_t from)
 {
     const int file = file_of(descriptor);

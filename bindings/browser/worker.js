@@ -1,5 +1,5 @@
-// The library in a worker: WebAssembly over the reader's files, asked by explorer.js. A worker has one model;
-// for another one, or when it failed, the page ends it and starts the next.
+// The library in a worker: WebAssembly over the user's files, called by explorer.js. A worker holds one model.
+// The page replaces the worker to open another model, and after a failure.
 "use strict";
 
 let wasm = null, files = [], told = 0;
@@ -11,7 +11,7 @@ function textAt(at) {
     return new TextDecoder().decode(all.slice(0, all.indexOf(0)));
 }
 
-// -- what the library asks for -------------------------------------------------------------------
+// -- functions for the library -------------------------------------------------------------------
 
 const NONE = -1, FOLDER = -2; // files.c
 
@@ -22,7 +22,7 @@ function find(path) {
 
 const sizeOf = content => content.size ?? content.length;
 
-// Bytes of the page, or a slice of a file of the reader's disk.
+// Bytes of the page, or a slice of a file on the user's disk.
 function slice(content, from, to) {
     if (!(content instanceof Blob)) return content.subarray(from, to);
     return new Uint8Array(new FileReaderSync().readAsArrayBuffer(content.slice(from, to)));
@@ -35,7 +35,7 @@ function read(i, from, to, bytes) {
         tellProgress(files[i], from + part.length);
         return part.length;
     } catch {
-        return -1; // the file changed, or may no longer be read
+        return -1; // the file changed, or is no longer readable
     }
 }
 
@@ -46,7 +46,7 @@ function tellProgress(file, done) {
     postMessage({reading: file.name, done, size: sizeOf(file.content)});
 }
 
-const UNSUPPORTED = 52; // ENOSYS: there are no other files, and nothing is written
+const UNSUPPORTED = 52; // ENOSYS: no other files, no writing
 const imports = {
     files: {find, size: i => sizeOf(files[i].content), read},
     wasi_snapshot_preview1: {
@@ -65,7 +65,7 @@ const imports = {
     env: {emscripten_notify_memory_growth() {}}
 };
 
-// -- what the page asks for ----------------------------------------------------------------------
+// -- functions for the page ----------------------------------------------------------------------
 
 async function start(module) {
     const compiled = await WebAssembly.compile(module), given = {};
@@ -77,7 +77,7 @@ async function start(module) {
     wasm._initialize?.();
 }
 
-// Calls a function with texts, which are in the library's memory for as long as it runs.
+// Calls a function with texts, which are copied to the library's memory during the call.
 function callWith(texts, call) {
     const lent = texts.map(text => {
         const bytes = new TextEncoder().encode(text), at = wasm.take(bytes.length + 1);

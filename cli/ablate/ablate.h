@@ -69,7 +69,7 @@ typedef struct ablate_effects {
     const char *paths_to;
     mha_path_receiver *receivers; /* of path patching; none: the logits */
     int64_t receiver_count;
-    double *row;        /* room for a number of each text of a set */
+    double *row;        /* space for one number per text of a set */
     mha_status *failed; /* the first failure while effects are written */
 } ablate_effects;
 

@@ -21,7 +21,7 @@ typedef struct effects_job {
     int64_t heads, pairs; /* how many are wanted */
     progress progress;
     const char *what;
-    double done, total; /* work of calls that are over; of all, as far as it is known */
+    double done, total; /* work of finished calls; of all known calls */
     bool said, patching_paths;
 } effects_job;
 
@@ -170,7 +170,7 @@ static cli_exit add_task(effects_job *j)
 
 /* ---- work ------------------------------------------------------------------------------------ */
 
-/* "45 s", "12 min", "2.5 h": reported once, when the first texts have shown the speed of the machine. */
+/* "45 s", "12 min", "2.5 h": reported once, when the first texts have shown the machine's speed. */
 static void say_time(effects_job *j, double seconds)
 {
     if (seconds < 5)
@@ -265,7 +265,7 @@ static cli_exit reckon(effects_job *j)
     CLI_TRY(make_sets(heads, j->heads, 1, &single));
     CLI_TRY(make_sets(both, pairs, 2, &two));
     CLI_TRY(add_work(j, &none, &once));
-    j->total = once; /* means, or what resampling takes; direct effects */
+    j->total = once; /* means or resampled outputs; direct effects */
     if (j->effects->estimated) CLI_TRY(add_work(j, NULL, &j->total));
     CLI_TRY(add_work(j, &single, &j->total));
     if (pairs > 0) CLI_TRY(add_work(j, &two, &j->total));

@@ -42,7 +42,7 @@ static const effect_set *set_of(const ablate_effects *e, int m)
     return &e->sets[e->measures[m].set];
 }
 
-/* Numbers of a measure, text by text: `row` of numbers [.., texts, measures], times factor, added. */
+/* Add a measure's `row` of numbers [.., texts, measures], times factor, text by text. */
 static void add_row(const ablate_effects *e, int m, const double *numbers, int64_t row,
                     double factor, double *to)
 {
@@ -92,7 +92,7 @@ static void put_cell(table *t, mha_effect_interval x, bool change)
         table_text(t, change ? "%+.4f (%+.4f, %+.4f)" : "%.4f (%.4f, %.4f)", x.mean, x.low, x.high);
 }
 
-/* A table of intervals beside a first column. */
+/* A table of intervals after a first column. */
 enum { MOST_COLUMNS = 1 + EFFECT_MEASURES };
 typedef struct interval_table {
     table of;
@@ -389,7 +389,7 @@ static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
     return CLI_OK;
 }
 
-/* Rows are texts; an unmeasured head has none. */
+/* Rows are texts; a head that was not measured has none. */
 static void take_values(const void *of, const heads_row *row,
                         mha_heads_value values[HEADS_MOST_BESIDE])
 {

@@ -12,11 +12,11 @@
 #define BENCH "bench"
 
 /* The one list of kinds of work: name, value, description. */
-#define BENCH_KIND_LIST(X)                                             \
-    X(BENCH_FORWARD, 0, "forward", "attention")                        \
-    X(BENCH_BACKWARD, 1, "backward", "its gradients by q, k and v")    \
-    X(BENCH_DECODE, 2, "decode", "one query against many keys")        \
-    X(BENCH_MODULE, 3, "module", "projections, attention, projection") \
+#define BENCH_KIND_LIST(X)                                                    \
+    X(BENCH_FORWARD, 0, "forward", "attention")                               \
+    X(BENCH_BACKWARD, 1, "backward", "its gradients with respect to q, k, v") \
+    X(BENCH_DECODE, 2, "decode", "one query against many keys")               \
+    X(BENCH_MODULE, 3, "module", "projections, attention, projection")        \
     X(BENCH_GEMM, 4, "gemm", "a linear layer")
 
 typedef enum bench_kind {
@@ -56,7 +56,7 @@ typedef struct bench_shape {
     bool need_weights;             /* module: also compute the mean weights over heads */
     bench_cache cache;             /* decode from a KV cache of this type */
     int64_t page;                  /* positions of its pages; 0: one page */
-    mha_compute compute;           /* forward, decode: packing included; bf16 of bf16 tensors */
+    mha_compute compute;           /* forward, decode: including packing; bf16 with bf16 tensors */
 } bench_shape;
 
 /* A work, ready to run any number of times; run i uses copy i of the data that must come from
@@ -88,7 +88,7 @@ typedef struct bench_machine {
     bench_processor processor;
     mha_isa isa;
     int threads;
-    int64_t l2;       /* bytes, by which the library cuts work */
+    int64_t l2;       /* bytes, which determine how the library divides work */
     double fma_peak;  /* multiply-adds in registers, FLOP/s; 0: unknown for this processor */
     double bf16_peak; /* the same for products of bf16 */
     double bandwidth; /* bytes read per second */
@@ -98,7 +98,7 @@ typedef struct bench_machine {
 /* Measure each of the three for at most `seconds`, or a few runs. Errors are printed. */
 cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machine *machine);
 
-/* Short pieces of the same, to run between samples: multiply-adds per second (0: unknown), and
+/* Short pieces of the same work, to run between samples: multiply-adds per second (0: unknown), and
  * bytes read per second of the i-th piece of a machine's memory. */
 double bench_multiply_piece(mha_context *context);
 double bench_read_piece(mha_context *context, const float *memory, int64_t i);
@@ -116,7 +116,7 @@ typedef struct bench_result {
     double *seconds, *noise; /* [samples] each sample, and the longer of its two probes */
     double *rates;      /* [samples] multiply-adds or bytes read per second: mean of both probes */
     double beside;      /* median over the samples that count */
-    double most;        /* the third highest over all samples */
+    double most;        /* third highest rate of all samples */
     double quiet_level; /* seconds of a probe on an otherwise idle machine */
 } bench_result;
 
@@ -139,7 +139,7 @@ typedef struct bench_row {
     bench_result result;
     double limit;  /* minimum seconds on this machine, by its peak or by the bandwidth of the
                       probes */
-    double best;   /* the same by the highest bandwidth of the probes */
+    double best;   /* the same with the highest bandwidth of the probes */
     double before; /* median of the older run; 0: none */
     double f32;    /* of a row that is not in f32: the median in f32 */
 } bench_row;
@@ -150,11 +150,12 @@ typedef struct bench_report {
     int count;
 } bench_report;
 
-/* Minimum seconds on this machine; 0 if its peak is unknown. Traffic from memory is compared
- * with the bandwidth at the same time, because on a shared machine it changes within seconds. */
+/* Minimum seconds on this machine; 0 if its peak is unknown. Traffic from memory is compared with
+ * the bandwidth measured at the same time, because on a shared machine it changes within
+ * seconds. */
 double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth);
 
-/* The peak for the work's products: multiply-adds, or those of bytes; 0: unknown. */
+/* The peak for the work's products: f32 or bf16 multiply-adds; 0: unknown. */
 double bench_peak(const bench_machine *machine, const bench_work *work);
 
 void bench_print_machine(const bench_machine *machine);

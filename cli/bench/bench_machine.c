@@ -138,7 +138,7 @@ __attribute__((target("avx512f"), noinline)) static float read512(const float *p
 }
 #endif
 
-/* The sixteen lanes become vectors of the width that the compiler may assume. */
+/* The sixteen lanes become vectors of the compiler's target width. */
 static float read_memory(mha_isa isa, const float *p, size_t n)
 {
 #if defined(__x86_64__)
@@ -177,7 +177,7 @@ static void read_item(void *argument, int64_t item, int worker)
     j->sink[item] = read_memory(j->isa, j->memory + (size_t)item * j->floats, j->floats);
 }
 
-/* Larger than the caches of current machines; reads take pieces of it. */
+/* Larger than the caches of current machines; each read takes a piece. */
 static const size_t memory_bytes = (size_t)256 << 20, piece_bytes = (size_t)32 << 20;
 
 double bench_read_piece(mha_context *context, const float *memory, int64_t i)
@@ -215,8 +215,8 @@ typedef struct source {
     const float *memory;
 } source;
 
-/* The third highest of at least nine rates. The highest is unreliable: where a host takes time
- * away, clocks occasionally run short. */
+/* The third highest of at least nine rates. The highest is unreliable: if a host suspends the
+ * machine, clocks occasionally measure too short a time. */
 static double highest(double seconds, const source *of)
 {
     double rate[RUNS];

@@ -70,7 +70,7 @@ void bench_print_machine(const bench_machine *m)
 static void put_share(table *t, const bench_machine *machine, const bench_row *row)
 {
     if (row->work.bytes == 0 && row->result.beside < 0.9 * machine->fma_peak)
-        table_text(t, "  (at the time the machine gave %.0f GFLOP/s of multiply-adds)",
+        table_text(t, "  (the machine then reached %.0f GFLOP/s of multiply-adds)",
                    1e-9 * row->result.beside);
 }
 
@@ -258,7 +258,7 @@ void bench_older_warn(const bench_older *older, const bench_machine *machine)
                  older->path, processor, machine->processor.id);
     else if (peak > 1.1 * machine->fma_peak || 1.1 * peak < machine->fma_peak)
         cli_warn(BENCH,
-                 "--compare: where '%s' was measured the peak was %.1f GFLOP/s, here it is %.1f: "
+                 "--compare: '%s' was measured with a peak of %.1f GFLOP/s, here it is %.1f: "
                  "another machine, or other load",
                  older->path, 1e-9 * peak, 1e-9 * machine->fma_peak);
 }

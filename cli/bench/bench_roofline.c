@@ -63,7 +63,7 @@ static void put_label(plot *p, double x, double y, uint32_t flags, mha_ink ink, 
                       .text = text});
 }
 
-/* A short text of its own. */
+/* A short text with its own memory. */
 static void put_text(plot *p, double x, double y, uint32_t flags, const char *format, ...)
     MHA_PRINTF(5, 6);
 
@@ -78,7 +78,7 @@ static void put_text(plot *p, double x, double y, uint32_t flags, const char *fo
     put_label(p, x, y, flags, MHA_INK_MUTED, text);
 }
 
-/* Operations per byte: of the traffic from memory if the work is limited by it, else of the
+/* Operations per byte of traffic from memory if memory limits the work, otherwise per byte of the
  * tensors that it reads and writes once. */
 static double intensity_of(const bench_work *work)
 {
@@ -126,7 +126,7 @@ static void draw_axes(plot *p)
         put_text(p, left - 8, at + 4, MHA_MARK_END, "%g", pow(10, y));
     }
     put_label(p, left + width / 2, top + p->height + 40, MHA_MARK_MIDDLE, MHA_INK_MUTED,
-              "operations for each byte");
+              "operations per byte");
     put_label(p, left - 60, top - 8, 0, MHA_INK_MUTED, "GFLOP/s");
 }
 
@@ -170,7 +170,7 @@ mha_status bench_write_roofline(const bench_report *report, bool pdf, const mha_
     char subtitle[120];
     plot p = {0};
     if (!(report->machine.fma_peak > 0))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "the peak of this processor is not known: no roof");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "the peak of this processor is unknown: no roof");
     set_axes(&p, report);
     draw_axes(&p);
     draw_roof(&p, &report->machine);

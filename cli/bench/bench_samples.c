@@ -98,7 +98,7 @@ static bool is_quiet(const bench_result *r, int sample)
     return r->noise[sample] <= 1.05 * r->quiet_level;
 }
 
-/* Over the samples that count. */
+/* The result over the samples that count. */
 static double median_of(const bench_result *r, const double *values, double *scratch)
 {
     int count = 0;
@@ -108,7 +108,7 @@ static double median_of(const bench_result *r, const double *values, double *scr
     return count % 2 ? scratch[count / 2] : (scratch[count / 2 - 1] + scratch[count / 2]) / 2;
 }
 
-/* Over the samples so far; scratch has room for them. */
+/* The result over the samples so far, which fit into scratch. */
 static void count_quiet(bench_result *r, double *scratch)
 {
     r->quiet_level = quiet_level(r, scratch);

@@ -20,7 +20,7 @@ const char *bench_kind_name(bench_kind kind)
     return kind < BENCH_KINDS ? names[kind] : "?";
 }
 
-/* Data that must come from memory has copies of this many bytes in all, more than caches hold. */
+/* Data that must come from memory has copies of this many bytes in total, more than caches hold. */
 static const double cold_bytes = 512e6;
 enum { MOST_COPIES = 64, BLOCK = 64, PADDING = 100 };
 
@@ -44,7 +44,7 @@ static float *some_floats(int64_t count)
 
 static cli_exit too_large(const char *what)
 {
-    return cli_fail(CLI_NO_MEMORY, BENCH, "out of memory: %s of these sizes; take smaller ones",
+    return cli_fail(CLI_NO_MEMORY, BENCH, "out of memory: %s of these sizes; choose smaller ones",
                     what);
 }
 
@@ -61,7 +61,7 @@ typedef struct attention_work {
     void *mask;
 } attention_work;
 
-/* The next tensor of the memory that starts at *at. */
+/* The next tensor in the memory that starts at *at. */
 static mha_tensor take(float **at, const bench_shape *s, int64_t heads, int64_t rows)
 {
     const int64_t size = s->head_dim;

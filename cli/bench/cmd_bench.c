@@ -46,13 +46,13 @@ static const args_option option_table[] = {
                "causal, N keys; with or without --mask window"),
     ROW_CHOICE("layout", bench_options, layout, layouts, "memory layout of the tensors"),
     ROW_FLAG(0, "need-weights", bench_options, need_weights, 1,
-             "module: the weights too, averaged over heads"),
+             "module: also compute the weights' mean over heads"),
     ROW_CHOICE("cache", bench_options, cache, caches,
                "decode from a KV cache that keeps this type"),
     ROW_NUMBER("page", bench_options, page, 1, MOST,
-               "positions of a page of the cache; default: all"),
+               "positions per page of the cache; default: all"),
     ROW_CHOICE("compute", bench_options, compute, computes,
-               "forward, decode, gemm; default f32, with which bf16\nis compared"),
+               "forward, decode, gemm; default f32; bf16 is compared\nwith f32"),
     ROW_HEADING("The work (gemm)"),
     ROW_NUMBER("rows", bench_options, rows, 1, MOST, "rows M; default 512"),
     ROW_NUMBER("outputs", bench_options, outputs, 1, MOST, "outputs N; default 512"),
@@ -68,11 +68,13 @@ static const args_option option_table[] = {
     ROW_REAL("patience", bench_options, patience,
              "seconds after which a row is ungated; default 600"),
     ROW_HEADING("Output"),
-    ROW_FLAG(0, "json", bench_options, json, 1, "everything, raw samples included, as JSON"),
-    ROW_TEXT("compare", bench_options, compare, "FILE", "report the speedup over an older --json"),
+    ROW_FLAG(0, "json", bench_options, json, 1, "print everything as JSON, including raw samples"),
+    ROW_TEXT("compare", bench_options, compare, "FILE",
+             "report the speedup over an older --json file"),
     ROW_TEXT("svg", bench_options, svg, "FILE", "a roofline plot", .ending = ".svg"),
-    ROW_TEXT("pdf", bench_options, pdf, "FILE", "the same for a paper", .ending = ".pdf"),
-    ROW_QUIET(bench_options, "no notes on stderr"),
+    ROW_TEXT("pdf", bench_options, pdf, "FILE", "write the plot as PDF, for papers",
+             .ending = ".pdf"),
+    ROW_QUIET(bench_options, "print no notes on stderr"),
     ROW_HELP,
 };
 
@@ -101,10 +103,10 @@ const args_page bench_page = {
              "took at most 5 % longer than the third fastest probe of the row. A row with\n"
              "fewer than five quiet samples is ungated: its median is over all samples and\n"
              "includes other load. Bytes are compared with the bandwidth of a\n"
-             "sample's probes, operations with the peak measured first; a row reports if the\n"
-             "machine later gave less than nine tenths of it. A row above 102 % means that it\n"
-             "was busy then. decode and gemm of one row read from memory: calls alternate\n"
-             "between copies.",
+             "sample's probes, operations with the peak measured first. A row notes if the\n"
+             "machine later reached less than nine tenths of that peak. A row above 102 %\n"
+             "means that the machine was busy while the peak was measured. decode and gemm\n"
+             "of one row read from memory: calls alternate between copies.",
     .takes = "WORK",
     .spare = "name one work",
     ARGS_OPTIONS(option_table),
@@ -226,16 +228,17 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
     if (kind != BENCH_GEMM && product)
         return cli_fail(CLI_USAGE, BENCH, "--rows, --outputs and --inputs apply to gemm only");
     if (o->need_weights && kind != BENCH_MODULE)
-        return cli_fail(CLI_USAGE, BENCH, "--need-weights is for the work 'module'");
+        return cli_fail(CLI_USAGE, BENCH, "--need-weights applies to the work 'module' only");
     if (o->cache && kind != BENCH_DECODE)
-        return cli_fail(CLI_USAGE, BENCH, "--cache is for the work 'decode'");
+        return cli_fail(CLI_USAGE, BENCH, "--cache applies to the work 'decode' only");
     if (o->page && !o->cache)
-        return cli_fail(CLI_USAGE, BENCH, "--page is of a cache; name its type, as --cache f32");
+        return cli_fail(CLI_USAGE, BENCH,
+                        "--page requires a cache; add its type, such as --cache f32");
     const bool attends = kind == BENCH_FORWARD || (kind == BENCH_DECODE && !o->cache);
     if (o->compute && !attends && kind != BENCH_GEMM)
         return cli_fail(
             CLI_USAGE, BENCH,
-            "--compute bf16 is for the works 'forward', 'decode', without --cache, and 'gemm'");
+            "--compute bf16 applies to the works 'forward', 'decode' without --cache, and 'gemm'");
     return CLI_OK;
 }
 
@@ -276,8 +279,7 @@ static cli_exit check_shape(const bench_shape *s)
                         (long long)s->keys, (long long)s->queries);
     if (s->mask == BENCH_MASK_LENGTHS && (s->keys <= 100 || s->batch > 16))
         return cli_fail(CLI_USAGE, BENCH,
-                        "lengths: 100 keys are padding, so that there must be "
-                        "more, and at most 16 sequences");
+                        "lengths: 100 keys are padding; give more keys, and at most 16 sequences");
     return CLI_OK;
 }
 
@@ -293,7 +295,7 @@ static bench_limits limits_of(const bench_options *o)
 static cli_exit measure_row(mha_context *context, const bench_limits *limits,
                             const bench_shape *shape, const bench_machine *machine, bench_row *row)
 {
-    if (shape->compute != MHA_COMPUTE_F32) { /* its twin, first */
+    if (shape->compute != MHA_COMPUTE_F32) { /* the f32 row, first */
         bench_shape twin = *shape;
         twin.compute = MHA_COMPUTE_F32;
         CLI_TRY(measure_row(context, limits, &twin, machine, row));
@@ -334,7 +336,7 @@ static cli_exit check_machine(const bench_options *o, const bench_machine *machi
     bench_older_warn(older, machine);
     if ((!o->svg && !o->pdf) || machine->fma_peak > 0) return CLI_OK;
     return cli_fail(CLI_UNSUPPORTED, BENCH,
-                    "--%s: the peak of %s is not known, so that there is no roof to draw",
+                    "--%s: the peak of %s is unknown, so there is no roof to draw",
                     o->svg ? "svg" : "pdf", mha_isa_name(machine->isa));
 }
 
@@ -346,7 +348,7 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
              words_s(report->count));
     CLI_TRY(bench_machine_measure(context, limits.patience < 0.5 ? limits.patience : 0.5,
                                   &report->machine));
-    int found = 0; /* rows that the older file has, too */
+    int found = 0; /* rows that are also in the older file */
     CLI_TRY(check_machine(o, &report->machine, older));
     if (!o->json) bench_print_machine(&report->machine);
     for (int i = 0; i < report->count; i++) {

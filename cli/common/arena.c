@@ -12,8 +12,8 @@ static mha_room room;
 static cli_exit out_of_memory(const char *command, int64_t count, size_t size)
 {
     return cli_fail(CLI_NO_MEMORY, command,
-                    "out of memory: %" PRId64 " elements of %zu bytes, %s together; make the input "
-                    "smaller, or free memory for the program",
+                    "out of memory: %" PRId64
+                    " elements of %zu bytes, %s in total; make the input smaller, or free memory",
                     count, size, words_bytes((double)count * (double)size).text);
 }
 

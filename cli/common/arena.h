@@ -1,8 +1,8 @@
-/* Memory, and things with a destructor, that live until the subcommand ends: nothing frees them on
- * the way. main() gives everything back, last come first; a loop that would pile up memory sets a
- * mark and gives back what came after it.
+/* Memory, and objects with a destructor, that live until the subcommand ends: main() releases
+ * everything, the last first. A loop that would accumulate memory sets a mark, and releases
+ * everything allocated after it.
  *
- * One arena a process, used by its main thread only.
+ * One arena per process, used by its main thread only.
  */
 #ifndef CLI_ARENA_H
 #define CLI_ARENA_H
@@ -23,8 +23,8 @@ cli_exit arena_alloc(const char *command, int64_t count, size_t size, void *poin
 /* The same memory without a message; returns NULL on failure. */
 void *arena_try(int64_t count, size_t size);
 
-/* Grow what *pointer holds, which is NULL or of this arena; the added memory is not zeroed.
- * Errors are printed, and *pointer stays valid. */
+/* Grow *pointer, which is NULL or memory of this arena; the added memory is not zeroed. Errors are
+ * printed, and *pointer stays valid. */
 cli_exit arena_grow(const char *command, int64_t count, size_t size, void *pointer);
 
 /* A NUL-terminated copy of bytes. Errors are printed. */
@@ -34,14 +34,14 @@ cli_exit arena_text(const char *command, const char *text, size_t bytes, char **
  * memory to register it. thing NULL: no-op. Errors are printed. */
 cli_exit arena_keep(const char *command, void *thing, void (*release)(void *thing));
 
-/* Such a release, of a function that takes a pointer of its own type. */
+/* The same for a function that takes a typed pointer. */
 #define ARENA_RELEASE(name, destroy) \
     static void name(void *thing)    \
     {                                \
         destroy(thing);              \
     }
 
-/* Release one thing, or free one piece of memory, early. NULL: no-op. */
+/* Release one object, or free one allocation, early. NULL: no-op. */
 void arena_drop(const void *thing);
 
 /* Release everything allocated after the mark. */

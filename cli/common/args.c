@@ -1,4 +1,4 @@
-/* Command lines: see args.h. One walk over the arguments, one table lookup per option. */
+/* Command lines: see args.h. One pass over the arguments, one table lookup per option. */
 #include "common/args.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@ enum { LONGEST_NAME = 31 };
 
 /* ---- Parsing --------------------------------------------------------------------------------- */
 
-/* One option as it stands in the arguments. */
+/* An option in the arguments. */
 typedef struct args_shown {
     char shown[LONGEST_NAME + 3]; /* "--layer" or "-l" */
     const char *value;            /* the text after '=', or the next argument; NULL: none */
@@ -131,7 +131,7 @@ static bool ends_in(const char *name, const char *ending)
     return length > bytes && !strcmp(name + length - bytes, ending);
 }
 
-/* An output's name may have any ending except that of another format. */
+/* The name of an output may have any ending except that of another format. */
 static cli_exit check_ending(const args_page *page, const args_option *option,
                              const args_shown *given)
 {
@@ -214,7 +214,7 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
     return store(page, option, &given, fields);
 }
 
-/* One word of page->takes for each argument. */
+/* Each word of page->takes is one argument. */
 static cli_exit check_plain(const args_page *page, const args_texts *plain)
 {
     int at = 0;
@@ -258,7 +258,7 @@ void args_imply(const args_page *page, const char *name, args_line *line)
             line->given[i] = true;
 }
 
-/* The first option named in a text that is given, or NULL. */
+/* The first given option among those that a text names, or NULL. */
 static const args_option *first_given(const args_page *page, const char *text,
                                       const args_line *line)
 {

@@ -1,7 +1,7 @@
 /* Command lines: options from a table, and the help text from the same table.
  *
  *   --name value   --name=value   -n value       in any order, before or after other arguments
- *   --             ends the options; what follows are plain arguments, whatever they begin with
+ *   --             ends the options; later arguments are plain even if they begin with -
  *   -              is a plain argument
  *
  * Names are never abbreviated: a new option must not change what an old script means.
@@ -82,11 +82,11 @@ typedef struct args_page {
 /* Its members for an array of options. */
 #define ARGS_OPTIONS(table) .options = (table), .option_count = sizeof(table) / sizeof *(table)
 
-/* A number of digits only, at most about 2^40; advances *at past it. */
+/* Parse a number of digits only, at most about 2^40; advances *at past it. */
 bool args_digits(const char **at, int64_t *number);
 
-/* A decimal number at the beginning of text, up to one of the characters in ends or the end of
- * the text; no blanks, no plus. *rest is where it stops; false if there is none or it is out of
+/* Parse a decimal number at the beginning of text, up to one of the characters in ends or the end
+ * of the text; no blanks, no plus. *rest is where it stops; false if there is none or it is out of
  * range. */
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
@@ -94,7 +94,7 @@ bool args_decimal(const char *text, const char *ends, double *number, const char
 /* The arguments other than options, and the options that were given. */
 typedef struct args_line {
     args_texts plain;
-    bool given[ARGS_MOST_OPTIONS]; /* by the option's index on the page, whatever its value */
+    bool given[ARGS_MOST_OPTIONS]; /* by the option's index on the page, for any value */
 } args_line;
 
 /* Fill fields (zeroed or holding defaults) and line (zeroed) from arguments, as many as page->takes says;

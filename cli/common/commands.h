@@ -1,7 +1,7 @@
 /* The subcommands: each gets the arguments that follow its name and returns the exit code. Help, man
  * pages and completions are printed from its page.
  *
- * A new subcommand is a file cmd_<name>.c in a folder of its own and a line in this list.
+ * To add a subcommand, create cmd_<name>.c in a new folder and add a line to this list.
  */
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
@@ -57,7 +57,7 @@ typedef struct cli_command {
 /* In the order of the list; NULL after the last. */
 const cli_command *cli_command_at(int i);
 
-/* Whether it may be started on several ranks (launched.h). */
+/* Whether it may run on several ranks (launched.h). */
 bool cli_command_knows_ranks(const cli_command *command);
 
 /* The subcommand of that name; an error suggests the nearest one. */

@@ -83,7 +83,7 @@ static cli_exit take_folder(const char *command, const char *folder, config *out
 
 /* ---- Windows --------------------------------------------------------------------------------- */
 
-/* A number of keys from text on, up to the character `end`. */
+/* Parse a number of keys at the start of text, up to the character `end`. */
 static bool parse_keys(const char *text, char end, int64_t *keys, const char **rest)
 {
     if (!args_whole(text, (const char[]){end, 0}, keys, rest) || **rest != end || *keys < -1 ||
@@ -103,19 +103,19 @@ cli_exit config_window(const char *command, const char *text, bool causal, int64
                      : parse_keys(text, 0, &before, &rest) && before >= 1;
     if (!good)
         return cli_fail(CLI_USAGE, command,
-                        "--window %s: expected a number of keys, such as 4096, the query's own "
-                        "included; or keys "
-                        "before and after: 128,128 (-1: all)",
+                        "--window %s: expected a number of keys, such as 4096, including the "
+                        "query's own; or keys before and after: 128,128 (-1: all)",
                         text);
     if (!pair && !causal)
-        return cli_fail(CLI_USAGE, command,
-                        "--window %s: without --causal, say how many keys before and after: "
-                        "--window %" PRId64 ",%" PRId64,
-                        text, before / 2, before / 2);
+        return cli_fail(
+            CLI_USAGE, command,
+            "--window %s: without --causal, give the keys before and after: --window %" PRId64
+            ",%" PRId64,
+            text, before / 2, before / 2);
     if (causal && after != 0)
         return cli_fail(CLI_USAGE, command,
                         "--window %s: a causal query sees no later key; use --window %" PRId64
-                        ",0, or leave --causal out",
+                        ",0, or omit --causal",
                         text, before);
     *left = pair ? before : before - 1;
     *right = after;
@@ -182,7 +182,7 @@ cli_exit config_resolve(const char *command, const config_options *o, config *ou
 {
     *out = (config){0};
     if (o->like && o->model)
-        return cli_fail(CLI_USAGE, command, "--like %s and the folder '%s': one of them is enough",
+        return cli_fail(CLI_USAGE, command, "--like %s and the folder '%s': give only one of them",
                         o->like, o->model);
     CLI_TRY(o->like    ? take_like(command, o->like, out)
             : o->model ? take_folder(command, o->model, out)

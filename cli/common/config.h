@@ -1,5 +1,5 @@
-/* The attention that a subcommand describes: sizes on the command line, of a published model, or
- * of a model folder. Options override single sizes. */
+/* The attention that a subcommand describes: sizes from the command line, a published model or a
+ * model folder. Options override single sizes. */
 #ifndef CLI_CONFIG_H
 #define CLI_CONFIG_H
 
@@ -35,7 +35,7 @@ typedef struct config {
     char name[192];     /* "gpt2", a folder's name, or "512 wide, 8 heads" */
     const char *source; /* the publication, or NULL */
     const char *note;   /* or NULL */
-    double published;   /* parameters of the whole model; 0: not known */
+    double published;   /* parameters of the whole model; 0: unknown */
     bool causal, encoder;
     counts_shape shape;
 } config;

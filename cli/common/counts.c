@@ -40,7 +40,7 @@ static int64_t sum(tally *t, int count, const int64_t *terms)
     return result;
 }
 
-/* w (w + 1) / 2, w >= 0: the even one of the two is halved first. */
+/* w (w + 1) / 2, w >= 0: the even factor is halved first. */
 static int64_t triangle(tally *t, int64_t w)
 {
     return w % 2 == 0 ? times(t, w / 2, plus(t, w, 1)) : times(t, w, w / 2 + 1);

@@ -1,10 +1,10 @@
-/* What attention holds, computes and keeps, counted exactly: pure arithmetic, no printing.
+/* Exact counts of attention's parameters, operations and memory: pure arithmetic, no printing.
  *
  *   E width   H query heads   Hk key/value heads   D head size   N tokens   B sequences   L layers
  *
- *   parameters   W_q [H D, E]   W_k, W_v [Hk D, E]   W_o [E, H D], and a bias a row where wanted
- *   FLOPs        projections 2 B N (in) (out);  scores and weighted sum 2 D a visible pair each;
- *                softmax 5 a visible pair (maximum, subtraction, exp, sum, division)
+ *   parameters   W_q [H D, E]   W_k, W_v [Hk D, E]   W_o [E, H D], and optionally one bias per row
+ *   FLOPs        projections 2 B N (in) (out);  scores and weighted sum 2 D per visible pair each;
+ *                softmax 5 per visible pair (maximum, subtraction, exp, sum, division)
  *   bytes        attention matrix B H N N;  keys and values 2 B Hk D N
  */
 #ifndef CLI_COUNTS_H
@@ -53,8 +53,8 @@ bool counts_of(const counts_shape *shape, counts *result);
 /* Pairs (t, s) with t - left <= s <= t + right, 0 <= t, s < n; -1: open. -1 on overflow. */
 int64_t counts_visible(int64_t n, int64_t left, int64_t right);
 
-/* A number of key/value heads that shows sharing: the shape's own if it shares, else the divisor of
- * H nearest to 8 that is neither 1 nor H; 0 if there is none. */
+/* A number of key/value heads to illustrate sharing: the shape's own if it shares, otherwise the
+ * divisor of H nearest to 8 that is neither 1 nor H; 0 if there is none. */
 int64_t counts_group_example(const counts_shape *shape);
 
 #endif

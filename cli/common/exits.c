@@ -33,8 +33,8 @@ static struct {
     char *room;
     size_t size;
 } kept;
-/* The code of the last cli_fail(). A callback of the library can only return MHA_ERR_CALLBACK, which
- * carries no code, through calls that do not know the program: so it waits here. */
+/* The code of the last cli_fail(). A callback can only return MHA_ERR_CALLBACK through the library,
+ * which carries no exit code, so the code is stored here. */
 static cli_exit reported;
 
 void cli_fail_into(char *room, size_t size)

@@ -22,7 +22,7 @@ static mha_status write_stdout(void *user, const void *bytes, size_t count)
     (void)user;
     errno = 0;
     if (fwrite(bytes, 1, count, stdout) == count) return MHA_OK;
-    /* The reader has closed the pipe: end without a message. */
+    /* The reader has closed the pipe: exit without a message. */
     if (errno == EPIPE) return mha_fail(MHA_ERR_CALLBACK, "stdout: closed");
     return mha_fail(MHA_ERR_WRITE, "stdout: cannot write: %s", strerror(errno ? errno : EIO));
 }

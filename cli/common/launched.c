@@ -100,8 +100,7 @@ static void *open_library(void)
 {
     const char *named = getenv("MHA_MPI_LIBRARY");
     if (named && *named) return dlopen(named, RTLD_NOW | RTLD_GLOBAL);
-    /* Relative paths in a build and in an installed tree. A path from CMake would tie the
-     * program to its place of installation. */
+    /* Relative paths in a build and in an installed tree, so that an installation can be moved. */
     static const char *const folders[] = {"", "../lib/", "../lib64/"};
     void *library = NULL;
     for (size_t i = 0; !library && i < sizeof folders / sizeof *folders; i++)
@@ -153,8 +152,9 @@ static cli_exit join(int64_t size)
     const mha_transport *joined = transport(ranks.mpi);
     if (joined->size != size) {
         cli_fail(CLI_UNSUPPORTED, NULL,
-                 "the launcher started %" PRId64 " ranks, but %s sees %d: it is another MPI's "
-                 "launcher; use that of the MPI which libmultihead-mpi was built with",
+                 "the launcher started %" PRId64
+                 " ranks, but %s sees %d: the launcher belongs to another MPI; use that of the MPI "
+                 "that libmultihead-mpi was built with",
                  size, name(ranks.mpi), (int)joined->size);
         ranks.finish(ranks.mpi);
         return CLI_UNSUPPORTED;
@@ -173,7 +173,7 @@ static cli_exit join(int64_t size)
 
 #endif
 
-/* Other ranks than 0 write stdout to /dev/null and print no notes. */
+/* Ranks other than 0 write stdout to /dev/null and print no notes. */
 static void be_silent(void)
 {
     const int nowhere = open("/dev/null", O_WRONLY);
@@ -224,7 +224,7 @@ cli_exit ranks_agree(const char *command, cli_exit code)
 {
     mha_status status = MHA_OK;
     if (!ranks.transport) return code;
-    if (code == CLI_NO_RANK) { /* messages cannot be received any more; the text names the rank */
+    if (code == CLI_NO_RANK) { /* ranks no longer receive messages; the text names the rank */
         ranks.lost = ranks.agreed = true;
         ranks.command = command;
         return code;

@@ -49,7 +49,7 @@ static const like_model models[] = {
     {"t5-3b", 72, 48, 1024, 32, 32, 128, 512, 0, false, false, false, 2.8e9, RAFFEL, both_note},
     {"t5-11b", 72, 48, 1024, 128, 128, 128, 512, 0, false, false, false, 11e9, RAFFEL, both_note},
     {"gpt3", 96, 96, 12288, 96, 96, 128, 2048, 0, true, true, true, 175e9, BROWN,
-     "counted dense; the paper's layers are dense and locally banded by turns"},
+     "counted dense; the paper alternates dense and locally banded layers"},
     {"vit-base", 12, 0, 768, 12, 12, 64, 197, 0, false, true, true, 86e6, VIT, encoder_note},
     {"vit-large", 24, 0, 1024, 16, 16, 64, 197, 0, false, true, true, 307e6, VIT, encoder_note},
     {"palm-540b", 118, 118, 18432, 48, 1, 256, 2048, 0, true, false, false, 540.35e9, PALM,

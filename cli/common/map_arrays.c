@@ -32,7 +32,8 @@ cli_exit map_arrays_shape(const char *command, const char *path, const mha_tenso
             CLI_BAD_INPUT, command,
             "%s: has %d dimensions; expected [rows, columns], [heads, rows, columns] or "
             "[layers, heads, rows, columns]%s",
-            path, (int)tensor->ndim, tensor->ndim == 5 ? "; save each text of a batch alone" : "");
+            path, (int)tensor->ndim,
+            tensor->ndim == 5 ? "; save each text of a batch separately" : "");
     if (tensor->dtype != MHA_F32 && tensor->dtype != MHA_F64 && tensor->dtype != MHA_F16)
         return cli_fail(CLI_UNSUPPORTED, command,
                         "%s: holds %s; expected float32, float64 or float16", path,

@@ -1,4 +1,4 @@
-/* Maps, and which heads of them are wanted.
+/* Maps, and the selection of their heads.
  *
  * Letters as in attention.h: L layers, H heads, T rows (queries), S columns (keys). Heads are
  * counted from 0 and written L0H3. All memory is the arena's.

@@ -101,13 +101,12 @@ static cli_exit take_lists(pick_list *list, const args_texts *layers, const args
     list->option = layers ? "--head" : "--without";
     CLI_TRY(take_list(list, heads, take_head));
     if (layers && layers->count > 0 && list->located && !list->plain)
-        return cli_fail(CLI_USAGE, list->command,
-                        "--head %s names its layer already; leave out --layer", list->text);
+        return cli_fail(CLI_USAGE, list->command, "--head %s already names its layer; omit --layer",
+                        list->text);
     return CLI_OK;
 }
 
-/* Select plain heads in the given layers. If every head names its layer, --layer selects nothing
- * more. */
+/* Select plain heads in the given layers. If every head names its layer, --layer has no effect. */
 static void cross(const pick_list *list, bool all_layers, bool all_heads)
 {
     maps_picks *picks = list->picks;

@@ -215,7 +215,8 @@ static int columns_of_format(const char *text, size_t bytes)
 static int put_list(page *out, const char *format, va_list arguments)
 {
     int columns = 0;
-    va_list list; /* an array on some machines, where the address of a parameter has another type */
+    va_list list; /* va_list is an array on some machines, where the address of a parameter has
+                     another type */
     va_copy(list, arguments);
     while (*format) {
         const size_t plain = strcspn(format, "%");

@@ -4,7 +4,7 @@
  * anywhere (a token, a folder's name, a config.json): characters that a terminal would interpret or
  * hide (mha_text_next() in json.h) are written \x1b, \u202e or \U000e0041, line ends included, so
  * that no name starts a new line; bytes that are not UTF-8 are written \xff. tools/check_style.py
- * lets nothing else in cli/ write to the two streams; files.c writes data: JSON, CSV, SVG, arrays.
+ * rejects any other writes to the two streams in cli/; files.c writes data: JSON, CSV, SVG, arrays.
  */
 #ifndef CLI_PRINT_H
 #define CLI_PRINT_H

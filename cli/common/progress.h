@@ -1,11 +1,10 @@
-/* Progress of long work on stderr: how far it is, how long it has taken, and about how long it will
- * take.
+/* Progress of long work on stderr: the completed part, the elapsed time and an estimate of the time
+ * left.
  *
  *   on a terminal   one line, written over ten times a second at most, which disappears at the end
- *   elsewhere       a line after one second, then every ten: a log stays short and is never
- *                   silent for long
+ *   elsewhere       a line after one second, then one every ten seconds
  *
- * The estimate takes the work that is left to be as fast as what is done.
+ * The estimate assumes that the remaining work is as fast as the completed work.
  */
 #ifndef CLI_PROGRESS_H
 #define CLI_PROGRESS_H

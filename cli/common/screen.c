@@ -42,7 +42,7 @@ static bool want_color(const screen_options *options)
 }
 
 /* Only a locale that names an encoding other than UTF-8 disables characters outside ASCII: many
- * machines name none and show UTF-8. */
+ * machines name none but display UTF-8. */
 static bool is_ascii(const screen_options *options)
 {
     if (options->ascii) return true;

@@ -1,4 +1,4 @@
-/* Tables on stdout. A column has its heading, width and format once, and may name a field of the rows'
+/* Tables on stdout. A column has one heading, width and format, and may name a field of the rows'
  * struct: the same columns then write the rows as JSON. */
 #ifndef CLI_TABLE_H
 #define CLI_TABLE_H
@@ -12,7 +12,7 @@ typedef enum table_unit { TABLE_PLAIN, TABLE_COUNT, TABLE_BYTES } table_unit; /*
 
 typedef struct table_column {
     const char *heading;  /* NULL: not in the text */
-    int width;            /* with the gap before it; below 0: aligned to the left */
+    int width;            /* including the gap before it; below 0: aligned to the left */
     int decimals;         /* of a number */
     table_unit unit;      /* of an integer */
     mha_json_field field; /* name NULL: not in JSON; type 0: none */

@@ -1,12 +1,11 @@
-/* Model folders, opened with what turns a text into tokens, for every subcommand that runs a text
- * through a model:
+/* Models and their tokenizers, for every subcommand that runs a text through a model:
  *
  *   folders and GGUF files           WordPiece, [CLS] text [SEP]; or byte-pair encoding
- *   what 'multihead train' writes    whole words between white space, behind the token that begins
+ *   folders of 'multihead train'     whole words between white space, after the token that begins
  *                                    a text; kinds llama, bert and multihead
- *   an encoder-decoder               a folder with the folders encoder and decoder in it
+ *   an encoder-decoder               a folder that contains the folders encoder and decoder
  *
- * One way for all: text_model_open(), text_model_encode(), text_model_run().
+ * Call text_model_open(), text_model_encode(), text_model_run().
  */
 #ifndef CLI_TEXT_MODEL_H
 #define CLI_TEXT_MODEL_H
@@ -23,12 +22,12 @@ typedef struct text_model {
     mha_context *context;
     const mha_transport *ranks; /* the transport that divides the layers; NULL: all layers are
                                    here */
-    mha_model *model;           /* this struct owns the fields below */
+    mha_model *model;           /* whether this struct owns the fields below */
     mha_transformer *net;
     mha_transformer_desc desc;
     mha_transformer *encoder; /* of an encoder-decoder, whose decoder is net; else NULL */
     int64_t layers, heads, max_length;
-    bool causal, pairs;               /* pairs: a second text is possible */
+    bool causal, pairs;               /* pairs: whether a second text is possible */
     const mha_tokenizer *pieces;      /* WordPiece, BPE, or ... */
     const mha_vocabulary *vocabulary; /* ... whole words; the other is NULL */
 } text_model;
@@ -64,7 +63,7 @@ cli_exit text_read(const text_request *request, mha_tokens **tokens);
 
 typedef struct text_limits {
     int64_t most;  /* most tokens, including special ones; 0: the model's limit */
-    bool truncate; /* cut longer texts instead of rejecting them */
+    bool truncate; /* truncate longer texts instead of rejecting them */
 } text_limits;
 
 /* File and line of the next texts for messages; "-" is stdin. file NULL: none; line 0: the whole

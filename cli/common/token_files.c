@@ -36,7 +36,7 @@ static cli_exit append(const char *command, token_list *list, const char *text, 
         CLI_TRY(arena_grow(command, count > 0 ? 2 * count : 1, sizeof *list->items, &list->items));
     char **copy = &list->items[list->count++];
     CLI_TRY(arena_text(command, text, bytes, copy));
-    /* Never longer: "the" of a piece with a space in front. */
+    /* Never longer: "the" for a piece with a leading space. */
     mha_text_piece(*copy, *copy, bytes + 1);
     return CLI_OK;
 }

@@ -29,18 +29,18 @@ static const args_option option_table[] = {
                "tokens N; default: the model's, else 1024"),
     ROW_NUMBER("batch", count_options, config.batch, 1, CONFIG_MOST, "sequences B; default 1"),
     ROW_FLAG(0, "bias", count_options, config.bias, 1, "projections have biases"),
-    ROW_FLAG(0, "no-bias", count_options, config.bias, 2, "they have none; default: the model's"),
+    ROW_FLAG(0, "no-bias", count_options, config.bias, 2,
+             "projections have none; default: the model's"),
     ROW_FLAG(0, "causal", count_options, config.causal, 1, "a token attends to no later one"),
     ROW_FLAG(0, "no-causal", count_options, config.causal, 2, "every token attends to every other"),
     ROW_TEXT("window", count_options, config.window, "W",
-             "a causal token attends to W keys, its own included;\nL,R: L before and R after it "
+             "a causal token attends to W keys, including its own;\nL,R: L before and R after it "
              "(-1: all)"),
     ROW_CHOICE("dtype", count_options, dtype, dtypes, "of matrix and KV cache; default f16"),
     ROW_NUMBER("page", count_options, page, 1, CONFIG_MOST,
-               "positions of a page of the cache as it is allocated;\ndefault: all in one, 32 of "
-               "a window"),
+               "positions per page of the allocated cache; default:\nall in one, 32 with a window"),
     ROW_HEADING("Other"),
-    ROW_FLAG(0, "json", count_options, json, 1, "the counts as JSON"),
+    ROW_FLAG(0, "json", count_options, json, 1, "print the counts as JSON"),
     ROW_FLAG('h', "help", count_options, json, 0, "this text"),
 };
 
@@ -75,7 +75,7 @@ const args_page count_page = {
 
 /* ---- Comparisons ----------------------------------------------------------------------------- */
 
-/* Rows that do not fit into 64 bits are left out. */
+/* Rows that exceed 64 bits are omitted. */
 static void add_row(count_row *rows, int *count, const char *name, const counts_shape *shape,
                     bool asked)
 {
@@ -97,7 +97,7 @@ static void compare_sharing(count_report *r)
     if (s.heads > 1) add_row(r->sharing, &r->sharing_count, "MQA", &s, asked->kv_heads == 1);
 }
 
-/* 1, 2, 4, ... heads and the asked number, of the same total width. */
+/* 1, 2, 4, ... heads and the requested number, with the same total width. */
 static void compare_heads(count_report *r)
 {
     const counts_shape *asked = &r->config.shape;
@@ -120,7 +120,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     return count_write_json(user, sink);
 }
 
-/* What mha_kv_cache_create() would take for a layer; 0: no cache is so large. */
+/* The bytes that mha_kv_cache_create() would allocate for a layer; 0: the cache is too large. */
 static int64_t allocated(const count_options *options, const counts_shape *s, int64_t window)
 {
     const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
@@ -144,8 +144,8 @@ static cli_exit count(const count_options *options)
     report.config.shape.element_bytes = dtype_bytes[options->dtype];
     if (!counts_of(&report.config.shape, &report.counts))
         return cli_fail(CLI_USAGE, COUNT,
-                        "at these sizes a count exceeds 2^63 - 1 (9.2e18), and only exact numbers "
-                        "are printed; reduce --length, --batch or the width");
+                        "at these sizes a count exceeds 2^63 - 1 (9.2e18), the largest that can be "
+                        "printed exactly; reduce --length, --batch or the width");
     const counts_shape *s = &report.config.shape;
     const bool windowed = report.counts.window_cache_bytes < report.counts.cache_bytes;
     report.allocated = allocated(options, s, 0);

@@ -7,14 +7,13 @@
 
 #define COUNT "count" /* the name in messages */
 
-/* How keys and values may be shared: the same shape with other numbers of key/value heads, and with
- * one head against many. */
+/* Alternatives: the same shape with other numbers of key/value heads, and one head against many. */
 enum { COUNT_MOST_ROWS = 24 };
 typedef struct count_row {
     const char *name; /* "MHA", "GQA", "MQA"; NULL in the list of heads */
     counts_shape shape;
     counts counts;
-    bool asked; /* this is the shape asked about */
+    bool asked; /* this is the requested shape */
 } count_row;
 
 /* Columns of a row: the table of heads, and the JSON of both lists. */
@@ -25,7 +24,7 @@ typedef struct count_report {
     config config;
     const char *dtype;
     counts counts;
-    int64_t allocated, allocated_window; /* bytes of a layer's cache as the library makes it */
+    int64_t allocated, allocated_window; /* bytes that the library allocates for a layer's cache */
     count_row sharing[3], heads[COUNT_MOST_ROWS];
     int sharing_count, heads_count;
 } count_report;

@@ -69,7 +69,7 @@ static void print_head(const count_report *r)
         cli_print("  window: %s keys before and %s after a token's own\n",
                   words_count(s->left).text, words_count(s->right).text);
     else if (s->left >= 0)
-        cli_print("  window: a token sees %s keys, its own included\n",
+        cli_print("  window: a token sees %s keys, including its own\n",
                   words_count(s->left + 1).text);
     cli_print("  counted for %s sequence%s of %s tokens; matrix and cache in %s, %" PRId64
               " byte%s per element\n",
@@ -115,7 +115,7 @@ static void print_flops(const count_report *r)
 static void print_allocated(const count_report *r, int64_t bytes)
 {
     const counts_shape *s = &r->config.shape;
-    if (bytes > 0) print_bytes(r, "  as it is allocated", bytes, bytes * s->cached, s->cached);
+    if (bytes > 0) print_bytes(r, "  as allocated", bytes, bytes * s->cached, s->cached);
 }
 
 static void print_memory(const count_report *r)
@@ -123,8 +123,7 @@ static void print_memory(const count_report *r)
     const counts_shape *s = &r->config.shape;
     const counts *c = &r->counts;
     print_heading("Memory", r);
-    print_bytes(r, "attention matrix, if it were kept", c->matrix_bytes, c->all_matrix_bytes,
-                s->layers);
+    print_bytes(r, "attention matrix, if stored", c->matrix_bytes, c->all_matrix_bytes, s->layers);
     print_bytes(r, s->cached ? "KV cache" : "keys and values of one pass", c->cache_bytes,
                 s->cached ? c->all_cache_bytes : c->all_kv_bytes,
                 s->cached ? s->cached : s->layers);
@@ -184,7 +183,7 @@ static void print_heads(const count_report *r)
     const counts_shape *s = &r->config.shape;
     table t = {.columns = count_columns};
     if (r->heads_count < 2) return;
-    cli_print("\nOne head against many (all of H x head size = %s, keys and values unshared)\n",
+    cli_print("\nOne head against many (each with H x head size = %s, keys and values unshared)\n",
               words_count(s->heads * s->head_dim).text);
     table_head(&t, COUNT_COLUMNS);
     for (int i = 0; i < r->heads_count; i++) {
@@ -196,7 +195,7 @@ static void print_heads(const count_report *r)
         table_end(&t);
     }
     cli_print(
-        "  Parameters and products stay the same: more heads are more, but narrower, patterns.\n");
+        "  Parameters and products do not change: more heads give more, but narrower, patterns.\n");
     cli_print(
         "  Large models keep heads near 128 wide, h = d / 128: here that would be %.4g heads, and "
         "there are %s.\n",

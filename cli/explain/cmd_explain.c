@@ -1,5 +1,5 @@
-/* multihead explain: what would run for an attention problem, why, what it costs; and a picture of
- * what attention does with it. Nothing is computed. */
+/* multihead explain: the path that an attention problem would take, the reason, its cost, and a
+ * picture of its steps. Nothing is computed. */
 #include "common/commands.h"
 #include "common/files.h"
 #include "explain/explain.h"
@@ -36,7 +36,7 @@ static const args_option option_table[] = {
     ROW_NUMBER("offset", explain_options, offset, -CONFIG_MOST, CONFIG_MOST,
                "query t is at key position t + N; default 0"),
     ROW_TEXT("window", explain_options, config.window, "W",
-             "a causal query sees W keys, its own included;\nL,R: L before and R after it (-1: "
+             "a causal query sees W keys, including its own;\nL,R: L before and R after it (-1: "
              "all)"),
     ROW_NUMBER("sink-keys", explain_options, sink_keys, 0, CONFIG_MOST,
                "first keys that the window does not hide"),
@@ -64,7 +64,8 @@ static const args_option option_table[] = {
         0, "statistics", explain_options, statistics, 1,
         "request per row: entropy, largest weight and its key,\nweight of the first key and of "
         "the diagonal"),
-    ROW_FLAG(0, "column-sums", explain_options, column_sums, 1, "request what each key receives"),
+    ROW_FLAG(0, "column-sums", explain_options, column_sums, 1,
+             "request the total weight of each key"),
     ROW_HEADING("Execution"),
     ROW_CHOICE("dtype", explain_options, dtype, dtypes, "of q, k, v and o; default f32"),
     ROW_CHOICE("path", explain_options, path, paths, "default auto: tiled where possible"),
@@ -77,13 +78,14 @@ static const args_option option_table[] = {
                "default: MHA_THREADS, else all available CPUs"),
     ROW_HEADING("Output"),
     ROW_TEXT("svg", explain_options, svg, "FILE",
-             "draw it: shapes step by step, shared heads, mask,\npositions; - is stdout",
+             "draw shapes step by step, shared heads, the mask and\npositions; - is stdout",
              .ending = ".svg"),
-    ROW_TEXT("pdf", explain_options, pdf, "FILE", "the same for a paper", .ending = ".pdf"),
+    ROW_TEXT("pdf", explain_options, pdf, "FILE", "write the drawing as PDF, for papers",
+             .ending = ".pdf"),
     ROW_FLAG(0, "dark", explain_options, dark, 1, "draw on a dark background",
              .needs = "--svg FILE or --pdf FILE"),
-    ROW_FLAG(0, "json", explain_options, json, 1, "the report as JSON"),
-    ROW_QUIET(explain_options, "no notes on stderr"),
+    ROW_FLAG(0, "json", explain_options, json, 1, "print the report as JSON"),
+    ROW_QUIET(explain_options, "print no notes on stderr"),
     ROW_FLAG('h', "help", explain_options, json, 0, "this text"),
 };
 

@@ -1,5 +1,5 @@
-/* The parts of `multihead explain`: options -> a problem without data -> what the library says of
- * it -> words, JSON, a picture.
+/* The parts of `multihead explain`: options -> a problem without data -> the library's plan ->
+ * text, JSON, a picture.
  *
  * Letters as in attention.h: B sequences, H query and Hk key/value heads, T queries, S keys, D and
  * Dv head sizes, E width.
@@ -23,7 +23,7 @@ typedef struct explain_options {
     args_real softcap, dropout;
     const char *blocks;
     int alibi, sink_logits, gates, dense_mask, dense_bias;
-    int lse, probabilities, average, scores, statistics, column_sums; /* outputs wanted */
+    int lse, probabilities, average, scores, statistics, column_sums; /* requested outputs */
     int dtype;                                                        /* f32, f16, bf16 */
     int path, compute, isa, strict;
     const char *svg, *pdf;
@@ -31,7 +31,7 @@ typedef struct explain_options {
 } explain_options;
 
 #define EXPLAIN_NO_OFFSET INT64_MIN
-enum { EXPLAIN_TENSORS = 18 /* other inputs and outputs that may be wanted */ };
+enum { EXPLAIN_TENSORS = 18 /* other optional inputs and outputs */ };
 
 typedef struct explain_problem {
     config config;
@@ -45,17 +45,17 @@ typedef struct explain_problem {
     mha_attention_plan plan;
     int threads;
     int64_t l2_bytes;    /* of a core's cache */
-    int64_t mask_pairs;  /* of B H T S, seen through all of the mask but dense parts; -1: too many
+    int64_t mask_pairs;  /* of B H T S, visible under the mask except its dense parts; -1: too many
                             rows and blocks to count */
     double pairs;        /* B H T S */
     double matrix_bytes; /* of B H T S scores in f32 */
 } explain_problem;
 
-/* The problem that the options describe, and what the library says of it. Errors are printed. */
+/* Make the problem that the options describe, and the library's plan for it. Errors are printed. */
 cli_exit explain_make(const explain_options *options, explain_problem *problem);
 
-/* How many of the keys s0 <= s < s1 query t sees, and how many of those only because they are
- * exempt from the window. */
+/* Count the keys s0 <= s < s1 that query t sees, and those of them that it sees only because they
+ * are exempt from the window. */
 typedef struct explain_seen {
     int64_t seen, exempt;
 } explain_seen;
@@ -64,7 +64,7 @@ explain_seen explain_visible(const explain_problem *problem, int64_t t, int64_t 
 void explain_print(const explain_problem *problem);
 mha_status explain_write_json(const explain_problem *problem, const mha_sink *sink);
 
-/* The picture; machine and threads leave no trace in it. */
+/* The picture, which does not depend on the machine or the threads. */
 mha_status explain_draw(const explain_problem *problem, bool dark, bool pdf, const mha_sink *sink);
 
 #endif

@@ -1,6 +1,6 @@
-/* The picture of a problem: what happens to the shapes step by step, which heads share keys and
- * values, the mask, position encodings, and the totals. Composed from boxes, arrows and grids
- * (render.h); independent of the machine, so the same problem gives the same bytes. */
+/* The picture of a problem: the shapes step by step, the heads that share keys and values, the
+ * mask, position encodings, and the totals. Composed from boxes, arrows and grids (render.h);
+ * independent of the machine, so the same problem gives the same bytes. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/maps.h"
@@ -71,7 +71,7 @@ static double lane(double i)
     return 8 + i * LANE;
 }
 
-/* A box, before up to two cards where there are several of it. */
+/* A box, in front of up to two cards if there are several like it. */
 static void step(picture *f, mha_ink ink, int column, double at_lane, int64_t count,
                  const char *text, const char *detail)
 {
@@ -147,7 +147,7 @@ static void draw_output(picture *f)
     sketch_words(s, MHA_INK_MUTED, 2, below, 0, 0, "%s numbers a token, %s for each of %s head%s.",
                  COUNT(p->E), COUNT(p->D), COUNT(p->H), words_s(p->H));
     sketch_words(s, MHA_INK_MUTED, 2, below + 20, 0, 0,
-                 "Side by side again, W_o mixes what the heads found.");
+                 "Side by side again, W_o mixes the heads' results.");
 }
 
 static void draw_steps(picture *f)
@@ -182,7 +182,7 @@ static double row_place(double x, int64_t n, int64_t i, double most, double *wid
     return x + (SHARE_W - used) / 2 + (size + gap) * (double)i;
 }
 
-/* Query heads above, the key/value heads they read below. */
+/* Query heads above; below them the key/value heads that they read. */
 static void draw_sharing(picture *f, double x, const char *name, int64_t kv_heads, bool asked)
 {
     const explain_problem *p = f->p;
@@ -230,8 +230,8 @@ static void draw_heads(picture *f)
     else
         CAPTION(1,
                 "Multi-head: every query head has keys and values of its own. Grouped-query: a "
-                "group of query heads reads the same ones. Multi-query: all do. The fewer there "
-                "are, the smaller the cache that a generator keeps of them%s%s%s.",
+                "group of query heads reads the same ones. Multi-query: all do. The fewer "
+                "key/value heads, the smaller the cache during generation%s%s%s.",
                 kv < p->H ? ": here " : "", kv < p->H ? COUNT(p->H / kv) : "",
                 kv < p->H ? TIMES " smaller than with MHA" : "");
 }
@@ -240,7 +240,7 @@ static void draw_heads(picture *f)
 
 enum { MASK_W = 408, MASK_SIDE = 300, MASK_H = 386, SAMPLES = 8 };
 
-/* What queries t0 .. t1 see of keys s0 .. s1; of many queries a few are sampled. */
+/* The visibility of keys s0 .. s1 for queries t0 .. t1; many queries are sampled. */
 static uint8_t mask_cell(const explain_problem *p, const int64_t t[2], const int64_t s[2])
 {
     int64_t rows = t[1] - t[0], asked = rows < SAMPLES ? rows : SAMPLES, seen = 0, exempt = 0;
@@ -255,7 +255,7 @@ static uint8_t mask_cell(const explain_problem *p, const int64_t t[2], const int
     return (uint8_t)(seen == asked * (s[1] - s[0]) ? (int)ink : (int)ink | MHA_CELL_SOFT);
 }
 
-/* Where part i of n begins of `all`, without all * i, which may be too large. */
+/* The start of part i of n of `all`, without all * i, which may overflow. */
 static int64_t part_begin(int64_t all, int64_t n, int64_t i)
 {
     return all / n * i + all % n * i / n;
@@ -274,7 +274,7 @@ static void fill_grid(picture *f)
     }
 }
 
-/* A swatch and its word, if the grid holds such a cell; *x goes where the next one goes. */
+/* A swatch and its label, if the grid has such a cell; *x advances to the next one. */
 static void legend(picture *f, double *x, int cell, const char *word)
 {
     static const uint8_t cells[8][2] = {{0, 128}, {1, 129}, {2, 130}, {3, 131},
@@ -331,9 +331,9 @@ static void draw_mask(picture *f)
 static void caption_mask(picture *f)
 {
     const explain_problem *p = f->p;
-    char cells[160] = "", share[128] = "What the pattern leaves out is not computed.";
+    char cells[160] = "", share[128] = "Blocks that the pattern omits are not computed.";
     if (f->grid_rows < p->T || f->grid_cols < p->S)
-        snprintf(cells, sizeof cells, " One cell stands for about %s " TIMES " %s pairs.",
+        snprintf(cells, sizeof cells, " One cell represents about %s " TIMES " %s pairs.",
                  COUNT((p->T + f->grid_rows / 2) / f->grid_rows),
                  COUNT((p->S + f->grid_cols / 2) / f->grid_cols));
     if (p->mask_pairs >= 0 && (double)p->mask_pairs == p->pairs)
@@ -405,7 +405,7 @@ static mha_status draw_positions(picture *f)
     label_table(f, cols);
     CAPTION(3,
             "sin(pos / 10000^(2i/E)) in even dimensions, cos in odd ones: every position has its "
-            "own pattern of slow and fast waves (Vaswani et al. 2017). %sModels with RoPE turn q "
+            "own pattern of slow and fast waves (Vaswani et al. 2017). %sModels with RoPE rotate q "
             "and k by the same frequencies.",
             f->p->E > TABLE_COLS ? "Drawn 128 wide; wider tables are the same, finer. " : "");
     return status;
@@ -441,7 +441,7 @@ static void draw_numbers(picture *f)
         sketch_words(s, MHA_INK_TEXT, x + 14, 55, 0, 12.5, "%s", numbers[i].name);
         sketch_words(s, MHA_INK_MUTED, x + 14, 76, MHA_MARK_MONO, 11, "%s", numbers[i].formula);
     }
-    CAPTION(4, "One layer. The tiled computation never keeps the matrix of weights: it walks over "
+    CAPTION(4, "One layer. The tiled computation never stores the matrix of weights: it processes "
                "blocks of keys with a running maximum, sum and output for each query.");
 }
 
@@ -476,10 +476,11 @@ static mha_status render(picture *f, bool dark, bool pdf, const mha_sink *sink)
          f->steps.marks, f->steps.count},
         {"Which heads share keys and values", f->captions[1], FULL_WIDTH, SHARE_H, f->heads.marks,
          f->heads.count},
-        {"Who sees whom", f->captions[2], MASK_W, MASK_H, f->mask.marks, f->mask.count},
-        {"Telling positions apart: the sinusoidal table", f->captions[3], TABLE_W, TABLE_H,
-         f->positions.marks, f->positions.count},
-        {"What it comes to", f->captions[4], FULL_WIDTH, 92, f->numbers.marks, f->numbers.count},
+        {"Which keys each query sees", f->captions[2], MASK_W, MASK_H, f->mask.marks,
+         f->mask.count},
+        {"Positions: the sinusoidal table", f->captions[3], TABLE_W, TABLE_H, f->positions.marks,
+         f->positions.count},
+        {"Totals", f->captions[4], FULL_WIDTH, 92, f->numbers.marks, f->numbers.count},
     };
     const mha_diagram diagram = {.struct_size = sizeof diagram,
                                  .panel_size = sizeof *panels,
@@ -497,7 +498,7 @@ static mha_status render(picture *f, bool dark, bool pdf, const mha_sink *sink)
 mha_status explain_draw(const explain_problem *problem, bool dark, bool pdf, const mha_sink *sink)
 {
     picture *f = arena_try(1, sizeof *f);
-    if (!f) return mha_fail(MHA_ERR_NOMEM, "no memory for the picture");
+    if (!f) return mha_fail(MHA_ERR_NOMEM, "out of memory for the picture");
     f->p = problem;
     describe(f);
     draw_steps(f);

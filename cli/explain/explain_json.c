@@ -1,4 +1,4 @@
-/* The account as JSON; docs/program.md describes the object. */
+/* The report as JSON; docs/program.md describes the object. */
 #include "common/files.h"
 #include "explain/explain.h"
 

@@ -1,5 +1,5 @@
 /* From options to a problem: shapes, a descriptor, and tensors without data, which is all that
- * mha_attention_explain() looks at. */
+ * mha_attention_explain() reads. */
 #include "common/arena.h"
 #include "common/contexts.h"
 #include "common/maps.h"
@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Counting visible pairs takes a step a query, and the count must fit into 63 bits. */
+/* Counting visible pairs takes a step per query, and the count must fit into 63 bits. */
 #define MOST_ROWS (INT64_C(1) << 31)
 #define MOST_BLOCKS (INT64_C(1) << 24)
 #define MOST_STEPS (INT64_C(1) << 27) /* in counting a mask: about a second */
@@ -52,8 +52,7 @@ static cli_exit size_from_files(const explain_options *o, explain_problem *p)
     if (o->config.like || o->config.model || o->config.embed || o->config.heads ||
         o->config.kv_heads || o->config.head_dim || o->config.batch || o->config.length ||
         o->queries || o->keys || o->value_dim)
-        return cli_fail(CLI_USAGE, EXPLAIN,
-                        "--q takes all sizes from files; leave the other sizes out");
+        return cli_fail(CLI_USAGE, EXPLAIN, "--q takes all sizes from files; omit the other sizes");
     CLI_TRY(read_shape(o->q, q));
     CLI_TRY(read_shape(o->k ? o->k : o->q, k));
     CLI_TRY(read_shape(o->v ? o->v : o->k ? o->k : o->q, v));
@@ -99,17 +98,18 @@ static cli_exit check_sizes(const explain_problem *p)
     if (__builtin_mul_overflow(p->B, p->T, &rows) || rows > MOST_ROWS)
         return cli_fail(CLI_USAGE, EXPLAIN,
                         "--batch %" PRId64 " by %" PRId64
-                        " queries are more than 2^31 rows; take a smaller --batch or --length",
+                        " queries are more than 2^31 rows; choose a smaller --batch or --length",
                         p->B, p->T);
     if (__builtin_mul_overflow(rows, p->H, &heads) || __builtin_mul_overflow(heads, p->S, &pairs))
-        return cli_fail(CLI_USAGE, EXPLAIN,
-                        "these sizes have more than 2^63 query-key pairs; take a smaller --length");
+        return cli_fail(
+            CLI_USAGE, EXPLAIN,
+            "these sizes have more than 2^63 query-key pairs; choose a smaller --length");
     return CLI_OK;
 }
 
 /* ---- Block patterns -------------------------------------------------------------------------- */
 
-/* "local=1" and its like, one part up to a comma. */
+/* One part up to a comma, such as "local=1". */
 static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d)
 {
     static const char wanted[] = "local=N, global=N, stride=N, fixed=N, random=N, joined by commas";
@@ -155,7 +155,7 @@ static cli_exit make_blocks(const explain_options *o, explain_problem *p)
     if (p->block_cols && p->block_rows > MOST_BLOCKS / p->block_cols)
         return cli_fail(CLI_USAGE, EXPLAIN,
                         "--blocks: %" PRId64 " x %" PRId64
-                        " blocks are more than 2^24; take a larger --block-size",
+                        " blocks are more than 2^24; choose a larger --block-size",
                         p->block_rows, p->block_cols);
     CLI_TRY(ARENA_ALLOC(EXPLAIN, p->block_rows * p->block_cols, &p->kept));
     p->blocks =
@@ -168,7 +168,7 @@ static cli_exit make_blocks(const explain_options *o, explain_problem *p)
 
 /* ---- The descriptor -------------------------------------------------------------------------- */
 
-/* The inputs and outputs that are wanted: tensors without data. */
+/* The requested inputs and outputs: tensors without data. */
 static void describe_tensors(const explain_options *o, explain_problem *p)
 {
     mha_attention_desc *d = &p->desc;
@@ -292,7 +292,8 @@ explain_seen explain_visible(const explain_problem *p, int64_t t, int64_t s0, in
 
 /* ---- All together ---------------------------------------------------------------------------- */
 
-/* The plan counts what causal, lengths and window with its first keys leave; blocks take from it.
+/* The plan counts pairs that causal, lengths and window with its first keys allow; blocks then
+ * remove some.
  */
 static void count_mask(explain_problem *p)
 {

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A line "  name   text", or "  text" without a name, broken where it is long. */
+/* A line "  name   text", or "  text" without a name, wrapped if it is long. */
 static void say(const char *name, const char *format, ...) MHA_PRINTF(2, 3);
 
 static void say(const char *name, const char *format, ...)
@@ -53,7 +53,7 @@ static line list_mask(const explain_problem *p)
     add(&l, d->flags & MHA_ATTENTION_WINDOW && (d->left_keys >= 0 || d->right_keys >= 0),
         "a window of %s keys before and %s after", d->left_keys < 0 ? "all" : COUNT(d->left_keys),
         d->right_keys < 0 ? "all" : COUNT(d->right_keys));
-    add(&l, d->sink_keys, "the first %s key%s always seen", COUNT(d->sink_keys),
+    add(&l, d->sink_keys, "the first %s key%s always visible", COUNT(d->sink_keys),
         words_s(d->sink_keys));
     add(&l, d->keep_blocks, "%s of %s blocks of %s x %s", COUNT(p->kept_blocks),
         COUNT(p->block_rows * p->block_cols), COUNT(d->block_keys), COUNT(d->block_keys));
@@ -86,7 +86,7 @@ static line list_outputs(const explain_problem *p)
     add(&l, out->average_probabilities, "weights averaged over heads");
     add(&l, out->scores, "all scores");
     add(&l, out->entropy, "statistics of each row");
-    add(&l, out->column_sums, "what each key receives");
+    add(&l, out->column_sums, "the total weight of each key");
     return l;
 }
 
@@ -126,21 +126,22 @@ static void print_path(const explain_problem *p)
     say("instructions", "%s", mha_isa_name(plan->isa));
     say("keys at a time", "%s%s", COUNT(plan->key_block),
         !tiled                                 ? ""
-        : plan->flags & MHA_PLAN_KEYS_IN_PLACE ? ", read where they lie"
+        : plan->flags & MHA_PLAN_KEYS_IN_PLACE ? ", read in place"
                                                : ", packed");
     say("rows at a time", "%s", COUNT(plan->row_block));
     say("work", "%s piece%s for %d thread%s%s", COUNT(plan->work_items), words_s(plan->work_items),
         p->threads, words_s(p->threads),
         plan->flags & MHA_PLAN_KEYS_SHARED        ? ", blocks of keys"
-        : plan->work_items == 1 && p->threads > 1 ? ": no other is woken"
+        : plan->work_items == 1 && p->threads > 1 ? ": no other thread is woken"
                                                   : "");
 }
 
-/* About as many operations as a core does while it waits for a byte of memory; docs/speed.md has
- * both rates of several machines. */
+/* About the number of operations that a core does in the time of reading a byte from memory;
+ * docs/speed.md has both rates of several machines. */
 enum { BALANCE = 20 };
 
-/* What takes the time. What stays in the caches of the cores that work does not wait for memory. */
+/* The limiting resource. Data that fits into the caches of the working cores is not limited by
+ * memory. */
 static void print_limit(const explain_problem *p, double flops)
 {
     const mha_attention_plan *plan = &p->plan;
@@ -150,7 +151,7 @@ static void print_limit(const explain_problem *p, double flops)
     say("intensity", "%.3g operations per byte: %s", intensity,
         plan->path == MHA_PATH_PLAIN ? "limited by arithmetic in double precision"
         : intensity >= BALANCE       ? "limited by arithmetic"
-        : !fits                      ? "limited by how fast memory or a shared cache can be read"
+        : !fits                      ? "limited by the bandwidth of memory or a shared cache"
         : cores > 1                  ? "few, but all fit in the L2 caches, so memory is no limit"
                                      : "few, but all fit in the L2 cache, so memory is no limit");
 }
@@ -168,18 +169,18 @@ static void print_cost(const explain_problem *p)
         p->pairs < 9e18 ? COUNT((int64_t)p->pairs) : pairs,
         p->pairs > 0 ? 100 * (double)plan->visible_pairs / p->pairs : 0.0,
         p->kept             ? ", blocks not counted"
-        : p->desc.keep_mask ? ", what the dense mask hides is not counted"
+        : p->desc.keep_mask ? ", pairs that the dense mask hides included"
                             : "");
     if (blocks)
         say("of the mask", "%s, %.3g%%, by blocks too", COUNT(p->mask_pairs),
             p->pairs > 0 ? 100 * (double)p->mask_pairs / p->pairs : 0.0);
     say("operations", "%s", words_flops(plan->flops).text);
     if (blocks)
-        say("of the mask", "%s; tiles that blocks hide are left out", words_flops(flops).text);
+        say("of the mask", "%s; tiles that blocks hide are omitted", words_flops(flops).text);
     say("bytes moved", "%s: inputs and outputs, each once", words_bytes(plan->bytes).text);
     print_limit(p, flops);
     say("scratch", "%s for all threads", words_bytes((double)plan->scratch_bytes).text);
-    say("N x N instead", "%s, if all scores were kept in f32", words_bytes(p->matrix_bytes).text);
+    say("N x N instead", "%s, if all scores were stored in f32", words_bytes(p->matrix_bytes).text);
 }
 
 /* ---- In words -------------------------------------------------------------------------------- */
@@ -192,14 +193,13 @@ static void tell_heads(const explain_problem *p)
         say(NULL, "The head has its own %s of %s numbers per token.", own, COUNT(p->D));
     else if (p->Hk == p->H)
         say(NULL,
-            "Each of the %s heads has its own %s of %s numbers per token, and so looks for "
-            "something "
-            "of its own.",
+            "Each of the %s heads has its own %s of %s numbers per token, so that heads can "
+            "look for different things.",
             COUNT(p->H), own, COUNT(p->D));
     else
         say(NULL,
-            "%s%s query heads share %s%s%s: the keys and values that a generator keeps are %sx "
-            "smaller than with a key/value head for each.",
+            "%s%s query heads share %s%s%s: the cache of keys and values is %sx smaller than with "
+            "a key/value head for each.",
             p->Hk == 1 ? "All " : "", COUNT(group), p->Hk == 1 ? "one" : "each of the ",
             p->Hk == 1 ? "" : COUNT(p->Hk), p->Hk == 1 ? " key/value head" : " key/value heads",
             COUNT(group));
@@ -222,14 +222,14 @@ static void tell_formula(const explain_problem *p)
         "values with these weights%s.%s",
         d->shaw_keys ? ", with a learned vector for their distance added to the key," : "",
         COUNT(p->D), cap,
-        d->alibi_slopes ? ", less a slope times their distance"
+        d->alibi_slopes ? ", minus a slope times their distance"
         : d->t5_table   ? ", plus a learned number for their distance"
                         : "",
         d->sink_logits ? " together with the share of the sink, which has no value" : "",
         d->gates ? ", times the gate of the head" : "", drop);
 }
 
-/* Which keys a query sees, by the interval that causal and window leave. */
+/* The keys that a query sees: the interval that causal and window allow. */
 static void tell_interval(const explain_problem *p, bool window)
 {
     const mha_attention_desc *d = &p->desc;
@@ -257,9 +257,9 @@ static void tell_interval(const explain_problem *p, bool window)
             "Causal: one query, the last token, sees all %s keys: a step of decoding from a cache.",
             COUNT(p->S));
     else if (last > 0 && last < p->T - 1)
-        say(NULL, "Causal: from query %s on, every key is seen.", COUNT(last));
+        say(NULL, "Causal: from query %s on, queries see every key.", COUNT(last));
     else if (p->T > 1 && last > 0)
-        say(NULL, "Causal: a token sees itself and those before it, and none after it.");
+        say(NULL, "Causal: a token sees itself and earlier tokens, and none after it.");
 }
 
 static void tell_mask(const explain_problem *p)
@@ -271,12 +271,11 @@ static void tell_mask(const explain_problem *p)
         say(NULL, "So the cost grows with the length times the window, not with the square of the "
                   "length.");
     else if (window)
-        say(NULL, "The window reaches over all keys and hides none before a query.");
+        say(NULL, "The window covers all keys and hides none before a query.");
     if (p->plan.path == MHA_PATH_TILED && p->S > p->plan.key_block && p->T > 1 &&
         d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW) && !d->keep_blocks)
         say(NULL, "Blocks of keys that a strip of queries does not see are not computed.");
-    if (d->keep_blocks)
-        say(NULL, "Blocks that the pattern leaves out are not computed and not read.");
+    if (d->keep_blocks) say(NULL, "Blocks that the pattern omits are neither computed nor read.");
     if (d->keep_mask || d->bias)
         say(NULL,
             "A dense mask or bias is an N x N array that the caller provides; causal, windows "
@@ -291,7 +290,7 @@ static void tell_memory(const explain_problem *p)
     char many[128];
     if (plan->path == MHA_PATH_PLAIN) {
         say(NULL, "The plain path evaluates the formula directly, one row of scores at a time in "
-                  "double precision: accurate, in little memory, and slow.");
+                  "double precision: accurate, with little memory, but slow.");
         return;
     }
     snprintf(many, sizeof many,
@@ -304,21 +303,21 @@ static void tell_memory(const explain_problem *p)
                 "scores.";
     if (p->S <= plan->key_block)
         say(NULL,
-            "The tiled path takes all keys as one block, and keeps the scores of a few rows at a "
+            "The tiled path takes all keys as one block, and stores the scores of a few rows at a "
             "time%s",
             times);
     else
         say(NULL,
-            "The tiled path walks over %s keys at a time and keeps for each row only its largest "
+            "The tiled path processes %s keys at a time and stores for each row only its largest "
             "score, the sum so far and the output so far (online softmax)%s",
             COUNT(plan->key_block), times);
     if (plan->compute == MHA_COMPUTE_BF16)
         say(NULL, "In bf16, queries, keys, values and weights are rounded to 8 significant bits, "
                   "and their products are summed in f32: up to twice as fast with instructions for "
-                  "bf16, and 0.2 %% off for ordinary numbers that are stored in bf16.");
+                  "bf16, and within 0.2 %% for ordinary numbers stored in bf16.");
     if (p->outputs.probabilities || p->outputs.scores || p->outputs.average_probabilities)
         say(NULL, "Weights or scores were requested: such an output is itself an N x N array, and "
-                  "more work than o alone.");
+                  "takes more work than o alone.");
 }
 
 void explain_print(const explain_problem *problem)

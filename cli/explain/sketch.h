@@ -1,4 +1,4 @@
-/* Marks of a diagram's panel as they are thought of: boxes, arrows, words; texts are kept here. */
+/* Marks of a diagram's panel: boxes, arrows, texts, with the memory of the texts. */
 #ifndef CLI_SKETCH_H
 #define CLI_SKETCH_H
 
@@ -25,7 +25,7 @@ mha_mark *sketch_box(sketch *s, mha_ink ink, double x, double y, double width, d
 mha_mark *sketch_line(sketch *s, mha_ink ink, double x, double y, double to_x, double to_y,
                       uint32_t flags);
 
-/* Size 0 is the usual one. */
+/* Size 0 is the default. */
 void sketch_words(sketch *s, mha_ink ink, double x, double y, uint32_t flags, double size,
                   const char *format, ...) MHA_PRINTF(7, 8);
 

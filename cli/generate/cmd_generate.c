@@ -35,14 +35,14 @@ static const args_option option_table[] = {
              "sample from the most likely tokens whose\nprobabilities add up to X, above 0 to 1"),
     ROW_REAL("min-p", generate_options, min_p,
              "sample from tokens at least X times as likely as\nthe most likely one"),
-    ROW_NUMBER(
-        "seed", generate_options, seed, 0, INT64_MAX,
-        "of the sampling; default 0. The same seed gives the\nsame text for any number of threads",
-        .needs = "--temperature, --top-k, --top-p or --min-p"),
+    ROW_NUMBER("seed", generate_options, seed, 0, INT64_MAX,
+               "seed the sampling; default 0. The same seed gives the\nsame text for any number of "
+               "threads",
+               .needs = "--temperature, --top-k, --top-p or --min-p"),
     ROW_HEADING("Length"),
     ROW_NUMBER("max-tokens", generate_options, max_tokens, 0, INT64_C(1) << 31,
-               "new tokens at most; default 64"),
-    ROW_TEXTS(0, "stop", generate_options, stops, "TEXT", "end before this text; may be repeated"),
+               "generate at most N tokens; default 64"),
+    ROW_TEXTS(0, "stop", generate_options, stops, "TEXT", "stop before this text; may be repeated"),
     ROW_HEADING("The cache of keys and values"),
     CACHE_ROWS(generate_options, cache, "text"),
     ROW_HEADING("Other"),
@@ -50,7 +50,7 @@ static const args_option option_table[] = {
              "TEXT is the user's turn of a chat, the output the\nanswer: ChatML (SmolLM2, Qwen) or "
              "Llama 3"),
     ROW_FLAG(0, "stats", generate_options, stats, 1,
-             "the tokens that end a text, tokens per second and the\nsize of the cache, on stderr"),
+             "print the end tokens, tokens per second and the size\nof the cache on stderr"),
     ROW_FLAG(0, "ids", generate_options, ids, 1,
              "TEXT and the output are token ids: for models\nwhose tokenizer is not supported"),
     ROW_CHOICE(
@@ -58,7 +58,7 @@ static const args_option option_table[] = {
         "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: Q4_0, "
         "Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
     ROW_THREADS(generate_options),
-    ROW_QUIET(generate_options, "no notes on stderr, only errors"),
+    ROW_QUIET(generate_options, "print no notes on stderr, only errors"),
     ROW_HELP,
 };
 
@@ -70,16 +70,16 @@ const args_page generate_page = {
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
                 "multihead generate smollm2.gguf --chat \"What is attention?\" --stats\n"
                 "multihead generate llama-folder \"Once upon a time\" --stop \".\" --min-p 0.1",
-    .notes = "MODEL is a Hugging Face folder, a GGUF file, or what 'multihead train -o' saved.\n"
-             "Without TEXT it starts from the beginning-of-text token. It ends before a\n"
-             "--stop, when the model runs out of positions, or at an end token: one that\n"
-             "config.json, generation_config.json or the tokenizer names, or a GGUF file (eos,\n"
-             "eot, eom, as llama.cpp); --stats lists them. The text is written to stdout as it\n"
+    .notes = "MODEL is a Hugging Face folder, a GGUF file or a folder of 'multihead train -o'.\n"
+             "Without TEXT it starts from the beginning-of-text token. It stops before a\n"
+             "--stop text, when the model runs out of positions, or at an end token: one named\n"
+             "in config.json, generation_config.json, the tokenizer or a GGUF file (eos, eot,\n"
+             "eom, as in llama.cpp); --stats lists them. The text is written to stdout as it\n"
              "is generated. Started on several ranks (mpirun), each has the weights of some\n"
              "layers; the text is the same.\n"
              "\n"
              "Sampling applies temperature, top k, top p and min p in this order; with one of\n"
-             "the last three alone the temperature is 1. --chat takes no system turn:\n"
+             "the last three alone the temperature is 1. --chat has no system turn:\n"
              "write one into TEXT, without --chat. docs/caches.md compares the types of cache.",
     .takes = "MODEL [TEXT]",
     .spare = "put quotes around the text",
@@ -172,7 +172,7 @@ static cli_exit read_text(run *r, const char *text)
     }
     if (r->count > 0) return CLI_OK;
     return cli_fail(CLI_USAGE, GENERATE,
-                    "nothing to begin with: this model has no beginning-of-text token; give TEXT");
+                    "no start: this model has no beginning-of-text token; give TEXT");
 }
 
 /* Wrap the prompt in the chat template, and set the token that ends the answer. */
@@ -183,10 +183,8 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
     r->end_count = mha_model_end_tokens(r->model, &r->ends);
     r->turn_end = -1;
     if (options->stops.count > 0 && !r->tokenizer)
-        return cli_fail(
-            CLI_USAGE, GENERATE,
-            "--stop: %s writes whole words or characters, which are tokens; use --max-tokens",
-            folder);
+        return cli_fail(CLI_USAGE, GENERATE,
+                        "--stop: %s generates whole words or characters; use --max-tokens", folder);
     if (!options->chat) return CLI_OK;
     if (!r->tokenizer)
         return cli_fail(CLI_UNSUPPORTED, GENERATE, "--chat: %s has no tokenizer of a chat model",
@@ -345,8 +343,8 @@ static cli_exit generate(run *r, const char *text, const generate_options *optio
     double from = seconds_now();
     CLI_TRY(begin(r, options));
     r->seconds[0] = seconds_now() - from;
-    /* Before the first token, no text needs a clean end; with several ranks the launcher ends
-     * all. */
+    /* Before the first token a signal may end the process at once; with several ranks the launcher
+     * ends all. */
     if (!ranks_transport()) signals_hold();
     CLI_TRY(show_prompt(r, text));
     from = seconds_now();
@@ -356,8 +354,8 @@ static cli_exit generate(run *r, const char *text, const generate_options *optio
     signals_postpone();
     if (step.state == MHA_GENERATION_FULL)
         cli_note(r->quiet,
-                 "the model's %" PRId64 " positions are used up; models with rotary ones go "
-                 "on with --window N --streaming",
+                 "the model's %" PRId64 " positions are used up; models with rotary positions can "
+                 "continue with --window N --streaming",
                  r->desc.max_length);
     if (options->stats) print_stats(r, made);
     return CLI_OK;
@@ -394,12 +392,10 @@ static cli_exit check_text_options(const generate_options *options, bool text)
 {
     if (options->ids && options->stops.count > 0)
         return cli_fail(CLI_USAGE, GENERATE,
-                        "--stop looks for text, with --ids there is none; use --max-tokens");
+                        "--stop needs text, but --ids prints ids; use --max-tokens");
     if (options->ids && options->chat)
-        return cli_fail(
-            CLI_USAGE, GENERATE,
-            "--chat puts TEXT into the form of a chat, with --ids it is numbers; leave one "
-            "of them out");
+        return cli_fail(CLI_USAGE, GENERATE,
+                        "--chat needs text, but TEXT is numbers with --ids; omit one of them");
     if (options->chat && !text)
         return cli_fail(
             CLI_USAGE, GENERATE,

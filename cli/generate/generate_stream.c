@@ -46,6 +46,6 @@ cli_exit generate_chat(const mha_tokenizer *tokenizer, const char *folder, const
     return cli_fail(
         CLI_UNSUPPORTED, GENERATE,
         "--chat: %s has neither the tokens of ChatML (<|im_start|>) nor those of Llama 3 "
-        "(<|start_header_id|>); write its form into TEXT",
+        "(<|start_header_id|>); write its template into TEXT",
         folder);
 }

@@ -1,5 +1,5 @@
-/* multihead heads: a table of what every head of a model does, measured over texts. Options and
- * their help are the table below; the work is in heads_*.c. */
+/* multihead heads: measure every head of a model over texts. The table below holds the options and
+ * their help; heads_*.c does the work. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/launched.h"
@@ -15,11 +15,10 @@ static const args_option option_table[] = {
     ROW_TEXT("conllu", heads_options, conllu, "FILE",
              "read sentences with gold links to score heads against"),
     ROW_FLAG(0, "predict", heads_options, predict, 1,
-             "test links in the row that predicts the word, the one\nbefore it",
-             .needs = "--conllu FILE"),
+             "test links in the row before the word, which predicts\nit", .needs = "--conllu FILE"),
     ROW_TEXTS(0, "without", heads_options, without, "LIST",
-              "ablate these heads during the measurement (output 0):\nL16H0 or 4.11; shows what "
-              "later heads lose"),
+              "ablate these heads during the measurement (output 0):\nL16H0 or 4.11; shows the "
+              "effect on later heads"),
     ROW_TEXTS(0, "attention", heads_options, attention, "FILE.npy",
               "measure maps from a file in place of MODEL: [T,T],\n[heads,T,T] or "
               "[layers,heads,T,T]; one text each;\nmay be repeated",
@@ -98,7 +97,7 @@ static const args_moved moved[] = {
 
 const args_page heads_page = {
     .command = "heads",
-    .summary = "measure what every head does over texts",
+    .summary = "measure what every head does, over texts",
     .usage = "heads [options] MODEL --text FILE\n"
              "heads [options] MODEL \"text\" ...\n"
              "heads [options] --attention FILE.npy",

@@ -1,11 +1,11 @@
 /* Sentences with gold links, from CoNLL-U (universaldependencies.org/format.html).
  *
  * Of the ten columns of a word's line, ID, FORM, HEAD, DEPREL and MISC are read. Each word is
- * linked to its HEAD by a relation called DEPREL; root and punct are no relations. In MISC,
- * SpaceAfter=No joins a word to the next one, and a key of our own, Coref=7, links a word ("it") to
- * the word of the same sentence that it refers to (number 7) by a relation called coref. A
- * multiword token (ID 3-4) is one word with the links of its parts; empty nodes (ID 5.1) are left
- * out.
+ * linked to its HEAD by a relation called DEPREL; root and punct are not links. In MISC,
+ * SpaceAfter=No joins a word to the next one, and the project's own key Coref=7 links a word ("it")
+ * to the word of the same sentence that it refers to (number 7) by a relation called coref. A
+ * multiword token (ID 3-4) is one word with the links of its parts; empty nodes (ID 5.1) are
+ * skipped.
  *
  * Files come from anywhere: every number is checked, and errors name the line.
  */

@@ -1,5 +1,5 @@
-/* multihead heads: what every head of a model does, over texts. Options are in cmd_heads.c, texts
- * and gold links in heads_texts.c, the study in heads_measure.c, printing in heads_table.c and
+/* multihead heads: measure every head of a model over texts. Options are in cmd_heads.c, texts and
+ * gold links in heads_texts.c, the study in heads_measure.c, printing in heads_table.c and
  * heads_out.c. 'ablate' and 'circuits' share the texts, selection, page and arrays. */
 #ifndef CLI_HEADS_H
 #define CLI_HEADS_H
@@ -27,19 +27,19 @@ typedef struct heads_options {
     bool alone;        /* a state only: show its results without measuring */
     args_texts layers, heads, roles;
     const char *sort;
-    args_real min, clusters; /* clusters: the largest distance between heads of one */
+    args_real min, clusters; /* clusters: the largest distance between members */
     int csv, json, details, quiet;
     const char *page;          /* FILE.html */
     const char *npy, *headvis; /* new folders: of arrays; of files for HeadVis */
     const char *pictures;      /* a new folder of pictures, ... */
-    int png, pdf;              /* as these too */
+    int png, pdf;              /* also write these formats */
     int corpus;                /* distributions, places, tokens */
     args_texts without;        /* heads whose output is 0 */
     int64_t cut;               /* tokens of each piece of a text; 0: texts are whole */
     const char *state;         /* FILE of --state; NULL: none */
     int64_t save_every;        /* seconds; -1: not given */
     screen_options screen;
-    int spread; /* over ranks: the model's layers, not the texts */
+    int spread; /* divide the model's layers, not the texts, among ranks */
     int64_t threads;
 } heads_options;
 
@@ -74,7 +74,7 @@ typedef struct heads_found {
                              * study.h */
     int64_t count;          /* of heads, all layers together */
     const mha_study *study; /* owns them; NULL: heads of arrays */
-    bool stopped;           /* by a signal, before the last text */
+    bool stopped;           /* stopped by a signal before the last text */
     float *gates;           /* [layers, heads] 0: ablated; NULL: none */
 } heads_found;
 
@@ -87,12 +87,12 @@ cli_exit heads_source_encode(const heads_options *options, text_model *model,
 /* Initialise the results with the model's heads. */
 cli_exit heads_begin(const text_model *model, heads_found *found);
 
-/* *unsaved: why the file of --state could not be saved; CLI_OK. */
+/* *unsaved: the error of saving the file of --state, or CLI_OK. */
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found, cli_exit *unsaved);
 
-/* Likewise for the maps of --attention. model becomes the model of found: it has the name of the
- * first file, and no net. */
+/* Likewise for the maps of --attention. model becomes found's model, which has the name of the
+ * first file and no net. */
 cli_exit heads_measure_arrays(const heads_options *options, text_model *model, heads_found *found);
 
 /* One head of the table. */
@@ -105,7 +105,7 @@ typedef struct heads_row {
 cli_exit heads_choose(const heads_options *options, const heads_found *found, heads_row **rows,
                       int64_t *count);
 
-/* By their keys. */
+/* Sort by their keys. */
 void heads_sort(heads_row *rows, int64_t count);
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
@@ -131,7 +131,7 @@ cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t he
 cli_exit heads_corpus_json(mha_json *json, const heads_found *found, const heads_row *row);
 void heads_corpus_json_luck(mha_json *json, const heads_found *found);
 
-/* Results of 'ablate' and 'circuits' beside the scores, for the page and for arrays. */
+/* Results of 'ablate' and 'circuits' in addition to the scores, for the page and for arrays. */
 enum { HEADS_MOST_BESIDE = 8, HEADS_COMPOSITIONS = 3 };
 typedef struct heads_beside {
     mha_heads_column columns[HEADS_MOST_BESIDE];
@@ -168,7 +168,7 @@ cli_exit heads_write_pictures(const heads_options *options, text_model *model,
                               const heads_sources *sources, const heads_found *found,
                               const heads_row *rows, int64_t count);
 
-/* The measures with examples: those of rows, which a reader can see in a few tokens. */
+/* The measures with examples: those of rows, which a few tokens can illustrate. */
 enum { HEADS_PLACED = 8 };
 extern const mha_head_measure heads_placed[HEADS_PLACED];
 

@@ -50,7 +50,7 @@ static void load_layer(text_maps *maps, int64_t l)
         maps->layer[i] = map_arrays_element(&maps->array, l * size + i);
 }
 
-/* Whether no row of any map looks at a later column. */
+/* Whether no row of any map attends to a later column. */
 static bool is_causal(const text_maps *maps)
 {
     const int64_t T = maps->T;
@@ -141,7 +141,7 @@ static cli_exit add(text_maps *maps, heads_found *found)
     if (maps->L != found->of.layers || maps->H != found->model->heads)
         return cli_fail(CLI_BAD_INPUT, HEADS,
                         "%s: has %" PRId64 " layers of %" PRId64
-                        " heads, the file before it %" PRId64 " of %" PRId64
+                        " heads, the previous file %" PRId64 " of %" PRId64
                         "; give files of one model",
                         maps->path, maps->L, maps->H, found->of.layers, found->model->heads);
     mha_status status = mha_head_measures_begin(found->of.texts, &maps->text);

@@ -1,4 +1,4 @@
-/* How similar the heads of a layer are: the part of 'multihead heads' for --clusters. Distances are
+/* Similarity of the heads of a layer: the part of 'multihead heads' for --clusters. Distances are
  * summed while the texts are processed; no maps are kept. */
 #include "common/arena.h"
 #include "heads/heads.h"
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Threshold of redundant pairs, as head_distances.h suggests. */
+/* Thresholds of redundant pairs, as head_distances.h suggests. */
 static const double FARTHEST = 0.1, NEAREST = 0.9;
 
 enum { LINE_BYTES = 1024 };
@@ -88,7 +88,7 @@ static void print_redundant(const heads_found *found, int64_t width)
     cli_print_wrapped("", line, width);
 }
 
-/* The nearest pair, if it fits, and the clusters. */
+/* The nearest pair, if there is room, and the clusters. */
 static cli_exit print_layer(const heads_found *found, int64_t layer, double cut, bool wide,
                             const mha_terminal *terminal)
 {

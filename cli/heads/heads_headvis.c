@@ -1,7 +1,7 @@
-/* Write the results as the folder that HeadVis (Luger et al. 2026) shows, as data_pipeline.py of
- * its release defines it: config.json, scatter_data.json and heads/LxHy.json. Texts run two more
- * times: first for the largest weight of each head in each text, by which texts are divided into
- * ten intervals, then for the weights of the shown texts. */
+/* Write the results as a folder for HeadVis (Luger et al. 2026), in the format of data_pipeline.py
+ * of its release: config.json, scatter_data.json and heads/LxHy.json. Texts run two more times:
+ * first for the largest weight of each head in each text, by which texts are divided into ten
+ * intervals, then for the weights of the shown texts. */
 #include "common/arena.h"
 #include "common/files.h"
 #include "common/progress.h"
@@ -20,8 +20,8 @@
 enum {
     MOST_TEXTS = 200, /* texts considered, evenly spaced: 20 in each interval */
     INTERVALS = 10,
-    SAMPLES = 5, /* texts shown of each: half a megabyte per head for texts of 256 tokens */
-    LARGEST = 8, /* weights kept of a row, each at least LEAST, as HeadVis recommends */
+    SAMPLES = 5, /* texts shown per interval: half a megabyte per head for texts of 256 tokens */
+    LARGEST = 8, /* weights kept per row, each at least LEAST, as HeadVis recommends */
     EDGES = 20,  /* of distances: 0, 1, 2, 4, ... */
     BARS = 20,   /* of largest weights */
     TOP_TOKENS = 50,
@@ -419,7 +419,7 @@ static void put_axes(const headvis *v, mha_json *json, bool text)
     }
 }
 
-/* Columns that HeadVis shows besides its own: keys of heads' files, and their titles. */
+/* Additional columns in HeadVis: keys of heads' files, and their titles. */
 static void put_titles(mha_json *json, const char *name, const char *const titles[2][2])
 {
     mha_json_line(json, 1);

@@ -19,7 +19,7 @@ typedef struct job {
     int64_t without; /* heads with a gate of 0 */
     progress progress;
     heads_state state;
-    bool resumes; /* the state has results */
+    bool resumes; /* whether the state has results */
     bool stopped;
 } job;
 
@@ -140,7 +140,7 @@ static void note_end(const job *j)
         cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " text%s were measured",
                  j->is->text_count, texts, words_s(texts));
     cli_note(j->options->quiet || j->is->lost_links == 0,
-             "%" PRId64 " gold link%s left out: a word has no token of its own", j->is->lost_links,
+             "%" PRId64 " gold link%s skipped: a word has no token of its own", j->is->lost_links,
              words_s(j->is->lost_links));
 }
 

@@ -58,7 +58,7 @@ static cli_exit put(arrays *a, const char *file, const char *name, const char *p
 
 #define HEAD_AXES "[\"layer\", \"head\"]"
 
-/* An array of one number for each head, or of `more` numbers. */
+/* An array of one number per head, or of `more` numbers. */
 static mha_tensor of_heads(const arrays *a, void *data, mha_dtype dtype, int64_t more)
 {
     return mha_tensor_contiguous(data, dtype, more == 1 ? 2 : 3,
@@ -179,7 +179,7 @@ static cli_exit put_positions(arrays *a)
     CLI_TRY(put_part(a, "first_token", "first_token", "mass", mass, MHA_F64, 1, HEAD_AXES,
                      "mean weight on the first token"));
     return put_part(a, "first_token", "first_token", "moved", moved, MHA_F64, 1, HEAD_AXES,
-                    "share of the norms of weighted values that comes from the first token");
+                    "the first token's share of the norms of weighted values");
 }
 
 static cli_exit put_composition(arrays *a)
@@ -191,12 +191,12 @@ static cli_exit put_composition(arrays *a)
         const mha_tensor data = mha_tensor_contiguous(a->beside->composition[n], MHA_F32, 4, shape);
         CLI_TRY(put(a, files[n], files[n], "value", &data,
                     "[\"layer\", \"head\", \"writer's layer\", \"writer's head\"]",
-                    "how much a head reads what an earlier one writes, from the weights"));
+                    "how much a head reads of an earlier head's output, from the weights"));
     }
     return CLI_OK;
 }
 
-/* A column that the page also has. */
+/* A column of the page. */
 static cli_exit put_column(arrays *a, int64_t c)
 {
     const mha_heads_column *column = &a->beside->columns[c];
@@ -270,7 +270,7 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
     a.json.sink = &a.sink;
     mha_json_array(&a.json, NULL);
     mha_json_lines(&a.json, 4);
-    signals_hold(); /* it ends in a moment */
+    signals_hold(); /* the run is about to end */
     cli_exit result = heads_folder_make(options->npy, &a.folder);
     if (result == CLI_OK) result = fill(&a);
     result = heads_folder_finish(options->npy, a.folder, result);

@@ -1,4 +1,4 @@
-/* The table of heads for machines: CSV and JSON. docs/program.md describes both. */
+/* The table of heads as CSV and JSON. docs/program.md describes both. */
 #include "common/csv.h"
 #include "common/files.h"
 #include "heads/heads.h"

@@ -17,8 +17,8 @@
 enum {
     MOST_HEADS = 10, /* of a selection: at most 240 pictures */
     FEW_PLACES = 3,  /* of a head and measure, as on the page of -o */
-    WINDOW = 48,     /* tokens: labels are legible, and the picture fits a screen */
-    BEFORE = 36,     /* of them before the query in a causal model, which sees no others */
+    WINDOW = 48,     /* tokens: few enough for legible labels and one screen */
+    BEFORE = 36,     /* tokens before the query in a causal model, which sees no later ones */
     AROUND_KEY = 2,  /* tokens on each side of a distant key */
     MOST_COLUMNS = WINDOW + 2 * AROUND_KEY + 2,
     LARGE_SCALE = 2, /* pixels of PNG per unit */
@@ -117,11 +117,10 @@ static cli_exit choose(pictures *p, const heads_row *rows, int64_t count)
              " heads; --head, --sort and --min choose others",
              (int)MOST_HEADS, count);
     if (p->count > 0) return CLI_OK;
-    return cli_fail(
-        CLI_BAD_INPUT, HEADS,
-        "%s: there is no picture to draw: no such head has a place in a text, whose rows "
-        "must see at least %d tokens",
-        p->options->pictures, (int)MHA_HEAD_CORPUS_PLACE_KEYS);
+    return cli_fail(CLI_BAD_INPUT, HEADS,
+                    "%s: there is no picture to draw: no such head has an example in a row that "
+                    "sees at least %d tokens",
+                    p->options->pictures, (int)MHA_HEAD_CORPUS_PLACE_KEYS);
 }
 
 /* ---- what a picture shows --------------------------------------------------------------------- */
@@ -222,13 +221,13 @@ static void describe(const pictures *p, const mha_tokens *tokens, picture *made)
              : info.kind == MHA_KIND_TOKENS ? " tokens"
                                             : "");
     snprintf(made->said, sizeof made->said,
-             "%s, \xE2\x80\x9C%.*s\xE2\x80\x9D looks most at token %" PRId64
+             "%s, \xE2\x80\x9C%.*s\xE2\x80\x9D attends most to token %" PRId64
              ", \xE2\x80\x9C%.*s\xE2\x80\x9D: %.2f",
              where, label_bytes(query), query, made->place.key, label_bytes(key), key,
              (double)row[made->mark[1]]);
     snprintf(made->shown, sizeof made->shown,
-             "tokens %" PRId64 " to %" PRId64 " of %" PRId64 "; %.0f %% of the marked row's "
-             "attention is on the columns shown",
+             "tokens %" PRId64 " to %" PRId64 " of %" PRId64
+             "; the columns shown hold %.0f %% of the marked row's attention",
              made->first, made->end - 1, tokens->count, 100 * made->seen);
 }
 
@@ -261,8 +260,8 @@ static cli_exit draw_picture(pictures *p, const mha_tokens *tokens, picture *mad
                                .title = made->title,
                                .subtitle = made->said,
                                .footnote = made->shown,
-                               .row_axis = "query (looking)",
-                               .col_axis = "key (looked at)",
+                               .row_axis = "query (attending)",
+                               .col_axis = "key (attended to)",
                                .rows = rows,
                                .cols = columns,
                                .row_labels = row_labels,
@@ -345,8 +344,8 @@ static const char style[] =
     "figure { margin: 0 0 2.5rem }\nfigcaption { margin-bottom: .5rem }\n"
     "img { max-width: 100%; height: auto }\n</style>\n";
 static const char guide[] =
-    "Rows are queries, columns are keys; brighter cells have larger weights. The "
-    "row of the place and its largest weight are marked. Tokens count from 0.";
+    "Rows are queries, columns are keys; brighter cells have larger weights. The row of the "
+    "example and its largest weight are marked. Tokens count from 0.";
 
 /* The heading of a head and measure, before its first picture. */
 static void put_heading(const pictures *p, const picture *made, html_out *html)

@@ -85,7 +85,46 @@ static int64_t column_named(const report *r, const char *name)
     return -1;
 }
 
-/* Those that some head has. */
+/* Whether some head is far from chance and above the permutation null. */
+static bool stands_out(const report *r, int64_t column)
+{
+    for (int64_t h = 0; h < r->count; h++) {
+        const mha_heads_value *v = &r->page.values[h * r->columns + column];
+        if (v->rows > 0 && v->value > 3 * v->chance && !(v->value <= r->page.columns[column].luck))
+            return true;
+    }
+    return false;
+}
+
+/* The first of the names that stands out, else the first there is; not the column `other`. */
+static int64_t column_to_open(const report *r, const char *const *names, int count, int64_t other)
+{
+    int64_t first = -1;
+    for (int i = 0; i < count; i++) {
+        const int64_t column = column_named(r, names[i]);
+        if (column < 0 || column == other) continue;
+        if (stands_out(r, column)) return column;
+        if (first < 0) first = column;
+    }
+    return first;
+}
+
+/* The columns that the page opens on: effects, where there are any, before scores. */
+static void choose_axes(report *r)
+{
+    static const char *const across[] = {"random_induction", "induction", "random_duplicate",
+                                         "duplicate", "previous"};
+    static const char *const up[] = {"previous", "sink", "entropy"};
+    int64_t x = column_to_open(r, across, 5, -1), y = column_to_open(r, up, 3, x);
+    if (r->beside && r->beside->column_count > 0) {
+        y = x >= 0 ? x : r->columns - 1;
+        x = r->beside->x;
+    }
+    r->page.x = x < 0 ? 0 : x;
+    r->page.y = y < 0 ? 0 : y;
+}
+
+/* The columns of effects, then the scores that some head has. */
 static cli_exit make_columns(report *r)
 {
     const int64_t scores = mha_study_score_count(&r->found->of);
@@ -93,6 +132,8 @@ static cli_exit make_columns(report *r)
     mha_heads_value *values;
     CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_MOST_BESIDE, &columns));
     CLI_TRY(ARENA_ALLOC(HEADS, scores, &r->column_of));
+    for (int64_t c = 0; r->beside && c < r->beside->column_count; c++)
+        columns[r->columns++] = r->beside->columns[c];
     for (int64_t s = 0; s < scores; s++) {
         bool any = false;
         for (int64_t h = 0; h < r->count && !any; h++)
@@ -100,33 +141,20 @@ static cli_exit make_columns(report *r)
         r->column_of[s] = any ? r->columns : -1;
         if (any) CLI_TRY(make_column(r, s, &columns[r->columns++]));
     }
-    const int64_t measured = r->columns;
-    for (int64_t c = 0; r->beside && c < r->beside->column_count; c++)
-        columns[r->columns++] = r->beside->columns[c];
     CLI_TRY(ARENA_ALLOC(HEADS, r->count * r->columns, &values));
     for (int64_t h = 0; h < r->count; h++) {
+        mha_heads_value first[HEADS_MOST_BESIDE];
+        if (r->beside) r->beside->values(r->beside->of, &r->rows[h], first);
+        for (int64_t c = 0; r->beside && c < r->beside->column_count; c++)
+            values[h * r->columns + c] = first[c];
         for (int64_t s = 0; s < scores; s++)
             if (r->column_of[s] >= 0)
                 make_value(r, &r->rows[h], s, &values[h * r->columns + r->column_of[s]]);
-        mha_heads_value more[HEADS_MOST_BESIDE];
-        if (r->beside) r->beside->values(r->beside->of, &r->rows[h], more);
-        for (int64_t c = measured; c < r->columns; c++)
-            values[h * r->columns + c] = more[c - measured];
     }
     r->page.columns = columns;
     r->page.column_count = r->columns;
     r->page.values = values;
-    static const char *const across[] = {"random_induction", "induction", "previous"};
-    static const char *const up[] = {"previous", "sink", "entropy"};
-    for (int i = 2; i >= 0; i--) {
-        const int64_t x = column_named(r, across[i]), y = column_named(r, up[i]);
-        if (x >= 0) r->page.x = x;
-        if (y >= 0) r->page.y = y;
-    }
-    if (measured < r->columns) {
-        r->page.y = measured > 0 ? r->page.x : r->columns - 1;
-        r->page.x = measured + r->beside->x;
-    }
+    choose_axes(r);
     return CLI_OK;
 }
 
@@ -141,7 +169,7 @@ static cli_exit tokens_of(report *r, int64_t text, const mha_tokens **tokens)
     return CLI_OK;
 }
 
-/* The bytes of the text from one token to the next, so that spaces stay; a special token's name. */
+/* The bytes of the text from one token to the next, including spaces; a special token's name. */
 cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
                               char **text)
 {
@@ -153,7 +181,7 @@ cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *toke
     return arena_text(HEADS, source->text + begin, (size_t)(end - begin), text);
 }
 
-/* The tokens from first to end, and the key by itself where it is further away. */
+/* The tokens from first to end, and a more distant key separately. */
 static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
                             mha_heads_place *place)
 {
@@ -273,9 +301,8 @@ static cli_exit make_list(const report *r, const heads_row *row, mha_head_token_
         kind == MHA_HEAD_READS
             ? "tokens by attention received, except the first token of a text; number: ratio to "
               "uniform attention"
-            : "frequent tokens in whose rows the norms of weighted values are largest, without the "
-              "first "
-              "token's; number: ratio to the head's mean";
+            : "frequent tokens whose rows have the largest norms of weighted values, without the "
+              "first token's; number: ratio to the head's mean";
     return CLI_OK;
 }
 
@@ -312,7 +339,7 @@ static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card 
                         100 * rest.mass);
     if (rest.moved_rows > 0)
         used += snprintf(note + used, sizeof note - (size_t)used,
-                         ", and %.0f %% of its output comes from there", 100 * rest.moved);
+                         ", and %.0f %% of its output comes from that token", 100 * rest.moved);
     snprintf(note + used, sizeof note - (size_t)used, ".");
     if (rest.rows == 0) return CLI_OK;
     CLI_TRY(text_of(&kept, note));
@@ -354,7 +381,8 @@ static mha_status draw(const void *user, const mha_sink *sink)
     return mha_render_heads_page(user, sink);
 }
 
-/* The head that stands out most in the scatter's first score; what is beside scores has a sign. */
+/* The head with the most extreme first score of the scatter; columns other than scores have a
+ * sign. */
 static int64_t first_head(const report *r)
 {
     int64_t best = 0;
@@ -383,7 +411,8 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.read));
     if (count == 0)
         return cli_fail(CLI_BAD_INPUT, HEADS,
-                        "%s: no head is like that, so there is no page to write", options->page);
+                        "%s: no head matches the selection, so there is no page to write",
+                        options->page);
     CLI_TRY(ARENA_ALLOC(HEADS, count, &cards));
     CLI_TRY(make_columns(&r));
     for (int64_t h = 0; h < count; h++) CLI_TRY(make_card(&r, &rows[h], &cards[h]));

@@ -1,4 +1,4 @@
-/* Which heads a table has, in which order. */
+/* The selection and order of the heads of a table. */
 #include "common/arena.h"
 #include "heads/heads.h"
 
@@ -63,7 +63,7 @@ static cli_exit check_roles(const heads_options *options, const heads_found *fou
     return CLI_OK;
 }
 
-/* By the first role of each, and among those with the same one by its score. */
+/* Sort by the first role, and within a role by its score. */
 static double role_key(const heads_found *found, int64_t layer, int64_t head)
 {
     mha_head_role roles[MHA_STUDY_MOST_ROLES];

@@ -25,7 +25,7 @@ cli_exit heads_state_begin(const heads_options *options, const text_model *model
     CLI_TRY(cli_check(HEADS, mha_model_digest(model->context, options->model,
                                               MHA_MODEL_NO_TOKENIZER, &state->of.model)));
     if (stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
-    /* Not as texts are read: there is no limit, a state of 1,000 heads has some 400 MB. */
+    /* Unlike texts without a limit: a state of 1,000 heads has some 400 MB. */
     CLI_TRY(texts_read_regular(HEADS, state->path, PTRDIFF_MAX, &bytes, &state->of.size));
     state->of.bytes = bytes;
     return CLI_OK;
@@ -44,7 +44,7 @@ static int64_t done(const heads_state *state)
 
 static mha_status save(heads_state *state)
 {
-    signals_hold(); /* to the end of the file: all that was measured is in it */
+    signals_hold(); /* to the end of the file: every measurement is in it */
     const mha_status status = files_draw(state->path, draw, state->study);
     signals_release();
     state->due = seconds_now() + state->of.every;

@@ -6,9 +6,9 @@
 
 typedef struct heads_state {
     const char *path;       /* NULL: no file, and every call does nothing */
-    const mha_study *study; /* to save; set by the caller */
+    const mha_study *study; /* the study to save; set by the caller */
     double due;             /* seconds; when to save next */
-    int64_t kept;           /* texts and random sequences that the file has; -1: no file */
+    int64_t kept;           /* texts and random sequences in the file; -1: no file */
     mha_study_state of;     /* for mha_study_create() */
 } heads_state;
 

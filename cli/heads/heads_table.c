@@ -1,4 +1,4 @@
-/* The table of heads for a terminal: one line each, as wide as the terminal and no wider. */
+/* The table of heads for a terminal: one line per head, at most as wide as the terminal. */
 #include "common/table.h"
 #include "common/words.h"
 #include "heads/heads.h"
@@ -16,7 +16,7 @@ enum {
     ROLE_WIDTH = 34
 };
 
-/* Scores with a column of their own, the most telling first. */
+/* Scores with a column of their own, the most informative first. */
 #define SCORE(heading, score)                  \
     {                                          \
         heading, COLUMN_WIDTH, 2, TABLE_PLAIN, \
@@ -37,14 +37,14 @@ static const table_column scores[] = {
 
 enum { SCORES = sizeof scores / sizeof *scores };
 
-/* How many of the columns fit beside the roles. */
+/* The number of columns that fit beside the roles. */
 static int columns_that_fit(int64_t width)
 {
     const int64_t room = (width - HEAD_WIDTH - ROLE_WIDTH) / COLUMN_WIDTH;
     return room < 0 ? 0 : room < SCORES ? (int)room : SCORES;
 }
 
-/* "previous token 0.94, amod 0.80 (0.62)": what decided, for relations beside the baseline. */
+/* "previous token 0.94, amod 0.80 (0.62)": the deciding score, for relations with the baseline. */
 static void list_roles(const heads_found *found, int64_t layer, int64_t head, char *line)
 {
     mha_head_role roles[MHA_STUDY_MOST_ROLES];
@@ -71,7 +71,7 @@ static void print_title(const heads_found *found, int64_t width)
 {
     char line[LINE_BYTES];
     size_t used = (size_t)snprintf(line, 400, "%s: ", found->model->name);
-    if (used >= 400) used = 399; /* of a very long name */
+    if (used >= 400) used = 399; /* for very long names */
     if (found->of.texts)
         used +=
             (size_t)snprintf(line + used, LINE_BYTES - used, "%s text%s, %s tokens%s",
@@ -99,7 +99,7 @@ static void print_row(table *t, const heads_found *found, const heads_row *row, 
     table_end(t);
 }
 
-/* What decided on each role, in a sentence. */
+/* The evidence for each role, in a sentence. */
 static void print_details(const heads_found *found, const heads_row *row, int64_t width)
 {
     mha_head_role roles[MHA_STUDY_MOST_ROLES];

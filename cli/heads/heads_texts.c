@@ -1,5 +1,5 @@
-/* Where the texts of 'multihead heads' come from: lines of a file, one whole file, CoNLL-U, the
- * command line, the built-in sentences. */
+/* The sources of texts for 'multihead heads': lines of a file, a whole file, CoNLL-U, the command
+ * line, the built-in sentences. */
 #include "common/arena.h"
 #include "common/texts.h"
 #include "heads/heads.h"
@@ -107,8 +107,8 @@ static cli_exit add_examples(const heads_options *options, const text_model *mod
                         options->model);
     if (left_out > 0)
         cli_note(options->quiet,
-                 "--example all: %d of the sentences have words that the model does not know, and "
-                 "are left out",
+                 "--example all: skipped %d of the sentences, which have words that the model does "
+                 "not know",
                  left_out);
     return CLI_OK;
 }

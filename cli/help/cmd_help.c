@@ -47,7 +47,7 @@ const args_page help_page = {
         "multihead help view\n"
         "multihead help view --format man | man -l -\n"
         "multihead help --format bash > ~/.local/share/bash-completion/completions/multihead",
-    .notes = "An installation has the man pages and the completions already.",
+    .notes = "An installation already has the man pages and completions.",
     .takes = "[TOPIC]",
     .spare = "name one topic: a subcommand, 'exit-codes' or 'scores'",
     ARGS_OPTIONS(option_table),
@@ -169,8 +169,7 @@ cli_exit cmd_help(int count, char *const *arguments)
         return CLI_OK;
     }
     if (topic && options.format != FORMAT_MAN)
-        return cli_fail(CLI_USAGE, HELP, "the completions are those of all subcommands: leave '%s'",
-                        topic);
+        return cli_fail(CLI_USAGE, HELP, "completions cover all subcommands: omit '%s'", topic);
     if (topic) CLI_TRY(cli_command_find(topic, &command));
     if (options.format == FORMAT_MAN) help_man(command);
     if (options.format == FORMAT_BASH) help_bash();

@@ -7,7 +7,7 @@
 
 /* The environment: name, what it does. */
 #define HELP_ENVIRONMENT_LIST(X)                                                     \
-    X("MHA_THREADS", "threads where --threads is not given; default: all CPUs")      \
+    X("MHA_THREADS", "threads if --threads is not given; default: all CPUs")         \
     X("MHA_ISA", "best instruction set to use: portable, neon, avx2 or avx512")      \
     X("MHA_L2_KIB", "size of a core's L2 cache; default: the size detected")         \
     X("MHA_FONT", "font file of PNG images; default DejaVu Sans")                    \
@@ -19,10 +19,10 @@
     X("TERM", "dumb: no colours and no progress line")                               \
     X("COLORTERM", "truecolor or 24bit: 24-bit colours instead of 256")              \
     X("COLORFGBG", "colours of text and background; default: a dark background")     \
-    X("COLUMNS", "terminal width where the terminal reports none; default 80")       \
+    X("COLUMNS", "terminal width if the terminal reports none; default 80")          \
     X("LC_ALL", "an encoding other than UTF-8 implies --ascii")                      \
-    X("LC_CTYPE", "the same where LC_ALL is not set")                                \
-    X("LANG", "the same where neither is set")                                       \
+    X("LC_CTYPE", "the same if LC_ALL is not set")                                   \
+    X("LANG", "the same if neither is set")                                          \
     X("SOURCE_DATE_EPOCH", "date of man pages, in seconds since 1970; default: none")
 
 /* Examples of the overview, lines divided by \n. */
@@ -38,14 +38,14 @@ void help_bash(void);
 void help_zsh(void);
 void help_fish(void);
 
-/* What completions know of an option's value: 'c' one of its choices, 'f' a file, 'x' anything else,
- * 0 no value. */
+/* The kind of an option's value for completions: 'c' one of its choices, 'f' a file, 'x' anything
+ * else, 0 no value. */
 char help_value_kind(const args_option *option);
 
-/* The line of text at *text, its length, and *text steps over it; NULL after the last. */
+/* Return the line at *text and its length, and advance *text past it; NULL after the last. */
 const char *help_line(const char **text, int *length);
 
-/* What an option does, in one line: its help up to the first semicolon or colon. */
+/* The purpose of an option in one line: its help up to the first semicolon or colon. */
 void help_short(const args_option *option, char *line, size_t size);
 
 #endif

@@ -1,4 +1,4 @@
-/* Completions for bash: without the package bash-completion too. */
+/* Completions for bash; the package bash-completion is not required. */
 #include "help/help.h"
 
 static void put_names(const args_page *page)
@@ -9,7 +9,7 @@ static void put_names(const args_page *page)
     }
 }
 
-/* The pattern of an option as the word before the cursor's: view:-o|view:--output) */
+/* The pattern of an option before the cursor's word: view:-o|view:--output) */
 static void put_pattern(const args_page *page, const args_option *option)
 {
     cli_print("    ");

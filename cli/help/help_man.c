@@ -1,4 +1,4 @@
-/* Man pages, man(7): the one source is a subcommand's page (args.h). */
+/* Man pages, man(7): generated from a subcommand's page (args.h). */
 #include "help/help.h"
 
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Text of a page: roff reads these characters as something else, or prints typographic ones. */
+/* Text of a page: roff interprets these characters, or prints typographic ones. */
 static void put(const char *text, int length)
 {
     static const struct {
@@ -34,7 +34,7 @@ static void put_text(const char *text)
     put(text, (int)strlen(text));
 }
 
-/* Lines of text after prefix; \& keeps a period at the beginning from being a request. */
+/* Lines of text after prefix; \& prevents a leading period from being a request. */
 static void put_lines(const char *prefix, const char *text)
 {
     const char *line;
@@ -57,8 +57,8 @@ static void put_unfilled(const char *prefix, const char *text)
     cli_print(".fi\n");
 }
 
-/* The date of the sources, which a build sets (reproducible-builds.org), and none otherwise: the same
- * program prints the same page on every day. */
+/* The date of the sources, which a build sets (reproducible-builds.org), otherwise none, so that
+ * pages do not depend on the day. */
 static void put_title(const char *name)
 {
     const char *epoch = getenv("SOURCE_DATE_EPOCH"), *rest;

@@ -1,4 +1,5 @@
-/* multihead page: what serve shows as one HTML file, with the library as WebAssembly and the model inside. */
+/* multihead page: the page of serve as one HTML file, with the library as WebAssembly and the model
+ * inside. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
@@ -23,12 +24,12 @@ typedef struct page_options {
 
 static const args_option option_table[] = {
     ROW_HEADING("Output"),
-    ROW_OUTPUT(page_options, output, "FILE", "write there; default: explorer.html"),
+    ROW_OUTPUT(page_options, output, "FILE", "set the name of the file; default: explorer.html"),
     ROW_HEADING("Other"),
-    ROW_TEXT("module", page_options, module, "FILE",
-             "the library as WebAssembly, compressed by gzip; the\ndefault lies where the program "
-             "was installed or built"),
-    ROW_QUIET(page_options, "no notes on stderr, only warnings and errors"),
+    ROW_TEXT(
+        "module", page_options, module, "FILE",
+        "the library as WebAssembly, compressed by gzip;\ndefault: the file beside the program"),
+    ROW_QUIET(page_options, "print no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
 
@@ -39,8 +40,8 @@ const args_page page_page = {
     .examples = "multihead page MODEL -o explorer.html\n"
                 "multihead page MODEL \"the king was cold\"",
     .notes = "The file holds the page, the library as WebAssembly and the model. A browser\n"
-             "opens it from the disk, without a server and a network; its reader may open\n"
-             "other models in it. docs/explorer.md is the manual.",
+             "opens it from disk, without a server or a network; readers may open other\n"
+             "models in it. docs/explorer.md is the manual.",
     .takes = "MODEL [TEXT]",
     .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),
@@ -109,8 +110,8 @@ static cli_exit add_module(const page_options *options, mha_explorer *explorer)
             PAGE, mha_file_read(options->module, MOST_BYTES, &bytes, &explorer->module_bytes)));
     else if (status)
         return cli_fail(CLI_UNSUPPORTED, PAGE,
-                        "the library compiled to WebAssembly is not there: script/page in the "
-                        "sources makes it (it installs Debian's emscripten, 400 MB); or name "
+                        "the library compiled to WebAssembly is missing: build it with script/page "
+                        "in the sources (it installs Debian's emscripten, 400 MB), or name "
                         "explorer.wasm.gz with --module");
     explorer->module = bytes;
     CLI_TRY(arena_keep(PAGE, bytes, forget));

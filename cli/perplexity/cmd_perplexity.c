@@ -1,4 +1,4 @@
-/* multihead perplexity: how well a causal model predicts a text whose keys and values lie in a cache. */
+/* multihead perplexity: measure how well a causal model with a KV cache predicts a text. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/contexts.h"
@@ -23,23 +23,24 @@ static const args_option option_table[] = {
     ROW_HEADING("The text"),
     ROW_TEXT("text", perplexity_options, text, "FILE", "required; '-' is standard input"),
     ROW_NUMBER("tokens", perplexity_options, tokens, 2, INT64_C(1) << 31,
-               "only the first N tokens; default: all"),
+               "read only the first N tokens; default: all"),
     ROW_NUMBER("context", perplexity_options, context, 2, INT64_C(1) << 31,
-               "a longer text is cut into contexts of N tokens, each\n"
-               "of which starts anew, without the tokens before it;\n"
-               "default: as many tokens as the model takes"),
+               "cut a longer text into contexts of N tokens, each\n"
+               "without the tokens before it; default: as many tokens\n"
+               "as the model takes"),
     ROW_HEADING("The cache"),
     CACHE_ROWS(perplexity_options, cache, "result"),
     ROW_HEADING("Other"),
     ROW_CHOICE("compute", perplexity_options, compute, computes,
                "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: "
                "Q4_0, Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
-    ROW_NUMBER("chunk", perplexity_options, chunk, 1, INT64_C(1) << 20,
-               "tokens of a step; default 128. The result is the\nsame, but for int8-channel"),
+    ROW_NUMBER(
+        "chunk", perplexity_options, chunk, 1, INT64_C(1) << 20,
+        "tokens per step; default 128. The result is the same,\nexcept with --cache int8-channel"),
     ROW_FLAG(0, "json", perplexity_options, json, 1,
-             "one object on stdout, with the loss of each token"),
+             "print one object with the loss of each token"),
     ROW_THREADS(perplexity_options),
-    ROW_QUIET(perplexity_options, "no progress or notes on stderr"),
+    ROW_QUIET(perplexity_options, "print no progress or notes on stderr"),
     ROW_HELP,
 };
 
@@ -52,14 +53,14 @@ const args_page perplexity_page = {
                 "multihead perplexity smollm2.gguf --text book.txt --json | jq .perplexity",
     .notes = "Perplexity is exp of the mean negative log-likelihood of each token given those\n"
              "before it in its context; a context's first token is not predicted. MODEL is a\n"
-             "Hugging Face folder, a GGUF file, or what 'multihead train -o' saved. Ctrl-C\n"
-             "ends with what was measured so far. Started on several ranks (mpirun), each has\n"
+             "Hugging Face folder, a GGUF file, or a folder of 'multihead train -o'. Ctrl-C\n"
+             "stops with the result so far. Started on several ranks (mpirun), each has\n"
              "the weights of some layers.\n"
              "\n"
-             "The number after +- is the standard error of the mean loss, as if the losses of\n"
-             "tokens were independent; that of the perplexity is the perplexity times it.\n"
-             "Losses are sums in double precision over f32 logits. All numbers but the speed\n"
-             "are the same for any number of threads.",
+             "The number after +- is the standard error of the mean loss, assuming that the\n"
+             "losses of tokens are independent; that of the perplexity is the perplexity times\n"
+             "it. Losses are sums in double precision over f32 logits. All numbers except the\n"
+             "speed are the same for any number of threads.",
     .takes = "MODEL",
     .spare = "the text goes into a file: --text FILE",
     ARGS_OPTIONS(option_table),
@@ -167,10 +168,9 @@ static cli_exit step(perplexity_run *r, int64_t end)
     for (int64_t i = at; i < at + n && i + 1 < end; i++) {
         r->losses[i + 1] = loss_of(r->logits + (i - at) * V, V, r->ids[i + 1]);
         if (isnan(r->losses[i + 1]))
-            return cli_fail(
-                CLI_BAD_INPUT, PERPLEXITY,
-                "the model gives logits that are not finite: its weights are damaged, or too "
-                "large for 32 bits; fetch the model again");
+            return cli_fail(CLI_BAD_INPUT, PERPLEXITY,
+                            "the model's logits are not finite: its weights are damaged, or too "
+                            "large for 32 bits; download the model again");
         r->sum += r->losses[i + 1];
         r->predicted++;
     }
@@ -178,7 +178,7 @@ static cli_exit step(perplexity_run *r, int64_t end)
     return CLI_OK;
 }
 
-/* Until all is measured, or a signal comes. */
+/* Run until all is measured, or a signal arrives. */
 static cli_exit measure(perplexity_run *r)
 {
     progress shown = progress_begin(r->options->quiet);
@@ -252,7 +252,7 @@ cli_exit cmd_perplexity(int argument_count, char *const *arguments)
     CLI_TRY(load(&r));
     CLI_TRY(read_text(&r));
     CLI_TRY(make_room(&r));
-    if (!ranks_transport()) signals_hold(); /* of several ranks the launcher ends all */
+    if (!ranks_transport()) signals_hold(); /* with several ranks the launcher ends all */
     CLI_TRY(measure(&r));
     return report(&r);
 }

@@ -1,4 +1,4 @@
-/* multihead perplexity: what is measured, and how it is written. */
+/* multihead perplexity: the measurement and its output. */
 #ifndef CLI_PERPLEXITY_H
 #define CLI_PERPLEXITY_H
 
@@ -31,7 +31,7 @@ typedef struct perplexity_run {
     int64_t predicted; /* of them */
     double sum;        /* of their losses */
     double seconds;
-    double mean, mean_error, perplexity, error; /* of all; errors of a single one are NaN */
+    double mean, mean_error, perplexity, error; /* of all losses; errors of a single one are NaN */
 } perplexity_run;
 
 const char *perplexity_cache_name(const perplexity_run *run);

@@ -14,10 +14,10 @@
 #include <unistd.h>
 
 static const args_option option_table[] = {
-    ROW_HEADING("What the model is measured on"),
-    ROW_TEXT(
-        "text", prune_options, text, "FILE",
-        "sentences, one per line, UTF-8; - is stdin. Longer\nlines than the model takes are cut"),
+    ROW_HEADING("Data to measure the model on"),
+    ROW_TEXT("text", prune_options, text, "FILE",
+             "sentences, one per line, UTF-8; - is stdin. Lines\nlonger than the model takes are "
+             "truncated"),
     ROW_TEXT("task", prune_options, task, "NAME",
              "held-out sentences of a task of 'multihead train',\nfor models that know its words"),
     ROW_NUMBER(
@@ -33,13 +33,13 @@ static const args_option option_table[] = {
              "divide the importances of a layer by their l2 norm"),
     ROW_NUMBER("step", prune_options, step, 1, 1000000,
                "heads removed between two measurements; default: a\ntenth of all"),
-    ROW_NUMBER("seed", prune_options, seed, 0, INT64_MAX, "of the random orders; default 0"),
+    ROW_NUMBER("seed", prune_options, seed, 0, INT64_MAX, "seed the random orders; default 0"),
     ROW_HEADING("How many"),
     ROW_NUMBER("keep", prune_options, keep, 0, 1000000, "keep N heads"),
     ROW_REAL("fraction", prune_options, fraction, "remove this fraction of the heads, 0 to 1"),
     ROW_REAL("stop", prune_options, stop,
-             "else: remove heads while accuracy or cosine is at\nleast X times its original value; "
-             "default 0.9"),
+             "otherwise remove heads while accuracy or cosine is at\nleast X times its original "
+             "value; default 0.9"),
     ROW_NUMBER("min-per-layer", prune_options, least, 0, 1000000,
                "leave at least N heads in every layer; default 0"),
     ROW_NUMBER("kv-heads", prune_options, kv_heads, 1, 1000000,
@@ -49,23 +49,24 @@ static const args_option option_table[] = {
                    "--measure --normalise --step --seed",
                .why = "it removes no heads"),
     ROW_HEADING("Output"),
-    ROW_OUTPUT(prune_options, folder, "FOLDER", "the smaller model, with the original tokenizer"),
+    ROW_OUTPUT(prune_options, folder, "FOLDER",
+               "write the smaller model, with the original tokenizer"),
     ROW_FLAG(0, "mask", prune_options, mask, 1,
              "keep the model's shape and zero the output of removed\nheads; loads wherever the "
              "original does"),
     ROW_FLAG('n', "dry-run", prune_options, dry_run, 1, "measure, but write no FOLDER"),
-    ROW_TEXT("csv", prune_options, csv, "FILE", "the curve; - is stdout", .ending = ".csv"),
-    ROW_TEXT("json", prune_options, json, "FILE", "the curve and every head; - is stdout",
+    ROW_TEXT("csv", prune_options, csv, "FILE", "write the curve; - is stdout", .ending = ".csv"),
+    ROW_TEXT("json", prune_options, json, "FILE", "write the curve and every head; - is stdout",
              .ending = ".json"),
-    ROW_TEXT("svg", prune_options, svg, "FILE", "the curve as a picture; - is stdout",
-             .ending = ".svg"),
-    ROW_TEXT("pdf", prune_options, pdf, "FILE", "the same for a paper; - is stdout",
+    ROW_TEXT("svg", prune_options, svg, "FILE", "draw the curve; - is stdout", .ending = ".svg"),
+    ROW_TEXT("pdf", prune_options, pdf, "FILE", "draw it as PDF, for papers; - is stdout",
              .ending = ".pdf"),
     ROW_TEXT("html", prune_options, html, "FILE",
-             "the curves and every head as an interactive\nreport; - is stdout", .ending = ".html"),
+             "write an interactive report of the curves and every\nhead; - is stdout",
+             .ending = ".html"),
     ROW_HEADING("Other"),
     ROW_THREADS(prune_options),
-    ROW_QUIET(prune_options, "no progress or notes on stderr"),
+    ROW_QUIET(prune_options, "print no progress or notes on stderr"),
     ROW_HELP,
 };
 
@@ -79,11 +80,11 @@ const args_page prune_page = {
                 "multihead prune MiniLM --text lines.txt --fraction 0.5 -o half\n"
                 "multihead prune MiniLM --text lines.txt --fraction 0.5 --mask -o masked\n"
                 "multihead prune demo --text lines.txt --kv-heads 2 -o grouped",
-    .notes = "MODEL is a folder or a GGUF file, of one part: no encoder-decoder. With a GGUF\n"
-             "file the curve is measured; -o needs a folder, whose tokenizer it copies. A\n"
-             "model that predicts the next token is judged by its accuracy, an encoder by the\n"
-             "cosine of its embeddings (the mean over tokens) to those of the full model. The\n"
-             "reversed order and five random ones are measured for comparison.\n"
+    .notes = "MODEL is a folder or a GGUF file, but not an encoder-decoder. A GGUF file can\n"
+             "only be measured; -o needs a folder, whose tokenizer it copies. A model that\n"
+             "predicts the next token is judged by its accuracy, an encoder by the cosine of\n"
+             "its embeddings (the mean over tokens) to those of the full model. The reversed\n"
+             "order and five random ones are measured for comparison.\n"
              "docs/pruning.md has the details.",
     .takes = "MODEL",
     .spare = "texts go into a file: --text FILE",
@@ -176,7 +177,7 @@ static cli_exit check_folder(const prune_options *o, const char *model)
     if (!is_gguf(model)) return CLI_OK;
     return cli_fail(CLI_UNSUPPORTED, PRUNE,
                     "-o %s: %s is a GGUF file, whose tokenizer cannot be copied to a folder; "
-                    "prune the model's Hugging Face folder, or leave out -o",
+                    "prune the model's Hugging Face folder, or omit -o",
                     o->folder, model);
 }
 
@@ -191,8 +192,8 @@ static cli_exit open_model(prune_job *job, const char *folder)
 {
     CLI_TRY(text_model_open(PRUNE, folder, job->options->threads, false, &job->model));
     if (job->model.encoder)
-        return cli_fail(CLI_UNSUPPORTED, PRUNE,
-                        "%s: is an encoder-decoder; only models of one part are pruned", folder);
+        return cli_fail(CLI_UNSUPPORTED, PRUNE, "%s: is an encoder-decoder, which cannot be pruned",
+                        folder);
     for (int64_t l = 0; l < job->model.desc.num_layers; l++) job->heads += prune_heads_of(job, l);
     return CLI_OK;
 }

@@ -1,4 +1,4 @@
-/* multihead prune: which heads can be removed, what each of them costs, and the smaller model.
+/* multihead prune: the heads that can be removed, the cost of each, and the smaller model.
  *
  * Heads are numbered layer * H + head, where H is the largest number of heads of a layer. */
 #ifndef CLI_PRUNE_H
@@ -39,8 +39,8 @@ typedef struct prune_options {
 typedef struct prune_data {
     bool predicts;                      /* targets; else embeddings */
     int64_t sequences, tokens, batches; /* tokens: without padding */
-    int (*class_of)(int32_t word);      /* words of a class count as equal, or NULL */
-    int64_t cut;                        /* tokens cut from sequences that were too long */
+    int (*class_of)(int32_t word);      /* classes of equivalent words, or NULL */
+    int64_t cut;                        /* tokens truncated from long sequences */
     int64_t *lengths;                   /* [sequences], longest first */
     int32_t *ids, *targets;             /* [B,T] of each batch, concatenated */
     float *embeddings, *directions;     /* [sequences, width] */

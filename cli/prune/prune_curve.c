@@ -143,7 +143,7 @@ cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_q
     return CLI_OK;
 }
 
-/* The fastest of some passes, with heads removed. */
+/* The fastest of several passes, with heads removed. */
 static cli_exit measure_time(prune_job *job, const float *gates, prune_point *point)
 {
     const mha_transformer_desc *d = &job->model.desc;
@@ -241,7 +241,7 @@ typedef struct point_found {
 typedef struct order_run {
     prune_job *job;
     int number;
-    int64_t *order, count, first; /* first: point; those before it are known */
+    int64_t *order, count, first; /* the first point to measure; earlier ones are known */
     tally all;
     int64_t *removed;               /* [points] */
     double *losses;                 /* [points] */

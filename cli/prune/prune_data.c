@@ -144,7 +144,7 @@ static cli_exit make_batches(prune_job *job, sequences *list)
 
 /* ---- embeddings ------------------------------------------------------------------------------ */
 
-/* Box and Muller: simple normal numbers, reproducible for a seed. */
+/* Box and Muller: normally distributed numbers, reproducible for a seed. */
 static void draw_directions(prune_data *d, int64_t count, uint64_t seed)
 {
     random_source r = random_make(seed, 0);
@@ -228,7 +228,7 @@ cli_exit prune_data_from_text(prune_job *job)
     }
     if (list.count == 0)
         return cli_fail(CLI_BAD_INPUT, PRUNE,
-                        "%s: no line with enough words to measure; give sentences, one a line",
+                        "%s: no line with enough words to measure; give sentences, one per line",
                         job->options->text);
     return finish(job, &list);
 }
@@ -263,7 +263,7 @@ static cli_exit check_task(const prune_job *job, const train_task *task)
                     m->folder, task->name, task->name);
 }
 
-/* Only the rows that the task judges have targets. */
+/* Only the rows that the task scores have targets. */
 static cli_exit take_drawn(const train_batch *batch, sequences *list)
 {
     for (int64_t b = 0; b < batch->B; b++) {
@@ -282,7 +282,7 @@ static cli_exit take_drawn(const train_batch *batch, sequences *list)
 
 cli_exit prune_data_from_task(prune_job *job)
 {
-    enum { DRAWN = 60 }; /* at once: exhaustive tasks return all their data */
+    enum { DRAWN = 60 }; /* in one call: exhaustive tasks return all their data */
     const train_task *task = NULL;
     const int64_t most = job->options->lines ? job->options->lines : 300;
     train_batch batch;

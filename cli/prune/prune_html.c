@@ -67,7 +67,7 @@ static void add_chart(page *g, int chart, const char *title, const char *y_axis,
 static void add_charts(page *g)
 {
     list_of(g, 0);
-    add_chart(g, 0, "What is left", prune_measured(g->job), 1, 3);
+    add_chart(g, 0, "Remaining heads", prune_measured(g->job), 1, 3);
     add_chart(g, 1, "Loss", g->job->data.predicts ? "nats" : "1 - cosine", 4, 3);
     add_chart(g, 2, "Size", "parameters", 7, 1);
     add_chart(g, 3, "Time", "milliseconds", 8, 1);
@@ -97,8 +97,9 @@ static void add_words(page *g)
     const prune_point *kept = &job->points[job->chosen], *all = &job->points[0];
     const int64_t last = job->count ? job->order[job->count - 1] : 0;
     snprintf(g->detail, TEXT_BYTES,
-             "With %" PRId64 " of %" PRId64 " heads left the %s is %.4g, with all of them %.4g.\n"
-             "Of the heads that can go, L%" PRId64 "H%" PRId64 " goes last.",
+             "With %" PRId64 " of %" PRId64
+             " remaining heads the %s is %.4g, with all of them %.4g.\n"
+             "Of the removable heads, L%" PRId64 "H%" PRId64 " is removed last.",
              kept->heads, all->heads, prune_measured(job), kept->ours.measure, all->ours.measure,
              last / H, last % H);
     snprintf(g->size, TEXT_BYTES, "%" PRId64 " sequence%s, %" PRId64 " tokens", job->data.sequences,
@@ -119,7 +120,7 @@ static mha_status write_page(page *g, const mha_sink *sink)
                              .twin = g->turn};
     const mha_figure figure = {.struct_size = sizeof figure,
                                .panel_size = sizeof panel,
-                               .title = "Heads that can go",
+                               .title = "Removable heads",
                                .row_axis = "layer",
                                .col_axis = "head",
                                .rows = d->num_layers,
@@ -136,7 +137,7 @@ static mha_status write_page(page *g, const mha_sink *sink)
                                .curve_size = sizeof(mha_curve),
                                .curves = g->curves,
                                .curve_count = CHARTS,
-                               .twin_name = "when it goes",
+                               .twin_name = "when removed",
                                .twin_value = "turn"};
     return mha_render_html(&figure, &report, sink);
 }

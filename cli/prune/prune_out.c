@@ -47,7 +47,7 @@ static void print_measure(const prune_job *job)
                      : kind >= MHA_IMPORTANCE_ABLATION
                          ? "1 - cosine to the embedding of the whole model"
                          : "the embedding along a random direction";
-    if (o->task) of = "the loss of the words that the task asks for";
+    if (o->task) of = "the loss of the words that the task tests";
     cli_print("importance: %s of %s%s; %" PRId64 " head%s per round, measured again after each\n",
               mha_importance_name(kind), of,
               o->normalise ? ", each layer normalised to length 1" : "", o->step, words_s(o->step));
@@ -63,7 +63,7 @@ static void print_data(const prune_job *job)
               words_s(job->data.sequences), job->data.tokens);
     if (job->data.cut > 0)
         cli_print("%" PRId64 " tokens are beyond the %" PRId64
-                  " positions of the model and were left out\n",
+                  " positions of the model and were skipped\n",
                   job->data.cut, job->model.max_length);
 }
 
@@ -109,7 +109,8 @@ static void print_kept(const prune_job *job)
             cli_print(" %" PRId64, h);
             kept++;
         }
-        cli_print("%s\n", kept ? "" : " none: only the residual, and the bias of the output");
+        cli_print("%s\n",
+                  kept ? "" : " none: only the residual connection and the bias of the output");
     }
 }
 
@@ -117,9 +118,9 @@ static void print_last(const prune_job *job)
 {
     const int64_t few = job->count < 5 ? job->count : 5;
     if (few == 0) return;
-    cli_print("first to go:");
+    cli_print("first removed:");
     for (int64_t k = 0; k < few; k++) cli_print(" "), print_head(job, job->order[k]);
-    cli_print("\nlast to go: ");
+    cli_print("\nlast removed: ");
     for (int64_t k = 0; k < few; k++) {
         cli_print(" ");
         print_head(job, job->order[job->count - 1 - k]);

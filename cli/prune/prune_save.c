@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* A copy of the original model, with 0 in place of what closed heads write. */
+/* A copy of the original model, with 0 in place of the outputs of closed heads. */
 static mha_status silence(prune_job *job, const float *gates)
 {
     const mha_transformer_desc *d = &job->model.desc;
@@ -57,7 +57,7 @@ cli_exit prune_save(prune_job *job)
         mha_checkpoint_save(folder, job->made ? job->made : job->model.net, &settings);
     signals_release();
     CLI_TRY(cli_check(PRUNE, status));
-    cli_note(job->options->quiet, "wrote %s; look at it with: multihead view %s \"a text\"", folder,
+    cli_note(job->options->quiet, "wrote %s; to see it: multihead view %s \"a text\"", folder,
              folder);
     return CLI_OK;
 }

@@ -27,7 +27,7 @@ const char *const run_caches[] = {"none", "f32", "f16", "bf16", "int8", "int8-ch
 /* Properties of an option: allowed with --linear; not allowed with --cache; an output file. */
 enum { LINEAR = 1, NO_CACHE = 2, WRITTEN = 4 };
 
-/* Rows with marks, and further fields of the option after them. */
+/* Rows with these properties; further fields of the option may follow. */
 #define FLAG(name, field, help, ...) \
     ROW_FLAG(0, name, run_options, field, 1, help, .marks = __VA_ARGS__)
 #define TEXT(name, field, value, help, ...) \
@@ -61,7 +61,7 @@ static const args_option option_table[] = {
     TEXT("v", v, "FILE", "read values [B,Hk,S,Dv]", LINEAR),
     TEXT("x", x, "FILE", "use one array as queries, keys and values", LINEAR),
     NUMBER("heads", heads, 1, 1 << 20, "split the last axis of [B,T,H*D] into heads", LINEAR),
-    NUMBER("kv-heads", kv_heads, 1, 1 << 20, "the same for keys and values; default: --heads",
+    NUMBER("kv-heads", kv_heads, 1, 1 << 20, "split keys and values likewise; default: --heads",
            LINEAR, .needs = "--heads"),
     CHOICE("layout", layout, layouts, "set the order of the axes; default bhtd", LINEAR,
            .excludes = "--module --example", .why = "its arrays are x or built in"),
@@ -98,7 +98,7 @@ static const args_option option_table[] = {
     TEXT("query-starts", query_starts, "ARRAY",
          "pack sequences without padding: 0,3,8 is two\nsequences of 3 and 5 queries",
          LINEAR | NO_CACHE),
-    TEXT("key-starts", key_starts, "ARRAY", "the same for keys; default: --query-starts", LINEAR,
+    TEXT("key-starts", key_starts, "ARRAY", "pack keys likewise; default: --query-starts", LINEAR,
          .needs = "--query-starts"),
     ROW_HEADING("Scores and weights"),
     REAL("scale", scale, "multiply q.k by X; default 1/sqrt(D)", 0),
@@ -191,7 +191,7 @@ const args_page run_page = {
                 "multihead run --x w.safetensors:x --softcap 30 --lse l.npy --json -\n"
                 "multihead run --x x.npy --heads 4 --alibi --trace --trace-head 2",
     .notes = "FILE is a .npy file, FILE.safetensors:NAME, or random:SHAPE, such as random:5x8:\n"
-             "halves from -2 to 2. Computation is in float32.\n"
+             "multiples of 0.5 from -2 to 2. Computation is in float32.\n"
              "Masks and score terms broadcast to the shape given, as in NumPy. Without output\n"
              "options it prints the result. Letters: B sequences, H heads, Hk key/value\n"
              "heads, T queries, S keys, D the size of a head, V that of a value. random:8xH\n"
@@ -226,13 +226,12 @@ static cli_exit check_option(const run_options *o, const args_option *option)
     const char *text = text_of(o, option);
     const char *output = text && !(option->marks & WRITTEN) ? run_writes(o, text) : NULL;
     if (o->linear && !(option->marks & LINEAR))
-        return RUN_USAGE("--%s conflicts with --linear, which has no softmax: leave one out",
+        return RUN_USAGE("--%s conflicts with --linear, which has no softmax: omit one",
                          option->name);
     if (o->cache && option->marks & NO_CACHE)
-        return RUN_USAGE(
-            "--%s conflicts with --cache, which decodes causal self-attention token by "
-            "token: leave one out",
-            option->name);
+        return RUN_USAGE("--%s conflicts with --cache, which decodes causal self-attention token "
+                         "by token: omit one",
+                         option->name);
     /* An output must not overwrite an input. */
     if (output)
         return RUN_USAGE("%s writes to %s, the file of --%s: name another one", output, text,
@@ -246,12 +245,11 @@ static cli_exit check_inputs(const run_options *o)
     const char *const files[] = {o->q, o->k, o->v};
     const char *first = o->q ? "q" : o->k ? "k" : o->v ? "v" : NULL;
     if (o->example && (first || o->x))
-        return RUN_USAGE("--example has its own arrays: leave out --example or --%s",
+        return RUN_USAGE("--example has its own arrays: omit --example or --%s",
                          o->x ? "x" : first);
-    if (o->x && first)
-        return RUN_USAGE("--x replaces --q, --k and --v: leave out --x or --%s", first);
+    if (o->x && first) return RUN_USAGE("--x replaces --q, --k and --v: omit --x or --%s", first);
     if (o->module && first)
-        return RUN_USAGE("--module projects --x to q, k and v: leave out --%s", first);
+        return RUN_USAGE("--module projects --x to q, k and v: omit --%s", first);
     if (!o->module && (o->example || o->x) && o->kv_heads && o->kv_heads != o->heads)
         return RUN_USAGE("--kv-heads %" PRId64
                          ": without --module, --x gives queries and keys the same %" PRId64
@@ -281,7 +279,7 @@ static cli_exit check(run_options *o, args_line *line)
     CLI_TRY(check_inputs(o));
     for (size_t i = 0; i < run_page.option_count; i++)
         if (line->given[i]) CLI_TRY(check_option(o, &option_table[i]));
-    if (o->cache) o->causal = 1; /* decoding is */
+    if (o->cache) o->causal = 1; /* decoding is causal */
     return run_check_outputs(o);
 }
 

@@ -1,7 +1,7 @@
 /* The parts of `multihead run`: options -> arrays -> a problem -> its outputs -> files, stdout.
  *
  * Letters as in attention.h. The arrays of the files may lack leading axes; the problem is always
- * [B,H,T,D], and what is written has the axes of q again.
+ * [B,H,T,D], and outputs have the axes of q.
  */
 #ifndef CLI_RUN_H
 #define CLI_RUN_H
@@ -187,7 +187,7 @@ cli_exit run_example_make(int which, int64_t rows, mha_tensor *array);
 
 typedef struct run_results {
     mha_tensor arrays[RUN_OUTPUT_COUNT];
-    /* Tensors as written, with the axes of q. With --module the first is the module's output */
+    /* Tensors to write, with the axes of q. With --module the first is the module's output */
     mha_tensor saved[RUN_OUTPUT_COUNT];
     mha_attention_plan plan;
     double seconds;
@@ -237,7 +237,7 @@ typedef struct run_table {
     run_number *at;
     run_sum *sum;   /* NULL: no last column */
     const void *of; /* data of both callbacks */
-    bool cut;       /* columns are left out */
+    bool cut;       /* whether columns are omitted */
 } run_table;
 void run_print_table(const run_table *table);
 

@@ -49,11 +49,11 @@ static cli_exit check_type(const char *option, const char *text, run_kind kind, 
     const bool whole = from == MHA_I8 || from == MHA_U8 || from == MHA_I32 || from == MHA_I64;
     *dtype = kind == RUN_REAL && (from == MHA_F16 || from == MHA_BF16) ? from : types[kind];
     if (kind == RUN_REAL || kind == RUN_F32 || whole) return CLI_OK;
-    return RUN_BAD_INPUT(
-        "%s (%s): holds %s, expected %s", text, option, mha_dtype_name(from),
-        kind == RUN_U8 ? "booleans, true where something is kept: save mask.astype(bool), or add "
-                         "numbers to the scores with --bias"
-                       : "whole numbers: save a.astype('i8')");
+    return RUN_BAD_INPUT("%s (%s): holds %s, expected %s", text, option, mha_dtype_name(from),
+                         kind == RUN_U8
+                             ? "booleans, true for visible keys: save mask.astype(bool), or add "
+                               "numbers to the scores with --bias"
+                             : "whole numbers: save a.astype('i8')");
 }
 
 static int64_t whole_element(const mha_tensor *tensor, int64_t i)
@@ -106,7 +106,8 @@ static cli_exit convert(const char *option, const char *text, bool quiet, const 
     for (int64_t i = 0; i < count; i++)
         CLI_TRY(convert_element(option, text, from, i, to, &rounded));
     if (from->dtype == MHA_F64)
-        cli_note(quiet, "%s: float64, taken as float32 (a.astype('f4')), in which all is computed",
+        cli_note(quiet,
+                 "%s: float64, read as float32 (a.astype('f4')), the type of the computation",
                  text);
     else if (rounded > 0)
         cli_note(quiet, "%s: %s, %" PRId64 " of %" PRId64 " numbers rounded to float32", text,
@@ -116,7 +117,7 @@ static cli_exit convert(const char *option, const char *text, bool quiet, const 
 
 /* ---- Sources of arrays ----------------------------------------------------------------------- */
 
-/* An array in the type of its file, and the arena's owner of its elements. */
+/* An array in the type of its file, and the arena's entry that owns its elements. */
 typedef struct source {
     mha_tensor array;
     void *owner;
@@ -180,8 +181,7 @@ static cli_exit open_safetensors(const char *text, size_t path_bytes, bool head,
 
 static cli_exit open_npy(const char *path, bool head, source *from)
 {
-    if (!strcmp(path, "-"))
-        return RUN_USAGE("-: arrays are not read from a pipe; write a file, and name it");
+    if (!strcmp(path, "-")) return RUN_USAGE("-: arrays are not read from a pipe; give a file");
     if (head) return cli_check(RUN, mha_npy_peek(path, &from->array));
     mha_npy *npy = NULL;
     CLI_TRY(cli_check(RUN, mha_npy_read(path, &npy)));

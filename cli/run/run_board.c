@@ -74,7 +74,7 @@ static mha_attention_desc desc_of(const run_board *board, board_step step)
 #define UNMASK_RESULT(field)
     MHA_ATTENTION_INPUTS(UNMASK)
     if (!desc.alibi_slopes && !desc.t5_table && !desc.shaw_keys && !desc.shaw_values) {
-        desc.q_offset = 0; /* nothing reads it any more */
+        desc.q_offset = 0; /* nothing reads it after this */
         desc.q_offsets = NULL;
     }
     return desc;

@@ -25,7 +25,7 @@ static const run_input words[] = {
     {.word = "mha_linear_attention_desc: ", .option = ""},
     {.word = "mha_rope_desc: ", .option = "--rope: "},
     {.word = "window: ", .option = "--window: "},
-    {.word = "clear MHA_ATTENTION_STRICT", .option = "leave --strict out"},
+    {.word = "clear MHA_ATTENTION_STRICT", .option = "omit --strict"},
     {.word = "need the flag MHA_ATTENTION_WINDOW", .option = "need --window"},
     {.word = "set the flag MHA_ATTENTION_CAUSAL", .option = "add --causal"},
     {.word = "set the flag MHA_LINEAR_ATTENTION_CAUSAL", .option = "add --causal"},
@@ -124,7 +124,7 @@ static void say_shapes(const run_problem *p, const char *detail, line *out)
     else if (!strncmp(detail, "v:", 2))
         append(out, ", since k is %s", run_shape_of(&p->k).text);
     else if (!strncmp(detail, "q has", 5))
-        append(out, "; --layout, --heads and --kv-heads tell where the heads are");
+        append(out, "; --layout, --heads and --kv-heads define the axis of the heads");
 }
 
 cli_exit run_check(const run_problem *p, mha_status status)

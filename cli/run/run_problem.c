@@ -25,11 +25,11 @@ static cli_exit check_axes(const run_options *o, const char *option, const char 
     static const char *const layouts[] = {"[B,H,T,D], [H,T,D] or [T,D]",
                                           "[B,T,H,D], [T,H,D] or [T,D]"};
     if (array->ndim >= 2 && array->ndim <= (o->heads ? 3 : 4)) return CLI_OK;
-    return RUN_BAD_INPUT(
-        "%s (%s): has shape %s, expected %s", name, option, run_shape_of(array).text,
-        o->heads ? "[B,T,H*D] or [T,H*D] to split into heads; leave --heads out if "
-                   "the heads have an axis already"
-                 : layouts[o->layout]);
+    return RUN_BAD_INPUT("%s (%s): has shape %s, expected %s", name, option,
+                         run_shape_of(array).text,
+                         o->heads ? "[B,T,H*D] or [T,H*D] to split into heads; omit --heads if the "
+                                    "heads already have an axis"
+                                  : layouts[o->layout]);
 }
 
 /* View an array of 2 to 4 axes as [B,H,T,D]. */
@@ -227,7 +227,7 @@ static cli_exit fill_numbers(run_problem *p)
 static cli_exit fill_slopes(run_problem *p)
 {
     int64_t elements, heads = p->q.shape[1];
-    /* The number of heads of an empty array is not confirmed by elements. */
+    /* An empty array has no elements that would bound its number of heads. */
     if (!p->options->alibi || mha_tensor_count(&p->q, &elements) != MHA_OK || elements == 0)
         return CLI_OK;
     mha_tensor *slopes;

@@ -108,8 +108,8 @@ static void show_masked(run_board *board)
         {desc->flags & MHA_ATTENTION_CAUSAL, "causal: keys after the query's position"},
         {desc->key_lengths, "lengths: padding"},
         {desc->key_begins, "begins: padding"},
-        {desc->flags & MHA_ATTENTION_WINDOW, "window: keys too far away"},
-        {desc->query_documents, "documents: keys of another one"},
+        {desc->flags & MHA_ATTENTION_WINDOW, "window: keys outside it"},
+        {desc->query_documents, "documents: keys of other documents"},
         {desc->keep_blocks, "blocks that are not kept"},
         {desc->keep_mask, "keep-mask: keys where it is false"},
     };
@@ -166,9 +166,9 @@ static void show_inputs(run_board *board, const mha_tensor *q, const mha_tensor 
     print_vectors(board, &plain_q, &plain_k, &v);
     if (!norm && !rope && !p->options->dtype) return;
     run_title(board, -1, 0, "%s",
-              norm && rope ? "Norms of q and k divided out, then RoPE: turned by position"
+              norm && rope ? "Norms of q and k divided out, then RoPE: rotated by position"
               : norm       ? "Norms of q and k divided out"
-              : rope       ? "RoPE: q and k turned by the positions of their tokens"
+              : rope       ? "RoPE: q and k rotated by the positions of their tokens"
                            : "q and k as --dtype rounds them");
     print_vectors(board, q, k, NULL);
     if (rope && !norm) run_trace_rope(board);
@@ -274,8 +274,8 @@ static void show_opening(const run_board *board)
         any = true;
     }
     if (any)
-        cli_print("; all is computed.\nOthers: --trace-head, --trace-row, --trace-key LIST; more: "
-                  "--trace-limit N\n");
+        cli_print("; everything is computed.\nOthers: --trace-head, --trace-row, --trace-key LIST; "
+                  "more: --trace-limit N\n");
 }
 
 cli_exit run_trace(const run_problem *p, const run_results *results)

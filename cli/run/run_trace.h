@@ -19,12 +19,13 @@ typedef enum board_step {
 
 typedef struct run_board {
     const run_problem *problem;
-    int64_t limit;                   /* the most rows and columns shown */
+    int64_t limit;                   /* maximum number of rows and columns shown */
     int64_t sequence;                /* shown */
     int64_t batch;                   /* its index in the tensors: 0 if they are packed */
     int64_t first_query, first_key;  /* its first row there */
     int64_t queries, keys;           /* its number of rows */
-    mha_tensor heads, rows, columns; /* i64, the shown ones, counted within the sequence */
+    mha_tensor heads, rows, columns; /* i64, the shown rows and columns, counted within the
+                                        sequence */
     mha_tensor steps[BOARD_STEPS];   /* [B,heads,rows,longest] f32; empty: not part of this
                                       * problem */
     mha_tensor o;                    /* [B,H,T,Dv] */
@@ -68,7 +69,7 @@ void run_print_pairs(const run_board *board, run_number *at, run_sum *sum, const
 /* " 1*2 + 3*4 = 11": row i of a times row j of b. */
 void run_print_product(const mha_tensor *a, int64_t i, const mha_tensor *b, int64_t j,
                        double product);
-enum { RUN_WRITTEN_OUT = 8 }; /* terms at most */
+enum { RUN_WRITTEN_OUT = 8 }; /* maximum number of terms */
 
 /* --module: x, W_q, W_k, W_v before the heads; W_o after them. */
 void run_trace_projections(run_board *board);

@@ -141,11 +141,11 @@ static void say_difference(const decoding *d, int64_t t)
     bool same;
     double most = difference(d, t, &same);
     if (same)
-        cli_print("    the same bits as row %" PRId64 " of the whole sequence at once%s\n", t,
+        cli_print("    bit-identical to row %" PRId64 " of the full pass%s\n", t,
                   d->board->problem->q.shape[1] > 1 ? ", in every head" : "");
     else
-        cli_print("    at most %.3g from row %" PRId64 " of the whole: %s\n", most, t,
-                  d->exact ? "a difference that should not be" : "the cache has rounded k and v");
+        cli_print("    within %.3g of row %" PRId64 " of the full pass: %s\n", most, t,
+                  d->exact ? "an unexpected difference" : "the cache rounds k and v");
 }
 
 cli_exit run_trace_cache(run_board *board)

@@ -61,7 +61,7 @@ void run_trace_projections(run_board *board)
     const mha_tensor plain = o->sinusoidal ? view_of(board, &module->plain_x, false) : x;
     const mha_tensor memory = view_of(board, &module->memory, true);
     cli_print("\nProjections, of all heads at once\n");
-    run_title(board, board->queries, x.shape[1], "Tokens x: a row for each");
+    run_title(board, board->queries, x.shape[1], "Tokens x, one per row");
     run_print_rows(board, 'x', &plain, &board->rows);
     if (o->sinusoidal) {
         run_title(board, module->encoding.shape[0], x.shape[1],
@@ -71,8 +71,7 @@ void run_trace_projections(run_board *board)
         run_print_rows(board, 'x', &x, &board->rows);
     }
     if (o->memory) {
-        run_title(board, board->keys, memory.shape[1],
-                  "Memory m, which keys and values are made of");
+        run_title(board, board->keys, memory.shape[1], "Memory m, the input of keys and values");
         run_print_rows(board, 'm', &memory, &board->columns);
     }
     show_projection(board, 0, "xq", "Queries q");
@@ -93,6 +92,6 @@ void run_trace_mixing(run_board *board, const run_results *results)
               "Concatenated, c: the o of each head, side by side");
     run_print_rows(board, 'c', &c, &board->rows);
     run_title(board, board->queries, y.shape[1],
-              "Output y = c W_o^T: every head takes part in every number");
+              "Output y = c W_o^T: every head contributes to every number");
     show_product(board, "cy", 'o', &c, &p->module.weights[3], &y, &board->rows);
 }

@@ -1,15 +1,15 @@
-/* multihead selftest: the tiled path, on every instruction set of this machine, against the plain
- * path, which is the formula in double precision and shares no code with the tiles.
+/* multihead selftest: compare the tiled path, on every instruction set of this machine, with the
+ * plain path, which evaluates the formula in double precision and shares no code with the tiles.
  *
- * Every output element is held to the bound of attention.h,
+ * Every output element must satisfy the bound of attention.h,
  *
  *   |o - exact| <= (2 max_s |delta_s| + (S/51 + 600) u) max_s |v_s|           u = 2^-24
  *   delta_s      = (D + 3) u |scale| sum_d |q_d k_d| + u |score_s| + 1.3 u |bias_s|
  *
- * and u |o| for the plain path, whose result is rounded to a float when it is stored.
+ * plus u |o| for the plain path, whose result is rounded to float.
  *
- * bf16 arithmetic of the same problems must have the same bits on all sets with fused multiply-add, and
- * over all problems a cosine with the exact result of 0.999.
+ * bf16 arithmetic of the same problems must be bit-identical on all sets with fused multiply-add, and
+ * have a cosine of at least 0.999 with the exact result over all problems.
  */
 #include "common/arena.h"
 #include "common/commands.h"
@@ -34,8 +34,8 @@ typedef struct test_options {
 static const args_option option_table[] = {
     ROW_HEADING("Options"),
     ROW_NUMBER("problems", test_options, problems, 1, 1000000, "number of problems; default 60"),
-    ROW_NUMBER("seed", test_options, seed, 0, INT64_MAX, "of the random problems; default 1"),
-    ROW_QUIET(test_options, "no progress on stderr"),
+    ROW_NUMBER("seed", test_options, seed, 0, INT64_MAX, "seed the random problems; default 1"),
+    ROW_QUIET(test_options, "print no progress on stderr"),
     ROW_HELP,
 };
 
@@ -46,7 +46,7 @@ const args_page selftest_page = {
     .usage = "selftest [options]",
     .examples = "multihead selftest\n"
                 "multihead selftest --problems 1000 --seed 7",
-    .notes = "Prints what was compared, the largest error, and that error as a fraction of its\n"
+    .notes = "Prints the comparisons, the largest error, and that error as a fraction of its\n"
              "bound. Exits with 0 if all checks pass, otherwise with 1.",
     .takes = "",
     .spare = "it takes options only",
@@ -80,7 +80,7 @@ static cli_exit make_floats(random_source *r, int64_t count, double size, float 
     return CLI_OK;
 }
 
-/* Each part of a mask in about a third of the problems, so that they mix. */
+/* Each part of a mask occurs in about a third of the problems, so that parts combine. */
 static cli_exit make_mask(random_source *r, random_problem *p)
 {
     if (random_below(r, 3) == 0) {
@@ -142,16 +142,16 @@ static cli_exit solve(mha_context *context, random_problem *p, mha_path path, mh
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
 
-/* One way to compute, and how it did. */
+/* A way to compute, and its errors. */
 typedef struct contender {
     mha_isa isa;
     mha_context *context;
-    float *out;         /* of the present problem */
-    double error, part; /* the largest error; the largest part of its bound */
+    float *out;         /* of the current problem */
+    double error, part; /* the largest error; the largest fraction of its bound */
     int64_t outputs, beyond;
 } contender;
 
-/* max_s |delta_s| of a row, over all keys: those that the mask drops only make it larger. */
+/* max_s |delta_s| of a row, over all keys: keys that the mask drops only increase it. */
 static double score_error(const random_problem *p, const float *q, const float *k,
                           const float *bias)
 {
@@ -178,7 +178,7 @@ static void compare_row(const random_problem *p, contender *runner, int64_t row,
         double expected = (double)p->expected[row * p->Dv + d];
         double error = fabs((double)runner->out[row * p->Dv + d] - expected);
         double bound = (2 * delta + ((double)p->S / 51 + 600) * u) * v_most + u * fabs(expected);
-        if (!(error <= bound)) runner->beyond++; /* NaN, too, is beyond */
+        if (!(error <= bound)) runner->beyond++; /* NaN also exceeds it */
         runner->error = fmax(runner->error, error);
         runner->part = fmax(runner->part, error / bound);
     }
@@ -205,8 +205,8 @@ static const mha_isa isas[] = {MHA_ISA_LIST(ISA_VALUE)};
 
 enum { MOST_RUNNERS = sizeof isas / sizeof *isas };
 
-/* Bits that must not differ: whether they were compared, and whether they did; and how far bf16 is
- * off. */
+/* Bits that must not differ: whether they were compared, and whether they differ; and the error of
+ * bf16. */
 typedef struct bit_check {
     bool threads_differ, sets_compared, sets_differ, bf16_differs;
     double along, size, exact_size; /* bf16 results times exact ones, and squares, summed */
@@ -241,7 +241,8 @@ static cli_exit check_bits(random_problem *p, mha_context *three, contender *run
     return CLI_OK;
 }
 
-/* Sets with fused multiply-add, and three threads; over what the runners had. */
+/* Compare the bits of sets with fused multiply-add and of three threads with those of the
+ * runners. */
 static cli_exit check_bf16(random_problem *p, mha_context *three, contender *runners, int count,
                            bit_check *check)
 {
@@ -316,8 +317,8 @@ static cli_exit report(const test_options *options, const contender *runners, in
         cli_print("  same bits on all instruction sets with fused multiply-add: %s\n",
                   bits->sets_differ ? "NO, FAILED" : "yes");
     good &= report_bf16(bits);
-    cli_print("%s\n",
-              good ? "all is well" : "selftest failed: do not trust this build on this machine");
+    cli_print("%s\n", good ? "all checks pass"
+                           : "selftest failed: do not trust this build on this machine");
     return good ? CLI_OK : CLI_INTERNAL;
 }
 

@@ -20,14 +20,14 @@ typedef struct serve_options {
 static const args_option option_table[] = {
     ROW_HEADING("Where"),
     ROW_TEXT("address", serve_options, address, "ADDRESS",
-             "listen at this address, a number; the default,\n127.0.0.1, is reached from this "
-             "machine alone"),
-    ROW_NUMBER("port", serve_options, port, 0, 65535, "default: any that is free"),
+             "listen at this numeric address; the default,\n127.0.0.1, is reachable from this "
+             "machine only"),
+    ROW_NUMBER("port", serve_options, port, 0, 65535, "set the port; default: any free port"),
     ROW_HEADING("Other"),
     ROW_NUMBER("max-tokens", serve_options, max_tokens, 3, INT64_C(1) << 20,
-               "refuse longer texts; default: 4096, or the model's\nlimit if that is less"),
+               "reject longer texts; default: 4096, or the model's\nlimit if that is less"),
     ROW_THREADS(serve_options),
-    ROW_QUIET(serve_options, "no notes on stderr, only warnings and errors"),
+    ROW_QUIET(serve_options, "print no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
 
@@ -38,9 +38,9 @@ const args_page serve_page = {
     .examples = "multihead serve MODEL\n"
                 "multihead serve MODEL \"When Mary and John went out, John gave a drink to\"\n"
                 "multihead serve MODEL --port 8000",
-    .notes = "The address of the page is printed on stdout; it holds a random token, without\n"
-             "which nothing is answered. The page loads nothing from elsewhere. Ctrl-C ends\n"
-             "the program, and so does the button on the page. docs/serve.md is the manual.",
+    .notes = "The address of the page is printed on stdout. It contains a random token, which\n"
+             "every request needs. The page loads nothing from elsewhere. Ctrl-C or the button\n"
+             "on the page ends the program. docs/serve.md is the manual.",
     .takes = "MODEL [TEXT]",
     .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),
@@ -76,7 +76,7 @@ static cli_exit open_model(const serve_options *options, text_model *model)
                     options->max_tokens, model->max_length);
 }
 
-/* Whether to stop the work for a request: a signal came, or the client disconnected. */
+/* Whether to stop the work for a request: a signal arrived, or the client disconnected. */
 static bool is_over(void *user)
 {
     (void)user;
@@ -102,8 +102,8 @@ static cli_exit run(const serve_options *options)
     CLI_TRY(serve_listen(options->address, (int)options->port, &site));
     if (serve_is_open(&site))
         cli_warn(SERVE,
-                 "%s is reached from other machines: whoever sees the address below may read "
-                 "what is typed and use this machine; nothing is encrypted",
+                 "%s is reachable from other machines: anyone with the address below can read the "
+                 "texts and use this machine; nothing is encrypted",
                  options->address);
     signals_hold();
     print_address(&site, options->text);

@@ -57,7 +57,7 @@ static bool is_number(const char *host, size_t length)
     return length > 0 && at == end;
 }
 
-/* A page under another name that was pointed here (DNS rebinding) sends that name. */
+/* With DNS rebinding, a page of another host name is directed here and sends that name. */
 static bool is_own_host(const serve_site *site, const char *host)
 {
     char port[16];
@@ -100,11 +100,11 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
     const char *rest = after_token(site, request->path);
     const mha_live_place *place = rest ? find_place(rest) : NULL;
     if (request->twice)
-        refuse(reply, 400, "a header that decides who is answered is there twice");
+        refuse(reply, 400, "a header that controls access occurs twice");
     else if (!request->host || !is_own_host(site, request->host))
         refuse(reply, 403, "this host name is not the server's");
     else if (request->origin && !is_own_origin(request->origin, request->host))
-        refuse(reply, 403, "a page of another origin asks");
+        refuse(reply, 403, "the request is from a page of another origin");
     else if (!rest)
         refuse(reply, 403,
                "the address has no or a wrong token; 'multihead serve' prints the right one");
@@ -113,7 +113,7 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
     else if (strcmp(request->method, place->asks ? "POST" : "GET") != 0)
         refuse(reply, 405, "wrong method");
     else if (place->asks && request->fetch_site && strcmp(request->fetch_site, "same-origin") != 0)
-        refuse(reply, 403, "a page of another site asks");
+        refuse(reply, 403, "the request is from a page of another site");
     else if (place->asks && !is_json(request->type))
         refuse(reply, 415, "expected Content-Type: application/json");
     else

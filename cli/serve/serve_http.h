@@ -6,7 +6,7 @@
  *   POST /TOKEN/trace       the steps at a token and of a head        JSON in, JSON out
  *   POST /TOKEN/map         one map                                  JSON in, float32 out
  *   POST /TOKEN/save        a report                                 JSON in, HTML out
- *   POST /TOKEN/quit        the server ends */
+ *   POST /TOKEN/quit        end the server */
 #ifndef CLI_SERVE_HTTP_H
 #define CLI_SERVE_HTTP_H
 
@@ -45,7 +45,7 @@ typedef struct serve_site {
     char address[SERVE_ADDRESS_BYTES]; /* as in a URL */
     int port;
     bool wildcard;  /* listening on all interfaces: accept any IP address as host */
-    mha_live *live; /* what answers */
+    mha_live *live; /* the backend that answers */
 } serve_site;
 
 /* Check the headers of a request. False, with the reply, if it must be rejected; true: read its

@@ -2,8 +2,8 @@
  * connections wait while the model computes. The resources of clients are bounded:
  *
  *   connections   PLACES for strangers, who have not sent the token, and as many for readers, who
- *                 have. One more in either group closes the connection of that group whose last
- *                 request is oldest, so that strangers cannot close a reader's connection.
+ *                 have. A further connection closes the one of its group whose last request is
+ *                 oldest, so that strangers cannot close a reader's connection.
  *   a stranger    one request, READ_SECONDS from the connection to the end of the answer
  *   a reader      READ_SECONDS for a whole request, even if bytes trickle in; WRITE_SECONDS to
  *                 receive a reply
@@ -54,7 +54,7 @@ typedef struct server {
     struct sockaddr_storage address;
     int listener;
     bool open, ended;
-    bool paused; /* accept no connections for one turn: out of descriptors */
+    bool paused; /* accept no connections for one round: out of descriptors */
     uint64_t order;
     const visitor *answering; /* the client whose request is being computed */
     visitor visitors[MOST_CONNECTIONS];
@@ -72,14 +72,14 @@ static visitor *find_visitor(server *s, const struct MHD_Connection *connection)
     return NULL;
 }
 
-/* libmicrohttpd notices in its next turn and closes the connection. */
+/* libmicrohttpd notices in its next round and closes the connection. */
 static void send_away(visitor *v)
 {
     shutdown(v->socket, SHUT_RDWR);
     v->standing = LEAVING;
 }
 
-/* If a group has more than `most` visitors, the one whose last request is oldest; otherwise NULL. */
+/* The visitor whose last request is oldest, if a group has more than `most`; otherwise NULL. */
 static visitor *first_to_go(server *s, standing group, int most)
 {
     visitor *oldest = NULL;
@@ -130,7 +130,7 @@ static void look_at_clock(server *s)
     }
 }
 
-/* No client could be read while the model computed. */
+/* No client was served while the model computed. */
 static void forgive(server *s, double seconds)
 {
     for (int i = 0; i < MOST_CONNECTIONS; i++) s->visitors[i].until += seconds;
@@ -331,7 +331,7 @@ static cli_exit make_token(char token[SERVE_TOKEN_BYTES + 1])
 {
     unsigned char bytes[SERVE_TOKEN_BYTES / 2];
     if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
-        return cli_fail(CLI_UNSUPPORTED, SERVE, "the system gives no random numbers: %s",
+        return cli_fail(CLI_UNSUPPORTED, SERVE, "the system provides no random numbers: %s",
                         strerror(errno));
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(token + 2 * i, 3, "%02x", bytes[i]);
     return CLI_OK;
@@ -358,7 +358,7 @@ static void classify(server *s)
     }
 }
 
-/* A name would be looked up, and may resolve to any number of addresses. */
+/* Names are rejected: they need a lookup, and may resolve to several addresses. */
 static cli_exit read_address(const char *text, int port, server *s)
 {
     char number[16];
@@ -428,7 +428,7 @@ bool serve_is_open(const serve_site *site)
     return the_server.site == site && the_server.open;
 }
 
-/* One per turn, so that a reader whose request has arrived is read before many strangers are
+/* One per round, so that a reader whose request has arrived is served before many strangers are
  * accepted. */
 static void take_connection(server *s)
 {
@@ -460,7 +460,7 @@ static cli_exit take_turn(server *s)
     struct timeval wait = {.tv_usec = (suseconds_t)ms * 1000};
     if (select(most + 1, &reads, &writes, &errors, &wait) < 0)
         return errno == EINTR ? CLI_OK
-                              : cli_fail(CLI_INTERNAL, SERVE, "the socket cannot be waited for: %s",
+                              : cli_fail(CLI_INTERNAL, SERVE, "cannot wait for the socket: %s",
                                          strerror(errno));
     MHD_run_from_select(s->daemon, &reads, &writes, &errors);
     if (FD_ISSET(s->listener, &reads)) take_connection(s);

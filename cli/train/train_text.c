@@ -102,7 +102,7 @@ static cli_exit split(const char *path, const char *bytes, size_t size, mha_spli
     for (size_t at = 0, from = 0;;) {
         mha_status status = mha_split_next(how, bytes, size, &at, &from);
         if (status == MHA_ERR_UTF8)
-            return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is not UTF-8: %s", path,
+            return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: not UTF-8 text: %s", path,
                             mha_error_detail());
         CLI_TRY(cli_check(TRAIN, status));
         if (from == size) return CLI_OK;

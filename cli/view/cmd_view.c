@@ -30,41 +30,42 @@ static const char *const whens[] = {"auto", "always", "never", NULL};          /
 
 static const args_option option_table[] = {
     ROW_HEADING("Which heads"),
-    ROW_TEXTS('l', "layer", view_options, layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),
+    ROW_TEXTS('l', "layer", view_options, layers, "LIST",
+              "select layers, counted from 0: 3 or 0,2-4"),
     ROW_TEXTS(0, "head", view_options, heads, "LIST",
-              "heads, counted from 0: 3 or 0,2-4 of every layer\n"
-              "chosen, or with their layer: L4H11 or 4.11"),
+              "select heads, counted from 0: 3 or 0,2-4 of every\n"
+              "selected layer, or with their layer: L4H11 or 4.11"),
     ROW_HEADING("Attention from one word to another"),
     TEXT("from", from, "WORD",
          "rank heads by how they attend from this word, as\n"
          "written in the text; it:2 is the second \"it\"",
          .needs = "--to WORD", .excludes = "--attention --contrast"),
-    TEXT("to", to, "WORD", "to this one", .needs = "--from WORD"),
+    TEXT("to", to, "WORD", "set the target word of that attention", .needs = "--from WORD"),
     CHOICE("sort", sort, sorts,
-           "by weight (the default), by the norm of the weighted\n"
-           "value, or by the effect of removing the head",
+           "rank by weight (the default), by the norm of the\n"
+           "weighted value, or by the effect of removing the head",
            .needs = "--from WORD"),
     ROW_HEADING("What heads write"),
     TEXT("desk", desk, "LAYER",
-         "what each head of a layer adds to the residual\n"
+         "show what each head of a layer adds to the residual\n"
          "stream; files have every term of every head",
          .excludes = "--attention --contrast --from --layer --head --hide",
          .why = "it shows all heads of its layer at all tokens of a text"),
     ROW_HEADING("Output (several at once; one FILE may be -, stdout)"),
-    ROW_OUTPUT(view_options, html, "FILE.html", "an interactive report in one file",
+    ROW_OUTPUT(view_options, html, "FILE.html", "write an interactive report in one file",
                .ending = ".html"),
     FLAG(0, "neurons", neurons, 1,
-         "with -o: queries and keys, for the view of neurons;\n"
-         "exact if they fit in a quarter of the file, else in 16\n"
-         "or 8 bits",
+         "with -o: include queries and keys for the neuron view;\n"
+         "exact if they fit in a quarter of the file, otherwise\n"
+         "in 16 or 8 bits",
          .needs = "--output FILE.html", .excludes = "--attention --contrast --desk"),
-    TEXT("svg", svg, "FILE", "a vector image for print or a web page", .ending = ".svg"),
+    TEXT("svg", svg, "FILE", "write a vector image for print or a web page", .ending = ".svg"),
     TEXT("png", png, "FILE", "a bitmap image", .ending = ".png"),
-    TEXT("pdf", pdf, "FILE", "one PDF page for a paper, with embedded font", .ending = ".pdf"),
-    TEXT("json", json, "FILE", "tokens and all weights as text", .ending = ".json"),
+    TEXT("pdf", pdf, "FILE", "write a PDF page with embedded fonts, for papers", .ending = ".pdf"),
+    TEXT("json", json, "FILE", "write tokens and all weights as JSON", .ending = ".json"),
     TEXT("npy", npy, "FILE",
-         "the weights for NumPy: float32\n[layers, heads, tokens, tokens]; the same heads\nof each "
-         "layer",
+         "write the weights for NumPy: float32\n[layers, heads, tokens, tokens]; the same "
+         "heads\nof each layer",
          .ending = ".npy"),
     FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),
     ROW_HEADING("The text"),
@@ -74,10 +75,10 @@ static const args_option option_table[] = {
          .excludes = "--attention --renormalise"),
     TEXT("text-file", text_file, "FILE", "read the text from FILE; - is stdin"),
     TEXT("example", example, "NAME",
-         "a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
+         "use a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
     NUMBER("max-tokens", max_tokens, 3, INT64_C(1) << 40,
-           "refuse longer texts; default: the model's limit"),
-    FLAG(0, "truncate", truncate, 1, "cut longer texts instead, and report by how much"),
+           "reject longer texts; default: the model's limit"),
+    FLAG(0, "truncate", truncate, 1, "truncate longer texts instead, and report by how much"),
     ROW_HEADING("Weights from an array, without a model"),
     TEXT("attention", attention, "FILE.npy",
          "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]", .needs = "--tokens FILE",
@@ -88,31 +89,32 @@ static const args_option option_table[] = {
     TEXT("key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ",
          .needs = "--attention FILE.npy"),
     ROW_HEADING("Drawing (pictures, the report, the terminal)"),
-    CHOICE("cmap", cmap, cmaps, "colour map; default viridis"),
+    CHOICE("cmap", cmap, cmaps, "select the colour map; default viridis"),
     TEXT("range", range, "RANGE",
-         "range of the colours: shared by all heads (the\n"
+         "set the range of the colours: shared by all heads (the\n"
          "default), head: per head, or LO:HI"),
     CHOICE("scale", scale, scales,
-           "mapping from weights to colours; sqrt and log\nemphasise small weights; auto (the "
-           "default) is\nlinear, or sqrt beyond 64 tokens"),
+           "map weights to colours; sqrt and log emphasise small\nweights; auto (the default) is "
+           "linear, or sqrt beyond\n64 tokens"),
     ROW_TEXTS(0, "hide", view_options, hide, "LIST",
-              "leave tokens out of the picture and report their\n"
-              "weight: special, or tokens by name; may be repeated.\n"
-              "--json and --npy keep all tokens"),
+              "omit tokens from the picture and report their weight:\n"
+              "special, or tokens by name; may be repeated. --json\n"
+              "and --npy keep all tokens"),
     FLAG(0, "renormalise", renormalise, 1, "with --hide: make rows sum to 1 again",
          .needs = "--hide LIST"),
-    CHOICE("values", values, values, "numbers in the cells; default auto: in small maps"),
-    FLAG(0, "dark", paper, PAPER_DARK,
-         "for a dark background; in the terminal the default\nis that of COLORFGBG, else dark"),
-    FLAG(0, "light", paper, PAPER_LIGHT, "for a light one; the default for files"),
+    CHOICE("values", values, values, "print numbers in the cells; default auto: in small\nmaps"),
+    FLAG(
+        0, "dark", paper, PAPER_DARK,
+        "draw for a dark background; in the terminal the\ndefault is that of COLORFGBG, else dark"),
+    FLAG(0, "light", paper, PAPER_LIGHT, "draw for a light background; the default for files"),
     CHOICE("color", screen.color, whens,
-           "colours in the terminal; NO_COLOR, TERM=dumb,\n"
+           "use colours in the terminal; NO_COLOR, TERM=dumb,\n"
            "CLICOLOR_FORCE and FORCE_COLOR apply to auto"),
-    NUMBER("width", screen.width, 20, 10000, "terminal width in columns"),
+    NUMBER("width", screen.width, 20, 10000, "set the terminal width in columns"),
     FLAG(0, "ascii", screen.ascii, 1, "use only ASCII in the terminal"),
     ROW_HEADING("Other"),
     ROW_THREADS(view_options),
-    ROW_QUIET(view_options, "no notes on stderr, only warnings and errors"),
+    ROW_QUIET(view_options, "print no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
 
@@ -166,7 +168,7 @@ static cli_exit check_texts(const view_options *options)
         return cli_fail(CLI_USAGE, VIEW,
                         "%d texts given, at most 2 are accepted; put quotes around each", texts);
     if (texts > 1 && of_one)
-        return cli_fail(CLI_USAGE, VIEW, "--%s takes one text; leave out the second", of_one);
+        return cli_fail(CLI_USAGE, VIEW, "--%s takes one text; omit the second", of_one);
     return CLI_OK;
 }
 
@@ -254,7 +256,7 @@ static cli_exit ask(const view_options *options)
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
     if (!view_has_files(options))
         cli_note(options->quiet, "next: add -o report.html for the maps and this table in one "
-                                 "file, --sort effect for another order");
+                                 "file, or --sort effect for another order");
     return CLI_OK;
 }
 

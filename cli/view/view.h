@@ -12,7 +12,7 @@
 
 #define VIEW "view" /* the name in messages */
 
-/* Texts of a report beside its maps, for all heads of a model in order. */
+/* Texts of a report next to its maps, for all heads of a model in order. */
 typedef struct view_extra {
     const mha_curve *curves;
     const mha_frame *frames;
@@ -34,7 +34,7 @@ typedef struct view_options {
     const char *command; /* the name in messages; no option */
     const char *range;
     const char *contrast;  /* the text to compare with */
-    const char *from, *to; /* words: find heads that attend from one to the other */
+    const char *from, *to; /* words: rank heads that attend from one to the other */
     const char *desk;      /* a layer: show what each head writes */
     int cmap, values;      /* mha_cmap, mha_values */
     int scale;             /* 0: by the length of the text; else 1 + mha_scale */

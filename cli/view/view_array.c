@@ -83,14 +83,14 @@ static void warn_of_numbers(const view_options *options, const mha_maps *maps)
                  options->attention, doubts.not_finite);
     if (doubts.negative > 0 && options->cmap != MHA_CMAP_DIVERGING) {
         cli_warn(VIEW,
-                 "%s: %" PRId64
-                 " values are negative (least %.4g): these are no attention weights; "
-                 "--cmap diverging draws both signs",
+                 "%s: %" PRId64 " values are negative (least %.4g): not attention weights; --cmap "
+                                "diverging draws both signs",
                  options->attention, doubts.negative, doubts.least);
     } else if (doubts.negative == 0 && doubts.bad_sums > 0) {
         cli_warn(VIEW,
                  "%s: row %" PRId64 " of L%" PRId64 "H%" PRId64 " sums to %.4g%s (%" PRId64
-                 " such rows): is this pre-softmax? The picture shows the numbers as they are",
+                 " such rows): are these scores before the softmax? The picture shows the "
+                 "unchanged numbers",
                  options->attention, doubts.row, doubts.layer, doubts.head, doubts.sum,
                  ", expected 1", doubts.bad_sums);
     }

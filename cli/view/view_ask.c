@@ -1,4 +1,4 @@
-/* Which heads attend from one word to another: converts words of the command line to the library's
+/* The heads that attend from one word to another: convert the command line's words to the library's
  * question. */
 #include "view/view_ask.h"
 
@@ -78,10 +78,9 @@ cli_exit view_ask_measure(const view_options *options, text_model *model, view_a
     CLI_TRY(find_word("--from", options->from, tokens, source, &ask->from));
     CLI_TRY(find_word("--to", options->to, tokens, source, &ask->to));
     if (model->causal && ask->to.at.first >= ask->from.at.first + ask->from.at.count)
-        return cli_fail(
-            CLI_USAGE, VIEW,
-            "--to %s comes after --from %s, and this model attends only to earlier tokens: "
-            "ask the other way round",
-            ask->to.given, ask->from.given);
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--to %s comes after --from %s, and this model attends only to earlier "
+                        "tokens: exchange the words",
+                        ask->to.given, ask->from.given);
     return measure(options, model, tokens, &picks, ask);
 }

@@ -1,4 +1,4 @@
-/* view --desk: what each head of a layer writes, as files and a table. */
+/* view --desk: the output of each head of a layer, as files and a table. */
 #include "view/view_desk.h"
 
 #include "common/arena.h"
@@ -166,12 +166,11 @@ static void print_desk(const desk *d)
              d->of.layer);
     cli_print_wrapped("", line, width);
     if (view_join_texts(&d->source, 140, text, sizeof text)) cli_print_wrapped("", text, width);
-    cli_print_wrapped(
-        "",
-        "length: of what a head adds to the stream, ||W_O z||, mean over tokens. "
-        "share: of the sum of all heads' lengths. nearest: the head whose terms point "
-        "the same way, and their mean cosine",
-        width);
+    cli_print_wrapped("",
+                      "length: of what a head adds to the stream, ||W_O z||, mean over tokens. "
+                      "share: of the sum of all heads' lengths. nearest: the head with the most "
+                      "similar terms, and their mean cosine",
+                      width);
     cli_print("\n");
     print_table(d, width);
 }

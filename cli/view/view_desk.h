@@ -1,4 +1,4 @@
-/* view --desk: what each head of a layer writes. */
+/* view --desk: the output of each head of a layer. */
 #ifndef CLI_VIEW_DESK_H
 #define CLI_VIEW_DESK_H
 

@@ -2,7 +2,7 @@
 #include "common/arena.h"
 #include "view/view.h"
 
-/* About three rows of maps, which fit a screen or nearly so. */
+/* About three rows of maps, which roughly fit a screen. */
 static int64_t panels_that_fit(int64_t cols, int64_t width)
 {
     enum { LABELS = 12, BORDER = 3, GRID_ROWS = 3 };

@@ -68,7 +68,7 @@ static void note_truncation(const view_options *options, const mha_tokens *token
 {
     const int64_t dropped = tokens->dropped[0] + tokens->dropped[1];
     cli_note(options->quiet || dropped == 0,
-             "truncated: the last %" PRId64 " of %" PRId64 " tokens are left out", dropped,
+             "truncated: the last %" PRId64 " of %" PRId64 " tokens are omitted", dropped,
              dropped + tokens->count);
 }
 
@@ -141,8 +141,8 @@ static void warn_of_not_finite(const view_options *options, const mha_maps *maps
     }
     if (count > 0)
         cli_warn(VIEW,
-                 "%s: %" PRId64 " attention weights came out as NaN or infinite: the model's "
-                 "weights are damaged, or too large for 32 bits; fetch the model again",
+                 "%s: %" PRId64 " attention weights are NaN or infinite: the model's weights are "
+                                "damaged, or too large for 32 bits; download the model again",
                  options->model, count);
 }
 

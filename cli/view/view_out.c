@@ -49,7 +49,7 @@ typedef struct output_job {
     const mha_show *show; /* NULL for data */
 } output_job;
 
-/* The texts of a report beside its maps. */
+/* The texts of a report next to its maps. */
 static mha_status draw_html(const void *user, const mha_sink *sink)
 {
     const output_job *job = user;

@@ -137,7 +137,8 @@ typedef struct mha_head_sets {
  *          rows of logits.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (texts, measures, terms, sets, kind; RESAMPLE of a single
  *          text); MHA_ERR_UNSUPPORTED (no output, cross-attention, reserved); those of
- *          mha_transformer_forward(); what progress returned. Outputs then mean nothing.
+ *          mha_transformer_forward(); the status that progress returned. Outputs are then
+ *          unspecified.
  * Threads  one call per context.   Accuracy  that of the forward passes, f32; sums in double.
  * Cost     mha_effect_work().   Since  0.1
  */
@@ -158,7 +159,7 @@ MHA_API MHA_NODISCARD mha_status mha_effect_sets(
  *
  * Memory   activations of the longest text from the context's allocator; scratch: two rows of the
  *          output for each of its tokens, and 3 L H D floats.
- * Errors   as mha_effect_sets(); MHA_ERR_UNSUPPORTED where mha_transformer_backward() is (int8, bf16).
+ * Errors   as mha_effect_sets(); MHA_ERR_UNSUPPORTED as mha_transformer_backward() (int8, bf16).
  * Threads  one call per context.   Cost  mha_effect_work().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_effect_gradients(mha_context *context,
@@ -184,8 +185,8 @@ MHA_API MHA_NODISCARD mha_status mha_effect_work(const mha_transformer *transfor
 /* A mean over texts with its 95 % bootstrap interval (percentiles, Efron and Tibshirani 1993, 13.3).
  */
 typedef struct mha_effect_interval {
-    double mean, low, high; /* NAN: no texts; low and high also of a single text */
-    int64_t texts;          /* that have the measure */
+    double mean, low, high; /* NAN without texts; low and high also for one text */
+    int64_t texts;          /* texts that have the measure */
 } mha_effect_interval;
 
 /**
@@ -230,13 +231,13 @@ typedef struct mha_path_receiver {
 typedef struct mha_patching {
     uint32_t struct_size;
     mha_patch_part part; /* the patched tensor, one head at a time; for paths MHA_PATCH_OUTPUT */
-    const mha_effect_text *to; /* the run that is changed, and its terms */
-    const mha_tensor *from;    /* i32 [B,T], as to->tokens: the run that the numbers are of */
-    const uint8_t *rows;       /* [B T], 1: these rows only; NULL: all */
+    const mha_effect_text *to; /* the run that is patched, and its terms */
+    const mha_tensor *from;    /* i32 [B,T], like to->tokens: the run whose values are patched in */
+    const uint8_t *rows;       /* [B T], 1: patch this row; NULL: all rows */
     const mha_path_receiver *receivers; /* of mha_path_patching(); NULL: the logits */
     int64_t receiver_count;
     int64_t measures;         /* M */
-    mha_progress_fn progress; /* before each head; NULL: not called */
+    mha_progress_fn progress; /* called before each head; NULL: none */
     void *progress_user;
 } mha_patching;
 
@@ -247,8 +248,8 @@ typedef struct mha_patching {
  * are necessary.
  *
  *   to_values [M], from_values [M] out    the terms in both runs; NULL
- *   values [L H, M] out                   NAN where there is no such head (keys and values: there are
- *                                         as many as key/value heads)
+ *   values [L H, M] out                   NAN where there is no such head (keys and values have one
+ *                                         entry per key/value head)
  *
  * Memory   scratch from the context: L (2 E + (H + 2 Hk) D) floats for each token, and rows of logits.
  * Errors   as mha_effect_sets(); MHA_ERR_SHAPE (from); MHA_ERR_ARGUMENT (receivers are given).
@@ -290,8 +291,8 @@ MHA_API MHA_NODISCARD mha_status mha_path_patching(mha_context *context,
  *   direct [L H, texts, M] = - sum over terms factor (u(row, token) . out_h[row])
  *
  * u is the direction of W_out[token] - mean of W_out in the stream, through the final norm frozen at
- * that row. Of a loss it is what a head's own writing adds to the right tokens' logits; where the
- * factors of a row sum to 0 the mean cancels.
+ * that row. For a loss this is the amount that the head itself adds to the logits of the right
+ * tokens. Where the factors of a row sum to 0, the mean cancels.
  *
  *   direct out; NAN where a text does not have the measure; 0 for heads that a layer lacks
  *

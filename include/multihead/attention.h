@@ -46,11 +46,10 @@
  *
  * Types: q, k, v, o and bias may each be f32, f16 or bf16, in any mixture. All arithmetic is in f32
  * (on the plain path in double, then rounded to f32); elements are converted in registers, and
- * no copy of a tensor is made. The results are bit-identical to widening every input to f32, which
- * is exact, and rounding o, the only output that need not be f32, from f32 to its own type: to
- * nearest, ties to even, subnormals kept. Values too large for o's type become infinite (in f16
- * from 65520 on), and a negative result may round to -0. A NaN or an infinity of any type is
- * treated as above.
+ * no copy of a tensor is made. Widening every input to f32, which is exact, gives the same bits.
+ * Only o may have another type than f32: it is rounded from f32 to nearest, ties to even, with
+ * subnormals kept. Values too large for o's type become infinite (in f16 from 65520 on), and a
+ * negative result may round to -0. A NaN or an infinity of any type is treated as above.
  *
  * Reproducibility: the bits of every output are the same for any number of threads, any batch size
  * and any amount of padding, and with or without optional outputs. docs/numerics.md explains how
@@ -104,10 +103,10 @@ typedef enum mha_path {
  *           lse have that of f32. For normal q, k, v (D = Dv = 64, S = 2048) the relative error of
  *           o is 0.16 % (docs/numerics.md 15).
  * Bits      as in f32: the same on AVX2, AVX-512 and NEON, for any number of threads, any batch,
- *           strides and padding. VDPBF16PS is used where the processor has it (Zen 4, Cooper Lake,
- *           Sapphire Rapids); without it bf16 is no faster than f32, and has the same bits.
- * Range     elements and weights below 2^-50 in size count as 0; a query or key with an element of
- *           2^59 or more counts as not finite. */
+ *           strides and padding. Processors with VDPBF16PS (Zen 4, Cooper Lake, Sapphire Rapids)
+ *           use it. On others the bits are the same, but bf16 is no faster than f32.
+ * Range     elements and weights of magnitude below 2^-50 count as 0; a query or key with an
+ *           element of magnitude 2^59 or more counts as non-finite. */
 
 /* The largest D and Dv of the tiled path. */
 enum { MHA_TILED_MAX_HEAD_DIM = 256 };
@@ -157,7 +156,7 @@ typedef struct mha_attention_desc {
     mha_keep_fn keep_callback;
     void *keep_callback_user;
 
-    /* Score terms and what follows the softmax. */
+    /* Score terms, and steps after the softmax. */
     float softcap;                  /* 0: none; else 2^-126 .. 2^127 */
     float dropout;                  /* probability that a p becomes 0, in 0..1 */
     const mha_tensor *alibi_slopes; /* f32, broadcasts to [B,H] (Press et al. 2022) */
@@ -171,19 +170,19 @@ typedef struct mha_attention_desc {
 
     /* Ragged batches without padding: q, o are [1,H,queries,D], k, v [1,Hk,keys,D], and sequence b
      * has queries query_starts[b] .. query_starts[b+1]-1 and keys key_starts[b] .. . In
-     * [B,H] above B is the number of sequences; what is [B,T] or [B,S] is packed as q and k are,
-     * [1,queries] and [1,keys]. t and s count from each sequence's start, and dense inputs and
-     * outputs over S have as many columns as the longest sequence has keys. */
+     * [B,H] above B is the number of sequences; inputs of shape [B,T] or [B,S] are packed like q
+     * and k, as [1,queries] or [1,keys]. t and s count from each sequence's start, and dense inputs
+     * and outputs over S have as many columns as the longest sequence has keys. */
     const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
     int64_t sequences;
 
     mha_compute compute; /* the arithmetic, f32 or bf16; default f32 */
     uint32_t reserved;   /* 0 */
 
-    const int64_t *key_begins; /* [B], 0 .. S; NULL: 0 for all. A batch padded on the left: its
+    const int64_t *key_begins; /* [B], 0 .. S; NULL: 0 for all. For batches padded on the left:
                                   sequences begin there, and end at S or key_lengths */
-    /* Global index of q's first head, where heads are divided over calls: dropout and keep_callback
-     * count from it. 0 .. 2^32 - H */
+    /* Global index of q's first head, if heads are divided over calls; dropout and keep_callback
+     * use global indices. 0 .. 2^32 - H */
     int64_t first_head;
 } mha_attention_desc;
 
@@ -226,10 +225,9 @@ typedef enum mha_score_stage {
 
 /* Outputs besides o. NULL: not requested. Requesting one does not change another's bits.
  *
- * All are computed from p before dropout (but see the flag above). A sink takes part of the mass,
- * so that a row's p may sum to less than 1; it is not a key, and no output counts it as one. Ragged
- * batches: B is 1, t indexes the packed axis, S is that of the longest sequence, except that
- * column_sums has the packed axis of the keys.
+ * All are computed from p before dropout (but see the flag above). With a sink, a row's p may sum
+ * to less than 1; the sink is not a key in any output. Ragged batches: B is 1, t indexes the packed
+ * axis, S is that of the longest sequence, except that column_sums has the packed axis of the keys.
  *
  * scores   raw and capped: every key in memory, including those beyond key_lengths; a pair whose
  *          query or key has a non-finite element gives NaN, visible or not. Biased: -inf for a key
@@ -243,10 +241,10 @@ typedef enum mha_score_stage {
  * Cost: outputs that need p recompute the scores of their rows without a T x S array. Row
  * statistics and probabilities of all rows share one pass, 0.7 to 0.8 of the forward pass (top keys
  * up to 0.6 more if many weights are nearly equal; probabilities 0.4 for writing them). Column
- * sums and scores take one each, 0.8 to 1, as does the average. But up to 4,096 keys, without
- * dropout and with no other output of p except lse, the average is part of the forward pass, which
- * keeps the scores of some rows for it: 0.2 to 0.4. The cost of chosen rows is proportional to
- * their number. docs/numerics.md 3.13 has the figures and the bounds. */
+ * sums, scores and the average take another pass each, 0.8 to 1. The average is part of the forward
+ * pass, and adds 0.2 to 0.4, for up to 4,096 keys without dropout if lse is the only other output.
+ * The cost of chosen rows is proportional to their number. docs/numerics.md 3.13 has the figures
+ * and the bounds. */
 typedef struct mha_attention_outputs {
     uint32_t struct_size;
     uint32_t flags;
@@ -276,8 +274,8 @@ typedef struct mha_attention_outputs {
     const mha_tensor *top_keys;    /* [B,H,T,K] i64, the K >= 1 keys of largest p > 0, descending,
                                       ties by key; -1 where there are fewer. Requires top_weights */
     const mha_tensor *top_weights; /* [B,H,T,K] f32, their p; 0 where there are fewer */
-    const mha_tensor *column_sums; /* [B,H,S] f32, sum_t p: what each key receives; summed in double
-                                      in the order of t, rounded once */
+    const mha_tensor *column_sums; /* [B,H,S] f32, sum_t p, the total weight of each key; summed in
+                                      double in the order of t, rounded once */
 } mha_attention_outputs;
 
 /**
@@ -341,24 +339,24 @@ MHA_API MHA_NODISCARD mha_status mha_attention_floats(mha_context *context,
                                                       const float *q, const float *k,
                                                       const float *v, float *o);
 
-/* Takes rows of sequence b: p [H,R,S] f32 holds queries row .. row+R-1 of all heads. An error stops
- * the visit and is returned. It may call the library on the same context. */
+/* A callback that receives rows of sequence b: p [H,R,S] f32 holds queries row .. row+R-1 of all
+ * heads. An error stops the visit and is returned. It may call the library on the same context. */
 typedef mha_status (*mha_rows_fn)(void *user, int64_t b, int64_t row, const mha_tensor *p);
 
 /* mha_attention_plan.flags */
 enum {
-    /* Keys and values are read in place; otherwise blocks of them are packed. A block with a
-     * non-finite element is packed anyway, and so are those of further passes. */
+    /* Keys and values are read in place; otherwise blocks of them are packed. Blocks with a
+     * non-finite element and blocks of further passes are packed anyway. */
     MHA_PLAN_KEYS_IN_PLACE = 1 << 0,
     /* Work items are blocks of keys, because there are too few queries for all threads. */
     MHA_PLAN_KEYS_SHARED = 1 << 1,
     /* The keys of a sequence are one block, and the only masks and terms are causal, lengths,
      * keep_mask and bias: a work item packs them once and finishes each strip of its rows in one
-     * go. An item with a non-finite element uses the general path anyway. */
+     * step. An item with a non-finite element uses the general path anyway. */
     MHA_PLAN_ONE_BLOCK = 1 << 2
 };
 
-/* What a call would do. */
+/* The plan of a call. */
 typedef struct mha_attention_plan {
     mha_path path; /* MHA_PATH_TILED or MHA_PATH_PLAIN */
     mha_isa isa;
@@ -366,9 +364,9 @@ typedef struct mha_attention_plan {
     int64_t key_block;  /* keys per softmax step: a constant, part of the bits contract */
     int64_t row_block;  /* maximum number of query rows that pass over those keys together */
     int64_t work_items; /* items that the threads share; 1: too small to wake another thread */
-    /* Query-key pairs over B and H that causal, lengths, window and sink_keys allow. Tensors
-     * and the callback, which hide keys (documents, blocks, masks) or exempt them from the window
-     * (global keys and queries), are not read and not taken into account. */
+    /* Query-key pairs over B and H that causal, lengths, window and sink_keys allow. Neither
+     * tensors that hide keys (documents, blocks, masks) or exempt them from the window (global keys
+     * and queries) nor the callback are taken into account. */
     int64_t visible_pairs;
     double flops;         /* 2 (D + Dv) visible_pairs, plus 2 D per pair for each further pass */
     double bytes;         /* of inputs and outputs, each counted once */

@@ -1,4 +1,4 @@
-/* multihead: what each head writes, and where a result comes from.
+/* multihead: attribution: how heads, keys and layers contribute to a result.
  *
  * Letters as in attention.h, and E the width of the residual stream, L layers. W_O [E, H Dv] is an
  * output projection as linear layers store it (o_proj.weight), b_O [E] its bias; W_O[h] are its
@@ -44,16 +44,17 @@ typedef struct mha_head_writing {
     const mha_tensor *written; /* [B,H,T,E] out_h: the signed term of each head in each feature */
     const mha_tensor *norms;   /* [B,H,T] ||out_h|| */
     const mha_tensor *shares;  /* [B,H,T] ||out_h|| / sum_g ||out_g||; 0 where all are 0 */
-    const mha_tensor *cosines; /* [H,H] mean over tokens of cos(out_h, out_g). Tokens beyond lengths
-                                 and those where one of the two is 0 do not count; 0 if none does */
+    const mha_tensor *cosines; /* [H,H] mean over tokens of cos(out_h, out_g). Tokens beyond
+                                  lengths, and those where either is 0, do not count; 0 if none
+                                  counts */
     const mha_tensor *output;  /* [B,T,E] Y */
 } mha_head_writing;
 
 /**
- * What each head writes, from its attention result z.
+ * The contribution of each head, from its attention result z.
  *
  *   heads [B,H,T,Dv] in, z; with [B,Hk,T,Dv], H a multiple of Hk, head h reads heads[h / (H / Hk)],
- *   so that values give f_h    weight [E,H Dv] in, W_O    bias [E] in, or NULL
+ *   so values in place of z give f_h    weight [E,H Dv] in, W_O    bias [E] in, or NULL
  *   gates [H] in, factors of the heads, or NULL    lengths [B] in, valid tokens, or NULL
  *
  * Memory   borrowed for the call; outputs must not overlap inputs or each other. Scratch:
@@ -103,7 +104,7 @@ typedef struct mha_norm_maps {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
     const mha_tensor
-        *probabilities;       /* in: [B,H,T,S], of any rows; NULL if only values are requested */
+        *probabilities;       /* in: [B,H,T,S], any rows; NULL if only values are requested */
     const mha_tensor *gates;  /* in: [H] of the forward call; NULL: none */
     const mha_tensor *values; /* [B,H,S] ||f_h(x_j)|| */
     const mha_tensor *heads;  /* [B,H,T,S] ||alpha_h[i,j] f_h(x_j)|| = |alpha| ||f_h(x_j)||. May be
@@ -112,8 +113,8 @@ typedef struct mha_norm_maps {
 } mha_norm_maps;
 
 /**
- * Norm-based maps: how much of a row's result comes from each key, measured by the norm of what was
- * added. A token of little content has a small f, however much weight it receives.
+ * Norm-based maps: how much of a row's result comes from each key, measured by the norm of the term
+ * that it adds. A key with a small f adds little, however large its weight.
  *
  *   v [B,Hk,S,Dv] in, values as attention saw them    weight [E,H Dv] in, W_O
  *
@@ -140,18 +141,18 @@ MHA_API MHA_NODISCARD mha_status mha_layer_norm_maps(mha_context *context,
 
 /* ---- logit attribution ----------------------------------------------------------------------- */
 
-/* What is to be explained, of one token of the batch: logit[token] - logit[against]. */
+/* The quantity to explain, at one token of the batch: logit[token] - logit[against]. */
 typedef struct mha_attribution_target {
     uint32_t struct_size;
     uint32_t reserved;       /* 0 */
-    int64_t batch, position; /* b and t of the row whose output it is */
+    int64_t batch, position; /* b and t of the row of logits */
     int64_t token;           /* of the vocabulary */
     int64_t against;         /* -1: logit[token] alone */
     const float *direction;  /* [E], instead of token: direction . (final stream, normed).
                                 Required for a transformer without output */
 } mha_attribution_target;
 
-/* The terms; with `remainder` they sum to total. Arrays given are filled; NULL: not requested. */
+/* The terms; with `remainder` they sum to total. Arrays are filled; NULL: not requested. */
 typedef struct mha_attribution {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
@@ -161,17 +162,18 @@ typedef struct mha_attribution {
     double remainder;  /* out: total minus all terms: the rounding of the forward call */
     double *heads;     /* [L,H] of self-attention; H is the transformer's, missing heads have 0 */
     double *biases;    /* [L] of b_O */
-    double *cross_heads, *cross_biases; /* the same of cross-attention; 0 without it */
+    double *cross_heads, *cross_biases; /* likewise for cross-attention; 0 without it */
     double *feed_forward;               /* [L], with its bias */
 } mha_attribution;
 
 /**
- * Direct logit attribution: by how much each part of a transformer raised one logit over another,
- * applying the output directly to what it wrote. Every later norm is frozen at this token's mean
- * and deviation and thereby linear: the final norm for pre-norm, all later ones for post-norm.
+ * Direct logit attribution: by how much each part of a transformer raised one logit over another.
+ * The output layer is applied directly to the vector that the part wrote. Every later norm is
+ * frozen at this token's mean and deviation and thereby linear: the final norm for pre-norm, all
+ * later ones for post-norm.
  *
- * Effects through later parts are attributed to those parts; removing a head (gates) shows both
- * (docs/attribution.md).
+ * Effects through later parts are attributed to those parts. Removing a head (gates) measures its
+ * direct and indirect effects together (docs/attribution.md).
  *
  * Memory   fills *out; scratch of 3 E + H D + F doubles.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a target out of range, neither an output
@@ -194,26 +196,27 @@ typedef struct mha_composition {
     uint32_t reserved; /* 0 */
     const mha_tensor *q, *k, *v;
     double baseline;          /* out: 1 / sqrt(E), the value of random matrices */
-    mha_progress_fn progress; /* before each two layers; NULL: none */
+    mha_progress_fn progress; /* called before each pair of layers; NULL: none */
     void *progress_user;
 } mha_composition;
 
 /**
- * How much of what a head writes a later head reads into its queries, keys or values, from the
- * weights only (Elhage et al. 2021): with W_OV = W_O[h] W_V[h], W_QK = W_Q[h]^T W_K[h],
+ * Composition scores (Elhage et al. 2021): how much of a head's output a later head reads into its
+ * queries, keys or values, from the weights only. With W_OV = W_O[h] W_V[h], W_QK = W_Q[h]^T
+ * W_K[h],
  *
  *   q = ||W_QK^T W_OV'|| / (||W_QK|| ||W_OV'||)    k with W_QK    v with W_OV in its place
  *
- * in Frobenius norms, ' being the writer. The weights of a norm before the reader (pre-norm) are
- * multiplied into what it reads; its division, centring, biases, positions and everything between
- * the two heads are ignored. Self-attention only.
+ * in Frobenius norms; ' marks the writer. The weights of a norm before the reader (pre-norm) are
+ * multiplied into its W_Q, W_K and W_V; its division, centring, biases, positions and everything
+ * between the two heads are ignored. Self-attention only.
  *
  * Cost: products of D x E with E x D matrices and traces of D x D ones, never one of E x E.
  *
  * Memory   fills *out; scratch of about 10 L H D max(E, D) numbers.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE,
- *          MHA_ERR_OVERLAP, MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM; what progress
- *          returned. Outputs then mean nothing.
+ *          MHA_ERR_OVERLAP, MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM; the status that
+ *          progress returned. Outputs are then unspecified.
  * Threads  one call at a time per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_composition(mha_context *context,
@@ -228,7 +231,7 @@ typedef struct mha_head_attribution_desc {
     uint32_t reserved; /* 0 */
     int64_t from_first, from_count, to_first, to_count;
     const uint8_t *heads;     /* [L,H], not 0: measure this head; NULL: all */
-    mha_progress_fn progress; /* before each run without a head; NULL: none */
+    mha_progress_fn progress; /* called before each run without a head; NULL: none */
     void *progress_user;
 } mha_head_attribution_desc;
 
@@ -237,20 +240,20 @@ typedef struct mha_head_attribution_desc {
 typedef struct mha_head_attribution {
     uint32_t struct_size;
     int32_t predicted;  /* out: the argmax of the last row of `from`; -1: the model has no output */
-    double probability; /* out: of that token; 0 without an output */
+    double probability; /* out: of `predicted`; 0 without an output */
     double *weights, *shares, *effects; /* [L,H] */
 } mha_head_attribution;
 
 /**
- * What the heads of self-attention carry from the tokens `to` to the tokens `from` of a text. With
- * alpha the weights of a head, and means over the rows t of `from`:
+ * How much each head of self-attention moves from the tokens `to` to the tokens `from` of a text.
+ * With alpha the weights of a head, and means over the rows t of `from`:
  *
  *   weights   mean_t sum_{s in to} alpha[t,s]
  *   shares    mean_t (sum_{s in to} ||alpha[t,s] f(x_s)|| / sum_s ||alpha[t,s] f(x_s)||)
  *   effects   log P(predicted) - log P without the head(predicted), at the last row of `from`;
  *             without an output mean_t (1 - cos(y_t, y_t without the head)), y_t the final states
  *
- * Without a head means with its gate 0. The text runs once, and once more for each effect.
+ * "Without the head" means with its gate at 0. The text runs once, and once more for each effect.
  *
  *   tokens [T] in, i32
  *
@@ -258,8 +261,8 @@ typedef struct mha_head_attribution {
  *          numbers, or E), and of H T numbers for each token of `from`.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, tokens outside the text), MHA_ERR_SHAPE,
  *          MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_UNSUPPORTED (cross-attention, reserved),
- *          MHA_ERR_SIZE, MHA_ERR_NOMEM; those of mha_transformer_forward(); what progress returned.
- *          Outputs then mean nothing.
+ *          MHA_ERR_SIZE, MHA_ERR_NOMEM; those of mha_transformer_forward(); the status that
+ *          progress returned. Outputs are then unspecified.
  * Threads  one call at a time per context.
  * Accuracy that of the forward call; sums in double, the same bits for any number of threads.
  * Since    0.1

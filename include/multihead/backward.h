@@ -5,11 +5,10 @@
  *
  *   p[s]     = exp(score[s] - lse)                     (before dropout)
  *   x[s]     = sum_d g[d] (v[s,d] + shaw_values[clip(s-i),d])
- *   w[s]     = the derivative of the loss by p[s] itself: 0, unless the call has gradients of
- *              probabilities
- *   delta    = sum_d g[d] o[d] + sum_s p[s] w[s] - lse_gradient
- *   ds[s]    = p[s] (c kept[s] x[s] + w[s] - delta)    with respect to the score after the cap
- *   dx[s]    = ds[s] (1 - tanh^2)                      likewise before it; ds[s] without a cap
+ *   w[s] = the derivative of the loss with respect to p[s]: 0, unless the call has gradients of
+ *   probabilities delta    = sum_d g[d] o[d] + sum_s p[s] w[s] - lse_gradient ds[s]    = p[s] (c
+ *   kept[s] x[s] + w[s] - delta)    with respect to the score after the cap dx[s]    = ds[s] (1 -
+ *   tanh^2)                      likewise before it; ds[s] without a cap
  *
  *   dq[t]             = scale sum_s dx[t,s] (k[s] + shaw_keys[clip(s-i)])
  *   dk[s]             = scale sum_t dx[t,s] q[t]       also over the query heads of the group
@@ -26,10 +25,10 @@
  * where sum_d g[d] o[d] = sum_s p[s] c kept[s] x[s]. Dropout regenerates the forward's mask from the
  * seed.
  *
- * A loss may depend on lse, on probabilities and on their average over heads as well as on o: on
- * lse at no cost (merged parts, z-losses, distillation of normalisers), on the others for one more
- * product q k in each walk and one for their sum, 1.9 times the time of dq, dk and dv (T = S = 512,
- * D = 64).
+ * Besides o, a loss may depend on lse (merged parts, z-losses, distillation of normalisers), on
+ * probabilities and on their average over heads. The gradient of lse costs no time. Those of
+ * probabilities cost one more product q k per pass and one for their sum: 1.9 times the time of dq,
+ * dk and dv (T = S = 512, D = 64).
  *
  *   w[s] = probabilities_gradient[t,s] + average_probabilities_gradient[t,s] / H,  times kept[s] with
  *          MHA_GRADIENTS_DROPPED_PROBABILITIES
@@ -39,10 +38,10 @@
  *     its sink, which receives the lse_gradient.
  *   - Masked keys and values, and the q and dO of a query without keys, have no effect, even if not
  *     finite.
- *   - A query with a non-finite element in q, dO, o, lse or lse_gradient (so also one that sees a
- *     non-finite key or value), or with a non-finite gradient of a weight that is not 0, makes its
- *     dq, the dk and dv of every key that it sees, and the gradients of the parameters involved NaN,
- *     and nothing else. The gradient of a weight that is 0 has no effect.
+ *   - A query with a non-finite element in q, dO, o, lse or lse_gradient (so also a query that sees
+ *     a non-finite key or value), or with a non-finite gradient of a weight that is not 0, makes
+ *     its dq, the dk and dv of every key that it sees, and the gradients of the parameters involved
+ *     NaN, and nothing else. The gradient of a weight that is 0 has no effect.
  *
  * Reproducibility: the bits of every gradient are the same for any number of threads, any padding,
  * any strides, and whichever other gradients are requested; those of q, k, v for any batch size.
@@ -72,10 +71,9 @@ extern "C" {
 enum {
     MHA_GRADIENTS_ACCUMULATE = 1 << 0, /* add to the tensors' contents, rounding the sum once;
                                           default: overwrite */
-    MHA_GRADIENTS_DROPPED_PROBABILITIES = 1
-                                          << 1 /* the gradients that are given of probabilities are
-                                                    those of p after dropout, as in the forward call
-                                                    with MHA_OUTPUT_DROPPED_PROBABILITIES */
+    MHA_GRADIENTS_DROPPED_PROBABILITIES = 1 << 1 /* the input gradients of probabilities refer to p
+                                                  after dropout, as in a forward call with
+                                                  MHA_OUTPUT_DROPPED_PROBABILITIES */
 };
 
 /* The requested gradients, all f32; NULL: not requested. Requesting one does not change another's
@@ -117,17 +115,17 @@ typedef struct mha_attention_backward_call {
 /**
  * Attention backward: the formulas above.
  *
- * q, k, v, o, o_gradient and a bias may each be f32, f16 or bf16: every element is widened exactly,
- * so the bits are those of f32 tensors of the same numbers. (delta is
- * computed from o, so an o rounded to f16 contributes its error of 2^-11 |o|.)
+ * q, k, v, o, o_gradient and a bias may each be f32, f16 or bf16: elements are widened exactly, so
+ * f32 tensors of the same numbers give the same bits. (delta is computed from o: an o rounded to
+ * f16 contributes its error of 2^-11 |o|.)
  *
  * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other;
  *          elements of o and lse must not overlap, as the forward pass ensures. Scratch comes from
- *          the context: a number for each of the B H T queries (one more with gradients of
- *          probabilities, and with that of the sinks), sums for each parameter, and for
- *          each thread a cell of 112 x 256 pairs with at most 16 MiB of dq (tiled; plus
- *          32 times the size of a Shaw table) or a row (plain). Nothing of size T x S is kept,
- *          except in a gradient of a bias of that size. In a steady state nothing is allocated.
+ *          the context: a float for each of the B H T queries (another with gradients of
+ *          probabilities, another with that of the sinks), sums for each parameter, and for each
+ *          thread a cell of 112 x 256 pairs with at most 16 MiB of dq (tiled; plus 32 times the
+ *          size of a Shaw table) or a row (plain). Nothing of size T x S is stored, except the
+ *          gradient of a bias of that size. In a steady state nothing is allocated.
  * Errors   as mha_attention_forward(); MHA_ERR_ARGUMENT for the gradient of an input that the
  *          descriptor does not have. On error no output byte is written.
  * Threads  one call at a time per context; any number of contexts.
@@ -186,10 +184,10 @@ typedef struct mha_linear_attention_gradients {
  * memory independent of T S. Gradients with respect to the state after the call are not supported.
  * phi is the forward's, everything else is double. phi' of elu + 1 is 1 above 0, phi(x) below, 0
  * below -87. A query whose phi(q) . z is 0 has a gradient of 0 and contributes none. A non-finite
- * element makes the gradients of all queries and keys that see it, or that it sees, NaN.
+ * element makes the gradients of every query and key that sees it, or that it sees, NaN.
  *
  * Memory   everything is borrowed for the call; no two tensors may overlap, o_gradient included.
- *          Scratch: two numbers for each query, and a state in double for each thread.
+ *          Scratch: two doubles for each query, and a state in double for each thread.
  * Errors   as mha_linear_attention_forward(), where o means o_gradient; MHA_ERR_ARGUMENT for a
  *          state gradient without a state; MHA_ERR_UNSUPPORTED for a feature_map without its
  *          gradient. On error no output byte is written.

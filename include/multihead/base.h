@@ -8,7 +8,7 @@
  *   - Structs that may grow begin with struct_size, which the caller sets to their sizeof (MHA_INIT
  *     does); zero means "default" in every field. A size is at least that of the struct's first
  *     version, at most 4096 and a multiple of 8, so that it ends between two fields (else
- *     MHA_ERR_ARGUMENT); a field beyond what the library knows must be zero (else
+ *     MHA_ERR_ARGUMENT); a field that the library does not know must be zero (else
  *     MHA_ERR_UNSUPPORTED).
  *   - Counts, lengths and strides are int64_t; strides are in elements.
  *   - No function prints, exits, aborts or changes process-wide state.
@@ -263,8 +263,8 @@ typedef enum mha_isa {
 #undef MHA_ISA_ENUM
 } mha_isa;
 
-/* The arithmetic of products. Anything but f32 is used only on request: attention.h defines bf16 for
- * attention, transformer.h (int8) and nn.h (bf16) those of linear layers. */
+/* The arithmetic of products. Anything but f32 is used only on request. attention.h defines bf16
+ * attention; transformer.h defines int8 linear layers, nn.h those in bf16. */
 typedef enum mha_compute {
     MHA_COMPUTE_F32 = 0,
     MHA_COMPUTE_INT8 = 1,
@@ -282,20 +282,20 @@ MHA_API const char *mha_isa_name(mha_isa isa);
  * true. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_isa_available(mha_isa isa);
 
-/* Where memory comes from. alloc returns `bytes` bytes aligned to alignment (a power of two), or
- * NULL; release receives what alloc returned, with the same byte count. */
+/* An allocator. alloc returns `bytes` bytes aligned to alignment (a power of two), or NULL; release
+ * receives what alloc returned, with the same byte count. */
 typedef struct mha_allocator {
     void *(*alloc)(void *user, size_t bytes, size_t alignment);
     void (*release)(void *user, void *memory, size_t bytes);
     void *user;
 } mha_allocator;
 
-/* A body that the library runs for item = 0 .. items-1, in any order, from any thread. */
+/* A loop body: called for item = 0 .. items-1, in any order, from any thread. */
 typedef void (*mha_parallel_body)(void *argument, int64_t item, int worker);
 
-/* A host's own parallel-for: it must run body(argument, i, w) exactly once for each i < items,
- * with w < num_threads of the context and no two bodies at the same time with the same w, and
- * return when all have finished. */
+/* The host's parallel-for: it must run body(argument, i, w) exactly once for each i < items, with w
+ * < num_threads of the context and no two bodies at the same time with the same w, and return when
+ * all have finished. */
 typedef void (*mha_parallel_for_fn)(void *user, int64_t items, mha_parallel_body body,
                                     void *argument);
 
@@ -321,7 +321,7 @@ typedef struct mha_context mha_context;
  * context chooses by default; MHA_THREADS=n is the default of num_threads. desc takes precedence.
  * MHA_L2_KIB=n replaces the size of a core's L2 cache, which determines how work is divided; bits
  * do not depend on it.
- * If a pool's threads cannot be created, it works with fewer; the results are bit-identical.
+ * A pool works with fewer threads if some cannot be created; the results are bit-identical.
  *
  * On Linux a pool of up to 16 threads, if there are as many CPUs, wakes them on CPUs other than the
  * caller's: it narrows their affinity, within what the host allows, until they are awake. The
@@ -338,8 +338,8 @@ typedef struct mha_context mha_context;
 MHA_API MHA_NODISCARD mha_status mha_context_create(const mha_context_desc *desc,
                                                     mha_context **context);
 
-/** Destroy a context; NULL is fine. Memory frees all of it. Errors none. Threads no call on the
- * context may be running. Since 0.1 */
+/** Destroy a context, or do nothing for NULL. Memory frees all of it. Errors none. Threads no call
+ * on the context may be running. Since 0.1 */
 MHA_API void mha_context_destroy(mha_context *context);
 
 /** The instruction set in use, never MHA_ISA_AUTO. Memory none. Errors none. Threads any.

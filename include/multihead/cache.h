@@ -13,14 +13,14 @@
  * read in place; others are gathered first.
  *
  * Windows. With `window` W a cache keeps the last W positions, including the query's own, and the
- * first sink_keys (Beltagy et al. 2020; Xiao et al. 2024): an append frees the pages that no
- * position from its first row on sees. Positions remain those of the text, and results are
- * bit-identical to a cache that keeps all. The capacity is still the largest number of positions;
- * each page of it takes four bytes of a table. `pages` determines the memory:
+ * first sink_keys (Beltagy et al. 2020; Xiao et al. 2024): an append frees the pages that neither
+ * its rows nor later positions see. Positions remain those of the text, and results are
+ * bit-identical to those of a cache that keeps all positions. The capacity remains the maximum
+ * number of positions; the table takes four bytes per page of it. `pages` determines the memory:
  *
- *   ceil(sink_keys / page_size) + ceil((W - 1 + max_append) / page_size) + 1      of each sequence
+ *   ceil(sink_keys / page_size) + ceil((W - 1 + max_append) / page_size) + 1      per sequence
  *
- * hold any text if an append has at most max_append positions. A page size of 0 is 32 then.
+ * suffice for any text if no append exceeds max_append positions. page_size 0 then means 32.
  *
  * Types. Numbers are stored as f32, f16, bf16 or i8 and widened to f32 in registers. f16 and bf16
  * round to nearest, ties to even. i8: for each position of each head, of k and of v,
@@ -28,15 +28,16 @@
  *   s = max_i |x_i| / 127, rounded up to 17 significant bits
  *   n_i = x_i / s to the nearest integer
  *
- * and x_i is read as n_i s, which f32 holds exactly: |n_i s - x_i| <= s (1 + 2^-20) / 2. If an x_i
- * is not finite all are NaN; if all are below 2^-100 in size they are 0. Every call reads what is
- * stored, so that the result is bit-identical to an f32 cache of those numbers.
+ * and x_i is read as n_i s, which f32 holds exactly: |n_i s - x_i| <= s (1 + 2^-20) / 2. If any x_i
+ * is not finite, all become NaN; if all are below 2^-100 in magnitude, all become 0. Every call
+ * reads the stored numbers, so results are bit-identical to those of an f32 cache of the same
+ * numbers.
  *
- * One scale per position loses most accuracy if the channels of the keys differ much in size, as in
- * many models. With MHA_KV_SCALES_CHANNEL each channel of an aligned run of 16 positions has its
- * own scale 2^e: x_i is read as n_i 2^e, with the least e in -126 ..
- * 121 for which all |n_i| are at most 127 (per-channel key scales: Liu et al. 2024, KIVI).
- * Appending a larger number to a run rounds its earlier positions again:
+ * One scale per position loses most accuracy if the channels of the keys differ widely in
+ * magnitude, as in many models. With MHA_KV_SCALES_CHANNEL each channel of an aligned run of 16
+ * positions has its own scale 2^e: x_i is read as n_i 2^e, with the least e in -126 .. 121 for
+ * which all |n_i| are at most 127 (per-channel key scales: Liu et al. 2024, KIVI). Appending a
+ * larger number to a run rounds its earlier positions again:
  *
  *   |n_i 2^e - x_i| < 2^e <= max_i |x_i| / 63.75 or 2^-126      the maximum over the run so far
  *
@@ -77,7 +78,7 @@
 extern "C" {
 #endif
 
-/* The numbers that share a scale of i8 keys. */
+/* Which i8 keys share a scale. */
 typedef enum mha_kv_scales {
     MHA_KV_SCALES_POSITION = 0, /* a position of a head */
     MHA_KV_SCALES_CHANNEL = 1   /* a channel of a head in 16 positions */
@@ -93,12 +94,12 @@ typedef struct mha_kv_cache_desc {
     int64_t value_head_dim;   /* Dv; 0: D */
     mha_dtype type;           /* as stored: MHA_F32 (0), MHA_F16, MHA_BF16 or MHA_I8 */
     uint32_t reserved;        /* 0 */
-    int64_t page_size;        /* positions of a page; 0: capacity, which is the most */
-    int64_t pages;            /* of all sequences; 0: as many as they can hold */
-    int64_t window;           /* positions that a query sees, itself included; 0: all are kept */
-    int64_t sink_keys;        /* with a window: first positions, which are kept */
-    int64_t max_append;       /* with a window: most positions of one append; 0: window */
-    mha_kv_scales key_scales; /* of MHA_I8 */
+    int64_t page_size;        /* positions per page, at most capacity (0) */
+    int64_t pages;            /* in total; 0: enough to fill all sequences */
+    int64_t window;           /* positions that a query sees, its own included; 0: all */
+    int64_t sink_keys;        /* with a window: first positions, always kept */
+    int64_t max_append;       /* with a window: most positions per append; 0: window */
+    mha_kv_scales key_scales; /* for MHA_I8 */
     uint32_t reserved2;       /* 0 */
 } mha_kv_cache_desc;
 
@@ -139,8 +140,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc,
                                                     mha_kv_cache_sizes *sizes);
 
-/** Destroy a cache; NULL is fine. Memory frees all. Errors none. Threads no other thread may be
- * using it. Since 0.1 */
+/** Destroy a cache, or do nothing for NULL. Memory frees all. Errors none. Threads no other thread
+ * may be using it. Since 0.1 */
 MHA_API void mha_kv_cache_destroy(mha_kv_cache *cache);
 
 /** The description with every default filled in. Memory fills *desc. Errors none. Threads any.
@@ -172,7 +173,7 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int6
                                                        int64_t length);
 
 /**
- * Sequence `to` becomes the first `length` positions of sequence `from`: a branch, or a prompt that
+ * Make sequence `to` the first `length` positions of sequence `from`: a branch, or a prompt that
  * several sequences share. The previous content of `to` is discarded. No page is copied until a
  * sequence appends to a shared one.
  *
@@ -189,17 +190,17 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t 
 MHA_API const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, int64_t *count);
 
 /**
- * Sequence b becomes `length` positions that lie in these pages, in this order: a table kept by the
- * caller, for example the pages of a cached prefix, which other sequences hold. The previous
- * content of b is discarded. Positions that were never appended to these pages have unspecified
- * content, finite or not. With a window, entries that its queries do not see may be `pages` of the
+ * Set sequence b to the `length` positions in these pages, in this order: a table kept by the
+ * caller, for example the pages of a cached prefix that other sequences hold. The previous content
+ * of b is discarded. Positions that were never appended to these pages have unspecified content,
+ * finite or not. With a window, entries that its queries do not see may be `pages` of the
  * description: all from the sinks' last page to the window's first.
  *
  *   pages [count], count = ceil(length / page_size)
  *
  * Memory   copied.
  * Errors   MHA_ERR_NULL; MHA_ERR_SIZE (length is above the capacity); MHA_ERR_ARGUMENT (no sequence
- *          b; another count): "pages[3] is 77, expected 0..63", "pages[3] is 5, as is an earlier
+ *          b; a wrong count): "pages[3] is 77, expected 0..63", "pages[3] is 5, as is an earlier
  *          one", "pages[3] is 5, which no sequence holds". On any error every sequence is
  *          unchanged.
  * Threads  one per cache.   Since  0.1
@@ -208,8 +209,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_assign(mha_kv_cache *cache, int64_
                                                      const int32_t *pages, int64_t count,
                                                      int64_t length);
 
-/** How many pages no sequence holds. Memory none. Errors none. Threads as mha_kv_cache_pages().
- * Since 0.1 */
+/** The number of free pages. Memory none. Errors none. Threads as mha_kv_cache_pages(). Since
+ * 0.1 */
 MHA_API int64_t mha_kv_cache_free_pages(const mha_kv_cache *cache);
 
 /**
@@ -237,9 +238,9 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const 
  *
  *   firsts [B], 0 .. n; NULL: 0    counts [B], 0 .. n - firsts[b]; NULL: n - firsts[b]
  *
- * After sequences that are padded on the left (counts NULL), the queries of all n rows stand where
- * mha_kv_cache_attention() places them by itself: the last is the last position of its sequence.
- * Those of the padding see nothing and give 0.
+ * After sequences that are padded on the left (counts NULL), the queries of all n rows have the
+ * positions that mha_kv_cache_attention() assigns by default: the last row is the last position of
+ * its sequence. Rows of padding see no key and give 0.
  *
  * Memory   as mha_kv_cache_append().   Errors   as there, and MHA_ERR_ARGUMENT for a first row.
  * Threads  as there.   Since  0.1
@@ -263,15 +264,15 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, c
  * lengths before it: query t then belongs to the position of row t of k, and rows from counts[b]
  * on are meaningless.
  *
- * With a window, a desc without MHA_ATTENTION_WINDOW has that of the cache, and one with it may
- * show less.
+ * With a window, a desc without MHA_ATTENTION_WINDOW uses the cache's; one with it may only narrow
+ * it.
  *
  * Memory   as mha_attention_forward(), and B numbers of scratch. Outputs must not overlap q.
  * Errors   as mha_attention_forward(); MHA_ERR_NULL (cache); MHA_ERR_ARGUMENT if desc has
  *          key_lengths, MHA_ERR_UNSUPPORTED if it has a ragged batch. With a window also
  *          MHA_ERR_ARGUMENT (left_keys or sink_keys show more than the cache keeps, or a query
- *          stands where it would see what was discarded), MHA_ERR_UNSUPPORTED (global_keys,
- *          global_queries, scores before masks). No output byte is written on an error.
+ *          would see discarded positions), MHA_ERR_UNSUPPORTED (global_keys, global_queries, scores
+ *          before masks). No output byte is written on an error.
  * Threads  one call at a time per context; any number may read a cache that does not change. Since
  *          0.1
  */

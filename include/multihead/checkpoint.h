@@ -1,13 +1,13 @@
 /* multihead: transformers as ordinary Hugging Face folders, saved and loaded.
  *
- *   config.json             what the transformer is
+ *   config.json             the description of the transformer
  *   tokenizer.json, tokenizer_config.json    its tokenizer, if words were given
  *   model.safetensors       its parameters, f32
  *
- * model_type says which of three kinds a folder is:
+ * model_type is one of three kinds:
  *
  *   llama      causal, pre-norm with RMS norms, rotary positions, SwiGLU feed-forward layers;
- *              LlamaForCausalLM of transformers loads it as it is
+ *              LlamaForCausalLM of transformers loads it unchanged
  *   bert       post-norm with layer norms, one on the embeddings, learned positions, GELU or ReLU,
  *              biases; BertModel of transformers (and mha_model_load()) load it. An output over the
  *              vocabulary is our extension, the weight lm_head.weight
@@ -52,24 +52,24 @@ typedef struct mha_checkpoint_settings {
     const char *eos_word;
     const char *pad_word;
     const char *unknown_word;
-    mha_splitting splitting; /* of texts; only with words */
-    /* Without words: a folder with a config.json, whose tokenizer files (tokenizer.json, vocab.txt
-     * and the like) and ids of special tokens are copied; NULL: none */
+    mha_splitting splitting; /* how texts are split; only with words */
+    /* Without words: a folder with a config.json, whose tokenizer files (tokenizer.json, vocab.txt,
+     * ...) and ids of special tokens are copied; NULL: none */
     const char *like;
 } mha_checkpoint_settings;
 
 /**
  * Save a transformer to a folder, which is created if missing (its parents are not). Each
  * file is written whole or not at all, model.safetensors last; links in the folder are replaced,
- * not followed (mha_file_create_in()). The tokenizer splits a text as settings say, looks each word
- * up, and begins with bos_word if there is one. settings may be NULL.
+ * not followed (mha_file_create_in()). The tokenizer splits a text as settings specify, looks up
+ * each word, and starts with bos_word if there is one. settings may be NULL.
  *
- * Memory   borrowed for the call. The numbers of a transformer with a source are read into one
- *          piece of the C library's memory, 4 bytes each.
+ * Memory   borrowed for the call. The parameters of a transformer with a source are read into one
+ *          allocation of the C library, 4 bytes each.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a duplicate or empty word, a special token that is not
  *          one of the words, more words than vocab_size, an unknown splitting, both words and
  *          like); MHA_ERR_UTF8; MHA_ERR_MODEL, MHA_ERR_SIZE (a field of the description that
- *          mha_checkpoint_load() would refuse, such as a max_length above 2^20: nothing is
+ *          mha_checkpoint_load() would reject, such as a max_length above 2^20: nothing is
  *          written); MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_SIZE (of
  *          like); MHA_ERR_WRITE (not a folder, not allowed, disk full); MHA_ERR_NOMEM. Files that
  *          were written before the one that failed remain.
@@ -87,24 +87,25 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
  *          outlive it; conversions use the C library's. Apart from tables of angles (at most
  *          512 MB), no more is allocated than the weights in the file require.
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (folder or file missing); MHA_ERR_FORMAT (malformed JSON or
- *          safetensors); MHA_ERR_MODEL (a field of config.json missing, of a wrong type or absurd;
- *          a weight that is missing, unexpected, or of a shape other than config.json states);
- *          MHA_ERR_UNSUPPORTED (another model_type, an unsupported option or type of weights);
- *          MHA_ERR_SIZE; those of mha_transformer_create(). *transformer is then unchanged.
+ *          safetensors); MHA_ERR_MODEL (a field of config.json missing, of a wrong type or out of
+ *          range; a weight that is missing, unexpected, or of a shape other than config.json
+ *          states); MHA_ERR_UNSUPPORTED (another model_type, an unsupported option or type of
+ *          weights); MHA_ERR_SIZE; those of mha_transformer_create(). *transformer is then
+ *          unchanged.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                                                      mha_transformer **transformer);
 
 /**
- * Find the next piece of a text, bytes [*from, *at): *at, 0 in the first call, advances past it.
- * *from becomes bytes when no piece is left.
+ * Find the next piece of a text, bytes [*from, *at). Set *at to 0 for the first call; it advances
+ * past the piece. *from becomes bytes when no piece is left.
  *
  *   text [bytes]  UTF-8
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (an unknown splitting, *at beyond the text); MHA_ERR_UTF8;
- *          MHA_ERR_FORMAT (a zero byte).
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (an unknown splitting, *at beyond the text); MHA_ERR_UTF8
+ *          (also a zero byte).
  * Threads  any.   Cost  linear in the bytes scanned.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_split_next(mha_splitting splitting, const char *text,
@@ -127,8 +128,8 @@ typedef struct mha_vocabulary mha_vocabulary;
 MHA_API MHA_NODISCARD mha_status mha_vocabulary_load(const char *folder,
                                                      mha_vocabulary **vocabulary);
 
-/** Destroy; NULL is fine. Memory frees all. Errors none. Threads no other thread may be using it.
- * Since 0.1 */
+/** Destroy it, or do nothing for NULL. Memory frees all. Errors none. Threads no other thread may
+ * be using it. Since 0.1 */
 MHA_API void mha_vocabulary_destroy(mha_vocabulary *vocabulary);
 
 /** The number of words. Memory none. Errors none. Threads any. Since 0.1 */
@@ -159,7 +160,8 @@ MHA_API int32_t mha_vocabulary_end(const mha_vocabulary *vocabulary);
  *
  * Memory   borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_FORMAT (a word that is not in the vocabulary, which has no token
- *          for unknown words); MHA_ERR_UTF8; MHA_ERR_SIZE (more than room); MHA_ERR_NOMEM.
+ *          for unknown words); MHA_ERR_UTF8 (also a zero byte); MHA_ERR_SIZE (more than room);
+ *          MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_vocabulary_encode(const mha_vocabulary *vocabulary,
@@ -183,18 +185,17 @@ MHA_API MHA_NODISCARD mha_status mha_vocabulary_locate(const mha_vocabulary *voc
  * As mha_vocabulary_locate(), with lenient matching for typed text: if a word between spaces is not
  * in the vocabulary, normalise each such word.
  *
- *   case          "The" is the word that differs from it in the case of ASCII letters only
+ *   case          "The" matches a word that differs only in the case of ASCII letters
  *   punctuation   ASCII marks at its ends become words of their own: "(tired." is ( tired .
  *
- * Of several readings the longest is used, so "..." is one word where the vocabulary has it. Nothing
- * is normalised in a vocabulary with a token for unknown words, or one that splits at punctuation or
- * into characters.
+ * The longest match is used, so "..." is one word if the vocabulary has it. Nothing is normalised in
+ * a vocabulary with a token for unknown words, or one that splits at punctuation or into characters.
  *
  * Memory   borrowed for the call.
  * Errors   as mha_vocabulary_encode(). With MHA_ERR_FORMAT after normalising, *count is the number of
  *          tokens before the unknown word, whose bytes are in begin[*count] and end[*count], if they
  *          are given and have room.
- * Threads  any.   Cost  the number of words of the vocabulary, for each word of another case.
+ * Threads  any.   Cost  linear in the vocabulary for each word of another case.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_vocabulary_locate_normalised(const mha_vocabulary *vocabulary,

@@ -9,21 +9,21 @@
  *   score  x^T M_QK y / sqrt(D)     M_QK = W_Q[h]^T R W_K[h] = sum_k s_k q_k k_k^T
  *   adds   M_OV y                   M_OV = W_O[h] W_V[h]     = sum_k s_k w_k r_k^T
  *
- * Folded in, as published (ibid., "Handling Layer Normalization"): the weights, and of LayerNorm
- * the centring, of the norm in front of a layer, into W_Q, W_K and W_V; the weights of a norm of
- * queries and keys, into their rows; of a norm of the branch (Gemma 2), into W_O. Ignored are the
- * division of every norm, biases, softcaps, score terms, and everything between two layers. Norms
- * after the sum (post-norm) are not folded.
+ * Norms are folded in as published (ibid., "Handling Layer Normalization"). The weights of the norm
+ * in front of a layer, and a LayerNorm's centring, go into W_Q, W_K and W_V; the weights of query
+ * and key norms into their rows; those of a branch norm (Gemma 2) into W_O. The division of every
+ * norm, biases, softcaps, score terms and everything between two layers are ignored. Norms after
+ * the sum (post-norm) are not folded.
  *
- * R is the identity; with rotary positions it rotates keys: R = mean over offsets o = first .. last
- * of R(-o), for a key o tokens before its query, R(p) being the rotation of position p, times the
- * square of YaRN's amplitude.
+ * R is the identity without rotary positions. With them it rotates keys: R = mean over offsets o =
+ * first .. last of R(-o), times the square of YaRN's amplitude, for a key o tokens before its
+ * query. R(p) is the rotation of position p.
  *
  * No E x E matrix is decomposed: W_Q^T = Q_q R_q and W_K^T = Q_k R_k (QR), the singular value
  * decomposition of R_q R R_k^T [D,D] = U S V^T, q = Q_q U, k = Q_k V; likewise for M_OV. All in
  * double.
  *
- * Bits depend on the installed LAPACK, and not on the number of threads.
+ * Bits depend on the installed LAPACK, but not on the number of threads.
  * docs/circuits.md has the definitions with their sources and limits.
  *
  * Example, given mha_context *context, const mha_transformer *transformer, double *copying:
@@ -47,16 +47,16 @@ extern "C" {
 
 /* mha_circuits_desc.flags, mha_direction_desc.flags */
 enum {
-    /* Divide a token's embedding by its root mean square, centred and with the epsilon as the norm
-     * in front of the first layer does (and the norm on embeddings, where there is one), so that
-     * the length of an embedding does not affect the order. Default: as published, no division */
+    /* Divide a token's embedding by its root mean square, with the centring and epsilon of the norm
+     * in front of the first layer (and of a norm on embeddings), so that the length of an embedding
+     * does not affect the order. Default: as published, no division */
     MHA_CIRCUITS_NORMED_TOKENS = 1 << 0
 };
 
 typedef struct mha_circuits_desc {
     uint32_t struct_size;
     uint32_t flags;
-    /* Offsets of R: the key is so many tokens before the query; negative: after it. 0, 0: M_QK is
+    /* Offsets of R: the key is that many tokens before the query; negative: after it. 0, 0: M_QK is
      * W_Q^T W_K. At most 2^20 of them, none beyond 2^40. Ignored without rotary positions */
     int64_t first_offset, last_offset;
     int64_t directions;   /* K, leading singular vectors of each circuit, up to D and E; 0: 1 */
@@ -88,21 +88,21 @@ typedef struct mha_circuits {
 
 /**
  * Circuits of the heads of self-attention. Singular vectors are of length 1, each pair with the sign
- * that makes the element of q_k or w_k that is largest in size positive (of equals, the first).
+ * that makes the element of q_k or w_k of largest magnitude positive (the first of equals).
  *
  * desc may be NULL. Eigenvalues are computed from the [D,D] product, since AB and BA have the same
  * nonzero eigenvalues.
  *
- * Cost     of a head O(E D^2 + D^3), of copying and matching once V E^2, and E^2 D for each head.
+ * Cost     O(E D^2 + D^3) per head; copying and matching: V E^2 once, and E^2 D per head.
  * Memory   fills *out. Scratch: the weights of a layer, for each thread 3 E D + 6 D^2 doubles and
  *          LAPACK's workspace, with copying and matching E^2 and H D E doubles of each.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, offsets, directions); MHA_ERR_UNSUPPORTED
  *          (an unknown flag or a reserved field is set); MHA_ERR_NUMERIC (a weight is not finite,
- *          or LAPACK does not converge); MHA_ERR_SIZE, MHA_ERR_NOMEM; what progress returned.
- *          Outputs then mean nothing.
+ *          or LAPACK does not converge); MHA_ERR_SIZE, MHA_ERR_NOMEM; the status that progress
+ *          returned. Outputs are then unspecified.
  * Threads  one call at a time per context.
  * Accuracy singular values within 100 D 2^-52 of the largest. The error of vectors grows as
- *          singular values approach each other: of equal ones only the span is determined.
+ *          singular values approach each other: for equal values only the span is determined.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_circuits(mha_context *context,
@@ -115,12 +115,12 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_circuits(mha_context *context,
 typedef enum mha_token_side {
     MHA_SIDE_EMBEDDING = 0, /* the embedding of a token: for queries, keys, reads */
     MHA_SIDE_UNEMBEDDING =
-        1 /* its row of the output: for writes. Without an output the embedding */
+        1 /* its row of the output: for writes; the embedding if there is no output */
 } mha_token_side;
 
 typedef struct mha_direction_desc {
     uint32_t struct_size;
-    uint32_t flags; /* of the embedding's side */
+    uint32_t flags; /* MHA_CIRCUITS_NORMED_TOKENS, for MHA_SIDE_EMBEDDING */
     mha_token_side side;
     uint32_t reserved;        /* 0 */
     int64_t count;            /* M, directions */
@@ -142,7 +142,7 @@ typedef struct mha_direction_desc {
  * Memory   borrowed; scratch of M E floats, 256 rows of E and of M.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, a number, fewer than N tokens);
  *          MHA_ERR_UNSUPPORTED; MHA_ERR_NUMERIC (a weight is not finite); MHA_ERR_SIZE,
- *          MHA_ERR_NOMEM; what progress returned. Outputs then mean nothing.
+ *          MHA_ERR_NOMEM; the status that progress returned. Outputs are then unspecified.
  * Threads  one call at a time per context.   Accuracy  that of mha_linear_forward(): bits do not depend
  *          on the number of threads.
  * Since    0.1

@@ -1,6 +1,5 @@
-/* multihead: services for code built on a context: error text, scratch memory,
- * memory that ends together, loops; and
- * elementary functions with the same bits on every machine.
+/* multihead: services for code built on a context: error text, scratch memory, rooms (memory
+ * released together), parallel loops, and elementary functions with the same bits on every machine.
  *
  * For the library's own companions (model, render) and for callbacks that report errors. Users who
  * only compute attention do not need it.
@@ -115,10 +114,11 @@ MHA_API MHA_NODISCARD mha_status mha_scratch_zeros(mha_context *context, int64_t
  * one. Since 0.1 */
 MHA_API void mha_scratch_release(mha_context *context, mha_scratch_mark mark);
 
-/* Memory, and things with a destructor, that end together, the last first. All zero: empty. */
+/* A room: memory, and objects with a destructor, released together, the last first. All zero:
+ * empty. */
 typedef struct mha_room {
     struct mha_room_piece *last;
-    size_t count; /* of pieces and things: a mark for mha_room_release() */
+    size_t count; /* of entries: a mark for mha_room_release() */
 } mha_room;
 
 /** Allocate count zeroed elements of size bytes, at least one byte. pointer is the address of a pointer
@@ -131,8 +131,8 @@ MHA_API MHA_NODISCARD mha_status mha_room_alloc(mha_room *room, int64_t count, s
 #define MHA_ROOM_ALLOC(room, count, pointer) \
     mha_room_alloc(room, count, sizeof **(pointer), pointer)
 
-/** Reallocate what *pointer holds, which is NULL or memory of the room; new bytes are not zeroed. After
- * an error *pointer is unchanged. Memory, Errors, Threads as mha_room_alloc(). Since 0.1 */
+/** Reallocate *pointer, which is NULL or memory of the room; new bytes are not zeroed. After an error
+ * *pointer is unchanged. Memory, Errors, Threads as mha_room_alloc(). Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_room_grow(mha_room *room, int64_t count, size_t size,
                                                void *pointer);
 
@@ -140,24 +140,24 @@ MHA_API MHA_NODISCARD mha_status mha_room_grow(mha_room *room, int64_t count, si
 MHA_API MHA_NODISCARD mha_status mha_room_text(mha_room *room, const char *text, size_t bytes,
                                                char **copy);
 
-/** Let release end a thing with the room; at once after an error. thing NULL: a no-op. Memory, Errors,
- * Threads as mha_room_alloc(). Since 0.1 */
+/** Call release(thing) when the room is released, or at once after an error. thing NULL: a no-op.
+ * Memory, Errors, Threads as mha_room_alloc(). Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_room_keep(mha_room *room, void *thing,
                                                void (*release)(void *thing));
 
-/** End one thing or piece of memory early; one that is not in the room is ignored. Memory frees it.
+/** Release one object or allocation early; one that is not in the room is ignored. Memory frees it.
  * Errors none. Threads one per room. Since 0.1 */
 MHA_API void mha_room_drop(mha_room *room, const void *thing);
 
-/** End everything added since room->count was mark, the last first; 0: everything. Memory frees it.
- * Errors none. Threads one per room. Since 0.1 */
+/** Release everything added since room->count was mark, the last first; 0: everything. Memory frees
+ * it. Errors none. Threads one per room. Since 0.1 */
 MHA_API void mha_room_release(mha_room *room, size_t mark);
 
 /**
  * Run body(argument, item, worker) for every item < items on the context's threads, and return when
  * all have finished. worker < mha_context_threads() and is not shared by two bodies at a time.
- * Items are taken dynamically: what a body computes must not depend on which worker it is. A body
- * must not call mha_parallel_for() on the same context.
+ * Items are taken dynamically: results must not depend on the worker that runs an item. A body must
+ * not call mha_parallel_for() on the same context.
  *
  * Memory   none.   Errors  none.   Threads  the thread that owns the context.   Since  0.1
  */

@@ -3,11 +3,11 @@
  * The queries, keys and values of a sequence are divided among ranks in pieces, which the caller
  * may cut anywhere. Each rank passes its own rows and receives its own rows of the result. For any
  * number of ranks and any cuts the results are bit-identical to mha_attention_forward() and
- * _backward() of the whole.
+ * _backward() of the whole sequence.
  *
  * How. Ranks exchange heads for rows (Jacobs et al. 2023, DeepSpeed-Ulysses, 3): each rank receives
- * all rows of its share of the heads, makes the call of one process, and sends the results to the
- * owners of the rows. No sum is divided between ranks.
+ * all rows of its share of the heads, computes them as one process would, and sends the results to
+ * the owners of the rows. No sum is divided between ranks.
  *
  *   - the heads are divided into C parts; rank r has part r mod C
  *   - with more ranks than parts, the ranks with the same g = r / C are group g. Ranks with the
@@ -15,10 +15,10 @@
  *     has all keys and values of its heads
  *   - with a causal mask, pieces in alternating order balance the groups (mha_split_pieces())
  *
- * For few queries of many keys, as in decoding, mha_distributed_decode() leaves keys and values at
- * their ranks and sends the sums of rows.
+ * For few queries and many keys, as in decoding, use mha_distributed_decode(): keys and values stay
+ * at their ranks, and the sums of rows are sent.
  *
- * Letters as in attention.h; T and S are those of the whole.
+ * Letters as in attention.h; T and S count the whole sequence.
  *
  * Example, given mha_context *context, const mha_transport *ranks, int64_t n, mha_tensor q,
  * mha_tensor k, mha_tensor v, mha_tensor o:
@@ -82,9 +82,9 @@ typedef struct mha_sequence_split {
     uint32_t flags; /* 0 */
     const mha_transport *transport;
     int64_t queries, keys;         /* T and S; of a ragged batch the packed axes */
-    const mha_piece *query_pieces; /* ascending; q and o have the rows of the first, then those of
-                                      the next */
-    const mha_piece *key_pieces;   /* likewise of k and v */
+    const mha_piece *query_pieces; /* ascending; q and o hold the rows of the first piece, then
+                                      those of the next */
+    const mha_piece *key_pieces;   /* likewise for k and v */
     int64_t query_piece_count, key_piece_count;
 } mha_sequence_split;
 
@@ -103,9 +103,9 @@ typedef struct mha_sequence_split {
  * Lists of rows are supported only with one piece.
  *
  * The number of parts C divides the number of ranks and H, and divides Hk or is a multiple of it.
- * The call chooses the C for which the rank with the most scratch needs the least, and among equals
- * the largest. C is 1, so that rows stay at their ranks, if probabilities, average_probabilities or
- * scores are requested.
+ * The call chooses the C that minimises the largest scratch of any rank, or the largest such C. C
+ * is 1, so that rows stay at their ranks, if probabilities, average_probabilities or scores are
+ * requested.
  *
  * column_sums are sums over queries. With more ranks than parts, the sums of a part's heads are
  * passed from piece to piece in the order of queries, in double, and ranks add to them one after
@@ -135,8 +135,8 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_forward(mha_context *context,
 
 /* The work of this rank in a call; assumes that o is f32. */
 typedef struct mha_distributed_plan {
-    const char *reason;                       /* who computes what, one sentence, static text */
-    int64_t head_parts;                       /* C, into which heads are divided */
+    const char *reason;                       /* how work is divided, one sentence, static text */
+    int64_t head_parts;                       /* C, the number of parts of the heads */
     int64_t messages_sent, messages_received; /* by this rank: rows, keys, values, results */
     double bytes_sent, bytes_received;        /* likewise */
     double pairs; /* that this rank computes: visible_pairs of its rows and heads */
@@ -173,12 +173,13 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  * requested. Cuts of queries are moved to multiples of MHA_SPLIT_ROWS from each sequence's first,
  * and the rows sent accordingly.
  *
- * Each rank makes the call of one process if every rank has its own key/value heads (C is the
- * number of ranks and divides Hk) and no requested gradient is a sum over queries (of parameters,
- * of a bias). Otherwise it makes two passes: first over the queries of its heads and group, for
- * their dq and the sums of parameters; then over blocks of 256 keys, which are divided among the
- * ranks that share a key/value head. In the second pass the query heads arrive one after the other,
- * since the gradient of a key is a sum over them. Both passes compute the scores of their pairs.
+ * Each rank makes one call of mha_attention_backward() if every rank has its own key/value heads (C
+ * is the number of ranks and divides Hk) and no requested gradient is a sum over queries (of
+ * parameters, of a bias). Otherwise it makes two passes: first over the queries of its heads and
+ * group, for their dq and the sums of parameters; then over blocks of 256 keys, which are divided
+ * among the ranks that share a key/value head. In the second pass the query heads arrive one after
+ * the other, since the gradient of a key is a sum over them. Both passes compute the scores of
+ * their pairs.
  *
  * At the end, sums of parameters are passed from rank to rank in the order of sequences, heads and
  * pieces, and broadcast by the last: 8 bytes per element, once for each sequence, rank and piece.
@@ -188,9 +189,9 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  * heads and sequences with separate elements.
  *
  * Memory   borrowed for the call. Scratch, for h = H / C heads and hk = max(Hk / C, 1) key/value heads, rows of a group:
- *            as in the forward; o, gradients and their copies on the way too
+ *            as in the forward; also o, gradients and their copies in transit
  *            8 bytes for each row of q and head, twice; for each MHA_SPLIT_ROWS rows of a head the sums of parameters
- *            of one head, all T rows of q, o_gradient, lse, and what the descriptor has over queries
+ *            of one head, all T rows of q, o_gradient, lse, and inputs over queries
  *            the rank's keys of one key/value head, 4 (D + Dv) bytes each, and those of hk heads as they are returned
  *            that of mha_attention_backward() of these rows
  * Errors   as mha_attention_backward(), at all ranks alike; as mha_distributed_forward();
@@ -203,17 +204,17 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_backward(mha_context *context,
 
 /* ---- few queries, many keys: decoding -------------------------------------------------------- */
 
-/* Where cuts of keys are taken: at multiples of the block of a softmax step. */
+/* Cuts of keys are at multiples of the block of a softmax step. */
 enum { MHA_SPLIT_KEYS = 512 };
 
-/* Keys from the end of the piece before (the first: from key 0) to `end` lie at `rank`. */
+/* The keys from the end of the previous piece (or from key 0) to `end` are at `rank`. */
 typedef struct mha_key_piece {
     int64_t end; /* a multiple of MHA_SPLIT_KEYS, or the end of the last piece; ascending */
     int64_t rank;
 } mha_key_piece;
 
-/* Which rank has which keys and values of the text, and those of this rank: the rows of its pieces, one
- * after the other, in a cache or in k and v. Of a batch the cuts are those of all sequences.
+/* How keys and values are divided among ranks, and this rank's own: the rows of its pieces, one after
+ * the other, in a cache or in k and v. All sequences of a batch have the same cuts.
  *
  * Growing. The rank with the last piece appends the keys and values of new tokens to its cache, and
  * all ranks increase the piece's end. When the piece is long enough, a new piece begins at another
@@ -222,14 +223,14 @@ typedef struct mha_key_piece {
  *   rank of position n = n / run % size      run a multiple of MHA_SPLIT_KEYS
  *
  * balances the ranks to within one run. The sums are passed from piece to piece, so longer runs are
- * faster: for example a quarter of the expected length over size. */
+ * faster: for example a quarter of the expected length divided by size. */
 typedef struct mha_key_split {
     uint32_t struct_size;
     uint32_t flags; /* 0 */
     const mha_transport *transport;
     const mha_key_piece *pieces; /* of all ranks in the order of keys; the same at every rank */
     int64_t piece_count;
-    const mha_kv_cache *cache; /* no window; or NULL, and both of: */
+    const mha_kv_cache *cache; /* without a window; NULL: k and v instead */
     const mha_tensor *k, *v;   /* [B,Hk,s,D], [B,Hk,s,Dv], s the rows of this rank's pieces */
 } mha_key_split;
 
@@ -247,23 +248,24 @@ typedef struct mha_key_split {
  *
  * How. With up to 56 rows (T times query heads of a key/value head; 29 with Dv 32, 55 with Dv 64;
  * 12 with up to 512 keys, or with sink_keys, documents, global keys or a callback), all ranks work
- * at once. They compute the scores of their keys; exchange maxima, a number for each row and piece;
+ * at once. They compute the scores of their keys; exchange maxima, a float for each row and piece;
  * and compute exp and products with the values, each with the maximum of all keys up to its block,
  * as one process would. Then the rows' sums, Dv + 2 numbers each, are passed from piece to piece in
  * the order of keys. Each rank adds the results of its blocks, and the last one broadcasts the
  * sums.
  *
  * Otherwise (more rows, keep_blocks, dropout, shaw_values, f16 and bf16 tensors, Dv that is
- * not a multiple of 32, elements that are not finite) ranks work one after the other: each adds its
- * keys to the sums that it receives. Keys and values are never sent. The amount of data sent does
- * not depend on their number, except for the maxima.
+ * not a multiple of 32, elements that are not finite) ranks work one after the other: each adds the
+ * terms of its keys to the sums that it receives. Keys and values are never sent. The amount of
+ * data sent does not depend on their number, except for the maxima.
  *
  * Memory   borrowed for the call. Scratch: Dv + 2 floats for each row; if ranks work at once also a float for
  *          each row and piece, twice, and 530 + Dv for each row and block of this rank.
  * Errors   those of the call that one process would make, at all ranks alike, with the number of the rank in
  *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces; ranks whose q, descriptors or pieces differ; a
- *          cache that holds another number of positions), MHA_ERR_SHAPE, MHA_ERR_UNSUPPORTED (other
- *          outputs, ragged batches, a cache with a window, the plain path, bf16 arithmetic, flags), MHA_ERR_RANK. On error no output byte is written.
+ *          cache with a wrong number of positions), MHA_ERR_SHAPE, MHA_ERR_UNSUPPORTED (other outputs,
+ *          ragged batches, a cache with a window, the plain path, bf16 arithmetic, flags),
+ *          MHA_ERR_RANK. On error no output byte is written.
  * Threads  as mha_distributed_forward(); the cache does not change meanwhile.
  * Accuracy as mha_attention_forward().
  * Since    0.1
@@ -278,8 +280,9 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_decode(mha_context *context,
 typedef struct mha_decode_plan {
     bool at_once;       /* ranks work on their keys at once; false: one after the other */
     const char *reason; /* why, one sentence, static text */
-    int64_t hops;       /* of the sums from rank to rank, one after the other */
-    int64_t messages_sent, messages_received; /* by this rank, beside those of agreeing */
+    int64_t hops;       /* sequential messages of sums from rank to rank */
+    int64_t messages_sent, messages_received; /* by this rank, without those that compare
+                                                 arguments */
     double bytes_sent, bytes_received;        /* likewise */
     size_t scratch_bytes;
 } mha_decode_plan;
@@ -298,20 +301,20 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_decode_explain(
 
 /* Heads over ranks: each rank computes its own heads by the calls of one process, and the results
  * are gathered where all heads are needed. No sum is divided: weights of projections are cut by
- * their outputs, so that each output is the sum of one process.
+ * their outputs, so that each output is summed as in one process.
  *
- *   q, k, v   of own heads: a module of these heads, with their rows of W_q, W_k and W_v. Or own heads
- *             of the caller's tensors, and of the descriptor's tensors over heads
+ *   q, k, v   of this rank's heads: from a module of these heads, with their rows of W_q, W_k and
+ *             W_v, or slices of the caller's tensors, and of the descriptor's tensors over heads
  *   heads     mha_attention_forward(), with first_head for dropout; of a module the output heads
  *   out       mha_distributed_mix(): all heads to all ranks, own rows of W_o, all outputs to all ranks
  *
  * Backward, with cuts at key/value heads: heads' gradient = that of out times own columns of W_o, then
- * mha_attention_backward() of own heads. Gradients of own rows of W_q, W_k, W_v, W_o need nothing of other
- * ranks but the gathered heads; that of the input is a sum over all heads, so the gradients of q, k, v
- * are gathered before it.
+ * mha_attention_backward() of own heads. Gradients of own rows of W_q, W_k, W_v, W_o need only the
+ * gathered heads of other ranks. The gradient of the input is a sum over all heads, so the gradients of q,
+ * k, v are gathered first.
  *
- * A grid of ranks divides heads and sequence: a part (mha_transport_part_make()) for the ranks of the same
- * heads, to which mha_distributed_forward() is given, and one for the ranks of the same rows, for the mix. */
+ * A grid of ranks divides heads and sequence with two parts (mha_transport_part_make()): the ranks of the
+ * same heads, for mha_distributed_forward(), and the ranks of the same rows, for the mix. */
 typedef struct mha_head_piece {
     int64_t begin, end;       /* query heads */
     int64_t kv_begin, kv_end; /* key/value heads that they read */
@@ -340,7 +343,8 @@ MHA_API MHA_NODISCARD mha_status mha_split_heads(int64_t heads, int64_t kv_heads
  * How. Pieces are passed around a ring: each rank sends size - 1 messages, and receives each
  * missing piece once.
  *
- * Memory   borrowed for the call, they may not overlap. Scratch: as many bytes as whole.
+ * Memory   borrowed for the call; piece and whole must not overlap. Scratch: as many bytes as
+ *          whole.
  * Errors   at all ranks alike, with the number of the rank: MHA_ERR_NULL, MHA_ERR_ARGUMENT (axis;
  *          ranks that differ), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
  *          MHA_ERR_SIZE, MHA_ERR_NOMEM, MHA_ERR_RANK. On error nothing is written.
@@ -357,11 +361,11 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_gather(mha_context *context,
  *
  *   heads [B,h,T,Dv] in    those of this rank, in the order of ranks; h may be 0
  *   w_o in                 a linear layer of this rank's rows of W_o and b_o: [e, H Dv]; in the order of ranks,
- *                          together all E. Any division will do
+ *                          together all E, divided in any way
  *   out [B,T,E] out        f32, as heads; any strides, last axis contiguous
  *
- * Has the bits of mha_linear_forward() of the whole W_o. Two gathers: of B T (H - h) Dv and of B T (E - e)
- * numbers received.
+ * Bit-identical to mha_linear_forward() with the whole W_o. Each rank receives B T (H - h) Dv floats in a
+ * first gather, and B T (E - e) in a second.
  *
  * Memory   borrowed for the call. Scratch: B T (2 H Dv + e + E) floats.
  * Errors   as mha_distributed_gather(); MHA_ERR_SHAPE (w_o).

@@ -6,8 +6,8 @@
  *   an end token of the model (mha_model_end_tokens()) or of the caller, which is not part of the text;
  *   a stop text, before which the text ends;
  *   max_tokens new tokens;
- *   no position is left. The last token needs none: after P prompt tokens a model of max_length N
- *   gives N - P + 1 tokens.
+ *   no position is left. The last token needs no position: after P prompt tokens a model with
+ *   max_length N generates N - P + 1 tokens.
  *
  * The tokens depend on the model, the prompt, the sampling and the cache; not on threads or ranks.
  *
@@ -44,13 +44,14 @@ typedef struct mha_generation_desc {
     uint32_t reserved;     /* 0 */
     const int32_t *prompt; /* [prompt_count], at least one token */
     int64_t prompt_count;  /* at most max_length, unless the cache is MHA_DECODER_STREAMING */
-    int64_t max_tokens;    /* new tokens at most; 0: the prompt is processed, nothing more */
-    const int32_t *ends;   /* [end_count] end tokens beside those of the model */
+    int64_t max_tokens;    /* maximum number of new tokens; 0: only process the prompt */
+    const int32_t *ends;   /* [end_count] end tokens in addition to those of the model */
     int64_t end_count;
     const char *const *stops;      /* [stop_count] as of mha_text_writer_create() */
     int64_t stop_count;            /* 0 for a model without tokenizer */
     const mha_sampling *sampling;  /* NULL: the most likely token */
-    const mha_decoder_desc *cache; /* batch, capacity and max_step are 0: chosen here; NULL: f32 */
+    const mha_decoder_desc *cache; /* batch, capacity and max_step must be 0 and are chosen; NULL:
+                                      f32 */
 } mha_generation_desc;
 
 typedef enum mha_generation_state {
@@ -65,11 +66,12 @@ typedef enum mha_generation_state {
 typedef struct mha_generation_step {
     uint32_t struct_size;
     mha_generation_state state;
-    /* Of MHA_GENERATION_CONTINUES the new token, of MHA_GENERATION_END_TOKEN the end token, else -1 */
+    /* The new token in MHA_GENERATION_CONTINUES, the end token in MHA_GENERATION_END_TOKEN, otherwise
+     * -1 */
     int32_t token;
     uint32_t reserved; /* 0 */
-    /* [bytes] the new whole characters as mha_text_writer_add() gives them, at the end those that were
-     * held back; empty without a tokenizer. Valid until the next call */
+    /* [bytes] the new complete characters (mha_text_writer_add()); at the end also the bytes that were
+     * held back. Empty without a tokenizer. Valid until the next call */
     const char *text;
     size_t bytes;
 } mha_generation_step;
@@ -77,10 +79,11 @@ typedef struct mha_generation_step {
 /**
  * Create a generation and process its prompt.
  *
- * Memory   the caller owns *generation, which borrows the model: a decoder for prompt_count + max_tokens
- *          tokens (mha_decoder_create()), logits [V], a text. The arrays of desc are copied.
+ * Memory   the caller owns *generation, which borrows the model. It holds a decoder for prompt_count +
+ *          max_tokens tokens (mha_decoder_create()), logits [V] and a text. The arrays of desc are
+ *          copied.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no prompt, a negative number, stops without tokenizer, batch,
- *          capacity or max_step of the cache); MHA_ERR_SIZE (the prompt is longer than the model takes);
+ *          capacity or max_step of the cache); MHA_ERR_SIZE (the prompt exceeds the model's positions);
  *          as mha_sample_token(), mha_decoder_create() and mha_decoder_step().
  * Threads  one call per context.   Since  0.1
  */
@@ -92,19 +95,19 @@ MHA_API MHA_NODISCARD mha_status mha_generation_create(mha_context *context, mha
 MHA_API void mha_generation_destroy(mha_generation *generation);
 
 /**
- * Choose the next token, or end. After the end every call returns the same state and no text.
+ * Choose the next token, or end. After the end every call returns the same state and an empty text.
  *
  * Memory   fills *step, whose struct_size must be set.
  * Errors   MHA_ERR_NULL; MHA_ERR_NUMERIC (a logit is not finite); as mha_sample_token() and
- *          mha_decoder_step(). The generation can only be destroyed then.
+ *          mha_decoder_step(). The generation must then be destroyed.
  * Threads  one call per context and generation.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_generation_next(mha_context *context,
                                                      mha_generation *generation,
                                                      mha_generation_step *step);
 
-/** End before max_tokens: the next call gives the rest of the text. Memory none. Errors none. Threads
- * one. Since 0.1 */
+/** End before max_tokens: the next call returns the rest of the text. Memory none. Errors none.
+ * Threads one. Since 0.1 */
 MHA_API void mha_generation_stop(mha_generation *generation);
 
 /** The decoder: its length and bytes. Memory owned by the generation. Errors none. Threads any. Since

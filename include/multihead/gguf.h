@@ -126,8 +126,8 @@ typedef struct mha_gguf mha_gguf;
  */
 MHA_API MHA_NODISCARD mha_status mha_gguf_open(const char *path, mha_gguf **file);
 
-/** Close a file; NULL is fine. Memory everything obtained from it becomes invalid. Errors none.
- * Threads no other thread may be using it. Since 0.1 */
+/** Close a file, or do nothing for NULL. Memory everything obtained from it becomes invalid. Errors
+ * none. Threads no other thread may be using it. Since 0.1 */
 MHA_API void mha_gguf_close(mha_gguf *file);
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -179,8 +179,8 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_describe(const mha_gguf *file, int64_t
  *          MHA_ERR_UNSUPPORTED (a type without a formula above; the detail names it). On error
  *          nothing is written.
  * Threads  any, each with its own memory.
- * Accuracy F32, F16 and BF16 are exact; the others have the bits of their formula, as the Python
- *          package gguf computes it too. NaN stays NaN.
+ * Accuracy F32, F16 and BF16 are exact; the others have the bits of their formula, as in the Python
+ * package gguf. NaN stays NaN.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_gguf_read(const mha_gguf *file, int64_t index, int64_t first,
@@ -234,14 +234,14 @@ MHA_API int64_t mha_gguf_key_find(const mha_gguf *file, const char *key);
 MHA_API MHA_NODISCARD mha_status mha_gguf_value_at(const mha_gguf *file, int64_t index,
                                                    mha_gguf_value *value);
 
-/** The value of a key that must be there. Memory a view that lives as long as file. Errors
- * MHA_ERR_NULL; MHA_ERR_MODEL (no such key). Threads any. Since 0.1 */
+/** The value of a required key. Memory a view that lives as long as file. Errors MHA_ERR_NULL;
+ * MHA_ERR_MODEL (no such key). Threads any. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_gguf_value_of(const mha_gguf *file, const char *key,
                                                    mha_gguf_value *value);
 
 /**
  * Element number `element` of a value of any integer type (U8 .. I64), which must be in low ..
- * high. A value that is not an array has one element, number 0. Like the functions below this takes
+ * high. A value that is not an array has one element, number 0. This and the functions below take
  * constant time.
  *
  * Memory   none.
@@ -253,8 +253,8 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_integer(const mha_gguf_value *value, i
                                                   int64_t low, int64_t high, int64_t *integer);
 
 /**
- * Likewise of any numeric type (F32 and F64 too), exactly. Infinities and NaN are returned as they
- * are.
+ * Likewise for a value of any numeric type (also F32 and F64), exactly. Infinities and NaN are
+ * returned unchanged.
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (not a numeric type);
@@ -264,14 +264,14 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_integer(const mha_gguf_value *value, i
 MHA_API MHA_NODISCARD mha_status mha_gguf_real(const mha_gguf_value *value, int64_t element,
                                                double *real);
 
-/** Likewise of a BOOL. Memory none. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE
+/** Likewise for a BOOL. Memory none. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE
  * (not a BOOL); MHA_ERR_FORMAT (neither 0 nor 1). Threads any. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_gguf_bool(const mha_gguf_value *value, int64_t element,
                                                bool *boolean);
 
 /**
- * Likewise of a STRING: *size bytes, without a terminating zero byte, as the file has them: they
- * need not be UTF-8.
+ * Likewise for a STRING: *size bytes without a terminating zero byte, unchanged; they need not be
+ * UTF-8.
  *
  * Memory   a view that lives as long as the file is open.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (element); MHA_ERR_DTYPE (not a STRING).

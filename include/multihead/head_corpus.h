@@ -1,6 +1,6 @@
 /* multihead: scores of heads over a corpus: distributions of the scores of heads.h, confidence
  * intervals of their means, the places where they are largest and smallest, and the tokens that a
- * head reads and writes to.
+ * head reads from and writes to.
  *
  * mha_head_measures computes means. A mha_head_corpus attached to one receives the same rows:
  *
@@ -64,19 +64,19 @@ typedef struct mha_head_corpus mha_head_corpus;
 typedef struct mha_head_corpus_desc {
     uint32_t struct_size;
     uint32_t flags;       /* 0 */
-    int64_t vocab_size;   /* token ids are below it; 0: tokens are not summed */
-    int64_t places;       /* the largest and the smallest kept of each score; 0: 8 */
+    int64_t vocab_size;   /* token ids are below it; 0: no sums per token */
+    int64_t places;       /* kept per score, the largest and as many smallest; 0: 8 */
     int64_t replicates;   /* of the bootstrap; 0: 200, -1: none */
     int64_t permutations; /* of heads; likewise */
     uint64_t seed;        /* of both */
 } mha_head_corpus_desc;
 
 /**
- * Create one for the heads of a mha_head_measures.
+ * Create an object for the heads of a mha_head_measures.
  *
  * Memory   the caller owns *corpus and calls mha_head_corpus_destroy(); the context must outlive
- *          it. Of each head and score 2 KiB of histogram, 64 bytes per place, 16 bytes per
- *          replicate and permutation; of each head 16 bytes per token id.
+ *          it. Per head and score 2 KiB of histogram, 64 bytes per place, 16 bytes per replicate
+ *          and permutation; per head 16 bytes per token id.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED (flags), MHA_ERR_SIZE,
  *          MHA_ERR_NOMEM.
  * Threads  one call at a time per context.
@@ -87,14 +87,15 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_create(mha_context *context,
                                                         const mha_head_corpus_desc *desc,
                                                         mha_head_corpus **corpus);
 
-/** Free it, detached or not; NULL is fine. Memory frees all. Errors none. Threads one. Since 0.1 */
+/** Free it, attached or not, or do nothing for NULL. Memory frees all. Errors none. Threads one.
+ * Since 0.1 */
 MHA_API void mha_head_corpus_destroy(mha_head_corpus *corpus);
 
 /**
  * Attach corpus: it receives the rows of the texts that begin afterwards; NULL: detach.
- * mha_head_measures_end() then adds to both. A text that does not reach its end leaves the rows of
- * finished layers in histograms, positions and tokens, as in measures, but no place and nothing in
- * intervals: where texts may fail, measure each in objects of its own and merge these.
+ * mha_head_measures_end() then adds to both. A text that is never ended leaves the rows of finished
+ * layers in histograms, positions and tokens, as in measures, but does not affect places or
+ * intervals. If texts may fail, measure each in its own objects and merge them.
  *
  * Memory   borrows corpus until it is detached or destroyed.
  * Errors   MHA_ERR_NULL (measures); MHA_ERR_ARGUMENT (a text is open; other heads).
@@ -113,7 +114,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_attach(mha_head_measures *measu
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_number(mha_head_corpus *corpus, int64_t text);
 
 /**
- * Set the values of a layer before its rows, for what heads write and for norm-weighted sinks.
+ * Set the values of a layer before its rows, for MHA_HEAD_WRITES and norm-weighted sinks.
  *
  *   v [Hk,S,Dv] in        f32, any strides: values of the text, H a multiple of Hk
  *   weight [E,H Dv] in    f32, any strides: W_O; NULL: that of the layer's first text
@@ -124,7 +125,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_number(mha_head_corpus *corpus,
  *          H Dv^2 floats, for later texts: weight must not change.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no text is open in the measures it is attached to, a
  *          layer), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM.
- * Without rows where sum_j alpha_j ||W_O[h] v_j|| is not below 2^20.
+ * Rows where sum_j alpha_j ||W_O[h] v_j|| is not below 2^20 are skipped.
  *
  * Threads  one.   Accuracy  norms within Dv 2^-22 of ||W_O[h]|| ||v_j||, the same bits everywhere.
  * Since    0.1
@@ -144,7 +145,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge(mha_head_corpus *corpus,
                                                        const mha_head_corpus *from);
 
 /**
- * Add a corpus of the same texts, of the same numbers, in which other layers were measured, as
+ * Add a corpus of the same texts with the same numbers, in which other layers were measured, as
  * mha_head_measures_merge_layers().
  *
  * Memory   none.   Errors  as mha_head_corpus_merge(); MHA_ERR_ARGUMENT (other numbers of texts).
@@ -204,7 +205,7 @@ typedef struct mha_head_token {
         expected;  /* reads: that of uniform attention; writes: the head's mean over all rows times
                         count */
     double mean;   /* mass / count */
-    int64_t count; /* of places of the token that could be read, or of its rows */
+    int64_t count; /* reads: visible (row, key) pairs with the token as key; writes: its rows */
 } mha_head_token;
 
 /**
@@ -241,8 +242,8 @@ MHA_API int64_t mha_head_corpus_positions(const mha_head_corpus *corpus, int64_t
                                           int64_t head,
                                           mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS]);
 
-/* The attention sink on the first token: its share of attention, and of the norm of what is moved.
- * Over the rows after the first: the mean of alpha_0, and of alpha_0 ||f_0|| / sum_j alpha_j
+/* The attention sink on the first token: its share of attention, and of the norm that the head
+ * moves. Over the rows after the first: the mean of alpha_0, and of alpha_0 ||f_0|| / sum_j alpha_j
  * ||f_j||, f_j = W_O[h] v_j. */
 typedef struct mha_head_rest {
     double mass, moved;

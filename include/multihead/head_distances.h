@@ -58,7 +58,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_distances_create(mha_context *context,
                                                            int64_t width, const mha_tensor *weight,
                                                            mha_head_distances **distances);
 
-/** Free it; NULL is fine. Memory frees all. Errors none. Threads one. Since 0.1 */
+/** Free it, or do nothing for NULL. Memory frees all. Errors none. Threads one. Since 0.1 */
 MHA_API void mha_head_distances_destroy(mha_head_distances *distances);
 
 /**

@@ -2,10 +2,10 @@
  *
  * Each text takes one call of mha_head_pass_run(): the text runs through the transformer once, and
  * the rows of each layer's attention are recomputed from its queries and keys, a block at a time,
- * so that nothing of the size of a map is kept. It fills mha_head_measures (heads.h) and
- * mha_head_distances (head_distances.h). Parts of a corpus may be measured separately and merged
- * (mha_head_measures_merge(); mha_head_distances_merge(), for which the caller ends each text of the
- * distances).
+ * so that no map is kept. It fills mha_head_measures (heads.h) and mha_head_distances
+ * (head_distances.h). Parts of a corpus may be measured separately and merged
+ * (mha_head_measures_merge(); mha_head_distances_merge(), for which the caller ends each text of
+ * the distances).
  *
  * Helpers for a corpus: ranks of tokens by frequency, the words in which tokens begin, and repeated
  * random tokens.
@@ -62,7 +62,9 @@ typedef struct mha_head_pass {
  *           the tokens; MHA_HEADS_CAUSAL is set if the transformer is causal. NULL: only ids are
  *           known
  *
- * Layers without heads are skipped. The window of a layer limits the keys of its rows and their
+ * Layers without heads are skipped. Maps of recurrent layers are measured as signed ones
+ * (mha_head_measures_signed()); for distances, positive and negative weights on a key are two keys.
+ * The window of a layer limits the keys of its rows and their
  * chance (mha_head_measures_window()). MHA_MEASURE_COSINE compares the inputs of a layer's
  * attention.
  *
@@ -70,10 +72,10 @@ typedef struct mha_head_pass {
  *          mha_attention_visit_rows(). Borrows everything for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a length, queries or keys); those of
  *          mha_transformer_forward(), mha_head_measures_begin() and _rows(),
- *          mha_head_distances_*(); what progress or after_layer returned. The text is then closed
- *          and not counted as a text, but the rows added so far remain: where texts may fail,
- *          measure each in its own object and merge that. Ranks of a spread transformer return the
- *          same error.
+ *          mha_head_distances_*(); the status that progress or after_layer returned. The text is
+ *          then closed and not counted as a text, but the rows added so far remain: if texts may
+ *          fail, measure each in its own objects and merge them. Ranks of a spread transformer
+ *          return the same error.
  * Threads  one call per context.
  * Accuracy bit-identical to mha_head_measures_attention() on each layer's queries and keys.
  * Since    0.1

@@ -43,7 +43,7 @@ MHA_API int64_t mha_head_state_bytes(const mha_head_measures *measures);
  * Write measures and the corpus attached to it, if there is one.
  *
  * Memory   none; the sink gets pieces of at most 8 KiB.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open); what the sink returns.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open); the status of the sink.
  * Threads  any while nothing is added.
  * Accuracy exact.
  * Since    0.1

@@ -1,4 +1,4 @@
-/* multihead: what each head does, measured on its attention.
+/* multihead: scores that describe heads by their attention.
  *
  * Three parts, each usable on its own:
  *
@@ -18,6 +18,8 @@
  * targets / N. value and chance are means over the same eligible rows, of all texts together, and
  *
  *   corrected = (value - chance) / (1 - chance)        0 at chance, 1 perfect
+ *
+ * Signed maps (recurrent.h): A[j] = |M[j]| / sum |M|, for mha_head_measures_signed().
  *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
  *
@@ -63,7 +65,8 @@ extern "C" {
  * p is bit-identical to mha_attention_outputs.probabilities for any block_rows.
  *
  * Memory   a block of H block_rows S floats of the context's scratch, and what attention needs.
- * Errors   as mha_attention_forward(); MHA_ERR_ARGUMENT (block_rows negative); what fn returned.
+ * Errors   as mha_attention_forward(); MHA_ERR_ARGUMENT (block_rows negative); the status that fn
+ *          returned.
  * Threads  one call at a time per context; fn runs in the calling thread.
  * Cost     two passes over the scores: 4 D flops per visible pair.
  * Since    0.1
@@ -76,8 +79,8 @@ MHA_API MHA_NODISCARD mha_status mha_attention_visit_rows(mha_context *context,
 
 /**
  * Add rows to maps of blocks of tokens: called by a mha_rows_fn, it makes maps of long texts whose
- * T x S weights are never in memory. A cell is the largest weight of cell x cell tokens (in their
- * mean a line or a stripe would disappear):
+ * T x S weights are never in memory. A cell is the largest weight of cell x cell tokens (a mean
+ * would hide lines and stripes), in a signed map the largest in magnitude:
  *
  *   maps[h,i,j] = max(maps[h,i,j], p of rows i cell .. and keys j cell ..)
  *
@@ -102,7 +105,7 @@ MHA_API MHA_NODISCARD mha_status mha_attention_pool_rows(mha_context *context, c
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
-/* What a score counts. Shares have a chance level and a corrected value; for the others corrected
+/* The unit of a score. Shares have a chance level and a corrected value; for the others `corrected`
  * is the value. */
 typedef enum mha_measure_kind {
     MHA_KIND_SHARE = 0,      /* of a row's mass, of rows or of texts: 0 .. 1 */
@@ -164,7 +167,11 @@ typedef enum mha_measure_kind {
       "share of texts whose densest column is one of the two rarest tokens", "Voita 2019")         \
     X(DIAGONAL, "diagonal", SHARE, "best offset", "mass at the best offset", "Kovaleva 2019")      \
     X(POSITIONAL, "positional", SHARE, "largest weight at the best offset",                        \
-      "share of rows whose largest weight is at the best offset", "Voita 2019")
+      "share of rows whose largest weight is at the best offset", "Voita 2019")                    \
+    X(INDUCTION_LATEST, "induction_latest", SHARE, "induction, latest",                            \
+      "mass on the token that followed the latest of several earlier occurrences", "ours")         \
+    X(NEGATIVE, "negative", PLAIN, "negative weights",                                             \
+      "share of a signed row's mass that is negative", "ours")
 
 typedef enum mha_head_measure {
 #define MHA_MEASURE_ENUM(id, ...) MHA_MEASURE_##id,
@@ -264,7 +271,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_create(mha_context *context,
                                                           const mha_head_measures_desc *desc,
                                                           mha_head_measures **measures);
 
-/** Free it; NULL is fine. Memory frees all. Errors none. Threads one. Since 0.1 */
+/** Free it, or do nothing for NULL. Memory frees all. Errors none. Threads one. Since 0.1 */
 MHA_API void mha_head_measures_destroy(mha_head_measures *measures);
 
 /**
@@ -315,12 +322,25 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_window(mha_head_measures *mea
                                                           const mha_attention_desc *desc);
 
 /**
+ * Announce before a layer's rows that they are of a signed map M, such as mha_recurrent_visit_rows()
+ * computes. Scores are then those of A[j] = |M[j]| / sum |M|, except that MHA_MEASURE_COSINE
+ * correlates M itself. MHA_MEASURE_SINK is absent (no rows); MHA_MEASURE_NEGATIVE, which other layers
+ * lack, counts.
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT (no text is open, or the layer has begun).
+ * Threads  one.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_measures_signed(mha_head_measures *measures,
+                                                          int64_t layer);
+
+/**
  * Add rows of a layer: in order, any number at a time; finish a layer before beginning another.
  *
  *   p [H,R,S] in    queries row .. row+R-1 of all heads; f32 or f64, any strides
  *
  * Weights are not negative; rows sum to 1, to less (a sink takes part of the mass), or to 0 (no
- * visible key); weights on keys that the text's description or the layer's window hides are 0.
+ * visible key); those of a signed map are any finite numbers. Weights on keys that the text's
+ * description or the layer's window hides are 0.
  *
  * Memory   borrows p for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM; MHA_ERR_ARGUMENT (order,
@@ -328,7 +348,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_window(mha_head_measures *mea
  *          sums to more than 1.001). On error nothing of p is counted.
  * Threads  one; uses the context's.
  * Accuracy sums over a text are in double, in the order of j and t; those over texts are exact to
- *          2^-128 a text and rounded once: the same bits for any number of threads, any division
+ * 2^-128 per text and rounded once: the same bits for any number of threads, any division
  *          into blocks and any order of texts.
  * Since    0.1
  */
@@ -427,12 +447,12 @@ MHA_API mha_head_offset mha_head_measures_offset(const mha_head_measures *measur
 /* Both directions of a relation: the link's query word attends to its key word, or the reverse. */
 enum { MHA_LINK_FORWARD = 0, MHA_LINK_BACKWARD = 1 };
 
-/* Over the links whose partner is visible: it and at least one other word. */
+/* Over the links whose partner and at least one other word are visible. */
 typedef struct mha_head_relation {
     mha_head_score
         accuracy;        /* share of links where the word with the largest weight is the partner;
-                            special tokens, separators and the word itself left out. rows: links */
-    mha_head_score mass; /* mean weight of the partner, of all the row's */
+                            without special tokens, separators and the word itself. rows: links */
+    mha_head_score mass; /* mean share of the row's weight on the partner */
     double baseline;     /* accuracy of always choosing the most frequent offset */
     int64_t baseline_offset; /* in words */
 } mha_head_relation;
@@ -496,7 +516,7 @@ typedef enum mha_role {
 
 typedef struct mha_role_info {
     const char *name, *text, *source;
-    mha_head_measure measure; /* decides; not for MHA_ROLE_LINKS */
+    mha_head_measure measure; /* the score that decides; unused for MHA_ROLE_LINKS */
     double threshold;
     bool corrected; /* the corrected score is compared, else the value */
     int64_t least_rows;
@@ -517,9 +537,9 @@ typedef struct mha_head_role {
 } mha_head_role;
 
 /**
- * The roles of a head, in the order of the list: none, one or several. A general one is left out
- * if a specific one implies it: diagonal and local beside previous, next and self; local
- * beside diagonal; vertical beside first token and separator; two blocks beside block.
+ * The roles of a head, in the order of the list; there may be none. A general one is left out if a
+ * specific one implies it: diagonal and local beside previous, next and self; local beside
+ * diagonal; vertical beside first token and separator; two blocks beside block.
  *
  *   roles [most] out    the first `most` of them; NULL with most 0 to count
  *

@@ -6,7 +6,7 @@
  *   mean ablation     I(h) = L(head h outputs its mean at every token) - L
  *
  * The gradient takes one backward pass for all heads and is a linear estimate; ablation takes one
- * forward pass per head and is exact for each head by itself; mean ablation likewise, without
+ * forward pass per head and is exact for a single head. Mean ablation costs the same and avoids
  * inputs that later layers never saw. None of them accounts for heads that compensate for each
  * other: mha_head_order() removes heads and measures again.
  *
@@ -109,10 +109,10 @@ MHA_API MHA_NODISCARD mha_status mha_loss_cosine(mha_context *context, int64_t b
                                                  void *user);
 
 /**
- * The component of a sequence's normalised embedding along a direction: user as in
- * mha_loss_cosine(), the directions. With random ones, N(0, 1) each, the gradient with respect to a
- * gate is normal too, and its deviation is how far the embedding turns: for a small step 1 - cos is
- * half its square.
+ * The component of a sequence's normalised embedding along a direction: user holds the directions,
+ * as in mha_loss_cosine(). With random directions, N(0, 1) each, the gradient with respect to a
+ * gate is normally distributed. Its standard deviation is the angle by which the embedding turns
+ * per unit of gate; for a small angle 1 - cos is half its square.
  *
  * Memory   none.   Errors  as mha_loss_cosine().   Threads  any.   Since  0.1
  */
@@ -188,8 +188,9 @@ MHA_API MHA_NODISCARD mha_status mha_head_means(mha_context *context,
  *
  *   scores [L H] out, larger: more important    loss out, the mean loss; NULL: not requested
  *
- * A head whose W_o is 0 scores 0. An ablation's score is the difference of two mha_gated_loss(), to
- * the bit. Scores of heads that a layer does not have (mha_transformer_desc.layer_heads) are 0.
+ * A head whose W_o is 0 scores 0. An ablation's score is exactly the difference of two
+ * mha_gated_loss(). Scores of heads that a layer does not have (mha_transformer_desc.layer_heads)
+ * are 0.
  *
  * Memory   scratch from the context; nothing is written on error.
  * Errors   as mha_gated_loss(), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE (gates, means).
@@ -230,14 +231,14 @@ MHA_API MHA_NODISCARD mha_status mha_head_order(mha_context *context,
                                                 mha_head_order_call *call);
 
 /**
- * Another order for comparison, such as a random one, under the limit of mha_head_order(): `from`
+ * Apply the limit of mha_head_order() to another order, such as a random one for comparison: `from`
  * without the heads whose layer would be left with fewer than `least`.
  *
  *   from [count] in      layer * H + head, each at most once
  *   order [count] out    *made of them; may be the same array as from
  *
- * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (a head that the transformer does not
- *          have, or twice; least < 0); nothing is then written.
+ * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (a head that is missing or repeated;
+ *          least < 0); nothing is then written.
  * Threads  any.   Cost  O(count^2).   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_order_limit(const mha_transformer *transformer,
@@ -271,10 +272,10 @@ typedef struct mha_head_curve_call {
 } mha_head_curve_call;
 
 /**
- * The loss as heads are removed: losses[p] is mha_gated_loss() with the first removed[p] heads of
- * an order closed, to the bit.
+ * The loss as heads are removed: losses[p] is bit-identical to mha_gated_loss() with the first
+ * removed[p] heads of an order closed.
  *
- * data->progress is called after each point, done being its number + 1: other sums of a loss
+ * data->progress is called after each point, with done = its number + 1. Other sums of a loss
  * function (correct answers, rows) can be read there, point by point.
  *
  * Memory   scratch from the context; nothing is written on error.

@@ -1,4 +1,4 @@
-/* multihead: files. safetensors and .npy in and out, whole files in and out.
+/* multihead: read and write safetensors, .npy and whole files.
  *
  * Every field of a file is checked before it is used: a malformed or hostile file gives a status
  * and one line of text that names the file, the tensor and the remedy, never a crash. Files written
@@ -42,7 +42,7 @@ extern "C" {
 MHA_API MHA_NODISCARD mha_status mha_file_read(const char *path, size_t limit, char **bytes,
                                                size_t *size);
 
-/** Free the bytes of mha_file_read(); NULL is fine. Memory frees them. Errors none. Threads any.
+/** Free the bytes of mha_file_read(); NULL: a no-op. Memory frees them. Errors none. Threads any.
  * Since 0.1 */
 MHA_API void mha_file_free(char *bytes);
 
@@ -61,9 +61,9 @@ MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *by
  * Find the complete UTF-8 characters at the start of bytes that arrive in pieces, such as those of
  * tokens (mha_tokenizer_token_bytes()). Returns their length in bytes.
  *
- *   broken   out, may be NULL: the number of bytes after them that cannot belong to a character: decode them
- *            as one U+FFFD and continue behind them. 0: no bytes are left, or the rest may still
- *            become a character; at the end of the text it is one U+FFFD too
+ *   broken   out, may be NULL: the number of bytes after them that cannot belong to a character: decode
+ *            them as one U+FFFD and continue after them. 0: no bytes are left, or the rest may still
+ *            become a character; at the end of the text it is also one U+FFFD
  *
  * Surrogates, over-long forms and values above U+10FFFF belong to no character. The longest beginning
  * of a character counts as one U+FFFD, as the Unicode standard recommends (chapter 3, "U+FFFD
@@ -73,9 +73,9 @@ MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *by
  */
 MHA_API size_t mha_utf8_span(const char *bytes, size_t count, size_t *broken);
 
-/** The one of names [count] that a mistyped word may have meant: one or two edits away, a beginning of
- * it or begun by it, or its last word behind a "-"; NULL if none is. Memory none. Errors none. Threads
- * any. Since 0.1 */
+/** The name among names [count] that a mistyped word probably means: one or two edits away, a prefix
+ * of it or the reverse, or its last word after a "-"; NULL if there is none. Memory none. Errors none.
+ * Threads any. Since 0.1 */
 MHA_API const char *mha_nearest_name(const char *word, const char *const *names, size_t count);
 
 /* ---- safetensors ----------------------------------------------------------------------------- */
@@ -90,8 +90,8 @@ MHA_API const char *mha_nearest_name(const char *word, const char *const *names,
 typedef struct mha_safetensors mha_safetensors;
 
 /**
- * Open a safetensors file and check its whole header. No data is read: the memory taken is that of
- * the header.
+ * Open a safetensors file and check its whole header. No data is read: only the header takes
+ * memory.
  *
  * Memory   the caller owns *file and calls mha_safetensors_close().
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
@@ -102,7 +102,7 @@ typedef struct mha_safetensors mha_safetensors;
  */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_open(const char *path, mha_safetensors **file);
 
-/** Close a file; NULL is fine. Memory every tensor and name obtained from it becomes invalid.
+/** Close a file; NULL: a no-op. Memory every tensor and name obtained from it becomes invalid.
  * Errors none. Threads no other thread may be using it. Since 0.1 */
 MHA_API void mha_safetensors_close(mha_safetensors *file);
 
@@ -196,7 +196,7 @@ typedef struct mha_npy mha_npy;
 /**
  * Read an array. Little-endian f2, f4, f8, i1, i4, i8, u1 and bool (as u8) are supported, in C or
  * Fortran order; the array in memory is contiguous in C order either way. numpy.save() writes such
- * files; arrays of Python objects are refused.
+ * files; arrays of Python objects are rejected.
  *
  * Memory   the caller owns *array and calls mha_npy_destroy().
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
@@ -222,9 +222,8 @@ MHA_API MHA_NODISCARD mha_status mha_npy_peek(const char *path, mha_tensor *tens
  * Since 0.1 */
 MHA_API mha_tensor mha_npy_tensor(const mha_npy *array);
 
-/** Free an array; NULL is fine. Memory frees all. Errors none. Threads no other thread may be using
- * it.
- * Since 0.1 */
+/** Free an array; NULL: a no-op. Memory frees all. Errors none. Threads no other thread may be
+ * using it. Since 0.1 */
 MHA_API void mha_npy_destroy(mha_npy *array);
 
 /**

@@ -41,8 +41,8 @@ typedef struct mha_json {
     uint8_t depth, line, lines[MHA_JSON_DEPTH + 1], open[MHA_JSON_DEPTH + 1];
 } mha_json;
 
-/* Errors of all: MHA_ERR_ARGUMENT (a name outside an object, no name inside one, a value after the root,
- * nesting deeper than MHA_JSON_DEPTH); those of the sink. */
+/* Errors of all functions: MHA_ERR_ARGUMENT (a name outside an object, no name inside one, a value after
+ * the root, nesting deeper than MHA_JSON_DEPTH); those of the sink. */
 
 /** Begin an object. Memory none. Errors in status. Threads one per writer. Since 0.1 */
 MHA_API void mha_json_object(mha_json *json, const char *name);
@@ -58,12 +58,11 @@ MHA_API void mha_json_end(mha_json *json);
  * is still open). Threads one per writer. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_json_finish(mha_json *json);
 
-/** Begin a line, indented by so many spaces (at most 250), before the next value or end; ignored if
- * compact.
- * Memory none. Errors in status. Threads one per writer. Since 0.1 */
+/** Begin a line, indented by `indent` spaces (at most 250), before the next value or end; ignored
+ * if compact. Memory none. Errors in status. Threads one per writer. Since 0.1 */
 MHA_API void mha_json_line(mha_json *json, int indent);
 
-/** The same before every further value of the innermost object or array, and before its end with two
+/** Likewise before every further value of the innermost object or array, and before its end with two
  * spaces less; -1 stops it. Memory none. Errors in status. Threads one per writer. Since 0.1 */
 MHA_API void mha_json_lines(mha_json *json, int indent);
 
@@ -72,7 +71,7 @@ MHA_API void mha_json_lines(mha_json *json, int indent);
  * Errors in status. Threads one per writer. Since 0.1 */
 MHA_API void mha_json_text(mha_json *json, const char *name, const char *text);
 
-/** Write a string of so many bytes. Memory none. Errors in status. Threads one per writer. Since 0.1 */
+/** Write a string of `bytes` bytes. Memory none. Errors in status. Threads one per writer. Since 0.1 */
 MHA_API void mha_json_bytes(mha_json *json, const char *name, const char *text, size_t bytes);
 
 /** Write a string formatted as by printf(), in the locale "C". Memory allocated for the call above 200

@@ -6,12 +6,14 @@
  *   page.css, page.js
  *   look            maps of all heads and predictions, JSON: tokens, maps (the data of a report), map, next,
  *                   patched, seconds
+ *   generate        the next token by a decoder, what it appends to the text, and its cache, JSON
  *   trace           the stream at a token, and a head with one pair of tokens step by step (trace.h), JSON
  *   map             one map, f32 in row-major order; keys hidden by a causal mask are the NaN 0x7FC0A5A5
  *   save            a report, HTML
  *
- * The requests of look, trace, map and save are JSON objects; docs/serve.md lists the fields. An answer depends
- * only on its request, except for seconds: the kept runs of the model only save time.
+ * The requests of look, generate, trace, map and save are JSON objects; docs/serve.md lists the fields. An answer
+ * depends only on its request, except for seconds, kept and computed: cached runs and the cache of keys and values
+ * only save time.
  *
  * Example, given mha_context *context, mha_model *model, const char *request, const mha_sink *sink:
  *
@@ -58,7 +60,7 @@ typedef struct mha_live mha_live;
  * Memory   the caller owns *live, which borrows context, model, name, advise_words and user.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (max_tokens beyond the model's positions); MHA_ERR_UNSUPPORTED
  *          (an encoder-decoder); MHA_ERR_NOMEM.
- * Threads  one call at a time per context; so do all calls on *live.   Since  0.1
+ * Threads  one call at a time per context, also for all calls on *live.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_live_create(mha_context *context, mha_model *model,
                                                  const mha_live_options *options, mha_live **live);
@@ -70,7 +72,7 @@ MHA_API void mha_live_destroy(mha_live *live);
 typedef struct mha_live_place {
     const char *name; /* "look" */
     const char *type; /* content type of the answer: "application/json" */
-    const char *file; /* file name to save the answer under; NULL: it is shown */
+    const char *file; /* the file name to save the answer under; NULL: display it */
     bool asks;        /* whether it takes a request */
 } mha_live_place;
 

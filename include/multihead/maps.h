@@ -1,5 +1,6 @@
 /* multihead: the attention maps of a text (libmultihead-model): the weights of every head as a matrix,
- * whole or pooled over blocks of tokens, and what each head of a layer writes to the residual stream.
+ * whole or pooled over blocks of tokens, and the contribution of each head of a layer to the residual
+ * stream.
  *
  * Letters: L layers, H heads of the largest layer, T rows (queries), S columns (keys).
  *
@@ -43,7 +44,7 @@ typedef struct mha_maps {
     uint32_t struct_size; /* in: sizeof(mha_maps) */
     uint32_t flags;
     const char *name;    /* the title: the model or the file */
-    const char *kind;    /* the architecture; NULL: no model, and cells may hold any values */
+    const char *kind;    /* the architecture; NULL: no model, cells may hold any values */
     const char *text[2]; /* [text_bytes] UTF-8; NULL: none */
     size_t text_bytes[2];
     int64_t layers, heads;    /* L and H of the model or array */
@@ -53,7 +54,7 @@ typedef struct mha_maps {
     int64_t cell;             /* a cell is the maximum over cell x cell tokens; 0 or 1: one token */
     mha_tokens tokens;        /* the tokens of the text, if cell > 1 */
     mha_tokens other;         /* with MHA_MAPS_CONTRAST: the second text's */
-    float **layer;            /* [L] each [H,T,S]; NULL for a layer without a head that is on */
+    float **layer;            /* [L] each [H,T,S]; NULL for a layer without a selected head */
     float **twin;             /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
     float **queries, **keys;  /* [L] each [H,T,channels], [H,S,channels] or NULL; NULL: none */
     int64_t channels;
@@ -63,10 +64,10 @@ typedef struct mha_maps {
 
 /* mha_maps_desc.flags */
 enum {
-    /* Make the norm-based twins (attribution.h) too, unless all maps together have more than
-     * 1.5 million cells */
+    /* Also make norm-based maps (attribution.h), unless all maps together exceed 1.5 million
+     * cells */
     MHA_MAPS_TWINS = 1 << 0,
-    MHA_MAPS_NEURONS = 1 << 1 /* make queries and keys too, if cell is 0 or 1 and source is NULL */
+    MHA_MAPS_NEURONS = 1 << 1 /* also make queries and keys, if cell is 0 or 1 and source is NULL */
 };
 
 typedef struct mha_maps_desc {
@@ -75,10 +76,10 @@ typedef struct mha_maps_desc {
     const mha_tokens *tokens; /* the text: rows, and columns unless source is set */
     const mha_tokens *source; /* columns: the encoder's text of an encoder-decoder; else NULL */
     const uint8_t *on;        /* [L,H] heads to make maps of; NULL: all */
-    int64_t cell; /* tokens per cell; 0 or 1: weights themselves. Above 1 without twins, and not for
-                     an encoder-decoder */
-    /* Measure this study in the same run, with so many sequences of random tokens; NULL: none. If
-     * attention weights are not finite, the study has no results and *measured is false */
+    int64_t cell; /* tokens per cell; 0 or 1: single weights. Above 1 without norm-based maps, and
+                     not for an encoder-decoder */
+    /* A study to measure in the same run, and its number of sequences of random tokens; NULL: none.
+     * If attention weights are not finite, the study has no results and *measured is false */
     mha_study *study;
     int64_t sequences;
     bool *measured; /* out; may be NULL */
@@ -94,7 +95,8 @@ typedef struct mha_maps_desc {
  * Memory   borrows the tokens and the model; the caller frees *maps with mha_maps_free(). name and text
  *          are not changed.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_UNSUPPORTED (flags; source for a model
- *          that is no encoder-decoder, or none for one that is; cell with source); MHA_ERR_NOMEM.
+ *          that is not an encoder-decoder, or none for an encoder-decoder; cell with source);
+ *          MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_maps_make(mha_model *model, const mha_maps_desc *desc,
@@ -108,7 +110,7 @@ MHA_API MHA_NODISCARD mha_status mha_maps_add_rows(mha_context *context, const m
                                                    int64_t layer, int64_t row, const mha_tensor *p);
 
 /**
- * Run a text through a model, and make its maps: self-attention, or the cross-attention of an
+ * Run a text through a model and make its maps of self-attention, or of cross-attention for an
  * encoder-decoder.
  *
  * Memory   as mha_maps_make(); scratch from the context.
@@ -134,10 +136,10 @@ MHA_API int64_t mha_maps_count(const mha_maps *maps, int64_t layer);
  *   *same out   whether both texts have the same tokens; may be NULL
  *
  * Memory   maps borrows the other's text and tokens.
- * Errors   MHA_ERR_NULL; MHA_ERR_SIZE (other numbers of tokens; the detail says where they part);
- *          MHA_ERR_ARGUMENT (other numbers of heads; a layer that other has no maps of);
- *          MHA_ERR_UNSUPPORTED (cross-attention; maps of blocks); MHA_ERR_NOMEM. Values are then
- *          unchanged.
+ * Errors   MHA_ERR_NULL; MHA_ERR_SIZE (different numbers of tokens; the detail has the first
+ *          difference); MHA_ERR_ARGUMENT (different numbers of heads; a layer without maps in
+ *          other); MHA_ERR_UNSUPPORTED (cross-attention; maps of blocks); MHA_ERR_NOMEM. Values are
+ *          then unchanged.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_maps_subtract(mha_maps *maps, const mha_maps *other,
@@ -157,18 +159,18 @@ typedef struct mha_desk {
     uint32_t struct_size; /* in: sizeof(mha_desk) */
     uint32_t reserved;    /* 0 */
     int64_t layer, heads, tokens, features, head_dim;
-    float *before;       /* [T,H D] the heads side by side, which W_O reads */
-    float *after;        /* [T,E] the sum of what all heads write, and the bias of W_O */
-    float *terms;        /* [H,T,E] what each head writes */
+    float *before;       /* [T,H D] the heads side by side, the input of W_O */
+    float *after;        /* [T,E] the sum of all terms and the bias of W_O */
+    float *terms;        /* [H,T,E] the term of each head */
     float *norms;        /* [H,T] the length of each term */
-    float *shares;       /* [H,T] of the lengths of all heads' terms */
+    float *shares;       /* [H,T] share in the sum of the terms' lengths */
     float *cosines;      /* [H,H] mean cosine of the terms of two heads */
     float *weight_norms; /* [H,E] the norm of each row of W_O, head by head */
     mha_room memory;     /* for mha_desk_free() */
 } mha_desk;
 
 /**
- * Run a text through a transformer without cross-attention, and compute what the heads of a layer write.
+ * Run a text through a transformer without cross-attention, and compute the terms of a layer's heads.
  *
  * Memory   the caller frees *desk with mha_desk_free(). Activations of all layers during the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size; a layer that the transformer does not have);
@@ -188,9 +190,9 @@ MHA_API void mha_desk_free(mha_desk *desk);
 /** The mean share of a head over tokens. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API double mha_desk_share(const mha_desk *desk, int64_t head);
 
-/** Write a desk as JSON (docs/program.md describes the object). Of the source only name and the labels of
- * its rows are written. Memory none. Errors MHA_ERR_SHAPE (other numbers of rows and tokens); those of the
- * sink. Threads any. Since 0.1 */
+/** Write a desk as JSON (docs/program.md describes the object). Only name and the row labels of the source
+ * are written. Memory none. Errors MHA_ERR_SHAPE (other numbers of rows and tokens); those of the sink.
+ * Threads any. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_desk_write_json(const mha_desk *desk, const mha_maps *source,
                                                      const mha_sink *sink);
 

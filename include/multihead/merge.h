@@ -1,23 +1,23 @@
 /* multihead: merge attention results over disjoint parts of the keys.
  *
- * A softmax over keys that lie in several places (blocks of a cache, a shared prefix, machines of a
- * ring) is computed for each part separately, and merged by the log-sum-exp of the parts:
+ * A softmax over keys in several places (blocks of a cache, a shared prefix, machines of a ring) is
+ * computed for each part separately and merged by the log-sum-exp of the parts:
  *
  *   m   = max_k lse_k        w_k = exp(lse_k - m)
  *   o   = sum_k w_k o_k / sum_k w_k
  *   lse = m + log sum_k w_k
  *
- * The result is a part again, so parts may be merged in any grouping.
+ * The result is again a part, so parts may be merged in any grouping.
  *
  * For the result to be the attention over all keys, the parts must agree in these respects:
  *   - Masks, biases and positions: each part uses those of its own keys. The part that begins at
  *     key s0 uses q_offset - s0 if anything depends on positions.
  *   - Sinks: exactly one part has sink_logits, since each adds exp(sink) to the denominator.
- *   - Gates: either every part has them or the merged o is multiplied by them; a merge is linear in
- *     o, so both are the same. lse does not depend on gates.
- *   - Dropout uses key numbers that begin at 0 in every part. Each part is correct by itself, and
- *     so is the mean over seeds of the whole; but give each part its own seed, or all of them drop
- *     the same keys, and do not expect the bits of an undivided call.
+ *   - Gates: give them to every part, or multiply the merged o by them; both are the same, since a
+ *     merge is linear in o. lse does not depend on gates.
+ *   - Dropout numbers keys from 0 in every part. Give each part its own seed, otherwise all parts
+ *     drop the same keys. The result is correct in the mean over seeds, but not bit-identical to an
+ *     undivided call.
  *
  * Letters as in attention.h.
  *
@@ -52,8 +52,8 @@ typedef struct mha_attention_part {
  *   parts [count] in    o [B,H,T,Dv] out    lse [B,H,T] out, may be NULL    all f32
  *
  * Any strides, last axis of the o's contiguous. Parts are summed in order, in double; each
- * result is rounded once. So the bits depend only on the order of the parts, and a single part, or
- * one among empty ones, keeps its bits.
+ * result is rounded once. So the bits depend only on the order of the parts. A single part, or the
+ * only one that is not empty, keeps its bits.
  *
  *   - A part with lse = -inf is empty for that query: its o is not read.
  *   - All parts empty, or a count of 0: o = 0, lse = -inf.

@@ -46,11 +46,12 @@ typedef struct mha_model mha_model;
 
 /* mha_model_options.flags */
 enum {
-    MHA_MODEL_NO_TOKENIZER = 1 << 0, /* do not load one; mha_model_tokenizer() returns NULL */
-    /* Copy the weights into mha_transformer_data(), to be changed there: 8 bytes per number */
+    MHA_MODEL_NO_TOKENIZER = 1 << 0, /* load no tokenizer; mha_model_tokenizer() returns NULL */
+    /* Copy the weights into mha_transformer_data(), where they can be changed: 8 bytes per
+     * number */
     MHA_MODEL_ARRAY = 1 << 1,
     MHA_MODEL_UNDIVIDED =
-        1 << 2 /* with a transport: each rank has all layers and makes its own calls */
+        1 << 2 /* with a transport: every rank has all layers and makes its own calls */
 };
 
 typedef struct mha_model_options {
@@ -85,8 +86,8 @@ typedef struct mha_model_options {
  *          MHA_COMPUTE_F32, or a transport, with MHA_MODEL_ARRAY; ranks whose files differ);
  *          MHA_ERR_FILE (folder or file missing);
  *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
- *          missing, of a wrong type or absurd; a weight missing or of another shape than
- *          config.json says); MHA_ERR_UNSUPPORTED (architecture, activation, position scheme or
+ *          missing, of a wrong type or out of range; a weight missing or of another shape than
+ *          config.json states); MHA_ERR_UNSUPPORTED (architecture, activation, position scheme or
  *          weight type; MHA_COMPUTE_INT8 where no weight is stored in blocks); MHA_ERR_UTF8;
  *          MHA_ERR_SIZE; MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
@@ -95,8 +96,8 @@ MHA_API MHA_NODISCARD mha_status mha_model_load(mha_context *context, const char
                                                 const mha_model_options *options,
                                                 mha_model **model);
 
-/** Destroy a model and its tokenizer; NULL is fine. Memory frees all. Errors none. Threads no other
- * thread may be using it. Since 0.1 */
+/** Destroy a model and its tokenizer; NULL: a no-op. Memory frees all. Errors none. Threads no
+ * other thread may be using it. Since 0.1 */
 MHA_API void mha_model_destroy(mha_model *model);
 
 /* The description of a model. */
@@ -111,10 +112,10 @@ typedef struct mha_model_info {
     int64_t hidden_size;       /* E */
     int64_t head_dim;          /* D */
     int64_t intermediate_size; /* width between the two feed-forward layers */
-    int64_t max_positions;     /* the most tokens of one sequence */
+    int64_t max_positions;     /* maximum number of tokens per sequence */
     int64_t vocab_size;        /* ids are 0 .. vocab_size - 1 */
     int64_t type_vocab_size;   /* segments are 0 .. type_vocab_size - 1 */
-    int64_t parameters;        /* that the encoder uses: no pooler, no classifier */
+    int64_t parameters;        /* of the encoder, without pooler and classifier */
 } mha_model_info;
 
 /**
@@ -135,11 +136,12 @@ MHA_API const mha_tokenizer *mha_model_tokenizer(const mha_model *model);
 MHA_API const mha_vocabulary *mha_model_vocabulary(const mha_model *model);
 
 /**
- * The tokens that end a text, each once, and their number as the return value. They come from the model's
- * files. For a folder: eos_token_id of config.json and of generation_config.json, a number or a list, and
- * the tokenizer's eos_token. For a GGUF file: tokenizer.ggml.eos_token_id, eot_token_id and eom_token_id,
- * and the tokens that llama.cpp recognizes by their text, such as "<|eot_id|>", "<|im_end|>" and
- * "<end_of_turn>". Ids outside the vocabulary are skipped. Without a tokenizer only the other files count.
+ * The tokens that end a text, each once. Returns their number. They come from the model's files. For a
+ * folder: eos_token_id of config.json and of generation_config.json, a number or a list, and the
+ * tokenizer's eos_token. For a GGUF file: tokenizer.ggml.eos_token_id, eot_token_id and eom_token_id, and
+ * the tokens that llama.cpp recognizes by their text, such as "<|eot_id|>", "<|im_end|>" and
+ * "<end_of_turn>". Ids outside the vocabulary are skipped. Without a tokenizer only the
+ * configuration files count.
  *
  *   *ids   [the number returned]; ids may be NULL
  *
@@ -181,8 +183,8 @@ MHA_API MHA_NODISCARD mha_status mha_model_digest(mha_context *context, const ch
  * parts of an encoder-decoder are folders of their own.
  *
  * Memory   the strings are valid during the call.
- * Errors   MHA_ERR_NULL; MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_MODEL (weights), MHA_ERR_NOMEM; what each
- *          returns, after which it is not called again.
+ * Errors   MHA_ERR_NULL; MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_MODEL (weights), MHA_ERR_NOMEM; a status
+ *          that each returned, after which it is not called again.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_files(const char *folder,
@@ -196,7 +198,7 @@ typedef struct mha_batch {
     uint32_t reserved;       /* 0 */
     int64_t batch;           /* B */
     int64_t length;          /* T, at most max_positions */
-    const int32_t *ids;      /* [B,T]; padding, too, must be ids of the vocabulary, e.g. [PAD] */
+    const int32_t *ids;      /* [B,T]; padding must also be ids of the vocabulary, e.g. [PAD] */
     const int32_t *type_ids; /* [B,T] segments; NULL: all 0 */
     const int64_t *lengths;  /* [B], 0 .. T, tokens that are not padding; NULL: T for all */
 } mha_batch;
@@ -225,11 +227,11 @@ typedef struct mha_model_outputs {
 /**
  * Run the model.
  *
- * A key beyond a sequence's length is invisible to all its queries; rows beyond it are computed
- * from the padding's ids and are meaningless. Columns of probabilities beyond it are 0.
+ * Keys beyond a sequence's length are invisible to all its queries. Rows beyond it are computed
+ * from the ids of the padding and are meaningless; columns of probabilities beyond it are 0.
  *
- * Memory   borrowed for the call. Scratch from the context, all of it taken before the first output
- *          is written: O(B T (E + intermediate_size)), and O(B H T T) where averages over heads are
+ * Memory   borrowed for the call. Scratch from the context, allocated before the first output is
+ *          written: O(B T (E + intermediate_size)), and O(B H T T) if averages over heads are
  *          requested without the heads. In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, negative sizes, ids outside the vocabulary,
  *          segments or lengths out of range); MHA_ERR_SIZE (more tokens than max_positions);
@@ -252,9 +254,9 @@ MHA_API MHA_NODISCARD mha_status mha_model_forward(mha_context *context, const m
 
 /* mha_model_shape.flags */
 enum {
-    MHA_MODEL_SHAPE_CAUSAL = 1 << 0,   /* a decoder: a token sees itself and what is before it */
+    MHA_MODEL_SHAPE_CAUSAL = 1 << 0,   /* a decoder: a token sees itself and earlier tokens */
     MHA_MODEL_SHAPE_QKV_BIAS = 1 << 1, /* W_q, W_k and W_v have biases */
-    MHA_MODEL_SHAPE_OUT_BIAS = 1 << 2  /* W_o has one */
+    MHA_MODEL_SHAPE_OUT_BIAS = 1 << 2  /* W_o has a bias */
 };
 
 typedef struct mha_model_shape {
@@ -267,16 +269,16 @@ typedef struct mha_model_shape {
     int64_t embed_dim;     /* E */
     int64_t head_dim;      /* D */
     int64_t max_positions; /* 0: not stated */
-    int64_t window;        /* keys that a token sees, itself included; 0: all */
+    int64_t window;        /* keys that a token sees, its own included; 0: all */
 } mha_model_shape;
 
 /**
  * Read the shape of a model's attention from FOLDER/config.json (no weights are needed) or from the
- * metadata of a GGUF file. Supports more architectures than mha_model_load(): mixtral too.
+ * metadata of a GGUF file. Also supports mixtral, which mha_model_load() does not.
  *
  * Memory   fills *shape, up to shape->struct_size bytes.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FILE (no config.json);
- *          MHA_ERR_FORMAT; MHA_ERR_MODEL (a field missing, of a wrong type or absurd);
+ *          MHA_ERR_FORMAT; MHA_ERR_MODEL (a field missing, of a wrong type or out of range);
  *          MHA_ERR_UNSUPPORTED (architecture); MHA_ERR_SIZE; MHA_ERR_NOMEM. *shape is then
  *          unchanged.
  * Threads  any.   Since  0.1

@@ -4,7 +4,7 @@
  *   head_h = attention(q_h, k_h / (H/Hk), v_h / (H/Hk))
  *   out = concat(head_0 .. head_{H-1}) W_o^T + b_o          (Vaswani et al. 2017, section 3.2.2)
  *
- * Weights are stored as PyTorch stores them, [outputs, inputs]. Letters as in attention.h, and
+ * Weights have PyTorch's layout, [outputs, inputs]. Letters as in attention.h, and
  *   E   width of query and out (embed_dim)      Ek, Ev   widths of key and value
  *
  * Example, given mha_context *context, mha_tensor weight, mha_tensor tokens, mha_tensor out:
@@ -39,10 +39,10 @@ enum {
     MHA_MODULE_NO_QKV_BIAS = 1 << 0, /* no b_q, b_k, b_v */
     MHA_MODULE_NO_OUT_BIAS = 1 << 1, /* no b_o */
     MHA_MODULE_BIAS_KV = 1 << 2,     /* an extra learned key and value: bias_k, bias_v */
-    MHA_MODULE_ZERO_ATTN = 1 << 3,   /* and one of zeros, the last */
+    MHA_MODULE_ZERO_ATTN = 1 << 3,   /* and a last one of zeros */
     MHA_MODULE_SINKS = 1 << 4,       /* learned sink logits (attention.h): sinks */
     MHA_MODULE_ROPE = 1 << 5,        /* q and k are rotated by their positions */
-    MHA_MODULE_QK_NORM = 1 << 6      /* and normalised before: q_norm.weight, k_norm.weight */
+    MHA_MODULE_QK_NORM = 1 << 6      /* and normalised before that: q_norm.weight, k_norm.weight */
 };
 
 typedef struct mha_module_desc {
@@ -61,7 +61,7 @@ typedef struct mha_module_desc {
     mha_qk_norm_kind qk_norm;
     int64_t rotary_dim;            /* even; 0: D */
     double rope_base, rope_factor; /* 0: 10000, 1 */
-    float qk_norm_epsilon;         /* 0: 1e-6, of MHA_QK_NORM_L2 1e-12 */
+    float qk_norm_epsilon;         /* 0: 1e-6, for MHA_QK_NORM_L2 1e-12 */
     uint32_t reserved;             /* 0 */
 } mha_module_desc;
 
@@ -77,14 +77,14 @@ typedef struct mha_module mha_module;
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a size, a setting of RoPE or the norm, or
  *          one of them without its flag), MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM;
  *          MHA_ERR_SHAPE if embed_dim is not a multiple of num_heads and head_dim is 0, or
- *          num_heads not one of kv_heads.
+ *          num_heads is not a multiple of kv_heads.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_create(mha_context *context,
                                                    const mha_module_desc *desc,
                                                    mha_module **module);
 
-/** Destroy a module; NULL is fine. Memory frees all. Errors none. Threads no other thread may be
+/** Destroy a module; NULL: a no-op. Memory frees all. Errors none. Threads no other thread may be
  * using it. Since 0.1 */
 MHA_API void mha_module_destroy(mha_module *module);
 
@@ -123,11 +123,11 @@ MHA_API MHA_NODISCARD mha_status mha_module_set_parameter(mha_module *module, co
  *
  *   value: f32, f16 or bf16, the weight's shape, each row contiguous, rows any distance apart
  *
- * Results are bit-identical to mha_module_set_parameter(). Each call packs the weight on the way,
- * by all threads, some rows at a time that stay in cache: 3 % slower for 512 rows of query (batch
- * times length), 10 % for 128; setting takes a fifth of such a call, on one thread. f16 and bf16
- * are read in place, with half the memory traffic. For generating text, one token at a time, set
- * f32 weights. Biases and vectors are small: set them.
+ * Results are bit-identical to mha_module_set_parameter(). Each call packs the weight with all
+ * threads, some rows at a time that stay in cache. This makes it 3 % slower for 512 rows of query
+ * (batch times length), 10 % for 128. Setting a weight takes a fifth of such a call, on one thread.
+ * f16 and bf16 are read in place, with half the memory traffic. For generating text, one token at a
+ * time, set f32 weights. Biases and vectors are small: set them.
  *
  * Memory   value's memory is borrowed until the weight is borrowed or set again, or the module is
  *          destroyed, and must not change during a call. mha_module_scratch() includes the scratch
@@ -159,7 +159,7 @@ typedef struct mha_module_parameter {
 } mha_module_parameter;
 
 /**
- * The parameters one by one, index = 0, 1, ..., until it returns false: those of a state_dict of
+ * Iterate over the parameters, index = 0, 1, ..., until it returns false: those of a state_dict of
  * PyTorch's nn.MultiheadAttention, with its names and order (in_proj_weight if the three weights
  * have one shape, else q_proj_weight, k_proj_weight, v_proj_weight; biases are always combined in
  * in_proj_bias), then those that the class does not have. Every parameter occurs once.
@@ -185,10 +185,10 @@ typedef struct mha_module_outputs {
     const mha_tensor *q;                     /* [B,H ,T,D ] projected, normalised and rotated */
     const mha_tensor *k;                     /* [B,Hk,S,D ] likewise, without bias_k and zeros */
     const mha_tensor *v;                     /* [B,Hk,S,Dv] */
-    const mha_tensor *heads;                 /* [B,H ,T,Dv] what W_o mixes */
+    const mha_tensor *heads;                 /* [B,H ,T,Dv] the input of W_o */
     const mha_tensor *lse;                   /* [B,H,T] */
-    /* Further outputs of attention (attention.h): its tensors always have the batch axis, and
-     * nothing may be given both here and there. Not with MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
+    /* Further outputs of attention (attention.h). Their tensors always have the batch axis; give no
+     * output both here and above. Not with MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
     const mha_attention_outputs *attention;
 } mha_module_outputs;
 
@@ -210,25 +210,25 @@ typedef struct mha_module_call {
 } mha_module_call;
 
 /**
- * The whole module: project, attend, mix.
+ * Run the module: project, attend, mix.
  *
  *   query [B,T,E] in    key [B,S,Ek] in    value [B,S,Ev] in    out [B,T,E] out
  *
  * each f32, f16 or bf16: inputs are widened exactly, into scratch, and out is rounded once from
  * f32; everything between, and all other outputs, are f32. Self-attention passes the same tensor
- * three times. attention describes mask, scale, path and so on (window, softcap, ALiBi, T5, Shaw,
- * ...). Any strides, last axis contiguous: mha_tensor_tbe() views [T,B,E] memory. Without a batch
- * axis, query [T,E], key [S,Ek], value [S,Ev] and out [T,E], no output has one either
- * (probabilities are [H,T,S]), and B is 1. out may be NULL if outputs.heads is requested: W_o is
- * not applied and need not be set. Ranks that share the heads use this (distributed.h).
+ * three times. attention describes mask, scale, path, window, softcap, ALiBi, T5, Shaw and so on.
+ * Any strides, last axis contiguous: mha_tensor_tbe() views [T,B,E] memory. Without a batch axis,
+ * query [T,E], key [S,Ek], value [S,Ev] and out [T,E], no output has one either (probabilities are
+ * [H,T,S]), and B is 1. out may be NULL if outputs.heads is requested: W_o is not applied and need
+ * not be set. Ranks that share the heads use this (distributed.h).
  *
- * After the projection q and k are normalised and rotated, in this order, if the module does so.
+ * After the projection q and k are normalised and then rotated, if the module has these steps.
  *
- * The key of MHA_MODULE_BIAS_KV and that of zeros are visible to every query, whatever the masks
- * (causal, lengths, windows, documents, blocks, keep_mask, callback, ragged batches): dense masks
- * and biases have S columns without them. They have no position: they are not normalised or
- * rotated, and nothing is added to their scores, which are softcap(scale q bias_k) and 0. For
- * dropout the first is key 2^34 - 1. A query that sees no other key sees them.
+ * The key of MHA_MODULE_BIAS_KV and that of zeros are visible to every query: no mask applies to
+ * them (causal, lengths, windows, documents, blocks, keep_mask, callback, ragged batches), and
+ * dense masks and biases have S columns without them. They have no position: they are not
+ * normalised or rotated, and nothing is added to their scores, which are softcap(scale q bias_k)
+ * and 0. For dropout the first is key 2^34 - 1. A query that sees no other key sees them.
  *
  * With a cache (mha_module_cache_create(), of the same B) a call does one of three things:
  *
@@ -244,13 +244,13 @@ typedef struct mha_module_call {
  * S in outputs is then the longest length, but outputs k and v have the new keys. Steps of any
  * sizes, down to one token, are bit-identical to the causal sequence in one call.
  *
- * Memory   borrowed for the call; scratch from the context, of the size of q, k, v and the heads, and
- *          of what is not f32 (mha_module_scratch()).
+ * Memory   borrowed for the call; scratch from the context, of the size of q, k, v, the heads and all
+ *          tensors that are not f32 (mha_module_scratch()).
  * Errors   as mha_attention_forward(); MHA_ERR_SHAPE names key and value lengths that differ, or
  *          sizes of a cache that are not the module's; MHA_ERR_SIZE if a cache is full;
  *          MHA_ERR_ARGUMENT if both the module and attention have sinks, for positions without
- *          RoPE, and for what the cache determines (key_lengths, a step's q_offset). On error no
- *          output byte is written, and a cache is unchanged.
+ *          RoPE, and for fields that the cache determines (key_lengths, a step's q_offset). On
+ *          error no output byte is written, and a cache is unchanged.
  * Threads  one call at a time per context, and per cache if it is appended to.
  * Accuracy projections as mha_linear_forward() (nn.h), norm and rotation as in position.h,
  *          attention as mha_attention_forward(); with bias_k the errors of all scores are larger by
@@ -261,8 +261,8 @@ MHA_API MHA_NODISCARD mha_status mha_module_run(mha_context *context, const mha_
                                                 const mha_module_call *call);
 
 /**
- * The most scratch that mha_module_run() of the same call uses, with the same checks.
- * Data pointers of tensors may be NULL and are not read; out may be NULL.
+ * The maximum scratch of mha_module_run() with the same call, with the same checks. Data pointers
+ * of tensors may be NULL and are not read; out may be NULL.
  *
  * Memory   fills *bytes, for mha_context_reserve().
  * Errors   as mha_module_run(), except MHA_ERR_OVERLAP.   Threads  as there.   Since  0.1

@@ -41,9 +41,9 @@ typedef struct mha_module_gradients {
                                               mha_module_parameter_at(); entries may be NULL */
     int64_t parameters_count;
     /* Of the tensors in the call's descriptor: bias, tables, gates, ... q, k and v stay NULL, and
-     * the flags apply to these only. A loss of the call's lse, probabilities or their average gives
-     * its gradients here, with the batch axis; of probabilities not with MHA_MODULE_BIAS_KV or
-     * _ZERO_ATTN. */
+     * the flags apply to these only. If a loss depends on the call's lse, probabilities or their
+     * average, pass its gradients here, with the batch axis; those of probabilities not with
+     * MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
     const mha_attention_gradients *attention;
 } mha_module_gradients;
 
@@ -52,7 +52,7 @@ typedef struct mha_module_gradients {
  *
  *   call           unchanged, with the outputs q, k, v, heads and lse that it wrote; out is not
  *                  read. The module's parameters are unchanged too
- *   out_gradient   [B,T,E] in; as the call's inputs it may be f32, f16 or bf16
+ *   out_gradient   [B,T,E] in; f32, f16 or bf16, as the call's inputs
  *
  * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other.
  *          Scratch from the context: q, k, v and heads twice, and the largest weight.

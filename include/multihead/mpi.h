@@ -33,10 +33,10 @@ typedef struct mha_mpi_desc {
     /* The address of an MPI_Comm whose ranks take part; NULL: MPI_COMM_WORLD. It is duplicated */
     const void *communicator;
     /* Seconds to wait for a rank before it counts as lost; 0: 300. It must exceed the longest time
-     * that any rank computes while another waits for it. It is for broken network connections: if a
-     * process ends, mpirun ends all others within a second. A rank that times out sends the
-     * number of the rank it waited for to the ranks with which it has exchanged messages. Those that wait then stop too, and all report the rank
-     * at the end of the chain */
+     * that any rank computes while another waits for it. It detects broken network connections: if
+     * a process ends, mpirun ends all others within a second. A rank that times out sends the
+     * number of the rank it waited for to the ranks with which it has exchanged messages. Waiting
+     * ranks then stop too, and all report the rank at the end of the chain */
     double deadline;
 } mha_mpi_desc;
 
@@ -44,14 +44,14 @@ typedef struct mha_mpi_desc {
  * Join the ranks. All of them make the call.
  *
  * If MPI is not initialised, the call initialises it and mha_mpi_finish() finalises it. A program that
- * calls MPI_Init() itself must do so before, and finalise MPI afterwards.
+ * calls MPI_Init() itself must do so before this call, and finalise MPI after mha_mpi_finish().
  *
  *   desc   NULL: all defaults
  *
  * Memory   the caller owns *mpi.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (deadline), MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_RANK
- *          (an error of MPI, with its text; MPI is finalised); MHA_ERR_NOMEM. If MPI_Init()
- *          fails, it ends the process: before initialisation MPI has no other error handling.
+ *          (an error of MPI, with its text; MPI is finalised); MHA_ERR_NOMEM. A failing MPI_Init()
+ *          ends the process: before initialisation MPI has no other error handling.
  * Threads  one thread of a process, the same for all calls with this transport.
  * Since    0.1
  */
@@ -73,10 +73,10 @@ MHA_API const char *mha_mpi_library(const mha_mpi *mpi);
 
 /**
  * Leave the ranks, and finalise MPI if mha_mpi_start() initialised it. All ranks make the call, after
- * every transfer is complete; it may wait for the others. After an error of the transport it frees
- * memory and leaves MPI as it is.
+ * every transfer is complete; it may wait for the others. After an error of the transport it only
+ * frees memory.
  *
- * Memory   frees all; NULL is fine.   Errors  none.   Threads  as mha_mpi_start().   Since  0.1
+ * Memory   frees all; NULL: a no-op.   Errors  none.   Threads  as mha_mpi_start().   Since  0.1
  */
 MHA_API void mha_mpi_finish(mha_mpi *mpi);
 

@@ -1,5 +1,5 @@
-/* multihead: multi-head attention. This page shows what most programs need; each header that it names
- * is the manual of its part.
+/* multihead: multi-head attention. This page shows the calls that most programs need; each header
+ * that it names is the manual of its part.
  *
  * Example, given float *q, float *k, float *v, float *o, mha_tensor weight, mha_tensor tokens, mha_tensor out:
  * a program creates one context (threads, scratch memory) and uses it for all calls.

@@ -32,7 +32,7 @@ enum { MHA_GRADIENT_ADD = 1 << 0 /* add to dx instead of overwriting it */ };
 /* A linear layer with its weight packed for the matrix kernels. */
 typedef struct mha_linear mha_linear;
 
-/* What follows the linear map, fused. */
+/* The activation after the linear map, fused. */
 typedef enum mha_activation {
     MHA_ACTIVATION_NONE = 0,
     MHA_ACTIVATION_GELU = 1, /* x Phi(x), Phi the normal distribution; exact, not tanh */
@@ -55,12 +55,11 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create(mha_context *context, const m
                                                    const mha_tensor *bias, mha_linear **linear);
 
 /**
- * Create a linear layer y = x W^T + b in bf16 arithmetic: a different, less accurate result in half
- * the memory, and in 0.5 to 0.6 of the time where the processor multiplies pairs of bf16
- * (VDPBF16PS: Zen 4, Cooper Lake, Sapphire Rapids). Without that instruction it is no faster than
- * f32; the bits are the same.
+ * Create a linear layer y = x W^T + b in bf16 arithmetic: less accurate, in half the memory and 0.5
+ * to 0.6 of the time if the processor multiplies pairs of bf16 (VDPBF16PS: Zen 4, Cooper Lake,
+ * Sapphire Rapids). Without that instruction the bits are the same, but it is no faster than f32.
  *
- *   x', w' = x, w to the nearest bf16, ties to even; 0 where they are below 2^-50 in size
+ *   x', w' = x, w to the nearest bf16, ties to even; 0 where they are below 2^-50 in magnitude
  *   y = b, and then for each 128 inputs, in order:
  *     y = y + sum, where sum = 0 and then sum = fma(x'_i, w'_i, sum) for i = 1, 0, 3, 2, 5, 4, ...
  *     of them (if their number is odd, the last one is last)
@@ -74,11 +73,11 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create(mha_context *context, const m
  *          elsewhere; forward calls take scratch of the size of x. Otherwise as
  *          mha_linear_create().
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_SIZE, MHA_ERR_NOMEM.
- * Range    a row of x with an element that is not finite, or is 2^59 or more, gives NaN throughout;
- *          such a row of W gives NaN in its output.
- * Accuracy |y - exact| <= sum_i (2^-7 + 2^-16) |x_i w_i| + 2^-49 (|x_i| + |w_i|), and what
- *          mha_linear_forward() has: docs/numerics.md 15.2. Weights that are stored as bf16 lose
- *          nothing, and then it is half of that.
+ * Range    a row of x with an element that is not finite, or of magnitude 2^59 or more, gives a row
+ *          of NaN; such a row of W gives a column of NaN.
+ * Accuracy |y - exact| <= sum_i (2^-7 + 2^-16) |x_i w_i| + 2^-49 (|x_i| + |w_i|), plus the bound of
+ * mha_linear_forward(): docs/numerics.md 15.2. Weights stored as bf16 are exact; the bound is then
+ * half.
  * Bits     the same on every instruction set including portable C, for any M and number of threads.
  * Threads  as mha_context_create().   Since  0.1
  */
@@ -88,7 +87,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create_bf16(mha_context *context,
                                                         mha_linear **linear);
 
 /**
- * Replace the numbers of a linear layer by others of the same shape, as after a step of training.
+ * Replace the parameters of a linear layer by others of the same shape, as after a step of
+ * training.
  *
  *   weight [N,K] in    bias [N] in; NULL if the layer has none
  *
@@ -100,8 +100,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create_bf16(mha_context *context,
 MHA_API MHA_NODISCARD mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight,
                                                    const mha_tensor *bias);
 
-/** Destroy a linear layer; NULL is fine. Memory frees all. Errors none. Threads no other thread may
- * be using it. Since 0.1 */
+/** Destroy a linear layer; NULL: a no-op. Memory frees all. Errors none. Threads no other thread
+ * may be using it. Since 0.1 */
 MHA_API void mha_linear_destroy(mha_linear *linear);
 
 /**
@@ -191,8 +191,8 @@ MHA_API MHA_NODISCARD mha_status mha_glu(mha_context *context, mha_activation ac
                                          const mha_tensor *gate, const mha_tensor *up,
                                          const mha_tensor *y);
 
-/** Its gradients, as mha_swiglu_backward(). Memory none. Errors as mha_activation_forward().
- * Threads one call per context. Since 0.1 */
+/** The gradients of mha_glu(), as mha_swiglu_backward(). Memory none. Errors as
+ * mha_activation_forward(). Threads one call per context. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_glu_backward(mha_context *context, mha_activation activation,
                                                   const mha_tensor *gate, const mha_tensor *up,
                                                   const mha_tensor *dy, const mha_tensor *dgate,
@@ -209,8 +209,9 @@ MHA_API MHA_NODISCARD mha_status mha_glu_backward(mha_context *context, mha_acti
 MHA_API MHA_NODISCARD mha_status mha_swiglu(mha_context *context, const mha_tensor *gate,
                                             const mha_tensor *up, const mha_tensor *y);
 
-/** Its gradients: dgate, dup [M,N] out from dy; either may be gate, up or dy itself, but not each
- * other. Memory none. Errors as mha_activation_forward(). Threads one call per context. Since 0.1
+/** The gradients of mha_swiglu(): dgate, dup [M,N] out from dy; either may be gate, up or dy
+ * itself, but not each other. Memory none. Errors as mha_activation_forward(). Threads one call per
+ * context. Since 0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_swiglu_backward(mha_context *context, const mha_tensor *gate,
                                                      const mha_tensor *up, const mha_tensor *dy,
@@ -220,12 +221,12 @@ MHA_API MHA_NODISCARD mha_status mha_swiglu_backward(mha_context *context, const
 /* mha_short_convolution() */
 enum {
     MHA_CONVOLUTION_SILU = 1 << 0, /* y = silu(z) */
-    MHA_CONVOLUTION_MOST = 64      /* numbers of a kernel */
+    MHA_CONVOLUTION_MOST = 64      /* weights of a kernel */
 };
 
 /**
- * A causal convolution of each channel by itself, with K numbers (the short convolutions of Mamba, of
- * gated delta nets and of LFM 2):
+ * A causal depthwise convolution with K weights per channel (the short convolutions of Mamba, gated
+ * delta nets and LFM 2):
  *
  *   z[t,c] = bias[c] + sum_k weight[c,k] x[t - K + 1 + k,c]           y = z, or silu(z)
  *
@@ -291,7 +292,7 @@ typedef struct mha_norm_gradients {
  *
  *   dx (+)= r (g - mean(g) - n mean(g n))        dweight += sum of dy n        dbias += sum of dy
  *
- * dx is the gradient of z: that of x and of residual alike.
+ * dx is the gradient of z, hence of both x and residual.
  *
  * Memory   scratch from the context: 2 N doubles for every 64 rows.
  * Errors   as mha_layer_norm(), MHA_ERR_OVERLAP, MHA_ERR_NOMEM, MHA_ERR_UNSUPPORTED (flags);

@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-/* AdamW (Loshchilov and Hutter 2019, algorithm 2, as PyTorch has it). */
+/* AdamW (Loshchilov and Hutter 2019, algorithm 2, as in PyTorch). */
 typedef struct mha_adamw {
     uint32_t struct_size;
     uint32_t reserved;     /* 0 */
@@ -61,7 +61,7 @@ MHA_API MHA_NODISCARD mha_status mha_adamw_step(mha_context *context, const mha_
                                                 int64_t count, float *parameter,
                                                 const float *gradient, float *m, float *v);
 
-/* Stochastic gradient descent, as PyTorch has it. */
+/* Stochastic gradient descent, as in PyTorch. */
 typedef struct mha_sgd {
     uint32_t struct_size;
     uint32_t reserved;     /* 0 */
@@ -94,7 +94,7 @@ MHA_API MHA_NODISCARD mha_status mha_sgd_step(mha_context *context, const mha_sg
 MHA_API MHA_NODISCARD mha_status mha_gradient_norm(mha_context *context, int64_t count,
                                                    const float *gradient, double *norm);
 
-/* How the learning rate changes over the steps. */
+/* A schedule of the learning rate. */
 typedef struct mha_schedule {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */

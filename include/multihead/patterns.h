@@ -20,9 +20,9 @@
  *     global_cols = the number of leading blocks with global tokens
  *   Zaheer et al. 2020, "Big Bird": the same with left_blocks = right_blocks = 1 and random_blocks
  *
- * are descriptors of one line each. Patterns combine: several parts in one descriptor, or a call
- * with MHA_PATTERN_ADD on a tensor that already holds one. MHA_PATTERN_CAUSAL works on whole
- * blocks; the triangle inside the diagonal's blocks is MHA_ATTENTION_CAUSAL's.
+ * each take a few fields of a descriptor. To combine patterns, set several parts in one descriptor,
+ * or call with MHA_PATTERN_ADD on a tensor that already holds a pattern. MHA_PATTERN_CAUSAL drops
+ * whole blocks; use MHA_ATTENTION_CAUSAL for the triangle inside the diagonal's blocks.
  *
  * Example, given mha_tensor keep_blocks, int64_t *kept:
  *
@@ -62,7 +62,8 @@ typedef struct mha_pattern_desc {
     int64_t stride;        /* 0: none */
     int64_t fixed;         /* 0: none */
     int64_t fixed_summary; /* 0 .. fixed */
-    int64_t random_blocks; /* per row, without replacement; all that are left if there are fewer */
+    int64_t random_blocks; /* per row, without replacement; all remaining blocks if there are
+                              fewer */
     uint64_t seed;
 } mha_pattern_desc;
 
@@ -73,8 +74,8 @@ typedef struct mha_pattern_desc {
  *
  * With H heads, all have the same pattern except for the random part. A row's random blocks are
  * drawn uniformly among those that no part keeps, by Philox 4x32-10 from (seed, head, row): a row
- * does not depend on the number of other rows or heads. *kept is the
- * number of kept blocks in the whole tensor, those of MHA_PATTERN_ADD included.
+ * does not depend on the number of other rows or heads. *kept is the number of kept blocks in the
+ * tensor, including those kept before MHA_PATTERN_ADD.
  *
  * Memory   borrowed for the call; nothing is allocated.   Cost  O(H rows cols).
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (a number outside 0 .. 2^31 - 1; right_blocks with

@@ -1,6 +1,6 @@
 /* multihead: position encodings, added to inputs or applied to queries and keys before attention.
  * Encodings that act on scores (ALiBi, T5, Shaw) are fields of mha_attention_desc; this header
- * computes their slopes and buckets. docs/positions.md lists which model family uses which.
+ * computes their slopes and buckets. docs/positions.md lists the model families that use each.
  *
  * Letters: B batch, H heads, T tokens, D head size, E width of an embedding, P rows of a table.
  * All numbers are f32 and all strides are free, even of the last axis. Every function computes in
@@ -54,7 +54,7 @@ typedef struct mha_rope_desc {
     uint32_t flags;
     mha_rope_pairing pairing;
     uint32_t reserved;  /* 0 */
-    int64_t rotary_dim; /* the first elements, which rotate; even, 0: D. The rest is copied */
+    int64_t rotary_dim; /* number of leading elements that rotate, even; 0: D. The rest is copied */
     double base;        /* 0: 10000; else at least 1 */
     double factor;      /* linear scaling, positions are divided by it; 0: 1; at least 2^-64 */
     mha_positions positions;
@@ -83,7 +83,7 @@ typedef struct mha_rope_desc {
  *          written.
  * Threads  one call at a time per context.
  * Accuracy |y_j - exact| <= u |y_j| + (|x_j| + |x_k|) ((5 + ln base) |a| + 4) 2^-53, u = 2^-24:
- *          positions up to some millions cost no accuracy. With tables 2^-52 replaces the
+ *          positions up to several million cost no accuracy. With tables 2^-52 replaces the
  *          parenthesis and its factor. Positions of 2^53 and beyond are rounded to double first.
  * Since    0.1
  */

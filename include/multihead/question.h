@@ -57,7 +57,7 @@ typedef struct mha_question {
 /* Measures that rank the heads. */
 typedef enum mha_answer_measure {
     MHA_ANSWER_WEIGHT = 0, /* attention weight: mean over the rows of `from`, sum over `to` */
-    MHA_ANSWER_SHARE = 1,  /* the same of ||alpha f(x)||, as a share of each row's sum */
+    MHA_ANSWER_SHARE = 1,  /* likewise for ||alpha f(x)||, as a share of each row's sum */
     MHA_ANSWER_EFFECT = 2  /* change of the prediction when the head is ablated (attribution.h) */
 } mha_answer_measure;
 
@@ -74,10 +74,10 @@ typedef struct mha_answer {
     mha_answer_head *heads; /* [count], by layer and head */
     int64_t *order[MHA_ANSWER_MEASURES]; /* [count] indices into heads, best first */
     int64_t count;
-    /* The token that the last row of `from` predicts, whose change the effects measure; -1: the
-     * transformer has no output layer */
+    /* The token that the last row of `from` predicts. Effects are changes of its log-probability;
+     * -1: the transformer has no output layer */
     int32_t predicted;
-    double probability; /* of predicted */
+    double probability; /* probability of predicted */
 } mha_answer;
 
 /**

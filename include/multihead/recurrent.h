@@ -32,9 +32,9 @@
  * decays in double. A token's arithmetic depends on it and earlier tokens only. So one call, calls
  * of any lengths with a state, and single steps are bit-identical, for any number of threads.
  *
- * A non-finite k or strength, and a log_decay that is NaN or infinity, make the outputs of their heads
- * non-finite, from their token on; a non-finite v only those of its channel, and a non-finite q only
- * those of its token. No other output changes.
+ * A non-finite k, strength or log_decay makes the outputs of its heads non-finite, from its token on.
+ * A non-finite v does so in its channel only, a non-finite q in its token only. No other output
+ * changes.
  *
  * Example, given mha_context *context, mha_tensor q, mha_tensor k, mha_tensor v,
  * mha_tensor log_decay, mha_tensor strength, mha_tensor o:
@@ -166,10 +166,10 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_state_write(mha_recurrent_state *
  *   q [B,Hq,T,D] in    k [B,Hk,T,D] in    v [B,Hv,T,Dv] in    o [B,H,T,Dv] out
  *
  * each f32, f16 or bf16, last axis contiguous. H is a multiple of Hq, Hk and Hv: head h reads q head
- * h / (H / Hq), and so on. desc may be NULL. state NULL: begin from 0 and keep nothing.
+ * h / (H / Hq), and so on. desc may be NULL. state NULL: start from 0 and discard the final state.
  *
- * Memory   borrowed for the call; outputs must not overlap inputs. Scratch of a head's state for each
- *          thread without one, and about 66 D + 33 Dv + 3072 floats per thread.
+ * Memory   borrowed for the call; outputs must not overlap inputs. Scratch per thread: about 66 D +
+ *          33 Dv + 3072 floats, and a head's state if `state` is NULL.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, scale, a length, decays of another kind within
  *          a chunk), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
  *          MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM. On error no output byte is written and
@@ -212,7 +212,7 @@ typedef struct mha_recurrent_gradients {
  *   q, k, v, desc as in mha_recurrent_forward()     o_gradient [B,H,T,Dv] in, f32, f16 or bf16
  *   initial [B,H,D,Dv] in, f32, any strides; NULL: 0
  *
- * Tokens are processed in blocks of 32, and states are recomputed.
+ * Tokens are processed in blocks of 32, whose states are recomputed.
  *
  * Memory   borrowed for the call; gradients must not overlap inputs or each other. Scratch per thread:
  *          about 2 sqrt(T / 32) states of D Dv floats. Inputs that heads share: B H T D floats each.
@@ -220,8 +220,8 @@ typedef struct mha_recurrent_gradients {
  *          output byte is written.
  * Threads  one call at a time per context. Threads share the heads; bits do not depend on their number.
  * Accuracy f32 products, decays in double (docs/numerics.md 16). The gradient of a log_decay is a
- *          difference of sums over 32 tokens, whose size its error is relative to; it is 0 where the decay
- *          is.
+ * difference of sums over 32 tokens, and its error is relative to their size. It is 0 where the decay is
+ * 0.
  * Cost     20 D Dv + 320 (D + Dv) floating-point operations per token and head, about.
  * Since    0.1
  */
@@ -240,7 +240,8 @@ mha_recurrent_backward(mha_context *context, const mha_recurrent_desc *desc, con
  *
  * block_rows 0 selects about 4 MiB per block, but at least 32 rows. Row t is computed backward from
  * r = scale q_t: M[t,j] = b_j (k_j . r), then r = a_j (r - (k_j . r) b_j k_j) for the delta rule, for 32
- * keys and up to 128 rows at once. Blocks of any size have the same bits; small ones repeat the keys' part.
+ * keys and up to 128 rows at once. The bits do not depend on block_rows; small blocks repeat the work for
+ * the keys.
  *
  * Memory   a block of H block_rows T floats of scratch, and about 550 D floats per thread.
  * Errors   as mha_recurrent_forward(); MHA_ERR_ARGUMENT (heads, block_rows); the status that fn

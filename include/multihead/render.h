@@ -69,11 +69,12 @@ MHA_API void mha_cmap_color(mha_cmap cmap, bool dark, double t, uint8_t rgb[3]);
  * is not masked; for a signed map they are symmetric about 0. Cells are drawn in 256 steps of t. */
 typedef enum mha_range {
     MHA_RANGE_SHARED = 0, /* one range over all panels of the figure */
-    MHA_RANGE_PANEL = 1,  /* each panel its own; its maximum is printed beside its name */
+    MHA_RANGE_PANEL = 1,  /* one per panel, with the maximum printed beside its name */
     MHA_RANGE_FIXED = 2   /* lo .. hi as given; values outside are clipped, shown by arrows */
 } mha_range;
 
-/* How a value v in lo..hi becomes t in 0..1, with f below: t = (f(v) - f(lo)) / (f(hi) - f(lo)). */
+/* The scale of a colour bar: a value v in lo..hi becomes t = (f(v) - f(lo)) / (f(hi) - f(lo)) in
+ * 0..1. */
 #define MHA_SCALE_LIST(X)                                                           \
     X(MHA_SCALE_LINEAR, 0, "linear") /* f(v) = v */                                 \
     X(MHA_SCALE_SQRT, 1, "sqrt")     /* f(v) = sign(v) sqrt(|v|) */                 \
@@ -102,8 +103,8 @@ typedef struct mha_measure {
     double value;     /* not finite: not measured, shown as a dash */
     double chance;    /* the chance level; 0 or not finite: none */
     double most;      /* where the bar ends; 0 or not finite: 1 */
-    int64_t count;    /* of rows, sentences, ... that it was measured on; 0: none */
-    const char *note; /* what is counted, "rows", or a unit, "bits"; or NULL */
+    int64_t count;    /* number of rows, sentences, ... measured; 0: none */
+    const char *note; /* the name of those, "rows", or a unit, "bits"; or NULL */
 } mha_measure;
 
 /* One heat map: values[r * row_stride + c] for r < rows, c < cols of the figure. The fields after
@@ -115,25 +116,25 @@ typedef struct mha_panel {
     const char *note;    /* one line under the name, or NULL */
     const char *detail;  /* for reports (HTML): sentences, \n between paragraphs; or NULL */
     int64_t group;       /* 0 .. group_count-1; 0 if the figure has no groups */
-    /* [rows, cols], row stride mask_stride (0: cols): nonzero is a cell without a value, drawn in
-     * a neutral hatch, never as 0. NULL: none. */
+    /* [rows, cols], row stride mask_stride (0: cols): nonzero for a cell without a value, which is
+     * hatched, not drawn as 0. NULL: none. */
     const uint8_t *masked;
     int64_t mask_stride;
     const char *badge;           /* a short label of its kind: "previous token"; NULL: none */
-    const mha_measure *measures; /* [measure_count], at most 64: the evidence on its card */
+    const mha_measure *measures; /* [measure_count], at most 64: shown on its card */
     int64_t measure_count;
-    /* [rows, cols] of another quantity of the same cells (a norm, a term of a sum) with the same
+    /* [rows, cols] of a second quantity of the same cells (a norm, a term of a sum), with the same
      * mask, drawn beside the large map with its own range; row stride twin_stride (0: cols).
-     * Named by twin_name of the report. NULL: none. */
+     * twin_name of the report names it. NULL: none. */
     const float *twin;
     int64_t twin_stride;
-    /* The vectors behind the cells, for the neuron view: `channels` numbers for each row and
-     * column, [rows, channels] and [cols, channels] without gaps. Of a weight softmax(scale q . k)
-     * these are q and k. Both NULL: none. */
+    /* The vectors of the neuron view: `channels` numbers for each row and column, [rows, channels]
+     * and [cols, channels] without gaps. For a weight softmax(scale q . k) these are q and k. Both
+     * NULL: none. */
     const float *queries, *keys;
     int64_t channels;
-    /* For pictures (SVG, PNG): [2] the row and column of a cell to point at. It is framed, and the
-     * labels and the edges of its row stand out. NULL: none. */
+    /* For pictures (SVG, PNG): [2] the row and column of a cell to mark. It is framed, and its
+     * labels and the edges of its row are emphasised. NULL: none. */
     const int64_t *mark;
     double score_scale; /* the neuron view shows score_scale q . k; 0: 1 / sqrt(channels) */
 } mha_panel;
@@ -144,10 +145,10 @@ typedef struct mha_figure {
     const char *title, *subtitle;
     const char *footnote;            /* e.g. what was hidden; NULL: none */
     const char *row_axis, *col_axis; /* axis titles; NULL: "row", "column" */
-    int64_t rows, cols;              /* of every panel; 0 is allowed and drawn as "empty" */
+    int64_t rows, cols;              /* of every panel; with 0, "empty" is drawn */
     const char *const *row_labels;   /* [rows] or NULL; a NULL entry is labelled by its index */
     const char *const *col_labels;   /* [cols] or NULL */
-    const mha_panel *panels;         /* [panel_count], those of a group together or not */
+    const mha_panel *panels;         /* [panel_count], in any order of groups */
     int64_t panel_count;
     const char *const *group_names; /* [group_count] or NULL: one grid row (or more) per group */
     int64_t group_count;            /* 0: one group, without a name */
@@ -160,7 +161,8 @@ typedef struct mha_figure {
     mha_values print_values;
     double pixel_ratio;    /* PNG pixels per unit of the drawing, 1 .. 8; 0: 2, or 1 if huge */
     const char *font_file; /* PNG, PDF: a font file; NULL: $MHA_FONT, then DejaVu Sans and others */
-    const char *value_name; /* what a cell holds, written at the colour bar: "weight"; NULL: none */
+    const char *value_name; /* the quantity in the cells, written at the colour bar: "weight"; NULL:
+                               none */
 } mha_figure;
 
 /* The ends of a colour bar, and whether any value lies beyond them. */
@@ -172,8 +174,7 @@ typedef struct mha_extent {
 } mha_extent;
 
 /**
- * The range that a panel is drawn with: the shared one for MHA_RANGE_SHARED.
- * panel -1 selects the whole figure.
+ * The range of a panel: the shared one for MHA_RANGE_SHARED. panel -1 selects the whole figure.
  *
  * Memory   none.   Errors  as mha_render_svg(), and MHA_ERR_ARGUMENT (no such panel).
  * Threads  any.    Since   0.1
@@ -184,24 +185,24 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
 /* ---- Writers --------------------------------------------------------------------------------- */
 
 /**
- * Draw a figure as SVG 1.1: no script, no font file, nothing fetched. Panels of more than 10,000
- * cells, or figures of more than 200,000, hold one embedded image per panel instead of rectangles.
- * Maps that do not fit (1024 cells per side for one map, 128 in a grid of nine or more columns) are
- * reduced by the maximum of blocks, or for a signed map by the largest magnitude, with a note under
- * the figure. Cells of figures of at most 5,000 cells have tooltips.
+ * Draw a figure as SVG 1.1, without scripts, font files or network access. Panels of more than
+ * 10,000 cells, or figures of more than 200,000, hold one embedded image per panel instead of
+ * rectangles. Maps that do not fit (1024 cells per side for one map, 128 in a grid of nine or more
+ * columns) are reduced by the maximum of blocks, or for a signed map by the largest magnitude, with
+ * a note under the figure. Cells of figures of at most 5,000 cells have tooltips.
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (sizes not set, a group, an enum, lo >= hi, a log scale
  *          over negative values, a count of measures, a mark outside the panel), MHA_ERR_SHAPE (negative sizes, strides
  *          shorter than a row), MHA_ERR_SIZE (more than 2^31 cells or 2^16 panels), MHA_ERR_NOMEM,
- *          or what the sink returned.
+ *          or the status that the sink returned.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink);
 
 /**
- * The same picture as PNG, 8-bit RGB. Characters that the font does not have are drawn as its box;
- * there is no shaping (Arabic, Indic) and no second font.
+ * The same picture as PNG, 8-bit RGB. Characters that the font lacks are drawn as its box. There is
+ * no shaping (Arabic, Indic) and no fallback font.
  *
  * Memory   as mha_render_svg(); 4 bytes per pixel during the call.
  * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail names the
@@ -306,7 +307,7 @@ typedef struct mha_diagram {
  *          not finite or beyond 10^6, a text both MHA_MARK_MIDDLE and MHA_MARK_END);
  *          MHA_ERR_SHAPE (negative counts); MHA_ERR_SIZE (more than 2^10 panels, 2^16 marks or a
  *          grid of 2^20 cells); as mha_render_svg() for figures; MHA_ERR_UNSUPPORTED (fields of a
- *          newer version); or what the sink returned.
+ *          newer version); or the status that the sink returned.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_diagram(const mha_diagram *diagram,
@@ -342,20 +343,20 @@ typedef struct mha_chart {
     double width;           /* of the whole; 0: 640 */
     double height;          /* of the plot; legend, title and caption add to it; 0: 280 */
     bool dark;
-    bool x_falls; /* from left to right, as the number of heads left does */
+    bool x_falls; /* x decreases from left to right, like the number of remaining heads */
     bool pdf;     /* write PDF, as mha_render_pdf() does; otherwise SVG */
 } mha_chart;
 
 /**
  * Draw a line chart as SVG 1.1, without scripts, font files or network access, or as PDF. It has axes
  * with ticks at round numbers, lines distinguished by colour and dashes, a legend, title and caption. A
- * series without a name is not in the legend and has the style of the one before it. The y axis begins
- * at 0 if the values come close to 0. The same chart always gives the same bytes.
+ * series without a name is not in the legend and has the style of the previous one. The y axis begins
+ * at 0 if some values are close to 0. The same chart always gives the same bytes.
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (curve_size is not set, a width outside 160 .. 10^4 or a
  *          height outside 80 .. 10^4); MHA_ERR_SIZE (more than 64 series or 10^5 points);
- *          MHA_ERR_UNSUPPORTED (fields of a newer version); or what the sink returned.
+ *          MHA_ERR_UNSUPPORTED (fields of a newer version); or the status that the sink returned.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_chart(const mha_chart *chart, const mha_sink *sink);
@@ -375,10 +376,10 @@ typedef struct mha_column {
     bool ascending;           /* the first click on its header puts the smallest first */
 } mha_column;
 
-/* The pictures of a report; a reader switches between those that it has.
+/* The views of a report; a reader switches between those that it contains.
  *
  *   map      one map large, the others small beside it
- *   lines    rows and columns as two columns of tokens with a line for each cell, as strong as its
+ *   lines    rows and columns as two columns of tokens with a line for each cell, its opacity the
  *            value; several maps of a group at once, in colours
  *   model    every map of the figure as a small drawing of lines
  *   neurons  for one row, against every column: q, k, their product channel by channel, its sum, and
@@ -393,18 +394,17 @@ typedef enum mha_view {
 /* Contents of a report besides its figure. */
 typedef struct mha_report {
     uint32_t struct_size;
-    const char *text;      /* the input as a reader would write it; NULL: none */
+    const char *text;      /* the input as readable text; NULL: none */
     const mha_fact *facts; /* [fact_count] */
     int64_t fact_count;
     const char *producer; /* "multihead 0.1.0", at the foot; NULL: none */
     bool same_labels;     /* rows and columns are the same tokens: one strip of tokens */
-    int64_t most_bytes;   /* of the file, see below; 0: 10,000,000 */
+    int64_t most_bytes;   /* maximum size of the file, see below; 0: 10,000,000 */
     /* [special_count] labels that one click hides in rows and columns: "[CLS]"; NULL: none. A
-     * reader can hide any other label too. The page states the share that was hidden. */
+     * reader can also hide any other label. The page states the hidden share. */
     const char *const *special;
     int64_t special_count;
-    /* The map that is shown large at first; -1: the one with the strongest link of
-     * mha_figure_links(). */
+    /* The map that is large at first; -1: the map of the strongest link (mha_figure_links()). */
     int64_t first_panel;
     uint32_t curve_size;     /* sizeof(mha_curve), needed with curves */
     const mha_curve *curves; /* [curve_count], at most 64, with at most 10^5 points in all */
@@ -414,25 +414,28 @@ typedef struct mha_report {
     const mha_frame *frames; /* [frame_count], in order: a player above the maps; NULL: none */
     int64_t frame_count;
     const char *twin_name;  /* "norm-based"; NULL: "twin" */
-    const char *twin_value; /* what its cells hold, as value_name of the figure; NULL: "value" */
+    const char *twin_value; /* the quantity in its cells, as value_name of the figure; NULL:
+                               "value" */
     /* A figure whose cells are already the maxima of cell_tokens x cell_tokens tokens: tokens
      * has all labels of both axes, and rows = cols = token_count / cell_tokens, rounded up. Without
      * tokens the labels of the figure are those of its blocks. 0 or 1: a cell is one token. */
     int64_t cell_tokens;
     const char *const *tokens; /* [token_count] or NULL */
     int64_t token_count;
-    const char *guide; /* above the small maps: how to read them, a sentence or two; NULL: none */
-    /* The cell that is chosen at first; without it the link of first_panel (mha_figure_links()). */
+    const char *guide; /* one or two sentences above the small maps on how to read them; NULL:
+                          none */
+    /* The cell that is selected at first; without it the link of first_panel
+     * (mha_figure_links()). */
     bool first_cell;
     int64_t first_row, first_col;
-    mha_view view;  /* that opens */
-    bool only_view; /* nothing but it, its controls, and a click away the other views */
+    mha_view view;  /* the view that opens */
+    bool only_view; /* only this view and its controls; the other views one click away */
     const int64_t
-        *line_panels; /* [line_panel_count] whose lines are drawn at first, of the group of
-                                 * first_panel; NULL: those of first_panel */
+        *line_panels; /* [line_panel_count] panels of first_panel's group whose lines are drawn at
+                         first; NULL: first_panel */
     int64_t line_panel_count;
-    /* Labels from here on are a second text (rows or columns; 0: there is one): lines can be limited
-     * to those within and between the two. */
+    /* Labels from this index on are a second text (rows or columns; 0: one text): lines can be
+     * limited to those within or between the two. */
     int64_t second_row, second_col;
 } mha_report;
 
@@ -440,25 +443,25 @@ typedef struct mha_report {
 typedef struct mha_link {
     int64_t row, col; /* -1: all cells of the map are masked or not finite */
     double value;
-    double mean;  /* of the sizes of this cell in all maps of the figure */
-    double score; /* size ln(size / mean), its share of the divergence from the mean; 0 if below */
+    double mean;  /* mean size of this cell over all maps of the figure */
+    double score; /* size ln(size / mean), its term of the divergence from the mean; 0 if size <
+                     mean */
     bool content; /* between two different content words more than two tokens apart */
 } mha_link;
 
 /**
- * The most distinctive link of each map of a figure: a report opens on it, and a card shows it
- * first.
+ * The most distinctive link of each map of a figure, which reports and cards show first.
  *
- *   report     which labels are special, and whether rows and columns are the same tokens; or NULL
+ *   report     gives the special labels, and whether rows and columns are the same tokens; or NULL
  *   links      [panel_count] out
  *   strongest  out: the map whose link has the greatest score; 0 if there is no map
  *
- * Of a map it is the cell with the greatest score, then the greatest size, between two different
- * content words more than two tokens apart; between two words, if there are none or these are four
- * times as large; between two tokens that are not special, likewise; any, if there are no others.
- * English articles, prepositions, conjunctions, auxiliaries and negations are no content words;
- * pronouns and all words of other languages are. With same_labels, a token and itself and
- * the first token of a causal map count as "any" only. `strongest` prefers maps with `content`.
+ * The link of a map is the cell with the greatest score, then the greatest size, in the first class
+ * that has one: two different content words more than two tokens apart; two words; two tokens that
+ * are not special; any cell. A later class except the last is preferred if its link is four times
+ * as large. English articles, prepositions, conjunctions, auxiliaries and negations are not content
+ * words; pronouns and all words of other languages are. With same_labels, the diagonal and the
+ * first column of a causal map are in the last class only. `strongest` prefers maps with `content`.
  *
  * Memory   rows * cols doubles for the call.
  * Errors   as mha_render_html(), and MHA_ERR_NOMEM.
@@ -469,20 +472,21 @@ MHA_API MHA_NODISCARD mha_status mha_figure_links(const mha_figure *figure,
                                                   int64_t *strongest);
 
 /**
- * One HTML file with an interactive figure: no network, no other file, readable without scripts.
+ * Write one HTML file with an interactive figure. It uses no network and no other file, and is
+ * readable without scripts.
  *
  *   report  NULL: the figure alone
  *
- * Values are embedded exactly as long as the file stays within most_bytes, else in 16 or 8 bits,
- * else reduced by the maximum of blocks as well; the page says which, and how precise it is. Twins
- * are treated as maps are. Frames take at most half of most_bytes, in 8 bits; where they do not
- * fit, every second, third, ... of them and the last are kept, at least 8, and the page says so.
- * Queries and keys are exact as well if they take at most a quarter of most_bytes, else they have 16
- * or 8 bits, which the page states; where even those take more, MHA_ERR_SIZE asks for fewer panels.
+ * Values are exact if the file then stays within most_bytes; otherwise they have 16 or 8 bits, and
+ * if needed are also reduced by the maximum of blocks. The page states the precision. Twins are
+ * treated like maps. Frames take at most half of most_bytes, in 8 bits; if they do not fit, every
+ * second, third, ... and the last are kept, at least 8, and the page says so. Queries and keys are
+ * exact if they take at most a quarter of most_bytes; otherwise they have 16 or 8 bits, as the page
+ * states. If even those take more, the call fails with MHA_ERR_SIZE: draw fewer panels.
  *
- * The fragment of the page's address names what is shown (#view=lines&head=L3H7&cell=10,2), unless
- * only_view is set: a reader can share or keep it. Invalid parts are ignored.
- * Page and texts are about 220 KB and are always written, however small most_bytes is.
+ * The fragment of the page's address holds the state of the view (#view=lines&head=L3H7&cell=10,2),
+ * unless only_view is set: a reader can share or keep it. Invalid parts are ignored. Page and texts
+ * are about 220 KB and are always written, however small most_bytes is.
  *
  * Memory   as mha_render_svg().
  * Errors   as mha_render_svg(), and for report: MHA_ERR_ARGUMENT (struct_size or curve_size not
@@ -498,7 +502,7 @@ MHA_API MHA_NODISCARD mha_status mha_render_html(const mha_figure *figure, const
 
 /* A page of an inset. */
 typedef struct mha_inset_page {
-    const char *name; /* on its tab; NULL: its place */
+    const char *name; /* on its tab; NULL: its number */
     const mha_figure *figure;
     const mha_report *report; /* NULL: the figure alone */
 } mha_inset_page;
@@ -507,19 +511,20 @@ typedef struct mha_inset_page {
 typedef struct mha_inset {
     uint32_t struct_size;
     uint32_t page_size;          /* sizeof(mha_inset_page) */
-    const mha_inset_page *pages; /* [page_count], at most 16; of two or more each has a tab */
+    const mha_inset_page *pages; /* [page_count], at most 16; if two or more, each has a tab */
     int64_t page_count;
     int64_t width,
-        height;      /* in CSS pixels, at most 10^5; 0: all of the width, and a height for what
-                              is drawn, at most 760 */
+        height;      /* in CSS pixels, at most 10^5; 0: the full width, and a height that fits the
+                        contents, at most 760 */
     bool whole_file; /* an HTML file around it */
 } mha_inset;
 
 /**
  * One <iframe> element that holds all of its contents (srcdoc), each page as mha_render_html()
- * writes it: no network, no other file, no style or script that the page around it could see. It
- * may run scripts and save files, and nothing else (its sandbox). Maps of different sizes, such as
- * those of an encoder, of its decoder and of cross-attention, are pages with a tab each.
+ * writes it. It uses no network and no other file, and its styles and scripts do not affect the
+ * surrounding page. Its sandbox allows only running scripts and saving files. Maps of different
+ * sizes, such as those of an encoder, of its decoder and of cross-attention, are pages with a tab
+ * each.
  *
  *   mha_report report = {..., .view = MHA_VIEW_LINES, .only_view = true};
  *   mha_inset_page page = {.figure = &figure, .report = &report};
@@ -570,11 +575,11 @@ MHA_API MHA_NODISCARD mha_status mha_render_terminal(const mha_figure *figure,
 MHA_API int64_t mha_text_columns(const char *text);
 
 /**
- * The text of a piece of a tokenizer's vocabulary, as labels show it: the letters of bytes that
- * GPT-2 and its successors use become those bytes ("\xC4\xA0the" is "the", as are "_the" with the
+ * The text of a piece of a tokenizer's vocabulary, as labels show it: the letters that GPT-2 and
+ * its successors use for bytes become those bytes ("\xC4\xA0the" is "the", as are "_the" with the
  * mark U+2581 and "the</w>"); one leading space is dropped. Other pieces are copied. Writes at most
  * size bytes with the NUL, as snprintf() does; returns the bytes of the whole text without it,
- * which are never more than those of the piece. text may be piece.
+ * which never exceed those of the piece. text may be piece.
  *
  * Memory   none.   Errors  none; NULL is "".   Threads  any.   Since  0.1
  */

@@ -34,15 +34,15 @@ typedef struct mha_heads_column {
     const char *text;  /* its definition, with its source */
     const char *unit;  /* "nats"; NULL: a share or a plain number */
     bool share;        /* 0 .. 1 */
-    double luck;       /* 95th percentile under the permutation null; NaN: not known */
-    const char *label; /* what the page shows as its name; NULL: name */
+    double luck;       /* 95th percentile under the permutation null; NaN: unknown */
+    const char *label; /* its displayed name; NULL: name */
 } mha_heads_column;
 
 /* Its value for a head. */
 typedef struct mha_heads_value {
     double value;
-    double chance, low, high; /* NaN: not known; low and high: the interval of the mean */
-    double deciles[11];       /* of rows; deciles[0] NaN: not known */
+    double chance, low, high; /* NaN: unknown; low and high: the interval of the mean */
+    double deciles[11];       /* of rows; deciles[0] NaN: unknown */
     int64_t rows;             /* measured; 0: there is no value */
 } mha_heads_value;
 
@@ -50,10 +50,10 @@ typedef struct mha_heads_role {
     const char *name, *evidence;
 } mha_heads_role;
 
-/* A place in a text where a head does something: tokens around it. */
+/* An example of a head in a text, with the tokens around it. */
 typedef struct mha_heads_place {
-    int64_t column; /* whose place it is */
-    bool least;     /* where the score is smallest */
+    int64_t column; /* the score that it is an example of */
+    bool least;     /* the smallest score */
     double value;
     const char *where;         /* "text 12, token 40" */
     const char *const *tokens; /* [token_count] in order */
@@ -63,13 +63,13 @@ typedef struct mha_heads_place {
 
 /* A titled list of tokens, the first one first. */
 typedef struct mha_heads_list {
-    const char *title, *text; /* text: what the numbers are */
+    const char *title, *text; /* text: the meaning of the numbers */
     const char *const *names; /* [count] */
     const double *values;     /* [count] */
     int64_t count;
 } mha_heads_list;
 
-/* A connection from an earlier head that this head reads. */
+/* A connection: this head reads the output of an earlier head. */
 typedef struct mha_heads_arrow {
     const char *kind; /* "K" */
     int64_t layer, head;
@@ -87,7 +87,7 @@ typedef struct mha_heads_line {
 typedef struct mha_heads_card {
     int64_t layer, head;
     const char *note;    /* a sentence; NULL: none */
-    const char *command; /* to show the head in a text; NULL: none */
+    const char *command; /* a command that shows the head in a text; NULL: none */
     const mha_heads_role *roles;
     const mha_heads_place *places;
     const mha_heads_list *lists;
@@ -108,21 +108,21 @@ typedef struct mha_heads_page {
     int64_t head_count;
     const mha_heads_value *values; /* [head_count][column_count] */
     int64_t x, y;                  /* the columns that the scatter shows at first */
-    int64_t first_head;            /* whose card is open at first; -1: none */
+    int64_t first_head;            /* the head whose card is open at first; -1: none */
 } mha_heads_page;
 
 /**
- * One HTML file: no network, no other file. The fragment of its address names what is shown
- * (#x=induction&y=entropy&heads=L18H6,L17H4&role=induction). Without scripts it shows the table's
- * most important columns, x and y.
+ * Write one HTML file, which uses no network and no other file. The fragment of its address holds
+ * the state of the view (#x=induction&y=entropy&heads=L18H6,L17H4&role=induction). Without scripts
+ * it shows the columns x and y of the table.
  *
- * 270 heads with 30 columns, 30 places of 24 tokens and lists take about 7 MB.
+ * A page of 270 heads with 30 columns, 30 places of 24 tokens and lists takes about 7 MB.
  *
  * Memory   from the C library, for the call.
  * Errors   MHA_ERR_NULL (page, sink, a list with a count); MHA_ERR_ARGUMENT (struct_size, a negative
  *          count, no head, a column, place or first head out of range, a head or a name twice);
  *          MHA_ERR_SIZE (more than 256 columns, 10^5 heads); MHA_ERR_UNSUPPORTED (fields of a newer
- *          version); what sink returned; MHA_ERR_NOMEM.
+ *          version); the status that sink returned; MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_heads_page(const mha_heads_page *page,

@@ -1,5 +1,6 @@
 /* multihead: the live page (libmultihead-render): a reader types a text, and the page requests its
- * maps from a server such as `multihead serve`, or from a worker. It draws as the page of mha_render_html() does.
+ * maps from a server such as `multihead serve`, or from a worker. It is drawn like the page of
+ * mha_render_html().
  *
  * A server provides three files in one folder, which refer to no other address:
  *
@@ -35,9 +36,9 @@ typedef enum mha_live_file {
 } mha_live_file;
 
 /**
- * The page itself, with the title, facts and producer that it shows; of the figure the title, the
- * colour map and the theme are used, its panels are not needed. It has no inline style or script,
- * so that a Content-Security-Policy may forbid both.
+ * The page itself, with the facts and producer of the report and the title, colour map and theme of
+ * the figure, whose panels are not used. It has no inline styles or scripts, so a
+ * Content-Security-Policy may forbid both.
  *
  * Memory   as mha_render_svg().   Errors  as mha_render_html().   Threads  any.   Since  0.1
  */
@@ -46,28 +47,28 @@ MHA_API MHA_NODISCARD mha_status mha_render_live_page(const mha_figure *figure,
                                                       const mha_sink *sink);
 
 /**
- * A file of the page. Always the same bytes.
+ * A file of the page; its bytes never vary.
  *
  * Memory   as mha_render_svg().
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no such file), or what the sink returned.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no such file), or the status that the sink returned.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_live_file(mha_live_file file, const mha_sink *sink);
 
 /* A file of the model of an explorer. */
 typedef struct mha_explorer_file {
-    const char *name; /* "model/config.json", as the library in the page asks for it */
+    const char *name; /* "model/config.json", the name that the library in the page opens */
     const void *bytes;
     size_t size;
 } mha_explorer_file;
 
-/* What answers a page that has no server: the library compiled to WebAssembly, and a model. */
+/* The backend of a page without a server: the library compiled to WebAssembly, and a model. */
 typedef struct mha_explorer {
     uint32_t struct_size;
     uint32_t reserved;  /* 0 */
     const void *module; /* [module_bytes] explorer.wasm, compressed by gzip: script/page */
     size_t module_bytes;
-    const char *path; /* the model's: the name of its file, or what is before "/config.json" */
+    const char *path; /* the model's: the name of its file, or of the folder of config.json */
     const char *name; /* the model's name */
     const mha_explorer_file *files; /* [file_count] */
     int64_t file_count;

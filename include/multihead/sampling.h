@@ -1,11 +1,11 @@
-/* multihead: choosing the next token from logits.
+/* multihead: choose the next token from logits.
  *
  *   p = softmax(logits / temperature), over the top_k largest logits
- *   of these the most likely whose p add up to top_p (Holtzman et al. 2020),
- *   of these those with p >= min_p max p (Nguyen et al. 2024)
+ *   then over the most likely of these whose p add up to top_p (Holtzman et al. 2020),
+ *   then over those with p >= min_p max p (Nguyen et al. 2024)
  *
- * and one of what is left, drawn with probability p / sum p. The order of the steps is that of
- * Hugging Face's transformers.
+ * One of the remaining tokens is drawn with probability p / sum p. The order of the steps is that
+ * of Hugging Face's transformers.
  *
  * Example, given mha_context *context, const float *logits, int64_t vocab_size, uint64_t step:
  *
@@ -26,13 +26,13 @@
 extern "C" {
 #endif
 
-/* Zero everywhere, but struct_size: the most likely token. */
+/* All zero except struct_size: the most likely token. */
 typedef struct mha_sampling {
     uint32_t struct_size;
     uint32_t reserved;  /* 0 */
     double temperature; /* 0: the most likely token; else finite and above 0 */
-    int64_t top_k;      /* tokens that are drawn from, at most; 0: all */
-    double top_p;       /* above 0, to 1; 0: 1 */
+    int64_t top_k;      /* maximum number of tokens to draw from; 0: all */
+    double top_p;       /* above 0, at most 1; 0: 1 */
     double min_p;       /* 0 .. 1 */
     uint64_t seed;
 } mha_sampling;

@@ -1,7 +1,7 @@
 /* multihead: figures and reports from attention maps (libmultihead-show). It selects heads and tokens,
  * reports how much weight the hidden tokens hold, and finds the strongest link of each head, also as a
- * sentence. The renderer (render.h) does not depend on attention, nor the code that computes maps on
- * figures; this library connects them.
+ * sentence. The renderer (render.h) does not depend on attention, and the code that computes maps
+ * does not depend on figures; this library connects them.
  *
  * Letters: L layers, H heads of a layer, T rows (queries), S columns (keys).
  *
@@ -29,7 +29,8 @@ extern "C" {
 /* Text and measures to show with a head. */
 typedef struct mha_show_role {
     const char *badge;           /* a short name of the role; NULL: none */
-    const char *does, *rests;    /* paragraphs: what the head does, where it rests; NULL: none */
+    const char *does, *rests;    /* paragraphs: what the head does, and where it attends by default;
+                                    NULL: none */
     const mha_measure *measures; /* [measure_count] */
     int64_t measure_count;
 } mha_show_role;
@@ -41,7 +42,10 @@ typedef struct mha_cards {
     mha_room memory;       /* for mha_cards_free() */
 } mha_cards;
 
-enum { MHA_CARD_MEASURES = 9 /* of each head: where its weight is, and on random tokens */ };
+enum {
+    MHA_CARD_MEASURES = 9 /* of each head: the distribution of its weight, and scores on random
+                                tokens */
+};
 
 /**
  * Make the cards of all heads from a study's results: the first role as a badge, a sentence for each role,
@@ -63,7 +67,7 @@ enum {
     MHA_SHOW_SCALE = 1 << 2, /* use scale; otherwise linear, or square root above 64 columns */
     MHA_SHOW_FIRST_PANEL =
         1 << 3,                  /* open the report on first_panel; otherwise the strongest link */
-    MHA_SHOW_FIRST_CELL = 1 << 4 /* select the tokens first_row, first_col in that panel */
+    MHA_SHOW_FIRST_CELL = 1 << 4 /* select the cell first_row, first_col in that panel */
 };
 
 typedef struct mha_show_options {
@@ -95,8 +99,8 @@ typedef struct mha_show {
  * Make the figure of the selected heads, and its report. The caller may extend copies of both. options
  * may be NULL.
  *
- * Memory   the caller frees *show with mha_show_free(); until then it borrows maps and everything options
- *          point to. Allocated with malloc(). After an error there is nothing to free.
+ * Memory   the caller frees *show with mha_show_free(); until then it borrows maps and all pointers in
+ *          options. Allocated with malloc(). After an error there is nothing to free.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size; all tokens are hidden; first_panel);
  *          MHA_ERR_UNSUPPORTED (flags); MHA_ERR_NOMEM; those of mha_figure_links().
  * Threads  any.   Since  0.1
@@ -105,18 +109,19 @@ MHA_API MHA_NODISCARD mha_status mha_show_make(const mha_maps *maps,
                                                const mha_show_options *options, mha_show *show);
 
 /**
- * Make the figure of a desk, and its report: the heads before and after W_O, and what each head writes.
- * source has name, texts and rows of the desk; of the options, colours, scale and range apply. The cmap
- * viridis is replaced by a diverging map.
+ * Make the figure of a desk, and its report: the heads before and after W_O, and the term of each head.
+ * source has name, texts and rows of the desk. Only the options for colours, scale and range apply. The
+ * cmap viridis is replaced by a diverging map.
  *
- * Memory, Errors, Threads, Since  as mha_show_make(), and MHA_ERR_SHAPE (other numbers of rows and tokens);
- * show->links is NULL.
+ * Memory, Errors, Threads, Since  as mha_show_make(), and MHA_ERR_SHAPE (different numbers of rows and
+ * tokens); show->links is NULL.
  */
 MHA_API MHA_NODISCARD mha_status mha_show_desk(const mha_desk *desk, const mha_maps *source,
                                                const mha_show_options *options, mha_show *show);
 
-/** The block size (mha_maps.cell) for maps of so many heads and tokens: 1 if the full maps take at most
- * 256 MB, otherwise the smallest blocks that a report of 10 MB can hold. Memory none. Errors none. Threads any. Since 0.1 */
+/** The block size (mha_maps.cell) for maps of this many heads and tokens: 1 if the full maps take at
+ * most 256 MB, otherwise the smallest blocks that a report of 10 MB can hold. Memory none. Errors none.
+ * Threads any. Since 0.1 */
 MHA_API int64_t mha_show_cell(int64_t heads, int64_t tokens);
 
 /** Free a show and clear it; NULL and a zeroed struct are allowed. Memory frees all. Errors none. Threads any.

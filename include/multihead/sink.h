@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* write takes all count bytes or fails; its status is passed up unchanged (use MHA_ERR_WRITE or
- * MHA_ERR_CALLBACK). It is called with count > 0, in order, and not again after a failure. */
+ * MHA_ERR_CALLBACK). It is called with count > 0, in order, and never again after a failure. */
 typedef struct mha_sink {
     mha_status (*write)(void *user, const void *bytes, size_t count);
     void *user;
@@ -39,7 +39,7 @@ typedef struct mha_buffer {
  * Errors its writes may fail with MHA_ERR_NOMEM. Threads one per buffer. Since 0.1 */
 MHA_API mha_sink mha_buffer_sink(mha_buffer *buffer);
 
-/** Free the bytes and empty the buffer; NULL is fine. Memory frees. Errors none. Threads one.
+/** Free the bytes and empty the buffer; NULL: a no-op. Memory frees. Errors none. Threads one.
  * Since 0.1 */
 MHA_API void mha_buffer_free(mha_buffer *buffer);
 
@@ -58,12 +58,12 @@ typedef struct mha_file mha_file;
  *                                with >>
  *   a symbolic link              followed, not replaced; a dangling one is rejected
  *
- * The new file is called path.mha-N.part, N the first number that is free. A process that is killed
- * leaves it behind; the next process to write path removes it at once, but never a file that is
- * still being written: its writer holds a lock (flock) on it. On file systems that machines may
- * share (all but ext2 to 4, XFS, btrfs, F2FS, ZFS, overlayfs, tmpfs and ramfs) another machine may
- * not see a lock: there the new file is called path.mha-shared-N.part, and one that was left behind
- * stays until it is removed by hand.
+ * The new file is called path.mha-N.part, with N the first free number. A process that is killed
+ * leaves it behind, and the next process that writes path removes it. A file that is still being
+ * written is never removed: its writer holds a lock (flock) on it. On file systems that machines
+ * may share (all except ext2 to 4, XFS, btrfs, F2FS, ZFS, overlayfs, tmpfs and ramfs) another
+ * machine may not see the lock. There the new file is called path.mha-shared-N.part, and a leftover
+ * must be removed by hand.
  *
  * Memory   the caller owns *file and calls mha_file_finish(). Two descriptors until then.
  * Errors   MHA_ERR_NULL; MHA_ERR_WRITE (cannot be created: path and reason in the detail);
@@ -73,10 +73,10 @@ typedef struct mha_file mha_file;
 MHA_API MHA_NODISCARD mha_status mha_file_create(const char *path, mha_file **file);
 
 /**
- * The same for a file in a folder that the caller owns, such as a saved model: nothing outside of
- * it is written. Anything that already has the name, even a symbolic link or a pipe, is replaced;
+ * Likewise for a file in a folder that the caller owns, such as a saved model: nothing outside the
+ * folder is written. An existing entry of this name is replaced, even a symbolic link or a pipe;
  * only a folder and a regular file without write permission are rejected. folder itself may be a
- * link; it is looked up once, here, and created if it is missing (its parents are not).
+ * link; it is resolved once, by this call, and created if it is missing (its parents are not).
  *
  *   name   without '/'; not "." or ".."
  *
@@ -92,23 +92,23 @@ MHA_API MHA_NODISCARD mha_status mha_file_create_in(const char *folder, const ch
 MHA_API const mha_sink *mha_file_sink(mha_file *file);
 
 /**
- * Finish a file. With status MHA_OK its content is written out and the file gets its name; with any
- * other, and if that fails, the unfinished file is removed and an older file of that name is
- * unchanged. (If only the last step fails, which syncs the folder, the new file is complete and in
- * place, but a power loss may bring back the old one.)
+ * Finish a file. With status MHA_OK its content is written out and the file gets its name. With any
+ * other status, or if writing fails, the unfinished file is removed and an older file of that name
+ * is unchanged. (If only the last step fails, the sync of the folder, the new file is complete and
+ * in place, but a power loss may bring back the old one.)
  *
  * The content is synced to the disk before the file gets its name, and the folder after that: a
  * power loss leaves the old file or the whole new one, and after MHA_OK the new one. Direct writes
  * are not synced.
  *
- *   file    may be NULL: then only status is returned
- *   status  the status of the writing
+ *   file    NULL: only return status
+ *   status  the caller's status after writing
  *
  * Memory   frees file.   Errors  status if it was not MHA_OK; MHA_ERR_WRITE with path and reason.
  * Threads  one per file.
  * Cost     two syncs: on the ext4 of a virtual machine 6 ms for a file of 200 KB on average (0.5
  *          to 16), 80 ms for 100 MB; on tmpfs a few microseconds. Training that saves its state
- *          after each of 50 steps of 125 ms spends a twentieth of its time on them.
+ *          after every step of 125 ms spends a twentieth of its time on them.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_file_finish(mha_file *file, mha_status status);

@@ -6,8 +6,8 @@
  *
  *   module.load_state_dict(safetensors.torch.load_file("state.safetensors"))
  *
- * takes what is saved here, and safetensors.torch.save_file(module.state_dict(), ...) writes what
- * is loaded here.
+ * reads the files saved here, and files of safetensors.torch.save_file(module.state_dict(), ...)
+ * can be loaded here.
  *
  * Example, given mha_module *module:
  *
@@ -33,8 +33,9 @@ extern "C" {
  *   prefix   of every name in the file, such as "encoder.layers.0.self_attn."; NULL: none. Tensors
  *            without it are ignored
  *
- * Tensors are f32, or f16, bf16 and f64, which are converted. Strict, as load_state_dict(): every
- * parameter must be present, and nothing else with the prefix. On an error the module is unchanged.
+ * Tensors are f32; f16, bf16 and f64 are converted. Loading is strict, like load_state_dict():
+ * every parameter must be present, and no other tensor with the prefix. On an error the module is
+ * unchanged.
  *
  * Memory   copied; the file is closed again. Conversions allocate memory during the call.
  * Errors   as mha_safetensors_open(); MHA_ERR_NULL; MHA_ERR_MODEL: a tensor is missing, unexpected,

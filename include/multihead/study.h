@@ -1,7 +1,6 @@
-/* multihead: study a model: tokenize texts with labels, and measure the heads over them.
+/* multihead: study a model: tokenize texts with labels, and measure its heads on them.
  *
- * The program, its server and the Python package use these calls for everything that they report about
- * a model:
+ * The program, its server and the Python package use these calls for all their reports on a model:
  *
  *   tokens    tokenize a text into ids with labels, byte ranges, kinds and sentences; detokenize ids
  *   scores    run texts and repeated random tokens through a model, and compute the scores, chance
@@ -43,7 +42,7 @@ extern "C" {
 
 /* mha_tokens_options.flags */
 enum {
-    MHA_TOKENS_TRUNCATE = 1 << 0, /* truncate to max_tokens; of a pair, truncate the longer text */
+    MHA_TOKENS_TRUNCATE = 1 << 0, /* truncate to max_tokens; for a pair, truncate the longer text */
     MHA_TOKENS_PLAIN = 1 << 1, /* no labels, for long texts; only special tokens are separators */
     /* A prompt to continue: drop the end-of-text tokens that the tokenizer appends. If no token is
      * left, the beginning-of-text token is the prompt. */
@@ -72,16 +71,17 @@ typedef struct mha_tokens {
     int8_t *sequence;     /* [T] 0: text, 1: pair, -1: neither */
     uint8_t *special;     /* [T] 1: a token that is not in the text, such as [CLS] */
     uint8_t *separators;  /* [T] 1: ends a sentence: . ! ? ; or a special token but the first */
-    int64_t *sentences;   /* [T] sentence numbers, from 0; a separator is in the one it ends */
+    int64_t *sentences;   /* [T] sentence numbers, from 0; a separator belongs to the sentence that
+                             it ends */
     const char **labels;  /* [T] mha_token_label(); NULL with MHA_TOKENS_PLAIN */
     int64_t dropped[2];   /* tokens truncated from the text and from the pair */
     void *memory;         /* the block that holds all arrays, for mha_tokens_free() */
 } mha_tokens;
 
 /**
- * Tokenize a text, and its pair if there is one, as the model does: with its tokenizer, or word by
- * word for a model that mha_checkpoint_save() wrote. For the encoder of an encoder-decoder, pass
- * mha_model_encoder().
+ * Tokenize a text, and its pair if there is one, as the model does: with its tokenizer, or with the
+ * vocabulary of a model that mha_checkpoint_save() wrote. For the encoder of an encoder-decoder,
+ * pass mha_model_encoder().
  *
  *   text [bytes], pair [pair_bytes]   UTF-8; pair may be NULL. The text may be empty
  *
@@ -118,9 +118,9 @@ MHA_API void mha_tokens_sentences(int64_t count, const char *const *labels, cons
 
 /**
  * Write the readable label of a token. A WordPiece token or a whole word is its text: "##ing". A BPE
- * token is the text that it adds, without a leading space; a token of spaces only is U+2423 for each,
- * a line feed is "\n", and bytes of an incomplete character are "<0x9F>". A special token is its name.
- * An id that is not in the vocabulary is "?".
+ * token is the text that it adds, without a leading space; a token of spaces only has a U+2423 for
+ * each, a line feed is "\n", and bytes of an incomplete character are "<0x9F>". A special token is its
+ * name. An id that is not in the vocabulary is "?".
  *
  *   label [size] out   truncated to size bytes including the NUL, as by snprintf(); may be NULL if
  *                      size is 0
@@ -131,8 +131,8 @@ MHA_API void mha_tokens_sentences(int64_t count, const char *const *labels, cons
  */
 MHA_API size_t mha_token_label(const mha_model *model, int32_t id, char *label, size_t size);
 
-/** The number of ids of a model that are tokens, counted from 0. The vocabulary may be padded with ids
- * beyond them. Returns 0 without a tokenizer. Memory none. Errors none. Threads any. Since 0.1 */
+/** The number of ids with a token; larger ids only pad the vocabulary. Returns 0 without a tokenizer.
+ * Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_token_count(const mha_model *model);
 
 /* ------------------------------------------------------------------------------------------------
@@ -184,12 +184,12 @@ MHA_API MHA_NODISCARD mha_status mha_text_writer_end(mha_text_writer *writer, co
  * Repeated random tokens
  * --------------------------------------------------------------------------------------------- */
 
-/* Sequences of a model's words in random order, repeated: a block of at most 25 words, at most four
- * times, fewer if the model has too few words or positions. */
+/* Sequences of a model's words in random order: a block of at most 25 words, repeated up to four
+ * times; less if the model has too few words or positions. */
 typedef struct mha_random_tokens {
     uint32_t struct_size;    /* in: sizeof(mha_random_tokens) */
     uint32_t reserved;       /* 0 */
-    mha_repeated_tokens how; /* a block below 4: the model is too small to measure */
+    mha_repeated_tokens how; /* a block below 4 means that the model is too small to measure */
     int32_t *pool;           /* [pool_count] words to draw from */
     int64_t pool_count;
 } mha_random_tokens;
@@ -276,8 +276,8 @@ MHA_API void mha_study_score_label(const mha_study_found *found, int64_t score,
 MHA_API const char *mha_study_score_text(int64_t score);
 
 /** The number of the score with this name, or -1. With `told`, and if random tokens were measured,
- * "induction" and "duplicate" are the scores on random tokens, where nothing else repeats words. Memory
- * none. Errors none. Threads any. Since 0.1 */
+ * "induction" and "duplicate" are the scores on random tokens, where only the repetition itself repeats
+ * words. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_study_score_find(const mha_study_found *found, const char *name, bool told);
 
 /** The score of a head; zeros if it was not measured. Memory none. Errors none. Threads any while no
@@ -327,8 +327,8 @@ typedef struct mha_study_progress {
     int64_t layer, layers, row, rows;
 } mha_study_progress;
 
-/* The saved state of a study: its results, and fingerprints of the model's files, the gates and the texts,
- * so that a study of the same ones continues, bit-identical to one that never stopped. */
+/* The saved state of a study: its results, and fingerprints of the model's files, the gates and the texts.
+ * A study with the same fingerprints continues bit-identical to one that never stopped. */
 typedef struct mha_study_state {
     uint32_t struct_size;
     uint32_t reserved;       /* 0 */
@@ -336,11 +336,10 @@ typedef struct mha_study_state {
     size_t size;             /* 0: begin a new state */
     const char *name;        /* names the state in errors, such as its path */
     mha_model_digests model; /* of the files of the model; tokenizer: not used */
-    /* The time between two merges of the results of several ranks. Any process that does not merge
-     * ignores it */
+    /* The time between two merges of the results of several ranks. A single process ignores it */
     double every; /* seconds */
-    /* Called when all texts or sequences before the next have results: after each one, or over ranks
-     * at rank 0 after each merge. It may call mha_study_write(). NULL: not called */
+    /* Called whenever all texts or sequences before the next have results: after each one, or over
+     * ranks at rank 0 after each merge. It may call mha_study_write(). NULL: not called */
     void (*save)(void *user);
     void *save_user;
 } mha_study_state;
@@ -355,7 +354,7 @@ typedef struct mha_study_desc {
      * (use MHA_ERR_CALLBACK). NULL: not called */
     mha_status (*progress)(void *user, const mha_study_progress *progress);
     void *progress_user;
-    int64_t sequences; /* of random tokens that mha_study_next() counts */
+    int64_t sequences; /* sequences of random tokens that mha_study_next() counts */
     /* Divide the texts and sequences, or with MHA_STUDY_OWN_LAYERS the layers, among the ranks. All make
      * the same calls; rank 0 gets the results. create, begin, begin_random and next are collective:
      * they return the same status at all ranks. NULL: one process */
@@ -364,12 +363,12 @@ typedef struct mha_study_desc {
 } mha_study_desc;
 
 /**
- * Create a study of a model's heads. Count all texts before measuring the first one: which words are
- * rare depends on all of them. Call in this order:
+ * Create a study of a model's heads. Count all texts before measuring the first one: rare words are
+ * determined from all of them. Call in this order:
  *
  *   mha_study_count() each text; mha_study_begin(); mha_study_text() each text, in the order of
  *   mha_study_next();
- *   mha_study_begin_random(); mha_study_draw() as long as mha_study_next() counts
+ *   mha_study_begin_random(); mha_study_draw() until mha_study_next() returns -1
  *
  * or call mha_study_measure(), which does all of it. desc may be NULL.
  *
@@ -378,7 +377,7 @@ typedef struct mha_study_desc {
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size; a state of another version, model or gates),
  *          MHA_ERR_FORMAT (a damaged state), MHA_ERR_UNSUPPORTED (flags; an encoder-decoder; a model
  *          without tokenizer), MHA_ERR_NOMEM; over ranks as mha_transport_agree().
- * Threads  one call at a time per context; so do all calls on a study.   Since  0.1
+ * Threads  one call at a time per context, also for all calls on a study.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_create(mha_context *context, mha_model *model,
                                                   const mha_study_desc *desc, mha_study **study);
@@ -402,14 +401,14 @@ MHA_API MHA_NODISCARD mha_status mha_study_count(mha_study *study, const mha_tok
                                                  const mha_study_links *links);
 
 /**
- * Rank the counted tokens by frequency, create found.texts with its corpus and distances, and take the
- * texts of the state. A second call discards the results and keeps the counts.
+ * Rank the counted tokens by frequency, create found.texts with its corpus and distances, and take
+ * over the texts of the state. A second call discards the results and keeps the counts.
  *
  * A word is rare if its kind ranks 500th or later by frequency, in a small corpus at the median or later.
  *
  * Memory   that of mha_head_measures_create(), mha_head_corpus_create(), mha_head_pass_distances().
- * Errors   those of these calls; MHA_ERR_ARGUMENT (a state of other texts; the detail says which
- *          differ), MHA_ERR_FORMAT (a damaged state).
+ * Errors   those of these calls; MHA_ERR_ARGUMENT (a state of other texts; the detail names a
+ *          difference), MHA_ERR_FORMAT (a damaged state).
  * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_begin(mha_study *study);
@@ -439,18 +438,18 @@ typedef struct mha_study_visit {
  * Run a text through the model and measure its heads. visit may be NULL.
  *
  * Memory   scratch from the context; borrows everything for the call.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (mha_study_begin() was not called, an id that the model does
- *          not have, a link of a word that does not exist); those of mha_head_pass_run(), including
- *          MHA_ERR_NUMERIC for attention weights that are not finite; the status that progress or after_layer
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (mha_study_begin() was not called, an id that the model
+ *          lacks, a link of a missing word); those of mha_head_pass_run(), including MHA_ERR_NUMERIC
+ *          for attention weights that are not finite; the status that progress or after_layer
  *          returned.
  * Threads  one.   Accuracy  as mha_head_pass_run().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_text(mha_study *study, const mha_tokens *tokens,
                                                 const mha_study_visit *visit);
 
-/** Create found.random, or discard its results, and take the sequences of the state. It stays NULL if the
- * model is too small for MHA_RANDOM_LEAST_BLOCK. Memory, Errors as mha_study_begin(). Threads one. Since
- * 0.1 */
+/** Create found.random, or discard its results, and take over the sequences of the state. It stays NULL
+ * if the model is too small for MHA_RANDOM_LEAST_BLOCK. Memory, Errors as mha_study_begin(). Threads one.
+ * Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 
 /** Draw the next sequence from found.plan, and measure it unless another rank does. Memory, Errors, Accuracy
@@ -458,8 +457,8 @@ MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 MHA_API MHA_NODISCARD mha_status mha_study_draw(mha_study *study);
 
 /**
- * Count and measure all texts, then so many sequences of random tokens.
- * `sequences` replaces that of the description.
+ * Count and measure all texts, then `sequences` sequences of random tokens, a number that replaces
+ * that of the description.
  *
  *   texts [count]   visit [count], each may be NULL; visit NULL: none
  *
@@ -474,18 +473,17 @@ MHA_API MHA_NODISCARD mha_status mha_study_measure(mha_study *study, const mha_t
  * none. Threads one. Since 0.1 */
 MHA_API bool mha_study_resumes(const mha_study *study, int64_t *texts, int64_t *sequences);
 
-/** Make the results of the state those of a new study, without measuring; only mha_study_results() may be
- * called afterwards. Rank 0 alone calls it. Memory moves the results. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT
- * (no state, or not a new study); MHA_ERR_FORMAT (a damaged state); MHA_ERR_NOMEM. Threads one. Since
- * 0.1 */
+/** Give a new study the results of its state, without measuring; only mha_study_results() may be called
+ * afterwards. Only rank 0 calls it. Memory moves the results. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (no
+ * state, or not a new study); MHA_ERR_FORMAT (a damaged state); MHA_ERR_NOMEM. Threads one. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_restore(mha_study *study);
 
 /**
- * Write the state: 8-byte little-endian words, a check of them, then states of head_state.h. Results must
- * have all texts and sequences before the next, as mha_study_state.save says.
+ * Write the state: 8-byte little-endian words, their checksum, then states of head_state.h. All texts and
+ * sequences before the next must have results (mha_study_state.save).
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (a study without a state); what the sink returns.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (a study without a state); the status of the sink.
  * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_write(const mha_study *study, const mha_sink *sink);

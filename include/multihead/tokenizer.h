@@ -6,7 +6,7 @@
  *   WordPiece       clean the text, separate CJK characters, strip accents, lower-case, split at
  *                   white space and punctuation, then split every word into the longest pieces in
  *                   the vocabulary
- *   byte-level BPE  split by a pattern, then merge bytes in the order that was learned
+ *   byte-level BPE  split by a pattern, then merge bytes in the learned order
  *   SentencePiece-style BPE  write spaces as U+2581, then merge characters likewise
  *
  *     "Unaffable!"  ->  [CLS] una ##ffa ##ble ! [SEP]
@@ -47,15 +47,15 @@ typedef struct mha_tokenizer mha_tokenizer;
 typedef struct mha_tokenizer_options {
     uint32_t struct_size;
     uint32_t reserved;       /* 0 */
-    mha_allocator allocator; /* alloc NULL: the C library's. It serves every thread that encodes. */
+    mha_allocator allocator; /* alloc NULL: the C library's. All threads that encode use it. */
 } mha_tokenizer_options;
 
 /**
  * Load the tokenizer of a model folder.
  *
- * tokenizer.json is complete by itself. Without it, vocab.txt has the vocabulary (one token per
- * line; the line number is the id), and tokenizer_config.json, which is optional, the settings.
- * Files that are present must agree. options may be NULL.
+ * tokenizer.json suffices. Without it, vocab.txt has the vocabulary (one token per line; the line
+ * number is the id), and tokenizer_config.json, which is optional, the settings. Files that are
+ * present must agree. options may be NULL.
  *
  * Memory   the caller owns *tokenizer; about 90 bytes per token and 16 per merge. Nothing of the
  *          folder stays open.
@@ -71,7 +71,7 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_load(const char *folder,
                                                     const mha_tokenizer_options *options,
                                                     mha_tokenizer **tokenizer);
 
-/** Destroy a tokenizer; NULL is fine. Memory frees all of it; encodings stay valid. Errors none.
+/** Destroy a tokenizer; NULL: a no-op. Memory frees all of it; encodings stay valid. Errors none.
  * Threads no other thread may be using it. Since 0.1 */
 MHA_API void mha_tokenizer_destroy(mha_tokenizer *tokenizer);
 
@@ -92,13 +92,13 @@ typedef struct mha_tokenizer_info {
     int32_t unk_id; /* never -1 for WordPiece */
     int32_t mask_id;
     int64_t vocab_size; /* ids are 0 .. vocab_size - 1 */
-    int64_t max_length; /* model_max_length, special tokens included; 0: the folder does not say */
+    int64_t max_length; /* model_max_length, including special tokens; 0: not stated */
     uint8_t clean_text; /* the settings of BERT's normaliser, 0 or 1; 0 for other kinds */
     uint8_t handle_chinese_chars;
     uint8_t strip_accents;
     uint8_t lowercase;
     mha_tokenizer_kind kind;
-    int32_t bos_id; /* named as the beginning and the end of a text; whether encoding adds them */
+    int32_t bos_id; /* the beginning-of-text and end-of-text token; whether encoding adds them */
     int32_t eos_id; /* depends on the template */
 } mha_tokenizer_info;
 
@@ -146,8 +146,8 @@ MHA_API int32_t mha_tokenizer_id(const mha_tokenizer *tokenizer, const char *tok
 /* Treatment of more than max_length tokens. */
 typedef enum mha_truncation {
     MHA_TRUNCATE_NEVER = 0,         /* an error, MHA_ERR_SIZE, that names the count */
-    MHA_TRUNCATE_LONGEST_FIRST = 1, /* cut the longer text to the length of the other, then both
-                                       equally */
+    MHA_TRUNCATE_LONGEST_FIRST = 1, /* truncate the longer text to the length of the other, then
+                                       both equally */
     MHA_TRUNCATE_ONLY_FIRST = 2,
     MHA_TRUNCATE_ONLY_SECOND = 3
 } mha_truncation;
@@ -162,7 +162,7 @@ enum {
 typedef struct mha_encode_options {
     uint32_t struct_size;
     uint32_t flags;
-    int64_t max_length; /* the most tokens, special ones included; 0: any number */
+    int64_t max_length; /* maximum number of tokens, including special ones; 0: no limit */
     mha_truncation truncation;
     int32_t reserved; /* 0 */
 } mha_encode_options;
@@ -180,8 +180,8 @@ typedef struct mha_encoding {
     const int8_t *sequence;     /* [count] 0: text, 1: pair, -1: a special token that was added */
     const uint8_t *special;     /* [count] 1 where sequence is -1. "[SEP]" written in a text becomes
                                    the same id but is not special. */
-    int64_t dropped[2];         /* tokens of text and pair that truncation cut off, at the end;
-                                   with MHA_ENCODE_STOP those of them that were read */
+    int64_t dropped[2];         /* tokens truncated from the end of text and pair; with
+                                   MHA_ENCODE_STOP only those that were read */
     void *memory;               /* of all the arrays, for mha_encoding_free() */
 } mha_encoding;
 
@@ -190,18 +190,17 @@ typedef struct mha_encoding {
  * [CLS] text [SEP], [CLS] text [SEP] pair [SEP]; for Llama <s> text, <s> text <s> pair.
  *
  *   text [text_bytes], pair [pair_bytes]   UTF-8; text may be NULL if text_bytes is 0; pair NULL
- *                                          means that there is none, which is not the empty pair
+ *                                          is no pair, unlike an empty pair
  *
- * An empty text is fine and gives the special tokens. Special tokens written in the text, such as
+ * An empty text is valid and gives the special tokens. Special tokens written in the text, such as
  * "[MASK]", are recognised. options may be NULL.
  *
  * Memory   texts are borrowed for the call. The caller frees the arrays with mha_encoding_free().
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, flags, max_length below 0 or below the
  *          number of special tokens); MHA_ERR_UTF8 (the detail has the byte offset); MHA_ERR_SIZE
- *          (more than max_length tokens and no truncation, or the text that may be cut is too
- *          short for it; a folder's own pattern takes more steps, or its normalizer makes more
- *          bytes, than the text allows: SECURITY.md); MHA_ERR_NOMEM.
- *          *encoding is then untouched.
+ *          (more than max_length tokens and no truncation, or the text that may be truncated is too
+ *          short; a folder's own pattern exceeds its steps, or its normalizer its bytes, for this
+ *          text: SECURITY.md); MHA_ERR_NOMEM. *encoding is then untouched.
  * Threads  any.   Cost  linear in the bytes; BPE n log n in the longest word.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer,
@@ -210,9 +209,9 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_encode(const mha_tokenizer *token
                                                       const char *pair, size_t pair_bytes,
                                                       mha_encoding *encoding);
 
-/** Free an encoding's arrays and clear it, except for struct_size; NULL and an encoding that was
- * never filled (all zero) are fine. The tokenizer may already be destroyed, but not its allocator.
- * Memory frees the arrays. Errors none. Threads any. Since 0.1 */
+/** Free an encoding's arrays and clear it, except for struct_size. NULL and an encoding of zeros
+ * are allowed. The tokenizer may already be destroyed, but not its allocator. Memory frees the
+ * arrays. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_encoding_free(mha_encoding *encoding);
 
 /* The words of a text, the units that are looked up in the vocabulary. */
@@ -223,13 +222,13 @@ typedef struct mha_words {
     int64_t text_bytes;
     int64_t count;              /* of words */
     const int64_t *from, *to;   /* [count] bytes [from, to) of the normalised text */
-    const int64_t *begin, *end; /* [count] the bytes of the text given that they come from */
+    const int64_t *begin, *end; /* [count] their bytes in the original text */
     void *memory;               /* of all the arrays, for mha_words_free() */
 } mha_words;
 
 /**
- * Normalise a text and split it into words, without the vocabulary: the first half of encoding, to
- * see why a text gives the tokens it gives. Special tokens in the text are not recognised here.
+ * Normalise a text and split it into words, without the vocabulary. This first half of encoding
+ * shows why a text has its tokens. Special tokens in the text are not recognised here.
  *
  * Memory   text is borrowed for the call. The caller frees the arrays with mha_words_free().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UTF8, MHA_ERR_SIZE, MHA_ERR_NOMEM.

@@ -1,10 +1,10 @@
-/* multihead: attention and the residual stream step by step (libmultihead-model): the numbers of one token on
- * its way through a transformer, and of one head and one pair of tokens from x to the stream.
+/* multihead: attention and the residual stream step by step (libmultihead-model): the values of one token in
+ * every layer of a transformer, and of one head and one pair of tokens from x to the stream.
  *
  *   x -> q = W_q x, k = W_k x -> q.k -> scale -> softcap, bias, mask -> softmax -> sum of p v -> W_O -> x + ...
  *
- * Each step is a result of the library, not a second computation: the row of weights is bit-identical to that of
- * mha_trials_run(), the heads and the stream to those of mha_transformer_forward().
+ * Each step is a result of the forward pass, not recomputed separately: the row of weights is bit-identical
+ * to that of mha_trials_run(), the heads and the stream to those of mha_transformer_forward().
  *
  * Example, given mha_trials *trials, const mha_trial *run:
  *
@@ -32,20 +32,20 @@ typedef struct mha_trace_options {
     uint32_t reserved;   /* 0 */
     mha_trial_head head; /* layer -1: no head, only the stream */
     int64_t row;         /* the query token; -1: the last */
-    int64_t key;         /* the token looked at; -1: that of the largest weight */
+    int64_t key;         /* the key token; -1: that of the largest weight */
 } mha_trace_options;
 
 /* A layer, at the row. All [E]. */
 typedef struct mha_trace_layer {
     int64_t heads, kv_heads;
     float *stream;    /* the residual stream before the layer */
-    float *attention; /* what all heads write, and the bias of W_O; NULL: the layer has no heads */
+    float *attention; /* the sum of the heads' outputs and the bias of W_O; NULL: the layer has no
+                         heads */
     float *middle;    /* the stream after attention */
-    float *
-        feed_forward; /* what the feed-forward layer adds, the difference of the streams; NULL: there is none, or
-                            a norm follows it */
-    float *next;  /* the stream after the layer */
-    float *norms; /* [heads] the length of what each head writes */
+    float *feed_forward; /* the term of the feed-forward layer, the difference of the streams; NULL:
+                         there is none, or a norm follows it */
+    float *next;         /* the stream after the layer */
+    float *norms;        /* [heads] the length of each head's output */
 } mha_trace_layer;
 
 /* Letters: E width of the stream, T tokens, D width of a head, H heads of the head's layer. NULL: the model
@@ -57,30 +57,31 @@ typedef struct mha_trace {
     int64_t width, layer_count;
     float *token, *position, *type; /* [E] rows of the tables whose sum is the embedding */
     mha_trace_layer *layers;        /* [layer_count] */
-    float *last;                    /* [E] what W_out reads */
+    float *last;                    /* [E] the input of W_out */
 
     int64_t layer, head, kv_head, heads, head_dim; /* layer -1: no head */
-    float *query_input, *key_input; /* [E] what W_q and W_k read at the row and at the key */
+    float *query_input, *key_input; /* [E] the inputs of W_q and W_k at the row and at the key */
     float *query_plain, *key_plain; /* [D] W_q x + b_q, W_k x + b_k */
     float *query, *keys,
-        *values;     /* [D], [T,D], [T,D] normalised and rotated where the model does so */
+        *values;     /* [D], [T,D], [T,D] normalised and rotated, if the model does so */
     int64_t channel; /* of the largest |product| */
     float *query_weight, *key_weight; /* [E] the rows of W_q and W_k for this channel */
-    int64_t rotary_dim;           /* the first elements of q and k, which are rotated; 0: none */
-    bool normalised;              /* q and k are normalised */
-    double *products;             /* [D] query[d] keys[key][d] */
-    double scale, softcap;        /* softcap 0: none */
-    float *raw, *scaled, *capped; /* [T] q.k, times scale, after the softcap */
+    int64_t rotary_dim;               /* number of leading elements of q and k that are rotated; 0:
+                                     none */
+    bool normalised;                  /* q and k are normalised */
+    double *products;                 /* [D] query[d] keys[key][d] */
+    double scale, softcap;            /* softcap 0: none */
+    float *raw, *scaled, *capped;     /* [T] q.k, times scale, after the softcap */
     float *biased;       /* [T] after biases and masks, the input of the softmax; -inf: masked */
     float *weights;      /* [T] */
     float *output;       /* [D] the sum of weights times values, times the gate */
     float *concatenated; /* [H D] */
-    float *written;      /* [E] what the head adds to the stream */
+    float *written;      /* [E] the head's term in the stream */
     mha_room memory;     /* for mha_trace_free() */
 } mha_trace;
 
 /**
- * Run a trial, and keep the steps at one row, of one head and one pair.
+ * Run a trial and record the steps at one row, for one head and one pair of tokens.
  *
  * Memory   the caller frees *trace with mha_trace_free(). Scratch from the context.
  * Errors   as mha_trials_run(); MHA_ERR_MODEL (no such head, row or key), MHA_ERR_UNSUPPORTED (a model with

@@ -38,28 +38,28 @@ typedef struct mha_trainer mha_trainer;
 typedef struct mha_trainer_desc {
     uint32_t struct_size;
     uint32_t reserved;    /* 0 */
-    int64_t max_tokens;   /* the most B T of a batch */
-    int64_t max_source;   /* the most B S; with an encoder */
+    int64_t max_tokens;   /* maximum B T of a batch */
+    int64_t max_source;   /* maximum B S; with an encoder */
     double learning_rate; /* the peak of the schedule (optimizer.h) */
-    double floor;         /* where its decay ends, as a fraction of the peak */
+    double floor;         /* the rate at the end of its decay, as a fraction of the peak */
     int64_t warm_up, decay;
-    double beta1, beta2, epsilon; /* of mha_adamw, which has their defaults */
+    double beta1, beta2, epsilon; /* of mha_adamw, with its defaults */
     double weight_decay;          /* of matrices; 0: none */
     double clip;                  /* upper limit of the norm of all gradients; 0: none */
     /* Head h's rows of W_V and columns of W_O have the learning rate times head_grade^h, as
-     * mha_transformer_init.head_grade scales their initial values: heads that start alike diverge;
+     * mha_transformer_init.head_grade scales their initial values: initially similar heads diverge;
      * 0: 1 */
     double head_grade;
-    /* Ranks of data-parallel training (transport.h); NULL: this process alone. Copied; what user
-     * points to must outlive the trainer. All ranks create the trainer with the same parameters and
+    /* Ranks of data-parallel training (transport.h); NULL: this process alone. Copied; the object
+     * at `user` must outlive the trainer. All ranks create the trainer with the same parameters and
      * make the same steps with the same batches. Each computes the gradient of some sequences; the
      * parameters are bit-identical to those of one process */
     const mha_transport *transport;
     /* Number of slices of whole sequences that a batch is divided into; their gradients are added
-     * in a fixed tree. The bits depend on it, and not on the number of ranks. Ranks beyond the
-     * number of slices are idle. At most 1024, and a slice has at least a sequence. 0: up to 8, of
-     * at least 64 tokens, or 512 in models of 2^20 parameters and more, which costs one process 2 %
-     * at most */
+     * in a fixed tree. The bits depend on it, but not on the number of ranks. Ranks beyond the
+     * number of slices are idle. At most 1024; a slice has at least one sequence. 0: up to 8 slices
+     * of at least 64 tokens, or of 512 in models of 2^20 parameters and more, which costs one
+     * process at most 2 % */
     int64_t slices;
 } mha_trainer_desc;
 
@@ -70,10 +70,11 @@ typedef struct mha_training_batch {
     /* tokens [B,T]; memory stays NULL with an encoder. Steps take dropout, evaluations gates */
     const mha_transformer_input *input;
     const mha_transformer_input *source; /* of the encoder, tokens [B,S]; else NULL */
-    /* i32 [B,T], contiguous; -1: this row does not count, as rows beyond a length should not. A
-     * step needs at least one that counts within its length */
+    /* i32 [B,T], contiguous; -1: this row does not count, which must hold for rows beyond a length.
+     * A step needs at least one row that counts */
     const mha_tensor *targets;
-    /* f32 [B,T], contiguous, of each row's loss, finite where it counts; NULL: the mean */
+    /* f32 [B,T], contiguous, weights of the rows' losses, finite for rows that count; NULL: the
+     * mean */
     const mha_tensor *weights;
 } mha_training_batch;
 
@@ -93,7 +94,7 @@ typedef struct mha_training_batch {
  *          logits [max_tokens,V] and twice [max_source,E].
  * Errors   MHA_ERR_NULL, MHA_ERR_UNSUPPORTED (reserved, a transformer with a source, whose
  *          mha_transformer_copy() can be trained); MHA_ERR_ARGUMENT (a setting out of range, no
- *          logits, an encoder that does not fit); MHA_ERR_SIZE, MHA_ERR_NOMEM.
+ *          logits, an encoder of another width); MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  one call at a time per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_trainer_create(mha_context *context,
@@ -102,8 +103,8 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_create(mha_context *context,
                                                     const mha_trainer_desc *desc,
                                                     mha_trainer **trainer);
 
-/** Destroy a trainer, not its transformers; NULL is fine. Memory frees all. Errors none. Threads no
- * other thread may be using it. Since 0.1 */
+/** Destroy a trainer, not its transformers; NULL: a no-op. Memory frees all. Errors none. Threads
+ * no other thread may be using it. Since 0.1 */
 MHA_API void mha_trainer_destroy(mha_trainer *trainer);
 
 /**
@@ -115,15 +116,15 @@ MHA_API void mha_trainer_destroy(mha_trainer *trainer);
  * its error, with the detail preceded by "rank 3:".
  *
  * Memory   scratch from the context; for n slices 1 + log2 n floats for each parameter, and with
- *          ranks up to as many again.
+ *          ranks up to twice that.
  * Errors   MHA_ERR_NULL, MHA_ERR_STRIDE, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM;
  *          MHA_ERR_ARGUMENT (also if no row counts); MHA_ERR_SIZE (more tokens than the trainer was
- *          created for); MHA_ERR_NUMERIC (a weight of the batch is not finite; the loss or the
- *          gradient is not, because a parameter is not or the learning rate is too large: the
- *          detail says which); MHA_ERR_UNSUPPORTED (last_hidden, outputs, after_layer); those of
- *          the transformer's calls and of the transport. Parameters, state and count of steps are
- *          then unchanged, except after MHA_ERR_RANK of a lost rank, after which some ranks may
- *          have made the step.
+ *          created for); MHA_ERR_NUMERIC (a weight of the batch is not finite; or the loss or
+ *          gradient is not, because a parameter is not finite or the learning rate is too large:
+ *          see the detail); MHA_ERR_UNSUPPORTED (last_hidden, outputs, after_layer); those of the
+ *          transformer's calls and of the transport. Parameters, state and count of steps are then
+ *          unchanged, except after MHA_ERR_RANK of a lost rank: some ranks may then have made the
+ *          step.
  * Threads  one call at a time per context.
  * Accuracy the same bits for any number of threads and of ranks.
  * Since    0.1
@@ -155,14 +156,14 @@ typedef struct mha_trainer_state {
     mha_transformer *transformer; /* NULL: there is no encoder */
     int64_t count;                /* mha_transformer_size() */
     float *m, *v;                 /* [count] of mha_adamw_step(), to be saved, or filled */
-    const float *gradient; /* [count] of the last step, not clipped; unspecified if it failed */
+    const float *gradient; /* [count] of the last step, before clipping; unspecified if it failed */
 } mha_trainer_state;
 
 /** The state of the transformer, or of its encoder. Memory owned by the trainer. Errors none.
  * Threads as the trainer. Since 0.1 */
 MHA_API mha_trainer_state mha_trainer_state_of(mha_trainer *trainer, bool encoder);
 
-/** Continue after `steps` steps, with m, v and parameters as they were then. Memory none. Errors
+/** Continue after `steps` steps, with the m, v and parameters of that step. Memory none. Errors
  * MHA_ERR_NULL, MHA_ERR_ARGUMENT (steps below 0 or above 2^62). Threads as the trainer. Since
  * 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_trainer_resume(mha_trainer *trainer, int64_t steps);

@@ -8,15 +8,15 @@
  *   logits = norm(x) W_out^T                                        [B,T,V]
  *
  * Post-norm blocks take x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
- * 2017). Blocks with branch norms take x = x + norm'(f(norm(x))) (Gemma 2). Parallel blocks take
- * x = x + attention(norm(x)) + feed_forward(norm'(x)), both of the same x (GPT-NeoX). The
+ * 2017). Blocks with branch norms take x = x + norm'(f(norm(x))) (Gemma 2). Parallel blocks compute
+ * both parts from the same x: x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX). The
  * feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x). Without one
  * (ff_dim 0) layers are attention alone. With a logit softcap c, logits become c tanh(logits / c).
  *
- * One flat array holds every parameter, so that an optimizer is a loop over numbers; a table has
- * their names and shapes. Alternatively the parameters stay in a source, such as a file, and are
- * read from it as needed (mha_transformer_create_from()). Gradients are an array of the same form.
- * Bits do not depend on the number of threads.
+ * One flat array holds every parameter, so that an optimizer is a single loop; a table has their
+ * names and shapes. Alternatively the parameters stay in a source, such as a file, and are read
+ * from it as needed (mha_transformer_create_from()). Gradients are an array of the same form. Bits
+ * do not depend on the number of threads.
  *
  * Example, given mha_context *context, mha_tensor tokens, mha_tensor logits:
  *
@@ -79,14 +79,16 @@ enum {
     MHA_TRANSFORMER_POST_NORM = 1 << 1,      /* the norm after the sum, not before the function */
     MHA_TRANSFORMER_EMBEDDING_NORM = 1 << 2, /* a norm on the embeddings (BERT) */
     MHA_TRANSFORMER_BIAS = 1 << 3,           /* linear layers have biases, except the output */
-    MHA_TRANSFORMER_CROSS = 1 << 4,          /* layers attend to a memory too */
+    MHA_TRANSFORMER_CROSS = 1 << 4,          /* layers also attend to a memory */
     MHA_TRANSFORMER_TIED = 1 << 5,           /* W_out is the token embedding */
     MHA_TRANSFORMER_NO_OUTPUT = 1 << 6,      /* ends with the last x, normed if pre-norm */
     MHA_TRANSFORMER_QKV_BIAS = 1 << 7,       /* MHA_TRANSFORMER_BIAS of q, k and v only (Qwen 2) */
     MHA_TRANSFORMER_OUT_BIAS = 1 << 8,       /* of W_o only */
     MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers only */
-    MHA_TRANSFORMER_BRANCH_NORM = 1 << 10,   /* a further norm on what a block adds (Gemma 2) */
-    MHA_TRANSFORMER_PARALLEL = 1 << 11,      /* attention and feed-forward of one x (GPT-NeoX) */
+    MHA_TRANSFORMER_BRANCH_NORM = 1 << 10,   /* a further norm on a block's output before it is
+                                                added (Gemma 2) */
+    MHA_TRANSFORMER_PARALLEL = 1 << 11,      /* attention and feed-forward of the same x
+                                                (GPT-NeoX) */
     /* Positions count only tokens other than padding_token, which has row 0 of the learned table
      * wherever it occurs (RoBERTa). Not causal */
     MHA_TRANSFORMER_PADDING = 1 << 12
@@ -106,17 +108,17 @@ enum {
     MHA_LAYER_OUTPUT_GATE = 1 << 7
 };
 
-/* What mixes the tokens of a layer. */
+/* The mechanism that mixes the tokens of a layer. */
 typedef enum mha_mixer {
     MHA_MIXER_ATTENTION = 0,
-    /* A gated delta net (Yang et al. 2025), of heads with a state instead of keys and values. With x =
-     * norm(stream), and key/value heads that q and k share:
+    /* A gated delta net (Yang et al. 2025), whose heads have a state instead of keys and values. With
+     * x = norm(stream), and q and k shared by the heads of a group:
      *
      *   q, k, v = silu(conv(W_q x, W_k x, W_v x))      conv: mha_short_convolution() over tokens
      *   q, k    = q / sqrt(|q|^2 + 1e-6), k likewise
      *   b = sigmoid(W_b x)    log a = -exp(A_log) log(1 + exp(W_a x + dt_bias))     for each head
      *   o       = mha_recurrent_forward(q, k, v) with MHA_RECURRENT_DELTA
-     *   heads   = rms_norm(o) o_norm * silu(W_g x)     of each head by itself, and then W_o
+     *   heads   = rms_norm(o) o_norm * silu(W_g x)     for each head separately, and then W_o
      *
      * Its heads are the layer's heads, each of value_dim numbers; kv_heads are those of q and k, of
      * key_dim numbers. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS. Forward calls and decoders only */
@@ -147,12 +149,12 @@ typedef struct mha_layer_desc {
     int64_t right_keys;       /* likewise */
     int64_t sink_keys;        /* first keys, exempt from the window */
     mha_qk_norm_kind qk_norm; /* with MHA_LAYER_QK_NORM; MHA_QK_NORM_L2 in forward calls only */
-    float qk_norm_epsilon;    /* 0: 1e-6, of MHA_QK_NORM_L2 1e-12 */
+    float qk_norm_epsilon;    /* 0: 1e-6, for MHA_QK_NORM_L2 1e-12 */
     int64_t t5_buckets;       /* 0: no T5 bias; one-sided if the transformer is causal */
     int64_t t5_max_distance;  /* 0: 128 */
-    int64_t rotary_dim;       /* of rotary positions; even, 0: D */
+    int64_t rotary_dim;       /* number of rotated elements; even, 0: D */
     float rope_base;          /* 0: that of the transformer */
-    float rope_factor;        /* 0: 1. Of a scaling at least 1e-6 */
+    float rope_factor;        /* 0: 1. With a scaling at least 1e-6 */
     mha_rope_scaling rope_scaling;
     float rope_low, rope_high;    /* 0: Llama 3: 1 and 4, YaRN: 1 and 32. Not with LINEAR */
     float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */
@@ -183,15 +185,15 @@ typedef struct mha_transformer_desc {
     int32_t padding_token; /* with MHA_TRANSFORMER_PADDING; else 0 */
     /* [L] heads of each layer's self-attention, 0 .. num_heads, together with head_dim; NULL:
      * num_heads. A layer without heads adds the bias of its output and nothing else, and has no
-     * other attention parameters except a post-norm's. Gates, probabilities and all else with an
-     * axis H keep room for num_heads. Copied; mha_transformer_describe() returns the transformer's
-     * own */
+     * other attention parameters except a post-norm's. Gates, probabilities and all other arrays
+     * with an axis H have room for num_heads. Copied; mha_transformer_describe() returns the
+     * transformer's own */
     const int64_t *layer_heads;
     /* [L], each a divisor of the layer's heads; NULL: kv_heads, or as many as heads where kv_heads
      * is num_heads */
     const int64_t *layer_kv_heads;
     /* Token types (BERT's segments): a table [type_count,E] whose row is added to the embedding of
-     * each token; 0: none. With it the sum of the tables' rows is rounded once */
+     * each token; 0: none. With it the sum of the tables' rows is rounded only once */
     int64_t type_count;
     /* [L], all of the same struct_size: further settings of each layer's self-attention; NULL:
      * none. Copied, as layer_heads */
@@ -218,7 +220,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_create(mha_context *context,
                                                         mha_transformer **transformer);
 
 /* mha_transformer_source.flags */
-enum { MHA_SOURCE_PACK = 1 << 0 /* matrices are read once, and packed: 4 bytes per number */ };
+enum { MHA_SOURCE_PACK = 1 << 0 /* read matrices once and pack them: 4 bytes per number */ };
 
 /* A source of parameters other than an array of f32: for example a file with fewer bits per number
  * or another order. */
@@ -228,22 +230,22 @@ typedef struct mha_transformer_source {
     /* Read rows row .. row + rows - 1, and of these columns column .. column + columns - 1, of
      * parameter number `parameter` into to [rows,columns], contiguous. A vector has one column.
      * Called by several threads at once, with ranges inside the parameter. Must return the same
-     * numbers each time and cannot fail: check whatever can fail before */
+     * numbers each time and cannot fail: do all checks earlier */
     void (*read)(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
     void (*release)(void *user); /* called by mha_transformer_destroy(); may be NULL */
     void *user;
-    /* The same as mha_coded: at most MHA_CODED_ROWS rows (other rows of *to are not used) and at
-     * most MHA_CODED_COLUMNS columns, from a multiple of that on, in whole runs. Returns false if
-     * they cannot be coded; the answer must be the same for all columns of a row. NULL: no row can
-     * be */
+    /* The same numbers as mha_coded: at most MHA_CODED_ROWS rows (other rows of *to are not used)
+     * and at most MHA_CODED_COLUMNS columns, starting at a multiple of that, in whole runs. Returns
+     * false if they cannot be coded, for all columns of a row alike. NULL: no row can be coded */
     bool (*read_coded)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                        int64_t column, int64_t columns, mha_coded *to);
     mha_compute compute; /* the arithmetic of linear layers, see below */
     uint32_t reserved;   /* 0 */
-    /* Returns where rows row .. row + rows - 1 are in memory as *type, MHA_F16 or MHA_BF16, with
-     * adjacent columns and rows *stride elements apart, as long as the source lives; products then
-     * read them there, with the same bits. Returns NULL if they are not. NULL: no row is */
+    /* Returns the address of rows row .. row + rows - 1 in memory of *type, MHA_F16 or MHA_BF16,
+     * with adjacent columns and rows *stride elements apart, valid as long as the source; products
+     * then read them in place, with the same bits. Returns NULL if there is none. NULL: for no
+     * row */
     const void *(*find_rows)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                              mha_dtype *type, int64_t *stride);
     /* Ranks over which layers are spread, see below; NULL: one process. It must outlive the
@@ -260,13 +262,12 @@ typedef struct mha_transformer_source {
  *     y = y + offset (unit sum(x8))                  where mha_coded.has_offsets
  *
  * Sums are exact integers; every f32 operation is rounded separately, none is fused. A run of 16
- * has the unit of the 32 inputs that it is half of. Groups of 32 inputs that are all below 2^-80
- * count as 0; a row of x with an element that is not finite, or is 2^93 or more, gives NaN
- * throughout.
+ * uses the unit of its group of 32 inputs. Groups of 32 inputs that are all below 2^-80 count as 0;
+ * a row of x with an element that is not finite, or of magnitude 2^93 or more, gives a row of NaN.
  *
- * Accuracy  |y - exact| <= sum |w| (0.5001 unit + 2^-80) + (n + 4) 2^-24 (|b| + sum of the sizes of
- *           the n terms above) + 2^-120: docs/numerics.md 13 has the derivation and figures of a
- *           model.
+ * Accuracy  |y - exact| <= sum |w| (0.5001 unit + 2^-80) + (n + 4) 2^-24 (|b| + sum of the
+ *           magnitudes of the n terms above) + 2^-120: docs/numerics.md 13 has the derivation and
+ *           figures of a model.
  * Bits      the same on every instruction set including portable C, for any number of threads and
  *           of rows in a call, and any division into strips.
  *
@@ -275,20 +276,20 @@ typedef struct mha_transformer_source {
  * With compute = MHA_COMPUTE_BF16 all linear layers are those of mha_linear_create_bf16() (nn.h),
  * whatever type their weights are stored in. Rows of bf16 are multiplied in place (find_rows).
  *
- * Everything else (attention, norms, embeddings) is computed in f32 as without them. Forward calls,
- * decoders and views only: mha_transformer_backward() refuses; a transformer that is pruned from
- * one of these, or copied, computes in f32. */
+ * Everything else (attention, norms, embeddings) is computed in f32. Only forward calls, decoders
+ * and views are supported: mha_transformer_backward() returns an error. A transformer pruned or
+ * copied from one of these computes in f32. */
 
-/* With a transport, each rank computes a run of consecutive layers (pipeline parallelism). Runs
- * have as equal numbers of parameters as whole layers allow, in order; the output counts as the
- * last layer. With more ranks than layers some ranks have none. A rank reads the matrices of its
- * own layers only, the first one also the token embedding, and all of them everything else; a
- * decoder's caches are those of its layers.
+/* With a transport, each rank computes a run of consecutive layers (pipeline parallelism). Runs are
+ * in order and have numbers of parameters as equal as whole layers allow; the output counts as the
+ * last layer. With more ranks than layers some ranks have none. A rank reads only the matrices of
+ * its own layers; the first also reads the token embedding, and every rank all other parameters. A
+ * decoder has the caches of its own layers.
  *
  * All ranks make the same calls with the same arguments, and each returns results bit-identical to
  * one process: forward calls, decoders, mha_transformer_logits(). Ranks wait for each other inside
- * a call. If one cannot continue, all return its status, with "rank 3: " before the detail; the
- * exchange of statuses is at the beginning and the end of a call. The stream passes from rank to
+ * a call. If one cannot continue, all return its status, with "rank 3: " before the detail;
+ * statuses are exchanged at the beginning and the end of a call. The stream is sent from rank to
  * rank. If a call exposes its layers (after_layer, outputs, probabilities, kept activations), each
  * layer's results are broadcast to all ranks. A forward call also compares transformers, tokens,
  * lengths and dropout between ranks (MHA_ERR_ARGUMENT). After MHA_ERR_RANK, an error of the
@@ -296,17 +297,18 @@ typedef struct mha_transformer_source {
  *
  * Creating transformers and activations is local to a rank. A rank that fails there reports it by
  * mha_transport_agree(), with which the next call of every rank begins. mha_transformer_backward()
- * refuses; transformers that are pruned from a spread one, or copied, are whole. */
+ * returns an error. A transformer pruned or copied from a spread one is not spread. */
 
 /**
  * Create a transformer whose matrices and token embedding stay in their source: each product reads
  * blocks of rows that fit in a cache, once for all tokens of a call. Everything else (norms,
- * biases, positions, types, ...) is read by mha_transformer_update(), which must come before the
- * first use; so the source may first look up the parameters' names (mha_transformer_parameter()).
- * Results are bit-identical to a transformer with the same numbers in an array.
+ * biases, positions, types, ...) is read by mha_transformer_update(), which must be called before
+ * the first use. Before that call the source may look up the parameters' names
+ * (mha_transformer_parameter()). Results are bit-identical to a transformer with the same numbers
+ * in an array.
  *
- * Such a transformer can run forward, backward and step by step, and can be pruned, inspected and
- * saved. It cannot be initialised or trained, since mha_transformer_data() is NULL; its
+ * Such a transformer supports forward and backward calls, decoders, pruning, inspection and saving.
+ * It cannot be initialised or trained, since mha_transformer_data() is NULL; its
  * mha_transformer_copy() can.
  *
  * Memory   as mha_transformer_create(), without the array and, unless MHA_SOURCE_PACK, the packed
@@ -316,7 +318,7 @@ typedef struct mha_transformer_source {
  *          scratch per thread, more where 32 rows have more than 1 MiB; or with MHA_COMPUTE_INT8,
  *          if that is more, 832 bytes for every 256 inputs of a token, and 585 KiB and 32 rows per
  *          thread; with MHA_COMPUTE_BF16 in addition the inputs of all tokens, and 32 rows per
- *          thread. Backward calls take room for one matrix.
+ *          thread. Backward calls take the size of one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; one other than MHA_COMPUTE_F32 with
  *          MHA_SOURCE_PACK; MHA_COMPUTE_INT8 without read_coded).
@@ -327,11 +329,11 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_create_from(mha_context *contex
                                                              const mha_transformer_source *source,
                                                              mha_transformer **transformer);
 
-/** Destroy a transformer; NULL is fine. Memory frees all. Errors none. Threads no other thread may
+/** Destroy a transformer; NULL: a no-op. Memory frees all. Errors none. Threads no other thread may
  * be using it. Since 0.1 */
 MHA_API void mha_transformer_destroy(mha_transformer *transformer);
 
-/** The description with every default filled in. Memory fills *desc, all of this header's struct.
+/** The description with every default filled in. Memory fills the whole struct of this header.
  * Errors none. Threads any. Since 0.1 */
 MHA_API void mha_transformer_describe(const mha_transformer *transformer,
                                       mha_transformer_desc *desc);
@@ -342,7 +344,7 @@ MHA_API void mha_transformer_describe(const mha_transformer *transformer,
 typedef enum mha_parameter_kind {
     MHA_PARAMETER_MATRIX = 0,    /* [outputs, inputs]; the only kind that decays */
     MHA_PARAMETER_EMBEDDING = 1, /* tokens, positions, types */
-    MHA_PARAMETER_BIAS = 2,      /* T5's tables and sinks too: all are initially 0 */
+    MHA_PARAMETER_BIAS = 2,      /* also T5's tables and sinks: all are initially 0 */
     MHA_PARAMETER_NORM = 3,
     MHA_PARAMETER_CONSTANT = 4 /* ALiBi's slopes: not learned, their gradient is 0 */
 } mha_parameter_kind;
@@ -428,7 +430,7 @@ typedef struct mha_transformer_init {
 /**
  * Random parameters: matrices N(0, 1 / inputs), those that write to the residual stream (o_proj,
  * down_proj) smaller by another 1 / sqrt(number of such matrices); embeddings with embedding_std
- * and position_std; biases 0, norms 1. Drawn by Philox from the seed and the place of each number:
+ * and position_std; biases 0, norms 1. Drawn by Philox from the seed and the index of each number:
  * the same on every machine. Calls mha_transformer_update().
  *
  * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED.
@@ -451,15 +453,15 @@ typedef enum mha_patch_part {
     MHA_PATCH_VALUE = 3   /* v */
 } mha_patch_part;
 
-/* Replacement values for a tensor that a head of self-attention computes (activation patching). */
+/* Values that replace a tensor of a head of self-attention (activation patching). */
 typedef struct mha_head_patch {
     uint32_t struct_size;
     mha_patch_part part;
     int64_t layer;
-    int64_t head; /* of keys and values the key/value head, which all heads of its group read */
+    int64_t head; /* for keys and values the key/value head, shared by all heads of its group */
     const mha_tensor
         *values;         /* f32 [B,T,D] in, last axis contiguous; strides of B and T may be 0 */
-    const uint8_t *rows; /* [B T], 1: these rows; NULL: all */
+    const uint8_t *rows; /* [B T], 1: patch this row; NULL: all rows */
 } mha_head_patch;
 
 /* mha_transformer_input.flags */
@@ -473,19 +475,20 @@ typedef struct mha_transformer_input {
     uint32_t struct_size;
     uint32_t flags;
     const mha_tensor *tokens;      /* i32 [B,T] */
-    const int64_t *lengths;        /* [B], 0 .. T; NULL: T. Tokens beyond are ignored */
+    const int64_t *lengths;        /* [B], 0 .. T; NULL: T. Later tokens are ignored */
     const mha_tensor *memory;      /* f32 [B,S,memory_dim], with MHA_TRANSFORMER_CROSS */
     const int64_t *memory_lengths; /* [B]; NULL: S */
     const mha_tensor *gates;       /* f32 [L,H], times each head's output; NULL: 1 */
-    const mha_tensor *cross_gates; /* the same for cross-attention */
+    const mha_tensor *cross_gates; /* likewise for cross-attention */
     float dropout;                 /* of attention probabilities; 0 outside training */
     uint64_t dropout_seed;         /* a new one for each step; each layer derives its own from it */
     /* f32 [L,H D] in, with gates: mean ablation: the gated output of a self-attention head is gate
-     * z + (1 - gate) mean at every token; NULL: mean 0. A gated delta net has value_dim numbers a
-     * head; if all heads of one exceed H D, rows have as many. Forward calls only */
+     * z + (1 - gate) mean at every token; NULL: mean 0. A gated delta net has value_dim numbers per
+     * head; if its heads together exceed H D, rows are that long. Forward calls only */
     const mha_tensor *head_means;
     const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
-    const mha_tensor *last_hidden; /* f32 [B,T,E] out: what W_out reads; NULL. Forward calls only */
+    const mha_tensor *last_hidden; /* f32 [B,T,E] out: the input of W_out; NULL. Forward calls
+                                      only */
     /* [L] pointers, each NULL or further outputs of that layer's self-attention (attention.h), with
      * as many heads as the layer has; lse is in mha_layer_view. A layer without heads writes
      * nothing. Outputs of different layers may share memory. Forward calls only */
@@ -495,8 +498,8 @@ typedef struct mha_transformer_input {
      * Forward calls only */
     mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
     void *after_layer_user;
-    /* [patch_count], all of the same struct_size, applied in this order: of two for the same rows
-     * the later one wins. Forward calls only */
+    /* [patch_count], all of the same struct_size, applied in this order: a later patch of the same
+     * rows wins. Forward calls only */
     const mha_head_patch *patches;
     int64_t patch_count;
     /* Layers before this one are not run: the call begins with `stream`, the residual stream before
@@ -520,7 +523,7 @@ MHA_API MHA_NODISCARD mha_status mha_activations_create(mha_context *context,
                                                         int64_t max_tokens, int64_t max_memory,
                                                         mha_activations **activations);
 
-/** Destroy; NULL is fine. Memory frees all. Errors none. Threads no other thread may be using it.
+/** Destroy; NULL: a no-op. Memory frees all. Errors none. Threads no other thread may be using it.
  * Since 0.1 */
 MHA_API void mha_activations_destroy(mha_activations *activations);
 
@@ -574,33 +577,33 @@ typedef enum mha_layer_part {
 } mha_layer_part;
 
 /* Inputs and results of a part, as views of the activations. H, Hk and D are this layer's. A tensor
- * that the part does not have has ndim 0 and no data. In attention S is T, or the memory's.
+ * that the part lacks has ndim 0 and no data. In attention S is T, or the length of the memory.
  */
 typedef struct mha_layer_view {
     uint32_t struct_size; /* in: sizeof(mha_layer_view) */
     mha_mixer mixer;
     mha_tensor stream;       /* [B,T,E] x, the residual stream before it */
-    mha_tensor input;        /* [B,T,E] what it reads: norm(x), or x itself without pre-norm; in a
-                                parallel block both parts read the stream before the block */
+    mha_tensor input;        /* [B,T,E] its input: norm(x), or x without pre-norm; in a parallel
+                                block the input of both parts is the stream before the block */
     mha_tensor sum;          /* [B,T,E] x + f(...), before a post-norm, after a branch norm */
     mha_tensor next;         /* [B,T,E] the stream after it: sum, or its norm if post-norm */
-    mha_tensor q;            /* [B,H,T,D] as attention saw it: rotary positions are in q and k */
+    mha_tensor q;            /* [B,H,T,D] the input of attention: q and k are rotated */
     mha_tensor k, v;         /* [B,Hk,S,D] */
     mha_tensor lse;          /* [B,H,T] */
     mha_tensor heads;        /* [B,H,T,D] each head's output, times its gates */
-    mha_tensor concatenated; /* [B,T,H D] the same memory, heads side by side: what W_o reads */
-    mha_tensor hidden;       /* [B,T,F] of a feed-forward layer: what W_down reads */
+    mha_tensor concatenated; /* [B,T,H D] the same memory, heads side by side: the input of W_o */
+    mha_tensor hidden;       /* [B,T,F] of a feed-forward layer: the input of W_down */
     /* How heads are computed from q, k and v, without gates, dropout and lengths: for
      * mha_attention_visit_rows(). Its tensors are the transformer's */
     mha_attention_desc attention;
-    /* Of a gated delta net: q, k [B,Hk,T,key_dim] as its recurrence saw them, v
+    /* Of a gated delta net: q, k [B,Hk,T,key_dim], the inputs of its recurrence, v
      * [B,H,T,value_dim], no lse; and f32 [B,H,T] */
     mha_tensor log_decay, strength;
 } mha_layer_view;
 
 /**
- * Views of a part of a layer as the last mha_transformer_forward() left it. They are read-only;
- * those of different parts share memory (one's next is another's stream).
+ * Views of a part of a layer after the last mha_transformer_forward(). They are read-only, and
+ * parts share memory: next of one is stream of another.
  *
  * Memory   fills *view; borrowed until the activations' next forward or backward call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer, a part that it does not
@@ -619,7 +622,7 @@ typedef struct mha_stream_view {
                             was given (mha_transformer_input.stream) */
     mha_tensor first;    /* the stream before the first layer; ndim 0 if it was not run */
     mha_tensor last;     /* after the last layer, before the final norm */
-    mha_tensor normed;   /* after it; last itself without one. W_out reads it */
+    mha_tensor normed;   /* after it, or the same as last without one; the input of W_out */
 } mha_stream_view;
 
 /** Views of the ends of the stream. Memory, Errors, Threads as mha_activations_layer().
@@ -643,8 +646,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_find(const mha_transformer *tra
 typedef struct mha_layer_rotation {
     uint32_t struct_size; /* in: sizeof(mha_layer_rotation) */
     mha_rope_pairing pairing;
-    int64_t rotary_dim;  /* the first elements of a head, which rotate; 0: none does */
-    double amplitude;    /* 1, but of YaRN */
+    int64_t rotary_dim;  /* number of leading elements of a head that rotate; 0: none */
+    double amplitude;    /* 1, except for YaRN */
     double *frequencies; /* in: room for D / 2 numbers, or NULL; [rotary_dim / 2] out */
 } mha_layer_rotation;
 
@@ -653,13 +656,13 @@ typedef struct mha_layer_rotation {
  *
  * Memory   fills *rotation and what its frequencies point to.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer).
- * Threads  any.   Accuracy  frequencies within 2^-48 of themselves.   Since  0.1
+ * Threads  any.   Accuracy  relative error of frequencies at most 2^-48.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_rotation(const mha_transformer *transformer,
                                                           int64_t layer,
                                                           mha_layer_rotation *rotation);
 
-/* Where gradients go. All are accumulated: added to what is there. */
+/* The requested gradients. All are accumulated: added to the arrays' contents. */
 typedef struct mha_transformer_gradients {
     uint32_t struct_size;
     uint32_t reserved;             /* 0 */
@@ -696,15 +699,15 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
 
 /**
  * Create a smaller transformer without some heads of self-attention: their rows of W_q, W_k and W_v
- * and their columns of W_o are left out. It computes what the old one does if the gates of these
- * heads are 0; with num_heads head_dim <= 128 to the bit.
+ * and their columns of W_o are removed. It computes the same function as the old one with the gates
+ * of these heads at 0; with num_heads head_dim <= 128 the results are bit-identical.
  *
  *   keep f32 [L,H] in, 1: keep, 0: remove
  *
- * A key/value head is removed with the last head that reads it. If groups are left with different
- * numbers of heads, key/value heads are repeated for groups of a size that divides all: exact, but
- * it saves no key/value heads. num_heads becomes the largest number of heads left in a layer,
- * unless there is cross-attention, which keeps all its heads.
+ * A key/value head is removed with the last head that reads it. If the remaining groups differ in
+ * size, key/value heads are repeated for groups of a size that divides all: exact, but it saves no
+ * key/value heads. num_heads becomes the largest number of remaining heads in a layer, unless there
+ * is cross-attention, which keeps all its heads.
  *
  * Memory   the caller owns *pruned, as from mha_transformer_create(). With a source *pruned has one
  *          too, which reads from this transformer: its memory is then freed when both are
@@ -720,10 +723,10 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_prune(mha_context *context,
 
 /**
  * Grouped queries (Ainslie et al. 2023, 2.1): the keys and values of neighbouring heads become one
- * head, whose W_k, W_v and biases are the mean of theirs. The result is another function, which
+ * head, whose W_k, W_v and biases are the mean of theirs. The result is a different function, which
  * needs further training.
  *
- *   kv_heads  of every layer that has heads: a divisor of the number that it has
+ *   kv_heads  of every layer with heads: a divisor of its number of heads
  *
  * Memory   as mha_transformer_prune().
  * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_SHAPE (not a divisor).
@@ -735,10 +738,10 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
                                                           mha_transformer **shared);
 
 /**
- * The same parameters under another description: without a mask, with a window, another scale, other positions or
- * another base of the rotation. The result is another function.
+ * Create a transformer with the same parameters and another description: no mask, a window, another scale,
+ * other positions or another base of the rotation. It computes a different function.
  *
- *   desc  that of mha_transformer_describe(), changed; every parameter that it needs must exist, in the same shape
+ *   desc  that of mha_transformer_describe(), changed; its parameters must exist, in the same shapes
  *
  * Memory   as mha_transformer_prune(); desc is copied.
  * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_SHAPE (other layers or heads, a parameter of another shape); those
@@ -775,10 +778,10 @@ enum {
      * mha_kv_cache_desc.window. Results are bit-identical */
     MHA_DECODER_WINDOWS = 1 << 0,
     /* Positions are those in the cache (StreamingLLM, Xiao et al. 2024): sinks stay adjacent to the
-     * window, as if the discarded tokens had never existed, so that a text may be longer than
-     * max_length. A token at position i sees sink j at distance min(i, sink_keys + window - 1) - j.
-     * Requires rotary positions and window + sink_keys <= max_length. Steps of any sizes give the
-     * same bits; a step beyond the window attends token by token. Does not support forks. */
+     * window, as if the discarded tokens did not exist, so a text may be longer than max_length. A
+     * token at position i sees sink j at distance min(i, sink_keys + window - 1) - j. Requires
+     * rotary positions and window + sink_keys <= max_length. Steps of any sizes give the same bits;
+     * a step beyond the window attends token by token. Does not support forks. */
     MHA_DECODER_STREAMING = 1 << 1
 };
 
@@ -786,22 +789,22 @@ typedef struct mha_decoder_desc {
     uint32_t struct_size;
     uint32_t flags;
     int64_t batch;        /* B, sequences; 0: 1 */
-    int64_t capacity;     /* most tokens of a sequence, up to max_length; 0: max_length */
-    int64_t max_step;     /* most tokens of a sequence in one step; 0: capacity */
+    int64_t capacity;     /* maximum tokens per sequence, at most max_length; 0: max_length */
+    int64_t max_step;     /* maximum tokens per sequence and step; 0: capacity */
     mha_dtype cache_type; /* of cached keys and values (cache.h); MHA_F32 (0), MHA_F16, MHA_BF16
                              or MHA_I8 */
     uint32_t reserved2;   /* 0 */
-    int64_t page_size;    /* positions of a page of the caches; 0: capacity */
-    int64_t pages;        /* of each layer, for all sequences; 0: as many as they can hold */
-    /* A token attends to the last `window` tokens, itself included, and to the first sink_keys of
+    int64_t page_size;    /* positions per page of the caches; 0: capacity */
+    int64_t pages;        /* per layer, for all sequences; 0: enough to fill them */
+    /* A token attends to the last `window` tokens, including itself, and to the first sink_keys of
      * its sequence. Tokens that no later token sees are discarded. Layers with a smaller window
-     * keep it. 0: none */
+     * keep that window. 0: none */
     int64_t window;
     int64_t sink_keys;
-    /* Most rows of a sequence's memory: required with MHA_TRANSFORMER_CROSS, else 0. Its caches have
-     * one page a sequence */
+    /* Maximum rows of a sequence's memory: required with MHA_TRANSFORMER_CROSS, else 0. Its caches
+     * have one page per sequence */
     int64_t memory_capacity;
-    mha_kv_scales key_scales; /* of MHA_I8 */
+    mha_kv_scales key_scales; /* for MHA_I8 */
     uint32_t reserved3;       /* 0 */
 } mha_decoder_desc;
 
@@ -812,7 +815,7 @@ typedef struct mha_decoder_sizes {
     int64_t memory_bytes; /* those of cross-attention */
     int64_t scale_bytes;
     int64_t table_bytes;
-    int64_t total_bytes; /* all, also the above */
+    int64_t total_bytes; /* all, including the above */
 } mha_decoder_sizes;
 
 /**
@@ -832,8 +835,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     mha_decoder **decoder);
 
 /**
- * The memory of the caches of a decoder of this description, before it is created. Of gated delta
- * nets it counts the numbers of their states, not what aligns them.
+ * The memory of the caches of a decoder of this description, before it is created. For gated delta
+ * nets it counts the states without alignment.
  *
  * Memory   fills *sizes, whose struct_size must be set.
  * Errors   as mha_decoder_create(), except MHA_ERR_NOMEM.
@@ -843,7 +846,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_count(const mha_transformer *transf
                                                    const mha_decoder_desc *desc,
                                                    mha_decoder_sizes *sizes);
 
-/** Destroy; NULL is fine. Memory frees all. Errors none. Threads no other thread may be using it.
+/** Destroy; NULL: a no-op. Memory frees all. Errors none. Threads no other thread may be using it.
  * Since 0.1 */
 MHA_API void mha_decoder_destroy(mha_decoder *decoder);
 
@@ -861,7 +864,7 @@ MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
 /**
  * Truncate every longer sequence to its first `length` tokens: after a rejected draft, or to 0 for
  * new sequences. The memory of cross-attention is kept. The state of a gated delta net has no history:
- * a sequence that has one keeps its length or begins anew.
+ * such a sequence can only keep its length or be emptied.
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (gated delta nets); MHA_ERR_ARGUMENT if every sequence
@@ -877,7 +880,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_truncate_sequence(mha_decoder *deco
                                                                int64_t length);
 
 /**
- * Sequence `to` becomes the first `length` tokens of sequence `from`, with its memory
+ * Make sequence `to` the first `length` tokens of sequence `from`, with its memory
  * (mha_kv_cache_fork()): a branch, or a prompt that several sequences share. The previous content
  * of `to` is discarded.
  *
@@ -890,7 +893,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_fork(mha_decoder *decoder, int64_t 
 /**
  * Set the memory that later steps attend to (MHA_TRANSFORMER_CROSS). The keys and values of each
  * layer are computed here, once. A later call replaces the memory; cached self-attention keys and
- * values of earlier tokens remain as computed with the memory at their time.
+ * values of earlier tokens remain those computed with the earlier memory.
  *
  *   memory f32 [B,S,memory_dim], S <= memory_capacity    memory_lengths [B], 0 .. S; NULL: S
  *
@@ -911,9 +914,9 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
 
 /**
  * Process the next tokens of every sequence: b takes the rows firsts[b] .. firsts[b] + counts[b] - 1
- * of tokens. The others are padding, on the left, on the right, or all of a sequence that pauses.
+ * of tokens. The others are padding, on the left or right; a sequence that pauses has only padding.
  *
- *   tokens i32 [B,n], 1 <= n <= max_step; those of padding may be any numbers
+ *   tokens i32 [B,n], 1 <= n <= max_step; padding may hold any numbers
  *   firsts [B], 0 .. n; NULL: 0    counts [B], 0 .. n - firsts[b]; NULL: n - firsts[b]
  *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); rows of padding are unspecified;
  *                  NULL: not computed
@@ -926,8 +929,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; a memory was not set);
  *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
- *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged, output
- *          unspecified; but where a gated delta net has begun the step, its sequences are empty.
+ *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged and output
+ *          unspecified. Sequences whose gated delta nets had begun the step are empty.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *decoder,

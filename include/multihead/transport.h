@@ -30,8 +30,8 @@ typedef struct mha_transfer {
 } mha_transfer;
 
 /* The functions return MHA_OK, or mha_fail(MHA_ERR_RANK, ...) with the other rank's number and the
- * cause; after that, or after a collective call that returned different errors at different ranks,
- * the transport must not be used again. They are called by one thread at a time. count may be 0. */
+ * cause. After that, or after a collective call with different errors at different ranks, the
+ * transport must not be used again. They are called by one thread at a time. count may be 0. */
 typedef struct mha_transport {
     uint32_t struct_size;
     int32_t rank, size; /* 0 <= rank < size */
@@ -46,8 +46,7 @@ typedef struct mha_transport {
                        mha_transfer *transfer);
     mha_status (*receive)(void *user, int32_t from, int32_t tag, void *bytes, size_t count,
                           mha_transfer *transfer);
-    /* Return when the transfer is complete. A wait that a lost rank would make endless ends with
-     * MHA_ERR_RANK. */
+    /* Return when the transfer is complete, or MHA_ERR_RANK if the other rank is lost. */
     mha_status (*wait)(void *user, mha_transfer *transfer);
     /* Test for completion without blocking; a complete transfer makes wait() return immediately.
      * NULL: not supported. Called between pieces of work so that messages progress. */
@@ -66,7 +65,7 @@ MHA_API MHA_NODISCARD mha_status mha_transport_receive(const mha_transport *tran
                                                        void *bytes, size_t count);
 
 /**
- * Send `count` bytes of the rank `root` to all others: a binomial tree. All ranks make the call.
+ * Send `count` bytes of the rank `root` to all others, by a binomial tree. All ranks make the call.
  *
  *   bytes in at root, out elsewhere
  *
@@ -104,8 +103,8 @@ MHA_API MHA_NODISCARD mha_status mha_transport_agree(const mha_transport *transp
                                                      mha_status status);
 
 /**
- * Agree, and compare `count` bytes of all ranks: MHA_ERR_ARGUMENT at all of them if those of some
- * rank are not those of rank 0, with its number and `what`: "rank 2 has another description".
+ * Agree, and compare `count` bytes of all ranks. If a rank differs from rank 0, all return
+ * MHA_ERR_ARGUMENT with its number and `what`: "rank 2 has another description".
  *
  * Memory   none.   Errors  as mha_transport_agree(); MHA_ERR_ARGUMENT.   Threads  one.   Since  0.1
  */
@@ -126,9 +125,9 @@ typedef struct mha_transport_part {
  * list; no message is sent. Two ranks may share several parts and the whole, if both make their
  * calls in the same order. Error details number ranks within the part.
  *
- *   ranks [count] in   different ranks of whole, this one among them, in any order
+ *   ranks [count] in   different ranks of whole, including this one, in any order
  *
- * Memory   fills *part; borrows whole and ranks as long as it is used; frees nothing afterwards.
+ * Memory   fills *part; borrows whole and ranks as long as it is used; needs no destruction.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (the struct; a list without this rank, or with one that
  *          is not in whole or is there twice).   Threads  any.   Since  0.1
  */

@@ -3,8 +3,8 @@
  *
  * A run keeps the queries and keys of all layers, from which mha_trials_run() computes any map of the
  * text, and the last hidden states, from which mha_trials_predict() computes the prediction at any token.
- * It is kept until a call requests another text or another intervention. The baseline, the same text
- * without intervention, is kept as well, for comparison.
+ * It is kept until a call requests another text or intervention. The baseline, the same text without
+ * intervention, is also kept, for comparison.
  *
  * Example, given mha_context *context, const mha_transformer *transformer, const int32_t *ids,
  * int64_t count:
@@ -43,7 +43,7 @@ enum {
     MHA_TRIAL_AT_LAST = 1 << 0
 };
 
-/* A text and an intervention. With all fields but the tokens zero: the baseline. */
+/* A text and an intervention. The baseline if all fields except the tokens are zero. */
 typedef struct mha_trial {
     uint32_t struct_size;
     uint32_t flags;
@@ -74,8 +74,8 @@ typedef struct mha_trials_options {
     /* Called often; if it returns true, the call stops with MHA_ERR_CALLBACK. NULL: not called */
     bool (*is_over)(void *user);
     void *user;
-    /* Predictions are compared with those of these trials, of another transformer with the same vocabulary; they
-     * must outlive the new ones. NULL: with the same transformer without intervention */
+    /* Compare predictions with those of these trials of another transformer with the same vocabulary, which
+     * must outlive the new ones. NULL: compare with the same transformer without intervention */
     struct mha_trials *baseline;
 } mha_trials_options;
 
@@ -129,8 +129,8 @@ typedef struct mha_trial_choice {
     int32_t id;
     float logit, logit_whole;
     double p, p_whole;
-    double
-        p_drawn; /* the chance that sampling draws it, by the temperature and top_k of the trial */
+    double p_drawn; /* the probability that sampling draws it with the temperature and top_k of the
+                    trial */
 } mha_trial_choice;
 
 typedef struct mha_trial_next {
@@ -138,7 +138,8 @@ typedef struct mha_trial_next {
     bool changed;      /* an intervention is set; otherwise run and baseline are the same */
     double divergence; /* KL(baseline || run), in nats */
     int64_t count;     /* of tokens; 0: the transformer does not predict the next token */
-    /* The MHA_TRIAL_TOP most likely tokens of the run, then those of the baseline not among them */
+    /* The MHA_TRIAL_TOP most likely tokens of the run, then the baseline's other most likely
+     * ones */
     mha_trial_choice tokens[2 * MHA_TRIAL_TOP];
 } mha_trial_next;
 
@@ -154,6 +155,18 @@ typedef struct mha_trial_next {
  */
 MHA_API MHA_NODISCARD mha_status mha_trials_predict(mha_trials *trials, const mha_trial *run,
                                                     int64_t row, mha_trial_next *next);
+
+/**
+ * Compute the logits of all tokens after the last position of a run.
+ *
+ *   logits [V] out
+ *
+ * Memory   as mha_trials_run().
+ * Errors   as mha_trials_predict(); MHA_ERR_UNSUPPORTED (the transformer has no output layer).
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_trials_logits(mha_trials *trials, const mha_trial *run,
+                                                   float *logits);
 
 #ifdef __cplusplus
 }

@@ -157,6 +157,7 @@ static void repeats(const mhai_head_text *text, mhai_head_fact *fact)
     fact->chance[MHA_MEASURE_INDUCTION] = chance_of(fact, followers);
     if (fact->chance[MHA_MEASURE_INDUCTION] >= 0)
         fact->chance[MHA_MEASURE_INDUCTION_MEAN] = 1 / (double)fact->keys;
+    if (followers > 1) fact->chance[MHA_MEASURE_INDUCTION_LATEST] = 1 / (double)fact->keys;
 }
 
 static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
@@ -165,8 +166,11 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
     const double keys = (double)fact->keys;
     for (int n = 0; n < MHA_MEASURES; n++) fact->chance[n] = -1;
     if (fact->keys < 1) return;
-    if (sees(fact, text, 0)) fact->chance[MHA_MEASURE_SINK] = 1 / keys;
+    /* a sink takes the mass that a softmax must place; a signed row need not place any */
+    const bool signs = m->signed_layer == m->layer;
+    if (!signs && sees(fact, text, 0)) fact->chance[MHA_MEASURE_SINK] = 1 / keys;
     if (fact->keys < 2) return;
+    if (signs) fact->chance[MHA_MEASURE_NEGATIVE] = 0;
     const int64_t separators = count_marked(fact, text->given.separators);
     fact->chance[MHA_MEASURE_FIRST] = chance_of(fact, sees(fact, text, 0));
     fact->chance[MHA_MEASURE_SEPARATOR] = chance_of(fact, separators);

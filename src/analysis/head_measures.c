@@ -179,7 +179,8 @@ mha_status mha_head_measures_create(mha_context *context, const mha_head_measure
                              .rare_rank = d.rare_rank,
                              .relations = d.relations,
                              .layer = -1,
-                             .inputs_layer = -1};
+                             .inputs_layer = -1,
+                             .signed_layer = -1};
     MHA_TRY_GOTO(count_heads(m, d.heads), fail);
     MHA_TRY_GOTO(copy_names(m, d.names), fail);
     MHA_TRY_GOTO(take_sums(m), fail);
@@ -203,7 +204,7 @@ mha_status mha_head_measures_begin(mha_head_measures *m, const mha_heads_text *t
         mhai_head_text_close(m);
         return status;
     }
-    m->layer = m->inputs_layer = -1;
+    m->layer = m->inputs_layer = m->signed_layer = -1;
     memset(m->windows, 0, (size_t)m->layers * sizeof *m->windows);
     memset(m->done, 0, (size_t)m->layers * sizeof *m->done);
     return MHA_OK;
@@ -259,6 +260,13 @@ mha_status mha_head_measures_inputs(mha_head_measures *m, int64_t layer, const m
     return MHA_OK;
 }
 
+mha_status mha_head_measures_signed(mha_head_measures *m, int64_t layer)
+{
+    MHA_TRY(check_fresh("mha_head_measures_signed", m, layer));
+    m->signed_layer = layer;
+    return MHA_OK;
+}
+
 /* The frequency of each offset of a link depends on what the layer sees, not on heads. */
 static void count_offsets(mha_head_measures *m, int64_t layer)
 {
@@ -284,7 +292,7 @@ mha_status mha_head_measures_end(mha_head_measures *m)
     if (m->corpus) mhai_corpus_end(m->corpus);
     mhai_head_text_close(m);
     m->texts++;
-    m->layer = m->inputs_layer = -1;
+    m->layer = m->inputs_layer = m->signed_layer = -1;
     if (layer >= 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_measures_end: layer %lld got %lld of %lld rows and is left out",
@@ -495,7 +503,8 @@ typedef struct row_job {
     mha_head_measures *m;
     const mha_tensor *p;
     const mhai_head_fact *facts;
-    double *row;    /* [workers][S] */
+    double *row; /* [workers][2][S]: as given; as shares of its mass */
+    bool signs;
     int64_t *fault; /* [H] 1 + the place of an invalid weight in row r, at key j: r
                      *
                        S + j; or 0 */
@@ -518,14 +527,15 @@ static void check_head(void *argument, int64_t h, int worker)
 {
     const row_job *job = argument;
     const int64_t S = job->p->shape[2];
-    double *row = job->row + worker * S;
+    double *row = job->row + 2 * worker * S;
     for (int64_t r = 0; r < job->p->shape[1]; r++) {
         double sum = 0;
         read_row(job->p, h, r, row);
         for (int64_t j = 0; j < S; j++) {
             sum += row[j];
             if (row[j] == 0) continue;
-            if (!(row[j] > 0) || !job->facts[r].visible[j] || !(sum <= 1.001)) {
+            const bool valid = job->signs ? isfinite(row[j]) : row[j] > 0 && sum <= 1.001;
+            if (!valid || !job->facts[r].visible[j]) {
                 job->fault[h] = 1 + r * S + j;
                 return;
             }
@@ -543,8 +553,10 @@ static mha_status report_fault(const row_job *job, int64_t row)
         const double a = job->row[j];
         return mha_fail(MHA_ERR_NUMERIC, "head %lld, row %lld: %s (weight %g of key %lld)",
                         (long long)h, (long long)(row + r),
-                        !(a >= 0) || !isfinite(a)   ? "a weight is negative or not finite; are "
-                                                      "these scores before softmax?"
+                        job->signs && !isfinite(a) ? "a weight of a signed map is not finite"
+                        : !job->signs && (!(a >= 0) || !isfinite(a))
+                            ? "a weight is negative or not finite; are "
+                              "these scores before softmax?"
                         : !job->facts[r].visible[j] ? "the text or the layer's window says that "
                                                       "this key is not seen; is it causal?"
                                                     : "weights sum to more than 1; are these "
@@ -554,13 +566,23 @@ static mha_status report_fault(const row_job *job, int64_t row)
     return MHA_OK;
 }
 
+static const double *take_sizes(const double *row, int64_t keys, double *sizes)
+{
+    double sum = 0;
+    for (int64_t j = 0; j < keys; j++) sum += fabs(row[j]);
+    for (int64_t j = 0; j < keys; j++) sizes[j] = sum > 0 ? fabs(row[j]) / sum : 0;
+    return sizes;
+}
+
 static void add_head(void *argument, int64_t h, int worker)
 {
     const row_job *job = argument;
-    double *row = job->row + worker * job->p->shape[2];
+    const int64_t S = job->p->shape[2];
+    double *row = job->row + worker * 2 * S;
     for (int64_t r = 0; r < job->p->shape[1]; r++) {
         read_row(job->p, h, r, row);
-        mhai_head_row_add(job->m, &job->facts[r], row, &job->m->maps[h]);
+        mhai_head_row_add(job->m, &job->facts[r], job->signs ? take_sizes(row, S, row + S) : row,
+                          row, &job->m->maps[h]);
     }
 }
 
@@ -579,7 +601,7 @@ static mha_status take_row_memory(mha_head_measures *m, int64_t row, const mha_t
     const int64_t threads = mha_context_threads(m->context), S = p->shape[2];
     memory->finish_bytes = (size_t)mhai_round_up((int64_t)mhai_head_finish_bytes(m), 64);
     MHA_TRY(mhai_head_facts_make(m, row, p->shape[1], &memory->facts));
-    MHA_TRY(mha_scratch_alloc(m->context, threads * S, sizeof(double), &memory->rows));
+    MHA_TRY(mha_scratch_alloc(m->context, 2 * threads * S, sizeof(double), &memory->rows));
     MHA_TRY(mha_scratch_zeros(m->context, p->shape[0], sizeof(int64_t), &memory->faults));
     return mha_scratch_alloc(m->context, threads, memory->finish_bytes, &memory->finish);
 }
@@ -588,8 +610,12 @@ static mha_status add_rows(mha_head_measures *m, int64_t row, const mha_tensor *
 {
     row_memory memory;
     MHA_TRY(take_row_memory(m, row, p, &memory));
-    row_job job = {
-        .m = m, .p = p, .facts = memory.facts, .row = memory.rows, .fault = memory.faults};
+    row_job job = {.m = m,
+                   .p = p,
+                   .facts = memory.facts,
+                   .row = memory.rows,
+                   .signs = m->signed_layer == m->layer,
+                   .fault = memory.faults};
     mha_parallel_for(m->context, p->shape[0], check_head, &job);
     MHA_TRY(report_fault(&job, row));
     mha_parallel_for(m->context, p->shape[0], add_head, &job);

@@ -138,7 +138,7 @@ struct mha_head_measures {
     int64_t layer, row;             /* being fed, -1: none; its next row */
     struct mha_head_corpus *corpus; /* attached, or NULL */
     mha_tensor inputs;
-    int64_t inputs_layer; /* -1: none */
+    int64_t inputs_layer, signed_layer; /* -1: none */
     void *text_memory;
     size_t text_bytes;
     mhai_head_map *maps; /* [most_heads] */
@@ -177,9 +177,9 @@ bool mhai_head_facts_sees(const mhai_head_text *text, const mhai_head_window *wi
 MHA_NODISCARD mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row, int64_t count,
                                               mhai_head_fact **facts);
 
-/* head_row.c: a row is a[S], in double. */
+/* head_row.c: a row is a[S], in double; given: as the caller has it, with signs. */
 void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, const double *a,
-                       mhai_head_map *map);
+                       const double *given, mhai_head_map *map);
 
 /* head_finish.c: worker's memory of mhai_head_finish_bytes() */
 size_t mhai_head_finish_bytes(const mha_head_measures *m);

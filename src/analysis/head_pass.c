@@ -8,7 +8,6 @@
 
 #include <multihead/head_pass.h>
 
-#include <math.h>
 #include <string.h>
 
 /* Where rows go. */
@@ -24,31 +23,26 @@ typedef struct pass {
     int64_t layer;
 } pass;
 
-static mha_status give_rows(const pass *x, int64_t row, const mha_tensor *p)
-{
-    if (x->to.distances && x->to.distances[x->layer])
-        MHA_TRY(mha_head_distances_rows(x->to.distances[x->layer], p));
-    return x->to.measures ? mha_head_measures_rows(x->to.measures, x->layer, row, p) : MHA_OK;
-}
-
-/* |M| of a signed map, each row divided by its sum: what measures take for weights. */
-static mha_status take_sizes(const pass *x, int64_t row, const mha_tensor *p)
+/* Rows of a signed map for distances: its positive parts, then the sizes of its negative parts, so that
+ * heads of opposite signs have no key in common. */
+static mha_status compare_signed(const pass *x, const mha_tensor *p)
 {
     const int64_t rows = p->shape[0] * p->shape[1], keys = p->shape[2];
     const mha_scratch_mark mark = mha_scratch_top(x->context);
     void *memory;
-    MHA_TRY(mha_scratch_alloc(x->context, rows * keys, sizeof(float), &memory));
-    const mha_tensor sizes = mha_tensor_contiguous(memory, MHA_F32, 3, p->shape);
+    MHA_TRY(mha_scratch_alloc(x->context, rows * keys, 2 * sizeof(float), &memory));
+    const mha_tensor parts = mha_tensor_contiguous(
+        memory, MHA_F32, 3, (const int64_t[]){p->shape[0], p->shape[1], 2 * keys});
     for (int64_t i = 0; i < rows; i++) {
         const float *from = (const float *)p->data + i / p->shape[1] * p->stride[0] +
                             i % p->shape[1] * p->stride[1];
-        float *to = (float *)memory + i * keys;
-        double sum = 0;
-        for (int64_t j = 0; j < keys; j++) sum += fabs((double)from[j]);
-        for (int64_t j = 0; j < keys; j++)
-            to[j] = sum > 0 || sum != sum ? (float)(fabs((double)from[j]) / sum) : 0;
+        float *to = (float *)memory + 2 * i * keys;
+        for (int64_t j = 0; j < keys; j++) {
+            to[j] = from[j] < 0 ? 0 : from[j];
+            to[keys + j] = from[j] < 0 ? -from[j] : 0;
+        }
     }
-    const mha_status status = give_rows(x, row, &sizes);
+    const mha_status status = mha_head_distances_rows(x->to.distances[x->layer], &parts);
     mha_scratch_release(x->context, mark);
     return status;
 }
@@ -58,7 +52,10 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
     pass *x = user;
     (void)b;
     if (x->to.progress) MHA_TRY(x->to.progress(x->to.progress_user, x->layer, row));
-    return x->signs ? take_sizes(x, row, p) : give_rows(x, row, p);
+    if (x->to.distances && x->to.distances[x->layer])
+        MHA_TRY(x->signs ? compare_signed(x, p)
+                         : mha_head_distances_rows(x->to.distances[x->layer], p));
+    return x->to.measures ? mha_head_measures_rows(x->to.measures, x->layer, row, p) : MHA_OK;
 }
 
 /* The batch has one sequence. */
@@ -97,7 +94,8 @@ static mha_status measure_layer(void *user, const mha_activations *kept, int64_t
     x->signs = mix.mixer;
     if (x->to.measures) {
         MHA_TRY(mha_head_measures_inputs(x->to.measures, layer, &input));
-        if (!mix.mixer) MHA_TRY(mha_head_measures_window(x->to.measures, layer, &view.attention));
+        MHA_TRY(mix.mixer ? mha_head_measures_signed(x->to.measures, layer)
+                          : mha_head_measures_window(x->to.measures, layer, &view.attention));
     }
     /* behind a gate W_o v is not what a weight writes */
     if (x->to.measures && x->to.measures->corpus && !mix.gated) {

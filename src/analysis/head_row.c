@@ -20,7 +20,7 @@ typedef struct row_work {
     const mha_head_measures *m;
     const mhai_head_text *text;
     const mhai_head_fact *fact;
-    const double *a;
+    const double *a, *given; /* given: with signs */
     mhai_head_map *map;
     row_sums sums;
 } row_work;
@@ -132,11 +132,12 @@ static void repeats(row_work *x)
 {
     const mhai_head_text *text = x->text;
     const int64_t i = x->fact->i;
-    double copies = 0, followers = 0;
+    double copies = 0, followers = 0, latest = 0;
     int64_t targets = 0;
     for (int64_t j = text->same_before[i]; j >= 0; j = text->same_before[j]) {
         copies += x->a[j];
         if (!mhai_head_text_is_follower(text, i, j) || !x->fact->visible[j + 1]) continue;
+        if (targets == 0) latest = x->a[j + 1];
         followers += x->a[j + 1];
         targets++;
     }
@@ -144,6 +145,7 @@ static void repeats(row_work *x)
     count(x, MHA_MEASURE_DUPLICATE, copies);
     count(x, MHA_MEASURE_INDUCTION, followers);
     count(x, MHA_MEASURE_INDUCTION_MEAN, targets ? followers / (double)targets : 0);
+    count(x, MHA_MEASURE_INDUCTION_LATEST, latest);
 }
 
 static void rarest(row_work *x)
@@ -165,14 +167,14 @@ static void similar(row_work *x)
     for (int64_t j = fact->begin; j < fact->end; j++) {
         if (!fact->visible[j] || j == fact->i) continue;
         n += 1;
-        mean_a += x->a[j];
+        mean_a += x->given[j];
         mean_c += fact->cosine[j];
     }
     mean_a /= n;
     mean_c /= n;
     for (int64_t j = fact->begin; j < fact->end; j++) {
         if (!fact->visible[j] || j == fact->i) continue;
-        const double a = x->a[j] - mean_a, c = fact->cosine[j] - mean_c;
+        const double a = x->given[j] - mean_a, c = fact->cosine[j] - mean_c;
         aa += a * a;
         cc += c * c;
         ac += a * c;
@@ -274,14 +276,20 @@ static void shape(row_work *x)
     count(x, MHA_MEASURE_ENTROPY, x->sums.entropy);
     count(x, MHA_MEASURE_EVENNESS, evenness);
     count(x, MHA_MEASURE_BROAD, evenness > 0.78);
+    if (x->fact->chance[MHA_MEASURE_NEGATIVE] >= 0) {
+        double negative = 0;
+        for (int64_t j = x->fact->begin; j < x->fact->end; j++)
+            if (x->given[j] < 0) negative += x->a[j];
+        count(x, MHA_MEASURE_NEGATIVE, negative);
+    }
     x->map->broad_rows += evenness > 0.9;
     x->map->sharp_rows += evenness < 0.6;
 }
 
 void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, const double *a,
-                       mhai_head_map *map)
+                       const double *given, mhai_head_map *map)
 {
-    row_work x = {.m = m, .text = &m->text, .fact = fact, .a = a, .map = map};
+    row_work x = {.m = m, .text = &m->text, .fact = fact, .a = a, .given = given, .map = map};
     double total = 0;
     if (x.text->probes_count > 0) links(&x);
     if (fact->keys < 1 || fact->skipped) return;

@@ -1,4 +1,4 @@
-/* Maps of fewer cells than tokens: the largest weight of each block, taken in row by row. */
+/* Maps of fewer cells than tokens: the weight of largest size of each block, taken in row by row. */
 #include "base/checked.h"
 #include "base/tensor.h"
 
@@ -17,7 +17,7 @@ typedef struct pool_job {
 /* NaN is larger than any number. */
 static float larger(float a, float b)
 {
-    return a < b || isnan(b) ? b : a;
+    return fabsf(a) < fabsf(b) || isnan(b) ? b : a;
 }
 
 static void pool_row(const float *from, int64_t stride, int64_t keys, int64_t cell, float *to)

@@ -31,7 +31,7 @@ static mha_status look(const char *text, size_t at, size_t bytes, size_t *step,
     const utf8proc_ssize_t length =
         utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(bytes - at), code);
     if (length == 1 && *code == 0)
-        return mha_fail(MHA_ERR_FORMAT, "text: byte %zu is a zero byte; no word holds one", at);
+        return mha_fail(MHA_ERR_UTF8, "text: byte %zu is a zero byte; no word holds one", at);
     if (length < 1)
         return mha_fail(MHA_ERR_UTF8, "text: byte %zu does not begin a valid UTF-8 character", at);
     *step = (size_t)length;

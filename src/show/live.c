@@ -13,10 +13,11 @@ enum { DEFAULT_TOKENS = 4096 };
 
 /* ---- the request ----------------------------------------------------------------------------- */
 
-static mha_status read_text(const mha_live *live, const char *text, size_t bytes,
+static mha_status read_text(const mha_live *live, const char *text, size_t bytes, uint32_t flags,
                             mha_tokens *tokens)
 {
     const mha_tokens_options options = {.struct_size = sizeof options,
+                                        .flags = flags,
                                         .max_tokens = live->options.max_tokens,
                                         .advise_words = live->options.advise_words};
     MHA_TRY(mha_tokens_read(live->model, &options, text, bytes, NULL, 0, tokens));
@@ -25,10 +26,10 @@ static mha_status read_text(const mha_live *live, const char *text, size_t bytes
     return mha_fail(MHA_ERR_FORMAT, "the text is empty; give at least one word");
 }
 
-static mha_status make_trial(mhai_live_asked *a)
+static mha_status make_trial_as(mhai_live_asked *a, uint32_t flags)
 {
     const mhai_live_request *r = &a->request;
-    MHA_TRY(read_text(a->live, r->text, r->text_bytes, &a->tokens));
+    MHA_TRY(read_text(a->live, r->text, r->text_bytes, flags, &a->tokens));
     a->trial = (mha_trial){.struct_size = sizeof a->trial,
                            .flags = r->at_last ? MHA_TRIAL_AT_LAST : 0,
                            .tokens = a->tokens.ids,
@@ -44,25 +45,36 @@ static mha_status make_trial(mhai_live_asked *a)
                            .top_k = r->top_k};
     MHA_TRY(mhai_live_choose(a));
     if (r->patched.count == 0) return MHA_OK;
-    MHA_TRY(read_text(a->live, r->other, r->other_bytes, &a->other));
+    MHA_TRY(read_text(a->live, r->other, r->other_bytes, 0, &a->other));
     a->trial.other = a->other.ids;
     a->trial.other_types = a->other.types;
     a->trial.other_count = a->other.count;
     return MHA_OK;
 }
 
+static mha_status make_trial(mhai_live_asked *a)
+{
+    return make_trial_as(a, 0);
+}
+
 /* ---- look ------------------------------------------------------------------------------------ */
+
+mha_status mhai_live_label(mhai_live_asked *a, int32_t id, mha_json *json)
+{
+    const size_t size = mha_token_label(a->live->model, id, NULL, 0) + 1;
+    char *label;
+    MHA_TRY(mha_room_alloc(&a->room, (int64_t)size, 1, &label));
+    mha_token_label(a->live->model, id, label, size);
+    mha_json_text(json, "text", label);
+    return json->status;
+}
 
 static mha_status put_token(mhai_live_asked *a, const mha_trial_choice *c, bool changed,
                             mha_json *json)
 {
-    const size_t size = mha_token_label(a->live->model, c->id, NULL, 0) + 1;
-    char *label;
-    MHA_TRY(mha_room_alloc(&a->room, (int64_t)size, 1, &label));
-    mha_token_label(a->live->model, c->id, label, size);
     mha_json_object(json, NULL);
     mha_json_integer(json, "id", c->id);
-    mha_json_text(json, "text", label);
+    MHA_TRY(mhai_live_label(a, c->id, json));
     mha_json_number(json, "p", c->p);
     mha_json_number(json, "logit", (double)c->logit);
     if (a->trial.temperature > 0 || a->trial.top_k > 0)
@@ -95,7 +107,7 @@ mha_status mhai_live_next(mhai_live_asked *a, mha_json *json)
     return MHA_OK;
 }
 
-static double seconds_now(void)
+double mhai_live_seconds(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -104,7 +116,7 @@ static double seconds_now(void)
 
 static mha_status look(mhai_live_asked *a)
 {
-    const double start = seconds_now();
+    const double start = mhai_live_seconds();
     mha_json json = {.sink = a->sink, .compact = true};
     int64_t patched;
     MHA_TRY(make_trial(a));
@@ -120,8 +132,9 @@ static mha_status look(mhai_live_asked *a)
     }
     MHA_TRY(mha_trials_run(a->trials, &a->trial, -1, NULL, NULL, &patched));
     MHA_TRY(mhai_live_next(a, &json));
+    MHA_TRY(mhai_live_cache(a, a->trial.count, &json));
     mha_json_integer(&json, "patched", patched);
-    mha_json_number(&json, "seconds", seconds_now() - start);
+    mha_json_number(&json, "seconds", mhai_live_seconds() - start);
     mha_json_end(&json);
     return mha_json_finish(&json);
 }
@@ -130,6 +143,12 @@ static mha_status map(mhai_live_asked *a)
 {
     MHA_TRY(make_trial(a));
     return mhai_live_map(a);
+}
+
+static mha_status generate(mhai_live_asked *a)
+{
+    MHA_TRY(make_trial_as(a, MHA_TOKENS_PROMPT));
+    return mhai_live_generate(a);
 }
 
 static mha_status trace(mhai_live_asked *a)
@@ -170,8 +189,8 @@ static mha_status write_page(const mha_live *live, const mha_explorer *explorer,
     const mha_figure figure = {.struct_size = sizeof figure,
                                .panel_size = sizeof(mha_panel),
                                .title = live->options.name,
-                               .row_axis = "query (looking)",
-                               .col_axis = "key (looked at)",
+                               .row_axis = "query (attending)",
+                               .col_axis = "key (attended to)",
                                .value_name = "weight"};
     const mha_report report = {.struct_size = sizeof report,
                                .facts = facts,
@@ -215,6 +234,7 @@ static const struct {
     {{"page.css", "text/css; charset=utf-8", NULL, false}, style},
     {{"page.js", "text/javascript; charset=utf-8", NULL, false}, script},
     {{"look", "application/json", NULL, true}, look},
+    {{"generate", "application/json", NULL, true}, generate},
     {{"map", "application/octet-stream", NULL, true}, map},
     {{"trace", "application/json", NULL, true}, trace},
     {{"save", "text/html; charset=utf-8", "heads.html", true}, save},
@@ -301,6 +321,7 @@ mha_status mha_live_create(mha_context *context, mha_model *model, const mha_liv
 void mha_live_destroy(mha_live *live)
 {
     if (!live) return;
+    mhai_live_forget_decoder(live);
     mhai_live_forget(live);
     mha_trials_destroy(live->trials);
     free(live);

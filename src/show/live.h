@@ -8,6 +8,15 @@
 #include <multihead/live.h>
 #include <multihead/maps.h>
 
+/* A cache of keys and values, which later requests continue. */
+typedef struct mhai_live_decoding {
+    mha_decoder *decoder; /* NULL: none */
+    const mha_transformer *of;
+    int type;     /* index of mhai_live_caches */
+    int32_t *ids; /* [room] the cached tokens */
+    int64_t room;
+} mhai_live_decoding;
+
 struct mha_live {
     mha_context *context;
     mha_model *model;
@@ -19,6 +28,7 @@ struct mha_live {
     mha_transformer *varied;
     mha_transformer_desc varied_desc;
     mha_trials *varied_trials;
+    mhai_live_decoding decoding;
 };
 
 /* The request being answered. */
@@ -29,6 +39,7 @@ typedef struct mhai_live_asked {
     mha_tokens tokens, other;
     mha_trial trial;
     mha_trials *trials; /* of the model as it was loaded, or varied */
+    const mha_transformer *transformer;
     const mha_transformer_desc *desc;
     mha_maps maps; /* of the answer */
     const mha_sink *sink;
@@ -36,6 +47,14 @@ typedef struct mhai_live_asked {
 
 /* live.c: the most likely next tokens, as a member. */
 MHA_NODISCARD mha_status mhai_live_next(mhai_live_asked *a, mha_json *json);
+MHA_NODISCARD mha_status mhai_live_label(mhai_live_asked *a, int32_t id, mha_json *json);
+double mhai_live_seconds(void);
+
+/* live_generate.c: the next token, and what is appended to the text; the bytes of the cache of so many tokens,
+ * as a member; free the decoder. */
+MHA_NODISCARD mha_status mhai_live_generate(mhai_live_asked *a);
+MHA_NODISCARD mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json);
+void mhai_live_forget_decoder(mha_live *live);
 
 /* live_vary.c: choose the trials of the request; the loaded model's description, and how far weights moved, as
  * members; free the varied model. */

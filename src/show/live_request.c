@@ -156,6 +156,9 @@ static mha_status take_member(mha_room *room, const char *name, const json_t *va
     }
     if (!strcmp(name, "temperature")) return take_number(value, name, 1e3, &s->temperature);
     if (!strcmp(name, "top_k")) return take_whole(value, name, &s->top_k);
+    if (!strcmp(name, "cache")) return take_choice(value, name, mhai_live_caches, &s->cache);
+    if (!strcmp(name, "draws")) return take_flag(value, name, &s->draws);
+    if (!strcmp(name, "seed")) return take_whole(value, name, &s->seed);
     if (!strcmp(name, "noise")) return take_number(value, name, 1e3, &s->noise);
     if (!strcmp(name, "noisy")) return take_head(value, name, &s->noisy);
     return take_description(name, value, &s->vary);

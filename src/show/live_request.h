@@ -33,16 +33,22 @@ typedef struct mhai_live_request {
     mha_trial_head noisy;      /* layer -1: none */
     double noise, temperature; /* as mha_trial */
     int64_t top_k;
+    int cache; /* type of a generation's cache, an index of mhai_live_caches */
+    bool
+        draws; /* generation samples by temperature and top_k, else it takes the most likely token */
+    int64_t seed;          /* of the sampling */
     int view, cmap, scale; /* of a report: mha_view, mha_cmap, mha_scale; scale -1: automatic */
     bool dark;
 } mhai_live_request;
 
 /* live_vary.c: names of mha_position_encoding. */
 extern const char *const mhai_live_positions[];
+/* live_generate.c: names of cache types. */
+extern const char *const mhai_live_caches[];
 
 /* A JSON object with text, other, off ["L0H1"], patched, at "all" or "last", row, maps, head, cell
  * [row, column], view, cmap, scale, dark; causal, positions, scaled, window, rope_base; noisy, noise;
- * temperature, top_k: all but text may be missing, and nothing else be there. */
+ * temperature, top_k; cache, draws, seed: all but text may be missing, and nothing else be there. */
 MHA_NODISCARD mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room,
                                         mhai_live_request *request);
 

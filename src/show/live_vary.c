@@ -66,6 +66,7 @@ static mha_status make_desc(mhai_live_asked *a, mha_transformer_desc *d)
 
 void mhai_live_forget(mha_live *live)
 {
+    if (live->decoding.of == live->varied) mhai_live_forget_decoder(live);
     mha_trials_destroy(live->varied_trials);
     mha_transformer_destroy(live->varied);
     live->varied_trials = NULL;
@@ -98,10 +99,12 @@ mha_status mhai_live_choose(mhai_live_asked *a)
 {
     mha_live *live = a->live;
     a->trials = live->trials;
+    a->transformer = mha_model_transformer(live->model);
     a->desc = &live->desc;
     if (!is_changed(&a->request.vary)) return MHA_OK;
     if (!live->varied || !is_same(&live->vary, &a->request.vary)) MHA_TRY(make_varied(a));
     a->trials = live->varied_trials;
+    a->transformer = live->varied;
     a->desc = &live->varied_desc;
     return MHA_OK;
 }

@@ -510,8 +510,8 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
     *figure = (mha_figure){.struct_size = sizeof *figure,
                            .panel_size = sizeof(mha_panel),
                            .title = maps->name,
-                           .row_axis = "query (looking)",
-                           .col_axis = "key (looked at)",
+                           .row_axis = "query (attending)",
+                           .col_axis = "key (attended to)",
                            .cmap = options->cmap == MHA_CMAP_VIRIDIS && is_signed(maps)
                                        ? MHA_CMAP_DIVERGING
                                        : options->cmap,

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Logits of a row, and the logarithm of the sum of their exponentials. */
+/* Logits of a row, in scratch if they are NULL, and the logarithm of the sum of their exponentials. */
 typedef struct prediction {
     float *logits; /* [V] */
     double log_sum;
@@ -18,7 +18,8 @@ static mha_status predict(const mha_trials *trials, const mhai_kept_run *run, in
 {
     const int64_t width = trials->desc.embed_dim, vocab = trials->desc.vocab_size;
     double most = -INFINITY, sum = 0;
-    MHA_TRY(mha_scratch_alloc(trials->context, vocab, sizeof *out->logits, &out->logits));
+    if (!out->logits)
+        MHA_TRY(mha_scratch_alloc(trials->context, vocab, sizeof *out->logits, &out->logits));
     const mha_tensor hidden = mha_tensor_contiguous(run->hidden + row * width, MHA_F32, 2,
                                                     (const int64_t[]){1, width}),
                      logits = mha_tensor_contiguous(out->logits, MHA_F32, 2,
@@ -109,18 +110,17 @@ static void draw(const mha_trials *trials, const mha_trial *run, const predictio
 static mha_status fill(mha_trials *trials, const mha_trial *run, mha_trial_next *next)
 {
     const mhai_kept_run *whole;
-    prediction now, before;
+    prediction now = {0}, before = {0};
     MHA_TRY(mhai_trial_whole(trials, run, &whole));
     next->changed = whole != &trials->now;
     MHA_TRY(predict(trials, &trials->now, next->row, &now));
-    before = now;
     add_top(trials, &now, next);
     if (next->changed) {
         MHA_TRY(predict(trials->options.baseline ? trials->options.baseline : trials, whole,
                         next->row, &before));
         add_top(trials, &before, next);
     }
-    compare(trials, &now, &before, next);
+    compare(trials, &now, next->changed ? &before : &now, next);
     draw(trials, run, &now, next);
     return MHA_OK;
 }
@@ -145,4 +145,17 @@ mha_status mha_trials_predict(mha_trials *trials, const mha_trial *given, int64_
     }
     *next = made;
     return MHA_OK;
+}
+
+mha_status mha_trials_logits(mha_trials *trials, const mha_trial *given, float *logits)
+{
+    mha_trial run;
+    prediction out = {.logits = logits};
+    if (!logits) return mha_fail(MHA_ERR_NULL, "mha_trials_logits: logits is NULL");
+    MHA_TRY(mhai_trial_read(trials, given, &run));
+    if (trials->desc.flags & MHA_TRANSFORMER_NO_OUTPUT)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_trials_logits: the transformer has no output layer");
+    MHA_TRY(mha_trials_run(trials, given, -1, NULL, NULL, NULL));
+    return predict(trials, &trials->now, run.count - 1, &out);
 }

@@ -1,7 +1,6 @@
-/* One line for each thing computed: its name and a hash of its bits. Instruction sets with fused
- * multiply-adds must print the same lines, wherever they run: .ci/run compares NEON under qemu with
- * AVX2 here. Nothing that enters comes from the C library's functions, which differ between
- * machines.
+/* Prints one line per computation: its name and a hash of its bits. Instruction sets with fused multiply-adds must
+ * print the same lines on every machine: .ci/run compares NEON under qemu with AVX2. Inputs do not depend on functions
+ * of the C library, which differ between machines.
  *
  *   bits_digest [ISA]     portable, neon, avx2, avx512; default: the best one */
 #include "support/backward_call.h"
@@ -36,7 +35,7 @@ static float *floats(int64_t count)
     return x;
 }
 
-/* Uniform in [-2, 2), by integers alone. */
+/* Uniform in [-2, 2), by integer arithmetic. */
 static float *some_floats(uint64_t stream, int64_t count)
 {
     rng r = rng_make(1, stream);
@@ -138,8 +137,8 @@ static void attention_digest(mha_context *context)
     attention_free(&a);
 }
 
-/* Few queries read keys and values as they lie: of each number of rows, over many blocks of keys,
- * with one key/value head, so that threads share keys. */
+/* Few queries read keys and values in place: each number of rows, over many blocks of keys, with one key/value head, so
+ * that threads share keys. */
 static void few_queries_digest(mha_context *context)
 {
     enum { FEW = 9, KEYS = 4101, SIZE = 64 };
@@ -159,7 +158,7 @@ static void few_queries_digest(mha_context *context)
     }
 }
 
-/* What is stored in bf16, with a head size that is not even, in f32 and in bf16 arithmetic. */
+/* bf16 storage with an odd head size, in f32 and bf16 arithmetic. */
 static void stored_digest(mha_context *context)
 {
     enum { ROWS = 19, KEYS = 545, SIZE = 33 };
@@ -190,7 +189,7 @@ static void stored_digest(mha_context *context)
     free(o);
 }
 
-/* What enters by angles and powers. */
+/* Inputs of angles and powers. */
 static void positions_digest(mha_context *context)
 {
     enum { ROWS = 300, SIZE = 96, HEADS = 12 };
@@ -219,7 +218,7 @@ static void some_tokens(int32_t *tokens, int32_t *targets, rng *r)
     }
 }
 
-/* A few steps of AdamW on nonsense: every layer, forward and backward, and the optimizer. */
+/* A few steps of AdamW on random data: every layer, forward and backward, and the optimizer. */
 static void training_digest(mha_context *context, const char *name, mha_transformer_desc desc)
 {
     enum { ROWS = SEQUENCES * LENGTH };
@@ -272,7 +271,7 @@ static void training_digest(mha_context *context, const char *name, mha_transfor
 
 enum { INPUTS = 544, OUTPUTS = 83, TOKENS = 17 };
 
-/* Parameter 0 is the table of tokens, the last one the output: numbers from one hash of their place. */
+/* Parameter 0 is the token table, the last one the output. Numbers are hashes of their index. */
 static uint32_t place_hash(int64_t row, int64_t column)
 {
     return ((uint32_t)row * 2654435761u ^ (uint32_t)column * 2246822519u) * 3266489917u;

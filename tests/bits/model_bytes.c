@@ -1,6 +1,5 @@
-/* A model's numbers as bytes in a file, to be compared between machines: what its output layer reads of a
- * text, the logits of each token if it has any, and the most likely next tokens, one after the other.
- * On stderr the seconds of both.
+/* Writes a model's results for a text as bytes, for comparison between machines: the input of its output layer, the
+ * logits of each token if it has any, and the most likely next tokens. Prints the seconds of both parts on stderr.
  *
  *   model_bytes MODEL TEXT COUNT FILE */
 #include <multihead/sampling.h>
@@ -32,7 +31,7 @@ static double seconds(void)
     return (double)clock() / CLOCKS_PER_SEC;
 }
 
-/* The logits are left of the last token only. */
+/* Only the last token's logits are kept. */
 static void run_forward(mha_context *context, const mha_transformer *net, const mha_tokens *tokens,
                         const mha_transformer_desc *desc, float *logits)
 {

@@ -1,6 +1,6 @@
-"""multihead ablate on an induction pair made by hand: what is lost without each of its heads, the
-pair's interaction, tasks with corrupted prompts, heads and paths patched; tables, JSON, bad input. The
-numbers themselves are compared with torch in test_ablation_torch.py.
+"""multihead ablate on a handmade induction pair: the loss without each head, the pair's interaction, tasks with
+corrupted prompts, patched heads and paths; tables, JSON, bad input. test_ablation_torch.py compares the numbers with
+torch.
 """
 import json
 import math
@@ -18,8 +18,8 @@ WIDTH, PAIR, IDLE = 3 * V + LENGTH, ("L0H0", "L1H1"), ("L0H1", "L1H0")
 
 
 def make_pair(name="pair"):
-    """Attention alone: token, token before, answer, position side by side. L0H0 copies the token before,
-    L1H1 copies what followed its token; the others read all alike and write little."""
+    """Attention only, with token, previous token, answer and position side by side. L0H0 copies the previous token,
+    L1H1 the token that followed its own; the others attend uniformly and write little."""
     folder = FOLDER / name
     folder.mkdir()
     D = LENGTH
@@ -113,7 +113,7 @@ def either_is_death():
 
 
 def page():
-    """Columns of the page hold what --json says: estimates of all heads, effects of those measured."""
+    """The page's columns equal --json: estimates of all heads, effects of those measured."""
     path = FOLDER / "effects.html"
     some = ["--random", 3, "--with", "zero", "--heads", 2]
     result = ablate(DEMO, *some, "-o", path, "--json", "-q")
@@ -141,7 +141,9 @@ def page():
                 check(abs(value[i] - told[part]) <= 2e-4 * abs(told[part]) + 1e-9, f"{name} {value} {told}")
             check(value[1] is None and value[4] == 3, f"no chance, three texts: {value}")
     check(0 < measured < 4, f"{measured} heads measured")
-    # It opens on the largest effect; the card has its pairs, also of a head that has no effect alone.
+    check(data["x"] < 4 and all("_repeats" in column["name"] or "_loss" in column["name"] for column in data["columns"][:2]),
+          "effects come before scores")
+    # It opens on the largest effect. Cards list pairs, also of a head without an effect of its own.
     largest = max((h for h in found if "effect" in h), key=lambda h: abs(h["effect"]["repeats"]["mean"]))
     check(names[data["first"]] == (largest["layer"], largest["number"]), f"{names[data['first']]}, wanted {largest['head']}")
     measured = {h["head"] for h in found if "effect" in h}
@@ -187,7 +189,7 @@ def tables():
 
 
 def defaults():
-    """A text alone: mean ablation, on it and on random tokens. Scores of a state are on the page, not measured."""
+    """A text only: mean ablation on it and on random tokens. The page takes scores from a state without measuring."""
     text, state, pages = written("one.txt", TEXTS[0] + "\n"), FOLDER / "one.state", [FOLDER / f"{n}.html" for n in "abc"]
     check(ablate(DEMO, TEXTS[0], "--json").out == ablate(DEMO, "--text", text, "--with", "mean", "--random", 10, "--heads", 40,
           "--pairs", 12, "--max-texts", 10, "--json").out, "what the defaults are")
@@ -227,7 +229,7 @@ def tasks():
         check(found["by_name"][name]["restored"]["mean"] > 0.3, f"{name} restores the answer")
     for name in IDLE:
         check(abs(found["by_name"][name]["restored"]["mean"]) < 0.01, f"{name} restores nothing")
-    # What L0H0 changes goes by the keys of L1H1 only, and what reaches the logits directly is L1H1's.
+    # L0H0 acts only through the keys of L1H1, and only L1H1 reaches the logits directly.
     expected = {"L1H1.k": {"L0H0"}, "L1H1.q": set(), "L1H1.v": set(), "logits": {"L1H1"},
                 "L1H1.q,L1H1.k": {"L0H0"}, "L1H0.k": set()}
     for to, heads_of in expected.items():

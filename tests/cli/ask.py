@@ -1,6 +1,5 @@
-"""multihead view --from --to: which heads look from one word at another. Weights against those of
-view --json, ranks, words and their errors, how it prints. tests/python/test_ask_torch.py holds the
-numbers to PyTorch."""
+"""multihead view --from --to: the heads that attend from one word to another. Weights against view --json, ranks, words
+and their errors, printing. tests/python/test_ask_torch.py compares the numbers with PyTorch."""
 import json
 import re
 import sys
@@ -33,7 +32,7 @@ def weights_are_those_of_the_maps():
              for layer in maps["layers"] for head in layer["heads"]]
     got = [(head["layer"], head["head"], head["weight"]) for head in data["heads"]]
     check([g[:2] for g in got] == [e[:2] for e in every], "all heads, in order")
-    # Both run the model in f32, but not in the same order of sums.
+    # Both run the model in f32, with different orders of summation.
     check(all(abs(g[2] - e[2]) <= 2e-6 for g, e in zip(got, every)), "the same weights")
     for by in ("weight", "share", "effect"):
         order = sorted(data["heads"], key=lambda head: head[by + "_rank"])
@@ -102,7 +101,7 @@ def printed():
     for width in (20, 40, 80):
         narrow = ask("sat", "mat", "--width", width)
         widest = max(map(columns, narrow.lines))
-        # The table itself takes 34 columns.
+        # The table has 34 columns.
         check(narrow.code == 0 and widest <= max(width, 34), f"{width} columns: {widest}")
     check(ask("sat", "mat", "-q").errors == [], "--quiet")
     check(ask("sat", "mat").out == ask("sat", "mat", "--threads", "1").out, "the same again")
@@ -123,7 +122,7 @@ def with_maps():
 
 
 def twins():
-    """Reports of one text through a model have the norm-based twin of each map."""
+    """Reports of one text through a model have a norm-based map for each map."""
     one = view(MODEL, TEXT, "-o", "-").out.decode()
     check("norm-based" in one and '"twin' in one, "a twin of each map")
     check(one == view(MODEL, TEXT, "-o", "-", "--threads", "1").out.decode(), "the same bytes")
@@ -136,7 +135,7 @@ def twins():
 
 
 def decoder():
-    """A model that predicts: effects are of what the row predicts; nothing is seen ahead."""
+    """A predicting model: effects concern the row's prediction, and rows do not see later tokens."""
     folder = FOLDER / "ioi"
     done = run("train", "ioi", "--steps", "20", "--no-report", "-o", folder)
     check(done.code in (0, 1), f"train: {done.errors}")

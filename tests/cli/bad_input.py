@@ -1,5 +1,5 @@
-"""Everything that can be wrong with what the program is given: each has its own exit code and one
-line that says what and where, and leaves no half-written file.
+"""Every kind of bad input: each has its exit code and one line that names the error and its place, and leaves no
+half-written file.
 """
 import os
 import re
@@ -27,7 +27,7 @@ def missing_files():
     for name, content, part in (("latin-1.txt", b"caf\xe9 au lait", "byte 3 is not valid UTF-8"),
                                 ("blank.txt", b"\xef\xbb\xbf \n\t\r\n", "the text is empty")):
         (FOLDER / name).write_bytes(content)
-        for folder in (MODEL, "no-such-folder"):  # which is not even opened
+        for folder in (MODEL, "no-such-folder"):  # which must not be opened
             check_error(view(folder, "--text-file", FOLDER / name), BAD_INPUT, name, part)
         check_error(view(MODEL, TEXT, "--text-file", FOLDER / name), BAD_INPUT, name, part)
     check_error(view("no-such-folder", TEXT, "--contrast", b"caf\xe9"), BAD_INPUT, "--contrast", "byte 3")
@@ -38,7 +38,7 @@ def missing_files():
 
 
 def lying_headers():
-    """Each way a safetensors file can lie, in place of the model's."""
+    """Every kind of malformed safetensors file, in place of the model's."""
     header, data = read_safetensors(MODEL / "model.safetensors")
     names = [name for name in header if name != "__metadata__"]
     a, b = names[0], names[1]
@@ -148,12 +148,12 @@ def contradicting_models():
     check_error(view(folder, TEXT, TEXT), UNSUPPORTED, "second text", "type_vocab_size")
 
 
-HUGE = 36 * 180 << 20  # bytes, sparse: a file's length costs its maker nothing
-ENOUGH = 1 << 30  # of memory, a sanitizer's own included, for what reads no byte of them
+HUGE = 36 * 180 << 20  # bytes, sparse: long files are free to make
+ENOUGH = 1 << 30  # of memory, including a sanitizer's, for calls that read none of them
 
 
 def sparse(path, head, size=HUGE):
-    """A file of these bytes and as many zeros; False where the file system cannot."""
+    """Write a file of these bytes and `zeros` zeros; False if the file system does not support it."""
     try:
         with open(path, "wb") as file:
             file.write(head)
@@ -164,7 +164,7 @@ def sparse(path, head, size=HUGE):
 
 
 def cheap(arguments, code, *parts, command="view", name, enough=ENOUGH):
-    """Few bytes of memory, and this answer."""
+    """Check for low memory use and this answer."""
     result, most = peak(*arguments)
     check(most < enough, f"{name}: {most >> 20} MB of memory")
     if code:
@@ -174,8 +174,8 @@ def cheap(arguments, code, *parts, command="view", name, enough=ENOUGH):
 
 
 def huge_tensor(name, change):
-    """A folder with a tensor of 6 GB behind a header of odd length, so that it is not aligned;
-    change(header, size of the other data) puts it there."""
+    """A folder with a tensor of 6 GB after a header of odd length, so that it is unaligned; change(header, size of the
+    other data) adds it."""
     folder = copy_model(name, ["model.safetensors"])
     header, data = read_safetensors(MODEL / "model.safetensors")
     change(header, len(data))
@@ -232,8 +232,7 @@ def huge_files():
 
 
 def many_layers():
-    """Deep beyond every published model, in a file of 2 MB. That the work does not grow with the
-    square is for tests/growth to say."""
+    """A depth beyond every published model, in a file of 2 MB. tests/growth checks that the work is not quadratic."""
     layers = 1000
     folder = copy_model("deep", ["model.safetensors", "config.json"])
     write_bert(folder, layers, words=462)
@@ -248,7 +247,7 @@ def many_layers():
 
 
 def many_positions():
-    """A million of them in a file of 67 kB: only those of the text are computed."""
+    """A million positions in a file of 67 kB: only those of the text are computed."""
     width = 64
     shapes = {f"layers.0.self_attn.{part}_proj.weight": [width, width] for part in "qkvo"}
     folder = write_weights(FOLDER / "far", {"embed_tokens.weight": [2, width], **shapes})
@@ -416,7 +415,7 @@ def unwritable():
 
 
 def full_disk():
-    """A file system of 16 kB: what does not fit leaves nothing, an older file stays as it was."""
+    """A file system of 16 kB: output that does not fit leaves no file, and older files are unchanged."""
     disk = FOLDER / "disk"
     disk.mkdir()
     mounted = os.geteuid() == 0 and subprocess.run(
@@ -438,7 +437,7 @@ def full_disk():
 
 
 def file_size_limit():
-    """ulimit -f: the kernel's signal must neither end the program nor leave half a file."""
+    """ulimit -f: the kernel's signal must neither kill the program nor leave half a file."""
     for option in ("-o", "--svg", "--png", "--json", "--npy"):
         target = FOLDER / "limited"
         target.write_text("as it was")
@@ -453,7 +452,7 @@ def file_size_limit():
 
 
 def closed_pipe():
-    """Whoever closes the pipe has seen enough: exit code 6 and not a word."""
+    """If the reader closes the pipe, the exit code is 6, without a message."""
     for arguments in ([], ["--json", "-"]):
         read, write = os.pipe()
         os.close(read)

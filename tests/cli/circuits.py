@@ -1,5 +1,5 @@
-"""multihead circuits: scores within -1 and 1, both ends of every direction, keys by their offset, earlier heads that a
-head reads; scores of a state beside them. The numbers are compared with NumPy in test_circuits_numpy.py.
+"""multihead circuits: scores within -1 and 1, both ends of every direction, keys by offset, earlier heads that a head
+reads, and the scores of a state. test_circuits_numpy.py compares the numbers with NumPy.
 """
 import json
 import re
@@ -63,7 +63,7 @@ def weights():
 
 
 def composition():
-    """Earlier heads that each head reads, the strongest first."""
+    """Earlier heads that each head reads, in descending order."""
     found = json.loads(circuits(MODEL, "--composition", "--json").out)
     check(0 < found["composition_chance"] < 1, f"chance {found['composition_chance']}")
     for head in found["heads"]:
@@ -77,7 +77,7 @@ def composition():
 
 
 def pages():
-    """The page of weights alone, and with the scores that a state has."""
+    """The page of weights alone, and with the scores of a state."""
     path, state, text = FOLDER / "circuits.html", FOLDER / "text.state", FOLDER / "text.txt"
     text.write_text("The cat sat on the mat.\nThe dog saw the cat near the river.\n")
     check_good(circuits(MODEL, "--composition", "-o", path, "-q"), "-o")
@@ -101,7 +101,7 @@ def pages():
 
 
 def rotated():
-    """Of a model with rotary positions, offsets matter to the QK circuit and to nothing else."""
+    """With rotary positions, only the QK circuit depends on offsets."""
     folder = FOLDER / "rotary"
     done = run("train", "induction", "--steps", "2", "--no-report", "--embed", "16", "--batch", "4", "-o", folder, "-q")
     check_good(done, "train")

@@ -1,4 +1,4 @@
-"""multihead view --contrast: the weights in one text less those in another, of the same length."""
+"""multihead view --contrast: the weights in one text minus those in another of the same length."""
 import json
 import re
 import sys

@@ -1,5 +1,5 @@
-"""multihead count: exact numbers against the formulas in Python's whole numbers, the textbook
-cases, published models, model folders, and what it refuses.
+"""multihead count: exact numbers against formulas in Python integers, textbook cases, published models, model folders,
+and rejected input.
 """
 import json
 import random

@@ -1,5 +1,5 @@
-"""multihead view --desk: what the heads of a layer write. tests/unit/test_attribution.c holds the
-numbers to their definitions; here it is that they are the right ones, in every output."""
+"""multihead view --desk: the outputs of a layer's heads. tests/unit/test_attribution.c compares the numbers with their
+definitions; this test checks that every output shows them."""
 import json
 import math
 import sys
@@ -19,7 +19,7 @@ def numbers():
     check(data["layer"] == 1 and [h["name"] for h in heads] == ["L1H0", "L1H1", "L1H2"], "heads")
     check(data["tokens"][0] == "[CLS]" and len(after) == len(data["tokens"]), "tokens")
     size, width = len(data["before"][0]) // HEADS, len(after[0])
-    # What is left of the output without the heads' terms is the bias: the same at all tokens.
+    # The output minus the heads' terms is the bias, equal at all tokens.
     left = [[after[t][e] - sum(h["terms"][t][e] for h in heads) for e in range(width)]
             for t in range(len(after))]
     check(all(abs(left[t][e] - left[0][e]) < 1e-6 for t in range(len(left)) for e in range(width)),

@@ -1,5 +1,4 @@
-"""The examples of --help of run, explain and count work as they are printed, once the files that they
-name are there.
+"""The examples in --help of run, explain and count work as printed, once their files exist.
 """
 import shlex
 import sys

@@ -1,5 +1,5 @@
-"""multihead explain: the account against what the formulas give, the picture as XML with the shapes
-in it, the mask cell by cell, the same bytes every time, and what it refuses.
+"""multihead explain: figures against the formulas, the picture's XML and shapes, the mask cell by cell, reproducible
+bytes, and rejected input.
 """
 import json
 import sys
@@ -66,42 +66,42 @@ def plans():
 
 
 def told_costs():
-    """In words: what blocks leave has lines of its own, and what is not known is said."""
+    """Text output: pairs left by blocks have separate lines, and unknown counts are reported."""
     sizes = ("--heads", 2, "--head-dim", 16, "--length", 256)
     text = run("explain", *sizes, "--blocks", "local=0").out.decode()
     check("131,072 of 131,072, 100%, blocks not counted" in text, text)
     check("of the mask     32,768, 25%, by blocks too" in text, text)
     check("of the mask     2.10 MFLOP; tiles" in text, text)
     text = run("explain", *sizes, "--dense-mask").out.decode()
-    check("100%, what the dense mask hides is not counted" in text and "of the mask" not in text, text)
+    check("100%, pairs that the dense mask hides included" in text and "of the mask" not in text, text)
     text = run("explain", "--heads", 1, "--head-dim", 16, "--length", 9).out.decode()
     check("The head has its own" in text, text)
 
 
 def sentences():
-    """What is said in words is true of the problem at hand."""
+    """The sentences are true for the given problem."""
     def said(*arguments, **changes):
         return " ".join(explain("--head-dim", 64, "--threads", 2, *arguments, **changes)
                         .out.decode().split())
 
     tiny, long = ("--heads", 8, "--length", 10), ("--heads", 8, "--length", 2048)
     for arguments, *parts in (
-            ((*tiny, "--causal"), "Causal: a token sees itself and those before it, and none after it",
+            ((*tiny, "--causal"), "Causal: a token sees itself and earlier tokens, and none after it",
              "all keys as one block", "all fit in the L2 cache, so memory is no limit"),
             ((*long, "--causal"), "limited by arithmetic", "does not see are not computed",
              "512 keys at a time", "times the scratch"),
             (("--heads", 32, "--queries", 1, "--keys", 65536, "--causal", "--offset", 65535),
-             "a step of decoding from a cache", "limited by how fast memory or a shared cache"),
+             "a step of decoding from a cache", "limited by the bandwidth of memory or a shared cache"),
             ((*long, "--causal", "--window", 128, "--sink-keys", 4), "the 127 keys before its position "
              "and its own, and the first keys.", "length times the window"),
-            ((*tiny, "--window", "20,20"), "The window reaches over all keys"),
+            ((*tiny, "--window", "20,20"), "The window covers all keys"),
             (("--heads", 8, "--queries", 2, "--keys", 10, "--causal"), "no query sees the last 8 keys",
              "--offset 8"),
             ((*tiny, "--causal", "--offset", "-3"), "the first 3 queries are before all keys and see "
              "none, so their output is 0"),
-            (("--heads", 8, "--queries", 20, "--keys", 6, "--causal"), "from query 5 on, every key"),
+            (("--heads", 8, "--queries", 20, "--keys", 6, "--causal"), "from query 5 on, queries see every key"),
             (("--heads", 8, "--kv-heads", 1, "--length", 9), "All 8 query heads share one key/value "
-             "head: the keys and values that a generator keeps are 8x smaller"),
+             "head: the cache of keys and values is 8x smaller"),
             (("--heads", 8, "--kv-heads", 2, "--length", 9), "4 query heads share each of the 2 "
              "key/value heads"),
             ((*tiny, "--softcap", 30, "--shaw", 4, "--gates", "--dropout", 0.25), "their product, with "
@@ -116,18 +116,18 @@ def sentences():
                             ((*tiny, "--causal"), "not computed"),
                             ((*long, "--causal", "--window", 128), "half"),
                             ((*tiny, "--window", "20,20"), "length times the window"),
-                            (("--heads", 1, "--length", 9), "looks for something of its own"),
+                            (("--heads", 1, "--length", 9), "look for different things"),
                             (tiny, "Causal")):
         check(part not in said(*arguments), f"{arguments} must not say {part!r}")
-    # The same bytes, beside a cache that holds them and one that does not.
+    # The same bytes, with a cache that holds them and one that does not.
     arguments = ("--heads", 8, "--length", 60)
     check("memory is no limit" in said(*arguments, MHA_L2_KIB="2048"), "a large L2")
-    check("can be read" in said(*arguments, MHA_L2_KIB="64"), "a small L2")
+    check("limited by the bandwidth" in said(*arguments, MHA_L2_KIB="64"), "a small L2")
 
 
 def ways():
-    """What is said of the shapes of docs/speed.md; tests/kernels/test_plan_runs.c holds it against
-    what runs."""
+    """The explanations for the shapes of docs/speed.md; tests/kernels/test_plan_runs.c compares them with the executed
+    path."""
     d64, decode = ["--head-dim", 64], ["--head-dim", 128, "--queries", 1, "--keys", 4096]
     for arguments, in_place, pieces in (
             (["--heads", 8, *d64, "--length", 512], False, 8),
@@ -143,8 +143,8 @@ def ways():
         if pieces is not None:
             check(pieces == plan["work_items"], f"{arguments}: {plan}")
         text = " ".join(explain(*arguments, "--threads", 2).out.decode().split())
-        check(("read where they lie" if plan["keys_in_place"] else "512, packed") in text, text)
-        check(("no other is woken" in text) == (plan["work_items"] == 1), text)
+        check(("read in place" if plan["keys_in_place"] else "512, packed") in text, text)
+        check(("no other thread is woken" in text) == (plan["work_items"] == 1), text)
 
 
 def paths():
@@ -175,13 +175,13 @@ def paths():
     check_good(text, "everything at once")
     for part in ("softcap 30", "dropout 0.1", "ALiBi", "T5", "Shaw", "dense mask", "dense bias",
                  "sink logits", "gates", "first 2 keys", "blocks of 4 x 4", "causal", "In words",
-                 "averaged over heads", "statistics", "each key receives", "bf16"):
+                 "averaged over heads", "statistics", "total weight of each key", "bf16"):
         check(part in " ".join(text.out.decode().split()), f"the account must say {part!r}")
     check(max(map(columns, text.lines)) <= 90, "lines fit 90 columns")
 
 
 def words():
-    text = explain("--like", "llama-2-70b").out.decode()
+    text = " ".join(explain("--like", "llama-2-70b").out.decode().split())
     for part in ("[1, 64, 4096, 128]", "[1, 8, 4096, 128]", "537,001,984", "4 GiB", "Llama 2",
                  "8x smaller", "tiled"):
         check(part in text, f"llama-2-70b: must say {part!r}")

@@ -1,5 +1,5 @@
-"""multihead generate on a model whose numbers are chosen: its next token depends on the last one
-only, so every draw can be predicted; then a Llama, and what is refused."""
+"""multihead generate on a handmade model whose next token depends only on the last one, so that every draw can be
+predicted; then a Llama, and rejected input."""
 import contextlib
 import ctypes
 import json
@@ -29,7 +29,7 @@ LOGITS = [[-9, -9, 2.0, 1.0, 0.5, -1.0],
 
 
 def make(name, logits=LOGITS, words=WORDS, begins=True, **changes):
-    """A transformer of one layer whose attention is 0: a table from token to logits."""
+    """A transformer of one layer with zero attention: a table from tokens to logits."""
     folder = FOLDER / name
     folder.mkdir()
     config = dict(model_type="multihead", vocab_size=V, max_length=LENGTH, embed_dim=V,
@@ -118,7 +118,7 @@ def by_chance(folder):
                *options)
         expect(predict([0, 3], 6, 2.5, 3, 0.8, seed), folder, "green", "--temperature", 2.5,
                "--top-k", 3, "--top-p", 0.8, *options)
-    # Where all tokens are alike, half of the mass is half of them, the first ones.
+    # With equal probabilities, half of the mass is the first half of the tokens.
     alike = [[0.0] * V for _ in range(V)]
     even = make("even", logits=alike)
     for seed in range(12):
@@ -137,11 +137,11 @@ def numbers(folder):
     check_error(generate(folder, "red"), NO_INPUT, "tokenizer.json", "--ids", command="generate")
     for text, part in (("6", "0 to 5"), ("3 -1", "'-1'"), ("2 x", "'x'"), ("2,3", "'2,3'")):
         check_error(generate(folder, "--ids", text), USAGE, part, command="generate")
-    check_error(generate(folder, "--ids"), USAGE, "nothing to begin with", command="generate")
+    check_error(generate(folder, "--ids"), USAGE, "no start", command="generate")
 
 
 def streaming(folder):
-    """Every word is there before the program ends: the reader takes two and goes."""
+    """Words are streamed: the reader takes two and closes the pipe."""
     process = subprocess.Popen([PROGRAM, "generate", str(folder), "--temperature", "1"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     process.stdout.read(3)
@@ -170,7 +170,7 @@ def refusals(folder):
             ([folder, "--stop", "x"], USAGE, ("--stop", "whole words")),
             ([folder, "--chat", "red"], UNSUPPORTED, ("--chat",)),
             ([folder, "--top-k", 0], USAGE, ("--top-k",)),
-            # What is wrong whatever the model is, before it is opened.
+            # Errors that do not depend on the model come before it is opened.
             (["none", "--stop", ""], USAGE, ("--stop: its value is empty",)),
             (["none", "--temperature", ""], USAGE, ("--temperature: its value is empty",)),
             (["none", "2", "--ids", "--stop", "x"], USAGE, ("--stop", "--ids", "--max-tokens")),
@@ -189,7 +189,7 @@ def refusals(folder):
             ([make("alien", model_type="rwkv"), "red"], UNSUPPORTED, ("'rwkv'",)),
             ([make("bad", logits=[[math.nan] * V] * V), "red"], None, ("finite",))):
         result = generate(*arguments)
-        if code is None:  # the prompt stands on stdout already
+        if code is None:  # the prompt is already on stdout
             check(result.code == BAD_INPUT and parts[0] in " ".join(result.errors), "not finite")
         else:
             check_error(result, code, *parts, command="generate")
@@ -199,8 +199,8 @@ def refusals(folder):
 
 
 def padded_vocabulary():
-    """A model of more tokens than its tokenizer has, the best of them for "a": none of them is
-    taken, since it stands for no text."""
+    """A model with more tokens than its tokenizer: the extra ones, which score best after "a", are never generated,
+    since they have no text."""
     folder = make("padded", logits=[[0] * V, [0] * V, [0, 0, 0, 8, 0, 9], [0, 0, 0, 0, 8, 9],
                                     [0, 8, 0, 0, 0, 9], [0] * V])
     vocab = ["<s>", "</s>", "a", "b", "c"]
@@ -214,7 +214,7 @@ def padded_vocabulary():
 
 
 def ends():
-    """Greedy it writes red green blue </s>: any of the tokens that a file names ends it, also of ids."""
+    """Greedy output is red green blue </s>. Any end token named by a file stops it, also with ids."""
     for name, config, generation, text in (
             ("no-end", {}, None, "red green caf\u00e9 red"), ("one-end", {"eos_token_id": 5}, None, "red green"),
             ("list-of-ends", {"eos_token_id": [4, 3]}, {}, "red"),
@@ -255,7 +255,7 @@ def byte_pairs():
                                    [0, 0, 0, 0, 9, 0], [0, 0, 0, 0, 0, 9], [0, 9, 0, 0, 0, 0]])
     write_bytes(folder)
     expect("a\u00e9b", folder, "a")
-    expect("a\ufffd", folder, "a", "--max-tokens", 1)  # half of a character
+    expect("a\ufffd", folder, "a", "--max-tokens", 1)  # half a character
     expect("a\u00e9", folder, "a", "--stop", "b")
     expect("a", folder, "a", "--stop", "\u00e9b", "--stop", "zz")
     expect("a\u00e9b", folder, "a", "--stop", "ba")  # it may have begun
@@ -278,8 +278,8 @@ def byte_pairs():
 
 
 def interrupted():
-    """Ctrl-C while a text without an end is written, more than a pipe holds, so that it cannot be
-    complete before the signal: what is there ends with a whole character and the line."""
+    """Ctrl-C during an endless text, longer than a pipe's buffer, so that it cannot be complete before the signal. The
+    output ends with a whole character and a line end."""
     length = 200000
     folder = make("endless", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
                                      [0, 0, 0, 0, 9, 0], [0, 0, 0, 9, 0, 0], [0] * V],
@@ -295,7 +295,7 @@ def interrupted():
             process.send_signal(number)
             rest, err = process.communicate(timeout=HANGS)
         text = (begun + rest).decode("utf-8", "replace")
-        # A shell says 130 and 143.
+        # A shell reports 130 and 143.
         check(process.returncode == -number, f"signal {number}: exit {process.returncode}, {err!r}")
         check(re.fullmatch("a\u00e9{10,}\ufffd?\n", text) and len(begun + rest) < length,
               f"signal {number}: {len(text)} characters, to {(begun + rest)[-24:]!r}")
@@ -304,8 +304,8 @@ def interrupted():
 
 
 def quantised():
-    """A GGUF file of a Llama of one layer whose matrices are blocks of Q8_0: some outputs are no
-    multiple of 32."""
+    """A GGUF file of a one-layer Llama with Q8_0 matrices; some have a number of outputs that is not a multiple of
+    32."""
     width, vocabulary, rng = 64, 40, random.Random(5)
     q8_0, f32 = 8, 0
     keys = {"general.architecture": "llama", "llama.context_length": 32, "llama.block_count": 1,
@@ -341,8 +341,8 @@ def quantised():
 
 
 def opened_once():
-    """Weights and tokenizer of a GGUF file come from one opening of it (this one has no tokenizer, which
-    is found out in the same way). Equal events are one until they are read, so they are read at once."""
+    """Weights and tokenizer are read with one opening of a GGUF file (this one has no tokenizer, which is detected in
+    the same way). inotify merges equal unread events, so they are read at once."""
     path, libc, events = quantised(), ctypes.CDLL(None), b""
     if not hasattr(libc, "inotify_init1"):
         return

@@ -1,5 +1,5 @@
-"""multihead heads: the table, its orders and filters, CSV and JSON, gold links from CoNLL-U, and what
-is said of bad input. What the scores mean is tested elsewhere (test_heads*.c, test_heads_torch.py).
+"""multihead heads: the table, its orders and filters, CSV and JSON, gold links from CoNLL-U, and errors of bad input.
+The scores themselves are tested elsewhere (test_heads*.c, test_heads_torch.py).
 """
 import csv
 import io
@@ -39,7 +39,7 @@ def heads(*arguments, **keywords):
 
 
 def few(*arguments, **keywords):
-    """Of the model, with two random sequences."""
+    """Scores of the model, with two random sequences."""
     return heads(MODEL, "--random", 2, *arguments, **keywords)
 
 
@@ -105,7 +105,7 @@ def orders():
         values = [float(row[score]) for row in csv.DictReader(io.StringIO(result.out.decode()))]
         check(values == sorted(values, reverse=True) and len(values) == LAYERS * HEADS, score)
         least = values[2]
-        if score == "random_duplicate":  # the table's column is what the short name means
+        if score == "random_duplicate":  # the table's column has the short name's meaning
             told = few("--text", path, "--sort", "duplicate", "--csv")
             check(told.out == result.out, "--sort duplicate is that of random tokens")
         kept = few("--text", path, "--sort", score, "--csv", "--min", f"{least:.9g}")
@@ -127,7 +127,7 @@ def json_and_csv():
     check_good(result, "--json")
     found = json.loads(result.out)
     check(found["format"] == "multihead-heads" and found["texts"] == 2, "format")
-    # The text has the tokens themselves, not the parts of a multiword one.
+    # The text has the multiword tokens, not their parts.
     text = written("plain.txt", "The old cat saw it.\ndidn't sit mats\n")
     plain = json.loads(heads(MODEL, "--text", text, "--json").out)
     check(found["tokens"] == plain["tokens"], f"tokens: {found['tokens']}, {plain['tokens']}")
@@ -164,7 +164,7 @@ def json_and_csv():
 
 
 def corpora():
-    """The page and --corpus; what they hold is tested in test_head_corpus.py and test_heads_page.py."""
+    """The page and --corpus; test_head_corpus.py and test_heads_page.py test their contents."""
     path, page = written("lines.txt", LINES * 5), FOLDER / "heads.html"
     result = few("--text", path, "-o", page, "--corpus", "--json")
     check_good(result, "-o and --json")
@@ -199,7 +199,7 @@ def corpora():
 
 
 def without():
-    """Without a head later layers change, earlier ones do not."""
+    """Removing a head changes later layers, not earlier ones."""
     path = written("lines.txt", LINES)
     found = json.loads(heads(MODEL, "--text", path, "--json", "--random", "0").out)
     whole = {head["name"]: head["scores"] for head in found["heads"]}
@@ -217,7 +217,7 @@ def without():
 
 
 def moved():
-    """Options that other subcommands have now."""
+    """Options that have moved to other subcommands."""
     for option, now in (("ablate", "ablate --with"), ("ablate-heads", "ablate --heads"), ("pairs", "ablate --pairs"),
                         ("ablate-texts", "ablate --max-texts"), ("task", "ablate --task"), ("paths", "ablate --paths"),
                         ("circuits", "circuits"), ("offset", "circuits --offset"),
@@ -226,7 +226,7 @@ def moved():
 
 
 def interrupted():
-    """Ctrl-C in the middle: what the texts until then gave is printed, and how many they were."""
+    """Ctrl-C in the middle: prints the result and the number of the texts measured so far."""
     path = written("many.txt", LINES * 20)
     result = heads(MODEL, "--text", path, "--json", "--threads", 1, **watched(look=40, signal=signal.SIGINT))
     told = re.fullmatch(r"interrupted: (\d+) of 40 texts were measured", " ".join(result.errors))
@@ -235,7 +235,7 @@ def interrupted():
 
 
 def clusters():
-    """Distances between the heads of a layer, the same whatever else is asked for."""
+    """Distances between the heads of a layer do not depend on other options."""
     path = written("lines.txt", LINES)
     found = json.loads(few("--text", path, "--clusters", "0.2", "--json").out)
     check(found["cut"] == 0.2 and len(found["distances"]) == LAYERS, "distances")
@@ -262,7 +262,7 @@ def clusters():
 
 
 def reports():
-    """view -o says of each head what heads says of the same text."""
+    """view -o reports the same for each head as `heads` on the same text."""
     text = "The cat sat on the mat and the dog saw the cat ."
     check_good(view(MODEL, text, "-o", FOLDER / "roles.html"), "view -o")
     page = (FOLDER / "roles.html").read_text()
@@ -286,7 +286,7 @@ def reports():
 
 
 def trained_models():
-    """The words of a task's gold links are the model's words."""
+    """The words of a task's gold links are in the model's vocabulary."""
     folder = FOLDER / "ioi"
     check(run("train", "ioi", "--steps", "3", "--no-report", "-q", "-o", folder).code == 0, "train")
     printed = run("train", "ioi", "--print", "40")
@@ -297,7 +297,7 @@ def trained_models():
     for head in found["heads"]:
         check(head["relations"]["answer"]["forward"]["accuracy"]["rows"] == 40, "all links counted")
         check(head["scores"]["next"] is None, "no causal row sees the next token")
-    if LONG:  # a minute of training: the head that resolves "it" is found by the gold links
+    if LONG:  # after a minute of training, gold links find the head that resolves "it"
         check(run("train", "sentences", "--no-report", "-q", "-o", FOLDER / "demo").code == 0, "demo")
         gold = written("demo.conllu", run("train", "sentences", "--print", "200").out)
         best = json.loads(heads(FOLDER / "demo", "--conllu", gold, "--sort", "answer",
@@ -312,8 +312,8 @@ def trained_models():
 
 
 def maps_from_elsewhere():
-    """The scores of a model's maps that view wrote are those of the model, but for two that need more
-    than weights and tokens; shapes and types of every kind; what is refused."""
+    """Scores of maps written by view equal the model's, except two that need more than weights and tokens. All shapes
+    and types; rejected input."""
     maps, half, stacked = (FOLDER / f"{name}.npy" for name in ("maps", "half", "stacked"))
     sentence = "The cat sat. The dog sat."
     check_good(run("view", MODEL, sentence, "--npy", maps, "--json", FOLDER / "maps.json"), "maps")
@@ -394,7 +394,7 @@ def word(number, form="cat", head="0", relation="root", misc="_"):
 
 
 def bad_conllu():
-    """Each file is refused with its line."""
+    """Each file is rejected with its line number."""
     cases = {
         "nine columns": ("1\ta\t_\t_\t_\t_\t0\troot\t_\n", "line 1", "ten columns"),
         "eleven columns": ("1\ta\t_\t_\t_\t_\t0\troot\t_\t_\t_\n", "line 1", "ten columns"),
@@ -437,7 +437,7 @@ def bad_conllu():
 
 
 def damaged_conllu():
-    """Whatever a byte is changed to: an answer or one line of error."""
+    """Any changed byte gives a result or one line of error."""
     source = random.Random(1)
     data = GOLD.encode()
     for _ in range(40):

@@ -1,5 +1,5 @@
-"""multihead heads --pictures: a picture of each top place, whose tokens, marks and weights are those of --json and
-of 'view'; which heads and measures; errors before any work; a folder that is whole or not there."""
+"""multihead heads --pictures: a picture of each top place, with the tokens, marks and weights of --json and 'view';
+selection of heads and measures; errors before any work; a folder that is complete or absent."""
 import re
 import signal
 import sys
@@ -31,14 +31,14 @@ def drawn(folder, *arguments):
 
 
 def texts(path):
-    """The texts of a picture, and of these the marked ones."""
+    """The texts of a picture, and the marked ones."""
     found = [node for node in xml.etree.ElementTree.parse(path).iter() if node.tag.endswith("text")]
     return ([node.text for node in found],
             [node.text for node in found if (node.get("fill") or "").lower() == MARK])
 
 
 def same_as_json():
-    """Every place of --json that pictures are made of has its picture, with its tokens and weight."""
+    """Every pictured place of --json has its picture, with its tokens and weight."""
     folder = drawn("all", "--head", "L1H2")
     found = json.loads(heads("--json", "--corpus").out)
     head = next(one for one in found["heads"] if one["name"] == "L1H2")
@@ -89,7 +89,7 @@ def which():
 
 
 def long_text():
-    """A key that is far away has columns of its own."""
+    """A distant key has separate columns."""
     (FOLDER / "long.txt").write_text(" ".join([SENTENCES[0]] * 4))
     done = run("heads", MODEL, "--text", "long.txt", "--whole", "--random", 0, "--pictures", "long",
                "--head", "L0H0,L1H1,L1H0")
@@ -121,7 +121,7 @@ def errors():
 
 
 def stopped():
-    """A signal at any operation on files: no folder, no part of one, until it is whole."""
+    """A signal at any file operation: no folder appears before it is complete."""
     chance, log = seeded(), FOLDER / "log"
     drawing = ("--pictures", "stopped", "--head", "L1H2")
     check_good(heads(*drawing, **watched(log=log)), "whole")

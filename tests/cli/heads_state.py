@@ -1,5 +1,5 @@
-"""multihead heads --state: a measurement that is stopped, killed or out of disk goes on, and ends in the
-bytes of one that never stopped; what was measured on something else is refused, and says on what."""
+"""multihead heads --state: a measurement that is stopped, killed or out of disk can be resumed, with the same bytes as
+an uninterrupted one. States of other inputs are rejected, and the error names the difference."""
 import json
 import os
 import random
@@ -15,7 +15,7 @@ from watch import operations, watched  # noqa: E402
 
 USAGE, NO_INPUT, BAD_INPUT, NO_OUTPUT = 2, 3, 4, 6
 chance = seeded()
-TEXTS = 150 if LONG else 20  # of what is stopped
+TEXTS = 150 if LONG else 20  # of interrupted runs
 WORDS = "the cat dog sat on a mat and saw it by river bank near old tree . !".split()
 GOLD = """1\tThe\t_\t_\t_\t_\t2\tdet\t_\t_
 2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_
@@ -76,7 +76,7 @@ def same_with_and_without():
 
 
 def shown_alone():
-    """Without texts the file is shown as it is, and exported: nothing is measured or written."""
+    """Without texts the state is shown and exported: nothing is measured or written."""
     text, gold, state = corpus("shown.txt", 8), FOLDER / "shown.conllu", FOLDER / "shown.state"
     gold.write_text(GOLD)
     texts = [MODEL, "--text", text, "--conllu", gold, "--random", 12]
@@ -101,7 +101,7 @@ def shown_alone():
 
 
 def special_files():
-    """Of a folder only what the model is loaded from is read: one file, or those of an index."""
+    """Only the weight files of the model are read from a folder: one file, or those of an index."""
     text = corpus("special.txt", 4)
     for shards in (False, True):
         folder = FOLDER / f"special-{shards}"
@@ -140,13 +140,13 @@ def gold_links():
 
 
 def saving(text, state, *more):
-    """Arguments: the state is saved after each text."""
+    """Arguments that save the state after each text."""
     return ("heads", MODEL, "--text", text, "--json", "--corpus", "--random", TEXTS, "--state", state,
             "--save-every", 0, *more)
 
 
 def progress(state):
-    """Texts and random sequences that a file has."""
+    """The numbers of texts and random sequences in a state."""
     if not state.exists():
         return 0
     words = struct.unpack("<13Q", state.read_bytes()[:104])
@@ -154,8 +154,8 @@ def progress(state):
 
 
 def stopped(number, plain, text, count):
-    """Stopped again and again at one of all operations on its file, until it has ended by itself. Gives how
-    often work was taken up."""
+    """Interrupt repeatedly at random operations on the file, until the run completes. Returns how often work was
+    resumed."""
     state, log, taken = FOLDER / f"{number.name}.state", FOLDER / "log", 0
     while True:
         done = progress(state)
@@ -232,7 +232,7 @@ def mix(h, word):
 
 
 def sealed(head, rest, states):
-    """A file of words whose check is right, and states."""
+    """A file of words with a valid checksum, and states."""
     check_of = 0xCBF29CE484222325
     for word in (*head, *rest):
         check_of = mix(check_of, word)
@@ -260,7 +260,7 @@ def damaged():
     refused("another version", kept[:8] + b"\1" + kept[9:], USAGE)
     refused("another file", b"What heads do.\n" * 200)
 
-    # Places of long texts under the fingerprints of short ones, all checks made right.
+    # Places of long texts under the fingerprints of short ones, with valid checksums.
     short, brief = FOLDER / "short.txt", FOLDER / "short.state"
     lines = [line.split() for line in text.read_text().splitlines()]
     kinds = sorted({word for line in lines for word in line})
@@ -278,7 +278,7 @@ def damaged():
     check_error(heads(MODEL, "--state", state, "--json", "--corpus"), BAD_INPUT, "damaged", command="heads",
                 name="a token that the model does not have")
 
-    # Scores of another model under this one's fingerprint.
+    # Scores of another model under this model's fingerprint.
     other, small = FOLDER / "other", FOLDER / "other.state"
     check_good(run("train", "sentences", "--steps", 1, "--layers", 1, "--heads", 2, "--embed", 16, "--no-report",
                    "--quiet", "-o", other), "another model")
@@ -315,13 +315,13 @@ def places():
 
 
 def disk_full():
-    """Files may have 64 KB: nothing is saved, with warnings, and the results are told all the same."""
+    """With a limit of 64 KB per file, nothing is saved; warnings and results are still printed."""
     text, state = corpus("full.txt", 8), FOLDER / "full.state"
     measured(corpus("full-before.txt", 8), "--state", state)
     kept = state.read_bytes()
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # noqa: E731
     for what in (state, FOLDER / "full-new.state"):
-        # restore_signals=False: Python ignores SIGXFSZ, and so does what it starts
+        # restore_signals=False: child processes inherit that Python ignores SIGXFSZ
         result = run(*saving(text, what), started=dict(preexec_fn=limit, restore_signals=False))
         check(result.code == NO_OUTPUT, f"exit {result.code}: {result.errors}")
         check(result.err.count(b"warning: ") >= 8 and b"measuring continues" in result.err, f"{result.errors}")

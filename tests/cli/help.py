@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""multihead help: the topics; man pages and completions from the same table as --help; and docs/program.md,
-which has every subcommand and environment variable, and no option that does not exist. Shells
-and checkers that are missing are named, and their checks left out."""
+"""multihead help: the topics; man pages and completions from the same table as --help; and docs/program.md, which must
+contain every subcommand and environment variable, and no unknown option. Missing shells and checkers are named, and
+their checks skipped."""
 import os
 import pty
 import re
@@ -41,7 +41,7 @@ def section_of(command):
 
 
 def environment_variables():
-    """Those that the sources read, those of the help, and those of the manual are the same."""
+    """The sources, the help and the manual have the same variables."""
     read = {name for path in [*ROOT.glob("cli/**/*.c"), *ROOT.glob("src/**/*.c")]
             for name in re.findall(r'(?:getenv|variable|mhai_setting\w*)\("(\w+)"', path.read_text())}
     told = set(re.findall(r"^  ([A-Z]\w+)  ", run("help").out.decode().split("Environment:")[1], re.M))
@@ -56,7 +56,7 @@ def topics():
     for command in COMMANDS:
         text = run(command, "--help").out
         check(run("help", command).out == text, f"help {command}")
-        # A command to be copied is not broken into lines.
+        # A command for copying is not wrapped.
         lines = [line for line in text.decode().splitlines() if not line.startswith("  multihead ")]
         check(max(map(len, lines)) <= 80, f"help {command} fits 80 columns")
         table = re.split(r"\nExamples:\n.*?\n\n", text.decode(), maxsplit=1, flags=re.S)[-1]
@@ -71,20 +71,20 @@ def topics():
     scores_are_those_of_the_page()
     check(run("--help").out == run("help").out, "--help is the overview")
     check_error(run("help", "view", "heads"), USAGE, "one topic", command="help")
-    check_error(run("help", "view", "--format", "zsh"), USAGE, "leave 'view'", command="help")
+    check_error(run("help", "view", "--format", "zsh"), USAGE, "omit 'view'", command="help")
     check_error(run("help", "vew", "--format", "man"), USAGE, "mean 'view'", command=None)
     check_error(run("help", "--format", "html"), USAGE, "one of text, man, bash", command="help")
 
 
 def scores_are_those_of_the_page():
-    """`help scores` lists the library's scores and roles; docs/heads.md has the same names, labels, thresholds and
-    sources."""
+    """`help scores` lists the library's scores and roles, with the same names, labels, thresholds and sources as
+    docs/heads.md."""
     page = (ROOT / "docs" / "heads.md").read_text()
     scores, roles = run("help", "scores").out.decode().split("Roles, by")
     told = [(label, name, source) for name, label, source in
             re.findall(r"^  ([a-z_]+) +(\S.*) \(([^()]*)\)$", scores, re.M)]
     shown = re.findall(r"^\| (.+?) \| `([a-z_]+)` \|.*\| ([^|]*) \|$", page.split("## Roles")[0], re.M)
-    check(len(told) == 29 and told == shown, f"scores of help and docs/heads.md: {set(told) ^ set(shown)}")
+    check(len(told) == 31 and told == shown, f"scores of help and docs/heads.md: {set(told) ^ set(shown)}")
     told = [(role.strip(), score, threshold, source) for role, score, threshold, source in
             re.findall(r"^  (\S.{14})  (\w+) (.*?) \((.*)\)$", roles, re.M)]
     shown = re.findall(r"^\| (.+?) \| `?(\w+)`? \| (.*?) \| ([^|]*) \|$",
@@ -132,7 +132,7 @@ def write_completions(shell):
     return path
 
 
-# What a shell offers after these words; None: files.
+# Completions that a shell offers after these words; None: files.
 OFFERS = (("", [*COMMANDS, "--help", "--version"]),
           ("view --sort ", ["weight", "arrives", "effect"]),
           ("view --sort = e", ["effect"]),
@@ -166,7 +166,7 @@ def fish():
         return
     for words, offered in OFFERS:
         if " = " in words or words.startswith("view --"):
-            continue  # fish has its own idea of = and --
+            continue  # fish treats = and -- differently
         script = "source $argv[1]; complete -C $argv[2]"
         told = subprocess.run(["fish", "--no-config", "-c", script, path, f"multihead {words}"],
                               capture_output=True, text=True, check=False, cwd=MODEL.parent)

@@ -1,7 +1,7 @@
-"""Nothing that a subcommand prints steers a terminal, whatever texts, tokens, tasks, relations, names of
-folders and files hold: no control byte of both sets, no mark of direction, nothing that is not UTF-8, no
-line that a name makes. Every subcommand that --help lists is here, or this fails. Data on stdout is
-read back: JSON to the same texts, SVG by a parser of XML."""
+"""Output of a subcommand never controls a terminal, whatever texts, tokens, tasks, relations and names of folders and
+files contain: no control byte of either set, no direction mark, no invalid UTF-8, no line break from a name. The test
+fails if a subcommand of --help is missing here. Data on stdout is parsed: JSON must contain the same texts, SVG must be
+valid XML."""
 import csv
 import io
 import json
@@ -15,8 +15,8 @@ sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 
 USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
-# A title, a screen wiped, DEL, CSI as a byte and as U+009B, marks of direction, separators, a tag and a
-# line that looks like ours.
+# A title, a cleared screen, DEL, CSI as a byte and as U+009B, direction marks, separators, a tag and a line that
+# imitates ours.
 EVIL_TEXT = "e\x1b]0;pwn\x07\x1b[2J\x7f\x9b31m\u202e\u2066\u061c\u2028\ufeff\ufffe\U000e0041\nFORGED\r\t"
 EVIL = b"\x9b31m\xff" + EVIL_TEXT.encode()
 WORD = "a\x1b[2J\x07\x7f\x9b\u202e\u2066\u200b\ufeff\U000e0041"  # without white space
@@ -24,11 +24,11 @@ WORDS = ["<s>", "</s>", "red", "green", WORD, "=1+1"]
 FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e"
                        "\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]")
 CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
-OURS = re.compile(rb"\x1b\[[0-9;]*[mK]|\r")  # colours, a line of progress begun anew
+OURS = re.compile(rb"\x1b\[[0-9;]*[mK]|\r")  # colours, a redrawn progress line
 
 
 def causal_model(name):
-    """A transformer of two layers that knows WORDS; its next token is the one after the last."""
+    """A transformer of two layers with the vocabulary WORDS; it predicts the word after the last."""
     folder = FOLDER / os.fsdecode(name)
     folder.mkdir()
     size, layers = len(WORDS), 2
@@ -64,7 +64,7 @@ def causal_model(name):
 
 
 def make_files():
-    """Everything that a subcommand can be pointed at, by hostile names and with hostile contents."""
+    """Every kind of input, with hostile names and contents."""
     files = {"causal": causal_model(b"c" + EVIL), "bert": copy_model(os.fsdecode(b"b" + EVIL))}
 
     def path(kind):
@@ -102,7 +102,7 @@ def make_files():
 
 
 def table(f):
-    """For each subcommand: (arguments, exit code, what the output is)."""
+    """For each subcommand: (arguments, exit code, kind of output)."""
     text = f"red {WORD} green =1+1"
     causal, bert = f["causal"], f["bert"]
     some = ["--steps", 4, "--every", 4, "--tries", 1, "--layers", 1, "--heads", 2, "--embed", 16]
@@ -225,7 +225,7 @@ def table(f):
 
 
 def clean(data, what, name, tabs=False):
-    """No byte of data, which is text for people or data that may be looked at, steers a terminal."""
+    """No byte of output, readable text or data, controls a terminal."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -261,7 +261,7 @@ def short(arguments):
 
 def in_a_pipe(command, arguments, code, what):
     name = f"{command} {short(arguments)}"
-    result = run(command, *arguments, COLUMNS="1000")  # a line that is broken is no forged one
+    result = run(command, *arguments, COLUMNS="1000")  # a wrapped line is not forged
     check(result.code == code if code is not None else result.code in (0, 2, 3, 4, 5, 6),
           f"{name}: exit {result.code}, {result.err[-300:]!r}")
     out = OURS.sub(b"", result.out) if what == "colours" else result.out
@@ -276,14 +276,14 @@ def in_a_pipe(command, arguments, code, what):
 
 
 def on_a_terminal(command, arguments, what):
-    """Progress and colours are only there; both streams are one pseudo-terminal."""
+    """Progress and colours appear only on a terminal; both streams are one pseudo-terminal."""
     code, output = on_terminal(command, *arguments, COLUMNS="1000")
     check(code in (0, 2, 3, 4, 5, 6), f"{command} on a terminal: {code}")
     clean(OURS.sub(b"", output), what, f"{command} {short(arguments)}, on a terminal", what == "tabs")
 
 
 def texts_come_back(f):
-    """Escapes of JSON are undone by whoever reads it; nothing of a text is lost."""
+    """Parsing JSON restores every text."""
     found = json.loads(run("view", "--attention", f["maps.npy"], "--tokens", f["tokens.json"],
                            "--json", "-").out)
     check([token["token"] for token in found["tokens"]] == [EVIL_TEXT, WORD], "JSON: the tokens")
@@ -295,8 +295,8 @@ def texts_come_back(f):
 
 
 def every_character_in_xml(f):
-    """A title of every character up to U+00FF, and of what XML 1.0 has not: the parser reads the same
-    characters, and U+FFFD for controls and what is no character."""
+    """A title of every character up to U+00FF and of characters invalid in XML 1.0: the parser reads the same
+    characters, and U+FFFD for controls and noncharacters."""
     bmp = "".join(map(chr, range(1, 256))).replace("/", "")
     names = [bmp[:80], bmp[80:160], bmp[160:], "\ud7ff\ue000\ufdd0\ufffd\ufffe\uffff\U0001fffe\U0010ffff",
              b"\xed\xa0\x80\xed\xbf\xbf\xf4\x90\x80\x80\xc0\x80\xff&<>\"']]>"]

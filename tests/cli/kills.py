@@ -1,6 +1,6 @@
-"""A training killed again and again at operations on its files, on a tmpfs and on a disk: it ends in the
-bits of an undisturbed one, and leaves no file that that one does not have. What a kill leaves depends
-only on the operation before it and on whether one was cut off, so these are all moments."""
+"""Kill a training repeatedly at file operations, on a tmpfs and on a disk. It must end bit-identical to an undisturbed
+one, without extra files. The state after a kill depends only on the last operation and whether one was cut off, so
+these are all distinct moments."""
 import hashlib
 import os
 import pathlib
@@ -25,7 +25,7 @@ def train(folder, **settings):
 
 
 def bits(folder):
-    """The model, and the names of all files."""
+    """The model and the names of all files."""
     return (hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
             sorted(path.name for path in folder.iterdir()))
 
@@ -41,7 +41,7 @@ def has_strays(folder):
 
 
 def again_and_again(place, whole, count, kills):
-    """The same folder, killed whenever it is gone on with."""
+    """The same folder, killed at every resumption."""
     folder, strays = place / "again", 0
     for done in range(kills):
         result = train(folder, file=chance.randint(1, count // 4))
@@ -68,8 +68,8 @@ def at_each_operation(place, whole, count, most):
 
 
 def on_a_shared_disk(folder, whole):
-    """Where locks say nothing, what is left behind is removed by nobody: another machine may be
-    writing it. Neither here, nor where the same folder is local."""
+    """Without reliable locks, leftover files are never removed, since another machine may be writing them; not here,
+    and not where the same folder is local."""
     left = ["training.safetensors.mha-shared-0.part"]
     check(train(folder, shared=1, file=4).returncode == -signal.SIGKILL, "shared: not killed")
     for where in ({"shared": 1}, {}):
@@ -79,7 +79,7 @@ def on_a_shared_disk(folder, whole):
 
 
 def stopped_while_saving(place, done):
-    """Ctrl-C in the middle of the second save: it is finished, and the program ends as if stopped."""
+    """Ctrl-C in the middle of the second save: the save is completed, and the program ends as if stopped."""
     renames = [number for number, (kind, *fields) in enumerate(done)
                if kind == "rename" and fields[1].endswith("/training.safetensors")]
     for number in range(renames[0] + 2, renames[1] + 3):

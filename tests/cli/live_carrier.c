@@ -1,5 +1,5 @@
-/* A carrier of live answers without a socket: requests on stdin, "look 42", a line end and 42 bytes each;
- * answers on stdout alike, "0 1234" with the status in front. Only public headers are needed. */
+/* Serves live answers without a socket. A request on stdin is "look 42", a line end and 42 bytes; an answer on stdout
+ * is "0 1234", with the status first, a line end and the bytes. Needs public headers only. */
 #include <multihead/live.h>
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
-"""Memory that is refused, at a drawn allocation of every subcommand (support/memory.c): exit code 7 and a sentence that
-says memory, or the bytes of an undisturbed run where it can do without; files are the older ones or the whole new ones.
+"""A random allocation of every subcommand fails (support/memory.c): exit code 7 and a sentence about memory, or the
+bytes of an undisturbed run if the allocation is optional. Files are the older or the complete new ones.
 
-MHA_TEST_LONG=1 refuses 2,000 allocations: of each half the only one, and half that one and all after it.
+MHA_TEST_LONG=1 fails 2,000 allocations: half of them alone, half with all later ones.
 """
 import sys
 
@@ -13,7 +13,7 @@ from watch import SANITIZED, allocating, beside_older  # noqa: E402
 NO_MEMORY = 7
 PLACE, WORDS, LINES = FOLDER / "place", FOLDER / "words", FOLDER / "texts.txt"
 OLDER = b"older"
-COMMANDS = (  # and the files that they replace
+COMMANDS = (  # with the files that they replace
     (["view", MODEL, TEXT, "-o", "a.html"], ["a.html"]),
     (["view", MODEL, TEXT, "--svg", "a.svg", "--png", "a.png", "--pdf", "a.pdf", "--json", "a.json",
       "--npy", "a.npy"],
@@ -40,7 +40,7 @@ chance = seeded()
 
 
 def started(arguments, files, **changes):
-    """The command in a folder where only the older files are, and what lies there then."""
+    """Run the command in a folder with only the older files; return its result and the folder's contents."""
     more = {"help": [], "explain": [], "count": [], "run": ["-q"]}.get(arguments[0], ["-q", "--threads", "1"])
     done = beside_older(PLACE, files, OLDER, *arguments, *more, **changes)
     timed = arguments[0] in ("prune", "train", "perplexity")
@@ -61,14 +61,14 @@ def refused(arguments, files, whole, out, fail):
         return
     check(result.code == NO_MEMORY and len(result.errors) == 1 and "memory" in result.errors[0], what)
     for name, data in found.items():
-        training = arguments[0] == "train" and name in whole  # its state and curve are written again and again
+        training = arguments[0] == "train" and name in whole  # its state and curve are rewritten repeatedly
         check(training or data in (OLDER, whole.get(name)), f"{what}: {name} is neither old nor new")
     check(all(name in found for name in files), f"{what}: {sorted(found)}")
     check(not [path for path in PLACE.rglob("*") if ".part" in path.name], f"{what}: {sorted(found)}")
 
 
 def last_of_ablate():
-    """Those of writing, where numbers are drawn from the texts."""
+    """Allocations of the writing part, where numbers are drawn from the texts."""
     arguments, count = ["ablate", WORDS, "--text", FOLDER / "names.txt", "--heads", "4", "--json"], FOLDER / "count"
     result, whole = started(arguments, [], **allocating(count=count))
     last = int(count.read_text())
@@ -77,7 +77,7 @@ def last_of_ablate():
 
 
 def header_of_weights():
-    """jansson goes on without a key whose memory is refused: each allocation of the last of prune, which writes a model."""
+    """jansson omits a key if its allocation fails: fail each of prune's last allocations, which write a model."""
     arguments, files = next(command for command in COMMANDS if command[0][0] == "prune")
     count = FOLDER / "count"
     result, whole = started(arguments, files, **allocating(count=count))

@@ -1,5 +1,5 @@
-"""Every kind of model folder that the program opens: those that 'multihead train' writes, of each
-kind, beside BERT folders (view.py); and what is said about folders that are none.
+"""Every kind of model folder that 'multihead train' writes (BERT folders: view.py), and errors for folders without a
+model.
 """
 import base64
 import ctypes
@@ -73,7 +73,7 @@ def causal_folders():
 
 
 def as_people_type():
-    """Models of whole words take capitals and attached marks, and say which words they know."""
+    """Word models accept capitals and attached punctuation, and list their words."""
     folder, text = trained("sentences"), FOLDER / "typed.txt"
     typed = "The animal, didn't cross the street because it was too tired."
     apart = "the animal , didn't cross the street because it was too tired ."
@@ -95,7 +95,7 @@ def as_people_type():
     check(continued == ["<s> the king"], f"generate: {continued}")
     text.write_text("The cat, so tired" + "." * 12)
     check_good(run("heads", folder, "--text", text), "a run of marks")
-    text.write_text("The cat, so tired" + "." * 100000)  # costs no more than each alone
+    text.write_text("The cat, so tired" + "." * 100000)  # costs no more than each separately
     check_error(run("heads", folder, "--text", text), BAD_INPUT, "too many tokens, the limit is 48", command="heads")
     every = run("heads", folder, "--example", "all")
     check(every.code == 0 and "4 of the sentences" in every.errors[0] and
@@ -115,13 +115,12 @@ def as_people_type():
 
 
 def strongest_heads():
-    """Of two heads of each layer, the first looks at the first token, the second less sharply at "w".
-    Nobody chose, so one of each layer is drawn: where a first token is the only one that every row
-    sees, what rests on it tells nothing."""
+    """Of two heads per layer, the first attends to the first token, the second less sharply to "w". By default one head
+    per layer is drawn. Weight on the first token is not informative if it is the only token that every row sees."""
     words, V, D = "uvwxyzpq", 8, 4
 
     def rows(place, value, word=None):
-        """A projection of every word, or one, to a place."""
+        """A projection of every word, or of one, to a place."""
         return [[value * (word is None or i == word) if j == place else 0.0 for i in range(V)]
                 for j in range(V)]
 
@@ -184,7 +183,7 @@ def encoder_decoder():
 
 
 def pruned_folder():
-    """Layers that have lost heads show those that are left."""
+    """Pruned layers show their remaining heads."""
     small = FOLDER / "small"
     result = run("prune", trained("sentences"), "--task", "sentences", "--keep", "3", "--lines",
                  "20", "-q", "-o", small)
@@ -223,7 +222,7 @@ def bad_folders():
 
 
 def long_text():
-    """Maps of a long text come in blocks, and are the largest weights of the whole maps."""
+    """Maps of a long text show blocks, with the largest weight of each."""
     source = random.Random(1)
     words = [f"w{source.randint(1, 60)}" for _ in range(8400)]
     (FOLDER / "words.txt").write_text(" ".join(words))
@@ -261,7 +260,7 @@ def long_text():
 
 
 def opened(path, *arguments):
-    """How often a run of the program opens a file, by inotify(7)."""
+    """The number of times that the program opens a file, by inotify(7)."""
     libc = ctypes.CDLL(None, use_errno=True)
     is_opened, is_closed = 0x20, 0x10  # closing keeps one opening from being merged with the next
     watch = libc.inotify_init1(os.O_NONBLOCK)
@@ -274,7 +273,7 @@ def opened(path, *arguments):
 
 
 def opened_once():
-    """Whatever goes into a report, it comes from a model that is loaded once."""
+    """Every report loads its model only once."""
     folder = shutil.copytree(ROOT / "tests/golden/tiny-bert", FOLDER / "watched")
     for options in ((), ("--from", "tired", "--to", "animal"), ("--desk", "0"),
                     ("--contrast", "The animal was wide.")):

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""No option is ignored. To a command of each kind every option of its subcommand is added alone, with a value other
-than the default. It must change what is printed or written, or be rejected; those that are to change nothing are
-listed here with the reason. An option that needs others is rejected if its default is spelled out, too. Names of
-outputs end as their formats do."""
+"""No option is ignored. Each option is added alone, with a non-default value, to every kind of command of its
+subcommand. It must change the output or be rejected; options without an effect are listed here with the reason. An
+option that needs others is also rejected if it repeats the default. Output names end as their formats require."""
 import re
 import sys
 
@@ -71,7 +70,7 @@ def outcome(command, arguments):
     return result, text, made
 
 
-# Options that may change nothing that is printed or written, and why.
+# Options that may leave the output unchanged, and why.
 ANYWHERE = {"quiet": "messages", "threads": "the same bits", "isa": "the same bits", "strict": "no other path is taken",
             "ascii": "the output may be ASCII", "truncate": "the texts are short", "help": "prints the help"}
 DRAWING = dict.fromkeys(("cmap", "scale", "hide", "values", "dark", "light", "color", "terminal"), "no picture is drawn")
@@ -88,7 +87,7 @@ SAME = {
 
 
 def cases():
-    """(subcommand, name of the base, option, its value), all, or some of a draw."""
+    """(subcommand, name of the base, option, its value): all, or a random sample."""
     found = [(command, base, option, value) for command, bases in BASES.items() for base, arguments in bases.items()
              for option, value in options_of(command) if f"--{option}" not in arguments]
     return found if LONG else seeded().sample(found, 40)
@@ -109,7 +108,7 @@ def ignored():
 
 
 def defaults():
-    """The default, spelled out without what the option needs."""
+    """The default, given without the options that it needs."""
     for command, arguments, needs in (("heads", [MODEL, TEXT, "--save-every", "0"], "--state"),
                                       ("generate", [DEMO, "--seed", "0"], "--temperature"),
                                       ("ablate", [DEMO, "--task", "task.tsv", "--cut", "8"], "a text"),

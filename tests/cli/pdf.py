@@ -1,6 +1,6 @@
-"""PDF of view, heads --pictures and explain: one page of the SVG's size at 3/4 point a unit, its
-fonts embedded, its texts those of the SVG as pdftotext reads them; the same bytes again; errors; memory
-that is refused while fonts are written, which cairo reports as success."""
+"""PDF of view, heads --pictures and explain: one page of the SVG's size at 3/4 point per unit, with embedded fonts and,
+according to pdftotext, the SVG's texts; reproducible bytes; errors; allocations that fail while fonts are written,
+which cairo reports as success."""
 import sys
 import xml.etree.ElementTree
 
@@ -17,7 +17,7 @@ def tool(name, *arguments):
 
 
 def compare(pdf, svg):
-    """A PDF and an SVG of one drawing."""
+    """A PDF and an SVG of the same drawing."""
     data = pdf.read_bytes()
     check(data.startswith(b"%PDF-1.4") and b"Date" not in data and b"/FontFile" in data, f"{pdf.name}")
     if not POPPLER:
@@ -38,7 +38,7 @@ def compare(pdf, svg):
 
 
 def maps():
-    words = "naïve Привет"  # what the font lacks is one box, which reads as its first character
+    words = "naïve Привет"  # missing glyphs are one box, which is read as the first missing character
     for name, arguments in (("one", [TEXT, "--head", "L1H0"]), ("dark", [words, "--dark", "--values", "always"]),
                             ("desk", [TEXT, "--desk", 0])):
         pdf, svg = FOLDER / f"{name}.pdf", FOLDER / f"{name}.svg"

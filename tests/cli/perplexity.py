@@ -1,6 +1,5 @@
-"""multihead perplexity: on a model that is a table from token to logits, whose losses Python computes; on
-one with attention, whose steps of any sizes and pages of any sizes agree and whose caches differ; and
-what is refused."""
+"""multihead perplexity: on a table from tokens to logits, whose losses Python computes; on a model with attention,
+where sizes of steps and pages must not matter and caches differ; and rejected input."""
 import json
 import math
 import random
@@ -41,12 +40,12 @@ def write_folder(name, logits, attention, begins=True, words=WORDS, **changes):
 
 
 def table(name, logits=LOGITS, **changes):
-    """Its attention is 0: the next token depends on the last one only."""
+    """Zero attention: the next token depends only on the last one."""
     return write_folder(name, logits, lambda width: [[0.0] * width] * width, **changes)
 
 
 def attending(name, **changes):
-    """Rotated queries and keys of two heads of 16 on one key/value head; large enough scores to matter."""
+    """Rotated queries and keys of two heads of size 16 on one key/value head, with large scores."""
     width = 32
     rows = {"q": width, "k": 16, "v": 16, "o": width}
     folder = write_folder(name, matrix(width, V, 1), lambda width: matrix(width, width, 0), **{
@@ -82,11 +81,11 @@ def losses_of(ids, context):
 
 
 def near(a, b):
-    return abs(a - b) <= 2e-7 * max(1, abs(a))  # logits are float32, sums and printing are finer
+    return abs(a - b) <= 2e-7 * max(1, abs(a))  # logits are float32; sums and printing are more precise
 
 
 def values(model):
-    """Losses, mean, errors and tokens of texts of all kinds of lengths and contexts."""
+    """Losses, mean, errors and tokens of texts of various lengths and contexts."""
     for count, options in ((1, []), (2, []), (LENGTH - 1, []), (LENGTH, []), (100, []), (100, ["--context", 7]),
                            (100, ["--context", 2]), (100, ["--context", 100 % LENGTH, "--chunk", 3]),
                            (48, ["--context", 7]), (100, ["--tokens", 2]), (100, ["--tokens", 33, "--chunk", 5]),
@@ -117,7 +116,7 @@ def values(model):
 
 
 def lines(model):
-    """For people: the numbers of the JSON."""
+    """Readable output has the numbers of the JSON."""
     found, shown = measured(model, words(100)), perplexity(model, words(100)).out.decode()
     wanted = (f"perplexity  {found['perplexity']:.4f} +- {found['perplexity_error']:.4f}\n"
               f"loss        {found['loss']:.6f} +- {found['loss_error']:.6f} nats per token\n"
@@ -136,7 +135,7 @@ def lines(model):
 
 
 def caches():
-    """Steps, pages and threads change nothing; a cache does, in proportion to its type."""
+    """Steps, pages and threads change nothing; caches change the result within the error of their type."""
     model, text = attending("attends"), words(90)
     exact = measured(model, text)
     bytes_of = {}
@@ -148,8 +147,8 @@ def caches():
             again = measured(model, text, "--cache", cache, *options)
             check(again["losses"] == found["losses"], f"{cache} {options}: {again['loss']}, {found['loss']}")
         most = max(abs(a - b) for a, b in zip(found["losses"], exact["losses"]) if a is not None)
-        # A number rounded to u of itself (of int8: half a step to the rms of a head) moves scores of a few
-        # units by as many u, and logits by a few more. Seen: 10 u, for int8 17.
+        # Rounding with relative error u (int8: half a step relative to a head's rms) changes scores of a few units by a
+        # few u, and logits by a few more. Observed: 10 u, for int8 17 u.
         u = {"f32": 0, "f16": 2 ** -11, "bf16": 2 ** -8, "int8": 2 ** -7}[cache]
         check(u / 10 <= most <= 40 * u, f"{cache}: losses differ by {most}")
         check(found["cache"] == cache, f"{cache}: {found['cache']}")
@@ -162,8 +161,8 @@ def caches():
 
 
 def windows():
-    """A window that hides nothing changes nothing; a narrow one does, in less memory; with positions of the
-    cache a text is longer than the model's. Steps and pages change nothing in any of them."""
+    """A window that hides nothing changes nothing; a narrow one does, in less memory. With positions of the cache, a
+    text may exceed the model's positions. Steps and pages never matter."""
     model, text = attending("windowed"), words(90)
     exact = measured(model, text)
     wide = measured(model, text, "--window", LENGTH)
@@ -184,7 +183,7 @@ def windows():
 
 
 def trained():
-    """What train wrote: better than guessing, and the words of the task alone."""
+    """A trained model: better than guessing, and only words of the task."""
     check_good(run("train", "sentences", "-o", "sentences", "--layers", 1, "--heads", 2, "--embed", 16,
                    "--steps", 120, "--every", 60, "--tries", 1, "--no-report", "-q"), "train")
     drawn = run("train", "sentences", "--print", 30).out.decode()
@@ -195,7 +194,7 @@ def trained():
 
 
 def interrupted(model):
-    """Ctrl-C between two steps of a text: what was measured is printed, and it says so."""
+    """Ctrl-C between two steps of a text: prints the partial result and reports that it is partial."""
     for number, form in ((signal.SIGINT, ["--json"]), (signal.SIGTERM, [])):
         result = perplexity(model, words(100), "--chunk", 1, "--threads", 1, *form,
                             **watched(look=50, signal=number))
@@ -231,7 +230,7 @@ def refusals(model):
             ([model, "--text", text, "--window", 0], USAGE, ("--window",)),
             ([model, "--text", text, "--sinks", 2], USAGE, ("--sinks", "add --window")),
             ([model, "--text", text, "--streaming"], USAGE, ("--streaming", "requires --window")),
-            ([model, "--text", text, "--cache", "int8-channel", "--page", 20], USAGE, ("multiples of 16",)),
+            ([model, "--text", text, "--cache", "int8-channel", "--page", 20], USAGE, ("a multiple of 16",)),
             ([model, "--text", text, "--compute", "int8"], UNSUPPORTED, ("stored in blocks",)),
             ([model, "--text", none], NO_INPUT, ("no such file",)),
             ([none, "--text", text], NO_INPUT, ("no such folder",)),

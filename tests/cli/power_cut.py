@@ -1,11 +1,10 @@
-"""A power cut at every moment of a training: what is on the disk then is gone on with.
+"""A power cut at every moment of a training, which is then resumed from the disk.
 
-The operations of a training are recorded (support/watch.c) and replayed on a model of a disk, up to
-each of them. What was not synced may be lost or half there: of a file's content nothing, a half,
-zeros of the right length, or all of it; of what was done to the names in a folder any part, in
-whatever combination, but a name that is moved is never at both places or at none. Then
-  - each file is the last one that the program was told is there, or one that it began since,
-  - and the program goes on from what is left to the bits of an undisturbed run.
+The file operations of a training are logged (support/watch.c) and replayed on a model of a disk, up to each of them.
+Unsynced data may be lost or incomplete: a file's content may be empty, half, zeros of the right length, or complete;
+any subset of the changes to names in a folder may be done, but a renamed file is never at both places or at none. Then
+  - each file is the last synced one, or one begun since,
+  - and resuming is bit-identical to an undisturbed run.
 """
 import itertools
 import pathlib
@@ -21,7 +20,7 @@ TASK = ["train", "ioi", "--every", "2", "--tries", "1", "--quiet", "--steps"]
 
 
 class File:
-    """The content that is surely on the disk, and what has been written since."""
+    """The synced content and the data written since."""
 
     def __init__(self, content=b"", synced=True):
         self.safe, self.now, self.synced = content, content, synced
@@ -34,14 +33,14 @@ class File:
         self.safe, self.synced = self.now, True
 
     def after_cut(self):
-        """Every content that a power cut may leave."""
+        """Every possible content after a power cut."""
         if self.synced:
             return [self.safe]
         return [self.safe, self.now[:len(self.now) // 2], bytes(len(self.now)), self.now]
 
 
 class Folder:
-    """Names that are surely on the disk, and changes of them: each {name: file or None}."""
+    """Synced names and later changes: each {name: file or None}."""
 
     def __init__(self, names):
         self.safe, self.changes = dict(names), []
@@ -55,7 +54,7 @@ class Folder:
         self.changes = []
 
     def after_cut(self):
-        """Every set of names that a power cut may leave."""
+        """Every possible set of names after a power cut."""
         for kept in itertools.product((False, True), repeat=len(self.changes)):
             names = dict(self.safe)
             for change, is_kept in zip(self.changes, kept):
@@ -65,15 +64,15 @@ class Folder:
 
 
 class Disk:
-    """One folder, and the one that it stands in. Syncs of what is in `lies` do nothing."""
+    """A folder and its parent. Syncs of objects in `lies` do nothing."""
 
     def __init__(self, path, before, lies=()):
         self.path, self.lies = str(path), lies
         self.root = Folder({"": True} if before is not None else {})
         self.folder = Folder({name: File(data) for name, data in (before or {}).items()})
-        self.names = dict(self.folder.safe)  # as a running program sees them
+        self.names = dict(self.folder.safe)  # as seen by a running program
         self.inodes = {}
-        self.told = {name: [file.now] for name, file in self.names.items()}  # what may be there
+        self.told = {name: [file.now] for name, file in self.names.items()}  # possible names
         self.renamed = []  # since the folder was synced
 
     def name_of(self, path):
@@ -108,7 +107,7 @@ class Disk:
     def sync(self, inode, path):
         if path == self.path:
             what, synced = "folder", self.folder
-            for name in self.renamed:  # the program takes it that the new one is there
+            for name in self.renamed:  # the program relies on the new one
                 self.told[name] = self.told[name][-1:]
             self.renamed = []
         elif path == str(pathlib.Path(self.path).parent):
@@ -119,7 +118,7 @@ class Disk:
             synced.sync()
 
     def after_cut(self):
-        """Every folder that a power cut may leave: {name: content}, or None."""
+        """Every possible folder after a power cut: {name: content}, or None."""
         for root in self.root.after_cut():
             if not root:
                 yield None
@@ -130,15 +129,14 @@ class Disk:
                     yield dict(zip(names, chosen))
 
     def wrong(self, left):
-        """The names of files that are neither the old nor the new one."""
+        """Names of files that are neither the old nor the new version."""
         left = left or {}
         return [name for name, good in self.told.items() if left.get(name) not in good] + \
             [name for name in left if name not in self.told and not name.endswith(".part")]
 
 
 def cuts(path, before, done):
-    """Each different folder that a power cut during these operations may leave, and what is wrong
-    with it. Stops where much is wrong."""
+    """Each distinct folder after a power cut during these operations, and its errors. Stops after many errors."""
     found, model = {}, Disk(path, before)
     for number in range(len(done) + 1):
         if len(model.folder.changes) > 8 or sum(len(wrong) for _, wrong in found.values()) > 8:
@@ -159,14 +157,14 @@ def contents(folder):
 
 
 def record(folder, steps):
-    """The operations of a training in folder, which may be there already."""
+    """The file operations of a training in a new or existing folder."""
     log = FOLDER / f"log-{steps}"
     check_good(run(*TASK, steps, "-o", folder, **watched(log=log)), f"recorded, {steps} steps")
     return operations(log)
 
 
 def check_record(done, saves):
-    """The record is worth something: it has all that was written."""
+    """Check that the log contains everything that was written."""
     kinds = [kind for kind, *_ in done]
     renamed = [fields[1].rsplit("/", 1)[1] for kind, *fields in done if kind == "rename"]
     check(renamed.count("training.safetensors") == saves, f"the record: {saves} saves of {renamed}")
@@ -178,7 +176,7 @@ def check_record(done, saves):
 
 
 def go_on(number, left, steps, whole):
-    """The program, from what a power cut left."""
+    """Run the program on the folder after a power cut."""
     target = FOLDER / f"cut-{number}"
     if left is not None:
         target.mkdir()
@@ -193,13 +191,13 @@ def go_on(number, left, steps, whole):
 
 
 def some(all_of_them, most):
-    """A sample over the whole."""
+    """A sample spread over all."""
     step = 1 if LONG else -(-len(all_of_them) // most)
     return all_of_them[::step]
 
 
 def is_noticed(path, before, done, lie):
-    """Whether anything would be wrong if these syncs were left out."""
+    """True if omitting these syncs causes errors."""
     model = Disk(path, before, (lie,))
     for op in done:
         model.do(*op)
@@ -213,7 +211,7 @@ first = record(folder, 4)
 whole_first = contents(folder)
 second = record(folder, 8)
 whole_second = contents(folder)
-check_record(first, 4)  # before step 1, two looks, the end
+check_record(first, 4)  # before step 1, two evaluations, the end
 check_record(second, 3)
 check(whole_first["model.safetensors"] != whole_second["model.safetensors"], "another model")
 numbers = itertools.count()

@@ -1,6 +1,5 @@
-"""Long work says how far it is and how long it will take: on a terminal in a line that disappears, and
-elsewhere in a line after a second and every ten, here by a clock that advances 0.3 seconds per reading; -q is silent.
-(train's own line: train.py.)"""
+"""Long commands report progress and the time left: on a terminal in a temporary line, elsewhere after one second and
+then every ten, here by a clock that advances 0.3 seconds per reading; -q suppresses it. (train.py tests its own line.)"""
 import re
 import sys
 
@@ -13,7 +12,7 @@ TIME = rb"[0-9.]+ (s|min|h)"
 
 
 def shows(what, *arguments):
-    """what: the first line, which comes at once; later ones depend on how long it takes."""
+    """what: the first line, which appears at once; later ones depend on time."""
     code, output = on_terminal(*arguments)
     lines = re.findall(rb"\r\x1b\[K([^\r]*)", output)
     check(code == 0 and any(re.match(what, line) for line in lines), f"{arguments[0]}: {code}, {lines}")
@@ -32,7 +31,7 @@ shows(rb"measuring on held-out data, " + TIME + b"$", "train", "ioi", "--steps",
 shows(rb"text 1 of 1, layer 1 of 2, " + TIME, "heads", folder, "the animal was tired .", "--random", "0")
 shows(rb"without head 1 of 8, " + TIME, "view", folder, "the animal was tired .", "--from", "tired", "--to", "animal")
 shows(rb"composition of heads, 1 of 1 pairs of layers, " + TIME, "circuits", folder, "--composition")
-# Where stdout and stderr are one file, what was printed first stands first.
+# If stdout and stderr are one file, output keeps its order.
 both = subprocess.run([PROGRAM, "train", "induction", "--steps", "2", "--tries", "1"], stdout=subprocess.PIPE,
                       stderr=subprocess.STDOUT, check=True).stdout.splitlines()
 check(both[-1].startswith(b"nothing was kept"), f"the note is last: {both[-3:]}")

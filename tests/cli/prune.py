@@ -1,5 +1,5 @@
-"""multihead prune: on a model whose heads are both needed, on one with many, and on an encoder; what
-is written and loads again, masked or smaller; shared keys and values; every output; bad input."""
+"""multihead prune: a model that needs both heads, one with many heads, and an encoder; saving and loading masked and
+smaller models; shared keys and values; every output; bad input."""
 import csv
 import io
 import json
@@ -48,7 +48,7 @@ def kept(found):
 
 
 def both_are_needed(model):
-    """One layer of two heads (ioi): either head off leaves 38 to 58 % (docs/training.md)."""
+    """One layer of two heads (ioi): removing either head leaves 38 to 58 % (docs/training.md)."""
     found = measured(model, "--task", "ioi")
     check(found["quality"] == "accuracy" and found["measure"] == "gradient", "ioi: measures")
     curve = found["curve"]
@@ -67,7 +67,7 @@ def both_are_needed(model):
 
 
 def many_heads(model):
-    """Two layers of four: the floor, orders, threads, and that a pruned folder is pruned again."""
+    """Two layers of four heads: the floor, orders, threads, and pruning a pruned folder."""
     text = FOLDER / "words.txt"
     words = run("generate", model, "--max-tokens", 12, "--temperature", 1).out
     text.write_bytes(words.replace(b"<s> ", b"") + b"\n" + words.replace(b"<s> ", b""))
@@ -98,7 +98,7 @@ def many_heads(model):
 
 
 def as_ordinary_llama(model):
-    """Two heads of every layer stay: a Llama folder like any other."""
+    """Keep two heads per layer: the result is an ordinary Llama folder."""
     text = FOLDER / "words.txt"
     folder = FOLDER / "even"
     for seed in range(4):
@@ -168,8 +168,8 @@ def outputs(model):
     check_good(result, "--csv --svg --html")
     check(pdf.read_bytes().startswith(b"%PDF"), "--pdf")
     page = report.read_text()
-    check(all(word in page for word in ("Heads that can go", "mean of 5 random orders",
-                                        "heads left", "when it goes")), "the report's charts")
+    check(all(word in page for word in ("Removable heads", "mean of 5 random orders",
+                                        "heads left", "when removed")), "the report's charts")
     data = json.loads(re.search(r'id="data">(.*?)</script', page, re.S).group(1))
     check([len(c["series"]) for c in data["curves"]] == [3, 3, 1, 1], "series of the charts")
     heads = data["curves"][0]["series"][0]["x"]
@@ -231,7 +231,7 @@ def refusals(model):
         else:
             check_error(result, code, *parts, command="prune")
     result = prune(model, "--text", text, "-q", "-o", model)
-    check_error(result, USAGE, "name another", command="prune")  # and no table before it
+    check_error(result, USAGE, "name another", command="prune")  # without a table before it
     check(config_of(model)["model_type"] == "llama", "the model is as it was")
 
 

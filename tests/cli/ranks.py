@@ -1,10 +1,10 @@
-"""Training, heads over texts, and models that are spread, on several ranks: the model, the scores, the text and the page
-of one process, byte by byte; what rank 0 alone prints; errors of one rank, reported once; ranks that are killed, and what
-continues from there with any number of ranks.
+"""Training, heads over texts, and spread models on several ranks: model, scores, text and page equal those of one
+process, byte by byte; only rank 0 prints; errors of one rank are reported once; killed ranks, and resuming with any
+number of ranks.
 
-Ranks are plain processes joined by sockets (tests/support/socket_ranks.py); tests/mpi/program.py starts some of this by
-mpirun. A rank is killed at a message whose number comes from the seed. MHA_TEST_LONG=1 takes whole samples and kills 60
-times; under a sanitizer samples are smaller, and nothing measures or limits memory.
+Ranks are processes joined by sockets (tests/support/socket_ranks.py); tests/mpi/program.py runs some cases with mpirun.
+The seed selects the message at which a rank is killed. MHA_TEST_LONG=1 uses full samples and kills 60 times; under a
+sanitizer samples are smaller, and memory is neither measured nor limited.
 """
 import hashlib
 import json
@@ -31,7 +31,7 @@ STEPS, EVERY = (30, 5) if LONG else (6, 2) if SANITIZED else (12, 3)
 TRAIN = [PROGRAM, "train", "sentences", "--threads", "1", "--no-report", "--steps", STEPS, "--every", EVERY, "--tries",
          "1", *(["--batch", "4", "--embed", "16"] if SANITIZED else []), "-o"]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
-LOST = 8  # the exit status of ranks whose peer is gone
+LOST = 8  # the exit status of ranks that lost a peer
 chance = random.Random(SEED)
 
 
@@ -57,13 +57,13 @@ def random_texts(name, count, most):
 
 
 def killed(name, count, program, messages, earliest=0.0, number=signal.SIGKILL):
-    """A rank gets a signal at one of its messages, `messages` of an undisturbed run, not among the first part `earliest`,
-    and ends by it. All others end by themselves: each reports which rank it lost, or had no more to do with that one."""
+    """Signal a rank at one of its messages (`messages`: those of an undisturbed run), after the fraction `earliest`.
+    The signal ends it. Each of the others exits by itself: it reports the lost rank, or needed nothing more from it."""
     rank = chance.randrange(count)
     k = chance.randint(1 + int(earliest * messages[rank]), messages[rank])
     done = ranks(count, program, signalled=(rank, k, number))
     if -number not in done.codes:
-        return done  # it began with what an earlier run had saved, and ended before
+        return done  # it resumed a saved state and finished before the signal
     name = f"{name}, rank {rank} of {count} ended by {number.name} at message {k} of {messages[rank]}"
     lost = [r for r, code in enumerate(done.codes) if code == LOST]
     check(done.codes[rank] == -number and set(done.codes) <= {0, LOST, -number}, f"{name}: {done}")
@@ -75,7 +75,7 @@ def killed(name, count, program, messages, earliest=0.0, number=signal.SIGKILL):
 
 
 def same_bits(whole):
-    """The numbers of messages of each number of ranks."""
+    """The numbers of messages for each number of ranks."""
     messages = {}
     for count in (1, 2, 3, 5, 8, 11) if LONG else (2,) if SANITIZED else (2, 3):
         folder = FOLDER / f"ranks-{count}"
@@ -90,7 +90,7 @@ def same_bits(whole):
 
 
 def other_numbers_of_ranks(whole):
-    """A training that stops, and continues with more or fewer ranks."""
+    """A training that stops and resumes with more or fewer ranks."""
     folder = FOLDER / "moved"
     one([*TRAIN, folder, "--steps", STEPS // 3])
     for count, steps in ((3, STEPS * 2 // 3), (2, STEPS * 5 // 6)):
@@ -119,7 +119,7 @@ def text_of_ranks():
 
 
 def heads():
-    """The scores of texts: the JSON and the page of one process, byte by byte."""
+    """Scores of texts: JSON and page are byte-identical to one process."""
     texts, few = random_texts("texts.txt", 200 if LONG else 20 if SANITIZED else 60, 25), random_texts("few.txt", 2, 25)
     for text, counts, random_texts_too in ((texts, (2, 3, 5) if LONG else (2, 5), 7), (few, (4,), 1)):
         more = [PROGRAM, "heads", MODEL, "--text", text, "--random", random_texts_too, "--json", "--corpus", "--threads",
@@ -139,7 +139,7 @@ def heads():
 
 
 def killed_at_work(count, program, numbers=(signal.SIGKILL,) * 2):
-    """Work that saves nothing, so that each signal ends it."""
+    """Commands that save nothing, so that each signal ends them."""
     whole = ranks(count, program)
     check(whole.returncode == 0, f"{program[1]}: {whole}")
     for number in numbers * (20 if LONG else 1):
@@ -148,7 +148,7 @@ def killed_at_work(count, program, numbers=(signal.SIGKILL,) * 2):
 
 
 def prune(whole):
-    """Which heads go, and what the model is worth then: all but how long passes take; and the smaller model."""
+    """The removed heads and the model's quality, except times of passes; and the smaller model."""
     texts = random_texts("pruned.txt", 40 if LONG else 10, 25)
     measures = ["gradient", "gradient-token", "ablation", "mean-ablation"]
     lines = "60" if LONG else "12"
@@ -169,7 +169,7 @@ def prune(whole):
 
 
 def decoder(folder, width):
-    """Of 12 layers: 156 MB if width is 512."""
+    """A model of 12 layers: 156 MB at width 512."""
     inner, layers, vocabulary = width * 11 // 4, 12, 512
     shapes = {"model.embed_tokens.weight": (vocabulary, width), "lm_head.weight": (vocabulary, width),
               "model.norm.weight": (width,)}
@@ -184,7 +184,7 @@ def decoder(folder, width):
         begin, end = end, end + 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    block = struct.pack("<65521f", *(chance.gauss(0, 0.05) for _ in range(65521)))  # a prime: no two rows alike
+    block = struct.pack("<65521f", *(chance.gauss(0, 0.05) for _ in range(65521)))  # a prime: no two rows are equal
     folder.mkdir()
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -199,7 +199,7 @@ def decoder(folder, width):
 
 
 def spread(whole, deep):
-    """Texts, maps and losses of a model whose layers are spread, also over more ranks than it has."""
+    """Texts, maps and losses of a model whose layers are spread, also over more ranks than layers."""
     text = FOLDER / "perplexity.txt"
     text.write_text("the animal didn't cross the street because it was too tired . " * 4)
     sampled = ["--ids", "--max-tokens", "100", "--temperature", "1.5", "--seed", "7"]
@@ -234,12 +234,12 @@ def differs(single, many):
 
 
 def steady(text):
-    """Without times, which two runs differ in."""
+    """Without times, which differ between runs."""
     return "\n".join(line for line in text.splitlines() if "second" not in line)
 
 
 def memory_of_ranks(large):
-    """A rank has the weights of its layers: a quarter of 156 MB, and what every process has."""
+    """A rank holds the weights of its layers: a quarter of 156 MB, plus the base of every process."""
     for row in (["generate", large, "1 2", "--ids", "--max-tokens", "2"],
                 ["heads", large, "the animal was tired .", "--spread", "--random", "0"]):
         most = {}
@@ -252,7 +252,7 @@ def memory_of_ranks(large):
 
 
 def files_that_differ(deep):
-    """Rank 1 finds another file under the same name."""
+    """Rank 1 has a different file under the same name."""
     for rank in "012":
         (FOLDER / f"files-{rank}").mkdir()
         (FOLDER / f"files-{rank}/m").symlink_to(deep)
@@ -287,9 +287,9 @@ def killed_while_spread(deep):
 
 
 def refusals():
-    """(ranks, what is started, exit code, the only line on stderr)."""
+    """(ranks, command, exit code, the only line on stderr)."""
     one_differs = 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then exec "$0" "$@" --seed 7; else exec "$0" "$@"; fi'
-    # 100 MB end the making of the model, 200 MB its training.
+    # A limit of 100 MB fails in creating the model, 200 MB in training.
     no_memory = 'if [ "$OMPI_COMM_WORLD_RANK" = 2 ]; then ulimit -v {}; fi; exec "$0" "$@"'
     large = [PROGRAM, "train", "sentences", "--threads", "1", "--steps", "5", "--batch", "3", "--embed", "256",
              "--layers", "4", "--quiet", "--no-report"]
@@ -322,7 +322,7 @@ def refusals():
 
 
 def texts_that_differ():
-    """Each rank in a folder of its own, where another text is, or none: all are told soon, and which rank it is."""
+    """Each rank has its own folder with a different text, or none: all ranks soon report the error and its rank."""
     here = 'cd "$0/own$OMPI_COMM_WORLD_RANK" && exec "$@"'
     lines = [f"the cat sat on mat {n} .\n" for n in range(30)]
     heads = [PROGRAM, "heads", MODEL, "--text", "t.txt", "--json", "-q", "--random", "0"]
@@ -348,13 +348,13 @@ def texts_that_differ():
 
 
 def trainings_that_are_killed(whole, messages, times):
-    """What is there is whole, and continues."""
+    """The saved state is complete and can be resumed."""
     folder, done, ended = FOLDER / "killed-0", 0, 0
     while done < times:
         count = chance.choice([number for number in messages if number > 1])
         end = killed("train", count, [*TRAIN, folder, "--quiet"], messages[count])
         done += end.returncode != 0
-        if end.returncode == 0:  # it was over before
+        if end.returncode == 0:  # it had already finished
             check(bits(folder) == bits(whole), f"after {done} kills: other bits")
             ended += 1
             folder = FOLDER / f"killed-{ended}"
@@ -364,7 +364,7 @@ def trainings_that_are_killed(whole, messages, times):
 
 
 def heads_that_are_killed(times):
-    """With --state, measured on by any number of ranks, to the bytes of one process that never stopped."""
+    """--state resumed with any number of ranks is byte-identical to one uninterrupted process."""
     text, state = random_texts("measured.txt", 400 if LONG else 20 if SANITIZED else 60, 60), FOLDER / "measured.state"
     more = [PROGRAM, "heads", MODEL, "--text", text, "--random", "40" if LONG else "2" if SANITIZED else "6", "--json", "--corpus", "-q",
             "--threads", "1"]
@@ -393,7 +393,7 @@ def heads_that_are_killed(times):
 
 
 def stopped_by_a_signal(whole, messages):
-    """SIGTERM to one rank: all stop after the same step, rank 0 saves, and the training continues from there."""
+    """SIGTERM to one rank: all stop after the same step, rank 0 saves, and the training can be resumed."""
     folder, rank = FOLDER / "stopped", chance.randrange(2)
     k = chance.randint(messages[2][rank] // 3, messages[2][rank] * 2 // 3)
     done = ranks(2, [*TRAIN, folder], signalled=(rank, k, signal.SIGTERM))

@@ -1,8 +1,8 @@
-"""Ranks that have not the same: every subcommand that takes several, one bit of one weight, a field of the
-configuration, a word of the tokenizer, the text, an option, the version. All are refused at the start, before a pass,
-and rank 0 says once which rank has another what.
+"""Ranks with different inputs, in every subcommand that runs on several: one bit of a weight, a field of the
+configuration, a word of the tokenizer, the text, an option, the version. All are rejected at the start, before any
+pass, and rank 0 reports once which rank differs in what.
 
-Ranks are processes joined by sockets (tests/support/socket_ranks.py); each begins in a folder of its own.
+Ranks are processes joined by sockets (tests/support/socket_ranks.py), each in its own folder.
 """
 import pathlib
 import shutil
@@ -17,7 +17,7 @@ import seeds  # noqa: E402
 from socket_ranks import run as ranks  # noqa: E402
 
 GGUF = seeds.gguf_model(fill=lambda size: seeds.floats(size // 4))
-COUNT, MOST_MESSAGES = 3, 50  # of a rank until all are refused
+COUNT, MOST_MESSAGES = 3, 50  # of a rank until all are rejected
 MINE = 'cd "$0/own$OMPI_COMM_WORLD_RANK" && exec ./multihead "$@"'
 SAYING = "the animal didn't cross the street because it was too tired ."
 COMMANDS = (
@@ -84,7 +84,7 @@ def flip_a_bit_of_gguf(rank):
 def change_a_field_of_gguf(rank):
     data = bytearray((own(rank) / "m.gguf").read_bytes())
     key = b"layer_norm_rms_epsilon"
-    data[data.index(key) + len(key) + 4] ^= 1  # behind the type of the number
+    data[data.index(key) + len(key) + 4] ^= 1  # after the type of the number
     (own(rank) / "m.gguf").write_bytes(data)
 
 
@@ -110,7 +110,7 @@ def started(command):
 
 
 def refused(command, differ, line):
-    """Rank 0 says it of the rank that differs; where rank 0 differs, of the first of all others."""
+    """Rank 0 names the rank that differs; if rank 0 differs, the first of the others."""
     prepare()
     rank = chance.randrange(COUNT)
     differ(rank)
@@ -133,5 +133,5 @@ for command in COMMANDS:
             refused(command, differ, line)
 refused(("generate", "m.gguf", "a b"), flip_a_bit_of_gguf, "m.gguf: has other weights than at rank 0")
 refused(("generate", "m.gguf", "a b"), change_a_field_of_gguf, "m.gguf: has another header than at rank 0")
-refused(("generate", "m", "animal " * 1000), *DIFFERENCES[-1])  # far behind the beginning of the command line
+refused(("generate", "m", "animal " * 1000), *DIFFERENCES[-1])  # far from the beginning of the command line
 finish()

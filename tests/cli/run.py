@@ -1,5 +1,5 @@
-"""multihead run: every option against the formula written out in plain Python, how arrays may look,
-what is written and printed, the blackboard, and everything that can be wrong.
+"""multihead run: every option against the formula in plain Python, forms of arrays, outputs, the blackboard, and every
+error.
 """
 import math
 import os
@@ -28,7 +28,7 @@ def product(shape):
 
 
 class Array:
-    """Numbers with a shape, and the file that holds them."""
+    """Numbers with a shape, and the file that contains them."""
 
     def __init__(self, shape, values, name=None, dtype="<f4"):
         self.shape, self.values = tuple(shape), list(values)
@@ -36,7 +36,7 @@ class Array:
             write_npy(FOLDER / name, shape, values, dtype)
 
     def __getitem__(self, index):
-        """Broadcast: axes that are missing in front, or of length 1, are any index."""
+        """Broadcasting: missing leading axes, and axes of length 1, accept any index."""
         index = index[len(index) - len(self.shape):]
         at = 0
         for length, i in zip(self.shape, index):
@@ -50,7 +50,7 @@ def load(name):
 
 
 def numbers(shape, name=None, size=2.0):
-    """Multiples of 1/64: exact in float32 and float16, so that the formula starts from the same."""
+    """Multiples of 1/64, exact in float32 and float16, so that the formula has the same inputs."""
     values = [random.randint(-int(64 * size), int(64 * size)) / 64 for _ in range(product(shape))]
     return Array(shape, values, name)
 
@@ -104,7 +104,7 @@ def reference(q=Q, k=K, v=V, see=lambda b, h, t, s: True, bias=nothing, scale=No
 
 
 def close(found, expected, tolerance=2e-5):
-    """Float32 through at most eight terms of size 2: a hundred times the rounding of one."""
+    """Tolerance of float32 with at most eight terms of size 2: a hundred times the rounding of one."""
     if len(found) != len(expected):
         return False
     return all(a == e or abs(a - e) <= tolerance * (1 + abs(e)) for a, e in zip(found, expected))
@@ -115,7 +115,7 @@ def compute(*arguments, command=("run",), **keywords):
 
 
 def compare(arguments, expected, inputs=None):
-    """o, the weights, lse and the scores of a run, on both paths, are those expected."""
+    """o, weights, lse and scores of a run equal the expected ones, on both paths."""
     name = " ".join(map(str, arguments))
     for path in ("auto", "plain"):
         result = compute(*(inputs or INPUTS), *arguments, "--path", path, "--out", "o.npy", "--lse",
@@ -174,7 +174,7 @@ def scores():
                       bias=lambda b, h, t, s: -slopes[h] * abs(t - s)))
     compare(["--alibi-slopes", "1,0.5,0.25,-1"],
             reference(bias=lambda b, h, t, s: -(1, 0.5, 0.25, -1)[h] * abs(t - s)))
-    table = numbers((8, H), "t5.npy")  # two-sided: 4 buckets a side, 2 of them exact
+    table = numbers((8, H), "t5.npy")  # two-sided: 4 buckets per side, 2 of them exact
 
     def bucket(distance):
         far = abs(distance)
@@ -206,7 +206,7 @@ def scores():
 
 
 def company():
-    """Options drawn at random, several at once. MHA_SEED=n draws others."""
+    """Several random options at once. MHA_SEED=n draws others."""
     seed = int(os.environ.get("MHA_SEED", "1"))
     draw = random.Random(seed)
     keep = booleans((H, T, S), "ck.npy", 0.8)
@@ -262,7 +262,7 @@ def dropout():
 
 
 def turned(x, position, pairing="interleaved", size=None, base=10000.0, factor=1.0):
-    """RoPE of a whole array."""
+    """RoPE of a complete array."""
     batch, heads, rows, width = x.shape
     size = size or width
     values = list(x.values)
@@ -365,7 +365,7 @@ def norms():
 
 
 def packed():
-    """Sequences packed without padding are what each is alone."""
+    """Sequences packed without padding give the same as each alone."""
     lengths_q, lengths_k = (2, 0, 3), (3, 1, 4)
     q, k, v = numbers((H, 5, D), "pq.npy"), numbers((HK, 8, D), "pk.npy"), numbers((HK, 8, D), "pv.npy")
     for extra in (["--causal"], ["--rope"], ["--linear", "--causal"],
@@ -438,7 +438,7 @@ def outputs():
 
 
 def shapes():
-    """The same problem in every form that files may have gives the same numbers."""
+    """The same problem gives the same numbers in every file format."""
     def swap(array):  # [B,H,T,D] -> [B,T,H,D]
         b, h, t, d = array.shape
         return [array[i, j, n, m] for i in range(b) for n in range(t) for j in range(h)
@@ -518,7 +518,7 @@ def shapes():
 
 
 def said():
-    """stderr tells what ran, stdout has the result or the data that was sent there."""
+    """stderr reports what ran; stdout has the result or the requested data."""
     result = compute("--x", "x.npy", "--causal")
     check(result.code == 0 and result.lines[0] == "o float32 [5, 8]" and len(result.lines) == 6,
           f"the result is printed: {result.lines}")
@@ -619,7 +619,7 @@ Head 0
 
 
 def table(lines, title):
-    """The rows of numbers under a title, without names."""
+    """Rows of numbers under a title, without names."""
     start = next(i for i, line in enumerate(lines) if title in line) + 2
     rows = []
     for line in lines[start:]:
@@ -663,7 +663,7 @@ def blackboard():
     result = compute(*INPUTS, "--bias", "bias.npy", "--lengths", "3,3", "--window", "1,1", "--trace")
     check(all(-INF not in row for row in table(result.lines, "Biased")) and
           any(-INF in row for row in table(result.lines, "Masked")), "biases come before the mask")
-    # What is on and what is not.
+    # Steps that appear and steps that do not.
     text = compute(*INPUTS, "--trace").out.decode()
     check(all(f"\nHead {h}," in text for h in range(H)), "all four heads are shown")
     check("Masked" not in text and "Capped" not in text and "Biased" not in text, "no idle steps")
@@ -709,7 +709,7 @@ def blackboard():
     check(huge.shape and b"nan" in printed and b"-nan" not in printed, f"a NaN that is made: {printed}")
 
 
-# ---- everything that can be wrong ---------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------------
 
 
 def wrong_lines():
@@ -718,7 +718,7 @@ def wrong_lines():
         ([], "no arrays", "--example"),
         (["q.npy"], "'q.npy' is one argument too many", "--q FILE"),
         (["--q", "q.npy"], "--k FILE.npy is missing", "--x"),
-        ([*one, "--q", "q.npy"], "leave out --x or --q"),
+        ([*one, "--q", "q.npy"], "omit --x or --q"),
         (["--example", "--x", "x.npy"], "--example has its own arrays"),
         ([*one, "--kv-heads", "2"], "--kv-heads requires --heads"),
         ([*one, "--heads", "4", "--kv-heads", "2"], "--kv-heads 2", "4 heads", "--q, --k and --v"),
@@ -726,7 +726,7 @@ def wrong_lines():
         ([*one, "--module"], "--module requires --heads"),
         ([*one, "--memory", "k.npy"], "--memory requires --module"),
         ([*one, "--sinusoidal"], "--sinusoidal requires --module"),
-        ([*INPUTS, "--module", "--heads", "2"], "leave out --q"),
+        ([*INPUTS, "--module", "--heads", "2"], "omit --q"),
         ([*one, "--module", "--heads", "2", "--dtype", "f16"], "--dtype and --module exclude each other"),
         (["--x", "random:5x8", "--module", "--heads", "4", "--kv-heads", "3"], "--kv-heads 3", "4 query"),
         (["--x", "random:5xT"], "random:5xT", "random:4x8"),
@@ -828,7 +828,7 @@ def wrong_files():
         (["--x", "cut-short.npy"], BAD_INPUT, "cut-short.npy"),
         (["--x", "flat1d.npy"], BAD_INPUT, "flat1d.npy (--x)", "[40]", "[T,D]"),
         (["--x", "five.npy"], BAD_INPUT, "[1, 1, 1, 5, 8]"),
-        (["--x", "k.npy", "--heads", "2"], BAD_INPUT, "[B,T,H*D]", "leave --heads out"),
+        (["--x", "k.npy", "--heads", "2"], BAD_INPUT, "[B,T,H*D]", "omit --heads"),
         (["--x", "x.npy", "--heads", "3"], BAD_INPUT, "last axis is 8", "3 heads do not divide"),
         (["--x", "x.npy", "--module", "--heads", "3"], BAD_INPUT, "--heads 3", "8 numbers of a token"),
         (["--x", "q.npy", "--module", "--heads", "2"], BAD_INPUT, "q.npy (--x)", "[B,T,E]"),
@@ -870,7 +870,7 @@ def wrong_files():
                        "--alibi", "-q"), "no heads")
     wide = [0.0] * 2 * 300
     write_npy(FOLDER / "wide.npy", (2, 300), wide)
-    check_error(compute("--x", "wide.npy", "--strict"), UNSUPPORTED, "256", "leave --strict out",
+    check_error(compute("--x", "wide.npy", "--strict"), UNSUPPORTED, "256", "omit --strict",
                 command="run")
     check("path plain (a head size above 256" in compute("--x", "wide.npy").err.decode(), "explained")
 

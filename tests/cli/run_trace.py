@@ -1,5 +1,5 @@
-"""multihead run --trace: modules, positions and caches on the blackboard. Every matrix that is printed
-is compared with plain arithmetic on those before it. (The heads themselves: run.py.)
+"""multihead run --trace: modules, positions and caches on the blackboard. Every printed matrix is compared with plain
+arithmetic on the previous ones. (The heads themselves: run.py.)
 """
 import math
 import re
@@ -116,7 +116,7 @@ def modules():
               f"{name}: y is saved")
     check(compute("--example", "--module").out == compute("--example", "--module", "--heads", 2).out,
           "two heads are the example's default")
-    # Random tokens and weights are printed in full, so their arithmetic can be followed.
+    # Random tokens and weights are printed in full, so their arithmetic can be checked.
     seeds = []
     for seed in (0, 5):
         result = compute("--x", "random:5x16", "--module", "--heads", 4, "--kv-heads", 2, "--trace",
@@ -154,7 +154,7 @@ def positions():
     board = matrices(compute(*case, "--t5-table", "random:8xH", "--t5-max-distance", 5).lines)
     part = find(board, "Head 0", "T5")
 
-    def bucket(d):  # 4 on each side: 0, 1 of their own, then by the logarithm up to distance 5
+    def bucket(d):  # 4 on each side: separate ones for 0 and 1, then logarithmic up to distance 5
         far = min(3, 2 + int(math.log(max(abs(d), 2) / 2) / math.log(5 / 2) * 2))
         return (4 if d > 0 else 0) + (abs(d) if abs(d) < 2 else far)
 
@@ -187,7 +187,7 @@ def caches():
     text = result.out.decode()
     check("2 key/value heads * (2 + 2) numbers * 4 bytes = 32 bytes." in text, "bytes per position")
     for t in range(5):
-        check(f"the same bits as row {t} of the whole sequence at once, in every head" in text,
+        check(f"bit-identical to row {t} of the full pass, in every head" in text,
               f"row {t} has the same bits")
         check(f"the cache holds {32 * (t + 1)} bytes" in text, f"bytes after token {t}")
     cached = matrices(result.lines[next(i for i, line in enumerate(result.lines)
@@ -200,7 +200,7 @@ def caches():
                                for word in ("Masked", "Softmax"))
             near(part["q"], [scores, weights], f"token {t}, head {h}: scores and weights")
             near(part["o"], [find(whole, f"Head {h}", "Output")["o"][t]], f"token {t}, head {h}: o")
-            # what is in the cache: the turned keys so far
+            # contents of the cache: the rotated keys so far
             near(part["k"], find(whole, f"Head {h}", "RoPE")["k"][:t + 1], f"token {t}: keys")
     shown = compute(*arguments, "--cache", "f32", "--trace-row", "4,1", "--trace-head", "2")
     tokens = re.findall(r"\d+\. Token (\d), head (\d)", shown.out.decode())
@@ -208,7 +208,7 @@ def caches():
     for kind, bytes_ in (("f16", 2), ("int8", 1)):
         text = compute("--x", "random:5x7", "--trace", "--cache", kind, "--scale", "0.3").out.decode()
         check(f"(7 + 7) numbers * {bytes_} byte" in text, f"{kind}: bytes")
-        rounds = "the cache has rounded k and v" in text
+        rounds = "the cache rounds k and v" in text
         check(rounds == (kind == "int8"), f"{kind} holds halves exactly, int8 does not: {rounds}")
     check_good(compute("--example", "--cache", "bf16", "--alibi", "--window", "1,0", "--softcap", "5"),
                "a window, biases")

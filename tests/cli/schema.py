@@ -1,5 +1,5 @@
-"""docs/schema.json, the JSON Schema of what the program writes as JSON: the objects written here must be of
-it. With --update it is made of them."""
+"""docs/schema.json, the JSON Schema of the program's JSON output: the objects written here must match it. --update
+generates it from them."""
 import json
 import sys
 
@@ -8,9 +8,9 @@ sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 
 FILE = ROOT / "docs" / "schema.json"
-# Members that are named by the data: their values have one schema.
+# Members named by the data: their values share one schema.
 NAMED = {"measures", "scores", "relations", "estimate", "direct", "effect", "interaction", "distributions", "luck"}
-# What a machine may not tell.
+# Members that depend on the machine.
 UNKNOWN = ("processor", "microarchitecture", "processor_id", "l2_bytes", "peak_gflops", "peak_bf16_gflops", "bandwidth_gbs",
            "percent_of_peak", "percent_of_roofline", "best_percent_of_roofline", "peak_gflops_beside", "bandwidth_gbs_beside",
            "older_median_seconds", "quiet_probe_seconds")
@@ -72,7 +72,7 @@ def written(*arguments):
 
 
 def lines_of(schema, indent=0):
-    """JSON in which what fits is on one line."""
+    """JSON with short values on one line."""
     short = json.dumps(schema)
     if len(short) + indent <= 110 or not isinstance(schema, dict):
         return short

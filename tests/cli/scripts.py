@@ -1,5 +1,5 @@
-"""The scripts around the program: what they say while they work, of tests that were skipped, and where
-something is missing; and that script/demo builds all that `cmake --install` copies."""
+"""The scripts around the program: their progress, reports of skipped tests, and messages about missing packages; and
+that script/demo builds everything that `cmake --install` copies."""
 import re
 import shutil
 import subprocess
@@ -13,13 +13,13 @@ BENCH, BUILD = ROOT / "bench", pathlib.Path(PROGRAM).resolve().parent
 
 
 def shell(text, **changes):
-    """text with script/lib.sh at hand, in a folder of its own."""
+    """Run text with script/lib.sh in a separate folder."""
     done = subprocess.run(["sh", "-euc", f". {ROOT}/script/lib.sh\n{text}"], capture_output=True,
                           check=False, cwd=FOLDER, env=environment(**changes), timeout=HANGS)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-# Whoever sleeps wakes when the command says so, two seconds later.
+# sleep returns when the command requests it, two seconds later by the fake clock.
 CLOCK = """rm -f asleep wake; mkfifo asleep wake; echo 0 >now
 date() { cat now; }
 sleep() { echo >asleep; read -r _ <wake; echo $(($(cat now) + 2)) >now; }
@@ -27,7 +27,7 @@ sleep() { echo >asleep; read -r _ <wake; echo $(($(cat now) + 2)) >now; }
 
 
 def steps():
-    """A long step is heard of off a terminal too, with what is left of it."""
+    """A long step reports progress and the time left, also without a terminal."""
     command = "read x <asleep; for i in %s; do echo \"[$i/4] x\"; echo >wake; read x <asleep; done"
     for numbers, told in (("1 2 3 4", "1 of 4 steps, 2 s\n  2 of 4 steps, 4 s, about 4 s left\n"
                            "  3 of 4 steps, 6 s, about 2 s left\n  4 of 4 steps, 8 s, about 0 s left\n  done in 8 s"),
@@ -39,7 +39,7 @@ def steps():
 
 
 def skipped_tests():
-    """Each test that is skipped is listed with its reason; none, nothing is."""
+    """Each skipped test is listed with its reason; without any, nothing is printed."""
     if not shutil.which("ctest"):
         return
     tests = FOLDER / "tests"
@@ -54,7 +54,7 @@ def skipped_tests():
     code, _, err = shell("skipped_tests tests")
     check(code == 0 and err == "Skipped, and why:\n  one: no valgrind\n  three: x.py:3: no torch\n"
           "  four: it does not say why\n", err)
-    # A skipped test is none that passed.
+    # A skipped test does not count as passed.
     code, _, err = shell("count_tests tests '; more'")
     check(code == 0 and err == "2 tests passed, 0 failed, 3 skipped; more\n", err)
     check(shell("skipped_tests .") == (0, "", ""), "no test was run")
@@ -63,7 +63,7 @@ def skipped_tests():
 
 
 def packages():
-    """script/test --all and .ci/run make one environment: what they install is said once."""
+    """script/test --all and .ci/run create the same environment, defined in one place."""
     made = {}
     for name in ("script/lib.sh", "script/test", ".ci/run"):
         text = (ROOT / name).read_text()
@@ -80,7 +80,7 @@ chmod +x build/venv/bin/python tools/*; make_venv; ! (export BAD=1; make_venv)""
 
 
 def missing():
-    """One line says what is missing, and how to get it."""
+    """One line names the missing packages and how to install them."""
     for script, arguments, words in (
             ("peers.py", ["--here"], ("numpy", "torch", "without --here")),
             ("caches_peers.py", ["--here"], ("onnxruntime", "without --here")),
@@ -102,7 +102,7 @@ def missing():
 
 
 def installed():
-    """The target that script/demo builds has every library and program of the install rules."""
+    """The target of script/demo includes every library and program of the install rules."""
     check(re.search(r"^build installed\b", (ROOT / "script" / "demo").read_text(), re.M), "the demo")
     if not (BUILD / "build.ninja").exists():
         return

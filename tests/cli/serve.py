@@ -1,6 +1,6 @@
-"""multihead serve from outside: who is answered (token, host, origin, address), what is refused (10 MB of
-text, 200 connections, a client of one byte a second), what strangers can hold, what maps and predictions say,
-and how it ends."""
+"""multihead serve as a black box: access control (token, host, origin, address), rejected requests (10 MB of text, 200
+connections, a client of one byte per second), resources that unauthorised clients can hold, maps and predictions, and
+shutdown."""
 import contextlib
 import http.client
 import json
@@ -33,7 +33,7 @@ def measurable(changes):
 
 
 class Server:
-    """A server of a model; ends with the block. files: the most that it may have open."""
+    """A server of a model, stopped at the end of the block. files: its limit of open files."""
 
     def __init__(self, *arguments, files=1024, **changes):
         def prepare():
@@ -56,7 +56,7 @@ class Server:
         return self.errors.read().decode()
 
     def ask(self, method, place, body=None, token=None, **headers):
-        """(status, headers, body) of a request; headers replace those that a browser sends."""
+        """(status, headers, body) of a request; `headers` replace a browser's."""
         own = {"Host": f"{self.host}:{self.port}"}
         own |= JSON if method == "POST" else {}
         own |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -109,7 +109,7 @@ def connect(server):
 
 
 def has_ended(connection, wait=HANGS):
-    """Whether the other side closes within that time; 0: has closed."""
+    """True if the peer closes within that time; 0: has closed already."""
     connection.settimeout(wait)
     with contextlib.suppress(ConnectionError):
         try:
@@ -130,7 +130,7 @@ def error_of(body):
     return json.loads(body)["error"]
 
 
-# ---- who is answered ---------------------------------------------------------------------------
+# ---- access control ---------------------------------------------------------------------------
 
 def test_strangers(s):
     own = f"127.0.0.1:{s.port}"
@@ -218,7 +218,7 @@ def test_address(model):
 
 
 def own_address():
-    """One that is not of the loopback interface; None without a network."""
+    """An address that is not of the loopback interface; None without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         try:
             s.connect(("192.0.2.1", 9))  # sends nothing
@@ -227,7 +227,7 @@ def own_address():
         return None if s.getsockname()[0].startswith("127.") else s.getsockname()[0]
 
 
-# ---- what is bounded ---------------------------------------------------------------------------
+# ---- limits ---------------------------------------------------------------------------
 
 def test_sizes(s):
     s.look()
@@ -270,7 +270,7 @@ def test_connections(s):
     check(s.look()["tokens"] > 0, "a reader is answered beside 200 that say nothing")
     check(s.files() < 150, f"{s.files()} open files")
     own = http.client.HTTPConnection("127.0.0.1", s.port, timeout=HANGS)
-    for _ in range(3):  # one connection that has shown the token, beside new strangers
+    for _ in range(3):  # one connection with the token, besides new ones without
         own.request("POST", f"/{s.token}/look", json.dumps({"text": WORDS}), JSON)
         reply = own.getresponse()
         check(reply.status == 200 and reply.read(), "it goes on")
@@ -282,7 +282,7 @@ def test_connections(s):
 
 
 def strangers(s, count, requests):
-    """So many connections that ask without the token, again and again, and read no answer."""
+    """Connections that repeatedly send requests without the token and read no answer."""
     made = []
     for _ in range(count):
         made.append(socket.socket())
@@ -295,8 +295,8 @@ def strangers(s, count, requests):
 
 
 def test_attack(model):
-    """Strangers that leave 4,000 answers unread, and ten times as many of them as there is place for, on a
-    clock that stands still: who has the token is answered at the first try, in old connections and new ones."""
+    """Clients without the token leave 4,000 answers unread, and ten times more of them connect than the server accepts,
+    on a stopped clock. A client with the token is answered at the first try, on old and new connections."""
     set_clock(FOLDER / "still", 1000)
     with Server(model, "-q", "--threads", 1, **watched(clock=FOLDER / "still")) as s:
         own = http.client.HTTPConnection("127.0.0.1", s.port, timeout=HANGS)
@@ -311,7 +311,7 @@ def test_attack(model):
             for connection in many:
                 connection.close()
         own.close()
-        # A sanitizer keeps what it knows of each allocation.
+        # A sanitizer stores data about each allocation.
         most = 8 if os.environ.get("MHA_SANITIZE") else 1
         check(memory[-1] - memory[0] < most << 20, f"memory grows: {memory}")
         few = s.files() + 6
@@ -325,7 +325,7 @@ def test_attack(model):
 
 
 def test_left(model):
-    """A request whose client has left ends, at whichever of its questions this is found."""
+    """A request ends when its client has left, at whichever check detects it."""
     for number in (1, 2, 3, 5, 7):
         with Server(model, "-q", **watched(left=number)) as s:
             status, _, body = s.post("look", text=WORDS)
@@ -334,12 +334,12 @@ def test_left(model):
 
 
 def test_slow(model):
-    """A byte now and then: of a head, of a body, and in reading a reply, on a clock that is ours."""
+    """Single bytes with pauses, in a header, in a body and in reading a reply, on a fake clock."""
     clock = FOLDER / "clock"
 
     def at(second):
         set_clock(clock, 1000 + second)
-        for _ in range(2):  # it looks at the clock between two requests
+        for _ in range(2):  # the server reads the clock between two requests
             check(s.look()["tokens"] > 0, "others are answered meanwhile")
 
     set_clock(clock, 1000)
@@ -365,7 +365,7 @@ def test_slow(model):
             connection.close()
 
 
-# ---- what is said about the request ------------------------------------------------------------
+# ---- errors in requests ------------------------------------------------------------
 
 def test_bad_requests(s):
     for body, part in ((b"", "not JSON"), (b"{", "not JSON"), (b"[]", "a JSON object"), (b"{}", "text"),
@@ -395,14 +395,14 @@ def test_bad_requests(s):
     check(s.look()["tokens"] > 0, "and the server goes on")
 
 
-# ---- what is shown -----------------------------------------------------------------------------
+# ---- results -----------------------------------------------------------------------------
 
 def floats(data):
     return list(struct.unpack(f"<{len(data) // 4}f", data))
 
 
 def test_maps(s, model):
-    """A map is what view writes; the future of a causal model is marked."""
+    """A map equals view's; the future of a causal model is marked."""
     check_good(run("view", model, WORDS, "--npy", FOLDER / "all.npy", "-q"), "view --npy")
     (layers, heads, rows, _), _, values = read_npy((FOLDER / "all.npy").read_bytes())
     seen = s.look()
@@ -445,7 +445,7 @@ def test_predictions(s):
 
 
 def test_long(model_of):
-    """Maps of texts beyond what a map holds are the largest weights of blocks."""
+    """Maps of texts that exceed a map's size show the largest weights of blocks."""
     folder = model_of(layers=3, heads=4, length=1500)
     with Server(folder, "-q") as s:
         text = " ".join(["red green"] * 550)
@@ -460,7 +460,7 @@ def test_long(model_of):
 
 
 def test_other_carrier(s, model):
-    """The library's answers by another carrier have the bytes of the server's, in whatever order."""
+    """The library's answers over another transport are byte-identical to the server's, in any order."""
     heads, other = ["L0H0", "L1H1"], {"other": WORDS.replace("tired", "wide")}
     requests = [(place, {"text": WORDS, **more}) for place in ("look", "save", "map", "trace") for more in (
         {}, {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
@@ -488,7 +488,7 @@ def test_other_carrier(s, model):
 
 
 def test_request_without_memory(model):
-    """An allocation that is refused while a request is read: no memory, not malformed."""
+    """An allocation that fails while a request is read: out of memory, not malformed."""
     body, count = json.dumps({"text": 1, "off": ["L0H0"] * 3000}).encode(), FOLDER / "count"
 
     def carried(**settings):
@@ -532,7 +532,7 @@ def test_encoder():
         check(s.post("save", text=TEXT)[0] == 200, "and a report")
 
 
-# ---- the end -----------------------------------------------------------------------------------
+# ---- shutdown -----------------------------------------------------------------------------------
 
 def test_end(model):
     s = Server(model, "it was too tired & <b>")

@@ -1,9 +1,9 @@
-"""A signal at a drawn moment of every command that writes: each file is the older one or the whole new one, nothing
-lies beside it, and the program ends by the signal (a shell sees 130, 143, 129). Every option of --help that writes is
-here, or this fails.
+"""A signal at a random moment of every command that writes: each file is the older or the complete new one, without
+leftover files, and the program ends by the signal (a shell reports 130, 143, 129). Every writing option that --help
+lists is tested.
 
-A moment is an operation on files (support/watch.c) or an allocation (support/memory.c), which are counted, so that it
-is the same on every machine. MHA_TEST_LONG=1 takes 40 moments of each command and signal.
+A moment is a counted file operation (support/watch.c) or allocation (support/memory.c), so that it is the same on every
+machine. MHA_TEST_LONG=1 tests 40 moments per command and signal.
 """
 import signal
 import sys
@@ -20,14 +20,14 @@ VIEW, HEADS = ["view", MODEL, TEXT], ["heads", MODEL, "--text", FOLDER / "texts.
 
 
 def writing_options(command):
-    """What --help lists under headings of outputs."""
+    """The options that --help lists under headings of outputs."""
     return [name for part in run(command, "--help").out.decode().split("\n\n") if re.match("Output|Long runs", part)
             for name in re.findall(r"^ {2,6}(?:-\w, )?--([a-z][\w-]*) F(?:ILE|OLDER)", part, re.M) if name != "compare"]
 
 
 CAUSAL, ARRAYS = FOLDER / "causal", [name for name in writing_options("run") if name != "json"]
 EFFECTS = ["ablate", CAUSAL, "--text", FOLDER / "words.txt", "--random", "1", "--heads", "2", "--pairs", "2"]
-# The command, the files that it replaces, the folder that it makes.
+# The command, the files that it replaces, the folder that it creates.
 WRITERS = [
     ([*VIEW, "-o", "a.html"], ["a.html"], None),
     ([*VIEW, "--svg", "a.svg", "--png", "a.png", "--pdf", "a.pdf", "--json", "a.json", "--npy", "a.npy"],
@@ -61,33 +61,33 @@ chance = seeded()
 
 
 def complete():
-    """Every subcommand and option that writes is in the list."""
+    """WRITERS has every option that writes."""
     commands = re.findall(r"^  (\S+)", run("--help").out.decode().split("Subcommands:\n")[1].split("\n\n")[0], re.M)
     count = 0
     for command in commands:
         given = {str(word) for arguments, *_ in WRITERS for word in arguments if arguments[0] == command}
         for name in writing_options(command) if command != "bench" or LONG else ():
             count += 1
-            check(f"--{name}" in given or name in ("output", "out") and "-o" in given, f"{command} --{name} is not here")
+            check(f"--{name}" in given or name in ("output", "out") and "-o" in given, f"{command} --{name} is not in WRITERS")
     print(f"{len(WRITERS)} commands with {count} options that write, {len(SIGNALS)} signals")
     check(count > 40, f"{count} options that write")
 
 
 def started(arguments, files, **changes):
-    """The command in a folder where only the older files are."""
+    """Run the command in a folder with only the older files."""
     threads = [] if arguments[0] in ("explain", "page", "run") else ["--threads", "1"]
     return Result(beside_older(PLACE, files, OLDER, *arguments, "-q", *threads, **changes))
 
 
 def content(arguments):
-    """What lies there; without numbers where times are among them, and of a picture of times its end."""
+    """The folder's contents, without numbers if they include times; of a picture of times only its end."""
     def steady(data):
         return data[-8:] if arguments[0] == "bench" else NUMBERS.sub(b"#", data) if arguments[0] == "prune" else data
     return {str(path.relative_to(PLACE)): steady(path.read_bytes()) for path in PLACE.rglob("*") if path.is_file()}
 
 
 def undisturbed(arguments, files):
-    """What is written; the number of moments of each kind."""
+    """The files written, and the number of moments of each kind."""
     log, count = FOLDER / "log", FOLDER / "count"
     check_good(started(arguments, files, **watched(log=log)), f"{arguments}: undisturbed")
     numbers = {"file": len(operations(log))}
@@ -104,7 +104,7 @@ def interrupted(writer, whole, kind, moment, number):
     what = f"{' '.join(map(str, arguments))}: {number.name} at {kind} {moment}: exit {result.code}, {result.errors}"
     check(result.code == -number, what)
     for name, data in found.items():
-        # The state and the curve of a training, and a state of scores, are written again and again.
+        # The state and curve of a training and a state of scores are rewritten repeatedly.
         learning = (arguments[0] == "train" or name == folder) and name in whole
         check(learning or data in (OLDER, whole.get(name)), f"{what}: {name} is neither old nor new")
     check(all(name in found for name in files), f"{what}: {sorted(found)}")
@@ -123,14 +123,14 @@ def every_writer():
 
 
 def while_roles_are_measured():
-    """Of a page, from the first text on: it is not drawn with what was measured until then."""
+    """A page, from the first text on: it is not drawn from partial results."""
     whole, numbers = undisturbed(*WRITERS[0][:2])
     for part in () if SANITIZED else range(80, 100, 4):
         interrupted(WRITERS[0], whole, "allocation", numbers["allocation"] * part // 100, chance.choice(SIGNALS))
 
 
 def ignored():
-    """What nohup starts goes on when the terminal is gone."""
+    """A program started by nohup survives its terminal."""
     arguments, files, _ = WRITERS[0]
     whole, numbers = undisturbed(arguments, files)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

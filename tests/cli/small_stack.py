@@ -1,4 +1,4 @@
-"""The stack that docs/program.md asks for is enough for what takes most of it."""
+"""The stack required by docs/program.md suffices for the most demanding commands."""
 import sys
 
 sys.dont_write_bytecode = True

@@ -1,5 +1,5 @@
-/* The arena of the program: what it gives, and when it takes it back. What is never released, or
- * used after it was, is for the address sanitizer to see: every piece is an allocation. */
+/* The program's arena: allocation and release. Every piece is a separate allocation, so that the address sanitizer
+ * detects leaks and uses after release. */
 #include "common/arena.h"
 
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-/* The letters of the things that ended, in that order. */
+/* The letters of destroyed objects, in order. */
 static char ended[32];
 
 static void end(void *thing)
@@ -29,7 +29,7 @@ static int forget(void **state)
     return 0;
 }
 
-/* What a call writes to stderr. */
+/* The output of a call on stderr. */
 static char said[512];
 static FILE *heard;
 static int before;
@@ -79,7 +79,7 @@ static void says_what_was_too_large(void **state)
     assert_null(x);
     assert_string_equal(said,
                         "multihead: test: out of memory: 1152921504606846976 elements of 8 bytes, "
-                        "8 EiB together; make the input smaller, or free memory for the program\n");
+                        "8 EiB in total; make the input smaller, or free memory\n");
     assert_null(arena_try((INT64_C(1) << 61) + 1, 8)); /* 8, if the product could pass 2^64 */
     assert_null(arena_try(-1, 1));
     assert_int_equal(arena_mark(), 0);
@@ -97,7 +97,7 @@ static void grows_and_keeps_what_was_there(void **state)
     }
     for (int i = 0; i < 1 << 16; i++) assert_int_equal(x[i], i);
     assert_int_equal(*first, -7);
-    assert_int_equal(arena_mark(), 2); /* it is one thing still */
+    assert_int_equal(arena_mark(), 2); /* still one object */
     int *same = x;
     listen();
     assert_int_equal(arena_grow("test", INT64_MAX, sizeof *x, &x), CLI_NO_MEMORY);
@@ -157,7 +157,7 @@ static void drops_one_from_the_middle(void **state)
     arena_keep("test", c, end);
     arena_drop(b);
     assert_string_equal(ended, "b");
-    arena_drop(b); /* not there any more */
+    arena_drop(b); /* no longer exists */
     arena_drop(d);
     arena_drop(NULL);
     arena_drop(text);
@@ -168,7 +168,7 @@ static void drops_one_from_the_middle(void **state)
     assert_string_equal(ended, "bca");
 }
 
-/* A destructor may end another thing first, as a model that owns a file does. */
+/* A destructor may destroy another object first, as a model that owns a file does. */
 static void end_and_drop(void *thing)
 {
     end(thing);

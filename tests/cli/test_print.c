@@ -1,4 +1,4 @@
-/* cli_print() against printf(), and what it makes of texts that come from anywhere; cells of tables. */
+/* cli_print() against printf(), and its escaping of untrusted texts; cells of tables. */
 #include "common/print.h"
 #include "common/table.h"
 
@@ -22,7 +22,7 @@ static int rewind_file(void **state)
     return ftruncate(fileno(file), 0);
 }
 
-/* What the file holds, as a text. */
+/* The file's contents as a text. */
 static const char *written(void)
 {
     static char text[4096];
@@ -88,17 +88,17 @@ static void texts_from_anywhere(void **state)
     expect("\\x7f\\x9b\\u009b\\u202e\\U000e0041", 30, "%s",
            "\x7f\x9b\xC2\x9B\xE2\x80\xAE\xF3\xA0\x81\x81");
     expect("\\x07", 4, "%c", '\a');
-    expect("\\x1b|", 5, "%s|", "\\x1b"); /* as it was: doing it twice changes nothing */
+    expect("\\x1b|", 5, "%s|", "\\x1b"); /* unchanged: idempotent */
     expect("caf\xC3\xA9  |", 7, "%-6s|", "caf\xC3\xA9");
     expect("  \xE6\x97\xA5\xE6\x9C\xAC|", 7, "%6s|", "\xE6\x97\xA5\xE6\x9C\xAC");
     expect("\\x1b |", 6, "%-5s|", "\x1b");
-    /* A precision counts bytes, and leaves out the character that it would cut. */
+    /* A precision counts bytes and omits a character that it would split. */
     expect("caf|", 4, "%.4s|", "caf\xC3\xA9");
     expect("caf\xC3\xA9|", 5, "%.5s|", "caf\xC3\xA9");
     expect("|", 1, "%.3s|", "\xF0\x9F\x98\x80");
     expect("\xF0\x9F\x98\x80|", 3, "%.4s|", "\xF0\x9F\x98\x80");
-    expect("\\xc3|", 5, "%.*s|", 2, "\xC3"); /* nothing follows: no character is cut */
-    char *exact = malloc(4);                 /* nothing behind what a precision gives is read */
+    expect("\\xc3|", 5, "%.*s|", 2, "\xC3"); /* nothing follows: no character is split */
+    char *exact = malloc(4);                 /* nothing beyond the precision is read */
     assert_non_null(exact);
     memcpy(exact, "ab\xE2\x80", 4);
     expect("ab|", 3, "%.*s|", 4, exact);
@@ -120,7 +120,7 @@ static void long_texts(void **state)
     assert_int_equal(strlen(written()), 4 * 700);
 }
 
-/* A cell as wide as its column does not touch the one before. */
+/* A cell as wide as its column does not touch the previous one. */
 static void wide_cells_stay_apart(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-"""multihead train: what it prints and keeps, the same model from the same seed on any number of
-threads, resuming after Ctrl-C and after being killed, and bad input."""
+"""multihead train: output and saved files, the same model from the same seed with any number of threads, resuming after
+Ctrl-C and kills, and bad input."""
 import json
 import os
 import pathlib
@@ -36,7 +36,7 @@ def tensors(path):
 
 
 def learned(folder):
-    """What must not depend on how the training went: step, try and every number."""
+    """Data that must not depend on interruptions: step, try and every number."""
     metadata, found = tensors(folder / "training.safetensors")
     return metadata["step"], metadata["try"], metadata["done"], found
 
@@ -72,7 +72,7 @@ def same_bits(folder):
         quick(target, "--threads", str(threads), *few)
         results.append(learned(target))
     check(results[0] == results[1] == results[2], "another model with another number of threads")
-    wide = []  # AVX2 and AVX-512 alike, where the machine has both
+    wide = []  # AVX2 and AVX-512, if the machine has both
     for isa in ("avx2", "avx512"):
         target = folder / isa
         if train("ioi", "--seed", "4", "--no-report", "-o", str(target), *few,
@@ -85,7 +85,7 @@ def same_bits(folder):
 
 
 def goes_on_after(number, folder, tries):
-    """Stopped again and again at operations on its files, then run to the end: the bits of an undisturbed run."""
+    """Interrupted repeatedly at file operations, then run to the end: bit-identical to an undisturbed run."""
     task = ["induction", "--steps", "45", "--every", "5", "--no-report", "--embed", "16", "--batch", "2"]
     whole, log = folder / "whole", FOLDER / "log"
     check(train(*task, "-o", str(whole), **watched(log=log)).returncode == 0, "the undisturbed run fails")
@@ -105,7 +105,7 @@ def goes_on_after(number, folder, tries):
 
 
 def pictures(folder):
-    """Curve and snapshots survive being killed, and change nothing of what is learned."""
+    """Curve and snapshots survive kills and do not affect the training."""
     task = ["ioi", "--steps", "60", "--every", "2", "--tries", "1"]
     train(*task, "--no-report", "-o", str(folder / "bare"))
     log = folder / "log"
@@ -120,7 +120,7 @@ def pictures(folder):
     _, found = tensors(folder / "whole" / "training.safetensors")
     _, bare = tensors(folder / "bare" / "training.safetensors")
     steps = struct.unpack(f"<{len(found['frame_steps']) // 8}d", found["frame_steps"])
-    # 31 moments do not fit: every second one has gone once
+    # 31 snapshots exceed the limit: every second one was dropped once
     check(steps == tuple(range(0, 61, 4)), f"snapshots: {steps}")
     check("frames" not in bare and all(found[name] == bare[name] for name in bare),
           "snapshots change what is learned")
@@ -175,7 +175,7 @@ def bad_input(folder):
 
 
 def links(folder):
-    """Links in the folder are replaced, of whatever file and subfolder; nothing outside changes."""
+    """Links in the folder to any file or subfolder are replaced; nothing outside changes."""
     outside = folder / "outside"
     outside.mkdir(parents=True)
     for task, subfolders in (("ioi", [""]), ("reverse", ["encoder", "decoder"])):
@@ -202,23 +202,23 @@ def links(folder):
         check(all((target / name).is_file() for name in names), f"links, {task}: files are missing")
     state = folder / "ioi" / "training.safetensors"
     state.unlink()
-    state.symlink_to("training.safetensors")  # it cannot be looked at: not one to begin anew over
+    state.symlink_to("training.safetensors")  # it cannot be inspected, so it must not be overwritten
     result = quick(folder / "ioi", "--steps", "2")
     check(result.returncode == 3 and "training.safetensors" in result.stderr and state.is_symlink(),
           f"a state that cannot be looked at: exit {result.returncode}: {result.stderr}")
-    (folder / "alias").symlink_to(folder / "ioi")  # the folder itself may be a link: the user says so
+    (folder / "alias").symlink_to(folder / "ioi")  # the folder itself may be a link, which the user named
     check(quick(folder / "alias", "--fresh", "--steps", "2").returncode == 0 and
           (folder / "alias").is_symlink(), "links: the folder itself")
 
 
 def shared_memory(folder):
-    """A folder below /dev is one like any other: what is there already can be gone on with."""
+    """A folder below /dev is an ordinary folder: an existing training can be resumed."""
     place = pathlib.Path("/dev/shm")
     if not os.access(place, os.W_OK):
         return
     with tempfile.TemporaryDirectory(prefix="multihead-train-", dir=place) as other:
         few = ["ioi", "--every", "1", "--tries", "1", "--no-report", "-o"]
-        for more in (["8"], ["4", "--fresh"], ["8"]):  # long, shorter, gone on with
+        for more in (["8"], ["4", "--fresh"], ["8"]):  # long, shorter, resumed
             result = train(*few, other + "/t", "--steps", *more)
             check(result.returncode == 0, f"/dev/shm: {result.stderr}")
         check(train(*few, str(folder), "--steps", "8").returncode == 0, "beside /dev/shm")
@@ -226,7 +226,7 @@ def shared_memory(folder):
 
 
 def full_disk(folder):
-    """No room: for the state or, after it, for a report, which is longer. In train's own name."""
+    """A full disk: for the state or the longer report after it. The error names train."""
     def limit(size):
         def before():
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -266,7 +266,7 @@ def fewer_steps(folder):
 
 
 def new_tasks():
-    """Agreement and brackets: a few steps, and what is printed of them."""
+    """Agreement and brackets: a few steps and their output."""
     for name, kinds, words in (("agreement", "(none", ("fixed offset", "fixed place")),
                                ("brackets", "(near", ("last bracket opened", "fixed offset"))):
         result = train(name, "--steps", "4", "--every", "2", "--embed", "16", "--batch", "4",
@@ -279,7 +279,7 @@ def new_tasks():
 
 
 def goal_and_reached():
-    """What was reached stands beside the goal, and is what the last look found."""
+    """The reached value is printed with the goal, and equals that of the last evaluation."""
     result = train("induction", "--steps", "2", "--every", "1", "--batch", "4", "--layers", "2",
                    "--heads", "2", "--tries", "1", "--embed", "16")
     last = re.findall(r"right (\d+\.\d) %", result.stderr)
@@ -291,7 +291,7 @@ def goal_and_reached():
 
 
 def not_finite(folder):
-    """Numbers that went astray end the training with a word, not with NaN for the rest of it."""
+    """Diverging numbers end the training with an error instead of continuing with NaN."""
     task = ["ioi", "--tries", "1", "--no-report", "-o", str(folder)]
     train(*task, "--steps", "10")
     path = folder / "training.safetensors"
@@ -305,7 +305,7 @@ def not_finite(folder):
 
 
 def interrupted(folder):
-    """Ctrl-C ends it as every program ends that is stopped, with all that was learned saved."""
+    """Ctrl-C ends it by the signal, with the training saved."""
     state, task = folder / "training.safetensors", ["induction", "--every", "5", "--fresh", "--embed", "16",
                                                     "--batch", "2", "-o", str(folder)]
 
@@ -314,10 +314,10 @@ def interrupted(folder):
         check("Goal" not in out and "interrupted after step" in err, f"{what}: {out} {err}")
         check(first <= int(tensors(state)[0]["step"]), f"{what}: nothing is saved")
 
-    for first, number in ((0, 7), (5, 9)):  # after the first file, which step 0 writes; in the second one
+    for first, number in ((0, 7), (5, 9)):  # after the first file, written at step 0; in the second one
         result = train(*task, "--steps", "60", **watched(file=number, signal=signal.SIGINT))
         ends(f"Ctrl-C at operation {number}", first, result.returncode, result.stdout, result.stderr)
-    # While it computes: it learns nothing, so that it does not end by itself.
+    # During computation: it learns nothing, so that it does not finish by itself.
     with subprocess.Popen([PROGRAM, "train", *task, "--steps", "1000000000", "--learning-rate", "1e-9"], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as running:
         said = [running.stderr.readline() for _ in range(2)]
@@ -327,7 +327,7 @@ def interrupted(folder):
 
 
 def on_terminals():
-    """One line with a bar, written over, where the terminal can; else a line for each look."""
+    """One redrawn line with a bar if the terminal supports it; otherwise one line per evaluation."""
     arguments = ["train", "ioi", "--steps", "4", "--every", "2", "--embed", "16", "--tries", "1",
                  "--no-report"]
     for term, drawn in (("xterm-256color", True), ("dumb", False), (None, False)):
@@ -343,7 +343,7 @@ def tasks():
 
 
 def all_sequences():
-    """ioi draws its 60 sequences into every batch, so that another size has no room for them."""
+    """ioi puts its 60 sequences into every batch, so other batch sizes do not fit."""
     for batch in ("4", "59", "61"):
         check_error(run("train", "ioi", "--steps", "1", "--batch", batch), 2, f"--batch is {batch}", "60 sequences",
                     command="train")
@@ -355,7 +355,7 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
         (root / part).mkdir()
     same_bits(root / "bits")
     interrupted(root / "stop")
-    if os.environ.get("MHA_SANITIZE") != "thread":  # the rest has no other threads
+    if os.environ.get("MHA_SANITIZE") != "thread":  # the rest is single-threaded
         reaches_goal(root / "goal" / "ioi")
         for number in (signal.SIGKILL, signal.SIGINT):
             goes_on_after(number, root / number.name, 10 if LONG else 1)

@@ -1,5 +1,4 @@
-"""multihead train --text: what it learns of a text, what generate makes of the folder, resuming, and
-files that are not text.
+"""multihead train --text: learning a text, generating from the folder, resuming, and files that are not text.
 
 Needs no packages. $MULTIHEAD is the program; default build/multihead.
 """
@@ -32,7 +31,7 @@ def train(path, *arguments, **changes):
 
 
 def story(sentences, seed=1):
-    """Sentences of which words, order and marks can be predicted to some degree."""
+    """Sentences with partly predictable words, order and punctuation."""
     generator = random.Random(seed)
     who, where = ["cat", "dog", "king", "queen"], ["mat", "road", "hill"]
     return "".join(
@@ -96,7 +95,7 @@ def learns_characters(folder):
 
 
 def keeps_the_best(folder):
-    """A random text cannot be predicted: training ends by itself and keeps its best model."""
+    """A random text is unpredictable: training stops by itself and keeps its best model."""
     generator = random.Random(3)
     text = folder / "noise.txt"
     text.write_text(" ".join(str(generator.randrange(60)) for _ in range(600)))
@@ -112,8 +111,8 @@ def keeps_the_best(folder):
 
 
 def goes_on(folder):
-    """Killed at an operation on its files, then run to the end: the bits of an undisturbed run; another text or
-    another number of steps is another training."""
+    """Killed at a file operation, then run to the end: bit-identical to an undisturbed run. Another text or number of
+    steps is a different training."""
     text = folder / "again.txt"
     text.write_text(story(200, seed=2))
     options = ["--steps", "40", "--no-report", "--threads", "1"]

@@ -1,5 +1,4 @@
-"""multihead view as it is meant to be used: what it prints, what it writes, and that it is the same
-every time.
+"""multihead view in ordinary use: printed and written output, reproducible every time.
 """
 import base64
 import math
@@ -27,8 +26,8 @@ def terminal_picture():
     result = view(MODEL, TEXT)
     check_good(result, "view")
     text = result.out.decode()
-    for part in ("tiny-bert", TEXT, "L0H", "L1H", "[CLS]", "[SEP]", "cat", "query (looking)",
-                 "key (looked at)", "2 of 6 heads"):
+    for part in ("tiny-bert", TEXT, "L0H", "L1H", "[CLS]", "[SEP]", "cat", "query (attending)",
+                 "key (attended to)", "2 of 6 heads"):
         check(part in text, f"the picture must say {part!r}")
     check(len(result.errors) == 1 and "-o report.html" in result.errors[0],
           f"a next command: {result.errors}")
@@ -46,7 +45,7 @@ def terminal_picture():
 
 
 def colors_by_rule():
-    """--color, then NO_COLOR, TERM=dumb, CLICOLOR_FORCE or FORCE_COLOR, then whether a terminal."""
+    """Precedence: --color, then NO_COLOR, TERM=dumb, CLICOLOR_FORCE or FORCE_COLOR, then the terminal."""
     cases = [
         ([], {}, False),
         (["--color", "always"], {}, True),
@@ -87,7 +86,7 @@ def widths():
 
 
 def on_a_terminal():
-    """Under a pseudo-terminal of 44 columns: colours, its width, progress that leaves no trace."""
+    """On a pseudo-terminal of 44 columns: colours, width, progress that is erased."""
     code, output = on_terminal("view", MODEL, TEXT, columns=44, COLUMNS="200")
     check(code == 0, "on a terminal")
     check(b"\x1b[48;5;" in output, "colours on a terminal")
@@ -158,7 +157,7 @@ def data_outputs():
     check(piped == (FOLDER / "all.npy").read_bytes(), "--npy - gives what the file holds")
     shape, _, _ = read_npy(view(MODEL, TEXT, "--npy", "-", "--layer", "1", "--head", "0,2").out)
     check(shape == (1, 2, 8, 8), f"npy of some heads: {shape}")
-    # What cannot be written is found out before anything is.
+    # Outputs that cannot be written are detected before any is written.
     uneven = ["--head", "0.0,0.1,1.0", "-o", "no.html", "--json", "no.json", "--npy", "no.npy"]
     check_error(view(MODEL, TEXT, *uneven), 2, "--npy", "same heads of every layer")
     check_error(view(MODEL, TEXT, "--from", "cat", "--to", "mat", *uneven), 2, "--npy")
@@ -231,7 +230,7 @@ def same_bytes():
 def long_texts():
     result = view(MODEL, "-", "--truncate", "--json", "-", stdin=b"the cat " * 5000)
     check(result.code == 0 and len(json.loads(result.out)["tokens"]) == 128, "--truncate")
-    check(result.errors[:1] == ["truncated: the last 9874 of 10002 tokens are left out"],
+    check(result.errors[:1] == ["truncated: the last 9874 of 10002 tokens are omitted"],
           f"truncation is said: {result.errors}")
     result = view(MODEL, TEXT, "--max-tokens", "5", "--truncate", "--json", "-", "-q")
     check(len(json.loads(result.out)["tokens"]) == 5 and result.errors == [], "--max-tokens")
@@ -269,7 +268,7 @@ def arrays():
     check("L1H2" in text and "2 x 4" in text and "chat" in text, "rows and columns of two lengths")
     write_npy(FOLDER / "maps.npy", (2, 4), [0.25, 0.25, 0.25, 0.25, 0.5, 0.2, 0.2, 0.03])
     warning = view(*base).errors[0]
-    check("row 1 of L0H0 sums to 0.93" in warning and "pre-softmax" in warning, warning)
+    check("row 1 of L0H0 sums to 0.93" in warning and "before the softmax" in warning, warning)
     write_npy(FOLDER / "maps.npy", (2, 4), [-1.5, 2, 0, 0, 0, 0, 0, 1])
     check("--cmap diverging" in view(*base).errors[0], "negative values: a hint")
     result = view(*base, "--cmap", "diverging")
@@ -298,7 +297,7 @@ def floats(part):
 
 
 def neurons():
-    """Weights are softmax(scale q . k): queries and keys of the report are those of its maps."""
+    """Weights are softmax(scale q . k): the report's queries and keys match its maps."""
     data = report_data(MODEL, TEXT, "--neurons", "--head", "L1H2,L0H1")
     count, panels = data["rows"], data["panels"]
     check(len(panels) == 2 and data["neuron_bits"] == 32, "two heads, exact")
@@ -311,7 +310,7 @@ def neurons():
             scores = [scale * sum(q[t * width + d] * k[s * width + d] for d in range(width))
                       for s in range(count)]
             parts = [math.exp(score - max(scores)) for score in scores]
-            # Scores of size 10 at most, in f32: their error, 1e-5, is that of a weight at most.
+            # Scores of size at most 10 in f32: their error, 1e-5, bounds that of a weight.
             check(all(abs(part / sum(parts) - weights[t * count + s]) < 1e-5
                       for s, part in enumerate(parts)), f"{panel['name']}: row {t}")
     hidden = report_data(MODEL, TEXT, "--neurons", "--head", "L0H1", "--hide", "special")
@@ -324,7 +323,7 @@ def neurons():
 
 
 def first_impression():
-    """What a report opens on, which scale it has, and how its labels read."""
+    """The initial selection of a report, its scale and its labels."""
     data = report_data(MODEL, TEXT, "--contrast", TEXT.replace("cat", "the"))
     names = [label.split("/") for label in data["row_labels"]]
     changed = [[abs(v) if len(names[i // data["cols"]]) == 1
@@ -339,7 +338,7 @@ def first_impression():
           "--from and --to open on their words")
     tokens = ["\u0120the", "caf\u00c3\u00a9", "\u2581on", "##ing", "cat"] * 13
     weights = [0.01] * (65 * 65)
-    weights[0] = 1.0  # a token looks at itself: true of any model that cannot look ahead
+    weights[0] = 1.0  # a token attends to itself: true of every causal model
     weights[65 * 6 + 2] = 0.5
     for count, scale in ((64, "linear"), (65, "sqrt")):
         cells = [weights[65 * t + s] for t in range(count) for s in range(count)]
@@ -356,7 +355,7 @@ def first_impression():
 
 
 def redirected():
-    """/dev/stdout goes on where stdout stands, with > and with >>, among what others write."""
+    """Writing to /dev/stdout continues at stdout's position, with > and >>, among other output."""
     picture = view(MODEL, TEXT, "--svg", "-").out
     path, old = FOLDER / "redirected", b"older, and longer than head"
     for name in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
@@ -400,7 +399,7 @@ def help_everywhere():
 
 def selftest():
     result = run("selftest", "--problems", "6", "--seed", "3")
-    check(result.code == 0 and result.lines[-1] == "all is well", f"selftest: {result.lines}")
+    check(result.code == 0 and result.lines[-1] == "all checks pass", f"selftest: {result.lines}")
     check(any(line.split()[0] == "portable" for line in result.lines if line.split()), "portable")
     check(any(line.strip().startswith("bf16 arithmetic: same bits") for line in result.lines),
           f"selftest: {result.lines}")

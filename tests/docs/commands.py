@@ -1,46 +1,43 @@
 #!/usr/bin/env python3
-"""Run the commands of a page, and compare what they print with what the page shows.
+"""Run the commands of a page, and compare their output with the page.
 
     tests/docs/commands.py docs/lessons.md ...   run; exit 1 if a command or its output is wrong, 77 if
                                                  all commands are skipped
-    tests/docs/commands.py --update PAGE ...     write what is printed into the page instead
-    tests/docs/commands.py --list PAGE ...       count commands, and say which are not run and why
+    tests/docs/commands.py --update PAGE ...     write the output into the page instead
+    tests/docs/commands.py --list PAGE ...       count commands, and report which are not run and why
 
-What is a command:
+Commands are:
 
   * in a ```console block, each line that begins with "$ "; a backslash continues it on the next line.
-    The lines up to the next one are all that it prints, stderr included. A line "..." matches any
-    number of lines, and "…" within a line any characters; lines of progress ("..., about 6 s left"),
-    which a slow machine prints more of, are left out. Exit status 0, or as a marker says.
-  * a ```sh block as a whole, and an indented block that begins with one of PROGRAMS: a script, which
-    must end with exit status 0. What it prints is not compared. A line with a word in brackets, such
-    as "multihead view [options] MODEL", states usage and is not run.
+    The lines up to the next command are its complete output, including stderr. A line "..." matches any number of
+    lines, and "…" within a line any characters. Progress lines ("..., about 6 s left"), whose number depends on speed,
+    are ignored. Exit status 0, unless a marker sets another.
+  * a ```sh block as a whole, and an indented block that begins with one of PROGRAMS: a script, which must end with exit
+    status 0. Its output is not compared. A line with a word in brackets, such as "multihead view [options] MODEL",
+    states usage and is not run.
 
   * a ```python block without ">>>", run with the package in bindings/python. (tests/python runs those with.)
 
-The page is run as a reader sees it: nothing hidden makes a file or adds a line. A word that a reader
-replaces is told in the text, "`MODEL` stands for `PATH`", and is replaced from there on.
+The page runs as shown: no hidden text creates files or adds lines. A placeholder is declared in the text, "`MODEL`
+stands for `PATH`", and replaced from there on.
 
-Markers are HTML comments, which say when a block is run and how it ends:
+Markers are HTML comments that control when a block runs and how it ends:
 
-  <!-- commands: skip REASON -->       the next block is not run: it cannot be by a test
+  <!-- commands: skip REASON -->       the next block is not run, since a test cannot
   <!-- commands: long REASON -->       the next block is run only if MHA_TEST_LONG is set (script/test --long)
-  <!-- commands: needs NAME ... -->    the next block is run only if these are there: paths with a "/", and
-                                       modules of Python
+  <!-- commands: needs NAME ... -->    the next block is run only if these exist: paths with a "/", and Python modules
   <!-- commands: exit 4 -->            the last command of the next block ends with this status
-  <!-- commands: short "A=A B" -->     from here on, with more or other options, which make the command A of the
-                                       page shorter, unless MHA_TEST_LONG is set; of what is `long` itself,
-                                       unless MHA_TEST_LONG=full
+  <!-- commands: short "A=A B" -->     from here on, run command A of the page with more or other options, which make it
+                                       shorter, unless MHA_TEST_LONG is set; in `long` blocks, unless MHA_TEST_LONG=full
 
 `skip-page`, `long-page` and `needs-page` hold for all blocks of the page.
 
-figures.py compares what a page says of its commands' output, and of other pages, in running text.
+figures.py compares figures in running text with the commands' output and with other pages.
 
-The commands of a page run one after the other with bash, in one new folder that has links to whatever
-is in the root of the project, so that tools/x, include/ and build/libmultihead.a are found and new files
-stay in the folder; what is written to build/ or to another folder of the project goes there. `multihead` is
-the program named by the variable MULTIHEAD; python3 and pytest are those of build/venv, if that is there.
-Files that a page writes are there for the commands that follow.
+The commands of a page run in order with bash, in one new folder with links to everything in the project's root. So
+tools/x, include/ and build/libmultihead.a are found, and new files remain in the folder; files written to build/ or
+another folder of the project go there. `multihead` is the program named by the variable MULTIHEAD; python3 and pytest
+are those of build/venv, if it exists. Later commands can use files that earlier ones wrote.
 """
 import contextlib
 import difflib
@@ -62,7 +59,7 @@ PROGRAM = pathlib.Path(os.environ.get("MULTIHEAD", BUILD / "multihead")).resolve
 LONG, FULL = bool(os.environ.get("MHA_TEST_LONG")), os.environ.get("MHA_TEST_LONG") == "full"
 SECONDS = 6000 if LONG else 1200  # a command that takes longer hangs
 SKIPPED = 77
-# As a user has it who works in an environment with what a page asks for.
+# The environment of a user who has installed the page's requirements.
 PATH = f"{BUILD / 'venv/bin'}:{os.environ['PATH']}" if (BUILD / "venv/bin").is_dir() else os.environ["PATH"]
 
 # A line of usage, such as "multihead view [options] MODEL".
@@ -76,14 +73,14 @@ STANDS = re.compile(r"`([^`\n]+)` stands for `([^`\n]+)`")
 
 
 class Block:
-    """Lines of a page that are commands: lines[first:end], counted from 0."""
+    """A block of commands: lines[first:end], counted from 0."""
 
     def __init__(self, kind, first, end, lines):
         self.kind, self.first, self.end, self.lines = kind, first, end, lines
         self.skip, self.exit = None, 0
 
     def commands(self):
-        """[(line, command, what it prints)]; None where that is not compared."""
+        """[(line, command, expected output)]; the output is None if it is not compared."""
         if self.kind == "python":
             lines = ["PYTHONPATH=bindings/python MHA_LIBRARY_DIR=build python3 - <<'END OF BLOCK'",
                      *self.lines, "END OF BLOCK"]
@@ -144,7 +141,7 @@ def blocks(text):
 
 
 def shorter(line, words):
-    """[(what the page says, what is run)] of the marker `short`, which must be the same command."""
+    """[(command on the page, command to run)] of the marker `short`; both must run the same program."""
     pairs = [tuple(word.split("=", 1)) for word in shlex.split(words)]
     for pair in pairs:
         if len(pair) != 2 or pair[0].split()[0] != pair[1].split()[0] or re.search(r"[;&|<>`]|\$[\w({]", pair[1]):
@@ -153,7 +150,7 @@ def shorter(line, words):
 
 
 def why_not(kind, words):
-    """Why a marker keeps a block from being run; None if it does not."""
+    """The reason why a marker excludes a block, or None."""
     if kind == "skip":
         return words
     if kind == "long":
@@ -171,7 +168,7 @@ def is_there(name):
 
 
 def steps(text):
-    """What is to be done, in the order of the page: blocks, and ("let", (name, value))."""
+    """The actions in the order of the page: blocks, and ("let", (name, value))."""
     found, markers = blocks(text)
     of_page = [(kind.removesuffix("-page"), words) for _, kind, words in markers if kind.endswith("-page")]
     wanted, own, previous = [], [], -1
@@ -199,7 +196,7 @@ def replace(command, names):
 
 
 def matches(shown, printed):
-    """Whether the lines printed are those shown, with "..." and "…" as wildcards."""
+    """True if the printed lines match those shown, with "..." and "…" as wildcards."""
     if not shown:
         return not printed
     if shown[0] == "..." and any(matches(shown[1:], printed[n:]) for n in range(len(printed) + 1)):
@@ -209,7 +206,7 @@ def matches(shown, printed):
 
 
 class Folder:
-    """Where the commands of a page run."""
+    """The folder and environment for the commands of a page."""
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
@@ -239,7 +236,7 @@ class Folder:
 
 @contextlib.contextmanager
 def what_is_installed_kept():
-    """What the user has installed from the build can be uninstalled afterwards."""
+    """Keep the user's install manifest, so that files installed from the build can be uninstalled."""
     manifest = PROGRAM.parent / "install_manifest.txt"
     before = manifest.read_bytes() if manifest.exists() else None
     try:

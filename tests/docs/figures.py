@@ -1,16 +1,15 @@
-"""What pages say in running text, beside what it was taken from.
+"""Compare figures in the running text of pages with their sources.
 
-A row of FIGURES: the page; its words, as a pattern with a group for each figure, whose blanks match line breaks too;
-where the figures come from; a pattern with as many groups that finds them there; and how far apart they may be. Where
-they come from:
+A row of FIGURES: the page; its words, as a pattern with a group for each figure, whose blanks also match line breaks;
+the source; a pattern with the same number of groups that finds the figures there; and the tolerance. Sources:
 
-  PRINTED    what the commands of the page print, compared whenever all of them are run
+  PRINTED    output of the page's commands, compared if all of them are run
   a file     its text, so that two pages cannot disagree
-  None       nothing to compare with; the reason is in place of the pattern
+  None       no source; the pattern is replaced by the reason
 
-How far: a number, or BELOW: less than the page says.
+Tolerance: a number, or BELOW: less than the page says.
 
-Of the pages in WHOLE every figure in running text must be in a row.
+For pages in WHOLE, every figure in running text must be in a row.
 """
 import re
 
@@ -62,7 +61,7 @@ def number(text):
 
 
 def differ(said, found, how):
-    """Whether what the page says and what was found are further apart than they may be."""
+    """True if the page's figure and the one found differ by more than the tolerance."""
     said, found = [[number(text) for text in texts] for texts in (said, found)]
     if how == BELOW:
         return not found[0] < said[0]
@@ -70,8 +69,8 @@ def differ(said, found, how):
 
 
 def prose(text):
-    """The text, with blanks in place of what is no figure of a sentence: blocks, comments, code, targets of links,
-    and names with a digit in them (L18H6, int8, AVX2)."""
+    """The text without numbers outside sentences: blocks, comments, code, link targets, and names that contain a digit
+    (L18H6, int8, AVX2) become blanks."""
     def blank(match):
         return re.sub(r"[^\n]", " ", match.group(0))
     for pattern in (r"<!--.*?-->", r"^```.*?^```", r"`[^`]*`", r"\]\([^)]*\)", r"<img[^>]*>", r"\b[A-Za-z][\w-]*\d(?:[\w.-]*\w)?"):
@@ -80,7 +79,7 @@ def prose(text):
 
 
 def wrong(page, text, printed, root):
-    """(line from 0, what is wrong with a figure); printed: None if not all commands of the page were run."""
+    """(line from 0, error) for each wrong figure; printed: None if not all commands of the page were run."""
     spans = []
     for of, words, source, pattern, how in FIGURES:
         if of != page:

@@ -1,4 +1,4 @@
-"""The runner of pages notices what is wrong with a page, and only that (commands.py, figures.py)."""
+"""Tests that commands.py and figures.py find the errors of a page, and nothing else."""
 import pathlib
 import sys
 import tempfile
@@ -22,7 +22,7 @@ def page(text, update=False):
 
 
 def expect(name, text, ran, *wrong):
-    """A page of which so many commands run, with one failure for each of the texts in `wrong`."""
+    """Check the number of commands run, with one failure for each text in `wrong`."""
     made = page(text)
     good = made.ran == ran and len(made.failures) == len(wrong) and \
         all(part in failure for part, failure in zip(wrong, made.failures))
@@ -76,7 +76,7 @@ expect("names, from there on", console("$ echo MODEL", "MODEL") + "`MODEL` stand
 SHORT = '<!-- commands: short "echo 9=echo 9 1" -->\n' + console("$ echo 9", "9")
 for commands.LONG, wrong in ((True, ()), (False, ("+9 1",))):
     expect(f"shorter, {commands.LONG}", SHORT, 1, *wrong)
-# Nothing that a reader does not see makes files, names or other commands.
+# Hidden text creates no files, names or other commands.
 for hidden in ("first\necho text > new.txt\n", "first echo text > new.txt ", "first-page true ", "let MODEL=a/b ",
                "python\nimport numpy\n", "skip reason\ntrue\n", 'short "echo 9=true" ', 'short "echo=echo 1; true" ',
                'short "echo 9" ', 'short "echo=echo $(true)" '):
@@ -92,7 +92,7 @@ right = console("$ echo one", "one", "$ echo four", "four", "$ seq 3", "1", "2",
 if page(wrong, update=True).after != right:
     failures.append("--update does not write what is printed")
 
-# Figures in running text: each of README.md is compared with something, and no two pages differ.
+# Figures in running text: each figure of README.md is compared with a source, and no two pages differ.
 for of in sorted({row[0] for row in figures.FIGURES}):
     for line, why in figures.wrong(of, (commands.ROOT / of).read_text(encoding="utf-8"), None, commands.ROOT):
         failures.append(f"{of}:{line + 1}: {why}")

@@ -32,7 +32,7 @@ mha_dtype fuzz_float(fuzz_call *c)
     return types[fuzz_pick(c->in, 0, 3)];
 }
 
-/* Numbers as they are in use; odd ones if asked for. */
+/* Typical numbers; special values if requested. */
 static void fill(fuzz_call *c, const mha_tensor *x, bool odd)
 {
     static const float rare[] = {0, -0.0f, 1e-40f, 3e38f, -3e38f, INFINITY, -INFINITY, NAN};
@@ -100,7 +100,7 @@ void fuzz_call_spoil(fuzz_call *c)
     }
 }
 
-/* Something lies at its first element, whatever the caller. */
+/* Its first element is valid memory for every caller. */
 static bool has_elements(const mha_tensor *view)
 {
     bool any = view->data && view->ndim >= 0 && view->ndim <= MHA_MAX_DIMS;
@@ -108,7 +108,7 @@ static bool has_elements(const mha_tensor *view)
     return any;
 }
 
-/* In its own memory, or begun where another one begins, which is to be refused. */
+/* In its own memory, or overlapping another one, which must be rejected. */
 static bool is_backed(const fuzz_call *c, int i)
 {
     const mha_tensor *view = &c->all[i]->view;
@@ -166,7 +166,7 @@ static void check_untouched(const fuzz_call *c, int byte)
     }
 }
 
-/* What is not an element of the view is as it was. */
+/* Check that bytes outside the view are unchanged. */
 static void check_gaps(const guarded *g, const mha_tensor *view, unsigned char byte)
 {
     unsigned char *mark = calloc(g->bytes, 1);
@@ -200,7 +200,7 @@ static unsigned first_bytes(const void *at, size_t size)
     return bits;
 }
 
-/* As in the run before, which began from other bytes: so all elements were written. */
+/* Check that the result equals the previous run's, which began from other bytes: every element was written. */
 static void check_same(int number, const guarded *g, const mha_tensor *view, const char *what)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -218,7 +218,7 @@ static void check_same(int number, const guarded *g, const mha_tensor *view, con
     } while (guarded_next(view, index));
 }
 
-/* A struct cut short may not hold this output: then nobody checked its view, if spoiled. */
+/* A shortened struct may not contain this output; its view was then not validated and may be spoiled. */
 static bool may_be_unseen(const fuzz_call *c, int i)
 {
     return c->resized && memcmp(&c->all[i]->view, &c->right[i], sizeof c->right[i]) != 0;

@@ -1,5 +1,5 @@
-/* A call on tensors between guard pages: it writes nothing on an error, all of its outputs and
- * nothing else on success, never an input, and the same bits with one and with two threads. */
+/* A call on tensors between guard pages. It must write nothing on an error, exactly its outputs on success, and the
+ * same bits with one and two threads. */
 #ifndef FUZZ_CALL_H
 #define FUZZ_CALL_H
 
@@ -13,49 +13,47 @@ typedef struct fuzz_call {
     fuzz_part *in; /* choices */
     guarded *all[FUZZ_MOST_TENSORS];
     bool output[FUZZ_MOST_TENSORS];
-    mha_tensor right[FUZZ_MOST_TENSORS]; /* the views before anything was spoiled */
+    mha_tensor right[FUZZ_MOST_TENSORS]; /* the original views */
     int count, own;
     guarded made[FUZZ_MOST_TENSORS];
-    bool in_place; /* an output may be the very view of an input: then it is not called here, where
-                      inputs cannot be written */
-    bool resized;  /* a struct has another size: outputs past its end are not requested */
-    unsigned isa;  /* of the last check */
+    bool
+        in_place; /* an output may equal an input's view; such calls are skipped here, where inputs are read-only */
+    bool resized; /* a struct has another size; outputs beyond its end are not requested */
+    unsigned isa; /* of the last check */
 } fuzz_call;
 
-/* Begin with a seed and choices. */
+/* Start with a seed and choices. */
 void fuzz_call_make(fuzz_call *c, fuzz_part *in);
 void fuzz_call_free(fuzz_call *c);
 
-/* Let the call know a tensor that others made. */
+/* Register a tensor created elsewhere. */
 void fuzz_call_add(fuzz_call *c, guarded *tensor, bool output);
 
-/* A tensor of some layout. Inputs hold random numbers, now and then odd ones. */
+/* A tensor with a random layout. Inputs hold random numbers and occasionally special values. */
 mha_tensor *fuzz_input(fuzz_call *c, mha_dtype dtype, int ndim, const int64_t *shape);
 mha_tensor *fuzz_output(fuzz_call *c, mha_dtype dtype, int ndim, const int64_t *shape);
 
-/* One that broadcasts to the shape: fewer axes, some of length 1. */
+/* A tensor that broadcasts to the shape: fewer axes, some of length 1. */
 mha_tensor *fuzz_broadcast(fuzz_call *c, mha_dtype dtype, int ndim, const int64_t *shape);
 
-/* f32 mostly, else f16 or bf16. */
+/* Usually f32, otherwise f16 or bf16. */
 mha_dtype fuzz_float(fuzz_call *c);
 
-/* Perhaps spoil some tensors, or let an output lie on an input. */
+/* Randomly spoil some tensors, or let an output overlap an input. */
 void fuzz_call_spoil(fuzz_call *c);
 
-/* False where a spoiled view claims memory that is not there: then only what does not read it may
- * be called. */
+/* False if a spoiled view exceeds its memory: only functions that do not read it may then be called. */
 bool fuzz_call_backed(const fuzz_call *c);
 
-/* The same numbers at sizes that the struct had once, or never: in memory of exactly that size. */
+/* A copy of the struct with an older or invalid size, in memory of exactly that size. */
 void *fuzz_struct(fuzz_call *c, const void *given, size_t size);
 
 typedef mha_status fuzz_call_fn(mha_context *context, void *user);
 
-/* The call itself, twice. Hands back its status. */
+/* Make the call twice and return its status. */
 mha_status fuzz_call_check(fuzz_call *c, fuzz_call_fn *call, void *user);
 
-/* After a check that succeeded: another call must succeed too, and write the same; `what` says what it
- * means if not. */
+/* After a successful check: make another call, which must succeed and write the same; otherwise report `what`. */
 void fuzz_call_compare(fuzz_call *c, fuzz_call_fn *call, void *user, const char *what);
 
 #endif

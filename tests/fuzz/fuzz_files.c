@@ -1,4 +1,4 @@
-/* Files of the process's own, and the program run on them. See fuzz.h. */
+/* Files of the process, and running the program on them. See fuzz.h. */
 #define _GNU_SOURCE /* nftw() */
 #include "fuzz.h"
 
@@ -75,11 +75,10 @@ void fuzz_touch(const mha_tensor *tensor)
 
 /* ---- the program --------------------------------------------------------------------------- */
 
-/* cli/main.c's, under another name. */
+/* main() of cli/main.c under another name. */
 int multihead_main(int count, char **arguments);
 
-/* Texts that people see hold no control characters but line ends: nothing here is a terminal, and
- * no option asks for colours. */
+/* Readable output has no control characters except line ends: there is no terminal, and no option requests colours. */
 static void check_text(const char *text, size_t size, const char *what)
 {
     if (!text) return;
@@ -98,7 +97,7 @@ static int remember(const char *path, const struct stat *info, int kind, struct 
     return strstr(path, ".part") != NULL;
 }
 
-/* stdout and stderr are variables in the C libraries that have libFuzzer. */
+/* In C libraries with libFuzzer, stdout and stderr are variables. */
 int fuzz_program(const char *const *arguments)
 {
     enum { MOST = 48 };

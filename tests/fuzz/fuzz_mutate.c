@@ -1,4 +1,4 @@
-/* Mutants that get past the first check. See fuzz.h. */
+/* Mutants that pass the first checks. See fuzz.h. */
 #include "fuzz.h"
 
 #include <ctype.h>
@@ -9,13 +9,13 @@
 
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
 
-/* Text that grows and shrinks in a room of its own. */
+/* A text in a buffer of its own, in which it can grow and shrink. */
 typedef struct piece {
     uint8_t *data;
     size_t size, room;
 } piece;
 
-/* libFuzzer makes a byte out of none, room or not. */
+/* libFuzzer extends empty data to one byte, even without capacity. */
 static void change_bytes(piece *p)
 {
     if (p->room > 0) p->size = LLVMFuzzerMutate(p->data, p->size, p->room);
@@ -30,7 +30,7 @@ static void replace(piece *p, size_t at, size_t bytes, const char *by)
     p->size += new - bytes;
 }
 
-/* One number of the text becomes another, neighbours and powers of two above all. */
+/* Replace one number of the text, usually by a neighbour or a power of two. */
 static bool change_number(rng *r, piece *p)
 {
     static const uint64_t odd[] = {0,     1,         2,          3,         4,          8,
@@ -60,8 +60,8 @@ static bool change_number(rng *r, piece *p)
     return true;
 }
 
-/* Where the n-th quoted text of the piece begins behind its quote, and its bytes; false if there
- * are not so many. Quotes behind backslashes are not told apart. */
+/* Find the n-th quoted text of the piece, without its quotes; false if there are fewer. Escaped quotes are not
+ * recognised. */
 static bool find_quoted(const piece *p, int64_t n, size_t *at, size_t *bytes)
 {
     for (size_t i = 0; i < p->size; i++) {
@@ -77,8 +77,7 @@ static bool find_quoted(const piece *p, int64_t n, size_t *at, size_t *bytes)
     return false;
 }
 
-/* A quoted text gets shorter, or becomes another one of the piece: keys are lost and doubled,
- * values change places. */
+/* Shorten a quoted text or replace it by another of the piece, which loses or duplicates keys and exchanges values. */
 static bool change_quoted(rng *r, piece *p)
 {
     size_t at, bytes, from, length;
@@ -105,7 +104,7 @@ static void change_text(rng *r, piece *p)
     change_bytes(p);
 }
 
-/* The largest end that "data_offsets": [a, b] names. */
+/* The largest end in any "data_offsets": [a, b]. */
 static size_t last_offset(const uint8_t *text, size_t size)
 {
     static const char key[] = "data_offsets";
@@ -132,7 +131,7 @@ static void change_framed(rng *r, piece *p, size_t at, size_t width, bool offset
     if (length > p->size - begin) length = p->size - begin;
     const size_t data = p->size - begin - (size_t)length;
     const int choice = (int)rng_between(r, 0, 9);
-    if (choice == 0) { /* the frame itself */
+    if (choice == 0) { /* mutate the frame itself */
         LLVMFuzzerMutate(p->data, begin, begin);
         return;
     }

@@ -3,9 +3,9 @@
 
   tests/fuzz/planted.py [--seconds N] [TARGET ...]
 
-Works in a copy of the tree (build/planted), one fault at a time, from the first inputs alone. A fault
-whose text is no longer in its file, or that is not found in N seconds (120), is a failure: choose
-another one, or fix the target.
+Works in a copy of the tree (build/planted), one fault at a time, starting from the initial inputs only. It fails if a
+fault's text is no longer in its file, or if the fault is not found in N seconds (120): choose another fault, or fix the
+target.
 """
 import argparse
 import importlib.machinery
@@ -28,7 +28,7 @@ LOADER = importlib.machinery.SourceFileLoader("run", str(HERE / "run"))
 run = importlib.util.module_from_spec(importlib.util.spec_from_loader("run", LOADER))
 LOADER.exec_module(run)
 
-# target, file, what stands there, what is planted: a check that is missing or off by one.
+# target, file, original text, planted text: a check that is missing or off by one.
 FAULTS = [
     ("safetensors", "src/io/safetensors.c", "if (tensor->end - tensor->begin != bytes)",
      "if (tensor->end - tensor->begin > bytes)"),
@@ -80,7 +80,7 @@ def build(targets):
 
 
 def hunt(target, seconds):
-    """Inputs, seconds and what was said; inputs -1: not found."""
+    """Inputs, seconds and the report; inputs -1: not found."""
     with tempfile.TemporaryDirectory(prefix="multihead-planted-") as place:
         began = time.monotonic()
         command = [COPY / "build/fuzz" / f"fuzz_{target}", *run.LIMITS,

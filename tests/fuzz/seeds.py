@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write the inputs that fuzzing starts from: seeds.py FOLDER makes FOLDER/TARGET/NAME.
+"""Write the initial inputs of fuzzing: seeds.py FOLDER creates FOLDER/TARGET/NAME.
 
-A few whole ones of each kind, small, and those that once did harm; nothing but this script is kept.
+A few small valid inputs of each kind, and inputs that once caused faults. Only this script is stored.
 """
 import json
 import pathlib
@@ -19,7 +19,7 @@ def parts(*pieces):
 # ---- states of heads --------------------------------------------------------------------------
 
 def of_state():
-    """0: a state that is measured, then words of it written over; 1: bytes as they are."""
+    """0: a measured state with some words overwritten; 1: given bytes."""
     yield "whole", bytes([0, 1, 1, 1, 2, 1, 1, 2])
     yield "no-heads", bytes([0, 0, 0, 1, 1, 0, 0, 0])
     yield "means", bytes([0, 2, 1, 0, 2, 0, 0, 0])
@@ -49,7 +49,7 @@ def product(shape):
 
 
 def safetensors(tensors, metadata=None, pad=0):
-    """tensors: name -> (dtype, shape, bytes); pad: blanks behind the header."""
+    """tensors: name -> (dtype, shape, bytes); pad: blanks after the header."""
     header, data = {}, b""
     if metadata:
         header["__metadata__"] = metadata
@@ -83,7 +83,7 @@ def of_safetensors():
                               {"format": "pt", "": "x"})
     yield "zero", safetensors({"a": f32(0, 3), "b": f32(2)})
     yield "unknown", safetensors({"a": ("F8_E4M3", (3,), bytes(3)), "b": f32(1, 1, 1, 1, 1, 1, 1)})
-    for pad in (1, 2, 4):  # every tensor lies at an odd place
+    for pad in (1, 2, 4):  # every tensor has an odd offset
         yield f"unaligned-{pad}", safetensors({"a": f32(5), "b": ("F64", (2,), bytes(16))}, pad=pad)
     yield "many", safetensors({f"layer.{i}.weight": f32(1) for i in range(300)})
     yield "escapes", safetensors({"a\u0000b\u20ac\"\\": f32(1)})
@@ -103,7 +103,7 @@ def of_npy():
 
 # ---- GGUF -------------------------------------------------------------------------------------
 
-# Of the types that are decoded and one that is not: number, elements and bytes of a block.
+# Types that are decoded, and one that is not: number, elements and bytes per block.
 BLOCKS = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
           "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144),
           "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "BF16": (30, 1, 2)}
@@ -125,8 +125,8 @@ def gguf_value(kind, value):
 
 
 def gguf(tensors=(), metadata=(), version=3, alignment=32, fill=None):
-    """tensors: (name, type, dims); metadata: (key, kind, value or list); fill: of a number of bytes, the
-    content of a tensor, random bytes by default."""
+    """tensors: (name, type, dims); metadata: (key, kind, value or list); fill(bytes) gives a tensor's content, by
+    default random bytes."""
     if alignment != 32:
         metadata = [*metadata, ("general.alignment", "u32", alignment)]
     text = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
@@ -144,7 +144,7 @@ def gguf(tensors=(), metadata=(), version=3, alignment=32, fill=None):
 
 
 def gguf_model(kind="llama", blocks="F32", width=4, fill=None, **changes):
-    """A model of one layer, with a byte-level tokenizer. blocks: of matrices of that many inputs."""
+    """A model of one layer with a byte-level tokenizer. blocks: stores matrices in blocks."""
     sizes = {"block_count": 1, "context_length": 8, "embedding_length": width, "feed_forward_length": 6,
              "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 2,
              "rope.dimension_count": 2}
@@ -169,7 +169,7 @@ def of_gguf():
     yield "model", gguf_model()
     for kind in ("Q4_0", "Q5_1", "Q8_0"):
         model = gguf_model(blocks=kind, width=32)
-        yield f"model-of-{kind}", model[:-1] + b"\0"  # the last byte chooses the arithmetic
+        yield f"model-of-{kind}", model[:-1] + b"\0"  # the last byte selects the arithmetic
         yield f"model-of-{kind}-int8", model[:-1] + b"\1"
     yield "model-of-two-layers", gguf_model(block_count=2)
     yield "model-of-another-kind", gguf_model("gemma2")
@@ -216,7 +216,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def bpe(pre, merges, tokens, added=(("<s>", *FLAGS),), settings=None, **more):
-    """A BPE tokenizer: tokens, then what its merges give; then added ones, with their flags."""
+    """A BPE tokenizer: tokens, then the results of merges, then added tokens with their flags."""
     names = tokens + ["".join(pair) for pair in merges]
     names += [text for text, *_ in added if text not in names]
     added_tokens = [{"id": names.index(text), "content": text,
@@ -249,7 +249,7 @@ def bpe_kinds():
                         normalizer={"type": "Sequence", "normalizers": [
                             {"type": "Prepend", "prepend": "\u2581"},
                             {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]})
-    # Added tokens of every sort, in the text and in the normalized text, some of which begin others.
+    # Added tokens of every kind, in the text and in the normalized text; some are prefixes of others.
     added = [("<s>", "special"), ("  ", "normalized"), ("th", "single_word", "normalized"),
              ("the", "rstrip"), ("<mask>", "lstrip", "special"), ("\u00e9!", "normalized", "lstrip")]
     roberta = bpe({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
@@ -334,7 +334,7 @@ def of_model():
 
 
 def own():
-    """This library's kind: every setting of layers, and layers with heads of their own number."""
+    """This library's own format: every setting of layers, and layers with different numbers of heads."""
     config = {"architectures": ["MultiheadTransformer"], "model_type": "multihead", "vocab_size": 5,
               "max_length": 8, "embed_dim": 4, "num_layers": 2, "num_heads": 2, "kv_heads": 2,
               "head_dim": 2, "norm": "rms", "positions": "rotary", "causal": True,
@@ -385,7 +385,7 @@ def of_checkpoint():
         "m.out_proj.weight": f32(4, 4), "m.out_proj.bias": f32(4), "x": f32(1)}, pad=3))
 
 
-# ---- what the program reads -------------------------------------------------------------------
+# ---- inputs of the program -------------------------------------------------------------------
 
 def of_training():
     yield "none", parts(b"\0", safetensors({}))
@@ -485,7 +485,7 @@ def of_compare():
     yield "list", b"[1, 2]"
 
 
-# ---- problems made of choices -----------------------------------------------------------------
+# ---- problems built from choices -----------------------------------------------------------------
 
 def of_choices(count, size, seed):
     draw = random.Random(seed)

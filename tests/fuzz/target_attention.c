@@ -1,4 +1,4 @@
-/* Attention: descriptors of every kind, right and spoiled, forward and backward. */
+/* Attention: valid and spoiled descriptors of every kind, forward and backward. */
 #include "fuzz_call.h"
 #include "support/backward_call.h"
 #include "support/extras.h"
@@ -12,7 +12,7 @@ typedef struct problem_call {
     fuzz_call call;
     kinds_case kinds;
     extras outputs;
-    mha_attention_desc *desc; /* of their own, as long as struct_size says */
+    mha_attention_desc *desc; /* allocated with struct_size bytes */
     mha_attention_outputs *wanted;
     const mha_tensor *o_gradient;
     mha_attention_gradients gradients;
@@ -29,7 +29,7 @@ static kinds_shape some_shape(fuzz_part *in, rng *r)
     n.S = fuzz_pick(in, 0, 7) ? fuzz_pick(in, 0, 20) : fuzz_pick(in, 0, 70);
     n.D = sizes[fuzz_pick(in, 0, 15) ? fuzz_pick(in, 0, 6) : 9];
     n.Dv = sizes[fuzz_pick(in, 0, 6)];
-    if (fuzz_pick(in, 0, 31) == 0) { /* more than a block of keys */
+    if (fuzz_pick(in, 0, 31) == 0) { /* more than one block of keys */
         n.S += 500;
         n.T %= 4, n.D = n.D % 16 + 1, n.Dv = n.Dv % 16 + 1;
     }
@@ -79,7 +79,7 @@ static void make(problem_call *p, fuzz_part *in)
     fuzz_call_add(&p->call, &p->outputs.o, true);
     for (int i = 0; i < EXTRAS_COUNT; i++)
         if (which & 1u << i) fuzz_call_add(&p->call, &p->outputs.each[i], true);
-    /* The same memory as halves: any bits. */
+    /* The same memory as f16 or bf16: any bits. */
     guarded *floats[] = {&p->kinds.q, &p->kinds.k, &p->kinds.v, &p->outputs.o};
     for (int i = 0; i < 4; i++) floats[i]->view.dtype = fuzz_float(&p->call);
     if (fuzz_pick(in, 0, 3) == 0) spoil_numbers(in, &p->kinds.desc);
@@ -116,10 +116,10 @@ static mha_status backward(mha_context *context, void *user)
                                &p->gradients));
 }
 
-/* Gradients of what is there, or of what is not. */
+/* Gradients of inputs, or of missing inputs. */
 static void want(problem_call *p, fuzz_call *c)
 {
-    const mha_attention_desc *d = &p->kinds.desc; /* the one to pass may be shorter */
+    const mha_attention_desc *d = &p->kinds.desc; /* the struct to pass may be shorter */
     const struct {
         const mha_tensor *input, **gradient;
     } list[] = {
@@ -135,7 +135,7 @@ static void want(problem_call *p, fuzz_call *c)
     if (fuzz_pick(c->in, 0, 3) == 0) p->gradients.scale = fuzz_output(c, MHA_F32, 0, NULL);
 }
 
-/* What else than o the loss depends on. */
+/* Outputs other than o on which the loss depends. */
 static void give(problem_call *p, fuzz_call *c)
 {
     const int64_t *o = p->outputs.o.view.shape, S = p->kinds.shape.S;
@@ -149,7 +149,7 @@ static void give(problem_call *p, fuzz_call *c)
     if (fuzz_pick(c->in, 0, 1)) p->gradients.flags |= MHA_GRADIENTS_DROPPED_PROBABILITIES;
 }
 
-/* What the forward call gave is input now, in a list of its own. */
+/* The forward call's outputs are inputs now, in a separate list. */
 static void check_backward(problem_call *p)
 {
     fuzz_call *c = malloc(sizeof *c);

@@ -1,6 +1,6 @@
-/* A cache of any description, and a program of calls on it with arguments of every kind: what the
- * public functions say of it stays true, and an error changes nothing. Beside it lies a twin that has
- * one page a sequence and keeps all: attention has the same bits on both. */
+/* A cache with any description, and a sequence of calls on it with arguments of every kind. The public functions must
+ * report it consistently, and an error must change nothing. A second cache has one page per sequence and discards
+ * nothing: attention on both must be bit-identical. */
 #include "fuzz_call.h"
 
 #include <multihead/cache.h>
@@ -12,13 +12,13 @@
 enum {
     MOST_B = 5,
     MOST_STEPS = 16,
-    MOST_ENTRIES = 512,     /* of the tables of a program's cache */
+    MOST_ENTRIES = 512,     /* limit for the tables of a tested cache */
     MOST_TWIN = 1 << 20,    /* bytes */
-    MOST_PROGRAM = 1 << 19, /* bytes of a cache that a program runs on */
-    MOST_MADE = 32 << 20    /* bytes of a cache that is made at all */
+    MOST_PROGRAM = 1 << 19, /* bytes of a tested cache */
+    MOST_MADE = 32 << 20    /* bytes of any cache created */
 };
 
-/* What can be seen of a cache. */
+/* The observable state of a cache. */
 typedef struct state {
     int64_t lengths[MOST_B], entries[MOST_B], free;
     int32_t pages[MOST_B][MOST_ENTRIES];
@@ -28,8 +28,8 @@ typedef struct program {
     fuzz_part *in;
     fuzz_call call; /* tensors of one step */
     mha_kv_cache_desc desc;
-    mha_kv_cache *cache, *twin; /* the second NULL where it cannot follow */
-    bool enough;                /* pages, whatever is appended in pieces of max_append */
+    mha_kv_cache *cache, *twin; /* the second is NULL if it is not possible */
+    bool enough;                /* enough pages for any appends of up to max_append */
     state now;
 } program;
 
@@ -84,7 +84,7 @@ static int64_t entries_of(const mha_kv_cache_desc *d, int64_t length)
     return length / d->page_size + (length % d->page_size != 0);
 }
 
-/* A description with its defaults filled in means the same. */
+/* A description with explicit defaults means the same. */
 static void check_sizes(const mha_kv_cache *cache, const mha_kv_cache_sizes *s)
 {
     mha_kv_cache_desc d;
@@ -99,7 +99,7 @@ static void check_sizes(const mha_kv_cache *cache, const mha_kv_cache_sizes *s)
               "sizes that do not add up");
 }
 
-/* NULL: there is none, or it is too large for here. */
+/* NULL: no cache, or too large for this test. */
 static mha_kv_cache *make_cache(program *p)
 {
     const mha_kv_cache_desc some = some_desc(p->in);
@@ -144,7 +144,7 @@ static void drop_twin(program *p)
     p->enough = false;
 }
 
-/* ---- what is always true -------------------------------------------------------------------- */
+/* ---- invariants -------------------------------------------------------------------- */
 
 static void check_table(const program *p, const state *s, int64_t b, bool *held)
 {
@@ -156,7 +156,7 @@ static void check_table(const program *p, const state *s, int64_t b, bool *held)
             fuzz_must(i >= entries_of(&p->desc, p->desc.sink_keys), "sinks that were discarded");
             continue;
         }
-        if (p->desc.pages > MOST_ENTRIES * MOST_B) continue; /* more than all tables hold */
+        if (p->desc.pages > MOST_ENTRIES * MOST_B) continue; /* more than all tables contain */
         fuzz_must(!own[page], "a page twice in one sequence");
         own[page] = held[page] = true;
     }
@@ -182,7 +182,7 @@ static void look(const program *p, state *s)
     fuzz_must(count + s->free == p->desc.pages, "pages that nobody holds and that are not free");
 }
 
-/* After a call: an error left everything as it was. */
+/* After a call: an error must have changed nothing. */
 static bool succeeded(program *p, mha_status status)
 {
     state *s = malloc(sizeof *s);
@@ -196,7 +196,7 @@ static bool succeeded(program *p, mha_status status)
     return status == MHA_OK;
 }
 
-/* The twin follows. */
+/* Repeat the call on the twin. */
 static void follow(program *p, mha_status status)
 {
     fuzz_must(status == MHA_OK, "the twin refuses");
@@ -207,7 +207,7 @@ static void follow(program *p, mha_status status)
 
 /* ---- append --------------------------------------------------------------------------------- */
 
-/* Rows some of which are much larger or smaller than others. */
+/* Rows of very different magnitudes. */
 static mha_tensor *some_rows(program *p, int64_t n, int64_t width)
 {
     fuzz_call *c = &p->call;
@@ -222,7 +222,7 @@ static mha_tensor *some_rows(program *p, int64_t n, int64_t width)
     return x;
 }
 
-/* Mostly what the rows allow. */
+/* Usually a count that fits. */
 static void some_rows_of(program *p, int64_t n, int64_t *firsts, int64_t *counts)
 {
     for (int64_t b = 0; b < p->desc.batch; b++) {
@@ -264,7 +264,7 @@ static int64_t some_sequence(program *p)
     return fuzz_pick(p->in, 0, 31) ? fuzz_pick(p->in, 0, p->desc.batch - 1) : odd_number(p->in, -1);
 }
 
-/* A length up to that of sequence b, likely near an end of a page. */
+/* A length up to that of sequence b, often near a page boundary. */
 static int64_t some_length(program *p, int64_t b)
 {
     const int64_t most = b >= 0 && b < p->desc.batch ? p->now.lengths[b] : 3;
@@ -291,7 +291,7 @@ static void fork(program *p)
         follow(p, mha_kv_cache_fork(p->twin, from, to, length));
 }
 
-/* The beginning of a sequence's table, some entries of it changed. */
+/* The beginning of a sequence's table with some entries changed. */
 static void assign(program *p)
 {
     int32_t pages[MOST_ENTRIES + 1] = {0};
@@ -308,7 +308,7 @@ static void assign(program *p)
                        length <= p->now.lengths[from];
     const int32_t *given =
         whole && fuzz_pick(p->in, 0, 1) ? mha_kv_cache_pages(p->cache, from, &(int64_t){0}) : pages;
-    if (count > MOST_ENTRIES) given = pages; /* refused for the count, and not read */
+    if (count > MOST_ENTRIES) given = pages; /* rejected by its count, not read */
     if (!succeeded(p, mha_kv_cache_assign(p->cache, to, given, count, length)) || !p->twin) return;
     if (!whole)
         drop_twin(p);
@@ -403,7 +403,7 @@ static mha_attention_desc some_attention(program *p, int64_t H, int64_t T, int64
     return d;
 }
 
-/* The twin has no window of its own. */
+/* The twin has no window. */
 static void compare(program *p, attend_case *x, mha_attention_desc d)
 {
     if (has_window(p) && !(d.flags & MHA_ATTENTION_WINDOW)) {

@@ -1,4 +1,4 @@
-/* A transformer's folder, loaded, run and saved again; and the same file as a module's parameters.
+/* A transformer's folder: loaded, run and saved again; and the same file as a module's parameters.
  * Parts: config.json, model.safetensors. */
 #include "fuzz.h"
 
@@ -40,7 +40,7 @@ static void run(mha_context *context, mha_transformer *transformer)
     free(memory);
 }
 
-/* What is saved is loaded with the same bits. */
+/* Saving and loading must keep every bit. */
 static void save(mha_context *context, mha_transformer *transformer)
 {
     mha_transformer *again;

@@ -1,6 +1,6 @@
-/* A GGUF file: what is accepted lies in the file, is found by its name, and decodes alike in one
- * piece and in many; and what a model of it makes of metadata, weights and the tokenizer, and of two
- * tokens. The last bit chooses the arithmetic. */
+/* A GGUF file: accepted tensors must lie within the file, be found by name, and decode equally in one piece and in
+ * many. Then a model reads its metadata, weights and tokenizer, and runs on two tokens. The last bit selects the
+ * arithmetic. */
 #include "fuzz.h"
 
 #include <multihead/gguf.h>
@@ -11,7 +11,7 @@
 
 FUZZ_MUTATOR("b")
 
-enum { MOST = 1024, MOST_WIDTH = 1 << 16 }; /* elements that are decoded */
+enum { MOST = 1024, MOST_WIDTH = 1 << 16 }; /* elements decoded */
 
 static void look_at_tensor(const mha_gguf *file, int64_t index, fuzz_part input)
 {

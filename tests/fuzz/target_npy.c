@@ -1,4 +1,4 @@
-/* A .npy file: what is accepted is as large as its shape says, and comes back from a copy. */
+/* A .npy file: an accepted array must have the size of its shape, and survive writing and reading. */
 #include "fuzz.h"
 
 #include <multihead/io.h>

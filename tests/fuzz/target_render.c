@@ -1,5 +1,5 @@
-/* Figures, reports, diagrams and charts of any texts and numbers, by every writer: the pages' data is JSON,
- * SVG is well-formed, a terminal without colours gets no control characters. */
+/* Figures, reports, diagrams and charts of arbitrary texts and numbers, by every writer: page data must be JSON, SVG
+ * well-formed, and terminal output without colours free of control characters. */
 #include "fuzz.h"
 
 #include <multihead/render.h>
@@ -11,8 +11,7 @@
 
 enum { MOST_TEXTS = 96, MOST_PANELS = 4, MOST_CELLS = 64, MOST_POINTS = 6, MOST_MARKS = 6 };
 
-/* All that a figure points to. Texts are strings of their own, so that the sanitizer sees their
- * ends. */
+/* The memory of a figure. Each text is a separate string, so that the sanitizer checks its end. */
 typedef struct drawing {
     char *texts[MOST_TEXTS];
     int text_count;
@@ -29,7 +28,7 @@ typedef struct drawing {
     float vectors[MOST_CELLS]; /* queries and keys of up to 8 tokens x 8 channels */
     int64_t line_panels[3];
     double x[MOST_POINTS], y[MOST_POINTS], at[MOST_PANELS];
-    const char **labels; /* of their own, too */
+    const char **labels; /* separately allocated as well */
     mha_figure figure;
     mha_report report;
     mha_mark marks[MOST_MARKS];
@@ -89,7 +88,7 @@ static void make_panels(drawing *d, fuzz_part *in)
                                    .score_scale = fuzz_pick(in, 0, 3) ? 0 : fuzz_double(in)};
 }
 
-/* As many labels as said, in memory of that size. */
+/* The given number of labels, in memory of exactly that size. */
 static const char *const *make_labels(drawing *d, fuzz_part *in, int64_t count)
 {
     if (fuzz_pick(in, 0, 2) == 0 || d->labels) return NULL;
@@ -123,7 +122,7 @@ static void make_figure(drawing *d, fuzz_part *in)
         d->figure.lo = fuzz_double(in);
         d->figure.hi = fuzz_double(in);
     }
-    if (fuzz_pick(in, 0, 3) == 0) { /* names without a count are not to be read */
+    if (fuzz_pick(in, 0, 3) == 0) { /* names without a count must not be read */
         d->figure.group_count = fuzz_pick(in, 0, 3);
         d->figure.group_names = make_labels(d, in, d->figure.group_count);
     }
@@ -230,9 +229,9 @@ static void make_diagram(drawing *d, fuzz_part *in)
                            .x_falls = fuzz_pick(in, 0, 1)};
 }
 
-/* ---- what is written ----------------------------------------------------------------------- */
+/* ---- checks of the output ----------------------------------------------------------------------- */
 
-/* No attribute twice; elements end in order; the characters that XML has. */
+/* Check that attributes are unique, elements nest, and characters are valid in XML. */
 static void check_tag(const char *at, const char *end)
 {
     char names[32][24];
@@ -289,7 +288,7 @@ static void check_html(const mha_buffer *out)
     json_decref(data);
 }
 
-/* One attribute holds everything: a label that ends it would be the first '"' after it. */
+/* One attribute holds the whole document: a '"' from a label would end it early. */
 static void check_inset(const mha_buffer *out)
 {
     static const char attribute[] = " srcdoc=\"", end[] = "\"></iframe>\n";

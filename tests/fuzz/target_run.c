@@ -1,5 +1,4 @@
-/* Arrays that `run` and `explain` read. Parts: bytes that choose, a list, q.npy, k.npy, v.npy and
- * another one, x.safetensors. */
+/* Input arrays of `run` and `explain`. Parts: choices, a list, q.npy, k.npy, v.npy and another array, x.safetensors. */
 #include "fuzz.h"
 
 #include <stdlib.h>
@@ -7,7 +6,7 @@
 
 FUZZ_MUTATOR("btnnnns")
 
-/* What the other array, or the list, may be. */
+/* The options that take the other array or the list. */
 static const char *const uses[] = {
     "--keep-mask",      "--bias",          "--lengths",      "--offsets",         "--global-keys",
     "--global-queries", "--documents",     "--keep-blocks",  "--query-starts",    "--alibi-slopes",

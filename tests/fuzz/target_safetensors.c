@@ -1,4 +1,4 @@
-/* A safetensors file: what is accepted is wholly readable, and written again it is the same. */
+/* A safetensors file: an accepted file must be completely readable, and unchanged by writing and reading. */
 #include "fuzz.h"
 
 #include <multihead/io.h>
@@ -31,7 +31,7 @@ static void look_at(const mha_safetensors *file)
     mha_safetensors_metadata(file, "");
 }
 
-/* All tensors, under their names, in a file of our own. */
+/* Write all tensors under their names to a new file. */
 static void copy(const mha_safetensors *file)
 {
     enum { MOST = 16 };

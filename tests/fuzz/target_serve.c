@@ -1,5 +1,5 @@
-/* Requests to 'multihead serve', without a socket and with a model of the process's own: who is let in, and
- * what states say. Parts: bytes that choose, the body, a path, a host, an origin. */
+/* Requests to 'multihead serve', without a socket and with the process's own model: access control and status codes.
+ * Parts: choices, the body, a path, a host, an origin. */
 #include "fuzz.h"
 
 #include "serve/serve_http.h"
@@ -27,7 +27,7 @@ static void make_site(void)
               "the model does not open");
 }
 
-/* A refusal of a stranger must not say what only a reader may know. */
+/* A rejected client must not receive information for authorised ones. */
 static void check_reply(const serve_request *request, const serve_reply *reply)
 {
     static const int known[] = {200, 400, 403, 404, 405, 413, 415, 422, 500, 503};

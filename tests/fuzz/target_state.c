@@ -1,6 +1,6 @@
-/* States of heads: bytes as they are with length and check made right, or a state that was measured
- * here, in which words are written over. What is accepted is written to the same bytes, merges
- * with itself until that is refused, is measured on further, and all that it says can be read. */
+/* States of heads: given bytes with corrected length and checksum, or a measured state with some words overwritten. An
+ * accepted state must be written to the same bytes, merge with itself until that is rejected, accept further
+ * measurements, and be completely readable. */
 #include "fuzz.h"
 
 #include "support/state_words.h"
@@ -15,7 +15,7 @@ enum { KEYS = 9, MOST_BYTES = 1 << 20 };
 
 FUZZ_MUTATOR("b")
 
-/* The length and the check, as the header states them. */
+/* Set the length and the checksum as the header defines them. */
 static void seal(uint8_t *bytes, size_t words)
 {
     if (words < 4) return;
@@ -148,7 +148,7 @@ static void look(const uint8_t *bytes, size_t size)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     fuzz_part rest = {data, size};
-    if (fuzz_pick(&rest, 0, 1)) { /* as it is */
+    if (fuzz_pick(&rest, 0, 1)) { /* unchanged */
         uint8_t *bytes = malloc(rest.size ? rest.size : 1);
         if (!bytes) return 0;
         if (rest.size) memcpy(bytes, rest.data, rest.size);

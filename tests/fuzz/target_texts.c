@@ -1,5 +1,4 @@
-/* Texts and sentences with links (CoNLL-U), read by a model of the process's own. Parts: bytes that
- * choose, the file, a word. */
+/* Texts and sentences with links (CoNLL-U), read with the process's own model. Parts: choices, the file, a word. */
 #include "fuzz.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Files of tokens beside an array of weights. Parts: bytes that choose, the file. */
+/* Token files for an array of weights. Parts: choices, the file. */
 #include "fuzz.h"
 
 #include <multihead/io.h>

@@ -1,5 +1,4 @@
-/* The state of a training: the program goes on where the file says it stood. Parts: a byte that
- * chooses, training.safetensors. */
+/* The state of a training, from which the program resumes. Parts: a byte of choices, training.safetensors. */
 #include "fuzz.h"
 
 #include <stdio.h>
@@ -15,7 +14,7 @@ static int train(const char *folder, const char *steps)
     return fuzz_program(arguments);
 }
 
-/* The state that the program itself leaves, behind what this target wants before it. */
+/* A state saved by the program, after this target's own part. */
 static size_t whole_state(uint8_t *data, size_t most)
 {
     static uint8_t kept[1 << 14];
@@ -38,7 +37,7 @@ static size_t whole_state(uint8_t *data, size_t most)
     return size;
 }
 
-/* Every other mutant comes from a whole state: most of the others are refused at once. */
+/* Every second mutant derives from a valid state, since most others are rejected at once. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed)
 {
     const size_t whole = size < 64 || seed % 2 == 0 ? whole_state(data, most) : 0;

@@ -1,6 +1,6 @@
-/* Does what is to be counted: growth KIND PATH [KIND PATH ...] reads each file or folder once, as
- * its kind says. growth.py runs it under callgrind, which writes down the instructions since the
- * last time whenever mark() is left. What is read must be good, else the count means nothing. */
+/* The counted work: growth KIND PATH [KIND PATH ...] reads each file or folder once, according to its kind. growth.py
+ * runs it under callgrind, which dumps the instructions since the last dump at every return of mark(). The input must
+ * be valid, otherwise the count is meaningless. */
 #include <multihead/multihead.h>
 
 #include <multihead/checkpoint.h>
@@ -18,7 +18,7 @@ void mark(void);
 
 __attribute__((noinline)) void mark(void)
 {
-    __asm__ volatile(""); /* a call without effect would be left out */
+    __asm__ volatile(""); /* a call without effect would be optimised away */
 }
 
 static void must(mha_status status)
@@ -28,7 +28,7 @@ static void must(mha_status status)
     exit(1);
 }
 
-/* Open, and find every tensor by its name. */
+/* Open the file and find every tensor by name. */
 static void names(mha_context *context, const char *path)
 {
     mha_safetensors *file;
@@ -39,7 +39,7 @@ static void names(mha_context *context, const char *path)
     mha_safetensors_close(file);
 }
 
-/* The same of a GGUF file, and its keys. */
+/* The same for a GGUF file and its keys. */
 static void gguf(mha_context *context, const char *path)
 {
     mha_gguf *file;
@@ -81,7 +81,7 @@ static void shape(mha_context *context, const char *path)
     must(mha_model_read_shape(path, &shape));
 }
 
-/* A module's state beside many other tensors. */
+/* A module's state among many other tensors. */
 static void state(mha_context *context, const char *path)
 {
     const mha_module_desc desc = {.struct_size = sizeof desc, .embed_dim = 2, .num_heads = 1};
@@ -107,7 +107,7 @@ static void words(mha_context *context, const char *path)
     mha_vocabulary_destroy(made);
 }
 
-/* text.txt of a folder, by the tokenizer beside it. */
+/* Encode text.txt of a folder with the folder's tokenizer. */
 static char *read_text(const char *folder, size_t *size)
 {
     char path[4096], *text;
@@ -136,7 +136,7 @@ static void encode_pieces(mha_context *context, const char *path)
     must(encode(path, NULL));
 }
 
-/* As for a model of 64 positions. */
+/* Encode for a model of 64 positions. */
 static void encode_first(mha_context *context, const char *path)
 {
     const mha_encode_options options = {.struct_size = sizeof options,
@@ -147,7 +147,7 @@ static void encode_first(mha_context *context, const char *path)
     must(encode(path, &options));
 }
 
-/* What asks for more than the text allows. */
+/* Inputs that request more than the text allows. */
 static void encode_refused(mha_context *context, const char *path)
 {
     (void)context;

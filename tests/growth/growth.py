@@ -1,9 +1,8 @@
-"""How the work of reading grows with what is read: instructions, counted by callgrind, at 1, 4 and
-16 times a size. What every size needs, such as the start of the program, cancels in differences:
-the exponent is log(I16 - I4, I4 - I1) to the base 4, 1 for linear growth. Sorting has up to 1.17 at
-these sizes (n log n from n = 30 on), the least that is worth an alarm 2; nothing may have more than
-1.2. MHA_TEST_LONG=1 takes four times the sizes. What a tokenizer of somebody else may ask for has a bound in
-instructions for each byte of the text as well.
+"""Measures how the cost of reading grows with input size: instructions, counted by callgrind, at 1, 4 and 16 times a
+size. Constant costs, such as the start of the program, cancel in differences: the exponent is log((I16 - I4) / (I4 -
+I1)) to the base 4, 1 for linear growth. Sorting has up to 1.17 at these sizes (n log n from n = 30 on), quadratic
+growth 2; the limit is 1.2. MHA_TEST_LONG=1 uses four times the sizes. Foreign tokenizers have an additional bound in
+instructions per byte of text.
 
 GROWTH names the program of growth.c, MULTIHEAD the program itself.
 """
@@ -20,7 +19,7 @@ GROWTH = os.environ.get("GROWTH", str(ROOT / "build" / "tests" / "growth"))
 SCALE = 4 if os.environ.get("MHA_TEST_LONG", "0") not in ("", "0") else 1
 
 
-# ---- files that are n times as large --------------------------------------------------------------
+# ---- files of n times the size --------------------------------------------------------------
 
 def tensors(folder, n):
     return write_weights(folder, {f"layers.{i}.weight": [1] for i in range(n)}) / "model.safetensors"
@@ -40,7 +39,7 @@ def gguf_string(text):
 
 
 def gguf(tensors=lambda n: [], keys=lambda n: []):
-    """A maker of GGUF files with a scalar for each name, and with these values."""
+    """A maker of GGUF files with one scalar per name and these values."""
     def make(folder, n):
         folder.mkdir()
         names, values = tensors(n), keys(n)
@@ -77,7 +76,7 @@ def own(folder, layers):
 
 
 def deep(folder, n):
-    """Lists in lists in a field that is not read; the parser's own limit is 2048."""
+    """Nested lists in an unused field; the parser's limit is 2048."""
     folder.mkdir()
     text = (MODEL / "config.json").read_text().strip()
     (folder / "config.json").write_text(text[:-1] + ', "x": ' + "[" * n + "]" * n + "}")
@@ -154,7 +153,7 @@ SPLITTERS = {
 
 
 def bpe(folder, n, text="", splitter=SPLITTERS["GPT-2"], added=(), normalizer=dict(type="NFC")):
-    """Byte-level or of pieces; every merge makes the token before it longer by an a or a b."""
+    """Byte-level or piece-based; every merge extends the previous token by an a or a b."""
     folder.mkdir()
     first = ["<unk>", "a", "b", "\u2581" if splitter is SPLITTERS["pieces"] else "\u0120"]
     made = ["a"]
@@ -177,7 +176,7 @@ def bpe_text(text, **settings):
 
 
 def bpe_runs():
-    """Runs of one character, with every splitter."""
+    """Runs of one character for every splitter."""
     units = {"letters": "a", "spaces": " ", "line ends": "\n", "emoji": "\U0001f44d"}
     return [(f"a run of {name}, BPE of {kind}", "encode_pieces", 1000,
              bpe_text(lambda n, unit=unit: unit * n, splitter=splitter))
@@ -185,7 +184,7 @@ def bpe_runs():
 
 
 def literal(folder, n):
-    """A text that has all of a long literal but its last letter, at every place."""
+    """A text that matches a long literal except its last letter, at every position."""
     return bpe(folder, 30, "a" * 2 * n, dict(type="Sequence", pretokenizers=[
         dict(type="Split", pattern=dict(String="a" * n + "b"), behavior="Isolated", invert=False), BYTES]))
 
@@ -206,7 +205,7 @@ def word_level(folder, n, text=""):
 
 
 def head(folder, n):
-    """A .npy file whose head is padded with blanks, n <= 64 KB of them."""
+    """A .npy file whose header is padded with n blanks, at most 64 KB."""
     folder.mkdir()
     text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }" + b" " * n + b"\n"
     (folder / "x.npy").write_bytes(b"\x93NUMPY\x02\0" + struct.pack("<I", len(text)) + text +
@@ -278,7 +277,7 @@ READ = [
 ]
 
 
-# name, kind, bytes of a text, most instructions for each byte more, maker
+# name, kind, bytes of a text, maximum instructions per additional byte, maker
 HOSTILE = [
     ("a text beyond the most tokens", "encode_first", 4000, 100, texts(vocab_txt, lambda n: "cab " * (n // 4))),
     ("a text beyond the most tokens, BPE", "encode_first", 4000, 200, bpe_text(lambda n: "aab " * (n // 4))),
@@ -292,7 +291,7 @@ HOSTILE = [
 
 
 def conllu(word, last="no word\n"):
-    """Sentences by word(n), and a last line that ends the program once all are read."""
+    """Sentences by word(n), then a line that stops the program after reading all."""
     def make(folder, n):
         folder.mkdir()
         (folder / "x.conllu").write_text(word(n) + last)
@@ -314,7 +313,7 @@ def token_file(name, write):
 
 
 def starts(folder, n):
-    """Sequences that fall back again and again: refused, but only by the descriptor's check."""
+    """Sequences whose starts decrease repeatedly: rejected, but only by the descriptor's check."""
     folder.mkdir()
     write_npy(folder / "x.npy", (2 * n, 2), [0] * 4 * n)
     return ["run", "--x", folder / "x.npy", "--rope", "--query-starts",
@@ -337,7 +336,7 @@ RUN = [
 # ---- counting -------------------------------------------------------------------------------------
 
 def callgrind(program, *arguments, code=0, options=()):
-    """Run a program under callgrind; where it wrote, and whether it ended with this code."""
+    """Run a program under callgrind and check its exit code; return the output files."""
     out = FOLDER / "callgrind"
     done = subprocess.run(
         ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", *options, program,
@@ -367,7 +366,7 @@ def sizes(least):
 def hostile():
     arguments = []
     for place, (_, kind, least, _, make) in enumerate(HOSTILE):
-        for n in (least, least, 2 * least):  # the first puts in order what the last one left of the heap
+        for n in (least, least, 2 * least):  # the first run tidies the heap after the previous one
             arguments += [kind, make(FOLDER / f"hostile-{place}-{len(arguments)}", n)]
     out, good = callgrind(GROWTH, *arguments, options=["--dump-after=mark"])
     for place, (name, _, least, most, _) in enumerate(HOSTILE if good else []):
@@ -382,12 +381,12 @@ def read_all():
         limit = 1900 if make is deep else 65000 if make is head else math.inf
         for n in sizes(least):
             path = make(FOLDER / f"{place}-{n}", n if n <= limit else n // SCALE)
-            # The first of three twice: it puts in order what the last one left of the heap.
+            # Run the first of three twice: it tidies the heap after the previous one.
             arguments += [kind, path] * (2 if n == sizes(least)[0] else 1)
     out, good = callgrind(GROWTH, *arguments, options=["--dump-after=mark"])
     if not good:
         return
-    # The first part is the start of the program.
+    # The first dump is the start of the program.
     parts = [total(FOLDER / f"{out.name}.{i + 2}") for i in range(len(arguments) // 2)]
     for place, (name, *_) in enumerate(READ):
         judge(name, parts[4 * place + 1:4 * place + 4])

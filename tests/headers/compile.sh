@@ -1,8 +1,7 @@
 #!/bin/sh
-# Usage: compile.sh c99|c11|c17|c++17|c++20. Compiles each public header by itself, twice included,
-# with strict warnings as errors: with $CC (default cc) as C, with $CXX or c++ as C++. Then a program
-# with MHA_INIT() of every struct that has a struct_size: all other bytes must be zero. So must the
-# example of each header.
+# Usage: compile.sh c99|c11|c17|c++17|c++20. Compiles each public header alone, included twice, with strict warnings as
+# errors: with $CC (default cc) as C, with $CXX or c++ as C++. Then runs a program with MHA_INIT() of every struct that
+# has a struct_size: all other bytes must be zero. The example of each header must also compile.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 case $1 in
@@ -13,7 +12,7 @@ command -v "$compiler" >/dev/null || { echo "skipped: no compiler $compiler"; ex
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 status=0 count=0
-compile() { # NAME ARGUMENT...: what stdin holds
+compile() { # NAME ARGUMENT...: compile stdin
     what=$1
     shift
     # shellcheck disable=SC2086  # a list of flags

@@ -1,4 +1,4 @@
-/* Uses the installed library of circuits: a transformer whose weights are 0 has circuits of size 0. */
+/* Uses the installed circuits library: a transformer with zero weights has circuits of size 0. */
 #include <multihead/circuits.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* Uses an installed libmultihead: attention of one query over two equal keys is the mean value. */
+/* Uses an installed libmultihead: attention of one query over two equal keys gives the mean value. */
 #include <multihead/multihead.h>
 #include <stdio.h>
 

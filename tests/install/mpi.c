@@ -1,4 +1,4 @@
-/* Links the installed library of MPI's ranks; starts nothing, since nobody launched it. */
+/* Links the installed MPI library; starts no ranks, since there is no launcher. */
 #include <multihead/mpi.h>
 #include <multihead/multihead.h>
 

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Usage: run.sh BUILD_DIR CMAKE. Installs the build into a temporary prefix, moves it (nothing may
-# remember the first place), and builds and runs two consumers outside the tree against it: one with
-# find_package(multihead), one with pkg-config; each with shared and with static libraries. Then the
-# installed examples, in C and C++, what headers cite, man pages, and uninstalling.
+# Usage: run.sh BUILD_DIR CMAKE. Installs the build into a temporary prefix and moves it, since no file may contain the
+# original path. Builds and runs two consumers outside the tree: one with find_package(multihead), one with pkg-config,
+# each with shared and static libraries. Then tests the installed examples in C and C++, documents cited by headers, man
+# pages, and uninstalling.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 build=$1 cmake=$2 cc=${CC:-cc}
 work=$(mktemp -d)
-# Whatever was installed from this folder before can still be uninstalled afterwards.
+# Keep the manifest, so that earlier installations from this folder can still be uninstalled.
 manifest=$build/install_manifest.txt
 if [ -e "$manifest" ]; then cp "$manifest" "$work/manifest"; fi
 restore() {
@@ -107,7 +107,7 @@ for source in "$examples"/*.c "$examples"/*.cpp; do
             { cat "$work/log"; exit 1; }
         echo "$name: $compiler"
     done <"$work/compilers"
-    # The line that the file itself prints, as it stands; the program finds the library by itself.
+    # Run the build line in the file's comment unchanged; the program must find the library.
     line=$(sed -n '/Build it by hand with:$/{n;s/^ *[*/]*  *//p}' "$source")
     [ -n "$line" ] || { echo "FAILED: $name does not say how it is built"; exit 1; }
     (cd "$examples" && sh -c "$line") || { echo "FAILED: $line"; exit 1; }

@@ -239,6 +239,14 @@ static const struct {
 #undef ISA_ROW
 };
 
+#ifdef KT_SCALAR
+extern const mhai_kernels mhai_kernels_scalar;
+extern const mhai_int8_kernels mhai_int8_kernels_scalar;
+static const bool has_scalar = true;
+#else
+static const bool has_scalar = false;
+#endif
+
 /* A processor with AVX-512 and no VNNI has int8 kernels of AVX2: they are not tried twice. */
 static bool is_listed(const kernel_test *t, const void *table)
 {
@@ -266,6 +274,15 @@ static const void *enter_or_leave(kernel_test *t)
     return NULL;
 }
 
+static void add_table(kernel_test *t, const char *name, const void *table, int rows, bool exact)
+{
+    if (is_listed(t, table)) return;
+    t->exact[t->count] = exact;
+    t->most_rows[t->count] = rows;
+    t->names[t->count] = name;
+    t->tables[t->count++] = table;
+}
+
 const void *kt_first(kernel_test *t, bool int8)
 {
     t->count = t->table = 0;
@@ -274,12 +291,14 @@ const void *kt_first(kernel_test *t, bool int8)
         if (isas[i].isa == MHA_ISA_AUTO || !mha_isa_available(isas[i].isa)) continue;
         const mhai_kernels *table = mhai_kernels_for(isas[i].isa);
         const void *used = int8 ? (const void *)mhai_int8_kernels_for(isas[i].isa) : table;
-        if (is_listed(t, used)) continue;
-        t->exact[t->count] = int8 || isas[i].isa != MHA_ISA_PORTABLE;
-        t->most_rows[t->count] = table->tile_rows;
-        t->names[t->count] = isas[i].name;
-        t->tables[t->count++] = used;
+        add_table(t, isas[i].name, used, table->tile_rows,
+                  int8 || has_scalar || isas[i].isa != MHA_ISA_PORTABLE);
     }
+#ifdef KT_SCALAR
+    add_table(t, "scalar",
+              int8 ? (const void *)&mhai_int8_kernels_scalar : (const void *)&mhai_kernels_scalar,
+              mhai_kernels_scalar.tile_rows, true);
+#endif
     for (int i = 0; i < t->input_count; i++) guarded_protect(&t->inputs[i].memory, true);
     return enter_or_leave(t);
 }
@@ -316,7 +335,11 @@ const void *kt_next(kernel_test *t)
 static double now(void)
 {
     struct timespec time;
+#ifdef __EMSCRIPTEN__
+    clock_gettime(CLOCK_MONOTONIC, &time);
+#else
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+#endif
     return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
 }
 

@@ -1,13 +1,13 @@
-"""Ranks on machines that are apart: two network namespaces, each with its own host name, address and folder for
-temporary files, joined by one link. Open MPI starts ranks in both and has TCP alone.
+"""Ranks on separate machines: two network namespaces, each with its own host name, address and temporary folder, joined
+by one link. Open MPI starts ranks in both and can use only TCP.
 
- - messages, attention, training and scores of heads over the link: the bits of one process
+ - messages, attention, training and scores of heads over the link: bit-identical to one process
  - the same over a link of RATE, by tc's tbf
- - the link is cut while a training runs: all ranks are gone after the deadline, those that can be heard name the rank
-   that they lost, the files are whole, and the training continues to the bits of one that was never cut
+ - the link is cut during a training: all ranks exit by the deadline, reachable ranks name the lost one, files are
+   complete, and the resumed training is bit-identical to an uninterrupted one
 
-It needs root, ip and tc (iproute2), and Open MPI; where the kernel refuses, the test is skipped with what it said. The
-variables MPI_RANKS, MPI_ATTENTION and MULTIHEAD name the programs, MPIEXEC the launcher.
+Needs root, ip and tc (iproute2), and Open MPI; the test is skipped with the kernel's message if it denies namespaces.
+The variables MPI_RANKS, MPI_ATTENTION and MULTIHEAD name the programs, MPIEXEC the launcher.
 """
 import hashlib
 import os
@@ -30,14 +30,14 @@ ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
 NETWORK = "10.77.0.0/24"
 RATE = "200mbit"
 DEADLINE = 10
-# How often TCP repeats what is not confirmed: 13 s in all. mpirun tells the daemon behind a link that is cut to end its
-# ranks, and waits for as long; with the kernel's usual 15 repeats that is a quarter of an hour.
+# Number of TCP retransmissions: 13 s in total. mpirun asks the daemon beyond the cut link to end its ranks, and waits
+# for the same time; the kernel's default of 15 would take a quarter of an hour.
 REPEATS = 5
 TRAIN = ("train", "sentences", "--threads", "1", "--no-report", "--every", "5", "--tries", "1")
 
 
 def runs(process):
-    """The program of a process; None if it has ended."""
+    """The program of a process; None if it has exited."""
     try:
         return os.readlink(f"/proc/{process}/exe")
     except OSError:
@@ -45,14 +45,14 @@ def runs(process):
 
 
 class Machines:
-    """Two namespaces, their link, and what runs in them."""
+    """Two namespaces, their link and their processes."""
 
     def __init__(self, folder):
         self.folder = folder
         self.names = {side: f"mha{os.getpid()}{side}" for side in SIDES}
 
     def make(self):
-        """What the kernel says if it refuses, or an empty text."""
+        """The kernel's error message, or an empty text."""
         a, b = self.names.values()
         steps = [f"ip netns add {a}", f"ip netns add {b}", f"ip link add mha netns {a} type veth peer name mha netns {b}"]
         for side, name in self.names.items():
@@ -68,7 +68,7 @@ class Machines:
             self.write(f"enter-{side}", f"""#!/bin/sh
                 exec ip netns exec {self.names[side]} unshare --uts sh -c '
                 hostname side-{side}; export TMPDIR={self.folder}/{side}; exec "$@"' sh "$@"\n""")
-        # Called as ssh is: HOST COMMAND...
+        # Replaces ssh: HOST COMMAND...
         self.write("agent", f'#!/bin/sh\nshift\nexec {self.folder}/enter-b sh -c "$*"\n')
         return ""
 
@@ -81,7 +81,7 @@ class Machines:
         subprocess.run(["ip", "-n", self.names["a"], "link", "set", "mha", state], check=True)
 
     def shape(self, rate):
-        """Both directions; what tc says if the kernel has no token bucket."""
+        """Limit both directions; return tc's message if the kernel has no token bucket filter."""
         for name in self.names.values():
             done = subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", "mha", "root", "tbf", "rate", rate, "burst",
                                    "64kb", "latency", "50ms"], capture_output=True, text=True)
@@ -99,7 +99,7 @@ class Machines:
                                   check=True).stdout)
 
     def processes(self, side, program=""):
-        """Of one side, by id; program: only those that run it."""
+        """Processes of one side, by id; program: only those that run it."""
         told = subprocess.run(["ip", "netns", "pids", self.names[side]], capture_output=True, text=True).stdout
         return [int(number) for number in told.split()
                 if not program or runs(number) == os.path.realpath(program)]
@@ -149,7 +149,7 @@ def both_take_part(machines):
 
 
 def same_bits(machines, program, folder, name):
-    """Everything that runs on ranks, with as many as make each side's messages go both ways."""
+    """Run every rank test, with enough ranks that messages cross the link in both directions."""
     before, begun = machines.bytes_sent(), time.monotonic()
     done = machines.run(4, os.environ["MPI_RANKS"], "messages")
     assert done.returncode == 0 and done.stdout.count("messages") == 4, done
@@ -169,20 +169,20 @@ def same_bits(machines, program, folder, name):
 
 
 def wait_for(what):
-    """ctest ends what never happens."""
+    """ctest's time limit covers conditions that never occur."""
     while not what():
         time.sleep(0.05)
 
 
 def cut(machines, program, folder, deadline=DEADLINE):
-    """The link goes down in the middle of a training."""
+    """Cut the link in the middle of a training."""
     running = machines.start(4, program, *TRAIN, "--steps", "100000", "-o", folder / "cut", deadline=deadline)
     said = []
     reader = threading.Thread(target=lambda: said.extend(running.stderr), daemon=True)
     reader.start()
     wait_for(lambda: any("step " in line for line in said) or running.poll() is not None)
     ranks = [len(machines.processes(side, program)) for side in SIDES]
-    if ranks != [2, 2]:  # the machine is so slow that the deadline has passed without a cut
+    if ranks != [2, 2]:  # the machine is so slow that the deadline passed without a cut
         running.wait()
         reader.join()
         assert any("is lost: " in line for line in said), said
@@ -197,7 +197,7 @@ def cut(machines, program, folder, deadline=DEADLINE):
     ended = time.monotonic() - begun
     reader.join()
     machines.link("up")
-    # Ranks 0 and 2 are on this side; either may be ended by mpirun before it can speak.
+    # Ranks 0 and 2 are on this side; mpirun may end either before it can report.
     lines = [line.strip() for line in said if line.startswith("multihead: ")]
     heard = [re.match(r"multihead: train: rank ([02]): rank [0-3] is lost: ", line) for line in lines]
     assert lines and all(heard) and len({match[1] for match in heard}) == len(lines), said
@@ -210,9 +210,9 @@ def cut(machines, program, folder, deadline=DEADLINE):
 
 
 def resumed(machines, program, folder, reached):
-    """On both sides again, from where the cut left it, a few steps beyond what was reached."""
+    """Resume on both sides after the cut, for a few steps beyond the last one."""
     steps = ("--steps", reached + 10)
-    wait_for(lambda: machines.run(2, "hostname").returncode == 0)  # addresses are asked for anew after a while
+    wait_for(lambda: machines.run(2, "hostname").returncode == 0)  # address resolution is retried after a while
     done = machines.run(3, program, *TRAIN, *steps, "-o", folder / "cut")
     assert done.returncode == 0, done
     alone(program, folder / "never", *steps)

@@ -1,4 +1,4 @@
-/* For ranks of tests: leave with a message that says where. */
+/* For test ranks: exit with a message that names the line. */
 #ifndef TEST_MPI_CHECK_H
 #define TEST_MPI_CHECK_H
 

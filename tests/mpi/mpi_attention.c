@@ -1,12 +1,12 @@
-/* Attention over the ranks that mpirun started, forward and backward, causal, in pieces that go to and
- * fro four times.
+/* Causal attention over ranks started by mpirun, forward and backward, with pieces dealt in alternating order four
+ * times.
  *
- *   mpi_attention bits                          small ones, compared with one process bit for bit
+ *   mpi_attention bits                          small problems, compared with one process bit for bit
  *   mpi_attention speed N HEADS SIZE THREADS [CALLS]
- *       the time of a call at rank 0, from when all ranks have begun until its rows are there: median and
- *       least of CALLS (5); the most memory of a rank; a hash of all outputs, the same for any ranks
+ *       the time of a call at rank 0, from the start of all ranks until its rows arrive: median and minimum of CALLS
+ * (5); the peak memory of a rank; a hash of all outputs, the same for any number of ranks
  *
- * Rank 0 prints a line for each. With one rank `speed` is what to compare with. */
+ * Rank 0 prints one line per problem. `speed` with one rank is the baseline. */
 #include "../support/backward_call.h"
 #include "check.h"
 
@@ -54,7 +54,7 @@ static void free_problem(problem *p)
     free(p->lse.data);
 }
 
-/* Numbers that depend on their place in the whole alone. */
+/* Numbers that depend only on their position in the whole. */
 static float number(int tensor, int64_t h, int64_t t, int64_t d)
 {
     uint64_t z = (uint64_t)(((tensor * 64 + h) << 40) + (t << 10) + d) * 0x9E3779B97F4A7C15u;
@@ -157,7 +157,7 @@ static void run(work *w)
     note_times(w, middle - start, end - middle);
 }
 
-/* One process with the same number of threads: the functions that are not over ranks. */
+/* One process with the same number of threads: the functions without ranks. */
 static void run_whole(work *w, problem *p)
 {
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &p->lse};
@@ -202,10 +202,10 @@ static void bits(const mha_transport *t, int64_t rows, int64_t heads, int64_t kv
     finish(&w);
 }
 
-/* What each rank has to say of itself. */
+/* The report of each rank. */
 typedef struct account {
     uint64_t hash;     /* sum over rows of the hash of a row and its place */
-    int64_t kibibytes; /* the most at a time */
+    int64_t kibibytes; /* peak */
 } account;
 
 static uint64_t hash_row(int tensor, int64_t head, int64_t row, const float *x, int64_t size)

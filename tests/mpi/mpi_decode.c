@@ -1,9 +1,9 @@
-/* Decoding over the ranks that mpirun started: a cache that grows over all of them, in runs dealt around.
+/* Decoding over ranks started by mpirun: a cache that grows on all of them, with runs dealt round-robin.
  *
  *   mpi_decode bits                              each step compared with one process bit for bit
- *   mpi_decode speed N HEADS KV_HEADS SIZE THREADS   the time of a step, least of twenty, of rank 0
+ *   mpi_decode speed N HEADS KV_HEADS SIZE THREADS   the minimum time of a step of rank 0 over twenty steps
  *
- * Rank 0 prints a line for each. With one rank `speed` is what to compare with. */
+ * Rank 0 prints one line per problem. `speed` with one rank is the baseline. */
 #include "check.h"
 
 #include <multihead/component.h>
@@ -21,14 +21,14 @@ typedef struct text {
     mha_context *context;
     const mha_transport *t;
     int64_t heads, kv_heads, size, run;
-    mha_kv_cache *here, *whole; /* whole NULL: nobody compares */
+    mha_kv_cache *here, *whole; /* whole NULL: no comparison */
     mha_key_piece pieces[MOST_PIECES];
     mha_key_split keys;
     int64_t length;
     float *q, *k, *v, *o, *expected;
 } text;
 
-/* Numbers that depend on their place in the whole alone. */
+/* Numbers that depend only on their position in the whole. */
 static void fill(float *x, int tensor, int64_t heads, int64_t position, int64_t size)
 {
     for (int64_t h = 0; h < heads; h++)
@@ -80,7 +80,7 @@ static void finish(text *x)
     mha_context_destroy(x->context);
 }
 
-/* A token: whoever has the last piece appends it. */
+/* One token: the rank with the last piece appends it. */
 static void grow(text *x)
 {
     const int64_t owner = x->length / x->run % x->t->size;

@@ -1,15 +1,15 @@
-/* What one rank of tests/mpi/run.py does, by its argument:
+/* One rank of tests/mpi/run.py. Its argument selects the test:
  *
- *   messages   messages of all sizes between all pairs, trees, agreement; with a second transport over
- *              a communicator of the caller's own
- *   large      one of more than 1 GiB, which travels in pieces
- *   silent     rank 2 sends nothing: the wait of rank 1 ends at the deadline, that of rank 0 with it, and both name rank
- *              2; only ranks that have exchanged messages receive a farewell
+ *   messages   messages of all sizes between all pairs, trees, agreement; with a second transport over the caller's own
+ * communicator
+ *   large      a message of more than 1 GiB, which is sent in pieces
+ *   silent     rank 2 sends nothing: the waits of ranks 1 and 0 end at the deadline, and both name rank 2; only ranks
+ * that have exchanged messages receive a farewell
  *   broken     the second piece of a large message fails: the first one is cancelled
- *   wrong      rank 1 sends fewer bytes than are expected
- *   abort      rank 1 ends all, while the others wait for ever
+ *   wrong      rank 1 sends fewer bytes than expected
+ *   abort      rank 1 aborts all, while the others wait without limit
  *
- * Prints a line and exits with 0 if all was as it should be. */
+ * Prints one line and exits with 0 on success. */
 #include "check.h"
 
 #include <multihead/component.h>
@@ -25,7 +25,7 @@ static unsigned char byte_of(int from, int to, size_t i)
     return (unsigned char)((size_t)from * 31 + (size_t)to * 7 + i * 13 + i / 251);
 }
 
-/* Everybody sends to everybody, all at once, then waits for all in another order. */
+/* Every rank sends to every rank at once, then waits for all in another order. */
 static void exchange(const mha_transport *t, size_t count)
 {
     mha_transfer in[64], out[64];
@@ -84,7 +84,7 @@ static void with_communicator(void)
     const mha_transport *t = mha_mpi_transport(mpi);
     int32_t first = rank;
     CHECK(!mha_transport_broadcast(t, 0, &first, sizeof first) && first % 2 == rank % 2);
-    CHECK(first >= rank); /* they are counted from the last */
+    CHECK(first >= rank); /* counted from the last */
     messages(t);
     mha_mpi_finish(mpi);
     MPI_Comm_free(&comm);
@@ -106,10 +106,10 @@ static void large(const mha_transport *t)
     free(bytes);
 }
 
-/* ---- what the transport asks of MPI ----------------------------------------------------------- */
+/* ---- the transport's calls of MPI ----------------------------------------------------------- */
 
-static bool told[8];                   /* ranks to which farewells were sent */
-static int receives_left = 1000000000; /* before they fail */
+static bool told[8];                   /* ranks that were sent farewells */
+static int receives_left = 1000000000; /* calls before a failure */
 static int cancelled;
 
 int MPI_Isend(const void *bytes, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
@@ -132,7 +132,7 @@ int MPI_Cancel(MPI_Request *request)
     return PMPI_Cancel(request);
 }
 
-/* The second piece of a message cannot be received: the first one is given up. Its memory is not touched. */
+/* Receiving the second piece of a message fails: the first is cancelled, and its memory is not touched. */
 static void broken(const mha_transport *t)
 {
     const size_t count = ((size_t)1 << 30) + 5;
@@ -142,12 +142,12 @@ static void broken(const mha_transport *t)
     receives_left = 1;
     CHECK(t->receive(t->user, 1, 0, bytes, count, &transfer) == MHA_ERR_RANK);
     CHECK(cancelled == 1);
-    CHECK(!t->wait(t->user, &transfer)); /* there is none */
+    CHECK(!t->wait(t->user, &transfer)); /* none was posted */
     CHECK(t->receive(t->user, 1, 0, bytes, 1, &transfer) == MHA_ERR_RANK);
     free(bytes);
 }
 
-/* Ranks 0 and 1 exchange a message, the other ranks none. */
+/* Ranks 0 and 1 exchange a message; the others do not. */
 static void meet(const mha_transport *t)
 {
     char byte = 0;
@@ -155,7 +155,7 @@ static void meet(const mha_transport *t)
                          : mha_transport_receive(t, 1, &byte, 1)));
 }
 
-/* The wait for the next rank ends, with the number of the one that is lost, and nothing works afterwards. */
+/* The wait for the next rank ends with the number of the lost rank, and every later call fails. */
 static void lost(const mha_transport *t, const char *sentence)
 {
     char bytes[16];
@@ -213,8 +213,9 @@ int main(int count, char **arguments)
     printf("rank %d of %d: %s\n", t->rank, t->size, what);
     fflush(stdout);
     if (silent || wrong ||
-        !strcmp(what,
-                "broken")) { /* no orderly end; mpirun ends all with the first rank that leaves */
+        !strcmp(
+            what,
+            "broken")) { /* without MPI_Finalize(): mpirun ends all ranks when the first one exits */
         MPI_Barrier(MPI_COMM_WORLD);
         _Exit(0);
     }

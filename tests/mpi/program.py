@@ -1,5 +1,6 @@
-"""The program on ranks that mpirun starts: once over MPI what tests/cli/ranks.py checks in detail over sockets. A training,
-scores and a text with the bits of one process; errors of one rank, reported once; a rank that is killed or interrupted.
+"""The program on ranks started by mpirun: one pass over MPI of the cases that tests/cli/ranks.py covers in detail over
+sockets. A training, scores and a text must be bit-identical to one process; errors of one rank are reported once; a
+rank is killed or interrupted.
 
 The variable MULTIHEAD names the program, MPIEXEC the launcher. Skipped under a sanitizer: it finds that MPI's own
 libraries leak and race.
@@ -89,7 +90,7 @@ def is_program(number):
 
 
 def children(process):
-    """Processes of the program below a launcher."""
+    """The program's processes under a launcher."""
     found, todo = [], [process]
     while todo:
         for path in pathlib.Path(f"/proc/{todo.pop()}/task").glob("*/children"):
@@ -103,8 +104,8 @@ def children(process):
 
 
 def signalled(folder, count, place, number):
-    """A training without end, of which one rank gets a signal after the first step that rank 0 reports: its folder, the
-    launcher's exit status, what was said. It returns when all ranks are gone."""
+    """Run an endless training and signal one rank after the first step that rank 0 reports. Returns its folder, the
+    launcher's exit status and its output, once all ranks have exited."""
     program = (*TRAIN, "--steps", 10000000, "-o", folder)
     with tempfile.TemporaryFile() as nothing:
         running = mpirun.start(count, program, stdout=nothing)
@@ -124,7 +125,7 @@ def signalled(folder, count, place, number):
 
 
 def killed(folder):
-    """All ranks end; what is saved continues to the bits of a training that was never killed."""
+    """All ranks exit; resuming the saved training is bit-identical to an uninterrupted one."""
     code, said = signalled(folder / "killed", 3, 1, signal.SIGKILL)
     assert code != 0, said
     steps = ("--steps", int(re.findall(r"step (\d+)/", said)[-1]) + 6)

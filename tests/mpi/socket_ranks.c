@@ -1,12 +1,11 @@
-/* What libmultihead-mpi exports, for ranks that are processes of one machine and need no MPI: the program
- * loads this library by MHA_MPI_LIBRARY. tests/support/socket_ranks.py starts the ranks and joins each two
- * by a socket pair. There is no deadline: a process that ends closes its sockets, and the others see it.
+/* The interface of libmultihead-mpi for ranks that are processes of one machine, without MPI: the program loads this
+ * library by MHA_MPI_LIBRARY. tests/support/socket_ranks.py starts the ranks and joins each pair by a socket pair. No
+ * deadline is needed: a process that exits closes its sockets, which the others notice.
  *
- *   MHA_TEST_RANKS_SOCKETS  one descriptor per rank; -1 for the process's own rank: "5,-1,6" for rank 1 of 3
+ *   MHA_TEST_RANKS_SOCKETS  one descriptor per rank, -1 for the process's own: "5,-1,6" for rank 1 of 3
  *   MHA_TEST_RANKS_COUNTS   a descriptor: mha_mpi_finish() writes the rank and its number of messages
- *   MHA_TEST_RANKS_SIGNAL   "RANK:K:SIGNAL": the rank raises the signal at the K-th message that it begins to
- *                           send or receive, counted from 1. Half of a message that it sends is on its way
- *                           then
+ *   MHA_TEST_RANKS_SIGNAL   "RANK:K:SIGNAL": the rank raises the signal at the K-th message that it begins to send or
+ * receive, counted from 1. Half of a sent message is then in flight
  */
 #include <multihead/component.h>
 #include <multihead/mpi.h>
@@ -32,7 +31,7 @@ typedef struct item {
     struct item *next;
     struct peer *peer;
     header head;
-    size_t done; /* bytes that were written, with the header, or read, without it */
+    size_t done; /* bytes written including the header, or read excluding it */
     size_t arrived;
     unsigned char *bytes;
     bool sends, complete, cancelled;
@@ -41,9 +40,9 @@ typedef struct item {
 typedef struct peer {
     int rank, socket;
     bool gone;
-    item *sends, *receives, *early; /* in the order in which they began or arrived */
+    item *sends, *receives, *early; /* in the order of their start or arrival */
     item *arriving;
-    header head; /* of the message that arrives */
+    header head; /* of the arriving message */
     size_t head_done;
 } peer;
 
@@ -68,7 +67,7 @@ static void take(item **queue, const item *x)
     if (*queue) *queue = x->next;
 }
 
-/* The first of this tag leaves the queue; NULL if there is none. */
+/* Remove the first message with this tag from the queue; NULL if there is none. */
 static item *take_first(item **queue, int64_t tag)
 {
     item *x = *queue;
@@ -77,7 +76,7 @@ static item *take_first(item **queue, int64_t tag)
     return x;
 }
 
-/* A receive takes its message. */
+/* Complete a receive with its message. */
 static void fill(item *receive, item *message)
 {
     receive->arrived = message->head.count;
@@ -96,7 +95,7 @@ static item *make_item(peer *p, header head, void *bytes)
     return x;
 }
 
-/* Bytes that the socket has, up to count; a socket without bytes is not an error. */
+/* Read available bytes, up to count; an empty socket is not an error. */
 static size_t read_some(peer *p, void *bytes, size_t count)
 {
     const ssize_t done = recv(p->socket, bytes, count, MSG_DONTWAIT);
@@ -104,7 +103,7 @@ static size_t read_some(peer *p, void *bytes, size_t count)
     return done > 0 ? (size_t)done : 0;
 }
 
-/* Read what is there. */
+/* Read all available messages. */
 static void pull(peer *p)
 {
     for (size_t more = 1; more > 0 && !p->gone;) {
@@ -131,7 +130,7 @@ static void pull(peer *p)
     }
 }
 
-/* Write what the socket takes, `most` bytes of the first send at most. */
+/* Write as much as the socket takes, at most `most` bytes of the first send. */
 static void push(peer *p, size_t most)
 {
     while (p->sends && !p->gone) {
@@ -144,7 +143,7 @@ static void push(peer *p, size_t most)
         const ssize_t done =
             left > 0 ? send(p->socket, from, left, MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
         if (done < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        if (done < 0) { /* what it sent before it ended still counts */
+        if (done < 0) { /* messages sent before its exit remain valid */
             pull(p);
             p->gone = true;
             return;
@@ -159,7 +158,7 @@ static void push(peer *p, size_t most)
     }
 }
 
-/* Read and write what can be; wait until something can. */
+/* Wait until some socket is ready, then read and write. */
 static void progress(mha_mpi *mpi, bool wait)
 {
     struct pollfd fds[MOST_RANKS];
@@ -193,7 +192,7 @@ static mha_status begin_send(void *user, int32_t to, int32_t tag, const void *by
 {
     mha_mpi *mpi = user;
     void *from;
-    memcpy(&from, &bytes, sizeof from); /* a send writes nothing there */
+    memcpy(&from, &bytes, sizeof from); /* a send does not write to it */
     *transfer = (mha_transfer){{0}};
     MHA_TRY(check_usable(mpi, to));
     item *x = make_item(&mpi->peers[to], (header){tag, count}, from);
@@ -261,7 +260,7 @@ static mha_status wait_transfer(void *user, mha_transfer *transfer)
     }
 }
 
-/* A message that is not sent in full stays in the queue, and its memory where it is. */
+/* An incompletely sent message stays in the queue, and its memory must remain in place. */
 static void cancel_transfer(void *user, mha_transfer *transfer)
 {
     item *x = (item *)(uintptr_t)transfer->words[0];
@@ -312,7 +311,7 @@ mha_status mha_mpi_start(const mha_mpi_desc *desc, mha_mpi **mpi)
         free(m);
     else
         *mpi = m;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* no rank outlives a test that is ended */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* ranks exit with the test that started them */
     return status;
 }
 
@@ -334,7 +333,7 @@ static bool all_gone(const mha_mpi *mpi)
     return true;
 }
 
-/* Wait until each rank has finished or ended, as MPI_Finalize() does. */
+/* Wait until each rank has finished or exited, as MPI_Finalize() does. */
 void mha_mpi_finish(mha_mpi *mpi)
 {
     const char *counts = getenv("MHA_TEST_RANKS_COUNTS");

@@ -1,16 +1,16 @@
 #!/bin/sh
-# Usage: debs.sh FOLDER. Installs the .deb files of FOLDER, uses them, and removes them again, in a copy of
-# this machine that is thrown away: man pages open, completions load, examples build with pkg-config and
-# run, Python finds the library of the system; after removal no file is left.
+# Usage: debs.sh FOLDER. Installs the .deb files of FOLDER in a temporary copy of this machine, uses and removes them:
+# man pages open, completions load, examples build with pkg-config and run, Python finds the system's library; no file
+# remains after removal.
 #
-# The copy is an overlay of /, which needs root; exits with 77 (skipped) without. What the packages
-# depend on must be installed, or available to apt-get.
+# The copy is an overlay of /, which needs root; exits with 77 (skipped) without. Dependencies of the packages must be
+# installed, or available to apt-get.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$(cd "$1" && pwd)
 [ "$(id -u)" -eq 0 ] || { echo 'skipped: an overlay of this machine needs root'; exit 77; }
 
-# A mount namespace of its own: all is unmounted when the last process ends.
+# A separate mount namespace: everything is unmounted when the last process exits.
 if [ -z "${MHA_IN_NAMESPACE:-}" ]; then
     unshare --mount true 2>/dev/null || { echo 'skipped: no mount namespaces here'; exit 77; }
     MHA_IN_NAMESPACE=yes exec unshare --mount "$0" "$folder"

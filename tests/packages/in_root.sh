@@ -1,5 +1,5 @@
 #!/bin/sh
-# What debs.sh runs in its copy of the machine.
+# Run by debs.sh in its copy of the machine.
 set -eu
 cd /mnt/debs
 
@@ -14,7 +14,7 @@ fail() {
 }
 
 packages=$(for deb in *.deb; do dpkg-deb -f "$deb" Package; done)
-# Dependencies first, so that they are there before and after.
+# Install dependencies first, so that they are present before and after.
 missing=''
 for name in $(for deb in *.deb; do dpkg-deb -f "$deb" Depends; done | tr ',' '\n' | awk '{ print $1 }' | sort -u); do
     case $name in *multihead*) continue ;; esac
@@ -69,7 +69,7 @@ ldd example | grep -o 'libmultihead[^ ]*.so.0 => [^ ]*'
 case $packages in
 *python3-multihead*)
     echo "== Python"
-    # The package's own interpreter, not one that comes first on this machine's PATH.
+    # The package's interpreter, not the first on this machine's PATH.
     if [ -e $examples/attention.py ]; then
         /usr/bin/python3 -B $examples/attention.py | diff - $examples/attention.expected || fail attention.py
     fi

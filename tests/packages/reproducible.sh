@@ -1,12 +1,12 @@
 #!/bin/sh
-# Usage: reproducible.sh WORK DEBS [OTHER]. WORK is the folder in which script/packages built the commit,
-# DEBS its packages.
+# Usage: reproducible.sh WORK DEBS [OTHER]. WORK is the folder in which script/packages built the commit, DEBS its
+# packages.
 #
-#   - The libraries and the program have the bytes of those in OTHER (default: build), which were built from
-#     the same sources in another folder at another time.
-#   - Packing again later, elsewhere, with another umask and time zone, gives the same .deb files.
+#   - The libraries and the program are byte-identical to those in OTHER (default: build), built from the same sources
+# in another folder at another time.
+#   - Packing again later in another folder, with another umask and time zone, gives the same .deb files.
 #
-# Exits with 77 (skipped) where the sources are not those of the commit: OTHER would not be either.
+# Exits with 77 (skipped) if the sources differ from the commit, as OTHER then does.
 set -eu
 cd "$(dirname "$0")/../.."
 work=$1 debs=$2 other=${3:-build} status=0

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A release candidate: MHA_VERSION_SUFFIX "-rc1" reaches every place that has the version, in the form that
-sorts before the release there. Usage: test_version.py CMAKE"""
+"""A release candidate: MHA_VERSION_SUFFIX "-rc1" reaches every place with a version, in the form that sorts before the
+release. Usage: test_version.py CMAKE"""
 import pathlib
 import re
 import shutil
@@ -51,7 +51,7 @@ def main():
         match = re.search(re.search(r"(?s)regex = '''(.*?)'''", project).group(1), text)
         pattern = re.search(r'result = "(.*)"', project).group(1)
         wheel = pattern.format(**match.groupdict()) if match else None
-        # PEP 440 reads 1.2.3-rc1 as 1.2.3rc1, under which name the wheel is written.
+        # PEP 440 normalises 1.2.3-rc1 to 1.2.3rc1, the version in the wheel's name.
         check(wheel in ("1.2.3rc1", "1.2.3-rc1"), f"the wheel's version: {wheel}")
     print("a candidate's version reaches all places" if not failures else f"{len(failures)} failed")
     return 1 if failures else 0

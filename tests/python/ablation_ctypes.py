@@ -1,5 +1,5 @@
-"""ablation.h over ctypes, for tests only: texts with terms, sets of heads, and what comes out, NumPy
-arrays with an axis for each that the header names."""
+"""ablation.h over ctypes, for tests only: texts with terms, sets of heads, and results as NumPy arrays with the axes of
+the header."""
 import ctypes as C
 
 import numpy as np
@@ -73,8 +73,8 @@ class Run:
         return found
 
     def patching(self, source, part=OUTPUT, rows=None, receivers=None):
-        """Of the first text, with `source` as the other prompt; with receivers paths to them ([]: to the
-        logits). (values of both prompts, values of each head)."""
+        """Patch the first text from the prompt `source`; with receivers, the paths to them ([]: to the logits). Returns
+        (values of both prompts, values of each head)."""
         source = np.ascontiguousarray(source, np.int32)
         tensor = mha.tensor(source)
         mask = None if rows is None else (C.c_uint8 * len(rows))(*map(int, rows))

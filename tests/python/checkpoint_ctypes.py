@@ -22,7 +22,7 @@ LIBRARY = model_library()
 
 
 class Transformer:
-    """A transformer made from fields of mha_transformer_desc, or loaded from a folder."""
+    """A transformer created from fields of mha_transformer_desc, or loaded from a folder."""
 
     def __init__(self, folder=None, **fields):
         self.context = mha.Context(num_threads=1)
@@ -43,7 +43,7 @@ class Transformer:
 
     @property
     def data(self):
-        """Every parameter, a view; update() after a change."""
+        """A view of every parameter; call update() after a change."""
         return np.ctypeslib.as_array(mha.LIBRARY.mha_transformer_data(self.handle),
                                      (mha.LIBRARY.mha_transformer_size(self.handle),))
 
@@ -51,7 +51,7 @@ class Transformer:
         mha.check(mha.LIBRARY.mha_transformer_update(self.context.handle, self.handle))
 
     def randomise(self, seed):
-        """Parameters as training begins with, and then no special values: norms other than 1."""
+        """Initial parameters of training without special values: norms other than 1."""
         init = Init(seed=seed, embedding_std=1, position_std=1)
         mha.check(mha.LIBRARY.mha_transformer_initialise(self.context.handle, self.handle,
                                                      C.byref(init)))
@@ -60,7 +60,7 @@ class Transformer:
         self.update()
 
     def parameters(self, data=None):
-        """{name: view} of the parameters, or of an array with an element for each."""
+        """{name: view} of the parameters, or of an array of the same size."""
         data = self.data if data is None else data
         found = {}
         for i in range(mha.LIBRARY.mha_transformer_parameters(self.handle)):
@@ -81,7 +81,7 @@ class Transformer:
                                                 C.byref(settings)))
 
     def pruned(self, keep):
-        """A smaller one, of the heads whose keep [L,H] is 1."""
+        """A smaller transformer with the heads whose keep [L,H] is 1."""
         keep = mha.tensor(np.ascontiguousarray(keep, np.float32))
         made = Transformer.__new__(Transformer)
         made.context, made.handle, made.desc = self.context, C.c_void_p(), TransformerDesc()
@@ -104,8 +104,8 @@ class Transformer:
         return maps, hidden
 
     def __call__(self, ids, targets=None):
-        """Logits (or the last hidden states) of int ids [B,T]; with targets [B,T] the gradients of
-        the mean cross-entropy, one after the other as parameters are."""
+        """Logits (or the last hidden states) of int ids [B,T]; with targets [B,T] the gradients of the mean
+        cross-entropy, concatenated in the order of the parameters."""
         ids = np.ascontiguousarray(ids, np.int32)
         width = self.desc.embed_dim if self.desc.flags & NO_OUTPUT else self.desc.vocab_size
         output = np.zeros((*ids.shape, width), np.float32)

@@ -1,14 +1,14 @@
-"""What is skipped, which cases the gate takes, and the fixtures that files share."""
+"""Skipping, the selection of cases for the gate, and shared fixtures."""
 import os
 import random
 import re
 import signal
 import subprocess
 
-# A shell that starts a job in the background has it ignore SIGINT, and so would each program.
+# Background jobs inherit an ignored SIGINT from the shell; programs under test would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Two processes share two cores: threads of torch's and NumPy's own would wait for each other.
+# Two processes share two cores: threads of torch and NumPy would compete.
 for name, value in {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
                     "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
                     "TRANSFORMERS_VERBOSITY": "error"}.items():
@@ -27,7 +27,7 @@ def pytest_configure(config):
 
 
 class Module(pytest.Module):
-    """A file of tests; skipped where one of PACKAGES is missing."""
+    """A file of tests; skipped if one of PACKAGES is missing."""
 
     def collect(self):
         try:
@@ -44,7 +44,7 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without MHA_TEST_DEEP only the drawn cases of the tests and files marked with gate stay."""
+    """Without MHA_TEST_DEEP, keep only randomly drawn cases of tests and files marked with gate."""
     cases = {}
     for item in items:
         for node, mark in [] if DEEP else item.iter_markers_with_node("gate"):
@@ -67,7 +67,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    """77, which ctest counts as skipped, where nothing could be run."""
+    """Exit with 77, which ctest counts as skipped, if nothing could run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if exitstatus in (0, 5) and reporter.stats.get("skipped") and not reporter.stats.get("passed"):
         session.exitstatus = 77
@@ -89,7 +89,7 @@ def browser():
 
 @pytest.fixture
 def new_page(browser):
-    """Opens pages in contexts of their own, which are closed when the test ends."""
+    """Opens pages in separate contexts, which are closed when the test ends."""
     contexts = []
 
     def opener(width=1400, height=1000, **options):
@@ -111,13 +111,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def open_page(new_page):
-    """Opens a file; at the end nothing must have been said, asked for or gone wrong."""
+    """Opens a file; fails at the end on any console message, request or error."""
     from html_report import wait_for_frames
     complaints = []
 
     def opener(path, width=1400, height=1000, **options):
         page, own = new_page(width, height, **options), path.as_uri()
-        # Reading pixels back is the test's own doing.
+        # The test itself reads pixels back.
         page.on("console", lambda m: None if "willReadFrequently" in m.text
                 else complaints.append(f"console {m.type}: {m.text}"))
         page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
@@ -141,7 +141,7 @@ def contexts():
 
 @pytest.fixture(scope="session")
 def smollm2():
-    """SmolLM2 in transformers, float32, for all tests of the process: change nothing of it."""
+    """SmolLM2 in transformers, float32, shared by all tests of the process: do not modify it."""
     needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
     for name in ("torch", "transformers", "gguf", "accelerate"):
         pytest.importorskip(name)
@@ -153,7 +153,7 @@ def smollm2():
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """The folder of a model of whole words, two layers of four heads, hardly trained."""
+    """The folder of a word model with two layers of four heads, hardly trained."""
     folder = tmp_path_factory.mktemp("trained") / "model"
     subprocess.run([PROGRAM, "train", "sentences", "--steps", "3", "--quiet", "-o", str(folder)],
                    check=True, stdout=subprocess.DEVNULL)

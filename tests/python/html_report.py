@@ -11,12 +11,12 @@ RENDER = render_library()
 
 
 def wait_for_frames(page):
-    """Observers of sizes are called after a frame's layout: at the second frame they are done."""
+    """Size observers are called after a frame's layout; at the second frame they have finished."""
     page.evaluate("() => new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))")
 
 
 def wait_for_timers(page, milliseconds):
-    """Timers that the page has set before, and for no longer, have ended, however slow it is."""
+    """Wait until earlier timers of the page with at most this delay have fired."""
     page.evaluate("ms => new Promise(f => setTimeout(f, ms))", milliseconds)
 
 
@@ -37,7 +37,7 @@ def matrix(rows):
 
 
 class Matrices:
-    """Every list of rows once, however often it is used; keeps them alive."""
+    """Converts every list of rows once and keeps it alive."""
 
     def __init__(self):
         self.known = {}
@@ -76,9 +76,9 @@ def make_report(maps, labels, col_labels=None, masked=None, special=(), groups=1
                 twin_name=None, twin_value=None, most_bytes=0, title="Test maps", queries=None,
                 keys=None, first_cell=None, line_panels=(), view=0, only_view=False, guide=None,
                 second=(0, 0), **options):
-    """maps: a list of [rows][cols] lists; badges, details, measures, twins, queries and keys: one a
-    map. columns: (name, about, values, ascending); frames: (label, at, maps). Returns a figure and a
-    report, with what they point to."""
+    """maps: a list of [rows][cols] lists; badges, details, measures, twins, queries and keys: one per map. columns:
+    (name, about, values, ascending); frames: (label, at, maps). Returns a figure and a report, with the memory that
+    they borrow."""
     rows, cols = len(maps[0]), len(maps[0][0]) if maps[0] else 0
     arrays = Matrices()
     mask = (C.c_uint8 * (rows * cols))(*[v for row in masked for v in row]) if masked else None
@@ -102,7 +102,7 @@ def make_report(maps, labels, col_labels=None, masked=None, special=(), groups=1
     row_texts, special_texts = texts(labels), texts(special)
     col_texts = texts(col_labels) if col_labels else row_texts
     figure = Figure(panel_size=C.sizeof(Panel), title=encoded(title),
-                    row_axis=b"query (looking)", col_axis=b"key (looked at)", rows=rows, cols=cols,
+                    row_axis=b"query (attending)", col_axis=b"key (attended to)", rows=rows, cols=cols,
                     row_labels=row_texts, col_labels=col_texts, panels=panels,
                     panel_count=len(maps), group_names=texts([f"layer {g}" for g in range(groups)]),
                     group_count=groups, value_name=b"weight", **options)

@@ -1,4 +1,4 @@
-"""Inputs of the models of interface_models.py: texts, images, sounds and series, by the names of the parameters of
+"""Inputs for the models of interface_models.py: texts, images, sounds and series, chosen by the parameter names of
 forward() and the fields of the configuration. All have two examples."""
 import inspect
 
@@ -9,7 +9,7 @@ IMAGE_TOKEN = 98
 
 
 def field(config, *names, default=None):
-    """The first of the fields that a configuration or one of its parts has."""
+    """The first field of the list that a configuration or one of its parts has."""
     parts = [getattr(config, part, None) for part in (
         "vision_config", "backbone_config", "audio_config", "encoder_config", "video_config", "text_config")]
     for part in [config, *parts]:
@@ -27,12 +27,12 @@ def pair(value):
 
 
 def random(shape, generator):
-    """Numbers of variance 1 that are the same in float32 and float64, whatever the default is."""
+    """Numbers of variance 1, equal in float32 and float64, independent of the default dtype."""
     return torch.randint(-2**20, 2**20, tuple(shape), generator=generator) * (3**0.5 / 2**20)
 
 
 class Draw:
-    """Random numbers, the same in each run of a model, and the sizes of its configuration."""
+    """Reproducible random numbers for a model, and the sizes of its configuration."""
 
     def __init__(self, config):
         self.config, self.generator = config, torch.Generator().manual_seed(2)
@@ -59,7 +59,7 @@ class Draw:
         return self.image(field(self.config, "frames_per_clip", "num_frames", default=4))
 
     def patches(self, flat=True, depth=True):
-        """The patches of two images of the size of the grid, side by side."""
+        """The patches of two images of the grid's size, concatenated."""
         t, h, w = self.grid
         deep = field(self.config, "temporal_patch_size", default=1) if depth else 1
         shape = self.channels * deep, *self.patch
@@ -134,7 +134,7 @@ def decisions(d):
 
 
 def series(d):
-    """Values, and the features of their times, before and after the present."""
+    """Past and future values, with the features of their times."""
     before = d.config.context_length + max(d.config.lags_sequence)
     times = d.config.num_time_features
     return {"past_values": d.normal(2, before), "past_time_features": d.normal(2, before, times),
@@ -152,7 +152,7 @@ def positions(d):
 IMAGES = dict.fromkeys(("AltCLIPModel", "Aimv2Model", "CLIPModel", "CLIPSegModel", "ChineseCLIPModel", "MetaClip2Model",
                         "SiglipModel", "OwlViTModel", "Owlv2Model", "Tipsv2Model"), lambda d: {"pixel_values": d.image()})
 
-# Of families whose inputs names do not tell, by the module of the class or the class.
+# Families whose inputs do not follow from names, by the module of the class or the class.
 FAMILIES = IMAGES | {
     "Siglip2Model": image_by_patches, "XCLIPModel": lambda d: {"pixel_values": d.frames()},
     "ClapModel": lambda d: {"input_features": d.normal(2, 1, 64, 64)},
@@ -191,7 +191,7 @@ FAMILIES = IMAGES | {
     "pocket_tts_audio_tokenizer": lambda d: {"input_values": d.normal(2, 1, 4000)},
 }
 def made(model):
-    """{parameter: input} of forward(): what it needs, its main input, ids of texts, and FAMILIES."""
+    """{parameter: input} of forward(): required parameters, its main input, text ids, and FAMILIES."""
     draw = Draw(model.config)
     cls = type(model)
     parameters = inspect.signature(cls.forward).parameters

@@ -1,7 +1,7 @@
 """Tiny random models of every family of transformers that uses its attention interface.
 
-A default configuration is made small field by field, by the names of the fields; whatever does not
-come out small or does not run is left out with the reason.
+A default configuration is made small field by field, by field names. A class that remains large or does not run is
+skipped with the reason.
 """
 import contextlib
 import functools
@@ -25,7 +25,7 @@ WIDTH, HEADS, SIZE, TOKENS, MOST = 32, 4, 8, 99, 4_000_000
 
 
 def classes():
-    """{class: (family, kind)}: every class of KINDS, the plain one only of families that have no other."""
+    """{class: (family, kind)}: every class of KINDS; the plain one only in families without another."""
     found = {}
     for kind, names in KINDS.items():
         others = {family for family, _ in found.values()} if kind == "plain" else set()
@@ -35,7 +35,7 @@ def classes():
     return dict(sorted(found.items()))
 
 
-# What names do not say.
+# Exceptions that names do not show.
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 RESNET = {"backbone_config": transformers.ResNetConfig(
     embedding_size=8, hidden_sizes=[8, 16, 32, 64], depths=[1] * 4, out_features=["stage2", "stage3", "stage4"]),
@@ -83,12 +83,12 @@ EXTRA = {
 
 
 class LeftOut(Exception):
-    """Why a class is not tried."""
+    """The reason why a class is skipped."""
 
 
 # ---- Small configurations ---------------------------------------------------------------------------
 
-# The first pattern that fits the whole name of a field gives its value; None in the configuration stays.
+# The first pattern that matches the full name of a field gives its value; None in a configuration is kept.
 SIZES = [(re.compile(pattern), value) for pattern, value in [
     (r".*vocab_size(_per_layer_input)?|.*num_embeddings|padding_idx_vocab", TOKENS),
     (r".*(pdrop|dropout|dropout_(rate|prob|p)|drop_rate|layerdrop|drop_path|jitter|noise).*", 0.0),
@@ -134,7 +134,7 @@ def widths(name, value):
 
 
 def image_size(value, patch):
-    """Four patches a side, and a multiple of the strides of convolutions."""
+    """Four patches per side, and a multiple of the convolutions' strides."""
     def side(x):
         return max(4 * patch, 32) if isinstance(x, int) and x > 32 else x
     if isinstance(value, dict):
@@ -148,7 +148,7 @@ def small(name, value):
         if re.fullmatch(r"depths|blocks_per_stage|.*num_(attention_)?heads(_per_stage)?", name):
             return [min(2, x) for x in value]
     if value is None and name in ("vocab_size", "head_dim", "num_key_value_heads"):
-        value = 0  # to be derived from others, which not every class does
+        value = 0  # derived from other fields, which not every class does
     elif not value or isinstance(value, (bool, str, list, tuple, dict)):
         return value
     if name == "type_vocab_size":
@@ -162,20 +162,20 @@ def small(name, value):
 
 
 def kinds_of(types):
-    """The kinds of layers in a list, each once, or a single one twice."""
+    """The distinct kinds of layers in a list; a single kind twice."""
     kinds = list(dict.fromkeys(types))
     return kinds if len(kinds) > 1 else kinds * 2
 
 
 @functools.cache
 def source(name):
-    """The text of a module, "" where there is none."""
+    """The source of a module, or ""."""
     found = importlib.util.find_spec(name)
     return pathlib.Path(found.origin).read_text() if found else ""
 
 
 def rope(config, given, size):
-    """Rotary settings; sections for the axes of images, where there are any, fill half of a head."""
+    """Rotary settings; sections for image axes, if any, fill half of a head."""
     name = type(config).__module__.replace(".configuration_", ".modeling_")
     if "mrope_section" not in source(name) or any(isinstance(v, dict) for v in (given or {}).values()):
         return given
@@ -248,7 +248,7 @@ def tiny_config(kind):
 
 
 def make(name):
-    """(kind, model) of a class, float32, without dropout, its weights large enough for heads to differ."""
+    """(kind, model) of a class in float32, without dropout, with weights large enough for heads to differ."""
     kind = classes()[name][1]
     cls = getattr(transformers, name, None)
     if cls is None:
@@ -266,7 +266,7 @@ def make(name):
     torch.manual_seed(1)
     model = cls(config).eval().float()
     with contextlib.suppress(ValueError):
-        model.set_experts_implementation("eager")  # the other has no float64
+        model.set_experts_implementation("eager")  # the other does not support float64
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -285,7 +285,7 @@ def make(name):
 
 
 class Double(torch.overrides.TorchFunctionMode):
-    """float64 wherever code says float32, as in softmax(..., dtype=torch.float32)."""
+    """Replace float32 in code by float64, as in softmax(..., dtype=torch.float32)."""
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         if function is torch.Tensor.float:
@@ -298,7 +298,7 @@ class Double(torch.overrides.TorchFunctionMode):
 
 
 class Forced(transformers.LogitsProcessor):
-    """Every run generates the same tokens."""
+    """Make every run generate the same tokens."""
 
     def __init__(self, tokens, begin):
         self.tokens, self.begin = tokens, begin
@@ -313,8 +313,8 @@ TEXTS = {"input_ids", "decoder_input_ids", "attention_mask"}
 
 
 def batch(kind, model, padding):
-    """The inputs of a model; texts are two of 12 tokens, or of 12 and 8, and images and sounds lack the last third
-    of the second where the model takes a mask of them."""
+    """The inputs of a model: two texts of 12 tokens, or of 12 and 8. Images and sounds lack the last third of the
+    second example if the model takes a mask for them."""
     given = interface_inputs.made(model)
     if kind != "seq2seq" and given.keys() <= TEXTS:
         given.pop("decoder_input_ids", None)
@@ -330,7 +330,7 @@ def batch(kind, model, padding):
 
 
 def numbers(out):
-    """The floating tensors of an output that are not of a single layer or a cache."""
+    """The floating tensors of an output, except those of single layers and caches."""
     named = out.items() if isinstance(out, dict) else enumerate(out) if isinstance(out, tuple) else [(0, out)]
     found = [x for name, x in named if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()
              and name != "loss" and "attentions" not in str(name)]
@@ -340,7 +340,7 @@ def numbers(out):
 
 
 def whole(padding):
-    """A mode: all tokens at once. Rows of padding are left out; of images and sounds whatever may be one."""
+    """A mode: all tokens at once. Padding rows are skipped; of images and sounds all possible ones."""
     def run(kind, model):
         given = batch(kind, model, padding)
         found = numbers(model(**given))
@@ -401,12 +401,12 @@ def generated(cache):
 MODES = {"plain": whole(None), "left": whole("left"), "right": whole("right"), "generate": generated(None),
          "static": generated("static"), "gradient": gradients}
 calls = 0
-"""How often the implementation under test was called; the test counts."""
+"""Number of calls of the implementation under test, counted by the test."""
 
 
 def run(kind, model, mode, implementation, dtype=torch.float32):
     model.to(dtype).set_attn_implementation(implementation)
-    torch.manual_seed(4)  # masks of some models are drawn
+    torch.manual_seed(4)  # some models draw random masks
     with torch.no_grad(), Double() if dtype is torch.float64 else contextlib.nullcontext():
         if dtype is torch.float64:
             torch.set_default_dtype(dtype)
@@ -417,26 +417,26 @@ def run(kind, model, mode, implementation, dtype=torch.float32):
 
 
 def largest_error(found, exact):
-    """The largest error of arrays, each by its own largest number."""
+    """The largest error of arrays, each relative to its largest number."""
     return max((a - b).abs().max().item() / max(b.abs().max().item(), 1e-30) for a, b in zip(found, exact))
 
 
 def total_error(found, exact):
-    """The error of all arrays as one vector: of single parameters the gradients are sums that cancel, or one number."""
+    """The error of all arrays as one vector, since gradients of single parameters may cancel or be one number."""
     norm = torch.linalg.vector_norm
     return (norm(torch.stack([norm(a - b) for a, b in zip(found, exact)])) /
             norm(torch.stack([norm(b) for b in exact]))).item()
 
 
 def worst_gradient(found, exact):
-    """The error of the worst parameter, of its gradient or a hundredth of the largest one."""
+    """The error of the worst parameter, relative to its gradient or a hundredth of the largest one."""
     norm = torch.linalg.vector_norm
     most = max(norm(b).item() for b in exact)
     return max(norm(a - b).item() / max(norm(b).item(), most / 100) for a, b in zip(found, exact))
 
 
 def judge(model):
-    """"eager"; "sdpa" of models that hide what a mask of "eager", which is added, shows: they expect one of bools."""
+    """"eager", or "sdpa" for models that hide what the additive mask of "eager" shows: they expect a bool mask."""
     inverts = "masked_fill_(attention_mask.logical_not()"
     return "sdpa" if any(inverts in source(name) for name in {type(m).__module__ for m in model.modules()}) else "eager"
 
@@ -479,12 +479,12 @@ def examine(name, modes=MODES):
             continue
         error = total_error if mode == "gradient" else largest_error
         own, theirs = error(ours, exact), error(single, exact)
-        most = theirs = theirs if mode == "gradient" else max(most, theirs)  # one number is often small by chance
+        most = theirs = theirs if mode == "gradient" else max(most, theirs)  # one number may be small by chance
         verdict = "right" if own <= 2 * theirs + 1e-6 else "wrong"
         if mode == "gradient" and worst_gradient(ours, exact) > 1e-4 + 10 * worst_gradient(single, exact):
             verdict = "wrong"
         if theirs > 0.01:
-            verdict = "not judged"  # float32 decides otherwise than float64 somewhere
+            verdict = "not judged"  # float32 and float64 choose differently somewhere
         found[mode] = (verdict, f"{own:.1e} {theirs:.1e}")
     return found or {"": ("left out", left)}
 

@@ -1,4 +1,4 @@
-"""A thin NumPy layer over libmultihead.so, for tests only: ctypes, no copies, nothing hidden.
+"""A thin NumPy layer over libmultihead.so through ctypes, without copies, for tests only.
 
     import multihead_ctypes as mha
     o = mha.attention(q, k, v, causal=True)                  # arrays [B,H,T,D], float32
@@ -7,8 +7,8 @@
     module.load_state_dict(torch_module.state_dict())        # tensors or arrays
     out, extra = module(query, key, value, outputs=("average_probabilities",))
 
-Arrays are passed as they lie in memory, strides and all. The library is the one in MHA_LIBRARY_DIR
-(default: build/), the structs are those of the package (bindings/python/multihead/_abi.py).
+Arrays are passed with their strides. The library is in MHA_LIBRARY_DIR (default: build/); the structs come from the
+package (bindings/python/multihead/_abi.py).
 """
 import ctypes as C
 
@@ -21,7 +21,7 @@ from multihead._abi import (MAX_DIMS, PATHS, SCORE_STAGES, AttentionDesc, Attent
                             ModuleCall, ModuleDesc, ModuleOutputs, ModuleParameter, Positions, Tensor,
                             TensorPointer)
 
-# NumPy has no bfloat16: its patterns come as uint16.
+# NumPy has no bfloat16: bit patterns are uint16.
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint16": 3, "int8": 4, "uint8": 5,
           "int32": 6, "int64": 7}
 DROPPED_PROBABILITIES = 1
@@ -35,7 +35,7 @@ AVAILABLE = [isa for isa in ("portable", "avx2", "avx512") if isa_available(isa)
 
 
 def tensor(array):
-    """The view of an array as the library takes it; None stays None. Keep the array alive."""
+    """The library's view of an array; None stays None. Keep the array alive."""
     if array is None:
         return None
     if array.ndim > MAX_DIMS or array.dtype.name not in DTYPES:
@@ -76,8 +76,8 @@ def default_context():
 def attention_desc(scale=None, causal=False, q_offset=0, key_lengths=None, keep_mask=None,
                    bias=None, path="auto", strict=False, window=None, **fields):
     """mha_attention_desc from keywords. q_offset: one number, or one per sequence; window:
-    (left_keys, right_keys); fields: any other field by its name, a number or an array of the dtype
-    that attention.h asks for. The arrays stay referenced by the struct that is returned."""
+    (left_keys, right_keys); fields: any other field by name, a number or an array of attention.h's dtype. The returned
+    struct keeps the arrays alive."""
     flags = CAUSAL * bool(causal) | SCALE_GIVEN * (scale is not None) | STRICT * bool(strict)
     flags |= WINDOW * (window is not None)
     each = np.ndim(q_offset) > 0
@@ -94,7 +94,7 @@ def attention_desc(scale=None, causal=False, q_offset=0, key_lengths=None, keep_
 
 
 def _output_shapes(q, k, heads, rows, offsets, top):
-    """The shapes of mha_attention_outputs by name; those of i64 are largest_key and top_keys."""
+    """The shapes of mha_attention_outputs by name; largest_key and top_keys are i64."""
     batch, all_heads, queries = q.shape[:3]
     row = (batch, all_heads, queries)
     chosen = (batch, all_heads if heads is None else len(heads),
@@ -112,9 +112,9 @@ def _output_shapes(q, k, heads, rows, offsets, top):
 def attention(q, k, v, outputs=(), context=None, heads=None, rows=None, offsets=None, top=1,
               score_stage="raw", dropped=False, o_type=np.float32, **keywords):
     """Attention of arrays [B,H,T,D]; other keywords as attention_desc(). Returns o of o_type, or
-    (o, {name: array}) if outputs name fields of mha_attention_outputs. heads and rows choose what
-    probabilities and scores hold, score_stage is raw, capped or biased, dropped gives probabilities
-    after dropout, top is the K of top_keys and top_weights. Not for ragged batches."""
+    (o, {name: array}) if outputs name fields of mha_attention_outputs. heads and rows select those of probabilities and
+    scores, score_stage is raw, capped or biased, dropped selects probabilities after dropout, top is the K of top_keys
+    and top_weights. Not for ragged batches."""
     context = context or default_context()
     desc = attention_desc(**keywords)
     unset = 0x7FFF if o_type == np.uint16 else np.nan
@@ -178,14 +178,14 @@ class Module:
             self.set(name, value)
 
     def parameter_shapes(self):
-        """{name: shape}, as a state_dict has them."""
+        """{name: shape}, as in a state_dict."""
         found, shapes = ModuleParameter(), {}
         while LIBRARY.mha_module_parameter_at(self.handle, len(shapes), C.byref(found)):
             shapes[found.name.decode()] = tuple(found.shape[:found.ndim])
         return shapes
 
     def state_dict(self):
-        """{name: array}, the other way."""
+        """{name: array}, the inverse of load_state_dict()."""
         result = {}
         for name, shape in self.parameter_shapes().items():
             result[name] = np.full(shape, np.nan, np.float32)
@@ -205,8 +205,7 @@ class Module:
                 "lse": (batch, d.num_heads, length)}
 
     def __call__(self, query, key=None, value=None, outputs=(), context=None, **keywords):
-        """out [B,T,E], or (out, {name: array}); key defaults to query, value to key. All of them
-        may lack the batch axis."""
+        """out [B,T,E], or (out, {name: array}); key defaults to query, value to key. All may omit the batch axis."""
         key = query if key is None else key
         value = key if value is None else value
         desc = attention_desc(**keywords)
@@ -223,8 +222,8 @@ class Module:
         return (out, extra) if outputs else out
 
     def step(self, cache, tokens, counts=None, positions=None, context=None, **keywords):
-        """out [B,n,E] of n new tokens, appended to the cache and attended to causally. positions:
-        one start for all sequences; default: behind what the cache holds."""
+        """out [B,n,E] of n new tokens, appended to the cache and attended to causally. positions: one start for all
+        sequences; default: after the cached tokens."""
         desc = attention_desc(**keywords)
         out = np.full((*tokens.shape[:-1], self.desc.embed_dim), np.nan, np.float32)
         where = None if positions is None else Positions(start=positions)

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Run the Python examples of a page: what follows >>> in its ```python blocks, one session for the page.
+"""Run the Python examples of a page: lines after >>> in its ```python blocks, in one session per page.
 
     page_examples.py docs/python.md ...
 
-A line `<!-- python: needs MODULE or/PATH ... -->` before a block skips it where one is missing; paths
-are those from the folder that this is run in. Prints what was run and skipped; exits with 1 if something
-else was printed than the page says. Needs nothing but what the examples need, so that it also runs in an
-environment that only has the package.
+A line `<!-- python: needs MODULE or/PATH ... -->` before a block skips it if one is missing; paths are relative to the
+current folder. Prints the examples run and skipped; exits with 1 if the output differs from the page. Needs only the
+requirements of the examples, so that it also runs in an environment with only the package.
 """
 import doctest
 import importlib.util

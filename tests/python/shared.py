@@ -1,8 +1,8 @@
-"""What the tests of this folder share: paths, what is built, and how much a run takes.
+"""Shared by the tests of this folder: paths, built files, and the amount of a run.
 
-A run takes one of three amounts: the gate (every change), the deep form (MHA_TEST_DEEP=1), everything
-(MHA_TEST_LONG=1). @pytest.mark.gate(N), of a test or a file, leaves N cases of it to the gate, drawn by
-MHA_TEST_SEED; a test's own mark counts before that of its file.
+A run has one of three amounts: the gate (every change), the deep form (MHA_TEST_DEEP=1), everything (MHA_TEST_LONG=1).
+@pytest.mark.gate(N) on a test or a file limits it to N cases in the gate, drawn by MHA_TEST_SEED; a test's mark
+overrides that of its file.
 """
 import os
 import pathlib
@@ -21,7 +21,7 @@ TINY = ROOT / "tests/golden/tiny-bert"
 MINILM = pathlib.Path(os.environ.get("MHA_MODEL_DIR") or ROOT / "build/models/all-MiniLM-L6-v2")
 SMOLLM2 = ROOT / "build/models/smollm2-135m-instruct-q4_1.gguf"
 CHROMIUM = os.environ.get("MHA_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-HANGS = 900  # seconds: ends what hangs; no slow machine needs as many
+HANGS = 900  # seconds: ends hangs; more than any slow machine needs
 
 
 def is_set(name):
@@ -38,7 +38,7 @@ def amount(gate, deep, everything):
 
 
 def interrupt(command, folder, event):
-    """Run a command until the folder has a file that fits the pattern, then send Ctrl-C; "": at once."""
+    """Run a command until the folder has a file that matches the pattern, then send Ctrl-C; "": at once."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while event and process.poll() is None and not any(folder.glob(event)):
             pass
@@ -46,7 +46,7 @@ def interrupt(command, folder, event):
 
 
 def needs(path, why="was not built"):
-    """Skip the whole file where a path is missing."""
+    """Skip the whole file if a path is missing."""
     if not os.path.exists(path):
         import pytest
         pytest.skip(f"{path} {why}", allow_module_level=True)

@@ -1,7 +1,7 @@
-"""What is lost without heads (ablation.h) against torch, in float64 with hooks in the formulas of
-transformer_torch.py: sets of heads of every kind of ablation, gradients by autograd, direct effects,
-activation and path patching. Small random models, and SmolLM2 where it was fetched (tools/get-smollm2),
-of which a few heads are taken and, but for MHA_TEST_LONG=1, one kind of ablation. Every number within 1e-4 of the largest of its kind.
+"""Ablation (ablation.h) against torch in float64, with hooks in the formulas of transformer_torch.py: sets of heads
+with every kind of ablation, gradients by autograd, direct effects, activation and path patching. Tests small random
+models, and a few heads of SmolLM2 if installed (tools/get-smollm2), with one kind of ablation unless MHA_TEST_LONG=1.
+Every number must agree within 1e-4 of the largest of its kind.
 """
 import ctypes as C
 
@@ -35,7 +35,7 @@ def small(kind, seed=0):
 
 
 def smol():
-    """SmolLM2's numbers from its file, as an array; made once."""
+    """SmolLM2's numbers from its file as an array, read once."""
     if not SMOLLM2.exists():
         pytest.skip("SmolLM2 was not fetched")
     if not hasattr(smol, "made"):
@@ -49,7 +49,7 @@ def smol():
 
 
 class Reference:
-    """Measures of texts in float64, with whatever takes the place of heads."""
+    """Measures of texts in float64, with replacements for heads."""
 
     def __init__(self, model, texts, measures):
         self.model, self.texts, self.measures = model, texts, measures
@@ -102,7 +102,7 @@ class Reference:
         return self.numbers(logits, terms)
 
     def others(self, seed):
-        """The text whose heads each text takes."""
+        """For each text, the text that provides its replaced heads."""
         mask, found = 2**64 - 1, []
         for i in range(len(self.texts)):
             z = (seed + 0xD1342543DE82EF95 * i + 0x9E3779B97F4A7C15) & mask
@@ -112,7 +112,7 @@ class Reference:
         return found
 
     def replacements(self, kind, seed):
-        """For each text {layer: [B,H,T,D]} of what takes the place of z."""
+        """For each text {layer: [B,H,T,D]}, the replacement of z."""
         kept = [self.run(tokens, lengths)[1] for tokens, lengths, _ in self.texts]
         layers = range(self.model.desc.num_layers)
         valid = [torch.as_tensor(np.arange(tokens.shape[1]) < np.reshape(
@@ -228,7 +228,7 @@ def test_gradients(kind, number):
 
 
 def direct_of(reference, text):
-    """[heads, M]: minus what each head's term in the centred logits adds to the measures."""
+    """[heads, M]: the negated contribution of each head's term in the centred logits to the measures."""
     model, (tokens, lengths, terms) = reference.model, text
     d, p, H, D = model.desc, reference.p, reference.H, reference.model.desc.head_dim
     _, seen = reference.run(tokens, lengths)
@@ -282,7 +282,7 @@ def test_activation_patching(part, number):
 
 
 def path_of(reference, text, seen_to, seen_from, sender, receivers, rows=None):
-    """Wang et al. 2023: sender from the other prompt, all other heads as they are; then receivers."""
+    """Wang et al. 2023: the sender from the other prompt, all other heads unchanged; then the receivers."""
     tokens, lengths, terms = text
     layers, H = range(reference.model.desc.num_layers), reference.H
     frozen = [(layer, "z", h, seen_to[layer, "z"][:, h], None) for layer in layers for h in range(H)]
@@ -312,7 +312,7 @@ def test_path_patching(receivers, number):
 
 
 def test_intervals():
-    """The quantiles of NumPy's own bootstrap, within what 2,000 draws know of them."""
+    """The quantiles of NumPy's own bootstrap, within the error of 2,000 draws."""
     model = small(KINDS[0])
     r = np.random.default_rng(0)
     values = r.normal(1.0, 2.0, 60)

@@ -1,9 +1,8 @@
-"""What `multihead view --from --to` prints, against the same definitions in PyTorch: weights from
-eager attention, norm-based shares from vectors made in full, and the turn of the hidden state
-without a head from a run in which its slice in front of the output projection is 0.
+"""`multihead view --from --to` against the same definitions in PyTorch: weights from eager attention, norm-based shares
+from explicit vectors, and the rotation of the hidden state without a head, from a run with its slice zeroed before the
+output projection.
 
-Takes our tiny BERT, and the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2)
-where it is there.
+Uses our tiny BERT, and the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2) if it exists.
 """
 import json
 import subprocess
@@ -23,7 +22,7 @@ needs(PROGRAM)
 
 
 class Bert:
-    """A BERT in float64 whose heads can be taken out."""
+    """A BERT in float64 with removable heads."""
 
     def __init__(self, folder):
         self.model = transformers.BertModel.from_pretrained(

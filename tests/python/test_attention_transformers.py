@@ -1,9 +1,9 @@
-"""Kinds of attention against the code that models run: Gemma-2's softcap, gpt-oss's sinks, T5's bias,
-Bloom's ALiBi, Shaw's relative keys as wav2vec2-BERT has them, Mistral's window, Llama's grouped heads.
+"""Kinds of attention against the code of published models: Gemma-2's softcap, gpt-oss's sinks, T5's bias,
+Bloom's ALiBi, Shaw's relative keys in wav2vec2-BERT, Mistral's window, Llama's grouped heads.
 
-Their functions get the same numbers in float64 (most still take the softmax in float32, which the
-bounds allow them); ours must be within the a-priori bounds of docs/numerics.md 3.8 and 3.10 of that.
-Shaw's relative values, which no model here has, are held to the paper's formula in float64.
+Their functions get the same numbers in float64 (most compute the softmax in float32, which the bounds include); ours
+must agree within the a-priori bounds of docs/numerics.md 3.8 and 3.10. Shaw's relative values, which no model here has,
+are compared with the paper's formula in float64.
 """
 import types
 import zlib
@@ -17,7 +17,7 @@ import multihead_ctypes as mha
 from test_attention_torch import attention_error, ratio, score_error
 
 U = 2.0**-24
-# The worst and the best; those between have the bits of the best (test_attention_bits.c).
+# The slowest and the best; others are bit-identical to the best (test_attention_bits.c).
 ISAS = mha.AVAILABLE
 ISAS = ISAS[:1] + ISAS[1:][-1:]
 # B, H, Hk, T, S, D: the queries are the last T of S positions
@@ -46,7 +46,7 @@ def causal(T, S):
 
 
 def dropped(keep):
-    """A mask as the eager functions add it."""
+    """The additive mask of the eager functions."""
     return torch.from_numpy(np.where(keep, 0.0, -np.inf))[None, None]
 
 
@@ -55,7 +55,7 @@ def repeated(x, heads):
 
 
 def judge(name, context, call, theirs, keep, delta, v, heads):
-    """call: o and probabilities of ours. theirs: o as [B,T,H,Dv], and weights."""
+    """call: our o and probabilities. theirs: o as [B,T,H,Dv], and weights."""
     o, extra = call
     want, weights = theirs[0].numpy().swapaxes(1, 2), theirs[1].numpy()
     keep = np.broadcast_to(keep, weights.shape)
@@ -112,7 +112,7 @@ def test_gpt_oss_sinks(context, shape):
                 sink_logits=sinks)
     delta = plain_delta(q, k, H, scale) + 2 * U * np.abs(sinks)[:, None, None]
     judge(f"sinks {shape}", context, call, theirs, keep, delta, v, H)
-    assert (theirs[1].sum(-1) < 1 - 1e-4).any()  # the sink takes its share
+    assert (theirs[1].sum(-1) < 1 - 1e-4).any()  # with the sink's share
 
 
 @pytest.mark.parametrize("shape", [x for x in SHAPES if x[1] == x[2]], ids=str)
@@ -141,7 +141,7 @@ def test_t5_bias(context, shape, decoder):
 
 
 def run_desc(context, desc, q, k, v):
-    """o and probabilities of a descriptor that is made already."""
+    """o and probabilities of an existing descriptor."""
     o = np.empty((*q.shape[:3], v.shape[3]), np.float32)
     p = np.empty((*q.shape[:3], k.shape[2]), np.float32)
     views = [mha.tensor(x) for x in (q, k, v, o, p)]
@@ -155,7 +155,7 @@ def run_desc(context, desc, q, k, v):
 
 @pytest.mark.parametrize("shape", [x for x in SHAPES if x[1] == x[2]], ids=str)
 def test_bloom_alibi(context, shape):
-    """Bloom adds slope * key, we -slope * distance: a constant apart in each row, so the same."""
+    """Bloom adds slope * key, we add -slope * distance. They differ by a constant per row, so weights are equal."""
     B, H, _, T, S, D = shape
     _, q, k, v = draw("bloom", shape)
     bloom = eager("bloom")
@@ -170,7 +170,7 @@ def test_bloom_alibi(context, shape):
     weights = torch.softmax(scores, -1)
     theirs = (weights @ vd).transpose(1, 2), weights
     call = ours(context, q, k, v, causal=True, q_offset=S - T, scale=scale, alibi_slopes=slopes)
-    # Their slopes are powers in float32, ours are rounded once: H + 4 more roundings of a term.
+    # Their slopes are powers in float32, ours are rounded once: H + 4 additional roundings of a term.
     added = np.abs(slopes)[:, None, None] * S * (H + 6)
     judge(f"ALiBi {shape}", context, call, theirs, keep, plain_delta(q, k, H, scale, added), v, H)
 
@@ -216,7 +216,7 @@ def test_shaw_values(context, clip):
     call = ours(context, q, k, v, scale=scale, shaw_keys=keys, shaw_values=values)
     delta = plain_delta(q, k, H, scale) + (D + 5) * U * scale * (
         np.abs(q.astype(np.float64)).sum(-1)[..., None] * np.abs(keys).max())
-    # The mean of values with table rows: as of values of both sizes together.
+    # The mean of values plus table rows: the bound for values of both sizes together.
     large = np.broadcast_to(np.abs(v).max() + np.abs(values).max(), v.shape)
     judge(f"Shaw values {clip}", context, call, (o.transpose(1, 2), weights),
           np.ones((T, T), bool), delta, large, H)
@@ -225,7 +225,7 @@ def test_shaw_values(context, clip):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("window", [2, 4, 100])
 def test_mistral_window(context, shape, window):
-    """sliding_window counts the query's own position; we name the keys before it."""
+    """sliding_window includes the query's own position; ours counts the keys before it."""
     from transformers.masking_utils import sliding_window_causal_mask_function
     B, H, Hk, T, S, D = shape
     _, q, k, v = draw("mistral", shape)

@@ -1,9 +1,8 @@
 """Gradients of attention against torch autograd in float64.
 
-The bounds that are sharp are in tests/unit/test_backward.c. Here an independent program judges: the
-largest error of each gradient must be at most four times that of torch in float32 on the same
-numbers, plus a millionth of the largest gradient (or of what its sum is made of), since a single
-number may be exact by chance.
+tests/unit/test_backward.c has the sharp bounds. Here the largest error of each gradient must be at most four times that
+of torch in float32 on the same numbers, plus a millionth of the largest gradient (or of the terms of its sum), since a
+single number may be exact by chance.
 """
 import itertools
 import zlib
@@ -25,7 +24,7 @@ def context(request):
 
 
 def attend(q, k, v, keep, extra):
-    """The formula of attention.h in torch operations; extra holds what else has a gradient."""
+    """The formula of attention.h in torch operations; extra holds further inputs with gradients."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = q @ k.transpose(2, 3) * extra["scale"]
@@ -89,7 +88,7 @@ def test_against_autograd(context, shape, kind):
                                        context=context, scale=0.25, **settings)
     exact = torch_gradients(inputs, g, keep, cap, torch.float64)
     single = torch_gradients(inputs, g, keep, cap, torch.float32)
-    # What the sums of these two are made of; they nearly cancel.
+    # Magnitudes of the terms of these two sums, which nearly cancel.
     sizes = {"scale": np.abs(q * exact["q"]).sum() / 0.25, "sink_logits": np.abs(g * o).sum()}
     for name in inputs:
         error = np.abs(ours[name] - exact[name]).max()
@@ -99,7 +98,7 @@ def test_against_autograd(context, shape, kind):
 
 
 def test_rows_without_keys():
-    """torch gives NaN for the whole batch here; we give 0."""
+    """torch gives NaN for the whole batch; ours gives 0."""
     q, k = (np.ones((1, 1, n, 4), np.float32) for n in (3, 2))
     keep = np.array([[1, 1], [0, 0], [1, 0]], bool)
     o, extra = mha.attention(q, k, k, outputs=("lse",), keep_mask=keep)

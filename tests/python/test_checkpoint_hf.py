@@ -1,7 +1,6 @@
-"""Folders of transformers, saved here and loaded by Hugging Face transformers, and the other way:
-the same numbers (at most twice the error that torch in float32 has against torch in float64) and
-the same greedy tokens. Run with -s to see the errors. test_greedy() takes two or three
-configurations of each family; with MHA_TEST_LONG=1 all (half a minute)."""
+"""Model folders saved here and loaded by Hugging Face transformers, and vice versa: the same numbers (at most twice the
+error of torch in float32 against float64) and the same greedy tokens. Run with -s to see the errors. test_greedy()
+tests two or three configurations per family; MHA_TEST_LONG=1 all (half a minute)."""
 import contextlib
 import copy
 import json
@@ -37,8 +36,7 @@ def some_ids(seed):
 
 @contextlib.contextmanager
 def in_double():
-    """What transformers computes in float32 whatever the model is (angles, norms, softmax), in
-    float64."""
+    """Compute in float64 what transformers always computes in float32 (angles, norms, softmax)."""
     with mock.patch.object(torch, "float32", torch.float64), \
             mock.patch.object(torch, "float", torch.float64), \
             mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
@@ -46,7 +44,7 @@ def in_double():
 
 
 def in_float64(model):
-    """A copy for use in_double()."""
+    """A copy for in_double()."""
     model = copy.deepcopy(model).double()
     with in_double():
         for module in list(model.modules()):
@@ -97,7 +95,7 @@ def greedy(ours, prompt, count):
 
 
 def randomise(model, seed):
-    """Every parameter random: a model as transformers makes it has biases 0 and norms 1."""
+    """Make every parameter random: new models of transformers have biases 0 and norms 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -126,7 +124,7 @@ def test_our_llama(tmp_path, options):
 
 
 def test_our_pruned_llama(tmp_path):
-    """As many heads left in every layer: an ordinary Llama folder."""
+    """The same number of heads in every layer: an ordinary Llama folder."""
     whole = ck.Transformer(**{**LLAMA, "head_dim": 6})
     whole.randomise(3)
     keep = np.zeros((whole.desc.num_layers, whole.desc.num_heads))
@@ -160,7 +158,7 @@ TEXTS = ["", " ", "a", "The cat, it's 3.5 $ (or <so>)! ", "caf\u00e9\u3002\u00ab
 
 @pytest.mark.parametrize("splitting", [0, 1, 2], ids=["space", "punctuation", "characters"])
 def test_our_splittings(tmp_path, splitting):
-    """The same tokens in transformers as here, and what a decoded text looks like."""
+    """The same tokens in transformers as here, and the decoded text."""
     pieces = sorted(set("".join(TEXTS)) - ({" "} if splitting < 2 else set()))
     pieces += ["The", "cat", "it", "or", "so", "and", "two", "word", "lines"]
     words = ["<pad>", "<s>", "</s>", "<unk>", *pieces]
@@ -169,7 +167,7 @@ def test_our_splittings(tmp_path, splitting):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS:
         if splitting == 2 and "<s>" in text:
-            continue  # they see special tokens among characters too; here these are characters
+            continue  # they recognise special tokens among characters; here these are characters
         assert ck.encode(tmp_path, text) == tokenizer(text)["input_ids"], repr(text)
     ids = tokenizer("and, so\n")["input_ids"]
     wanted = ["and, so", "and , so", "and, so\n"][splitting]
@@ -204,13 +202,13 @@ def test_16_bits(tmp_path, dtype):
         num_attention_heads=4, max_position_embeddings=LENGTH)
     model = randomise(transformers.LlamaForCausalLM(config), 13)
     model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
-    wide = transformers.LlamaForCausalLM.from_pretrained(  # anew: .to() rounded the angles too
+    wide = transformers.LlamaForCausalLM.from_pretrained(  # again: .to() also rounded the angles
         tmp_path, dtype=torch.float32, attn_implementation="eager")
     expect_same(ck.Transformer(tmp_path), wide, 14)
 
 
 def test_older_config(tmp_path):
-    """rope_theta where transformers 4 has it."""
+    """rope_theta at its place in transformers 4."""
     ours = ck.Transformer(**{**LLAMA, "rope_base": 5e5})
     ours.randomise(1)
     ours.save(tmp_path)
@@ -260,7 +258,7 @@ ENCODERS = {
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
-@pytest.mark.parametrize("head", [False, True])  # with one, names have a prefix
+@pytest.mark.parametrize("head", [False, True])  # with a head, names have a prefix
 def test_their_relatives_of_bert(tmp_path, kind, head):
     config = transformers.AutoConfig.for_model(
         kind, vocab_size=VOCAB, max_position_embeddings=LENGTH, **ENCODERS[kind])
@@ -286,7 +284,7 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, original_max_posit
 LINEAR = dict(rope_type="linear", rope_theta=5e5, factor=2.5)
 GPT2 = dict(vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=LENGTH)
 # Random configurations of each family: odd sizes, grouped heads, windows shorter than the texts,
-# rotations scaled beyond the length of training, weights tied and not.
+# rotations scaled beyond the training length, tied and untied weights.
 FAMILIES = {
     "llama": [dict(rope_parameters=LINEAR), dict(rope_parameters=LLAMA3, head_dim=6),
               dict(rope_parameters=YARN), dict(rope_parameters={**YARN, "attention_factor": 0.8,
@@ -338,7 +336,7 @@ def their_family(kind, options, seed):
 @pytest.mark.parametrize("kind, options", [(kind, options) for kind, all_of in FAMILIES.items()
                                            for options in all_of], ids=str)
 def test_their_families(tmp_path, kind, options):
-    """The same logits and maps; folders of our own keep all of it."""
+    """The same logits and maps; our own folders preserve all of it."""
     model = their_family(kind, options, 21)
     model.save_pretrained(tmp_path / "theirs")
     ours = ck.Transformer(tmp_path / "theirs")
@@ -351,12 +349,12 @@ def test_their_families(tmp_path, kind, options):
 
 # ---- greedy texts ---------------------------------------------------------------------------------
 
-STEPS = 100  # far beyond the windows, and the lengths that rotations are scaled from
+STEPS = 100  # far beyond windows and original lengths of scaled rotations
 
 
 def enliven(model):
-    """Random weights settle on one token: the biases of norms decide, or the token itself through
-    tied embeddings. Biases around 0 and larger layers let the whole text decide."""
+    """Random weights settle on one token, determined by biases of norms or by the token itself through tied embeddings.
+    Biases around 0 and larger layers make the whole text matter."""
     gemma = model.config.model_type.startswith("gemma")  # whose norms multiply by 1 + w
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -370,7 +368,7 @@ def enliven(model):
 
 
 def our_greedy(ours, prompt, cache):
-    """STEPS tokens and the logits that chose them."""
+    """STEPS tokens and the logits that selected them."""
     decode, ids, rows = ck.Decoder(ours) if cache else ours, list(prompt), []
     for _ in range(STEPS):
         new = ids[len(ids) - 1 if rows else 0:] if cache else ids
@@ -392,7 +390,7 @@ def their_greedy(model, prompt, cache):
 
 
 def lively_family(kind, options, folder):
-    """One whose text has some different tokens to its end; and ours of it, with that text."""
+    """A model whose text varies to its end, our copy of it, and that text."""
     positions = {"n_positions" if kind == "gpt2" else "max_position_embeddings": STEPS + 28}
     for seed in range(21, 41):
         model = enliven(their_family(kind, {**options, **positions}, seed))
@@ -404,7 +402,7 @@ def lively_family(kind, options, folder):
     raise AssertionError("every text settles on a few tokens")
 
 
-# Beside windows, all kinds of scaling without a cache.
+# With windows, all kinds of scaling without a cache.
 GREEDY = [(kind, options, LONG or kind == "llama" or i == 0) for kind, all_of in FAMILIES.items()
           for i, options in enumerate(all_of) if LONG or i < (3 if kind == "llama" else 2)]
 
@@ -412,9 +410,9 @@ GREEDY = [(kind, options, LONG or kind == "llama" or i == 0) for kind, all_of in
 @pytest.mark.gate(5)
 @pytest.mark.parametrize("kind, options, whole", GREEDY, ids=str)
 def test_greedy(tmp_path, kind, options, whole):
-    """As transformers with a cache and without, each against its own kind. torch's logits are up to
-    e from float64 (the largest of its runs; the whole text at once is one more), ours up to 2 e. So
-    the exact two largest decide where they are 4 e apart; the first tie ends the comparison."""
+    """Compare with transformers, with a cache and without. torch's logits are up to e from float64 (the largest of its
+    runs, including one over the whole text), ours up to 2 e. So the tokens must agree while the two largest exact
+    logits are 4 e apart; the first tie ends the comparison."""
     model, ours, text, logits = lively_family(kind, options, tmp_path)
     again, same = our_greedy(ours, text[:5], True)
     assert again == text and np.array_equal(same, logits)
@@ -436,8 +434,8 @@ def test_greedy(tmp_path, kind, options, whole):
 # ---- gradients ------------------------------------------------------------------------------------
 
 def torch_gradients(model, ids, targets, folder, double):
-    """By our parameters: saved as if they were weights, which loading puts where ours are. Times
-    2^40, so that the 1 that Gemma's norms get is lost in rounding."""
+    """Gradients in the order of our parameters: saved as weights and loaded by our loader. Scaled by 2^40, so that the
+    1 added to Gemma's norms is lost in rounding."""
     model = in_float64(model) if double else copy.deepcopy(model)
     with in_double() if double else contextlib.nullcontext():
         logits = model(torch.from_numpy(ids), use_cache=False).logits.flatten(0, 1)
@@ -456,12 +454,11 @@ GRADIENTS = [(kind, all_of[0]) for kind, all_of in FAMILIES.items()] + [
 
 @pytest.mark.parametrize("kind, options", GRADIENTS, ids=str)
 def test_gradients(tmp_path, kind, options):
-    """Of every parameter, against autograd in float64. A gradient's error, of the largest number in
-    it, is at most twice the largest that torch in float32 has of any. The exact one of a key's bias
-    is 0 where nothing rotates (it adds the same to all scores of a query); the query's is its
-    measure."""
+    """Gradients of every parameter against autograd in float64. A gradient's error relative to its largest number is at
+    most twice torch's largest in float32. The exact gradient of a key's bias is 0 without rotation (it shifts all
+    scores of a query equally), so it is scaled by the query's."""
     model, ids, targets = enliven(their_family(kind, options, 21)), some_ids(31), some_ids(32)
-    ids[ids == 0] = 1  # torch gives the embedding of padding no gradient
+    ids[ids == 0] = 1  # torch gives the padding embedding no gradient
     model.save_pretrained(tmp_path / "weights")
     ours = ck.Transformer(tmp_path / "weights")
     exact, single = (ours.parameters(torch_gradients(model, ids, targets, tmp_path / name, double))
@@ -485,13 +482,13 @@ def test_their_roberta(tmp_path, options):
     ours = ck.Transformer(tmp_path)
     assert ours.desc.max_length == LENGTH + 6 - config.pad_token_id - 1
     ids = some_ids(26)
-    ids[:, [0, 7, 8, 20]] = config.pad_token_id  # which has no position of its own
+    ids[:, [0, 7, 8, 20]] = config.pad_token_id  # which has no position
     exact, single = (theirs(model, ids, double) for double in (True, False))
     assert np.abs(ours(ids) - exact).max() <= 2 * np.abs(single - exact).max()
 
 
 def test_older_gemma3(tmp_path):
-    """The two bases as transformers 4 writes them, and where it leaves them out."""
+    """The two bases as written by transformers 4, and defaults that it omits."""
     layers = ["sliding_attention", "full_attention", "sliding_attention"]
     model = their_family("gemma3_text", dict(head_dim=6, sliding_window=5, layer_types=layers), 29)
     model.save_pretrained(tmp_path)
@@ -504,7 +501,7 @@ def test_older_gemma3(tmp_path):
 
 
 def test_shards(tmp_path):
-    """A model in several files, as larger ones are saved; what can be wrong with their index."""
+    """A model in several files, as larger ones are saved; errors in the index."""
     model = their_family("qwen2", {}, 27)
     model.save_pretrained(tmp_path / "one")
     model.save_pretrained(tmp_path / "many", max_shard_size="20KB")
@@ -548,8 +545,8 @@ def test_refused(tmp_path, kind, options, words):
 @pytest.mark.parametrize("kind, options", [
     ("qwen2", dict(tie_word_embeddings=True)), ("gpt_neox", dict(num_key_value_heads=4)), ("gpt2", {})], ids=str)
 def test_without_prefix(tmp_path, kind, options):
-    """Names as AutoModel.save_pretrained() writes them: tied to the embeddings the output is there, else it
-    is not, and the hidden states are what is left."""
+    """The names written by AutoModel.save_pretrained(): a tied output is present; otherwise it is missing, and only
+    hidden states remain."""
     model = their_family(kind, options, 45)
     model.save_pretrained(tmp_path / "whole")
     model.base_model.save_pretrained(tmp_path / "inner")
@@ -560,7 +557,7 @@ def test_without_prefix(tmp_path, kind, options):
 
 
 def test_output_beside_tied_embeddings(tmp_path):
-    """Some files hold both; only if they are one tensor, it is the one that is taken."""
+    """Some files have both. The tied one is used only if they are the same tensor."""
     model = their_family("llama", dict(tie_word_embeddings=True), 47)
     model.save_pretrained(tmp_path)
     ours, weights = ck.Transformer(tmp_path)(some_ids(48)), load_file(tmp_path / "model.safetensors")
@@ -575,7 +572,7 @@ def test_output_beside_tied_embeddings(tmp_path):
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "two files"])
 def test_the_line_that_converts_pickles(tmp_path, monkeypatch, kind):
-    """The command in the message, as it is printed, gives a folder with all weights."""
+    """The command in the message, as printed, creates a folder with all weights."""
     model = (randomise(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), 49) if kind == "bert"
              else their_family("gpt2" if kind == "gpt2" else "llama", dict(tie_word_embeddings=kind == "llama"), 49))
     model.save_pretrained(tmp_path)
@@ -593,13 +590,13 @@ def test_the_line_that_converts_pickles(tmp_path, monkeypatch, kind):
     python, option, code = shlex.split(str(error.value).split("in the folder: ")[1].split("'}")[0])
     assert (python, option) == ("python3", "-c")
     monkeypatch.chdir(tmp_path)
-    exec(code, {})  # in a process of its own importing torch takes seconds
+    exec(code, {})  # a separate process would take seconds to import torch
     assert np.array_equal(ck.Transformer(tmp_path)(some_ids(50)), ours)
     assert load_file(tmp_path / "model.safetensors").keys() == weights.keys()
 
 
 def test_commands_of_messages():
-    """Those of the model library are run above, or are scripts that are there."""
+    """Commands in messages of the model library are run above, or are existing scripts."""
     text = "".join(re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in (ROOT / "src/model").rglob("*.c"))
     assert len(re.findall(r"python3? -c|\bpip install", text)) == 1
     scripts = set(re.findall(r'"[^"\n]*?(tools/[\w-]+)', text))
@@ -607,7 +604,7 @@ def test_commands_of_messages():
 
 
 def test_odd_yarn(tmp_path):
-    """YaRN has no ramp for an odd width, in transformers neither."""
+    """YaRN has no ramp for an odd width, as in transformers."""
     their_family("gpt_neox", dict(hidden_size=40), 33).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())

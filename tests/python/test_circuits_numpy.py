@@ -1,7 +1,7 @@
-"""libmultihead-circuits against NumPy, by the definitions: matrices of E x E and V x V decomposed as they are,
-in float64. Tiny models of several families, all heads; SmolLM2 and MiniLM as transformers loads them, some
-heads. Within 1e-4 relative; singular vectors within 5e-3 times (largest value / distance to the next one),
-since of close values only the span is determined."""
+"""libmultihead-circuits against the definitions in NumPy: E x E and V x V matrices decomposed directly in float64. All
+heads of tiny models of several families; some heads of SmolLM2 and MiniLM as loaded by transformers. Tolerance 1e-4
+relative; singular vectors within 5e-3 times (largest value / distance to the next one), since close values determine
+only their span."""
 import ctypes as C
 import functools
 
@@ -38,7 +38,7 @@ def frequencies(dim, base=10000.0, factor=1.0, scaling=LINEAR, low=1.0, high=4.0
 
 
 def rotation(D, offsets, rope):
-    """[D,D], the mean over offsets of the rotation of a key that many tokens before its query."""
+    """[D,D], the mean rotation of a key over its offsets before the query."""
     if rope is None:
         return np.eye(D)
     dim = rope.get("dim") or D
@@ -57,7 +57,7 @@ def centring(E, layer_norm):
 
 
 class Model:
-    """Weights in float64 as the definitions read them. norm: "layer", "rms" or "none"."""
+    """Weights in float64 for the definitions. norm: "layer", "rms" or "none"."""
 
     def __init__(self, p, norm, pre_norm, H, Hk, D, ropes, epsilon=1e-5, embed_scale=1.0, tied=False):
         self.p = {name: np.asarray(array, np.float64) for name, array in p.items()}
@@ -70,7 +70,7 @@ class Model:
         return self.p.get(f"layers.{layer}.{name}.weight")
 
     def reading(self, layer):
-        """What the norm in front does to a vector that is already divided."""
+        """The preceding norm applied to an already normalised vector."""
         if not self.pre_norm:
             return np.eye(self.E)
         return np.diag(self.part(layer, "self_attn_norm")) @ centring(self.E, self.layer_norm)
@@ -127,8 +127,8 @@ def score(values):
 
 
 def eigenvalue_score(left, M, right, product):
-    """Of left M right^T [V,V]; where that is too large to decompose, the same eigenvalues of M product [E,E],
-    with product = right^T left."""
+    """Eigenvalues of left M right^T [V,V]; if that is too large, the same eigenvalues of M product [E,E], with product
+    = right^T left."""
     return score(np.linalg.eigvals(left @ M @ right.T if product is None else M @ product))
 
 
@@ -139,7 +139,7 @@ def check_values(got, wanted):
 
 
 def check_vectors(M, values, left, right, decomposed):
-    """u^T M v = s for each pair, and u as NumPy's, up to the one sign that both have."""
+    """u^T M v = s for each pair, and u equals NumPy's up to a common sign."""
     u, s, vt = decomposed
     for k in range(len(left)):
         assert abs(left[k] @ M @ right[k] - values[k]) < TOLERANCE * s[0]
@@ -316,7 +316,7 @@ def test_minilm():
 
 
 def test_structs_are_sized():
-    """A struct of another size is refused, not read beyond."""
+    """A struct of another size is rejected, not read beyond its end."""
     net, _ = make_family("gpt-2", 1)
     asked, out = circuits.CircuitsDesc(struct_size=12), circuits.Circuits()
     with pytest.raises(mha.MultiheadError, match="struct_size"):

@@ -1,8 +1,8 @@
-"""What a field of config.json means where it stands, is absent, null, elsewhere, or twice: for every family
-each of its fields is deleted, nulled, given another value, moved and copied to other levels (config.json
-itself, rope_parameters, rope_scaling, their objects for kinds of layers) and to its other names; and fields
-that only other families have are added. transformers' AutoConfig and model, in float64, must then give our
-numbers, or we refuse and name the field. MHA_TEST_DEEP=1 takes all cases, the gate some of each family."""
+"""The meaning of a config.json field that is present, absent, null, misplaced or duplicated. For every family each
+field is deleted, set to null, given another value, moved and copied to other levels (config.json itself,
+rope_parameters, rope_scaling, their objects for kinds of layers) and to its other names; fields of other families are
+added. transformers' AutoConfig and model in float64 must then give our numbers, or our loader rejects the file and
+names the field. MHA_TEST_DEEP=1 tests all cases, the gate some of each family."""
 import copy
 import json
 import random
@@ -24,7 +24,7 @@ transformers.utils.logging.disable_progress_bar()
 
 VOCAB, LENGTH, LAYERS = 61, 32, 2
 IDS = np.random.default_rng(5).integers(3, VOCAB, (1, LENGTH - 2))
-IDS[0, [4, 5, 11]] = 4  # what pads some of them
+IDS[0, [4, 5, 11]] = 4  # padding of some of them
 SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
              max_position_embeddings=LENGTH)
 GROUPED = dict(SIZES, num_key_value_heads=2)
@@ -37,7 +37,7 @@ YARN = dict(rope_type="yarn", rope_theta=5e3, factor=4.0, original_max_position_
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e3, factor=8.0, original_max_position_embeddings=8,
               low_freq_factor=1.0, high_freq_factor=4.0)
 DYNAMIC = dict(rope_type="dynamic", rope_theta=5e3, factor=2.0)
-BASES = {  # of each family: settings that make more of its fields matter
+BASES = {  # per family: settings that make more of its fields matter
     "llama": [dict(rope_parameters=rope) for rope in (DEFAULT, LINEAR, YARN, LLAMA3, DYNAMIC)],
     "mistral": [dict(sliding_window=5), dict(sliding_window=None, rope_parameters=LINEAR)],
     "qwen2": [dict(use_sliding_window=True, sliding_window=6, max_window_layers=1, rope_parameters=DEFAULT),
@@ -62,7 +62,7 @@ OWN_SIZES = {"gpt2": dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4,
              "distilbert": dict(vocab_size=VOCAB, dim=32, hidden_dim=48, n_layers=LAYERS, n_heads=4,
                                 max_position_embeddings=LENGTH)}
 ENCODERS = ("bert", "roberta", "electra", "distilbert")
-# A field and another name that transformers, or another version of it, has for it.
+# A field and its other name in some version of transformers.
 ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"),
                     ("n_positions", "max_position_embeddings"), ("n_positions", "n_ctx"),
                     ("activation_function", "hidden_act")],
@@ -74,7 +74,7 @@ ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"),
 ROPE = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "factor", "original_max_position_embeddings",
         "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "low_freq_factor",
         "high_freq_factor", "truncate")
-# Another value of each field, also for families that do not have it.
+# Another value for each field, also for families that do not have it.
 OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
          "hidden_act": "gelu", "hidden_activation": "gelu", "activation_function": "relu", "activation": "relu",
          "rms_norm_eps": 1e-2, "layer_norm_eps": 1e-2, "layer_norm_epsilon": 1e-2, "rope_theta": 70.0,
@@ -89,7 +89,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "is_encoder_decoder": True, "use_bidirectional_attention": True, "attention_bias": True, "mlp_bias": True,
          "tie_word_embeddings": True, "use_sliding_window": True, "use_parallel_residual": False,
          "scale_attn_weights": False, "sinusoidal_pos_embds": True}
-# What no family's numbers depend on.
+# Fields without influence on any family's numbers.
 IDLE = re.compile(r".*(drop|summary|transformers_version|architectures|dtype|label|problem|initializer|output_hidden"
                   r"|output_attentions|return_dict|use_cache|_name_or_path|model_type|bos_token|eos_token|cache).*")
 
@@ -104,7 +104,7 @@ def other(key, value):
 
 
 def make(kind, options):
-    """A model whose numbers depend on everything: small embeddings, so that epsilons count."""
+    """A model whose numbers depend on every field: small embeddings make epsilons matter."""
     sizes = OWN_SIZES.get(kind, SIZES if kind in ENCODERS + ("gpt_neox",) else GROUPED)
     config = transformers.AutoConfig.for_model(kind, **{**sizes, **options})
     auto = transformers.AutoModel if kind in ENCODERS else transformers.AutoModelForCausalLM
@@ -119,7 +119,7 @@ def make(kind, options):
 
 
 def olden(kind, config):
-    """The same configuration as transformers 4 writes it."""
+    """The same configuration as written by transformers 4."""
     config = copy.deepcopy(config)
     rope = config.pop("rope_parameters", None)
     if rope is None:
@@ -153,7 +153,7 @@ def at(config, path):
 
 
 def edits(kind, config):
-    """(what is done, the fields that a refusal may name, the edited configuration)"""
+    """(edit, fields that an error may name, edited configuration)"""
     def edit(what, names, change):
         made = copy.deepcopy(config)
         change(made)
@@ -201,7 +201,7 @@ def edits(kind, config):
 
 
 def theirs(kind, folder):
-    """The numbers that transformers gives, or why it gives none."""
+    """The numbers of transformers, or the reason why there are none."""
     auto = transformers.AutoModel if kind in ENCODERS else transformers.AutoModelForCausalLM
     try:
         model, report = auto.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager",
@@ -226,7 +226,7 @@ total, largest = Counter(), [0.0]
 
 
 def judge(kind, folder, what, names):
-    """(how it went, what is wrong or None)"""
+    """(outcome, error or None)"""
     mine = ours(folder)
     if isinstance(mine, str) and any(
             re.search(rf"'{name}'|\b{name} ['\d]", mine) for name in names):
@@ -275,7 +275,7 @@ def test_fields(tmp_path, kind):
 
 
 def test_every_field_is_swept():
-    """What the code reads of config.json is in the cases above."""
+    """Every field of config.json that the code reads is in the cases above."""
     read = set()
     for path in (ROOT / "src/model/arch").glob("*.c"):
         text = path.read_text() if path.stem != "multihead" else ""
@@ -294,7 +294,7 @@ def test_every_field_is_swept():
 @pytest.mark.parametrize("config, generation", [(1, None), ([3, 1], None), (None, [2, 5]), (None, 3), ([2], [2, 1]),
                                                 (None, None)], ids=str)
 def test_end_tokens(tmp_path, config, generation):
-    """Numbers stand for tokens in the order in which the text without an end has them. It ends where transformers ends it, and at the
+    """Numbers denote tokens in the order of the unlimited text. It ends where transformers ends it, and at the
     tokenizer's eos_token."""
     import tokenizers
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, eos_token_id=None, bos_token_id=None))

@@ -10,7 +10,7 @@ from shared import ROOT
 
 
 def test_declarations():
-    """ctypes lays structs out as the compiler does, by whom check_abi.py measured, and knows every type."""
+    """ctypes lays structs out like the compiler that check_abi.py measured, and knows every type."""
     rows = [line.split(" ", 4) for path in (ROOT / "abi").glob("*.abi") for line in path.read_text().splitlines()]
     structs = {name: rest[0] for _, kind, name, *rest in rows if kind == "struct"}
     fields = {name: rest[0] for _, kind, name, *rest in rows if kind == "field"}

@@ -1,7 +1,8 @@
-"""The way from a token to the next token on the page of `multihead serve`: its numbers are those of the maps and
-of the library, a head opens to its steps, and all of it is reached by keys and read by screen readers.
+"""The diagram from a token to the next token on the page of `multihead serve`: its numbers equal those of the maps and
+the library, a head expands to its steps, and everything is accessible by keys and screen readers.
 
-Needs playwright and a Chromium, as test_serve.py; test_explorer.py compares the answers in a page without a server."""
+Needs playwright and a Chromium, like test_serve.py; test_explorer.py compares the answers in a page without a
+server."""
 import base64
 import json
 import subprocess
@@ -43,7 +44,7 @@ def urls(serve, trained):
 
 @pytest.fixture
 def visit(new_page, urls):
-    """Opens a page with its diagram; at the end nothing must have gone wrong."""
+    """Opens a page with its diagram; fails at the end if there were errors."""
     complaints = []
 
     def opener(model="decoder", text=TEXT, **options):

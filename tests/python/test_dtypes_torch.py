@@ -1,9 +1,9 @@
-"""f16 and bf16 tensors against torch: its scaled_dot_product_attention in the same type, and in
-float64 on the same numbers.
+"""f16 and bf16 tensors against torch's scaled_dot_product_attention in the same type, and in float64 on the same
+numbers.
 
-Two judges again. Each element is within the bound of docs/numerics.md, 3.11: what f32 arithmetic may
-be wrong by, and half an ulp of the type. And the largest error, in units of the type's rounding of
-the largest value, is not above that of torch in the same type.
+Two criteria: each element is within the bound of docs/numerics.md, 3.11: the error of f32 arithmetic, and half an ulp
+of the type. The largest error, in units of the type's rounding of the largest value, is not above torch's in the same
+type.
 """
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def context(request):
 
 
 def array_of(x):
-    """The same elements; bfloat16 as its patterns."""
+    """The same elements; bfloat16 as bit patterns."""
     return x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
 
@@ -55,13 +55,13 @@ def test_rounded_once(context, dtype, causal, path):
         assert (np.abs(got - exact) <= bound).all()
         theirs = sdpa(q, k, v, is_causal=causal).double().numpy()
         ours = np.abs(got - exact).max()
-        # Where f32 errors next to a midpoint tip the last bit, by no more than `error`.
+        # f32 errors next to a midpoint may change the last bit, by no more than `error`.
         assert ours <= np.abs(theirs - exact).max() + error.max()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_mixtures(context, dtype):
-    """f32 queries on keys and values of another type: torch needs them widened first."""
+    """f32 queries with keys and values of another type, which must be widened for torch."""
     rng = np.random.default_rng(11)
     q = draw(rng, torch.float32, (2, 4, 50, 32), 1)
     k, v = (draw(rng, dtype, (2, 2, 90, 32), 1) for _ in range(2))
@@ -71,7 +71,7 @@ def test_mixtures(context, dtype):
 
 
 def test_overflow_is_infinity(context):
-    """As torch rounds f32 to float16: what is beyond 65504 by half a step becomes an infinity."""
+    """torch's rounding of f32 to float16: beyond 65504 plus half a step the result is infinite."""
     one = np.zeros((1, 1, 1, 1), np.float32)
     v = np.float32([65519, 65520, -1e6, 1e-8]).reshape(1, 1, 1, 4)
     got = mha.attention(one, one, v, o_type=np.float16, context=context)

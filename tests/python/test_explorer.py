@@ -1,7 +1,7 @@
-"""`multihead page` in headless Chromium, from the disk: the library and the model in the page compute what the
-program computes, nothing is asked of anyone, and other models are opened in it.
+"""`multihead page` in headless Chromium, from disk: the library and the model in the page compute the program's
+results, there are no requests, and other models can be opened.
 
-Needs playwright, a Chromium, and what script/page makes."""
+Needs playwright, a Chromium, and the output of script/page."""
 import base64
 import importlib.util
 import json
@@ -43,7 +43,7 @@ def visit(open_page, explorer):
 
 
 def settled(page):
-    """All that was asked for is answered and drawn."""
+    """Wait until all requests are answered and drawn."""
     page.locator("#live-panel[data-answers]:not([data-busy])").wait_for()
 
 
@@ -57,12 +57,12 @@ def tokens_of(page):
 
 
 def said(page):
-    """What the page says about a model that is opened."""
+    """The page's message about an opened model."""
     page.wait_for_function("() => !/^(opening|reading) /.test(document.getElementById('explorer-text').textContent)")
     return page.locator("#explorer-text").inner_text()
 
 
-# ---- the numbers are those of the program ----------------------------------------------------------
+# ---- the numbers equal the program's ---------------------------------------------------------------
 
 ASK = """async requests => {
     const parts = window.multihead, worker = new Worker(parts.worker), module = await parts.module;
@@ -82,8 +82,11 @@ ASK = """async requests => {
 }"""
 
 
+SECONDS = re.compile(rb'"seconds":[0-9.e-]+')
+
+
 def native(model, requests):
-    """The answers of the portable kernels, by the carrier without a socket."""
+    """The answers of the portable kernels, over the transport without a socket."""
     asked = b"".join(b"%s %d\n%s" % (place.encode(), len(body.encode()), body.encode()) for place, body in requests)
     given = subprocess.run([CARRIER, model, model.name], check=True, capture_output=True, input=asked,
                            env={**os.environ, "MHA_ISA": "portable"}).stdout
@@ -96,14 +99,13 @@ def native(model, requests):
 
 def same_answers(page, model, texts):
     heads = ["L0H0", "L1H1"]
-    requests = [(place, json.dumps({"text": texts[0], **more})) for place in ("look", "map", "trace") for more in (
+    requests = [(place, json.dumps({"text": texts[0], **more})) for place in ("look", "map", "trace", "generate") for more in (
         {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
-        {"patched": heads, "other": texts[1], "head": "L1H0"}, {"text": ""})]
+        {"patched": heads, "other": texts[1], "head": "L1H0"}, {"cache": "int8", "draws": True}, {"text": ""})]
     answers = page.evaluate(ASK, requests)
-    seconds = re.compile(rb'"seconds":[0-9.e-]+')
     for request, (status, text), (own_status, own) in zip(requests, answers, native(model, requests), strict=True):
         assert status == own_status, request
-        assert seconds.sub(b"", base64.b64decode(text)) == seconds.sub(b"", own), request
+        assert SECONDS.sub(b"", base64.b64decode(text)) == SECONDS.sub(b"", own), request
 
 
 @pytest.mark.gate(1)
@@ -162,7 +164,7 @@ def test_nothing_may_be_fetched(new_page, explorer):
 
 # ---- languages -------------------------------------------------------------------------------------
 
-# Texts of the page that letters are in, without tokens, names and what a person typed.
+# Texts of the page with letters, except tokens, names and typed input.
 READ = r"""() => {
     const own = "script, style, bdi, textarea, kbd, sub, h1, dd, [id=live-language], [id=cmap], .thumb-name, " +
         ".chip, .live-chip, [id=name], [id=overview-now], .save-line button, noscript, footer";
@@ -219,7 +221,7 @@ def test_the_language_is_chosen(visit):
 # ---- the guided tour -------------------------------------------------------------------------------
 
 def at_station(page, name):
-    """Opens a station by its link; its question's options, and which of them the page calls right."""
+    """Open a station by its link; return its question's options and the correct one."""
     page.evaluate("name => { location.hash = `station=${name}`; }", name)
     page.locator(f"#tour[data-ready]:has(#tour-link[href='#station={name}'])").wait_for()
     settled(page)
@@ -246,7 +248,7 @@ def test_every_station_has_one_right_answer(visit, trained):
     assert right["cache"] == f"{2 * 4 * 2 * 16 * 4 * tokens:,}"
     assert (right["projections"], right["concat"], right["positions"]) == ("1,024", "8", "the same")
 
-    # The head without which the program's own prediction changes most.
+    # The head whose removal changes the program's prediction most.
     heads = [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
     without = native(trained, [("look", json.dumps({"text": text, "off": [head], "maps": False})) for head in heads])
     change = [json.loads(answer)["next"]["divergence"] for _, answer in without]
@@ -291,7 +293,7 @@ def test_axe_finds_nothing(visit, width, scheme):
 
 
 def test_all_is_reached_by_keys(visit):
-    """Tab visits what can be used, in the order of the page, and each of it shows that it has the focus."""
+    """Tab visits all controls in page order, and each shows its focus."""
     page = visit()
     page.evaluate("() => { const top = document.querySelector('h1'); top.tabIndex = -1; top.focus(); }")
     seen = []
@@ -316,7 +318,7 @@ def test_all_is_reached_by_keys(visit):
     assert page.evaluate("document.activeElement.id") == "tour-station"
 
 
-# ---- a model of the reader's -----------------------------------------------------------------------
+# ---- the user's own model -----------------------------------------------------------------------
 
 def seeds():
     spec = importlib.util.spec_from_file_location("seeds", ROOT / "tests/fuzz/seeds.py")
@@ -338,7 +340,7 @@ def test_another_model_is_opened(visit, tmp_path):
     assert tokens_of(page)[1:3] == ["the", "cat"]
 
 
-# What a browser gives of a folder that is dropped. A script cannot put a real one into a DataTransfer.
+# A browser's event for a dropped folder. Scripts cannot put a real folder into a DataTransfer.
 DROP = """files => {
     const entries = files.map(([name, data]) => {
         const file = new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], name);
@@ -389,7 +391,7 @@ def test_a_file_is_dropped(visit):
 
 
 def test_hostile_files_give_a_sentence(visit, tmp_path):
-    """Whatever is opened, the page says what is wrong, and its own model answers again."""
+    """For every bad file, the page reports the error, and its own model answers again."""
     page, model = visit(), seeds().gguf_model()
     files = {name: data for name, data in seeds().of_gguf() if not name.startswith("model")}
     files |= {f"cut-{size}": model[:size] for size in (0, 3, 20, 700, len(model) - 40)}
@@ -413,8 +415,10 @@ def test_files_that_no_page_can_hold_are_refused(visit, tmp_path):
     assert tokens_of(page)[-1] == "king"
 
 
-def test_a_worker_that_failed_is_started_again(visit):
+def test_a_worker_without_memory_is_started_again(visit):
     page = visit()
-    page.evaluate("multihead.running.onmessage({data: {id: -1, lost: 'out of memory'}})")
+    page.workers[0].evaluate("() => { for (let size = 2 ** 30; size >= 1; size /= 2) while (wasm.take(size)); }")
+    type_text(page, "the unicorn")
+    expect(page.locator("#live-status.wrong")).to_contain_text("no memory")
     type_text(page, "the king")
     assert tokens_of(page)[-1] == "king"

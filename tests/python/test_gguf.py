@@ -74,15 +74,15 @@ def element(value, i):
 
 
 def same(got, want):
-    """The same bits; where one is NaN, the other is."""
+    """The same bits, or both NaN."""
     nan = np.isnan(want)
     return (np.array_equal(np.isnan(got), nan) and
             np.array_equal(got[~nan].view(np.uint32), want[~nan].view(np.uint32)))
 
 
 def write(path, tensors, metadata=()):
-    """tensors: {name: (type, bytes as an array [rows, bytes of a row])}; metadata: (key, type, value)
-    or, for an array, (key, type of an element, list)."""
+    """tensors: {name: (type, bytes as an array [rows, bytes per row])}; metadata: (key, type, value) or, for an array,
+    (key, element type, list)."""
     writer = gguf.GGUFWriter(path, "test")
     for key, kind, value in metadata:
         if isinstance(value, list):
@@ -98,7 +98,7 @@ def write(path, tensors, metadata=()):
 
 
 def random_blocks(kind, seed, rows=37, blocks=3):
-    """All patterns of bits, so scales are infinities and NaN, too."""
+    """All bit patterns, including infinite and NaN scales."""
     size = gguf.GGML_QUANT_SIZES[kind][1]
     return np.random.default_rng(seed).integers(0, 256, (rows, blocks * size), dtype=np.uint8)
 
@@ -158,7 +158,7 @@ def test_metadata(tmp_path):
 
 
 def check_against_reader(path):
-    """Descriptions and metadata are those of gguf's own reader. Returns it."""
+    """Compare descriptions and metadata with gguf's own reader, and return the reader."""
     reader = gguf.GGUFReader(path)
     with File(path) as file:
         found = file.metadata()
@@ -180,7 +180,7 @@ def check_against_reader(path):
 
 @pytest.mark.gate(0)
 def test_smollm2():
-    """A model of other people, wholly."""
+    """A complete third-party model."""
     needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
     reader = check_against_reader(SMOLLM2)
     with File(SMOLLM2) as file:

@@ -1,6 +1,5 @@
-"""Models of GGUF files: what gguf's own writer writes of a model, by the rules of llama.cpp's
-converters, gives the bits that the model's folder gives; and a real one, where it was fetched
-(tools/get-smollm2), is compared with transformers."""
+"""GGUF models: a file by gguf's own writer, following llama.cpp's converters, must be bit-identical in use to the
+model's folder. A real model, if installed (tools/get-smollm2), is compared with transformers."""
 import contextlib
 import copy
 import ctypes as C
@@ -39,7 +38,7 @@ PHI3 = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 
 
 def paired(weight, heads):
-    """Rows of each head: halves of a rotation beside each other."""
+    """Rows of each head, with the halves of a rotation interleaved."""
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
@@ -69,7 +68,7 @@ def same(name, weight, config):
     return weight
 
 
-KINDS = {  # transformers' kind: (architecture, names of a layer, prefix of layers, rule)
+KINDS = {  # family in transformers: (architecture, names of a layer, prefix of layers, rule)
     "llama": ("llama", LAYER, "model.layers.", llama),
     "mistral": ("llama", LAYER, "model.layers.", llama),
     "qwen2": ("qwen2", LAYER, "model.layers.", same),
@@ -94,8 +93,7 @@ def gguf_name(name, layers, prefix):
 
 
 def write(path, model, factors=None, **changes):
-    """The file as a converter writes it. factors: rope_freqs.weight; changes: keys that are written
-    otherwise; None: left out."""
+    """A file as written by a converter. factors: rope_freqs.weight; changes: keys with other values; None: omitted."""
     config = model.config
     architecture, layers, prefix, rule = KINDS[config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
@@ -187,13 +185,13 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
     assert np.array_equal(file(some_ids(32)), folder(some_ids(32)))
     shapes = [shape_of(tmp_path / name) for name in ("folder", "model.gguf")]
-    if kind == "mistral":  # llama.cpp knows no mistral
+    if kind == "mistral":  # llama.cpp has no mistral
         shapes = [{**shape, "architecture": None} for shape in shapes]
     assert shapes[0] == shapes[1]
 
 
 def llama3_factors(factor, base, width):
-    """As llama.cpp's converter has them, in float32."""
+    """The same as in llama.cpp's converter, in float32."""
     turns = 8192 / (2 * math.pi / (1 / base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)))
     fast = ((turns - 1) / 3).clamp(0, 1)
     return (1 / ((1 - fast) / factor + fast)).numpy()
@@ -208,7 +206,7 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, low_freq_factor=1.0, high_freq
 
 @pytest.mark.parametrize("kind, rope, changes", [
     ("llama", LINEAR, {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}),
-    ("llama", LINEAR, {"rope.scaling.factor": 2.5}),  # what llama.cpp assumes
+    ("llama", LINEAR, {"rope.scaling.factor": 2.5}),  # llama.cpp's defaults
     ("llama", LINEAR, {"rope.scale_linear": 2.5}),  # files of 2023
     ("llama", YARN, YARN_KEYS),
     ("qwen2", {**YARN, "original_max_position_embeddings": 8, "beta_fast": 4.0, "beta_slow": 0.5},
@@ -240,7 +238,7 @@ def test_rotations(tmp_path, kind, rope, changes):
 
 
 def test_factors(tmp_path):
-    """Those of Llama 3.1 and 3.2 in float32, of any size of heads and base; nothing near them."""
+    """Factors of Llama 3.1 and 3.2 in float32, for any head size and base; similar ones are rejected."""
     for factor, base, width in itertools.product((8, 32), (1e4, 5e5, 1e6), (46, 64, 128)):
         factors = llama3_factors(factor, base, width)
         model = their_family("llama", dict(hidden_size=2 * width, num_attention_heads=2,
@@ -279,7 +277,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
     ("gemma2", dict(layer_types=[SLIDING] * 3), {"attention.sliding_window_pattern": [True] * 3})],
     ids=str)
 def test_layers(tmp_path, kind, options, changes):
-    """Values for each layer; what llama.cpp assumes without a key."""
+    """Values per layer; llama.cpp's defaults for missing keys."""
     model = their_family(kind, {**OPTIONS[kind], **(dict(
         num_hidden_layers=3, sliding_window=4, head_dim=8, query_pre_attn_scalar=8)
         if kind.startswith("gemma") else {}), **options}, 39)
@@ -291,7 +289,7 @@ def test_layers(tmp_path, kind, options, changes):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_heads_by_layer(tmp_path, kind):
-    """A key/value head that stands twice in a layer is one, for both groups."""
+    """A key/value head stored twice in a layer is shared by both groups."""
     model = their_family(kind, OPTIONS[kind], 42)
     attention = model.model.layers[1].self_attn
     with torch.no_grad():
@@ -335,11 +333,11 @@ def test_refused(tmp_path, changes, words):
     write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)
     with pytest.raises(mha.MultiheadError, match=words) as error:
         Model(tmp_path / "model.gguf")
-    assert "again" not in str(error.value)  # the file is whole
+    assert "again" not in str(error.value)  # the file is complete
 
 
 def test_an_unknown_variant(tmp_path):
-    """A weight that no family has: the file is not called damaged."""
+    """A weight unknown to every family: the file must not be reported as damaged."""
     model = their_family("qwen2", {}, 44)
     model.model.layers[0].mlp.gate_proj.bias = torch.nn.Parameter(torch.zeros(model.config.intermediate_size))
     write(tmp_path / "model.gguf", model)
@@ -353,7 +351,7 @@ def test_an_unknown_variant(tmp_path):
     ({"eot_token_id": 60, "eom_token_id": 61}, {}, [60]), ({}, {9: "<|im_end|>", 4: "<|endoftext|>"}, [4, 9]),
     ({"eos_token_id": 2}, {5: "<end_of_turn>", 2: "<eos>", 6: "<|im_start|>"}, [2, 5]), ({}, {}, [])], ids=str)
 def test_end_tokens(tmp_path, keys, names, ends):
-    """What llama.cpp ends at, and nothing else; numbers of no token are none."""
+    """Exactly llama.cpp's end tokens; ids without a token are ignored."""
     tokens = [names.get(i, f"token{i}") for i in range(61)]
     write(tmp_path / "model.gguf", their_family("llama", {}, 45), **{"tokenizer.ggml.tokens": tokens},
           **{f"tokenizer.ggml.{key}": value for key, value in keys.items()})
@@ -389,7 +387,7 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("llama", "rope.scaling.attn_factor", -1.0, "is -1.13863, expected a finite number"),
     ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, a head.s numbers")], ids=str)
 def test_messages(tmp_path, kind, key, value, words):
-    """Of wrong metadata name its key; config.json, which they are read as, nobody has seen."""
+    """Errors of metadata name its key, not the internal config.json."""
     scaled = YARN_KEYS if "rope.scaling" in key else {}
     write(tmp_path / "model.gguf", their_family(kind, OPTIONS[kind], 41), **{**scaled, key: value})
     with pytest.raises(mha.MultiheadError, match=words) as error:
@@ -410,7 +408,7 @@ def test_other_architectures(tmp_path):
 
 @pytest.mark.gate(0)
 def test_smollm2(smollm2):
-    """A real model: logits and every head's map, at most twice as far from float64 as torch."""
+    """A real model: logits and all maps, at most twice as far from float64 as torch."""
     ours = Model(SMOLLM2)
     ids = np.random.default_rng(34).integers(0, 49152, (1, 24))
     with torch.no_grad():
@@ -425,7 +423,7 @@ def test_smollm2(smollm2):
 
 @pytest.mark.skipif(not (mha.LIBRARY_DIR / "multihead").exists(), reason="no program")
 def test_program(tmp_path):
-    """What prune cannot write it says before it measures; metadata of a wrong type is bad input."""
+    """prune reports unsupported output before measuring; metadata of a wrong type is bad input."""
     tokens = ["<s>", "</s>", *"abcdefgh"]
     own = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
            "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["a b"]}

@@ -1,5 +1,5 @@
-"""multihead heads --corpus against a plain computation: attention and values of transformers (float64, eager), loops
-over rows. Deciles within a bin of the histogram, everything else within 1e-4."""
+"""multihead heads --corpus against a direct computation: attention and values of transformers (float64, eager), loops
+over rows. Deciles must agree within a histogram bin, everything else within 1e-4."""
 import json
 import math
 import subprocess
@@ -19,7 +19,7 @@ TOLERANCE, FEWEST_KEYS = 1e-4, 8
 
 @pytest.fixture(scope="module", params=["tiny-bert", "MiniLM"])
 def case(request, tmp_path_factory):
-    """What the program says, and of each text its tokens, maps [layers][H,T,T], and norms [layers][H,T]."""
+    """The program's result, and for each text its tokens, maps [layers][H,T,T] and norms [layers][H,T]."""
     folder = TINY if request.param == "tiny-bert" else MINILM
     if not folder.exists():
         pytest.skip(f"{folder} is not there: tools/get-minilm fetches it")
@@ -93,7 +93,7 @@ def test_distributions_and_places(case, name):
         assert len(places) == len(expected)
         for place, (value, *_) in zip(places, expected):
             assert abs(place["value"] - value) < TOLERANCE * max(1, value)
-            # Equal but for rounding: another row may be first.
+            # Equal up to rounding: another row may be first.
             there = SCORES[name](texts[place["text"]][1][head["layer"]][head["head"]], place["row"])
             assert abs(there - value) < TOLERANCE * max(1, value)
 
@@ -108,7 +108,7 @@ def test_positions_tokens_and_the_first_token(case):
             assert bin_["rows"] == len(rows)
             for name in ("entropy", "distance"):
                 mean = np.mean([SCORES[name](text[1][l][h], i) for i, text in rows]) if rows else 0
-                # fixed point of 2^-10 tokens a row
+                # fixed point, 2^-10 tokens per row
                 assert abs(bin_[name] - mean) < 1e-3 * max(1, mean)
         mass, moved, read, counts = [], [], {}, {}
         for ids, maps, norms in texts:

@@ -1,5 +1,5 @@
-"""heads --headvis: the folder that HeadVis reads, after the contracts of its data_pipeline.py, with the weights of
-transformers; whole or absent."""
+"""heads --headvis: the folder for HeadVis, by the contracts of its data_pipeline.py, with the weights of transformers;
+complete or absent."""
 import collections
 import json
 import random
@@ -77,7 +77,7 @@ def test_sequences(case):
             assert abs(s["max_activation"] - largest[number]) < 1.01e-4
             place_of = int(np.where(order == number)[0][0])
             low, high = ((s["interval"] - 1) * 64 // 10, s["interval"] * 64 // 10)
-            # equal to rounding, texts may stand in another order
+            # up to rounding; the order of texts may differ
             assert low <= place_of < high or abs(largest[number] - largest[order[min(max(place_of, low), high - 1)]]) < 1e-6
             sparse = np.zeros(n * n)
             assert len(set(s["attention_indices"])) == len(s["attention_indices"]) == len(s["attention_values"])

@@ -1,4 +1,4 @@
-"""heads --npy: what numpy loads is what --json says, number by number; the folder is whole or absent."""
+"""heads --npy: the arrays equal --json, number by number; the folder is complete or absent."""
 import json
 import re
 import subprocess
@@ -42,7 +42,7 @@ def loaded(folder):
 
 
 def same(number, told):
-    """JSON has nine digits; where it has nothing, there is NaN."""
+    """JSON has nine digits; its missing values are NaN."""
     return np.isnan(number) if told is None else abs(number - told) <= 1e-8 * abs(told) + 1e-300
 
 
@@ -89,7 +89,7 @@ def test_links_effects_and_circuits(texts, tmp_path):
     gold.write_text(GOLD)
     told = json.loads(heads(TINY, "--conllu", gold, "--json", "--head", "L1H2", "--npy", tmp_path / "links").stdout)
     index, arrays = loaded(tmp_path / "links")
-    assert arrays["nsubj:pass", "value"].shape == (2, 3)  # all heads, whatever is selected
+    assert arrays["nsubj:pass", "value"].shape == (2, 3)  # all heads, independent of the selection
     for name, relation in told["heads"][0]["relations"].items():
         assert same(arrays[name, "value"][1, 2], relation["forward"]["accuracy"] and
                     relation["forward"]["accuracy"]["value"])

@@ -1,5 +1,5 @@
 """The page about all heads (multihead heads -o) in headless Chromium, at three sizes: every interaction, its address,
-what it never does, and pages of 270 and 1,000 heads."""
+forbidden actions, and pages of 270 and 1,000 heads."""
 import json
 import random
 import re
@@ -8,7 +8,7 @@ import subprocess
 from playwright import sync_api
 import pytest
 
-from shared import PROGRAM, TINY
+from shared import MINILM, PROGRAM, TINY
 
 pytestmark = pytest.mark.gate(4)
 SIZES = [(360, 740), (900, 900), (1600, 1000)]
@@ -31,7 +31,7 @@ def written(folder):
 
 
 def many(written, path, heads, columns=30):
-    """A page of as many heads, from the program's own."""
+    """A page with the given number of heads, derived from the program's own."""
     rng = random.Random(heads)
     page = written.read_text()
     found = data_of(page)
@@ -75,7 +75,7 @@ def test_page_of_the_program(written, open_page, size):
     names = page.locator(".hcard .measure button").all_text_contents()
     assert len(names) == len([c for c in data["columns"] if c["values"][data["first"]]])
     assert "induction on repeated random tokens" in names and not any("_" in name for name in names)
-    # Nothing is wider than the window but what scrolls by itself.
+    # Only scrolling elements are wider than the window.
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
     # The longest title of the upright axis ends inside the plot.
     upright = page.locator("#y").input_value()
@@ -143,6 +143,49 @@ def test_axes_table_and_roles(large, open_page):
     assert page.locator("#table tbody tr").count() == len([h for h in with_role if h // 10 == 3])
 
 
+@pytest.mark.parametrize("size", [(390, 844), (1280, 900)])
+def test_names_beside_dots(large, folder, open_page, size):
+    """Of a crowd of heads: a name covers no dot, text or line; those left out are counted."""
+    text = large.read_text()
+    found = data_of(text)
+    data = json.loads(found.group(2))
+    rng = random.Random(4)
+    for c, high in ((0, 0.02), (1, 0.1)):
+        data["columns"][c]["luck"] = None if c else 0.015
+        for h, value in enumerate(data["columns"][c]["values"]):
+            value[0] = high * rng.random() if h else 1 - c / 2
+    path = folder / "crowded.html"
+    path.write_text(text[:found.start(2)] + json.dumps(data) + text[found.end(2):])
+    page = open_page(path, *size)
+    names, dots, leaders = (page.locator(f"#scatter {kind}").evaluate_all(of) for kind, of in (
+        (":is(.name, .luck-text)", "all => all.map(e => { const b = e.getBBox(); return [b.x, b.y + 1, b.x + b.width, b.y + b.height - 1]; })"),
+        ("circle", "all => all.map(e => [+e.getAttribute('cx'), +e.getAttribute('cy'), e.getAttribute('r') - 1])"),
+        (".leader", "all => all.map(e => ['x1', 'y1', 'x2', 'y2'].map(a => +e.getAttribute(a)))")))
+    inside = lambda box, x, y, by: box[0] - by < x < box[2] + by and box[1] - by < y < box[3] + by  # noqa: E731
+    assert len(dots) == 270 and page.locator(".name").count() >= 2
+    assert not any(inside(box, *dot) for box in names for dot in dots)
+    assert not any(a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3] for i, a in enumerate(names) for b in names[:i])
+    assert not any(inside(box, x1 + part * (x2 - x1), y1 + part * (y2 - y1), -1) for box in names for x1, y1, x2, y2 in leaders
+                   for part in (0.2, 0.4, 0.6, 0.8))
+    assert page.locator(".name[data-name='0']").count() == 1  # the chosen head's
+    left = page.evaluate("namedHeads().size") - page.locator(".name").count()
+    said = page.locator("#unnamed").inner_text()
+    assert left and said.startswith("One " if left == 1 else f"{left} "), (left, said)
+    # On a phone the plots come before the controls, and these before the cards.
+    order = [page.locator(part).bounding_box()["y"] for part in ("#scatter", "#x", "#cards", "#table")]
+    assert order == sorted(order) or size[0] > 560, order
+
+
+@pytest.mark.skipif(not MINILM.exists(), reason="needs all-MiniLM-L6-v2: tools/get-minilm")
+def test_opens_on_what_stands_out(folder):
+    """An encoder has no induction on random tokens: the page opens on L5H11, whose "it" attends to "animal"."""
+    path = folder / "minilm.html"
+    subprocess.run([PROGRAM, "heads", MINILM, "--example", "all", "-o", path, "--quiet"], check=True)
+    data = json.loads(data_of(path.read_text()).group(2))
+    assert [data["columns"][data[axis]]["name"] for axis in "xy"] == ["induction", "previous"]
+    assert (data["heads"][data["first"]]["layer"], data["heads"][data["first"]]["head"]) == (5, 11)
+
+
 def test_keyboard(large, open_page):
     page = open_page(large, *SIZES[1])
     page.locator("#layers [tabindex='0']").focus()
@@ -198,7 +241,7 @@ def test_a_thousand_heads(written, folder, open_page):
     page = open_page(path, *SIZES[2])
     assert page.locator("#layers [role=gridcell]").count() == 1000
     assert page.locator("#scatter circle").count() == 1000
-    assert page.locator(".hcard").count() == 1  # cards are made when they are asked for
+    assert page.locator(".hcard").count() == 1  # cards are created on demand
     assert page.locator("#table tbody tr").count() < 100
 
 
@@ -207,7 +250,7 @@ def test_size(large):
 
 
 def test_effects(folder, open_page):
-    """What ablate measured: axes of the scatter, and on the card with interval and definition."""
+    """Results of ablate: axes of the scatter plot, and on the card with interval and definition."""
     model, path = folder / "induction", folder / "effects.html"
     subprocess.run([PROGRAM, "train", "induction", "--steps", "4", "--every", "2", "--tries", "1", "--quiet", "-o", model],
                    check=True, capture_output=True)
@@ -221,7 +264,7 @@ def test_effects(folder, open_page):
     page.select_option("#x", label="estimated effect on loss on repeated random tokens")
     page.select_option("#y", label="effect on loss on repeated random tokens")
     dots = page.locator("#scatter circle").evaluate_all("all => all.map(c => [+c.dataset.head, +c.getAttribute('cx'), +c.getAttribute('cy')])")
-    assert sorted(h for h, _, _ in dots) == measured  # who was not measured has no place
+    assert sorted(h for h, _, _ in dots) == measured  # heads that were not measured have no place
     by_x = [h for h, _, _ in sorted(dots, key=lambda d: d[1])]
     assert by_x == sorted(measured, key=lambda h: effects["estimate_repeats"][h][0])
     by_y = [h for h, _, _ in sorted(dots, key=lambda d: -d[2])]

@@ -1,14 +1,13 @@
-"""multihead heads against a plain computation of the same definitions (docs/heads.md): attention of
-transformers in float64 (eager), loops over rows, no code shared. Every score of every head over the
-sentences of tools/sentences.py must agree within 1e-4, every number of rows exactly. Run with -s to
-see the largest differences. Of the real model every 13th head is taken, all with
-MHA_TEST_LONG=1 (about ten minutes).
+"""multihead heads against a direct computation of the same definitions (docs/heads.md): attention of transformers in
+float64 (eager), loops over rows, no shared code. Every score of every head over the sentences of tools/sentences.py
+must agree within 1e-4, every number of rows exactly. Run with -s to see the largest differences. Tests every 13th head
+of the real model; MHA_TEST_LONG=1 all (about ten minutes).
 
-A count (the largest weight is here, a row is broad) jumps where two numbers are equal: rows on which
-float64 itself is within 1e-5 of a jump may fall either way, and are counted.
+Counts (position of the largest weight, broad rows) jump where two numbers are equal: rows within 1e-5 of a jump in
+float64 may count either way, and their number is recorded.
 
-Takes the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2; skipped if missing)
-and our tiny one. The program is $MULTIHEAD (default build/multihead).
+Uses the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2; skipped if missing) and our tiny one. The
+program is $MULTIHEAD (default build/multihead).
 """
 import collections
 import json
@@ -63,7 +62,7 @@ def read_conllu(text):
 
 
 class Text:
-    """Tokens of a sentence with all that is known of them, and the model's maps."""
+    """Tokens of a sentence with their annotations, and the model's maps."""
 
     def __init__(self, model, tokenizer, sentence):
         line, spans, links = sentence
@@ -104,7 +103,7 @@ def rank_tokens(texts):
 # ---- the definitions ---------------------------------------------------------------------------
 
 class Sums:
-    """value, chance and rows of each score, and rows too near to a jump to tell."""
+    """value, chance and rows of each score, and the number of rows too near to a jump."""
 
     def __init__(self):
         self.value = collections.Counter()
@@ -144,7 +143,7 @@ def is_undecided(weights):
 
 
 def share(sums, name, row, targets):
-    """The mass on targets, where there are some and not only those."""
+    """The mass on targets, for rows with targets and other keys."""
     if 1 <= len(targets) < len(row):
         sums.add(name, sum(row[j] for j in targets), len(targets) / len(row))
 
@@ -298,7 +297,7 @@ def measure_head(texts, layer, head, rare_rank):
 
 
 def best_offset(sums, kind):
-    """Among the offsets that at least half as many rows have as the one with the most."""
+    """Considers offsets present in at least half as many rows as the most frequent one."""
     most = max(sums.rows[(kind, o)] for o in range(-FARTHEST, FARTHEST + 1))
     order = sorted(range(-FARTHEST, FARTHEST + 1), key=lambda o: (abs(o), o))
     order = [o for o in order if 2 * sums.rows[(kind, o)] >= most and sums.rows[(kind, o)]]

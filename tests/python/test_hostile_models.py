@@ -1,10 +1,9 @@
-"""Model files that are damaged or made to do harm, through the Python package.
+"""Damaged and malicious model files, through the Python package.
 
-multihead.Model must raise an exception of the package whose one line names the file, or the file must be
-usable: no crash, no hang, no memory beyond what a small file justifies. Every file is opened in a child
-process, which says what it is about to open, so that a crash fails the test and names the file. The child
-has ten minutes for what takes seconds: the limit ends hangs and measures nothing. MHA_TEST_LONG=1 damages
-more bytes.
+multihead.Model must raise an exception of the package whose one line names the file, or the file must be usable: no
+crash, no hang, no memory beyond that of a small file. Every file is opened in a child process, which prints its name
+first, so that a crash fails the test and names the file. The child has ten minutes for seconds of work: the limit only
+ends hangs. MHA_TEST_LONG=1 damages more bytes.
 """
 import json
 import os
@@ -23,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests/fuzz"))
 import seeds  # writes small GGUF files
 
 FILES = ("config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt")
-MOST_MIB = 512  # of the child in all; Python with NumPy and the libraries has some 60
+MOST_MIB = 512  # of the child in total; Python with NumPy and the libraries takes about 60
 
 CHILD = """
 import faulthandler, json, os, re, sys
@@ -47,7 +46,7 @@ print(json.dumps({"mib": int(peak[1]) // 1024}))
 
 
 def opened(paths):
-    """What opening each path gives."""
+    """The result of opening each path."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "bindings/python")}
     try:
         done = subprocess.run([sys.executable, "-c", CHILD], input="\0".join(map(str, paths)),
@@ -66,8 +65,8 @@ def opened(paths):
 
 
 def judge(cases, may_load=()):
-    """cases: {name: path}. Opening any must be refused with a line that names the file, but those of
-    may_load may open, and then work or fail with a line when they are used."""
+    """cases: {name: path}. Opening each must fail with a line that names the file. Those in may_load may open, and then
+    work or fail with one line in use."""
     for (name, path), found in zip(cases.items(), opened(cases.values()), strict=True):
         if "works" in found or found["opened"]:
             assert name in may_load, f"{name}: opens as if nothing were wrong"
@@ -76,12 +75,12 @@ def judge(cases, may_load=()):
         error = found["error"]
         assert found["builtin"], (name, error)
         assert "\n" not in error and error.isprintable(), (name, error)
-        # What is wrong with a text, or with numbers that come out, is not a matter of the file.
+        # Errors about a text or about results need not name the file.
         assert found["opened"] or pathlib.Path(path).name in error, f"{name}: {error!r}: which file?"
 
 
 def folder(tmp_path, name, **files):
-    """A copy of tiny-bert with some files replaced; None: left out. Names with _ for the dot."""
+    """A copy of tiny-bert with some files replaced; None: omitted. In names, _ stands for the dot."""
     made = tmp_path / name.replace("/", " ")[:80]
     made.mkdir()
     for file in FILES:
@@ -119,7 +118,7 @@ def packed(header, data):
 
 
 def test_whole_ones_open(tmp_path):
-    """What the other tests damage is usable as it is."""
+    """The files that other tests damage are usable undamaged."""
     model = tmp_path / "whole.gguf"
     model.write_bytes(small_gguf())
     assert opened([folder(tmp_path, "whole"), model]) == [{"works": True}] * 2
@@ -155,7 +154,7 @@ def edited(change):
 
 
 def one(**fields):
-    """A change of the fields of one tensor; None: the field is left out."""
+    """A change of one tensor's fields; None: the field is omitted."""
     def change(header):
         tensor = header["embeddings.word_embeddings.weight"]
         tensor |= fields
@@ -218,7 +217,7 @@ def test_headers(tmp_path):
 
 
 def test_settings(tmp_path):
-    """Every number of config.json made one that makes no sense, and texts that are no JSON."""
+    """Every number of config.json replaced by an invalid one, and texts that are not JSON."""
     whole = json.loads((TINY / "config.json").read_text())
     cases, may_load = {}, set()
     values = {"minus one": "-1", "zero": "0", "2^31": str(2**31), "2^63": str(2**63), "text": '"many"',
@@ -228,7 +227,7 @@ def test_settings(tmp_path):
             name = f"{field} is {what}"
             text = json.dumps({**whole, field: "@"}).replace('"@"', value)
             cases[name] = folder(tmp_path, name, config_json=text.encode())
-            # Sizes must be those of the weights. These are not read, or any small number will do.
+            # Sizes must match the weights. These fields are unused, or accept any small number.
             if field in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pad_token_id") or (
                     field == "layer_norm_eps" and what in ("half", "null")):
                 may_load.add(name)
@@ -279,7 +278,7 @@ def test_what_is_no_model(tmp_path):
     cases["a name with a line break"] = tmp_path / "no\nsuch"
     found = opened(cases.values())
     assert all("error" in outcome for outcome in found), found
-    cases.pop("a name with a line break")  # it is escaped, so it is not named letter for letter
+    cases.pop("a name with a line break")  # it is escaped, so its name is not literal
     judge(cases)
 
 
@@ -301,10 +300,10 @@ def test_truncated_gguf(tmp_path):
 
 
 def with_key(key, kind, value):
-    """gguf_model() with a value of another kind or size, of the same key."""
+    """gguf_model() with a value of another kind or size for the same key."""
     whole = small_gguf()
     at = whole.index(seeds.gguf_string(key)) + len(seeds.gguf_string(key))
-    # Nothing else moves: what follows is read at another place, which is part of the damage.
+    # Later data is not moved, so it is read at a wrong place, which is part of the damage.
     new = seeds.gguf_value(kind, value)
     return whole[:at] + new + whole[at + len(new):]
 
@@ -342,7 +341,7 @@ def test_gguf_headers(tmp_path):
 
 
 def test_gguf_settings(tmp_path):
-    """Values that fit their kind and make no sense."""
+    """Values of the right kind that make no sense."""
     contents, may_load = {}, set()
     for key in ("block_count", "context_length", "embedding_length", "feed_forward_length",
                 "attention.head_count", "attention.head_count_kv", "attention.key_length",
@@ -381,7 +380,7 @@ def damaged(content, most, draw):
 
 
 def test_damaged_bytes(tmp_path):
-    """Either refused with a line that names the file, or usable."""
+    """Either rejected with a line that names the file, or usable."""
     draw, count = random.Random(f"{SEED} damaged"), amount(40, 150, 2000)
     gguf, safe = small_gguf(), (TINY / "model.safetensors").read_bytes()
     most = 8 + int.from_bytes(safe[:8], "little")

@@ -1,7 +1,7 @@
-"""The HTML report in headless Chromium: what it shows, its keys, its downloads, what it never does.
+"""The HTML report in headless Chromium: contents, keys, downloads, and forbidden actions.
 
-Needs playwright (its own browsers are not needed) and a Chromium: $MHA_CHROMIUM, or chromium on the
-PATH. The figures come from libmultihead-render in MHA_LIBRARY_DIR, whose colours are the oracle.
+Needs playwright (without its browsers) and a Chromium: $MHA_CHROMIUM, or chromium on the PATH. Figures come from
+libmultihead-render in MHA_LIBRARY_DIR; its colours are the reference.
 """
 import csv
 import ctypes as C
@@ -51,7 +51,7 @@ def plain(folder):
 
 
 def box(page):
-    """Where the cells lie in the window: x, y, width, height."""
+    """The rectangle of the cells in the window: x, y, width, height."""
     page.locator("#map").scroll_into_view_if_needed()
     return page.locator("#grid").bounding_box()
 
@@ -66,7 +66,7 @@ def point_at(page, row, col, rows=N, cols=N):
 
 
 def resize(page, width):
-    """Change the window's width and wait until everything is drawn for it."""
+    """Change the window's width and wait until everything is redrawn."""
     page.set_viewport_size({"width": width, "height": 800})
     page.wait_for_function("width => innerWidth === width", arg=width)
     wait_for_frames(page)
@@ -78,7 +78,7 @@ def wait_until_complete(page):
 
 
 def expect_text(page, selector, *parts):
-    """Wait until the element holds all parts."""
+    """Wait until the element contains all parts."""
     for part in parts:
         sync_api.expect(page.locator(selector)).to_contain_text(part)
 
@@ -88,7 +88,7 @@ def rank(row, col):
 
 
 def cell_color(page, row, col, rows=N, cols=N):
-    """The colour of a cell near its corner, where no number stands."""
+    """The colour of a cell near its corner, away from its number."""
     return page.evaluate("""([row, col, rows, cols]) => {
         const canvas = document.getElementById("cells");
         const grid = document.getElementById("grid").style;
@@ -139,7 +139,7 @@ def test_hover_and_lock(open_page, plain):
     for place in ("#tip", "#readout"):
         expect_text(page, place, "did", "street", f"{MAPS[0][3][7]:.4f}",
                     f"rank {rank(MAPS[0][3], 7)} of {N}")
-    # The strip has the colours of the row.
+    # The strip shows the colours of the row.
     chip = page.locator("#strip .chip").nth(7)
     want = color_of(MAPS[0][3][7] / HI)
     sync_api.expect(chip).to_have_css("background-color", css_color(want))  # it fades in
@@ -214,7 +214,7 @@ def test_keyboard(open_page, plain):
     assert page.locator("#help-sheet").is_visible()
     page.keyboard.press("Escape")
     assert not page.locator("#help-sheet").is_visible()
-    # The thumbnails are one tab stop with arrows.
+    # The thumbnails are one tab stop, navigated by arrows.
     assert page.locator(".thumb[tabindex='0']").count() == 1
     page.locator(".thumb[tabindex='0']").focus()
     page.keyboard.press("ArrowRight")
@@ -295,7 +295,7 @@ def test_hiding_tokens(open_page, plain):
     page.keyboard.press("Escape")
     expect_text(page, "#notes", "rows are not rescaled")
     expect_text(page, "#readout", f"{row[1]:.4f}")
-    # Any other label can be hidden too, all of one kind at once; and all come back.
+    # Any other label can be hidden too, all equal ones at once, and all can be restored.
     page.locator("#hide summary").click()
     page.fill("#hide-filter", "the")
     page.locator("#hide-labels label:visible", has_text="the").first.click()
@@ -350,7 +350,7 @@ def test_downloads_are_the_data(open_page, plain):
     document = xml.dom.minidom.parseString(content)
     drawn = ["".join(node.data for node in text.childNodes)
              for text in document.getElementsByTagName("text")]
-    assert name == "L0H0.svg" and {"animal", "street", "L0H0", "key (looked at)"} <= set(drawn)
+    assert name == "L0H0.svg" and {"animal", "street", "L0H0", "key (attended to)"} <= set(drawn)
     want = color_of(MAPS[0][3][7] / HI)
     assert f"rgb({want[0]},{want[1]},{want[2]})" in content.decode()
     name, content = save(page, "this map as PNG")
@@ -384,7 +384,7 @@ def test_widths(open_page, plain):
         expect_text(page, "#readout", "animal", "did")
         for menu in ("#hide", "#save"):
             page.locator(f"{menu} summary").click()
-            # The event that moves the sheet comes after the click's.
+            # The event that moves the sheet follows the click.
             page.wait_for_function("""menu => {
                 const b = document.querySelector(`${menu} .sheet`).getBoundingClientRect();
                 return b.width > 0 && b.left >= 0 && b.right <= innerWidth;
@@ -418,8 +418,7 @@ def test_labels_stay_labels(open_page, folder):
 
 
 def test_csv_holds_no_formula(open_page, folder):
-    """What a spreadsheet would run gets a quote before it, in every place that a text has; numbers
-    stay numbers."""
+    """Texts that a spreadsheet would execute get a leading quote, at every place of a text; numbers remain numbers."""
     raw = ["=1+1", "+cmd|' /C calc'!A0", "-x", "@SUM(1,2)", "\t=1", "\r=1", "\n=1", "\uff1d1",
            "-0.5", "+1e-3", "-.5", "a=b", "5;=1"]
     safe = ["'" + text for text in raw[:8]] + raw[8:]
@@ -549,7 +548,7 @@ def test_forced_colors_and_print(open_page, plain):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 27)"
 
 
-# -- what is known about the maps: cards, roles, orders, scores, twins, charts, playback -----------
+# -- data of the maps: cards, roles, orders, scores, twins, charts, playback ----------------------
 
 BADGES = ["previous token", "first token", None, "previous token", "it → animal", None]
 IMPORTANCE = [0.5, 0.125, None, 0.75, 0.25, 0.0]
@@ -631,7 +630,7 @@ def test_roles(open_page, evidence):
     assert live(page) == "previous token: 2 maps"
     assert page.locator(".thumb.other").count() == 4
     assert page.locator("#scores-body tr.other").count() == 4
-    for name in ("L1H0", "L1H0"):  # the keys stay in the role, and at its end
+    for name in ("L1H0", "L1H0"):  # keys stay within the role and stop at its end
         page.keyboard.press("]")
         expect_text(page, "#name", name)
     page.keyboard.press("[")
@@ -685,7 +684,7 @@ def test_scores(open_page, evidence):
     by_importance = ["L1H0", "L0H0", "L1H1", "L0H1", "L1H2", "L0H2"]
     assert sort("importance") == by_importance
     assert page.locator("th[aria-sort=descending]").inner_text().startswith("importance")
-    assert sort("importance") == by_importance[4::-1] + ["L0H2"]  # what is missing stays last
+    assert sort("importance") == by_importance[4::-1] + ["L0H2"]  # missing values stay last
     assert sort("entropy") == ["L0H2", "L1H1", "L0H0", "L1H2", "L0H1", "L1H0"]
     assert sort("role")[:4] == ["L0H1", "L1H1", "L0H0", "L1H0"]
     name, content = save(page, "scores as CSV")
@@ -708,7 +707,7 @@ def test_twins(open_page, evidence):
     expect_text(page, "#twin-head", "norm of what arrives", "norm", f"{TWIN_HI:.3g}")
     main, twin = page.locator("#cells").bounding_box(), page.locator("#twin-cells").bounding_box()
     assert twin["x"] > main["x"] + main["width"] - 1 and twin["y"] == main["y"]
-    # The same cell of both, whichever the pointer is on, each in its own colours and rank.
+    # The same cell in both maps, for the pointer on either, each with its own colours and rank.
     value, other = MAPS[0][3][7], TWINS[0][3][7]
     want = color_of(other / TWIN_HI)
     grid = box(page)
@@ -767,7 +766,7 @@ def test_charts(open_page, evidence):
     assert first.locator(".chart").get_attribute("aria-label") == (
         "Training, loss: loss ends at 0.25; accuracy ends at 0.75")
     assert first.locator("figcaption").inner_text() == "64 sentences"
-    # The point that is missing is a gap: a dot before it, a line after it.
+    # A missing point is a gap: a dot before it, a line after it.
     assert first.locator(".chart > circle.line-0").count() == 1
     assert first.locator(".chart > polyline.line-0").count() == 1
     assert page.locator(".curve").nth(1).locator("polyline.baseline").count() == 1
@@ -824,7 +823,7 @@ def test_playback(open_page, evidence):
     expect_text(page, "#frame-label", "step 100")
     now = page.locator(".curve").first.locator(".now")
     assert now.count() == 1 and page.locator(".curve").nth(1).locator(".now").count() == 0
-    page.keyboard.press("]")  # this map has no frame there: it is the figure's
+    page.keyboard.press("]")  # this map has no frame there: the figure's map is shown
     point_at(page, 2, 6)
     point_at(page, 3, 7)
     expect_text(page, "#readout", f"{MAPS[1][3][7]:.4f}")
@@ -834,7 +833,7 @@ def test_playback(open_page, evidence):
     expect_text(page, "#frame-label", "step 0")
     want = color_of(1 / N / HI)
     assert all(abs(g - w) <= 6 for g, w in zip(cell_color(page, 0, 0), want))
-    page.clock.install()  # time passes when the test says so
+    page.clock.install()  # the test controls the clock
     page.locator("#play").click()
     assert page.get_attribute("#play", "aria-label") == "Stop the training"
     page.clock.run_for(60_000)
@@ -866,7 +865,7 @@ def test_frames_that_are_left_out(open_page, folder):
 
 
 def test_keyboard_from_end_to_end(open_page, evidence):
-    """Everything that a pointer reaches: each control once, with Tab; then each key."""
+    """Everything reachable by pointer: Tab visits each control once; then each key."""
     page = open_page(evidence)
     stops = []
     for _ in range(80):
@@ -894,7 +893,7 @@ def test_keyboard_from_end_to_end(open_page, evidence):
     for key in re.findall(r"`([^`])`", manual.split("## Keys")[1].split("\n## ")[0]):
         assert key in keys, "the manual names a key that does nothing"
     page.keyboard.press("Escape")
-    for key in keys:  # none of them goes wrong, whatever came before
+    for key in keys:  # none fails, in any order
         if len(key) == 1 and key not in "/?":
             page.keyboard.press(key)
     assert page.locator("#name").inner_text()
@@ -942,7 +941,7 @@ def test_evidence_in_a_narrow_dark_window(open_page, evidence):
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             for place in ("#measures", "#roles", "#player", ".curve >> nth=0", "#twin-cells"):
                 b = page.locator(place).bounding_box()
-                if place == "#roles" and width <= 400:  # a phone shows maps first
+                if place == "#roles" and width <= 400:  # on a phone maps come first
                     assert b is None
                     continue
                 assert b["x"] >= 0 and b["x"] + b["width"] <= width + 1, (place, width)
@@ -997,7 +996,7 @@ def test_blocks_of_a_long_text(open_page, folder, capsys):
 
 
 def tell_times(page, capsys, what):
-    """The page's own marks, printed: times are for people, a busy machine must not fail a test."""
+    """Print the page's own timing marks; times must not fail a test on a busy machine."""
     wait_until_complete(page)
     marks = page.evaluate("""performance.getEntriesByType("mark").map(
         m => [m.name.replace("report-", ""), Math.round(m.startTime)])""")

@@ -1,5 +1,5 @@
-"""The views of a report in headless Chromium: lines, all maps as lines, neurons, two maps beside each
-other, the address, and reports inside other pages."""
+"""The views of a report in headless Chromium: lines, all maps as lines, neurons, two maps side by side, the address,
+and reports inside other pages."""
 import math
 import re
 import struct
@@ -13,7 +13,7 @@ from test_html_browser import MAPS, N, TOKENS, attention, point_at, wait_until_c
 
 pytestmark = pytest.mark.gate(4)
 def opened(path):
-    """The names of the page's scripts, for tests that ask them: they are a function's otherwise."""
+    """Make the names of the page's scripts global for tests; normally they are local to a function."""
     text = path.read_text()
     start, end = "\n(() => {\n", "})();\n</script>"
     assert text.count(start) == text.count(end) >= 1
@@ -47,8 +47,8 @@ def go(page, view):
 
 
 def strongest(values):
-    """What the map adds most of to the divergence from all, between content words that are no neighbours,
-    or between any two different words, if that is four times as large."""
+    """The link that contributes most to the map's divergence from all maps, between content words that are not
+    neighbours, or between any two different words, if that is four times as large."""
     mean = lambda at: sum(values[at[0]][at[1]] for values in MAPS) / len(MAPS)  # noqa: E731
     size = lambda at: values[at[0]][at[1]]  # noqa: E731
     words = [t for t in range(N) if TOKENS[t][0] != "["]
@@ -73,7 +73,7 @@ def pixel(page, canvas, x, y):
 
 
 def token_point(page, side, at):
-    """Where a token of the view of lines is in the window."""
+    """The position in the window of a token in the line view."""
     page.locator("#lines").scroll_into_view_if_needed()
     b = page.locator("#lines").bounding_box()
     x, y = page.evaluate("""([side, at]) => [side === "row" ? linePlace.x1 - 12 : linePlace.x2 + 12,
@@ -90,7 +90,7 @@ def test_opens_on_a_cell_that_tells(open_page, report, folder):
     page.keyboard.press("Enter")
     page.keyboard.press("]")
     assert cell(page) == list(strongest(MAPS[4])), "a locked cell stays"
-    # Of a causal map "<s>" on itself is 1 whatever the model is, and so is the first column a rest.
+    # In a causal map "<s>" on itself is 1 for every model, so the first column is not informative.
     causal = [[1, 0, 0], [0.9, 0.1, 0], [0.8, 0.15, 0.05]]
     masked = [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
     page = open_page(write_report(folder / "sink.html", [causal], ["<s>", "one", "two"],
@@ -126,7 +126,7 @@ def test_built_in_sentences_open_on_their_point(open_page, folder, name):
 
 @pytest.mark.gate(1)
 def test_on_a_phone(open_page, report, folder):
-    """What the report shows stands above its controls; the sheet of keys opens at its top."""
+    """The report's content is above its controls; the sheet of keys opens at its top."""
     page = open_page(report, 390, 844)
     top = lambda name: page.locator(name).bounding_box()["y"]  # noqa: E731
     assert top("#view") < top("#overview-maps") < top("#maps") < top("#cmap")
@@ -149,7 +149,7 @@ def test_lines_of_a_token(open_page, report):
     assert page.locator("#lines").is_visible() and not page.locator("#maps").is_visible()
     page.mouse.move(*token_point(page, "row", 2))
     assert page.evaluate("lineFocus()") == {"side": "row", "at": 2}
-    # The line to the strongest key is there, and no other token's.
+    # Only the line to the strongest key is drawn, and none of other tokens.
     best = max(range(N), key=lambda c: MAPS[0][2][c])
     p = page.evaluate("({x1: linePlace.x1, x2: linePlace.x2})")
     middle = page.evaluate("k => lineY(linePlace, k)", best)
@@ -311,7 +311,7 @@ def test_a_view_alone(open_page, folder):
 
 
 def test_inset_with_tabs(open_page, folder):
-    """Encoder, decoder and cross-attention: labels of their own, and texts that try to get out."""
+    """Encoder, decoder and cross-attention: separate labels, and texts that try to break out."""
     cross = [[[0.25, 0.75, 0], [0.5, 0.25, 0.25]]]
     hostile = ['"><script>alert(1)</script>', "&quot;&lt;", "</iframe><img src=x onerror=alert(1)>"]
     pages = [("encoder", (MAPS, TOKENS), {"view": 1, "only_view": True}),
@@ -330,7 +330,7 @@ def test_inset_with_tabs(open_page, folder):
 
 
 def test_long_texts_stay_quick(open_page, folder):
-    """Of 400 x 400 cells the strongest lines are drawn, and only what is in sight."""
+    """With 400 x 400 cells only the strongest lines are drawn, and only the visible part."""
     count = 400
     tokens = [f"t{i}" for i in range(count)]
     maps = [attention(7, count, count)]

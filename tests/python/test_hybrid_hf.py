@@ -1,5 +1,5 @@
-"""Models whose layers are gated delta nets, against transformers in float64: logits, steps, greedy tokens, maps,
-heads switched off, and what is rejected. The models are random and made here."""
+"""Models with gated delta net layers against transformers in float64: logits, steps, greedy tokens, maps, removed
+heads, and rejected models. The models are random."""
 import importlib
 import json
 import subprocess
@@ -26,7 +26,7 @@ TEXT = "the cat sat on the mat. the dog ran to the cat."
 
 
 class Double:
-    """torch, to code that computes parts in float32 whatever its inputs are."""
+    """A substitute for torch, for code that always computes parts in float32."""
     float32 = torch.float64
 
     def __getattr__(self, name):
@@ -124,7 +124,7 @@ def test_maps_are_signed_and_exact(made):
     assert (p < 0).any() and np.array_equal(p, np.tril(p))
     whole = model.attention(TEXT, layers=[3]).probabilities[0]
     assert np.abs(whole.sum(-1) - 1).max() < 1e-5
-    # a head's output is the gated norm of M v, whose direction is M v's where o_norm and the gate are known
+    # a head's output is the gated norm of M v; its direction is that of M v if o_norm and the gate are known
     mixed = p @ delta.v[0]
     net = made[0].model.layers[0].linear_attn
     with torch.no_grad():
@@ -164,6 +164,17 @@ def test_the_program_shows_and_refuses(made, tmp_path):
     for command in ("ablate", "prune"):
         assert "layer 0 is a gated delta net" in run(command, folder, "--text", text).stderr
     assert "layer 0 is a gated delta net" in run("circuits", folder).stderr
+
+
+def test_measures_of_signed_maps(made, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT + "\n")
+    done = run("heads", made[1].path, "--text", text, "--random", 0, "--json")
+    assert done.returncode == 0, done.stderr
+    for head in json.loads(done.stdout)["heads"]:
+        delta, scores = head["layer"] != 3, head["scores"]
+        assert (scores["sink"] is None) == delta == (scores["negative"] is not None)
+        assert scores["evenness"] and (not delta or 0 < scores["negative"]["value"] < 1)
 
 
 @pytest.mark.parametrize("field, value, error", [

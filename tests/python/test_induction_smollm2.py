@@ -1,6 +1,7 @@
 """The induction heads of SmolLM2 (tools/get-smollm2) on repeated random tokens: multihead's scores against
-transformers' attention (eager, float32, as GGUF files are computed there), row by row as Olsson et al. 2022 define them. Every head within 1e-4,
-and the ten best in the same order, but for heads whose scores differ by less than that."""
+transformers' attention (eager, float32, as GGUF files are computed there), row by row by the definition of Olsson et
+al. 2022. Every head must agree within 1e-4, and the ten best in the same order, except heads whose scores differ by
+less."""
 import ctypes as C
 import json
 import subprocess
@@ -19,7 +20,7 @@ SEQUENCES, BLOCK, REPEATS, TOLERANCE = 4, 25, 4, 1e-4
 
 
 def sequences():
-    """The program's random tokens: where the two computations begin."""
+    """The program's random tokens, the input of both computations."""
     model = multihead.Model(SMOLLM2)
     plan = _abi.RandomTokens()
     _library.check(model._library.mha_random_tokens_plan(model._handle, C.byref(plan)))
@@ -35,8 +36,8 @@ def sequences():
 
 
 def induction(tokens, maps):
-    """[heads]: sum over rows of the weight on what followed earlier places of the row's token; and the
-    number of rows that have such a place beside another key that is none."""
+    """[heads]: sum over rows of the weight on tokens that followed earlier occurrences of the row's token; and the
+    number of rows with such a key and another key."""
     total, rows = np.zeros(len(maps)), 0
     for i, token in enumerate(tokens):
         followers = [j + 1 for j in range(i) if tokens[j] == token and tokens[j + 1] != token]

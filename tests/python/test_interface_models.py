@@ -1,9 +1,9 @@
 """attn_implementation="multihead" in a tiny random model of every family of transformers.
 
-Judge: a model's own eager attention in float64. An error may be twice that of eager in float32, plus a
-millionth of the largest number; or the model is refused with a message that names the argument. Without
-padding, padded on either side, generating with a cache that grows and with a static one; and gradients. Rows of padding
-are not compared. The gate takes two classes of its own draw.
+The reference is a model's own eager attention in float64. The error may be twice that of eager in float32, plus a
+millionth of the largest number; or the model is rejected with a message that names the argument. Tests run without
+padding, padded on either side, generating with a growing and a static cache, and with gradients. Padding rows are not
+compared. The gate draws two classes.
 """
 import collections
 import random
@@ -16,14 +16,14 @@ import multihead.transformers as ours
 from shared import SEED
 
 REFUSED = dict.fromkeys(("MiniMaxM3VLForCausalLM", "MiniMaxM3VLModel"), "block_indices")
-"""Classes, and the argument that this package does not know."""
+"""Classes, and the argument that this package does not support."""
 LEAST = 390
-"""Classes of transformers 5.23 that are made and right."""
+"""The number of classes of transformers 5.23 that can be created and are correct."""
 
 
 @pytest.fixture(scope="module")
 def passed():
-    """The arguments that models pass: {name: families}."""
+    """Arguments passed by models: {name: families}."""
     ours.register()
     found, forward = collections.defaultdict(set), ours.attention_forward
 
@@ -55,12 +55,12 @@ def examine(name):
 
 
 CLASSES = interface_models.classes()
-FIXED = ["MiniMaxM3VLForCausalLM", "BigBirdPegasusForConditionalGeneration"]  # refused; adds its masks
+FIXED = ["MiniMaxM3VLForCausalLM", "BigBirdPegasusForConditionalGeneration"]  # rejected; adds its masks
 DRAWN = random.Random(SEED).sample(list(CLASSES), 24)
 
 
 def test_drawn_families(passed):
-    """FIXED, and the first two of a draw that can be made."""
+    """FIXED, and the first two random classes that can be created."""
     count = -1
     for name in FIXED + DRAWN:
         verdict, line = examine(name)
@@ -73,7 +73,7 @@ def test_drawn_families(passed):
 
 @pytest.mark.gate(0)
 def test_every_family(passed):
-    """All, with a table of errors (ours, eager's in float32) and counts."""
+    """All classes, with a table of errors (ours, eager's in float32) and counts."""
     lines, began = collections.defaultdict(list), time.process_time()
     for name in CLASSES:
         verdict, line = examine(name)
@@ -89,7 +89,7 @@ def test_every_family(passed):
 
 
 def check(lines):
-    """Raise unless nothing is wrong, at least LEAST classes are right and exactly as many as in REFUSED refused."""
+    """Raise unless nothing is wrong, at least LEAST classes are right, and exactly those in REFUSED are rejected."""
     assert not lines["wrong"], "\n".join(lines["wrong"])
     counts = len(lines["right"]), len(lines["refused"])
     assert counts[0] >= LEAST and counts[1] == len(REFUSED), counts

@@ -1,4 +1,4 @@
-"""Files against their owners: .npy against numpy, safetensors against the package of that name."""
+"""File formats against their reference implementations: .npy against numpy, safetensors against its package."""
 import ctypes as C
 
 import numpy as np
@@ -31,7 +31,7 @@ def array_of(tensor):
 def arrays():
     generator = np.random.default_rng(1)
     for name in mha.DTYPES:
-        if name == "uint16":  # bfloat16's patterns, which NumPy does not know
+        if name == "uint16":  # bit patterns of bfloat16, which NumPy lacks
             continue
         for shape in ((), (0,), (5,), (3, 0, 2), (2, 3, 4), (2, 1, 3, 1, 2, 5)):
             yield np.array(generator.normal(size=shape) * 100, dtype=float).astype(name)

@@ -1,7 +1,7 @@
-"""The knobs on the page of `multihead serve`: sampling, and attention under another description; what they change
-is marked, and the answers follow from the maps.
+"""The knobs on the page of `multihead serve`: sampling, and attention with changed settings. Changes are marked, and
+the answers follow from the maps.
 
-Needs playwright and a Chromium, as test_serve.py."""
+Needs playwright and a Chromium, like test_serve.py."""
 import base64
 import json
 import re
@@ -34,7 +34,7 @@ def urls(trained):
 
 @pytest.fixture
 def visit(new_page, urls):
-    """Opens a page with its knobs; at the end nothing must have gone wrong."""
+    """Opens a page with its knobs; fails at the end if there were errors."""
     complaints = []
 
     def opener(kind="decoder", text=TEXT, place="", **options):
@@ -143,12 +143,87 @@ def test_an_encoder(visit):
     expect(page.locator("#knobs-moved")).to_have_text("")
 
 
+# ---- generation ------------------------------------------------------------------------------------
+
+def generate(page, text, **body):
+    return json.loads(post(page, "generate", text=text, **body))
+
+
+@pytest.mark.parametrize("more", [[], ["--cache", "int8"]], ids=["f32", "int8"])
+def test_generation_is_the_programs(visit, trained, more):
+    """Token by token through the page's cache: the tokens of `multihead generate`, and the library's bytes."""
+    page, text, cache = visit(), TEXT, more[-1] if more else "f32"
+    said = subprocess.run([PROGRAM, "generate", *more, "--max-tokens", "5", "-q", trained, TEXT], check=True,
+                          capture_output=True, text=True).stdout
+    for step in range(5):
+        made = generate(page, text, cache=cache)
+        tokens = made["kept"] + made["computed"]
+        assert (made["computed"] == 1) == (step > 0)
+        bytes_of_head = 2 * (16 * 4 if cache == "f32" else 16 + 4)
+        assert made["cache"]["bytes"] == tokens * 2 * 4 * bytes_of_head and made["cache"]["tokens"] == tokens
+        if not made["appended"]:
+            break
+        text += made["appended"]
+    assert said.removeprefix("<s> ").split(" <s>")[0].strip() == text and made["kept"] > 0
+    back = generate(page, TEXT, cache=cache)
+    assert text.startswith(TEXT + back["appended"]) and back["kept"] > 0, "a shorter text keeps what it shares"
+    drawn = {generate(page, TEXT, draws=True, temperature=2, seed=seed)["id"] for seed in range(8)}
+    assert len(drawn) > 2 and {generate(page, TEXT, draws=True, top_k=1, seed=5)["id"]} == {back["id"]}
+
+
+def test_what_cannot_be_cached(visit):
+    page = visit()
+    plain = generate(page, TEXT)
+    for change in {"off": ["L0H0"]}, {"noisy": "L0H1", "noise": 0.1}, {"causal": False}:
+        made = generate(page, TEXT, **change)
+        assert made["cache"] is None and made["kept"] == 0 and made["computed"] == plain["cache"]["tokens"], change
+        assert made["id"] == look(page, maps=False, **change)["next"]["tokens"][0]["id"], change
+    window = generate(page, TEXT, window=3)
+    assert window["cache"] and window["id"] == look(page, maps=False, window=3)["next"]["tokens"][0]["id"]
+    assert look(page, maps=False, causal=False)["cache"] is None
+    assert "cache" in generate(page, TEXT, cache="f64")["error"]
+    encoder = visit("encoder", "the cat sat")
+    assert "encoder" in generate(encoder, "the cat sat")["error"]
+    expect(encoder.locator("#generate")).to_be_hidden()
+
+
+def test_tokens_are_generated(visit):
+    page = visit()
+    page.locator("#generate-box > summary").click()
+    before = page.locator("#live-text").input_value()
+    page.locator("#cell").focus()
+    page.keyboard.press("g")
+    page.locator("#generate-steps tbody tr").wait_for()
+    settled(page)
+    page.get_by_role("button", name="Generate the next token").click()
+    expect(page.locator("#generate-steps tbody tr")).to_have_count(2)
+    settled(page)
+    last = page.locator("#generate-steps tbody tr").first.locator("td").all_inner_texts()
+    text = page.locator("#live-text").input_value()
+    assert text.startswith(before) and text.endswith(last[1]) and last[3] == "1"
+    tokens = page.locator("#strip .chip").count()
+    expect(page.locator("#generate-formula")).to_contain_text(
+        f"2 × 2 layers × 4 key/value heads × 16 numbers × 4 bytes × {tokens} tokens = {1024 * tokens:,} bytes")
+    assert int(last[5].replace(",", "")) == 1024 * (tokens - 1), "the last token comes with the next step"
+    page.locator("#generate select").select_option("f16")
+    expect(page.locator("#generate-formula")).to_contain_text(f"= {512 * tokens:,} bytes")
+    page.get_by_role("button", name="take the last one back").click()
+    settled(page)
+    expect(page.locator("#generate-steps tbody tr")).to_have_count(1)
+    page.locator("#live-text").fill("the king")
+    expect(page.locator("#generate-steps")).to_be_hidden()
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_sizes_and_names(visit, width):
     page = visit(width=width)
+    page.locator("#generate-box > summary").click()
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.locator("#generate-steps tbody tr").wait_for()
     page.get_by_label("temperature").press("ArrowLeft")
     page.get_by_label("positions").select_option("none")
     settled(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate("""() => [...document.querySelectorAll("#knobs input, #knobs select")]
+    assert page.evaluate("""() => [...document.querySelectorAll(":is(#knobs, #generate) :is(input, select)")]
         .filter(node => !node.labels?.[0]?.textContent.trim()).length""") == 0

@@ -1,12 +1,11 @@
-"""The model layer against transformers: the same token ids, and attention weights of every layer and
-the last hidden state with at most twice the error that torch in float32 has against torch in
-float64 (eager attention), on the same inputs. Run with -s to see the table.
+"""The model layer against transformers: the same token ids, and attention weights of every layer and the last hidden
+state with at most twice the error of torch in float32 against float64 (eager attention) on the same inputs. Run with -s
+to see the table.
 
-Each text of at least FEW tokens is judged by itself. In shorter ones the largest of so few errors
-is a matter of luck (torch's happens to be small, or ours), so they are judged together; the table
-shows each.
+Each text of at least FEW tokens is judged separately. In shorter ones the largest of so few errors depends on chance,
+so they are judged together; the table shows each.
 
-Takes the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2; skipped if missing)
+Uses the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2; skipped if missing)
 and our tiny one. The libraries come from MHA_LIBRARY_DIR (default build).
 """
 import ctypes as C
@@ -51,7 +50,7 @@ BATCH = ("sentence", "one word", "punctuation", "pair")
 
 
 class Ours:
-    """A model of our library."""
+    """A model in our library."""
 
     def __init__(self, folder):
         self.lib = model_library()
@@ -132,8 +131,7 @@ def pad(rows):
 
 
 def errors(got, exact, lengths):
-    """The largest error of each layer's attention, and of the last hidden state. Rows of padding
-    mean nothing and are left out."""
+    """The largest error of each layer's attention, and of the last hidden state. Padding rows are skipped."""
     arrays = list(zip(got[0], exact[0])) + [(got[1], exact[1])]
     return np.array([max(np.abs(a[b][..., :n, :] - e[b][..., :n, :]).max()
                          for b, n in enumerate(lengths)) for a, e in arrays])

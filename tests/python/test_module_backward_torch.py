@@ -1,15 +1,13 @@
 """Gradients of the module against torch autograd in float64.
 
-Modules of torch's nn.MultiheadAttention are drawn at random, with all that their constructor takes,
-and their float64 gradients are the reference for every input, every parameter and a float mask. Each
-case is drawn from (seed, number); MHA_TEST_SEED repeats a run. A fresh sample by default, all 200
-with MHA_TEST_LONG=1.
+The reference is the float64 gradient of random nn.MultiheadAttention modules with every constructor argument, for every
+input, every parameter and a float mask. Each case is drawn from (seed, number); MHA_TEST_SEED repeats a run. The
+default is a random sample; MHA_TEST_LONG=1 tests all 200.
 
-The largest error of a gradient must be at most four times that of torch in float32 on the same
-numbers, plus 2^-20 of the largest gradient of its kind and 2^-21 (1 + sqrt(pairs) / 4) of the largest
-of all: some are 0 by cancellation, where roundings of what cancels are left. A gradient is a sum over
-the pairs of a query and a key, and the roundings of n terms add up to about sqrt(n) of them (Higham,
-Mary 2019, theorem 2.4); torch's own error alone says little where there are few numbers of a kind.
+The largest error of a gradient must be at most four times that of torch in float32 on the same numbers, plus 2^-20 of
+the largest gradient of its kind and 2^-21 (1 + sqrt(pairs) / 4) of the largest of all, since some gradients cancel to 0
+and only roundings of their terms remain. A gradient is a sum over query-key pairs, and roundings of n terms add up to
+about sqrt(n) roundings (Higham, Mary 2019, theorem 2.4). torch's own error alone is not reliable for few numbers.
 """
 import copy
 
@@ -50,7 +48,7 @@ def draw(number):
 
     heads, size = int(rng.choice([1, 2, 3, 4, 8])), int(rng.choice([1, 4, 5, 8, 16, 32]))
     width = heads * size
-    alone = maybe(0.4)  # self-attention: one tensor three times
+    alone = maybe(0.4)  # self-attention: the same tensor three times
     settings = {"bias": maybe(0.7), "add_bias_kv": maybe(0.3), "add_zero_attn": maybe(0.3),
                 "kdim": None if alone or maybe() else int(rng.integers(1, 40)),
                 "vdim": None if alone or maybe() else int(rng.integers(1, 40)),
@@ -85,7 +83,7 @@ def draw(number):
     if batched and maybe(0.3):
         hidden = rng.random((B, S)) < 0.3
         hidden[:, 0] = False
-        if not (kind > 1):  # torch wants the two of one type
+        if not (kind > 1):  # torch requires the same type for both
             keywords["key_padding_mask"] = hidden
     return theirs, (query, key, value), keywords, tensor(T, width), batched
 
@@ -201,8 +199,8 @@ def grouped(p, inputs, keep, cap, gates, base, epsilon, H, Hk):
 
 @pytest.mark.parametrize("number", range(4))
 def test_what_torch_lacks(contexts, number):
-    """Grouped heads, values of another width, QK-norm, RoPE, sinks, a learned key and one of zeros,
-    softcap, gates and a causal mask, together."""
+    """Grouped heads, values of another width, QK-norm, RoPE, sinks, a learned key, a zero key, softcap, gates and a
+    causal mask in combination."""
     rng = np.random.default_rng([SEED, 8, number])
     H, Hk, D, Dv, E, Ek, Ev = 6, (1, 2, 3, 6)[number], 8, 12, 20, 14, 9
     module = mha.Module(E, H, kv_heads=Hk, head_dim=D, value_head_dim=Dv, key_dim=Ek, value_dim=Ev,
@@ -234,8 +232,7 @@ def test_what_torch_lacks(contexts, number):
 
 
 def test_added_into_one_tensor(contexts):
-    """Self-attention: the three inputs' gradients added into one are their sum; what parameters'
-    gradients held before is added to."""
+    """Self-attention: the gradients of the three inputs add up in one array; parameter gradients accumulate."""
     rng = np.random.default_rng(3)
     module = mha.Module(12, 3, context=contexts[0])
     for name, shape in module.parameter_shapes().items():

@@ -1,7 +1,6 @@
-"""The attention layers of Llama and Qwen 3 against a module with a cache: grouped heads, RoPE,
-QK-norm, a prompt in pieces and then token by token. Theirs run in float64 (but for the norm, which
-is in float32 whatever the model is); ours must be within the a-priori bound of that, no worse
-than four times PyTorch in float32, and have the same bits in any pieces."""
+"""The attention layers of Llama and Qwen 3 against a module with a cache: grouped heads, RoPE, QK-norm, a prompt in
+pieces and then token by token. Theirs run in float64 (except the norm, which is always float32). Ours must be within
+the a-priori bound, at most four times the error of PyTorch in float32, and bit-identical for any pieces."""
 import importlib
 
 import numpy as np
@@ -30,7 +29,7 @@ def rotate(x):
 
 
 def theirs(name):
-    """The layer with parameters that float32 holds exactly."""
+    """The layer with parameters that are exact in float32."""
     model = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     prefix = {"llama": "Llama", "qwen3": "Qwen3"}[name]
     config = getattr(importlib.import_module(f"transformers.models.{name}"), prefix + "Config")(
@@ -55,7 +54,7 @@ def ours(layer, context):
 
 
 def projected(x, layer, which, heads):
-    """q or k as attention gets it, in double, and how wrong ours may be."""
+    """The q or k of attention in double, and the bound of our error."""
     weight = getattr(layer, which + "_proj").weight.detach().numpy()
     value, wrong = (y.reshape(B, T, heads, D).swapaxes(1, 2)
                     for y in (x @ weight.T, linear_error(x, 0 * x, weight, None)))
@@ -109,7 +108,7 @@ def test_generation(name, isa):
     print(f"\n  {isa:8} {name}: error / bound {worst:.1e}, error / torch float32's {versus:.2f}",
           end="")
     assert worst <= 1
-    assert versus <= 4  # which is far below the bound of five steps in a row
+    assert versus <= 4  # far below the bound of five consecutive steps
     for pieces in ([T], [1] * T, [20, 1, 1, 8, 7]):
         cache, at = mha.Cache(module, B, T), 0
         for n in pieces:

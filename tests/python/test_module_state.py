@@ -1,5 +1,4 @@
-"""A module's state_dict to torch.nn.MultiheadAttention and back, in safetensors, and what both
-compute from it."""
+"""A module's state_dict to torch.nn.MultiheadAttention and back, in safetensors, and the results of both."""
 import ctypes as C
 import itertools
 
@@ -23,7 +22,7 @@ OPTIONS = [dict(bias=bias, add_bias_kv=kv, add_zero_attn=zero, **widths)
 
 
 def pair(options):
-    """The two modules of the same shape, torch's in float64 with parameters that f32 holds."""
+    """Two modules of the same shape; torch's is in float64 with parameters exact in f32."""
     theirs = torch.nn.MultiheadAttention(E, HEADS, batch_first=True, **options).double()
     with torch.no_grad():
         for parameter in theirs.parameters():

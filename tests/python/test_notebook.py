@@ -1,7 +1,7 @@
-"""examples/first_hour.ipynb runs from beginning to end, in a kernel of its own.
+"""examples/first_hour.ipynb runs from beginning to end, in a separate kernel.
 
-Needs nbclient, ipykernel, torch, and the model that tools/get-smollm2 fetches; the library and the
-program are those in MHA_LIBRARY_DIR. What the cells claim they assert themselves.
+Needs nbclient, ipykernel, torch, and the model of tools/get-smollm2; the library and the program are those in
+MHA_LIBRARY_DIR. The cells assert their own claims.
 """
 import nbclient
 import nbformat

@@ -1,11 +1,9 @@
-"""onnxruntime's CPU operators against ours, at random: the standard Attention as far as its provider
-takes it, and its own MultiHeadAttention and GroupQueryAttention
-(mha_attention_forward).
+"""onnxruntime's CPU operators against ours, at random: the standard Attention as far as its provider supports it, and
+its own MultiHeadAttention and GroupQueryAttention (mha_attention_forward).
 
-Both sides compute in float32, so they may differ by the sum of two errors: the a priori bound of
-docs/numerics.md for ours, and as much again for theirs with room for its two roots of the scale and
-its less careful sums: four bounds together. Where it matters, ours is also compared with float64
-elsewhere. MHA_TEST_SEED repeats a run, MHA_TEST_LONG=1 takes all cases.
+Both sides compute in float32, so they may differ by the sum of two errors: the a priori bound of docs/numerics.md for
+ours, and three times the bound for theirs, which covers two square roots of the scale and less careful sums. Other
+tests compare ours with float64. MHA_TEST_SEED repeats a run; MHA_TEST_LONG=1 tests all cases.
 """
 
 import numpy as np
@@ -23,7 +21,7 @@ TWO_SIDES = 4
 
 
 def run(op, slots, inputs, outputs, domain, opset, attributes):
-    """One node on the CPU provider: slots are the operator's inputs in their order."""
+    """One node on the CPU provider; slots are the operator's inputs in order."""
     named = [name if name in inputs else "" for name in slots]
     while named[-1] == "":
         named.pop()
@@ -50,9 +48,9 @@ CASES = amount(25, 80, 400)
 
 
 def within_its_reach(inputs, attributes, opset):
-    """What onnxruntime 1.31's CPU provider has: no windows, no scale of 0, no masks of one
-    dimension, none that broadcast along queries, none that are short. For a single query it drops
-    is_causal, which is right for one new key only."""
+    """Cases that onnxruntime 1.31's CPU provider supports: no windows, no scale of 0, no masks of one dimension, none
+    that broadcast along queries or are short. For a single query it ignores is_causal, which is correct for one new key
+    only."""
     if "left_window_size" in attributes or attributes.get("scale") == 0:
         return False
     if attributes.get("softmax_precision") == 11:
@@ -77,7 +75,7 @@ def compare_standard(text, ours, theirs, inputs, attributes):
         if name == "qk_matmul_output":
             mode = attributes.get("qk_matmul_output_mode", 0)
             bound = qk_bound * (np.abs(right) + 1e-30) if mode == 3 else qk_bound
-            seen = np.isfinite(got)  # where it masks, mode 2 has the lowest float for -inf
+            seen = np.isfinite(got)  # for masked scores, mode 2 has the lowest float instead of -inf
             assert (seen | (right < -1e38)).all(), text
             got, right = np.where(seen, got, 0), np.where(seen, right, 0)
         found = ratio(got, right, TWO_SIDES * bound + 1e-30)
@@ -96,7 +94,7 @@ def test_standard_attention():
             passed_over += 1
             continue
         text = operator.describe(number - 1, inputs, attributes, opset)
-        if "past_key" in inputs:  # it wants the presents then
+        if "past_key" in inputs:  # it then requires the present outputs
             outputs = list(dict.fromkeys([*outputs, "present_key", "present_value"]))
         last = max(operator.ONNX_OUTPUTS.index(name) for name in outputs)
         theirs = run("Attention", operator.ONNX_INPUTS, inputs,
@@ -155,7 +153,7 @@ def test_multi_head_attention():
                   for n, length, size in (("query", T, D), ("key", S, D), ("value", S, Dv))}
         keep, bias = np.ones((B, 1, 1, S), bool), 0.0
         if rng.random() < 0.4 and "causal" not in keywords:
-            lengths = rng.integers(1, S + 1, B)  # a row without keys would attend everywhere
+            lengths = rng.integers(1, S + 1, B)  # a row without keys would attend to all keys
             keep = (np.arange(S) < lengths[:, None])[:, None, None]
             inputs["key_padding_mask"] = keep[:, 0, 0].astype(np.int32)
             keywords["key_lengths"] = lengths
@@ -194,7 +192,7 @@ def draw_group_query(rng):
     attributes, keywords = {"num_heads": H, "kv_num_heads": Hk}, {"causal": True, "q_offset": P}
     distance = np.arange(T)[:, None] + P - np.arange(P + T)
     keep = distance >= 0
-    if rng.random() < 0.3:  # its window counts the query's own key
+    if rng.random() < 0.3:  # its window includes the query's own key
         attributes["local_window_size"] = window = int(rng.integers(1, 12))
         keywords["window"] = (window - 1, 0)
         keep &= distance < window

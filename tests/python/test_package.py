@@ -37,7 +37,7 @@ def softmax_attention(q, k, v):
 
 
 class OnlyDlpack:
-    """An array of another library: all that it has is DLPack."""
+    """An array of another library, with DLPack only."""
 
     def __init__(self, array, version=None):
         self.array, self.live = array, 0
@@ -59,7 +59,7 @@ def test_other_threads_see_whole_structs_and_functions(monkeypatch):
     whole, kind = [], _abi._type
     library = _abi.Library(_library.library._name)
 
-    def watch(text, argument=False):  # in the midst of making them
+    def watch(text, argument=False):  # while creating them
         assert "mha_context_create" not in vars(library) and ("mha_figure" not in _abi._named or whole)
         return kind(text, argument)
 
@@ -170,7 +170,7 @@ def test_ragged_batches_equal_their_sequences():
 # ---- Errors ---------------------------------------------------------------------------------------
 
 Q, K, V = problem()
-WRONG = [  # arguments, the built-in class, what the message says
+WRONG = [  # arguments, the built-in class, the message
     (dict(q=Q.astype(np.float64)), TypeError, "q: float64 is not supported, expected float32.*astype"),
     (dict(v=V.astype(np.uint16)), TypeError, "v: uint16 is not supported.*ml_dtypes.bfloat16"),
     (dict(k=K.astype(">f4")), TypeError, "k: >f4 has the other byte order"),
@@ -248,7 +248,7 @@ WRONG = [  # arguments, the built-in class, what the message says
 @pytest.mark.parametrize("given,kind,says", WRONG, ids=lambda x: "")
 def test_wrong_arguments(given, kind, says):
     arguments = dict(q=Q, k=K, v=V) | given
-    for _ in range(2):  # the second time nothing of the first is in the way
+    for _ in range(2):  # the second call is not affected by the first
         with pytest.raises(kind, match=says):
             multihead.attention(**arguments)
     multihead.attention(Q, K, V)
@@ -315,7 +315,7 @@ def test_a_callback_may_call_with_a_context_of_its_own():
 
 
 def in_another_process(program):
-    """What a program prints that might wait for ever, or end the process."""
+    """The output of a separate program, since it might hang or crash."""
     begin = ("import signal, sys, threading\nsys.path[:0] = %r\nimport numpy as np, multihead\n"
              "q, k, v = np.random.default_rng(1).standard_normal((3, 4, 8, 128, 16), np.float32)\n"
              "context = multihead.Context(threads=4)\n" % sys.path)
@@ -343,8 +343,8 @@ except RuntimeError as error:
 
 
 def test_an_interrupt_is_not_lost_between_callbacks():
-    """The signal comes while the main thread is in the library, and Python sees it when a callback
-    begins there, where nothing would catch what it raises."""
+    """The signal arrives while the main thread is in the library. Python handles it at the start of a callback, where
+    an exception would be lost."""
     assert in_another_process("""
 import os
 main = threading.main_thread()
@@ -480,7 +480,7 @@ def test_set_threads_holds_for_every_thread():
 
 
 def test_many_threads_at_once():
-    """Each with calls of its own, and all with the same context: the bits of one thread."""
+    """Threads with separate calls, and all with the same context: bit-identical to one thread."""
     shared = multihead.Context(threads=2)
     problems = [problem(seed=seed, T=5 + seed, S=40) for seed in range(4)]
     expected = [multihead.attention(*p, causal=True) for p in problems]
@@ -514,12 +514,12 @@ def test_contexts_of_finished_threads_are_freed():
 
 
 def test_the_gil_is_released():
-    """A callback runs while the caller waits in the library: in another thread, it needs the GIL."""
+    """A callback in another thread needs the GIL while the caller waits in the library."""
     callers = set()
     q, k, v = problem(B=4, T=64, S=1100)
     multihead.attention(q, k, v, context=multihead.Context(threads=4),
                         keep_callback=lambda *_: callers.add(threading.get_ident()) or True)
-    assert callers  # it would have waited for ever
+    assert callers  # it would have deadlocked
 
 
 def in_child(queue):
@@ -534,7 +534,7 @@ CONTEXT, BUSY = multihead.Context(threads=2), multihead.Context(threads=2)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_fork():
-    """A child computes with the contexts of its parent, also one that another thread is using."""
+    """A child process computes with its parent's contexts, including one in use by another thread."""
     expected = multihead.attention(Q, K, V, causal=True)
     multihead.attention(Q, K, V, context=CONTEXT)
     inside, finished = threading.Event(), threading.Event()
@@ -571,7 +571,7 @@ def test_prepared_calls_are_bounded():
 
 
 def test_libraries_of_the_system():
-    """A package without libraries of its own, as Debian's, takes those that the loader finds."""
+    """A package without its own libraries, like Debian's, uses those found by the loader."""
     variables = {name: value for name, value in os.environ.items() if name != "MHA_LIBRARY_DIR"}
     variables["PYTHONPATH"] = str(ROOT / "bindings/python")
     script = "from multihead import _library as l; print(l.model_library(), l.render_library())"
@@ -580,7 +580,7 @@ def test_libraries_of_the_system():
         "LD_LIBRARY_PATH": str(LIBRARY_DIR.resolve())})
     assert "libmultihead-model.so.0" in found.stdout, found.stderr
     found = subprocess.run(command, capture_output=True, text=True, env=variables)
-    if found.returncode:  # else one is installed
+    if found.returncode:  # otherwise a library is installed
         assert "install the package with pip, or set MHA_LIBRARY_DIR" in found.stderr
 
 
@@ -613,7 +613,7 @@ def test_every_public_name_has_documentation():
 
 
 def test_examples():
-    """Those of the page, and of the docstrings."""
+    """The examples of the page and of the docstrings."""
     import page_examples
     assert page_examples.run(ROOT / "docs/python.md").failed == 0
     names = {name: getattr(multihead, name) for name in multihead.__all__}
@@ -640,7 +640,7 @@ def test_version():
 
 @pytest.mark.gate(0)
 def test_types(tmp_path):
-    """mypy --strict accepts the package, and a program that uses it, where it is right."""
+    """mypy --strict accepts the package and a correct program that uses it, and rejects wrong ones."""
     pytest.importorskip("mypy")
     program = tmp_path / "program.py"
     program.write_text("\n".join((

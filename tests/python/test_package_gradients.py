@@ -1,10 +1,9 @@
 """The Python package: gradients of attention against the formula in float64, on random problems.
 
-The problems and the float64 forward are those of test_package_random.py (hypothesis); the gradients are
-the formulas of backward.h in float64, pair by pair, and are themselves compared with central differences
-of that forward. The bound of an element is that of docs/numerics.md 11 with counts of roundings
-simplified to larger ones; u = 2^-24. What the given o and lse are wrong by enters as measured, since they
-are inputs. MHA_TEST_LONG=1 takes 2,000 problems.
+The problems and the float64 forward are those of test_package_random.py (hypothesis). The reference gradients are the
+formulas of backward.h in float64, pair by pair, checked by central differences of that forward. The bound of an element
+is that of docs/numerics.md 11 with simplified, larger counts of roundings; u = 2^-24. Errors of the given o and lse,
+which are inputs, enter as measured. MHA_TEST_LONG=1 tests 2,000 problems.
 """
 import sys
 import types
@@ -24,7 +23,7 @@ SMOOTH = ("bias", "alibi_slopes", "t5_table", "shaw_keys", "shaw_values", "sink_
 
 @st.composite
 def losses(draw):
-    """A problem, and what a loss is to o, lse, the weights and their average."""
+    """A problem, and the loss gradients with respect to o, lse, the weights and their average."""
     p = draw(problems())
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = (p.B, p.H, p.T, p.Dv)
@@ -48,7 +47,7 @@ def losses(draw):
 
 
 def summed(pairs, shape):
-    """The sum over the axes that an input of this shape is broadcast along."""
+    """Sum over the broadcast axes of an input of this shape."""
     pairs = pairs.sum(tuple(range(pairs.ndim - len(shape))))
     return pairs.sum(tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
 
@@ -59,7 +58,7 @@ def grouped(x, heads):
 
 
 def by_row(table, row, pairs, vectors):
-    """[rows,size]: for each row of a table of Shaw, the sum of pairs times vectors [B,H,T,size]."""
+    """[rows,size]: for each row of a Shaw table, the sum of pairs times vectors [B,H,T,size]."""
     return np.stack([np.einsum("bhts,bhtd->d", np.where(row == i, pairs, 0), vectors)
                      for i in range(len(table))]) if len(table) else np.zeros(table.shape)
 
@@ -72,7 +71,7 @@ def shaw(table, distance):
 
 
 def share(p, r, kind, ds, dx, c, weight, gate, sink):
-    """Gradients, or their bounds with magnitudes for numbers: of kind `exact` or `bound`."""
+    """Gradients (kind `exact`), or their bounds, computed from magnitudes (kind `bound`)."""
     o, found = p.options, {}
     of = np.abs if kind == "bound" else lambda x: x
     scale = of(np.float64(o.get("scale", p.D**-0.5)))
@@ -149,11 +148,11 @@ def exact_gradients(p, r, x):
 
 
 def bounds(p, r, x, o, lse):
-    """docs/numerics.md 11. o and lse: what was given to the library."""
+    """docs/numerics.md 11. o and lse: the library's inputs."""
     seen = r.p > 0
     with np.errstate(invalid="ignore"):
         off = abs(lse.astype(np.float64) - r.lse)
-        # What the given lse is wrong by; in rows without keys both are -inf, and nothing is seen.
+        # The error of the given lse; in rows without keys both are -inf, and there are no pairs.
         lse_error = np.where(np.isfinite(r.lse), off, 0)[..., None]
         size = np.where(np.isfinite(r.lse), abs(r.lse), 0)[..., None]
         distance = np.where(seen, abs(r.biased - r.lse[..., None]), 0)
@@ -175,8 +174,7 @@ def bounds(p, r, x, o, lse):
     slope_error = 0.0
     if p.options.get("softcap"):
         slope_error = 16 * U + 0.77 * r.raw_error / p.options["softcap"]
-    # Roundings of a term: the chains over keys, over queries and heads of a group, and over the rows
-    # of a table of Shaw, of which no more take part than this.
+    # Maximum roundings of a term: chains over keys, over queries and heads of a group, and over rows of a Shaw table.
     n = p.S + p.T * (p.H // p.Hk) + 32
     dx = ds * (x.slope + slope_error) + abs(x.ds) * slope_error + (n + 1) * U * abs(x.dx)
     weight = p_error * x.factor + n * U * p_most * x.factor
@@ -184,7 +182,7 @@ def bounds(p, r, x, o, lse):
     sink = np.abs(x.sink)[..., None] * (
         np.expm1(lse_error + 2 * U) * abs(x.delta) + 2 * delta_error)
     found = share(p, r, "bound", ds, dx, abs(x.c), weight, gate, sink[..., 0])
-    # Of the gradient of the scale: what the score before the scale is wrong by.
+    # For the gradient of the scale: the error of the score before the scale.
     found["scale"] += (abs(x.dx) * (p.D + 4) * U * x.c_size).sum()
     return found
 
@@ -247,7 +245,7 @@ def loss_of(p, factor):
 
 
 def moved(p, name, by):
-    """The problem with one input moved by an array."""
+    """The problem with one input shifted by an array."""
     other = types.SimpleNamespace(**vars(p))
     other.options = dict(p.options)
     if name in "qkv":
@@ -293,7 +291,7 @@ def test_reference(p, seed):
 @hypothesis.given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), min_size=1, max_size=4),
                   st.integers(1, 3), st.integers(1, 3), st.booleans(), st.integers(0, 2**32 - 1))
 def test_ragged(lengths, heads, group, causal, seed):
-    """Sequences one after the other have the gradients that each has by itself, bit for bit."""
+    """Ragged sequences have the same gradients as each alone, bit for bit."""
     rng = np.random.default_rng(seed)
     queries, keys = np.array(lengths).T
     starts = [np.concatenate([[0], np.cumsum(n)]).tolist() for n in (queries, keys)]

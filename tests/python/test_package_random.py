@@ -1,8 +1,7 @@
 """The Python package: attention against the formula in float64, on random problems (hypothesis).
 
-Every input and output, element type and layout that the package takes is drawn. The bound of a row is
-that of attention.h with the terms of docs/numerics.md 3, simplified to a larger one; u = 2^-24.
-MHA_TEST_LONG=1 takes 2,000 problems.
+Draws every input, output, element type and layout that the package supports. The bound of a row is that of attention.h
+with the terms of docs/numerics.md 3, simplified to a larger one; u = 2^-24. MHA_TEST_LONG=1 tests 2,000 problems.
 """
 import sys
 import types
@@ -24,18 +23,18 @@ hypothesis.configuration.set_hypothesis_home_dir(LIBRARY_DIR / "hypothesis")
 U = 2.0**-24
 TYPES = [np.dtype(np.float32), np.dtype(np.float16)] + (
     [np.dtype(ml_dtypes.bfloat16)] if ml_dtypes else [])
-# Half an ulp of an output, relatively, and where it is subnormal (mha_tensor_convert).
+# Half an ulp of an output: relative, and absolute for subnormal values (mha_tensor_convert).
 ROUNDING = {"float32": (0, 0), "float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 
 
 def examples(*counts):
-    """How many problems the gate, the deep form and everything draw: the same ones but for the last."""
+    """Number of problems in the gate, the deep form and the full run; the first two use the same."""
     return hypothesis.settings(max_examples=amount(*counts), deadline=None, derandomize=not LONG, print_blob=True,
                                suppress_health_check=list(hypothesis.HealthCheck))
 
 
 def laid_out(rng, shape, dtype, way):
-    """A random array whose last axis is contiguous, lying in memory in one of several ways."""
+    """A random array in one of several memory layouts, with a contiguous last axis."""
     x = rng.standard_normal(shape).astype(np.float32).astype(dtype)
     if way == "swapped":  # [B,T,H,D] in memory
         return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
@@ -139,7 +138,7 @@ def wide(x, shape):
 
 
 def reference(p):
-    """Everything in float64, and `error`, what a score may be wrong by."""
+    """Results in float64, and `error`, the bound of a score's error."""
     o, shape = p.options, (p.B, p.H, p.T, p.S)
     q, k, v = (x.astype(np.float64) for x in (p.q, p.k, p.v))
     k, v = k.repeat(p.H // p.Hk, 1), v.repeat(p.H // p.Hk, 1)
@@ -233,7 +232,7 @@ def compare(what, ours, exact, bound):
 
 
 def check_outputs(p, r, x, d, weight_error):
-    """The outputs that were asked for."""
+    """The requested outputs."""
     request = p.request
     heads, rows = request.get("heads", slice(None)), request.get("rows", slice(None))
     pick = lambda a: a[:, heads][:, :, rows]  # noqa: E731
@@ -296,7 +295,7 @@ def test_forward(p):
     options = dict(p.options)
     if "q_offset" in options and not p.positions:
         del options["q_offset"]
-    # What belongs to an output is an error without it.
+    # Options of an output without the output are an error.
     for name, owners in (("offsets", {"offset_mass"}), ("heads", {"probabilities", "scores"}),
                          ("rows", {"probabilities", "scores"})):
         if not owners & names:
@@ -305,8 +304,8 @@ def test_forward(p):
         request.pop("score_stage", None)
     o, x = multihead.attention(p.q, p.k, p.v, outputs=sorted(names) or ["lse"], **request, **options)
     r = reference(p)
-    # What a weight may be wrong by, relatively: twice the largest error of its row's scores and
-    # what 3.2 to 3.4 add for the exponential, the sums and the division.
+    # Relative error of a weight: twice the largest error of its row's scores plus the terms of 3.2 to 3.4 for the
+    # exponential, the sums and the division.
     d = r.error.max(-1, initial=0, keepdims=True)
     sink = p.options.get("sink_logits")
     if sink is not None:

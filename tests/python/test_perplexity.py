@@ -15,8 +15,8 @@ needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
 pytestmark = pytest.mark.gate(0)
 TEXT = ROOT / "examples/harbour.txt"
 TOKENS = 256
-# How far the mean loss, and the loss of any token, may be from those of transformers: three times what was
-# measured or more; means of other texts would vary as far.
+# Tolerance of the mean loss and of a token's loss against transformers: at least three times the measured difference,
+# since other texts would differ.
 BOUNDS = {"f32": (1e-6, 1e-4), "f16": (3e-4, 0.05), "bf16": (2e-3, 0.15), "int8": (1e-2, 1),
           "int8-channel": (1e-2, 1)}
 

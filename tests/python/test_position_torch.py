@@ -1,12 +1,11 @@
-"""Positions against the code that models are trained with: rotary embedding of Llama, GPT-NeoX and
-GPT-J, T5's buckets, ALiBi's slopes as Bloom has them, sinusoidal tables, norms of heads.
+"""Positions against the code of trained models: rotary embedding of Llama, GPT-NeoX and GPT-J, T5's buckets, ALiBi's
+slopes from Bloom, sinusoidal tables, norms of heads.
 
-What a peer computes in float32 is judged by what float32 allows it: an angle of a radians, computed
-as a product of two rounded factors, is off by 2 u a, and u = 2^-24 more for each further rounding.
-Where the peer's own cosines and sines go into our tables, nothing but single roundings remain.
+Peers that compute in float32 are allowed float32's errors: an angle of a radians, the product of two rounded factors,
+has an error of 2 u a, plus u = 2^-24 for each further rounding. With the peer's own cosines and sines in our tables,
+only single roundings remain.
 
-Skipped without numpy, torch or transformers. The libraries come from MHA_LIBRARY_DIR (default
-build).
+Skipped without numpy, torch or transformers. Libraries come from MHA_LIBRARY_DIR (default build).
 """
 import ctypes as C
 import math
@@ -115,7 +114,7 @@ def worst(got, want, bound):
 
 
 def pair_sizes(x, pairing, rotary):
-    """|x_j| + |x_k| of each element's pair, zero where nothing turns."""
+    """|x_j| + |x_k| of each element's pair, zero without rotation."""
     size, turned = np.zeros(x.shape), np.abs(x[..., :rotary]).astype(np.float64)
     if pairing == HALVES:
         size[..., :rotary] = turned + np.roll(turned, rotary // 2, -1)
@@ -126,7 +125,7 @@ def pair_sizes(x, pairing, rotary):
 
 
 def llama_tables(head_dim, base, ids, factor=1.0):
-    """cos, sin [B, T, head_dim / 2] in float32 as transformers computes them for Llama."""
+    """transformers' cos, sin [B, T, head_dim / 2] in float32 for Llama."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
     scaling = {"rope_type": "default", "rope_theta": base}
     if factor != 1:
@@ -139,8 +138,8 @@ def llama_tables(head_dim, base, ids, factor=1.0):
 
 
 def peer_bound(x, pairing, rotary, largest_angle):
-    """What float32 allows a peer: two roundings in the angle, its power and its division, and the
-    roundings of cosine, two products and a sum."""
+    """A peer's float32 error: two roundings in the angle, its power and its division, and the roundings of cosine, two
+    products and a sum."""
     return pair_sizes(x, pairing, rotary) * U * (6 * largest_angle + 4) + 1e-30
 
 
@@ -163,7 +162,7 @@ def test_llama(library, random, head_dim, base, factor):
 
 
 def test_neox_partial(library, random):
-    """GPT-NeoX turns the first quarter of a head in halves and leaves the rest."""
+    """GPT-NeoX rotates the first quarter of a head in halves and leaves the rest."""
     from transformers.models.gpt_neox import modeling_gpt_neox as neox
     head_dim, rotary = 64, 16
     x = normal(random, 2, 4, 30, head_dim)
@@ -196,7 +195,7 @@ def test_gptj(library, random):
 
 
 def test_pairings_are_permutations(library, random):
-    """The conversion of Llama's published weights: even elements first, odd ones behind."""
+    """The conversion of Llama's published weights: even elements first, then odd ones."""
     x = normal(random, 1, 2, 20, 32)
     order = np.r_[0:32:2, 1:32:2]
     halves = library.rope(np.ascontiguousarray(x[..., order]), HALVES)
@@ -217,7 +216,7 @@ def test_far_positions(library):
             assert abs(y[row, 2 * i + 1] - math.sin(angle)) <= U + slack
 
 
-# T5's own 32 and 128, and unusual numbers, some without a whole power of two in them.
+# T5's own 32 and 128, and unusual numbers, some not powers of two.
 @pytest.mark.parametrize("buckets,max_distance", [(32, 128), (32, 256), (64, 128), (16, 64), (8, 20),
                                                   (4, 10), (12, 100), (20, 300), (128, 128)])
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -247,7 +246,7 @@ def test_alibi(library):
         ours = library.slopes(heads)
         assert np.allclose(ours, published(heads), rtol=1.01 * U, atol=0)
         bloom = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1].numpy()
-        # float32 powers of a rounded base: each factor adds to the error.
+        # float32 powers of a rounded base: the error grows with each factor.
         assert np.allclose(ours, bloom, rtol=2 * U * (heads + 4), atol=0)
 
 
@@ -272,7 +271,7 @@ def test_learned(library, random):
 def test_norms(library, random):
     x, weight = normal(random, 2, 3, 5, 64), normal(random, 64)
     wide = torch.from_numpy(x).double()
-    # The epsilon that the library sees is a float.
+    # The library's epsilon is a float.
     epsilon = float(np.float32(1e-6))
     for own, weights in ((None, 1), (weight, weight.astype(np.float64))):
         rms = torch.nn.functional.rms_norm(wide, (64,), eps=epsilon).numpy() * weights

@@ -1,4 +1,4 @@
-"""multihead.Model beside the program: the same tokens, maps, scores, roles and texts."""
+"""multihead.Model against the program: the same tokens, maps, scores, roles and texts."""
 import concurrent.futures
 import ctypes
 import ctypes.util
@@ -57,7 +57,7 @@ def test_outputs_follow_the_formula(model):
         p, v = found.probabilities[at], found.v[at]
         group = len(p) // len(v)
         mixed = p @ v.repeat(group, 0)
-        # n products and sums in f32 of weights that sum to 1
+        # n products and sums in f32, with weights that sum to 1
         assert np.abs(mixed - found.heads[at]).max() <= 2 ** -22 * len(found.tokens) * np.abs(v).max()
         assert np.abs(p.mean(0) - found.average_probabilities[at]).max() < 2 ** -22
         size = found.q[at].shape[2]
@@ -93,7 +93,7 @@ def test_scores_and_roles_are_those_of_the_program(folder, model, tmp_path):
 
 
 def test_a_report_says_so_too(folder, model, tmp_path):
-    """`view` measures the text that it draws, and four random sequences, by the same study."""
+    """`view` measures its text and four random sequences, by the same study."""
     program("view", folder, TEXTS[0], "-o", tmp_path / "report.html", "--quiet")
     data = re.search('id="data">(.*?)</script>', (tmp_path / "report.html").read_text(), re.S)
     found, names = model.heads(TEXTS[0], random=4), {
@@ -113,7 +113,7 @@ def test_measures_are_the_library_s():
 
 
 def written_by_program(folder, model, prompt, *options):
-    """What the program adds to a prompt; a special word is not part of a text."""
+    """Tokens added to a prompt by the program; special words are not part of a text."""
     told = program("generate", folder, prompt, *options, "--quiet").rstrip("\n")
     if model._library.mha_model_vocabulary(model._handle):
         told = " ".join(word for word in told.split(" ") if word != "<s>")
@@ -250,7 +250,7 @@ def test_errors_say_what_is_wrong(model, tmp_path):
         model.heads([], random=1)["nothing"]
     with pytest.raises(ValueError, match="there is none"):
         model.heads([], random=0)
-    for wrong, error in ((2**64, ValueError), (1.5, TypeError)):  # not cut to the C type
+    for wrong, error in ((2**64, ValueError), (1.5, TypeError)):  # not truncated to the C type
         for name in ("random", "max_tokens"):
             with pytest.raises(error, match=f"^{name}: "):
                 model.heads(TEXTS[0], **{name: wrong})
@@ -278,7 +278,7 @@ def test_the_page_is_right(monkeypatch, tmp_path):
     assert page_examples.run(ROOT / "docs/python-models.md").failed == 0
 
 
-# ---- What does not fit ----------------------------------------------------------------------------
+# ---- Invalid arguments ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +320,7 @@ def test_a_path_is_not_cut_at_a_nul():
 
 
 def test_a_nul_is_a_character_of_a_text():
-    """Uncased BERT drops it, as transformers does, and reads what follows it."""
+    """Uncased BERT drops it, as transformers does, and reads the rest."""
     model = multihead.Model(TINY)
     for text in ("the\0 cat", "the cat\0", "\0the cat"):
         assert np.array_equal(model.tokenize(text).ids, model.tokenize("the cat").ids)
@@ -328,7 +328,7 @@ def test_a_nul_is_a_character_of_a_text():
 
 
 def test_jansson_s_allocators_are_the_host_s_after_a_call():
-    """jansson keeps one pair in the process: a load uses the host's and leaves it in place."""
+    """jansson has one pair of allocation functions per process: loading uses the host's and does not replace it."""
     name = ctypes.util.find_library("jansson")
     if name is None:
         pytest.skip("jansson is not a shared library here")
@@ -377,7 +377,7 @@ def test_threads_of_one_decoder_wait_for_each_other(trained):
 
 
 def test_heads_that_are_left_out(trained, tmp_path):
-    """Scores are those of the program's --without; logits those of a model whose columns of W_O are 0."""
+    """Scores equal those of the program's --without; logits equal those of a model with zero columns in W_O."""
     model = multihead.Model(trained)
     text = tmp_path / "text.txt"
     text.write_text(TEXTS[0] + "\n")

@@ -1,5 +1,5 @@
-"""The text of tokens, in pieces and as a whole: the C library's rule, Model.detokenize, Model.stream and
-`multihead generate`, beside tokenizers' decode and Python's own reading of UTF-8."""
+"""The text of tokens, in pieces and as a whole: the C library, Model.detokenize, Model.stream and `multihead generate`,
+against tokenizers' decode and Python's UTF-8 decoder."""
 import ctypes
 import json
 import random
@@ -15,12 +15,12 @@ from shared import PROGRAM, amount
 BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
 LETTER = {b: chr(b) for b in BYTES} | {
     b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in BYTES)}
-# The ends of what each byte of a character may be, and bytes of characters of two to four bytes.
+# The limits of each byte's range in a character, and characters of two to four bytes.
 EDGES = bytes.fromhex("417f80 8f90 9fa0 bf c0c1 c2df e0e1 ecedeeef f0f1f3f4 f5ff c3a9 e697a5 f09f9982")
 
 
 def in_pieces(data, cuts):
-    """What the C library shows of bytes that come in pieces."""
+    """The C library's text of bytes that arrive in pieces."""
     shown, rest, broken = "", b"", ctypes.c_size_t()
     span = _library.model_library().mha_utf8_span
     for begin, end in zip([0, *cuts], [*cuts, len(data)]):
@@ -37,7 +37,7 @@ def in_pieces(data, cuts):
 
 
 def test_utf8_is_python_s():
-    """Every two bytes, and random ones, cut anywhere: what bytes.decode("utf-8", "replace") gives."""
+    """Every pair of bytes, and random bytes, split anywhere: equal to bytes.decode("utf-8", "replace")."""
     rng, count = random.Random(1), amount(4000, 40000, 400000)
     texts = [bytes((a, b)) for a in range(128, 256) for b in EDGES]
     texts += [bytes(rng.choices(EDGES, k=rng.randrange(12))) for _ in range(count)]
@@ -48,8 +48,8 @@ def test_utf8_is_python_s():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model whose tokens follow each other in a random order, its tokenizer, and that order. Tokens are the
-    bytes, pairs of them that may be parts of characters, and a special one."""
+    """A model whose tokens follow each other in a random order, its tokenizer, and that order. Tokens are all bytes,
+    pairs of bytes that may be parts of characters, and a special token."""
     tokenizers, numpy = pytest.importorskip("tokenizers"), pytest.importorskip("safetensors.numpy")
     rng, folder = random.Random(2), tmp_path_factory.mktemp("bytes")
     pairs = list(dict.fromkeys((LETTER[rng.choice(EDGES)], LETTER[rng.choice(EDGES)]) for _ in range(120)))
@@ -60,7 +60,7 @@ def model(tmp_path_factory):
     tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     size = len(vocab) + 1
-    # Without what the program writes as an escape: controls, among them those that begin with C2.
+    # Without characters that the program escapes: controls, including those that begin with C2.
     plain = [i for name, i in vocab.items() if not {*name} & {LETTER[b] for b in (*range(32), 127, 0xC2)}]
     order = rng.sample([*plain, size - 1], len(plain) + 1)
     after = np.zeros((size, size), np.float32)
@@ -95,7 +95,7 @@ def test_tokens_are_read_as_tokenizers_reads_them(model):
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("start", "aQz!7~")
 def test_what_is_generated_is_read_so_too(model, start):
-    """At once, in pieces, by the program, and up to a text that ends it."""
+    """At once, in pieces, by the program, and up to a stop text."""
     ours, theirs, order = model
     at, count = order.index(theirs.token_to_id(start)), 80
     ids = [order[(at + i) % len(order)] for i in range(count + 1)]

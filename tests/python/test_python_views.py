@@ -1,4 +1,4 @@
-"""Pictures from Python: what they hold, what BertViz's arguments mean, files, notebooks, errors."""
+"""Pictures from Python: contents, BertViz's arguments, files, notebooks, errors."""
 import base64
 import dataclasses
 import html
@@ -24,7 +24,7 @@ def maps(layers=2, heads=3, rows=5, cols=5, seed=0):
 
 
 def pages(view):
-    """The data of the pages of a view, out of its iframe."""
+    """The data of a view's pages, extracted from its iframe."""
     inner = html.unescape(re.search(r'srcdoc="([^"]*)"', view.data)[1])
     found = re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', inner, re.S)
     if not found:
@@ -71,7 +71,7 @@ def test_layers_heads_and_second_texts_can_be_chosen():
 
 
 def test_views_open_on_the_layer_of_the_strongest_link():
-    """Unless a layer is asked for: layer 2 alone lets "bank" look at "river"."""
+    """Unless a layer is given: only in layer 2 does "bank" attend to "river"."""
     tokens = ["[CLS]", "bank", "by", "the", "river", "flooded"]
     attention = [np.full((2, 6, 6), 1 / 6, np.float32) for _ in range(3)]
     attention[2][1, 1] = [0, 0, 0, 0, 1, 0]
@@ -131,7 +131,7 @@ def test_files_are_whole(attention, tmp_path):
 
 
 def test_files_are_those_of_the_library(tmp_path):
-    """Links are followed, permissions stay, a write-protected file stays as it is."""
+    """Links are followed, permissions are kept, a write-protected file is unchanged."""
     view = multihead.heatmap(np.eye(3))
     target, link = tmp_path / "target.svg", tmp_path / "link.svg"
     target.write_text("old")
@@ -140,7 +140,7 @@ def test_files_are_those_of_the_library(tmp_path):
     view.save(link)
     assert link.is_symlink() and target.read_text() == view.svg()
     assert target.stat().st_mode & 0o777 == 0o640
-    if os.geteuid() != 0:  # who may write to every file
+    if os.geteuid() != 0:  # root may write to every file
         target.chmod(0o440)
         with pytest.raises(multihead.FileError, match="target.svg"):
             view.save(target)
@@ -151,7 +151,7 @@ def test_files_are_those_of_the_library(tmp_path):
 
 
 def test_neuron_views_read_only_what_is_there(attention):
-    """The library reads H T D numbers of 32 bits."""
+    """The library reads H T D 32-bit numbers."""
     def changed(**given):
         return multihead.neuron_view(dataclasses.replace(attention, **given), html_action="return").data
 
@@ -197,7 +197,7 @@ def test_a_notebook_shows_a_view_once(monkeypatch, attention):
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     view = multihead.head_view(attention)
     assert shown == [view.data]
-    view._ipython_display_()  # the last line of its cell
+    view._ipython_display_()  # the last expression of its cell
     assert len(shown) == 1
     shell.execution_count = 2
     view._ipython_display_()  # named in a later cell
@@ -248,8 +248,8 @@ def test_pages_open_without_an_error(attention, new_page, tmp_path):
 
 
 def test_neurons_have_the_scale_of_their_layer(tmp_path):
-    """Weights are softmax(score_scale q . k) of the shown q and k in every panel, where layers differ, and by
-    default; the program's page holds the same numbers."""
+    """Weights are softmax(score_scale q . k) of the shown q and k in every panel, for different layers and by default;
+    the program's page has the same numbers."""
     import checkpoint_ctypes as files
     from multihead._abi import LayerDesc
     scales = [0.7, 0.0, -0.05]

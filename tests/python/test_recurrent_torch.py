@@ -13,7 +13,7 @@ DELTA = 1
 
 
 def recurrence(q, k, v, log_decay, strength, initial, delta):
-    """Outputs [B,H,T,DV] and the last state, in the type of the inputs."""
+    """Outputs [B,H,T,DV] and the final state, in the type of the inputs."""
     s, out = initial, []
     q, k = (x.repeat_interleave(H // x.shape[1], 1) for x in (q, k))
     for t in range(T):

@@ -1,8 +1,8 @@
-"""`multihead serve` in headless Chromium: type and the maps follow, switch heads off and the prediction is
-that of the model without them, patch from a second text, send the address, save the report.
+"""`multihead serve` in headless Chromium: maps follow typing, the prediction without heads equals that of the model
+without them, patching from a second text, sharing the address, saving the report.
 
-Needs playwright and a Chromium, as test_html_browser.py. What the model computes is asked of the library:
-gates, and transformers that are pruned."""
+Needs playwright and a Chromium, like test_html_browser.py. The reference is the library: gates, and pruned
+transformers."""
 import ctypes as C
 import re
 import subprocess
@@ -41,7 +41,7 @@ def url(trained):
 
 @pytest.fixture
 def visit(new_page, url):
-    """Opens the page; at the end nothing must have gone wrong or been asked of anyone else."""
+    """Opens the page; fails at the end if there were errors or requests to other hosts."""
     complaints = []
 
     def opener(fragment="", width=1400, height=1000, allowed=(), **options):
@@ -60,7 +60,7 @@ def visit(new_page, url):
 
 
 def settled(page):
-    """All that was asked for is answered and drawn."""
+    """Wait until all requests are answered and drawn."""
     page.locator("#live-panel[data-answers]:not([data-busy])").wait_for()
 
 
@@ -82,7 +82,7 @@ def tokens_of(page):
 
 
 def shares(page):
-    """token -> (now, with all heads on) as the page prints them, in percent."""
+    """token -> (now, with all heads on), in percent, as printed on the page."""
     if page.locator("#live-more").is_visible() and "all" in page.locator("#live-more").inner_text():
         page.locator("#live-more").click()
     rows = page.locator("#live-tokens tbody tr").all()
@@ -106,7 +106,7 @@ def logits_of(model, text, off=(), row=-1):
 
 
 def pruned_logits(model, text, off):
-    """The same of a transformer from which these heads were taken, as `multihead prune` does it."""
+    """The same for a transformer without these heads, as from `multihead prune`."""
     d = model._desc
     keep = np.ones((int(d.num_layers), int(d.num_heads)), np.float32)
     for layer, head in off:
@@ -203,8 +203,8 @@ def test_heads_are_patched_from_a_second_text(visit, model):
     patched = shares(page)
     assert all(patched[t][1] == whole[t][0] for t in whole if t in patched)
     assert any(now != all_on for now, all_on in patched.values())
-    # With every head of every layer from the other text what differs is the last token's own stream,
-    # which is the same word in both: the prediction is the other text's.
+    # With every head of every layer from the other text, only the last token's own stream differs, and the word is the
+    # same in both: the prediction is the other text's.
     other = logits_of(model, OTHER)
     answer = post(page, "look", {"text": TEXT, "other": OTHER, "maps": False,
                                  "patched": [f"L{i // 4}H{i % 4}" for i in range(8)]})["next"]
@@ -216,7 +216,7 @@ def test_heads_are_patched_from_a_second_text(visit, model):
 
 
 def hash_of(page):
-    """The address, once it is written: 0.4 s after a change (REMEMBER_MS), by a timer that ends before this one."""
+    """The address after it is written: 0.4 s after a change (REMEMBER_MS), by a timer that fires before this one."""
     wait_for_timers(page, 401)
     return page.evaluate("location.hash")
 
@@ -283,7 +283,7 @@ def test_errors_are_said_and_pass(visit):
 
 
 def test_bars_are_chances_and_the_end_is_at_the_end(visit):
-    """Full width is 100 %, with heads off as well; nothing of the page stands below the button that ends it."""
+    """Full width is 100 %, with heads off as well; the stop button is the last element of the page."""
     page = visit(f"#text={TEXT.replace(' ', '+')}&off=L0H0,L0H1")
     for row in page.locator("#live-tokens tbody tr").all():
         whole = row.locator(".live-bar").bounding_box()
@@ -309,7 +309,7 @@ def test_sizes(visit, width, scheme):
 
 
 def test_other_pages_cannot_ask(visit, new_page, url, tmp_path):
-    """A page of another origin that knows the address can neither read, nor ask, nor frame it."""
+    """A page of another origin that knows the address can neither read the page, send requests, nor frame it."""
     evil = tmp_path / "evil.html"
     evil.write_text(f"<iframe src='{url}'></iframe><script src='{url}page.js'></script>")
     page = new_page()

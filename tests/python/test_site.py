@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds, its links resolve, and it fits a phone.
+"""The documentation site: it builds, its links resolve, and it fits a phone.
 
 Needs markdown-it-py; the last test also playwright and a Chromium ($MHA_CHROMIUM, or chromium on the
 PATH).
@@ -35,7 +35,7 @@ def site(tmp_path_factory):
 
 
 def shown(page, tag):
-    """The text of a page with something in place of every tag."""
+    """The text of a page with every tag replaced."""
     return html.unescape(re.sub(r"<[^>]+>", tag, page))
 
 
@@ -57,7 +57,7 @@ def test_every_page_leads_to_every_other(site):
 
 
 def test_headers_are_whole(site):
-    """Every public call of every header has a place, and its page has every line of code."""
+    """Every public function of every header has an anchor, and its page has every line of code."""
     for path in (ROOT / "include/multihead").glob("*.h"):
         text = path.read_text(encoding="utf-8")
         page = (site / "include/multihead" / f"{path.stem}.html").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def test_headers_are_whole(site):
 
 
 def test_options_are_whole(site):
-    """Every subcommand has a page with each line of its help, and each option has a place there."""
+    """Every subcommand has a page with each line of its help, and an anchor for each option."""
     overview = subprocess.run([PROGRAM, "help"], capture_output=True, text=True, check=True).stdout
     for name in re.findall(r"^  (\w+) +\S", overview.split("Subcommands:")[1].split("Options:")[0], re.M):
         text = subprocess.run([PROGRAM, "help", name], capture_output=True, text=True, check=True).stdout
@@ -155,7 +155,7 @@ def test_anchors_are_those_of_github():
 
 def test_fits_a_phone(site, new_page):
     wide, page = [], new_page(PHONE, 800)
-    own = [path for path in sorted(site.rglob("*.html"))  # those of sources are boxes that scroll, all alike
+    own = [path for path in sorted(site.rglob("*.html"))  # source code is in scrolling boxes, all alike
            if path.relative_to(site).parts[0] not in ("tests", "src", "cli")]
     for path in own[SEED % (step := amount(8, 1, 1))::step]:
         page.goto(path.as_uri())
@@ -166,7 +166,7 @@ def test_fits_a_phone(site, new_page):
 
 
 def test_search(site, new_page):
-    """From a page in a folder, opened from disk: what is typed finds a section, and leads to it."""
+    """From a page in a folder, opened from disk: the search finds a section and leads to it."""
     page = new_page(PHONE, 800)
     for typed, name, url in (("relative posit shaw", None, "docs/"),
                              ("mha_tensor_bthd", "mha_tensor_bthd", "include/multihead/base.html#mha_tensor_bthd"),
@@ -183,7 +183,7 @@ def test_search(site, new_page):
 
 
 def test_formulas_fit(site, new_page):
-    """Boxes of a formula (indented, without commands) are not cut at 1,280 pixels; those of output scroll."""
+    """Boxes with formulas (indented, without commands) fit in 1,280 pixels; boxes with output scroll."""
     page = new_page(1280, 800)
     page.goto((site / "docs/lessons.html").as_uri())
     cut = page.evaluate("""[...document.querySelectorAll("pre:not(:has(code[class]))")]

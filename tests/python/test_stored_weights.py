@@ -1,5 +1,5 @@
-"""Weights that stay in their files give the bits of weights in an array, in every family's own order:
-transposed, fused, in pairs, of 16 bits and in blocks; in pieces of rows and columns, too.
+"""Weights read from mapped files are bit-identical to weights in an array, in every family's order: transposed, fused,
+interleaved, 16-bit and in blocks; also in pieces of rows and columns.
 """
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def expect_same(path, ids):
     assert not mha.LIBRARY.mha_transformer_data(stored.handle)
     assert mha.LIBRARY.mha_transformer_data(array.handle)
     assert np.array_equal(stored(ids), array(ids))
-    few = ids[:1, :3]  # read where they lie
+    few = ids[:1, :3]  # read in place
     assert np.array_equal(stored(few), array(few))
 
 
@@ -43,7 +43,7 @@ def test_pieces_of_wide_matrices(tmp_path, kind):
 
 
 def test_pieces_of_wide_pairs(tmp_path):
-    """Rows of the Llama kind's Q and K in a GGUF file stand in pairs."""
+    """Rows of Llama's Q and K are interleaved in a GGUF file."""
     write(tmp_path / "model.gguf", their_family("llama", WIDE["llama"], 45).to(torch.float16))
     expect_same(tmp_path / "model.gguf", some_ids(46))
     again = ck.Transformer(tmp_path / "model.gguf")  # mha_checkpoint_load()

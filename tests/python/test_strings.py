@@ -1,4 +1,4 @@
-"""The texts of the pages (src/render/page/strings): every translation has every text with the same values, and
+"""The texts of the pages (src/render/page/strings): every translation has every text with the same placeholders, and
 the pages use them all."""
 import ast
 import re
@@ -10,18 +10,18 @@ from shared import ROOT
 PAGE = ROOT / "src/render/page"
 TEXT = re.compile(r'^    "([^"]+)":\s+((?:"(?:[^"\\]|\\.)*"(?:\s*\+\s*)?)+)', re.M)
 VALUE = re.compile(r"\{([^{}|]*)((?:\|[^{}|]*)*)\}")
-WORDS = {"language"}  # read by another way than t()
+WORDS = {"language"}  # not read by t()
 
 
 def read(path):
-    """The texts by name, in order; a text is one literal, or several that are added."""
+    """The texts by name, in order. A text is one literal or a sum of several."""
     pairs = TEXT.findall(path.read_text())
     assert len(pairs) == len(dict(pairs)), f"{path.name} has a name twice"
     return {name: ast.literal_eval("(" + re.sub(r'"\s*\+\s*"', '" "', text) + ")") for name, text in pairs}
 
 
 def first_arguments(source):
-    """What the calls of t() and tNodes() ask for, without what it is compared with."""
+    """The names in calls of t() and tNodes(), without comparisons."""
     for call in re.finditer(r"\b(?:t|tNodes)\(", source):
         depth, at = 0, call.end()
         while depth > 0 or source[at] not in ",)":
@@ -35,7 +35,7 @@ SOURCES = "\n".join(path.read_text() for path in sorted(PAGE.iterdir()) if path.
 ASKED = list(first_arguments(SOURCES))
 USED = {name for asked in ASKED for name in re.findall(r'"([^"]+)"', asked)} \
     | set(re.findall(r'\bdata-t(?:-\w+)?="([^"]+)"', SOURCES))
-# Names that are made: `scale.${kind}`.
+# Constructed names: `scale.${kind}`.
 MADE = [re.compile(re.sub(r"\\\$\\\{.*?\\\}", ".+", re.escape(made)))
         for asked in ASKED for made in re.findall(r"`([^`]+)`", asked)] + [re.compile(r"given\..+")]
 

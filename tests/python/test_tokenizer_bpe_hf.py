@@ -1,9 +1,9 @@
 """BPE tokenizers against Hugging Face's `tokenizers`: the same ids, offsets, segments and flags for
 every code point, for random texts and for long runs.
 
-Each family's tokenizer is made here with its own normalizer, pattern, template and added tokens, and
-a small vocabulary that is trained on sentences of many scripts. MHA_BPE_DIR may name a folder with
-the tokenizer.json of a real model, which is then compared as well.
+Each family's tokenizer is built here with its normalizer, pattern, template and added tokens, and a small vocabulary
+trained on sentences of many scripts. MHA_BPE_DIR may name a folder with the tokenizer.json of a real model, which is
+then compared as well.
 """
 import json
 import os
@@ -218,7 +218,7 @@ def wanted(reference, text, pair=None, special=True):
               "special": np.array(encoding.special_tokens_mask, np.int64)}
     starts = [byte_offsets(text), byte_offsets(pair or "")]
     places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-    # sequence_ids are missing where no template gave them: the second text follows the first.
+    # Without a template sequence_ids are missing: the second text follows the first.
     sequence = np.zeros(len(encoding.ids), np.int64)
     sequence[result["special"] == 1] = -1
     if pair is not None:
@@ -234,7 +234,7 @@ def wanted(reference, text, pair=None, special=True):
 
 
 def differs(both, text, pair=None, special=True):
-    """The first column in which the two differ; None: none."""
+    """The first column in which the two differ, or None."""
     ours, want = both[0].encode(text, pair, special=special), wanted(both[1], text, pair, special)
     return next((name for name in want if not np.array_equal(ours[name], want[name])), None)
 
@@ -248,8 +248,8 @@ def check(both, text, pair=None, special=True):
 
 
 def test_every_code_point(both, request):
-    """Between letters, digits and spaces, behind an apostrophe and before marks. All of them in the
-    long tier; else those of Unicode 14 in turns, so that some family sees each."""
+    """Between letters, digits and spaces, after an apostrophe and before marks. The long tier tests all; otherwise
+    those of Unicode 14 are distributed over the families."""
     turn = [make.__name__ for make in BYTES + PIECES].index(request.node.callspec.id) % 6
     form = "a{0}b 1{0}2 {0} '{0}\n{0}\u0301"
     points = CODE_POINTS if LONG else ASSIGNED[turn::6] if DEEP else ASSIGNED[(turn + SEED) % 48::48]
@@ -317,7 +317,7 @@ def test_texts_that_are_not_utf8(both):
 
 
 def test_names_and_bytes_of_tokens(both):
-    """What all tokens of a text stand for is the text, but for what normalizing changed."""
+    """The tokens of a text decode to the text, except for normalization."""
     ours, reference = both
     for text, number in reference.get_vocab().items():
         assert ours.token(number) == text
@@ -336,7 +336,7 @@ def test_names_and_bytes_of_tokens(both):
 
 
 # --------------------------------------------------------------------------------------------------
-# Other forms of the same file, and what is refused
+# Other forms of the same file, and rejected ones
 # --------------------------------------------------------------------------------------------------
 def changed(folder, reference, change):
     data = json.loads(reference.to_str())
@@ -429,7 +429,7 @@ def test_a_pattern_with_too_many_ways(tmp_path):
 
 SLOW = {
     "(?:a|aa|aaa)+[bd]": "aa",                # ways
-    "(?:b|(?:a|a){20})[cd]": "a" * 19,        # of a group that must match more often: none is complete
+    "(?:b|(?:a|a){20})[cd]": "a" * 19,        # of a group that must match more often: no match is complete
     "(?:a(?:a|a(?=a)))+[bd]": "aaa",          # in a group in a group
     "[a-c]+[bd]x": "ab",                      # back over a long run
 }
@@ -437,7 +437,7 @@ SLOW = {
 
 @pytest.mark.parametrize("pattern", SLOW)
 def test_patterns_that_try_too_much(tmp_path, pattern):
-    """Where nothing matches as a whole, every place is begun again: what was tried in vain counts."""
+    """Without a complete match the search restarts at every position; failed attempts count."""
     data = json.loads(gpt2().to_str())
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": pattern + "|a"}, "behavior": "Isolated", "invert": False},

@@ -2,7 +2,7 @@
 and for thousands of random texts.
 
 Needs the packages transformers, tokenizers and numpy. The folder of a real model, MHA_MODEL_DIR or
-build/models/all-MiniLM-L6-v2, is used where it is there; all else is made here.
+build/models/all-MiniLM-L6-v2, is used if it exists; everything else is created here.
 """
 import json
 import random
@@ -23,8 +23,8 @@ KNOWN = ROOT / "tests/golden/tokenizer/known_differences.txt"
 # Hugging Face's
 # --------------------------------------------------------------------------------------------------
 def theirs(tokenizer, text, pair=None, truncation=False, max_length=0, special=True):
-    """What tokenizer gives, in the form of Ours.encode()."""
-    if pair == "" and not truncation:  # transformers takes an empty pair for none, tokenizers not
+    """The output of tokenizer in the form of Ours.encode()."""
+    if pair == "" and not truncation:  # transformers ignores an empty pair, tokenizers does not
         tokenizer._tokenizer.no_truncation()
         tokenizer._tokenizer.no_padding()
         encoding = tokenizer._tokenizer.encode(text, pair, add_special_tokens=special)
@@ -102,7 +102,7 @@ def write_folder(path, files):
 
 
 def flags_folder(path, flags, added=()):
-    """A folder whose tokenizer.json says everything, all combinations of flags possible."""
+    """A folder whose tokenizer.json sets everything, with any combination of flags."""
     return write_folder(path, {
         "tokenizer.json": tokenizer_json(VOCABULARY, flags, added),
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **NAMES}})
@@ -124,7 +124,7 @@ def real_model():
 CODE_POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 ASSIGNED = [c for c in CODE_POINTS if unicodedata.category(c) not in ("Cn", "Co")]
 CHUNK = 8192
-# Alone and between letters; before, between and behind marks that are sorted by their classes.
+# Alone and between letters; before, between and after marks that are sorted by class.
 FORMS = {"letters": "\n{0}\na{0}b", "marks": "\nq{0}\u0345\u0334q\u0345{0}\u0334{0}q"}
 RULES = {"uncased": (True, True, None, True), "cased": (True, True, False, False),
          "lower, accents stay": (True, True, False, True), "strip only": (False, False, True, False),
@@ -132,13 +132,13 @@ RULES = {"uncased": (True, True, None, True), "cased": (True, True, False, False
 
 
 def known_differences():
-    """Lines of code point, rules, form, reason. Empty so far, and meant to stay so."""
+    """Exceptions: code point, rules, form, reason. Empty so far, and intended to remain so."""
     lines = KNOWN.read_text().splitlines()
     return {tuple(line.split("\t")[:3]) for line in lines if line and not line.startswith("#")}
 
 
 def differing(points, form, compare):
-    """The points for which compare(text) is false: whole chunks, single ones where needed."""
+    """The code points for which compare(text) is false, tested in chunks and singly where needed."""
     found = []
     for at in range(0, len(points), CHUNK):
         chunk = points[at:at + CHUNK]
@@ -266,7 +266,7 @@ def test_truncation(tmp_path):
             continue
         try:
             want = theirs(reference, *arguments)
-        except Exception:  # tokenizers raises a bare Exception: too short to be truncated
+        except Exception:  # tokenizers raises a bare Exception if max_length is too small
             errors += 1
             with pytest.raises(Failure) as failure:
                 ours.encode(*arguments)
@@ -335,7 +335,7 @@ def test_folders(name, tmp_path):
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders_that_transformers_saved(name, tmp_path):
-    """As users have them: loaded, given more tokens, saved, loaded again."""
+    """A typical use: load, add tokens, save, load again."""
     _, reference = load_both(write_folder(tmp_path / "first", FOLDERS[name]))
     reference.add_tokens(["Newword", "<new>"])
     reference.add_tokens(["[NEW]"], special_tokens=True)

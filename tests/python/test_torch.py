@@ -1,9 +1,8 @@
-"""multihead.torch: operators, scaled_dot_product_attention and MultiheadAttention beside torch's.
+"""multihead.torch: operators, scaled_dot_product_attention and MultiheadAttention against torch's.
 
-Judges: results against torch in float64 within the bounds of docs/numerics.md (attention_error); a
-gradient's largest error at most four times that of torch in float32, plus a millionth of the largest
-gradient, as in test_backward_torch.py. MHA_TEST_LONG=1 takes more problems, and compiles with
-inductor, which needs a C++ compiler.
+Criteria: results agree with torch in float64 within the bounds of docs/numerics.md (attention_error); a gradient's
+largest error is at most four times that of torch in float32, plus a millionth of the largest gradient, as in
+test_backward_torch.py. MHA_TEST_LONG=1 tests more problems, and compiles with inductor, which needs a C++ compiler.
 """
 import contextlib
 import copy
@@ -38,7 +37,7 @@ def tensors(*shapes, seed=0, grad=False, dtype=torch.float32):
 
 
 def close(found, exact, single):
-    """Whether gradients are as near to float64's as the head of this file says."""
+    """Check gradients against float64 by the criterion at the top of this file."""
     for name, x in found.items():
         error = (x.double() - exact[name]).abs().max().item() if x.numel() else 0.0
         other = (single[name].double() - exact[name]).abs().max().item() if x.numel() else 0.0
@@ -117,7 +116,7 @@ def losses(q, k, v, keep, extra, g):
 
 @pytest.mark.parametrize("kind", ["plain", "bias and sinks", "cap and gates", "slopes"])
 def test_gradients_of_everything(kind):
-    """Of every input that is learned, from o, lse, weights and their average."""
+    """Gradients of every learned input, from o, lse, weights and their average."""
     B, H, Hk, T, S, D = 2, 4, 2, 9, 13, 8
     inputs = dict(zip("qkv", tensors((B, H, T, D), (B, Hk, S, D), (B, Hk, S, D))))
     extra, keep = {"scale": 0.3}, torch.ones(T, S, dtype=torch.bool)
@@ -158,7 +157,7 @@ def t5_buckets(distance, buckets, farthest, one_sided):
         buckets //= 2
         first, away = (distance > 0) * buckets, distance.abs()
     exact = buckets // 2
-    # Exact powers may come out below their whole number; no other quotient is as near to one.
+    # Exact powers may be rounded below an integer; no other quotient is as close to one.
     steps = (torch.log(away.clamp(min=exact) / exact) / np.log(farthest / exact)
              * (buckets - exact) + 1e-4).floor()
     far = exact + steps.clamp(max=buckets - exact - 1).long()
@@ -225,7 +224,7 @@ def test_half_precision(dtype):
     out.sum().backward()
     exact.sum().backward()
     for x, y in zip((q, k, v), wide):
-        # Sums of dO and o, which was rounded: delta of backward.h; then the gradient is rounded.
+        # Sums of dO and the rounded o (delta of backward.h), then the rounding of the gradient.
         size = exact.abs().max() * q.shape[-1] + y.grad.abs().max()
         assert x.grad.dtype == dtype and (x.grad.double() - y.grad).abs().max() <= 4 * rounding * size
 
@@ -254,9 +253,9 @@ def test_dropout_follows_torchs_generator():
     assert torch.equal(first, ours(q, k, v, dropout_p=0.3))
     assert not torch.equal(first, ours(q, k, v, dropout_p=0.3))
     assert (first - p @ v).abs().max() < 1e-5
-    kept = (p > 0).float().mean().item()  # of 6,400 draws: six standard deviations
+    kept = (p > 0).float().mean().item()  # six standard deviations of 6,400 draws
     assert abs(kept - 0.7) < 6 * (0.21 / 6400)**0.5
-    # The gradient drops the same weights.
+    # The backward pass drops the same weights.
     full = (q @ k.mT / 8**0.5).softmax(-1)
     exact = torch.where(p > 0, full / 0.7, 0) @ v
     [g] = tensors(first.shape, seed=9)
@@ -281,7 +280,7 @@ def test_queries_without_keys_and_nan():
     assert not q.grad[:, :, 2].any() and not k.grad[:, :, 3].any()
 
 
-# ---- What a hostile user passes ---------------------------------------------------------------------
+# ---- Hostile arguments ---------------------------------------------------------------------
 
 
 def test_strides():
@@ -385,8 +384,8 @@ def test_errors_say_what_to_do():
 @pytest.mark.parametrize("T, S", [(7, 7), (4, 12), (12, 5), (1, 9), (33, 70)])
 @pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
 def test_causal_biases(make, T, S):
-    """As torch's math on the bool mask that they stand for, results and gradients; a query without keys gives 0.
-    In a module too, and where torch.compile traces."""
+    """Results and gradients equal torch's math with the equivalent bool mask; a query without keys gives 0. Also in a
+    module, and under torch.compile."""
     bias = make(T, S)
     keep = torch.ones(T, S, dtype=torch.bool).tril(S - T if make is causal_lower_right else 0)
     q, k, v = tensors((2, 1, 6, T, 8), (2, 1, 3, S, 8), (1, 3, S, 5), grad=True)
@@ -417,7 +416,7 @@ def test_causal_biases(make, T, S):
 
 
 class Redefining(torch.Tensor):
-    """Elements other than those in memory, as far as torch's functions tell."""
+    """A class whose elements, according to torch's functions, differ from memory."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):
@@ -430,7 +429,7 @@ class Harmless(torch.Tensor):
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors", "ignore:.*MaskedTensor", "ignore:.*prototype")
 def test_tensors_that_are_no_arrays_are_refused_by_name():
-    """Nested, sparse and masked ones and classes that redefine torch's functions, as any argument."""
+    """Nested, sparse and masked tensors and classes that redefine torch's functions, as any argument."""
     q, mask, count = tensors((2, 2, 5, 8))[0], torch.ones(5, 5), 0
     parts = list(q.transpose(1, 2))
     kinds = {
@@ -463,8 +462,8 @@ def test_tensors_that_are_no_arrays_are_refused_by_name():
 
 
 def test_other_devices_are_refused_by_name():
-    """Each argument on a device without numbers here, beside those in memory; "meta" alone has shapes. Names of
-    real devices stand on tensors without memory."""
+    """Each argument on another device, with the others in memory. Only "meta" supports shapes; tensors without memory
+    carry the names of real devices."""
     q, x = torch.empty(1, 4, 5, 8), torch.empty(2, 5, 32)
     options = {"attn_mask": torch.empty(5, 5), "bias": torch.empty(5, 5), "alibi_slopes": torch.empty(4),
                "sink_logits": torch.empty(4), "key_lengths": torch.ones(1, dtype=torch.int64)}
@@ -502,7 +501,7 @@ def test_other_devices_are_refused_by_name():
 
 
 def test_default_device_is_not_used():
-    """Tensors of the CPU stay there under torch.set_default_device()."""
+    """CPU tensors remain on the CPU under torch.set_default_device()."""
     q, = tensors((2, 4, 5, 8))
     lengths = torch.tensor([3, 5])
     mha = mt.MultiheadAttention(8, 2, batch_first=True, rope_base=1e4, sinks=True)
@@ -558,7 +557,7 @@ class Rows(torch.utils.data.Dataset):
 
 def test_forks_of_a_data_loader():
     rows = Rows()
-    exact = ours(rows.x, rows.x, rows.x)  # the library is in use before the fork
+    exact = ours(rows.x, rows.x, rows.x)  # the library was used before the fork
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this process has threads
         loader = torch.utils.data.DataLoader(rows, 2, num_workers=2,
@@ -670,7 +669,7 @@ def test_module_as_torchs():
             masks = {name: x.to(wanted) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
                      for name, x in call.items()}
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's, of masks of two types
+                warnings.simplefilter("ignore")  # torch's warning about masks of two types
                 out, weights = m(*(cast[id(x)] for x in inputs), **masks)
             loss = out.sin().sum() + (weights.square().sum() if weights is not None else 0)
             names = dict(m.named_parameters()) | {str(i): x for i, x in enumerate(cast.values())}
@@ -750,7 +749,7 @@ def test_module_beyond_torchs():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in mha.parameters())
     for module in (copy.deepcopy(mha), pickle.loads(pickle.dumps(mha))):
         assert torch.equal(module(x, x, x, need_weights=False)[0], out)
-    # torch's layers must not replace it by a kernel that knows none of this.
+    # torch's layers must not replace it by a kernel that does not support these options.
     layer = torch.nn.TransformerEncoderLayer(24, 4, 48, batch_first=True, dropout=0.0).eval()
     layer.self_attn = mha.eval()
     with torch.no_grad():

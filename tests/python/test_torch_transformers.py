@@ -1,9 +1,8 @@
-"""multihead.transformers: attn_implementation="multihead" beside "eager", in tiny random models.
+"""multihead.transformers: attn_implementation="multihead" against "eager", in tiny random models.
 
-Judges: logits and gradients of a model in float32 may be wrong, against the same model in float64 with
-the formula written out ("exact" below), by four times what eager in float32 is wrong by, plus a millionth
-of the largest number; greedy tokens are the same. Rows of padding are not compared: a query that sees no
-key gives 0 here and the mean of all values there.
+Criteria: the errors of logits and gradients in float32, against the same model in float64 with the explicit formula
+("exact" below), are at most four times those of eager in float32, plus a millionth of the largest number; greedy tokens
+are equal. Padding rows are not compared: a query that sees no key gives 0 here and the mean of all values there.
 """
 import copy
 import sys
@@ -55,7 +54,7 @@ GROUPED = dict(num_key_value_heads=2, head_dim=8)
 
 
 def make(name):
-    """A random model without dropout, whose weights are large enough for heads to differ."""
+    """A random model without dropout, with weights large enough for heads to differ."""
     t = transformers
     models = {
         "bert": lambda: t.BertForMaskedLM(t.BertConfig(**COMMON, hidden_dropout_prob=0.0,
@@ -77,7 +76,7 @@ def make(name):
     torch.manual_seed(1)
     model = models[name]()
     if name == "gpt_oss":
-        model.set_experts_implementation("eager")  # the other has no float64
+        model.set_experts_implementation("eager")  # the other does not support float64
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.dim() > 1 and name != "t5" else 1)
@@ -101,7 +100,7 @@ def batch(name, padding="left"):
 
 
 def results(model, inputs, implementation, dtype=torch.float32):
-    """Logits where there is a token, the gradients of a loss of them, and attentions."""
+    """Logits of tokens, the gradients of a loss of them, and attentions."""
     model = copy.deepcopy(model).to(dtype)
     model.set_attn_implementation(implementation)
     out = model(**inputs, output_attentions=True)
@@ -138,7 +137,7 @@ def test_logits_gradients_and_attentions(name, padding):
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
 def test_greedy_tokens(name):
-    """100 tokens with a cache that grows, and some with a static one, from a left-padded batch."""
+    """100 tokens with a growing cache, and some with a static one, from a left-padded batch."""
     model, inputs = make(name), batch(name)
     inputs.pop("decoder_input_ids", None)
     with torch.no_grad():
@@ -153,7 +152,7 @@ def test_greedy_tokens(name):
 
 
 def masks(monkeypatch, model, inputs, **more):
-    """The options of each attention call; making a dense mask fails."""
+    """The options of each attention call; creating a dense mask raises."""
     seen = []
     call = ours._attention.call
 
@@ -173,12 +172,12 @@ def masks(monkeypatch, model, inputs, **more):
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_masks_stay_symbolic(monkeypatch, name, cache):
-    """Causal, windows, padding and caches need no array of queries by keys."""
+    """Causal masks, windows, padding and caches need no array of queries by keys."""
     more = {"cache_implementation": cache, "disable_compile": True} if cache else {}
     seen = masks(monkeypatch, make(name), batch(name), **more)
     assert all("keep_mask" not in options and "bias" not in options for options in seen)
     assert all("causal" in options for options in seen)
-    assert any("key_begins" in options for options in seen)  # a window may have left the padding
+    assert any("key_begins" in options for options in seen)  # a window may have moved past the padding
     assert any("window" in options for options in seen) == (name != "llama")
     monkeypatch.undo()
     gaps = batch(name)
@@ -227,7 +226,7 @@ def test_a_mask_is_a_tensor():
 
 
 def test_own_masks_and_unknown_functions():
-    """A 4-D mask of the user's, and mask functions that have no symbolic form, are applied as they are."""
+    """A user's 4-D mask, and mask functions without a symbolic form, are applied as arrays."""
     model, ids = make("llama"), batch("llama")["input_ids"]
     mask = torch.ones(3, 1, 12, 12, dtype=torch.bool).tril() & (torch.rand(3, 1, 12, 12) < 0.7)
     mask |= torch.eye(12, dtype=torch.bool)
@@ -319,11 +318,11 @@ KEEP = torch.tensor([[1] * S, [0] * 3 + [1] * (S - 3)]).bool()
 
 
 class Ready(transformers.PreTrainedConfig):
-    """A configuration of models that are ready for SDPA."""
+    """A configuration of models with SDPA support."""
 
 
 class Eager(transformers.PreTrainedConfig):
-    """One of models that are not."""
+    """A configuration of models without SDPA support."""
 
 
 class EagerModel(transformers.PreTrainedModel):
@@ -336,7 +335,7 @@ def causal_mask(config, T, **more):
 
 WINDOW = transformers.masking_utils.sliding_window_causal_mask_function(4)
 CHUNKS = transformers.masking_utils.chunked_causal_mask_function(5, torch.tensor([0, 3]))
-MASKS = {  # of T queries, the last ones of S keys
+MASKS = {  # for T queries, the last of S positions
     "none": lambda T: None,
     "causal": lambda T: causal_mask(Ready, T),
     "padded": lambda T: causal_mask(Ready, T, attention_mask=KEEP),
@@ -375,7 +374,7 @@ ARGUMENTS = {
 
 def formula(query, key, value, mask, causal, scaling=None, softcap=None, position_bias=None, s_aux=None,
             sinks=None, indices=None, **others):
-    """As eager attention computes it, and 0 of a query that sees no key."""
+    """Like eager attention, but 0 for a query that sees no key."""
     key, value = (x.repeat_interleave(H // HK, 1) for x in (key, value))
     scores = query @ key.mT * (D**-0.5 if scaling is None else scaling)
     if softcap:
@@ -430,7 +429,7 @@ def test_every_argument_with_every_mask(T):
 
 
 def test_unknown_arguments_are_refused_by_name():
-    """Whatever is not None or False, and not known to have no effect."""
+    """Rejects arguments other than None or False that are not known to have no effect."""
     q, module = drawn(1, 2, 3, 8), torch.nn.Identity()
     exact = ours.attention_forward(module, q, q, q, None)[0]
     for name in ("block_indices", "sink", "attn_logit_softcapping", "alibi", "bias", "head_mask", "window"):
@@ -444,7 +443,7 @@ def test_unknown_arguments_are_refused_by_name():
 
 
 def test_a_mask_keeps_what_it_was_made_of():
-    """A static cache adds to its counter before a model may look at its mask."""
+    """A static cache increments its counter before a model may inspect its mask."""
     for config in (Ready, Eager):
         counter = torch.tensor(4)
         mask = ours.attention_mask(1, 2, 9, counter, 0, config=config())
@@ -456,7 +455,7 @@ def test_a_mask_keeps_what_it_was_made_of():
 
 
 def test_no_mask_is_what_a_model_means():
-    """Causal for layers of models that are ready for SDPA and say so; all keys for the others."""
+    """Causal for layers that declare it in models with SDPA support; all keys for the others."""
     q = drawn(1, 2, 5, 8)
     for config, causal in ((Ready, True), (Eager, False)):
         module = torch.nn.Identity()

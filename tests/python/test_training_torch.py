@@ -1,8 +1,7 @@
-"""Training against torch: the same model, weights and batches, forward, backward and step by step.
+"""Training against torch with the same model, weights and batches: forward, backward, and step by step.
 
-The models are those of transformer_torch.py, which writes the formulas out. float64 is the
-reference for one step; for many steps torch in float32 and float64 both judge, since training
-itself enlarges differences.
+The models are those of transformer_torch.py, which has the explicit formulas. float64 is the reference for one step.
+For many steps torch in float32 and float64 are both references, since training amplifies differences.
 """
 import zlib
 
@@ -45,7 +44,7 @@ def make(seed, **settings):
     model.initialise(seed, embedding_std=0.5, position_std=0.3)
     rng = np.random.default_rng(seed)
     for name, value in model.parameters().items():
-        if value.ndim == 1:  # biases are not 0 and norms not 1, so that both count
+        if value.ndim == 1:  # biases other than 0 and norms other than 1, so that both matter
             value += 0.2 * rng.standard_normal(value.shape, np.float32)
     model.update()
     return model
@@ -67,8 +66,8 @@ def near(name, ours, exact, size):
 
 
 def compare_gradients(model, exact):
-    """Each within 1e-5 of its own size. The exact gradient of a key's bias is 0 (it adds the same
-    to all scores of a query), but with RoPE; the query's is its measure then."""
+    """Each agrees within 1e-5 of its size. Without RoPE the exact gradient of a key's bias is 0 (it shifts all scores
+    of a query equally), so it is scaled by the query's."""
     worst = 0
     for name, ours in model.gradients().items():
         measure = exact[name.replace("k_proj.bias", "q_proj.bias")]
@@ -170,7 +169,7 @@ def our_step(model, kind, rate):
 
 
 def torch_losses(model, p, kind, rate, batches):
-    """The loss of every step, of torch's own loop with its own clipping."""
+    """The loss of every step in torch's own loop with its own clipping."""
     optimizer, losses = torch_optimizer(model, p, kind, rate), []
     for tokens, lengths, targets in batches:
         optimizer.zero_grad()
@@ -199,12 +198,11 @@ def our_losses(model, kind, rate, batches):
 @pytest.mark.parametrize("kind,rate,steps", [("sgd", 0.05, 200), ("momentum", 0.005, 200),
                                              ("adamw", 2e-3, 20)])
 def test_losses_step_by_step(name, kind, rate, steps):
-    """1e-4 relative of the loss, against torch in float32 and in float64. The rates are those of a
-    descent that does not swing: at twice the rate the llama's losses swing from step to step, and
-    torch in float32 is 1e-2 away from itself in float64."""
+    """The loss agrees within 1e-4 relative with torch in float32 and float64. The rates avoid oscillation: at twice the
+    rate, llama's losses oscillate, and torch in float32 differs from float64 by 1e-2."""
     rng = np.random.default_rng(9)
     model = make(2, **MODELS[name])
-    fixed = [batch(rng) for _ in range(5)]  # few batches, so that there is something to learn
+    fixed = [batch(rng) for _ in range(5)]  # few batches, so that the model can learn them
     batches = [fixed[i % 5] for i in range(steps)]
     start = {dtype: plain.leaves(model, dtype) for dtype in (torch.float32, torch.float64)}
     ours = our_losses(model, kind, rate, batches)
@@ -243,11 +241,10 @@ def test_losses_of_encoder_and_decoder():
         assert abs(ours / theirs.item() - 1) <= 1e-4, step
 
 
-# ---- where it ends ------------------------------------------------------------------------------
+# ---- final losses ------------------------------------------------------------------------------
 
 def repeats(rng, count):
-    """A block of 4 to 8 symbols, without repetition in it, again and again: after the first lap
-    every symbol is known to who looks back (induction)."""
+    """A repeated block of 4 to 8 distinct symbols: after the first repetition, induction predicts every symbol."""
     length = 24
     tokens = np.zeros((count, length), np.int32)
     targets = np.full((count, length), -1, np.int32)
@@ -266,8 +263,8 @@ def accuracy(logits, targets):
 
 @pytest.mark.gate(0)
 def test_final_accuracy():
-    """After 200 steps of AdamW ours are where torch's are: the middle one of five seeds inside the
-    spread of torch's five. Seeds 0-4 begin with the same weights, then they take their own way."""
+    """After 200 steps of AdamW, our median over five seeds lies within the range of torch's five. Seeds 0-4 begin with
+    the same weights, then diverge."""
     settings = {"vocab_size": 16, "max_length": 24, "embed_dim": 32, "num_layers": 2,
                 "num_heads": 2, "ff_dim": 32, "causal": True, "norm": "rms",
                 "positions": "rotary", "feed_forward": "swiglu"}
@@ -287,7 +284,7 @@ def test_final_accuracy():
             theirs.append(accuracy(plain.forward(model, p, torch.tensor(tokens)).numpy(), targets))
     print(f"  ours {np.round(ours, 3)}, torch's {np.round(theirs, 3)}")
     assert min(theirs) <= np.median(ours) <= max(theirs)
-    assert min(theirs) > 2 / 15  # they have learned something: the spread means something
+    assert min(theirs) > 2 / 15  # both have learned, so the range is meaningful
 
 
 # ---- bits --------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""The wheels, as a user gets them: made by script/wheel, installed into an empty environment without a
-compiler on PATH, and the page docs/python.md run there.
+"""The wheels as users get them: built by script/wheel and installed into an empty environment without a compiler on
+PATH, where the page docs/python.md runs.
 
-This fetches build tools and NumPy, so it runs only with MHA_TEST_WHEEL=1. It packs what build/ holds. With
-MHA_TEST_LONG=1 also the source archive is made and installed by pip, and the wheels of a release are: for this
-machine, and for aarch64, which runs under qemu. Their bits are those of build/.
+This downloads build tools and NumPy, so it runs only with MHA_TEST_WHEEL=1. It packs build/. MHA_TEST_LONG=1 adds the
+source archive, built and installed by pip, and the wheels of a release for this machine and for aarch64, which runs
+under qemu. Their results are bit-identical to build/.
 """
 import os
 import pathlib
@@ -32,7 +32,7 @@ def run(*command, **keywords):
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
-    """The folder with all that script/wheel makes for a release."""
+    """The folder with the output of script/wheel for a release."""
     out = tmp_path_factory.mktemp("dist")
     found = subprocess.run([ROOT / "script/wheel", "--out", out], capture_output=True, text=True)
     if found.returncode == 77:
@@ -52,7 +52,7 @@ LONG_ONLY = pytest.mark.skipif(not LONG, reason="what a release has takes minute
 @pytest.fixture(scope="module", params=["prebuilt", pytest.param("release", marks=LONG_ONLY),
                                         pytest.param("source", marks=LONG_ONLY)])
 def wheel(request, tmp_path_factory):
-    """What pip installs: a wheel of build/, that of a release, the source archive."""
+    """The file that pip installs: a wheel of build/, that of a release, or the source archive."""
     if request.param == "prebuilt":
         out = tmp_path_factory.mktemp("dist")
         run(ROOT / "script/wheel", "--out", out, "--build", BUILD)
@@ -68,7 +68,7 @@ def wheel(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """(environment's folder, variables): nothing on PATH but what the environment has."""
+    """(environment's folder, variables), with only the environment on PATH."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", folder)
     variables = {name: value for name, value in os.environ.items()
@@ -90,7 +90,7 @@ def check_tag_and_contents(wheel, newest, arch):
                  "multihead/lib/libmultihead-render.so.0", "multihead/fonts/DejaVuSans.ttf"):
         assert part in files
     licences = [pathlib.PurePath(file).name for file in files if "/licenses/" in file]
-    own = ["zlib"] if int(name[2]) == 28 else []  # of this machine's, auditwheel leaves it to every Linux
+    own = ["zlib"] if int(name[2]) == 28 else []  # one of this machine's libraries; auditwheel allows every Linux
     for name in ("jansson", "utf8proc", "pcre2", "png", "freetype", "cairo", "pixman", "dejavu", "LICENSE", *own):
         assert any(name in licence for licence in licences), licences
 
@@ -98,7 +98,7 @@ def check_tag_and_contents(wheel, newest, arch):
 def test_tag_and_contents(wheel):
     if wheel.suffix == ".gz":
         pytest.skip("an archive of sources has no tag")
-    # The C library of this machine bounds how old one may be.
+    # The C library of this machine sets the minimum version.
     check_tag_and_contents(wheel, int(os.confstr("CS_GNU_LIBC_VERSION").split(".")[1]), platform.machine())
 
 
@@ -158,7 +158,7 @@ def test_release_runs_with_old_c_libraries(release, arch, tmp_path):
 
 @pytest.fixture(scope="module")
 def arm(tmp_path_factory):
-    """(command that runs programs of 64-bit Arm, its Python): Debian's, unpacked into a folder."""
+    """(command that runs 64-bit Arm programs, its Python): Debian's, unpacked into a folder."""
     root, qemu = tmp_path_factory.mktemp("arm64"), shutil.which("qemu-aarch64")
     if not qemu:
         pytest.skip("there is no qemu-aarch64 (Debian: qemu-user)")
@@ -203,14 +203,14 @@ def test_release_has_the_bits_of_this_build(release, arch, request, tmp_path):
     pairs = [("portable", "portable")]
     if arch == platform.machine():
         pairs += [(isa, isa) for isa in fused]
-    else:  # NEON has the bits of every other one with fused multiply-adds
+    else:  # NEON is bit-identical to all others with fused multiply-adds
         pairs += [("neon", isa) for isa in fused[:1]]
     print("  compared:", arch, pairs)
     for isa, isa_here in pairs:
         expected = run(here, isa_here)
         assert expected.count("\n") > 40
         assert run(*emulator, there, isa) == expected, (arch, isa)
-    # And it chooses the best: a wheel without a word from the processor would only be slow.
+    # It must select the best instruction set: a wheel that fails to detect the processor would only be slow.
     program = tmp_path / "multihead/bin/multihead"
     program.chmod(0o755)
     explained = run(*emulator, program, "explain", "--heads", "1", "--head-dim", "16", "--json")
@@ -243,7 +243,7 @@ def test_package_on_arm(release, arm, tmp_path):
     assert len(found) == 7 and found[-1] == "neon"
     program = site / "multihead/bin/multihead"
     program.chmod(0o755)
-    assert "all is well" in run(*emulator, program, "selftest", "--problems", "3")
+    assert "all checks pass" in run(*emulator, program, "selftest", "--problems", "3")
     here = run(sys.executable, "-c", PROBE, env=os.environ | {"PYTHONPATH": str(ROOT / "bindings/python"),
                                                                "MHA_LIBRARY_DIR": str(BUILD)}).split()
     if here[-1] == "portable":

@@ -127,7 +127,7 @@ class Transformer:
         return found.value
 
     def _runs(self):
-        """(offset, count, is matrix) of neighbours of a kind: a step is a call for each."""
+        """(offset, count, is matrix) of adjacent parameters of one kind: a step makes one call for each."""
         runs = []
         for p in self.table:
             matrix = p.kind == MATRIX

@@ -1,8 +1,7 @@
 """The formulas of include/multihead/transformer.h in plain torch operations, for any dtype.
 
-A model is a namespace of settings (those of mha_transformer_desc, every default filled in) and a
-dict of parameters by the names of mha_transformer_parameter(). No torch.nn: nothing is assumed
-about how its modules compute.
+A model is a namespace of settings (those of mha_transformer_desc, with all defaults) and a dict of parameters by the
+names of mha_transformer_parameter(). It does not use torch.nn, so it does not depend on how its modules compute.
 """
 import torch
 
@@ -83,8 +82,8 @@ def seen(lengths, B, keys):
 
 def forward(model, p, tokens, lengths=None, memory=None, memory_lengths=None, gates=None,
             cross_gates=None, hook=None):
-    """Logits, or with no_output the last x. hook(name of the attention, "q", "k", "v" or "z", [B,H,T,D])
-    gives what takes its place; it also sees ("stream", "end", x) after the last layer."""
+    """Logits, or with no_output the last x. hook(name of the attention, "q", "k", "v" or "z", [B,H,T,D]) returns a
+    replacement; it is also called with ("stream", "end", x) after the last layer."""
     d = model.desc
     B, T = tokens.shape
     has = {name: bool(d.flags & bit) for name, bit in training.FLAGS.items()}

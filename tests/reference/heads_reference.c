@@ -128,13 +128,15 @@ static void add_mass(const map *m, mha_head_measure which, int64_t t, ref_head *
 {
     int64_t targets = 0;
     const int64_t keys = count_keys(m, t);
-    double mass = 0;
+    double mass = 0, last = 0;
     for (int64_t j = 0; j < m->S; j++)
-        if (sees(m, t, j) && is_target(m, which, t, j)) targets++, mass += at(m, t, j);
+        if (sees(m, t, j) && is_target(m, which, t, j)) targets++, mass += last = at(m, t, j);
     if (targets == 0 || targets == keys) return;
     add(&head->sum[which], mass, (double)targets / (double)keys, 1);
     if (which == MHA_MEASURE_INDUCTION)
         add(&head->sum[MHA_MEASURE_INDUCTION_MEAN], mass / (double)targets, 1 / (double)keys, 1);
+    if (which == MHA_MEASURE_INDUCTION && targets > 1)
+        add(&head->sum[MHA_MEASURE_INDUCTION_LATEST], last, 1 / (double)keys, 1);
 }
 
 /* ---- the row's form

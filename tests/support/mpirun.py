@@ -1,7 +1,6 @@
-"""Starting programs on several ranks, for tests: Open MPI's mpirun or MPICH's.
+"""Starts programs on several ranks for tests, with mpirun of Open MPI or MPICH.
 
-MPIEXEC names the launcher, else it is the mpirun of the PATH. More ranks than cores are wanted here, and
-containers are root.
+MPIEXEC names the launcher; the default is mpirun on the PATH. Allows more ranks than cores, and root in containers.
 """
 import os
 import shutil
@@ -13,7 +12,7 @@ def launcher():
 
 
 def missing():
-    """Why nothing can be started; empty if it can."""
+    """The reason why ranks cannot be started, or an empty text."""
     return "" if launcher() and shutil.which(launcher()) else "no mpirun (Debian: openmpi-bin)"
 
 

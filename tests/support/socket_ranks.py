@@ -1,7 +1,7 @@
-"""Starting a program on several ranks without MPI: processes of this machine, each two joined by a socket pair, over
+"""Starts a program on several ranks without MPI: processes of this machine, with a socket pair between every two, over
 which tests/mpi/socket_ranks.c sends messages. The variable SOCKET_RANKS names that library.
 
-No rank is ended from here and nothing waits for a time: ranks whose peers are gone must end by themselves.
+No rank is killed and there are no time limits: ranks that lost their peers must exit by themselves.
 """
 import os
 import socket
@@ -10,8 +10,8 @@ import tempfile
 
 
 class Done:
-    """What ranks that have ended left: returncode as mpirun's (128 + the signal that ended a rank, else the first exit
-    status that is not 0), codes of all ranks, MiB of memory of each, messages {rank: number}."""
+    """The results of finished ranks: returncode like mpirun's (128 + the signal that killed a rank, else the first
+    nonzero exit status), codes of all ranks, MiB of memory of each, messages {rank: number}."""
 
     def __init__(self, statuses, usages, texts):
         self.codes = [os.waitstatus_to_exitcode(status) for status in statuses]
@@ -27,7 +27,7 @@ class Done:
 
 
 def run(count, program, signalled=None, **more):
-    """Run a program on `count` ranks and wait until all have ended; more: environment variables.
+    """Run a program on `count` ranks and wait until all have exited; more: environment variables.
 
     signalled: (rank, k, signal): the rank raises the signal at its k-th message."""
     environment = {**os.environ, "MHA_MPI_LIBRARY": os.environ["SOCKET_RANKS"], "OMPI_COMM_WORLD_SIZE": str(count)}

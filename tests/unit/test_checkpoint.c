@@ -435,7 +435,7 @@ static void words_are_read(void **state)
     expect_error(mha_vocabulary_encode(v, "a a", 3, ids, 2, &count), MHA_ERR_SIZE, "than 2");
     expect_error(mha_vocabulary_encode(v, "a", 1, NULL, 0, &count), MHA_ERR_SIZE, "than 0");
     expect_error(mha_vocabulary_encode(v, "a\xFF", 2, ids, 2, &count), MHA_ERR_UTF8, "byte 1");
-    expect_error(mha_vocabulary_encode(v, "a\0b", 3, ids, 2, &count), MHA_ERR_FORMAT, "byte 1");
+    expect_error(mha_vocabulary_encode(v, "a\0b", 3, ids, 2, &count), MHA_ERR_UTF8, "byte 1");
     expect_error(mha_vocabulary_encode(NULL, "a", 1, ids, 2, &count), MHA_ERR_NULL, "NULL");
     assert_int_equal(count, 7);
     mha_vocabulary_destroy(v);
@@ -479,6 +479,7 @@ static void texts_are_split(void **state)
     for (int how = 0; how < 3; how++) expect_pieces((mha_splitting)how, "", "");
     expect_pieces(MHA_SPLIT_SPACE, " \t\n", "");
     expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab\xFF", 3, &at, &from), MHA_ERR_UTF8, "byte 2");
+    expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab\0", 3, &at, &from), MHA_ERR_UTF8, "zero byte");
     expect_error(mha_split_next((mha_splitting)3, "ab", 2, &at, &from), MHA_ERR_ARGUMENT,
                  "splitting 3");
     expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab", 2, NULL, &from), MHA_ERR_NULL, "NULL");

@@ -3,7 +3,7 @@
 #include "support/one_context.h"
 #include "support/suite.h"
 #include "support/temp_files.h"
-#include "support/word_model.h"
+#include "unit/word_model.h"
 
 #include <multihead/generation.h>
 

@@ -162,7 +162,7 @@ static float block_of(const mha_tensor *p, int64_t h, int64_t i, int64_t j, int6
         for (int64_t s = j * cell; s < (j + 1) * cell && s < p->shape[2]; s++) {
             const float weight = *(float *)guarded_element(p, (int64_t[]){h, t, s});
             if (isnan(weight)) return weight;
-            if (weight > most) most = weight;
+            if (fabsf(weight) > fabsf(most)) most = weight;
         }
     return most;
 }

@@ -94,6 +94,7 @@ static void runs_have_the_bits_of_gates(void **state)
         .struct_size = sizeof trial, .tokens = m->ids, .count = m->T, .off = &off, .off_count = 1};
     float *maps = calloc(MOST, sizeof *maps);
     float *logits = calloc((size_t)(m->T * m->desc.vocab_size), sizeof *logits);
+    float *last = calloc((size_t)m->desc.vocab_size, sizeof *last);
     forward_without(m, off, maps, logits);
     for (int kept = 0; kept < 2; kept++) {
         seen s;
@@ -109,10 +110,14 @@ static void runs_have_the_bits_of_gates(void **state)
         for (int64_t i = 0; i < next.count; i++)
             assert_true(next.tokens[i].logit ==
                         logits[(m->T - 2) * m->desc.vocab_size + next.tokens[i].id]);
+        expect_ok(mha_trials_logits(trials, &trial, last));
+        assert_memory_equal(last, logits + (m->T - 1) * m->desc.vocab_size,
+                            (size_t)m->desc.vocab_size * sizeof *last);
         mha_trials_destroy(trials);
     }
     free(maps);
     free(logits);
+    free(last);
     small_model_free(m);
 }
 
@@ -260,6 +265,7 @@ static void misuse_of_trials(void **state)
     expect_spoiled(t, RUN, MHA_ERR_MODEL, "no head L99H0", t.off = &none, t.off_count = 1);
 #undef RUN
     expect_error(mha_trials_predict(trials, &t, m->T, &next), MHA_ERR_MODEL, "row");
+    expect_error(mha_trials_logits(trials, &t, NULL), MHA_ERR_NULL, "logits");
     expect_error(mha_trials_run(NULL, &t, -1, NULL, NULL, NULL), MHA_ERR_NULL, "required");
     mha_trials_destroy(trials);
     mha_trials_destroy(NULL);

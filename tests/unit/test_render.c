@@ -382,8 +382,8 @@ static void svg_labels_both_axes_and_groups(void **state)
     mha_figure figure = figure_of(panels, 4, 2, 3);
     figure.row_labels = rows;
     figure.col_labels = cols;
-    figure.row_axis = "query (looking)";
-    figure.col_axis = "key (looked at)";
+    figure.row_axis = "query (attending)";
+    figure.col_axis = "key (attended to)";
     figure.group_names = groups;
     figure.group_count = 2;
     mha_buffer svg = draw(mha_render_svg, &figure);
@@ -391,8 +391,8 @@ static void svg_labels_both_axes_and_groups(void **state)
     assert_int_equal(count_of(svg.data, ">Hund</text>"), 2); /* once a grid row */
     assert_int_equal(count_of(svg.data, ">dog</text>"), 4);  /* once a map */
     assert_int_equal(count_of(svg.data, ">layer 1</text>"), 1);
-    assert_int_equal(count_of(svg.data, ">query (looking)</text>"), 2);
-    assert_int_equal(count_of(svg.data, ">key (looked at)</text>"), 1);
+    assert_int_equal(count_of(svg.data, ">query (attending)</text>"), 2);
+    assert_int_equal(count_of(svg.data, ">key (attended to)</text>"), 1);
     mha_buffer_free(&svg);
     /* A list of no names is not read. */
     for (int i = 0; i < 4; i++) panels[i].group = 0;

@@ -6,7 +6,7 @@
 #include "support/suite.h"
 #include "support/temp_files.h"
 #include "support/thread_ranks.h"
-#include "support/word_model.h"
+#include "unit/word_model.h"
 
 #include <multihead/show.h>
 

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Build the documentation as plain HTML: every .md file, the public headers, the options of each subcommand, and
-what they link to. The first page is the one that computes (docs/explorer.md), if script/page and script/demo made its
-parts.
+"""Build the documentation as plain HTML: every .md file, the public headers, the options of each subcommand, and the
+targets of their links. The first page computes (docs/explorer.md), if script/page and script/demo built its parts.
 
     build.py [--output DIR]     default: build/site
 
-The folders of the site are those of the repository. A link to a source file leads to a page that shows
-it, a link to a folder to a list of its files. Navigation is the list of docs/start.md, under "All
-pages". search.js finds sections by their words. Needs the Markdown parser markdown-it-py (Debian: python3-markdown-it),
-and the program: build/multihead, or what MULTIHEAD names. The same tree gives the same bytes.
+The site has the folders of the repository. A link to a source file opens a page with its text, a link to a folder a
+list of its files. Navigation follows the list "All pages" of docs/start.md. search.js finds sections by their words.
+Needs the Markdown parser markdown-it-py (Debian: python3-markdown-it), and the program: $MULTIHEAD, default
+build/multihead. Output is reproducible.
 """
 import argparse
 import html
@@ -32,7 +31,7 @@ import options  # noqa: E402
 ROOT = check_links.ROOT
 HEADERS = "include/multihead"
 MANUAL = "docs/program.md"
-# What script/page and script/demo leave.
+# Output of script/page and script/demo.
 MODULE, MODEL = ROOT / "build/page/explorer.wasm.gz", ROOT / "build/demo/sentences/model.safetensors"
 EXPLORER = "explorer.html"
 IMAGES = (".png", ".svg", ".jpg", ".gif")
@@ -42,7 +41,7 @@ SOURCE = re.compile(r"\b((?:docs/)[\w-]+\.md)\b")
 
 
 def tracked():
-    """The files of the repository, without what git ignores; all but build folders without git."""
+    """The files of the repository that git does not ignore; without git, all except build folders."""
     git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT,
                          capture_output=True, text=True, check=False)
     if git.returncode == 0:
@@ -80,10 +79,10 @@ class Site:
         return [name for name in self.files
                 if name.startswith(HEADERS + "/") and name.endswith(".h")]
 
-    # ---- Where things are ------------------------------------------------------------------------
+    # ---- Paths and links ------------------------------------------------------------------------
 
     def page_of(self, path):
-        """The page, relative to the site, of a file or folder of the repository."""
+        """The page of a file or folder of the repository, relative to the site."""
         if path == "README.md":
             return "index.html"
         if (ROOT / path).is_dir():
@@ -94,14 +93,14 @@ class Site:
         return path if path.endswith(IMAGES) else path + ".html"
 
     def link(self, page, path, anchor=""):
-        """A link from a page to what shows a path; the target is built too."""
+        """A link from a page to the page of a path, which is then built too."""
         if path not in self.done:
             self.wanted.append(path)
         target = os.path.relpath(self.page_of(path), os.path.dirname(page) or ".")
         return target + (f"#{anchor}" if anchor else "")
 
     def resolve(self, page, source, link):
-        """A link of a source file as a link of its page."""
+        """Convert a link of a source file to a link of its page."""
         if re.match(r"[a-z]+:|#", link):
             return link
         target, _, anchor = link.partition("#")
@@ -138,7 +137,7 @@ class Site:
         path.write_text(text, encoding="utf-8")
 
     def navigation(self, page, sections):
-        """The page that computes, and the groups of docs/start.md with the sections of the page that is shown."""
+        """The computing page, and the groups of docs/start.md with the sections of the current page."""
         out = []
         if self.explorer:
             to = os.path.relpath(EXPLORER, os.path.dirname(page) or ".")
@@ -205,7 +204,7 @@ class Site:
                    sections)
 
     def rendered(self, page, source, tokens):
-        """Markdown as HTML, its links as links of the site."""
+        """Markdown as HTML, with links converted to the site's."""
         for token in tokens:
             for child in [token, *(token.children or [])]:
                 for name in ("href", "src"):
@@ -223,7 +222,7 @@ class Site:
             page, m[1], m[0]), main)
 
     def notebook(self, source):
-        """The cells of a notebook, which is kept without what they print."""
+        """The cells of a notebook, which is stored without output."""
         page, main = self.page_of(source), []
         for cell in json.loads((ROOT / source).read_text(encoding="utf-8"))["cells"]:
             text = "".join(cell["source"])
@@ -311,7 +310,7 @@ class Site:
         self.write_index()
 
     def write_index(self):
-        """Each section with its words, each once; manuals first, which come first among equals."""
+        """Each section with its distinct words. Manuals come first and win ties."""
         sections = [{"url": url, "page": page, "name": name, "text": " ".join(sorted(set(WORD.findall(text.lower()))))}
                     for url, page, name, text in sorted(self.index, key=lambda s: (not s[0].startswith("docs/"), s))]
         lines = ",\n".join(json.dumps(section, ensure_ascii=False) for section in sections)

@@ -1,21 +1,21 @@
-"""The public headers as pages: comments become text, declarations stay as they are.
+"""The public headers as pages: comments become text, declarations remain code.
 
-A header is a sequence of comments that begin in the first column, each followed by declarations. A
-comment and the declaration below it are an entry, whose heading is what it declares. Everything else
-of the form is optional: a header that keeps to none of it is still shown, comments and code in order.
+A header is a sequence of comments that begin in the first column, each followed by declarations. A comment and the
+declaration below it form an entry, whose heading is the declared name. A header of any other form is shown as comments
+and code in order.
 """
 import html
 import re
 
 COMMENT = re.compile(r"^/\*.*?\*/\n?", re.M | re.S)
-# What every header has for the compiler and no reader needs.
+# Lines for the compiler only.
 BOILERPLATE = re.compile(r"^#ifdef __cplusplus\n(?:extern \"C\" \{|\})\n#endif\n|"
                          r"^#ifndef (MULTIHEAD_\w+)\n#define \1\n|^#endif\n\Z", re.M)
 SECTION = re.compile(r"-{2,} (.*?) -{2,}")
 FIELDS = "Memory|Errors|Threads|Since|Accuracy|Bits|Range|Cost"
 SHORT = re.compile(r"(.*?) Memory (.*?) Errors (.*?) Threads (.*?) Since (\S+)", re.S)
 LABEL = re.compile(r"^(\S[^:]{0,30}?) {2,}(\S.*)$")
-# What a declaration defines: functions and types, which head an entry, then macros and constants.
+# Names that a declaration defines: functions and types, which head an entry, then macros and constants.
 DEFINES = (re.compile(r"^MHA_API\b[^;{]*?\b(mha_\w+)\(", re.M),
            re.compile(r"^typedef (?:struct|enum|union) (mha_\w+)", re.M),
            re.compile(r"^typedef [^;{}]*\(\*(mha_\w+)\)\(", re.M),
@@ -25,13 +25,13 @@ DEFINES = (re.compile(r"^MHA_API\b[^;{]*?\b(mha_\w+)\(", re.M),
 
 
 def defined(code):
-    """The names that code defines, those that may head an entry first."""
+    """The names that code defines, headings of entries first."""
     names = [name for pattern in DEFINES for name in pattern.findall(code)]
     return list(dict.fromkeys(names))
 
 
 def parts(text):
-    """("comment" or "code", text) in order; code is cut at empty lines outside of braces."""
+    """("comment" or "code", text) in order; code is split at empty lines outside braces."""
     at = 0
     for match in [*COMMENT.finditer(text), None]:
         code = BOILERPLATE.sub("", text[at:match.start() if match else len(text)])
@@ -43,7 +43,7 @@ def parts(text):
 
 
 def blocks(code):
-    """Cut at empty lines, but not within braces."""
+    """Split at empty lines outside braces."""
     block, depth = [], 0
     for line in code.split("\n"):
         depth += line.count("{") - line.count("}")

@@ -1,4 +1,4 @@
-"""Pages of the program's subcommands, from what `multihead help SUBCOMMAND` prints."""
+"""Pages of the program's subcommands, from the output of `multihead help SUBCOMMAND`."""
 import html
 import os
 import re
@@ -19,12 +19,12 @@ def subcommands():
 
 
 def options(text):
-    """[(as typed, name, what it does)] of a part of a help text."""
+    """[(syntax, name, description)] from a section of a help text."""
     return [(typed, name, " ".join(what.split())) for typed, name, what in OPTION.findall(text)]
 
 
 def page(name):
-    """HTML of a subcommand, and the (anchor, option, what it does) of its options."""
+    """HTML of a subcommand, and (anchor, option, description) of its options."""
     title, *parts = printed(name).rstrip("\n").split("\n\n")
     out, found = [f"<h1>{html.escape(title)}</h1>"], []
     for part in parts:

@@ -1,5 +1,5 @@
-/* The search of the site: every word of the query begins a word of a section. The index is a script, since pages
- * opened from disk may fetch nothing; it is loaded when the reader comes to the field. */
+/* The search of the site. A section matches if every word of the query is the prefix of one of its words. The index is
+ * a script, since pages opened from disk cannot fetch files; it is loaded when the field gets the focus. */
 "use strict";
 (() => {
     const root = document.currentScript.dataset.root;
@@ -10,7 +10,7 @@
     box.append(input, list);
 
     const words = text => text.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
-    /* 0: a word is missing. A word of the section's name counts most, of the page's name next. */
+    /* 0: a word is missing. Words in the section's name count most, then words in the page's name. */
     function score(section, wanted) {
         let sum = 0;
         for (const word of wanted) {

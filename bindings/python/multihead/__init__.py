@@ -1,7 +1,7 @@
 """Multi-head attention in C, from Python: attention and its gradients, models and their heads.
 
     import multihead
-    o = multihead.attention(q, k, v, causal=True)            # arrays of NumPy, torch, DLPack
+    o = multihead.attention(q, k, v, causal=True)            # NumPy, torch or DLPack arrays
 
 `help(multihead.attention)` has the formula and every option; docs/python.md is the manual.
 """

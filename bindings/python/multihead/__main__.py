@@ -1,4 +1,4 @@
-"""The program: `multihead ...` or `python -m multihead ...`."""
+"""Runs the program: `multihead ...` or `python -m multihead ...`."""
 from __future__ import annotations
 
 import os
@@ -9,7 +9,7 @@ from ._library import font, program
 
 
 def main() -> None:
-    """Become the program that the package carries."""
+    """Replace this process by the packaged program."""
     path = program()
     if (carried := font()) is not None:
         os.environ["MHA_FONT"] = carried

@@ -1,8 +1,8 @@
-"""The C interface as ctypes sees it: every struct, callback, enumeration and function that abi/ lists.
+"""The C interface in ctypes: every struct, callback, enumeration and function that abi/ lists.
 
-tools/check_abi.py writes these lists from the headers and compares them with a build. A struct or callback of
-C is here by its name without mha_: mha_attention_desc is `AttentionDesc`. Pointers to structs and texts have their
-type, in structs also those to int64_t and double. Handles and other numbers, arrays of NumPy, are addresses.
+tools/check_abi.py writes these lists from the headers and compares them with a build. The names of structs and
+callbacks lose mha_: mha_attention_desc is `AttentionDesc`. Pointers to structs and texts are typed; inside structs also
+those to int64_t and double. Handles and NumPy arrays are addresses.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _read(line: str) -> None:
 
 
 def _find() -> pathlib.Path:
-    """The lists that the package was installed with, else those of the source tree."""
+    """The lists installed with the package, else those of the source tree."""
     places = [pathlib.Path(path) / "abi" for path in sys.modules[__package__ or "multihead"].__path__]
     places.append(pathlib.Path(__file__).resolve().parents[3] / "abi")
     for place in places:
@@ -55,7 +55,8 @@ for _file in _find().glob("*.abi"):
 
 
 def _values(prefix: str, enumeration: str | None = None) -> dict[str, int]:
-    """Constants that begin with it, by the rest of their names in lower case; of one enumeration if it is named."""
+    """Constants whose names begin with the prefix, by the rest of their names in lower case; of one enumeration if
+    given."""
     return {name[len(prefix):].lower(): value for name, (value, of) in _constants.items()
             if name.startswith(prefix) and enumeration in (None, of)}
 
@@ -93,7 +94,7 @@ _ENUMERATIONS = {enumeration for _, enumeration in _constants.values()}
 
 
 class Struct(C.Structure):
-    """A struct of the headers; struct_size, where there is one, is set."""
+    """A struct of the headers. Sets struct_size if the struct has it."""
 
     def __init__(self, *values: Any, **fields: Any) -> None:
         if not values and self._fields_[0][0] == "struct_size":
@@ -102,7 +103,7 @@ class Struct(C.Structure):
 
 
 def _type(text: str, argument: bool = False) -> Any:
-    """The ctypes class of a type of C; an argument that points to numbers may be an address."""
+    """The ctypes class of a C type. Arguments that point to numbers accept addresses."""
     kind: Any
     if "(*" in text:
         return C.c_void_p
@@ -129,7 +130,7 @@ def _type(text: str, argument: bool = False) -> Any:
 
 
 def _signature(text: str) -> tuple[Any, list[Any]]:
-    """Result and arguments of a function; a result that points to floats has their type."""
+    """Set the result and argument types of a function. A pointer to floats is typed in a result only."""
     result, _, arguments = text.partition("(")
     kinds = [_type(one, argument=True) for one in arguments.rstrip(")").split(", ") if one != "void"]
     known: dict[str, Any] = {"void ": None, "float *": C.POINTER(C.c_float)}
@@ -137,7 +138,7 @@ def _signature(text: str) -> tuple[Any, list[Any]]:
 
 
 _named: dict[str, Any] = {}
-_begun: dict[str, Any] = {}  # those that the outermost call makes, which may point to each other
+_begun: dict[str, Any] = {}  # types of the outermost call, which may refer to each other
 _making = threading.RLock()
 
 
@@ -146,14 +147,14 @@ def _make(name: str) -> None:
         result, arguments = _signature(_callbacks[name])
         _begun[name] = C.CFUNCTYPE(result, *arguments)
     elif name in _fields:
-        _begun[name] = type(name, (Struct,), {})  # before its fields, which may point to it
+        _begun[name] = type(name, (Struct,), {})  # before its fields, which may refer to it
         _begun[name]._fields_ = [(field, _type(text)) for field, text in _fields[name]]
     else:
         raise AttributeError(f"abi/ lists no struct or callback {name}")
 
 
 def named(name: str) -> Any:
-    """The class of a struct or callback, by its name in C. Other threads see it when it has its fields."""
+    """The class of a struct or callback, by its C name. Other threads see it only when it is complete."""
     if name in _named:
         return _named[name]
     with _making:
@@ -178,14 +179,14 @@ def __getattr__(name: str) -> Any:
 
 
 class Library(C.CDLL):
-    """A shared library whose functions have the types that abi/ lists."""
+    """A shared library with the function types that abi/ lists."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in _functions:
             return super().__getattr__(name)
         function = self[name]
         function.restype, function.argtypes = _signature(_functions[name])
-        setattr(self, name, function)  # last, for other threads find it from now on
+        setattr(self, name, function)  # last: now other threads can find it
         return function
 
 Int64Pointer = C.POINTER(C.c_int64)

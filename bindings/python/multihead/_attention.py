@@ -1,4 +1,4 @@
-"""Attention of arrays, and its plan."""
+"""Attention over arrays, and its plan."""
 from __future__ import annotations
 
 import ctypes as C
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Array = TypeVar("Array")
-"""The kind of the arrays: results are of the kind of q."""
+"""The kind of the arrays. Results have the kind of q."""
 
 @dataclass
 class AttentionOutputs:
-    """The outputs that were asked for besides o; None where one was not. Letters as in `attention`;
-    heads and rows are those chosen, all by default."""
+    """The requested outputs besides o; others are None. Letters as in `attention`; heads and rows are the selected
+    ones, by default all."""
 
     lse: Any = None
-    """[B,H,T] f32: log of the sum of exp of the scores, natural."""
+    """[B,H,T] f32: natural logarithm of the sum of exp(score)."""
     probabilities: Any = None
-    """[B,heads,rows,S] f32: the weights p; without a sink, rows sum to 1 or are 0."""
+    """[B,heads,rows,S] f32: the weights p. Without a sink, a row sums to 1 or is 0."""
     average_probabilities: Any = None
-    """[B,T,S] f32: their mean over all heads."""
+    """[B,T,S] f32: the mean weight over all heads."""
     scores: Any = None
     """[B,heads,rows,S] f32: scores at `score_stage`."""
     entropy: Any = None
@@ -37,19 +37,19 @@ class AttentionOutputs:
     largest_weight: Any = None
     """[B,H,T] f32: max_s p."""
     largest_key: Any = None
-    """[B,H,T] i64: the first key with it; -1 if all p are 0."""
+    """[B,H,T] i64: the first key of the largest p; -1 if all p are 0."""
     first_token: Any = None
     """[B,H,T] f32: p of key 0, or of key_begins[b]."""
     diagonal: Any = None
-    """[B,H,T] f32: p of key i = t + q_offset; 0 if outside."""
+    """[B,H,T] f32: p of key i = t + q_offset; 0 outside the sequence."""
     offset_mass: Any = None
     """[B,H,T,offsets] f32: p of key i + offsets[n]."""
     top_keys: Any = None
-    """[B,H,T,top] i64: the keys of largest p > 0, descending; -1 where there are fewer."""
+    """[B,H,T,top] i64: the keys with the largest p > 0, descending; padded with -1."""
     top_weights: Any = None
-    """[B,H,T,top] f32: their p. Computed with top_keys: ask for either."""
+    """[B,H,T,top] f32: p of top_keys. Requesting either computes both."""
     column_sums: Any = None
-    """[B,H,S] f32: sum_t p, what each key receives."""
+    """[B,H,S] f32: sum_t p, the weight that each key receives."""
 
 
 OUTPUTS = tuple(field.name for field in fields(AttentionOutputs))
@@ -57,7 +57,7 @@ _PAIRS = {"top_keys": "top_weights", "top_weights": "top_keys"}
 
 
 class _Request(NamedTuple):
-    """Which outputs, and of what; hashable."""
+    """The requested outputs and their options; hashable."""
 
     names: tuple[str, ...]
     heads: tuple[int, ...] | None
@@ -120,7 +120,7 @@ def _output_type(name: str) -> str:
 
 
 class _Forward:
-    """A forward call made ready. Slots: q, k, v, options, o, outputs."""
+    """A prepared forward call. Slots: q, k, v, options, o, outputs."""
 
     def __init__(self, key: Sequence[Any], o: _tensor.Layout | None, request: _Request | None,
                  given: Mapping[str, _tensor.Layout]) -> None:
@@ -147,7 +147,7 @@ class _Forward:
         wanted.flags = _abi.OUTPUT_FLAGS["dropped_probabilities"] * request.dropped
         for name in ("heads", "rows", "offsets"):
             if (numbers := getattr(request, name)) is not None:
-                # A list of none is one whose address is not NULL.
+                # A list without entries has an address that is not NULL.
                 setattr(wanted, name, (C.c_int64 * max(1, len(numbers)))(*numbers))
                 setattr(wanted, name + "_count", len(numbers))
         if "top_keys" in request.names and request.top < 1:
@@ -159,7 +159,7 @@ class _Forward:
             self.outputs.append((name, shape, code))
 
 
-# Without the declared types of arguments, which would be checked again at every call.
+# Declared argument types would be checked again at every call.
 _library_forward = library["mha_attention_forward"]
 
 
@@ -183,16 +183,15 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
               rows: Numbers | None = None, offsets: Numbers | None = None, top: int = 1,
               score_stage: str = "raw", dropped_probabilities: bool = False,
               context: Context | None = None, **options: Any) -> Any:
-    """Scaled dot-product attention, with everything that may be added to it.
+    """Scaled dot-product attention with all its variants.
 
     Letters: B batch, T queries and S keys of a sequence, H heads of queries, Hk heads of keys and
     values, D size of queries and keys, Dv of values; b h t s d count them, and hk = h / (H / Hk).
 
         q [B,H,T,D]     k [B,Hk,S,D]     v [B,Hk,S,Dv]     returns o [B,H,T,Dv]
 
-    float32, float16 or bfloat16 each, with any strides whose last axis is contiguous: a model's
-    [B,T,H,D] is `x.swapaxes(1, 2)`. Nothing is copied. H is a multiple of Hk. With i = t + q_offset,
-    the position of query t:
+    Each array is float32, float16 or bfloat16. The last axis must be contiguous, other strides are free: pass a model's
+    [B,T,H,D] as `x.swapaxes(1, 2)`. Nothing is copied. H must be a multiple of Hk. With i = t + q_offset:
 
         score = scale * sum_d q[b,h,t,d] (k[b,hk,s,d] + shaw_keys[clip(s-i),d])
         score = softcap * tanh(score / softcap)
@@ -203,20 +202,20 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
 
     Positions and lengths
         causal          s <= i
-        q_offset        position of query 0, one number or one per sequence; S - T: the queries are
-                        the last ones
+        q_offset        position of query 0, one number or one per sequence; S - T aligns the last query with the last
+                        key
         key_lengths     [B] whole numbers: s < key_lengths[b]
         key_begins      [B]: s >= key_begins[b], for batches padded on the left
         window          (left, right): i - left <= s <= i + right; -1: unlimited
-        sink_keys       number of first keys that the window does not hide
+        sink_keys       number of initial keys that the window does not hide
         global_keys, global_queries    bool, to [B,S] and [B,T]: exempt from the window
     Masks; True keeps a key
         keep_mask       bool, broadcasts to [B,H,T,S]
         query_documents, key_documents    int32, broadcast to [B,T] and [B,S]: equal numbers see
                         each other
         keep_blocks     bool, broadcasts to [B,H,rows,columns] of blocks of block_queries x block_keys
-        keep_callback   f(b, h, t, s) -> bool, broadcast to [len(t), len(s)], for arrays t [n,1] and
-                        s [m] of positions; called from several threads, any number of times
+        keep_callback   f(b, h, t, s) -> bool that broadcasts to [len(t), len(s)], for position arrays t [n,1] and s
+                        [m]; called from several threads, any number of times
     Terms of the score and the result
         scale           default 1 / sqrt(D)
         softcap         0: none
@@ -226,28 +225,28 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
         shaw_keys       float32 [2 n + 1, D], shaw_values [2 n + 1, Dv]: distances clipped to +-n
         sink_logits     float32 [H]
         gates           float32, broadcasts to [B,H]
-        dropout         probability that a p becomes 0; dropout_seed
-        first_head      dropout and keep_callback count heads from it: for heads that are divided
-    Ragged batches: B is 1, sequences lie one after the other
-        query_starts, key_starts    [sequences + 1]: where each begins, and where the last one ends
+        dropout         probability that a p becomes 0; dropout_seed selects the pattern
+        first_head      index of head 0 in dropout and keep_callback, for calls on a part of the heads
+    Ragged batches: B is 1, sequences are concatenated
+        query_starts, key_starts    [sequences + 1]: the start of each sequence, then the end of the last
     How
-        path            "auto", "tiled" or "plain"; strict: an error instead of another path
-        compute         "f32" or "bf16": the arithmetic of products
-        context         a `Context`; default: that of the thread
+        path            "auto", "tiled" or "plain"; strict: fail instead of using another path
+        compute         "f32" or "bf16": arithmetic of the matrix products
+        context         a `Context`; default: the thread's own
 
-    Lists of numbers stand for arrays in all of these. out: an array to write o to, of any of the
-    types; default: a new one of q's kind and type. outputs: names of `AttentionOutputs`, or
-    {name: array} to write to; then (o, AttentionOutputs) is returned. heads and rows choose what
-    probabilities and scores hold, score_stage ("raw", "capped", "biased") what scores are, offsets
-    and top belong to offset_mass and top_keys; dropped_probabilities: p after dropout.
+    Every option accepts a list in place of an array. `out` is an array to write o to, of any of the three types;
+    default: a new array of q's kind and type. `outputs` names fields of `AttentionOutputs`, or is {name: array} to
+    write to; the result is then (o, AttentionOutputs). `heads` and `rows` select the heads and rows of probabilities
+    and scores. `score_stage` is "raw", "capped" or "biased". `offsets` and `top` configure offset_mass and top_keys.
+    `dropped_probabilities` returns p after dropout.
 
-    A query that sees no key gives 0. Keys that a query does not see never affect its result, not
-    even NaN. Results have the same bits for any number of threads, batch and padding. The header
-    attention.h is the reference.
+    A query that sees no key gives 0. Keys that a query does not see never affect its result, even if they are NaN.
+    Results are bit-identical for every number of threads, batch size and padding. The header attention.h is the
+    reference.
 
-    Raises `InvalidArgument` or ValueError (shapes, strides, values, overlapping memory), `DTypeError`
-    or TypeError (element types, things that are not arrays), `Unsupported`, `OutOfMemory`; nothing
-    is written then. The GIL is released; any number of threads may call.
+    Raises `InvalidArgument` or ValueError (shapes, strides, values, overlapping memory), `DTypeError` or TypeError
+    (element types, arguments that are not arrays), `Unsupported`, `OutOfMemory`; nothing is written then. The call
+    releases the GIL; any number of threads may call it.
 
         >>> o = attention(q, k, v, causal=True)
         >>> o, extra = attention(q, k, v, outputs=("lse", "probabilities"), heads=[3])  # B, T, S = 2, 7, 9
@@ -295,38 +294,38 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What `attention` would do with the same arguments. str() is a readable table."""
+    """How `attention` would compute the same arguments. str() gives a readable table."""
 
     path: str
     """"tiled" or "plain"."""
     isa: str
     """The instruction set."""
     reason: str
-    """Why this path, one sentence."""
+    """One sentence on why this path was selected."""
     compute: str
-    """The arithmetic of products: "f32", "int8" or "bf16"."""
+    """Arithmetic of the matrix products: "f32", "int8" or "bf16"."""
     threads: int
-    """Threads of the context."""
+    """Number of threads of the context."""
     key_block: int
     """Keys per softmax step."""
     row_block: int
-    """Maximum number of query rows that pass over those keys together."""
+    """Maximum number of query rows that one pass over the keys serves."""
     work_items: int
-    """Items that the threads share; 1: too small to wake another thread."""
+    """Work items that the threads share; 1: too small to wake another thread."""
     visible_pairs: int
     """Query-key pairs over batch and heads that causal, lengths, window and sink_keys allow."""
     flops: float
-    """2 (D + Dv) visible_pairs, plus 2 D per pair for each further pass."""
+    """2 (D + Dv) visible_pairs, plus 2 D per pair for each additional pass."""
     bytes: float
-    """Of inputs and outputs, each counted once."""
+    """Bytes of inputs and outputs, each counted once."""
     scratch_bytes: int
-    """Of the context's scratch, all threads."""
+    """Scratch bytes of the context, over all threads."""
     keys_in_place: bool
-    """Keys and values are read where they are; otherwise blocks of them are packed."""
+    """True if keys and values are read in place; otherwise blocks are packed."""
     keys_shared: bool
-    """Work items are blocks of keys, because there are too few queries for all threads."""
+    """True if work items are blocks of keys, because there are too few queries for all threads."""
     one_block: bool
-    """The keys of a sequence are one block, and a strip of rows is finished in one go."""
+    """True if the keys of a sequence are one block, and one kernel call finishes a strip of rows."""
 
     def __str__(self) -> str:
         width = max(len(field.name) for field in fields(self))
@@ -346,7 +345,7 @@ def explain(q: Any, k: Any, v: Any, *, outputs: str | Sequence[str] = (),
             offsets: Numbers | None = None, top: int = 1, score_stage: str = "raw",
             dropped_probabilities: bool = False, context: Context | None = None,
             **options: Unpack[AttentionOptions]) -> AttentionPlan:
-    """What `attention` would do with the same arguments, with the same checks; nothing is computed.
+    """Check the arguments of `attention` and return the plan of the call without computing it.
 
     Returns an `AttentionPlan`. Raises what `attention` raises.
     """

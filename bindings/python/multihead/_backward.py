@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class AttentionGradients:
-    """Gradients, f32, each of the shape of its input; None where one was not asked for."""
+    """Gradients, f32, each with the shape of its input; None if not requested."""
 
     q: Any = None
     k: Any = None
@@ -39,7 +39,7 @@ GRADIENTS = tuple(field.name for field in fields(AttentionGradients))
 
 
 class _Backward:
-    """A backward call made ready. Slots: the inputs, options, gradients."""
+    """A prepared backward call. Slots: the inputs, options, gradients."""
 
     INPUTS = ("q", "k", "v", "o", "lse", "o_gradient")
 
@@ -84,8 +84,7 @@ def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any
                        average_probabilities_gradient: Any = None,
                        dropped_probabilities: bool = False, context: Context | None = None,
                        **options: Unpack[AttentionOptions]) -> AttentionGradients:
-    """The gradients of attention: of a loss with respect to the inputs, given o_gradient, that with
-    respect to o.
+    """The gradients of a loss with respect to the inputs of attention, given its gradient o_gradient with respect to o.
 
         o [B,H,T,Dv], lse [B,H,T]    from `attention(..., outputs="lse")` with the same options
         o_gradient [B,H,T,Dv]        last axis contiguous
@@ -93,15 +92,15 @@ def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any
         accumulate                   add to these arrays instead
         lse_gradient [B,H,T], probabilities_gradient [B,H,T,S],
         average_probabilities_gradient [B,T,S]
-                                     of a loss that depends on these outputs too, float32;
-                                     dropped_probabilities as in the call of `attention`
-        options                      those of the call of `attention`, dropout_seed too
+                                     float32, if the loss depends on these outputs too;
+                                 dropped_probabilities as in the call of `attention`
+        options                      those of the call of `attention`, including dropout_seed
 
-    Returns `AttentionGradients`: float32, of the shapes of the inputs; a broadcast bias gives a
-    gradient of its own shape. p is recomputed from lse, so nothing of size T x S is kept. The
-    formulas are in the header backward.h. There are none with compute="bf16".
+    Returns `AttentionGradients`: float32, with the shapes of the inputs; a broadcast bias has a gradient of its own
+    shape. p is recomputed from lse, so memory never holds a T x S array. The header backward.h has the formulas.
+    compute="bf16" is not supported.
 
-    Raises what `attention` raises, ValueError for the gradient of an input that is not given.
+    Raises the errors of `attention`, and ValueError for the gradient of an input that is not given.
 
         >>> o, extra = attention(q, k, v, causal=True, outputs="lse")
         >>> g = attention_backward(q, k, v, o, extra.lse, o_gradient, causal=True)

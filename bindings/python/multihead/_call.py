@@ -1,8 +1,7 @@
-"""Calls of attention: their options, and what is made ready for them.
+"""Calls of attention: options and prepared structs.
 
-A call has two parts. What depends on layouts and options only (structs, checks, shapes of results)
-is made ready once and kept for the thread; each call then writes addresses and a few numbers into
-it. So a call costs a few microseconds of Python.
+The structs, checks and result shapes of a call depend on layouts and options only. They are prepared once per thread;
+each call then writes addresses and a few numbers into them. A call therefore costs a few microseconds of Python.
 """
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ Numbers = Sequence[int] | np.ndarray[Any, Any]
 
 
 class AttentionOptions(TypedDict, total=False):
-    """What attention may do, by the names of `mha_attention_desc`; `attention` explains them."""
+    """The options of attention, by the names of `mha_attention_desc`; `attention` explains them."""
 
     causal: bool
     scale: float | None
@@ -61,33 +60,33 @@ class AttentionOptions(TypedDict, total=False):
     compute: str
 
 
-# ---- What the options are ------------------------------------------------------------------------
+# ---- Options -------------------------------------------------------------------------------------
 
 REAL = ("f32", "f16", "bf16")
-# The element types that each array may have; the first is that of numbers in a list.
+# The element types that each array may have. Lists become arrays of the first type.
 _ARRAYS: dict[str, tuple[str, ...]] = {
     "keep_mask": ("u8",), "bias": REAL, "global_keys": ("u8",), "global_queries": ("u8",),
     "query_documents": ("i32",), "key_documents": ("i32",), "keep_blocks": ("u8",),
     "alibi_slopes": ("f32",), "t5_table": ("f32",), "shaw_keys": ("f32",), "shaw_values": ("f32",),
     "sink_logits": ("f32",), "gates": ("f32",)}
 _LIST_TYPES = {"u8": np.bool_, "f32": np.float32, "i32": np.int32}
-# Sequences of whole numbers: how many there are, of `sequences` B.
+# Sequences of whole numbers: their length beyond B.
 _INT64S = {"key_lengths": 0, "key_begins": 0, "q_offsets": 0, "query_starts": 1, "key_starts": 1}
 _FLAGS = ("causal", "strict", "t5_one_sided")
 _NAMES = {"path": _abi.PATHS, "compute": _abi.COMPUTE}
 _INTEGERS = ("sink_keys", "block_queries", "block_keys", "t5_max_distance", "first_head")
 _REALS = ("softcap", "dropout")
-# Written at every call, so that a step or another seed needs nothing new.
+# Written at every call, so that a new offset or seed reuses the prepared call.
 _CHANGING = {"q_offset": C.c_int64, "dropout_seed": C.c_uint64}
 _LIMITS = {C.c_int64: (-(1 << 63), (1 << 63) - 1), C.c_uint64: (0, (1 << 64) - 1)}
-# What an option is when it is not given, where that is not None.
+# Defaults other than None.
 _DEFAULTS = {"causal": False, "q_offset": 0, "sink_keys": 0, "block_queries": 0, "block_keys": 0,
              "softcap": 0.0, "dropout": 0.0, "dropout_seed": 0, "first_head": 0, "t5_max_distance": 128,
              "t5_one_sided": False, "path": "auto", "strict": False, "compute": "f32"}
 
 
 def with_options(function: Function) -> Function:
-    """Give a function of **options a signature that lists them, for help() and completion."""
+    """Give a function with **options a signature that lists them, for help() and completion."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[:-1]
     for name, annotation in AttentionOptions.__annotations__.items():
@@ -98,7 +97,7 @@ def with_options(function: Function) -> Function:
     return function
 
 
-# Names that other libraries use, and the option that is meant.
+# Names that other libraries use, and the corresponding option.
 _MASK = "keep_mask (True keeps a key), or bias for numbers that are added"
 MEANT = {
     "attn_mask": _MASK, "attention_mask": _MASK, "mask": _MASK, "attn_bias": "bias", "position_bias": "bias",
@@ -111,7 +110,7 @@ MEANT = {
 
 def unknown_option(name: str, of: str = "attention", options: Iterable[str] = AttentionOptions.__annotations__,
                    meant: Mapping[str, str] = MEANT) -> TypeError:
-    """The error for an option that a function does not have."""
+    """The error for an unknown option."""
     near = difflib.get_close_matches(name, options, 1)
     guess = meant.get(name, near[0] if near else "")
     return TypeError(f"{name!r} is not an option of {of}" + (f"; did you mean {guess}?" if guess else ".")
@@ -119,7 +118,7 @@ def unknown_option(name: str, of: str = "attention", options: Iterable[str] = At
 
 
 def integer(value: Any, name: str, kind: Any = C.c_int64) -> int:
-    """A whole number that an error calls `name`, within the limits of a C type."""
+    """A whole number within the limits of a C type; `name` identifies it in errors."""
     try:
         number = value.__index__()
     except AttributeError:
@@ -138,7 +137,7 @@ def _real(value: Any, name: str) -> float:
 
 
 class _KeepCallback(Callbacks):
-    """A Python function as mha_keep_fn. A failure hides all keys."""
+    """A Python function as mha_keep_fn. If it fails, all keys are hidden."""
 
     def __init__(self, function: Keep) -> None:
         super().__init__()
@@ -161,8 +160,8 @@ class _KeepCallback(Callbacks):
 
 
 class Inputs:
-    """The arguments of one call, sorted: `key` is what its preparation depends on, `values` what
-    changes from call to call, in the order of its slots, and `alive` keeps memory valid."""
+    """The arguments of one call. Preparation depends on `key`; `values` change from call to call, in the order of the
+    slots; `alive` keeps memory valid."""
 
     __slots__ = ("key", "values", "alive", "callback")
 
@@ -218,7 +217,7 @@ class Inputs:
         self.values.append(_tensor.look(array, name)[1])
 
 
-# ---- Calls made ready ----------------------------------------------------------------------------
+# ---- Prepared calls ------------------------------------------------------------------------------
 
 
 def check_axes(name: str, ndim: int) -> None:
@@ -231,7 +230,7 @@ def check_axes(name: str, ndim: int) -> None:
 
 
 class Prepared:
-    """The structs of calls of one key; slots are where the values of a call go."""
+    """The structs of calls with one key. Each call writes its values to the slots."""
 
     def __init__(self) -> None:
         self.desc = _abi.AttentionDesc()
@@ -245,7 +244,7 @@ class Prepared:
 
     def add(self, name: str, layout: _tensor.Layout, types: tuple[str, ...],
             last: bool = False) -> _abi.Tensor:
-        """A tensor with a slot for its address; last: its last axis must be contiguous."""
+        """A tensor with a slot for its address. If `last`, the last axis must be contiguous."""
         tensor = _tensor.describe(layout, name)
         code = _tensor.code_of(layout, name)
         if code not in types:
@@ -265,7 +264,7 @@ class Prepared:
         self.slots.append(kind.from_buffer(self.desc, getattr(_abi.AttentionDesc, name).offset))
 
     def take(self, key: Sequence[tuple[str, Any]]) -> None:
-        """The options of a call, as Inputs.options() sorts them."""
+        """The options of a call, in the order of Inputs.options()."""
         desc, counts = self.desc, {}
         for name, value in key:
             if name in _ARRAYS:
@@ -294,7 +293,7 @@ class Prepared:
         self._check_counts(counts)
 
     def _check_counts(self, counts: dict[str, int]) -> None:
-        """The library reads as many numbers as there are sequences."""
+        """Check the lengths of sequences of numbers, which the library reads without their length."""
         if ("query_starts" in counts) != ("key_starts" in counts):
             raise ValueError("query_starts and key_starts belong together: give both")
         sequences = self.shape("q")[0]
@@ -313,21 +312,21 @@ class Prepared:
             check_axes(name, self.tensors[name].ndim)
 
 
-_MOST_CALLS = 256  # that a thread keeps; they take some 2 KiB each
+_MOST_CALLS = 256  # per thread, about 2 KiB each
 
 
 def prepared(key: tuple[Any, ...]) -> Any:
-    """The call of a key, taken out of the thread's, since a callback in it may make the same call;
-    None: there is none. finish() puts it back."""
+    """Take the prepared call of a key out of the thread's store, since its callback may make the same call; None if
+    there is none. finish() puts it back."""
     try:
         return thread.calls.pop(key, None)
-    except TypeError:  # something that cannot be hashed, which is an error found in preparing
+    except TypeError:  # not hashable: preparing the call reports the error
         return None
 
 
 def run(function: Callable[..., int], context: Context | None, inputs: Inputs,
         arguments: tuple[Any, ...]) -> int:
-    """Call the library; its status."""
+    """Call the library and return its status."""
     with chosen(context) as handle:
         if inputs.callback is None:
             return function(handle, *arguments)
@@ -336,7 +335,7 @@ def run(function: Callable[..., int], context: Context | None, inputs: Inputs,
 
 def finish(key: tuple[Any, ...], call: Any, inputs: Inputs, status: int,
            names: Mapping[str, str] = {}) -> None:  # noqa: B006, read only
-    """Keep a call for the next time, and raise what went wrong."""
+    """Store a call for reuse, and raise its errors."""
     calls = thread.calls
     if len(calls) >= _MOST_CALLS:
         calls.clear()

@@ -14,10 +14,10 @@ from ._library import check, default_context, library
 if TYPE_CHECKING:
     from ._model import Model
 
-# Type and scales of keys by their name here, which is that of `multihead generate --cache`.
+# Type and scales of keys, by the names of `multihead generate --cache`.
 _TYPES = {"f32": ("f32", "position"), "f16": ("f16", "position"), "bf16": ("bf16", "position"),
           "int8": ("i8", "position"), "int8-channel": ("i8", "channel")}
-_MOST_STEP = 512  # tokens of a prompt at a time
+_MOST_STEP = 512  # tokens per piece of a prompt
 
 
 class DecoderOptions(TypedDict, total=False):
@@ -46,19 +46,18 @@ def describe(type: str = "f32", page: int = 0, pages: int = 0, window: int = 0, 
 
 
 class Decoder:
-    """The caches of a model under way, of `batch` sequences with lengths of their own.
+    """The caches of a decoding model, for `batch` sequences of different lengths.
 
-        capacity   most tokens of a sequence; default: the model's positions
-        type       in which keys and values are kept: "f32", "f16", "bf16", "int8", "int8-channel"
-        page       positions of a page of the caches; 0: one page a sequence
-        pages      of each layer, for all sequences; 0: as many as they can hold
-        window     a token attends to so many last tokens, itself included; 0: all
-        sinks      and to so many first ones; default 4 with a window
-        streaming  positions count in the cache (StreamingLLM): a text may be longer than the model's
-                   positions
+        capacity   maximum tokens of a sequence; default: the model's positions
+        type       element type of the cache: "f32", "f16", "bf16", "int8", "int8-channel"
+        page       positions per page of the caches; 0: one page per sequence
+        pages      pages of each layer for all sequences; 0: enough for `capacity`
+        window     number of last tokens that a token attends to, including itself; 0: all
+        sinks      number of first tokens that it also attends to; default 4 with a window
+        streaming  count positions within the cache (StreamingLLM), so that a text may exceed the model's positions
 
-    Logits have the bits of the whole text at once, if type is "f32" and there is no window. Calls of
-    several threads wait for each other. docs/caches.md has what types and windows cost.
+    With type "f32" and no window, logits are bit-identical to one pass over the whole text. Calls from several threads
+    wait for each other. docs/caches.md lists the costs of types and windows.
     """
 
     def __init__(self, model: Model, *, batch: int = 1, capacity: int = 0, type: str = "f32",
@@ -84,20 +83,19 @@ class Decoder:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of tokens of each sequence."""
+        """The number of tokens in each sequence."""
         return [int(n) for n in library.mha_decoder_lengths(self._handle)[:self.batch]]
 
     @property
     def cache_bytes(self) -> int:
-        """What the caches take, in bytes; those not used yet are address space only."""
+        """The size of the caches in bytes. Unused bytes are address space only."""
         return int(library.mha_decoder_cache_bytes(self._handle))
 
     def step(self, tokens: Sequence[int] | Sequence[Sequence[int]] | np.ndarray[Any, Any],
              counts: Sequence[int] | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Process the next tokens of every sequence; the logits after them.
+        """Process the next tokens of every sequence and return their logits.
 
-            tokens  [n] of one sequence, or [batch,n]; of each row the first counts[b] are taken, the
-                    rest is padding
+            tokens  [n] for one sequence, or [batch,n]; row b has counts[b] tokens, then padding
             counts  [batch]; default: all
 
         Returns [n,V], or [batch,n,V]; rows of padding are meaningless.
@@ -131,7 +129,7 @@ class Decoder:
                 None if logits is None else C.byref(_tensor.tensor(logits))))
 
     def prefill(self, tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Process the tokens of one sequence, in pieces; the logits after the last, [V]."""
+        """Process the tokens of one sequence in pieces and return the logits of the last, [V]."""
         if np.ndim(tokens) != 1 or len(tokens) == 0:
             raise ValueError("tokens: at least one is expected, [n]")
         ids = self._ids(tokens)[0]
@@ -145,15 +143,15 @@ class Decoder:
         return last
 
     def truncate(self, length: int, sequence: int | None = None) -> None:
-        """Cut a sequence, or all that are longer, to its first tokens: a rejected draft, or with 0
-        all for a new text."""
+        """Truncate a sequence, or all longer ones, to its first tokens, for example after a rejected draft. Length 0
+        starts a new text."""
         with self._lock:
             check(library.mha_decoder_truncate(self._handle, length) if sequence is None else
                   library.mha_decoder_truncate_sequence(self._handle, sequence, length))
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Sequence `target` becomes the first tokens of `source`: a branch, or a shared prompt. Pages
-        are shared until one of both writes to them."""
+        """Replace sequence `target` by the first tokens of `source`: a branch, or a shared prompt. The two share pages
+        until one of them writes."""
         with self._lock:
             check(library.mha_decoder_fork(self._handle, source, target, length))
 

@@ -1,4 +1,4 @@
-"""What every head of a model does over texts: scores, chance levels and roles."""
+"""Scores, chance levels and roles of every head of a model over texts."""
 from __future__ import annotations
 
 import ctypes as C
@@ -27,7 +27,7 @@ class Measure:
     kind: str
     """share, plain, nats, tokens or correlation."""
     label: str
-    """What pages call it: "previous token"."""
+    """The name on pages: "previous token"."""
     source: str
     """"Clark 2019"; "ours"."""
 
@@ -59,7 +59,7 @@ class Role:
     """One line: "previous token 0.94, chance 0.06, 63 rows"."""
     meaning: str
     source: str
-    """Where the threshold comes from."""
+    """The source of the threshold."""
 
     def __str__(self) -> str:
         return self.name
@@ -67,11 +67,11 @@ class Role:
 
 @dataclass
 class HeadScores:
-    """The scores of all heads: `scores["induction"]` is [L,H], NaN for heads that a layer does not have
-    and where no row counted.
+    """The scores of all heads: `scores["induction"]` is [L,H]. It is NaN for heads that a layer does not have, and if
+    no row counted.
 
-    `random_duplicate`, `random_induction` and `random_induction_mean` are those on repeated random
-    tokens. chance(), corrected() and rows() have the shape of the values; roles[layer][head] is a list.
+    `random_duplicate`, `random_induction` and `random_induction_mean` are measured on repeated random tokens. chance(),
+    corrected() and rows() return [L,H]; roles[layer][head] is a list.
     """
 
     model: str
@@ -101,15 +101,15 @@ class HeadScores:
         return self._of(self.chances, name)  # type: ignore[no-any-return]
 
     def corrected(self, name: str) -> Doubles:
-        """(value - chance) / (1 - chance) of shares, else the value."""
+        """(value - chance) / (1 - chance) for shares, otherwise the value."""
         return self._of(self.corrections, name)  # type: ignore[no-any-return]
 
     def rows(self, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The number of rows that a score rests on."""
+        """The number of rows that the score averages."""
         return self._of(self.counts, name)  # type: ignore[no-any-return]
 
     def best(self, name: str, count: int = 10) -> list[tuple[int, int, float]]:
-        """The heads with the highest scores: (layer, head, value), the highest first."""
+        """The heads with the highest scores: (layer, head, value), descending."""
         values = self[name]
         order = np.argsort(-np.where(np.isnan(values), -np.inf, values), axis=None, kind="stable")
         places = [np.unravel_index(int(i), values.shape) for i in order[:count]]
@@ -117,7 +117,7 @@ class HeadScores:
                 if not np.isnan(values[a, b])]
 
     def table(self) -> list[dict[str, Any]]:
-        """One dict a head (for pandas.DataFrame): layer, head, roles, and every score by its name."""
+        """One dict per head (for pandas.DataFrame): layer, head, roles, and every score by its name."""
         return [{"layer": layer, "head": head, "roles": ", ".join(map(str, roles)),
                  **{name: float(values[layer, head]) for name, values in self.values.items()}}
                 for layer, heads in enumerate(self.roles) for head, roles in enumerate(heads)]

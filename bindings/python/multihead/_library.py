@@ -1,4 +1,4 @@
-"""The shared libraries, errors, and contexts: one for each thread, and those that a program makes."""
+"""The shared libraries, errors, and contexts: one per thread, and those that a program creates."""
 from __future__ import annotations
 
 import ctypes as C
@@ -19,9 +19,9 @@ from . import _abi
 
 
 class Error(Exception):
-    """A call of the library failed. str() is one line: what is wrong, where, and how to fix it.
+    """A call of the library failed. str() is one line that names the wrong value, its place and the remedy.
 
-    Every error is also of the built-in class that Python programmers expect: `InvalidArgument` is a
+    Every error is also an instance of the usual built-in class: `InvalidArgument` is a
     ValueError, `DTypeError` a TypeError, `FileError` an OSError, `OutOfMemory` a MemoryError,
     `Unsupported` a NotImplementedError, `CallbackError` a RuntimeError.
     """
@@ -35,11 +35,11 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError):
-    """A value, shape, stride, number or text that does not fit, or memory that overlaps."""
+    """A value, shape, stride, number or text is invalid, or memory overlaps."""
 
 
 class DTypeError(Error, TypeError):
-    """An array of an element type that is not the expected one."""
+    """An array has an unexpected element type."""
 
 
 class FileError(Error, OSError):
@@ -47,7 +47,7 @@ class FileError(Error, OSError):
 
 
 class OutOfMemory(Error, MemoryError):
-    """No memory is left; nothing was changed."""
+    """Memory is exhausted; nothing was changed."""
 
 
 class Unsupported(Error, NotImplementedError):
@@ -59,7 +59,7 @@ class CallbackError(Error, RuntimeError):
 
 
 for _class in (Error, InvalidArgument, DTypeError, FileError, OutOfMemory, Unsupported, CallbackError):
-    _class.__module__ = "multihead"  # where a program has them from
+    _class.__module__ = "multihead"  # the source of these names
 
 _CLASSES: dict[int, type[Error]] = {
     _abi.STATUS["err_dtype"]: DTypeError,
@@ -72,8 +72,8 @@ _CLASSES: dict[int, type[Error]] = {
 
 
 def check(status: int, names: Mapping[str, str] = {}) -> None:  # noqa: B006, read only
-    """Raise the error of a status that is not 0, with the library's line of detail; names: what the caller
-    knows an argument of the library as."""
+    """Raise the error of a status other than 0, with the library's details. `names` maps the library's argument names
+    to the caller's."""
     if status:
         detail = library.mha_error_detail().decode(errors="replace")
         for theirs, ours in names.items():
@@ -83,11 +83,11 @@ def check(status: int, names: Mapping[str, str] = {}) -> None:  # noqa: B006, re
 
 # ---- Libraries -----------------------------------------------------------------------------------
 
-_SONAME_VERSION = 0  # of the interface that abi/ lists
+_SONAME_VERSION = 0  # of the interface in abi/
 
 
 def _find(folder: str, *patterns: str) -> str:
-    """A built file: in $MHA_LIBRARY_DIR, or in a folder of the installed package."""
+    """A built file, in $MHA_LIBRARY_DIR or in a folder of the installed package."""
     build = os.environ.get("MHA_LIBRARY_DIR")
     folders = [pathlib.Path(build)] if build else [
         pathlib.Path(path) / folder for path in sys.modules[__package__ or "multihead"].__path__]
@@ -106,7 +106,7 @@ def program() -> str:
     except ImportError:
         found = shutil.which("multihead")
         if found is None or os.path.realpath(found) == os.path.realpath(sys.argv[0]):
-            raise  # none, or the command that is looking for it
+            raise  # none, or the command that searches for it
         return found
 
 
@@ -125,7 +125,7 @@ def _open(name: str) -> _abi.Library:
 
 
 def file_name(path: str | os.PathLike[str]) -> bytes:
-    """A path as the library takes it."""
+    """A path in the form that the library takes."""
     name = os.fsencode(path)
     if b"\0" in name:
         raise ValueError(f"{os.fspath(path)!r} has a NUL, which the name of a file cannot have")
@@ -133,8 +133,8 @@ def file_name(path: str | os.PathLike[str]) -> bytes:
 
 
 def font() -> str | None:
-    """The font that the package carries, for pictures on systems without DejaVu Sans; None if
-    MHA_FONT of the environment names one, or the package has none."""
+    """The packaged font, for pictures on systems without DejaVu Sans; None if the environment variable MHA_FONT names a
+    font, or the package has none."""
     try:
         return None if os.environ.get("MHA_FONT") else _find("fonts", "*.ttf")
     except ImportError:
@@ -162,7 +162,7 @@ def _companion(name: str) -> _abi.Library:
 
 
 def model_library() -> _abi.Library:
-    """libmultihead-model, loaded when it is first needed."""
+    """libmultihead-model, loaded lazily."""
     return _companion("multihead-model")
 
 
@@ -175,12 +175,12 @@ def render_library() -> _abi.Library:
 
 
 def name_of(values: dict[str, int], value: int) -> str:
-    """The name of a value of an enumeration of _abi."""
+    """The name of an enumeration's value."""
     return next(name for name, number in values.items() if number == value)
 
 
 def value_of(values: dict[str, int], name: object, what: str) -> int:
-    """The value of a name; anything else raises a ValueError that lists the names."""
+    """The value of a name. Raises ValueError with the valid names for any other."""
     if not isinstance(name, str) or name not in values:
         raise ValueError(f"{what}: {name!r} is not one of {', '.join(map(repr, values))}")
     return values[name]
@@ -189,20 +189,18 @@ def value_of(values: dict[str, int], name: object, what: str) -> int:
 class Context:
     """Threads, scratch memory and instruction set of calls.
 
-    Every thread has one of its own, made at its first call; make another to choose the instruction
-    set or the number of threads for some calls: `attention(q, k, v, context=Context(threads=1))`.
-    Results have the same bits with any number of threads.
+    Each thread has its own context, created at its first call. Create another to set the instruction set or the number
+    of threads of a call: `attention(q, k, v, context=Context(threads=1))`. Results are bit-identical for every number
+    of threads.
 
-        threads  number of threads; 0: MHA_THREADS of the environment, else as many as the process
-                 may run on
-        isa      "auto", "portable", "neon", "avx2" or "avx512"; auto is the best available, within
-                 MHA_ISA of the environment
+        threads  number of threads; 0: the environment variable MHA_THREADS, else the number of processors that the
+                 process may use
+        isa      "auto", "portable", "neon", "avx2" or "avx512"; auto is the best available, limited by the environment
+                 variable MHA_ISA
 
-    Several threads may use one context; their calls then wait for each other. A context works after
-    a fork.
+    Several threads may share a context; their calls then wait for each other. A context remains usable after a fork.
 
-    Raises ValueError for a bad number or name, `Unsupported` if this machine lacks the instruction
-    set, `OutOfMemory`.
+    Raises ValueError (number or name), `Unsupported` (instruction set not available on this machine), `OutOfMemory`.
     """
 
     def __init__(self, threads: int = 0, isa: str = "auto") -> None:
@@ -255,17 +253,17 @@ class Context:
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 _default_threads = 0
-_generation = 0  # of the default: a thread's context of an older one is replaced
+_generation = 0  # counts changes of the default; contexts from before are replaced
 
 
 class _Thread(threading.local):
-    """What a thread has for itself: its context, and calls made ready (_attention.py)."""
+    """The thread's own context and prepared calls (_call.py)."""
 
     def __init__(self) -> None:
         self.context: Context | None = None
         self.generation = -1
         self.calls: dict[Any, Any] = {}
-        self.served: tuple[int, ...] = ()  # threads whose call waits for the callback that runs here
+        self.served: tuple[int, ...] = ()  # threads whose call waits for the callback running here
 
 
 thread = _Thread()
@@ -278,16 +276,16 @@ def _count(threads: int) -> int:
 
 
 def set_threads(threads: int) -> None:
-    """The number of threads of calls without a context of their own, in every thread of the process;
-    0: MHA_THREADS of the environment, else as many as the process may run on. A program that itself
-    runs on all processors wants 1."""
+    """Set the number of threads of calls without a context, in every thread of the process. 0: the environment variable
+    MHA_THREADS, else the number of processors that the process may use. Use 1 in a program that itself keeps all
+    processors busy."""
     global _default_threads, _generation
     _default_threads = _count(threads)
     _generation += 1
 
 
 def get_threads() -> int:
-    """The number of threads of calls without a context of their own."""
+    """The number of threads of calls without a context."""
     return default_context().threads
 
 
@@ -301,7 +299,7 @@ def default_context() -> Context:
 
 
 def chosen(context: Context | None) -> Context:
-    """The context that a call was given, or the thread's."""
+    """The context passed to a call, or the thread's."""
     if context is None:
         return default_context()
     if not isinstance(context, Context):
@@ -313,15 +311,15 @@ def chosen(context: Context | None) -> Context:
 
 
 class Callbacks:
-    """Python functions that a call of the library calls, from several threads. What the first one to
-    fail raises is kept, and raise_error() raises it after the call."""
+    """Python callbacks of a library call, from several threads. raise_error() raises the first exception after the
+    call."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self._served = (threading.get_ident(), *thread.served)
 
     def guarded(self, compute: Callable[[], Any], fallback: Callable[[], Any]) -> None:
-        """Run compute(); fallback() in its place after a failure."""
+        """Run compute(), or fallback() after a failure."""
         before = thread.served
         try:
             thread.served = self._served
@@ -335,8 +333,8 @@ class Callbacks:
             fallback()
 
     def call(self, function: Callable[..., int], *arguments: Any) -> int:
-        """Call the library. Ctrl+C in the meantime counts as a failure of a callback: raised between
-        two lines of one it would be lost, since no Python calls it."""
+        """Call the library. Ctrl+C during the call is stored as a failure of a callback. Raised inside a callback, it
+        would be lost, since its caller is C."""
         handler = signal.getsignal(signal.SIGINT)
         if not callable(handler) or threading.current_thread() is not threading.main_thread():
             return function(*arguments)
@@ -365,8 +363,8 @@ def isa_available(isa: str) -> bool:
 
 
 def _after_fork() -> None:
-    """In the child no thread but this one exists. A context in whose call another one was cannot be
-    used any more, nor freed; the others work."""
+    """Only this thread exists in the child. A context that another thread was using is lost: it can be neither used nor
+    freed. The others work."""
     for context in list(_contexts):
         if context._lock.locked():
             context.handle = C.c_void_p()

@@ -18,7 +18,7 @@ FeatureMapGradient = Callable[[Any, Any], Any]
 
 
 class LinearAttentionState(NamedTuple):
-    """What linear attention keeps of all keys so far, float32; its size does not depend on them."""
+    """The running state of linear attention, float32; its size does not depend on the number of keys."""
 
     s: Any
     """[B,Hk,F,Dv]: sum_s phi(k[s]) v[s]^T."""
@@ -28,7 +28,7 @@ class LinearAttentionState(NamedTuple):
 
 @dataclass
 class LinearAttentionGradients:
-    """Gradients, f32, each of the shape of its input; None where one was not asked for."""
+    """Gradients, f32, each with the shape of its input; None if not requested."""
 
     q: Any = None
     k: Any = None
@@ -45,7 +45,7 @@ def _rows(address: int, count: int, width: int) -> Any:
 
 
 class _FeatureMaps(Callbacks):
-    """Python functions as those of the library. A failure gives features and gradients of 0."""
+    """Python functions as the library's callbacks. After a failure features and gradients are 0."""
 
     def __init__(self, forward: FeatureMap | None, backward: FeatureMapGradient | None) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def _address(function: Any) -> int | None:
 
 
 class _Call:
-    """The descriptor of a call and what it borrows."""
+    """The descriptor of a call and the memory that it borrows."""
 
     def __init__(self, q: Any, k: Any, v: Any, causal: bool, q_offset: Any, key_lengths: Any,
                  state: Any, query_starts: Any, key_starts: Any, callbacks: _FeatureMaps,
@@ -144,29 +144,28 @@ def linear_attention(q: Any, k: Any, v: Any, *, causal: bool = False, q_offset: 
                      return_state: bool | Sequence[Any] = False, query_starts: Numbers | None = None,
                      key_starts: Numbers | None = None, feature_map: FeatureMap | None = None,
                      feature_dim: int = 0, out: Any = None, context: Context | None = None) -> Any:
-    """Linear attention with a positive feature map (Katharopoulos et al. 2020): all keys fold into a
-    matrix and a vector, so that time is O((T + S) F Dv) and memory does not depend on T or S.
+    """Linear attention with a positive feature map (Katharopoulos et al. 2020): a matrix and a vector summarise all
+    keys, so time is O((T + S) F Dv) and memory does not depend on T or S.
 
         s = sum_s phi(k[s]) v[s]^T      z = sum_s phi(k[s])      o[t] = phi(q[t]) s / (phi(q[t]) . z)
 
-    over the keys that query t sees. Letters, shapes and types of q, k, v and o as in `attention`; F is
-    the number of features. phi(x) = elu(x) + 1 by default, with F = D.
+    over the keys that query t sees. Letters, shapes and types of q, k, v and o are those of `attention`; F is the
+    number of features. By default phi(x) = elu(x) + 1 and F = D.
 
         causal, q_offset            key s is visible if s <= t + q_offset
         key_lengths                 [B]: s < key_lengths[b]
-        state                       (s [B,Hk,F,Dv], z [B,Hk,F]), float32, of keys before these, which
-                                    every query sees
-        return_state                True: return (o, LinearAttentionState); a pair of arrays: write the
-                                    state there, which may be those of `state`
+        state                       (s [B,Hk,F,Dv], z [B,Hk,F]), float32, of earlier keys, which every query sees
+        return_state                True: return (o, LinearAttentionState); a pair of arrays: write the state there.
+                                    They may be the arrays of `state`
         query_starts, key_starts    ragged batches, as in `attention`
         feature_map                 f(rows [n,D]) -> [n, feature_dim], not negative; called from several
                                     threads
         out, context                as in `attention`
 
-    A sequence may be cut into calls anywhere, each with the state of the one before, and every bit is
-    the same. A step of decoding is a causal call with T = S = 1.
+    A sequence may be split into calls anywhere, each with the state of the previous call; the result is bit-identical.
+    A decoding step is a causal call with T = S = 1.
 
-    Raises what `attention` raises, and what feature_map raises.
+    Raises the errors of `attention` and of feature_map.
 
         >>> o = linear_attention(q, k, v, causal=True)
         >>> o, state = linear_attention(q, k, v, return_state=True)
@@ -207,14 +206,14 @@ def linear_attention_backward(
         key_starts: Numbers | None = None, feature_map: FeatureMap | None = None,
         feature_map_gradient: FeatureMapGradient | None = None, feature_dim: int = 0,
         context: Context | None = None) -> LinearAttentionGradients:
-    """The gradients of linear attention, given o_gradient [B,H,T,Dv]; o is computed again.
+    """The gradients of linear attention, given o_gradient [B,H,T,Dv]; o is recomputed.
 
-    wanted, accumulate and context are those of `attention_backward` for the fields of
-    `LinearAttentionGradients`; state_s and state_z are those of the initial state. The other
-    arguments are those of the call of `linear_attention`. A feature_map needs
-    feature_map_gradient: f(rows [n,D], feature_gradients [n,F]) -> row gradients [n,D].
+    wanted, accumulate and context work as in `attention_backward`, with the fields of `LinearAttentionGradients`;
+    state_s and state_z are the gradients of the initial state. The other arguments are those of the call of
+    `linear_attention`. A feature_map needs feature_map_gradient: f(rows [n,D], feature_gradients [n,F]) -> row
+    gradients [n,D].
 
-    Returns `LinearAttentionGradients`, float32. Raises what `attention_backward` raises.
+    Returns `LinearAttentionGradients`, float32. Raises the errors of `attention_backward`.
 
         >>> g = linear_attention_backward(q, k, v, o_gradient, causal=True)
         >>> g.k.shape == k.shape

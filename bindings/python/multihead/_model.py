@@ -1,4 +1,4 @@
-"""Models from Hugging Face folders and GGUF files: what their heads attend to, and what they say."""
+"""Models from Hugging Face folders and GGUF files: attention maps, predictions, generation."""
 from __future__ import annotations
 
 import ctypes as C
@@ -29,22 +29,21 @@ _MEANT = {"max_new_tokens": "max_tokens", "max_length": "max_tokens", "do_sample
 
 @dataclass(repr=False)
 class ModelAttention:
-    """Attention of a model over a text. Each output is a list with an array for every layer that was
-    asked for, of the heads that the layer has; None where it was not asked for. T tokens, H heads,
-    Hk key/value heads of sizes D and Dv.
+    """Attention of a model over a text. Each requested output is a list with one array per selected layer, with that
+    layer's heads; others are None. T tokens, H heads, Hk key/value heads of sizes D and Dv.
 
-    `attention[layer, head]` is one map, [T,T]; `stack()` all of them, if layers have as many heads.
+    `attention[layer, head]` is one map, [T,T]. `stack()` returns all maps if every layer has the same number of heads.
     """
 
     tokens: Tokens
     layers: list[int]
-    """Numbers of the layers, from 0."""
+    """Indices of the layers, from 0."""
     probabilities: list[Floats] | None = None
-    """[H,T,T] weights: row t is what token t attends to; rows sum to 1."""
+    """[H,T,T] weights: row t holds the weights of token t and sums to 1."""
     average_probabilities: list[Floats] | None = None
-    """[T,T] their mean over the heads of a layer."""
+    """[T,T] the mean weights over the heads of a layer."""
     q: list[Floats] | None = None
-    """[H,T,D] queries, as attention reads them: rotated and normalised."""
+    """[H,T,D] queries after rotation and normalisation."""
     k: list[Floats] | None = None
     """[Hk,T,D] keys likewise."""
     v: list[Floats] | None = None
@@ -52,11 +51,11 @@ class ModelAttention:
     heads: list[Floats] | None = None
     """[H,T,Dv] the heads' outputs, which W_o mixes."""
     lse: list[Floats] | None = None
-    """[H,T] log of the sum of exp of the scores."""
+    """[H,T] natural logarithm of the sum of exp(score)."""
     model: str = ""
     """The name of the model."""
     scales: list[float] | None = None
-    """Of each layer, what q . k is multiplied by to be a score."""
+    """The factor of q . k in the scores, per layer."""
 
     def __repr__(self) -> str:
         given = ", ".join(name for name in OUTPUTS if getattr(self, name) is not None)
@@ -79,7 +78,7 @@ class ModelAttention:
         return map_
 
     def _repr_html_(self) -> str:
-        """In a notebook: what `multihead.head_view` draws of it."""
+        """The display in a notebook: `multihead.head_view`."""
         from ._views import head_view
 
         return head_view(self, html_action="return").data
@@ -96,16 +95,16 @@ class ModelAttention:
 class Model:
     """A transformer and its tokenizer.
 
-        path     a Hugging Face folder (config.json, model.safetensors, tokenizer.json or vocab.txt), a
-                 GGUF file, or what 'multihead train -o' saved; docs/model-folders.md lists the families
-        compute  arithmetic of linear layers: "f32"; "int8" of weights that are stored in blocks, or
-                 "bf16": faster, less accurate
+        path     a Hugging Face folder (config.json, model.safetensors, tokenizer.json or vocab.txt), a GGUF file, or a
+                 folder saved by 'multihead train -o'; docs/model-folders.md lists the families
+        compute  arithmetic of linear layers: "f32"; "int8" (for weights stored in blocks) or "bf16" are faster and less
+                 accurate
 
-    Weights stay in their files, which are mapped, in the type that they have there. A model does not
-    change, so any number of threads may use one.
+    Weights are mapped from their files and keep their element type. A model is immutable, so any number of threads may
+    share it.
 
-    Raises `FileError` (nothing is there), ValueError (malformed), `Unsupported` (a family or a
-    setting that is not done; the message names it), `OutOfMemory`.
+    Raises `FileError` (no such file), ValueError (malformed), `Unsupported` (a family or setting that is not
+    implemented; the message names it), `OutOfMemory`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, compute: str = "f32") -> None:
@@ -138,7 +137,7 @@ class Model:
     def __reduce__(self) -> Any:
         raise TypeError("a model belongs to its process: open its path in the other process")
 
-    # ---- What it is ------------------------------------------------------------------------------
+    # ---- Properties ------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -158,7 +157,7 @@ class Model:
 
     @property
     def num_heads(self) -> int:
-        """The number of query heads of a layer, H; of a pruned model the largest."""
+        """The number of query heads of a layer, H; in a pruned model the largest."""
         return int(self._info.heads)
 
     @property
@@ -185,17 +184,17 @@ class Model:
 
     @property
     def max_positions(self) -> int:
-        """The most tokens of a text."""
+        """The maximum number of tokens in a text."""
         return int(self._info.max_positions)
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens that it knows."""
+        """The size of the vocabulary, V."""
         return int(self._info.vocab_size)
 
     @property
     def end_tokens(self) -> list[int]:
-        """The tokens that end a text: all that the model's files name (`mha_model_end_tokens`)."""
+        """The tokens that end a text, according to the model's files (`mha_model_end_tokens`)."""
         return list(self._ends)
 
     @property
@@ -205,12 +204,12 @@ class Model:
 
     @property
     def causal(self) -> bool:
-        """True for a decoder: a token sees itself and earlier ones."""
+        """True for a decoder: a token attends to itself and earlier tokens."""
         return self._has("causal")
 
     @property
     def predicts(self) -> bool:
-        """True if it predicts the next token, so that `generate` and `logits` work."""
+        """True if the model predicts the next token: `generate` and `logits` work."""
         return self.causal and not self._has("no_output") and not self._has("cross")
 
     def _has(self, flag: str) -> bool:
@@ -220,10 +219,10 @@ class Model:
 
     def tokenize(self, text: str, pair: str | None = None, *, max_tokens: int | None = None,
                  truncate: bool = False) -> Tokens:
-        """The tokens of a text, or of a text and its pair, with the model's special ones.
+        """The tokens of a text, or of a text and its pair, with the model's special tokens.
 
-            max_tokens  the most; default `max_positions`
-            truncate    cut longer texts; otherwise they are a ValueError
+            max_tokens  maximum number of tokens; default `max_positions`
+            truncate    truncate longer texts instead of raising ValueError
         """
         return read(self._handle, text, pair, *self._limit(max_tokens, truncate))
 
@@ -234,8 +233,7 @@ class Model:
         return [most, *["truncate"] * truncate]
 
     def detokenize(self, ids: Iterable[int]) -> str:
-        """The text that tokens stand for, without special ones. A word of WordPiece is not separated
-        from the one before it."""
+        """The text of tokens, without special tokens. WordPiece words are joined without a space."""
         writer = Writer(self._handle)
         return "".join([writer.add(self._token(i)) for i in ids]) + writer.end()
 
@@ -255,7 +253,7 @@ class Model:
             return text
         given = np.asarray(text)
         if given.ndim == 2 and len(given) == 1:
-            given = given[0]  # a batch of one, as tokenizers of transformers give it
+            given = given[0]  # a batch of one, as the tokenizers of transformers return
         if given.ndim != 1:
             raise ValueError(f"token ids of one text are expected, [T], not {list(given.shape)}: pass the "
                              "texts one by one")
@@ -283,19 +281,19 @@ class Model:
                                                   C.byref(outputs)))
         del keep
 
-    # ---- What it computes ------------------------------------------------------------------------
+    # ---- Attention and logits ------------------------------------------------------------------------
 
     def attention(self, text: str | Sequence[int] | Tokens, pair: str | None = None, *,
                   layers: Sequence[int] | None = None, outputs: str | Sequence[str] = "probabilities",
                   max_tokens: int | None = None, truncate: bool = False,
                   context: Context | None = None) -> ModelAttention:
-        """What every head attends to in a text.
+        """The attention of every head in a text.
 
             text     a text, its `Tokens`, or token ids
-            pair     a second text, for models that know one (BERT)
-            layers   which, counted from 0; default: all
-            outputs  of probabilities, average_probabilities, q, k, v, heads, lse; `ModelAttention`
-                     explains them. The first takes 4 H T T bytes a layer
+            pair     a second text, for models trained on pairs (BERT)
+            layers   indices from 0; default: all
+            outputs  any of probabilities, average_probabilities, q, k, v, heads, lse; `ModelAttention` explains them.
+                     probabilities takes 4 H T T bytes per layer
         """
         names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
         for name in names:
@@ -345,7 +343,7 @@ class Model:
 
     def hidden_states(self, text: str | Sequence[int] | Tokens, pair: str | None = None, *,
                       context: Context | None = None) -> Floats:
-        """The residual stream: [L + 1,T,E], x_0 .. x_L, before a final norm."""
+        """The residual stream [L + 1,T,E]: x_0 .. x_L, before the final norm."""
         tokens = self._tokens(text, pair, None, False)
         states = np.zeros((self.layers + 1, len(tokens), self.hidden_size), np.float32)
         keep = [_tensor.pointer(states[n:n + 1]) for n in range(self.layers + 1)]
@@ -355,7 +353,8 @@ class Model:
         return states
 
     def _gates(self, without: Iterable[str | tuple[int, int]]) -> Floats | None:
-        """[layers, heads], 0 for each of "L16H0", "16.0" or (16, 0); None for all heads."""
+        """[layers, heads], 0 at each head of `without`, given as "L16H0", "16.0" or (16, 0). None if no head is
+        named."""
         gates = np.ones((self.layers, self.num_heads), np.float32)
         for name in [without] if isinstance(without, str) else without:
             match = re.fullmatch(r"L(\d+)H(\d+)|(\d+)\.(\d+)", name, re.I) if isinstance(name, str) else None
@@ -371,9 +370,9 @@ class Model:
 
     def logits(self, text: str | Sequence[int] | Tokens, *, without: Iterable[str | tuple[int, int]] = (),
                context: Context | None = None) -> Floats:
-        """What the model predicts at each token: [T,V]. Row t is about token t + 1.
+        """The model's logits at each token: [T,V]. Row t predicts token t + 1.
 
-            without  heads whose output is 0: "L16H0", or (16, 0); one or several
+            without  heads whose output becomes 0: "L16H0", or (16, 0); one or several
         """
         self._must_predict()
         tokens = self._tokens(text, None, None, False)
@@ -392,21 +391,21 @@ class Model:
     def heads(self, texts: str | Iterable[str], *, random: int = 10, max_tokens: int | None = None,
               truncate: bool = False, without: Iterable[str | tuple[int, int]] = (),
               context: Context | None = None) -> HeadScores:
-        """Measure what every head does over texts, as `multihead heads` does, with its numbers.
+        """Score every head over texts. The numbers are those of `multihead heads`.
 
             texts   one text or several; may be empty if random is not 0
-            random  sequences of repeated random tokens, which show induction heads (Olsson et al.
-                    2022) and duplicate-token heads
-            without heads whose output is 0 meanwhile, as for `logits`: what later heads lose
+            random  number of sequences of repeated random tokens, which detect induction heads (Olsson et al. 2022) and
+                    duplicate-token heads
+            without heads whose output becomes 0, as for `logits`; the scores of later heads show the effect
 
-        Each score comes with its chance level and the number of rows that it rests on.
+        Each score has a chance level and the number of rows that it averages.
         """
         several = [texts] if isinstance(texts, str) else list(texts)
         limit, *flags = self._limit(max_tokens, truncate)
         return measure_heads(self, several, integer(random, "random"), limit, flags, context or default_context(),
                              self._gates(without))
 
-    # ---- What it says ----------------------------------------------------------------------------
+    # ---- Generation ----------------------------------------------------------------------------
 
     def _must_predict(self) -> None:
         if not self.predicts:
@@ -414,15 +413,14 @@ class Model:
                               "decoder of an encoder-decoder, or saved without its output layer)", _abi.STATUS["err_unsupported"])
 
     def decoder(self, **options: Any) -> Decoder:
-        """A decoder with caches of keys and values, to go through texts token by token; the options
-        are those of `Decoder`."""
+        """A decoder with key/value caches, for processing texts token by token. The options are those of `Decoder`."""
         self._must_predict()
         return Decoder(self, **options)
 
     def stream(self, prompt: str | Sequence[int] = "", *, max_tokens: int = 64,
                temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
                seed: int = 0, stop: str | Sequence[str] = (), **cache: Any) -> Iterator[str]:
-        """`generate`, piece by piece as the text comes."""
+        """`generate`, yielding each piece of text as soon as it is complete."""
         self._must_predict()
         for name in cache:
             if name not in _CACHE:
@@ -447,20 +445,20 @@ class Model:
     def generate(self, prompt: str | Sequence[int] = "", *, max_tokens: int = 64,
                  temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
                  seed: int = 0, stop: str | Sequence[str] = (), **cache: Any) -> str:
-        """Continue a text; what follows the prompt is returned. The same tokens as `multihead generate`.
+        """Continue a text and return the continuation. Generates the same tokens as `multihead generate`.
 
             prompt       a text or token ids; "": from the beginning-of-text token
-            max_tokens   new tokens at most
+            max_tokens   maximum number of new tokens
             temperature  0: the most likely token each time; else softmax(logits / temperature)
-            top_k        sample from the most likely tokens only; 0: all
-            top_p        from the most likely whose probabilities add up to this
-            min_p        from those at least so many times as likely as the first
-            seed         of the sampling
-            stop         end before this text, or before one of these
-            cache        keys and values: type="f32", "f16", "bf16" or "int8", page=16, window=1024,
-                         sinks=4, streaming=True, ... as in `Decoder`
+            top_k        sample from the top_k most likely tokens only; 0: all
+            top_p        sample from the most likely tokens whose probabilities add up to top_p
+            min_p        sample from tokens with at least min_p times the highest probability
+            seed         seed of the sampling
+            stop         end before this text, or before any of several
+            cache        options of `Decoder`: type="f32", "f16", "bf16" or "int8", page=16, window=1024, sinks=4,
+                         streaming=True, ...
 
-        It ends at one of `end_tokens`, before a stop text, or when no position is left.
+        Generation ends at one of `end_tokens`, before a stop text, or when the model's positions are used up.
         """
         return "".join(self.stream(prompt, max_tokens=max_tokens, temperature=temperature,
                                    top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop,

@@ -1,7 +1,7 @@
-"""Arrays as the library takes them: NumPy's, torch's and those of any DLPack producer, not copied.
+"""Arrays of NumPy, torch and any DLPack producer, passed to the library without a copy.
 
-An array is described by a layout, which is hashable (element type, shape, strides), and by the
-address of its first element. Calls are made ready for layouts and get addresses (_attention.py).
+An array is a hashable layout (element type, shape, strides) and the address of its first element. Calls are prepared
+per layout and then receive addresses (_call.py).
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from ._abi import DTYPES, MAX_DIMS, Tensor
 
-# How to convert what is not supported, by the name of its element type.
+# Conversions of unsupported element types, by name.
 _ADVICE = {"float64": "float32", "longdouble": "float32", "int64": "int32", "uint16": "int32",
            "uint32": "int32", "uint64": "int64", "int16": "int32", "complex64": "float32",
            "complex128": "float32"}
@@ -25,12 +25,11 @@ _READABLE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "u8": "bool
 
 
 Layout = tuple[Any, tuple[int, ...], tuple[int, ...]]
-"""An array without its contents: element type, shape, and strides, in bytes in NumPy, else in
-elements."""
+"""An array without its contents: element type, shape and strides. NumPy counts strides in bytes, others in elements."""
 
 
 class Kind(NamedTuple):
-    """A kind of arrays: how to look at one, and how to make one."""
+    """A kind of arrays: how to inspect one, and how to create one."""
 
     look: Callable[[Any, str], tuple[Layout, int]]
     empty: Callable[[tuple[int, ...], str], Any]
@@ -41,14 +40,14 @@ class Kind(NamedTuple):
 
 
 def numbers(address: int | None, count: int, dtype: Any) -> np.ndarray[Any, Any]:
-    """A copy of numbers of the library."""
+    """A copy of an array in the library's memory."""
     copy = np.empty(count, dtype)
     C.memmove(copy.ctypes.data, address or 0, copy.nbytes)
     return copy
 
 
 def _bfloat16() -> Any:
-    """NumPy's dtype for bf16, which the package ml_dtypes defines; None where it is missing."""
+    """NumPy's dtype for bf16, from the package ml_dtypes; None if it is missing."""
     try:
         import ml_dtypes
     except ImportError:
@@ -77,8 +76,8 @@ def numpy_dtype(code: str) -> Any:
     raise TypeError(f"no array of {code}")
 
 
-# CPython's NumPy has an array's address right after what every object begins with. To read it there
-# takes a tenth of the time of array.ctypes.data.
+# In CPython's NumPy, an array's address follows the object header. Reading it there takes a tenth of the time of
+# array.ctypes.data.
 _BEGIN = object.__basicsize__
 _pointer_at = C.c_void_p.from_address
 
@@ -92,7 +91,7 @@ def _ask_address(array: Any) -> int:
 
 
 def _can_read() -> bool:
-    """True if addresses are there in this interpreter, by some that are known."""
+    """True if this interpreter stores addresses there, tested on known arrays."""
     if sys.implementation.name != "cpython":
         return False
     arrays = [np.zeros(size, np.int8)[at:] for size, at in ((1, 0), (9, 1), (4096, 7))]
@@ -148,8 +147,8 @@ def _torch_kind() -> Kind:
 
 
 def check_class(kind: Any, name: str, dispatched: bool) -> None:
-    """Reject classes of torch's tensors whose memory need not have their elements, because they redefine
-    torch's functions, or its operators where these are not called (dispatched)."""
+    """Reject tensor classes whose memory need not hold their elements, because they redefine torch's functions, or its
+    operators unless `dispatched`."""
     import torch
 
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
@@ -184,7 +183,7 @@ def _look_dlpack(array: Any, name: str) -> tuple[Layout, int]:
     if array.__dlpack_device__()[0] not in (_CPU, _CPU_PINNED):
         raise TypeError(f"{name}: the array is not in the CPU's memory: copy it there")
     capsule = array.__dlpack__()
-    # Not renamed, so that the capsule's destructor gives the view back when the address is dropped.
+    # Not renamed, so that the capsule's destructor releases the view when the address is dropped.
     found = _DlTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if found.lanes != 1:
         raise TypeError(f"{name}: vectors of {found.lanes} numbers are not supported")
@@ -196,14 +195,14 @@ def _look_dlpack(array: Any, name: str) -> tuple[Layout, int]:
 
 
 class _Borrowed(int):
-    """An address and the object that keeps it valid."""
+    """An address and the owner of its memory."""
 
     owner: Any
 
 
 _DLPACK = Kind(_look_dlpack, _empty_numpy, lambda array: False)
 
-# ---- Any of them ---------------------------------------------------------------------------------
+# ---- All kinds ---------------------------------------------------------------------------------
 
 _KINDS: dict[type, Kind] = {np.ndarray: _NUMPY, np.memmap: _NUMPY}
 
@@ -232,12 +231,12 @@ def _learn(array: Any, name: str) -> Kind:
 
 
 def look(array: Any, name: str) -> tuple[Layout, int]:
-    """Layout and address of an array that an error calls `name`."""
+    """Layout and address of an array; `name` identifies it in errors."""
     return kind_of(array, name).look(array, name)
 
 
 def look_writable(array: Any, name: str) -> tuple[Layout, int]:
-    """Likewise, of an array that a call writes to."""
+    """Layout and address of an array that a call writes to."""
     kind = kind_of(array, name)
     if not kind.writable(array):
         raise ValueError(f"{name}: the array is read-only, and the call writes to it")
@@ -253,18 +252,18 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def contiguous(shape: tuple[int, ...], code: str) -> Layout:
-    """The layout of a new array, whatever its kind."""
+    """The layout of a new array of any kind."""
     return code, shape, _contiguous(shape)
 
 
 def readable(codes: tuple[str, ...]) -> str:
-    """Element types as NumPy names them: "float32, float16 or bfloat16"."""
+    """NumPy's names of element types: "float32, float16 or bfloat16"."""
     names = [_READABLE[code] for code in codes]
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 def conversion(layout: Layout, name: str, code: str) -> tuple[str, str]:
-    """The element type of a layout, and how to convert the array, in the words of its kind."""
+    """The element type of a layout, and the expression that converts the array."""
     dtype, wanted = layout[0], readable((code,))
     if isinstance(dtype, np.dtype):  # numpy.bool is missing from 1.24 to 1.26
         return str(dtype), f"{name}.astype({'bool' if wanted == 'bool' else f'numpy.{wanted}'})"
@@ -274,7 +273,7 @@ def conversion(layout: Layout, name: str, code: str) -> tuple[str, str]:
 
 
 def _entry(dtype: Any, name: str) -> tuple[int, int]:
-    """The element type's value of mha_dtype, and how many bytes a stride counts."""
+    """The element type's value of mha_dtype, and the number of bytes per unit of a stride."""
     if dtype not in _CODES:
         found = _bfloat16()
         if found is None or dtype != found:
@@ -333,8 +332,8 @@ def check_last(layout: Layout, made: Tensor, name: str) -> None:
 
 
 def tensor(array: Any, name: str = "array", last: bool = False) -> Tensor:
-    """The struct of an array; last: its last axis must be contiguous. It borrows the memory: keep the
-    array as long."""
+    """The struct of an array. If `last`, the last axis must be contiguous. The struct borrows the memory: keep the
+    array alive."""
     layout, address = look(array, name)
     made = describe(layout, name)
     if last:
@@ -344,7 +343,7 @@ def tensor(array: Any, name: str = "array", last: bool = False) -> Tensor:
 
 
 def pointer(array: Any, name: str = "array") -> Any:
-    """A pointer to the struct of an array, or None of None, for a field of another struct."""
+    """A pointer to the struct of an array, for a field of another struct; None for None."""
     return None if array is None else C.pointer(tensor(array, name))
 
 

@@ -1,4 +1,4 @@
-"""Texts as a model reads them: its tokenizer, or its words where 'multihead train' made it."""
+"""Texts as tokens: by the model's tokenizer, or by words in models from 'multihead train'."""
 from __future__ import annotations
 
 import ctypes as C
@@ -21,14 +21,13 @@ class Tokens:
     ids: Ids
     """[T] int32."""
     texts: list[str]
-    """[T], as people read them: "##ing" of WordPiece; of BPE what a token adds to a text, without the
-    space in front."""
+    """[T], readable: "##ing" in WordPiece; in BPE the text of the token without its leading space."""
     special: np.ndarray[Any, np.dtype[np.bool_]]
-    """[T]: True for tokens that the text does not have, such as [CLS]."""
+    """[T]: True for tokens added by the tokenizer, such as [CLS]."""
     segments: Ids
-    """[T]: 0 for the text, 1 for its pair, as the model is told."""
+    """[T]: the token types, 0 for the text and 1 for its pair."""
     spans: list[tuple[int, int] | None]
-    """[T]: characters (begin, end) of the text or its pair; None of special tokens."""
+    """[T]: characters (begin, end) in the text or its pair; None for special tokens."""
     text: str = ""
     pair: str | None = None
 
@@ -86,7 +85,7 @@ def read_raw(model: C.c_void_p, text: str, pair: str | None, max_tokens: int, *f
 
 def read(model: C.c_void_p, text: str, pair: str | None = None, max_tokens: int = -1,
          *flags: str) -> Tokens:
-    """A text, and its pair, as the model reads them; max_tokens 0: its positions, -1: any number."""
+    """The tokens of a text and its pair. max_tokens 0: the model's positions; -1: unlimited."""
     found = read_raw(model, text, pair, max_tokens, *flags)
     try:
         n = found.count
@@ -107,7 +106,7 @@ def read(model: C.c_void_p, text: str, pair: str | None = None, max_tokens: int 
 
 
 def label(model: C.c_void_p, token: int) -> str:
-    """A token as people read it."""
+    """A token in readable form."""
     size = model_library().mha_token_label(model, token, None, 0) + 1
     text = C.create_string_buffer(size)
     model_library().mha_token_label(model, token, text, size)
@@ -115,7 +114,7 @@ def label(model: C.c_void_p, token: int) -> str:
 
 
 class Writer:
-    """A text that grows by tokens: whole characters as they come."""
+    """Text assembled from tokens: yields whole characters."""
 
     def __init__(self, model: C.c_void_p) -> None:
         self._library = model_library()
@@ -132,9 +131,9 @@ class Writer:
         return C.string_at(at, size.value).decode() if size.value else ""
 
     def add(self, token: int) -> str:
-        """The part of the text that is certain now."""
+        """The part of the text that later tokens cannot change."""
         return self._new(self._library.mha_text_writer_add, token, C.byref(C.c_bool()))
 
     def end(self) -> str:
-        """What is left; bytes of a character that never ended become U+FFFD."""
+        """The rest of the text. Bytes of an incomplete character become U+FFFD."""
         return self._new(self._library.mha_text_writer_end)

@@ -1,4 +1,4 @@
-"""Pictures of attention, in notebooks and as files: lines between tokens, models, neurons, maps."""
+"""Pictures of attention for notebooks and files: head view, model view, neuron view, heat maps."""
 from __future__ import annotations
 
 import ctypes as C
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-# ---- What a picture shows -------------------------------------------------------------------------
+# ---- Maps and labels -------------------------------------------------------------------------
 
 
 @dataclass
 class _Maps:
-    """Maps of one size, a list of layers: [heads,T,S] each, numbered as in the model."""
+    """Maps of one size: a list of layers, [heads,T,S] each, with the model's layer numbers."""
 
     name: str | None
     layers: list[Floats]
@@ -44,7 +44,7 @@ class _Maps:
 
 
 def _array(values: Any, name: str) -> Floats:
-    """Numbers of NumPy or torch as float32, the batch's axis of 1 gone."""
+    """A NumPy or torch array as float32, without a batch axis of 1."""
     if type(values).__module__.partition(".")[0] == "torch":
         values = values.detach().cpu().float().numpy()
     array = np.asarray(values)
@@ -55,8 +55,7 @@ def _array(values: Any, name: str) -> Floats:
 
 def _layers(values: Any, name: str, include: Sequence[int] | None,
             heads: Sequence[int] | None = None) -> tuple[list[Floats], list[int]]:
-    """The layers of attention: a list of [H,T,S] or [1,H,T,S], as transformers gives them, or one
-    array [L,H,T,S]."""
+    """The layers of attention: a list of [H,T,S] or [1,H,T,S], as transformers returns, or one array [L,H,T,S]."""
     if len(values) == 0:
         raise ValueError(f"{name}: there is no layer; pass .attentions of what the model returned "
                          "(its last element is something else since transformers 5)")
@@ -101,14 +100,14 @@ def _labels(tokens: Any, count: int, prettify: bool, name: str) -> list[str]:
 
 
 def _special(tokens: Any) -> set[str]:
-    """The labels of special tokens: a click hides them, and no picture opens on one."""
+    """The labels of special tokens. A click hides them; no picture selects one at first."""
     if isinstance(tokens, Tokens):
         return {text for text, special in zip(tokens.texts, tokens.special) if special}
     return {str(t) for t in tokens if re.fullmatch(r"\[[A-Z]+\]|<[^<>]+>", str(t))}
 
 
 def _piece(text: str) -> str:
-    """A piece of a vocabulary as a reader knows it: "the" of "\u0120the"."""
+    """A vocabulary piece as readable text: "the" of "\u0120the"."""
     data = _text(text)
     room = C.create_string_buffer(len(data) + 1)
     render_library().mha_text_piece(data, room, len(room))
@@ -128,11 +127,11 @@ def _maps(name: str | None, argument: str, attention: Any, rows: Any, cols: Any,
                  special=sorted(_special(rows) | _special(cols)))
 
 
-# ---- What is drawn of it --------------------------------------------------------------------------
+# ---- Figures and reports --------------------------------------------------------------------------
 
 
 def _text(value: str) -> bytes:
-    """A text as the library takes it."""
+    """A text in the library's encoding."""
     return value.encode(errors="replace").replace(b"\0", b" ")
 
 
@@ -143,7 +142,7 @@ def _texts(values: Sequence[str], keep: list[Any]) -> Any:
 
 
 class _Page:
-    """mha_figure and mha_report of maps, and what they borrow."""
+    """mha_figure and mha_report of maps, and the memory that they borrow."""
 
     def __init__(self, maps: _Maps, view: str, layer: int | None, heads: Sequence[int] | None,
                  dark: bool, options: dict[str, Any]) -> None:
@@ -189,7 +188,7 @@ class _Page:
         self.report.line_panels, self.report.line_panel_count = self.line_panels, len(lines)
 
     def _strongest(self) -> int:
-        """The map on which a report of `view` opens."""
+        """The map that a report of `view` shows first."""
         links, found = (_abi.Link * self.figure.panel_count)(), C.c_int64()
         check(render_library().mha_figure_links(C.byref(self.figure), C.byref(self.report), links,
                                                 C.byref(found)))
@@ -197,9 +196,9 @@ class _Page:
 
 
 class View:
-    """A picture. It shows itself in a notebook; `save()` writes it to a file.
+    """A picture. A notebook displays it; `save()` writes it to a file.
 
-    In a notebook a view is shown where it is made, as BertViz does, unless html_action="return".
+    As in BertViz, a notebook displays a view when it is created, unless html_action="return".
     """
 
     def __init__(self, maps: Sequence[_Maps], view: str, *, layer: int | None = None,
@@ -243,29 +242,29 @@ class View:
 
     @property
     def data(self) -> str:
-        """What a notebook shows: HTML without anything outside it. (BertViz's name.)"""
+        """Self-contained HTML for a notebook. (BertViz's name.)"""
         return self.svg() if self._static else self._in_memory(
             lambda sink: self._write_html(sink, False)).decode()
 
     def svg(self) -> str:
-        """The maps as SVG, those of the first page."""
+        """The maps of the first page as SVG."""
         return self._in_memory(self._write_svg).decode()
 
     def png(self) -> bytes:
-        """The maps as PNG, those of the first page."""
+        """The maps of the first page as PNG."""
         return self._in_memory(self._write_png)
 
     def pdf(self) -> bytes:
-        """The maps as a page of PDF, those of the first page."""
+        """The maps of the first page as PDF."""
         return self._in_memory(self._write_pdf)
 
     def html(self) -> str:
-        """A whole HTML file, which needs no network."""
+        """A self-contained HTML file."""
         return self._in_memory(self._write_html).decode()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture: .html, with everything that can be clicked; .svg, .png or .pdf, the maps. A file
-        appears whole or not at all; a link is followed, and permissions stay."""
+        """Write the picture: the interactive page as .html, the maps as .svg, .png or .pdf. Files are replaced
+        atomically; links are followed and permissions kept."""
         writers = {".html": self._write_html, ".svg": self._write_svg, ".png": self._write_png,
                    ".pdf": self._write_pdf}
         write = writers.get(pathlib.Path(path).suffix.lower())
@@ -284,7 +283,7 @@ class View:
         return self.data
 
     def _show(self) -> View:
-        """Show it now, in a notebook."""
+        """Display the picture in a notebook now."""
         shell = _notebook()
         if shell is not None:
             from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
@@ -294,7 +293,7 @@ class View:
         return self
 
     def _ipython_display_(self) -> None:
-        """As the last line of the cell that made it, it stands there already."""
+        """The last expression of the creating cell is already displayed."""
         shell = _notebook()
         if shell is not None and self._shown_in == shell.execution_count:
             self._shown_in = None
@@ -309,7 +308,7 @@ class View:
 
 
 def _notebook() -> Any:
-    """The shell of a notebook; None elsewhere."""
+    """The notebook's shell; None outside a notebook."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return shell if shell is not None and getattr(shell, "kernel", None) is not None else None
@@ -328,7 +327,7 @@ def _all_maps(attention: Any, tokens: Any, sentence_b_start: int | None, prettif
               include_layers: Sequence[int] | None, include_heads: Sequence[int] | None,
               encoder_attention: Any, decoder_attention: Any, cross_attention: Any,
               encoder_tokens: Any, decoder_tokens: Any) -> list[_Maps]:
-    """BertViz's arguments as maps, a page for each of encoder, decoder and cross-attention."""
+    """BertViz's arguments as maps, with one page each for encoder, decoder and cross-attention."""
     others = {"encoder": encoder_attention, "decoder": decoder_attention, "cross": cross_attention}
     if attention is not None:
         if any(value is not None for value in (*others.values(), encoder_tokens, decoder_tokens)):
@@ -362,7 +361,7 @@ def _all_maps(attention: Any, tokens: Any, sentence_b_start: int | None, prettif
 
 def _of_model(attention: Any, tokens: Any,
               second: int | None) -> tuple[Any, Any, int | None, list[int] | None]:
-    """What multihead.Model.attention() gives says its tokens itself."""
+    """Results of multihead.Model.attention() include their tokens."""
     from ._model import ModelAttention
 
     if not isinstance(attention, ModelAttention):
@@ -380,22 +379,22 @@ def head_view(attention: Any = None, tokens: Any = None, sentence_b_start: int |
               encoder_tokens: Any = None, decoder_tokens: Any = None,
               include_layers: Sequence[int] | None = None, html_action: str = "view", *,
               dark: bool = False, width: int = 0, height: int = 0) -> View:
-    """Attention as lines between two columns of tokens, the heads of a layer in colours.
+    """Attention as lines between two columns of tokens, with one colour per head of a layer.
 
-    The arguments are those of BertViz; its notebooks run with the import changed.
+    The arguments are those of BertViz: to run its notebooks, change the import.
 
-        attention         `Model.attention(text)`, which has its tokens; or a layer each of [1,H,T,T], as
-                          the attentions of transformers; or an array [L,H,T,T]. NumPy or torch
+        attention         `Model.attention(text)`, which includes tokens; or a list of layers [1,H,T,T], such as
+                          .attentions of transformers; or an array [L,H,T,T]. NumPy or torch
         tokens            [T] texts
-        sentence_b_start  the token with which a second text begins
-        prettify_tokens   write the pieces of BPE and SentencePiece as their text: "the", not "\u0120the"
-        layer, heads      that are shown at first; default: all heads of the layer that has the strongest
-                          link of two words, as a report of `view` opens
-        encoder_...       instead, of an encoder-decoder: encoder_attention with encoder_tokens,
-                          decoder_attention with decoder_tokens, cross_attention [1,H,T,S] with both
-        include_layers    the layers that can be chosen
-        html_action       "view": show it here and now in a notebook; "return": only return it
-        dark, width, height   of the picture; 0: all of the width, and a height for what is drawn
+        sentence_b_start  index of the first token of a second text
+        prettify_tokens   write BPE and SentencePiece tokens as plain text: "the", not "\u0120the"
+        layer, heads      initial selection; default: all heads of the layer with the strongest link between two words,
+                          as in a report of `view`
+        encoder_...       for an encoder-decoder, in place of attention and tokens: encoder_attention with
+                          encoder_tokens, decoder_attention with decoder_tokens, cross_attention [1,H,T,S] with both
+        include_layers    the layers that can be selected
+        html_action       "view": display it in a notebook; "return": only return it
+        dark, width, height   of the picture; 0: full width, and the height of its content
     """
     pages = _all_maps(attention, tokens, sentence_b_start, prettify_tokens, include_layers, None,
                       encoder_attention, decoder_attention, cross_attention, encoder_tokens,
@@ -411,10 +410,10 @@ def model_view(attention: Any = None, tokens: Any = None, sentence_b_start: int 
                include_layers: Sequence[int] | None = None,
                include_heads: Sequence[int] | None = None, html_action: str = "view", *,
                width: int = 0, height: int = 0) -> View:
-    """Every head of a model as a small drawing of lines; a click enlarges one.
+    """Every head of a model as a thumbnail of lines; a click enlarges one.
 
     The arguments are those of BertViz; `head_view` explains them. display_mode is "dark" or "light";
-    include_heads are the heads that are drawn.
+    include_heads are the heads to draw.
     """
     pages = _all_maps(attention, tokens, sentence_b_start, prettify_tokens, include_layers,
                       include_heads, encoder_attention, decoder_attention, cross_attention,
@@ -435,17 +434,14 @@ def neuron_view(model: Model | ModelAttention | None = None, text: str | None = 
                 head: int | None = None, layers: Sequence[int] | None = None,
                 display_mode: str = "dark", html_action: str = "view", width: int = 0,
                 height: int = 0) -> View:
-    """Where a weight comes from: q, k, their product channel by channel, its sum, and the weight, for
-    one query against every key.
+    """The steps of a weight for one query against every key: q, k, their product per channel, its sum, and the weight.
 
-        model, text   a `Model` and a text, or a text and its `pair`; or instead what
-                      `model.attention(text, outputs=("probabilities", "q", "k"))` gave; or instead:
-        q, k, tokens  queries [H,T,D] and keys [Hk,T,D] of one layer, or a list of layers, and [T]
-                      texts; causal and scale (default 1 / sqrt(D)) say how weights come from them,
-                      and are for these only: a model has its own
-        layer, head   shown at first
-        layers        that can be chosen; a model of many layers makes a large picture. Default: layer,
-                      or all up to 12
+        model, text   a `Model` and a text, or a text and its `pair`; or, as model, the result of `model.attention(text,
+                      outputs=("probabilities", "q", "k"))`; or:
+        q, k, tokens  queries [H,T,D] and keys [Hk,T,D] of one layer, or a list of layers, and [T] texts. causal and
+                      scale (default 1 / sqrt(D)) apply to these only; a model has its own
+        layer, head   initial selection
+        layers        the layers that can be selected. Many layers make a large picture. Default: layer, or all up to 12
     """
     from ._model import Model
 
@@ -515,15 +511,14 @@ def heatmap(attention: Any, tokens: Any = None, key_tokens: Any = None, *, layer
             heads: Sequence[int] | None = None, title: str | None = None, cmap: str = "viridis",
             scale: str = "linear", numbers: str = "auto", dark: bool = False,
             prettify_tokens: bool = True) -> View:
-    """Attention as heat maps, side by side with one shared colour bar: a static picture.
+    """Attention as heat maps side by side, with one shared colour bar: a static picture.
 
         attention   one map [T,S], or maps [H,T,S]; or, with a layer, anything that `head_view` takes
-        tokens      [T] texts of the rows, and of the columns unless key_tokens [S] are given; default:
-                    numbers
-        layer       of a model's attention; heads are those that are drawn, default all
+        tokens      [T] texts of the rows, and of the columns unless key_tokens [S] is given; default: indices
+        layer       a layer of a model's attention; heads selects the heads to draw, default all
         cmap        "viridis", "blues", "greys", "cividis", "magma", "plasma"; "diverging" around 0
         scale       "linear", "sqrt", "log" or "rank"
-        numbers     in the cells: "auto" (of small maps), "always", "never"
+        numbers     in the cells: "auto" (small maps only), "always", "never"
     """
     own: list[int] | None = None
     if type(attention).__name__ == "ModelAttention" or layer is not None:

@@ -4,7 +4,7 @@
     multihead.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="multihead")
 
-A model that is loaded changes by `model.set_attn_implementation("multihead")`.
+For a loaded model, call `model.set_attn_implementation("multihead")`.
 """
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NAME = "multihead"
 
 @dataclass(frozen=True)
 class _Pattern:
-    """What of a mask depends on positions: options of attention. Positions are those of transformers,
-    where a cache may have dropped the first keys."""
+    """The part of a mask that depends on positions, as options of attention. Positions are those of transformers, whose
+    cache may have dropped the first keys."""
 
     causal: bool = False
     window: tuple[int, int] | None = None
-    documents: torch.Tensor | None = None  # [B, positions]: equal numbers see each other
+    documents: torch.Tensor | None = None  # [B, positions]: equal numbers attend to each other
 
 
 def _closure(function: Callable[..., Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _joined(a: _Pattern | None, b: _Pattern | None) -> _Pattern | None:
-    """The pattern that keeps what both keep; None: it has no symbolic form."""
+    """The intersection of two patterns; None if it has no symbolic form."""
     if a is None or b is None or a.documents is not None and b.documents is not None:
         return None
     window = a.window or b.window
@@ -60,8 +60,8 @@ def _least(a: int, b: int) -> int:
 
 
 def _pattern(function: Callable[..., Any], batch: int, positions: int) -> _Pattern | None:
-    """The symbolic form of one of transformers' mask functions, which are closures made by functions
-    of masking_utils; None for any other."""
+    """The symbolic form of a mask function of transformers, which is a closure from masking_utils; None for any
+    other."""
     if function is masking_utils.causal_mask_function:
         return _Pattern(causal=True)
     if function is masking_utils.bidirectional_mask_function:
@@ -86,17 +86,16 @@ def _pattern(function: Callable[..., Any], batch: int, positions: int) -> _Patte
     if maker == "packed_sequence_mask_function":
         return _Pattern(documents=held["packed_sequence_mask"])
     if maker == "remap_positions_for_packed_sequence":
-        # Within a sequence of a packed row positions differ by as much as indices do.
+        # Within one sequence of a packed row, positions and indices have the same differences.
         return _pattern(held["mask_function"], batch, positions)
     return None
 
 
 class Mask(torch.Tensor):
-    """A mask as options of attention: [B,1,T,S], bool, where true attends, or of a floating type, which is
-    added.
+    """A mask as options of attention: [B,1,T,S], bool (True attends) or floating (added).
 
-    It is a tensor for models that look at their masks or change them: its elements are then computed.
-    The attention of this module reads `options` instead, so that no array of T x S is made.
+    Models that inspect or change their masks see a tensor, whose elements are computed on demand. The attention of this
+    module reads `options` instead, so no T x S array is made.
     """
 
     options: dict[str, Any]
@@ -111,7 +110,7 @@ class Mask(torch.Tensor):
         return made
 
     def dense(self) -> torch.Tensor:
-        """The same as an ordinary tensor."""
+        """The mask as an ordinary tensor."""
         return self._dense()
 
     def __repr__(self, **formats: Any) -> str:
@@ -142,14 +141,14 @@ def _padding(padding: torch.Tensor | None, kv_length: int, kv_offset: int) -> di
 
 
 _not_ready: dict[tuple[int, int], set[type]] = {}
-"""The configurations of models that are not ready for SDPA, by how many modules and models there were."""
+"""Configurations of models without SDPA support, with the number of modules and models that were inspected."""
 
 
 @torch.compiler.assume_constant_result
 def _adds_masks(config: type) -> bool:
-    """Whether models of a configuration add their masks to scores: transformers gives bool masks to classes
-    that are ready for SDPA, and all others expect what "eager" gets. To look at all of them takes
-    milliseconds, and is done again only when there may be others."""
+    """True if models of a configuration add their masks to scores: transformers passes bool masks to classes with SDPA
+    support; all others expect the masks of "eager". Inspecting all classes takes milliseconds, so it is repeated only
+    if classes were added."""
     loaded = len(sys.modules), len(PreTrainedModel.__subclasses__())
     found = _not_ready.get(loaded)
     if found is None:
@@ -169,14 +168,13 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any
                    allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False,
                    use_vmap: bool = False, device: Any = "cpu", dtype: torch.dtype = torch.float32,
                    config: Any = None, **others: Any) -> Any:
-    """What `AttentionMaskInterface` calls for a model of this implementation, once for each kind of
-    layers. Returns a `Mask`, None if every query sees every key, or a tensor where the mask has no
-    symbolic form and under torch.compile. Masks are of `dtype`, to be added, for models that are not ready
-    for SDPA, and bool for all others."""
+    """The function that `AttentionMaskInterface` calls for a model of this implementation, once per kind of layer.
+    Returns a `Mask`, None if every query sees every key, or a tensor if the mask has no symbolic form and under
+    torch.compile. Masks are additive and of `dtype` for models without SDPA support, bool for all others."""
     added = _adds_masks(type(config))
     tracing = use_vmap or torch.compiler.is_compiling() or torch.device(device).type != "cpu"
     if not tracing:
-        q_offset = int(q_offset)  # a static cache adds to it before a model may look at its mask
+        q_offset = int(q_offset)  # a static cache updates it in place before a model may inspect its mask
 
     def dense(causal_skip: bool = False, bidirectional_skip: bool = False) -> Any:
         found = masking_utils.sdpa_mask(
@@ -216,7 +214,7 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any
 
 
 def _wants_weights(module: torch.nn.Module, options: dict[str, Any]) -> bool:
-    """Whether the caller of the model asked for attentions."""
+    """True if the caller of the model requested attentions."""
     collected = output_capturing._active_collector.get()
     if collected is not None:
         return any("attentions" in name for name in collected)
@@ -226,13 +224,13 @@ def _wants_weights(module: torch.nn.Module, options: dict[str, Any]) -> bool:
 _WITHOUT_EFFECT = (
     {"cache_position", "deterministic", "grid_thw", "input_ids", "inputs_embeds", "labels", "logits_to_keep",
      "past_key_values", "return_dict", "token_type_ids", "use_cache",
-     "sliding_window"}  # the mask has it
+     "sliding_window"}  # included in the mask
     | TransformersKwargs.__annotations__.keys() | FlashAttentionKwargs.__annotations__.keys())
-"""Arguments that change nothing in the formula, or that attention_forward takes."""
+"""Arguments without effect on the formula, or taken by attention_forward."""
 
 
 def _selected(indices: torch.Tensor, keys: int) -> torch.Tensor:
-    """The mask [B,1,T,S] of the keys [B,T,n] that a layer selected."""
+    """The mask [B,1,T,S] of keys [B,T,n] selected by a layer."""
     kept = indices.new_zeros((*indices.shape[:-1], keys), dtype=torch.bool)
     return kept.scatter_(-1, indices.long(), True).unsqueeze(1)
 
@@ -245,14 +243,13 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                       s_aux: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
                       indices: torch.Tensor | None = None,
                       **others: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What `AttentionInterface` calls for each layer: (out [B,T,H,Dv], weights or None).
+    """The function that `AttentionInterface` calls for each layer: (out [B,T,H,Dv], weights or None).
 
-    s_aux or sinks are logits of one more key without a value, [H] or [B,H,T,1]; indices [B,T,n] are
-    the keys that a query sees. Weights [B,H,T,S] are computed if the model was called with
-    output_attentions=True; they are those after dropout, as of "eager", and gradients pass through them.
+    s_aux or sinks are logits of an extra key without a value, [H] or [B,H,T,1]; indices [B,T,n] are the keys that a
+    query sees. Weights [B,H,T,S] are computed if the model was called with output_attentions=True; as with "eager",
+    they are taken after dropout and have gradients.
 
-    Raises NotImplementedError, naming it, for an argument that is neither of these nor known to have
-    no effect.
+    Raises NotImplementedError with the argument's name for any other argument, except those known to have no effect.
     """
     if others.get("cache") is not None:
         raise NotImplementedError("attn_implementation=\"multihead\": continuous batching with paged "
@@ -265,7 +262,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     options: dict[str, Any] = {}
     if isinstance(attention_mask, Mask) and (indices is not None or attention_mask.shape != (
             query.shape[0], 1, query.shape[2], key.shape[2])):
-        attention_mask = attention_mask.dense()  # joined with another mask, or broadcast
+        attention_mask = attention_mask.dense()  # combined with another mask, or broadcast
     if isinstance(attention_mask, Mask):
         options = dict(attention_mask.options)
     elif attention_mask is not None:
@@ -274,7 +271,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     elif query.shape[2] > 1 and (
             getattr(module, "is_causal", True) if is_causal is None else is_causal) and not _adds_masks(
                 type(getattr(module, "config", None))):
-        options["causal"] = True  # as of "sdpa"; models that are not ready for it mean no mask
+        options["causal"] = True  # as with "sdpa"; models without its support mean no mask
     if indices is not None:
         kept = _selected(indices, key.shape[2])
         options["keep_mask"] = kept & options["keep_mask"] if "keep_mask" in options else kept
@@ -282,7 +279,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         bias = options.get("bias")
         options["bias"] = position_bias if bias is None else position_bias + bias
     sinks = s_aux if sinks is None else sinks
-    varies = sinks is not None and sinks.dim() > 1  # from query to query
+    varies = sinks is not None and sinks.dim() > 1  # varying by query
     outputs = _operator.LSE * varies
     weights_wanted = _wants_weights(module, others)
     if weights_wanted:
@@ -293,22 +290,22 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         outputs=outputs or None, **options)
     out, weights = found[0], found[-1] if weights_wanted else None
     if sinks is not None and varies:
-        share = torch.sigmoid(found[1].unsqueeze(-1) - sinks)  # of the keys, beside the sink
+        share = torch.sigmoid(found[1].unsqueeze(-1) - sinks)  # of the keys, without the sink
         out = (out * share).to(query.dtype)
         weights = None if weights is None else weights * share
     return out.transpose(1, 2), None if weights is None else weights.to(query.dtype)
 
 
 def register(name: str = NAME) -> None:
-    """Make `attn_implementation="multihead"` known to transformers, for every model there that uses
-    its AttentionInterface, trained or generating, with dynamic and static caches.
+    """Register `attn_implementation="multihead"` with transformers, for every model that uses AttentionInterface, in
+    training and generation, with dynamic and static caches.
 
-    Causal masks, windows, chunks, packed sequences and padding on either side are passed as such;
-    a mask that a model composes itself as the array it is. Soft caps, sinks, position biases and
-    grouped heads are used as the model gives them. `model(..., output_attentions=True)` returns the
-    weights, for which transformers otherwise needs "eager"; without it they are not computed.
+    Causal masks, windows, chunks, packed sequences and padding on either side are passed symbolically; a mask composed
+    by the model is passed as an array. Soft caps, sinks, position biases and grouped heads are supported. `model(...,
+    output_attentions=True)` returns the weights, which transformers otherwise supports with "eager" only; without it
+    they are not computed.
 
-    Calling it again does no harm. Raises nothing.
+    Idempotent. Raises nothing.
     """
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)

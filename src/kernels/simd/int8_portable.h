@@ -62,17 +62,20 @@ static inline vi vi_dot(vi sum, vi inputs, vi weights)
 {
     typedef int16_t vs __attribute__((vector_size(16)));
     const vs a = (vs)inputs, b = (vs)weights;
+#ifdef __wasm_simd128__
+    return sum + __builtin_wasm_dot_s_i32x4_i16x8(a, b);
+#else
     for (int i = 0; i < VF_LANES; i++) sum[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
     return sum;
+#endif
 }
 static inline vf vi_float(vi a)
 {
-    return (vf){(float)a[0], (float)a[1], (float)a[2], (float)a[3]};
+    return __builtin_convertvector(a, vf);
 }
 static inline vi vf_int(vf a)
 {
-    vf x = vf_whole(vf_nearest(a));
-    return (vi){(int32_t)x[0], (int32_t)x[1], (int32_t)x[2], (int32_t)x[3]};
+    return __builtin_convertvector(vf_whole(vf_nearest(a)), vi);
 }
 
 static inline void store_small(int32_t *p, vi x)

@@ -101,20 +101,47 @@ static inline void vf_store_n(float *p, int64_t n, vf x)
 }
 
 typedef double vd __attribute__((vector_size(16)));
+typedef float v2f __attribute__((vector_size(8)));
 static inline vd vd_load(const float *p)
 {
-    return (vd){(double)p[0], (double)p[1]};
+    v2f x;
+    memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(x, vd);
 }
 static inline void vd_store(float *p, vd x)
 {
-    p[0] = (float)x[0];
-    p[1] = (float)x[1];
+    const v2f y = __builtin_convertvector(x, v2f);
+    memcpy(p, &y, sizeof y);
 }
 
+static inline vf select(vi mask, vf yes, vf no)
+{
+    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
+}
+
+/* Halves, in the lower bits of lanes; base/half.h has the formulas. */
+static inline vi halves(const uint16_t *p)
+{
+    typedef uint16_t vh __attribute__((vector_size(8)));
+    vh x;
+    memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(x, vi);
+}
+static inline vf from_f16(vi half)
+{
+    const vi size = half & 0x7FFF, shifted = size << 13;
+    const vf subnormal = __builtin_convertvector(size, vf) * 0x1p-24f;
+    vf x = select(size < 0x0400, subnormal, (vf)(shifted + (112 << 23)));
+    x = select(size >= 0x7C00, (vf)(shifted | 0x7F800000 | ((size > 0x7C00) & 0x00400000)), x);
+    return (vf)((vi)x | (half & 0x8000) << 16);
+}
+static inline vf from_bf16(vi half)
+{
+    return (vf)(half << 16);
+}
 static inline vf vf_load_f16(const uint16_t *p)
 {
-    return (vf){mhai_f16_to_f32(p[0]), mhai_f16_to_f32(p[1]), mhai_f16_to_f32(p[2]),
-                mhai_f16_to_f32(p[3])};
+    return from_f16(halves(p));
 }
 static inline void vf_store_f16(uint16_t *p, vf x)
 {
@@ -122,12 +149,14 @@ static inline void vf_store_f16(uint16_t *p, vf x)
 }
 static inline vf vf_load_i8(const int8_t *p)
 {
-    return (vf){(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
+    typedef int8_t vb __attribute__((vector_size(4)));
+    vb x;
+    memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(x, vf);
 }
 static inline vf vf_load_bf16(const uint16_t *p)
 {
-    return (vf){mhai_bf16_to_f32(p[0]), mhai_bf16_to_f32(p[1]), mhai_bf16_to_f32(p[2]),
-                mhai_bf16_to_f32(p[3])};
+    return from_bf16(halves(p));
 }
 static inline void vf_store_bf16(uint16_t *p, vf x)
 {
@@ -141,27 +170,19 @@ static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
 
 static inline vf vf_even_bf16(vf pairs)
 {
-    for (int i = 0; i < VF_LANES; i++)
-        pairs[i] = mhai_bf16_to_f32((uint16_t)mhai_float_bits(pairs[i]));
-    return pairs;
+    return from_bf16((vi)pairs);
 }
 static inline vf vf_odd_bf16(vf pairs)
 {
-    for (int i = 0; i < VF_LANES; i++)
-        pairs[i] = mhai_bf16_to_f32((uint16_t)(mhai_float_bits(pairs[i]) >> 16));
-    return pairs;
+    return (vf)((vi)pairs & -65536);
 }
 static inline vf vf_even_f16(vf pairs)
 {
-    for (int i = 0; i < VF_LANES; i++)
-        pairs[i] = mhai_f16_to_f32((uint16_t)mhai_float_bits(pairs[i]));
-    return pairs;
+    return from_f16((vi)pairs & 0xFFFF);
 }
 static inline vf vf_odd_f16(vf pairs)
 {
-    for (int i = 0; i < VF_LANES; i++)
-        pairs[i] = mhai_f16_to_f32((uint16_t)(mhai_float_bits(pairs[i]) >> 16));
-    return pairs;
+    return from_f16((vi)pairs >> 16 & 0xFFFF);
 }
 static inline vf vf_swap(vf x)
 {
@@ -186,10 +207,6 @@ static inline vf vf_div(vf a, vf b)
 static inline __attribute__((always_inline)) vf vf_fma(vf a, vf b, vf c)
 {
     return a * b + c;
-}
-static inline vf select(vi mask, vf yes, vf no)
-{
-    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
 }
 static inline vf vf_max(vf a, vf b)
 {

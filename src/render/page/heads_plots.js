@@ -68,37 +68,61 @@ function namedHeads() {
     return new Set([...state.chosen, ...x.flatMap((h, i) => i < y.length ? [h, y[i]] : [h]), ...y]);
 }
 
-const NAME_HIGH = 13, NAME_FAR = 78;
+const NAME_HIGH = 13, NAME_FAR = 78, BESIDE = 9, CLEAR = 3; // pixels
 
 // Where a name can stand, the nearest first: around its dot in growing circles.
 function* placesFor(x, y, wide) {
-    for (let far = 9; far <= NAME_FAR; far += 6)
+    for (let far = BESIDE; far <= NAME_FAR; far += 6)
         for (const turn of [0, -30, 30, -60, 60, -90, 90, -120, 120, -150, 150, 180]) {
             const angle = turn * Math.PI / 180, cx = x + far * Math.cos(angle), cy = y + far * Math.sin(angle);
-            yield {left: cx - (Math.cos(angle) < -0.3 ? wide : Math.cos(angle) < 0.3 ? wide / 2 : 0),
-                top: cy - NAME_HIGH / 2, far};
+            const left = cx - (Math.cos(angle) < -0.3 ? wide : Math.cos(angle) < 0.3 ? wide / 2 : 0), top = cy - NAME_HIGH / 2;
+            yield {left, top, wide, high: NAME_HIGH, leader: far > BESIDE ? leaderTo(x, y, left, top, wide) : []};
         }
 }
 
-// A name where it covers neither a dot nor another name, with a line to its dot unless it is beside it. A name
-// without such a place is left out: pointing at the dot tells it.
+// Points of the line from a dot to the nearest point of its name, at most 2 pixels apart.
+function leaderTo(x, y, left, top, wide) {
+    const toX = Math.min(Math.max(x, left), left + wide), toY = Math.min(Math.max(y, top + 1), top + NAME_HIGH - 1);
+    const steps = Math.ceil(Math.hypot(toX - x, toY - y) / 2);
+    return Array.from({length: steps + 1}, (_, n) => [x + (toX - x) * n / steps, y + (toY - y) * n / steps]);
+}
+
+// Names where they cover no dot, text or line, with a line to the dot unless they are beside it. A name without such
+// a place is left out, the least important first, and counted.
 function placeNames(picture, names) {
     const points = dots.filter(Boolean).map(dot => [+dot.getAttribute("cx"), +dot.getAttribute("cy"), +dot.getAttribute("r")]);
-    const taken = [];
+    const taken = [...picture.querySelectorAll(".luck-text")].map(text => text.getBBox())
+        .map(box => ({left: box.x, top: box.y, wide: box.width, high: box.height, leader: []}));
+    const holds = (box, [px, py], by) => px > box.left - by && px < box.left + box.wide + by &&
+        py > box.top - by && py < box.top + box.high + by;
+    let without = 0;
     for (const h of names) {
         if (!dots[h]) continue;
-        const text = nameOf(h), wide = 7.3 * text.length, x = +dots[h].getAttribute("cx"), y = +dots[h].getAttribute("cy");
-        const isFree = ({left, top}) => left >= LEFT - 4 && left + wide <= WIDE - 2 && top >= 2 && top + NAME_HIGH <= up(0) &&
-            !taken.some(t => left < t.left + t.wide + 3 && t.left < left + wide + 3 && Math.abs(t.top - top) < NAME_HIGH) &&
-            !points.some(([px, py, r]) => px > left - r && px < left + wide + r && py > top - r && py < top + NAME_HIGH + r);
-        const place = [...placesFor(x, y, wide)].find(isFree);
-        if (!place) continue;
-        taken.push({...place, wide});
-        if (place.far > 9)
-            picture.append(draw("line", {class: "leader", x1: x, y1: y, x2: Math.min(Math.max(x, place.left), place.left + wide),
-                y2: place.top > y ? place.top + 1 : place.top + NAME_HIGH < y ? place.top + NAME_HIGH - 1 : place.top + NAME_HIGH / 2}));
-        picture.append(draw("text", {class: "name", "data-name": h, x: place.left.toFixed(1), y: (place.top + 10.5).toFixed(1)}, text));
+        const x = +dots[h].getAttribute("cx"), y = +dots[h].getAttribute("cy");
+        const text = draw("text", {class: "name", "data-name": h}, nameOf(h));
+        picture.append(text);
+        const isFree = place => place.left >= LEFT - 4 && place.left + place.wide <= WIDE - 2 &&
+            place.top >= 2 && place.top + NAME_HIGH <= up(0) &&
+            points.every(([px, py, r]) => !holds(place, [px, py], r + 1) &&
+                (px === x && py === y || place.leader.every(at => Math.hypot(at[0] - px, at[1] - py) > 0.7 * r))) &&
+            taken.every(other => (Math.abs(other.top - place.top) > NAME_HIGH || place.left > other.left + other.wide + 2 * CLEAR ||
+                other.left > place.left + place.wide + 2 * CLEAR) &&
+                other.leader.every(at => !holds(place, at, CLEAR)) && place.leader.every(at => !holds(other, at, CLEAR) &&
+                other.leader.every(there => Math.hypot(at[0] - there[0], at[1] - there[1]) > CLEAR)));
+        const place = [...placesFor(x, y, text.getComputedTextLength())].find(isFree);
+        if (!place) {
+            text.remove();
+            without++;
+            continue;
+        }
+        taken.push(place);
+        text.setAttribute("x", place.left.toFixed(1));
+        text.setAttribute("y", (place.top + 10.5).toFixed(1));
+        const [toX, toY] = place.leader.at(-1) ?? [];
+        if (place.leader.length) picture.append(draw("line", {class: "leader", x1: x, y1: y, x2: toX, y2: toY}));
     }
+    byId("unnamed").textContent = !without ? "" : without === 1 ? "One more name has no room; click a dot for its card."
+        : `${without} more names have no room; click a dot for its card.`;
 }
 
 function drawScatter() {

@@ -1,7 +1,7 @@
 // Knobs of the model: how the next token is drawn, and attention under another description. What they change is
 // marked: the prediction beside the unchanged one, and at each small map the share of its weight that moved.
 
-const KNOB_TEXTS = ["positions", "noisy"];
+const KNOB_TEXTS = ["positions", "noisy", "cache"];
 const knobInputs = {}; // by the field of a request
 let knobModel = null;  // of an answer: what the loaded model has
 
@@ -17,7 +17,7 @@ function knobsOf(text) {
 
 // -- turning -------------------------------------------------------------------------------------
 
-const DRAWN = ["temperature", "top_k"];
+const DRAWN = ["temperature", "top_k", "draws", "cache"]; // maps do not depend on these
 
 // undefined: as the model
 function turnKnob(name, value) {
@@ -42,11 +42,13 @@ function resetKnobs() {
 
 // The controls as `asked` is.
 function markKnobs() {
-    const {causal, scaled, positions, rope_base: base, window: width, temperature, top_k: k, noise, noisy} = knobInputs;
+    const {causal, scaled, positions, rope_base: base, window: width, temperature, top_k: k, noise, noisy, draws, cache} = knobInputs;
     const now = asked.knobs;
     temperature.value = now.temperature ?? 1;
     k.value = now.top_k ?? 0;
     scaled.checked = now.scaled ?? true;
+    draws.checked = now.draws ?? false;
+    cache.value = now.cache ?? cache.options[0].value;
     width.value = now.window ?? "";
     noise.value = now.noise ?? 0;
     if (now.noisy) noisy.value = now.noisy;

@@ -6,7 +6,12 @@ const MOST_OPTIONS = 6, MOST_TRIED = 24; // heads that a question names; that ar
 
 // -- what maps say -------------------------------------------------------------------------------
 
-const everyHead = () => panels.map((_, i) => i);
+// Signed maps, of recurrent layers, are no shares: questions are about the other heads.
+const hasShares = i => cellsOf(panels[i]).value.every(v => !(v < 0));
+function everyHead() {
+    const all = panels.map((_, i) => i), shares = all.filter(hasShares);
+    return shares.length ? shares : all;
+}
 const lastRow = () => rowItems.length - 1;
 
 function weightAt(i, row, col) {
@@ -20,7 +25,7 @@ const mean = list => list.reduce((a, b) => a + b, 0) / Math.max(list.length, 1);
 
 // Mean weight of the key that is `by` before the query.
 const meanBack = (i, by) => mean(rowItems.slice(by).map((_, r) => weightAt(i, r + by, r)));
-const headBy = score => indexOfMost(everyHead().map(score));
+const headBy = score => everyHead().reduce((best, i) => score(i) > score(best) ? i : best);
 const previousHead = () => headBy(i => meanBack(i, 1));
 
 // A token to look at that is neither the first nor the query itself.

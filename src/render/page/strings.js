@@ -27,7 +27,7 @@ function tNodes(key, values = {}) {
 
 const t = (key, values) => tNodes(key, values).join("");
 
-// Words that come with the data: "query (looking)", "layer 3".
+// Words that come with the data: "query (attending)", "layer 3".
 function given(text) {
     const [n] = /\d+/.exec(text) ?? [], key = `given.${text.replace(n, "{n}")}`;
     return key in texts.en ? t(key, {n}) : text;

@@ -1,6 +1,6 @@
-"""What the tests of the program share: running it, checking what it says, making files for it.
+"""Shared by the tests of the program: running it, checking its output, creating files.
 
-Plain Python without packages. A test file collects failures with check() and ends with finish().
+Uses Python without packages. A test file collects failures with check() and ends with finish().
 """
 import ast
 import atexit
@@ -27,9 +27,9 @@ FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="multihead-cli-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 TEXT = "The cat sat on the mat"
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
-HANGS = 850  # seconds: only what will never end takes as long, sanitized and on a busy machine too
+HANGS = 850  # seconds; only a hang takes as long, even sanitized on a busy machine
 
-# A shell that starts a job in the background has it ignore SIGINT, nohup SIGHUP, and so would each program.
+# Background jobs inherit an ignored SIGINT from the shell, and SIGHUP from nohup: restore both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -50,13 +50,13 @@ class Result:
 
     @property
     def errors(self):
-        """What is said on stderr, without the progress that a slow machine sees after a second."""
+        """stderr without progress lines, which appear after one second."""
         return [line for line in self.err.decode("utf-8", "replace").splitlines()
                 if not PROGRESS.search(line)]
 
 
 def environment(**changes):
-    """A terminal-less, colour-less environment, so that the caller's does not matter."""
+    """An environment without terminal and colours, independent of the caller's."""
     keep = {name: os.environ[name] for name in
             ("PATH", "HOME", "TMPDIR", "ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS",
              "TSAN_OPTIONS", "MHA_ISA") if name in os.environ}
@@ -66,7 +66,8 @@ def environment(**changes):
 
 
 def run(*arguments, stdin=b"", stdout=subprocess.PIPE, started=None, **changes):
-    """The program's result; `changes` of its environment, `started`: more for subprocess."""
+    """Run the program and return its result. `changes` modify its environment; `started` holds further arguments of
+    subprocess."""
     done = subprocess.run([PROGRAM, *map(os.fsencode, map(str_or_bytes, arguments))],
                           stdout=stdout, stderr=subprocess.PIPE, input=stdin, check=False,
                           env=environment(**changes), timeout=HANGS, cwd=FOLDER, **(started or {}))
@@ -74,7 +75,7 @@ def run(*arguments, stdin=b"", stdout=subprocess.PIPE, started=None, **changes):
 
 
 def on_terminal(*arguments, columns=None, **changes):
-    """Exit status and output of the program whose two streams are one pseudo-terminal."""
+    """Exit status and output of the program with both streams on one pseudo-terminal."""
     parent, child = pty.openpty()
     if columns:
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
@@ -96,7 +97,7 @@ def on_terminal(*arguments, columns=None, **changes):
 
 
 def peak(*arguments):
-    """Run the program; its result, and the most bytes of memory that it had at any time."""
+    """Run the program; return its result and its peak memory in bytes."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen([PROGRAM, *map(os.fsencode, map(str_or_bytes, arguments))],
                                    stdin=subprocess.DEVNULL, stdout=out, stderr=err,
@@ -110,7 +111,7 @@ def peak(*arguments):
 
 
 def seeded():
-    """A generator of the test's choices, whose seed is printed."""
+    """A random generator for the test, with its seed printed."""
     seed = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
     print(f"seed {seed} (repeat with MHA_TEST_SEED={seed})")
     return random.Random(seed)
@@ -134,7 +135,7 @@ def check(truth, message):
 
 
 def check_error(result, code, *parts, command="view", name=""):
-    """One line on stderr with all the parts, nothing on stdout, this exit code."""
+    """Check for one line on stderr with all the parts, nothing on stdout, and this exit code."""
     what = f"{name or parts}: exit {result.code}, {result.errors!r}"
     check(result.code == code, f"{what}: exit code {code} expected")
     check(len(result.errors) == 1, f"{what}: one line expected")
@@ -156,7 +157,7 @@ def leftovers():
 
 
 def copy_model(name, without=()):
-    """A private copy of the tiny model; `without` names files to leave out."""
+    """A private copy of the tiny model; `without` names files to omit."""
     target = FOLDER / name
     shutil.copytree(MODEL, target, ignore=shutil.ignore_patterns(*without))
     return target
@@ -182,7 +183,7 @@ def safetensors_bytes(header, data):
 
 
 def write_weights(folder, shapes, extra=None):
-    """model.safetensors with tensors of zeros of these shapes."""
+    """Write model.safetensors with zero tensors of these shapes."""
     header, at = dict(extra or {}), 0
     for name, shape in shapes.items():
         size = 4 * math.prod(shape)
@@ -194,7 +195,7 @@ def write_weights(folder, shapes, extra=None):
 
 
 def write_matrices(folder, matrices):
-    """model.safetensors with these matrices, lists of rows."""
+    """Write model.safetensors with these matrices, given as lists of rows."""
     header, data = {}, b""
     for name, rows in matrices.items():
         flat = [x for row in rows for x in row]
@@ -205,7 +206,7 @@ def write_matrices(folder, matrices):
 
 
 def write_words(folder, words, begins):
-    """A tokenizer of these words, <unk> and </s> among them; <s> may stand before each text."""
+    """A tokenizer of these words, including <unk> and </s>; optionally prepends <s> to each text."""
     first = {"type": "TemplateProcessing",
              "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
                         {"Sequence": {"id": "A", "type_id": 0}}]}
@@ -224,7 +225,7 @@ def write_config(folder, **fields):
 
 
 def write_bert(folder, layers, words=8):
-    """A BERT encoder of width 2, as deep as wanted."""
+    """A BERT encoder of width 2 with any number of layers."""
     width, sizes = 2, dict(vocab_size=words, max_position_embeddings=128, type_vocab_size=2)
     shapes = {f"embeddings.{name}_embeddings.weight": [rows, width] for name, rows in
               zip(("word", "position", "token_type"), sizes.values())}

@@ -1,9 +1,9 @@
-/* Stands between a program and the C library (LD_PRELOAD): counts allocations, lets some fail, or brings a
- * signal at one, which makes them a clock that is the same on every machine.
+/* Intercepts allocations (LD_PRELOAD): counts them, makes some fail, or raises a signal at one. Allocations thus serve
+ * as a clock that is the same on every machine.
  *
- * - MEMORY_FAIL=n: allocation n fails, counted from 1; MEMORY_FAIL=-n: that one and all after it
- * - MEMORY_SIGNAL=n, WATCH_SIGNAL=number: a signal at allocation n
- * - MEMORY_COUNT=file: the number of allocations is written there when the program exits
+ * - MEMORY_FAIL=n: allocation n fails, counted from 1; MEMORY_FAIL=-n: allocation n and all later ones
+ * - MEMORY_SIGNAL=n, WATCH_SIGNAL=number: raise a signal at allocation n
+ * - MEMORY_COUNT=file: write the number of allocations there at exit
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -44,7 +44,7 @@ __attribute__((destructor)) static void end(void)
     close(file);
 }
 
-/* Whether the next allocation fails. */
+/* True if the next allocation must fail. */
 static int fails(void)
 {
     const long n = __atomic_add_fetch(&count, 1, __ATOMIC_RELAXED);

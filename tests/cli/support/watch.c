@@ -1,14 +1,14 @@
-/* Stands between a program and the C library (LD_PRELOAD): signals it at a chosen operation on a file
- * or reading of the clock, writes down what is done to files, or is the clock.
+/* Intercepts a program's calls of the C library (LD_PRELOAD): signals it at a chosen file operation or clock reading,
+ * logs file operations, or replaces the clock.
  *
- * - WATCH_FILE=n, WATCH_LOOK=n: a signal before operation n on files, before reading n of the clock,
- *   counted from 1; SIGKILL in the middle of an operation that writes
+ * - WATCH_FILE=n, WATCH_LOOK=n: a signal before file operation n, or before clock reading n, counted from 1; SIGKILL in
+ * the middle of a write
  * - WATCH_SIGNAL=number: which signal; default SIGKILL
- * - WATCH_CLOCK=file: the monotonic clock shows the seconds that this file says, a 64-bit integer
+ * - WATCH_CLOCK=file: the monotonic clock shows the seconds in this file, a 64-bit integer
  * - WATCH_PACE=n: reading number i of the monotonic clock shows i * n milliseconds
- * - WATCH_SHARED=1: the file system says that it is NFS
- * - WATCH_LEFT=n: question n whether the other side of a socket is still there is answered with no
- * - WATCH_LOG=file: a line for each operation that succeeded, its fields separated by tabs:
+ * - WATCH_SHARED=1: the file system claims to be NFS
+ * - WATCH_LEFT=n: check n of whether a socket's peer is still connected answers no
+ * - WATCH_LOG=file: one line per successful operation, with tabs between fields:
  *   - make PATH
  *   - create INODE PATH
  *   - write INODE OFFSET COUNT, and the bytes
@@ -16,7 +16,7 @@
  *   - rename PATH PATH
  *   - remove PATH
  *
- * Only new files, and what is done to their names, are of interest here. */
+ * Only new files and operations on their names are logged. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
@@ -35,7 +35,7 @@
 
 enum { MOST_DESCRIPTORS = 1024 };
 
-static char created[MOST_DESCRIPTORS]; /* by us, and written since */
+static char created[MOST_DESCRIPTORS]; /* opened by us and written since */
 
 static long number_of(const char *name)
 {
@@ -45,7 +45,7 @@ static long number_of(const char *name)
 
 static long operations, looks, questions; /* so far */
 
-/* The signal that comes now, at one more of what this variable counts; 0 for none. */
+/* Count one more event of this variable; returns the signal due now, or 0. */
 static int signal_now(const char *name, long *count)
 {
     const int number = (int)number_of("WATCH_SIGNAL");
@@ -85,7 +85,7 @@ static void log_line(const char *format, ...)
     log_bytes(line, (size_t)length);
 }
 
-/* A name within an open folder, from the root. */
+/* The absolute path of a name within an open folder. */
 static const char *whole(char path[2 * PATH_MAX], int folder, const char *name)
 {
     char link[64];

@@ -1,5 +1,5 @@
-"""A program that is signalled at a counted moment, whose files are recorded or whose clock is ours: see
-watch.c. What is counted, not timed, is the same on every machine."""
+"""Run a program that is signalled at a counted event, whose file operations are logged or whose clock is replaced: see
+watch.c. Counting events, unlike timing, is the same on every machine."""
 import os
 import pathlib
 import shutil
@@ -13,7 +13,7 @@ SANITIZED = os.environ.get("MHA_SANITIZE", "") != ""
 
 
 def watched(**settings):
-    """What to add to a program's environment: watched(file=7), watched(look=30, signal=SIGINT),
+    """Additions to a program's environment: watched(file=7), watched(look=30, signal=SIGINT),
     watched(log=path), watched(clock=path)."""
     sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
     return {"LD_PRELOAD": str(LIBRARIES / "libcli_watch.so"), "ASAN_OPTIONS": sanitizer.strip(":"),
@@ -22,7 +22,7 @@ def watched(**settings):
 
 
 def allocating(**settings):
-    """The same for allocations (memory.c), which a sanitizer takes itself: allocating(fail=7),
+    """The same for allocations (memory.c); not with sanitizers, which replace them: allocating(fail=7),
     allocating(signal=7, number=SIGINT), allocating(count=path)."""
     number = settings.pop("number", None)
     return {"LD_PRELOAD": str(LIBRARIES / "libcli_memory.so"),
@@ -31,7 +31,7 @@ def allocating(**settings):
 
 
 def beside_older(folder, names, older, *arguments, **changes):
-    """Run a command in a folder that is made anew and holds these files alone, with older in each."""
+    """Run a command in a new folder that contains only these files, with the text `older` in each."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name in names:
@@ -48,8 +48,8 @@ def set_clock(path, seconds):
 
 
 def operations(log):
-    """What was done, in order, as tuples; bytes that were written stand at the end of theirs. The next
-    program begins the log anew."""
+    """The operations in order, as tuples; written bytes come last in their tuple. Clears the log for the next
+    program."""
     data = log.read_bytes() if log.exists() else b""
     log.unlink(missing_ok=True)
     at, found = 0, []
@@ -66,8 +66,8 @@ def operations(log):
 
 
 def interrupted_at_each_operation(target, *arguments):
-    """Ctrl-C before each operation on files of this command: target, which it writes, is the older file or
-    the whole new one, with nothing beside it."""
+    """Send Ctrl-C before each file operation of this command. The target must be the older file or the complete new
+    one, without leftover files."""
     log = FOLDER / "log"
     check_good(run(*arguments, **watched(log=log)), "undisturbed")
     whole, count = target.read_bytes(), len(operations(log))

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention, with torch's arguments and the library's."""
+"""scaled_dot_product_attention with the arguments of torch and of the library."""
 from __future__ import annotations
 
 import math
@@ -18,8 +18,7 @@ Numbers: TypeAlias = Sequence[int] | torch.Tensor
 
 
 class AttentionOptions(TypedDict, total=False):
-    """What attention may do beyond torch's arguments, by the names of `multihead.attention`, whose
-    documentation explains them."""
+    """The options of `multihead.attention` that torch does not have; its documentation explains them."""
 
     bias: torch.Tensor | None
     q_offset: int | Numbers
@@ -64,7 +63,7 @@ def _numbers(values: Any) -> torch.Tensor:
 
 
 def _converted(name: str, value: torch.Tensor) -> torch.Tensor:
-    """An option in the element type that the operator takes; gradients pass through."""
+    """An option converted to the operator's element type; gradients pass through."""
     if name in _SINGLE:
         return value if value.dtype is torch.float32 else value.to(torch.float32)
     if name in _DOCUMENTS:
@@ -81,7 +80,7 @@ def dropout_seed() -> torch.Tensor:
 
 def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout: float = 0.0,
          **options: Any) -> list[torch.Tensor]:
-    """The operator with its options by name, those that are None left out; tensors have 4 axes."""
+    """Call the operator with options by name, without those that are None. Tensors have 4 axes."""
     tensors: list[torch.Tensor | None] = []
     numbers: dict[str, Any] = {}
     for name, x in zip(_operator.MAIN, (query, key, value)):
@@ -117,7 +116,7 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 
 def _broadcast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                grouped: bool) -> tuple[list[torch.Tensor], list[int]]:
-    """query, key and value with 4 axes, and the axes before [T, Dv] that the result has."""
+    """query, key and value with 4 axes, and the result's axes before [T, Dv]."""
     own = 3 if grouped else 2
     for name, x in zip(_operator.MAIN, (query, key, value)):
         if x.dim() < own:
@@ -164,40 +163,36 @@ def scaled_dot_product_attention(
         attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False, *, return_lse: bool = False,
         return_weights: bool | str = False, **options: Unpack[AttentionOptions]) -> Any:
-    """`torch.nn.functional.scaled_dot_product_attention` on a CPU, and everything that
-    `multihead.attention` adds to it.
+    """`torch.nn.functional.scaled_dot_product_attention` on the CPU, with the options of `multihead.attention`.
 
         query [..., H, T, D]     key [..., Hk, S, D]     value [..., Hk, S, Dv]
         returns [..., H, T, Dv], of query's type; float32, float16 or bfloat16
 
-    As torch's: dimensions before the last two broadcast; attn_mask is bool, true attends, or float,
-    added, and broadcasts to [..., H, T, S], or a CausalBias of torch.nn.attention.bias; is_causal keeps
-    keys s <= t, and q_offset=S-T in addition lets the last query see all keys; enable_gqa allows H to be
-    a multiple of Hk; dropout_p applies always, so pass 0 outside training. Its seed is drawn from torch's
-    generator.
+    As in torch, dimensions before the last two broadcast. attn_mask broadcasts to [..., H, T, S] and is bool (True
+    attends) or float (added), or a CausalBias of torch.nn.attention.bias. is_causal keeps keys s <= t; with
+    q_offset=S-T the last query sees all keys. enable_gqa allows H to be a multiple of Hk. dropout_p always applies:
+    pass 0 outside training. Its seed is drawn from torch's generator.
 
     Beyond torch's:
         return_lse      also return [..., H, T] f32, the logarithm of the sum of exp of the scores
-        return_weights  True: also return [..., H, T, S] f32, before dropout; "dropped": after it,
-                        as torch's modules do; "average": [..., T, S], the mean over heads
+        return_weights  True: also return [..., H, T, S] f32, before dropout; "dropped": after dropout, as torch's
+                        modules return; "average": [..., T, S], the mean over heads
         options         those of `multihead.attention`: window, softcap, sink_logits, alibi_slopes,
                         key_lengths, key_begins, q_offset, query_documents, key_documents, bias
                         (beside attn_mask), t5_table, shaw_keys, gates, ...
 
-    With these the result is a tuple: (out, lse), (out, weights) or (out, lse, weights). B is the
-    number of sequences where an option has one entry for each.
+    With return_lse or return_weights the result is a tuple: (out, lse), (out, weights) or (out, lse, weights). Options
+    with one entry per sequence have B entries.
 
-    Gradients: of query, key, value, a float attn_mask, and of bias, alibi_slopes, t5_table,
-    shaw_keys, shaw_values, sink_logits and gates, from all results; first derivatives. Memory is
-    O(T + S) in both directions, also with dropout and masks. torch.compile and torch.export see one
-    operator, multihead::attention. Nothing is copied if the last axes are contiguous, which those of
-    a model are. The number of threads is torch.get_num_threads(), unless multihead.set_threads() or
-    MHA_THREADS says otherwise. Under autocast query, key and value are converted as torch's does.
+    Query, key, value, a float attn_mask, bias, alibi_slopes, t5_table, shaw_keys, shaw_values, sink_logits and gates
+    have first derivatives, through all results. Memory is O(T + S) in both directions, also with dropout and masks.
+    torch.compile and torch.export see one operator, multihead::attention. Nothing is copied if the last axes are
+    contiguous, as in every model. The number of threads is torch.get_num_threads(), unless multihead.set_threads() or
+    MHA_THREADS sets it. Under autocast, query, key and value are converted as in torch.
 
-    Differences: a query that sees no key gives 0, always (torch: the mean of the values where a float
-    mask holds the lowest number everywhere); NaN in keys and values that no query sees has no effect
-    (torch: NaN); is_causal and attn_mask apply together (torch: depends on the kernel); returned
-    gradients are deterministic. float64 is a TypeError.
+    Differences from torch: a query that sees no key always gives 0 (torch: the mean of the values if a float mask holds
+    the lowest number everywhere). NaN in keys and values that no query sees has no effect (torch: NaN). is_causal and
+    attn_mask apply together (torch: depends on the kernel). Gradients are deterministic. float64 raises TypeError.
 
     Raises TypeError, ValueError, NotImplementedError (other devices, second derivatives).
 
@@ -220,7 +215,7 @@ def scaled_dot_product_attention(
     query, key, value = _last_contiguous(query), _last_contiguous(key), _last_contiguous(value)
     if not options and attn_mask is None and batched and not (return_lse or return_weights
                                                               or dropout_p):
-        if scale is None:  # the dispatcher looks up every argument that is given
+        if scale is None:  # the dispatcher looks up every argument passed
             plain: torch.Tensor = _operator.attention(query, key, value, causal=is_causal)[0]
             return plain
         scaled: torch.Tensor = _operator.attention(query, key, value, causal=is_causal, scale=scale)[0]

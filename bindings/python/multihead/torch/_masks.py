@@ -1,4 +1,4 @@
-"""Padding as intervals of keys."""
+"""Padding masks as intervals of keys."""
 from __future__ import annotations
 
 from typing import Any
@@ -7,10 +7,10 @@ import torch
 
 
 def padding(keep: torch.Tensor) -> dict[str, Any]:
-    """Options of attention for the keys that bool [B,S] keeps: none if it keeps all, where they begin
-    and end if each sequence keeps an interval, else a mask of one row.
+    """Options of attention for the keys that bool [B,S] keeps: none if it keeps all, begin and end if each sequence
+    keeps an interval, otherwise a mask of one row.
 
-    It reads the mask, so not while torch.compile traces.
+    Reads the mask, so it must not be called while torch.compile traces.
     """
     if torch.compiler.is_compiling():
         return {"keep_mask": keep[:, None, None, :]}

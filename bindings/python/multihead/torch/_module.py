@@ -1,4 +1,4 @@
-"""MultiheadAttention, torch's module and its functional form."""
+"""MultiheadAttention: torch's module and its functional form."""
 from __future__ import annotations
 
 import math
@@ -18,7 +18,7 @@ _torch_forward = functional.multi_head_attention_forward
 
 @dataclass
 class _Weights:
-    """The parameters of a module, by the names of torch's."""
+    """The parameters of a module, under torch's names."""
 
     in_proj_weight: torch.Tensor | None
     in_proj_bias: torch.Tensor | None
@@ -34,7 +34,7 @@ class _Weights:
 
     @property
     def more_keys(self) -> int:
-        """Keys that every query sees besides those of the input."""
+        """Extra keys that every query sees."""
         return (self.bias_k is not None) + self.add_zero_attn
 
 
@@ -81,7 +81,7 @@ def _real(name: str, mask: torch.Tensor) -> torch.Tensor:
 
 def _mask_options(attn_mask: torch.Tensor | None, padding: torch.Tensor | None,
                   more: int) -> dict[str, Any]:
-    """Masks of which true hides, or that are added, as options of attention; `more` keys follow."""
+    """Masks whose True hides, or which are added, as options of attention; `more` keys follow."""
     options: dict[str, Any] = {}
     biases = []
     if attn_mask is not None:
@@ -102,7 +102,7 @@ def _mask_options(attn_mask: torch.Tensor | None, padding: torch.Tensor | None,
 
 
 def _beside(options: dict[str, Any], padding: dict[str, Any]) -> dict[str, Any]:
-    """Padding beside another keep_mask: keys of another document, so that no T x S mask is made."""
+    """Padding in combination with a keep_mask: marked as another document, which avoids a T x S mask."""
     if "keep_mask" not in options or "keep_mask" not in padding:
         return padding
     hidden = ~padding["keep_mask"][:, 0, 0, :]
@@ -120,7 +120,7 @@ def _heads(x: torch.Tensor, size: int, batch_axis: int) -> torch.Tensor:
 
 
 def _more_keys(w: _Weights, x: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor:
-    """Keys or values [B,Hk,S,size] and the learned one, and zeros."""
+    """Keys or values [B,Hk,S,size], followed by the learned one and by zeros."""
     batch, heads, _, size = x.shape
     parts = [x]
     if extra is not None:
@@ -132,7 +132,7 @@ def _more_keys(w: _Weights, x: torch.Tensor, extra: torch.Tensor | None) -> torc
 
 @dataclass
 class _Call:
-    """What one forward call does besides projecting."""
+    """Settings of one forward call apart from its projections."""
 
     head_dim: int
     batch_axis: int
@@ -159,7 +159,7 @@ def _static(name: str, x: torch.Tensor, batch: int, size: int) -> torch.Tensor:
 def _attend(w: _Weights, call: _Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
             masks: Callable[[int, int, int, int], dict[str, Any]]
             ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The formula: projections, heads, attention, W_o. masks: of B, H, T, S to options."""
+    """The formula: projections, heads, attention, W_o. masks maps B, H, T, S to options."""
     projected = _project(w, query, key, value)
     q, k, v = (_heads(x, call.head_dim, call.batch_axis) for x in projected)
     batch = q.shape[0]
@@ -198,7 +198,7 @@ def _forward(w: _Weights, call: _Call, query: torch.Tensor, key: torch.Tensor, v
              num_heads: int, key_padding_mask: torch.Tensor | None,
              attn_mask: torch.Tensor | None,
              is_causal: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What torch's forward does before and after the formula."""
+    """The checks and reshapes of torch's forward before and after the formula."""
     if isinstance(attn_mask, CausalBias):
         offset = _attention.causal_offset(attn_mask)
         attn_mask = ~torch.ones(attn_mask.seq_len_q, attn_mask.seq_len_kv, dtype=torch.bool,
@@ -264,7 +264,7 @@ def _starts(lengths: list[int]) -> torch.Tensor:
 
 def _nested(w: _Weights, call: _Call, query: torch.Tensor, key: torch.Tensor,
             value: torch.Tensor) -> torch.Tensor:
-    """A ragged batch: sequences one after the other, without padding."""
+    """A ragged batch: concatenated sequences without padding."""
     if call.batch_axis != 0:
         raise ValueError("nested tensors need batch_first=True")
     flat_q, queries = _flat(query)
@@ -314,11 +314,11 @@ def multi_head_attention_forward(
         static_k: torch.Tensor | None = None, static_v: torch.Tensor | None = None,
         average_attn_weights: bool = True, is_causal: bool = False, *,
         nan_rows: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`torch.nn.functional.multi_head_attention_forward`: its arguments, shapes and errors; inputs are
-    [T,B,E] or [T,E]. `MultiheadAttention` says what differs.
+    """`torch.nn.functional.multi_head_attention_forward`, with its arguments, shapes and errors. Inputs are [T,B,E] or
+    [T,E]. `MultiheadAttention` lists the differences.
 
-    static_k, static_v [B*H,S,D] stand for projected keys and values; H may then be smaller than the
-    number of query heads.
+    static_k, static_v [B*H,S,D] replace the projected keys and values; H may then be smaller than the number of query
+    heads.
     """
     if query.dtype is torch.float64:
         _warn_of_double()
@@ -353,32 +353,30 @@ def multi_head_attention_forward(
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention`, computed by this library: the same constructor, forward and
-    state_dict, and the same numbers within rounding, forward and backward; memory is O(T + S) unless
-    weights are asked for.
+    """`torch.nn.MultiheadAttention`, computed by this library: the same constructor, forward and state_dict, and the
+    same results and gradients within rounding. Memory is O(T + S) unless weights are requested.
 
         mha = MultiheadAttention(512, 8, batch_first=True)
         mha.load_state_dict(torch_module.state_dict())
 
-    Beyond torch's:
-        kv_heads    heads of keys and values, a divisor of num_heads; the parameters are then
-                    q_proj_weight, k_proj_weight, v_proj_weight
-        window      (left, right): keys before and after a query's position that it sees; -1: all
+    Additional arguments:
+        kv_heads    number of key/value heads, a divisor of num_heads; the parameters are then q_proj_weight,
+                    k_proj_weight, v_proj_weight
+        window      (left, right): number of keys visible before and after a query's position; -1: all
         softcap     scores become softcap tanh(score / softcap); 0: none
         sinks       a learned logit per head in the softmax's denominator: parameter sinks [H]
-        rope_base   rotary positions, halves paired as in Llama, of q and k; None: none
+        rope_base   base of rotary positions of q and k, with halves paired as in Llama; None: none
         qk_norm     RMS norm of q and k over the head: parameters q_norm.weight, k_norm.weight
         nan_rows    a query that sees no key gives NaN where torch gives NaN
 
-    Nested tensors (batch_first, both layouts) are ragged batches, in training too; weights are then
-    None. A query that sees no key has weights and heads of 0, so that out is out_proj.bias; torch gives
-    NaN if need_weights, else the same as this. The hint is_causal does what it does in torch: it needs
-    attn_mask, and stands for it where neither weights nor padding are asked for. float64 goes to torch's
-    own code, with a warning; with the arguments above it is a TypeError.
+    Nested tensors (batch_first, both layouts) are ragged batches, in training too; the returned weights are then None.
+    A query that sees no key has weights and heads of 0, so out is out_proj.bias; torch gives NaN if need_weights,
+    otherwise the same. The hint is_causal works as in torch: it requires attn_mask, and replaces it if neither weights
+    nor padding are given. float64 uses torch's own code, with a warning; combined with an additional argument it raises
+    TypeError.
 
-    In eval mode torch.nn.TransformerEncoderLayer calls a kernel of its own in place of any module,
-    unless the module has extras of the list; torch.backends.mha.set_fastpath_enabled(False) prevents
-    it.
+    In eval mode torch.nn.TransformerEncoderLayer bypasses this module and calls its own kernel, unless an additional
+    argument is set; torch.backends.mha.set_fastpath_enabled(False) prevents that.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
@@ -406,10 +404,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self.extras = bool(window or softcap or sinks or qk_norm or rope_base
                            or self.kv_heads != num_heads)
         if self.extras:
-            self._qkv_same_embed_dim = False  # keeps torch's layers from calling their own kernel
+            self._qkv_same_embed_dim = False  # prevents torch's layers from calling their own kernel
 
     def _group(self, add_bias_kv: bool, **factory: Any) -> None:
-        """Parameters for fewer heads of keys and values."""
+        """Parameters for fewer key/value heads."""
         rows = self.kv_heads * self.head_dim
         shapes = {"q_proj_weight": (self.embed_dim, self.embed_dim),
                   "k_proj_weight": (rows, self.kdim), "v_proj_weight": (rows, self.vdim)}
@@ -447,7 +445,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 key_padding_mask: torch.Tensor | None = None, need_weights: bool = True,
                 attn_mask: torch.Tensor | None = None, average_attn_weights: bool = True,
                 is_causal: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(out, weights or None), of the shapes of torch's forward."""
+        """(out, weights or None), with the shapes of torch's forward."""
         if query.dtype is torch.float64:
             if self.extras:
                 raise TypeError("float64 is not supported: call .float() on the module and its input")

@@ -1,11 +1,11 @@
 """The operators of torch: multihead::attention and multihead::attention_backward.
 
-Both take what `multihead.attention` takes, in one order: tensors first, those that have a gradient
-before the others, then numbers. Under autograd the first calls the second; torch.compile and export
-see two operators with known shapes. The kernels are Python over the C library, without copies.
+Both take the arguments of `multihead.attention` in one order: differentiable tensors, other tensors, numbers. Under
+autograd the first calls the second; torch.compile and export see two operators with known shapes. The kernels are
+Python over the C library, without copies.
 
-In a call the dispatcher costs more than everything else. So the autograd kernel calls the CPU's
-directly where nothing lies between them: no mode, no tensor subclass, no transform.
+The dispatcher is the largest cost of a call. So the autograd kernel calls the CPU's directly if no mode, tensor
+subclass or transform lies between them.
 """
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .._library import Context, check, default_context, library, thread
 
 MAIN = ("query", "key", "value")
 SMOOTH = ("bias", "alibi_slopes", "t5_table", "shaw_keys", "shaw_values", "sink_logits", "gates")
-"""Optional tensors that have gradients."""
+"""Optional tensors with gradients."""
 NUMBERS = ("key_lengths", "key_begins", "q_offsets", "query_starts", "key_starts")
-"""Tensors of int64, one number for each sequence."""
+"""Tensors of int64 with one number per sequence."""
 FIXED = ("keep_mask", "global_keys", "global_queries", "query_documents", "key_documents",
          "keep_blocks", *NUMBERS, "dropout_seed")
-"""Optional tensors that have none."""
+"""Optional tensors without gradients."""
 TENSORS = (*SMOOTH, *FIXED)
 
-# What an operator returns besides o: bits of its argument `outputs`, in this order.
+# The results of an operator besides o: bits of its argument `outputs`, in this order.
 LSE, PROBABILITIES, AVERAGE, DROPPED = 1, 2, 4, 8
 
 _OPTIONAL = "".join(f", Tensor? {name}=None" for name in TENSORS)
@@ -56,7 +56,7 @@ attention_backward = torch.ops.multihead.attention_backward.default
 
 
 class _Contexts(threading.local):
-    """The context of a thread, with as many threads as torch has there."""
+    """The context of a thread, with torch's number of threads."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -68,7 +68,7 @@ _from_environment = "MHA_THREADS" in os.environ
 
 
 def _context() -> Context:
-    """multihead.set_threads() and MHA_THREADS apply; else torch.get_num_threads()."""
+    """The number of threads of multihead.set_threads() or MHA_THREADS, else torch.get_num_threads()."""
     if _from_environment or _library._default_threads:
         return default_context()
     count = torch.get_num_threads()
@@ -81,8 +81,8 @@ def _context() -> Context:
 
 
 def _empty_output(query: torch.Tensor, size: int) -> torch.Tensor:
-    """[B,H,T,size] in memory as [B,T,H,size], or [T,B,H,size] if the query lies so: then joining the
-    heads copies nothing."""
+    """[B,H,T,size] in memory as [B,T,H,size], or [T,B,H,size] if the query has that layout, so that joining the heads
+    copies nothing."""
     batch, heads, queries, _ = query.shape
     if batch > 1 and queries > 1 and query.stride(0) < query.stride(2):
         return query.new_empty((queries, batch, heads, size)).permute(1, 2, 0, 3)
@@ -90,7 +90,7 @@ def _empty_output(query: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _empty_gradient(of: torch.Tensor) -> torch.Tensor:
-    """f32 of the shape of an input, its axes in the same order in memory, the last one contiguous."""
+    """f32 with the shape and memory order of an input; the last axis is contiguous."""
     like = torch.empty_like(of, dtype=torch.float32)
     if like.dim() and like.stride(-1) != 1:
         return torch.empty(of.shape, dtype=torch.float32, device=of.device)
@@ -121,12 +121,12 @@ _NAMES = {"q": "query", "k": "key", "v": "value", "o": "out"}
 
 
 class _Call:
-    """A call made ready: structs, and the slots that addresses and numbers are written to."""
+    """A prepared call: structs, and the slots for addresses and numbers."""
 
     def __init__(self, names: tuple[str, ...], tensors: tuple[Any, ...], rest: tuple[Any, ...],
                  options: dict[str, Any], results: tuple[tuple[str, torch.Tensor], ...]) -> None:
         for name, tensor in zip(MAIN, tensors):
-            _tensor.kind_of(tensor, name)  # makes torch's element types known
+            _tensor.kind_of(tensor, name)  # registers torch's element types
             _check(tensor, name)
         call = self.prepared = Prepared()
         for name, tensor in zip(names, tensors):
@@ -163,9 +163,9 @@ def check_here(name: str, x: torch.Tensor) -> None:
 
 
 def check_kind(name: str, x: torch.Tensor) -> None:
-    """Reject tensors whose elements are not those of one array in memory: of other devices (those of "meta" have
-    shapes), nested, sparse and quantised ones, and classes that redefine torch's functions, which this
-    package does not use."""
+    """Reject tensors that are not one array in the CPU's memory: other devices ("meta" tensors have shapes and pass),
+    nested, sparse and quantised tensors, and classes that redefine torch's functions, which this package does not
+    use."""
     if not x.is_cpu and not x.is_meta:
         check_here(name, x)
     if x.is_nested:
@@ -182,7 +182,7 @@ def check_kind(name: str, x: torch.Tensor) -> None:
 
 
 def _check(tensor: torch.Tensor, name: str) -> None:
-    """What the dispatcher does not check."""
+    """The checks that the dispatcher does not make."""
     if tensor.dtype is torch.float64:
         raise TypeError(f"{name}: torch.float64 is not supported: use {name}.float(), or "
                         "torch.nn.functional.scaled_dot_product_attention for double precision")
@@ -208,7 +208,7 @@ _SAME = ("causal", "sink_keys", "softcap", "dropout", "t5_max_distance", "t5_one
 
 
 def _numbers(options: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Options that hold for every call of a layout."""
+    """Options that are fixed for every call of a layout."""
     found = [(name, options[name]) for name in _SAME if options.get(name)]
     if options.get("scale") == 0:
         found.append(("scale", 0.0))
@@ -220,7 +220,7 @@ def _numbers(options: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _values(tensors: tuple[Any, ...], rest: tuple[Any, ...], options: dict[str, Any]) -> list[Any]:
-    """What the slots of a call get: addresses, the seed, the offset."""
+    """The values for the slots of a call: addresses, the seed, the offset."""
     values = [tensor.data_ptr() for tensor in tensors]
     for name, tensor in zip(TENSORS, rest):
         if tensor is not None:
@@ -232,7 +232,7 @@ def _values(tensors: tuple[Any, ...], rest: tuple[Any, ...], options: dict[str, 
 
 def _key(kind: str, tensors: tuple[Any, ...], rest: tuple[Any, ...],
          options: dict[str, Any]) -> tuple[Any, ...]:
-    """What a prepared call depends on. An offset may change from call to call."""
+    """The key of a prepared call. An offset may change from call to call."""
     key: list[Any] = [kind]
     for x in tensors:
         key += (x.dtype, x.shape, x.stride())
@@ -319,7 +319,7 @@ class _Backward(_Call):
 def backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, o: torch.Tensor,
              lse: torch.Tensor, *optional: Any, wanted: list[bool],
              **options: Any) -> list[torch.Tensor]:
-    """The kernel of multihead::attention_backward: the wanted ones of MAIN and SMOOTH."""
+    """The kernel of multihead::attention_backward: the wanted gradients of MAIN and SMOOTH."""
     found = dict(zip(_GRADIENTS, optional))
     rest = optional[len(_GRADIENTS):]
     o_gradient = found.get("o_gradient")
@@ -358,7 +358,7 @@ _registry.impl("attention_backward", backward, "CPU")
 _registry.impl("attention", _elsewhere, "CompositeExplicitAutograd")
 _registry.impl("attention_backward", _elsewhere, "CompositeExplicitAutograd")
 
-# ---- Shapes without numbers -------------------------------------------------------------------------
+# ---- Shape inference -------------------------------------------------------------------------
 
 
 @torch.library.register_fake("multihead::attention", lib=_registry)

@@ -1,5 +1,5 @@
 /* See word_model.h. */
-#include "support/word_model.h"
+#include "unit/word_model.h"
 
 #include "support/expect.h"
 #include "support/one_context.h"

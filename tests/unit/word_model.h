@@ -1,6 +1,6 @@
 /* A causal model of whole words with random weights, saved in the folder of temp_files.h and loaded. */
-#ifndef SUPPORT_WORD_MODEL_H
-#define SUPPORT_WORD_MODEL_H
+#ifndef UNIT_WORD_MODEL_H
+#define UNIT_WORD_MODEL_H
 
 #include <multihead/model.h>
 
