@@ -640,8 +640,8 @@ static void texts_are_subtracted(void **state)
     mha_maps fewer = b;
     fewer.layers--;
     bool same = true;
-    expect_error(mha_maps_subtract(&a, &c, NULL), MHA_ERR_SIZE, "the shorter one begins");
-    expect_error(mha_maps_subtract(&b, &c, NULL), MHA_ERR_SIZE, "part at token 2");
+    expect_error(mha_maps_subtract(&a, &c, NULL), MHA_ERR_SIZE, "the shorter one is a prefix");
+    expect_error(mha_maps_subtract(&b, &c, NULL), MHA_ERR_SIZE, "first differ at token 2");
     expect_error(mha_maps_subtract(&a, &d, NULL), MHA_ERR_UNSUPPORTED, "blocks");
     expect_error(mha_maps_subtract(&a, &e, NULL), MHA_ERR_ARGUMENT, "none of layer 1");
     expect_error(mha_maps_subtract(&a, &fewer, NULL), MHA_ERR_ARGUMENT, "of one model");
