@@ -375,7 +375,7 @@ cli_exit prune_choose(prune_job *job)
             if (job->points[job->chosen].removed == wanted) return CLI_OK;
         return cli_fail(CLI_USAGE, PRUNE,
                         "%" PRId64 " heads cannot be kept: there are %" PRId64
-                        ", of which --min-per-layer lets at most %" PRId64 " go",
+                        ", and --min-per-layer allows at most %" PRId64 " go",
                         o->keep, job->heads, job->count);
     }
     const double least = (o->stop.given ? o->stop.value : 0.9) * job->points[0].ours.measure;

@@ -37,41 +37,42 @@ typedef struct train_options {
 #define NUMBER(name, field, ...) ROW_NUMBER(name, train_options, field, __VA_ARGS__)
 
 static const args_option option_table[] = {
-    ROW_HEADING("The model; defaults are the task's recipe"),
+    ROW_HEADING("The model; defaults are those of the task"),
     NUMBER("layers", layers, 1, TRAIN_MOST_LAYERS, "layers"),
-    NUMBER("heads", heads, 1, TRAIN_MOST_HEADS, "heads per layer; the width stays the same"),
-    NUMBER("embed", embed, 2, 4096, "width of the model"),
-    NUMBER("ff", ff, 0, 65536, "width of the feed-forward layers; 0: attention only"),
-    ROW_HEADING("A text of your own instead of a task"),
-    ROW_TEXT("text", train_options, text, "FILE",
-             "learn to predict its next word; UTF-8. Punctuation\nmarks are separate words"),
-    ROW_FLAG(0, "chars", train_options, characters, 1, "characters instead of words",
+    NUMBER("heads", heads, 1, TRAIN_MOST_HEADS, "set the heads per layer, at the same width"),
+    NUMBER("embed", embed, 2, 4096, "set the width of the model"),
+    NUMBER("ff", ff, 0, 65536, "set the width of feed-forward layers; 0: none"),
+    ROW_HEADING("Your own text instead of a task"),
+    ROW_TEXT(
+        "text", train_options, text, "FILE",
+        "learn to predict the next word of FILE, UTF-8;\npunctuation marks are separate words"),
+    ROW_FLAG(0, "chars", train_options, characters, 1, "predict characters instead of words",
              .needs = "--text FILE"),
-    NUMBER("context", context, 8, 4096, "tokens per sequence; default 64, characters 128",
-           .needs = "--text FILE"),
+    NUMBER("context", context, 8, 4096,
+           "set the tokens per sequence; default 64, or 128\ncharacters", .needs = "--text FILE"),
     NUMBER("words", words, 8, 65536,
-           "maximum vocabulary size; default 4096. Other words,\nand those that occur once, are "
-           "<unk>",
+           "limit the vocabulary; default 4096. Other words, and\nwords that occur once, are <unk>",
            .needs = "--text FILE"),
     ROW_HEADING("Training"),
-    NUMBER("seed", seed, 0, INT64_MAX, "of parameters and data; default 0"),
-    NUMBER("steps", steps, 1, INT64_C(1) << 40, "per attempt, at most"),
-    NUMBER("tries", tries, 1, 1000, "maximum number of attempts; default: the recipe's"),
-    NUMBER("seconds", seconds, 1, 1000000, "for all attempts together, at most"),
-    NUMBER("batch", batch, 1, 256, "sequences per step"),
-    NUMBER("every", every, 1, 1000000, "steps between two evaluations on held-out data"),
-    ROW_REAL("learning-rate", train_options, learning_rate, "of AdamW, after the warm-up"),
+    NUMBER("seed", seed, 0, INT64_MAX, "seed parameters and data; default 0"),
+    NUMBER("steps", steps, 1, INT64_C(1) << 40, "limit the steps per attempt"),
+    NUMBER("tries", tries, 1, 1000, "limit the attempts; default: the recipe's number"),
+    NUMBER("seconds", seconds, 1, 1000000, "limit the time of all attempts"),
+    NUMBER("batch", batch, 1, 256, "set the sequences per step"),
+    NUMBER("every", every, 1, 1000000, "set the steps between evaluations on held-out data"),
+    ROW_REAL("learning-rate", train_options, learning_rate,
+             "set the learning rate of AdamW after the warm-up"),
     ROW_REAL("dropout", train_options, dropout,
-             "fraction of attention weights dropped in each step,\n0 to 1; off while heads are "
+             "drop this fraction of attention weights in each step,\n0 to 1; off while heads are "
              "measured"),
     ROW_HEADING("Output"),
     ROW_OUTPUT(train_options, folder, "FOLDER",
-               "the model as a Hugging Face folder, the state of\n"
+               "write the model as a Hugging Face folder, the state of\n"
                "training, the curve and reports of its heads"),
     ROW_FLAG(0, "fresh", train_options, fresh, 1,
              "start over even if the folder holds a training run", .needs = "--output FOLDER"),
     ROW_FLAG(0, "no-report", train_options, no_report, 1,
-             "train and save only; no measurements, no pictures"),
+             "only train and save; no measurements, no pictures"),
     ROW_HEADING("Other"),
     NUMBER("print", print, 1, 1000000,
            "print N held-out sequences as CoNLL-U, with links to\nthe words to attend to, instead "
@@ -81,7 +82,7 @@ static const args_option option_table[] = {
                "--every --learning-rate --dropout --output --fresh --no-report",
            .why = "it trains nothing"),
     ROW_THREADS(train_options),
-    ROW_QUIET(train_options, "no progress on stderr"),
+    ROW_QUIET(train_options, "print no progress on stderr"),
     ROW_HELP,
 };
 
@@ -182,8 +183,8 @@ static bool stopped(const train_run *run)
     return run->stopped || (!ranks_transport() && signals_came());
 }
 
-/* Run a step, or none if a rank received a signal. That rank still joins the agreement at the
- * beginning of a step. */
+/* Run a step, or none if a rank received a signal. That rank still takes part in the agreement at
+ * the beginning of a step. */
 static cli_exit step(train_run *run)
 {
     if (ranks_transport() && signals_came()) {
@@ -251,7 +252,7 @@ static cli_exit train_all(const train_options *options, train_run *run, train_ve
         const bool out_of_time = options->seconds > 0 && run->seconds >= (double)options->seconds;
         if (*verdict == TRAIN_DONE || stopped(run) || out_of_time || !more) return CLI_OK;
         cli_note(
-            options->quiet, "%sstuck at step %" PRId64 ": again, with the seed of try %" PRId64,
+            options->quiet, "%sstuck at step %" PRId64 ": restarting with the seed of try %" PRId64,
             screen_shows_progress(options->quiet) ? "\n" : "", run->model.step, run->attempt + 2);
         run->attempt++;
         CLI_TRY(train_save_try(run));
@@ -288,7 +289,7 @@ static cli_exit find_task(const args_texts *plain, const train_task **task)
                     all);
 }
 
-/* Another number of heads at equal width. */
+/* Another number of heads at the same width. */
 static cli_exit set_heads(int64_t heads, mha_transformer_desc *model)
 {
     const int64_t width = model->head_dim ? model->head_dim * model->num_heads : model->embed_dim;
@@ -320,7 +321,7 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
         return cli_fail(CLI_USAGE, TRAIN,
                         "--batch is %" PRId64
                         ", but each step of the task %s takes all of its %" PRId64
-                        " sequences; leave --batch out",
+                        " sequences; omit --batch",
                         o->batch, task->name, recipe->batch);
     if (o->batch) recipe->batch = o->batch;
     if (o->every) recipe->every = o->every;
@@ -329,7 +330,7 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
         return cli_fail(CLI_USAGE, TRAIN, "--dropout is %g, expected 0 to 1", recipe->dropout);
     if (!o->learning_rate.given) return CLI_OK;
     if (!(o->learning_rate.value > 0 && o->learning_rate.value <= 1))
-        return cli_fail(CLI_USAGE, TRAIN, "--learning-rate is %g, expected more than 0, up to 1",
+        return cli_fail(CLI_USAGE, TRAIN, "--learning-rate is %g, expected more than 0, at most 1",
                         o->learning_rate.value);
     recipe->learning_rate = o->learning_rate.value;
     return CLI_OK;
@@ -346,8 +347,9 @@ static void print_goal(const train_run *run)
     for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
         cli_print("%s%s %.1f %%", kind ? ", " : " (", task->kinds[kind],
                   100 * last[TRAIN_CURVE_KIND + kind]);
-    cli_print("%s, with a loss of %.3g; the best head has %.0f %% of its weight on what is right\n",
-              task->kinds[1] ? ")" : "", last[TRAIN_CURVE_HELD_OUT], 100 * last[TRAIN_CURVE_BEST]);
+    cli_print(
+        "%s, with a loss of %.3g; the best head has %.0f %% of its weight on the right tokens\n",
+        task->kinds[1] ? ")" : "", last[TRAIN_CURVE_HELD_OUT], 100 * last[TRAIN_CURVE_BEST]);
 }
 
 static void say_how_it_ended(const train_options *options, const train_run *run,
@@ -363,12 +365,12 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
     if (model->task->text) {
         cli_print("%" PRId64 " steps, %.1f s of training; ", model->step, run->seconds);
         if (run->best_step > 0)
-            cli_print("kept is the model after %" PRId64
-                      " steps: its perplexity is the lowest, %.2f, on the part of the text that "
-                      "decides this\n",
-                      run->best_step, mha_exp(run->best_loss));
+            cli_print(
+                "the saved model is that after %" PRId64
+                " steps, with the lowest perplexity, %.2f, on the validation part of the text\n",
+                run->best_step, mha_exp(run->best_loss));
         else
-            cli_print("too few for a look at held-out text\n");
+            cli_print("too few for an evaluation on held-out text\n");
         return;
     }
     cli_print("%s after %" PRId64 " steps of try %" PRId64 ", %.1f s of training\n",
@@ -391,7 +393,7 @@ static cli_exit finish(const train_options *options, train_run *run, train_verdi
                  run->model.encoder ? "/encoder" : "");
     else
         cli_note(options->quiet,
-                 "nothing was kept; -o FOLDER keeps the model, and reports of all its heads");
+                 "nothing was saved; -o FOLDER saves the model and reports of all its heads");
     return CLI_OK;
 }
 
@@ -400,8 +402,8 @@ static cli_exit learn(const train_options *options, train_run *run, train_verdic
     CLI_TRY(train_save_begin(options->fresh, run));
     if (!run->done && run->model.step > run->model.recipe.steps)
         return cli_fail(CLI_USAGE, TRAIN,
-                        "%s: stands at step %" PRId64 " already, --steps is %" PRId64
-                        "; give more, or --fresh to begin anew",
+                        "%s: is already at step %" PRId64 ", --steps is %" PRId64
+                        "; give more, or --fresh to start over",
                         options->folder, run->model.step, run->model.recipe.steps);
     return train_all(options, run, verdict);
 }
@@ -415,7 +417,7 @@ static cli_exit run_training(const train_options *options, const train_task *tas
                      .pictures = !options->no_report && ranks_first()};
     CLI_TRY(make_recipe(options, task, &run.model.recipe));
     CLI_TRY(context_make(TRAIN, MHA_ISA_AUTO, options->threads, &run.model.context));
-    /* From the first file to the last, so that a signal never loses completed work. */
+    /* Hold signals from the first file to the last, so that none loses completed work. */
     signals_hold();
     CLI_TRY(learn(options, &run, &verdict));
     ranks_release();

@@ -1,21 +1,21 @@
-/* Agreement: a verb takes the number of its subject, however many nouns of the other number stand
+/* Agreement: a verb takes the number of its subject, regardless of nouns of the other number
  * between them.
  *
  *   the old keys near the cabinet behind her windows usually open the book .
  *
- * Determiners are without number, so that only nouns and verbs show it; an opening, adjectives,
- * adverbs and up to two phrases in between leave no fixed place for the subject. The noun nearest
- * to the verb is the wrong one to ask in half of the sentences with a phrase. A tenth of the pairs
- * of a subject and the first noun behind it (the object, if nothing stands in between) never occurs
- * in training. Kinds: how many of the nouns in between have the other number. */
+ * Determiners have no number, so that only nouns and verbs show it. An opening, adjectives, adverbs
+ * and up to two phrases vary the position of the subject. In half of the sentences with a phrase
+ * the noun nearest to the verb has the wrong number. A tenth of the pairs of a subject and the next
+ * noun (the object, if there is no phrase) never occurs in training. Kinds: the number of
+ * intervening nouns with the other number. */
 #include "train/train.h"
 
 #include <stdio.h>
 
 enum { NOUNS = 24, VERBS = 12, LONGEST = 28, PHRASES = 2 };
 
-/* Where each sort of word begins in the list below. Plural nouns and verbs stand NOUNS and VERBS
- * behind their singular. */
+/* The start of each class of words in the list below. Plural nouns and verbs follow their singular
+ * at distance NOUNS and VERBS. */
 enum {
     BEGIN = 0,
     END = 1,
@@ -55,7 +55,7 @@ static const char *const words[WORDS] = {
 typedef struct sentence {
     int32_t words[LONGEST];
     int64_t length;
-    int64_t noun[1 + PHRASES]; /* where the subject and the nouns in between stand */
+    int64_t noun[1 + PHRASES]; /* positions of the subject and the intervening nouns */
     bool plural[1 + PHRASES];
     int phrases;
     int64_t row; /* before the verb */
@@ -123,7 +123,7 @@ static int attractors(const sentence *s)
     return count;
 }
 
-/* The nearest noun of the other number: attending to it is wrong. */
+/* The nearest noun of the other number is the wrong one to attend to. */
 static int64_t attractor(const sentence *s)
 {
     for (int i = s->phrases; i > 0; i--)
@@ -131,7 +131,7 @@ static int64_t attractor(const sentence *s)
     return -1;
 }
 
-/* The mean over all words, and as much again over the verbs. */
+/* Weigh the mean over all words and the mean over the verbs equally. */
 static void set_sentence(train_batch *batch, int64_t b, const sentence *s, int64_t targets)
 {
     for (int64_t i = 0; i < batch->T; i++) {
@@ -180,7 +180,7 @@ static train_verdict judge(const train_recipe *recipe, int64_t step, const train
     return step >= 400 && best < 0.3 ? TRAIN_RESTART : TRAIN_GO_ON;
 }
 
-/* Guesses by place alone. */
+/* Guesses by position only. */
 static void baselines(random_source *r)
 {
     enum { SENTENCES = 20000 };
@@ -200,8 +200,9 @@ static void baselines(random_source *r)
     }
     cli_print(
         "Without attention: the nearest noun has the verb's number in %.1f %%\n"
-        "Where the subject is: the nearest noun in %.1f %%, the best fixed offset from the row "
-        "before\nthe verb in %.1f %%, the best fixed place in %.1f %%\n",
+        "The subject is the nearest noun in %.1f %%, at the best fixed offset from the row before\n"
+        "the verb in %.1f %%, at the best fixed position in %.1f %%\n"
+        "",
         100.0 * (double)nearest / SENTENCES, 100.0 * (double)subject_nearest / SENTENCES,
         100.0 * (double)best_offset / SENTENCES, 100.0 * (double)best_slot / SENTENCES);
 }
@@ -226,9 +227,9 @@ static const train_recipe recipe = {
 
 const train_task train_agreement = {
     .name = "agreement",
-    .summary = "the verb takes its subject's number, whatever nouns stand between them",
-    .goal = "99 % of the verbs with 0, 1 and 2 nouns of the other number in between, one head with "
-            "80 % of its weight on the subject for each",
+    .summary = "the verb takes its subject's number, regardless of nouns between them",
+    .goal = "99 % of the verbs with 0, 1 and 2 intervening nouns of the other number, one head "
+            "with 80 % of its weight on the subject for each",
     .kinds = {"none", "one", "two"},
     .words = words,
     .word_count = WORDS,

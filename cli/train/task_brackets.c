@@ -1,10 +1,10 @@
 /* Brackets: the next symbol of texts in which four kinds of brackets are opened and closed, up to
- * five deep. Who is to close must copy the kind of the bracket that is open, which may lie far back
- * behind others that were closed since: "( [ ] { < > } )".
+ * five deep. To close one, a model must copy the kind of the open bracket, which may be far back,
+ * before others that are already closed: "( [ ] { < > } )".
  *
- * A language model, not a judge of balance: a judge learns to count, a model that closes must find
- * the opener (heads.md's trap). Kinds: near, the opener is the last one opened; far, others were
- * opened and closed since, where the last opener is the wrong one to ask. */
+ * The task is to predict, not to judge balance: a judge learns to count, but a model that closes
+ * brackets must find the opener. Kinds: near, the opener is the last bracket opened; far, others
+ * were opened and closed since, and the last opener is the wrong one to attend to. */
 #include "train/train.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@ enum { SORTS = 4, DEEPEST = 5, LENGTH = 41, BEGIN = 2 * SORTS, WORDS };
 
 static const char *const words[WORDS] = {"(", "[", "{", "<", ")", "]", "}", ">", "<s>"};
 
-/* Every way to go on that is open: deeper or back with even chances, where both are. */
+/* Open or close with equal probability, if both are possible. */
 static int32_t next_symbol(random_source *r, int64_t depth, const int32_t *stack)
 {
     const bool opens = depth == 0 || (depth < DEEPEST && random_chance(r, 0.5));
@@ -49,7 +49,7 @@ static void draw_text(random_source *r, int64_t b, train_batch *batch)
 
 static void draw(const train_ask *ask, train_batch *batch)
 {
-    const int64_t count = ask->count; /* of any split: texts do not come twice */
+    const int64_t count = ask->count; /* for any split: texts do not repeat */
     batch->B = count;
     batch->T = LENGTH;
     batch->S = batch->probe_count = 0;
@@ -89,11 +89,10 @@ static void baselines(random_source *r)
     }
     for (int i = 0; i < LENGTH; i++)
         if (offset[i] > best) best = offset[i];
-    cli_print(
-        "Without attention: the last bracket opened is the right one in %.1f %%, of the right "
-        "kind in %.1f %%;\nthe best fixed offset finds the opener in %.1f %%\n",
-        100.0 * (double)nearest / (double)probes, 100.0 * (double)sort / (double)probes,
-        100.0 * (double)best / (double)probes);
+    cli_print("Without attention: the last bracket opened is the right one in %.1f %%, and of the "
+              "right kind in %.1f %%;\nthe best fixed offset finds the opener in %.1f %%\n",
+              100.0 * (double)nearest / (double)probes, 100.0 * (double)sort / (double)probes,
+              100.0 * (double)best / (double)probes);
 }
 
 static const train_recipe recipe = {
@@ -115,9 +114,9 @@ static const train_recipe recipe = {
 
 const train_task train_brackets = {
     .name = "brackets",
-    .summary = "brackets of four kinds, up to five deep: to close one, find the one that is open",
-    .goal = "98 % of the brackets that close, near and far, one head with half of its weight on "
-            "the bracket that is open for both",
+    .summary = "brackets of four kinds, up to five deep: close the one that is open",
+    .goal = "98 % of the closing brackets, near and far, one head with half of its weight on the "
+            "open bracket for both",
     .kinds = {"near", "far"},
     .words = words,
     .word_count = WORDS,

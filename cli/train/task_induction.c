@@ -8,7 +8,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Training sees LENGTH tokens; the model has places for LONGEST, to see what lies beyond. */
+/* Training uses LENGTH tokens; the model has positions for LONGEST, to test longer texts. */
 enum { SYMBOLS = 64, BEGIN = SYMBOLS, WORDS, LENGTH = 64, LONGEST = 96, MOST_PERIOD = 40 };
 
 typedef struct course {
@@ -50,7 +50,7 @@ static void add_probe(train_batch *batch, int64_t b, int64_t i, int64_t period)
 static void draw_course(const train_ask *ask, const course *c, train_batch *batch)
 {
     random_source *r = ask->random;
-    const int64_t count = ask->count, T = c->length; /* of any split: blocks do not come twice */
+    const int64_t count = ask->count, T = c->length; /* for any split: blocks do not repeat */
     batch->B = count;
     batch->T = T;
     batch->S = batch->probe_count = 0;
@@ -98,7 +98,7 @@ static train_verdict judge(const train_recipe *recipe, int64_t step, const train
                                                                           : TRAIN_GO_ON;
 }
 
-/* Periods that training never saw. */
+/* The accuracy on sequences with periods that do not occur in training. */
 static cli_exit score_course(train_model *model, void (*draws)(const train_ask *, train_batch *),
                              double *accuracy)
 {
@@ -115,7 +115,7 @@ static cli_exit score_course(train_model *model, void (*draws)(const train_ask *
     return CLI_OK;
 }
 
-/* The best prefix score of the last layer: weight on all earlier copies of what comes next. */
+/* The best prefix score of the last layer: weight on all earlier copies of the next token. */
 static double prefix_of(const train_scores *s, int64_t last, int64_t heads, int64_t *head)
 {
     for (int64_t h = *head = 0; h < heads; h++)
@@ -123,8 +123,8 @@ static double prefix_of(const train_scores *s, int64_t last, int64_t heads, int6
     return train_right(s, 0, last, *head);
 }
 
-/* What is left of the induction heads without the head that looks at the token before, and without
- * all of its layer. */
+/* The scores of the induction heads without the previous-token head, and without its whole
+ * layer. */
 static cli_exit without_previous(train_model *model, const train_scores *all)
 {
     mha_transformer_desc d;
@@ -144,7 +144,7 @@ static cli_exit without_previous(train_model *model, const train_scores *all)
     for (int64_t h = 0; h < H; h++) off[h] = 1;
     CLI_TRY(train_report_without(model, off, &none));
     cli_print(
-        "The heads of layer 0 together have %.2f of their weight on the token before, L0H%" PRId64
+        "The heads of layer 0 together have %.2f of their weight on the previous token, L0H%" PRId64
         " %.2f.\nThe prefix score of L%" PRId64 "H%" PRId64 ", %.2f, is %.2f without L0H%" PRId64
         " (right: %.1f %%) and %.2f without layer 0 "
         "(right: %.1f %%).\n",
@@ -159,10 +159,9 @@ static cli_exit more(train_model *model, const train_scores *all)
     double within = 0, far = 0;
     CLI_TRY(score_course(model, draw_longer, &within));
     CLI_TRY(score_course(model, draw_beyond, &far));
-    cli_print(
-        "Periods of 25 to 30, longer than any in training: %.1f %%; far beyond, 30 to 40 in 96 "
-        "tokens: %.1f %%.\n",
-        100 * within, 100 * far);
+    cli_print("Periods of 25 to 30, longer than in training: %.1f %%; much longer, 30 to 40 in 96 "
+              "tokens: %.1f %%.\n",
+              100 * within, 100 * far);
     return model->recipe.model.num_layers > 1 ? without_previous(model, all) : CLI_OK;
 }
 
@@ -184,9 +183,9 @@ static const train_recipe recipe = {
 
 const train_task train_induction = {
     .name = "induction",
-    .summary = "a block of symbols that repeats: look back to what followed last time",
+    .summary = "a block of symbols that repeats: copy the symbol that followed last time",
     .goal = "98.5 % of the repeats, a head with 92 % of its weight on earlier copies, and heads of "
-            "the first layer with 75 % on the token before",
+            "the first layer with 75 % on the previous token",
     .words = words,
     .word_count = WORDS,
     .longest = LONGEST,

@@ -1,6 +1,6 @@
-/* The indirect object in its smallest form: "A B A -> B". Six names, sixty sequences, all of them
- * one batch: two names, then one of them again, and the other must be named. One head that attends
- * to both names alike cannot do it; two heads can, one that adds and one that takes away (symbolic
+/* The indirect object in its smallest form: "A B A -> B". Six names give sixty sequences, all in
+ * one batch: two names, then one of them again; the answer is the other. A single head that attends
+ * to both names equally fails; two heads succeed, one that adds and one that subtracts (symbolic
  * indirect object identification, arXiv 2510.25013). */
 #include "train/train.h"
 
@@ -37,7 +37,7 @@ static void draw(const train_ask *ask, train_batch *batch)
 static train_verdict judge(const train_recipe *recipe, int64_t step, const train_scores *s)
 {
     (void)recipe;
-    if (train_accuracy(s) == 1 && s->loss < 0.01) return TRAIN_DONE; /* and sure */
+    if (train_accuracy(s) == 1 && s->loss < 0.01) return TRAIN_DONE; /* with high confidence */
     return step >= 200 ? TRAIN_RESTART : TRAIN_GO_ON;
 }
 
@@ -64,7 +64,8 @@ static const train_recipe recipe = {
 
 const train_task train_ioi = {
     .name = "ioi",
-    .summary = "\"A B A\" wants \"B\": sixty sequences, which two heads solve and one does not",
+    .summary =
+        "\"A B A\" is followed by \"B\": sixty sequences that two heads solve and one does not",
     .draws_all = true,
     .goal = "all sixty sequences, with a loss below 0.01",
     .words = words,

@@ -3,10 +3,10 @@
  *   the animal didn't cross the street because it was too tired . the animal was hungry .
  *   the field was reached by the old fox near the fence because it was so muddy , so the field ...
  *
- * Animals and people can be tired, places can be wide; what follows can only be predicted by
- * knowing which noun "it" was. Order (active or passive), distance and fillers vary randomly, and a
- * tenth of the pairs of nouns never occurs in training. The row to look at is the one that predicts
- * the noun: at "it" itself a causal model cannot know yet. */
+ * Animals and people can be tired, places can be wide; the continuation can only be predicted by
+ * resolving "it". Order (active or passive), distance and fillers vary randomly, and a tenth of the
+ * pairs of nouns never occurs in training. The probed row is the one that predicts the noun: at
+ * "it" a causal model has not yet seen the property. */
 #include "train/train.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 enum { NOUNS = 24, THINGS = 10, PROPERTIES = 8, VERBS = 5, ADJECTIVES = 5, PLACES_OF = 3 };
 
-/* Where each sort of word begins in the list below. */
+/* The start of each class of words in the list below. */
 enum {
     BEGIN = 0,
     END = 1,
@@ -72,8 +72,8 @@ enum { LONGEST = 48 };
 typedef struct sentence {
     int32_t words[LONGEST];
     int64_t length;
-    int64_t noun[2]; /* where the animate one and the place stand */
-    int64_t it;      /* where "it" stands */
+    int64_t noun[2]; /* positions of the animate noun and the place */
+    int64_t it;      /* the position of "it" */
     int64_t row;     /* before the noun to be predicted */
     int kind;        /* 0: it is animate, 1: a place */
 } sentence;
@@ -129,7 +129,7 @@ static void put_clause(random_source *r, sentence *s, const int noun[2])
     if (random_chance(r, 0.3)) put(s, one_of(r, FILLER, 4));
 }
 
-/* What follows, and says which noun it was. */
+/* The continuation, which reveals the noun. */
 static void put_rest(random_source *r, sentence *s, const int noun[2], int property)
 {
     bool stop = random_chance(r, 0.5);
@@ -180,8 +180,8 @@ static void make_sentence(random_source *r, train_split split, bool whole, sente
     }
 }
 
-/* For a causal model: the mean over all words, and as much again over the nouns to be
- * predicted. */
+/* For a causal model: weigh the mean over all words and the mean over the nouns to predict
+ * equally. */
 static void set_next_words(train_batch *batch, int64_t b, const sentence *s, int64_t targets)
 {
     for (int64_t i = 0; i + 1 < s->length; i++) {
@@ -192,7 +192,7 @@ static void set_next_words(train_batch *batch, int64_t b, const sentence *s, int
     }
 }
 
-/* Reading in both directions: at "it" stands its noun. */
+/* For an encoder: the target at "it" is its noun. */
 static void resolve(train_batch *batch, int64_t b, const sentence *s)
 {
     const int64_t at = b * batch->T + s->it;
@@ -248,8 +248,8 @@ static void draw_masked(const train_ask *ask, train_batch *batch)
     draw_sentences(ask, false, batch);
 }
 
-/* Done when both kinds are sure and one head has `enough` of its weight on the right noun of each;
- * to be begun again where the best head has not even `least` (0: go on). */
+/* Done when both kinds are accurate and one head has `enough` of its weight on the right noun of
+ * each; restart if the best head has less than `least` (0: never). */
 static train_verdict judge_both(const train_recipe *recipe, const train_scores *s, double enough,
                                 double least)
 {
@@ -274,7 +274,7 @@ static train_verdict judge_masked(const train_recipe *recipe, int64_t step, cons
     return judge_both(recipe, s, 0.75, step >= 350 ? 0.7 : 0);
 }
 
-/* Guesses by place alone, on sentences of the grammar. */
+/* Guesses by position only, on sentences of the grammar. */
 static void baselines(random_source *r)
 {
     enum { SENTENCES = 20000 };
@@ -287,10 +287,9 @@ static void baselines(random_source *r)
     }
     for (int i = 0; i < LONGEST; i++)
         if (slot[i] > best) best = slot[i];
-    cli_print(
-        "Without attention: the nearest noun is right in %.1f %%, the best fixed place in %.1f "
-        "%%\n",
-        100.0 * (double)nearest / SENTENCES, 100.0 * (double)best / SENTENCES);
+    cli_print("Without attention: the nearest noun is right in %.1f %%, the best fixed position in "
+              "%.1f %%\n",
+              100.0 * (double)nearest / SENTENCES, 100.0 * (double)best / SENTENCES);
 }
 
 static const train_recipe recipe = {
@@ -313,7 +312,7 @@ static const train_recipe recipe = {
 
 const train_task train_sentences = {
     .name = "sentences",
-    .summary = "which noun is \"it\"? Tired is the animal, wide is the street",
+    .summary = "which noun is \"it\"? The animal is tired, the street is wide",
     .goal = "99.5 % of both kinds, one head with 85 % of its weight on the right noun of each",
     .kinds = {"tired", "wide"},
     .words = words,

@@ -1,5 +1,5 @@
-/* multihead train: small models, tasks on which their heads specialise, and what is measured of
- * both. A task draws batches and says which rows to look at; everything else is the same for all.
+/* multihead train: small models, tasks on which their heads specialise, and measurements of both. A
+ * task draws batches and selects the rows to probe; everything else is the same for all tasks.
  *
  * Letters: B sequences of T tokens in a batch, S tokens of a source; L layers, H heads. */
 #ifndef CLI_TRAIN_H
@@ -18,7 +18,7 @@ enum {
     TRAIN_MOST_LAYERS = 12,
     TRAIN_MOST_HEADS = 32,
     TRAIN_MOST_RIGHT = 16, /* columns that may be right for a probe */
-    TRAIN_KINDS = 3        /* of probes: what must not be averaged away */
+    TRAIN_KINDS = 3        /* kinds of probes, which are scored separately */
 };
 
 /* ---- batches --------------------------------------------------------------------------------- */
@@ -26,7 +26,7 @@ enum {
 /* Held-out data comes in two independent sets: one decides when to stop, the other is reported. */
 typedef enum train_split { TRAIN_SPLIT_TRAIN, TRAIN_SPLIT_STOP, TRAIN_SPLIT_REPORT } train_split;
 
-/* A row whose prediction counts, and the columns that a head would look at to get it right. */
+/* A row whose prediction counts, and the columns that a head must attend to for it. */
 typedef struct train_probe {
     int64_t b, row;
     int kind;
@@ -36,7 +36,7 @@ typedef struct train_probe {
 } train_probe;
 
 typedef struct train_batch {
-    int64_t most, longest; /* room: sequences, tokens of one */
+    int64_t most, longest; /* capacity: sequences, tokens per sequence */
     int64_t B, T, S;
     int32_t *tokens, *targets; /* [B,T]; a target of -1 has no loss */
     float *weights;            /* [B,T] of the loss of each row */
@@ -46,7 +46,7 @@ typedef struct train_batch {
     int64_t probe_count, probe_room;
 } train_batch;
 
-/* Of the arena, as all that this room makes. */
+/* Allocate a batch in the arena. */
 cli_exit train_batch_make(int64_t most, int64_t longest, int64_t probes, train_batch *batch);
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
@@ -58,35 +58,36 @@ typedef struct train_recipe {
     mha_transformer_init init;
     double learning_rate, beta1, beta2, weight_decay, clip;
     double dropout;                              /* of attention weights, in training steps only */
-    int64_t warm_up, decay, batch, steps, every; /* steps at most; between two looks */
+    int64_t warm_up, decay, batch, steps, every; /* maximum steps; steps between evaluations */
     int64_t tries;                               /* restarts with a derived seed, 1: none */
-    int64_t patience; /* looks without a lower held-out loss that end training, which keeps the
-                         parameters of the lowest; 0: the goal ends it, the last ones are kept */
+    int64_t patience; /* end training after this many evaluations without a lower held-out loss, and
+                         keep the parameters of the lowest; 0: end at the goal, keep the last
+                         parameters */
     int64_t probes_to_stop, probes_to_report;
 } train_recipe;
 
-/* Members of a recipe: how most small models are trained. */
+/* Members of a recipe for most small models. */
 #define TRAIN_USUAL_STEPS                                                                \
     .learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.98, .weight_decay = 0.01, .clip = 1, \
     .warm_up = 50, .batch = 32
 
-/* What is measured on held-out data. */
+/* The measurements on held-out data. */
 typedef struct train_scores {
     double loss;  /* mean over all rows that have a target */
     int64_t lost; /* these rows */
     int64_t probes[TRAIN_KINDS], correct[TRAIN_KINDS];
     /* Attention of each head, summed over the probes of a kind: on right columns, on the wrong one;
-     * and from every row to the one before it. Cross-attention in encoder-decoders. */
+     * and of all rows on the previous one. Cross-attention in encoder-decoders. */
     double right[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
     double wrong[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
-    /* How often the column with the most weight was a right one. */
+    /* The number of probes whose largest weight is on a right column. */
     int64_t hits[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
     double previous[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
     double first[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS]; /* and to the first token */
     int64_t rows;                                      /* of `previous` and `first` */
 } train_scores;
 
-/* Of all probes, or of one kind (0 if there are none). */
+/* For all probes, or for one kind (0 if there are none). */
 double train_accuracy(const train_scores *s);
 double train_accuracy_of(const train_scores *s, int kind);
 double train_right(const train_scores *s, int kind, int64_t layer, int64_t head);
@@ -95,8 +96,8 @@ double train_first(const train_scores *s, int64_t layer, int64_t head);
 double train_hits(const train_scores *s, int kind, int64_t layer, int64_t head);
 double train_previous(const train_scores *s, int64_t layer, int64_t head);
 
-/* Weight on right columns, and on wrong ones, for the kind of probes for which a head does worst:
- * averaged over all, a head that knows only one kind would pass. */
+/* Weight on right and on wrong columns, for the kind of probes on which a head is worst: an average
+ * would accept a head that solves one kind only. */
 double train_worst_right(const train_scores *s, int64_t layer, int64_t head);
 double train_worst_wrong(const train_scores *s, int64_t layer, int64_t head);
 double train_worst_accuracy(const train_scores *s);
@@ -116,33 +117,33 @@ typedef struct train_ask {
 
 struct train_task {
     const char *name, *summary;
-    const char *goal;               /* what ends training, in words */
+    const char *goal;               /* the goal that ends training, in words */
     const char *kinds[TRAIN_KINDS]; /* names of the kinds of probes; NULL: only one */
     const char *const *words;       /* [word_count] the vocabulary */
     int64_t word_count, longest;    /* tokens, of a sequence */
     const train_recipe *recipe;
-    int64_t probes; /* in a sequence, at most */
-    bool draws_all; /* draw() makes the recipe's number of sequences, whatever is asked for */
-    /* Sequences into the batch, which has room for them. */
+    int64_t probes; /* maximum per sequence */
+    bool draws_all; /* draw() always makes the recipe's number of sequences */
+    /* Draw the requested sequences into the batch, which has room for them. */
     void (*draw)(const train_ask *ask, train_batch *batch);
-    /* Words of one class are as good as each other where a prediction is judged; NULL: none are. */
+    /* Words of one class count as equally correct predictions; NULL: only equal words do. */
     int (*class_of)(int32_t word);
-    /* After a look at the held-out data that decides. */
+    /* Called after an evaluation on the held-out data that decides when to stop. */
     train_verdict (*judge)(const train_recipe *recipe, int64_t step, const train_scores *s);
-    /* Guesses that need no attention, on as many sequences as are reported; NULL: none. */
+    /* Print the accuracy of guesses without attention, on the reported number of sequences; NULL:
+     * none. */
     void (*baselines)(random_source *r);
-    /* What else is worth measuring, printed behind the heads; NULL: nothing. */
+    /* Print further measurements after the heads; NULL: none. */
     cli_exit (*more)(train_model *model, const train_scores *all);
     int64_t begin, end;      /* the words that begin and end a sequence; -1: none */
     const char *examples[2]; /* words of an example; NULL: a drawn sequence */
-    const char *looks[2];    /* for each, the word at whose last occurrence the right column is
-                              * sought */
-    /* Of a text of the user, else 0: */
+    const char *looks[2];    /* for each, the word whose last occurrence is the right column */
+    /* For a user's text, otherwise 0: */
     const struct train_text *text;
-    int64_t unknown;         /* the word for all that are not words; -1: none */
-    mha_splitting splitting; /* of texts into words */
-    int64_t looked_at;       /* sequences that are scored at once; 0: 60 */
-    const char *mark;        /* tells one text from another */
+    int64_t unknown;         /* the unknown word; -1: none */
+    mha_splitting splitting; /* how texts are split into words */
+    int64_t looked_at;       /* sequences that are scored together; 0: 60 */
+    const char *mark;        /* a fingerprint of the text */
 };
 
 /* The one list of tasks, ended by NULL. */
@@ -156,32 +157,34 @@ struct train_model {
     mha_context *context;
     const train_task *task;
     train_recipe recipe;
-    uint64_t seed;                      /* of this try */
+    uint64_t seed;                      /* of this attempt */
     int64_t step;                       /* done */
     mha_transformer *decoder, *encoder; /* encoder NULL: none */
     mha_trainer *trainer;
-    train_batch batch, probe; /* to learn from, to look at */
+    train_batch batch, probe; /* for training, for probing */
     float *probabilities;
-    const float *logits; /* of the last look, until the next step */
+    const float *logits; /* of the last evaluation, until the next step */
     double loss;         /* of the last step */
 };
 
-/* Context, task and recipe are there; the rest is made anew. */
+/* Create the rest of a model whose context, task and recipe are set. */
 cli_exit train_model_make(uint64_t seed, train_model *model);
 
-/* One step: draw, then a trainer's. *stopped: another rank made none, since a signal came to it. */
+/* One step: draw a batch, and run the trainer's step. *stopped: no step, since a rank received a
+ * signal. */
 cli_exit train_model_step(train_model *model, bool *stopped);
 
-/* Scores over `count` sequences of held-out data. gates [L,H] (NULL: 1) switch heads off. */
+/* Compute scores over `count` sequences of held-out data. gates [L,H] (NULL: 1) switch heads
+ * off. */
 cli_exit train_model_score(train_model *model, train_split split, int64_t count,
                            const mha_tensor *gates, train_scores *scores);
 
-/* The forward pass of the probe batch alone; *loss is then the mean over rows with a target (NULL:
- * not requested), probabilities [L,B,H,T,T] (cross: [L,B,H,T,S]) are
- * then in model->probabilities, logits [B,T,V] in model->logits. */
+/* Run only the forward pass of the probe batch. *loss becomes the mean over rows with a target
+ * (NULL: not requested), model->probabilities [L,B,H,T,T] (cross: [L,B,H,T,S]), model->logits
+ * [B,T,V]. */
 cli_exit train_model_look(train_model *model, const mha_tensor *gates, double *loss);
 
-/* Weight of the head that looks most at what is right, for the kind for which it does worst. */
+/* The weight on right columns of the best head, for its weakest kind. */
 double train_best_right(const train_recipe *recipe, const train_scores *s);
 
 /* The operations of a step: 6 for each parameter of a matrix and row (2 forward, 4 backward), 12 D
@@ -189,7 +192,7 @@ double train_best_right(const train_recipe *recipe, const train_scores *s);
  * again. */
 double train_model_flops(train_model *model);
 
-/* Seed of a try. */
+/* The seed of an attempt. */
 uint64_t train_try_seed(uint64_t seed, int64_t attempt);
 
 #endif

@@ -9,7 +9,7 @@
 
 /* ---- curves -------------------------------------------------------------------------------- */
 
-/* A column of the curve as a line of the chart that is being made. */
+/* A column of the curve as a line of the current chart. */
 static void add_line(const train_run *run, int column, const char *name, train_evidence *e)
 {
     double *x = e->numbers + e->used, *y = x + run->looks;
@@ -28,8 +28,8 @@ static void make_curves(const train_run *run, train_evidence *e)
     add_line(run, TRAIN_CURVE_LOSS, "of the step", e);
     add_line(run, TRAIN_CURVE_HELD_OUT, "held out", e);
     e->curves[0] = (mha_curve){.title = "Loss",
-                               .caption = "The step's is weighted as the task weights it; on "
-                                          "held-out data every word counts the same.",
+                               .caption = "The loss of a step has the task's weights; on held-out "
+                                          "data every word counts equally.",
                                .x_axis = "step",
                                .y_axis = "loss (nats)",
                                .series = e->series,
@@ -45,8 +45,8 @@ static void make_curves(const train_run *run, train_evidence *e)
     e->curves[1] =
         (mha_curve){.title = "Right on held-out data",
                     .caption = task->text ? "The most likely next word."
-                                          : "And the weight of the head that attends most "
-                                            "to the correct word, for its weakest kind.",
+                                          : "Also the weight of the head that attends most to the "
+                                            "correct word, for its weakest kind.",
                     .x_axis = "step",
                     .y_axis = "part",
                     .series = e->series + 2,
@@ -75,8 +75,8 @@ static void add_kinds(const train_task *task, const train_finding *found, int64_
          kind++) {
         const char *name = task->kinds[1] ? task->kinds[kind] : "";
         snprintf(e->names[kind], sizeof e->names[kind], "right%s%s", *name ? ", " : "", name);
-        double *right =
-            add_column(e->names[kind], "weight on what is right, held-out data", false, L * H, e);
+        double *right = add_column(e->names[kind], "weight on the right tokens, held-out data",
+                                   false, L * H, e);
         for (int64_t i = 0; i < L * H; i++) right[i] = train_right(&found->all, kind, i / H, i % H);
     }
 }
@@ -87,13 +87,12 @@ static void make_columns(const train_run *run, const train_finding *found, int64
     const train_task *task = run->model.task;
     if (!task->text) add_kinds(task, found, L, H, e);
     if (!run->model.encoder) {
-        double *before = add_column("before", "weight on the token before", false, L * H, e);
+        double *before = add_column("before", "weight on the previous token", false, L * H, e);
         for (int64_t i = 0; i < L * H; i++) before[i] = train_previous(&found->all, i / H, i % H);
     }
-    double *left =
-        task->text
-            ? add_column("without it", "perplexity with this head off", false, L * H, e)
-            : add_column("without it", "part that is right with this head off", true, L * H, e);
+    double *left = task->text
+                       ? add_column("without it", "perplexity with this head off", false, L * H, e)
+                       : add_column("without it", "accuracy with this head off", true, L * H, e);
     for (int64_t i = 0; i < L * H; i++) left[i] = found->left[i];
     e->extra.columns = e->columns;
 }
@@ -109,7 +108,7 @@ static void add_frame(double step, const float *maps, int64_t heads, int64_t cel
     e->frames[k] = (mha_frame){.label = e->labels[k], .at = step, .maps = &e->panels[k * heads]};
 }
 
-/* The snapshots, and the end: what the figure shows. */
+/* The snapshots, and the final maps, which the figure shows. */
 static void make_frames(const train_run *run, int example, int64_t heads, train_evidence *e)
 {
     const train_frames *f = &run->frames;

@@ -1,4 +1,4 @@
-/* What a report of a training says beside its maps: curves, snapshots, and each head's scores. */
+/* Contents of a training report besides its maps: curves, snapshots, and each head's scores. */
 #ifndef CLI_TRAIN_EVIDENCE_H
 #define CLI_TRAIN_EVIDENCE_H
 
@@ -20,7 +20,7 @@ typedef struct train_evidence {
     int64_t used, series_used;
 } train_evidence;
 
-/* For the report of example number i, whose maps model->probabilities holds; borrows from run. */
+/* Fill the report of example number i, whose maps are in model->probabilities; borrows from run. */
 cli_exit train_evidence_make(const train_run *run, const train_finding *found, int example,
                              train_evidence *evidence);
 

@@ -35,7 +35,7 @@ cli_exit train_frames_make(train_model *model, train_frames *frames)
     return CLI_OK;
 }
 
-/* Every second one goes. */
+/* Drop every second snapshot. */
 static void thin(train_frames *frames)
 {
     int64_t kept = 0;

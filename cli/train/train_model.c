@@ -1,4 +1,4 @@
-/* A model in training (training.h), and the batches that it learns from and is looked at with. */
+/* A model in training (training.h), and the batches for training and probing. */
 #include "common/arena.h"
 #include "common/launched.h"
 #include "train/train.h"
@@ -72,7 +72,7 @@ cli_exit train_model_make(uint64_t seed, train_model *model)
 
 /* ---- steps and looks ----------------------------------------------------------------------- */
 
-/* A batch as the trainer takes it. */
+/* A batch in the trainer's form. */
 typedef struct views {
     mha_tensor tokens, source, targets, weights;
     mha_transformer_input input, encoder;
@@ -96,8 +96,8 @@ static void make_views(const train_model *model, const train_batch *batch, views
                                     .targets = &v->targets};
 }
 
-/* Training mode: attention weights are dropped, others in every step and in the encoder. Who looks
- * at held-out data drops nothing. */
+/* In training, attention weights are dropped, with different masks in every step and in the
+ * encoder. Evaluations drop nothing. */
 static void drop(const train_model *model, views *v)
 {
     random_source r = random_make(model->seed ^ UINT64_C(0x64726F70), (uint64_t)model->step);
@@ -124,7 +124,7 @@ cli_exit train_model_step(train_model *model, bool *stopped)
     if (status == MHA_ERR_NUMERIC)
         status = mha_fail(MHA_ERR_NUMERIC,
                           "the loss is not finite after step %lld"
-                          "; give a smaller --learning-rate, and --fresh to begin anew",
+                          "; give a smaller --learning-rate, and --fresh to start over",
                           (long long)model->step + 1);
     CLI_TRY(ranks_check(TRAIN, status));
     model->step = mha_trainer_steps(model->trainer);

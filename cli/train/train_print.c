@@ -1,11 +1,11 @@
-/* See train_print.h. The links are the probes that training itself is judged by. */
+/* See train_print.h. The links are the probes that score training. */
 #include "train/train_print.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Columns of the words that are printed: all but the one that begins a sequence, which tokenizers
- * put there, up to the one that ends it. */
+/* Columns of the printed words: all except the beginning-of-text token, which tokenizers add, up to
+ * the end token. */
 static void find_words(const train_task *task, const train_batch *batch, int64_t b, int64_t *from,
                        int64_t *to)
 {
@@ -62,7 +62,7 @@ cli_exit train_print(const train_task *task, int64_t count)
                                .count = count - done < AT_ONCE ? count - done : AT_ONCE};
         task->draw(&ask, &batch);
         for (int64_t b = 0; b < batch.B && done + b < count;
-             b++) /* a small task draws all it has */
+             b++) /* a small task draws all its sequences */
             print_sequence(task, &batch, b, done + b + 1);
     }
     return cli_finish_stdout(TRAIN, CLI_OK);

@@ -4,8 +4,8 @@
 
 #include "train/train.h"
 
-/* count sequences on stdout. Each row whose prediction counts is linked to what a head would look
- * at to get it right, by a relation called answer. */
+/* Print count sequences on stdout. Each row whose prediction counts is linked to the token that a
+ * head must attend to, by a relation called answer. */
 cli_exit train_print(const train_task *task, int64_t count);
 
 #endif

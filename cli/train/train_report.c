@@ -1,4 +1,4 @@
-/* What was learned: in numbers on stdout, and as pictures. */
+/* The results of training: numbers on stdout, and pictures. */
 #include "train/train_report.h"
 
 #include "common/arena.h"
@@ -14,11 +14,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_SHOWN = 32 }; /* tokens of a text of the user */
+enum { MOST_SHOWN = 32 }; /* tokens of a user's text */
 
 /* ---- numbers ------------------------------------------------------------------------------- */
 
-/* The head that looks most at what is right, for its weaker kind. */
+/* The head that attends most to right columns, for its weakest kind. */
 static void find_best(const mha_transformer_desc *d, const train_scores *s, int64_t *layer,
                       int64_t *head)
 {
@@ -54,7 +54,7 @@ static void print_accuracy(const train_task *task, const char *before, const tra
     cli_print("%s\n", task->kinds[1] ? ")" : "");
 }
 
-/* Scores on the data that is reported, of the whole model and without each head. */
+/* Scores on the reported data, of the whole model and without each head. */
 static cli_exit measure(train_model *model, bool quiet, train_finding *found)
 {
     mha_transformer_desc d;
@@ -77,7 +77,7 @@ static cli_exit measure(train_model *model, bool quiet, train_finding *found)
     return CLI_OK;
 }
 
-/* Every head: where it looks, and what is left without it. */
+/* Every head: where it attends, and the accuracy without it. */
 static void print_heads(train_model *model, const train_scores *all, const double *left)
 {
     const train_task *task = model->task;
@@ -100,7 +100,7 @@ static void print_heads(train_model *model, const train_scores *all, const doubl
         }
 }
 
-/* The head named, and the half of all others that matters least, switched off. */
+/* The accuracy without the selected head, and without the least important half of the others. */
 static cli_exit print_ablations(train_model *model, const double *left, int64_t best)
 {
     mha_transformer_desc d;
@@ -116,10 +116,10 @@ static cli_exit print_ablations(train_model *model, const double *left, int64_t 
         off[least] = 1;
     }
     CLI_TRY(train_report_without(model, off, &s));
-    char line[96] = "Without the head that matters least: ";
+    char line[96] = "Without the least important head: ";
     if ((heads - 1) / 2 > 1)
         snprintf(line, sizeof line,
-                 "Without the %" PRId64 " heads that matter least: ", (heads - 1) / 2);
+                 "Without the %" PRId64 " least important heads: ", (heads - 1) / 2);
     print_accuracy(model->task, line, &s);
     return CLI_OK;
 }
@@ -153,15 +153,14 @@ cli_exit train_report_print(train_model *model, bool quiet, train_finding *found
     find_best(&d, all, &layer, &head);
     found->layer = layer;
     found->head = head;
-    cli_print("\nL%" PRId64 "H%" PRId64 " looks most at what is right: it has %.0f %%", layer, head,
-              100 * train_right(all, 0, layer, head));
+    cli_print("\nL%" PRId64 "H%" PRId64 " attends most to the right tokens: it has %.0f %%", layer,
+              head, 100 * train_right(all, 0, layer, head));
     if (task->kinds[1]) cli_print(" (%s)", task->kinds[0]);
     for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
         cli_print(", %.0f %% (%s)", 100 * train_right(all, kind, layer, head), task->kinds[kind]);
-    cli_print(
-        " of its weight there; without it %.1f %% are right.\nIts heaviest column is a right one "
-        "in %.1f %%",
-        100 * left[layer * d.num_heads + head], 100 * train_hits(all, 0, layer, head));
+    cli_print(" of its weight there; without it %.1f %% are right.\nIts largest weight is on a "
+              "right token in %.1f %%",
+              100 * left[layer * d.num_heads + head], 100 * train_hits(all, 0, layer, head));
     if (task->kinds[1]) cli_print(" (%s)", task->kinds[0]);
     for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
         cli_print(", %.1f %% (%s)", 100 * train_hits(all, kind, layer, head), task->kinds[kind]);
@@ -220,14 +219,14 @@ static cli_exit add_tokens(const train_task *task, const int32_t *ids, int64_t c
     return CLI_OK;
 }
 
-/* The maps of the probe batch, which holds one sequence. */
+/* The maps of the probe batch, which has one sequence. */
 static cli_exit make_maps(train_model *model, const char *text, mha_maps *maps)
 {
     const train_batch *batch = &model->probe;
     mha_transformer_desc d;
     char name[96];
     mha_transformer_describe(model->decoder, &d);
-    if (model->task->text) /* the best step of it */
+    if (model->task->text) /* its best step */
         snprintf(name, sizeof name, "a text of %s %s", words_count(model->task->text->count).text,
                  model->task->splitting == MHA_SPLIT_CHARACTERS ? "characters" : "words");
     else
@@ -255,7 +254,7 @@ static cli_exit make_maps(train_model *model, const char *text, mha_maps *maps)
     return CLI_OK;
 }
 
-/* The head found, on the terminal. */
+/* Draw the selected head on the terminal. */
 static cli_exit print_map(const train_finding *found, const mha_maps *maps)
 {
     char head[64];
@@ -269,8 +268,8 @@ static cli_exit print_map(const train_finding *found, const mha_maps *maps)
     return view_print(&chosen, &one);
 }
 
-/* The row from which the right column is sought: of a sequence that was drawn the last probe's, of
- * an example the last place of its word; -1: there is none. */
+/* The row to probe: the last probe's row of a drawn sequence, or the last position of an example's
+ * word; -1: none. */
 static int64_t judged_row(const train_model *model, int example)
 {
     const train_batch *batch = &model->probe;
@@ -284,7 +283,7 @@ static int64_t judged_row(const train_model *model, int example)
     return row;
 }
 
-/* Open on what the head found is for: the largest weight of that row. */
+/* Open on the largest weight of that row of the selected head. */
 static void choose_first(const train_run *run, const train_finding *found, int example,
                          const mha_maps *maps, view_options *options)
 {

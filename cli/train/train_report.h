@@ -6,13 +6,13 @@
 
 /* The measurements of the heads, and the selected head. */
 typedef struct train_finding {
-    int64_t layer, head; /* attends most to right columns; for a text: matters most */
+    int64_t layer, head; /* attends most to right columns; for a text: the most important */
     train_scores all;    /* with every head */
-    double left[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS]; /* accuracy (for a text perplexity) without
-                                                        * it */
+    double left[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS]; /* accuracy without it, or perplexity for a
+                                                          text */
 } train_finding;
 
-/* Print one line: the size of the model and the cost of a step. */
+/* Print the size of the model and the cost of a step in one line. */
 void train_report_size(train_model *model);
 
 /* Accuracy on separate data, where each head attends, and the accuracy without it. */

@@ -1,5 +1,5 @@
-/* See train_save.h. The state of training is one safetensors file that is replaced as a whole: a
- * program killed at any moment finds the last one, whole. */
+/* See train_save.h. The state of training is one safetensors file that is replaced atomically:
+ * after a kill at any moment the last complete state remains. */
 #include "train/train_save.h"
 
 #include "common/arena.h"
@@ -31,7 +31,7 @@ static cli_exit folder_path(const train_run *run, const char *name, char path[PA
     return cli_fail(CLI_NO_OUTPUT, TRAIN, "the folder's name is too long");
 }
 
-/* Everything that the course of training depends on. */
+/* Everything that training depends on. */
 static void describe(const train_model *model, char text[SETTINGS_BYTES])
 {
     const train_recipe *r = &model->recipe;
@@ -134,11 +134,11 @@ static cli_exit save_state(train_run *run)
 
 static cli_exit foreign(const char *path, const char *what)
 {
-    return cli_fail(CLI_BAD_INPUT, TRAIN, "%s: %s; --fresh begins anew, -o names another folder",
+    return cli_fail(CLI_BAD_INPUT, TRAIN, "%s: %s; --fresh starts over, -o names another folder",
                     path, what);
 }
 
-/* The model of a try, and all that is kept of one: what the last one had ends. */
+/* Create the model and the records of an attempt, and release those of the last one. */
 static cli_exit make_try(train_run *run)
 {
     CLI_TRY(ranks_share(TRAIN, &run->attempt, sizeof run->attempt));
@@ -163,7 +163,7 @@ static bool read_number(const mha_safetensors *file, const char *key, uint64_t *
     return errno == 0 && *end == '\0';
 }
 
-/* One array of the state; its length must be that of the model at hand. */
+/* One array of the state; its length must match the current model. */
 static bool read_array(const mha_safetensors *file, const char *name, mha_dtype dtype,
                        int64_t count, void *out)
 {
@@ -186,20 +186,20 @@ static cli_exit read_curve(train_run *run, const char *path, const mha_safetenso
     int64_t index = mha_safetensors_find(file, "curve"), most = INT64_C(1) << 24;
     if (index < 0 || mha_safetensors_peek(file, index, &curve) != MHA_OK || curve.ndim != 2 ||
         curve.shape[1] != TRAIN_CURVE_COLUMNS || curve.shape[0] > most)
-        return foreign(path, "no state of a training");
+        return foreign(path, "not a training state");
     CLI_TRY(grow_curve(run, curve.shape[0]));
     run->looks = curve.shape[0];
     if (!read_array(file, "curve", MHA_F64, run->looks * TRAIN_CURVE_COLUMNS, run->curve))
-        return foreign(path, "no state of a training");
+        return foreign(path, "not a training state");
     for (int64_t i = 0; i < run->looks; i++) {
         double step = run->curve[i * TRAIN_CURVE_COLUMNS + TRAIN_CURVE_STEP];
         if (!(step >= 1 && step <= (double)run->model.step))
-            return foreign(path, "its curve has a look at a step that was not done");
+            return foreign(path, "its curve has an evaluation at a step that was not done");
     }
     return CLI_OK;
 }
 
-/* Read the snapshots, if any: as many as stated, with maps of these sizes. */
+/* Read the snapshots, if any: the stated number, with maps of these sizes. */
 static cli_exit read_frames(train_run *run, const char *path, const mha_safetensors *file)
 {
     train_frames *f = &run->frames;
@@ -210,14 +210,14 @@ static cli_exit read_frames(train_run *run, const char *path, const mha_safetens
     if (mha_safetensors_peek(file, index, &steps) != MHA_OK || steps.ndim != 1 ||
         steps.shape[0] < 1 || steps.shape[0] > f->most ||
         !read_number(file, "frame_spacing", &spacing) || spacing < 1 || spacing > MOST_STEPS)
-        return foreign(path, "no state of a training");
+        return foreign(path, "not a training state");
     f->count = steps.shape[0];
     f->spacing = (int64_t)spacing;
     if (!read_array(file, "frame_steps", MHA_F64, f->count, f->steps) ||
         !read_array(file, "frames", MHA_F32, f->count * f->size[0], f->maps[0]) ||
         (f->examples > 1 &&
          !read_array(file, "frames_2", MHA_F32, f->count * f->size[1], f->maps[1])))
-        return foreign(path, "no state of a training");
+        return foreign(path, "not a training state");
     for (int64_t i = 0; i < f->count; i++)
         if (!(f->steps[i] >= 0 && f->steps[i] <= (double)run->model.step) ||
             (i > 0 && !(f->steps[i] > f->steps[i - 1])))
@@ -225,7 +225,7 @@ static cli_exit read_frames(train_run *run, const char *path, const mha_safetens
     return CLI_OK;
 }
 
-/* Parameters and state have changed: whatever is made of them is made anew. */
+/* Parameters and state have changed: recompute everything derived from them. */
 static cli_exit take_parameters(train_run *run)
 {
     CLI_TRY(cli_check(TRAIN, mha_transformer_update(run->model.context, run->model.decoder)));
@@ -238,14 +238,15 @@ static cli_exit read_parameters(train_run *run, const char *path, const mha_safe
 {
     state_list list;
     list_state(run, &list);
-    for (int64_t i = 0; i + 1 < list.count; i++) /* no snapshots yet; the last one is the curve */
+    for (int64_t i = 0; i + 1 < list.count; i++) /* without snapshots; the last array is the
+                                                    curve */
         if (!read_array(file, list.names[i], MHA_F32, list.tensors[i].shape[0],
                         list.tensors[i].data))
-            return foreign(path, "it holds another model than these options make");
+            return foreign(path, "its model differs from the model of these options");
     return take_parameters(run);
 }
 
-/* Seed, try and settings first: they say which model it was. */
+/* Read seed, attempt and settings first: they determine the model. */
 static cli_exit read_state(const char *path, const mha_safetensors *file, train_run *run)
 {
     uint64_t seed, attempt, step, best_step;
@@ -261,7 +262,7 @@ static cli_exit read_state(const char *path, const mha_safetensors *file, train_
         !read_number(file, "try", &attempt) || !read_number(file, "step", &step) ||
         attempt > 1000 || step > MOST_STEPS || best_step > step || !(strtod(seconds, NULL) >= 0) ||
         !(strtod(seconds, NULL) < 1e9))
-        return foreign(path, "no state of a training");
+        return foreign(path, "not a training state");
     if (strcmp(name, run->model.task->name) != 0)
         return cli_fail(CLI_BAD_INPUT, TRAIN,
                         "%s: a training of '%s', not of '%s'; -o names "
@@ -317,20 +318,20 @@ cli_exit train_save_share(train_run *run, train_verdict *verdict)
     run->done = x.done;
     *verdict = (train_verdict)x.verdict;
     if (x.looks == 0) return CLI_OK;
-    CLI_TRY(grow_curve(run, 1)); /* the last point is enough to go by */
+    CLI_TRY(grow_curve(run, 1)); /* the last point is enough */
     memcpy(run->curve, x.point, sizeof x.point);
     run->looks = 1;
     return CLI_OK;
 }
 
-/* What rank 0 read: only it needs the file. */
+/* Broadcast the state that rank 0 read: only rank 0 needs the file. */
 static cli_exit share_state(train_run *run)
 {
     train_verdict verdict = TRAIN_GO_ON;
     state_list list;
     if (!ranks_transport()) return CLI_OK;
     CLI_TRY(train_save_share(run, &verdict));
-    if (run->model.step == 0) return CLI_OK; /* all made the same */
+    if (run->model.step == 0) return CLI_OK; /* all ranks created the same model */
     list_state(run, &list);
     for (int64_t i = 0; i < list.count && list.tensors[i].dtype == MHA_F32 &&
                         list.tensors[i].data != run->best && list.tensors[i].ndim == 1;
@@ -345,16 +346,16 @@ static cli_exit begin(bool fresh, train_run *run)
     char path[PATH_BYTES];
     struct stat there;
     if (run->folder) CLI_TRY(folder_path(run, STATE, path));
-    /* A state that is there and cannot be looked at is not one to begin anew over. */
+    /* Do not overwrite an existing state that cannot be examined. */
     if (!run->folder || fresh ||
         (stat(path, &there) != 0 && (errno == ENOENT || errno == ENOTDIR))) {
         CLI_TRY(train_save_try(run));
-        /* Who cannot save should not find out at the end. */
+        /* Find out now whether saving works, not at the end. */
         return run->folder ? save_state(run) : CLI_OK;
     }
     mha_safetensors *file;
     mha_status status = mha_safetensors_open(path, &file);
-    if (status == MHA_ERR_FORMAT) return foreign(path, "cannot be read as a training");
+    if (status == MHA_ERR_FORMAT) return foreign(path, "is not a safetensors file");
     CLI_TRY(cli_check(TRAIN, status));
     const cli_exit code = read_state(path, file, run);
     mha_safetensors_close(file);
@@ -441,11 +442,13 @@ static cli_exit save_model(const train_run *run, const char *name, mha_transform
         .splitting = task->splitting};
     struct stat there;
     CLI_TRY(folder_path(run, name, path));
-    if (lstat(path, &there) == 0 && S_ISLNK(there.st_mode)) unlink(path); /* it leads out of ours */
+    if (lstat(path, &there) == 0 && S_ISLNK(there.st_mode))
+        unlink(path); /* a link may lead out of
+                                                                             the folder */
     return cli_check(TRAIN, mha_checkpoint_save(path, net, &settings));
 }
 
-/* The model is the one of the lowest held-out loss; the state has both. */
+/* The saved model has the lowest held-out loss; the state has both models. */
 static cli_exit take_best(train_run *run)
 {
     mha_transformer *net = run->model.decoder;

@@ -30,7 +30,7 @@ typedef struct train_run {
     int64_t best_step;
     double best_loss;
     bool stopped;  /* by a signal; with several ranks, to one of them */
-    bool pictures; /* snapshots are wanted */
+    bool pictures; /* whether to take snapshots */
     train_frames frames;
     size_t mark; /* of the arena: later allocations are freed with an attempt */
 } train_run;

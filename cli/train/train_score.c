@@ -1,5 +1,5 @@
-/* What is measured on held-out data: is the prediction at each probe right, and where does each
- * head look from there? */
+/* Measurements on held-out data: whether the prediction at each probe is right, and where each head
+ * attends from there. */
 #include "train/train.h"
 
 #include <math.h>
@@ -88,7 +88,7 @@ static const float *map_row(const train_model *model, const mha_transformer_desc
            (((layer * batch->B + b) * d->num_heads + head) * batch->T + row) * keys;
 }
 
-/* Whether a prediction is as good as the target. */
+/* Whether a prediction counts as correct. */
 static bool is_right(const train_task *task, int64_t word, int32_t target)
 {
     return word == target ||
@@ -136,7 +136,7 @@ static void score_previous(const train_model *model, const mha_transformer_desc 
         }
 }
 
-/* The mean of a batch joins that of those before it. */
+/* Update the mean over batches. */
 static void add_loss(const train_batch *batch, double loss, train_scores *s)
 {
     int64_t rows = 0;
@@ -153,7 +153,8 @@ cli_exit train_model_score(train_model *model, train_split split, int64_t count,
     *scores = (train_scores){0};
     int64_t batches = 0;
     for (int64_t done = 0; done < count; done += model->probe.B, batches++) {
-        /* The same held-out data whatever the seed: scores of different runs can be compared. */
+        /* The held-out data does not depend on the seed, so that scores of different runs can be
+         * compared. */
         random_source r = random_make((uint64_t)split, (uint64_t)done);
         int64_t left = count - done;
         const train_ask ask = {model->task, &r, split, done,

@@ -1,5 +1,5 @@
-/* A text as a task. It is split into words and punctuation marks, or into characters, which the
- * saved folder records too, so that everyone who loads it reads the same tokens; case is kept. The
+/* A text as a task. It is split into words and punctuation marks, or into characters. The saved
+ * folder records the splitting, so that loading it gives the same tokens. Case is kept. The
  * vocabulary comes from the training part, most frequent first: words that occur at least twice,
  * all characters. Everything else is the token <unk>. */
 #include "train/train_text.h"
@@ -17,9 +17,9 @@ enum {
     UNKNOWN,
     SPECIALS,
     LEAST_CONTEXT = 8,
-    PARTS = 20,      /* one part each is held out to stop and to report */
-    MOST_PARTS = 5,  /* of a short text one of these */
-    TO_STOP = 64,    /* sequences, at most, that a look at held-out data takes */
+    PARTS = 20,      /* one part is held out to stop, another to report */
+    MOST_PARTS = 5,  /* the parts of a short text */
+    TO_STOP = 64,    /* maximum number of sequences for an evaluation on held-out data */
     TO_REPORT = 2000 /* and the report */
 };
 
@@ -30,13 +30,14 @@ static const size_t most_bytes = (size_t)1 << 30;
 static cli_exit read_file(const char *path, char **bytes, size_t *size)
 {
     CLI_TRY(texts_read_regular(TRAIN, path, most_bytes, bytes, size));
+    texts_unmark(*bytes, size);
     if (*size > 0) return CLI_OK;
     return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is empty", path);
 }
 
 /* ---- counting words ------------------------------------------------------------------------ */
 
-/* A word of the text: where it stands first, and how often in the part to learn from. */
+/* A word of the text: its first position, and its count in the training part. */
 typedef struct entry {
     const char *word;
     size_t bytes;
@@ -44,7 +45,7 @@ typedef struct entry {
     int32_t id; /* in the vocabulary */
 } entry;
 
-/* Open addressing; entries are kept in the order in which they came. */
+/* Open addressing; entries keep the order of their first occurrence. */
 typedef struct table {
     entry *entries;
     int64_t count, room;
@@ -93,7 +94,7 @@ static cli_exit find_entry(table *t, const char *word, size_t bytes, int64_t *in
     return CLI_OK;
 }
 
-/* Every piece of the text as the number of its entry. */
+/* Every piece of the text as the index of its entry. */
 static cli_exit split(const char *path, const char *bytes, size_t size, mha_splitting how,
                       table *words, train_text *text)
 {
@@ -117,7 +118,7 @@ static cli_exit split(const char *path, const char *bytes, size_t size, mha_spli
 
 /* ---- the vocabulary ------------------------------------------------------------------------ */
 
-/* The frequent ones first; of equals the one that came first. */
+/* Frequent words first; among equals the earlier one. */
 static int by_count(const void *a, const void *b)
 {
     const entry *x = *(entry *const *)a, *y = *(entry *const *)b;
@@ -148,7 +149,7 @@ static cli_exit choose_words(table *words, int64_t most, int64_t least_count, tr
     return CLI_OK;
 }
 
-/* Where the held-out parts begin. They hold at least one sequence each. */
+/* The start of the held-out parts, which have at least one sequence each. */
 static cli_exit divide(const train_text_options *o, train_text *text, int64_t *context)
 {
     const int64_t whole = text->count, usual = o->characters ? 128 : 64;
@@ -181,7 +182,7 @@ static void set_window(const int32_t *words, int64_t b, train_batch *batch)
     batch->lengths[b] = T;
 }
 
-/* Sequences of a held-out part, one behind the other. */
+/* Sequences of a held-out part, one after the other. */
 static int64_t windows(const train_text *text, train_split split)
 {
     const int64_t begin = text->held_out[split == TRAIN_SPLIT_REPORT];
@@ -200,7 +201,7 @@ static void draw(const train_ask *ask, train_batch *batch)
         int64_t at;
         if (ask->split == TRAIN_SPLIT_TRAIN) {
             at = random_below(ask->random, text->held_out[0] - T + 1);
-        } else { /* evenly over the part, where not all of it is looked at */
+        } else { /* evenly over the part, if not all of it is evaluated */
             const bool report = ask->split == TRAIN_SPLIT_REPORT;
             const int64_t of = windows(text, ask->split);
             const int64_t asked =
@@ -216,7 +217,7 @@ static train_verdict judge(const train_recipe *recipe, int64_t step, const train
     (void)recipe;
     (void)step;
     (void)s;
-    return TRAIN_GO_ON; /* until patience ends, or the steps do */
+    return TRAIN_GO_ON; /* until patience or the steps run out */
 }
 
 /* A Llama with tied embeddings, regularised, since texts are short. */
@@ -274,21 +275,21 @@ static void make_task(const train_text_options *o, int64_t context, train_text *
     text->recipe.probes_to_report = smaller(windows(text, TRAIN_SPLIT_REPORT), TO_REPORT);
 }
 
-/* Whether there is something to learn. */
+/* Reject texts with nothing to learn. */
 static cli_exit check_words(const train_text_options *o, const train_text *text)
 {
     const double part = 100.0 * (double)text->unknown / (double)text->count;
     if (text->word_count == SPECIALS)
         return cli_fail(CLI_BAD_INPUT, TRAIN,
                         "--text %s: none of the %" PRId64
-                        " words and marks to learn from occurs twice, so there is nothing to "
-                        "learn; give a longer text, or --chars",
+                        " words and marks for training occurs twice, so there is nothing to learn; "
+                        "give a longer text, or --chars",
                         o->path, text->held_out[0]);
     if (part > 40)
         cli_warn(
             TRAIN,
-            "--text %s: %.0f %% of the text is <unk>, words that do not occur twice%s: what is "
-            "right is mostly <unk>; give a longer text%s",
+            "--text %s: %.0f %% of the text is <unk>, words that do not occur twice%s, so that "
+            "most targets are <unk>; give a longer text%s",
             o->path, part, o->words ? " or are beyond --words" : "",
             o->characters ? "" : ", or --chars");
     return CLI_OK;

@@ -1,5 +1,5 @@
-/* What a model of a text has learned: how well it predicts held-out text, compared with guesses
- * from the frequencies of words and pairs of words, and what is lost without each head. */
+/* The results for a text: how well the model predicts held-out text, compared with guesses from the
+ * frequencies of words and pairs of words, and the loss without each head. */
 #include "train/train_text.h"
 
 #include "common/arena.h"
@@ -20,10 +20,10 @@ static int by_number(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Counts of the part to learn from. */
+/* Counts of the training part. */
 typedef struct counts {
     int64_t *words;  /* [V] */
-    int64_t *follow; /* [V] different words that follow one */
+    int64_t *follow; /* [V] distinct words that follow a word */
     uint64_t *pairs; /* [held_out[0] - 1], sorted */
     int64_t pair_count;
 } counts;
@@ -43,7 +43,7 @@ static cli_exit count(const train_text *text, counts *c)
     return CLI_OK;
 }
 
-/* The first pair that is not below. */
+/* The first pair not below the given one. */
 static int64_t first_pair(const counts *c, uint64_t pair)
 {
     int64_t low = 0, high = c->pair_count;
@@ -57,8 +57,8 @@ static int64_t first_pair(const counts *c, uint64_t pair)
     return low;
 }
 
-/* Mean loss over the reported part of single words (each counted once more), and of pairs, mixed
- * with single words as far as a word is followed by new ones (Witten and Bell 1991). */
+/* Mean loss over the reported part of single words (each counted once more), and of pairs,
+ * interpolated with single words by the number of distinct followers (Witten and Bell 1991). */
 static cli_exit guess(const train_text *text, double loss[2])
 {
     const size_t mark = arena_mark();
@@ -103,7 +103,7 @@ static void print_heads(train_model *model, train_finding *found)
         found->head = h;
     }
     cli_print("\nL%" PRId64 "H%" PRId64
-              " matters most: without it the perplexity is %.2f instead of %.2f.\n",
+              " is the most important: without it the perplexity is %.2f instead of %.2f.\n",
               found->layer, found->head, most, mha_exp(all->loss));
 }
 
@@ -115,8 +115,7 @@ cli_exit train_text_print(train_model *model, train_finding *found)
     double guesses[2];
     const train_scores *all = &found->all;
     CLI_TRY(guess(text, guesses));
-    cli_print("The text: %s %s, %s different ones; %s are the vocabulary, %.1f %% of the text is "
-              "<unk>\n",
+    cli_print("The text: %s %s, %s distinct; the vocabulary has %s, %.1f %% of the text is <unk>\n",
               words_count(text->count).text, characters ? "characters" : "words and marks",
               words_count(text->kinds).text, words_count(text->word_count - 2).text,
               100.0 * (double)text->unknown / (double)text->count);
@@ -124,7 +123,7 @@ cli_exit train_text_print(train_model *model, train_finding *found)
     cli_print("Without attention: perplexity %.2f from the frequency of each %s, %.2f from pairs "
               "of them\n",
               mha_exp(guesses[0]), one, mha_exp(guesses[1]));
-    cli_print("On other held-out text, which decided nothing: perplexity %.2f per %s (loss %.4f",
+    cli_print("On test text, not used to stop training: perplexity %.2f per %s (loss %.4f",
               mha_exp(all->loss), one, all->loss);
     if (characters) cli_print(", %.3f bits", all->loss / mha_log(2));
     cli_print("), the most likely %s is right in %.1f %%\n", one, 100 * train_accuracy(all));

@@ -84,7 +84,7 @@ static void warn_of_numbers(const view_options *options, const mha_maps *maps)
     if (doubts.negative > 0 && options->cmap != MHA_CMAP_DIVERGING) {
         cli_warn(VIEW,
                  "%s: %" PRId64 " values are negative (least %.4g): not attention weights; --cmap "
-                                "diverging draws both signs",
+                 "diverging draws both signs",
                  options->attention, doubts.negative, doubts.least);
     } else if (doubts.negative == 0 && doubts.bad_sums > 0) {
         cli_warn(VIEW,

@@ -142,7 +142,7 @@ static void warn_of_not_finite(const view_options *options, const mha_maps *maps
     if (count > 0)
         cli_warn(VIEW,
                  "%s: %" PRId64 " attention weights are NaN or infinite: the model's weights are "
-                                "damaged, or too large for 32 bits; download the model again",
+                 "damaged, or too large for 32 bits; download the model again",
                  options->model, count);
 }
 

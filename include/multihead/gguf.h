@@ -180,7 +180,7 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_describe(const mha_gguf *file, int64_t
  *          nothing is written.
  * Threads  any, each with its own memory.
  * Accuracy F32, F16 and BF16 are exact; the others have the bits of their formula, as in the Python
- * package gguf. NaN stays NaN.
+ *          package gguf. NaN stays NaN.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_gguf_read(const mha_gguf *file, int64_t index, int64_t first,

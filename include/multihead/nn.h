@@ -76,8 +76,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create(mha_context *context, const m
  * Range    a row of x with an element that is not finite, or of magnitude 2^59 or more, gives a row
  *          of NaN; such a row of W gives a column of NaN.
  * Accuracy |y - exact| <= sum_i (2^-7 + 2^-16) |x_i w_i| + 2^-49 (|x_i| + |w_i|), plus the bound of
- * mha_linear_forward(): docs/numerics.md 15.2. Weights stored as bf16 are exact; the bound is then
- * half.
+ *          mha_linear_forward(): docs/numerics.md 15.2. Weights stored as bf16 are exact; the bound
+ *          is then half.
  * Bits     the same on every instruction set including portable C, for any M and number of threads.
  * Threads  as mha_context_create().   Since  0.1
  */

@@ -221,8 +221,8 @@ typedef struct mha_recurrent_gradients {
  *          output byte is written.
  * Threads  one call at a time per context. Threads share the heads; bits do not depend on their number.
  * Accuracy f32 products, decays in double (docs/numerics.md 16). The gradient of a log_decay is a
- * difference of sums over 32 tokens, and its error is relative to their size. It is 0 where the decay is
- * 0.
+ *          difference of sums over 32 tokens, and its error is relative to their size. It is 0 where
+ *          the decay is 0.
  * Cost     20 D Dv + 320 (D + Dv) floating-point operations per token and head, about.
  * Since    0.1
  */

@@ -1,5 +1,4 @@
-/* Line charts. No function of libm takes part in where things stand, so that every host draws the
- * same. */
+/* Line charts. Positions do not depend on libm, so that every host draws the same chart. */
 #include "chart.h"
 #include "canvas.h"
 
@@ -29,7 +28,7 @@ enum {
 };
 static const double least_width = 160, most_width = 10000, face = 12, most_number = 1e100;
 
-/* Okabe and Ito's colours, told apart by dashes as well. */
+/* Okabe and Ito's colours, also distinguished by dashes. */
 static const struct {
     uint32_t light, dark;
     double dashes[MHAI_MOST_DASHES];
@@ -130,7 +129,7 @@ static bool is_whole(const mha_curve *curve)
     return true;
 }
 
-/* A round number of at least raw: 1, 2 or 5 times a power of ten. */
+/* The smallest round number of at least raw: 1, 2 or 5 times a power of ten. */
 static double round_step(double raw)
 {
     static const double factors[] = {1, 2, 5};
@@ -162,7 +161,7 @@ static void tick_text(const axis *a, int i, char text[MHAI_NUMBER_BYTES])
     mhai_number_short(a->at[i], a->digits, text);
 }
 
-/* As many digits as tell the ticks apart. */
+/* The number of digits that distinguishes the ticks. */
 static void set_digits(axis *a)
 {
     bool alike = true;
@@ -178,7 +177,7 @@ static void set_digits(axis *a)
     }
 }
 
-/* Equal numbers need a span; nine digits are to tell its ticks apart. */
+/* Equal numbers need a span; nine digits must distinguish its ticks. */
 static void widen(axis *a)
 {
     const double size = fmax(fabs(a->low), fabs(a->high)), room = size > 1e-90 ? size / 2 : 0.5;
@@ -314,7 +313,7 @@ static void draw_axes(const drawing *d)
     write_text(d, d->left + d->width / 2, bottom + 38, MHAI_MIDDLE, c.muted, d->x_name.text);
 }
 
-/* A series without a name looks like the one before it. */
+/* A series without a name has the style of the previous one. */
 static mhai_stroke stroke_of(const drawing *d, int64_t k)
 {
     const mha_series *series = d->curve.series;

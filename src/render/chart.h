@@ -1,4 +1,4 @@
-/* What charts and reports share: a curve, checked. */
+/* Shared by charts and reports: a checked curve. */
 #ifndef MHAI_RENDER_CHART_H
 #define MHAI_RENDER_CHART_H
 

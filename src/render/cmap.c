@@ -1,5 +1,5 @@
-/* Colour maps: a few anchor colours, joined by straight lines in OKLab, where equal steps look
- * equal. B. Ottosson, "A perceptual color space for image processing" (2020). */
+/* Colour maps: a few anchor colours, joined by straight lines in OKLab, which is perceptually
+ * uniform. B. Ottosson, "A perceptual color space for image processing" (2020). */
 #include <multihead/render.h>
 
 #include <math.h>

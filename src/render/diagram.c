@@ -1,4 +1,4 @@
-/* Diagrams: checking what the caller says, and where the cards stand. */
+/* Diagrams: check the caller's structs and place the cards. */
 #include "diagram.h"
 
 #include "figure.h"
@@ -122,7 +122,7 @@ static double card_least_width(const mhai_card *card)
     return card->panel.width + 2 * MHAI_DIAGRAM_PAD;
 }
 
-/* Cards first .. end stand in one row from x = margin on and share what is left of the width. */
+/* Place the cards first .. end in one row from x = margin; they share the remaining width. */
 static double place_row(mhai_diagram *m, int64_t first, int64_t end, double y)
 {
     double used = MHAI_DIAGRAM_GAP * (double)(end - first - 1), x = MHAI_DIAGRAM_MARGIN,

@@ -1,4 +1,4 @@
-/* A diagram, checked and laid out, on its way to SVG text. */
+/* A diagram, checked and laid out. */
 #ifndef MHAI_RENDER_DIAGRAM_H
 #define MHAI_RENDER_DIAGRAM_H
 

@@ -58,7 +58,7 @@ static void rect(const pen *p, const double at[4], double radius, uint32_t fill,
     p->canvas->rect(p->canvas->user, &box);
 }
 
-/* A line of text as it is to stand; style holds MHA_MARK_ flags. */
+/* A line of text in its final place; style holds MHA_MARK_ flags. */
 static void text(const pen *p, double x, double y, double size, uint32_t style, uint32_t color,
                  const char *words)
 {
@@ -213,7 +213,7 @@ static void draw_text(const pen *p, const mha_mark *m)
         text(p, m->x, m->y + i * 1.35 * size, size, m->flags, color, lines[i].text);
 }
 
-/* Large cells stand apart; of small ones, runs of equal ones are one rectangle. */
+/* Large cells are separate; runs of equal small ones are one rectangle. */
 static void draw_cells(const pen *p, const mha_mark *m)
 {
     double width = m->cols ? m->width / (double)m->cols : 0;

@@ -83,7 +83,8 @@ static void draw_foot(const mhai_layout *l, const mhai_canvas *canvas)
         write_text(canvas, MARGIN, y, SMALL, MHAI_START, l->grid.theme.muted, l->remarks[i].text);
 }
 
-/* The numbers under the colour bar. If every panel has its own range, it has only what all share. */
+/* The numbers under the colour bar. If every panel has its own range, the bar has only the numbers
+ * that all share. */
 static void draw_ticks(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
                        double width)
 {
@@ -245,7 +246,7 @@ static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i
     }
 }
 
-/* A number per appearance of a cell. */
+/* A number for each appearance of a cell. */
 static int look_of(const mhai_map *map, int64_t at)
 {
     uint8_t kind = map->cells->kind[at];

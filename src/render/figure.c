@@ -84,7 +84,7 @@ static mha_status check_options(const mha_figure *f)
     if (f->range == MHA_RANGE_FIXED && f->scale == MHA_SCALE_LOG && f->hi <= 0)
         return mha_fail(MHA_ERR_ARGUMENT, "figure: a log scale needs hi above 0");
     if (f->pixel_ratio != 0 && !(f->pixel_ratio >= 1 && f->pixel_ratio <= 8))
-        return mha_fail(MHA_ERR_ARGUMENT, "figure: pixel_ratio must be 1..8, or 0 for a good one");
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: pixel_ratio must be 1..8, or 0 for the default");
     return MHA_OK;
 }
 

@@ -1,4 +1,4 @@
-/* What a figure says, checked; ranges and scales; cells reduced to what can be drawn. */
+/* A checked figure; ranges and scales; cells reduced to a drawable number. */
 #ifndef MHAI_RENDER_FIGURE_H
 #define MHAI_RENDER_FIGURE_H
 
@@ -26,7 +26,7 @@ typedef struct mhai_scale {
 double mhai_scale_position(const mhai_scale *scale, double value);
 double mhai_scale_value(const mhai_scale *scale, double t);
 
-/* The scales of a figure: one, or one a panel. */
+/* The scales of a figure: one, or one per panel. */
 typedef struct mhai_ranges {
     mhai_scale *scales;
     int64_t count;
@@ -59,7 +59,7 @@ void mhai_cells_fill(const mha_figure *figure, const mha_panel *panel, int64_t p
                      int64_t pool_cols, mhai_cells *cells);
 void mhai_cells_free(mhai_cells *cells);
 
-/* 256 colours, and which of them a value gets. */
+/* 256 colours, and the colour of a value. */
 typedef struct mhai_palette {
     uint8_t rgb[256][3];
 } mhai_palette;

@@ -1,7 +1,7 @@
-/* Text: of one named file, so that no setting of the machine (fontconfig) changes a picture; outlines
- * without hinting, so that turned and scaled text looks alike and does not depend on how FreeType was
- * built. Pixels come from FreeType itself: cairo before 1.18 puts glyphs on whole pixels, and where it
- * fills outlines it aborts when memory is short (1.16). In a PDF text is text. */
+/* Text from one named font file, so that no setting of the machine (fontconfig) changes a picture.
+ * Outlines are not hinted, so that rotated and scaled text looks alike and does not depend on the
+ * build of FreeType. FreeType draws the pixels: cairo before 1.18 puts glyphs on whole pixels, and
+ * cairo 1.16 aborts if memory is short while it fills outlines. A PDF has real text. */
 #include "font.h"
 
 #include "text.h"
@@ -33,7 +33,7 @@ void mhai_font_note(mhai_font *font)
     if (errno == ENOMEM) font->no_memory = true;
 }
 
-/* Whether FreeType did what it should. A face may lack something, memory must not. */
+/* Whether a FreeType call succeeded. A face may lack a glyph, but lack of memory is an error. */
 static bool done(mhai_font *font, FT_Error error)
 {
     if (FT_ERROR_BASE(error) == FT_Err_Out_Of_Memory) font->no_memory = true;
@@ -86,7 +86,7 @@ mha_status mhai_font_open(const char *file, mhai_font **font)
         free(made);
         return mha_fail(MHA_ERR_NOMEM, "PNG, PDF: cannot start FreeType");
     }
-    mhai_font_note(made); /* it leaves out modules that it got no memory for */
+    mhai_font_note(made); /* it omits modules if memory is short */
     mha_status status = open_face(made, file);
     if (made->no_memory) status = mhai_font_check(made);
     if (status)
@@ -120,8 +120,8 @@ mha_status mhai_font_check(const mhai_font *font)
                : MHA_OK;
 }
 
-/* The glyph of a code point in the slot, an outline; false if there is nothing to draw (marks and
- * joiners that the face does not know). */
+/* Load the outline of a code point into the slot; false if there is nothing to draw (marks and
+ * joiners that the face lacks). */
 static bool load_glyph(mhai_font *font, uint32_t code)
 {
     FT_UInt glyph = FT_Get_Char_Index(font->face, code);
@@ -184,7 +184,7 @@ void mhai_font_draw(mhai_font *font, const mhai_pen *pen, const char *text, mhai
 
 /* ---- For a PDF ------------------------------------------------------------------------------- */
 
-/* The face of fixed width that lies beside DejaVu Sans. */
+/* The fixed-width face in the folder of DejaVu Sans. */
 static void open_mono(mhai_font *font)
 {
     static const char sans[] = "DejaVuSans.ttf";
@@ -221,7 +221,9 @@ void mhai_font_text(const mhai_font *font, const char *text, char *shown, size_t
     char *to = shown;
     for (uint32_t code; (code = mhai_text_next(&text)) != 0 && to + 4 < shown + size;) {
         if (mhai_text_code_columns(code) == 0 && !FT_Get_Char_Index(font->face, code)) continue;
-        if (code >= 0xFDD0 && code <= 0xFDEF) code = 0xFFFD; /* no characters: cairo refuses them */
+        if (code >= 0xFDD0 && code <= 0xFDEF)
+            code = 0xFFFD; /* not characters: cairo rejects
+                                                                them */
         to += mhai_text_encode(code, to);
     }
     *to = 0;

@@ -16,22 +16,23 @@ void mhai_font_close(mhai_font *font);
 typedef void (*mhai_font_blend)(void *user, int64_t x, int64_t y, int width, int height,
                                 const unsigned char *coverage, int stride);
 
-/* Draw a line of text: positions and size of the pen are in pixels here. Glyphs that the face does
- * not have are its box. */
+/* Draw a line of text: positions and size of the pen are in pixels here. Glyphs that the face lacks
+ * are drawn as its box. */
 void mhai_font_draw(mhai_font *font, const mhai_pen *pen, const char *text, mhai_font_blend blend,
                     void *user);
 
-/* FreeType and cairo leave out what they get no memory for and report success; errno, which
- * mhai_font_open() clears, is the trace of it. To be called before something else sets errno. */
+/* If memory is short, FreeType and cairo omit parts and report success; only errno, which
+ * mhai_font_open() clears, shows it. Call this before other code sets errno. */
 void mhai_font_note(mhai_font *font);
 
-/* MHA_ERR_NOMEM if something was left out because memory was short. */
+/* MHA_ERR_NOMEM if something was omitted because memory was short. */
 mha_status mhai_font_check(const mhai_font *font);
 
 /* For cairo, owned by the font; NULL: short of memory. mono: its face of fixed width, if there is one. */
 cairo_font_face_t *mhai_font_face(mhai_font *font, bool mono);
 
-/* What cairo takes of a line: valid UTF-8, without marks and joiners that the face lacks. */
+/* The part of a line that cairo accepts: valid UTF-8, without marks and joiners that the face
+ * lacks. */
 void mhai_font_text(const mhai_font *font, const char *text, char *shown, size_t size);
 
 #endif

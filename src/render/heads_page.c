@@ -127,7 +127,7 @@ static mha_status check(const mha_heads_page *given, mha_heads_page *p)
 
 /* ---- data ------------------------------------------------------------------------------------ */
 
-/* Five digits are more than a pixel can show. */
+/* Five digits exceed the resolution of a pixel. */
 static double shorter(double value)
 {
     if (!isfinite(value) || value == 0) return value;
@@ -281,7 +281,7 @@ static void write_head(mhai_writer *w, const mha_heads_page *p)
     if (p->fact_count > 0) mhai_sink_text(w, "</dl>\n");
 }
 
-/* What is there without scripts. */
+/* The content without scripts. */
 static void write_cell(mhai_writer *w, const mha_heads_value *v)
 {
     char text[MHAI_NUMBER_BYTES];

@@ -76,7 +76,7 @@ static void write_foot(const mhai_html_page *page, mhai_writer *writer)
     mhai_sink_element(writer, "<p class=\"producer\">", page->report.producer, "</p>\n");
 }
 
-/* The theme that the reader's system does not choose. */
+/* The theme if the reader's system does not choose one. */
 static void write_theme(const mhai_html_page *page, mhai_writer *writer)
 {
     if (page->figure.dark) mhai_sink_text(writer, " data-theme=\"dark\"");
@@ -101,7 +101,7 @@ void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer)
     mhai_sink_text(writer, "})();\n");
 }
 
-/* Nothing may be fetched by an explorer: what it needs is inside, and what is typed stays there. */
+/* An explorer may not fetch anything: its data is inside, and typed texts stay in the page. */
 static const char policy[] =
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src "
     "'unsafe-inline' 'wasm-unsafe-eval'; worker-src blob:; style-src 'unsafe-inline'; img-src "
@@ -185,7 +185,7 @@ static mha_status count_write(void *user, const void *bytes, size_t count)
     return MHA_OK;
 }
 
-/* What the page takes without its maps is measured by writing it; the rest of most_bytes is theirs.
+/* Measure the size of the page without maps by writing it; maps get the rest of most_bytes.
  */
 static mha_status choose_coding(mhai_html_page *page)
 {

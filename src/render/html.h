@@ -36,9 +36,9 @@ typedef struct mhai_html_page {
     bool negative;      /* some value of a map, a twin or a frame is below 0 */
     mha_link *links;    /* of the panels */
     mhai_html_coding coding;
-    mha_buffer picture;           /* what readers without scripts see, as HTML */
-    bool live;                    /* a page that asks for its maps: html_live.c */
-    const mha_explorer *explorer; /* what answers it inside the page; NULL: a server */
+    mha_buffer picture;           /* the content for readers without scripts, as HTML */
+    bool live;                    /* a page that requests its maps: html_live.c */
+    const mha_explorer *explorer; /* the backend inside the page; NULL: a server */
     int64_t map_tokens; /* of live data: tokens of a cell of a large map; 0: as in the figure */
 } mhai_html_page;
 
@@ -88,7 +88,7 @@ mha_status mhai_html_neuron_bits(const mhai_html_page *page, int *bits, int64_t 
 mha_status mhai_html_write_neurons(const mhai_html_page *page, const mha_panel *panel, bool values,
                                    mha_json *json);
 
-/* html_evidence.c: what the report says beside the maps, as further members of the JSON. */
+/* html_evidence.c: contents of the report besides the maps, as further members of the JSON. */
 void mhai_html_write_measures(const mha_panel *panel, mha_json *json);
 void mhai_html_write_curves(const mha_report *report, mha_json *json);
 void mhai_html_write_columns(const mhai_html_page *page, mha_json *json);
@@ -101,7 +101,7 @@ void mhai_html_close(mhai_html_page *page);
 /* The script as it stands between the tags: a report's, or a live page's with its carrier. */
 void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer);
 
-/* html_live.c: what answers a page without a server. */
+/* html_live.c: the backend of a page without a server. */
 void mhai_html_write_explorer(const mha_explorer *explorer, mhai_writer *writer);
 
 /* Fill page->picture. */

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* What is drawn for each label, beside the labels as they are; null where that is the same. */
+/* The visible form of each label, in addition to the raw labels; null where both are the same. */
 static void member_shown(mha_json *json, const char *name, const char *const *labels, int64_t count)
 {
     mha_json_array(json, name);
@@ -205,7 +205,7 @@ static void write_options(const mhai_html_page *page, mha_json *json)
     mha_json_texts(json, "special", page->report.special, page->report.special_count);
 }
 
-/* What is shown at first. */
+/* The initial state of the page. */
 static void write_views(const mhai_html_page *page, mha_json *json)
 {
     static const char *const views[] = {"map", "lines", "model", "neurons"};

@@ -13,7 +13,7 @@
 enum {
     MOST_PAGES = 16,
     MOST_PIXELS = 100000,
-    MOST_HEIGHT = 760, /* what a window shows at once */
+    MOST_HEIGHT = 760, /* the size of a window */
     TABS_HEIGHT = 44
 };
 
@@ -82,7 +82,7 @@ static mha_status quote(void *user, const void *bytes, size_t count)
 
 typedef mha_status write_fn(const mha_inset *inset, int64_t i, const mha_sink *sink);
 
-/* What write_inside() writes is the frame's document. */
+/* The output of write_inside() is the frame's document. */
 static mha_status write_frame(const mha_inset *inset, int64_t i, const char *style,
                               write_fn *write_inside, const mha_sink *sink)
 {

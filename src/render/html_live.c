@@ -1,4 +1,4 @@
-/* The report's page with another source of maps: a server, which sends them when it is asked, or the
+/* The report's page with another source of maps: a server, which sends them on request, or the
  * library and a model inside the page. */
 #include "html.h"
 
@@ -25,7 +25,7 @@ mha_status mha_render_live_page(const mha_figure *figure, const mha_report *repo
 }
 
 /* Five digits of base 85 for four bytes, from '#' on, with 'x' for '<', which could end the element: a sixteenth
- * smaller than base64. The last digits are left out as far as bytes are missing. */
+ * smaller than base64. An incomplete group omits its last digits. */
 static void write_base85(const void *bytes, size_t size, mhai_writer *writer)
 {
     enum { PART = 4096 };

@@ -1,12 +1,12 @@
-/* The report's maps as base64 of little-endian numbers, and how fine they can be.
+/* The report's maps as base64 of little-endian numbers, and the choice of their precision.
  *
  *   32 bits  the float itself; a masked cell is the NaN 0x7FC0A5A5
  *   16, 8    q = round(top * sqrt(|v| / m)), m the map's greatest magnitude; the two highest
  *            codes are "not finite" and "masked". With negative values codes run from -mid to mid,
  *            plus mid.
  *
- * The square root spends the codes where attention weights are: near 0. A value is then known
- * within sqrt(|v| m) / top + m / (4 top^2).
+ * The square root concentrates the codes near 0, like attention weights. The error of a value is at
+ * most sqrt(|v| m) / top + m / (4 top^2).
  */
 #include "html.h"
 
@@ -74,7 +74,7 @@ static int64_t count_twins(const mha_figure *f)
     return count;
 }
 
-/* What a frame takes: its maps, and its label at up to 6 bytes a character in JSON. */
+/* The size of a frame: its maps, and its label at up to 6 bytes per character in JSON. */
 static int64_t size_of_frame(const mhai_html_page *page, const mhai_html_coding *coding)
 {
     const mha_report *report = &page->report;
@@ -87,9 +87,9 @@ static int64_t size_of_frame(const mhai_html_page *page, const mhai_html_coding 
            6 * (int64_t)longest;
 }
 
-/* The smallest step whose frames take at most half of `most`; 0 if fewer than LEAST_FRAMES (or
- * all) would be left. The first and the last frame stay whatever the step is, so steps beyond their
- * distance save nothing. *size is what they take. */
+/* The smallest step whose frames take at most half of `most`; 0 if fewer than LEAST_FRAMES (or all)
+ * would remain. The first and the last frame are kept for every step, so steps beyond their
+ * distance save nothing. *size is the size of the frames. */
 static int64_t step_of_frames(const mhai_html_page *page, const mhai_html_coding *coding,
                               int64_t most, int64_t *size)
 {
@@ -161,7 +161,8 @@ static uint32_t float_bits(float value, mhai_cell kind)
     return isnan(value) ? 0x7FC00000 : bits;
 }
 
-/* A float that is not finite is written as it is: blocks, which only say so, are never exact. */
+/* A float that is not finite is written unchanged; this does not occur for blocks, which are never
+ * exact. */
 static uint32_t exact_bits(const mha_panel *panel, const mhai_html_coding *coding,
                            const mhai_cells *cells, int64_t i)
 {

@@ -2,7 +2,7 @@
  *
  *   32 bits  the float itself
  *   16, 8    q = round(v / m * mid) + mid, m the greatest magnitude of the panel's queries or keys,
- *            mid 32,767 or 127; the highest code is "not finite". A value is known within m / (2 mid)
+ *            mid 32,767 or 127; the highest code is "not finite". The error of a value is at most m / (2 mid)
  */
 #include "html.h"
 
@@ -45,11 +45,10 @@ mha_status mhai_html_neuron_bits(const mhai_html_page *page, int *bits, int64_t 
         *size = (int64_t)all;
         return MHA_OK;
     }
-    return mha_fail(
-        MHA_ERR_SIZE,
-        "report: queries and keys take %.0f MB and may take %.1f MB; choose fewer panels, "
-        "or leave them out",
-        ceil(size_of_all(page, 8) / 1e6), most / 1e6);
+    return mha_fail(MHA_ERR_SIZE,
+                    "report: queries and keys take %.0f MB, at most %.1f MB are allowed; choose "
+                    "fewer panels, or omit queries and keys",
+                    ceil(size_of_all(page, 8) / 1e6), most / 1e6);
 }
 
 static float greatest(const float *values, int64_t count)

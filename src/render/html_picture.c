@@ -1,5 +1,5 @@
-/* What readers without scripts see: the figure as inline SVG while that is small, else one small
- * image a panel; and a table of the panels either way. */
+/* The content for readers without scripts: the figure as inline SVG if that is small, otherwise one
+ * small image per panel; in both cases a table of the panels. */
 #include "html.h"
 #include "layout.h"
 #include "number.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    MOST_SHAPES = 6000, /* in all; beyond it maps are images, which take less room */
+    MOST_SHAPES = 6000, /* in total; beyond it maps are images, which are smaller */
     MOST_SIDE = 64,     /* pixels along a side of a panel's image in the table */
     LEAST_SIDE = 8
 };
@@ -65,7 +65,7 @@ static mha_status draw_svg(const mhai_html_page *page, mhai_writer *w)
     return status ? status : w->status;
 }
 
-/* What the images of all panels share. */
+/* The data shared by the images of all panels. */
 typedef struct album {
     const mha_figure *figure;
     mhai_ranges ranges;

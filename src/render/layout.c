@@ -1,7 +1,7 @@
 /* Measuring a figure.
  *
  *   title, subtitle
- *   legend: the colour bar, what hatches and crosses mean
+ *   legend: the colour bar, the meaning of hatches and crosses
  *   grid rows: [group name | row axis title | row labels | maps ... ] with column labels below
  *   column axis title, footnote, remarks
  *
@@ -19,16 +19,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Limits of the SVG form: one shape a cell up to these, an image above. */
+/* Limits of the SVG form: one shape per cell up to these, an image above. */
 static const int64_t most_shapes = 10000, most_shapes_in_all = 200000;
 static const int64_t most_tooltips = 5000; /* each is some 80 bytes */
-/* Numbers in cells are read one by one: up to so many, and no map longer than so. */
+/* Numbers are printed in at most this many cells, in maps of at most this length. */
 static const int64_t most_values = 1200, longest_with_values = 20;
 
 enum {
     MARGIN = MHAI_LAYOUT_MARGIN,
     LEAST_WIDTH = 440,  /* a colour bar and its words fit */
-    LABEL_PITCH = 9,    /* least distance of two labels that can be read */
+    LABEL_PITCH = 9,    /* minimum distance of legible labels */
     LONGEST_MAP = 1160, /* most units along one side of a map */
     MOST_CELL = 40,
     LABEL_GAP = MHAI_LAYOUT_LABEL_GAP,
@@ -116,13 +116,13 @@ static void choose_values(mhai_layout *l)
     l->tooltips = cells * f->panel_count <= most_tooltips;
 }
 
-/* The side of a map that suits a grid of so many columns. */
+/* The side of a map in a grid of this many columns. */
 static double map_side(int64_t columns)
 {
     return columns <= 1 ? 720 : columns == 2 ? 480 : columns <= 4 ? 270 : columns <= 8 ? 190 : 128;
 }
 
-/* How many maps go side by side, if the caller does not say: few enough that labels can be read. */
+/* The default number of maps side by side: few enough for legible labels. */
 static int64_t choose_columns(const mhai_layout *l)
 {
     const mha_figure *f = &l->grid.figure;
@@ -138,7 +138,7 @@ static int64_t choose_columns(const mhai_layout *l)
                          mhai_most(1, mhai_ceil_div(in_group, fit)))); /* rows of equal length */
 }
 
-/* The size of a cell along one side of n cells, and how many cells become one. */
+/* The size of a cell along one side of n cells, and the number of cells that are reduced to one. */
 static void choose_cell(mhai_axis *axis, double side, double smallest)
 {
     int64_t n = axis->count;
@@ -151,7 +151,7 @@ static void choose_cell(mhai_axis *axis, double side, double smallest)
     axis->drawn = mhai_ceil_div(n, axis->pool);
 }
 
-/* Cells are square unless one side is so long that the other would be a thread. */
+/* Cells are square unless one side is so long that the map would be a thin strip. */
 static void choose_cells(mhai_layout *l)
 {
     double side = map_side(l->grid.columns);
@@ -172,7 +172,7 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label)
 {
     const char *raw = axis->raw ? axis->raw[i] : NULL;
     mhai_text_visible(raw, i, MHAI_TEXT_LABEL, label);
-    if (raw && axis->step >= 4) { /* far apart: say which one it is */
+    if (raw && axis->step >= 4) { /* far apart: number the labels */
         mhai_text numbered;
         snprintf(numbered.text, sizeof numbered.text, "%" PRId64 " %.300s", i, label->text);
         *label = numbered;
@@ -182,7 +182,7 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label)
     mhai_text_cut_em(label, axis->most_em);
 }
 
-/* The next step that a reader can count in: 1 2 3 4 5 10 20 50 100 ... */
+/* The next round step: 1 2 3 4 5 10 20 50 100 ... */
 static int64_t good_step(int64_t step)
 {
     if (step <= 5) return mhai_most(1, step);

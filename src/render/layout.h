@@ -1,5 +1,5 @@
-/* Where everything of a figure lies. Measured once from the figure alone (no font file is asked),
- * so that SVG and PNG are the same picture. */
+/* The layout of a figure, computed once from the figure without any font file, so that SVG and PNG
+ * are the same picture. */
 #ifndef MHAI_RENDER_LAYOUT_H
 #define MHAI_RENDER_LAYOUT_H
 
@@ -38,10 +38,10 @@ typedef struct mhai_axis {
     int64_t pool, drawn;    /* cells reduced to one; cells drawn */
     double cell;            /* size of a drawn cell */
     int64_t step;           /* every step-th label is drawn */
-    double font, most_em;   /* size; the widest label drawn is cut to most_em */
+    double font, most_em;   /* size; labels are truncated to most_em */
     double widest;          /* width of the widest label as drawn */
     double angle;           /* 0, -60 or -90 */
-    double depth;           /* room that the labels take beside the map */
+    double depth;           /* space of the labels beside the map */
     mhai_text title;
 } mhai_axis;
 
@@ -49,7 +49,7 @@ typedef struct mhai_place {
     int64_t grid_row, grid_col;
 } mhai_place;
 
-/* What pictures and terminals plan alike: panels in a grid, a group after the other. */
+/* The plan shared by pictures and terminals: panels in a grid, one group after the other. */
 typedef struct mhai_grid {
     mha_figure figure; /* checked */
     mhai_ranges ranges;
@@ -63,12 +63,13 @@ typedef struct mhai_grid {
     int64_t *row_groups; /* [rows] */
 } mhai_grid;
 
-/* All but columns, rows, places and row_groups, which place gives. Free also after a failure. */
+/* Compute everything except columns, rows, places and row_groups, which `place` computes. Free also
+ * after a failure. */
 mha_status mhai_grid_open(const mha_figure *figure, mhai_grid *grid);
 mha_status mhai_grid_place(mhai_grid *grid, int64_t columns);
 void mhai_grid_free(mhai_grid *grid);
 
-/* The least and the greatest value as they stand in cells. */
+/* The least and the greatest value as printed in cells. */
 void mhai_grid_values(const mhai_grid *grid, char text[2][MHAI_NUMBER_BYTES]);
 
 static inline int64_t mhai_least(int64_t a, int64_t b)
@@ -120,16 +121,16 @@ mhai_sheet mhai_layout_sheet(const mhai_layout *layout, mhai_picture picture);
 /* SVG within a page of HTML. */
 mha_status mhai_svg_inside(const mhai_layout *layout, const mha_sink *sink);
 
-/* What a reader must know about how the numbers were drawn, as one line of prose: reduction,
- * omitted labels, clipped and non-finite values. Empty if there is nothing to say. */
+/* Notes on how the numbers were drawn, as one line of prose: reduction, omitted labels, clipped and
+ * non-finite values. May be empty. */
 typedef struct mhai_remarks {
     char text[1024];
 } mhai_remarks;
 typedef struct mhai_remarks_about {
     int64_t pool_rows, pool_cols, row_step, col_step;
     const char *unit; /* "px" or "block" */
-    const char *bad;  /* how a cell that is not finite looks */
-    bool no_values;   /* values were asked for and do not fit */
+    const char *bad;  /* the appearance of a cell that is not finite */
+    bool no_values;   /* values were requested but do not fit */
 } mhai_remarks_about;
 void mhai_remarks_make(const mha_figure *figure, const mhai_ranges *ranges,
                        const mhai_remarks_about *about, mhai_remarks *remarks);

@@ -1,4 +1,4 @@
-/* The cell of each map that says most about it: where pages open, and what cards say first. */
+/* The most distinctive cell of each map: pages open on it, and cards begin with it. */
 #include "html.h"
 
 #include <multihead/component.h>
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Words of English that join others: a link to one of them rarely tells what a text is about.
- * Pronouns are not among them: what they stand for is worth a look. */
+/* English function words: a link to one of them is rarely informative. Pronouns are not included,
+ * since their referents are of interest. */
 static const char function_words[] =
     " a an the this that these those and or but nor so if than as while because of in on at by to "
     "from for with about into onto near over under between behind beside through before after "
@@ -17,7 +17,7 @@ static const char function_words[] =
     "isn wasn weren won wouldn couldn shouldn ";
 
 enum { NEAR = 2, TIERS = 4, MOST_LETTERS = 15 };
-static const double FAINT = 0.25; /* of another link: the other tells more about the head */
+static const double FAINT = 0.25; /* of another link: the other is more informative */
 
 /* Labels of word pieces begin with a space, U+2581 or U+0120. */
 static const char *without_space(const char *label)
@@ -54,7 +54,7 @@ static bool is_function_word(const char *text)
     return strstr(function_words, word) != NULL;
 }
 
-/* The first tier of links that a label can be an end of. */
+/* The first tier of links that a label can belong to. */
 static uint8_t tier_of(const mha_report *report, const char *label)
 {
     if (!label) return 0;
@@ -93,15 +93,15 @@ static void make_means(link_search *x)
     }
 }
 
-/* Another place of the same word. */
+/* Another occurrence of the same word. */
 static bool is_again(const link_search *x, int64_t r, int64_t c)
 {
     return x->labels && x->labels[r] && x->labels[c] && !strcmp(x->labels[r], x->labels[c]);
 }
 
-/* Tier 0: different content words that are no neighbours; 1: words; 2: what is not special; 3: all. A token
- * and itself are in the last, and so is the first token of a causal map, where heads rest (Xiao et
- * al. 2024). */
+/* Tier 0: different content words that are not neighbours; 1: words; 2: tokens that are not special; 3:
+ * all. The diagonal and the first column of a causal map, the default target of heads (Xiao et al. 2024),
+ * are in the last tier. */
 static int tier_at(const link_search *x, bool causal, int64_t r, int64_t c)
 {
     const int tier = x->row[r] > x->col[c] ? x->row[r] : x->col[c];
@@ -121,7 +121,7 @@ static void search_tiers(const link_search *x, const mha_panel *panel, mha_link 
             const double size = size_at(panel, r, c), mean = x->mean[r * f->cols + c];
             if (size < 0) continue;
             const int tier = tier_at(x, causal, r, c);
-            /* What the cell adds to the divergence of this map from the mean of all */
+            /* The cell's term of the divergence of this map from the mean of all */
             const double score = size > mean ? size * log(size / mean) : 0;
             mha_link *known = &best[tier];
             if (known->row >= 0 &&

@@ -1,4 +1,5 @@
-/* Numbers as text. printf's %f follows the host's locale (a decimal comma), so these are our own.
+/* Numbers as text. printf's %f follows the host's locale (a decimal comma), so these functions do
+ * not use it.
  */
 #ifndef MHAI_RENDER_NUMBER_H
 #define MHAI_RENDER_NUMBER_H
@@ -12,7 +13,8 @@ void mhai_number_fixed(double value, int decimals, char text[MHAI_NUMBER_BYTES])
 /* `digits` (1..6) significant digits, without trailing zeros: "0.25", "12", "1.5e-7". */
 void mhai_number_short(double value, int digits, char text[MHAI_NUMBER_BYTES]);
 
-/* For the cells of a map whose values reach `greatest` in magnitude: a few characters, all alike.
+/* For the cells of a map whose values reach `greatest` in magnitude: a few characters, with the
+ * same format.
  */
 void mhai_number_cell(double value, double greatest, char text[MHAI_NUMBER_BYTES]);
 

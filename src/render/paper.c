@@ -344,7 +344,7 @@ static mha_status open_pdf(paper *p, const mhai_sheet *sheet, double *ratio)
     cairo_pdf_surface_restrict_to_version(p->surface,
                                           CAIRO_PDF_VERSION_1_4); /* accepted by publishers */
     cairo_pdf_surface_set_metadata(p->surface, CAIRO_PDF_METADATA_CREATE_DATE, "");
-    mhai_text_visible(sheet->title, 0, MHAI_TEXT_PROSE, &title); /* cairo refuses all else */
+    mhai_text_visible(sheet->title, 0, MHAI_TEXT_PROSE, &title); /* cairo rejects anything else */
     cairo_pdf_surface_set_metadata(p->surface, CAIRO_PDF_METADATA_TITLE, title.text);
     return MHA_OK;
 }

@@ -18,7 +18,7 @@ static void reset(mhai_pencil *pencil)
     pencil->styled = pencil->has_front = pencil->has_back = false;
 }
 
-/* Write the spaces that are due, in the terminal's own colours. */
+/* Write the pending spaces, in the terminal's own colours. */
 static void catch_up(mhai_pencil *pencil)
 {
     if (!pencil->spaces) return;
@@ -81,7 +81,7 @@ static void set_color(mhai_pencil *pencil, int what, const mhai_color *c)
     pencil->styled = true;
 }
 
-/* Set one of the two colours if it is not the present one. */
+/* Set one of the two colours if it changes. */
 static void change(mhai_pencil *pencil, int what, const mhai_color *to, bool *has, mhai_color *now)
 {
     if (!to || (*has && memcmp(to, now, sizeof *now) == 0)) return;

@@ -1,8 +1,8 @@
 /* Dividing a terminal's width.
  *
  * One panel: numbers in its cells if they fit, else cells two columns wide, else half blocks (two
- * rows of cells a line). Several panels: small maps side by side. What is wider than the terminal
- * is reduced by maximum. */
+ * rows of cells a line). Several panels: small maps side by side. Wider maps are reduced by
+ * maximum. */
 #include "terminal.h"
 
 #include "number.h"
@@ -110,7 +110,7 @@ static void choose_reduction(mhai_plan *p)
         widest = mhai_most(8, (room(p) + 1) / 3 - 1 - 2 * p->border);
     widest = mhai_least(widest, mhai_most(1, (room(p) - 2 * p->border) / p->cell));
     p->pool_cols = mhai_most(1, mhai_ceil_div(f->cols, widest));
-    /* Squares stay squares, as far as a few rows allow it. */
+    /* Squares remain square, if a few rows allow it. */
     p->pool_rows = mhai_most(1, mhai_least(p->pool_cols, f->rows / 8));
     p->pool_rows = mhai_most(p->pool_rows, mhai_ceil_div(f->rows, MOST_LINES_OF_ROWS));
     p->rows = mhai_ceil_div(f->rows, p->pool_rows);
@@ -140,7 +140,7 @@ static void choose_col_labels(mhai_plan *p)
 static mha_status plan_grid(mhai_plan *p)
 {
     const mha_figure *f = &p->grid.figure;
-    /* Labels far apart, or columns that are numbered, need to say which one they are. */
+    /* Labels that are far apart, or numbered columns, get an index. */
     p->indexed = f->panel_count > 1 || f->cols > 2 * p->width || f->rows > 2 * p->width;
     p->label_width = widest_label(p, f->row_labels, f->rows, 1, p->indexed,
                                   mhai_most(4, mhai_least(14, p->width / 5)));

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How far below its upper end a log scale reaches when its lower end is not above 0. */
+/* The ratio of the ends of a log scale whose lower end is not above 0. */
 static const double log_decades = 1e4;
 
 typedef struct survey {

@@ -1,10 +1,10 @@
-/* Writing to a sink: buffered, with a status that sticks, and numbers that no locale changes. */
+/* Writing to a sink: buffered, with a sticky status, and numbers independent of the locale. */
 #ifndef MHAI_RENDER_SINK_H
 #define MHAI_RENDER_SINK_H
 
 #include <multihead/render.h>
 
-/* After the first failure nothing more reaches the sink; mhai_sink_flush() hands the status back.
+/* After the first failure nothing more reaches the sink; mhai_sink_flush() returns the status.
  */
 typedef struct mhai_writer {
     const mha_sink *sink;
@@ -17,23 +17,23 @@ void mhai_sink_open(mhai_writer *writer, const mha_sink *sink);
 void mhai_sink_bytes(mhai_writer *writer, const void *bytes, size_t count);
 void mhai_sink_text(mhai_writer *writer, const char *text);
 
-/* printf for strings and integers; floating point goes through mhai_sink_real(). At most 1000
- * bytes a call: longer texts go through mhai_sink_text(). */
+/* printf for strings and integers; floating point goes through mhai_sink_real(). At most 1000 bytes
+ * per call: use mhai_sink_text() for longer texts. */
 void mhai_sink_print(mhai_writer *writer, const char *format, ...) MHA_PRINTF(2, 3);
 
 /* A coordinate: at most 2 decimals, no trailing zeros. */
 void mhai_sink_real(mhai_writer *writer, double value);
 
 /* Text for XML or HTML, element content and attributes alike: & < > " ' are escaped; invalid UTF-8,
- * what XML 1.0 cannot hold and controls become U+FFFD. */
+ * characters that XML 1.0 forbids and controls become U+FFFD. */
 void mhai_sink_escaped(mhai_writer *writer, const char *text);
 
-/* A text between open and close; without one nothing. */
+/* A text between open and close; nothing for NULL. */
 void mhai_sink_element(mhai_writer *writer, const char *open, const char *text, const char *close);
 
 void mhai_sink_base64(mhai_writer *writer, const void *bytes, size_t count);
 
-/* The writer as a sink, for as long as it stays where it is. */
+/* The writer as a sink, valid while the writer is not moved. */
 mha_sink mhai_sink_of(mhai_writer *writer);
 
 mha_status mhai_sink_flush(mhai_writer *writer);

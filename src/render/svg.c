@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Where the drawing stands in something larger. */
+/* The place of the drawing in a larger document. */
 typedef struct svg_frame {
     bool inside;         /* of a page or a drawing: no name spaces */
     const char *suffix;  /* of ids, which must differ within a page */
@@ -23,7 +23,7 @@ typedef struct svg_frame {
 typedef struct svg {
     svg_frame frame;
     mhai_writer writer;
-    mha_status status; /* other than the writer's: out of memory */
+    mha_status status; /* errors other than the writer's: out of memory */
     const mhai_canvas *canvas;
     int figures; /* drawn within: their ids get numbers */
 } svg;
@@ -176,7 +176,7 @@ static void svg_image(void *user, const mhai_map *map)
     mha_buffer_free(&png);
 }
 
-/* "token [3]", the token as it is. */
+/* "token [3]", with the unchanged token. */
 static void tooltip_label(svg *s, const char *const *labels, int64_t i)
 {
     if (labels && labels[i]) {
@@ -265,7 +265,7 @@ static void open_document(svg *s, const char *title, double width, double height
     mhai_sink_text(&s->writer, "</title>\n");
 }
 
-/* What a figure says about itself, and its hatch. */
+/* The description of a figure, and its hatch. */
 static void describe(svg *s, const mhai_layout *l)
 {
     const mha_figure *f = &l->grid.figure;

@@ -13,14 +13,15 @@
 static const char *const masked_glyph = "/", *const bad_glyph = "!";
 static const mhai_color black = {{0, 0, 0}}, white = {{255, 255, 255}};
 
-/* A character for one of 256 steps. Around the middle of a signed map stands nothing. */
+/* A character for one of 256 steps. The middle of a signed map is blank. */
 static char ramp_step(const mhai_plan *p, int index)
 {
     return mhai_figure_signed(&p->grid.figure) ? "N=-~, .:+*#"[index * 11 / 256]
                                                : " .:-=+*#%@"[index * 10 / 256];
 }
 
-/* Text in exactly so many columns: cut, or filled with spaces at its right (or left) side. */
+/* Text in an exact number of columns: truncated, or padded with spaces on its right (or left)
+ * side. */
 static void put_cell_text(mhai_pencil *pencil, const mhai_plan *p, const char *text,
                           int64_t columns, bool at_right, bool bold)
 {
@@ -98,7 +99,7 @@ static void bar_texts(const mhai_plan *p, char text[3][MHAI_NUMBER_BYTES])
     }
 }
 
-/* Where numbers and bar do not fit on one line. */
+/* For numbers and bar that do not fit on one line. */
 static void put_narrow_bar(mhai_pencil *pencil, const mhai_plan *p, char text[3][MHAI_NUMBER_BYTES])
 {
     char line[5 * MHAI_NUMBER_BYTES];
@@ -110,7 +111,7 @@ static void put_narrow_bar(mhai_pencil *pencil, const mhai_plan *p, char text[3]
     mhai_pencil_line(pencil);
 }
 
-/* "0 [######] 0.5 [######] 1", with < and > where values lie beyond the ends. */
+/* "0 [######] 0.5 [######] 1", with < and > if values are beyond the ends. */
 static void put_bar(mhai_pencil *pencil, const mhai_plan *p)
 {
     const mha_extent *e = &p->grid.ranges.extent;
@@ -197,7 +198,7 @@ static void put_cell(mhai_pencil *pencil, const mhai_plan *p, const mhai_map *ma
     const mhai_color *back = kind == MHAI_CELL_VALUE    ? &color
                              : kind == MHAI_CELL_MASKED ? &theme->mask_paper
                                                         : &theme->paper;
-    /* A wide cell that is not finite holds one mark, not a row of them. */
+    /* A wide cell that is not finite has one mark. */
     bool single = kind == MHAI_CELL_NOT_FINITE;
     for (int64_t i = 0; i < p->cell; i++)
         mhai_pencil_paint(pencil, single && i != (p->cell - 1) / 2 ? " " : glyph,

@@ -1,11 +1,11 @@
-/* A figure as characters: how it is divided, then how it is drawn. */
+/* A figure as characters: its plan, and drawing. */
 #ifndef MHAI_RENDER_TERMINAL_H
 #define MHAI_RENDER_TERMINAL_H
 
 #include "layout.h"
 #include "pencil.h"
 
-/* Everything that is decided before the first character. */
+/* The plan, made before the first character is written. */
 typedef struct mhai_plan {
     mhai_grid grid;
     int64_t width;       /* of the terminal */
@@ -28,7 +28,7 @@ typedef struct mhai_plan {
 mha_status mhai_plan_make(const mha_figure *figure, const mha_terminal *terminal, mhai_plan *plan);
 void mhai_plan_free(mhai_plan *plan);
 
-/* The label of a row or column as it stands in the terminal, cut to a number of columns. */
+/* The label of a row or column as printed, truncated to a number of columns. */
 void mhai_plan_label(const mhai_plan *plan, const char *const *labels, int64_t i, bool with_index,
                      int64_t columns, mhai_text *text);
 

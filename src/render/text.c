@@ -85,7 +85,7 @@ int64_t mha_text_columns(const char *text)
     return columns;
 }
 
-/* What is drawn for one code point, as UTF-8. */
+/* The visible form of a code point, as UTF-8. */
 static void visible_code(uint32_t code, bool prose, bool ascii, char out[16])
 {
     if (prose && (code == '\n' || code == '\t' || code == '\r')) code = ' ';
@@ -205,7 +205,7 @@ static double measure(const char *piece, mhai_text_unit unit)
     return unit == MHAI_TEXT_EM ? mhai_text_em(piece) : (double)mha_text_columns(piece);
 }
 
-/* One line from *raw on, which moves behind it. A line breaks after its last space that fits, or
+/* One line from *raw on, which advances past it. A line breaks after its last space that fits, or
  * anywhere if it has none. */
 static void wrap_line(const char **raw, double limit, mhai_text_unit unit, mhai_text *line)
 {

@@ -1,11 +1,11 @@
-/* Text: decoding, what is drawn for a label, how wide it is. Nothing here asks the locale. */
+/* Text: decoding, visible forms of labels, and widths, independent of the locale. */
 #ifndef MHAI_RENDER_TEXT_H
 #define MHAI_RENDER_TEXT_H
 
 #include <multihead/render.h>
 
-/* The next code point of *text, which moves on; 0 at the end, where it stays. Any byte that does
- * not belong to well-formed UTF-8 gives U+FFFD and moves by one. */
+/* The next code point of *text, which is advanced; 0 at the end, without advancing. A byte outside
+ * well-formed UTF-8 gives U+FFFD and advances by one. */
 uint32_t mhai_text_next(const char **text);
 
 /* UTF-8 of a code point, not terminated; returns 1..4. */
@@ -14,7 +14,7 @@ int mhai_text_encode(uint32_t code, char bytes[4]);
 /* Columns on a terminal: 0, 1 or 2. */
 int mhai_text_code_columns(uint32_t code);
 
-/* What is drawn for a label or a line of prose, always short enough for a picture. */
+/* The visible form of a label or a line of prose, always short enough for a picture. */
 enum { MHAI_TEXT_BYTES = 384 };
 typedef struct mhai_text {
     char text[MHAI_TEXT_BYTES];
@@ -23,25 +23,25 @@ typedef struct mhai_text {
 typedef enum mhai_text_style {
     MHAI_TEXT_LABEL, /* a token: spaces and control characters become visible */
     MHAI_TEXT_ASCII, /* a token, with ASCII only */
-    MHAI_TEXT_PROSE, /* a title: spaces stay, line ends become spaces */
+    MHAI_TEXT_PROSE, /* a title: spaces are kept, line ends become spaces */
     MHAI_TEXT_ASCII_PROSE
 } mhai_text_style;
 
-/* The visible form of raw; what does not fit ends in an ellipsis. raw NULL gives the index. */
+/* The visible form of raw, truncated with an ellipsis. raw NULL gives the index. */
 void mhai_text_visible(const char *raw, int64_t index, mhai_text_style style, mhai_text *visible);
 
 /* Cut to a number of terminal columns, the last one an ellipsis ("~" for ASCII) if cut. */
 void mhai_text_cut_columns(mhai_text *text, int64_t columns, bool ascii);
 
 /* Estimated width in em of a proportional sans-serif face, on the wide side (DejaVu Sans, Verdana),
- * so that layouts hold for whatever face the reader has. */
+ * so that layouts fit any face that the reader has. */
 double mhai_text_em(const char *text);
 
 /* Cut to a width in em, with an ellipsis if cut. */
 void mhai_text_cut_em(mhai_text *text, double em);
 
 /* Break prose into at most `most` lines no wider than limit, in em or in terminal columns, at
- * spaces where there are any; the last line ends in an ellipsis if text is left. Returns the lines
+ * spaces where there are any; the last line ends in an ellipsis if text remains. Returns the lines
  * used: 0 for NULL and for an empty text. */
 typedef enum mhai_text_unit {
     MHAI_TEXT_EM,

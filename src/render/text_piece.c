@@ -1,4 +1,4 @@
-/* What pieces of vocabularies stand for. */
+/* The texts of vocabulary pieces. */
 #include "text.h"
 
 #include <string.h>
@@ -16,8 +16,8 @@ static int byte_of(uint32_t letter)
     return -1;
 }
 
-/* Words of other vocabularies have such letters too: only what gives a text is taken. White space
- * other than spaces stands alone in a piece. */
+/* Words of other vocabularies may also have such letters: convert only pieces that give a text.
+ * White space other than spaces is a piece of its own. */
 static bool is_text(const char *text, size_t bytes)
 {
     const char *at = text;
@@ -33,8 +33,8 @@ static bool is_text(const char *text, size_t bytes)
     return !(space && other);
 }
 
-/* The bytes that the letters of a piece stand for; 0: they are no such letters, or only ASCII, which
- * stands for itself. */
+/* The bytes that the letters of a piece represent; 0: they are not such letters, or only ASCII,
+ * which represents itself. */
 static size_t decode(const char *piece, char *out, size_t room)
 {
     size_t count = 0;

@@ -171,7 +171,7 @@ static mha_status save(mhai_live_asked *a)
 
 /* ---- the page -------------------------------------------------------------------------------- */
 
-/* With an explorer a page of its own, otherwise one that asks a server. */
+/* With an explorer a self-contained page, otherwise one that uses a server. */
 static mha_status write_page(const mha_live *live, const mha_explorer *explorer,
                              const mha_sink *sink)
 {

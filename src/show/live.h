@@ -24,7 +24,7 @@ struct mha_live {
     mha_model_info info;
     mha_transformer_desc desc;
     mha_trials *trials;
-    mhai_live_vary vary; /* of the varied model, which the last request of that kind made */
+    mhai_live_vary vary; /* of the varied model, made by the last such request */
     mha_transformer *varied;
     mha_transformer_desc varied_desc;
     mha_trials *varied_trials;
@@ -38,7 +38,7 @@ typedef struct mhai_live_asked {
     mhai_live_request request;
     mha_tokens tokens, other;
     mha_trial trial;
-    mha_trials *trials; /* of the model as it was loaded, or varied */
+    mha_trials *trials; /* of the loaded or the varied model */
     const mha_transformer *transformer;
     const mha_transformer_desc *desc;
     mha_maps maps; /* of the answer */
@@ -50,16 +50,16 @@ MHA_NODISCARD mha_status mhai_live_next(mhai_live_asked *a, mha_json *json);
 MHA_NODISCARD mha_status mhai_live_label(mhai_live_asked *a, int32_t id, mha_json *json);
 double mhai_live_seconds(void);
 
-/* live_generate.c: the next token, and what is appended to the text; the bytes of the cache of so many tokens,
- * as a member; free the decoder. */
+/* live_generate.c: the next token, and the appended text; the bytes of a cache of that many tokens, as a
+ * member; free the decoder. */
 MHA_NODISCARD mha_status mhai_live_generate(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json);
 void mhai_live_forget_decoder(mha_live *live);
 /* The heads of a layer, or its key/value heads, whose keys can be cached. */
 int64_t mhai_live_heads_of(const mha_transformer_desc *d, int64_t layer, bool kv);
 
-/* live_vary.c: choose the trials of the request; the loaded model's description, and how far weights moved, as
- * members; free the varied model. */
+/* live_vary.c: choose the trials of the request; the loaded model's description, and the amount of moved
+ * weight, as members; free the varied model. */
 MHA_NODISCARD mha_status mhai_live_choose(mhai_live_asked *a);
 void mhai_live_model(const mhai_live_asked *a, mha_json *json);
 /* "no causal mask, window of 4 tokens"; NULL: unchanged. */

@@ -1,4 +1,5 @@
-/* The next token of a text by a decoder, which is kept with its cache for the step after; the size of that cache. */
+/* The next token of a text by a decoder, which is kept with its cache for the next step; the size of that
+ * cache. */
 #include "show/live.h"
 
 #include <multihead/cache.h>
@@ -20,7 +21,7 @@ static bool predicts(const mha_transformer_desc *d)
     return d->flags & MHA_TRANSFORMER_CAUSAL && !(d->flags & MHA_TRANSFORMER_NO_OUTPUT);
 }
 
-/* Heads of a layer, or its key/value heads, as far as they have keys that are cached. */
+/* The heads of a layer, or its key/value heads, that have cached keys. */
 int64_t mhai_live_heads_of(const mha_transformer_desc *d, int64_t layer, bool kv)
 {
     if (d->layers && d->layers[layer].mixer) return 0;
@@ -114,7 +115,7 @@ static mha_status make_decoder(mhai_live_asked *a)
     return mha_decoder_create(live->context, a->transformer, &desc, &x->decoder);
 }
 
-/* How many of the tokens are in the cache, at most all but the last, whose logits are wanted. The rest of the
+/* The number of tokens in the cache, at most all except the last, whose logits are requested. The rest of the
  * cache is discarded. */
 static mha_status keep_common(mhai_live_asked *a, int64_t *kept)
 {
@@ -170,13 +171,13 @@ typedef struct generating {
     double p;
     int64_t kept, computed;
     bool cached, ended;
-    char *text; /* what is appended */
+    char *text; /* the appended text */
     size_t bytes;
 } generating;
 
 enum { MOST_TOKENS = 4 }; /* of a character in UTF-8 */
 
-/* Gates, patches and noise are of the whole text, as is attention without a causal mask. */
+/* Gates, patches and noise apply to the whole text, as does attention without a causal mask. */
 static bool can_decode(const mhai_live_asked *a)
 {
     return predicts(a->desc) && a->trial.off_count + a->trial.patched_count == 0 &&
@@ -249,7 +250,7 @@ static mha_status is_special(const mhai_live_asked *a, int32_t id, bool *special
     return status;
 }
 
-/* Tokens until their text is whole characters. */
+/* Generate tokens until their text consists of complete characters. */
 static mha_status generate_text(mhai_live_asked *a, generating *g)
 {
     const char *text;
@@ -260,8 +261,7 @@ static mha_status generate_text(mhai_live_asked *a, generating *g)
     for (int i = 0; i < MOST_TOKENS && g->bytes == 0 && !special; i++) {
         if (a->trial.count >= a->live->options.max_tokens)
             return mha_fail(MHA_ERR_SIZE,
-                            "the text has %" PRId64 " tokens, as many as can be; "
-                            "shorten it",
+                            "the text has %" PRId64 " tokens, the maximum; shorten it",
                             a->trial.count);
         MHA_TRY(compute_logits(a, g));
         MHA_TRY(choose(a, g));
@@ -280,7 +280,8 @@ static mha_status generate(mhai_live_asked *a, generating *g)
 {
     const int64_t T = a->trial.count;
     if (!predicts(&a->live->desc))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "this model predicts no next token: it is an encoder");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "this model does not predict a next token: it is an encoder");
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, T + MOST_TOKENS, &g->ids));
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, T + MOST_TOKENS, &g->types));
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, a->desc->vocab_size, &g->logits));

@@ -177,7 +177,9 @@ static mha_status take_all(mha_room *room, json_t *root, mhai_live_request *stat
     if (!state->text) return wrong("text", "a text");
     if (state->noise > 0 && state->noisy.layer < 0) return wrong("noisy", "the head of the noise");
     if (state->patched.count > 0 && !state->other)
-        return mha_fail(MHA_ERR_FORMAT, "patched: heads are patched from a second text; type one");
+        return mha_fail(
+            MHA_ERR_FORMAT,
+            "patched: a second text is missing, from which heads are patched; type one");
     return MHA_OK;
 }
 
@@ -191,7 +193,7 @@ mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room, mhai_l
                                  .scale = -1,
                                  .vary = {.causal = -1, .positions = -1},
                                  .noisy = {-1, -1}};
-    errno = 0; /* jansson goes on where it got no memory, or reports malformed text */
+    errno = 0; /* out of memory, jansson continues or reports malformed text */
     json_t *root = json_loadb(bytes ? json : "", bytes, JSON_REJECT_DUPLICATES, &error);
     if (errno == ENOMEM) {
         json_decref(root);

@@ -11,7 +11,7 @@ typedef struct mhai_live_heads {
     int64_t count;
 } mhai_live_heads;
 
-/* How the model of a request differs from the one that was loaded. */
+/* Differences of a request's model from the loaded one. */
 typedef struct mhai_live_vary {
     int causal;       /* -1: as the model */
     int positions;    /* mha_position_encoding; -1: as the model */
@@ -34,10 +34,9 @@ typedef struct mhai_live_request {
     mha_trial_head noisy;      /* layer -1: none */
     double noise, temperature; /* as mha_trial */
     int64_t top_k;
-    int cache; /* type of a generation's cache, an index of mhai_live_caches */
-    bool
-        draws; /* generation samples by temperature and top_k, else it takes the most likely token */
-    int64_t seed;          /* of the sampling */
+    int cache;    /* type of a generation's cache, an index of mhai_live_caches */
+    bool draws;   /* sample by temperature and top_k; otherwise take the most likely token */
+    int64_t seed; /* of the sampling */
     int view, cmap, scale; /* of a report: mha_view, mha_cmap, mha_scale; scale -1: automatic */
     bool dark;
 } mhai_live_request;
@@ -48,8 +47,9 @@ extern const char *const mhai_live_positions[];
 extern const char *const mhai_live_caches[];
 
 /* A JSON object with text, other, off ["L0H1"], patched, at "all" or "last", row, maps, head, cell
- * [row, column], view, cmap, scale, dark; causal, positions, scaled, window, kv_heads, rope_base; noisy, noise;
- * temperature, top_k; cache, draws, seed: all but text may be missing, and nothing else be there. */
+ * [row, column], view, cmap, scale, dark; causal, positions, scaled, window, kv_heads, rope_base; noisy,
+ * noise; temperature, top_k; cache, draws, seed. All except text are optional; other members are
+ * rejected. */
 MHA_NODISCARD mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room,
                                         mhai_live_request *request);
 

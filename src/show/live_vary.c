@@ -1,5 +1,5 @@
-/* The model of a request under another description: mask, window, scale, positions. Also how far that, or noise,
- * moves the weights of each head. */
+/* The model of a request under another description: mask, window, scale, positions. Also the weight of each
+ * head that this, or noise, moves. */
 #include "show/live.h"
 
 #include <multihead/component.h>

@@ -4,7 +4,7 @@
 
 #include <multihead/show.h>
 
-/* The options given, NULL: none, checked. */
+/* The checked options; NULL: the defaults. */
 MHA_NODISCARD mha_status mhai_show_options(const mha_show_options *given, mha_show_options *own);
 
 /* The card of a head; NULL: none. */

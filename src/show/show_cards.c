@@ -1,4 +1,4 @@
-/* What each head does, for the cards, badges and table of a report. */
+/* The descriptions of heads for the cards, badges and table of a report. */
 #include "show/show.h"
 
 #include <multihead/component.h>
@@ -21,10 +21,10 @@ static const struct {
     {MHA_MEASURE_EVENNESS, "evenness"},
 };
 
-/* Half of the weight: then resting outweighs all else. */
+/* Half of the weight: then the default target dominates. */
 static const double leads = 0.5;
 
-/* Resting and general patterns say less than the strongest link. */
+/* Resting and general patterns are less informative than the strongest link. */
 static bool is_specific(mha_role role)
 {
     return role < MHA_ROLE_BLOCK && !mha_study_role_rests(role);

@@ -1,4 +1,4 @@
-/* The figure and report of a desk: before, after, and what each head writes. */
+/* The figure and report of a desk: before, after, and the term of each head. */
 #include "show/show.h"
 
 #include <multihead/component.h>
@@ -26,15 +26,15 @@ static mha_status add_panels(const mha_desk *d, mha_room *room, mha_figure *f)
     MHA_TRY(MHA_ROOM_ALLOC(room, d->heads + 2, &panels));
     f->panels = panels;
     if (d->heads * d->head_dim == d->features)
-        MHA_TRY(add_panel(room, d->before, 0, "before", "The heads side by side, which W_O reads.",
+        MHA_TRY(add_panel(room, d->before, 0, "before", "The heads side by side, the input of W_O.",
                           f, panels));
     MHA_TRY(add_panel(room, d->after, 0, "after",
-                      "The sum of what all heads write, and the bias of W_O.", f, panels));
+                      "The sum of the terms of all heads and the bias of W_O.", f, panels));
     for (int64_t h = 0; h < d->heads; h++) {
         mha_format(name, sizeof name, "L%" PRId64 "H%" PRId64, d->layer, h);
         mha_format(detail, sizeof detail,
-                   "What it writes to each feature; %.0f %% of the length of all heads' terms, "
-                   "mean over tokens.",
+                   "Its term in each feature; %.0f %% of the length of all heads' terms, mean over "
+                   "tokens.",
                    100 * mha_desk_share(d, h));
         MHA_TRY(
             add_panel(room, d->terms + h * d->tokens * d->features, 1, name, detail, f, panels));

@@ -406,7 +406,7 @@ static const char *make_footnote(const panel_maker *maker, char *out)
                "; hidden keys hold %.1f %% of the weight of the rows shown (mean over heads)%s",
                100 * maker->hidden_sum / (double)maker->count,
                (maker->options->flags & MHA_SHOW_RENORMALISE)
-                   ? "; each row is divided by what is left of it"
+                   ? "; each row is divided by its remaining weight"
                    : "");
     return out;
 }
@@ -505,7 +505,7 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
 {
     const mha_maps *maps = maker->maps;
     const mha_show_options *options = maker->options;
-    enum { LONG = 64 }; /* a uniform row of so many columns is 4 of 256 steps above black */
+    enum { LONG = 64 }; /* a uniform row of this many columns is 4 of 256 steps above black */
     char *subtitle, *footnote;
     *figure = (mha_figure){.struct_size = sizeof *figure,
                            .panel_size = sizeof(mha_panel),

@@ -1,4 +1,4 @@
-/* W_O as a mixing desk: what each head of a layer writes to every feature of the stream, at every
+/* W_O as a mixing desk: the term of each head of a layer in every feature of the stream, at every
  * token; the heads side by side before it and their sum after it. */
 #include <multihead/attribution.h>
 #include <multihead/component.h>
@@ -40,7 +40,7 @@ static mha_status measure(mha_context *context, const mha_transformer *t,
     mha_layer_view view = {.struct_size = sizeof view};
     MHA_TRY(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view));
     if (view.heads.ndim == 0)
-        return mha_fail(MHA_ERR_MODEL, "layer %" PRId64 " has no heads left", layer);
+        return mha_fail(MHA_ERR_MODEL, "layer %" PRId64 " has no remaining heads", layer);
     d->layer = layer;
     d->heads = view.heads.shape[1];
     d->tokens = view.heads.shape[2];

@@ -13,18 +13,18 @@ struct mha_generation {
     mha_text_writer *writer; /* NULL without a tokenizer */
     mha_sampling sampling;
     float *logits;      /* [vocab] */
-    int64_t vocab;      /* V, which may count ids that are no tokens */
-    int64_t choices;    /* of V: the tokens */
+    int64_t vocab;      /* V, which may include ids without tokens */
+    int64_t choices;    /* those of V that are tokens */
     int64_t made, most; /* new tokens */
     int64_t limit;      /* tokens of a text */
     int32_t *ends;      /* [end_count] of the caller */
     int64_t end_count;
     int32_t token; /* the last new one */
     mha_generation_state state;
-    bool finished; /* the rest of the text was given */
+    bool finished; /* the rest of the text was returned */
 };
 
-enum { PIECE = 512 }; /* tokens of a prompt at a time, where they come in addition to a window */
+enum { PIECE = 512 }; /* tokens of a prompt per step, in addition to a window */
 
 void mha_generation_destroy(mha_generation *generation)
 {
@@ -75,7 +75,7 @@ static mha_status check(const mha_model *model, const mha_generation_desc *d)
     return MHA_OK;
 }
 
-/* All of the prompt but its last token gives no logits. */
+/* Process the prompt without logits, except for its last token. */
 static mha_status begin(mha_context *context, mha_generation *g, const mha_generation_desc *d)
 {
     const mha_transformer *net = mha_model_transformer(g->model);
@@ -159,9 +159,8 @@ static mha_status choose(mha_context *context, mha_generation *g)
     const mha_status status = mha_sample_token(context, &g->sampling, (uint64_t)g->made, g->logits,
                                                g->choices, &g->token);
     if (status == MHA_ERR_NUMERIC)
-        return mha_fail(status,
-                        "the model gives logits that are not finite: its weights are damaged, or "
-                        "too large for 32 bits; fetch the model again");
+        return mha_fail(status, "the model's logits are not finite: its weights are damaged, or "
+                                "too large for 32 bits; download the model again");
     MHA_TRY(status);
     if (among(ends, count, g->token) || among(g->ends, g->end_count, g->token))
         g->state = MHA_GENERATION_END_TOKEN;

@@ -16,7 +16,7 @@ int64_t mha_maps_count(const mha_maps *maps, int64_t layer)
     return count;
 }
 
-/* The heads that are wanted and exist. */
+/* The requested heads that exist. */
 static mha_status choose(mha_room *room, const mha_transformer_desc *d, const uint8_t *wanted,
                          const uint8_t **on)
 {
@@ -52,7 +52,7 @@ static mha_status make_blocks(mha_room *room, int64_t cell, mha_maps *maps)
     return MHA_OK;
 }
 
-/* Whether a layer attends without output gates, so that its weights times values are what it writes. */
+/* Whether a layer has no output gates, so that weights times values give its heads' terms. */
 static bool is_plain(const mha_transformer_desc *d, int64_t layer)
 {
     return !d || !d->layers || !mha_layer_difference(&d->layers[layer]);
@@ -69,8 +69,8 @@ static mha_status take_layers(mha_room *room, const mha_maps *maps, const mha_tr
     return MHA_OK;
 }
 
-/* Beyond this twins would cost the maps their precision: both fit into a report of 10 MB in 16 bits a
- * cell. */
+/* Beyond this, twins would reduce the precision of maps: both fit into a report of 10 MB in 16 bits
+ * per cell. */
 static bool twins_fit(const mha_maps *maps)
 {
     const int64_t most = 1500000, tokens = maps->rows.count;
@@ -166,7 +166,7 @@ mha_status mha_maps_add_rows(mha_context *context, const mha_maps *maps, int64_t
                                    maps->on ? maps->on + layer * maps->heads : NULL, &to);
 }
 
-/* A run under way. */
+/* A run in progress. */
 typedef struct maps_run {
     mha_context *context;
     mha_transformer *net;
@@ -206,7 +206,7 @@ static mha_status make_twin(const maps_run *run, const mha_layer_view *view,
     return mha_layer_norm_maps(run->context, run->net, kept, l, MHA_PART_SELF_ATTENTION, &made);
 }
 
-/* One head of [1,H,T,D], whatever its strides. */
+/* One head of [1,H,T,D], with any strides. */
 static void copy_head(const mha_tensor *from, int64_t head, float *to)
 {
     const float *data = (const float *)from->data + head * from->stride[1];
@@ -273,7 +273,7 @@ static mha_status measure(const maps_run *run, mha_transformer_input *input)
     return status;
 }
 
-/* Whole maps are outputs of the run, straight to where they stay. */
+/* Whole maps are outputs of the run, written to their final place. */
 static mha_status run_self(maps_run *run, mha_room *room)
 {
     mha_maps *maps = run->maps;
@@ -373,13 +373,14 @@ static mha_status check_lengths(const mha_tokens *a, const mha_tokens *b, int64_
 {
     if (a->count == b->count) return MHA_OK;
     if (at < 0)
-        return mha_fail(MHA_ERR_SIZE,
-                        "the text has %" PRId64 " tokens, the other %" PRId64
-                        ", and the shorter one begins the longer: both must have the same number",
-                        a->count, b->count);
+        return mha_fail(
+            MHA_ERR_SIZE,
+            "the text has %" PRId64 " tokens, the other %" PRId64
+            ", and the shorter one is a prefix of the longer: both must have the same number",
+            a->count, b->count);
     return mha_fail(MHA_ERR_SIZE,
                     "the text has %" PRId64 " tokens, the other %" PRId64
-                    ": both must have the same number; they part at token %" PRId64
+                    ": both must have the same number; they first differ at token %" PRId64
                     ", '%.40s' against '%.40s'",
                     a->count, b->count, at, a->labels[at], b->labels[at]);
 }
@@ -423,12 +424,12 @@ mha_status mha_maps_subtract(mha_maps *maps, const mha_maps *other, bool *same)
     if (!maps || !other) return mha_fail(MHA_ERR_NULL, "mha_maps_subtract: NULL argument");
     const mha_tokens *a = &maps->rows, *b = &other->rows;
     if (!(maps->flags & other->flags & MHA_MAPS_SAME))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "texts that look at themselves can be compared; give "
-                                             "an encoder-decoder's encoder");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "only self-attention can be compared; give an encoder-decoder's encoder");
     if (maps->cell > 1 || other->cell > 1)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "so many heads of so long a text are kept in blocks of tokens, which "
-                        "cannot be compared; choose fewer heads");
+                        "maps of this many heads and tokens are in blocks of tokens, which cannot "
+                        "be compared; choose fewer heads");
     const int64_t at = first_difference(a, b), count = maps->heads * a->count * a->count;
     MHA_TRY(check_lengths(a, b, at));
     MHA_TRY(check_layers(maps, other));

@@ -12,7 +12,7 @@
 #define PRODUCER (((uint64_t)MHA_VERSION_MAJOR << 16 | MHA_VERSION_MINOR) << 16 | MHA_VERSION_PATCH)
 enum { VERSION = 3, ONE = 0x3F800000 /* 1 as f32 */ };
 
-/* Invertible in both: no single word can change unseen. */
+/* Invertible in both arguments, so that a change of a single word is detected. */
 static uint64_t mix(uint64_t print, uint64_t word)
 {
     print = (print ^ word) * UINT64_C(0x9E3779B97F4A7C15);
@@ -21,7 +21,7 @@ static uint64_t mix(uint64_t print, uint64_t word)
 
 /* ---- fingerprints ---------------------------------------------------------------------------- */
 
-/* The tokenizer is left out: the fingerprints of texts depend on it. */
+/* The tokenizer is omitted: the fingerprints of texts depend on it. */
 static uint64_t print_of_model(const mha_study *s)
 {
     return mix(mix(FIRST_PRINT, s->state.model.configuration), s->state.model.weights);
@@ -43,7 +43,7 @@ static uint64_t print_of_gates(const mha_study *s)
     return print;
 }
 
-/* What gold links can be of. */
+/* The names of gold links. */
 static uint64_t print_of_relations(const mha_study *s)
 {
     uint64_t print = mix(1, s->desc.flags & MHA_STUDY_PREDICT ? 1 : 0);
@@ -54,7 +54,7 @@ static uint64_t print_of_relations(const mha_study *s)
     return print;
 }
 
-/* Everything of a text that scores depend on. */
+/* All properties of a text that scores depend on. */
 static uint64_t print_of_text(uint64_t print, const mha_tokens *tokens, const mha_study_links *gold)
 {
     print = mix(print, (uint64_t)tokens->count);
@@ -100,13 +100,13 @@ static uint64_t print_of_ranks(const mha_study *s)
 static mha_status damaged(const mha_study *s)
 {
     return mha_fail(MHA_ERR_FORMAT,
-                    "%s: is no state of measured heads, or is damaged; remove it to begin anew",
+                    "%s: is not a state of measured heads, or is damaged; remove it to start over",
                     s->state.name);
 }
 
 static mha_status refuse(const mha_study *s, const char *what)
 {
-    return mha_fail(MHA_ERR_ARGUMENT, "%s: %s; remove it to begin anew, or name another file",
+    return mha_fail(MHA_ERR_ARGUMENT, "%s: %s; remove it to start over, or name another file",
                     s->state.name, what);
 }
 
@@ -164,7 +164,7 @@ static mha_status read_all(mha_study *s)
     if (saved->word[STATE_MODEL] != print_of_model(s))
         return refuse(s, "was measured on another model, or its files have changed");
     if (saved->word[STATE_GATES] != print_of_gates(s))
-        return refuse(s, "was measured with other heads left out");
+        return refuse(s, "was measured with other heads ablated");
     const uint8_t *bytes = (const uint8_t *)s->state.bytes + s->state.size - rest;
     MHA_TRY(read_part(s, bytes, saved->word[STATE_OF_TEXTS], &saved->texts, &saved->corpus));
     bytes += saved->word[STATE_OF_TEXTS];
@@ -200,7 +200,7 @@ bool mha_study_resumes(const mha_study *study, int64_t *texts, int64_t *sequence
 
 /* ---- taking ---------------------------------------------------------------------------------- */
 
-/* A state may say anything: pages look these places up. */
+/* A state is untrusted: pages look these places up. */
 static bool has_place(const mha_study *s, const mha_head_place *place, int64_t texts)
 {
     return place->text < texts && place->row < s->lengths[place->text] &&
@@ -220,7 +220,7 @@ static bool has_places(const mha_study *s, int64_t layer, int64_t head, int64_t 
     return true;
 }
 
-/* Merge what the state has. It may be of another shape than its fingerprints say. */
+/* Merge the state's results, whose shape may contradict its fingerprints. */
 static mha_status merge(mha_study *s, mha_head_measures *to, const mha_head_measures *from)
 {
     mha_status status = to ? mha_head_measures_merge(to, from) : MHA_ERR_FORMAT;
@@ -258,8 +258,8 @@ static mha_status check_texts(const mha_study *s)
         return refuse(s, i == 0 ? "was measured with other options of gold links" : what);
     }
     if (had > 0 && s->saved.word[STATE_RANKS] != print_of_ranks(s))
-        return refuse(s, "was measured when there were other texts after those that it has: "
-                         "ranks of tokens by frequency, for rare words, are of all texts");
+        return refuse(s, "was measured with other texts after those that it contains: ranks of "
+                         "tokens by frequency, for rare words, depend on all texts");
     return MHA_OK;
 }
 
@@ -325,7 +325,7 @@ mha_status mha_study_restore(mha_study *study)
     const uint64_t *was = saved->word;
     if (f->texts || f->random || !saved->prints)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_study_restore: takes a new study of a state at rank 0");
+                        "mha_study_restore: expected a new study with a state, at rank 0");
     if (!fits_model(study, saved->texts) || !fits_model(study, saved->random) ||
         was[STATE_KINDS] > (uint64_t)study->net_desc.vocab_size)
         return damaged(study);

@@ -90,7 +90,8 @@ static size_t find_stop(const mha_text_writer *w, size_t *held)
     return first;
 }
 
-/* Emit the bytes before end. Bytes of no character become U+FFFD, unless later bytes may complete them. */
+/* Emit the bytes before end. Bytes that belong to no character become U+FFFD, unless later bytes may
+ * complete them. */
 static mha_status give(mha_text_writer *w, size_t end, bool last, const char **text, size_t *bytes)
 {
     static const char unknown[] = "\uFFFD";

@@ -97,7 +97,7 @@ static mha_status trace_embedding(tracing *g)
 
 /* ---- a layer --------------------------------------------------------------------------------- */
 
-/* What the heads write at the row, and in all. head -1: of no head alone. */
+/* The terms of the heads at the row, and their sum. head -1: no single head. */
 static mha_status trace_writing(tracing *g, int64_t layer, const mha_layer_view *view, int64_t head,
                                 mha_trace_layer *to)
 {
@@ -208,7 +208,7 @@ static mha_status trace_projections(tracing *g, const mha_layer_view *view)
 
 /* ---- a head: from q and k to weights --------------------------------------------------------- */
 
-/* One row of one head, as the attention of the layer computes it: weights if stage is below 0. */
+/* One row of one head, computed like the layer's attention: weights if stage is below 0. */
 static mha_status attend(tracing *g, const mha_layer_view *view, mha_attention_desc desc, int stage,
                          float **to)
 {

@@ -34,7 +34,7 @@ MHA_NODISCARD mha_status mhai_trial_read(const mha_trials *trials, const mha_tri
 typedef mha_status (*mhai_trial_layer_fn)(void *user, const mha_activations *activations,
                                           int64_t layer);
 
-/* Run the transformer once more, with the intervention of the run, and show fn each layer. */
+/* Run the transformer again, with the intervention of the run, and pass each layer to fn. */
 MHA_NODISCARD mha_status mhai_trial_watch(mha_trials *trials, const mha_trial *run,
                                           mhai_trial_layer_fn fn, void *user);
 

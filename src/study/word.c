@@ -113,7 +113,7 @@ mha_status mha_tokens_find_word(const mha_tokens *tokens, const char *text, size
         return mha_fail(MHA_ERR_NULL, "word: tokens with labels, text, word and span are required");
     const source from = {tokens, text, (int64_t)bytes};
     size_t length = strlen(word);
-    word_places places = find_places(&from, word, length, 0); /* "12:30" is a word too */
+    word_places places = find_places(&from, word, length, 0); /* "12:30" is also a word */
     int64_t wanted = 0;
     if (places.count == 0) {
         wanted = take_number(word, &length);

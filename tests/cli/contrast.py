@@ -66,7 +66,7 @@ def terminal():
 
 def errors():
     check_error(view(MODEL, TEXT, "--contrast", "The cat sat on the mat!"), 4, "has 8 tokens",
-                "the other 9", "part at token 7", "'[SEP]' against '!'")
+                "the other 9", "first differ at token 7", "'[SEP]' against '!'")
     check_error(view(MODEL, TEXT, TEXT, "--contrast", OTHER), 2, "one text")
     check_error(view(MODEL, TEXT, "--contrast", OTHER, "--hide", "the", "--renormalise"), 2,
                 "--renormalise")

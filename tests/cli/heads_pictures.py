@@ -59,7 +59,7 @@ def same_as_json():
         check(marked == [tokens[place["row"]], tokens[place["key"]]] or
               marked == [tokens[place["key"]], tokens[place["row"]]], f"{name}: {marked} {place}")
         check(abs(max(row) - row[place["key"]]) < 1e-6, f"{name}: the key is the strongest")
-        line = (f"line {place['text'] + 1}, token {place['row']}, “{tokens[place['row']]}” looks most at token "
+        line = (f"line {place['text'] + 1}, token {place['row']}, “{tokens[place['row']]}” attends most to token "
                 f"{place['key']}, “{tokens[place['key']]}”: {row[place['key']]:.2f}")
         check(any(line in (text or "") for text in said), f"{name}: {line}: {said[:3]}")
         check(line in page, f"the page has {line}")
@@ -97,10 +97,10 @@ def long_text():
     far = 0
     for path in (FOLDER / "long").glob("*.svg"):
         said, marked = texts(path)
-        line = next(text for text in said if text and "attention is on the columns" in text)
+        line = next(text for text in said if text and "the columns shown hold" in text)
         first, last, count, share = map(int, re.findall(r"\d+", line))
         check(last - first + 1 == 48 and last < count and 0 <= share <= 100, f"{path.name}: {line}")
-        row, key = map(int, re.search(r"token (\d+),.*at token (\d+),", " ".join(t or "" for t in said)).groups())
+        row, key = map(int, re.search(r"token (\d+),.*to token (\d+),", " ".join(t or "" for t in said)).groups())
         check(first <= row <= last and len(marked) == 2, f"{path.name}: {row} {key} {line}")
         gap = not first <= key <= last
         far += gap

@@ -199,7 +199,7 @@ def something_else():
 
     def refused(*parts, arguments=(), model=MODEL, file=text):
         check_error(heads(model, "--text", file, "--random", 3, *arguments, "--state", state), USAGE,
-                    "else.state: ", *parts, "remove it to begin anew", command="heads")
+                    "else.state: ", *parts, "remove it to start over", command="heads")
         check(state.read_bytes() == kept, f"{parts}: the state is changed")
 
     lines = text.read_text().splitlines(True)
@@ -211,7 +211,7 @@ def something_else():
     other.write_text("".join([*lines, "the old cat .\n"]))
     refused("other texts after those", "ranks", file=other)
     refused("other texts: text 1 differs", arguments=["--cut", 8])
-    refused("other heads left out", arguments=["--without", "L0H0"])
+    refused("other heads ablated", arguments=["--without", "L0H0"])
     refused("3 random sequences, but 2 are asked for", arguments=["--random", 2])
     model = copy_model("other-model")
     check_good(heads(model, "--text", text, "--random", 3, "--state", state), "a copy of the model")

@@ -260,21 +260,21 @@ def fewer_steps(folder):
             "-o", str(folder)]
     train(*task, "--steps", "15")
     result = train(*task, "--steps", "10")
-    check(result.returncode == 2 and "step 15 already" in result.stderr,
+    check(result.returncode == 2 and "already at step 15" in result.stderr,
           f"fewer steps: exit {result.returncode}: {result.stderr}")
     check(train(*task, "--steps", "15").returncode == 0, "as many steps as were done")
 
 
 def new_tasks():
     """Agreement and brackets: a few steps and their output."""
-    for name, kinds, words in (("agreement", "(none", ("fixed offset", "fixed place")),
+    for name, kinds, words in (("agreement", "(none", ("fixed offset", "fixed position")),
                                ("brackets", "(near", ("last bracket opened", "fixed offset"))):
         result = train(name, "--steps", "4", "--every", "2", "--embed", "16", "--batch", "4",
                        "--layers", "1", "--heads", "1", "--tries", "1", "--dropout", "0.1",
                        "--seconds", "9999")
         check(result.returncode == 0, f"{name}: exit {result.returncode}: {result.stderr}")
-        for word in (kinds, "Goal missed", "\n  goal:     ", "\n  reached:  ", "on what is right",
-                     "heaviest column", *words):
+        for word in (kinds, "Goal missed", "\n  goal:     ", "\n  reached:  ", "on the right tokens",
+                     "largest weight is on a right token", *words):
             check(word in result.stdout, f"{name}: no '{word}' in: {result.stdout}")
 
 
@@ -286,7 +286,7 @@ def goal_and_reached():
     check(result.returncode == 0 and last and
           "  goal:     98.5 % of the repeats" in result.stdout and
           f"  reached:  {last[-1]} %" in result.stdout, f"{result.stdout} {result.stderr}")
-    check("Without the head that matters least:" in result.stdout and "the 1 heads" not in result.stdout,
+    check("Without the least important head:" in result.stdout and "the 1 least" not in result.stdout,
           f"one head is switched off: {result.stdout}")
 
 

@@ -144,7 +144,7 @@ function spread(small) {
     return map;
 }
 
-// What is in view: rows and cols are places of items, in order.
+// The items in view: rows and cols are their places, in order.
 const view = {rows: [], cols: [], hiding: false, rescaled: false};
 
 function chooseView(hidden, rescale) {
@@ -156,7 +156,7 @@ function chooseView(hidden, rescale) {
     maps.clear();
 }
 
-// One row of a view: copies what is left and returns the share of magnitude that is not.
+// One row of a view: copies the visible values and returns the hidden share of magnitude.
 function takeRow(cells, from, map, to) {
     let all = 0, left = 0;
     const base = from * cells.cols, out = to * map.cols;
@@ -190,7 +190,7 @@ function mapFrom(source) {
 }
 
 const mapOf = i => mapFrom(sourceOf(i));
-// For a thumbnail: all of it, also what is hidden elsewhere, where its cells are larger.
+// For a thumbnail: all cells, including those that are hidden elsewhere, if its cells are larger.
 const smallMapOf = i => coarse ? smallCellsOf(sourceOf(i)) : mapOf(i);
 
 // Least and greatest value of a source in view.

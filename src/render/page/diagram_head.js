@@ -1,4 +1,5 @@
-// A head opened: one query and one key from x to what is added to the stream, a list of steps.
+// An opened head: one query and one key from x to the head's term in the stream, as a list of
+// steps.
 
 const MOST_KEYS = 24, MOST_VALUES = 5; // rows of the table of scores; values drawn
 

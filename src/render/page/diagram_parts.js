@@ -43,7 +43,7 @@ function paintSigns(canvas, list, most) {
     context.putImageData(image, 0, 0);
 }
 
-// options: most (the darkest number), cells (a narrow strip, of so many pixels each)
+// options: most (the darkest number), cells (a narrow strip, of this many pixels each)
 function strip(name, list, options = {}) {
     const canvas = make("canvas", "dg-strip");
     canvas.width = list.length;
@@ -73,7 +73,7 @@ function vector(name, list, options = {}) {
 
 const shapeText = shape => shape.join(" × ");
 
-// An arrow with the shape of what goes along it.
+// An arrow with the shape of its data.
 function arrow(shape, name) {
     const line = svg("svg", {viewBox: "0 0 46 10", width: 46, height: 10, "aria-hidden": "true"},
         svg("path", {d: "M0 5H40M36 1l5 4-5 4"}));

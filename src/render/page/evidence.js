@@ -1,5 +1,5 @@
-// What is known about a map beside its cells: the card (role, sentences, measures with their level
-// of chance) and the table of scores of all maps.
+// Information about a map in addition to its cells: the card (role, sentences, measures with their
+// level of chance) and the table of scores of all maps.
 
 function drawTitle() {
     const i = shownPanel(), panel = panels[i];

@@ -115,7 +115,7 @@ function showReading({reading, done, size}) {
     tell(t("explorer.reading", {file: reading, percent: Math.floor(100 * done / size)}), done / size);
 }
 
-// A GGUF file by itself, or the files of a folder: its name, and paths as the library asks for them.
+// A GGUF file by itself, or the files of a folder: its name, and paths as the library requests them.
 function modelOf(list, folder) {
     const usable = list.filter(({name}) => !name.startsWith("."));
     const gguf = usable.filter(({name}) => /\.gguf$/i.test(name));
@@ -154,7 +154,7 @@ async function openOther(list, folder) {
 
 const parse = text => new DOMParser().parseFromString(text, "text/html");
 
-// The same page with the head of another model, or in another language: what was built before is gone.
+// Rebuild the page with another model or in another language: everything built before is discarded.
 function writeOver(head, title) {
     const page = parse(`<!DOCTYPE html>${parts.page}`);
     page.querySelector("header.head").replaceWith(page.importNode(head, true));

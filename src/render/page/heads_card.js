@@ -1,4 +1,4 @@
-// The card of a head: its scores, tokens, places, and what it reads of earlier heads.
+// The card of a head: its scores, tokens, examples, and the earlier heads that it reads.
 
 const about = new Set(); // columns whose definition is open
 

@@ -1,5 +1,5 @@
 "use strict";
-// What the page was given, and what is chosen. A value is [value, chance, low, high, rows, deciles].
+// The page's data and the selection. A value is [value, chance, low, high, rows, deciles].
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const columns = data.columns, heads = data.heads;
@@ -26,7 +26,7 @@ const isolated = text => {
     return element;
 };
 
-// What a score is called on the page; the address, files and options have its name.
+// The displayed name of a score; the address, files and options use its identifier.
 const wordsOf = c => columns[c].label;
 
 const valueOf = (c, h) => columns[c].values[h]?.[0] ?? null;

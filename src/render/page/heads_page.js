@@ -1,4 +1,4 @@
-// The page as a whole: controls, the choice of heads, and the address that names what is shown.
+// The page as a whole: controls, the selection of heads, and the address that holds the state.
 
 function writeAddress() {
     const parts = [`x=${encodeURIComponent(columns[state.x].name)}`, `y=${encodeURIComponent(columns[state.y].name)}`,
@@ -10,7 +10,7 @@ function writeAddress() {
     history.replaceState(null, "", `#${parts.join("&")}`);
 }
 
-// What the address cannot name is left as it is.
+// State that the address cannot name is unchanged.
 function readAddress() {
     const decode = text => {
         try { return decodeURIComponent(text); } catch { return ""; }

@@ -59,7 +59,7 @@ function drawLuck(picture) {
     }
 }
 
-// Names beside those that stand out: what is chosen, and the largest of each axis in turn.
+// Label the selected heads, and the largest of the axes alternately.
 function namedHeads() {
     const few = WIDE < 480 ? 3 : 5;
     const best = c => heads.map((_, h) => h).filter(h => isOn(h) && valueOf(c, h) !== null)

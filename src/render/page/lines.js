@@ -192,7 +192,7 @@ function paintSmallLines(context, i, width, height) {
 
 // -- a window on a long drawing ------------------------------------------------------------------
 
-// What is left of the window below the top of a box, less a line of text.
+// The height of the window below the top of a box, minus a line of text.
 const roomBelow = box =>
     Math.max(innerHeight - box.getBoundingClientRect().top - scrollY - 56, 160);
 

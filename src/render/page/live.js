@@ -12,7 +12,7 @@ let answer = null; // the last one: tokens, next
 let chosenLanguage = ""; // by the switch
 const followers = []; // called with each new answer: other parts of the page that ask for something
 
-// What the model computes.
+// The state that the model computes with.
 function runOf() {
     const body = {text: asked.text, off: [...asked.off], ...asked.knobs};
     if (!asked.patched.size) return body;
@@ -128,7 +128,7 @@ function renew(maps, map) {
 
 let restoring = false;
 
-// A locked cell stays as long as its tokens do; else the strongest one is shown.
+// A locked cell remains while its tokens do; otherwise the strongest cell is shown.
 function placeCell() {
     const inside = state.row < rowItems.length && state.col < colItems.length;
     if (state.locked && inside) return;
@@ -322,7 +322,7 @@ function chooseLanguage(name) {
     restart();
 }
 
-// What the address asks for; true if that is another run than the page shows.
+// Apply the address; true if it requests another run than the page shows.
 function readPlace() {
     const place = new URLSearchParams(location.hash.slice(1)), before = JSON.stringify(runOf());
     const heads = name => new Set((place.get(name) ?? "").split(",").filter(h => /^L\d{1,9}H\d{1,9}$/.test(h)));
@@ -412,7 +412,7 @@ function buildLanguages() {
     box.addEventListener("change", () => chooseLanguage(box.value));
 }
 
-// What the program wrote above the text.
+// The text that the program wrote above the input.
 function fillFacts() {
     for (const name of document.querySelectorAll(".facts dt")) {
         name.dataset.given ??= name.textContent;

@@ -118,7 +118,7 @@ function paintScore(surface, p, i, row, col, y, value, most, color) {
     write(p.narrow ? x : x + 56, rowNumber(value, sourceOf(i), most).replace(/ ±.*/, ""), "start");
 }
 
-// The query above the keys, channel above channel; it stays while keys are scrolled.
+// The query above the keys, channel above channel; it remains visible while keys are scrolled.
 function paintNeuronHead(context, p, i, cell, top) {
     const surface = new CanvasSurface(context), {D} = p, q = vectorsOf(i, "queries");
     surface.rect(0, top, p.width, NEURON_TOP - 2, theme.paper);

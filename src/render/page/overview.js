@@ -148,7 +148,7 @@ function makeThumb(i) {
     return {button, canvas, i, seen: false, drawn: null};
 }
 
-// With Shift a second map comes beside the first; in the model view a map becomes large.
+// With Shift a second map is shown beside the first; in the model view a map is enlarged.
 function pickThumb(i, event) {
     if (live?.pick(i, event)) return;
     if (event.shiftKey && i !== state.panel) {

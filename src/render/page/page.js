@@ -30,7 +30,7 @@ function markChoices() {
     byId("beside")?.setAttribute("aria-pressed", String(state.beside >= 0));
 }
 
-// There is no logarithm of what is not above 0.
+// Values that are not above 0 have no logarithm.
 const usableScales = SCALES.filter(kind =>
     kind !== "log" || !(data.negative || (data.range === "fixed" && data.hi <= 0)));
 
@@ -75,7 +75,7 @@ function buildTools() {
     });
 }
 
-// A menu's sheet moves to where it stays in the window.
+// Move a menu's sheet so that it is inside the window.
 function keepInside(event) {
     const sheet = event.target.querySelector(".sheet");
     sheet.style.transform = "";

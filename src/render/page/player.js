@@ -22,7 +22,7 @@ function buildPlayer() {
     drawPlayer();
 }
 
-// How many snapshots there are; at one of them, what the charts say there.
+// The number of snapshots; at one of them, the values of the charts.
 function aboutFrames() {
     const last = frames[frames.length - 1].label ?? "";
     const all = data.frame_step > 1
@@ -63,7 +63,7 @@ function stop() {
     if (frames.length) drawPlayer();
 }
 
-// With reduced motion nothing moves by itself: the button goes one frame on.
+// With reduced motion there is no animation: the button advances one frame.
 function togglePlay() {
     if (!frames.length) return;
     if (playing) {

@@ -1,4 +1,4 @@
-// Downloads, made in the page: what is in view as PNG, SVG, CSV or JSON.
+// Downloads, made in the page: the current view as PNG, SVG, CSV or JSON.
 
 function download(name, type, content) {
     const link = document.createElement("a");
@@ -22,7 +22,7 @@ function floatText(value) {
 }
 
 // A spreadsheet takes a cell that begins with one of these for a formula, whoever wrote the text: a
-// quote before it makes it a text, as OWASP advises. What is a number stays one.
+// quote before it makes it a text, as OWASP advises. Numbers remain numbers.
 const FORMULA = /^[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/;
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 function csvField(text) {

@@ -25,7 +25,7 @@ function unbend(kind, f) {
     return kind === "log" ? Math.exp(f) : f;
 }
 
-// All values of some sources in order: what ranks are taken among.
+// All values of some sources, sorted, for ranks.
 function sortedValues(sources) {
     const list = sources.map(coarse ? smallCellsOf : mapFrom);
     const all = new Float32Array(list.reduce((sum, map) => sum + map.value.length, 0));

@@ -1,4 +1,4 @@
-// Which view is shown, and what of it the address of the page says: #view=lines&head=L3H7&cell=10,2.
+// The selected view, and its state in the address of the page: #view=lines&head=L3H7&cell=10,2.
 
 const VIEWS = ["map", "lines", "model", "neurons"].map(name =>
     [name, t(`view.${name}`), t(`view.${name}.about`)]);
@@ -87,7 +87,7 @@ function rememberPlace() {
     }, REMEMBER_MS);
 }
 
-// What an address says that this page has; the rest is ignored.
+// The valid parts of an address; others are ignored.
 function restorePlace() {
     if (!canShare || location.hash.length < 2) return;
     const text = new URLSearchParams(location.hash.slice(1));

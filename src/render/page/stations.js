@@ -28,7 +28,7 @@ const meanBack = (i, by) => mean(rowItems.slice(by).map((_, r) => weightAt(i, r 
 const headBy = score => everyHead().reduce((best, i) => score(i) > score(best) ? i : best);
 const previousHead = () => headBy(i => meanBack(i, 1));
 
-// A token to look at that is neither the first nor the query itself.
+// A key token that is neither the first nor the query itself.
 const inner = (i, row) => weightsOf(i, row).map((w, col) => col === 0 || col === row ? 0 : w);
 const linkOf = (i, row) => ({head: i, row, col: indexOfMost(inner(i, row))});
 const strongestOf = i => {

@@ -1,4 +1,4 @@
-// What is said about the chosen cell and its row: readout, tooltip, strips, table, small print.
+// Information about the selected cell and its row: readout, tooltip, strips, table, small print.
 
 // {value, text, rank, count, masked} of a cell of the shown map; null if it is hidden.
 function factsOf(cell) {
@@ -51,7 +51,7 @@ function pairLine(f) {
     return make("span", "pair", token(f.row), make("span", "to", "→"), token(f.col));
 }
 
-// Raw text of a token where it does not look as it is; what cannot be seen is written as an escape.
+// The raw text of a token if its label differs; invisible characters are escaped.
 const escaped = text => JSON.stringify(text).replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu,
     c => `\\u{${c.codePointAt(0).toString(16)}}`);
 

@@ -1,4 +1,4 @@
-// What the reader has chosen, and the drawing that follows from a change.
+// The reader's selection, and redrawing after a change.
 
 const byId = id => document.getElementById(id);
 const state = {
@@ -20,7 +20,7 @@ const state = {
 const shownPanel = () => state.peek >= 0 ? state.peek : state.panel;
 const cursor = () => state.locked || !state.hover ? state : state.hover;
 
-// What a live page does beside the report's: live.js.
+// Hooks of a live page: live.js.
 let live = null;
 
 // Scales live until something that they depend on changes. In a playback a scale holds all frames,
@@ -69,7 +69,7 @@ const lookOf = (source, scale, ratio) => ({scale, palette: palette(), theme, rat
 
 const isFound = item => state.find !== "" && item.all.toLowerCase().includes(state.find);
 
-// What to redraw: everything, the large map and what belongs to it, or the place in it.
+// The parts to redraw: everything, the large map with its readouts, or the selected place.
 function drawAll() {
     if (!panels.length) return;
     scales.clear();
@@ -88,7 +88,7 @@ function drawFocus() {
     live?.shown();
 }
 
-// What the chosen view draws large.
+// The large drawing of the selected view.
 function drawPicture() {
     if (state.view === "map") drawMap();
     else if (state.view === "lines") drawLines();
@@ -112,7 +112,8 @@ function chooseCell(cell) {
     keepCellInView();
 }
 
-// What the map's card says first (mha_figure_links); a map without cells opens on its first one.
+// The link that the map's card names first (mha_figure_links); a map without one opens on its first
+// cell.
 const chooseStrongestCell = () => chooseCell(panels[state.panel].link.map(at => Math.max(at, 0)));
 
 function chooseFirstCell() {

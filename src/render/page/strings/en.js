@@ -18,13 +18,13 @@ const texts = {en: {
     "range.shared": "shared",
     "range.shared.about": "one range for all maps",
     "range.panel": "per map",
-    "range.panel.about": "each map its own range",
+    "range.panel.about": "a separate range per map",
     "range.fixed": "fixed",
     "range.fixed.about": "{lo} to {hi}",
     "hide": "Hide tokens",
     "hide.count": "{n} hidden",
     "hide.special": "special tokens: {list}",
-    "hide.rescale": "rescale what is left of a row to its old sum",
+    "hide.rescale": "rescale the remaining row to its original sum",
     "hide.refused": "Each cell is the maximum of {n}×{n} tokens here, so single tokens cannot be taken out. " +
         "A report of fewer maps, or a larger one, allows it.",
     "hide.filter": "Filter the labels",
@@ -50,8 +50,8 @@ const texts = {en: {
     "help.title": "Keys and help (?)",
     "help.keys": "Keys",
     "help.close": "Close",
-    "help.text": "Rows are {rows}, columns are {columns}. Point at a small map to look at it large, click to " +
-        "stay with it. Point at a cell to read it, click to lock it; the line of tokens is coloured by the " +
+    "help.text": "Rows are {rows}, columns are {columns}. Point at a small map to enlarge it, click to " +
+        "keep it. Point at a cell to read it, click to lock it; the line of tokens is coloured by the " +
         "chosen row, and a click on a token chooses its row.",
     "key.arrows": "Arrows",
     "key.arrows.does": "move in the map (when it has the focus)",
@@ -73,13 +73,13 @@ const texts = {en: {
     "key.special": "hide or show special tokens",
     "key.numbers": "numbers in the cells",
     "key.row": "only the chosen row, or all",
-    "key.beside": "keep this map beside the next; again: alone",
+    "key.beside": "keep this map beside the next, or show it alone",
     "key.view": "next view: map, lines, model, neurons",
-    "key.twin": "with or without the twin of the map",
+    "key.twin": "show or hide the twin map",
     "key.order": "next order of the maps",
     "key.play": "play or stop the training",
     "key.back": "one frame back",
-    "key.on": "one frame on",
+    "key.on": "one frame forward",
     "key.table": "the whole row as a table, or its first lines",
     "key.find": "find a token (Enter: next, Shift+Enter: previous)",
     "key.in": "zoom in",
@@ -125,7 +125,7 @@ const texts = {en: {
     "beside.off": "one map",
     "twin": "Twin",
     "twin.word": "twin",
-    "twin.title": "With the twin of the map (n)",
+    "twin.title": "Show the twin map (n)",
     "row": "Row",
     "row.title": "Only the chosen row (f)",
     "row.only": "only the chosen row",
@@ -159,10 +159,10 @@ const texts = {en: {
     "note.magnitude": "the largest in magnitude",
     "note.cell": "1 cell = {n}×{n} tokens, {which}; ",
     "note.exact": "values are exact",
-    "note.bits": "values are stored in {bits} bits: known within {error} near {most}, closer near 0",
+    "note.bits": "values are stored in {bits} bits: accurate to {error} near {most}, more accurate near 0",
     "note.more": " and {n} more",
     "note.hidden": "hidden: {list}: {mean} of the {value} of the remaining rows on average ({least} to {most})",
-    "note.rescaled": "; what is left of each row is rescaled to its old sum",
+    "note.rescaled": "; the rest of each row is rescaled to its original sum",
     "note.not-rescaled": "; rows are not rescaled",
     "note.pixel": "1 px = {rows}×{columns} tokens, max; zoom with +",
     "note.clipped": "values beyond an end of the colour bar (an arrow) have the colour of that end",
@@ -191,18 +191,18 @@ const texts = {en: {
     "lines.hint": "Point at a token for its lines; click to lock it. A click on a square switches a map on or " +
         "off, two leave it alone.",
     "lines.square": "Lines of {map}",
-    "lines.square.title": "{map}: click to switch its lines on or off, twice for it alone",
+    "lines.square.title": "{map}: click to switch its lines on or off, double-click to show only this map",
     "lines.on": "{map} on",
     "lines.off": "{map} off",
     "lines.lit": "{n} of {all}",
-    "lines.note": "of {all} lines of a map the {n} strongest are drawn; point at a token for all of its own",
+    "lines.note": "the {n} strongest of {all} lines per map are drawn; point at a token to see all its lines",
     "neurons": "Query and keys: up and down through the keys, left and right through the queries",
     "neurons.hint": "Click a token above for its query; point at a channel for its numbers.",
     "neurons.product": "q × k, channel by channel",
     "neurons.score": "score",
     "neurons.scaled": "× scale",
     "neurons.channel": "channel {n}: {value}",
-    "neurons.note": "q and k are stored in {bits} bits: known within {error}",
+    "neurons.note": "q and k are stored in {bits} bits: accurate to {error}",
 
     // -- scores, charts, the training
     "measures.fewer": "fewer measures",
@@ -292,9 +292,9 @@ const texts = {en: {
     "tour.needs.causal": "This model has no causal mask: every token sees every other. Open a decoder, such as the " +
         "model in this file or SmolLM2.",
     "tour.heads": "Why several heads",
-    "tour.heads.text": "Each head compares all tokens through its own matrices, so the maps differ: one looks back by one " +
-        "token, one at the first token, one at nouns. A single head would have to average these patterns.",
-    "tour.heads.asks": "Which head looks most at the token just before?",
+    "tour.heads.text": "Each head compares all tokens through its own matrices, so the maps differ: one attends to the " +
+        "previous token, one to the first token, one to nouns. A single head would have to average these patterns.",
+    "tour.heads.asks": "Which head attends most to the previous token?",
     "tour.heads.answer": "{head} has {weight} of its weight there, averaged over all tokens; the least of all heads " +
         "is {least}.",
     "tour.softmax": "Scaled dot product and softmax",
@@ -305,16 +305,16 @@ const texts = {en: {
     "tour.softmax.answer": "The sum of the row cancels: ln({a} / {b}) = {difference}.",
     "tour.projections": "Projections",
     "tour.projections.text": "A head does not compare the tokens themselves. W_q makes its queries, W_k its keys and W_v " +
-        "its values from the numbers of each token.",
+        "its values from the numbers of each token. “Queries and keys in a plane” below draws them as points.",
     "tour.projections.asks": "A token has {E} numbers and a query of one head has {D}. How many numbers has the part " +
         "of W_q that belongs to this head?",
     "tour.projections.answer": "{D} rows of {E} numbers: {n}.",
     "tour.concat": "Split and concatenate",
     "tour.concat.text": "The heads of a layer share its width. Each computes its own output; the outputs are put side by " +
         "side, and W_o mixes them.",
-    "tour.concat.asks": "{H} heads have {D} numbers each. With {twice} heads and no more parameters, how many would each " +
+    "tour.concat.asks": "{H} heads have {D} numbers each. With {twice} heads and as many parameters, how many would each " +
         "have?",
-    "tour.concat.answer": "{H} × {D} = {twice} × {half}. More heads are more patterns, each from fewer numbers.",
+    "tour.concat.answer": "{H} × {D} = {twice} × {half}. More heads give more patterns, each from fewer numbers.",
     "tour.masks": "Masks",
     "tour.masks.text": "A model that predicts the next token must not see it. The mask sets the scores of later tokens " +
         "to −∞, so their weights are 0: the hatched cells.",
@@ -332,7 +332,7 @@ const texts = {en: {
     "tour.it.answer": "Without {head} the probability of “{token}” goes from {before} % to {after} % ({nats} nats).",
     "tour.cache": "Grouped heads and the cache",
     "tour.cache.text": "A generator keeps the keys and values of all earlier tokens. Heads of a group share them, so the " +
-        "cache shrinks as H / Hk grows.",
+        "cache shrinks as H / Hk grows. Try it below: “Generation and its cache”, and the knob “key/value heads”.",
     "tour.cache.asks": "{L} layers, {Hk} key/value heads of {D} numbers, {T} tokens, 4 bytes per number. How many bytes " +
         "does the cache take?",
     "tour.cache.answer": "{L} × {Hk} × 2 × {D} × 4 × {T} = {bytes} bytes; with {H} key/value heads it would be {all}.",
@@ -346,18 +346,18 @@ const texts = {en: {
     "tour.positions.more": "larger",
     "tour.positions.answer": "It is {before} in the first copy and {after} in the second. The same ratio means that only distances count.",
     "tour.desk": "W_o, the mixing desk",
-    "tour.desk.text": "W_o adds what every head writes into one stream, as a mixing desk adds its channels. Later layers " +
+    "tour.desk.text": "W_o adds the outputs of all heads to one stream, as a mixing desk adds its channels. Later layers " +
         "and the softmax read the sum.",
     "tour.desk.asks": "Without {a} the logit of {token} falls by {one}, without {b} by {two}. And without both?",
     "tour.desk.sum": "by the sum",
     "tour.desk.other": "by another amount",
-    "tour.desk.answer": "The sum is {sum}; without both it falls by {both}. Only the writing is a sum: what reads " +
-        "the stream is not linear.",
+    "tour.desk.answer": "The sum is {sum}; without both it falls by {both}. Only the writes add up: later layers, which " +
+        "read the stream, are not linear.",
     "tour.pruning": "Pruning",
     "tour.pruning.text": "A head with gate 0 adds nothing, so it can be removed from the model. Heads are switched off " +
         "here from the least important on.",
     "tour.pruning.asks": "Of {H} heads, how many can be off until the most likely next token is no longer {token}?",
-    "tour.pruning.answer": "{n} heads can go; the next would be {next}.",
+    "tour.pruning.answer": "{n} heads can be off; the next would be {next}.",
     "tour.window": "Windows and linear attention",
     "tour.window.text": "A map of T × T cells is expensive for long texts. A window keeps only the last W tokens; linear " +
         "attention replaces the map by one running sum. Both cost T instead of T².",
@@ -369,12 +369,12 @@ const texts = {en: {
 
     // -- its carriers
     "server.quit": "End the server",
-    "server.quit.title": "Ends the program that answers this page",
+    "server.quit.title": "End the program that serves this page",
     "server.ended": "The server has ended. This page can be closed.",
-    "server.silent": "The server does not answer: it was ended.",
+    "server.silent": "The server does not answer: it has ended.",
     "server.long": "The text is longer than 1 MiB; shorten it.",
     "explorer": "Model",
-    "explorer.about": "This page computes: the model and the library are in this file, and nothing is sent " +
+    "explorer.about": "This page computes by itself: the model and the library are in this file, and nothing is sent " +
         "anywhere.",
     "explorer.open": "Open your own model: {file} or {folder}, or drop either on this page.",
     "explorer.file": "a GGUF file{input}",
@@ -384,7 +384,7 @@ const texts = {en: {
     "explorer.reading": "reading {file}: {percent} %",
     "explorer.stopped": "The computation was stopped ({why}), probably for lack of memory. Shorten the text, or " +
         "close other pages.",
-    "explorer.nothing": "There is no file in it.",
+    "explorer.nothing": "It contains no file.",
     "explorer.many": "There are {n} GGUF files in it; choose one of them.",
     "explorer.large": "{file} has {size}; a page can hold {most}.",
 
@@ -500,16 +500,16 @@ const texts = {en: {
     "diagram.next.logit": "logit {n}",
     "diagram.encoder": "This model does not predict a next token: it is an encoder.",
 
-    "diagram.pair": "{head}: {query} looks at {key}",
+    "diagram.pair": "{head}: {query} attends to {key}",
     "diagram.pair.close": "Close {head}",
-    "diagram.input": "What the head reads",
+    "diagram.input": "The input of the head",
     "diagram.input.about": "The stream{norm} at both tokens.",
     "diagram.input.norm": ", normed,",
     "diagram.project": "Query and key",
     "diagram.project.channel": "Channel {i} of {name}: the row of the matrix times x, summed = {value}",
     "diagram.row": "row {i}",
     "diagram.rotate": "Rotated by position",
-    "diagram.rotate.about": "Pairs of channels turn by an angle that grows with the position: q by {row}, k by {key}. " +
+    "diagram.rotate.about": "Pairs of channels rotate by an angle that grows with the position: q by {row}, k by {key}. " +
         "Their product depends only on the distance, {distance}.",
     "diagram.normalise": "Normalised",
     "diagram.normalise.about": "The norms of q and k are divided out{rotated}.",
@@ -533,7 +533,7 @@ const texts = {en: {
     "diagram.scores.capped": "capped",
     "diagram.scores.biased": "biased",
     "diagram.scores.weight": "weight",
-    "diagram.scores.choose": "look at {token}",
+    "diagram.scores.choose": "select {token}",
     "diagram.scores.rest": "and {n} more {n|key|keys} with {share} % together",
     "diagram.masked": "masked",
     "diagram.values": "Weights times values",
@@ -542,7 +542,7 @@ const texts = {en: {
     "diagram.values.off": "The head is off: its output is multiplied by 0.",
     "diagram.concat.title": "Concatenated",
     "diagram.concat.about": "The outputs of all {n} heads side by side; this head's part is framed.",
-    "diagram.write": "What the head writes",
+    "diagram.write": "The output of the head",
     "diagram.write.about": "Its {n} columns of {matrix} times z: {share} % of the lengths of all heads' terms.",
     "diagram.add": "Added to the stream",
     "diagram.add.stream": "stream before",
