@@ -64,7 +64,7 @@ mha_status mha_random_tokens_draw(mha_random_tokens *plan, mha_tokens *tokens)
     int64_t many;
     if (__builtin_mul_overflow(plan->how.block, plan->how.repeats, &many) || many < 0 ||
         many > INT64_MAX - 2)
-        many = 0; /* refused below */
+        many = 0; /* rejected below */
     MHA_TRY(mhai_tokens_make(many + 2, 0, &made, NULL));
     const mha_status status = mha_head_pass_repeated(&plan->how, plan->pool_count, plan->pool,
                                                      made.ids, made.special, &made.count);
