@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Columns of the printed words: all except the beginning-of-text token, which tokenizers add, up to
+/* The columns of the printed words: those between the begin token, which tokenizers may add, and
  * the end token. */
 static void find_words(const train_task *task, const train_batch *batch, int64_t b, int64_t *from,
                        int64_t *to)

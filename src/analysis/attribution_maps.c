@@ -1,7 +1,7 @@
-/* Maps that follow what was added, not what was weighed: norm-based ones (Kobayashi et al. 2020),
+/* Maps of the vectors that attention adds, beyond its weights: norm-based (Kobayashi et al. 2020),
  * and rollout across layers (Abnar and Zuidema 2020).
  *
- * ||sum_h a_h f_h||^2 = sum_hg a_h a_g (f_h . f_g): the dot products of a key's f are made once,
+ * ||sum_h a_h f_h||^2 = sum_hg a_h a_g (f_h . f_g): a key's dot products f . f are computed once,
  * and a cell of the layer's map costs H^2 instead of H E. */
 #include "analysis/attribution.h"
 

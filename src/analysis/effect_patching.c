@@ -15,12 +15,12 @@ typedef struct patching_job {
     bool path;
     float *stream, *heads, *qkv; /* of the prompt that is patched */
     float *from_heads, *from_qkv;
-    float *received; /* inputs of the receivers after a sender, as qkv */
+    float *received; /* inputs of the receivers after a sender, in the layout of qkv */
     double *to_values, *values;
 } patching_job;
 
-/* The place of a part of a head in blocks as mhai_effect_kept has them; *stride is that of a
- * row. */
+/* The first row of a part of a head, in blocks with the layout of mhai_effect_kept; *stride is the
+ * distance between rows. */
 static const float *part_at(const mhai_effect_run *r, const float *heads, const float *qkv,
                             mha_patch_part part, int64_t layer, int64_t head, int64_t *stride)
 {

@@ -1,8 +1,8 @@
-/* Inside mha_head_corpus, and what head_row.c and head_measures.c tell it.
+/* The internals of mha_head_corpus, and its calls for head_row.c and head_measures.c.
  *
- * Every sum over texts is an int64 in fixed point: order and division of work leave no trace. A row
- * goes into what is the head's own (one thread has it); what needs all heads of a text waits in
- * `now` until the text ends.
+ * Every sum over texts is an int64 in fixed point, so results do not depend on the order or
+ * division of work. A row is added to its head's own sums, which one thread owns. Values that need
+ * all heads of a text are held in `now` until the text ends.
  *
  *   head_corpus.c        life, merging, the end of a text
  *   head_corpus_rows.c   a row, a layer, its values
@@ -111,8 +111,8 @@ void mhai_corpus_drop(mha_head_corpus *c); /* discard an incomplete text */
 double mhai_corpus_unit(mha_head_measure which);
 bool mhai_corpus_comes_first(const mha_head_place *a, const mha_head_place *b, int side);
 
-/* head_corpus_rows.c: what the heads of a layer are told of, before its first row; a score of a row;
- * what a row moves; a layer's finished map */
+/* head_corpus_rows.c: set up a layer before its first row; add a score of a row; add the resting
+ * weight and the moved norm of a row; add a layer's finished map */
 void mhai_corpus_layer(mha_head_corpus *c, const mhai_head_text *text, int64_t layer);
 void mhai_corpus_row(mhai_corpus_seen *seen, mha_head_measure which, double value,
                      const mhai_head_fact *fact, int64_t key);

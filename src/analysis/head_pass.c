@@ -1,4 +1,4 @@
-/* A text through a transformer, its heads into measures and distances layer by layer. */
+/* Run a text through a transformer and feed its heads to measures and distances, layer by layer. */
 #include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 #include "base/need.h"
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* Where rows go. */
+/* A pass: its inputs, and the consumers of its rows. */
 typedef struct pass {
     mha_context *context;
     const mha_transformer *transformer;
@@ -97,7 +97,7 @@ static mha_status measure_layer(void *user, const mha_activations *kept, int64_t
         MHA_TRY(mix.mixer ? mha_head_measures_signed(x->to.measures, layer)
                           : mha_head_measures_window(x->to.measures, layer, &view.attention));
     }
-    /* behind a gate W_o v is not what a weight writes */
+    /* with an output gate, W_o v is not the vector that a weight adds */
     if (x->to.measures && x->to.measures->corpus && !mix.gated) {
         const mha_tensor v = single(&view.v);
         const mha_scratch_mark mark = mha_scratch_top(x->context);

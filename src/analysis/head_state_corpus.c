@@ -27,7 +27,7 @@ bool mhai_state_corpus_words(const mha_head_corpus_desc *d, int64_t heads, int64
            mhai_add_i64(of_heads, of_layers, words);
 }
 
-/* Bins add up to the rows that are in them, which are within two of them. */
+/* The bins must add up to the number of rows; smallest and largest must be in order. */
 static void put_histogram(mhai_state_io *io, mhai_corpus_score *s)
 {
     int64_t rows = 0;

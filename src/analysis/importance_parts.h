@@ -19,7 +19,7 @@ typedef struct mhai_importance_run {
     uint64_t mark;                            /* of all tokens, for ranks */
     float *output, *slope;                    /* [tokens, width] */
     float *shares;                            /* [L,B,H,T] */
-    float *gates;                             /* [L,H], those of the pass at hand */
+    float *gates;                             /* [L,H] of the current pass */
     float *means;                             /* [L,H D] */
     double *losses, *scores;                  /* [batch], [L H] */
     double *parts; /* of gradients [batches, L H + batch], of ablations [L H]: what ranks share */
@@ -35,21 +35,21 @@ void mhai_importance_end(mhai_importance_run *r);
 /* The means for mean ablation, as given or measured: 0 for heads that are closed. */
 MHA_NODISCARD mha_status mhai_importance_prepare(mhai_importance_run *r);
 
-/* Of count passes those of this rank, from *begin to *end - 1: all without ranks. Then, with the status of these,
- * all ranks have all items, `each` numbers a pass. */
+/* The first function divides `count` passes: this rank makes *begin .. *end - 1, or all
+ * without ranks. The second, called with their status, gives every rank all items, `each` per pass. */
 void mhai_importance_mine(const mhai_importance_run *r, int64_t count, int64_t *begin,
                           int64_t *end);
 MHA_NODISCARD mha_status mhai_importance_share(const mhai_importance_run *r, mha_status status,
                                                double *items, int64_t count, int64_t each);
 
-/* After the checks of a call, before its passes: whether all ranks make the same one, from the status of each. */
+/* After the checks of a call, before its passes: compare the call and the status of all ranks. */
 MHA_NODISCARD mha_status mhai_importance_agree(const mhai_importance_run *r, mha_status status,
                                                int64_t what, int64_t more);
 
-/* One pass: the mean loss with the gates at hand. */
+/* One pass: the mean loss with the current gates. */
 MHA_NODISCARD mha_status mhai_importance_loss(mhai_importance_run *r, double *loss);
 
-/* Scores of every head, the run's gates being what they are; *loss with these gates. */
+/* Scores of every head under the current gates; *loss is the loss with them. */
 MHA_NODISCARD mha_status mhai_importance_score(mhai_importance_run *r, double *loss);
 
 /* How many passes over the data mhai_importance_score() makes. */

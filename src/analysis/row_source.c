@@ -32,8 +32,8 @@ typedef struct row_sequence {
 
 /* ---- cutting ------------------------------------------------------------------------------- */
 
-/* Elements from .. from+count-1 of the axis that stands `right` axes before the last one; an axis
- * that broadcasts, or is not there, stays. */
+/* Elements from .. from+count-1 of the axis `right` axes before the last one; an axis that
+ * broadcasts or is missing is unchanged. */
 static void cut(mha_tensor *tensor, int right, int64_t from, int64_t count)
 {
     const int axis = tensor->ndim - 1 - right;
@@ -94,7 +94,7 @@ static void cut_BH(mha_tensor *tensor, const row_block *to)
     cut(tensor, 1, to->seq->b, 1);
 }
 
-/* Those of no sequence stay. */
+/* Inputs that do not depend on the sequence are unchanged. */
 static void stay(mha_tensor *tensor, const row_block *to)
 {
     (void)tensor, (void)to;
@@ -129,8 +129,7 @@ static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq,
     desc.query_starts = desc.key_starts = desc.q_offsets = NULL;
     desc.sequences = 0;
     desc.q_offset = from->q_offsets ? from->q_offsets[seq->b] : from->q_offset;
-    /* The largest that attention takes: no query is so far from a key that it makes a difference.
-     */
+    /* Limited to the largest that attention accepts; beyond it, results do not change. */
     desc.q_offset =
         mhai_reads_positions(from) ? mhai_min_i64(desc.q_offset + row, (int64_t)1 << 60) : 0;
     if (from->key_lengths) desc.key_lengths = from->key_lengths + seq->b;
@@ -213,7 +212,7 @@ static mha_status visit_sequence(const row_source *x, const row_sequence *seq)
     return status;
 }
 
-/* Everything that mha_attention_forward() would refuse, before the first row. */
+/* Reject everything that mha_attention_forward() would reject, before the first row. */
 static mha_status check(const row_source *x)
 {
     const mha_attention_desc *desc = &x->desc;

@@ -1,4 +1,4 @@
-/* What a description needs to be told of rows that are computed by themselves. */
+/* The settings that a description needs if its rows are computed independently. */
 #ifndef MHAI_ROW_SOURCE_H
 #define MHAI_ROW_SOURCE_H
 

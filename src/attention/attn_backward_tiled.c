@@ -164,8 +164,8 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
     for (int64_t r = 0; r < c->c.rows; r++) {
         const float *dq = sums + r * mhai_cells_padded(job->p->D);
         const float *q = mhai_attn_read(&job->p->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t + r,
-                                        w->q + r * job->p->D); /* the scaled queries are not
-                                                                  needed any more */
+                                        w->q + r * job->p->D); /* overwrites the scaled
+                                                                  queries, no longer needed */
         for (int64_t d = 0; d < job->p->D; d++)
             if (dq[d] != 0) sum += (double)q[d] * (double)dq[d];
     }

@@ -252,7 +252,7 @@ static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
 static mha_status check_shaw(const char *name, const mha_tensor *given)
 {
     if (!given) return MHA_OK;
-    if (given->shape[0] > INT32_MAX) /* with a row stride of 0 any number would pass */
+    if (given->shape[0] > INT32_MAX) /* a row stride of 0 permits any number of rows */
         return mha_fail(MHA_ERR_SIZE, "%s: dim 0 is %lld, at most %d distances", name,
                         (long long)given->shape[0], INT32_MAX);
     if (given->shape[0] % 2 == 0)
@@ -352,7 +352,7 @@ static mha_status check_scale(const mha_attention_desc *desc, mhai_attn_problem 
     return MHA_OK;
 }
 
-/* What is used beside tensors. */
+/* Note the options in use that are not tensors. */
 static void note_options(mhai_attn_problem *p)
 {
     if (p->causal) p->uses |= MHAI_USES(causal);
@@ -444,7 +444,7 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
                      offsets = mhai_attn_list_view(p->want.offsets, p->want.offsets_count);
     const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
                                       {"q", &p->q},      {"k", &p->k},    {"v", &p->v}};
-    /* The k and v of a part may be elsewhere; its caller has compared them. */
+    /* The k and v of a part may be elsewhere; its caller has checked them for overlap. */
     const size_t count_inputs = sizeof inputs / sizeof inputs[0] - (p->part ? 2 : 0);
     for (int i = 0; i < count; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, outputs[i].name, outputs[i].tensor));
@@ -471,7 +471,7 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
     mhai_attn_problem p = {.need_data = need_data, .part = part};
     MHA_TRY(check_inputs(q, k, v, need_data, &p));
     MHA_TRY(check_desc(&own, &wanted, &p));
-    const int64_t *rows = p.q.shape; /* [batch, H, T] as the tensors have them */
+    const int64_t *rows = p.q.shape; /* [batch, H, T] of the tensors */
     const int64_t o_shape[] = {rows[0], p.H, rows[2], p.Dv};
     if (o || need_data) {
         MHA_TRY(check_tensor("o", o, o_shape, need_data, &p.o));

@@ -18,11 +18,7 @@ typedef struct norm_job {
     double epsilon;
 } norm_job;
 
-/* 1 / norm. A vector of zeros stays zero: 0
- *
- * 0, not 0
- *
- * infinity. */
+/* 1 / norm. A vector of zeros stays zero: the product is 0 * 0, not 0 * infinity. */
 static double inverse_norm(const norm_job *job, const float *x)
 {
     const int64_t D = job->x->shape[3], step = job->x->stride[3];

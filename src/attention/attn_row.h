@@ -37,9 +37,7 @@ typedef struct mhai_attn_score {
 
 mhai_attn_score mhai_attn_score_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s);
 
-/* scale
- *
- * product, capped or not, of any pair, visible or not; NaN if it is not finite. */
+/* scale * product, capped or not, of any pair, visible or not; NaN if it is not finite. */
 double mhai_attn_pair_score(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s,
                             bool capped);
 

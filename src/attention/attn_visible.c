@@ -57,8 +57,8 @@ int64_t mhai_attn_visible_pairs(const mhai_attn_problem *p)
 }
 
 /* Half of the buckets (a quarter, two-sided) are exact distances, the rest grow by a constant
- * ratio up to max_distance; farther ones share the last. The ratio's powers that are whole numbers
- * come out a hair below in floating point, hence the small shift before the floor. */
+ * ratio up to max_distance; farther ones share the last. At the first distance of a
+ * bucket, `steps` may round to just below an integer, hence the small shift before truncation. */
 int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool one_sided)
 {
     int64_t side = 0, distance = -rel;

@@ -6,7 +6,8 @@
  *   G     = diag(end) G + in^T Y
  *
  * A decay multiplies a query or a key in `in`, the earlier key of a pair, or both in `end`: its logarithm's
- * gradient is the sum of x dx over later rows, less that of keys as earlier ones, plus what the end has. */
+ * gradient is the sum of x dx over later rows, less that of keys as earlier ones, plus the part of
+ * `end`. */
 #include "attention/recurrent_backward.h"
 #include "base/checked.h"
 #include "base/convert.h"
@@ -288,7 +289,7 @@ static void decay_gradients(const mhai_back_place *at)
 }
 /* ---- results ----------------------------------------------------------------------------------- */
 
-/* The gradient of log_decay, from the last token to the first; far: the part of the end's decay. */
+/* The gradient of log_decay, from the last token to the first; far: the part of `end`. */
 static void write_decays(const mhai_back_place *at)
 {
     const mhai_back *x = at->x;

@@ -1,4 +1,4 @@
-/* The sink that is memory. */
+/* A sink that writes to memory. */
 #include <multihead/component.h>
 #include <multihead/sink.h>
 

@@ -81,7 +81,7 @@ static void convert_run(const mha_tensor *in, const mha_tensor *out, int64_t n, 
         mhai_widen(in->dtype, from, n, (float *)(void *)to);
     else if (dense && in->dtype == MHA_F32 && out->dtype != MHA_F64)
         mhai_narrow(out->dtype, to, (const float *)(const void *)from, n);
-    else /* the last element has no step, so the stride of a single element may be any */
+    else /* the last element has no step, so the stride of a single element may have any value */
         for (int64_t i = 0; i < n; i++)
             if (in->dtype == out->dtype)
                 memcpy(to + i * to_step, from + i * from_step, from_size);

@@ -1,4 +1,4 @@
-/* Rows of elements from one type to another; see half.h for what rounds how. */
+/* Rows of elements from one type to another; half.h documents the rounding. */
 #ifndef MHAI_CONVERT_H
 #define MHAI_CONVERT_H
 

@@ -22,7 +22,7 @@ mha_isa mhai_cpu_best(mha_isa limit);
 /* The instruction set with this name; false if there is none. */
 bool mhai_isa_from_name(const char *name, mha_isa *isa);
 
-/* Bytes of a core's L2 cache as the system reports, else a usual size. */
+/* Bytes of a core's L2 cache as the system reports, else a typical size. */
 int64_t mhai_cpu_l2(void);
 
 /* Processors that this process may run on, at least 1. */

@@ -1,6 +1,6 @@
 /* Files that appear whole or not at all: the bytes go to a new file in the same folder, which is
- * synced and renamed at the end. Other than regular files cannot be replaced and are written
- * directly; so are files that were opened by somebody else.
+ * synced and renamed at the end. Files other than regular ones cannot be replaced and are
+ * written directly; so are open descriptors, such as /dev/stdout.
  *
  * A killed writer leaves its new file behind, and the next writer of the same file removes it: a
  * live writer holds a lock on its new file from its creation until the rename, and the kernel

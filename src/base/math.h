@@ -2,8 +2,8 @@
  * on the processor nor on the C library, which chooses variants by it. src/ calls these, not libm's
  * (tools/check_style.py); sqrt, fma, floor, ldexp and the like are exact and stay libm's.
  *
- * The error is in units in the last place of the result; docs/numerics.md, section 14, derives it,
- * tests/kernels/test_math.c holds it. NaN in, NaN out; signs of zeros, infinities and subnormals
+ * The error is in units in the last place of the result. docs/numerics.md, section 14, derives it;
+ * tests/kernels/test_math.c tests it. NaN in, NaN out; signs of zeros, infinities and subnormals
  * as C's Annex F says, unless a function says otherwise. */
 #ifndef MHAI_MATH_H
 #define MHAI_MATH_H

@@ -4,8 +4,8 @@
 
 #include <multihead/base.h>
 
-/* dtype, ndim, shape (an entry of -1 matches any; shape NULL matches all) and that every element
- * lies inside the address space. name is the argument's name, for the error text. */
+/* Check dtype, ndim and shape (an entry of -1 matches any; shape NULL matches all), and that every
+ * element lies inside the address space. name is the argument's name, for the error text. */
 MHA_NODISCARD mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor,
                                            mha_dtype dtype, int ndim, const int64_t *shape);
 

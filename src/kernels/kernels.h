@@ -48,8 +48,8 @@ typedef struct mhai_pack {
                              values; in, type and stride are not read then. NULL: rows */
     const float *scale;   /* MHA_I8 (runs only): [rows] */
     bool whole;           /* pack_panels: the whole row becomes 0 */
-    bool half; /* a last panel with at most 16 columns needs no zeros beyond 16: keys that become
-                  columns, and values if they are 16 */
+    bool half; /* a last panel with at most 16 columns needs no zeros beyond column 16: for keys,
+                  which become columns, and for values of exactly 16 columns */
 } mhai_pack;
 /* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
  * pack_coded: columns column .. column + columns of coded rows, at most MHAI_GEMM_BLOCK: panel
@@ -57,8 +57,8 @@ typedef struct mhai_pack {
  * pack_values: rows stay inner: out [ceil(cols/32)][MHAI_KEY_BLOCK][32], rows <= MHAI_KEY_BLOCK;
  *              columns are zero-padded, rows beyond `rows` up to the next multiple of 16 too. */
 
-/* scale_row: out[i] = in[i] * factor; *finite tells whether every in[i] is. If one is not, the
- * whole row becomes 0. scale_rows: the same for rows of `in`, one after the other in `out`; the
+/* scale_row: out[i] = in[i] * factor; *finite is set to whether every in[i] is finite; if not,
+ * the whole row becomes 0. scale_rows: the same for rows of `in`, one after the other in `out`; the
  * rest of mhai_pack is not read. */
 
 /* Non-finite keys, values and queries that a tile must handle (attention.h, special values). */
@@ -74,18 +74,18 @@ typedef struct mhai_poison {
     uint8_t *visible; /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK], working memory */
 } mhai_poison;
 
-/* What becomes of a strip's scores, where they are not simply softmaxed. Pointers are per row,
+/* The changes to a strip's scores before the softmax, if there are any. Pointers are per row,
  * since the rows of a strip may come from several heads; NULL means absent. In this order:
  *
  *   s += shaw[clip(shaw_center + j, 0, shaw_last)]      in units of the score before the cap
- *   s  = softcap log2 e tanh(s / softcap)               q then comes without the factor log2 e
+ *   s  = softcap log2 e tanh(s / softcap)               q then lacks the factor log2 e
  *   s += (bias[j * bias_stride] + relative[j]) log2 e   a bias of -inf drops the key
  *   s  = -inf                                           outside begin .. end and outside the runs,
  *                                                       and where keep[j * keep_stride] is 0
  */
 enum { MHAI_MAX_RUNS = MHAI_KEY_BLOCK / MHAI_PANEL / 2 };
 typedef struct mhai_tile_mask {
-    int runs; /* of panels of which rows see something, with gaps between them; 0: one, the tile */
+    int runs; /* of panels that any row sees, with gaps between runs; 0: one run, the tile */
     int run_begin[MHAI_MAX_RUNS], run_end[MHAI_MAX_RUNS]; /* begin is a multiple of 32, and end
                                                              too, except the tile's */
     int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS];         /* keys of the block, begin <= end */
@@ -124,7 +124,7 @@ typedef struct mhai_tile_statistics {
  * 16 rows per panel, one cache line after each product. */
 enum { MHAI_FETCH_RUNS = 3 };
 typedef struct mhai_fetch {
-    int run; /* the present one */
+    int run; /* the current one */
     bool l2; /* prefetch to L2 only: with short blocks, later data would evict the current
                 working set from L1, especially if its rows are pages apart and map to the same
                 lines */
@@ -134,8 +134,8 @@ typedef struct mhai_fetch {
     } runs[MHAI_FETCH_RUNS];
 } mhai_fetch;
 
-/* A strip of query rows against one key block. Scores are in units of log2 e: q comes multiplied
- * by scale * log2 e. */
+/* A strip of query rows against one key block. Scores are in units of log2 e: q is already
+ * multiplied by scale * log2 e. */
 typedef struct mhai_tile {
     int rows;       /* 1 .. the table's tile_rows */
     int begin, end; /* keys of the block that any row sees; begin is a multiple of 32 */
@@ -155,12 +155,12 @@ typedef struct mhai_tile {
     mhai_tile_statistics *statistics; /* out, of tile_probabilities only; NULL: not requested */
     mhai_fetch *fetch;                /* tile_forward: advanced with each panel; NULL: nothing */
     float factor;                     /* bf16_forward: the factor of scores, which its q lacks */
-    bool pairs;                       /* bf16_forward: as its q, k and v were made */
+    bool pairs;                       /* bf16_forward: as for the packing of its q, k and v */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.
  * 1): m' = max(m, max_s score), p = 2^(score - m'), a = 2^(m - m'), l = a l + sum p, o = a o + p V.
- * Between runs s means nothing on return.
+ * On return, s is undefined between runs.
  * tile_probabilities: with the final m and l, s[r][begin .. end) = 2^(score - m) / l.
  * tile_masked_scores: s[r][begin .. end) = the score in natural units, -inf where it is hidden.
  * tile_drop: dropout of s[r][begin .. end), which holds probabilities. */
@@ -187,10 +187,10 @@ typedef struct mhai_tile_rows {
  * are not read). *done false: an element is not finite, visible or not, and only working memory
  * has changed. */
 
-/* The same in parts, for blocks that are worked on by themselves (no dropout, no alpha):
+/* The same in parts, for blocks that are processed independently (no dropout, no alpha):
  * tile_rows_scores: s = the scores, masked, and m = the maximum of those.
- * tile_rows_values: given the maximum m up to and with the block and the s that tile_rows_scores
- * left, s = p, l = sum p, rows->o = p V.
+ * tile_rows_values: from s of tile_rows_scores and the maximum m up to and including the block:
+ * s = p, l = sum p, rows->o = p V.
  * join_row: with a = 2^(old_max - max): l = a l + sum, o = a o + sums; n is a multiple of 32. */
 
 /* A mask byte or a bias per pair, from head 0, query 0 and key 0 on; strides in elements. */
@@ -200,8 +200,8 @@ typedef struct mhai_dense {
     int64_t head, row, key;
 } mhai_dense;
 
-/* Rows of queries against all keys of a sequence, which are one block, under nothing but causal, a
- * dense mask and a bias: row r is query (first + r) % queries of head (first + r) / queries. All
+/* Rows of queries against all keys of a sequence, which are one block, with at most a causal mask,
+ * a dense mask and a bias: row r is query (first + r) % queries of head (first + r) / queries. All
  * f32; head_dim and value_dim are multiples of 16. */
 typedef struct mhai_one_block {
     int64_t first, rows, queries;
@@ -228,27 +228,26 @@ typedef struct mhai_one_block {
  * element is not finite, visible or not; then o, m and l are undefined, and the caller computes
  * the rows in tiles. */
 
-/* bf16 arithmetic: elements become the nearest bf16, and 0 below 2^-50. What that looks like in memory
- * is known to these only; it takes no more of it than floats do. pairs, the same for all: for
- * products of pairs by one instruction; the results have the same bits.
+/* bf16 arithmetic: elements become the nearest bf16, and 0 below 2^-50. Only these functions
+ * know the memory layout, which is no larger than that of floats. pairs, the same for all calls:
+ * multiply pairs by one instruction; the results have the same bits.
  * bf16_row: a row in place; *fits false: an element is not finite, or is 2^59 or more, and the row
  *           becomes 0.
- * bf16_keys: pack_panels, of bf16, with `whole`; a key with an element of 2^59 or more counts as not finite
- *            too. A last panel of at most 16 keys may end in anything.
+ * bf16_keys: pack_panels, of bf16, with `whole`; a key with an element of 2^59 or more also counts
+ *            as not finite. The rest of a last panel of at most 16 keys is undefined.
  * bf16_panel: bf16_keys of rows that are floats in panels already, in out; in is not read.
- * bf16_values: pack_values, of bf16; out is where key 0 would be, and in is key `first`, a multiple of 32.
+ * bf16_values: pack_values, of bf16; out is the address of key 0, and in that of key `first`, a
+ *              multiple of 32.
  * bf16_forward: tile_forward without runs, alpha, scores and fetch; leaves no probabilities in s. */
 
-/* finish_row: out[i] = in[i] / sum
- *
- * gate, or 0 if sum is 0; rounded to f32, then to type. */
+/* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
 
 /* A strip of rows times packed weights, one block of inputs:
  *   out[r, :] = (first ? bias : from ? from[r, :] : out[r, :]) + x[r, 0 .. inner) W */
 typedef struct mhai_gemm {
     int rows;
     int64_t inner;  /* inputs of this block, one chain; a linear layer uses MHAI_GEMM_BLOCK */
-    int64_t panels; /* panels to do */
+    int64_t panels; /* panels to compute */
     int64_t cols;   /* outputs in them; the last panel may be partial */
     const float *x; /* [rows][x_stride]; transposed: [inner][x_stride] */
     int64_t x_stride;

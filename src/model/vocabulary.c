@@ -176,7 +176,7 @@ void mha_vocabulary_destroy(mha_vocabulary *v)
     free(v);
 }
 
-/* ---- asking -------------------------------------------------------------------------------- */
+/* ---- lookup -------------------------------------------------------------------------------- */
 
 int64_t mha_vocabulary_count(const mha_vocabulary *v)
 {

@@ -127,7 +127,7 @@ static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradi
     return MHA_OK;
 }
 
-/* Outputs may share memory with nothing; inputs' gradients may be one tensor if they are added
+/* Outputs must not overlap anything. The inputs' gradients may be one tensor if they are added
  * to. */
 static mha_status check_overlap(const call *c, const mha_module_call *own)
 {

@@ -56,10 +56,9 @@ typedef struct mhai_forward {
     int64_t bytes;            /* scratch reserved so far */
     size_t attention_bytes;   /* scratch that attention on the cache will need */
     int64_t *lengths, *new_lengths, *query_starts; /* [B] of the cache: before, after; of queries */
-    mha_tensor query, key, value,
-        out;                      /* f32: the caller's, or in scratch what is to be converted */
-    mha_tensor given[MHAI_GIVEN]; /* the caller's that are not f32; data NULL: it is */
-    mhai_attend at; /* desc: the caller's with the module's own parameters put in; q, k, v, heads:
+    mha_tensor query, key, value, out; /* f32: the caller's, or in scratch converted copies */
+    mha_tensor given[MHAI_GIVEN];      /* the caller's if not f32; data NULL: f32 */
+    mhai_attend at; /* desc: the caller's plus the module's own parameters; q, k, v, heads:
                        [B,H,T,D] views of [B,T,H*D] scratch */
     mha_tensor each[MHAI_OUTPUTS]; /* the caller's; data NULL: not requested */
     bool wanted[MHAI_OUTPUTS];
@@ -81,8 +80,8 @@ mhai_attend mhai_module_attend(const mha_module *module);
 MHA_NODISCARD mha_status mhai_module_position_check(mha_context *context, mha_module_desc *desc);
 MHA_NODISCARD mha_status mhai_module_position_prepare(mhai_forward *f, const mha_module_call *call);
 
-/* module_cached.c: a call with a cache. What it checks and needs; what attention would do; append
- * and attend, or nothing of both. */
+/* module_cached.c: a call with a cache. Checks and scratch; the plan of attention; append and
+ * attend, or neither. */
 MHA_NODISCARD mha_status mhai_module_cached_prepare(mhai_forward *f);
 MHA_NODISCARD mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan);
 MHA_NODISCARD mha_status mhai_module_cached_attend(mhai_forward *f);

@@ -47,7 +47,7 @@ mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
     return mhai_attend_check(context, &attend, d->head_dim);
 }
 
-/* ---- where tokens stand -------------------------------------------------------------------- */
+/* ---- positions of tokens ------------------------------------------------------------------- */
 
 /* Positions within each sequence of a ragged batch, offset by its `first`. */
 static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows, bool query,

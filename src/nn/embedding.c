@@ -7,7 +7,7 @@
 enum { OWNED_COLUMNS = 16 };
 
 typedef struct embedding_job {
-    const mha_tensor *table, *ids, *y; /* y is dy backward */
+    const mha_tensor *table, *ids, *y; /* y: dy in the backward */
     bool add;
 } embedding_job;
 

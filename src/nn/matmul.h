@@ -47,7 +47,7 @@ int64_t mhai_matmul_place(int64_t inner, int64_t cols, int64_t input, int64_t co
 /* The floats of b [inner, cols] in panels; false if the number overflows. */
 bool mhai_matmul_panels(int64_t inner, int64_t cols, int64_t *floats);
 
-/* Pack b [inner][cols], or [cols][inner] if transposed (a weight as PyTorch has it). */
+/* Pack b [inner][cols], or [cols][inner] if transposed (PyTorch's layout of a weight). */
 void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool transposed,
                       int64_t inner, int64_t cols, float *panels);
 

@@ -23,7 +23,7 @@ typedef struct int8_job {
     int8_coded *coded; /* [threads][tiles] */
     const float *zeros;
     int64_t tiles; /* rows of W that are coded together */
-    int64_t group; /* panels of an item; of those in f32 (r.group) one */
+    int64_t group; /* panels of an item; items in f32 (r.group) have one */
 } int8_job;
 
 /* W's rows `first` .. `first` + `count`. */

@@ -4,7 +4,7 @@
 
 #include <multihead/show.h>
 
-/* The checked options; NULL: the defaults. */
+/* Check the given options (NULL: the defaults) and copy them to own. */
 MHA_NODISCARD mha_status mhai_show_options(const mha_show_options *given, mha_show_options *own);
 
 /* The card of a head; NULL: none. */

@@ -68,7 +68,7 @@ static mha_status measure(const mha_study_found *found, int64_t layer, int64_t h
     MHA_TRY(MHA_ROOM_ALLOC(room, MHA_CARD_MEASURES, &measures));
     for (int i = 0; i < MHA_CARD_MEASURES; i++) {
         const mha_head_score s = mha_study_score(found, layer, head, shown[i].score);
-        const bool even = shown[i].score == MHA_MEASURE_EVENNESS; /* its chance is always 1 */
+        const bool even = shown[i].score == MHA_MEASURE_EVENNESS; /* its chance level is always 1 */
         measures[i] = (mha_measure){.name = labels[i],
                                     .value = s.rows ? s.value : (double)NAN,
                                     .chance = s.rows && !even ? s.chance : 0,

@@ -391,7 +391,7 @@ mha_status mha_study_text(mha_study *study, const mha_tokens *tokens, const mha_
 
 /* ---- random tokens --------------------------------------------------------------------------- */
 
-/* Later sequences depend on the draws before them, also on those that are measured elsewhere. */
+/* Later sequences depend on all draws before them, including those that other ranks measure. */
 static mha_status draw(mha_study *s, bool mine)
 {
     mha_tokens tokens = {.struct_size = sizeof tokens};

@@ -42,8 +42,8 @@ static double work_of(const mha_study *s, int64_t begin, int64_t end)
     return work;
 }
 
-/* First a text for each rank; then as many as should take the wanted time, judged by the last round, and
- * at most four times its work. */
+/* First a text for each rank; then as many as should take the requested time, estimated from the
+ * last round, and at most four times its work. */
 static int64_t end_of_next(const mha_study *s, int64_t count)
 {
     const mhai_round *last = &s->round;
@@ -111,7 +111,7 @@ static mha_status add_ranks(mha_study *s, const int64_t *all, void *bytes)
         MHA_TRY(mha_transport_receive(t, r, bytes, size));
         if (status == MHA_OK) status = merge(s, bytes, size);
         if (mhai_study_dealt(s) && !s->random)
-            s->found.lost_links += all[2 * r + 1]; /* else all lost the same ones */
+            s->found.lost_links += all[2 * r + 1]; /* otherwise every rank lost the same links */
     }
     return status;
 }

@@ -97,7 +97,7 @@ static mha_status trace_embedding(tracing *g)
 
 /* ---- a layer --------------------------------------------------------------------------------- */
 
-/* The terms of the heads at the row, and their sum. head -1: no single head. */
+/* Record what the heads write at the row: their norms, the sum and, unless -1, that of `head`. */
 static mha_status trace_writing(tracing *g, int64_t layer, const mha_layer_view *view, int64_t head,
                                 mha_trace_layer *to)
 {
@@ -294,7 +294,7 @@ static mha_status trace_head(tracing *g, const mha_layer_view *view)
     return copy_row(g, &view->concatenated, x->row, &x->concatenated);
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the trace ------------------------------------------------------------------------------- */
 
 static mha_status after_layer(void *user, const mha_activations *activations, int64_t layer)
 {

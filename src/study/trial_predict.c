@@ -84,7 +84,7 @@ static void compare(const mha_trials *trials, const prediction *now, const predi
     }
 }
 
-/* The chance of each token to be drawn: of the top_k largest logits, divided by the temperature. */
+/* The sampling probability of each token: softmax of the top_k logits divided by temperature. */
 static void draw(const mha_trials *trials, const mha_trial *run, const prediction *now,
                  mha_trial_next *next)
 {

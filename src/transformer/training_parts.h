@@ -15,10 +15,10 @@ typedef struct mhai_trained {
     float *memory; /* of the arrays below */
     float *m, *v;
     float *rates;    /* NULL: 1 everywhere */
-    float *gradient; /* in the trainer's */
+    float *gradient; /* part of the trainer's gradient */
 } mhai_trained;
 
-/* Memory to compute a leaf. */
+/* The context and memory with which one worker computes a leaf. */
 typedef struct mhai_desk {
     mha_context *context;
     mha_activations *kept, *encoder_kept;
@@ -26,7 +26,7 @@ typedef struct mhai_desk {
     float *memory, *memory_gradient; /* [source,E] */
 } mhai_desk;
 
-/* Desks of one thread each, for models so small that threads would wait for each other at every
+/* One desk per thread, for models so small that threads would wait for each other at every
  * layer. Their memory comes from the trainer's allocator, one allocation at a time. */
 typedef struct mhai_helpers {
     pthread_mutex_t mutex;

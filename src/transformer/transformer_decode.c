@@ -1,6 +1,6 @@
 /* A transformer token by token: a forward call whose attention reads caches. All caches of
- * self-attention hold the same positions of the same sequences: whatever changes them is checked for
- * all before it changes the first. */
+ * self-attention hold the same positions of the same sequences: a change is checked for all of
+ * them before it is applied to the first. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -23,7 +23,7 @@ struct mha_decoder {
     bool has_memory;          /* it was set */
     mhai_attend_sinks *sinks; /* [L] of MHA_DECODER_STREAMING; else NULL */
     float *sink_keys;         /* of all of them */
-    float *turns;             /* of a step's rows, in every encoding */
+    float *turns;             /* rotations of a step's rows, in every encoding */
     mhai_delta_state *deltas; /* [L][B] */
 };
 
@@ -83,7 +83,7 @@ static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
     return MHA_OK;
 }
 
-/* Of all positions only rotations depend on distances alone. */
+/* Of all position encodings, only rotations depend on distances alone. */
 static mha_status check_streaming(const mha_transformer *t, const mha_decoder_desc *own)
 {
     if (own->window == 0 || own->window > t->desc.max_length - own->sink_keys)
@@ -141,7 +141,7 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
     return check_room(t, own);
 }
 
-/* What a layer keeps; false: nothing. */
+/* Describe the cache of a layer; false: it has none. */
 static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, int64_t layer,
                            bool cross, mha_kv_cache_desc *cache)
 {
@@ -197,7 +197,7 @@ static mha_status turn(const void *encoding, mha_context *context, int64_t begin
     return mhai_transformer_turns(context, encoding, begin, rows, turns);
 }
 
-/* Floats of the turns of a step's rows, in every encoding. */
+/* Floats of the rotations (cosines, sines) of a step's rows, in every encoding. */
 static int64_t turn_floats(const mha_decoder *d)
 {
     int64_t width = 0;
@@ -205,7 +205,7 @@ static int64_t turn_floats(const mha_decoder *d)
     return d->sinks ? d->desc.batch * d->desc.max_step * width : 0;
 }
 
-/* The sinks of layer i, and where its turns will be. */
+/* The sinks of layer i, and the place of its rotations. */
 static mhai_attend_sinks sinks_of(const mha_decoder *d, int64_t i)
 {
     const mha_transformer *t = d->transformer;
@@ -458,7 +458,7 @@ static bool is_ahead(const mha_decoder *d, int64_t b)
     return false;
 }
 
-/* Back to a length to which every layer can go. */
+/* Truncate to a length that every layer can restore. */
 static mha_status cut(mha_decoder *d, int64_t b, int64_t length)
 {
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
@@ -535,8 +535,8 @@ static mha_status check_memory(const mha_decoder *d, const mha_tensor *memory,
                     (long long)memory->shape[1], (long long)d->desc.memory_capacity);
 }
 
-/* Scratch for one layer's keys and values; what projecting takes beyond it is there afterwards, so
- * that nothing fails when the first layer has changed. */
+/* Scratch for one layer's keys and values; the rest of the projections' scratch is reserved too, so
+ * that nothing can fail once the first layer has changed. */
 static mha_status reserve_memory(mha_context *context, const mha_transformer *t, int64_t rows,
                                  float **kv)
 {
@@ -618,7 +618,7 @@ static mha_status check_rows(const mha_decoder *d, const mhai_kv_rows *rows)
     return MHA_OK;
 }
 
-/* Which rows are taken and where each stands, in the context's scratch. */
+/* Record the rows of each sequence and their positions, in the context's scratch. */
 static mha_status place_rows(mha_context *context, const mha_decoder *d, const mhai_kv_rows *rows,
                              mhai_step *step)
 {
@@ -649,7 +649,7 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
     return MHA_OK;
 }
 
-/* The turns of a step's rows, in each encoding once; padding has none. */
+/* Compute the rotations of a step's rows, once per encoding; padding has none. */
 static mha_status turn_step(mha_context *context, mha_decoder *d, const mhai_step *step, int64_t n)
 {
     float *turns = d->turns;

@@ -157,7 +157,7 @@ typedef struct mhai_kept_attention {
 typedef struct mhai_kept_layer {
     mhai_kept_attention self, cross;
     mhai_kept_step ff;
-    float *up, *act; /* [tokens, F or 2 F], [tokens, F]; up NULL in passing unless gated */
+    float *up, *act; /* [tokens, F or 2 F], [tokens, F]; up: NULL if not kept and not gated */
 } mhai_kept_layer;
 
 struct mha_activations {
@@ -168,7 +168,7 @@ struct mha_activations {
     bool passing;    /* layers alternate between two pieces of memory: for a call without
                         gradient */
     int64_t first;   /* the first layer that the call ran */
-    bool given;      /* the stream before it was given */
+    bool given;      /* the caller gave the stream before it */
     int64_t layer;   /* the last layer computed */
     float *memory;   /* all floats below */
     size_t bytes;
@@ -248,7 +248,7 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
     return mix;
 }
 
-/* Refuse a layer that a function cannot compute: another mixer than attention, or an output gate. */
+/* Reject a layer that a function cannot compute: a mixer other than attention, or a gate. */
 MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
                                                        const mha_transformer *t);
 
@@ -261,7 +261,7 @@ mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cros
                               const float *memory);
 mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
                                   const float *data);
-/* What a gated delta net's recurrence reads besides, [B,H,T]. */
+/* The other inputs of a gated delta net's recurrence, [B,H,T]. */
 void mhai_delta_gates(const mha_activations *a, int64_t layer, mha_tensor *log_decay,
                       mha_tensor *strength);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);

@@ -50,7 +50,7 @@ mha_status mhai_spread_make(mha_transformer *t)
 void mhai_spread_hash(mha_transformer *t)
 {
     mha_transformer_desc d = t->desc;
-    d.layer_heads = d.layer_kv_heads = NULL; /* shapes have them */
+    d.layer_heads = d.layer_kv_heads = NULL; /* the hash of the shapes covers them */
     d.layers = NULL;
     t->hash = mhai_hash(MHAI_HASH_START, &d, sizeof d);
     if (t->desc.layers)

@@ -258,7 +258,7 @@ def byte_pairs():
     expect("a\ufffd", folder, "a", "--max-tokens", 1)  # half a character
     expect("a\u00e9", folder, "a", "--stop", "b")
     expect("a", folder, "a", "--stop", "\u00e9b", "--stop", "zz")
-    expect("a\u00e9b", folder, "a", "--stop", "ba")  # it may have begun
+    expect("a\u00e9b", folder, "a", "--stop", "ba")  # "b" may begin the stop text
     check_error(generate(folder, b"a\xff"), BAD_INPUT, "byte 1", "type it as UTF-8", command="generate")
     result = generate(folder, "a", "--stats")
     check(re.search(rb"prompt: 1 tokens in .* generated: 3 in .* cache: \d tokens", result.err),

@@ -114,7 +114,7 @@ def test_descriptions(visit):
 
 
 def test_heads_are_merged(visit, trained, tmp_path):
-    """By the mean of their rows of W_k and W_v: as a model whose weights have these means in every head."""
+    """Merging averages rows of W_k and W_v: equal to a model whose heads all have these means."""
     from safetensors.numpy import load_file, save_file
     page, weights = visit(), load_file(trained / "model.safetensors")
     for name, x in weights.items():

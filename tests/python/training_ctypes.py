@@ -165,7 +165,7 @@ class Transformer:
 
 
 def cross_entropy(logits, targets, context=None, into=None):
-    """The mean loss over targets that are not -1, and its gradient by the logits."""
+    """The mean loss over targets that are not -1, and its gradient with respect to the logits."""
     flat = logits.reshape(-1, logits.shape[-1])
     gradient = np.empty_like(logits) if into is None else into
     loss = C.c_double()

@@ -205,7 +205,7 @@ static void misuse_is_refused(void **state)
     expect_error(mha_decoder_step(context, NULL, &tokens, &out), MHA_ERR_NULL, "decoder");
     expect_error(mha_decoder_step(NULL, decoder, &tokens, &out), MHA_ERR_NULL, "context");
     expect_error(mha_decoder_step(context, decoder, NULL, &out), MHA_ERR_NULL, "tokens");
-    expect_ok(mha_decoder_step(context, decoder, &tokens, NULL)); /* an output need not be wanted */
+    expect_ok(mha_decoder_step(context, decoder, &tokens, NULL)); /* outputs are optional */
     assert_int_equal(mha_decoder_length(decoder), 10 + LENGTH / 2 + 1);
     expect_ok(mha_decoder_truncate(decoder, 10));
     tokens.shape[1] = out.shape[1] = LENGTH / 2 + 2;
@@ -221,7 +221,7 @@ static void misuse_is_refused(void **state)
     tokens.shape[1] = out.shape[1] = 4;
     expect_error(mha_decoder_step(context, decoder, &tokens, &out), MHA_ERR_SIZE, "1..3");
     mha_decoder_destroy(decoder);
-    expect_ok(mha_decoder_create(context, t, NULL, &decoder)); /* one sequence, as long as may be */
+    expect_ok(mha_decoder_create(context, t, NULL, &decoder)); /* one sequence of maximum length */
     tokens.shape[0] = out.shape[0] = 1;
     tokens.shape[1] = out.shape[1] = LENGTH;
     ids[1] = 0;

@@ -310,7 +310,7 @@ static void what_is_left_behind_goes(void **state)
     assert_int_equal(parts_in(folder), 2);
     end(first);
     end(third);
-    assert_int_equal(put_in(folder, "another", ""), MHA_OK); /* not its own to take away */
+    assert_int_equal(put_in(folder, "another", ""), MHA_OK); /* other files' leftovers stay */
     assert_int_equal(parts_in(folder), 2);
     assert_int_equal(put_in(folder, "file", "two"), MHA_OK);
     assert_int_equal(parts_in(folder), 0);
@@ -387,7 +387,7 @@ static void writers_do_not_harm_each_other(void **state)
         assert_string_equal(found, texts[found[0] - 'a']);
         free(found);
         int ended = waitpid(children[i - 1], &how, WNOHANG);
-        assert_int_equal(ended, 0); /* it had no error */
+        assert_int_equal(ended, 0); /* still running: it had no error */
         end(children[i - 1]);
     }
     assert_int_equal(put(path, "the last"), MHA_OK);

@@ -119,7 +119,7 @@ static void published_patterns(void **state)
     }
 }
 
-/* Rows of a longer pattern: an offset moves them, to before the first column too. */
+/* Rows of a longer pattern: an offset shifts them, even to before the first column. */
 static void offsets(void **state)
 {
     (void)state;

@@ -249,7 +249,7 @@ static void test_aligns_data(void **state)
 static void test_reads_into_memory(void **state)
 {
     (void)state;
-    enum { COUNT = 2500 }; /* more than a piece, and a rest */
+    enum { COUNT = 2500 }; /* more than one piece, and a remainder */
     static const mha_dtype types[] = {MHA_F32, MHA_F64, MHA_F16, MHA_BF16, MHA_I32, MHA_U8};
     static const char *const names[] = {"F32", "F64", "F16", "BF16", "I32", "U8"};
     static unsigned char bytes[8 + 200 + COUNT * 8];

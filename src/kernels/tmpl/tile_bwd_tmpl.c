@@ -1,7 +1,7 @@
-/* The backward of a strip of query rows against one key block, and the products by columns that
- * gradients of keys and values are. Contracts in kernels.h. */
+/* The backward of a strip of query rows against one key block, and the column-wise products that
+ * give the gradients of keys and values. Contracts in kernels.h. */
 
-/* Scores of one row as the forward has them, and the slope of the cap beside them. */
+/* Compute the scores of one row as in the forward, and the slope of the cap at each. */
 static void mask_row_back(const mhai_tile_back *b, int row)
 {
     const mhai_tile *t = &b->tile;
@@ -20,7 +20,7 @@ static void mask_row_back(const mhai_tile_back *b, int row)
     mask_row(t, row, t->begin);
 }
 
-/* What dropout makes of each p: 0 or its scale. */
+/* The dropout factor of each p: 0 or the scale. */
 static void dropout_factors(const mhai_tile *t, int row, float *factor)
 {
     const mhai_dropout *d = t->dropout;
@@ -44,8 +44,8 @@ typedef struct back_row {
     vf lse, delta, gate;
 } back_row;
 
-/* VF_LANES places from j on, of probabilities p; returns p kept x. A hidden place takes no part by
- * selection, since x may have overflowed there. */
+/* Process VF_LANES keys from j on, with probabilities p; returns p kept x. A select excludes hidden
+ * keys, since x may have overflowed there. */
 ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
 {
     const vf hidden = vf_set1(-0x1.fffffep127f);
@@ -60,8 +60,9 @@ ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
     return vf_mul(kept, x);
 }
 
-/* A probability is at most 1, but a score of 1e11 and its log-sum-exp are rounded to thousands:
- * more than exp2 is good for is cut, so that instruction sets agree. NaN stays. */
+/* A probability is at most 1, but a score of 1e11 and its log-sum-exp are rounded to thousands.
+ * So the exponent is clamped to the range of exp2, which makes instruction sets agree. NaN is
+ * kept. */
 ALWAYS_INLINE void back_some(int count, const back_row *r, bool drops, int begin, vf sum[LANES16])
 {
     vf p[EXP2_VECTORS];
@@ -83,7 +84,7 @@ ALWAYS_INLINE void back_all(const back_row *r, bool drops, int begin, int end, f
     if (share) *share = vf_sum16(sum);
 }
 
-/* Scores as the forward has them up to the next multiple of 16. */
+/* Hide scores as in the forward, up to the next multiple of 16. */
 static void hide_row(const mhai_tile_back *b, int row)
 {
     const mhai_tile *t = &b->tile;
@@ -172,7 +173,7 @@ static void add_product(const mhai_product *g)
     for (int64_t column = 0; column < g->cols; column += MHAI_PANEL) add_panel(g, column);
 }
 
-/* out = out + in * factor in double, with a sign of 0 that the next step takes. */
+/* out = out + in * factor in double; may give -0, which write_rows() turns into 0. */
 static void add_row(const mhai_write *w, const float *in, float *out)
 {
     const vd factor = vd_set1((double)w->factor);
@@ -181,7 +182,7 @@ static void add_row(const mhai_write *w, const float *in, float *out)
                     vd_load_at(out, i, w->cols) + vd_load_at(in, i, w->cols) * factor);
 }
 
-/* A product of two floats is exact in double: rounded from there it is what it is in float. */
+/* A product of two floats is exact in double, so rounding it to float gives the float product. */
 static void write_rows(const mhai_write *w)
 {
     const int64_t rows = w->rows, cols = w->cols, whole = cols / VF_LANES * VF_LANES;

@@ -155,7 +155,7 @@ const mhai_family mhai_family_qwen3_5 = {.model_type = "qwen3_5_text",
                                          .text_prefix = text_prefix,
                                          .read = read_later};
 
-/* With images, whose part is left out. */
+/* Models with images; the image part is omitted. */
 const mhai_family mhai_family_qwen3_5_whole = {.model_type = "qwen3_5",
                                                .text_type = "qwen3_5_text",
                                                HYBRID(later_names),
