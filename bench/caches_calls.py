@@ -92,7 +92,7 @@ class Ours:
             mha.LIBRARY.mha_kv_cache_destroy(cache)
 
 
-# ---- peers: {name of the method: function from a row to a call} ------------------------------------
+# ---- peers: {name of the method: function from a row to a call} ----------------------------------
 
 
 def torch_call(dtype, way, row):

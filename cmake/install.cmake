@@ -82,11 +82,14 @@ if(TARGET multihead_program)
   add_dependencies(installed multihead_program)
   install(TARGETS multihead_program DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
   # The WebAssembly that `multihead page` writes into its pages, if script/page built it.
-  set(page_module ${PROJECT_SOURCE_DIR}/build/page/explorer.wasm.gz)
+  set(page_module ${PROJECT_SOURCE_DIR}/build/page/explorer.wasm.gz
+    ${PROJECT_SOURCE_DIR}/build/page/explorer.copyright.gz)
   # OPTIONAL would create an empty folder.
-  install(CODE "if(EXISTS \"${page_module}\")
-    file(INSTALL DESTINATION \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}/multihead\" TYPE FILE
-      FILES \"${page_module}\")
+  list(GET page_module 0 module)
+  list(GET page_module 1 licences)
+  install(CODE "if(EXISTS \"${module}\")
+    file(INSTALL DESTINATION \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}/multihead\" TYPE FILE OPTIONAL
+      FILES \"${module}\" \"${licences}\")
   endif()" COMPONENT program)
   install(FILES ${program_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT program)
   install(FILES ${completions}/bash/multihead COMPONENT program

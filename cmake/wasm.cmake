@@ -5,11 +5,12 @@
 set(EMSCRIPTEN_SYSTEM_PROCESSOR wasm32)
 include(/usr/share/emscripten/cmake/Modules/Platform/Emscripten.cmake)
 set(CMAKE_C_FLAGS_INIT "-msimd128 -Wno-unused-command-line-argument")
-# Small code, since a page embeds it; kernels and the decoding of weights set -O3 themselves. emcc turns -Os into
-# -fno-inline-functions, which would leave a call for each vector even at -O3. The SLP vectorizer of clang 14
-# generates wrong code, as test_kernels norm_strip_backward shows; each -O enables it.
-set(mha_no_slp -fno-slp-vectorize)
-set(CMAKE_C_FLAGS_RELEASE "-Os -finline-functions ${mha_no_slp} -DNDEBUG" CACHE STRING "" FORCE)
+# Small code, since a page embeds it. emcc turns -Os into -fno-inline-functions, which would leave a call for each
+# vector even at -O3. The SLP vectorizer of clang 14 generates wrong code, as test_kernels norm_strip_backward
+# shows; each -O enables it.
+set(CMAKE_C_FLAGS_RELEASE "-Os -finline-functions -fno-slp-vectorize -DNDEBUG" CACHE STRING "" FORCE)
+# Kernels are written with vectors: -O3 makes a page 11 kB larger and nothing faster.
+set(mha_kernel_flags -O2 -fno-slp-vectorize -fno-vectorize -fno-unroll-loops)
 set(CMAKE_EXE_LINKER_FLAGS_INIT "-sALLOW_MEMORY_GROWTH=1 -sMAXIMUM_MEMORY=4GB -sNODERAWFS=1")
 # Debian's folder of the parser that emscripten's scripts need.
 set(CMAKE_C_LINKER_LAUNCHER env NODE_PATH=/usr/share/nodejs)

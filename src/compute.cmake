@@ -24,7 +24,7 @@ set_source_files_properties(base/version.c PROPERTIES COMPILE_DEFINITIONS
 
 # The files of src/kernels/isa are the only ones with machine flags. Under a sanitizer the portable kernels
 # are instrumented, and the others, which are the same source for minutes of compiling, if asked.
-set(isa_flags -O3 -fno-trapping-math ${mha_no_slp})
+set(isa_flags -O3 -fno-trapping-math ${mha_kernel_flags})
 set(portable_flags ${isa_flags})
 if(MHA_SANITIZE)
   set(portable_flags -O1 -fno-trapping-math ${MHA_SANITIZER_OPTIONS})

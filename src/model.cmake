@@ -13,7 +13,7 @@ mha_library(multihead_model SOURCES ${model_sources}
 # One body for each instruction set, without fused multiply-adds.
 if(EMSCRIPTEN)
   set_source_files_properties(io/gguf_decode_portable.c PROPERTIES COMPILE_OPTIONS
-    "-O3;-fno-trapping-math;${mha_no_slp}")
+    "-fno-trapping-math;${mha_kernel_flags}")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(decode_flags -O3 -fno-trapping-math ${MHA_UNHARDENED})
   if(MHA_SANITIZE)

@@ -11,7 +11,7 @@ function textAt(at) {
     return new TextDecoder().decode(all.slice(0, all.indexOf(0)));
 }
 
-// -- functions for the library -------------------------------------------------------------------
+// -- functions for the library --------------------------------------------------------------------
 
 const NONE = -1, FOLDER = -2; // files.c
 
@@ -65,7 +65,7 @@ const imports = {
     env: {emscripten_notify_memory_growth() {}}
 };
 
-// -- functions for the page ----------------------------------------------------------------------
+// -- functions for the page -----------------------------------------------------------------------
 
 async function start(module) {
     const compiled = await WebAssembly.compile(module), given = {};

@@ -70,6 +70,7 @@ static cli_exit take_line(task_lines *t, const char *text, size_t bytes, int64_t
     task_line line = {.number = number};
     if (bytes > 0 && text[bytes - 1] == '\r') bytes--;
     if (bytes == 0 || text[0] == '#') return CLI_OK;
+    if (memchr(text, '\0', bytes)) return wrong_line(t, number, "holds a zero byte");
     CLI_TRY(text[0] == '{' ? take_json(t, text, bytes, &line) : take_tabs(t, text, bytes, &line));
     for (int i = 0; i < FIELDS - 1; i++)
         if (!line.fields[i] || !line.fields[i][0])

@@ -18,6 +18,7 @@ typedef struct writer {
 
 static mha_status show_progress(int64_t done, int64_t total, void *shown)
 {
+    if (done == 0) progress_restart(shown); /* the preparation is not a pair's */
     progress_show(shown, (double)done / (double)total,
                   "composition of heads, %" PRId64 " of %" PRId64 " pairs of layers", done + 1,
                   total);

@@ -20,12 +20,13 @@ typedef struct circuits_work {
     uint8_t *chosen;       /* [layers, heads] */
     float *vectors[SIDES]; /* [layers, heads, directions, width] */
     const char *what;
+    int side, sides; /* of directions: sides before this one, of all */
 } circuits_work;
 
 static mha_status show_progress(int64_t done, int64_t total, void *user)
 {
     circuits_work *w = user;
-    progress_show(&w->shown, (double)done / (double)total, "%s", w->what);
+    progress_show(&w->shown, (w->side + (double)done / (double)total) / w->sides, "%s", w->what);
     return MHA_OK;
 }
 
@@ -49,7 +50,7 @@ static cli_exit decompose(circuits_work *w)
                               .writes = w->vectors[3],
                               .copying = c->copying,
                               .matching = c->matching};
-    w->what = "circuits of heads";
+    w->what = "circuits of heads", w->sides = 1;
     return cli_check(CIRCUITS, mha_transformer_circuits(w->found->model->context,
                                                         w->found->model->net, &desc, &out));
 }
@@ -78,7 +79,7 @@ static cli_exit list_tokens(circuits_work *w, int side)
     CLI_TRY(ARENA_ALLOC(CIRCUITS, listed, &c->ids[side]));
     CLI_TRY(ARENA_ALLOC(CIRCUITS, listed, &c->scores[side]));
     gather(w, w->vectors[side]);
-    w->what = "tokens at the ends of directions";
+    w->what = "tokens at the ends of directions", w->side = side, w->sides = SIDES;
     return cli_check(CIRCUITS,
                      mha_direction_tokens(w->found->model->context, w->found->model->net, &desc,
                                           w->vectors[side], c->ids[side], c->scores[side]));
@@ -99,6 +100,7 @@ static cli_exit work(circuits_work *w)
         w->chosen[c->rows[i].layer * c->heads + c->rows[i].head] = 1;
     for (int64_t i = 0, next = 0; i < all; i++) c->row_of[i] = w->chosen[i] ? next++ : -1;
     CLI_TRY(decompose(w));
+    progress_restart(&w->shown);
     for (int side = 0; side < SIDES; side++) CLI_TRY(list_tokens(w, side));
     for (int side = 0; side < SIDES; side++) arena_drop(w->vectors[side]);
     return CLI_OK;

@@ -13,7 +13,12 @@ progress progress_begin(bool quiet)
     const double now = seconds_now();
     const bool terminal = screen_shows_progress(quiet);
     return (progress){
-        .terminal = terminal, .quiet = quiet, .begin = now, .next = terminal ? now : now + 10};
+        .terminal = terminal, .quiet = quiet, .begin = now, .next = terminal ? now : now + 1};
+}
+
+void progress_restart(progress *p)
+{
+    p->begin = seconds_now();
 }
 
 /* "45 s", "3 min" */
@@ -34,7 +39,7 @@ void progress_show(progress *p, double part, const char *format, ...)
     const double now = seconds_now(), seconds = now - p->begin;
     va_list arguments;
     if (p->quiet || now < p->next) return;
-    p->next = now + (p->terminal ? 0.1 : 10);
+    p->next = now + (p->terminal ? 0.1 : part > 0 ? 10 : 1); /* an estimate is worth a line */
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);

@@ -2,7 +2,7 @@
  * left.
  *
  *   on a terminal   one line, written over ten times a second at most, which disappears at the end
- *   elsewhere       a line every ten seconds, short enough for a log
+ *   elsewhere       a line after one second, then one every ten seconds
  *
  * The estimate assumes that the remaining work is as fast as the completed work.
  */
@@ -20,6 +20,9 @@ progress progress_begin(bool quiet);
 
 /* The current activity, and the completed part of all work, 0 to 1. */
 void progress_show(progress *p, double part, const char *format, ...) MHA_PRINTF(3, 4);
+
+/* Begin another stage: estimates count from here on. The next line stays due when it was. */
+void progress_restart(progress *p);
 
 /* Erase the line before anything else is printed. progress_show() may print it again. */
 void progress_clear(const progress *p);

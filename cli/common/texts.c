@@ -60,13 +60,26 @@ static cli_exit read_file(const char *command, const char *path, char **bytes, s
     return code;
 }
 
+void texts_unmark(char *bytes, size_t *size)
+{
+    if (*size < 3 || memcmp(bytes, "\xEF\xBB\xBF", 3) != 0) return;
+    *size -= 3;
+    memmove(bytes, bytes + 3, *size);
+    bytes[*size] = '\0';
+}
+
 cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size)
 {
     *bytes = NULL;
     *size = 0;
-    if (!strcmp(path, "-")) return read_stdin(command, bytes, size);
-    const cli_exit code = read_file(command, path, bytes, size);
-    return ranks_same(command, "text", *bytes, *size, code);
+    if (!strcmp(path, "-")) {
+        CLI_TRY(read_stdin(command, bytes, size));
+    } else {
+        const cli_exit code = read_file(command, path, bytes, size);
+        CLI_TRY(ranks_same(command, "text", *bytes, *size, code));
+    }
+    texts_unmark(*bytes, size);
+    return CLI_OK;
 }
 
 ARENA_RELEASE(free_bytes, mha_file_free)
@@ -86,9 +99,7 @@ cli_exit texts_read_utf8(const char *command, const char *path, const char **tex
     if (valid < *size)
         return cli_fail(CLI_BAD_INPUT, command, "%s: byte %zu is not valid UTF-8; save it as UTF-8",
                         strcmp(path, "-") != 0 ? path : "stdin", valid);
-    const size_t mark = *size >= 3 && !memcmp(bytes, "\xEF\xBB\xBF", 3) ? 3 : 0;
-    *text = bytes + mark;
-    *size -= mark;
+    *text = bytes;
     return CLI_OK;
 }
 

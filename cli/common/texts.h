@@ -7,15 +7,18 @@
 #include <jansson.h>
 #include <stddef.h>
 
-/* A whole file of any kind, or stdin for "-"; ends with a NUL that *size does not count. Errors
- * are printed. */
+/* Remove a leading byte order mark. */
+void texts_unmark(char *bytes, size_t *size);
+
+/* A whole text file, or stdin for "-", without a byte order mark; ends with a NUL that *size does
+ * not count. Errors are printed. */
 cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size);
 
 /* A regular file (no device, no pipe) of at most limit bytes; in the arena, NUL-terminated. */
 cli_exit texts_read_regular(const char *command, const char *path, size_t limit, char **bytes,
                             size_t *size);
 
-/* The same, validated as UTF-8; a leading byte order mark is skipped. */
+/* As texts_read_file(), validated as UTF-8. */
 cli_exit texts_read_utf8(const char *command, const char *path, const char **text, size_t *size);
 
 /* A JSON value in the arena; *root NULL: malformed, described in *error for the caller to print.

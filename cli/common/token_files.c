@@ -87,6 +87,8 @@ cli_exit token_files_read(const char *command, const char *path, mha_tokens *tok
     size_t size, length = strlen(path);
     token_list list = {0};
     CLI_TRY(texts_read_utf8(command, path, &text, &size));
+    if (memchr(text, '\0', size))
+        return cli_fail(CLI_BAD_INPUT, command, "%s: holds a zero byte", path);
     CLI_TRY(length > 5 && !strcmp(path + length - 5, ".json")
                 ? take_json(command, path, text, size, &list)
                 : take_lines(command, text, size, &list));

@@ -45,21 +45,17 @@ static cli_exit add_lines(heads_sources *sources, const char *path, const char *
 static cli_exit add_file(const heads_options *options, heads_sources *sources)
 {
     const char *path = options->text_file;
-    char *file;
+    char *text;
     size_t size = 0;
     if (!strcmp(path, "-") && isatty(STDIN_FILENO))
         return cli_fail(
             CLI_USAGE, HEADS,
             "the text would be read from stdin, which is a terminal; pipe it in, or name "
             "a file");
-    CLI_TRY(texts_read_file(HEADS, path, &file, &size));
-    const size_t start = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0;
-    const char *text = file + start;
-    if (is_blank(text, size - start))
-        return cli_fail(CLI_BAD_INPUT, HEADS, "%s: holds no text", path);
-    if (!options->whole) return add_lines(sources, path, text, size - start);
-    return heads_sources_add(sources,
-                             (heads_source){.text = text, .bytes = size - start, .file = path});
+    CLI_TRY(texts_read_file(HEADS, path, &text, &size));
+    if (is_blank(text, size)) return cli_fail(CLI_BAD_INPUT, HEADS, "%s: holds no text", path);
+    if (!options->whole) return add_lines(sources, path, text, size);
+    return heads_sources_add(sources, (heads_source){.text = text, .bytes = size, .file = path});
 }
 
 static cli_exit add_gold(const heads_options *options, const text_model *model,

@@ -30,6 +30,7 @@ static const size_t most_bytes = (size_t)1 << 30;
 static cli_exit read_file(const char *path, char **bytes, size_t *size)
 {
     CLI_TRY(texts_read_regular(TRAIN, path, most_bytes, bytes, size));
+    texts_unmark(*bytes, size);
     if (*size > 0) return CLI_OK;
     return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is empty", path);
 }

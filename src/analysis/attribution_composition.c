@@ -1,5 +1,5 @@
-/* Composition of heads (Elhage et al. 2021) without ever making a matrix of E x E: what is compared
- * is a product P M R with P^T P = G, R R^T = F and M of D x D, and
+/* Composition of heads (Elhage et al. 2021) without an E x E matrix. The compared matrices are products P M R with P^T
+ * P = G, R R^T = F and M of D x D, and
  *
  *   ||P M R||^2 = tr(G M F M^T) = sum_ij (G M)_ij (M F)_ij
  *
@@ -18,7 +18,7 @@
 #include <math.h>
 #include <string.h>
 
-/* A layer's weights as it reads the stream: multiplied by the weights of the norm before it. */
+/* A layer's weights, multiplied by the weights of the norm before it. */
 typedef struct composer_layer {
     mha_tensor q, k, v, o, norm;               /* norm.ndim 0: none */
     int64_t H, Hk;                             /* 0: all its heads are pruned */

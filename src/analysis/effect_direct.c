@@ -1,6 +1,6 @@
 /* Direct logit attribution of every head over texts. A direction u in the stream after the last layer
- * belongs to each term; what a head adds to the stream, W_O[h] z_h, counts u . W_O[h] z_h = (W_O[h]^T u)
- * . z_h, so that a product of u with W_O serves all heads of a layer. */
+ * belongs to each term; a head's output W_O[h] z_h contributes u . W_O[h] z_h = (W_O[h]^T u) . z_h, so one product of u
+ * with W_O serves all heads of a layer. */
 #include "analysis/attribution.h"
 #include "analysis/effect_parts.h"
 
@@ -38,7 +38,7 @@ static mha_status mean_output(const mhai_effect_run *r, double *mean)
     return MHA_OK;
 }
 
-/* Take u of a token from after the final norm to before it: y = g (x - mean x) r + b. */
+/* Transform u of a token from after the final norm to before it: y = g (x - mean x) r + b. */
 static void aim(const direct_job *job, const mha_effect_term *term, float *row, double *u)
 {
     const mha_transformer_desc *d = job->r->d;

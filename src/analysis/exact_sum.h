@@ -1,7 +1,7 @@
 /* Sums of doubles without rounding, so that results do not depend on the order of terms: fixed
  * point of 256 bits in two's complement, in units of 2^-128. Terms are below 2^100 and counts
- * below 2^27, or terms are smaller with more of them. Bits of a term below one unit are cut off;
- * terms of 2^-76 and more have none. */
+ * below 2^27, or terms are smaller with more of them. Bits of a term below one unit are truncated; terms of 2^-76 and
+ * more have none. */
 #ifndef MHAI_EXACT_SUM_H
 #define MHAI_EXACT_SUM_H
 

@@ -1,9 +1,8 @@
-/* mha_head_measures: life, and the calls that feed it.
+/* mha_head_measures: creation, destruction, and the calls that feed it.
  *
- * A layer's rows go into sums of their own (maps), which join those of all texts when its last row
- * has come: a text that breaks off leaves no trace. Heads are shared out among the threads; each
- * sum has one owner and one order. Sums over texts are exact, so that texts may come in any order
- * and objects be merged in any. */
+ * A layer's rows go into separate sums (maps), which are added to those of all texts after its last row, so that an
+ * interrupted text has no effect. Heads are divided among the threads; each sum has one owner and one order. Sums over
+ * texts are exact, so texts may arrive and objects be merged in any order. */
 #include "analysis/head_measures.h"
 #include "analysis/head_corpus.h"
 

@@ -1,10 +1,10 @@
-/* Inside mha_head_measures: what is kept of a head, and the steps from a row to a score.
+/* Inside mha_head_measures: the data of a head, and the steps from a row to a score.
  *
  *   head_text.c       a text checked; places of equal tokens, the probes of its links
- *   head_facts.c      what a row may be measured on, the same for all heads: its keys, chances
+ *   head_facts.c      data of a row that is the same for all heads: its keys, chances
  *   head_row.c        one row of one head into the head's sums
  *   head_finish.c     sums of a whole map into scores of columns, blocks and families
- *   head_measures.c   life, and the public calls that feed
+ *   head_measures.c   creation, destruction, and the public calls that feed
  *   head_scores.c     the public calls that read
  *   head_roles.c      roles
  */
@@ -22,9 +22,9 @@ enum {
     MHAI_HEAD_FAR_LINK = 64 /* offsets of links in words, for the baseline */
 };
 
-/* What counts and integer sums stay within when objects are merged or read from a file: counts can
- * still be doubled, and 256 of them added; a text adds less than 2^60 to a sum (2^24 rows of terms
- * below 2^36, or 20 times 2^20 rows of terms below 2^30 in the bootstrap). */
+/* Limits of counts and integer sums when objects are merged or read from a file: counts can still be doubled, and 256
+ * of them added; a text adds less than 2^60 to a sum (2^24 rows of terms below 2^36, or 20 times 2^20 rows of terms
+ * below 2^30 in the bootstrap). */
 #define MHAI_COUNT_MOST (INT64_C(1) << 53)
 #define MHAI_SUM_MOST (INT64_C(1) << 62)
 
@@ -46,16 +46,16 @@ typedef struct mhai_head_link_sum { /* one relation and direction */
     int64_t hits, links;
 } mhai_head_link_sum;
 
-/* What is kept of a head over all texts, and, apart from it, over the present layer's rows. */
+/* The sums of a head over all texts, and separately over the current layer's rows. */
 typedef struct mhai_head_kept {
-    mhai_head_sum sum[MHA_MEASURES]; /* of some measures other numbers give the score */
+    mhai_head_sum sum[MHA_MEASURES]; /* some measures compute the score from other numbers */
     mha_head_details details;
-    double best_column, best_cut; /* corrected, of the texts that details name */
+    double best_column, best_cut; /* corrected, for the texts that details name */
     mhai_head_at *at;             /* [2 farthest_offset + 1] */
     mhai_head_link_sum *links;    /* [relations][2] */
 } mhai_head_kept;
 
-/* The present layer's sums of one head; arrays are parts of one block. */
+/* The current layer's sums of one head; arrays are parts of one block. */
 typedef struct mhai_head_map {
     mhai_head_kept own;
     int64_t rows;                   /* that count: not skipped, some weight, at least two keys */
@@ -68,14 +68,14 @@ typedef struct mhai_head_map {
     int64_t cut_rows[MHAI_HEAD_CUTS];
     double grid[MHAI_HEAD_GRID * MHAI_HEAD_GRID];
     int64_t grid_area[MHAI_HEAD_GRID * MHAI_HEAD_GRID];
-    double *word;                  /* [words] the present probe's row, by words */
+    double *word;                  /* [words] the current probe's row, by words */
     struct mhai_corpus_seen *seen; /* NULL: no corpus */
 } mhai_head_map;
 
-/* A link in one direction: in the rows of one group, `word` is the partner. */
+/* A link in one direction: `word` is the partner in the rows of one group. */
 typedef struct mhai_head_probe {
     int64_t group_row, group_end; /* token rows */
-    int64_t from, to;             /* words; from -1: none is left out */
+    int64_t from, to;             /* words; from -1: none is excluded */
     int64_t slot;                 /* relation * 2 + direction */
     int64_t offset;               /* to - the link's own word */
 } mhai_head_probe;
@@ -97,16 +97,16 @@ typedef struct mhai_head_text {
     uint8_t *grid_bin; /* [S] */
 } mhai_head_text;
 
-/* What a layer's attention lets its queries see of what the text leaves. */
+/* The keys that a layer's attention shows to queries, in addition to the text's masks. */
 typedef struct mhai_head_window {
     bool on, causal;
     int64_t left, right, sinks; /* left and right -1: open */
 } mhai_head_window;
 
-/* What a row may be measured on. */
+/* The data of a row, shared by all heads. */
 typedef struct mhai_head_fact {
     int64_t t, i;       /* i: its key position; -1 across texts or outside */
-    int64_t begin, end; /* all keys that it sees lie in it */
+    int64_t begin, end; /* all visible keys are in it */
     int64_t keys;       /* N */
     bool skipped;       /* by the caller */
     int64_t in_segment; /* visible keys of its segment */
@@ -123,7 +123,7 @@ struct mha_head_measures {
     int64_t layers, *first_head; /* [layers + 1] */
     int64_t most_heads, offsets, near_tokens, rare_rank, relations;
     char **names;
-    mhai_head_at *all_at; /* what kept[].at and .links point into */
+    mhai_head_at *all_at; /* memory of kept[].at and .links */
     mhai_head_link_sum *all_links;
     mhai_head_kept *kept;  /* [first_head[layers]] */
     mhai_exact *exact;     /* [heads][all doubles of kept's sums, which are its roundings] */
@@ -149,8 +149,7 @@ struct mha_head_measures {
 /* head_measures.c: exact sums of a head */
 int64_t mhai_head_measures_exacts(const mha_head_measures *m);
 
-/* Merging walks over all sums twice: whether each stays within -most .. most, whatever a file said; then
- * it adds. */
+/* Merging visits all sums twice: to check that each stays within -most .. most, even for hostile files; then to add. */
 typedef struct mhai_head_merge {
     bool adds, fits;
 } mhai_head_merge;
@@ -162,22 +161,21 @@ MHA_NODISCARD mha_status mhai_head_text_open(mha_head_measures *m, const mha_hea
 void mhai_head_text_close(mha_head_measures *m);
 
 bool mhai_head_text_is_rarest(const mhai_head_text *text, int64_t j);
-/* Is the key after j, an earlier place of token i, a follower: neither i nor the same token? */
+/* True if the key after j, an earlier occurrence of token i, is a follower: neither i nor the same token. */
 bool mhai_head_text_is_follower(const mhai_head_text *text, int64_t i, int64_t j);
 
-/* A probe that every head of a layer is measured on: the partner may be one, is seen, and is not
- * alone. */
+/* True if a probe applies to every head of a layer: the partner is eligible, visible, and not the only key. */
 bool mhai_head_text_eligible(const mhai_head_text *text, const mhai_head_window *window,
                              const mhai_head_probe *probe);
 
-/* head_facts.c: does query t see key j? */
+/* head_facts.c: true if query t sees key j */
 bool mhai_head_facts_sees(const mhai_head_text *text, const mhai_head_window *window, int64_t t,
                           int64_t j);
 /* Facts of rows row .. row+count-1, in scratch. */
 MHA_NODISCARD mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row, int64_t count,
                                               mhai_head_fact **facts);
 
-/* head_row.c: a row is a[S], in double; given: as the caller has it, with signs. */
+/* head_row.c: a row is a[S], in double; given: the caller's row, with signs. */
 void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, const double *a,
                        const double *given, mhai_head_map *map);
 

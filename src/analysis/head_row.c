@@ -36,7 +36,7 @@ static void count(row_work *x, mha_head_measure which, double value)
     if (x->map->seen) mhai_corpus_row(x->map->seen, which, value, x->fact, x->sums.largest_key);
 }
 
-/* -a log a; what is below the normal numbers gives 0 */
+/* -a log a; subnormal numbers give 0 */
 static double entropy_of(double a)
 {
     return a > 1e-300 ? -a * mhai_log(a) : 0;
@@ -96,7 +96,7 @@ static double weight(const row_work *x, int64_t j)
     return j >= 0 && j < x->text->given.keys ? x->a[j] : 0;
 }
 
-/* mass * (entropy of what lies inside / log of its keys): 0 for one key, mass if spread evenly. */
+/* mass * (entropy inside / log of its number of keys): 0 for one key, mass if spread evenly. */
 static double even_mass(double mass, double entropy, int64_t keys)
 {
     if (!(mass > 1e-300) || keys < 2) return 0;
@@ -157,7 +157,7 @@ static void rarest(row_work *x)
     count(x, MHA_MEASURE_RARE, mass);
 }
 
-/* Pearson's correlation over the visible keys but i; rows where either does not vary are left out.
+/* Pearson's correlation over the visible keys except i; rows in which either is constant are skipped.
  */
 static void similar(row_work *x)
 {

@@ -39,7 +39,7 @@ static void put_links(mhai_state_io *io, mhai_head_link_sum *link, mhai_exact **
     }
 }
 
-/* In the order of the exact sums (head_measures.c: join()), whose roundings are made again. */
+/* In the order of the exact sums (head_measures.c: join()), which are rounded again. */
 static void put_head(mhai_state_io *io, const mha_head_measures *m, int64_t h, int64_t texts)
 {
     mhai_head_kept *kept = &m->kept[h];
@@ -156,7 +156,7 @@ mha_status mha_head_state_write(const mha_head_measures *m, const mha_sink *sink
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* What the words before the sums say. */
+/* The contents of the words before the sums. */
 typedef struct described {
     mha_head_measures_desc desc;
     int64_t scores, corpus, heads;

@@ -35,15 +35,15 @@ void mhai_state_flush(mhai_state_io *io);
 void mhai_state_fail(mhai_state_io *io, const char *why);
 uint64_t mhai_state_mix(uint64_t check, uint64_t word);
 
-/* A sum of so many rows of a score: each within what its kind can be. */
+/* A sum over this many rows of a score, each within the range of its kind. */
 void mhai_state_sum(mhai_state_io *io, mhai_exact *sum, int64_t rows, mha_measure_kind kind);
 
 /* head_state_corpus.c: what corpus has summed; its description, of which *texts and desc are read. */
 void mhai_state_corpus(mhai_state_io *io, mha_head_corpus *c);
 void mhai_state_corpus_desc(mhai_state_io *io, mha_head_corpus_desc *desc);
 
-/* Words that a corpus of this description has at least, of so many heads and layers; false: more than
- * an int64 holds. */
+/* Minimum number of words of a corpus with this description, for this many heads and layers; false: more than an int64
+ * holds. */
 bool mhai_state_corpus_words(const mha_head_corpus_desc *desc, int64_t heads, int64_t layers,
                              int64_t *words);
 

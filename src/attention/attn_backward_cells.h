@@ -124,7 +124,7 @@ void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, cons
 /* A job, without its memory. */
 mhai_cells_job mhai_cells_job_of(const mha_context *context, const mhai_backward_problem *x);
 
-/* Allocate the sums of so many chunks in scratch. */
+/* Allocate the sums of this many chunks in scratch. */
 MHA_NODISCARD mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
                                               int64_t count, mhai_cells_sums **sums);
 
@@ -138,7 +138,7 @@ void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
  * the terms of job->sums. */
 void mhai_cells_run_queries(void *job, int64_t i, int worker);
 
-/* Add the sums of a chunk of head h to those of a call with so many heads. Chunks arrive in the
+/* Add the sums of a chunk of head h to those of a call with this many heads. Chunks arrive in the
  * order of sequences, heads, queries. */
 void mhai_cells_add_sums(const mhai_cells_job *job, int64_t heads, int64_t b, int64_t h,
                          const mhai_cells_sums *from, const mhai_backward_sums *to);

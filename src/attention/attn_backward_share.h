@@ -31,7 +31,7 @@ MHA_NODISCARD mha_status mhai_backward_share_begin(mha_context *context,
 /* Compute delta, dq and the sums of chunks for the rows here. */
 void mhai_backward_share_queries(mha_context *context, mhai_backward_share *share);
 
-/* Add the terms of head h's rows here to the parameters of a call with so many heads; head
+/* Add the terms of head h's rows here to the parameters of a call with this many heads; head
  * `first` is head 0 here. One process adds in the order of sequences, heads, rows. The second
  * function then adds the terms of gradients of probabilities to the sinks. */
 void mhai_backward_share_sum(const mhai_backward_share *share, int64_t heads, int64_t first,

@@ -1,6 +1,6 @@
 /* Masks of a strip of rows against a key block.
  *
- * Causal, lengths and windows are intervals of keys, one a row, and cost nothing. Only where a
+ * Causal, lengths and windows are intervals of keys, one per row, and cost nothing. Only where a
  * block is neither all visible nor all hidden by the other parts (exempt keys outside the window,
  * documents, block patterns, a callback) are bytes composed, one per pair of the strip. */
 #include "attention/attn_tiles.h"

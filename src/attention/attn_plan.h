@@ -96,7 +96,7 @@ double mhai_attn_tensor_bytes(const mha_tensor *tensor);
 /* All scratch of a run. */
 MHA_NODISCARD mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes);
 
-/* Add n pieces of so many bytes to *total, rounded as the context allocates them. */
+/* Add n pieces of this many bytes to *total, rounded as the context allocates them. */
 MHA_NODISCARD mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n);
 
 /* The back ends: attn_tiled.c, attn_plain.c, attn_bf16.c; gradients attn_backward_tiled.c,

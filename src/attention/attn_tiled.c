@@ -1,5 +1,5 @@
-/* The tiled path: online softmax over key blocks, in memory that does not depend on T or S (but
- * for few queries of which threads share the keys, attn_split.c).
+/* The tiled path: online softmax over key blocks, in memory that does not depend on T or S (except for few queries,
+ * whose keys threads share, attn_split.c).
  *
  * Work is divided into chunks of query rows of one key/value head. A chunk packs one key block at a
  * time and walks its strips of rows over it (attn_walk.c):
@@ -7,8 +7,8 @@
  *   for each key block:  for each strip that sees it:  (pack)  scores -> mask -> softmax -> + P V
  *
  * Each output row has one owner and its arithmetic depends on its keys' positions only, so chunks,
- * strips and threads may be cut anywhere without changing a bit. What else is wanted of the
- * probabilities takes further passes, when the final maximum and sum of each row are known. */
+ * strips and threads may be cut anywhere without changing a bit. Other outputs of the probabilities take further
+ * passes, with the final maximum and sum of each row. */
 #include "attention/attn_split.h"
 
 #include "base/checked.h"

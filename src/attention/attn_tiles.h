@@ -147,13 +147,13 @@ void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_ch
 /* Tiling, kernels, scratch and the account's part of them, from the problem in the plan. */
 MHA_NODISCARD mha_status mhai_attn_divide(const mha_context *context, mhai_attn_plan *plan);
 
-/* Whether chunks of so many rows may process blocks of keys independently: attn_split.c supports
+/* Whether chunks of this many rows may process blocks of keys independently: attn_split.c supports
  * every feature of the problem. */
 bool mhai_attn_takes_apart(const mhai_attn_problem *p, int64_t rows, int tile_rows);
 
 /* ---- attn_walk.c ----------------------------------------------------------------------------- */
 
-/* Chunks of a key/value head of so many queries. */
+/* Chunks of a key/value head with this many queries. */
 static inline int64_t mhai_attn_chunks_of(const mhai_attn_problem *p, int64_t queries,
                                           int64_t chunk_rows)
 {
@@ -163,10 +163,10 @@ static inline int64_t mhai_attn_chunks_of(const mhai_attn_problem *p, int64_t qu
 /* The chunk of an item < tiling.items: a run of rows of one key/value head. */
 mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item);
 
-/* Chunks of so few rows read keys and values in place instead of packing them. */
+/* Chunks of this few rows read keys and values in place instead of packing them. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows);
 
-/* Rows of the tallest strip of a chunk of so many rows; an upper bound where a pattern cuts
+/* Rows of the tallest strip of a chunk of this many rows; an upper bound where a pattern cuts
  * strips. */
 int64_t mhai_attn_strip_rows(const mhai_attn_problem *p, int64_t chunk_rows, int64_t tile_rows);
 

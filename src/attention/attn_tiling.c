@@ -93,7 +93,7 @@ static int64_t last_key(const mhai_attn_problem *p)
     return end;
 }
 
-/* The most of so many keys that a sequence's rows see together. */
+/* The maximum of these keys that a sequence's rows see together. */
 static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
 {
     if (!p->window || p->global_keys.data || p->global_queries.data) return keys;

@@ -110,7 +110,7 @@ static void run_head(void *argument, int64_t item, int worker)
 
 /* ---- shared inputs ----------------------------------------------------------------------------- */
 
-/* Sum what shares an element of head `item` of a gradient, head by head in order. */
+/* Sum the heads that share head `item` of a gradient, in order. */
 static void sum_element(const mhai_back *x, const mhai_back_sink *to, const int64_t *at,
                         const int64_t *times)
 {
@@ -145,7 +145,7 @@ static void join_head(void *argument, int64_t item, int worker)
         for (at[3] = 0; at[3] < shape[3]; at[3]++) sum_element(j->x, j->to, at, times);
 }
 
-/* Where heads put a gradient: in the caller's tensor, or in memory of their own to be summed. */
+/* The destination of a gradient: the caller's tensor, or memory per head to be summed. */
 static mha_status place_sink(mha_context *context, const mhai_back *x, int64_t width,
                              mhai_back_sink *to)
 {

@@ -88,7 +88,7 @@ void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_
 MHA_NODISCARD mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache,
                                                   const mhai_kv_rows *rows);
 
-/* Keys or values of so many positions as attention takes them: a tensor with a shape, whose
+/* Keys or values of this many positions in attention's format: a tensor with a shape, whose
  * memory is not read. */
 mha_tensor mhai_kv_cache_shape(const mha_kv_cache *cache, int64_t positions, int64_t width);
 

@@ -23,7 +23,7 @@ bool mhai_gguf_codes(mha_gguf_type type);
 typedef struct mhai_gguf_codec {
     /* decode count blocks, aligned or not; NULL: unsupported */
     void (*decode)(const unsigned char *blocks, int64_t count, float *to);
-    /* code blocks of each of the rows, and prefetch those so many bytes ahead; NULL: there is no
+    /* code blocks of each of the rows, and prefetch those this many bytes ahead; NULL: there is no
      * such form */
     void (*code)(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks, int64_t ahead,
                  mha_coded *to);
@@ -33,7 +33,7 @@ extern const mhai_gguf_codec mhai_gguf_codecs_portable[MHAI_GGUF_CODECS_COUNT],
     mhai_gguf_codecs_avx2[MHAI_GGUF_CODECS_COUNT], mhai_gguf_codecs_avx512[MHAI_GGUF_CODECS_COUNT];
 
 /* Code columns column .. column + count, at most MHA_CODED_COLUMNS, of rows row[0], row[1] ... of a
- * matrix with so many columns. False if they have no coded form. */
+ * matrix with this many columns. False if they have no coded form. */
 bool mhai_gguf_code(mha_gguf_type type, const unsigned char *matrix, int64_t columns,
                     const int64_t row[MHA_CODED_ROWS], int64_t column, int64_t count,
                     mha_coded *to);

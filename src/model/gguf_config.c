@@ -56,6 +56,25 @@ static const mhai_weight_name lfm2_names[] = {
     MHAI_NAME("short_conv.conv", "shortconv.conv"),
     MHAI_NAME("short_conv.o_proj", "shortconv.out_proj"),
     END};
+static const mhai_weight_name qwen35_names[] = {MHAI_NAME("mlp_norm", "post_attention_norm"),
+                                                COMMON,
+                                                GATED,
+                                                {"self_attn.q_proj", "attn_q", MHAI_FUSED_GATE, 0},
+                                                {"self_attn.g_proj", "attn_q", MHAI_FUSED_GATE, 1},
+                                                MHAI_NAME("self_attn.k_proj", "attn_k"),
+                                                MHAI_NAME("self_attn.v_proj", "attn_v"),
+                                                {"delta_net.q_proj", "attn_qkv", MHAI_FUSED, 0},
+                                                {"delta_net.k_proj", "attn_qkv", MHAI_FUSED, 1},
+                                                {"delta_net.v_proj", "attn_qkv", MHAI_FUSED, 2},
+                                                MHAI_NAME("delta_net.g_proj", "attn_gate"),
+                                                MHAI_NAME("delta_net.b_proj", "ssm_beta"),
+                                                MHAI_NAME("delta_net.a_proj", "ssm_alpha"),
+                                                MHAI_NAME("delta_net.conv", "ssm_conv1d"),
+                                                MHAI_NAME("delta_net.o_norm", "ssm_norm"),
+                                                MHAI_NAME("delta_net.o_proj", "ssm_out"),
+                                                {"delta_net.A_log", "ssm_a", MHAI_MINUS_EXP, 0},
+                                                MHAI_NAME("delta_net.dt_bias", "ssm_dt.bias"),
+                                                END};
 static const mhai_weight_name fused_names[] = {COMMON, GATED, FUSED, END};
 static const mhai_weight_name phi3_names[] = {COMMON,
                                               FUSED,
@@ -70,12 +89,17 @@ static const struct architecture {
     const mhai_weight_name *names;
     int64_t largest;   /* layers of the model whose scale uses E / H instead of D (Gemma, 27B) */
     const char *mixer; /* layer_types of layers without key/value heads; NULL: all have some */
-} architectures[] = {
-    {"llama", "llama", llama_names, 0, NULL},      {"qwen2", "qwen2", plain_names, 0, NULL},
-    {"qwen3", "qwen3", plain_names, 0, NULL},      {"gemma", "gemma", plain_names, 0, NULL},
-    {"gemma2", "gemma2", plain_names, 46, NULL},   {"gemma3", "gemma3_text", plain_names, 62, NULL},
-    {"phi3", "phi3", phi3_names, 0, NULL},         {"gpt2", "gpt2", fused_names, 0, NULL},
-    {"gptneox", "gpt_neox", fused_names, 0, NULL}, {"lfm2", "lfm2", lfm2_names, 0, "conv"}};
+} architectures[] = {{"llama", "llama", llama_names, 0, NULL},
+                     {"qwen2", "qwen2", plain_names, 0, NULL},
+                     {"qwen3", "qwen3", plain_names, 0, NULL},
+                     {"gemma", "gemma", plain_names, 0, NULL},
+                     {"gemma2", "gemma2", plain_names, 46, NULL},
+                     {"gemma3", "gemma3_text", plain_names, 62, NULL},
+                     {"phi3", "phi3", phi3_names, 0, NULL},
+                     {"gpt2", "gpt2", fused_names, 0, NULL},
+                     {"gptneox", "gpt_neox", fused_names, 0, NULL},
+                     {"lfm2", "lfm2", lfm2_names, 0, "conv"},
+                     {"qwen35", "qwen3_5_text", qwen35_names, 0, NULL}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -115,6 +139,11 @@ static const struct {
     {"attention.layer_norm_rms_epsilon", false, true, {"rms_norm_eps", "norm_eps", NULL}},
     {"attention.layer_norm_epsilon", false, true, {"layer_norm_eps", "layer_norm_epsilon", NULL}},
     {"shortconv.l_cache", false, false, {"conv_L_cache", NULL, NULL}},
+    {"full_attention_interval", false, false, {"full_attention_interval", NULL, NULL}},
+    {"ssm.conv_kernel", false, false, {"linear_conv_kernel_dim", NULL, NULL}},
+    {"ssm.state_size", false, false, {"linear_key_head_dim", NULL, NULL}},
+    {"ssm.group_count", false, false, {"linear_num_key_heads", NULL, NULL}},
+    {"ssm.time_step_rank", false, false, {"linear_num_value_heads", NULL, NULL}},
     {"rope.freq_base", false, true, {"rope_theta", "rotary_emb_base", NULL}},
     {"rope.freq_base_swa", false, true, {"rope_local_base_freq", NULL, NULL}},
     {"attn_logit_softcapping", false, true, {"attn_logit_softcapping", NULL, NULL}},
@@ -289,6 +318,30 @@ static mha_status read_heads(const reading *r)
                    mhai_put_text(r->names, "layer_kv_heads", kv.key)
                ? MHA_OK
                : MHA_NO_MEMORY("model");
+}
+
+/* The converter orders value heads that share a key head otherwise, and adds layers that predict
+ * further tokens; neither is supported. */
+static mha_status read_nets(const reading *r)
+{
+    const int64_t keys = count_of(r, "linear_num_key_heads");
+    const int64_t heads = count_of(r, "linear_num_value_heads");
+    mha_gguf_value value;
+    int64_t width = 0, further = 0;
+    if (r->of->names != qwen35_names) return MHA_OK;
+    if (!find(r, "ssm.inner_size", &value)) return missing(r, "ssm.inner_size");
+    MHA_TRY(mha_gguf_integer(&value, 0, 1, INT32_MAX, &width));
+    if (heads < 1 || width % heads != 0)
+        return mhai_path_fail(MHA_ERR_MODEL, r->path,
+                              "'%s' is %lld, which qwen35.ssm.time_step_rank %lld does not divide",
+                              value.key, (long long)width, (long long)heads);
+    if (find(r, "nextn_predict_layers", &value))
+        MHA_TRY(mha_gguf_integer(&value, 0, 0, INT32_MAX, &further));
+    if (further > 0) return refuse(r, &value, "counts layers that are not supported");
+    if (heads != keys && find(r, "ssm.group_count", &value))
+        return refuse(r, &value, "differs from ssm.time_step_rank, which is not supported");
+    return mhai_put_count(r->root, "linear_value_head_dim", width / heads) ? MHA_OK
+                                                                           : MHA_NO_MEMORY("model");
 }
 
 /* Layers with a window: an array of flags, or the period of the layers without. */
@@ -598,6 +651,7 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
     if (status == MHA_OK) status = refuse_unsupported(&r);
     if (status == MHA_OK) status = read_rows(&r);
     if (status == MHA_OK) status = read_heads(&r);
+    if (status == MHA_OK) status = read_nets(&r);
     if (status == MHA_OK) status = read_windows(&r);
     if (status == MHA_OK) status = read_rotation(&r);
     if (status == MHA_OK) status = read_weights(&r);

@@ -146,6 +146,8 @@ void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_
     else
         read_rows(p, row, rows, column, columns, to);
     for (int64_t i = 0; p->form == MHAI_PLUS_ONE && i < rows * columns; i++) to[i] += 1;
+    for (int64_t i = 0; p->form == MHAI_MINUS_EXP && i < rows * columns; i++)
+        to[i] = (float)mha_log(-(double)to[i]);
 }
 
 bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, int64_t rows,

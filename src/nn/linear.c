@@ -22,7 +22,7 @@ static mha_status allocate(const mha_allocator *allocator, int64_t count, float 
     return MHA_OK;
 }
 
-/* A layer with the shape of `like`, with panels of so many floats, if any. */
+/* A layer with the shape of `like`, with panels of this many floats, if any. */
 static mha_status create(mha_context *context, const mha_linear *like, bool packed, int64_t floats,
                          mha_linear **linear)
 {

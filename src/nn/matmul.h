@@ -30,7 +30,7 @@ typedef struct mhai_matmul {
 /* x = activation(x). */
 void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float *x, int64_t n);
 
-/* Up to so many independent products, with one fork and join. Nothing is checked or allocated. */
+/* Up to this many independent products, with one fork and join. Nothing is checked or allocated. */
 enum { MHAI_MATMULS = 3 };
 void mhai_matmul_run_all(mha_context *context, const mhai_matmul *jobs, int count);
 void mhai_matmul_run(mha_context *context, const mhai_matmul *job);
@@ -82,7 +82,7 @@ MHA_NODISCARD mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_
 MHA_NODISCARD mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job,
                                               const mhai_rows *from);
 
-/* The most scratch bytes of the product, for up to so many rows and inputs. */
+/* Maximum scratch bytes of the product, for up to this many rows and inputs. */
 size_t mhai_matmul_rows_bytes(const mha_context *context, mha_compute compute, int64_t rows,
                               int64_t inner);
 

@@ -20,7 +20,7 @@ typedef struct bf16_weights {
     float *panels, *bias;
 } bf16_weights;
 
-/* Inner indices of so many inputs. */
+/* Number of inner indices of these inputs. */
 static int64_t indices(bool pairs, int64_t inputs)
 {
     return pairs ? (inputs + 1) / 2 : inputs;

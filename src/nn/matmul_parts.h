@@ -34,7 +34,7 @@ int64_t mhai_matmul_chain(bool pairs);
 int64_t mhai_matmul_place_of(int64_t chain, int64_t inner, int64_t cols, int64_t input,
                              int64_t col);
 
-/* The plan of a product for so many threads, without sums, and item i of it. */
+/* The plan of a product for this many threads, without sums, and item i of it. */
 mhai_matmul_plan mhai_matmul_divide(const mhai_matmul *job, const mha_context *context,
                                     int64_t threads);
 void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker);
@@ -81,7 +81,7 @@ static inline const void *mhai_stored_at(const mhai_stored_rows *s, int64_t elem
 
 mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col);
 
-/* A job without memory; the scratch floats of all threads, with room for so many panels each; and
+/* A job without memory; the scratch floats of all threads, with room for this many panels each; and
  * the parts of a job in them. */
 mhai_rows_job mhai_rows_job_of(const mha_context *context, const mhai_matmul *job,
                                const mhai_rows *from);

@@ -241,7 +241,7 @@ static mha_status run_f32(mha_context *context, const mhai_matmul *job, const mh
 
 static mha_status run(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
 {
-    const bool runs = job->inner > 0 && job->inner % 16 == 0; /* else no row is coded */
+    const bool runs = job->inner > 0 && job->inner % 16 == 0; /* otherwise no row is coded */
     if (from->compute == MHA_COMPUTE_INT8 && from->read_coded && runs)
         return mhai_rows_int8(context, job, from);
     if (from->compute == MHA_COMPUTE_BF16) return mhai_rows_bf16(context, job, from);

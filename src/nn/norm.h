@@ -15,7 +15,7 @@ typedef struct mhai_norm {
 
 MHA_NODISCARD mha_status mhai_norm_check(const mhai_norm *norm);
 
-/* Rows that share vectors; a kernel call processes so many rows. */
+/* Rows that share vectors; a kernel call processes this many rows. */
 enum { MHAI_NORM_ROWS = MHAI_MAX_ROWS };
 
 /* The kernels' description of the rows from `row` on, at most MHAI_NORM_ROWS. Without a residual

@@ -2,6 +2,7 @@
 half-written file.
 """
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -29,9 +30,6 @@ def missing_files():
         for folder in (MODEL, "no-such-folder"):  # which must not be opened
             check_error(view(folder, "--text-file", FOLDER / name), BAD_INPUT, name, part)
         check_error(view(MODEL, TEXT, "--text-file", FOLDER / name), BAD_INPUT, name, part)
-    (FOLDER / "marked.txt").write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
-    check(view(MODEL, "--text-file", FOLDER / "marked.txt").out == view(MODEL, TEXT).out,
-          "a byte order mark is not text")
     check_error(view("no-such-folder", TEXT, "--contrast", b"caf\xe9"), BAD_INPUT, "--contrast", "byte 3")
     for option in ("--hide", "--layer", "--head", "--contrast", "--svg"):
         check_error(view(MODEL, TEXT, option, ""), USAGE, f"{option}: its value is empty")
@@ -469,7 +467,45 @@ def closed_pipe():
           "closed stdout and stderr must not mix into a file")
 
 
+def marked():
+    """A byte order mark is not text, and a zero byte ends none, whichever command reads the file or stdin."""
+    causal, some = FOLDER / "causal", ["--steps", "2", "--tries", "1", "--layers", "1", "--heads", "2", "--embed", "16"]
+    check_good(run("train", "sentences", *some, "--no-report", "-q", "-o", causal), "a model")
+    write_npy(FOLDER / "maps.npy", (2, 2), [1, 0, 0.5, 0.5])
+    texts = "the animal was too tired .\nthe street was too wide .\n"
+    gold = "1\tthe\t_\t_\t_\t_\t2\tdet\t_\t_\n2\tanimal\t_\t_\t_\t_\t0\troot\t_\t_\n\n"
+    task = "the animal\t didn't\t was\nthe street\t was\t didn't\n"
+    readers = [
+        (["view", MODEL, "--text-file"], texts), (["view", causal, "--text-file"], texts),
+        (["view", "--attention", "maps.npy", "--tokens"], "a\nb\n"), (["heads", MODEL, "--random", "0", "--text"], texts),
+        (["heads", causal, "--random", "0", "--text"], texts), (["heads", causal, "--whole", "--text"], texts),
+        (["heads", causal, "--random", "0", "--conllu"], gold), (["ablate", causal, "--random", "0", "--text"], texts),
+        (["ablate", causal, "--task"], task), (["prune", causal, "--csv", "-", "--text"], texts),
+        (["prune", MODEL, "--csv", "-", "--text"], texts), (["perplexity", causal, "--json", "--text"], texts),
+        (["train", *some, "-q", "-o", "learned", "--no-report", "--text"], texts * 9)]
+    times = re.compile(rb'"seconds": [\d.e-]+|"tokens_per_second": [\d.e-]+|,[\d.e-]+\n')  # the last column: of a curve
+    for arguments, text in readers:
+        outputs = []
+        for mark in ("", "\ufeff"):
+            path = FOLDER / "marked.txt"
+            path.write_text(mark + text)
+            sources = [(path, b"")] if arguments[0] == "train" else [(path, b""), ("-", path.read_bytes())]
+            for source, stdin in sources:
+                result = run(*arguments, source, stdin=stdin)
+                check_good(result, f"{arguments} {mark!r} {source}")
+                model = FOLDER / "learned" / "tokenizer.json"
+                outputs.append(model.read_bytes() if arguments[0] == "train" else times.sub(b"", result.out))
+                shutil.rmtree(FOLDER / "learned", ignore_errors=True)
+        check(len(set(outputs)) == 1, f"{arguments}: a byte order mark, or stdin, changes the output: {outputs}")
+        path.write_text(text.replace("animal", "ani\0mal").replace("a\nb", "a\n\0b"))
+        result = run(*arguments, path)
+        shown = arguments[1] == MODEL  # WordPiece drops it
+        check(shown == (result.code == 0) and b"\0" not in result.out + result.err, f"{arguments}: a zero byte: {result.code}")
+        check(shown or "zero byte" in " ".join(result.errors), f"{arguments}: a zero byte: {result.errors}")
+
+
 missing_files()
+marked()
 lying_headers()
 contradicting_models()
 huge_files()

@@ -97,7 +97,7 @@ def long_text():
     far = 0
     for path in (FOLDER / "long").glob("*.svg"):
         said, marked = texts(path)
-        line = next(text for text in said if text and "of the marked row's attention" in text)
+        line = next(text for text in said if text and "the columns shown hold" in text)
         first, last, count, share = map(int, re.findall(r"\d+", line))
         check(last - first + 1 == 48 and last < count and 0 <= share <= 100, f"{path.name}: {line}")
         row, key = map(int, re.search(r"token (\d+),.*to token (\d+),", " ".join(t or "" for t in said)).groups())

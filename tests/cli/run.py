@@ -709,7 +709,7 @@ def blackboard():
     check(huge.shape and b"nan" in printed and b"-nan" not in printed, f"a NaN that is made: {printed}")
 
 
-# ---- errors --------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 def wrong_lines():

@@ -130,7 +130,7 @@ def error_of(body):
     return json.loads(body)["error"]
 
 
-# ---- access control ---------------------------------------------------------------------------
+# ---- access control ------------------------------------------------------------------------------
 
 def test_strangers(s):
     own = f"127.0.0.1:{s.port}"
@@ -227,7 +227,7 @@ def own_address():
         return None if s.getsockname()[0].startswith("127.") else s.getsockname()[0]
 
 
-# ---- limits ---------------------------------------------------------------------------
+# ---- limits --------------------------------------------------------------------------------------
 
 def test_sizes(s):
     s.look()
@@ -365,7 +365,7 @@ def test_slow(model):
             connection.close()
 
 
-# ---- errors in requests ------------------------------------------------------------
+# ---- errors in requests --------------------------------------------------------------------------
 
 def test_bad_requests(s):
     for body, part in ((b"", "not JSON"), (b"{", "not JSON"), (b"[]", "a JSON object"), (b"{}", "text"),
@@ -395,7 +395,7 @@ def test_bad_requests(s):
     check(s.look()["tokens"] > 0, "and the server goes on")
 
 
-# ---- results -----------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 def floats(data):
     return list(struct.unpack(f"<{len(data) // 4}f", data))
@@ -532,7 +532,7 @@ def test_encoder():
         check(s.post("save", text=TEXT)[0] == 200, "and a report")
 
 
-# ---- shutdown -----------------------------------------------------------------------------------
+# ---- shutdown ------------------------------------------------------------------------------------
 
 def test_end(model):
     s = Server(model, "it was too tired & <b>")

@@ -67,7 +67,7 @@ USAGE = re.compile(r"(?:build/)?multihead .*\[[\w-][^]]*\]")
 # The first word of an indented block of commands.
 PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|pytest|sh|sudo|"
                       r"apt-get|(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
-PROGRESS = re.compile(r", about [\d.]+ (?:s|min|h) left$")
+PROGRESS = re.compile(r", [\d.]+ (?:s|min|h)(?:, about [\d.]+ (?:s|min|h) left)?$")
 MARKER = re.compile(r"<!-- commands: ((?:skip|long|needs)(?:-page)?|exit|short) ([^\n]*?)-->")
 STANDS = re.compile(r"`([^`\n]+)` stands for `([^`\n]+)`")
 

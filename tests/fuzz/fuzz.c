@@ -1,4 +1,3 @@
-/* See fuzz.h. */
 #include "fuzz.h"
 
 #include <math.h>

@@ -1,4 +1,3 @@
-/* See fuzz_call.h. */
 #include "fuzz_call.h"
 
 #include <math.h>

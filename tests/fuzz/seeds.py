@@ -385,7 +385,7 @@ def of_checkpoint():
         "m.out_proj.weight": f32(4, 4), "m.out_proj.bias": f32(4), "x": f32(1)}, pad=3))
 
 
-# ---- inputs of the program -------------------------------------------------------------------
+# ---- inputs of the program -----------------------------------------------------------------------
 
 def of_training():
     yield "none", parts(b"\0", safetensors({}))

@@ -144,7 +144,7 @@ static void drop_twin(program *p)
     p->enough = false;
 }
 
-/* ---- invariants -------------------------------------------------------------------- */
+/* ---- invariants ------------------------------------------------------------------------------ */
 
 static void check_table(const program *p, const state *s, int64_t b, bool *held)
 {

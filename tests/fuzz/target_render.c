@@ -229,7 +229,7 @@ static void make_diagram(drawing *d, fuzz_part *in)
                            .x_falls = fuzz_pick(in, 0, 1)};
 }
 
-/* ---- checks of the output ----------------------------------------------------------------------- */
+/* ---- checks of the output -------------------------------------------------------------------- */
 
 /* Check that attributes are unique, elements nest, and characters are valid in XML. */
 static void check_tag(const char *at, const char *end)

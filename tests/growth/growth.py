@@ -19,7 +19,7 @@ GROWTH = os.environ.get("GROWTH", str(ROOT / "build" / "tests" / "growth"))
 SCALE = 4 if os.environ.get("MHA_TEST_LONG", "0") not in ("", "0") else 1
 
 
-# ---- files of n times the size --------------------------------------------------------------
+# ---- files of n times the size -------------------------------------------------------------------
 
 def tensors(folder, n):
     return write_weights(folder, {f"layers.{i}.weight": [1] for i in range(n)}) / "model.safetensors"

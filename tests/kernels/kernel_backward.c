@@ -46,7 +46,7 @@ static back_case make_back(kernel_test *t)
     return c;
 }
 
-/* Hidden beyond a row's end too. */
+/* Also hidden beyond a row's end. */
 static bool is_hidden(const back_case *c, const strip_row *x, int row, int key)
 {
     return x->scores[key].hidden || (c->ends && key >= c->ends[row]);

@@ -1,16 +1,16 @@
-/* Kernels of bf16 arithmetic: what numbers become, to the bit, whatever it looks like in memory; and a
- * strip of such numbers, whose weights round once more (docs/numerics.md 15). */
+/* Kernels of bf16 arithmetic: conversion of numbers, to the bit, for every memory layout; and a strip of such numbers,
+ * whose weights round once more (docs/numerics.md 15). */
 #include "kernel_strip.h"
 
 #include "reference/half_reference.h"
 
-/* With the instruction or without, where there is a choice. */
+/* With and without the instruction, if both exist. */
 static bool some_pairs(kernel_test *t, const mhai_kernels *k)
 {
     return mhai_kernels_have_pairs(k) && (t->timed || kt_chance(t, 0.5));
 }
 
-/* Element i of numbers along the inner dimension, `step` floats apart; the sign of a zero is free. */
+/* Element i along the inner dimension, with stride `step`; the sign of a zero is free. */
 static double element_of(bool pairs, const float *x, int64_t step, int64_t i, int64_t n)
 {
     if (!pairs) return (double)x[(n % 2 == 1 && i == n - 1 ? i : i ^ 1) * step] + 0.0;
@@ -24,7 +24,7 @@ static float wild_number(kernel_test *t)
     return kt_number(t) * (kt_chance(t, 0.1) ? ldexpf(1, (int)rng_between(&t->r, -130, 126)) : 1);
 }
 
-/* The second element of a last pair that has none is 0 where it is in memory. */
+/* The missing second element of a last pair is 0 in memory. */
 static void check_padding(kernel_test *t, bool pairs, const float *x, int64_t step, int64_t n)
 {
     if (pairs && n % 2 == 1) kt_same(t, element_of(pairs, x, step, n, n + 1), 0, "padding", n, 0);
@@ -60,7 +60,7 @@ void check_bf16_row(kernel_test *t)
     }
 }
 
-/* Rows of a type, some of them not finite or too large; NULL of bad: neither. */
+/* Rows of a type, some of them not finite or too large, unless bad is NULL. */
 static void *wild_rows(kernel_test *t, mha_dtype type, int64_t rows, int64_t cols, int64_t stride)
 {
     void *x = kt_input(t, type, rows, cols, stride);
@@ -77,8 +77,8 @@ static void *wild_rows(kernel_test *t, mha_dtype type, int64_t rows, int64_t col
     return x;
 }
 
-/* x [rows][cols] as keys (rows are columns of panels), perhaps packed as floats before, or as values, of
- * which `in` is key `first`. */
+/* x [rows][cols] as keys (rows are columns of panels), possibly packed as floats before, or as values; `in` is key
+ * `first`. */
 static void check_packed(kernel_test *t, bool keys, bool packed, int64_t rows, int64_t cols,
                          int64_t first)
 {
@@ -172,7 +172,7 @@ void check_bf16_values(kernel_test *t)
                  32 * rng_between(&t->r, 0, (MHAI_KEY_BLOCK - 112) / 32));
 }
 
-/* A block's keys or values, as the kernels of a table have them. */
+/* A block's keys or values in the format of a table's kernels. */
 static float *bf16_of(kernel_test *t, const mhai_kernels *k, bool pairs, const block_case *b,
                       bool keys)
 {
@@ -196,7 +196,7 @@ static float *bf16_of(kernel_test *t, const mhai_kernels *k, bool pairs, const b
     return out;
 }
 
-/* q comes four times as large, and the factor makes up for it. */
+/* q is four times as large; the factor compensates. */
 void check_bf16_forward(kernel_test *t)
 {
     const unsigned with = WITH_POISON | WITH_DROPOUT | WITH_TERMS | WITH_MASK | WITH_BF16;

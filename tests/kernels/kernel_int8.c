@@ -1,9 +1,9 @@
-/* Kernels of linear layers in int8 arithmetic: the operations of docs/numerics.md 13, one by one, in f32
- * and in integers, so that everything is compared bit by bit. */
+/* Kernels of linear layers in int8 arithmetic: the operations of docs/numerics.md 13, one by one, in f32 and integers;
+ * everything is compared bit by bit. */
 #include "kernel_strip.h"
 
-/* How an instruction set keeps small numbers: two of 16 bits a dword or four bytes. With bytes,
- * weights have 128 added, which the first term of a sum takes away again. */
+/* How an instruction set stores small numbers: two 16-bit numbers per dword, or four bytes. Byte weights have an offset
+ * of 128, which the first term of a sum subtracts. */
 typedef struct small_form {
     int group, offset;
 } small_form;
@@ -28,13 +28,13 @@ static int32_t with_small(small_form form, int32_t dword, int64_t i, int small)
     return (int32_t)((uint32_t)dword | part << (bits * i));
 }
 
-/* To the nearest step, ties to even. */
+/* Round to the nearest step, ties to even. */
 static int steps_of(float x, float steps)
 {
     return (int)nearbyintf(x * steps);
 }
 
-static const float least = 0x1p-80f; /* of a largest number that is not 0 */
+static const float least = 0x1p-80f; /* if the largest number is not 0 */
 
 static float exponent(kernel_test *t, int low, int high)
 {

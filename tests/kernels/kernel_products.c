@@ -40,7 +40,7 @@ static pack_case make_pack(kernel_test *t, int64_t most_rows, int64_t typical_ro
     return c;
 }
 
-/* What an element becomes. */
+/* The converted element. */
 static double packed(const pack_case *c, int64_t row, int64_t col, bool whole)
 {
     if (row >= c->rows || col >= c->cols) return 0;
@@ -149,7 +149,7 @@ void check_pack_values(kernel_test *t)
 
 /* ---- products ------------------------------------------------------------------------------ */
 
-/* sum over i of a[r][i] b[i][c], and of the magnitudes. */
+/* sum over i of a[r][i] b[i][c], and the sum of magnitudes. */
 static double product(const float *a, int64_t a_step, const float *b, int64_t b_step, int64_t inner,
                       double *size)
 {
@@ -163,14 +163,14 @@ static double product(const float *a, int64_t a_step, const float *b, int64_t b_
     return sum;
 }
 
-/* One chain: inner roundings at most on each product, then the sum with what is there.
+/* One chain: at most `inner` roundings of each product, then the sum with the previous value.
  * (docs/numerics.md 2) */
 static double product_bound(int64_t inner, double size, double result)
 {
     return (double)inner * (u * size + 2 * tiny) + u * fabs(result) + tiny;
 }
 
-/* The same of bf16: rows and panels as bf16_row and bf16_keys make them, of pairs where there are. */
+/* The same for bf16: rows and panels made by bf16_row and bf16_keys, in pairs if supported. */
 static void check_gemm_bf16(kernel_test *t)
 {
     const int rows = kt_rows(t);
@@ -292,7 +292,7 @@ void check_gemm_strip(kernel_test *t)
     }
 }
 
-/* With the bits of gemm_strip of the same weights in a panel. */
+/* Bit-identical to gemm_strip with the same weights in a panel. */
 void check_gemm_stored(kernel_test *t)
 {
     const int rows = kt_rows(t);
@@ -367,7 +367,7 @@ void check_add_product(kernel_test *t)
     t->flops = 2.0 * (double)(rows * inner * cols);
     EACH_TABLE(t, k)
     {
-        /* What may be left out is no output: it is compared by hand. */
+        /* Elements that may be omitted are not outputs; they are compared explicitly. */
         float *out = kt_scratch(t, MHA_F32, rows, panels * 32, out_stride);
         for (int64_t r = 0; r < rows; r++)
             memcpy(out + r * out_stride, before + r * out_stride,

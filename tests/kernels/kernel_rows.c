@@ -5,7 +5,7 @@
 
 #include <float.h>
 
-/* What double adds where a reference in double is compared with sums of n terms in double. */
+/* The error of comparing a double reference with sums of n terms in double. */
 static double of_double(int64_t n, double size)
 {
     return ((double)n + 20) * 0x1p-52 * size;
@@ -64,7 +64,7 @@ void check_scale_rows(kernel_test *t)
     }
 }
 
-/* Each operation rounds to f32, as it does here; then to the type. */
+/* Each operation rounds to f32, as here, then to the type. */
 void check_finish_row(kernel_test *t)
 {
     const int64_t n = kt_size(t, 200, 128);
@@ -155,7 +155,7 @@ void check_add_probabilities(kernel_test *t)
     }
 }
 
-/* in * factor is exact in double, and so is what the plain computation makes of the sum. */
+/* in * factor is exact in double, as is the reference's sum. */
 void check_write_rows(kernel_test *t)
 {
     const int64_t rows = kt_size(t, 20, 64), cols = kt_size(t, 100, 64);
@@ -189,8 +189,8 @@ void check_write_rows(kernel_test *t)
 
 /* ---- activations --------------------------------------------------------------------------- */
 
-/* From far below where things vanish to far above where they are linear. Timed: where GELU leaves
- * its input, since it is applied to its own output then. */
+/* From far below where values vanish to far above where they are linear. Timed: the range that GELU leaves unchanged,
+ * since it is applied to its own output. */
 static void fill_activations(kernel_test *t, float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)

@@ -1,4 +1,3 @@
-/* See kernel_strip.h. */
 #include "kernel_strip.h"
 
 #include "reference/half_reference.h"
@@ -26,7 +25,7 @@ static float *strip_panels(kernel_test *t, const float *x, int64_t rows, int64_t
     const int64_t tall = keys ? (rows + 31) / 32 : wide / 32;
     float *out = keys ? kt_input(t, MHA_F32, tall, cols * 32, cols * 32)
                       : kt_input(t, MHA_F32, tall, rows * 32, (int64_t)MHAI_KEY_BLOCK * MHAI_PANEL);
-    for (int64_t r = 0; r < rows; r++) /* what pads a panel of keys stays 0xFF: none may be seen */
+    for (int64_t r = 0; r < rows; r++) /* padding of a key panel stays 0xFF: it must not be read */
         for (int64_t c = 0; c < (keys ? cols : wide); c++) {
             const float value = c < cols && isfinite(x[r * cols + c]) ? x[r * cols + c] : 0.0f;
             if (keys)
@@ -62,7 +61,8 @@ mha_dtype strip_run_type(kernel_test *t)
     return kt_chance(t, 0.3) ? MHA_I8 : kt_type(t);
 }
 
-/* One position: f32, a half, or a number times a scale of 17 bits; what is not finite makes that NaN. */
+/* One position: f32, a half, or a number times a scale of 17 bits. An element that is not finite makes the scale NaN.
+ * */
 static void store_position(mha_dtype type, float *x, int64_t cols, int64_t step, int64_t at,
                            unsigned char *run, float *scale)
 {
@@ -94,8 +94,8 @@ static void store_position(mha_dtype type, float *x, int64_t cols, int64_t step,
     }
 }
 
-/* Keys of a run as numbers times powers of two, one for each channel: a channel with anything that is not
- * finite is so for all. */
+/* Keys of a run as numbers times powers of two, one per channel. An element that is not finite spoils its channel for
+ * the run. */
 static void store_channels(float *x, int rows, int64_t cols, unsigned char *run, int8_t *powers)
 {
     for (int64_t c = 0; c < cols; c++) {
@@ -180,7 +180,7 @@ block_case strip_block(kernel_test *t, unsigned with, int keys, int64_t dim, int
     return b;
 }
 
-/* The values of key 0 on of a table that is read from key `from` to `end` only. */
+/* Pointer to key 0 of values that are readable from key `from` to `end` only. */
 static const void *row_terms(kernel_test *t, mha_dtype type, int64_t from, int64_t end,
                              int64_t stride, bool drops)
 {
@@ -221,7 +221,7 @@ static void make_runs(kernel_test *t, strip_case *c)
     }
 }
 
-/* Bias, bytes and terms of all rows or of none, as attention has them. */
+/* Bias, bytes and terms of all rows or none, as in attention. */
 static void make_mask(kernel_test *t, unsigned with, strip_case *c)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
@@ -379,7 +379,7 @@ static score strip_score(const strip_case *c, int row, int key)
     return s;
 }
 
-/* 2^(y - m) of a score that is wrong by s.error, and what it is wrong by (docs/numerics.md 3.2,
+/* 2^(y - m) of a score with error s.error, and its error (docs/numerics.md 3.2,
  * with 3.9: flushed where it is below 2^-126). */
 double strip_power(const score *s, double m, double *error)
 {
@@ -390,7 +390,7 @@ double strip_power(const score *s, double m, double *error)
     return p;
 }
 
-/* What dropout makes of p. */
+/* p after dropout. */
 double strip_dropped(const strip_case *c, int row, int key)
 {
     const mhai_dropout *d = &c->dropout;
@@ -424,9 +424,9 @@ const strip_row **strip_rows(kernel_test *t, const strip_case *c)
     return rows;
 }
 
-/* The maximum, which rounds nowhere, is that of the scores; everything else is relative to the one
- * that the kernel found, so that its error is in nothing else. Sum: 16 lanes of at most 32 terms, a
- * tree of 4 levels, one FMA (3.4); o: one chain over the keys and one FMA. */
+/* The maximum does not round. Everything else is relative to the kernel's maximum, so that its error does not
+ * propagate. Sum: 16 lanes of at most 32 terms, a tree of 4 levels, one FMA (3.4); o: one chain over the keys and one
+ * FMA. */
 void strip_expect(kernel_test *t, const strip_case *c, const strip_row *x, int row, double m,
                   double l, const float *o, const float *s, const float *alpha)
 {

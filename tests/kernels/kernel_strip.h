@@ -1,12 +1,12 @@
-/* Strips of queries against a block of keys: random cases, and what each score, weight and sum is,
- * pair by pair in double, with the bounds of docs/numerics.md 3. For checks of attention's tiles.
+/* Strips of queries against a block of keys: random cases, with scores, weights and sums computed pair by pair in
+ * double, and the bounds of docs/numerics.md 3. For checks of attention's tiles.
  */
 #ifndef KERNEL_STRIP_H
 #define KERNEL_STRIP_H
 
 #include "kernel_test.h"
 
-/* What a check wants of its case. */
+/* Options of a case. */
 enum {
     WITH_POISON = 1 << 0,
     WITH_DROPOUT = 1 << 1,
@@ -14,17 +14,17 @@ enum {
     WITH_ROWS = 1 << 3, /* keys and values in rows, not in panels */
     WITH_TERMS = 1 << 4,
     WITH_MASK = 1 << 5,
-    WITH_BF16 = 1 << 6 /* numbers that bf16 has, and weights that round to it */
+    WITH_BF16 = 1 << 6 /* numbers exact in bf16, and weights that round to it */
 };
 
 /* Keys and values of a block, which several strips may share. */
 typedef struct block_case {
     int keys;                   /* that can be read */
     int64_t dim, panels, cols;  /* of values: panels of 32 columns */
-    int64_t value_dim;          /* columns that are looked at */
+    int64_t value_dim;          /* columns that are read */
     const float *k, *v;         /* [keys][dim], [keys][cols] without gaps, for the reference */
-    float *k_panels, *v_panels; /* for kernels, 0 where an element is not finite */
-    float *k_rows, *v_rows;     /* for kernels, as they are */
+    float *k_panels, *v_panels; /* for kernels; 0 replaces elements that are not finite */
+    float *k_rows, *v_rows;     /* for kernels, unchanged */
     int64_t k_stride, v_stride, readable;
     mhai_run *key_runs, *value_runs; /* instead of rows; NULL: rows */
     bool poisoned;
@@ -41,10 +41,10 @@ typedef struct strip_case {
     mhai_poison poison;
     mhai_dropout dropout;
     const float *o, *m, *l; /* before */
-    double weight;          /* relative error of a weight that rounds before it multiplies values */
+    double weight;          /* relative error of a weight rounded before it multiplies values */
 } strip_case;
 
-/* The score of a pair, in units of log2 e: what it is wrong by at most; hidden; NaN. */
+/* The score of a pair, in units of log2 e, with its error bound; hidden; NaN. */
 typedef struct score {
     double y, error;
     bool hidden, nan;
@@ -61,28 +61,27 @@ typedef struct strip_row {
 /* The nearest bf16, 0 below 2^-50, no infinity. */
 float strip_bf16(float x);
 
-/* x [rows][cols], which become what the type can hold, as runs of keys or of values; after the last
- * there are more of the same. */
+/* x [rows][cols], rounded to the type, as runs of keys or values; more of the same follow the last. */
 mhai_run *strip_runs(kernel_test *t, mha_dtype type, float *x, int64_t rows, int64_t cols,
                      bool keys);
 mha_dtype strip_run_type(kernel_test *t);
 block_case strip_block(kernel_test *t, unsigned with, int keys, int64_t dim, int64_t panels);
 strip_case strip_make(kernel_test *t, unsigned with, const block_case *b, int rows);
 
-/* The tile of a strip, its outputs apart. */
+/* The tile of a strip without its outputs. */
 mhai_tile strip_tile(kernel_test *t, const strip_case *c, mhai_tile_mask *mask,
                      mhai_poison *poison);
 
 /* All rows' pairs. */
 const strip_row **strip_rows(kernel_test *t, const strip_case *c);
 
-/* 2^(y - m) of a score, and what it is wrong by. */
+/* 2^(y - m) of a score, and its error. */
 double strip_power(const score *s, double m, double *error);
 
-/* What dropout makes of p: 0 or its scale. */
+/* The dropout factor of p: 0 or its scale. */
 double strip_dropped(const strip_case *c, int row, int key);
 
-/* A row after a step of the online softmax; s and alpha NULL: not looked at. */
+/* A row after a step of the online softmax; NULL for s or alpha: not compared. */
 void strip_expect(kernel_test *t, const strip_case *c, const strip_row *x, int row, double m,
                   double l, const float *o, const float *s, const float *alpha);
 

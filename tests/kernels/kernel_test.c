@@ -1,4 +1,3 @@
-/* See kernel_test.h. */
 #include "kernel_test.h"
 
 #include "reference/half_reference.h"
@@ -187,7 +186,7 @@ void kt_bits_of(kernel_test *t, const float *x, int64_t n)
     for (int64_t i = 0; i < n; i++) add_bits(&t->bits, isnan(x[i]) ? &(float){NAN} : &x[i], 4);
 }
 
-/* Of one element of an area; NaNs count as the same. */
+/* Compare one element of an area; NaNs are equal. */
 static void element_bits(kernel_test *t, const mha_tensor *view, const int64_t index[2])
 {
     const void *x = guarded_element(view, index);
@@ -247,7 +246,7 @@ static const bool has_scalar = true;
 static const bool has_scalar = false;
 #endif
 
-/* A processor with AVX-512 and no VNNI has int8 kernels of AVX2: they are not tried twice. */
+/* A processor with AVX-512 but no VNNI uses AVX2's int8 kernels, which are not tested twice. */
 static bool is_listed(const kernel_test *t, const void *table)
 {
     for (int i = 0; i < t->count; i++)
@@ -264,7 +263,7 @@ static const void *enter_table(kernel_test *t)
     return t->tables[t->table];
 }
 
-/* Frees what the case has after its last table; there may be none with so many rows. */
+/* Free the case's memory after its last table; there may be no table with this many rows. */
 static const void *enter_or_leave(kernel_test *t)
 {
     const void *table = enter_table(t);
@@ -352,7 +351,7 @@ void kt_start(kernel_test *t)
     t->start = now();
 }
 
-/* Batches are as long as it takes for the clock not to matter; then as many as the median needs. */
+/* Batches are long enough that the clock's resolution does not matter, and as many as the median needs. */
 bool kt_again(kernel_test *t)
 {
     if (!t->timed) return t->passes++ == 0;

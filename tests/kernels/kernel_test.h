@@ -1,6 +1,5 @@
-/* What the checks of kernels share. A check draws one case, makes its inputs, runs the kernel of
- * each instruction set and compares what comes out with plain arithmetic in double or in integers,
- * written from the contract in kernels.h:
+/* Shared by the checks of kernels. A check draws one case, creates its inputs, runs the kernel of each instruction set
+ * and compares the outputs with plain arithmetic in double or integers, written from the contract in kernels.h:
  *
  *     void check_thing(kernel_test *t)
  *     {
@@ -14,9 +13,9 @@
  *         }
  *     }
  *
- * All memory ends at a page that must not be accessed, or begins behind one, by chance; what lies
- * between rows is 0xFF. After each pass of EACH_TABLE the canaries are looked at, and outputs are
- * compared bit by bit with those of the first instruction set that has fused multiply-adds.
+ * All memory randomly ends before, or begins after, an inaccessible page; gaps between rows are 0xFF. After each pass
+ * of EACH_TABLE the canaries are checked, and outputs are compared bit by bit with those of the first instruction set
+ * that has fused multiply-adds.
  *
  * `u` is half the spacing of f32 at 1, `tiny` half the smallest subnormal, as in docs/numerics.md.
  * Bounds leave out products of errors; a factor of 1.001 stands for them. */
@@ -51,17 +50,17 @@ typedef struct kt_bits {
 typedef struct kernel_test {
     rng r;
     const char *slot;
-    bool timed;          /* the case is the typical one, and calls are repeated */
-    double flops, bytes; /* of a call, for --bench; 0: not sensible */
-    int rows;            /* rows of a strip: instruction sets that take fewer are left out */
-    bool undefined;      /* outputs of this case mean nothing: their bits are not compared */
+    bool timed;          /* a typical case, with repeated calls */
+    double flops, bytes; /* of a call, for --bench; 0: not applicable */
+    int rows;            /* rows of a strip: instruction sets that take fewer are skipped */
+    bool undefined;      /* outputs of this case are undefined: their bits are not compared */
     bool failed;
     /* the rest is kernel_test.c's */
     tally tally;
     int64_t equal; /* values compared by kt_same() */
     const void *tables[KT_TABLES];
     const char *names[KT_TABLES];
-    bool exact[KT_TABLES]; /* has the bits of all others that are */
+    bool exact[KT_TABLES]; /* bit-identical to all others that have it */
     int most_rows[KT_TABLES], count, table;
     kt_area inputs[KT_MOST], areas[KT_MOST];
     void *plain[KT_MOST];
@@ -79,27 +78,27 @@ int kt_rows(kernel_test *t);                        /* of a strip; t->rows is se
 bool kt_chance(kernel_test *t, double probability); /* timed: false */
 int64_t kt_stride(kernel_test *t, int64_t cols);    /* cols or some more; timed: cols */
 
-/* Inputs [rows][stride], of each row cols; all 0xFF. To be made before EACH_TABLE. */
+/* Inputs [rows][stride] with cols per row; all 0xFF. Create them before EACH_TABLE. */
 void *kt_input(kernel_test *t, mha_dtype type, int64_t rows, int64_t cols, int64_t stride);
 float *kt_floats(kernel_test *t, int64_t n);
-/* Outputs and working memory, to be made in EACH_TABLE. */
+/* Outputs and working memory; create them in EACH_TABLE. */
 void *kt_output(kernel_test *t, mha_dtype type, int64_t rows, int64_t cols, int64_t stride);
 void *kt_scratch(kernel_test *t, mha_dtype type, int64_t rows, int64_t cols, int64_t stride);
-/* An output that begins as a copy of `from`, which has its strides. */
+/* An output initialised with a copy of `from`, which has the same strides. */
 void *kt_in_out(kernel_test *t, mha_dtype type, int64_t rows, int64_t cols, int64_t stride,
                 const void *from);
 /* Plain memory for the check's own numbers, zeroed. */
 void *kt_plain(kernel_test *t, size_t bytes);
-/* An address that must not be accessed: for what is only fetched into the cache. */
+/* An inaccessible address, for arguments that are only prefetched. */
 const float *kt_nowhere(kernel_test *t);
 
-/* Numbers: normal ones, some of them zeros of either sign, equal, small integers or subnormal. */
+/* Numbers: normal, with some zeros of either sign, equal numbers, small integers and subnormal numbers. */
 float kt_number(kernel_test *t);
 void kt_fill(kernel_test *t, float *x, int64_t n);
 void kt_fill_rows(kernel_test *t, float *x, int64_t rows, int64_t cols, int64_t stride);
-/* An input that holds them. */
+/* An input filled with them. */
 float *kt_numbers(kernel_test *t, int64_t rows, int64_t cols, int64_t stride);
-/* Elements of any type, with NaN or an infinity where chance has it (`bad` > 0). */
+/* Elements of any type, with random NaN and infinities (`bad` > 0). */
 void kt_fill_typed(kernel_test *t, mha_dtype type, void *x, int64_t rows, int64_t cols,
                    int64_t stride, double bad);
 double kt_element(mha_dtype type, const void *x, int64_t i);
@@ -122,10 +121,10 @@ void kt_close(kernel_test *t, double got, double exact, double bound, const char
               int64_t j);
 void kt_same(kernel_test *t, double got, double expected, const char *what, int64_t i, int64_t j);
 void kt_that(kernel_test *t, bool holds, const char *what, int64_t i, int64_t j);
-/* Numbers that are not an output as a whole join its bits. */
+/* Add numbers that are part of an output to its bits. */
 void kt_bits_of(kernel_test *t, const float *x, int64_t n);
 
-/* Every slot of kernels.inc and int8.inc has its check: one that lacks it does not link. */
+/* Every slot of kernels.inc and int8.inc must have a check; otherwise linking fails. */
 #define MHAI_KERNEL(name, arguments) void check_##name(kernel_test *t);
 #include "kernels/int8.inc"
 #include "kernels/kernels.inc"

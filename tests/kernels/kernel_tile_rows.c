@@ -1,4 +1,4 @@
-/* Kernels of attention's tiles from keys and values that lie in rows, and of a whole sequence. */
+/* Kernels of attention's tiles with keys and values in rows, and of a whole sequence. */
 #include "kernel_strip.h"
 
 #include "reference/half_reference.h"
@@ -10,7 +10,7 @@ typedef struct rows_case {
     strip_case strips[MHAI_ROWS_TILES];
     const strip_row **pairs[MHAI_ROWS_TILES];
     int count, rows;       /* strips, and rows of all */
-    bool finite, unfinite; /* nothing is not finite; something visible is not */
+    bool finite, unfinite; /* everything is finite; something visible is not */
 } rows_case;
 
 /* Tiles of one instruction set's turn. */
@@ -37,7 +37,7 @@ static void spoil_run(const mhai_run *run, int64_t at, int64_t lane, int64_t col
         ((uint16_t *)memory)[at] = half_nearest(run->type, (double)bad);
 }
 
-/* Keys and values that are not finite: noted here, and not in the strips, which know no poison. */
+/* Keys and values that are not finite: recorded here, since strips do not support them. */
 static void spoil(kernel_test *t, rows_case *c)
 {
     const block_case *b = &c->block;
@@ -51,7 +51,7 @@ static void spoil(kernel_test *t, rows_case *c)
     else
         (keys ? b->k_rows + key * b->k_stride : b->v_rows + key * b->v_stride)[col] = bad;
     c->finite = false;
-    t->undefined = true; /* what some rows do not see may be noticed or not */
+    t->undefined = true; /* elements hidden from some rows may be detected or not */
     for (int i = 0; i < c->count; i++)
         for (int r = 0; r < c->strips[i].rows; r++)
             if (key >= c->strips[i].begin && key < c->strips[i].end)
@@ -86,7 +86,7 @@ static rows_case *make_rows(kernel_test *t, unsigned with)
     return c;
 }
 
-/* All but what a kernel puts out. */
+/* All arguments except the outputs. */
 static rows_turn *turn_of(kernel_test *t, const rows_case *c)
 {
     const block_case *b = &c->block;
@@ -179,7 +179,7 @@ void check_tile_rows_scores(kernel_test *t)
     }
 }
 
-/* From scores that tile_rows_scores left and a maximum that may be above theirs. */
+/* From the scores of tile_rows_scores and a maximum that may exceed theirs. */
 void check_tile_rows_values(kernel_test *t)
 {
     rows_case *c = make_rows(t, WITH_RUNS | WITH_TERMS | WITH_MASK);
@@ -204,7 +204,7 @@ void check_tile_rows_values(kernel_test *t)
         kt_that(t, !finite || !c->unfinite, "not finite", c->count, 0);
         const float *o = turn->rows.o;
         for (int i = 0; c->finite && i < c->count; i++) {
-            strip_case s = c->strips[i]; /* as a step from nothing */
+            strip_case s = c->strips[i]; /* as a first step */
             float *zeros = kt_plain(t, (size_t)(s.rows * s.block->cols) * sizeof(float));
             float *m = kt_plain(t, (size_t)s.rows * sizeof(float));
             s.o = s.l = zeros;
@@ -251,7 +251,7 @@ static const void *dense_at(const mhai_dense *x, int64_t head, int64_t query)
     return at ? at + (size_t)(head * x->head + query * x->row) * mha_dtype_size(x->type) : NULL;
 }
 
-/* o = sum p v / sum p, whatever p is relative to; the rest as in strip_expect(), and a quotient. */
+/* o = sum p v / sum p, for any reference of p; the rest as in strip_expect(), plus a quotient. */
 static void expect_one(kernel_test *t, const strip_case *s, const strip_row *x, int64_t row,
                        const float *o, const float *m, const float *l)
 {

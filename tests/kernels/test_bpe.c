@@ -1,5 +1,4 @@
-/* BPE from inside: vocabularies in memory as GGUF files hold them, patterns, and merging against the
- * definition. */
+/* Internal tests of BPE: vocabularies in memory as in GGUF files, patterns, and merging against the definition. */
 #include "tokenizer/bpe.h"
 #include "tokenizer/pattern.h"
 
@@ -67,7 +66,7 @@ static void begin_letters(vocabulary *v)
     }
 }
 
-/* Then what merges of small letters give, then two that are found as a whole. */
+/* Then results of merges of small letters, then two found without merges. */
 static void begin_bytes(vocabulary *v)
 {
     begin_letters(v);
@@ -120,7 +119,7 @@ static mha_tokenizer *make(const vocabulary *v)
     return t;
 }
 
-/* The tokens as one line, each in its own text. */
+/* The tokens as one line, each with its text. */
 static void print_tokens(const mha_tokenizer *t, const char *text, char line[1024])
 {
     line[0] = '\0';
@@ -201,7 +200,7 @@ static void refuse(const vocabulary *v, mha_status status, const char *part)
     assert_null(t);
 }
 
-/* Other names of a splitter give its tokens. */
+/* Alternative names of a splitter give the same tokens. */
 static void test_names_of_splitters(void **state)
 {
     (void)state;
@@ -324,7 +323,7 @@ static void test_refuses_vocabularies(void **state)
 
 /* ---- Merging against the definition ---------------------------------------------------------- */
 
-/* Again and again the pair of the best merge, the leftmost of several. */
+/* Repeatedly merge the best pair, the leftmost of equal ones. */
 static int64_t merge_plainly(const vocabulary *v, int32_t *ids, int64_t count)
 {
     for (;;) {
@@ -354,7 +353,7 @@ static void test_merging(void **state)
         static char merges[MOST][24];
         begin_letters(&v);
         for (int tries = 0; tries < 40 && v.desc.merge_count < 20; tries++) {
-            /* of a, b, c and what was merged before */
+            /* of a, b, c and earlier results */
             int32_t part[2];
             char made[24];
             for (int i = 0; i < 2; i++) {
@@ -429,7 +428,7 @@ static void test_patterns(void **state)
     }
 }
 
-/* All matches of a text; *steps: how many steps they took. */
+/* All matches of a text; *steps: the number of steps. */
 static mha_status match_all(const char *pattern, const char *unit, size_t count, uint64_t *steps)
 {
     const mha_allocator allocator = mhai_vector_allocator((mha_allocator){0});
@@ -456,7 +455,7 @@ static mha_status match_all(const char *pattern, const char *unit, size_t count,
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" \
     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-/* Steps in proportion to the text for the patterns of models; an error, not more, for others. */
+/* Steps grow linearly with the text for the patterns of models; others fail with an error. */
 static void test_steps(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* What the library asks of the processor itself, against what the operating system says of it. */
+/* The library's detection of the processor against the operating system's. */
 #include "support/suite.h"
 
 #include "base/cpu.h"

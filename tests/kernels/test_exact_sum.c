@@ -1,4 +1,4 @@
-/* Exact sums of doubles: what was added comes back, in any order, rounded once. */
+/* Exact sums of doubles: the sum is exact in any order, and rounded once. */
 #include "support/rng.h"
 #include "support/suite.h"
 
@@ -35,7 +35,7 @@ static void test_one_term(void **state)
     assert_true(sum_of((double[]){0x1p-1074}, 1) == 0);
 }
 
-/* All terms and their negatives, shuffled, but for one. */
+/* All terms and their negatives, shuffled, except one. */
 static void test_nothing_is_lost(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Blocks of GGUF: every instruction set has the bits of portable C, whatever the blocks hold.
- * tests/unit/test_gguf.c holds the best one against the formulas. */
+/* GGUF blocks: every instruction set is bit-identical to portable C, for any blocks. tests/unit/test_gguf.c compares
+ * the best one with the formulas. */
 #include "io/gguf_blocks.h"
 #include "support/guarded.h"
 #include "support/rng.h"
@@ -25,7 +25,7 @@ static const table tables[] = {
 #endif
 };
 
-/* A NaN may be any: numbers of 16 bits that are none become quiet ones where a processor does it. */
+/* NaN payloads may differ: some processors quiet 16-bit NaNs. */
 static bool same(float a, float b)
 {
     return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
@@ -63,7 +63,7 @@ static void decoders_have_the_same_bits(void **state)
     printf("  %d runs compared\n", compared);
 }
 
-/* Rows of count blocks, each on its own at the end of what may be read. */
+/* Rows of count blocks, each placed at the end of readable memory. */
 static void expect_coded(const table *of, int type, rng *r, int64_t count)
 {
     static float expected[MHA_CODED_COLUMNS];

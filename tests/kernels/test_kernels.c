@@ -1,9 +1,9 @@
-/* Every kernel of src/kernels/kernels.inc and int8.inc, on every instruction set that this machine
- * has, against plain arithmetic, between pages that must not be accessed (kernel_test.h):
+/* Every kernel of src/kernels/kernels.inc and int8.inc, on every instruction set of this machine, against plain
+ * arithmetic, between inaccessible pages (kernel_test.h):
  *
  *     test_kernels [slot ...]           checks
- *     test_kernels --bench [slot ...]   time of a call of typical size: median, half the distance
- * of the quartiles, and what that is in GFLOP/s or GB/s test_kernels --list               the slots
+ *     test_kernels --bench [slot ...]   time of a call of typical size: median, half the interquartile range, and
+ * GFLOP/s or GB/s test_kernels --list               the slots
  */
 #include "kernel_test.h"
 
@@ -31,7 +31,7 @@ static const slot slots[] = {
 };
 enum { SLOTS = sizeof slots / sizeof *slots };
 
-/* cmocka says which signal; this says where. */
+/* cmocka reports the signal; this reports the place. */
 static kernel_test current;
 static struct sigaction cmocka_action[2];
 

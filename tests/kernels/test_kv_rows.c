@@ -1,5 +1,5 @@
-/* Keys that are replaced where they lie, as those of sinks that move: the numbers of all 16 positions of a
- * run become those of the larger power, and no others change. Read back as raw scores of one-hot queries. */
+/* Keys that are replaced in place, as for moving sinks: the numbers of all 16 positions of a run are rescaled to the
+ * larger power, and no others change. Read back as raw scores of one-hot queries. */
 #include "cache/kv_cache.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
@@ -8,7 +8,7 @@
 
 enum { D = 3, KEYS = 40, RUN = 16, HEADS = 2 };
 
-/* Integers up to 127, of which each channel of a run has one: exact at power 0, which they have. */
+/* Integers up to 127. Each channel of a run contains 127, so its power is 0 and they are exact. */
 static float number_of(int64_t h, int64_t position, int64_t c)
 {
     return position % RUN == 5 ? 127 : (float)((h + 7 * position + 31 * c) % 128);
@@ -74,8 +74,8 @@ static void replaced_keys(void **state)
                                             c == CHANNEL && s / RUN == at / RUN;
                         const double x = replaced ? (double)row[c] : (double)number_of(h, s, c);
                         const double expected = shared ? 8 * rint(x / 8) : x;
-                        /* A position's scale is its largest number / 127, at most 1, or 1000 / 127, of
-                         * which -1 is 0. Scores are not exact. */
+                        /* A position's scale is its largest number / 127: at most 1, or 1000 / 127, which rounds -1 to
+                         * 0. Scores are not exact. */
                         const double by_position = kinds[n].type == MHA_I8 && !kinds[n].scales;
                         const double error = 1e-3 + by_position * (replaced ? 1 : 0.5);
                         if (!(fabs((double)keys[h][c][s] - expected) <= error))

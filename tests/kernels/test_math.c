@@ -1,5 +1,5 @@
-/* src/base/math.h: errors against long double functions of the C library, which share no code with
- * ours; what must be exact; and the bits, which are those of every machine. */
+/* src/base/math.h: errors against long double functions of the C library, which share no code with ours; exact results;
+ * and the bits, which are the same on every machine. */
 #include "base/math.h"
 
 #include "support/rng.h"
@@ -87,7 +87,7 @@ static double some_argument(rng *r, const function *f, int64_t i)
     return i % 4 < 2 ? between(r, f->near) : i % 4 == 2 ? between(r, f->far) : any_number(r);
 }
 
-/* In units in the last place of a double of the size of `exact`. */
+/* In units in the last place of `exact` as a double. */
 static double error_of(double ours, long double exact)
 {
     int exponent;
@@ -114,7 +114,7 @@ static void check(const char *name, double x, double y, double ours, long double
                  ours, error, bound);
 }
 
-/* Long double must be longer: it is on x86 and, in software, on Arm. */
+/* Needs a long double wider than double, as on x86 and, in software, on Arm. */
 static void skip_without_oracle(void)
 {
     if (LDBL_MANT_DIG < 64) skip();
@@ -139,9 +139,8 @@ static void errors_are_within_bounds(void **state)
     if (rng_whole_sample()) assert_true(worst > 0.45);
 }
 
-/* What is large, and what is nearer to multiples of pi / 2 than most (found by continued fractions;
- * the first is the nearest of all doubles; at the last the middle word of the product overflows):
- * whatever of 2 / pi goes wrong shows there. */
+/* Large numbers, and numbers very near to multiples of pi / 2 (found by continued fractions; the first is the nearest
+ * of all doubles; at the last the middle word of the product overflows): they reveal any error in 2 / pi. */
 static void angles_keep_their_digits(void **state)
 {
     static const double angles[] = {0x1.6ac5b262ca1ffp+849, 0x1.921fb54442d18p+0,

@@ -1,5 +1,5 @@
-/* What a plan says is what runs: the shapes of docs/speed.md on each instruction set, with calls of
- * kernels counted. mha_attention_explain() hands out the plan's account. */
+/* Plans describe what runs: the shapes of docs/speed.md on each instruction set, with calls of kernels counted.
+ * mha_attention_explain() returns the plan. */
 #include "attention/attn_plan.h"
 #include "kernels/kernels.h"
 #include "support/machines.h"
@@ -56,7 +56,7 @@ static void tile_rows_forward(const mhai_tile *const *tiles, const mhai_tile_row
     real->tile_rows_forward(tiles, rows, done);
 }
 
-/* Packs, and makes strips as even as a walk does. */
+/* Pack, and divide into even strips like the walk. */
 static void one_block_forward(const mhai_one_block *block, bool *done)
 {
     const int64_t strips = (block->rows + real->tile_rows - 1) / real->tile_rows;
@@ -230,7 +230,7 @@ static void check(mha_context *context, const problem *p)
     assert_true(seen.most_rows <= plan->row_block);
 }
 
-/* Portable C and sanitized code do the small ones only. */
+/* Portable C and sanitized code run only the small shapes. */
 static bool is_affordable(const shape *s, mha_isa isa)
 {
     const double work = 4.0 * (double)(s->B * s->H * s->T) * (double)s->S * (double)s->D;

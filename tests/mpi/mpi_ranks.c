@@ -106,7 +106,7 @@ static void large(const mha_transport *t)
     free(bytes);
 }
 
-/* ---- the transport's calls of MPI ----------------------------------------------------------- */
+/* ---- the transport's calls of MPI ------------------------------------------------------------ */
 
 static bool told[8];                   /* ranks that were sent farewells */
 static int receives_left = 1000000000; /* calls before a failure */

@@ -62,7 +62,7 @@ def said(page):
     return page.locator("#explorer-text").inner_text()
 
 
-# ---- the numbers equal the program's ---------------------------------------------------------------
+# ---- the numbers equal the program's -------------------------------------------------------------
 
 ASK = """async requests => {
     const parts = window.multihead, worker = new Worker(parts.worker), module = await parts.module;
@@ -318,7 +318,7 @@ def test_all_is_reached_by_keys(visit):
     assert page.evaluate("document.activeElement.id") == "tour-station"
 
 
-# ---- the user's own model -----------------------------------------------------------------------
+# ---- the user's own model ------------------------------------------------------------------------
 
 def seeds():
     spec = importlib.util.spec_from_file_location("seeds", ROOT / "tests/fuzz/seeds.py")

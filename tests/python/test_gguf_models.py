@@ -38,6 +38,9 @@ LFM2 = {**LAYER, "operator_norm": "attn_norm", "self_attn.out_proj": "attn_outpu
         "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm", "ffn_norm": "ffn_norm",
         "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
         "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj"}
+QWEN35 = {**LAYER, "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_qkv": "attn_qkv",
+          "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
+          "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out"}
 PHI3 = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 
 
@@ -72,6 +75,13 @@ def squeezed(name, weight, config):
     return weight[:, 0] if weight.ndim == 3 else weight
 
 
+def qwen35(name, weight, config):
+    if name.endswith("A_log"):
+        return -np.exp(weight)
+    plus = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+    return squeezed(name, weight + 1 if plus else weight, config)
+
+
 def same(name, weight, config):
     return weight
 
@@ -86,6 +96,7 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "gemma3_text": ("gemma3", LATER, "model.layers.", gemma),
     "phi3": ("phi3", PHI3, "model.layers.", same),
     "lfm2": ("lfm2", LFM2, "model.layers.", squeezed),
+    "qwen3_5_text": ("qwen35", QWEN35, "model.layers.", qwen35),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
 OTHERS = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd",
@@ -99,6 +110,8 @@ def gguf_name(name, layers, prefix):
     if not stem.startswith(prefix):
         return f"{OTHERS[stem]}.{kind}"
     number, part = stem[len(prefix):].split(".", 1)
+    if part == "linear_attn":
+        return f"blk.{number}." + {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}[kind]
     return f"blk.{number}.{layers[part]}.{kind}"
 
 
@@ -125,6 +138,11 @@ def write(path, model, factors=None, **changes):
                  "attention.key_length": None, "shortconv.l_cache": config.conv_L_cache,
                  "attention.layer_norm_rms_epsilon": config.norm_eps,
                  "feed_forward_length": model.model.layers[0].feed_forward.w1.out_features}
+    if config.model_type == "qwen3_5_text":
+        keys |= {"ssm.conv_kernel": config.linear_conv_kernel_dim, "ssm.state_size": config.linear_key_head_dim,
+                 "ssm.group_count": config.linear_num_key_heads, "ssm.time_step_rank": config.linear_num_value_heads,
+                 "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+                 "full_attention_interval": 2, "rope.dimension_count": config.head_dim // 4}
     rope = getattr(config, "rope_parameters", None) or {}
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
     if config.model_type == "gpt_neox":
@@ -183,6 +201,8 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "gemma3_text": dict(head_dim=6, sliding_window=4, num_hidden_layers=7,
                                query_pre_attn_scalar=6),
            "phi3": {}, "gpt2": {},
+           "qwen3_5_text": dict(head_dim=16, full_attention_interval=2, linear_num_key_heads=3, linear_num_value_heads=3,
+                                linear_key_head_dim=6, linear_value_head_dim=10),
            "lfm2": dict(full_attn_idxs=[1], block_multiple_of=16, conv_L_cache=4),
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
@@ -199,7 +219,11 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     model.save_pretrained(tmp_path / "folder")
     write(tmp_path / "model.gguf", model)
     folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
-    assert np.array_equal(file(some_ids(32)), folder(some_ids(32)))
+    given, wanted = file(some_ids(32)), folder(some_ids(32))
+    if kind == "qwen3_5_text":  # A_log is stored as -exp(A_log)
+        assert np.abs(given - wanted).max() < 1e-5 * np.abs(wanted).max()
+    else:
+        assert np.array_equal(given, wanted)
     shapes = [shape_of(tmp_path / name) for name in ("folder", "model.gguf")]
     if kind == "mistral":  # llama.cpp has no mistral
         shapes = [{**shape, "architecture": None} for shape in shapes]
@@ -401,6 +425,9 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("llama", "rope.scaling.factor", 0.0, "is 0, expected at least 1e-06"),
     ("llama", "rope.scaling.yarn_beta_fast", 0.5, "is 0.5, expected at least .*beta_slow' 1"),
     ("llama", "rope.scaling.attn_factor", -1.0, "is -1.13863, expected a finite number"),
+    ("qwen3_5_text", "ssm.inner_size", 31, "is 31, which qwen35.ssm.time_step_rank 3 does not divide"),
+    ("qwen3_5_text", "ssm.group_count", 1, "differs from ssm.time_step_rank, which is not supported"),
+    ("qwen3_5_text", "nextn_predict_layers", 1, "counts layers that are not supported"),
     ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, a head.s numbers")], ids=str)
 def test_messages(tmp_path, kind, key, value, words):
     """Errors of metadata name its key, not the internal config.json."""

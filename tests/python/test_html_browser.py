@@ -548,7 +548,7 @@ def test_forced_colors_and_print(open_page, plain):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 27)"
 
 
-# -- data of the maps: cards, roles, orders, scores, twins, charts, playback ----------------------
+# -- data of the maps: cards, roles, orders, scores, twins, charts, playback -----------------------
 
 BADGES = ["previous token", "first token", None, "previous token", "it → animal", None]
 IMPORTANCE = [0.5, 0.125, None, 0.75, 0.25, 0.0]

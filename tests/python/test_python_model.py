@@ -278,7 +278,7 @@ def test_the_page_is_right(monkeypatch, tmp_path):
     assert page_examples.run(ROOT / "docs/python-models.md").failed == 0
 
 
-# ---- Invalid arguments ----------------------------------------------------------------------------
+# ---- Invalid arguments ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

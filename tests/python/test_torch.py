@@ -280,7 +280,7 @@ def test_queries_without_keys_and_nan():
     assert not q.grad[:, :, 2].any() and not k.grad[:, :, 3].any()
 
 
-# ---- Hostile arguments ---------------------------------------------------------------------
+# ---- Hostile arguments ---------------------------------------------------------------------------
 
 
 def test_strides():

@@ -241,7 +241,7 @@ def test_losses_of_encoder_and_decoder():
         assert abs(ours / theirs.item() - 1) <= 1e-4, step
 
 
-# ---- final losses ------------------------------------------------------------------------------
+# ---- final losses --------------------------------------------------------------------------------
 
 def repeats(rng, count):
     """A repeated block of 4 to 8 distinct symbols: after the first repetition, induction predicts every symbol."""

@@ -1,4 +1,3 @@
-/* See attribution_reference.h. */
 #include "reference/attribution_reference.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* What heads write, norm-based maps, composition and rollout as their definitions stand, in double,
- * with every vector and matrix made in full. Shares no code with the library. */
+/* Outputs of heads, norm-based maps, composition and rollout by their definitions, in double, with explicit vectors and
+ * matrices. Shares no code with the library. */
 #ifndef ATTRIBUTION_REFERENCE_H
 #define ATTRIBUTION_REFERENCE_H
 
@@ -15,7 +15,7 @@ double reference_dot(const double *a, const double *b, int64_t count);
 /* ||A B|| / (||A|| ||B||) in Frobenius norms, all n x n; 0 where one is 0. */
 double reference_composition(const double *a, const double *b, int64_t n);
 
-/* c [n,m] = a [n,k] b [k,m]; or with a [k,n] turned first. */
+/* c [n,m] = a [n,k] b [k,m]; or with a [k,n] transposed first. */
 void reference_product(const double *a, const double *b, int64_t n, int64_t k, int64_t m,
                        double *c);
 void reference_turn(const double *a, int64_t rows, int64_t cols, double *out);
@@ -24,8 +24,7 @@ void reference_turn(const double *a, int64_t rows, int64_t cols, double *out);
 void reference_rollout(const double *maps, int64_t H, int64_t T, const double *before,
                        double *after);
 
-/* The stream of one token as a sum of named vectors. What forward rounding may have put into the
- * whole is kept beside it. */
+/* The stream of one token as a sum of named vectors, with a bound of the forward pass's rounding. */
 typedef struct reference_stream {
     int64_t E, count;
     double *terms; /* [most,E] */
@@ -37,7 +36,7 @@ void reference_stream_free(reference_stream *s);
 double *reference_stream_add(reference_stream *s); /* a new term of zeros */
 
 /* Every term through a norm that read x [E]: mean and deviation are x's; the bias becomes a part of
- * term `bias_term`. rounding: of what it gave, relative. */
+ * term `bias_term`. rounding: relative error of its result. */
 void reference_stream_norm(reference_stream *s, const double *x, const double *weight,
                            const double *bias, double epsilon, int centred, int64_t bias_term,
                            double rounding);

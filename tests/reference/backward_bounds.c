@@ -1,5 +1,5 @@
-/* See backward_bounds.h. Every gradient is linear in the numbers of a backward_share, so its bound
- * is backward_add() with the errors of these numbers and the magnitudes of what they multiply. */
+/* See backward_bounds.h. Every gradient is linear in the numbers of a backward_share, so its bound is backward_add()
+ * with their errors and the magnitudes of their factors. */
 #include "reference/backward_bounds.h"
 
 #include "reference/kinds_bounds.h"
@@ -14,8 +14,8 @@ typedef struct work {
     const bound_arith *r;
     const backward_loss *loss;
     backward_arrays *bound;
-    double q_steps, k_steps; /* roundings that a term of dq, of dk or dv takes part in, at most */
-    bound_row row;           /* the forward's bounds of the row at hand */
+    double q_steps, k_steps; /* maximum roundings of a term of dq, of dk or dv */
+    bound_row row;           /* the forward's bounds of the current row */
     int64_t b, h, t;         /* which it is */
     kinds_row exact;
     double sum_wrong, sum_size; /* of its sum p w: error, and sum p |w| */
@@ -36,7 +36,7 @@ static double weight_error(const work *w, double score, double lse, double score
     return expm1(fmin(error, 700)) + (flushed ? 1 : 0);
 }
 
-/* sum p w is in double; what is wrong is p, which dropout rounds once more. */
+/* sum p w is in double; its error is that of p, which dropout rounds once more. */
 static void bound_weights(work *w, const backward_pair *p)
 {
     w->sum_wrong = w->sum_size = 0;
@@ -52,7 +52,7 @@ static void bound_weights(work *w, const backward_pair *p)
     }
 }
 
-/* The forward's bounds of a row, kept while its pairs pass. */
+/* The forward's bounds of a row, stored while its pairs are visited. */
 static void enter_row(work *w, const backward_pair *p)
 {
     if (w->b == p->b && w->h == p->h && w->t == p->t) return;
@@ -62,7 +62,7 @@ static void enter_row(work *w, const backward_pair *p)
     bound_weights(w, p);
 }
 
-/* delta: what o and sum p w are wrong by, and its own rounding. */
+/* delta: the errors of o and sum p w, and its own rounding. */
 static double delta_error(const work *w, const backward_pair *p)
 {
     double error = w->sum_wrong, size = w->sum_size;
@@ -93,7 +93,7 @@ static void bound_pair(void *user, const backward_pair *p)
 {
     work *w = user;
     const double u = w->r->u, tiny = w->r->tiny;
-    if (p->p == 0) return; /* exp underflowed in double, and so did the library's */
+    if (p->p == 0) return; /* exp underflowed in double, as did the library's */
     enter_row(w, p);
     double before, score_error = kinds_score_error(w->a, w->r, p->b, p->h, p->t, p->s, &before);
     double relative = weight_error(w, p->score, p->lse, score_error), x_wrong = x_error(w, p);
@@ -103,7 +103,7 @@ static void bound_pair(void *user, const backward_pair *p)
     inner_wrong += u * (inner + inner_wrong);
     double ds_wrong =
         p->p * (relative * inner + (1 + relative) * (inner_wrong * (1 + u) + u * inner)) + tiny;
-    if (given > 0) /* p w: from a p of its own, added in double and rounded */
+    if (given > 0) /* p w: from a separate p, added in double and rounded */
         ds_wrong += p->p * given * (relative + 2 * u * (1 + relative)) + 2 * u * fabs(p->ds);
     double cap = (double)w->a->desc->softcap, slope_wrong = 0;
     if (cap > 0) slope_wrong = 16 * u + 0.7699 * before / cap;
@@ -135,8 +135,8 @@ static void bound_sink(void *user, int64_t b, int64_t h, int64_t t, const kinds_
         row->sink_p * (relative * (fabs(delta) + wrong) + wrong + 1e-12 * fabs(delta));
 }
 
-/* Relative error of what a sum is multiplied by: in the plain path the scale, which by default is
- * 1/sqrt(D) rounded to f32; else some roundings of f32. */
+/* Relative error of a sum's factor: in the plain path the scale, by default 1/sqrt(D) rounded to f32; otherwise a few
+ * roundings of f32. */
 static double factor_error(const bound_arith *arith, int which)
 {
     if (arith->u > 0x1p-30) return 4 * arith->u;

@@ -1,13 +1,13 @@
-/* How far the library's gradients may be from backward_reference(): "Attention backward" in
- * docs/numerics.md, evaluated for each element with its own sums. */
+/* Bounds of the library's gradients against backward_reference(): "Attention backward" in docs/numerics.md, evaluated
+ * for each element with its own sums. */
 #ifndef TEST_BACKWARD_BOUNDS_H
 #define TEST_BACKWARD_BOUNDS_H
 
 #include "reference/backward_reference.h"
 #include "reference/bounds.h"
 
-/* The bounds of every gradient, given the gradients themselves. The library is taken to be fed with
- * its own o and lse, from a forward of the same arithmetic. */
+/* The bounds of every gradient, given the gradients. Assumes that the library gets its own o and lse, from a forward
+ * pass in the same arithmetic. */
 void backward_bounds(const ref_attention *a, const bound_arith *arith, const backward_loss *loss,
                      const backward_arrays *exact, backward_arrays *bound);
 

@@ -56,8 +56,8 @@ void backward_arrays_free(backward_arrays *x)
     *x = (backward_arrays){0};
 }
 
-/* Where an element lies in a contiguous array of the tensor's shape, which broadcasts to count axes
- * of the given index, aligned at the right. */
+/* Offset of an element in a contiguous array of the tensor's shape, which broadcasts to count axes of the given index,
+ * aligned at the right. */
 static int64_t place(const mha_tensor *x, int count, const int64_t *full)
 {
     int64_t at = 0;
@@ -155,7 +155,7 @@ double backward_weight(const backward_loss *loss, const ref_attention *a, int64_
     return loss->dropped ? sum * factor : sum;
 }
 
-/* ---- the walk -------------------------------------------------------------------------------- */
+/* ---- visiting the pairs ---------------------------------------------------------------------- */
 
 static double cap_slope(const ref_attention *a, const backward_pair *p)
 {

@@ -1,12 +1,12 @@
 /* The gradients of the whole formula of multihead/attention.h in double precision, pair by pair:
- * nothing is tiled, nothing recomputed from a stored lse. Verified by central differences of
- * kinds_reference.h (tests/unit/test_backward_reference.c). Calls nothing of the library. */
+ * without tiles or recomputation from a stored lse. Verified by central differences of kinds_reference.h
+ * (tests/unit/test_backward_reference.c). Does not call the library. */
 #ifndef TEST_BACKWARD_REFERENCE_H
 #define TEST_BACKWARD_REFERENCE_H
 
 #include "reference/kinds_reference.h"
 
-/* What has a gradient: name, and the tensor of a ref_attention it belongs to. */
+/* Inputs with gradients: name, and their tensor in ref_attention. */
 #define BACKWARD_LIST(X)                    \
     X(Q, q, a->q)                           \
     X(K, k, a->k)                           \
@@ -26,7 +26,7 @@ enum {
     BACKWARD_COUNT
 };
 
-/* One array an input, in the input's shape, contiguous; NULL: the problem has no such input. */
+/* One array per input, in the input's shape, contiguous; NULL: the problem has no such input. */
 typedef struct backward_arrays {
     double *of[BACKWARD_COUNT];
     int64_t count[BACKWARD_COUNT];
@@ -39,8 +39,8 @@ const char *backward_name(int which);
 backward_arrays backward_arrays_make(const ref_attention *a);
 void backward_arrays_free(backward_arrays *x);
 
-/* The loss, by its gradients with respect to what the forward gives; NULL: it does not depend on
- * that. The loss is linear: the sum of gradients times results. */
+/* The loss, by its gradients with respect to the forward's outputs; NULL: it does not depend on one. The loss is
+ * linear: the sum of gradients times results. */
 typedef struct backward_loss {
     const mha_tensor *o;             /* [B,H,T,Dv] */
     const mha_tensor *lse;           /* [B,H,T] */
@@ -49,15 +49,15 @@ typedef struct backward_loss {
     bool dropped;                    /* the latter two: of p after dropout */
 } backward_loss;
 
-/* The loss's derivative by p of key s of a row; with `factor`, what dropout makes of p. */
+/* The loss's derivative by p of key s of a row; `factor` is the dropout factor of p. */
 double backward_weight(const backward_loss *loss, const ref_attention *a, int64_t b, int64_t h,
                        int64_t t, int64_t s, double factor);
 
-/* Everything that the gradients of one visible pair are made of. */
+/* The terms of the gradients of one visible pair. */
 typedef struct backward_pair {
     kinds_sequence at;
     int64_t b, h, hk, t, s;
-    double p, factor, gate; /* factor: what dropout makes of p */
+    double p, factor, gate; /* factor: the dropout factor of p */
     double x;               /* dO . (v + shaw) */
     double w;               /* backward_weight() */
     double delta;           /* of the row: dO . o + sum p w - that of lse */
@@ -67,13 +67,13 @@ typedef struct backward_pair {
 } backward_pair;
 typedef void (*backward_visit_fn)(void *user, const backward_pair *pair);
 
-/* Visit every visible pair; row, if not NULL, is called after the pairs of each row. */
+/* Visit every visible pair. If `row` is not NULL, it is called after the pairs of each row. */
 typedef void (*backward_row_fn)(void *user, int64_t b, int64_t h, int64_t t, const kinds_row *row,
                                 double delta);
 void backward_walk(const ref_attention *a, const backward_loss *loss, backward_visit_fn visit,
                    backward_row_fn row, void *user);
 
-/* A pair's share of every gradient, each linear in one of these. */
+/* A pair's share of the gradients; each gradient is linear in one of these. */
 typedef struct backward_share {
     double ds;   /* bias, ALiBi, T5 */
     double dx_q; /* times scale (k + shaw): q */
@@ -83,7 +83,7 @@ typedef struct backward_share {
     double gate; /* gates */
 } backward_share;
 
-/* Add a share; magnitudes: with the absolute value of what it is multiplied by. */
+/* Add a share; magnitudes: times the absolute values of its factors. */
 void backward_add(const ref_attention *a, const mha_tensor *o_gradient, const backward_pair *pair,
                   const backward_share *share, bool magnitudes, backward_arrays *out);
 

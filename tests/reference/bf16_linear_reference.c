@@ -1,4 +1,3 @@
-/* See bf16_linear_reference.h. */
 #include "reference/bf16_linear_reference.h"
 
 #include "reference/half_reference.h"
@@ -19,7 +18,7 @@ static bool in_range(const float *x, int64_t n)
     return true;
 }
 
-/* Inputs first .. end, the second of two neighbours before the first. */
+/* Inputs first .. end, of each pair the second before the first. */
 static float chain_sum(const float *w, const float *x, int64_t first, int64_t end)
 {
     float sum = 0;

@@ -6,7 +6,7 @@
 
 typedef struct bf16_linear_output {
     float y;             /* NaN where x or w is out of range */
-    double exact, bound; /* of |y - exact|, for x and w as they are before they are rounded */
+    double exact, bound; /* of |y - exact|, for x and w before rounding */
 } bf16_linear_output;
 
 /* w: a row of W. */

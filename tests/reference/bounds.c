@@ -1,5 +1,4 @@
-/* See bounds.h. The letters are those of docs/numerics.md; scores and their errors are in units of
- * log2 e here, as in the kernels. */
+/* See bounds.h. Letters as in docs/numerics.md; scores and their errors are in units of log2 e, as in the kernels. */
 #include "reference/bounds.h"
 
 #include <math.h>
@@ -8,7 +7,7 @@
 
 static const double log2e = 1.4426950408889634, ln2 = 0.6931471805599453;
 
-/* The reference's own rounding: a factor on bounds that are sums of many terms. */
+/* The reference's own rounding, as a factor on bounds that are sums of many terms. */
 static const double reference_slack = 1 + 0x1p-24;
 
 static double *doubles(int64_t count)
@@ -72,8 +71,7 @@ void bound_row_free(bound_row *bound)
     *bound = (bound_row){0};
 }
 
-/* A sum as it grows, in exact arithmetic, and what the rounded one may be off by: the running error
- * bound (section 2). */
+/* A growing sum in exact arithmetic, and the running error bound of the rounded one (section 2). */
 typedef struct running {
     double value, error;
 } running;
@@ -89,7 +87,7 @@ static inline void running_add(running *r, double product, double product_error,
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* What the steps below share about one row. */
+/* Data of one row for the steps below. */
 typedef struct row_work {
     const ref_attention *a;
     const bound_arith *arith;
@@ -98,7 +96,7 @@ typedef struct row_work {
     double *score_error; /* [S], e_s */
     double *epsilon;     /* [S], relative error of p_s before the division */
     double *block_max;   /* [blocks], running maximum after each block */
-    double *block_tail;  /* [blocks], log of what later rescalings may multiply an error by */
+    double *block_tail;  /* [blocks], log of the amplification of an error by later rescalings */
     int64_t blocks;
     double largest_error; /* E, the largest e_s */
     double epsilon_mean;  /* sum p_s epsilon_s */
@@ -132,8 +130,8 @@ static double score_error(const row_work *w, int64_t s)
     return error + r->u * (fabs(sum.value + bias) + error) + r->tiny;
 }
 
-/* Running maxima, and for each block the errors of the rescalings that come after it (3.3). A
- * maximum that rises by less than the errors may or may not rise in the library. */
+/* Running maxima, and for each block the errors of later rescalings (3.3). A maximum that rises by less than the errors
+ * may not rise in the library. */
 static void follow_blocks(row_work *w)
 {
     const bound_arith *r = w->arith;
@@ -164,14 +162,14 @@ static void follow_blocks(row_work *w)
     }
 }
 
-/* The log of the relative error of 2^(y - max), y being wrong by error (3.2). */
+/* The log of the relative error of 2^(y - max) for a y with this error (3.2). */
 static double exponential_log(const row_work *w, double distance, double error)
 {
     const bound_arith *r = w->arith;
     return ln2 * (error + r->u * (distance + 2 * w->largest_error)) + r->exponential * 1.0001;
 }
 
-/* Flushed to zero, now or at the end: the error may be the whole of it. */
+/* Flushed to zero, now or at the end: the error may be the whole number. */
 static bool may_flush(const row_work *w, double y)
 {
     double last = w->block_max[w->blocks - 1];
@@ -194,12 +192,12 @@ static void weigh(row_work *w)
         w->epsilon[s] = expm1(log_error + w->block_tail[block]) + (may_flush(w, y) ? 1 : 0);
         w->epsilon_mean += w->row->p[s] * w->epsilon[s];
     }
-    /* Each later block adds one more; n terms never take more than n - 1. */
+    /* Each later block adds one; n terms never have more than n - 1. */
     double roundings = fmin((double)(w->row->visible - 1), r->sum_depth + (double)(touched - 1));
     w->theta = roundings * r->u / (1 - roundings * r->u);
 }
 
-/* The sums of o (3.5), in units where they end at o itself. */
+/* The sums of o (3.5), in units in which the final sum is o. */
 static void output_chain(const row_work *w, running *block, running *total, double *spread,
                          double *moved)
 {
@@ -248,7 +246,7 @@ static void bound_outputs(const row_work *w, double *bound)
                 ? (spread[d] + total[d].error + moved[d] + o * w->theta * (1 + w->epsilon_mean)) /
                       (1 - wrong)
                 : INFINITY;
-        if (wrong >= 0.5) { /* o still is a mean of visible values (3.6) */
+        if (wrong >= 0.5) { /* o is still a mean of visible values (3.6) */
             double farthest = 0;
             for (int64_t s = 0; s < w->row->keys; s++)
                 if (w->row->score[s] != -INFINITY)
@@ -265,8 +263,7 @@ static void bound_outputs(const row_work *w, double *bound)
     free(moved);
 }
 
-/* p = 2^(score - m) / l with the final m and l; and their sum, in which the errors of the scores
- * cancel (3.7). */
+/* p = 2^(score - m) / l with the final m and l, and their sum, in which errors of scores cancel (3.7). */
 static void bound_probabilities(const row_work *w, bound_row *bound)
 {
     const bound_arith *r = w->arith;
@@ -295,7 +292,7 @@ static void bound_lse(const row_work *w, bound_row *bound)
 {
     double wrong = w->epsilon_mean + w->theta + w->epsilon_mean * w->theta;
     double mean = wrong < 0.5 ? -log1p(-wrong) : INFINITY;
-    /* Nor can the sum be wrong by more than its worst term; beyond 2^-130 there are none. */
+    /* The sum's error is at most that of its worst term; there are none beyond 2^-130. */
     double most = exponential_log(w, 130, w->largest_error) + w->block_tail[0] + 1.01 * w->theta;
     double error = fmin(mean, most);
     const double lse = fabs(w->row->lse);

@@ -1,37 +1,37 @@
-/* How far the library's results may be from the reference: the derivations of docs/numerics.md,
- * evaluated for each element with its own sums. Section numbers in bounds.c are of that page. */
+/* Error bounds of the library against the reference: the derivations of docs/numerics.md, evaluated for each element
+ * with its own sums. Section numbers in bounds.c refer to that page. */
 #ifndef TEST_BOUNDS_H
 #define TEST_BOUNDS_H
 
 #include "reference/reference.h"
 
-/* The arithmetic whose rounding is bounded. */
+/* Parameters of the arithmetic. */
 typedef struct bound_arith {
     double u;               /* relative error of an operation */
-    double tiny;            /* absolute error of one whose result is subnormal */
+    double tiny;            /* absolute error of an operation with a subnormal result */
     double exponential;     /* relative error of the exponential */
     double scale;           /* relative error of the factor that multiplies q k */
     double bias;            /* relative error of the factor that multiplies the bias */
     double flush;           /* exponent of 2 below which an exponential becomes 0 */
     int64_t key_block;      /* keys per softmax step */
-    double sum_depth;       /* additions that a term of a block's sum of p takes part in, at most */
+    double sum_depth;       /* maximum additions of a term in a block's sum of p */
     bool fused;             /* a * b + c is one rounding */
     double out_u, out_tiny; /* rounding of a finished result */
-    double weight;          /* of p before it multiplies values; below 2^-50 it may become 0 then */
-    bool pairs;             /* chains take the second of two neighbours first */
+    double weight;          /* of p before it multiplies values; below 2^-50 it may become 0 */
+    bool pairs;             /* chains process the second of each pair first */
 } bound_arith;
 
-/* The paths of mha_attention_forward(). default_scale: the descriptor left the scale open. */
+/* The paths of mha_attention_forward(). default_scale: the descriptor does not set the scale. */
 bound_arith bound_arith_tiled(mha_isa isa, bool default_scale);
 bound_arith bound_arith_plain(bool default_scale);
-/* Attention in bf16 arithmetic, of inputs that bf16 has. */
+/* Attention in bf16 arithmetic, for inputs exact in bf16. */
 bound_arith bound_arith_bf16(mha_isa isa, bool default_scale);
 
 typedef struct bound_row {
     double *p; /* [S] */
     double *o; /* [Dv] */
     double lse;
-    double sum; /* of |sum_s p[s] - 1|, whatever the errors of the scores are */
+    double sum; /* of |sum_s p[s] - 1|, for any errors of the scores */
 } bound_row;
 
 bound_row bound_row_make(int64_t keys, int64_t value_dim);
@@ -45,7 +45,7 @@ void bound_attention_row(const ref_attention *a, const bound_arith *arith, int64
 double bound_linear(const mha_tensor *x, const mha_tensor *x_error, const mha_tensor *weight,
                     const mha_tensor *bias, bool fused, int64_t m, int64_t n);
 
-/* |library - ref_gelu(x)| where the library's x is wrong by at most x_error. */
+/* |library - ref_gelu(x)| if the library's x has an error of at most x_error. */
 double bound_gelu(double x, double x_error);
 
 /* |library - ref_layer_norm()| for the whole row m; y is the reference's. */

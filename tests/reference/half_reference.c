@@ -1,4 +1,3 @@
-/* See half_reference.h. */
 #include "reference/half_reference.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* f16 and bf16 by their definitions, in double: what the library's conversions are compared with.
+/* f16 and bf16 by their definitions, in double: the reference of the library's conversions.
  */
 #ifndef TEST_HALF_REFERENCE_H
 #define TEST_HALF_REFERENCE_H
@@ -8,7 +8,7 @@
 /* The value of a bit pattern of MHA_F16 or MHA_BF16. */
 double half_value(mha_dtype type, uint16_t bits);
 
-/* The pattern nearest to x, ties to even; too large: an infinity; NaN: some NaN. */
+/* The pattern nearest to x, ties to even; infinite if too large; some NaN for NaN. */
 uint16_t half_nearest(mha_dtype type, double x);
 
 bool half_is_nan(mha_dtype type, uint16_t bits);

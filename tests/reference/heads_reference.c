@@ -1,4 +1,4 @@
-/* See heads_reference.h. Everything asks pairs (t, j): sees(), at(). */
+/* See heads_reference.h. Everything is computed from pairs (t, j): sees(), at(). */
 #include "reference/heads_reference.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ static bool across(const map *m)
     return m->text->flags & MHA_HEADS_CROSS;
 }
 
-/* By the layer's window alone. */
+/* Visibility by the layer's window only. */
 static bool reaches(const mha_attention_desc *w, int64_t i, int64_t j)
 {
     if (w->flags & MHA_ATTENTION_CAUSAL && j > i) return false;
@@ -139,8 +139,7 @@ static void add_mass(const map *m, mha_head_measure which, int64_t t, ref_head *
         add(&head->sum[MHA_MEASURE_INDUCTION_LATEST], last, 1 / (double)keys, 1);
 }
 
-/* ---- the row's form
- * ------------------------------------------------------------------------------ */
+/* ---- the shape of a row ---------------------------------------------------------------------- */
 
 static double entropy(const map *m, int64_t t)
 {
@@ -150,7 +149,7 @@ static double entropy(const map *m, int64_t t)
     return sum;
 }
 
-/* mass * entropy of the part of a row that `inside` marks, made to sum to 1 / log of its keys */
+/* mass * entropy of the part of a row marked by `inside`, normalised, / log of its number of keys */
 static double even_mass(const map *m, int64_t t, const bool *inside)
 {
     double mass = 0, sum = 0;
@@ -224,7 +223,7 @@ static void add_cosine(const map *m, int64_t t, ref_head *head)
         const double x = at(m, t, j) - a / n, y = cosine(m, i, j) - c / n;
         aa += x * x, cc += y * y, ac += x * y;
     }
-    /* What does not vary has no correlation; random weights and inputs are far from this bound. */
+    /* Constants have no correlation; random weights and inputs are far from this bound. */
     if (aa > 1e-13 * a * a / n && cc > 1e-12)
         add(&head->sum[MHA_MEASURE_COSINE], ac / sqrt(aa * cc), 0, 1);
 }
@@ -242,8 +241,7 @@ static void add_offsets(const map *m, int64_t t, ref_head *head)
     }
 }
 
-/* ---- whole maps
- * ---------------------------------------------------------------------------------- */
+/* ---- whole maps ------------------------------------------------------------------------------ */
 
 static bool full_row(const map *m, int64_t t)
 {
@@ -265,7 +263,7 @@ static column make_column(const map *m, int64_t j)
     return c;
 }
 
-/* The columns that half of the rows see, densest first; insertion keeps equals in order. */
+/* The columns seen by half of the rows, densest first; insertion sort keeps ties in order. */
 static int64_t list_columns(const map *m, int64_t rows, column *list)
 {
     int64_t count = 0;
@@ -344,7 +342,7 @@ static void add_cut(const map *m, ref_head *head)
     head->sum[MHA_MEASURE_CUT].rows += chosen.rows;
 }
 
-/* Which part of a family a pair belongs to. */
+/* The part of a family that a pair belongs to. */
 static int64_t part_of(const map *m, mha_head_measure family, int64_t t, int64_t j)
 {
     if (family == MHA_MEASURE_FAMILY_VERTICAL) return j;
@@ -401,8 +399,7 @@ static void add_whole(const map *m, ref_head *head)
         rows);
 }
 
-/* ---- links
- * --------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static int64_t word_of(const map *m, int64_t j)
 {
@@ -465,8 +462,7 @@ static void add_link(const map *m, int64_t from, int64_t to, ref_head_sum *sum, 
     add(mass, word_weight(m, first, end, to), 1 / (double)seen, 1);
 }
 
-/* ---- the whole
- * ------------------------------------------------------------------------------------ */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 void ref_head_add(ref_head *head, const mha_heads_text *text, const mha_attention_desc *window,
                   const double *a, const float *x, int64_t width)

@@ -1,5 +1,5 @@
-/* Measures of heads as docs/heads.md defines them: from whole maps, in double, by plain loops over
- * all pairs. Shares no code with the library; slow, for texts of some dozens of tokens. */
+/* Measures of heads as defined in docs/heads.md: from complete maps, in double, by plain loops over all pairs. Shares
+ * no code with the library; slow, for texts of a few dozen tokens. */
 #ifndef TEST_HEADS_REFERENCE_H
 #define TEST_HEADS_REFERENCE_H
 
@@ -19,8 +19,8 @@ typedef struct ref_head {
     ref_head_sum link[REF_HEAD_RELATIONS][2], link_mass[REF_HEAD_RELATIONS][2];
 } ref_head;
 
-/* Add a text: a [T,S] are the head's weights, x [S,width] its inputs or NULL, window the layer's own or
- * NULL. Texts of more than 64 keys stop the process: the cuts of the library are a sample there. */
+/* Add a text: a [T,S] are the head's weights, x [S,width] its inputs or NULL, window the layer's own or NULL. Stops the
+ * process for texts of more than 64 keys, where the library samples cuts. */
 void ref_head_add(ref_head *head, const mha_heads_text *text, const mha_attention_desc *window,
                   const double *a, const float *x, int64_t width);
 

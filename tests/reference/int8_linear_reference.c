@@ -1,11 +1,10 @@
-/* See int8_linear_reference.h. */
 #include "reference/int8_linear_reference.h"
 
 #include <math.h>
 
 enum { BLOCK = 32 };
 
-/* 32 inputs, or the last ones, with one unit. */
+/* 32 inputs, or the last ones, with one scale. */
 typedef struct rounded {
     int small[BLOCK];
     float unit;
@@ -33,7 +32,7 @@ static bool in_range(const float *x, int64_t n)
     return true;
 }
 
-/* What a run adds: one term or two, and how large they are. */
+/* The contribution of a run: one or two terms, and their magnitudes. */
 static double add_run(const int8_linear_row *w, int64_t run, const rounded *b, int64_t first,
                       float *y)
 {

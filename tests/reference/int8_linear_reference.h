@@ -1,12 +1,12 @@
-/* A linear layer in int8 arithmetic, from the definition in multihead/transformer.h, an output at a
- * time. What rounds is done in f32, operation by operation; all else in integers and double. */
+/* A linear layer in int8 arithmetic, from the definition in multihead/transformer.h, one output at a time. Rounding
+ * operations are done in f32, one by one; everything else in integers and double. */
 #ifndef TEST_INT8_LINEAR_REFERENCE_H
 #define TEST_INT8_LINEAR_REFERENCE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A row of W, inputs numbers of it; of each run a scale and an offset. */
+/* A row of W with `inputs` numbers; one scale and offset per run. */
 typedef struct int8_linear_row {
     int64_t inputs, run;
     const int8_t *number;

@@ -66,8 +66,8 @@ static double chain_error(const work *w, const mha_tensor *x, int64_t i, bool ta
     return sum.error + r->scale * (fabs(sum.value) + sum.error);
 }
 
-/* softcap tanh(x / softcap): what comes in is flattened by the slope at the nearer end; then the
- * rounding of x / softcap (2 u, and x tanh'(x) <= tanh(x)), of tanh (6.5 u) and of the product. */
+/* softcap tanh(x / softcap): incoming errors are scaled by the slope at the nearer end; then the rounding of x /
+ * softcap (2 u, and x tanh'(x) <= tanh(x)), of tanh (6.5 u) and of the product. */
 static double cap_error(const work *w, const kinds_score *x, double error)
 {
     const bound_arith *r = w->r;
@@ -118,7 +118,7 @@ static double score_error(const work *w, int64_t s, double *before)
 
 /* ---- the softmax ----------------------------------------------------------------------------- */
 
-/* Running maxima, the sink first, and the log of what later rescalings may multiply by. */
+/* Running maxima, the sink first, and the log of the amplification by later rescalings. */
 static void follow_blocks(work *w)
 {
     const bound_arith *r = w->r;
@@ -147,7 +147,7 @@ static void follow_blocks(work *w)
     }
 }
 
-/* Log of the relative error of exp(score - max), the score being wrong by error. */
+/* Log of the relative error of exp(score - max) for a score with this error. */
 static double exponential_log(const work *w, double distance, double error)
 {
     return error + w->r->u * (distance + 2 * w->largest) + w->r->exponential * 1.0001;
@@ -185,7 +185,7 @@ static void weigh(work *w)
     w->theta = roundings * r->u / (1 - roundings * r->u);
 }
 
-/* Of a weight: half a step of bf16, or all of it where it may be too small for bf16 in its block. */
+/* Rounding of a weight: half a step of bf16, or all of it if it may be too small for bf16 in its block. */
 static double weight_rounding(const work *w, int64_t s)
 {
     const double away = w->row->score[s] - w->top[1 + s / w->r->key_block];
@@ -194,7 +194,7 @@ static double weight_rounding(const work *w, int64_t s)
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-/* Element d of the sums over keys (F), then what the errors of the weights do: sum p eps |k v - o|
+/* Element d of the sums over keys (F), then the effect of the weights' errors: sum p eps |k v - o|
  * with k the factor of dropout, whose product rounds, and itself (2 u). */
 static double sum_error(const work *w, int64_t d, bool shaw)
 {
@@ -253,7 +253,7 @@ static double shaw_error(const work *w, int64_t d, const double *bins, const dou
     return total.error;
 }
 
-/* Where the errors of the scores are large, o still is a weighted sum of what is visible. */
+/* With large errors of scores, o is still a weighted sum of visible values. */
 static double loose_error(const work *w, int64_t d)
 {
     double farthest = 0, roundings = (double)(w->row->visible + 60) * w->r->u;
@@ -387,10 +387,9 @@ double kinds_bound_score(const ref_attention *a, const bound_arith *arith, int64
     return (error + 1.05 * f32_u * (fabs(value) + error)) * reference_slack + 0x1p-148;
 }
 
-/* sum p (-log p): what p is wrong by, times -log p; and p times what -log p = log l + m - s is
- * wrong by: at most the logarithm of p's relative error, that of lse, and three roundings of
- * parts that are all positive. Then a sum of positive terms: 36 roundings in a block, the blocks in
- * double, the product with ln 2. */
+/* sum p (-log p): the error of p times -log p, and p times the error of -log p = log l + m - s: at most the logarithm
+ * of p's relative error, that of lse, and three roundings of positive parts. Then a sum of positive terms: 36 roundings
+ * in a block, the blocks in double, the product with ln 2. */
 double kinds_bound_entropy(const kinds_row *row, const bound_row *bound)
 {
     double sum = 0, error = 0;

@@ -1,4 +1,3 @@
-/* See kinds_reference.h. */
 #include "reference/kinds_reference.h"
 
 #include <math.h>
@@ -115,7 +114,7 @@ int64_t kinds_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool
     int64_t exact = buckets / 2;
     if (distance < (double)exact) return first + (int64_t)distance;
     /* Bucket exact + j begins where (distance / exact)^(buckets - exact) reaches
-     * (max / exact)^j; equality is met at whole powers only, far above the tolerance. */
+     * (max / exact)^j; equality occurs at integer powers only; others are far above the tolerance. */
     double steps = (double)(buckets - exact);
     double reach = steps * log(distance / (double)exact) + 1e-10;
     int64_t j = 0;

@@ -1,17 +1,16 @@
-/* The whole formula of multihead/attention.h in double precision: every mask, every term of the
- * scores, sinks, gates, dropout and ragged batches. Written from the header's words; like
- * reference.h it calls nothing of the library and knows only its structs. Inputs may be f64 as well
- * as f32, those of the descriptor too. */
+/* The whole formula of multihead/attention.h in double precision: every mask, every term of the scores, sinks, gates,
+ * dropout and ragged batches. Written from the header's text; like reference.h it uses only the structs of the library.
+ * Inputs may be f32 or f64, including those of the descriptor. */
 #ifndef TEST_KINDS_REFERENCE_H
 #define TEST_KINDS_REFERENCE_H
 
 #include "reference/reference.h"
 
-/* Where one sequence lies in the tensors. */
+/* The place of one sequence in the tensors. */
 typedef struct kinds_sequence {
     int64_t batch;  /* index on the tensors' first axis */
     int64_t q0, k0; /* its first query and key */
-    int64_t T, S;   /* its queries and keys, those beyond its key length among them */
+    int64_t T, S;   /* its queries and keys, including those beyond its key length */
 } kinds_sequence;
 
 /* Number of sequences, and one of them. */
@@ -26,7 +25,7 @@ typedef struct kinds_row {
     int64_t keys, value_dim, visible;
     double *score;  /* [keys] natural units; -inf where the query does not see the key */
     double *p;      /* [keys] */
-    double *factor; /* [keys] what dropout makes of p: 0 or 1 / (1 - dropout) */
+    double *factor; /* [keys] dropout factor of p: 0 or 1 / (1 - dropout) */
     double *o;      /* [Dv] */
     double *ungated;
     double lse, sink, sink_p; /* sink: its logit, -inf if there is none */
@@ -35,7 +34,7 @@ typedef struct kinds_row {
 kinds_row kinds_row_make(int64_t most_keys, int64_t value_dim);
 void kinds_row_free(kinds_row *row);
 
-/* Does query t of head h in sequence b see key s? */
+/* True if query t of head h in sequence b sees key s. */
 bool kinds_sees(const ref_attention *a, int64_t b, int64_t h, int64_t t, int64_t s);
 
 /* The parts of a score, before the cap and after. */
@@ -47,7 +46,7 @@ typedef struct kinds_score {
 } kinds_score;
 kinds_score kinds_score_at(const ref_attention *a, int64_t b, int64_t h, int64_t t, int64_t s);
 
-/* s - i, held far from overflow. */
+/* s - i, clamped to avoid overflow. */
 int64_t kinds_relative(const mha_attention_desc *desc, int64_t b, int64_t t, int64_t s);
 
 /* Row of a Shaw table for a pair. */

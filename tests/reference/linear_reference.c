@@ -18,7 +18,7 @@ static double *doubles(int64_t count)
     abort();
 }
 
-/* Row t of head h of sequence b, wherever a ragged batch has put it. */
+/* Row t of head h of sequence b, also in a ragged batch. */
 static double at(const mha_tensor *x, const int64_t *starts, int64_t b, int64_t h, int64_t t,
                  int64_t d)
 {
@@ -84,7 +84,7 @@ static void formula(const linref *a, int64_t b, int64_t hk, int64_t keys, const 
 
 /* ---- the bound ------------------------------------------------------------------------------- */
 
-/* An exact sum and what the rounded one may be off by, term by term. */
+/* An exact sum and the error bound of the rounded one, term by term. */
 typedef struct running {
     double value, error;
 } running;
@@ -155,8 +155,7 @@ static running normalizer(const linref *a, const state *r, const double *query)
     return total;
 }
 
-/* Column d of phi(q) S: chains of 256 features, then their sum. Products may be fused: fewer
- * roundings than are counted. */
+/* Column d of phi(q) S: chains of 256 features, then their sum. Products may be fused: fewer roundings than counted. */
 static running numerator(const linref *a, const state *r, const double *query, int64_t d)
 {
     const int64_t Dv = a->v->shape[3];

@@ -1,8 +1,7 @@
-/* The formulas of multihead/linear_attention.h in double precision, and how far the library may be
- * from them.
+/* The formulas of multihead/linear_attention.h in double precision, with error bounds of the library.
  *
- * A row is computed as a mean of values with weights phi(q) . phi(k), key by key, so not by way of
- * the running state that the library uses; only the bound follows the library's order of rounding.
+ * A row is computed as a mean of values with weights phi(q) . phi(k), key by key, without the library's running state;
+ * only the bound follows the library's order of rounding.
  */
 #ifndef TEST_LINEAR_REFERENCE_H
 #define TEST_LINEAR_REFERENCE_H
@@ -25,7 +24,7 @@ typedef struct linref {
 /* The keys that query t of sequence b sees: 0 .. result-1. */
 int64_t linref_visible(const linref *a, int64_t b, int64_t t);
 
-/* Row [b,h,t] of o, and how far each of its Dv elements may be off. */
+/* Row [b,h,t] of o, with bounds of its Dv elements. */
 void linref_row(const linref *a, int64_t b, int64_t h, int64_t t, double *o, double *bound);
 
 /* The state after all keys of [b,hk]: s [F,Dv], z [F], with bounds. */

@@ -1,4 +1,3 @@
-/* See position_reference.h. */
 #include "reference/position_reference.h"
 
 #include <math.h>
@@ -27,7 +26,7 @@ int64_t ref_position(const mha_positions *positions, int64_t b, int64_t t)
     return t + (positions->starts ? positions->starts[b] : positions->start);
 }
 
-/* Cosine and sine of pair i for the token, and the relative error that they may have. */
+/* Cosine and sine of pair i for the token, with a bound of their relative error. */
 static void turn_of(const mha_rope_desc *desc, int64_t b, int64_t t, int64_t i, int64_t rotary,
                     long double *cosine, long double *sine, double *error)
 {
@@ -89,7 +88,7 @@ double ref_alibi_slope(int64_t h, int64_t heads)
     int64_t power = 1;
     while (2 * power <= heads) power *= 2;
     if (h >= power) return ref_alibi_slope(2 * (h - power), 2 * power);
-    /* A geometric sequence that starts at 2^(-2^-(log2 n - 3)), as the paper's code puts it. */
+    /* A geometric sequence that starts at 2^(-2^-(log2 n - 3)), as in the paper's code. */
     double start = pow(2.0, -pow(2.0, -(log2((double)power) - 3.0)));
     return start * pow(start, (double)h);
 }

@@ -1,14 +1,13 @@
-/* The formulas of multihead/position.h one element at a time, by plain loops: an independent truth.
+/* The formulas of multihead/position.h, one element at a time, by plain loops: an independent reference.
  *
- * Nothing here calls the library or shares code with it. Angles and sums are computed in long
- * double, which is wider than the library's double on most machines, and returned as double. Each
- * function also gives the bound that the header promises. */
+ * Neither calls the library nor shares code with it. Angles and sums are computed in long double, which is wider than
+ * the library's double on most machines, and returned as double. Each function also returns the header's bound. */
 #ifndef TEST_POSITION_REFERENCE_H
 #define TEST_POSITION_REFERENCE_H
 
 #include <multihead/position.h>
 
-/* A value and how far a result of the library may be from it. */
+/* A value and the error bound of the library. */
 typedef struct ref_bounded {
     double exact, bound;
 } ref_bounded;

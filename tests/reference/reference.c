@@ -1,4 +1,3 @@
-/* See reference.h. */
 #include "reference/reference.h"
 
 #include <math.h>

@@ -1,8 +1,7 @@
-/* The formulas of the public headers in double precision, by plain loops: an independent truth.
+/* The formulas of the public headers in double precision, by plain loops: an independent reference.
  *
- * Nothing here calls the library or shares code with it; of its headers only the structs that
- * describe tensors and masks are used, so that both sides get the same description of a problem.
- * Inputs must be finite wherever the formula reads them. */
+ * Neither calls the library nor shares code with it. Only its structs for tensors and masks are used, so that both
+ * sides get the same description of a problem. Inputs must be finite wherever the formula reads them. */
 #ifndef TEST_REFERENCE_H
 #define TEST_REFERENCE_H
 
@@ -12,8 +11,7 @@
 typedef struct ref_attention {
     const mha_attention_desc *desc; /* NULL: all defaults */
     const mha_tensor *q, *k, *v;
-    /* What the inputs themselves may be wrong by, f64, shapes as q, k, v; NULL: nothing. Only the
-     * bounds use it. */
+    /* Error bounds of the inputs, f64, shapes as q, k, v; NULL: exact. Used by the bounds only. */
     const mha_tensor *q_error, *k_error, *v_error;
 } ref_attention;
 
@@ -35,10 +33,10 @@ double ref_element(const mha_tensor *x, const int64_t *index);
 /* An element of a tensor that broadcasts to [B,H,T,S]. */
 double ref_broadcast(const mha_tensor *x, int64_t b, int64_t h, int64_t t, int64_t s);
 
-/* The scale that the descriptor means. */
+/* The descriptor's scale. */
 double ref_scale(const mha_attention_desc *desc, int64_t head_dim);
 
-/* Does query t of head h in sequence b see key s? */
+/* True if query t of head h in sequence b sees key s. */
 bool ref_sees(const ref_attention *a, int64_t b, int64_t h, int64_t t, int64_t s);
 
 /* The row of query t of head h in sequence b. */

@@ -1,4 +1,4 @@
-/* mha_attention_backward_call of all its fields in their order. */
+/* An mha_attention_backward_call from all fields in order. */
 #ifndef SUPPORT_BACKWARD_CALL_H
 #define SUPPORT_BACKWARD_CALL_H
 

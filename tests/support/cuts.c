@@ -14,7 +14,7 @@ static void add(cuts *c, int rank, int64_t begin, int64_t end)
     c->pieces[rank][c->count[rank]++] = (mha_piece){begin, end};
 }
 
-/* Whether one more piece, which does not follow the last one, has room. */
+/* True if there is room for another piece that does not follow the last one. */
 static bool has_room(const cuts *c, int rank, int64_t begin)
 {
     return c->count[rank] < CUTS_MOST_PIECES || c->pieces[rank][c->count[rank] - 1].end == begin;
@@ -28,7 +28,7 @@ static void cut_by(cuts *c, rng *r, int64_t length, int64_t most)
         if (end > length) end = length;
         for (int i = 0; i < c->ranks && !has_room(c, rank, begin); i++)
             rank = (rank + 1) % c->ranks;
-        if (!has_room(c, rank, begin)) { /* all are full: the last one's rows go on */
+        if (!has_room(c, rank, begin)) { /* all are full: extend the last piece */
             for (rank = 0; c->pieces[rank][c->count[rank] - 1].end != begin; rank++) continue;
             end = length;
         }
@@ -59,7 +59,7 @@ int64_t cuts_rows(const cuts *c, int rank)
     return rows;
 }
 
-/* The element of x at the position that counts through `shape`, the axis counted from `first`. */
+/* The element of x at a linear index into `shape`, with the axis counted from `first`. */
 static char *element(const mha_tensor *x, const int64_t *shape, int64_t position, int axis,
                      int64_t first)
 {
@@ -71,7 +71,7 @@ static char *element(const mha_tensor *x, const int64_t *shape, int64_t position
     return (char *)x->data + at * (int64_t)mha_dtype_size(x->dtype);
 }
 
-/* For each run of elements of a rank's rows that lie side by side: its place in the whole and in the part. */
+/* For each contiguous run of a rank's elements: its offset in the whole and in the part. */
 typedef bool visit_fn(const char *whole, char *part, size_t count, mha_dtype type);
 
 static bool visit(const cuts *c, int rank, const mha_tensor *whole, const mha_tensor *part,

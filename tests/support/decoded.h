@@ -1,4 +1,4 @@
-/* Random transformers that can be decoded, small ones. */
+/* Small random transformers for decoding. */
 #ifndef TEST_DECODED_H
 #define TEST_DECODED_H
 
@@ -8,8 +8,8 @@
 
 enum { LENGTH = 40, VOCAB = 19, WIDTH = 24, LAYERS = 3 };
 
-/* Of up to LAYERS layers, for sequences of up to LENGTH tokens; lists of layers are this function's
- * until its next call. */
+/* A description with up to LAYERS layers, for sequences of up to LENGTH tokens; its list of layers is valid until the
+ * next call. */
 mha_transformer_desc decoded_draw(rng *r, bool cross);
 
 /* With random numbers. */

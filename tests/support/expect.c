@@ -1,4 +1,3 @@
-/* See expect.h. */
 #include "support/expect.h"
 
 #include "support/suite.h"

@@ -1,4 +1,4 @@
-/* What a call must give: a status, and the text of its error. */
+/* The expected result of a call: a status and the text of its error. */
 #ifndef TEST_EXPECT_H
 #define TEST_EXPECT_H
 
@@ -10,15 +10,14 @@
 /* The call succeeds. */
 #define expect_ok(call) expect_ok_at(call, #call, __FILE__, __LINE__)
 
-/* The call gives `wanted`, with one line of text that holds `part`. */
+/* The call returns `wanted`, with one line of text that contains `part`. */
 #define expect_error(call, wanted, part) \
     expect_error_at(call, wanted, part, #call, __FILE__, __LINE__)
 
-/* Row number i of a table of misuse gave this, which is judged as by expect_error(). */
+/* Check the result of row i of a table of misuse, as by expect_error(). */
 #define expect_row(i, got, wanted, part) expect_row_at(i, got, wanted, part, __FILE__, __LINE__)
 
-/* A row of misuse: the last arguments spoil `right`, from which the call is made, and it gives this;
- * then all is right again. */
+/* A row of misuse: the last arguments spoil `right`, the call must return this, and `right` is restored. */
 #define expect_spoiled(right, call, wanted, part, ...)                         \
     do {                                                                       \
         unsigned char kept_[sizeof(right)];                                    \
@@ -28,10 +27,9 @@
         memcpy(&(right), kept_, sizeof kept_);                                 \
     } while (0)
 
-/* A table of misuse is a macro of rows: MISUSE(status, part of the text, what spoils the call), or
- * MISUSE_OF_DATA(...) where explaining the call does not mind. DEFINE_SPOIL(call *c, name, ROWS) makes
- * of it the function that spoils *c as row i says and tells what it then gives; beyond the last row
- * it tells how many there are. */
+/* A table of misuse is a macro of rows: MISUSE(status, part of the text, spoiling statement), or MISUSE_OF_DATA(...) if
+ * explain accepts the call. DEFINE_SPOIL(call *c, name, ROWS) defines the function that spoils *c by row i and returns
+ * the expected error; beyond the last row it returns the number of rows. */
 typedef struct expected_refusal {
     mha_status status;
     const char *part;
@@ -53,14 +51,14 @@ typedef struct expected_refusal {
         ROWS return (expected_refusal){.rows = row}; \
     }
 
-/* One mistake of such a table: a function that spoils a call that was right. */
+/* One mistake of such a table: a function that spoils a valid call. */
 #define SPOILER(argument, name, ...) \
     static void name(argument)       \
     {                                \
         __VA_ARGS__;                 \
     }
 
-/* How often one text is in another. */
+/* The number of occurrences of one text in another. */
 int count_of(const char *text, const char *what);
 
 void expect_ok_at(mha_status got, const char *call, const char *file, int line);

@@ -1,4 +1,3 @@
-/* See extras.h. */
 #include "support/extras.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* All outputs of mha_attention_outputs in guarded memory, in any selection. */
+/* All outputs of mha_attention_outputs in guarded memory, for any selection. */
 #ifndef TEST_EXTRAS_H
 #define TEST_EXTRAS_H
 
@@ -24,7 +24,7 @@ enum { EXTRAS_LIST(EXTRAS_ENUM) EXTRAS_COUNT, EXTRAS_ALL = (1 << EXTRAS_COUNT) -
 
 enum { EXTRAS_MOST_HEADS = 8, EXTRAS_MOST_ROWS = 200, EXTRAS_MOST_OFFSETS = 6 };
 
-/* What the outputs are to hold. */
+/* The contents of the outputs. */
 typedef struct extras_request {
     int64_t heads[EXTRAS_MOST_HEADS], rows[EXTRAS_MOST_ROWS], offsets[EXTRAS_MOST_OFFSETS];
     int64_t heads_count, rows_count, offsets_count; /* heads_count, rows_count -1: all of them */
@@ -33,14 +33,14 @@ typedef struct extras_request {
     bool dropped;
 } extras_request;
 
-/* By chance: all or some heads and rows, with repeats; a few offsets, some far away. */
+/* At random: all or some heads and rows, with repeats; a few offsets, some far away. */
 extras_request extras_some(rng *r, const kinds_case *c);
 
 typedef struct extras {
     guarded o, each[EXTRAS_COUNT];
     unsigned has; /* bits 1 << EXTRA_... */
     extras_request request;
-    mha_attention_outputs outputs; /* points in here: not to be copied */
+    mha_attention_outputs outputs; /* points into this struct: must not be copied */
 } extras;
 
 const char *extras_name(int i);
@@ -49,10 +49,10 @@ void extras_make(extras *x, rng *r, const kinds_case *c, const extras_request *r
 void extras_free(extras *x);
 mha_status extras_run(mha_context *context, const kinds_case *c, mha_path path, extras *x);
 
-/* Nothing between the elements was written. */
+/* True if nothing between the elements was written. */
 bool extras_intact(const extras *x);
 
-/* Index of the first output that both have and that differs, EXTRAS_COUNT for o, or -1. */
+/* Index of the first common output that differs, EXTRAS_COUNT for o, or -1. */
 int extras_differ(const extras *a, const extras *b, bool nan_alike);
 
 #endif

@@ -1,5 +1,5 @@
-/* See failing_alloc.h. A block is: guard bytes, the caller's memory, guard bytes; the record that
- * release needs stands in front of them. */
+/* See failing_alloc.h. A block is: guard bytes, the caller's memory, guard bytes; the record for release precedes them.
+ * */
 #include "support/failing_alloc.h"
 
 #include "support/suite.h"
@@ -33,7 +33,7 @@ static void *failing_alloc_take(void *user, size_t bytes, size_t alignment)
     uintptr_t at = (uintptr_t)base + sizeof(record) + GUARD;
     unsigned char *memory = base + (((at + alignment - 1) & ~(alignment - 1)) - (uintptr_t)base);
     memset(memory - GUARD, GUARD_BYTE, GUARD);
-    memset(memory, 0xFF, bytes); /* NaN: reading what was not written shows */
+    memset(memory, 0xFF, bytes); /* NaN: reveals reads of unwritten memory */
     memset(memory + bytes, GUARD_BYTE, GUARD);
     record kept = {base, bytes};
     memcpy(memory - GUARD - sizeof kept, &kept, sizeof kept);

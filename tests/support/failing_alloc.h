@@ -1,11 +1,11 @@
-/* An allocator that counts, fails on demand, and notices leaks, wrong sizes and overruns. */
+/* An allocator that counts, fails on demand, and detects leaks, wrong sizes and overruns. */
 #ifndef TEST_FAILING_ALLOC_H
 #define TEST_FAILING_ALLOC_H
 
 #include <multihead/base.h>
 
 typedef struct failing_alloc {
-    int64_t calls;    /* of alloc so far, failed ones included */
+    int64_t calls;    /* of alloc so far, including failed ones */
     int64_t fail_at;  /* the call, counted from 0, that fails; -1: none */
     bool fail_after;  /* every later call fails as well */
     int64_t live;     /* blocks that were not released */
@@ -13,23 +13,22 @@ typedef struct failing_alloc {
     int64_t number;   /* of failing_from_here() */
 } failing_alloc;
 
-/* A fresh one: nothing fails. */
+/* A new one: nothing fails. */
 failing_alloc failing_alloc_make(void);
 
-/* As the library takes it. state must outlive every block; one thread at a time. */
+/* The library's allocator. state must outlive every block; one thread at a time. */
 mha_allocator failing_alloc_interface(failing_alloc *state);
 
-/* A context whose memory is from there. */
+/* A context that uses this allocator. */
 mha_status failing_context(failing_alloc *state, int32_t num_threads, mha_isa isa,
                            mha_context **context);
 
-/* Of failing_each(): from here on allocations count. */
+/* For failing_each(): count allocations from here on. */
 void failing_from_here(failing_alloc *state);
 
-/* Run something twice for each of its allocations, which fails alone and with all later ones: run
- * gets a context of one thread, calls failing_from_here() after its preparations, and gives the
- * status of what follows. Anything but success and MHA_ERR_NOMEM, and what is left behind, scratch
- * too, fails the test. Gives the number of refusals. */
+/* Run something twice for each of its allocations, failing it alone and with all later ones. run gets a context of one
+ * thread, calls failing_from_here() after its preparations, and returns the status of the rest. The test fails on any
+ * status except success and MHA_ERR_NOMEM, and on leaks, including scratch. Returns the number of failures. */
 int failing_each(mha_status (*run)(mha_context *context, failing_alloc *memory, void *user),
                  void *user);
 

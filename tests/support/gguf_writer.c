@@ -1,4 +1,3 @@
-/* See gguf_writer.h. */
 #include "support/gguf_writer.h"
 
 #include "support/suite.h"

@@ -1,12 +1,12 @@
-/* GGUF files for tests, field by field, so that any of them can be wrong. Memory grows as needed; a
- * failure ends the test. */
+/* GGUF files for tests, written field by field, so that any field can be wrong. Memory grows as needed; a failure ends
+ * the test. */
 #ifndef GGUF_WRITER_H
 #define GGUF_WRITER_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* The numbers of value types that the functions below write by themselves. */
+/* The value types written by the functions below. */
 enum { GGUF_U32 = 4, GGUF_F32 = 6, GGUF_STRING = 8, GGUF_ARRAY = 9 };
 
 typedef struct gguf_writer {
@@ -23,7 +23,7 @@ void gguf_pad(gguf_writer *w, size_t alignment);    /* zeros up to a multiple */
 /* Magic and counts. */
 void gguf_begin(gguf_writer *w, uint32_t version, uint64_t tensors, uint64_t keys);
 
-/* Whole values, or the beginning of one: of an array its elements follow. */
+/* Complete values, or the beginning of an array, whose elements follow. */
 void gguf_key(gguf_writer *w, const char *key, uint32_t type);
 void gguf_key_u32(gguf_writer *w, const char *key, uint32_t value);
 void gguf_key_f32(gguf_writer *w, const char *key, float value);

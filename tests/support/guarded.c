@@ -1,4 +1,3 @@
-/* See guarded.h. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "support/guarded.h"
 
@@ -57,7 +56,7 @@ static int64_t lay_out(rng *r, mha_tensor *view, unsigned layout)
     return span;
 }
 
-/* Turn some axes round: returns the offset of element 0 from the lowest element. */
+/* Reverse some axes; returns the offset of element 0 from the lowest element. */
 static int64_t turn_axes(rng *r, mha_tensor *view, unsigned layout)
 {
     int64_t start = 0;

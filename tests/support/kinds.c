@@ -1,4 +1,3 @@
-/* See kinds.h. */
 #include "support/kinds.h"
 
 #include <math.h>
@@ -17,7 +16,7 @@ static void fill_bytes(rng *r, const mha_tensor *x, double zeros)
     while (guarded_next(x, index));
 }
 
-/* Runs of equal documents, which is the use, or any order. */
+/* Runs of equal documents, as in practice, or any order. */
 static void fill_documents(rng *r, const mha_tensor *x)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -54,7 +53,7 @@ static const mha_tensor *input(kinds_case *c, rng *r, mha_dtype dtype, int ndim,
     return &g->view;
 }
 
-/* One that broadcasts to the last `axes` of full[4]: any number of axes, each whole or 1. */
+/* A shape that broadcasts to the last `axes` of full[4]: any number of axes, each full or 1. */
 static const mha_tensor *spread(kinds_case *c, rng *r, mha_dtype dtype, int axes,
                                 const int64_t *full)
 {
@@ -229,7 +228,7 @@ static void add_scores(kinds_case *c, rng *r)
     }
 }
 
-/* An offset needs a reader; some readers take none. */
+/* An offset needs an option that reads it; some readers do not allow one. */
 static void add_offset(kinds_case *c, rng *r)
 {
     const kinds_shape *n = &c->shape;

@@ -1,11 +1,11 @@
-/* Random attention descriptors: every kind of mask, score term, sink, gate, dropout and
- * ragged batch, alone and together. */
+/* Random attention descriptors: every kind of mask, score term, sink, gate, dropout and ragged batch, alone and in
+ * combination. */
 #ifndef TEST_KINDS_H
 #define TEST_KINDS_H
 
 #include "support/problem.h"
 
-/* What a descriptor may have: name, bit. */
+/* The features of a descriptor: name, bit. */
 #define KINDS_LIST(X)    \
     X(CAUSAL, 0)         \
     X(OFFSETS, 1)        \
@@ -35,7 +35,7 @@ enum {
 #undef KINDS_ENUM
         KINDS_COUNT = 22,
     KINDS_ALL = (1 << KINDS_COUNT) - 1,
-    /* Those that decide what is seen, apart from keep_mask and bias. */
+    /* Those that determine visibility, except keep_mask and bias. */
     KINDS_SYMBOLIC = KIND_CAUSAL | KIND_LENGTHS | KIND_BEGINS | KIND_WINDOW | KIND_SINK_KEYS |
                      KIND_GLOBAL_KEYS | KIND_GLOBAL_QUERIES | KIND_DOCUMENTS | KIND_BLOCKS |
                      KIND_CALLBACK
@@ -43,10 +43,10 @@ enum {
 
 enum { KINDS_MOST_SEQUENCES = 8, KINDS_MOST_INPUTS = 20 };
 
-/* A mask by hashing: user of kinds_callback(). */
+/* A mask by a hash, for kinds_callback(). */
 typedef struct kinds_hash {
     uint64_t seed;
-    unsigned keep_of_8; /* how many of eight pairs are kept */
+    unsigned keep_of_8; /* number of kept pairs out of eight */
 } kinds_hash;
 void kinds_callback(void *user, int64_t b, int64_t h, int64_t query, int64_t queries, int64_t key,
                     int64_t keys, uint8_t *keep, int64_t keep_stride);
@@ -71,12 +71,12 @@ typedef struct kinds_case {
     char text[800];
 } kinds_case;
 
-/* Not to be copied afterwards: desc points into it. The kinds of shape are made consistent (a sink
- * key needs a window, a ragged batch has no blocks, ...). */
+/* Must not be copied afterwards: desc points into it. Kinds are made consistent (a sink key needs a window, a ragged
+ * batch has no blocks, ...). */
 void kinds_make(kinds_case *c, rng *r, const kinds_shape *shape);
 void kinds_free(kinds_case *c);
 
-/* A random shape: kinds alone or in combination, lengths across the key block now and then. */
+/* A random shape: kinds alone or in combination; lengths sometimes exceed a key block. */
 kinds_shape kinds_some_shape(rng *r);
 
 outcome kinds_outcome(const kinds_case *c, rng *r, unsigned layout);

@@ -1,4 +1,3 @@
-/* See machines.h. */
 #include "support/machines.h"
 
 #include <stdio.h>

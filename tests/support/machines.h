@@ -1,4 +1,4 @@
-/* What the library can compute with here: each instruction set, and the plain path. */
+/* The available variants of the library: each instruction set, and the plain path. */
 #ifndef TEST_MACHINES_H
 #define TEST_MACHINES_H
 
@@ -18,20 +18,20 @@ typedef struct machines {
     int count;
 } machines;
 
-/* A context of num_threads for each; instruction sets that are not here are left out. They are made
- * once and belong to the program, whose tests share them. Stops the process if one cannot be made. */
+/* A context of num_threads for each available instruction set. They are created once and shared by the program's tests.
+ * Stops the process if one cannot be created. */
 machines machines_make(int num_threads);
 
-/* Of the tiled path only, each with one thread and with three. */
+/* For the tiled path only, each with one thread and with three. */
 machines machines_tiled(void);
 
-/* One of their contexts, for case number i of many: each has its turn. */
+/* One of their contexts for case i, in rotation. */
 mha_context *machines_context(int num_threads, int64_t i);
 
-/* The end of all that were made; RUN_TESTS() says it. */
+/* Destroy all of them; called by RUN_TESTS(). */
 void machines_finish(void);
 
-/* Say which are left out. */
+/* Print which are not available. */
 void machines_print_missing(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* mha_module_call without positions and cache. */
+/* An mha_module_call without positions and cache. */
 #ifndef SUPPORT_MODULE_CALL_H
 #define SUPPORT_MODULE_CALL_H
 

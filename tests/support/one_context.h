@@ -7,7 +7,7 @@
 extern mha_context *context;
 int context_begin(void **state);
 
-/* The same, and a folder for files (temp_files.h). */
+/* The same, with a folder for files (temp_files.h). */
 int context_and_folder_begin(void **state);
 int context_and_folder_end(void **state);
 

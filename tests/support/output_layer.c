@@ -1,4 +1,3 @@
-/* See output_layer.h. */
 #include "support/output_layer.h"
 
 #include "support/expect.h"

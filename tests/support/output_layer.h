@@ -1,5 +1,5 @@
-/* A linear layer whose weights come from a source: the output of a transformer whose only layer has no
- * heads, so that inputs are embeddings, parameter 0 of the source, and weights another one. */
+/* A linear layer with weights from a source: the output of a transformer whose only layer has no heads. Inputs are the
+ * embeddings, parameter 0 of the source; the weights are another parameter. */
 #ifndef TEST_OUTPUT_LAYER_H
 #define TEST_OUTPUT_LAYER_H
 

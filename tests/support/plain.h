@@ -8,13 +8,13 @@
 
 typedef struct plain {
     int64_t B, H, T, S, D;
-    float *q, *k, *v, *o, *lse; /* one piece of memory: free(q) */
+    float *q, *k, *v, *o, *lse; /* one block of memory: free(q) */
     mha_tensor Q, K, V, O, L;
 } plain;
 
 plain plain_make(rng *r, int64_t B, int64_t H, int64_t T, int64_t S, int64_t D);
 
-/* Fails the test if the call does. */
+/* Fails the test if the call fails. */
 void plain_run(mha_context *context, const mha_attention_desc *desc, const plain *x);
 
 #endif

@@ -1,4 +1,3 @@
-/* See problem.h. */
 #include "support/problem.h"
 
 #include <math.h>
@@ -32,7 +31,7 @@ static void fill_normal(rng *r, const mha_tensor *x, double factor, bool spread)
     } while (guarded_next(x, index));
 }
 
-/* Give key s of every head the part `height(s)` of a query that is 1 everywhere. */
+/* Set the height of each key: its product with a query of ones. */
 static void shape_keys(rng *r, const problem *p)
 {
     const problem_shape *n = &p->shape;
@@ -82,7 +81,7 @@ static int64_t some_offset(rng *r, int64_t T, int64_t S)
     }
 }
 
-/* A tensor that broadcasts to [B,H,T,S]: any number of axes, each whole or 1. */
+/* A tensor that broadcasts to [B,H,T,S]: any number of axes, each full or 1. */
 static guarded broadcast_tensor(const problem *p, rng *r, mha_dtype dtype)
 {
     const int64_t full[4] = {p->shape.B, p->shape.H, p->shape.T, p->shape.S};
@@ -96,7 +95,7 @@ static guarded broadcast_tensor(const problem *p, rng *r, mha_dtype dtype)
     return guarded_make(r, dtype, ndim, shape, layout);
 }
 
-/* Rows are cleared by chance, so that some queries see nothing. */
+/* Rows are cleared at random, so that some queries see nothing. */
 static void fill_mask(rng *r, const mha_tensor *mask, double drop)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -149,7 +148,7 @@ static void add_masks(problem *p, rng *r)
 static void choose_scale(problem *p, rng *r)
 {
     static const float scales[] = {0.125f, -0.25f, 1.0f, 0.0f};
-    /* Where the values are made for the default scale, it is kept. */
+    /* Values designed for the default scale keep it. */
     if (p->shape.values != VALUES_NORMAL || rng_chance(r, 0.6)) return;
     p->desc.scale = RNG_PICK(r, scales);
     if (p->desc.scale == 0 || rng_chance(r, 0.5)) p->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;

@@ -1,4 +1,4 @@
-/* Random attention problems: shapes, values, masks, layouts; and room for their results. */
+/* Random attention problems: shapes, values, masks, layouts; and memory for results. */
 #ifndef TEST_PROBLEM_H
 #define TEST_PROBLEM_H
 
@@ -8,13 +8,13 @@
 
 enum { PROBLEM_MAX_BATCH = 4 };
 
-/* What the numbers look like. */
+/* Distributions of the numbers. */
 typedef enum problem_values {
     VALUES_NORMAL,  /* standard normal */
     VALUES_LARGE,   /* scores of about +-1e4 */
     VALUES_TINY,    /* products and values in the subnormal range */
     VALUES_HUGE,    /* q and v near the top of the range, scores moderate */
-    VALUES_EQUAL,   /* all keys alike: equal weights */
+    VALUES_EQUAL,   /* all keys equal: equal weights */
     VALUES_RISING,  /* every key block raises the maximum */
     VALUES_FALLING, /* only the first does */
     VALUES_PEAK,    /* one key outweighs all others */
@@ -43,15 +43,15 @@ typedef struct problem {
     problem_shape shape;
     char text[320]; /* for messages */
     mha_attention_desc desc;
-    guarded q, k, v, keep, bias; /* keep, bias: only if desc points to them */
+    guarded q, k, v, keep, bias; /* keep, bias: used only if desc points to them */
     int64_t offsets[PROBLEM_MAX_BATCH], lengths[PROBLEM_MAX_BATCH];
 } problem;
 
-/* Not to be copied afterwards: desc points into it. */
+/* Must not be copied afterwards: desc points into it. */
 void problem_make(problem *p, rng *r, const problem_shape *shape);
 void problem_free(problem *p);
 
-/* Results of one call. Outputs that are not wanted have view.ndim -1. */
+/* Results of one call. Outputs not requested have view.ndim -1. */
 typedef struct outcome {
     guarded o, lse, p;
     bool has_lse, has_p;
@@ -65,13 +65,13 @@ void outcome_free(outcome *x);
 mha_status outcome_run(mha_context *context, const mha_attention_desc *desc, const mha_tensor *q,
                        const mha_tensor *k, const mha_tensor *v, outcome *x);
 
-/* The problem as it stands, on the given path. */
+/* Run the problem on the given path. */
 mha_status problem_run(mha_context *context, const problem *p, mha_path path, outcome *x);
 
 /* Gaps and guards intact. */
 bool outcome_intact(const outcome *x);
 
-/* Same bits in every output that both have; all NaNs count as the same if nan_alike. */
+/* True if all common outputs have the same bits; all NaNs are equal if nan_alike. */
 bool outcome_same(const outcome *a, const outcome *b, bool nan_alike);
 
 #endif

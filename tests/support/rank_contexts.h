@@ -1,4 +1,4 @@
-/* The contexts of ranks that are threads, by instruction set: made once. */
+/* The contexts of ranks (threads), by instruction set, created once. */
 #ifndef TEST_RANK_CONTEXTS_H
 #define TEST_RANK_CONTEXTS_H
 
@@ -6,10 +6,10 @@
 
 enum { MOST_RANKS = 8 };
 
-/* That of a rank on machine number `at`; odd ranks have two threads. */
+/* The context of a rank on machine `at`; odd ranks have two threads. */
 mha_context *rank_contexts_of(const machine *m, int at, int rank);
 
-/* Of a group of tests, at its end. */
+/* Call it at the end of a group of tests. */
 int rank_contexts_destroy(void **state);
 
 #endif

@@ -46,7 +46,7 @@ bool rng_long_run(void)
 #define SLOWER 1
 #endif
 
-/* What the sample is divided by. */
+/* The divisor of the sample. */
 static int slower(void)
 {
     const char *text = getenv("MHA_TEST_SHORT");
@@ -107,7 +107,7 @@ bool rng_chance(rng *r, double probability)
     return rng_uniform(r) < probability;
 }
 
-/* The sum of four uniform numbers: near enough to normal for inputs. Logarithms and cosines took a third of the
+/* The sum of four uniform numbers: close enough to normal for inputs. Logarithms and cosines would take a third of the
  * time of some suites. */
 float rng_normal(rng *r)
 {

@@ -1,7 +1,7 @@
 /* Random numbers for tests: the same on every machine, the seed printed and settable.
  *
- * MHA_TEST_SEED repeats a run; without it every run draws a new seed. MHA_TEST_LONG=1 asks for the
- * full grids instead of a sample, MHA_TEST_SHORT=n for an n-th of the sample (emulators). */
+ * MHA_TEST_SEED repeats a run; without it every run draws a new seed. MHA_TEST_LONG=1 selects the full grids instead of
+ * a sample, MHA_TEST_SHORT=n an n-th of the sample (emulators). */
 #ifndef TEST_RNG_H
 #define TEST_RNG_H
 
@@ -12,29 +12,27 @@ typedef struct rng {
     uint64_t state;
 } rng;
 
-/* The run's seed, from MHA_TEST_SEED or the clock; printed the first time. */
+/* The run's seed, from MHA_TEST_SEED or the clock; printed at the first call. */
 uint64_t rng_run_seed(void);
 
 /* True if MHA_TEST_LONG is set to something other than 0. */
 bool rng_long_run(void);
 
-/* How many cases to try: sample, or all in a long run. A quarter of the sample under the thread
- * sanitizer, which is some fifty times slower. */
+/* The number of cases to test: sample, or all in a long run. A quarter of the sample under the thread sanitizer, which
+ * is about fifty times slower. */
 int rng_cases(int sample, int all);
 
-/* Which cases to try: *first .. *end - 1, those of rng_cases(); or, and then it is false, the one of
- * MHA_TEST_CASE. */
+/* The cases to test: *first .. *end - 1, those of rng_cases(). Returns false if MHA_TEST_CASE selects one. */
 bool rng_range(int sample, int all, int *first, int *end);
 
-/* False if samples are thinned: then no test may rely on a rare one among them. */
+/* False if samples are reduced: then tests must not rely on rare cases. */
 bool rng_whole_sample(void);
 
-/* Whether case `number` of a list is tried: all in a long run, one in `share` of them in a whole sample, a
- * quarter as many in a short one, others for each seed. */
+/* True if case `number` of a list is tested: all in a long run, one in `share` in a full sample, a quarter of that in a
+ * short one. The seed selects them. */
 bool rng_takes(int64_t number, int share);
 
-/* A generator of its own for each (seed, stream), so that a case does not depend on what ran
- * before it. */
+/* A separate generator for each (seed, stream), so that a case does not depend on earlier ones. */
 rng rng_make(uint64_t seed, uint64_t stream);
 
 uint64_t rng_next(rng *r);

@@ -1,4 +1,3 @@
-/* See shared_context.h and one_context.h. */
 #include "support/one_context.h"
 
 #include "support/temp_files.h"

@@ -1,5 +1,4 @@
-/* Contexts that the tests of a file share: as many threads, 0: what a host gets that asks for
- * nothing. They belong to the program. */
+/* Contexts shared by the tests of a file, with this number of threads; 0: the default. The program owns them. */
 #ifndef TEST_SHARED_CONTEXT_H
 #define TEST_SHARED_CONTEXT_H
 

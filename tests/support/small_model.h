@@ -1,4 +1,4 @@
-/* A small random transformer and a batch to run it on, for tests of what runs transformers. */
+/* A small random transformer and a batch for it, for tests of code that runs transformers. */
 #ifndef TEST_SMALL_MODEL_H
 #define TEST_SMALL_MODEL_H
 
@@ -20,11 +20,11 @@ typedef struct small_model {
     mha_transformer_input input;
 } small_model;
 
-/* Of the description, which is completed, without special values: no norm of 1, no bias of 0. */
+/* Create one from the description, which is completed, without special values: no norm of 1, no bias of 0. */
 mha_transformer *random_transformer(mha_context *context, rng *r, mha_transformer_desc *desc);
 
-/* flags: mha_transformer_desc.flags that it has besides the ones that are drawn; decoders are causal and
- * have an output. Blocks, norms, positions, groups of heads and settings of layers are drawn. */
+/* flags: mha_transformer_desc.flags in addition to random ones; decoders are causal and have an output. Blocks, norms,
+ * positions, groups of heads and settings of layers are random. */
 small_model *small_model_make(mha_context *context, rng *r, uint32_t flags);
 void small_model_free(small_model *m);
 

@@ -17,7 +17,7 @@ static inline void state_set_word(uint8_t *bytes, size_t at, uint64_t word)
     for (int i = 0; i < 8; i++) bytes[8 * at + (size_t)i] = (uint8_t)(word >> 8 * i);
 }
 
-/* Make the check right again, as the header states it. */
+/* Correct the checksum, as defined in the header. */
 static inline void state_seal(uint8_t *bytes, size_t words)
 {
     uint64_t h = UINT64_C(0xCBF29CE484222325);

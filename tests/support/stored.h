@@ -1,4 +1,4 @@
-/* Transformers whose numbers come from another's (mha_transformer_create_from()). */
+/* Transformers that read the numbers of another (mha_transformer_create_from()). */
 #ifndef TEST_STORED_H
 #define TEST_STORED_H
 
@@ -17,11 +17,11 @@ void stored_read(const void *user, int64_t parameter, int64_t row, int64_t rows,
                  int64_t columns, float *to);
 void stored_release(void *user);
 
-/* One like `like`, which must outlive it, as s must; updated. */
+/* A copy of `like`, updated. `like` and s must outlive it. */
 mha_transformer *stored_transformer(mha_context *context, const mha_transformer *like,
                                     uint32_t flags, stored *s);
 
-/* The same where rows lie as f16 or bf16, to which the numbers of `like` are rounded first. */
+/* The same with rows in f16 or bf16; the numbers of `like` are rounded first. */
 mha_transformer *stored_as_halves(mha_context *context, mha_transformer *like, mha_dtype type,
                                   stored *s);
 

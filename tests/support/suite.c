@@ -1,4 +1,3 @@
-/* See suite.h. */
 #include "support/suite.h"
 
 #include "support/machines.h"
@@ -10,7 +9,7 @@
 
 static test_suite *suites;
 
-/* In the order of names, since that of constructors is the linker's. */
+/* Sorted by name, since the linker determines the order of constructors. */
 void suite_add(test_suite *suite)
 {
     test_suite **at = &suites;
@@ -45,7 +44,7 @@ static int run(const test_suite *suite)
     return failures > 0;
 }
 
-/* The status of several: a failure wins over a skip, and that over a success. */
+/* The combined status: a failure overrides a skip, which overrides a success. */
 static int both(int a, int b)
 {
     return a == 1 || b == 1 ? 1 : a > b ? a : b;

@@ -3,10 +3,10 @@
  *
  *   build/tests/unit_module                    all suites of the area
  *   build/tests/unit_module --list             their names
- *   build/tests/unit_module test_nn            one of them, as ctest does
- *   build/tests/unit_module test_nn 'norms*'   its tests whose names match
+ *   build/tests/unit_module test_nn            one of them, as in ctest
+ *   build/tests/unit_module test_nn 'norms*'   its tests with matching names
  *
- * A suite prints the seed and which machines are missing. */
+ * A suite prints the seed and the missing machines. */
 #ifndef TEST_SUITE_H
 #define TEST_SUITE_H
 
@@ -19,14 +19,14 @@
 
 #define TEST(name) cmocka_unit_test(name)
 
-enum { SUITE_SKIPPED = 77 }; /* exit status, as ctest reads it */
+enum { SUITE_SKIPPED = 77 }; /* exit status for ctest */
 
-/* The functions return 0, or what cmocka takes as a failure; any may be NULL. */
+/* The functions return 0, or nonzero for failure; any may be NULL. */
 typedef struct test_suite {
     const char *file; /* __FILE__ of the tests */
     const struct CMUnitTest *tests;
     size_t count;
-    int (*missing)(void); /* prints why the suite cannot run here, and is then not 0 */
+    int (*missing)(void); /* returns nonzero and prints the reason if the suite cannot run here */
     CMFixtureFunction begin, end;
     struct test_suite *next; /* of the program */
 } test_suite;

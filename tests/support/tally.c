@@ -1,4 +1,3 @@
-/* See tally.h. */
 #include "support/tally.h"
 
 #include "support/rng.h"
@@ -29,7 +28,7 @@ void tally_print(const tally *t)
 
 bool tally_is_sharp(const tally *t)
 {
-    enum { FEW = 200 }; /* of so few, as under sanitizers, all may lie close by chance */
+    enum { FEW = 200 }; /* so few values, as under sanitizers, may all be close by chance */
     if (!rng_whole_sample()) return true;
     return t->compared > 0 && (t->compared < FEW || t->worst > 0.001);
 }

@@ -1,7 +1,7 @@
-/* Counting how near the results come to their bounds.
+/* Measures how closely results approach their bounds.
  *
- * A bound that is exceeded is a failure; one that is never approached could hide one, so the
- * largest ratio of error to bound is printed and judged. */
+ * Exceeding a bound is a failure. A bound that is never approached could hide one, so the largest ratio of error to
+ * bound is printed and checked. */
 #ifndef TEST_TALLY_H
 #define TEST_TALLY_H
 
@@ -14,21 +14,21 @@ typedef struct tally {
     double worst; /* the largest error / bound */
 } tally;
 
-/* Compare; false if |got - exact| > bound or got is NaN where exact is not. Equal values pass,
- * infinite ones too. */
+/* Compare; false if |got - exact| > bound, or if got is NaN and exact is not. Equal values pass, including infinite
+ * ones. */
 bool tally_compare(tally *t, double got, double exact, double bound);
 
 /* One line: name, number of comparisons, largest ratio. */
 void tally_print(const tally *t);
 
-/* True if something was compared and the bound means something: the worst ratio is above 0.001.
- * Of few values only that there are any is asked, and of a thinned sample nothing. */
+/* True if something was compared and the bound is meaningful: the worst ratio is above 0.001. For few values it only
+ * checks that there are any, for a reduced sample nothing. */
 bool tally_is_sharp(const tally *t);
 
 /* Print it, and fail the test if it is not sharp. */
 void tally_judge(const tally *t);
 
-/* Likewise; it has no name but this one. */
+/* The same, with this name only. */
 void tally_judge_as(tally t, const char *machine, const char *what);
 
 #endif

@@ -1,4 +1,4 @@
-/* Files for tests: a folder of their own, helpers to fill and empty it, and mutations of bytes. */
+/* Files for tests: a temporary folder, helpers to fill and empty it, and mutations of bytes. */
 #ifndef TEMP_FILES_H
 #define TEMP_FILES_H
 
@@ -10,13 +10,13 @@ int temp_begin(void **state);
 /* Remove the folder and everything in it. For RUN_TESTS_BETWEEN(), 0. */
 int temp_end(void **state);
 
-/* The path of name within the folder. Good until the eighth next call. */
+/* The path of name within the folder. Valid until the eighth next call. */
 const char *temp_path(const char *name);
 
-/* Write a file of the folder, name may contain one subfolder, which is made. Gives its path. */
+/* Write a file in the folder; name may contain one subfolder, which is created. Returns its path. */
 const char *temp_write(const char *name, const void *bytes, size_t size);
 
-/* The number of entries of the folder, subfolders not looked into. */
+/* The number of entries of the folder, not recursive. */
 int temp_count(void);
 
 /* The contents of any file, with a zero byte behind; *size may be NULL. Free it with free(). */

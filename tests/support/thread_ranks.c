@@ -22,7 +22,7 @@ typedef struct rank_thread {
     mha_transport transport;
     pthread_t thread;
     int64_t sends;
-    bool gone; /* under the mutex: it has ended, or is lost */
+    bool gone; /* under the mutex: it has finished, or is lost */
 } rank_thread;
 
 struct world {
@@ -133,7 +133,7 @@ static mha_status test_message(void *user, mha_transfer *transfer, bool *complet
     return finish(user, transfer, false, complete);
 }
 
-/* Nothing is received before it is waited for, and nothing sent stays where it was. */
+/* Receiving happens in wait, and sent memory is copied. */
 static void cancel_message(void *user, mha_transfer *transfer)
 {
     (void)user;

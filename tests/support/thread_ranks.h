@@ -1,5 +1,5 @@
-/* Ranks as threads of this process: a transport (multihead/transport.h) of queues in memory, on which
- * whatever several ranks do is tested without a launcher. */
+/* Ranks as threads of this process: a transport (multihead/transport.h) over queues in memory, for tests of several
+ * ranks without a launcher. */
 #ifndef TEST_THREAD_RANKS_H
 #define TEST_THREAD_RANKS_H
 
@@ -18,9 +18,9 @@ typedef struct thread_ranks_counts {
 
 typedef void thread_rank_fn(void *user, const mha_transport *transport);
 
-/* Run fn at `size` ranks at once and wait for all. lost: a rank whose messages cease to arrive after
- * `after` sends of its own, which its partners learn by MHA_ERR_RANK; -1: none. Returns what was sent.
- * Messages that nobody received fail the test. */
+/* Run fn on `size` ranks concurrently and wait for all. lost: a rank whose messages cease to arrive after `after` of
+ * its sends, which its partners see as MHA_ERR_RANK; -1: none. Returns the messages sent. Messages not received fail
+ * the test. */
 thread_ranks_counts thread_ranks_run(int size, thread_rank_fn *fn, void *user, int lost,
                                      int64_t after);
 

@@ -1,4 +1,3 @@
-/* See html_page.h. */
 #include "unit/html_page.h"
 
 #include "support/expect.h"

@@ -1,4 +1,4 @@
-/* Writing reports in tests, and taking them apart. */
+/* Writing and parsing reports in tests. */
 #ifndef UNIT_HTML_PAGE_H
 #define UNIT_HTML_PAGE_H
 
@@ -8,10 +8,10 @@ mha_figure html_figure(const mha_panel *panels, int64_t count, int64_t rows, int
 
 mha_buffer html_render(const mha_figure *figure, const mha_report *report);
 
-/* What must hold for every page. In base64 "http" may stand by chance, "http:" cannot. */
+/* Invariants of every page. Base64 may contain "http" by chance, but not "http:". */
 void html_check_page(const mha_buffer *page);
 
-/* The JSON of a page, cut out; free it. */
+/* The JSON of a page; free it. */
 char *html_data(const mha_buffer *page);
 
 int64_t html_integer(const char *json, const char *name);

@@ -1,8 +1,7 @@
-/* What is lost without heads: sets against plain passes with closed gates, means and patches; gradients
- * against differences; direct effects against logit attribution; patching between prompts against plain
- * passes, and paths against sums of products; what numbers of texts say; a pair of induction heads made
- * by hand, which is dead without either; and misuse. tests/python/test_ablation_torch.py compares with
- * torch's hooks. */
+/* Ablation: sets against plain passes with closed gates, means and patches; gradients against differences; direct
+ * effects against logit attribution; patching between prompts against plain passes, and paths against sums of products;
+ * statistics over texts; a handmade pair of induction heads, which fails without either; and misuse.
+ * tests/python/test_ablation_torch.py compares with torch's hooks. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -72,7 +71,7 @@ static void draw_text(const small_model *m, rng *r, int64_t only, some_text *x)
     }
 }
 
-/* What every head gives out in a text, by a call that keeps everything. */
+/* The output of every head in a text, by a call that keeps everything. */
 static void run_text(mha_context *context, const small_model *m, some_text *x)
 {
     mha_activations *a = NULL;
@@ -118,7 +117,7 @@ static void example_free(example *e)
 
 /* ---- the same, plainly ----------------------------------------------------------------------- */
 
-/* SplitMix64, as ablation.h says. */
+/* SplitMix64, as specified in ablation.h. */
 static int64_t other_text(uint64_t seed, int64_t i)
 {
     uint64_t z = seed + UINT64_C(0xD1342543DE82EF95) * (uint64_t)i + UINT64_C(0x9E3779B97F4A7C15);
@@ -127,7 +126,7 @@ static int64_t other_text(uint64_t seed, int64_t i)
     return (i + 1 + (int64_t)((z ^ z >> 31) % (TEXTS - 1))) % TEXTS;
 }
 
-/* What takes the place of a head in text i, [B T, D]. */
+/* The replacement of a head's output in text i, [B T, D]. */
 static void replacement(const example *e, int64_t i, int64_t layer, int64_t head, float *to)
 {
     const int64_t D = e->m->desc.head_dim, wide = e->m->desc.num_heads * D;
@@ -151,7 +150,7 @@ static double log_probability(const float *logits, int64_t count, int64_t token)
     return (double)logits[token] - most - log(sum);
 }
 
-/* Measures of a pass over all layers, of tokens that may be not the text's. */
+/* Measures of a pass over all layers, for tokens that may differ from the text's. */
 static void plain(mha_context *context, const small_model *m, const some_text *x,
                   const mha_tensor *tokens, const mha_head_patch *patches, int64_t count,
                   double values[MEASURES])
@@ -175,7 +174,7 @@ static void plain(mha_context *context, const small_model *m, const some_text *x
     }
 }
 
-/* f32 softmaxes of up to 32 logits are within 12 u of log P, and factors add to a few. */
+/* f32 softmaxes of up to 32 logits are within 12 u of log P; factors sum to a few units. */
 static void expect_measures(const double *got, const double *wanted)
 {
     for (int k = 0; k < MEASURES; k++) {
@@ -260,7 +259,7 @@ static void sets_are_plain_passes(void **state)
     }
 }
 
-/* Any number of threads gives the same bits, and so does measuring a set by itself. */
+/* The bits do not depend on the number of threads or on the other sets. */
 static void threads_change_no_bit(void **state)
 {
     (void)state;
@@ -292,8 +291,8 @@ static void threads_change_no_bit(void **state)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* The slope of measures by the part s of a head that is replaced, three times from differences at h and
- * 2 h (Richardson); by how much they disagree is what rounding and higher derivatives do here. */
+/* The slope of measures by the replaced fraction s of a head, three times from differences at h and 2 h (Richardson);
+ * their disagreement estimates rounding and higher derivatives. */
 static void slopes(mha_context *context, const example *e, int64_t x, int64_t head, double low[],
                    double high[])
 {
@@ -341,7 +340,7 @@ static void gradients_are_slopes(void **state)
         int64_t work = 0;
         e->data.progress = count_work;
         e->data.progress_user = &seen;
-        /* ReLU and the layers' absolute values have corners; differences across one say nothing. */
+        /* ReLU and absolute values in layers have kinks; differences across one are meaningless. */
         const bool smooth = e->m->desc.feed_forward != MHA_FEED_FORWARD_RELU;
         expect_ok(mha_effect_gradients(context, e->m->t, &e->how, &e->data, estimates[0][0]));
         expect_ok(mha_effect_work(e->m->t, &e->how, &e->data, NULL, &work));
@@ -442,7 +441,7 @@ static void direct_effects_are_attributions(void **state)
 
 /* ---- patching -------------------------------------------------------------------------------- */
 
-/* [B,T,D] of a part of a head, as a call that keeps everything left it. */
+/* [B,T,D] of a part of a head, from a call that keeps everything. */
 static mha_tensor part_of(const mha_activations *a, mha_patch_part part, int64_t layer,
                           int64_t head)
 {
@@ -510,8 +509,8 @@ static void activation_patching_is_plain_passes(void **state)
     }
 }
 
-/* A prompt's answer by one path after the other, plainly: what receivers read with the sender from the
- * other prompt and all other heads frozen, and then the run in which they read that. */
+/* A prompt's answer for each path, computed plainly: the inputs of receivers with the sender from the other prompt and
+ * all other heads frozen, then the run with these inputs. */
 static void path_plainly(mha_context *context, const example *e, const some_text *x,
                          const mha_activations *to, const mha_activations *from, int64_t sender,
                          const mha_patching *desc, double *wanted)
@@ -602,10 +601,10 @@ static void paths_are_plain_passes(void **state)
 
 /* ---- an induction pair by hand --------------------------------------------------------------- */
 
-/* Attention alone, two layers of two heads. The stream: the token [V], the token before [V], the answer
- * [V], the position [T]. L0H0 attends to the position before and copies that token into the second part;
- * L1H1 looks for its token among the second parts and copies the token there to the answer, which the
- * output reads. L0H1 and L1H0 attend to all alike and write little. */
+/* Attention only, two layers of two heads. The stream: token [V], previous token [V], answer [V], position [T]. L0H0
+ * attends to the previous position and copies its token into the second part; L1H1 matches its token with the second
+ * parts and copies the token there to the answer, which the output reads. L0H1 and L1H0 attend uniformly and write
+ * little. */
 enum { PAIR_V = 26, PAIR_T = 49, PAIR_D = PAIR_T, PAIR_E = 3 * PAIR_V + PAIR_T };
 
 static float *weight_of(mha_transformer *t, int64_t layer, const char *name)
@@ -660,7 +659,7 @@ static mha_transformer *make_pair(mha_context *context)
     return t;
 }
 
-/* Token 0, then distinct others, twice; those of the second time count. */
+/* Token 0, then a sequence of distinct tokens twice; those of the second time count. */
 static void draw_repeats(rng *r, int32_t *ids, mha_effect_term *terms)
 {
     enum { BLOCK = (PAIR_T - 1) / 2 };
@@ -711,11 +710,11 @@ static void an_induction_pair_is_dead_without_either(void **state)
         for (int i = 0; i < SOME; i++) {
             assert_true(whole[i] < 1e-3);
             assert_true(without[1][i] < 1e-3 && without[2][i] < 1e-3 && without[5][i] < 1e-3);
-            /* nothing or something else is said: at best chance, whose mean says every token */
+            /* no answer or another one: at best chance, as with mean ablation */
             assert_true(without[0][i] > 0.8 * chance);
             assert_true(without[3][i] > 0.99 * chance);
             assert_true(without[4][i] > 0.8 * chance);
-            if (kind == MHA_ABLATION_ZERO) { /* the one is nothing without the other */
+            if (kind == MHA_ABLATION_ZERO) { /* one is useless without the other */
                 assert_true(fabs(without[3][i] - chance) < 1e-3);
                 assert_true(fabs(without[4][i] - without[3][i]) < 1e-3);
             }
@@ -724,7 +723,7 @@ static void an_induction_pair_is_dead_without_either(void **state)
     mha_transformer_destroy(t);
 }
 
-/* From the repeated tokens to others in the first block: the answer goes by the keys of L1H1. */
+/* From the repeated tokens to others in the first block: the path to the answer is through the keys of L1H1. */
 static void the_path_of_the_pair_is_by_its_keys(void **state)
 {
     (void)state;
@@ -765,7 +764,7 @@ static void the_path_of_the_pair_is_by_its_keys(void **state)
     mha_transformer_destroy(t);
 }
 
-/* ---- what numbers of texts say --------------------------------------------------------------- */
+/* ---- statistics over texts ------------------------------------------------------------------- */
 
 static void intervals(void **state)
 {
@@ -776,8 +775,8 @@ static void intervals(void **state)
     for (int i = 0; i < 200; i++) values[i] = i % 2 ? NAN : i % 4 ? 1 : 0; /* 50 zeros, 50 ones */
     expect_ok(mha_effect_bootstrap(context, values, 200, 1, 4000, 5, &x));
     assert_true(x.mean == 0.5 && x.texts == 100);
-    /* a binomial of 100: a deviation of 0.05, so that 95 % lie within 0.1 of the mean, give or take a
-     * step of 0.01 and what 4,000 draws know of it */
+    /* a binomial of 100: a deviation of 0.05, so that 95 % are within 0.1 of the mean, up to a step of 0.01 and the
+     * error of 4,000 draws */
     assert_true(fabs(x.low - 0.4) < 0.016 && fabs(x.high - 0.6) < 0.016);
     expect_ok(mha_effect_bootstrap(context, values, 200, 1, 4000, 5, &again));
     assert_memory_equal(&x, &again, sizeof x);
@@ -916,7 +915,7 @@ static void misuse(void **state)
     free(c);
 }
 
-/* All calls, with a model that another context has made. */
+/* All calls, with a model made by another context. */
 static mha_status run_all(mha_context *context, failing_alloc *memory, void *user)
 {
     calls *c = user;

@@ -157,7 +157,7 @@ static problem_shape some_shape(rng *r, int64_t T, int64_t S, int64_t D)
     return n;
 }
 
-/* Rows to compare, so that the reference's share of the time stays bounded. */
+/* Rows to compare, bounding the reference's share of the time. */
 static int64_t affordable_rows(const problem_shape *n, double work)
 {
     double row = (double)(n->S + 1) * (double)(n->D + n->Dv);
@@ -237,7 +237,7 @@ static void every_mask_and_value(void **state)
     print_cards(&all, cards);
 }
 
-/* Lengths of 0 in every place. */
+/* Lengths of 0 at every place. */
 static void empty_shapes(void **state)
 {
     (void)state;
@@ -260,7 +260,7 @@ static void empty_shapes(void **state)
 
 /* ---- exact properties ----------------------------------------------------------------------- */
 
-/* A query that sees one key gets its value to the bit. */
+/* A query that sees one key gets exactly its value. */
 static void one_visible_key(void **state)
 {
     (void)state;
@@ -309,7 +309,7 @@ static void scale_zero(void **state)
     problem_free(&p);
 }
 
-/* ---- what is not finite --------------------------------------------------------------------- */
+/* ---- non-finite values ----------------------------------------------------------------------- */
 
 /* A problem twice: with zeros at chosen elements of q, k and v, and with NaN or infinity there. */
 typedef struct poisoned {
@@ -331,7 +331,7 @@ static float some_bad(rng *r)
     return RNG_PICK(r, bad);
 }
 
-/* Choose the places and put zeros there. */
+/* Choose the places and set them to zero. */
 static poisoned poison_choose(problem *p, rng *r)
 {
     const problem_shape *n = &p->shape;
@@ -379,7 +379,7 @@ static bool same_float(float a, float b)
     return memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* The rules of attention.h for one row, given the row of the same problem with zeros. */
+/* The rules of attention.h for one row, given that row of the problem with zeros. */
 static void check_special_row(const problem *p, const poisoned *x, place at, const outcome *bad,
                               const outcome *zero)
 {

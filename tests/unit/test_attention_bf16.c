@@ -1,7 +1,6 @@
-/* Attention in bf16 arithmetic: against the double-precision reference of rounded inputs, within the
- * bound of docs/numerics.md 15; the same bits on every instruction set with fused multiply-adds, for
- * tensors that are rounded before or by the call, any threads and any division into calls; values that
- * are not finite or too large; refusals.
+/* Attention in bf16 arithmetic: against the double-precision reference of rounded inputs, within the bound of
+ * docs/numerics.md 15; the same bits on every instruction set with fused multiply-adds, for tensors rounded before or
+ * by the call, any number of threads and any division into calls; values that are not finite or too large; errors.
  *
  * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. MHA_TEST_CASE=n (with MHA_TEST_SEED)
  * runs the n-th alone. */
@@ -72,7 +71,7 @@ static void round_tensor(const mha_tensor *x)
     } while (guarded_next(x, index));
 }
 
-/* A tensor of bf16 with what x holds. */
+/* A bf16 tensor with the elements of x. */
 static guarded stored_as_bf16(rng *r, const mha_tensor *x)
 {
     guarded out = guarded_make(r, MHA_BF16, x->ndim, x->shape, guarded_random_layout(r, false));
@@ -87,7 +86,7 @@ static guarded stored_as_bf16(rng *r, const mha_tensor *x)
 
 /* ---- bits and bounds ------------------------------------------------------------------------- */
 
-/* Machine 0 has the bits of all with the same kind of multiply-add. */
+/* Machine 0 is bit-identical to all with the same kind of multiply-add. */
 static int first_alike(const machines *all, int m)
 {
     const bool portable = all->each[m].isa == MHA_ISA_PORTABLE;
@@ -112,7 +111,7 @@ static void run_machines(trial *x, rng *r)
     }
 }
 
-/* What a call rounds, or what is stored so, makes no difference. */
+/* Rounding by the call and bf16 storage give the same. */
 static void check_stored(trial *x, rng *r)
 {
     guarded q = stored_as_bf16(r, &x->c.q.view), k = stored_as_bf16(r, &x->c.k.view);
@@ -225,9 +224,9 @@ static void against_reference(void **state)
     }
 }
 
-/* ---- what is not finite, or too large -------------------------------------------------------- */
+/* ---- non-finite and too large values --------------------------------------------------------- */
 
-/* Rows are NaN where those of f32 arithmetic are; of a value that is not finite, o too. */
+/* Rows are NaN as in f32 arithmetic; with a value that is not finite, o is also NaN. */
 static void not_finite(void **state)
 {
     (void)state;
@@ -238,7 +237,7 @@ static void not_finite(void **state)
         trial x;
         trial_make(&x, &r, i, &all);
         x.c.desc.dropout =
-            0; /* it may leave what is not finite out, or a weight that is too small */
+            0; /* it may omit values that are not finite, or weights that are too small */
         guarded_sprinkle(&r, &x.c.q.view, 0.002, odd, 3);
         guarded_sprinkle(&r, &x.c.k.view, rng_chance(&r, 0.5) ? 0.0005 : 0, odd, 3);
         guarded_sprinkle(&r, &x.c.v.view, rng_chance(&r, 0.5) ? 0.002 : 0, odd, 3);
@@ -264,7 +263,7 @@ static void not_finite(void **state)
     }
 }
 
-/* Numbers from everywhere in the range: no crash, the same bits, and no NaN that nothing makes. */
+/* Numbers from the whole range: no crash, the same bits, and no NaN without cause. */
 static void hostile_numbers(void **state)
 {
     (void)state;
@@ -295,8 +294,8 @@ static void hostile_numbers(void **state)
 
 /* ---- plain calls ------------------------------------------------------------------------------- */
 
-/* A key counts as not finite, or too large, also where the rest of it would overflow to the -inf of
- * hidden keys; values may have no elements. */
+/* A key counts as not finite or too large even if its remainder would overflow to the -inf of hidden keys; values may
+ * have no elements. */
 static void one_query(void **state)
 {
     (void)state;
@@ -331,7 +330,7 @@ static void one_query(void **state)
     free(x.q);
 }
 
-/* Rows in two calls, and keys beyond the length changed and cut off: the bits of the whole. */
+/* Rows in two calls, and keys beyond the length changed or removed: bit-identical to one call. */
 static void division_does_not_matter(void **state)
 {
     (void)state;

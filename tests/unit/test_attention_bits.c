@@ -18,7 +18,7 @@
 /* A part: some sequences, key/value heads, queries and leading keys. */
 typedef struct cut {
     int64_t b, B, hk, Hk, t, T, S;
-    bool drop_lengths; /* S is what key_lengths says: go without it */
+    bool drop_lengths; /* S equals key_lengths: omit it */
 } cut;
 
 static mha_tensor slice4(const mha_tensor *x, int64_t b, int64_t B, int64_t h, int64_t H, int64_t t,
@@ -50,7 +50,7 @@ static int64_t row_end(const problem *p, int64_t b, int64_t t)
     return offset < -t ? 0 : t + offset + 1;
 }
 
-/* A cut that keeps every key that its queries see. */
+/* A cut that keeps every key visible to its queries. */
 static cut some_cut(const problem *p, rng *r)
 {
     const problem_shape *n = &p->shape;
@@ -80,7 +80,7 @@ static cut some_cut(const problem *p, rng *r)
     return c;
 }
 
-/* Offset of the part's first query. The largest there is stays what it is. */
+/* Offset of the part's first query. The largest offset is not changed. */
 static int64_t shifted(int64_t offset, int64_t t)
 {
     return offset == (int64_t)1 << 60 ? offset : offset + t;
@@ -132,7 +132,7 @@ static bool all_zero(const mha_tensor *x)
     return true;
 }
 
-/* The part's results are those of the whole, to the bit; beyond its keys the whole has p = 0. */
+/* The part's results are bit-identical to the whole's, which has p = 0 beyond the part's keys. */
 static void compare_cut(const problem *p, const cut *cut_at, rng *r, const machine *m,
                         const outcome *whole)
 {
@@ -180,7 +180,7 @@ static problem_shape some_shape(rng *r)
     return n;
 }
 
-/* Some problems hold what is not finite: the contract covers them. */
+/* Some problems contain values that are not finite, which the contract covers. */
 static void sprinkle(problem *p, rng *r)
 {
     const mha_tensor *all[] = {&p->q.view, &p->k.view, &p->v.view};
@@ -252,8 +252,8 @@ static void one_query_at_a_time(void **state)
     }
 }
 
-/* So few rows of large groups, over several key blocks, that keys and values are read as they lie:
- * one strip, and several that share each panel of keys. */
+/* Few rows of large groups over several key blocks, so that keys and values are read in place: one strip, and several
+ * that share each panel of keys. */
 static void few_queries_of_groups(void **state)
 {
     static const int64_t groups[] = {1, 3, 4, 5, 7, 16, 32}, sizes[] = {32, 64, 96, 128, 40};
@@ -283,9 +283,9 @@ static void few_queries_of_groups(void **state)
     }
 }
 
-/* Keys that are one block, under causal, lengths, a dense mask and a bias: with probabilities a
- * walk of tiles computes the outputs, without them one call a chunk does. Sizes that it takes, and
- * lengths around the ends of half panels, panels and strips. */
+/* One block of keys with causal, lengths, a dense mask and a bias: with probabilities a walk of tiles computes the
+ * outputs, without them one call per chunk. Sizes that it accepts, and lengths around the ends of half panels, panels
+ * and strips. */
 static void one_block_equals_tiles(void **state)
 {
     static const int64_t sizes[] = {16, 32, 64, 96, 128, 240},
@@ -331,8 +331,8 @@ static bool infinite(const mha_tensor *q, int64_t row)
     return isinf(*element(q, row, 0));
 }
 
-/* Infinite elements whose every product is -inf, which looks like a key that is hidden: what must
- * be NaN would be 0, or the rest of the row. */
+/* Infinite elements whose every product is -inf, like the score of a hidden key: results that must be NaN would be 0,
+ * or the rest of the row. */
 static void one_block_is_not_fooled_by_infinity(void **state)
 {
     (void)state;
@@ -358,14 +358,14 @@ static void one_block_is_not_fooled_by_infinity(void **state)
     }
 }
 
-/* A host's parallel-for that runs the items backwards, in the caller's thread. */
+/* A host's parallel-for that runs items backwards in the caller's thread. */
 static void run_backwards(void *user, int64_t items, mha_parallel_body body, void *argument)
 {
     (void)user;
     for (int64_t item = items - 1; item >= 0; item--) body(argument, item, (int)(item % 5));
 }
 
-/* 1, 2, 3 and 8 threads; and a host that takes items in another order. */
+/* 1, 2, 3 and 8 threads, and a host that runs items in another order. */
 static void any_number_of_threads(void **state)
 {
     (void)state;
@@ -472,7 +472,7 @@ static void any_layout(void **state)
     }
 }
 
-/* What a context computed before leaves no trace. */
+/* Earlier computations in a context have no effect. */
 static void any_history(void **state)
 {
     (void)state;
@@ -496,7 +496,7 @@ static void any_history(void **state)
     }
 }
 
-/* Each size given and left out, with the causal mask that ends at the last key. */
+/* Each size, explicit and by default, with the causal mask that ends at the last key. */
 static void floats_are_tensors(void **state)
 {
     (void)state;

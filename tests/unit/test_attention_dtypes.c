@@ -1,6 +1,6 @@
-/* f16 and bf16 in and out of attention: the bits of widening the inputs exactly, computing in f32,
- * and rounding o once more, to the nearest. On every path and instruction set, with any descriptor,
- * any mixture of types and any strides; likewise for caches and linear attention.
+/* f16 and bf16 inputs and outputs of attention: bit-identical to widening the inputs exactly, computing in f32, and
+ * rounding o once to the nearest. On every path and instruction set, with any descriptor, mixture of types and strides;
+ * likewise for caches and linear attention.
  *
  * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. */
 #include "reference/half_reference.h"
@@ -50,7 +50,7 @@ typedef struct twin {
     guarded narrow, wide;
 } twin;
 
-/* special: how often an element is an infinity, a NaN, a zero or a subnormal instead. */
+/* special: the frequency of infinities, NaNs, zeros and subnormal numbers. */
 static twin twin_of(rng *r, const mha_tensor *from, mha_dtype type, unsigned layout, double special)
 {
     static const double odd[] = {(double)INFINITY, (double)-INFINITY, (double)NAN, -0.0,
@@ -188,7 +188,7 @@ static void any_descriptor(void **state)
     for (; i < end; i++) run_trial(i, &one, &several, 0);
 }
 
-/* Rows end anywhere in a register; after the last element lies a page that must not be read. */
+/* Rows end anywhere in a register; an unreadable page follows the last element. */
 static void any_head_size(void **state)
 {
     (void)state;
@@ -200,7 +200,7 @@ static void any_head_size(void **state)
 
 enum { WISHES = 8, TOP = 3 };
 
-/* Everything beside o, lse and p; o with it. */
+/* All outputs, including o, except lse and p. */
 static void ask_for_all(mha_context *context, const trial *x, mha_path path, mha_score_stage stage,
                         bool narrow, const mha_tensor *o, guarded all[WISHES])
 {
@@ -284,7 +284,7 @@ static void forward(const machine *m, const mha_attention_desc *given, const mha
 
 static const int64_t value_shape[] = {SIDE, 1, 1, SIDE}, point_shape[] = {SIDE, 1, 1, 1};
 
-/* With one key o is v itself: every pattern of v, whichever way its register is loaded. */
+/* With one key o equals v: every bit pattern of v, for every way of loading its register. */
 static void every_value_arrives(void **state)
 {
     (void)state;
@@ -307,7 +307,7 @@ static void every_value_arrives(void **state)
         }
 }
 
-/* The same way out: midpoints of neighbours in f16 or bf16, and what lies beside them. */
+/* The same for output: midpoints of neighbours in f16 or bf16, and adjacent numbers. */
 static void every_midpoint_is_rounded(void **state)
 {
     (void)state;
@@ -340,7 +340,7 @@ static void every_midpoint_is_rounded(void **state)
         }
 }
 
-/* Every pattern as a query and as a key: a window of one key makes lse the pair's score. */
+/* Every bit pattern as a query and as a key: with a window of one key, lse is the pair's score. */
 static void every_score_is_that_of_f32(void **state)
 {
     (void)state;
@@ -377,7 +377,7 @@ static void every_score_is_that_of_f32(void **state)
 
 /* ---- scratch --------------------------------------------------------------------------------- */
 
-/* What a call takes does not depend on the types: nothing is widened as a whole. */
+/* Memory of a call does not depend on the types: no tensor is widened as a whole. */
 static void no_copy_of_a_tensor(void **state)
 {
     (void)state;
@@ -511,7 +511,7 @@ static void other_types_are_refused(void **state)
         }
 }
 
-/* What is computed in f32 is returned in f32. */
+/* Results computed in f32 are returned in f32. */
 static void other_outputs_stay_f32(void **state)
 {
     (void)state;

@@ -1,5 +1,4 @@
-/* Everything around the numbers of mha_attention_forward(): each error it can report, what explain
- * says, memory that runs out, memory that is not needed twice, forks. */
+/* mha_attention_forward() apart from its numbers: every error, explain, allocation failures, reuse of memory, forks. */
 #include "support/backward_call.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -28,7 +27,7 @@
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
-/* The arguments of a call that is right until a case spoils it. */
+/* The arguments of a valid call, which each case spoils. */
 typedef struct call {
     mha_context *context;
     mha_attention_desc desc;
@@ -159,7 +158,7 @@ static void arena_free(arena *a)
     for (int i = 0; i < 8; i++) guarded_free(all[i]);
 }
 
-/* Fills in place: pointers lead into the call itself. */
+/* Initialises in place, since pointers refer to the call itself. */
 static void call_make(call *c, mha_context *context, const arena *a)
 {
     *c = (call){.context = context, .q = a->q.view, .k = a->k.view, .v = a->v.view};
@@ -212,7 +211,7 @@ static void misuse_is_refused(void **state)
     arena_free(&a);
 }
 
-/* Lengths that overflow when multiplied, beside a length of 0 or of a broadcast axis. */
+/* Lengths whose product overflows, together with a length of 0 or a broadcast axis. */
 static void huge_shapes(void **state)
 {
     (void)state;
@@ -239,7 +238,7 @@ static void huge_shapes(void **state)
     }
 }
 
-/* Strides of axes of length 1 and of empty tensors lead nowhere: NumPy gives any, and 0. */
+/* Strides of axes of length 1 and of empty tensors are ignored: NumPy uses any value, including 0. */
 static void unused_strides(void **state)
 {
     (void)state;
@@ -272,7 +271,7 @@ static void unused_strides(void **state)
 
 /* ---- structs that grow ---------------------------------------------------------------------- */
 
-/* No size that ends inside a field is taken, nor one that was never set. */
+/* Sizes that end inside a field, or were never set, are rejected. */
 static void cut_structs(void **state)
 {
     (void)state;
@@ -283,7 +282,7 @@ static void cut_structs(void **state)
     call_make(&c, context, &a);
     mha_attention_desc desc = {.flags = MHA_ATTENTION_WINDOW, .left_keys = S, .right_keys = S};
     mha_tensor global = mha_tensor_contiguous(NULL, MHA_U8, 2, (int64_t[]){0, 0});
-    desc.global_keys = &global; /* refused by its shape if it is read whole */
+    desc.global_keys = &global; /* rejected by its shape if it is read completely */
     for (uint32_t size = 0; size <= sizeof desc; size++) {
         desc.struct_size = size;
         mha_status status = mha_attention_forward(context, &desc, &c.q, &c.k, &c.v, &c.o, NULL);
@@ -370,7 +369,7 @@ static void strict_and_plain(void **state)
                 assert_int_equal(problem_run(context, &p, MHA_PATH_PLAIN, &plain), MHA_OK);
                 assert_true(outcome_same(&tiled, &plain, false));
             }
-            p.desc.flags |= MHA_ATTENTION_STRICT; /* plain was asked for: nothing falls back */
+            p.desc.flags |= MHA_ATTENTION_STRICT; /* plain was requested: no fallback */
             assert_int_equal(problem_run(context, &p, MHA_PATH_PLAIN, &plain), MHA_OK);
             outcome_free(&tiled);
             outcome_free(&plain);
@@ -392,7 +391,7 @@ static int64_t count_pairs(const problem *p)
     return pairs * p->shape.H;
 }
 
-/* What explain says is so; and scratch reserved by its word is enough. */
+/* explain is correct, and reserving the scratch that it reports suffices. */
 static void plans_come_true(void **state)
 {
     (void)state;
@@ -441,7 +440,7 @@ static void plans_come_true(void **state)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-/* Create a context and run one call, allocation number n failing. True if nothing failed. */
+/* Create a context and run one call with allocation n failing. True if nothing failed. */
 static bool survives(const problem *p, rng *r, const machine *m, int64_t n, bool and_later)
 {
     failing_alloc memory = failing_alloc_make();
@@ -541,8 +540,8 @@ static void directions_count_alike(void **state)
     assert_int_equal(backward.visible_pairs, HEADS * PAIRS);
 }
 
-/* The tiled path's scratch does not grow with the lengths, a hundredfold here: full, causal, with a
- * window and with a block pattern. A window's work grows with the length, not with its square. */
+/* The tiled path's scratch does not grow with the lengths, here a hundredfold: full, causal, with a window and with a
+ * block pattern. A window's work is linear in the length. */
 static void linear_memory(void **state)
 {
     (void)state;
@@ -570,7 +569,7 @@ static void linear_memory(void **state)
             if (kind == CAUSAL) assert_int_equal(plan.visible_pairs, 8 * (n * (n + 1) / 2));
             if (kind == BAND) assert_int_equal(plan.visible_pairs, 8 * band);
         }
-        /* Chunks of rows are cut a little differently. */
+        /* Chunks of rows are divided slightly differently. */
         assert_true(bytes[1] < bytes[0] + bytes[0] / 4);
     }
     mha_context_destroy(context);
@@ -599,7 +598,7 @@ static void after_a_fork(void **state)
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        alarm(120); /* a lock that no thread will release must not hang the test */
+        alarm(120); /* a lock that is never released must not hang the test */
         bool right = problem_run(context, &p, MHA_PATH_AUTO, &child) == MHA_OK &&
                      outcome_same(&parent, &child, false);
         mha_context_destroy(context);

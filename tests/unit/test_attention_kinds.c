@@ -1,6 +1,5 @@
-/* Every kind of attention behind one descriptor, alone and in random combination, against the
- * double-precision reference within its bound (docs/numerics.md, 3.10), on every path and
- * instruction set.
+/* Every kind of attention of the descriptor, alone and in random combinations, against the double-precision reference
+ * within its bound (docs/numerics.md, 3.10), on every path and instruction set.
  *
  * A sample by default; MHA_TEST_LONG=1 tries 20,000 descriptors. MHA_TEST_CASE=n (with
  * MHA_TEST_SEED) runs the n-th alone. */
@@ -17,9 +16,8 @@
 
 enum { SAMPLE = 250, ALL = 20000 };
 
-/* Errors over bounds, for each machine; rest is what would say nothing about the others: p below
- * 2^-120 and rows that go to the sink, where flushing to 0 may be all of the error, and heads too
- * wide for the tiled path. */
+/* Errors over bounds, for each machine. `rest` holds cases that would dominate the others: p below 2^-120 and rows that
+ * go to the sink, where flushing to 0 may be the whole error, and heads too wide for the tiled path. */
 typedef struct score_card {
     tally o, lse, p, rest;
 } score_card;
@@ -108,7 +106,7 @@ static void run_machines(trial *x, rng *r)
     }
 }
 
-/* As many rows as some work pays for, chosen by chance. */
+/* Random rows within a budget of work. */
 static void check_rows(trial *x, rng *r, score_card *cards)
 {
     const kinds_shape *n = &x->c.shape;
@@ -163,7 +161,7 @@ static void random_company(void **state)
     if (whole) print_cards(&all, cards);
 }
 
-/* Each kind alone, and each pair of kinds, whatever the random sample holds. */
+/* Each kind alone, and each pair of kinds, independent of the random sample. */
 static void alone_and_in_pairs(void **state)
 {
     (void)state;
@@ -183,7 +181,7 @@ static void alone_and_in_pairs(void **state)
 
 /* ---- every input on every path --------------------------------------------------------------- */
 
-/* Each tensor of a descriptor belongs to a kind: a new one does not compile without its line. */
+/* Each tensor of a descriptor belongs to a kind: a new one without a line here does not compile. */
 enum {
     KIND_OF_keep_mask = KIND_KEEP,
     KIND_OF_bias = KIND_BIAS,
@@ -200,8 +198,8 @@ enum {
     KIND_OF_gates = KIND_GATES
 };
 
-/* Sizes that take each way through the tiled path where no input stands against it, and what
- * explain says then; two of the contexts' threads. */
+/* Sizes that use each variant of the tiled path unless an input prevents it, and explain's report; contexts with two
+ * threads. */
 static const struct {
     kinds_shape shape;
     uint32_t flags;
@@ -231,8 +229,8 @@ static void check_way(const kinds_shape *shape, uint32_t flags, const machines *
     }
 }
 
-/* With probabilities wanted a call goes the general way, which the reference judges; alone it goes
- * the fast one, whose bits must be the same: an input that a path overlooks shows. */
+/* A call with probabilities uses the general path, which is compared with the reference; without them it uses the fast
+ * path, which must be bit-identical. An input ignored by a path is thus detected. */
 static void every_input_on_every_path(void **state)
 {
     (void)state;
@@ -275,7 +273,7 @@ static void every_input_on_every_path(void **state)
 
 /* ---- constants from the literature ----------------------------------------------------------- */
 
-/* The vectors that come with the authors' Random123 library. */
+/* The test vectors of the authors' Random123 library. */
 static void philox_vectors(void **state)
 {
     (void)state;
@@ -292,7 +290,7 @@ static void philox_vectors(void **state)
     }
 }
 
-/* Where the buckets of T5's own tables begin (32 buckets, 128), computed from its publication. */
+/* First distances of T5's buckets (32 buckets, 128), computed from its publication. */
 static const int64_t two_sided[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91};
 static const int64_t one_sided[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
                                     11, 12, 13, 14, 15, 16, 19, 21, 24, 27, 31,
@@ -311,7 +309,7 @@ static int64_t published_bucket(int64_t rel, bool one)
     return rel > 0 ? 16 + bucket_of(two_sided, 16, rel) : bucket_of(two_sided, 16, -rel);
 }
 
-/* The library's bucket, read off its lse: one key, and a table that tells its own row. */
+/* The library's bucket, from lse with one key and a table that contains row numbers. */
 static int64_t library_bucket(const machine *m, int64_t rel, int64_t buckets, int64_t most,
                               bool one)
 {
@@ -351,8 +349,8 @@ static void t5_boundaries(void **state)
             }
 }
 
-/* Where (distance / exact)^(buckets - exact) is a whole power of max_distance / exact, a bucket
- * begins; a logarithm may be a hair short of it. */
+/* A bucket begins where (distance / exact)^(buckets - exact) is an integer power of max_distance / exact; a logarithm
+ * may be rounded below it. */
 static void t5_whole_powers(void **state)
 {
     (void)state;

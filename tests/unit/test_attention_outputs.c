@@ -1,7 +1,7 @@
-/* Outputs on request (mha_attention_outputs). Entropy, scores and probabilities after dropout are
- * held to the double-precision reference within their bounds (docs/numerics.md, 3.13). All others
- * are exact functions of the probabilities, which test_attention_kinds.c holds to theirs, and must
- * be those to the bit; so must what comes of any number of threads, and of asking for less.
+/* Optional outputs (mha_attention_outputs). Entropy, scores and probabilities after dropout are compared with the
+ * double-precision reference within their bounds (docs/numerics.md, 3.13). All others are exact functions of the
+ * probabilities, which test_attention_kinds.c checks, and must be bit-identical to them; results must also not depend
+ * on threads or on the other outputs requested.
  *
  * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. MHA_TEST_CASE=n (with
  * MHA_TEST_SEED) runs the n-th alone. */
@@ -22,7 +22,7 @@ typedef struct score_card {
     tally entropy, raw, capped, biased, dropped;
 } score_card;
 
-/* One case on one machine: everything at once; p of all heads and rows; the same after dropout. */
+/* One case on one machine: all outputs at once; p of all heads and rows; the same after dropout. */
 typedef struct trial {
     int number;
     bool poisoned;
@@ -46,7 +46,7 @@ static bool same(float a, float b)
     return (isnan(a) && isnan(b)) || memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* Element of a result by the indices of its own axes. */
+/* An element of a result by its indices. */
 static float f32_at(const guarded *g, int64_t i, int64_t j, int64_t k, int64_t l)
 {
     const int64_t index[] = {i, j, k, l};
@@ -108,7 +108,7 @@ static void check_columns(const trial *x, int64_t b, int64_t h)
     }
 }
 
-/* Key i + by, or -1 where that is nowhere near. */
+/* Key i + by, or -1 outside the range. */
 static int64_t key_at(const trial *x, int64_t b, int64_t t, int64_t by)
 {
     const int64_t far = INT64_MAX / 16, S = x->c.result.S;
@@ -223,7 +223,7 @@ static void check_score(const trial *x, const bound_arith *arith, int64_t b, int
     if (!tally_compare(all, (double)got, value, bound)) fail_trial(x, "score", b, h, t, s);
 }
 
-/* Which sequence and query a row of the tensors' batch entry is. */
+/* The sequence and query of a row of the tensors' batch entry. */
 static int64_t sequence_of(const trial *x, int64_t batch, int64_t row, int64_t *t)
 {
     int64_t b = batch;
@@ -308,7 +308,7 @@ static unsigned some_layout(const trial *x, rng *r)
     return x->c.shape.plain_layout ? LAYOUT_CONTIGUOUS : guarded_random_layout(r, false);
 }
 
-/* A NaN or an infinity here and there. */
+/* Random NaNs and infinities. */
 static void poison(guarded *g, rng *r)
 {
     int64_t index[4];
@@ -352,10 +352,10 @@ static void free_results(trial *x)
     extras_free(&x->dropped);
 }
 
-/* The average alone comes with the forward pass. */
+/* The average alone is computed in the forward pass. */
 static const unsigned average_alone = 1 << EXTRA_AVERAGE | 1 << EXTRA_LSE;
 
-/* Asking for some of the outputs gives the bits of asking for all. */
+/* Requesting some outputs gives the same bits as requesting all. */
 static void check_fewer(const trial *x, rng *r)
 {
     for (int i = 0; i < 4; i++) {
@@ -439,7 +439,7 @@ static void random_company(void **state)
 /* ---- windows that end at a key block ----------------------------------------------------------
  */
 
-/* Sums by key skip blocks that no window of a chunk reaches: not one too many. */
+/* Sums by key skip exactly the blocks that no window of a chunk reaches. */
 static void block_edges(void **state)
 {
     (void)state;
@@ -504,8 +504,8 @@ static void any_number_of_threads(void **state)
     }
 }
 
-/* Queries of zeros: all weights are equal, and the first keys that a row sees come first, in all blocks of
- * 512 and beyond a window's begin. */
+/* Zero queries: all weights are equal, so the first visible keys come first, in all blocks of 512 and after a window's
+ * begin. */
 static void equal_weights(void **state)
 {
     enum { T = 3, S = 1100, D = 4, K = 2 };

@@ -1,5 +1,5 @@
-/* Outputs on request: every wrong request is refused with a status and a sentence, and nothing is
- * written; allocations that fail; scratch as explain promised; batches and padding; old structs. */
+/* Optional outputs: every wrong request gives a status and an error, and nothing is written; failing allocations;
+ * scratch as reported by explain; batches and padding; old structs. */
 #include "reference/kinds_reference.h"
 #include "support/expect.h"
 #include "support/extras.h"
@@ -46,7 +46,7 @@ static void call_free(call *a)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-/* A copy of an output's view, put in its place. */
+/* A copy of an output's view that replaces it. */
 #define SPOILED(field) (a->spoiled = *a->x.outputs.field, a->x.outputs.field = &a->spoiled)
 
 #define ROWS                                                                                     \
@@ -133,9 +133,9 @@ static void misuse_is_refused(void **state)
         }
 }
 
-/* ---- the struct as it was, and what is allowed ----------------------------------------------- */
+/* ---- old structs, and valid edge cases ------------------------------------------------------- */
 
-/* A struct of the first release ends with probabilities: what follows in memory is not read. */
+/* A struct of the first release ends with probabilities: memory after it is not read. */
 static void old_struct(void **state)
 {
     (void)state;
@@ -155,7 +155,7 @@ static void old_struct(void **state)
     call_free(&a);
 }
 
-/* Empty lists, empty axes, strict, an offset that only `diagonal` reads. */
+/* Empty lists, empty axes, strict, an offset read by `diagonal` only. */
 static void allowed(void **state)
 {
     (void)state;
@@ -188,7 +188,7 @@ static void allowed(void **state)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* True if the call went through with allocation number n failing, and later ones if and_later. */
+/* True if the call succeeded with allocation n failing, and later ones if and_later. */
 static bool survives(call *a, const machine *m, int64_t n, bool and_later)
 {
     failing_alloc memory = failing_alloc_make();
@@ -224,7 +224,7 @@ static void failed_allocations_are_reported(void **state)
         }
 }
 
-/* Scratch that explain named is enough, for any selection of outputs. */
+/* The scratch reported by explain suffices for any selection of outputs. */
 static void plans_come_true(void **state)
 {
     (void)state;
@@ -257,7 +257,7 @@ static void plans_come_true(void **state)
     }
 }
 
-/* Pairs that explain counts: what needs no tensor to know. */
+/* Pairs that explain counts: those known without reading tensors. */
 static void pairs_are_counted(void **state)
 {
     (void)state;
@@ -317,7 +317,7 @@ static void linear_memory(void **state)
 
 /* ---- batches and padding --------------------------------------------------------------------- */
 
-/* An output's entry b, and its first S columns where it has that axis last. */
+/* An output's entry b, and its first S columns if its last axis is keys. */
 static mha_tensor part(const extras *x, int i, int64_t b, int64_t keys)
 {
     mha_tensor view = guarded_slice(&x->each[i].view, 0, b, 1);

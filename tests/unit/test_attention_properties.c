@@ -1,7 +1,6 @@
-/* What must hold to the bit between two descriptors of the same thing, on every path and
- * instruction set: symbolic and dense masks, ragged and padded batches, grouped and repeated heads,
- * features that are set to do nothing, any number of threads, biases that no query sees. Keys,
- * values and queries that are not finite are in test_nonfinite.c. */
+/* Bit-identity of equivalent descriptors on every path and instruction set: symbolic and dense masks, ragged and padded
+ * batches, grouped and repeated heads, features with no effect, any number of threads, biases of hidden pairs.
+ * test_nonfinite.c tests keys, values and queries that are not finite. */
 #include "reference/kinds_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
@@ -29,7 +28,7 @@ static outcome run(const machine *m, const kinds_case *c, rng *r, int number)
     return x;
 }
 
-/* A case as drawn, and with another descriptor: the same bits on every machine. */
+/* A random case with its own and another descriptor: the same bits on every machine. */
 static void expect_same(kinds_case *c, rng *r, int number, const mha_attention_desc *other,
                         const machines *all, const char *what)
 {
@@ -70,7 +69,7 @@ static ref_attention kinds_reference(const kinds_case *c)
     return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
 }
 
-/* The pairs that the reference lets see each other, as a dense mask. */
+/* The pairs that are visible in the reference, as a dense mask. */
 static guarded dense_mask(const kinds_case *c, rng *r)
 {
     ref_attention a = kinds_reference(c);
@@ -90,7 +89,7 @@ static guarded dense_mask(const kinds_case *c, rng *r)
     return mask;
 }
 
-/* Everything symbolic taken out. */
+/* The descriptor without its symbolic masks. */
 static mha_attention_desc only_dense(const mha_attention_desc *desc, const mha_tensor *mask)
 {
     mha_attention_desc d = *desc;
@@ -113,7 +112,7 @@ static void symbolic_is_dense(void **state)
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(120, 4000); i++) {
-        /* Every kind of mask alone, then any company. */
+        /* Every kind of mask alone, then in combination. */
         static const unsigned each[] = {KIND_CAUSAL,
                                         KIND_LENGTHS,
                                         KIND_BEGINS,
@@ -157,8 +156,8 @@ static void open_window(void **state)
 
 /* ---- ragged ---------------------------------------------------------------------------------- */
 
-/* Copy what sequence b has of x (rows on `axis`) to the padded tensor's row b; sequences of a
- * broadcast axis all get the same. */
+/* Copy the rows of sequence b in x (on `axis`) to the padded tensor's row b; sequences of a broadcast axis all get the
+ * same. */
 static void pad_rows(const mha_tensor *x, const mha_tensor *out, int axis, int64_t b, int64_t from,
                      int64_t count)
 {
@@ -226,7 +225,7 @@ static void padded_free(padded *p)
     for (int i = 0; i < 9; i++) guarded_free(all[i]);
 }
 
-/* A part of the axis of rows of both results. */
+/* A part of the row axis of both results. */
 static bool same_rows(const guarded *a, const guarded *b, int64_t from, int64_t sequence,
                       int64_t count)
 {
@@ -309,7 +308,7 @@ static void grouped_is_repeated(void **state)
     }
 }
 
-/* ---- features that do nothing ---------------------------------------------------------------- */
+/* ---- features without an effect -------------------------------------------------------------- */
 
 static mha_tensor constants(float *memory, int64_t count, float value)
 {
@@ -357,7 +356,7 @@ static bool all_zero(const mha_tensor *x)
     return true;
 }
 
-/* Gates of 0 and dropout of 1 give +0, and leave lse and p as they are. */
+/* Gates of 0 and dropout of 1 give +0, and do not change lse and p. */
 static void shut_off(void **state)
 {
     (void)state;
@@ -393,7 +392,7 @@ static void shut_off(void **state)
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 
-/* With v the identity, o is p after dropout. How many of them became 0? */
+/* With v the identity, o is p after dropout. Count the zeros. */
 static int64_t count_dropped(const machine *m, float rate, uint64_t seed, int64_t *total)
 {
     enum { T = 40, S = 256, H = 3 };
@@ -465,9 +464,9 @@ static void any_threads(void **state)
     }
 }
 
-/* ---- what is not finite ---------------------------------------------------------------------- */
+/* ---- non-finite values ----------------------------------------------------------------------- */
 
-/* A bias has one value for each pair; where the mask drops the pair it may be anything. */
+/* A bias has one value per pair; for masked pairs it may be any value. */
 static void garbage_in_unseen_bias(void **state)
 {
     (void)state;
@@ -509,7 +508,7 @@ static void count_cells(void *user, int64_t b, int64_t h, int64_t query, int64_t
     for (int64_t i = 0; i < queries; i++) memset(keep + i * keep_stride, 1, (size_t)keys);
 }
 
-/* A callback is asked about the tiles that the other masks leave, and about little more. */
+/* A callback is called for the tiles that the other masks leave, and for few others. */
 static int64_t cells_asked(const machine *m, const mha_attention_desc *given, int64_t length)
 {
     rng r = rng_make(1, 1);
@@ -543,13 +542,13 @@ static void hidden_tiles_are_skipped(void **state)
         .keep_blocks = &blocks, .block_queries = BLOCK, .block_keys = BLOCK};
     const mha_attention_desc causal = {.flags = MHA_ATTENTION_CAUSAL};
     for (int m = 0; m < all.count; m++) {
-        if (all.each[m].path == MHA_PATH_PLAIN) continue; /* which asks about whole rows */
+        if (all.each[m].path == MHA_PATH_PLAIN) continue; /* which queries whole rows */
         int64_t cells = cells_asked(&all.each[m], &window, N);
         printf("  %s: window %lld, ", all.each[m].name, (long long)cells);
         assert_in_range(cells, (N - W) * (W + 1), N * (W + 1 + STRIP + PANEL));
         cells = cells_asked(&all.each[m], &pattern, N);
         printf("blocks %lld, ", (long long)cells);
-        /* A strip across an edge of the pattern asks for both of its blocks. */
+        /* A strip across an edge of the pattern queries both blocks. */
         assert_in_range(cells, N * BLOCK, N * BLOCK + N / BLOCK * STRIP * (BLOCK + PANEL));
         cells = cells_asked(&all.each[m], &causal, N);
         printf("causal %lld of %d pairs\n", (long long)cells, N * N);
@@ -557,8 +556,8 @@ static void hidden_tiles_are_skipped(void **state)
     }
 }
 
-/* A global key beside a window, before and behind it, touching it and at gaps of 1 and 2: the keys
- * between stay hidden. One query, since bytes for one row of a strip are bytes for all. */
+/* A global key before and after a window, adjacent to it and at gaps of 1 and 2: the keys between remain hidden. Uses
+ * one query, since bytes for one row of a strip are bytes for all. */
 static void beside_the_window(void **state)
 {
     (void)state;

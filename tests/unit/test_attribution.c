@@ -1,5 +1,5 @@
-/* What heads write, norm-based maps, logit attribution, composition, rollout: cases worked by hand,
- * identities (to the bit where numbers are small integers), and the definitions in double. */
+/* Outputs of heads, norm-based maps, logit attribution, composition, rollout: cases computed by hand, identities (exact
+ * for small integers), and the definitions in double. */
 #include "reference/attribution_reference.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -71,7 +71,7 @@ static void hand_writing(void **state)
     assert_memory_equal(output, sums, sizeof sums);
     assert_memory_equal(norms, sizes, sizeof sizes);
     assert_memory_equal(shares, parts, sizeof parts);
-    /* Tokens 1 and 2 count: cosines 0 and -9 / 25. Token 3 has no length in either. */
+    /* Tokens 1 and 2 count: cosines 0 and -9 / 25. Token 3 has length 0 in either. */
     static const float angles[] = {1, -0.18f, -0.18f, 1};
     assert_memory_equal(cosines, angles, sizeof angles);
     assert_int_equal(mha_head_weight_norms(&weight, &m), MHA_OK);
@@ -116,7 +116,7 @@ static void hand_rollout(void **state)
     mha_tensor m = tensor4(maps, 1, 2, 4, 4), a = tensor3(first, 1, 4, 4);
     mha_tensor b = tensor3(second, 1, 4, 4);
     assert_int_equal(mha_rollout_step(machines_context(2, 0), &m, NULL, &a), MHA_OK);
-    /* Head 0 looks back by one, head 1 at itself: a quarter and three quarters. */
+    /* Head 0 attends to the previous token, head 1 to itself: a quarter and three quarters. */
     static const float one[] = {1, 0,     0,     0, 0.25f, 0.75f, 0,     0,
                                 0, 0.25f, 0.75f, 0, 0,     0,     0.25f, 0.75f};
     assert_memory_equal(first, one, sizeof one);
@@ -241,7 +241,7 @@ static void check_token(const desk *d, const double *weight, int64_t b, int64_t 
         const int64_t at = (b * d->H + h) * d->T + t;
         check_near((double)d->norms[at], norm[h], norm[h] * U * 1.001 + wide[h], "norm");
         check_near((double)d->values[at], norm[h], norm[h] * U * 1.001 + wide[h], "value norm");
-        /* The other heads' errors: each at most a part of 1e-13 here, far below U. */
+        /* The other heads' errors: each relative 1e-13 at most, far below U. */
         check_near((double)d->shares[at], norm[h] / all, 1.01 * U + 1e-12, "share");
         for (int64_t e = 0; e < d->E; e++)
             check_near((double)d->written[at * d->E + e], out[h * d->E + e],
@@ -261,7 +261,7 @@ static void check_token(const desk *d, const double *weight, int64_t b, int64_t 
     }
 }
 
-/* One row of maps against vectors that are made in full. */
+/* One row of maps against explicit vectors. */
 static void check_row(const desk *d, const double *weight, int64_t b, int64_t t)
 {
     double out[6 * 20], size[6 * 20];
@@ -330,7 +330,7 @@ static void rollouts(void **state)
             for (int64_t row = 0; row < B * H * T; row++) {
                 float sum = 0, *p = maps[l] + row * T;
                 for (int64_t s = 0; s < T; s++) sum += p[s] = s > row % T ? 0 : fabsf(p[s]);
-                if (row % 3 == 1) sum *= 2; /* a sink took half of it */
+                if (row % 3 == 1) sum *= 2; /* a sink has half of the weight */
                 for (int64_t s = 0; s < T; s++) p[s] /= sum;
             }
             mha_tensor m = tensor4(maps[l], B, H, T, T), to = tensor3(out[l % 2], B, T, T);
@@ -374,7 +374,7 @@ typedef struct example {
     mha_tensor tokens, memory_t, gates_t, output_t, probabilities_t;
 } example;
 
-/* Numbers of heads that layers have left. */
+/* Numbers of heads left in layers. */
 static const int64_t left[][3] = {{2, 0, 1}, {0, 2, 2}, {1, 2, 0}};
 
 static mha_transformer_desc some_desc(rng *r)
@@ -453,7 +453,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* The example's transformer from now on reads the numbers of its old one, which is then returned. */
+/* Make the example's transformer read the numbers of its old one, which is returned. */
 static mha_transformer *example_read(mha_context *context, example *e, stored *s)
 {
     mha_transformer *own = e->t;
@@ -491,8 +491,8 @@ static void norm_stream(const example *e, reference_stream *s, int64_t layer, co
     free(weight), free(bias), free(x);
 }
 
-/* The terms of W z + b: one for each `D` columns, and the bias. The forward call's product of K
- * terms, its bias and the sum with the stream round by K + 3 parts of U of what they hold. */
+/* The terms of W z + b: one for each `D` columns, and the bias. The forward call's product of K terms, its bias and the
+ * sum with the stream have K + 3 roundings. */
 static void add_linear(const example *e, reference_stream *s, int64_t layer, const char *name,
                        const float *z, int64_t K, int64_t D, const float *stream)
 {
@@ -568,8 +568,8 @@ static void attribute(mha_context *context, const example *e, const mha_attribut
         fail_msg("%s", mha_error_detail());
 }
 
-/* Every term by itself. Both sides are in double: 1e-12 of the terms' sizes leaves room for what
- * norms of small deviation amplify. */
+/* Each term separately. Both sides are in double: 1e-12 of the terms' sizes covers the amplification by norms of small
+ * deviation. */
 static void check_terms(const example *e, const reference_stream *s, const double *u,
                         const result *got)
 {
@@ -673,8 +673,8 @@ static void terms_sum_to_the_logit(void **state)
     }
 }
 
-/* Small integers, heads that look at four tokens evenly, no norm: every number is exact in f32, and
- * the terms sum to the logit, the heads and the bias to the module's output, to the bit. */
+/* Small integers, heads that attend to four tokens uniformly, no norm: every number is exact in f32. The terms sum
+ * exactly to the logit, and heads and bias to the module's output. */
 static void small_integers_are_exact(void **state)
 {
     (void)state;
@@ -740,8 +740,7 @@ static void small_integers_are_exact(void **state)
     }
 }
 
-/* The layers' calls are the plain ones on the layers' numbers; a token that sees itself alone has
- * ||f|| = ||out||. */
+/* The layers' calls equal the plain ones on the layers' numbers; a token that sees only itself has ||f|| = ||out||. */
 static void layers_are_the_plain_calls(void **state)
 {
     (void)state;
@@ -788,7 +787,7 @@ static void layers_are_the_plain_calls(void **state)
 
 /* ---- with a source --------------------------------------------------------------------------- */
 
-/* Everything that is found of one layer, of one token and of all weights. */
+/* All results of one layer, of one token and of all weights. */
 typedef struct findings {
     float norms[3 * 4 * 8], maps[3 * 4 * 8 * 8], composition[3][144];
     result logit;
@@ -817,7 +816,7 @@ static void find_all(mha_context *context, example *e, int64_t l, findings *f)
     assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0, &maps), MHA_OK);
 }
 
-/* Matrices from a source give the bits of those in an array, and no scratch is left. */
+/* Matrices from a source are bit-identical to those in an array, and no scratch remains. */
 static void sources_change_no_bit(void **state)
 {
     (void)state;
@@ -848,7 +847,7 @@ static void sources_change_no_bit(void **state)
 
 /* ---- composition ----------------------------------------------------------------------------- */
 
-/* W [head's D rows, E] of q, k or v with the norm's weights; or W_O[h] turned. */
+/* W [head's D rows, E] of q, k or v with the norm's weights; or W_O[h] transposed. */
 static double *reader_rows(const example *e, int64_t l, const char *name, int64_t head)
 {
     double *weight = parameter(e, l, name), *norm = parameter(e, l, "self_attn_norm.weight");
@@ -862,7 +861,7 @@ static double *reader_rows(const example *e, int64_t l, const char *name, int64_
     return rows;
 }
 
-/* *size: ||W_Q|| ||W_K|| / ||W_QK||, by how much an error of the factors weighs more in it. */
+/* *size: ||W_Q|| ||W_K|| / ||W_QK||, the amplification of errors of the factors. */
 static double *full_qk(const example *e, int64_t l, int64_t h, double *size)
 {
     const int64_t E = e->d.embed_dim, D = e->d.head_dim;
@@ -924,8 +923,8 @@ static void composition(void **state)
             double *turned = malloc((size_t)(E * E) * sizeof *turned);
             assert_non_null(turned);
             reference_turn(qk, E, E, turned);
-            /* M = X O' is a product of E terms in f32, of X that is rounded once more: an error of
-             * (E + 2) U ||X|| ||O'||, which P and V' carry on; the rest is in double. */
+            /* M = X O' is a product of E terms in f32, of X rounded once more: an error of (E + 2) U ||X|| ||O'||,
+             * propagated by P and V'; the rest is in double. */
             const double part = 1.01 * (double)(E + 2) * U * size;
             check_near((double)scores[0][k], reference_composition(turned, wrote, E),
                        part * qk_size + U, "q");
@@ -939,7 +938,7 @@ static void composition(void **state)
     }
 }
 
-/* Matrices by chance give the baseline; a head that reads all that another writes, far more. */
+/* Random matrices give the baseline; a head that reads everything another writes scores far higher. */
 static void composition_of_chance(void **state)
 {
     (void)state;
@@ -993,7 +992,7 @@ static double log_probability_of(const float *row, int64_t count, int64_t token)
     return (double)row[token] - most - log(sum);
 }
 
-/* The change that the definition asks for, from outputs [T,width] with and without a head. */
+/* The change by the definition, from outputs [T,width] with and without a head. */
 static double plain_effect(const example *e, const mha_head_attribution_desc *d, const float *with,
                            const float *without, int64_t predicted)
 {
@@ -1120,7 +1119,7 @@ static void heads_from_tokens_to_tokens(void **state)
         check_heads(context, e, &d, &heads);
         for (int64_t k = 0; k < e->d.num_layers * e->d.num_heads; k++) wanted += found[0][k] >= 0;
         assert_int_equal(calls, wanted);
-        calls = 999; /* what progress returns ends the call */
+        calls = 999; /* the status of progress ends the call */
         d.heads = NULL;
         if (wanted > 0)
             assert_int_equal(mha_transformer_head_attribution(context, e->t, &tokens, &d, &heads),

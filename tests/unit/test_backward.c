@@ -1,6 +1,6 @@
-/* Gradients of attention: every kind alone, in pairs and in random combination, on every path and
- * instruction set, against the double-precision reference within its bounds (docs/numerics.md,
- * "Attention backward"); then their bits, what is not finite, and what is refused.
+/* Gradients of attention: every kind alone, in pairs and in random combinations, on every path and instruction set,
+ * against the double-precision reference within its bounds (docs/numerics.md, "Attention backward"); then bits,
+ * non-finite values, and errors.
  *
  * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. MHA_TEST_CASE=n (with
  * MHA_TEST_SEED) runs the n-th alone. */
@@ -25,7 +25,7 @@ enum { SAMPLE = 100, ALL = 5000 };
 
 enum { OF_O, OF_LSE, OF_P, OF_MEAN, LOSSES };
 
-/* Gradients of one call, those that the problem does not have apart. */
+/* Gradients of one call, except those that the problem does not have. */
 typedef struct result {
     bool has[BACKWARD_COUNT];
     guarded of[BACKWARD_COUNT];
@@ -68,7 +68,7 @@ static void point_at(result *r, unsigned wanted)
         *to[i] = r->has[i] && (wanted & (1u << i)) ? &r->of[i].view : NULL;
 }
 
-/* Tensors for every gradient that the problem has, in random layouts. */
+/* Tensors for every gradient of the problem, in random layouts. */
 static result result_make(rng *r, const ref_attention *a, bool plain_layout)
 {
     result made = {.gradients = {.struct_size = sizeof made.gradients}};
@@ -99,7 +99,7 @@ static void give_loss(const trial *x, mha_attention_gradients *to)
                 (x->loss.dropped ? MHA_GRADIENTS_DROPPED_PROBABILITIES : 0u);
 }
 
-/* What an accumulating call finds. */
+/* Initial values for an accumulating call. */
 static float before(int which)
 {
     return (float)which * 0.75f - 2;
@@ -262,7 +262,7 @@ static void free_trial(trial *x)
     kinds_free(&x->c);
 }
 
-/* No more work than the reference can do in some milliseconds; long sequences stay long. */
+/* Limit the work to a few milliseconds of the reference, keeping long sequences. */
 static void shrink(kinds_shape *n)
 {
     const double most = 4e5;
@@ -297,7 +297,7 @@ static void run_trial(int number, const kinds_shape *given, const machines *all,
     free_trial(&x);
 }
 
-/* whole: enough was tried that each bound must have come close somewhere. */
+/* whole: the sample is large enough that each bound must be approached. */
 static void print_cards(const machines *all, score_card *cards, bool whole)
 {
     for (int i = 0; i < all->count; i++)
@@ -321,7 +321,7 @@ static void random_company(void **state)
     if (whole) print_cards(&all, cards, end >= SAMPLE);
 }
 
-/* Each kind alone, across the borders of blocks of keys and chunks of queries, and each pair. */
+/* Each kind alone, across boundaries of key blocks and query chunks, and each pair. */
 static void alone_and_in_pairs(void **state)
 {
     (void)state;
@@ -342,7 +342,7 @@ static void alone_and_in_pairs(void **state)
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
-/* Gradients with 1, 2 and 5 threads, and asked for one by one, have the same bits. */
+/* Gradients with 1, 2 and 5 threads, and requested one by one, are bit-identical. */
 static void bits_of_threads_and_wishes(void **state)
 {
     (void)state;

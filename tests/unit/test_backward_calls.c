@@ -1,5 +1,5 @@
-/* Around the numbers of mha_attention_backward(): what is not finite, padding and batches, errors,
- * plans, memory that runs out. */
+/* mha_attention_backward() apart from its numbers: non-finite values, padding and batches, errors, plans, allocation
+ * failures. */
 #include "reference/half_reference.h"
 #include "reference/kinds_reference.h"
 #include "support/backward_call.h"
@@ -48,7 +48,7 @@ static void randomize(rng *r, const mha_tensor *x)
     for (int64_t i = 0; i < elements_of(x); i++) ((float *)x->data)[i] = rng_normal(r);
 }
 
-/* Everything but the three inputs, which the caller sets. */
+/* Everything except the three inputs, which the caller sets. */
 static void complete(call *c, rng *r)
 {
     const int64_t o[4] = {c->q.shape[0], c->q.shape[1], c->q.shape[2], c->v.shape[3]};
@@ -95,7 +95,7 @@ static float *row(const mha_tensor *x, int64_t b, int64_t h, int64_t t)
     return (float *)x->data + b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
 }
 
-/* ---- what is not finite ---------------------------------------------------------------------- */
+/* ---- non-finite values ----------------------------------------------------------------------- */
 
 static bool finite_row(const float *x, int64_t n)
 {
@@ -143,7 +143,7 @@ static bool row_is_bad(const poisoned *x, int64_t b, int64_t h, int64_t t, bool 
     return bad;
 }
 
-/* All NaN where spoiled, the bits of the clean call elsewhere. */
+/* NaN where spoiled, bit-identical to the clean call elsewhere. */
 static void check_row(const poisoned *x, int which, int64_t b, int64_t h, int64_t t, bool spoiled)
 {
     const float *got = row(&x->bad.of[which], b, h, t), *clean = row(&x->clean.of[which], b, h, t);
@@ -233,7 +233,7 @@ static void poison_stays(void **state)
         }
 }
 
-/* A query without keys gives no gradient to a sink either, whatever its dO holds. */
+/* A query without keys gives a sink no gradient, for any dO. */
 static void query_without_keys(void **state)
 {
     (void)state;
@@ -268,7 +268,7 @@ static void query_without_keys(void **state)
     }
 }
 
-/* A product with a hidden value may overflow; it takes no part. */
+/* A product with a hidden value may overflow without an effect. */
 static void huge_where_hidden(void **state)
 {
     (void)state;
@@ -298,8 +298,8 @@ static void huge_where_hidden(void **state)
     }
 }
 
-/* Scores of 1e11 differ from their log-sum-exp by thousands, for rounding alone: nothing is NaN,
- * and instruction sets with fused multiply-adds agree. */
+/* Scores of 1e11 differ from their log-sum-exp by thousands because of rounding: nothing may be NaN, and instruction
+ * sets with fused multiply-adds must agree. */
 static void huge_scores(void **state)
 {
     (void)state;
@@ -382,8 +382,7 @@ static void free_loss_call(loss_call *x)
     free_results(&x->c);
 }
 
-/* A hidden weight's gradient is not read; one that is not finite spoils its own query and what that
- * sees. */
+/* A hidden weight's gradient is not read; one that is not finite spoils its query and the keys that it sees. */
 static void check_bad_loss(const machine *m, bool of_lse)
 {
     rng r = rng_make(1, 7), again = r;
@@ -412,8 +411,8 @@ static void check_bad_loss(const machine *m, bool of_lse)
     free_loss_call(&bad);
 }
 
-/* The lse of a query without keys is its sink: of a loss that is that, the gradient is 1. And a
- * caller that knows the struct without what came later is understood. */
+/* The lse of a query without keys is its sink, so the gradient of lse is 1. Also: callers with an older struct are
+ * supported. */
 static void check_lone_sink(const machine *m)
 {
     rng r = rng_make(1, 8);
@@ -460,8 +459,7 @@ static void same_rows(const machine *m, const mha_tensor *alone, const mha_tenso
                          (long long)t, (long long)h);
 }
 
-/* One sequence alone; and as the first of two, longer ones, the rest of it padding: keys by length,
- * queries by a dO of 0. */
+/* One sequence alone, and as the first of two longer ones with padding: keys by length, queries by a dO of 0. */
 static void check_padding(rng *r, const machine *m)
 {
     const int64_t T = rng_between(r, 1, 260), S = rng_between(r, 1, 600), D = rng_between(r, 1, 40);
@@ -514,9 +512,9 @@ static void padding_and_batches(void **state)
         }
 }
 
-/* ---- causal and lengths, which have a way of their own --------------------------------------- */
+/* ---- causal and lengths, which have a separate path ------------------------------------------ */
 
-/* The same pairs hidden by bytes, of whole rectangles: what the short way leaves out was 0. */
+/* The same pairs hidden by bytes of whole rectangles: the fast path skips only zeros. */
 static void check_bytes(rng *r, const machine *m)
 {
     static const int64_t sizes[] = {1, 7, 16, 24, 32, 48, 64, 80};
@@ -605,7 +603,7 @@ static void free_twin(const twin *x)
     free(x->wide.data);
 }
 
-/* Any forward's o and lse will do: both calls get the same. */
+/* Both calls get the o and lse of some forward call. */
 static void check_halves(rng *r, const machine *m, const kinds_case *c)
 {
     call wide = {.desc = c->desc, .q = c->q.view, .k = c->k.view, .v = c->v.view};
@@ -832,12 +830,12 @@ static void plans(void **state)
     assert_int_equal(status, MHA_OK);
     assert_int_equal(small.path, MHA_PATH_TILED);
     assert_true(small.isa == mha_context_isa(context) && small.visible_pairs == 8 * 1024 * 1024);
-    /* dq apart from dk, dv since a table's gradient is wanted: 14 D a pair */
+    /* dq separate from dk, dv since a table's gradient is requested: 14 D per pair */
     assert_true(small.flops == 14.0 * 64 * 8 * 1024 * 1024);
     /* q, k, v and their gradients, o and its gradient; lse */
     assert_true(small.bytes == 4.0 * 8 * 1024 * (8 * 64 + 1));
     assert_true(small.compute == MHA_COMPUTE_F32 && small.reason && *small.reason);
-    /* Linear in the length: a number for each query, and what does not depend on it. */
+    /* Linear in the length: one number per query, plus a constant. */
     mha_attention_plan large = plan_of(context, 32768, 64, MHA_PATH_AUTO, 0, &status);
     assert_true(large.scratch_bytes - small.scratch_bytes == 8 * (32768 - 1024) * sizeof(double));
     mha_attention_plan wide = plan_of(context, 64, 300, MHA_PATH_AUTO, 0, &status);
@@ -864,7 +862,7 @@ static void plans(void **state)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* With the scratch that explain tells of, nothing is allocated. */
+/* With the scratch reported by explain, nothing is allocated. */
 static void check_reserve(call *x)
 {
     mha_context *context;
@@ -884,7 +882,7 @@ static void check_reserve(call *x)
     mha_context_destroy(context);
 }
 
-/* A descriptor with everything, so that every allocation is met. */
+/* A descriptor with everything, so that every allocation occurs. */
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;

@@ -1,11 +1,11 @@
-/* The double-precision gradients that test_backward.c compares with, themselves verified: against
- * central differences of the double-precision forward, for every element of every differentiable
- * input, with every kind of attention alone, in pairs and in random combination.
+/* Verifies the double-precision gradients used by test_backward.c against central differences of the double-precision
+ * forward, for every element of every differentiable input, with every kind of attention alone, in pairs and in random
+ * combinations.
  *
  * Differences are of fourth order, f' = (8 (f(+h) - f(-h)) - (f(+2h) - f(-2h))) / 12 h; with
- * h = 3e-4 their error is h^4 f5 / 30 (1e-15 f5) and a rounding of f. With m the sum of the sizes
- * of what f adds up (f itself may have cancelled), f is computed to within some 20 u m = 2.3e-15 m,
- * and the difference to within (2 * 8 + 2) / 12 times that, by h: 3.5e-15 m / h. */
+ * h = 3e-4 their error is h^4 f5 / 30 (1e-15 f5) and a rounding of f. With m the sum of the magnitudes of f's terms
+ * (which may cancel), f is computed within about 20 u m = 2.3e-15 m, and the difference within (2 * 8 + 2) / 12 times
+ * that, over h: 3.5e-15 m / h. */
 #include "reference/backward_reference.h"
 #include "support/kinds.h"
 #include "support/suite.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A problem whose inputs are f64, so that they can be moved by a little. */
+/* A problem with f64 inputs, which can be perturbed. */
 typedef struct doubled {
     kinds_case c;
     mha_attention_desc desc;
@@ -71,7 +71,7 @@ static void point_at_copies(doubled *x)
     }
 }
 
-/* The largest finite size of an input; least if there is none. */
+/* The largest finite magnitude of an input; least if there is none. */
 static double largest_of(const mha_tensor *x, double least)
 {
     int64_t index[MHA_MAX_DIMS] = {0}, count;
@@ -104,7 +104,7 @@ static double terms_of(const doubled *x)
     return sum / (dropped > 0 ? dropped : 1) + 50 * sizes_of(x->loss.lse);
 }
 
-/* The loss depends on o, and often on the rest. */
+/* The loss depends on o, and often on the other outputs. */
 static void make_loss(doubled *x, rng *r)
 {
     const int64_t batch = x->a.q->shape[0], H = x->a.q->shape[1], rows = x->a.q->shape[2];
@@ -156,7 +156,7 @@ static void unmake(doubled *x)
     kinds_free(&x->c);
 }
 
-/* What a row adds: gradients times o, lse and p. */
+/* A row's contribution: gradients times o, lse and p. */
 static double loss_of_row(const doubled *x, int64_t b, int64_t h, int64_t t, const kinds_row *row)
 {
     const kinds_sequence at = kinds_sequence_at(&x->a, b);

@@ -30,7 +30,7 @@
 #endif
 #endif
 
-/* The call fails with this status, and its detail is one line that holds the word. */
+/* The call fails with this status, and its detail is one line that contains the word. */
 /* ---- status --------------------------------------------------------------------------------- */
 
 static void status_texts(void **state)
@@ -61,7 +61,7 @@ static void detail_is_one_clean_line(void **state)
     assert_string_equal(mha_error_detail(), "again: a: line?feed?tab? 7"); /* success keeps it */
 }
 
-/* A long text ends at a whole character, whatever its bytes. */
+/* A long text ends at a whole character, for any bytes. */
 static void detail_is_cut_between_characters(void **state)
 {
     (void)state;
@@ -185,8 +185,8 @@ static void clear_environment(void)
     unsetenv("MHA_L2_KIB");
 }
 
-/* Views of a few rows side by side: told apart from those that share an element, by trying all. The
- * check is not public; an embedding's table and result go through it. */
+/* Adjacent views of a few rows are distinguished from overlapping ones, tested exhaustively. The check is not public;
+ * an embedding's table and result use it. */
 static void overlaps(void **state)
 {
     (void)state;
@@ -259,7 +259,7 @@ static void environment(void **state)
     assert_int_equal(mha_context_isa(context), MHA_ISA_PORTABLE);
     assert_int_equal(mha_context_threads(context), 3);
     mha_context_destroy(context);
-    desc.num_threads = 2; /* what is said explicitly wins */
+    desc.num_threads = 2; /* explicit settings take precedence */
     desc.isa = mha_isa_available(MHA_ISA_AVX2) ? MHA_ISA_AVX2 : MHA_ISA_PORTABLE;
     context = must_create(&desc);
     assert_int_equal(mha_context_isa(context), desc.isa);
@@ -517,7 +517,7 @@ static void loops_do_each_item_once(void **state)
     free(l);
 }
 
-/* Several host threads, each with a context of its own. */
+/* Several host threads, each with its own context. */
 static void *host_thread(void *argument)
 {
     loop *l = argument;
@@ -605,7 +605,7 @@ static void count_item(void *argument, int64_t item, int worker)
 #if defined(__linux__)
 typedef struct meeting {
     atomic_bool both;
-    pid_t thread; /* the other worker: who, where, and where it may be */
+    pid_t thread; /* the other worker: its id, its CPU, and its allowed CPUs */
     int processor;
     cpu_set_t allowed;
 } meeting;
@@ -644,7 +644,7 @@ static void wait_until_asleep(pid_t thread)
     assert_int_equal(state, 'S');
 }
 
-/* A worker that fell asleep on processor `here`, where the caller now is and stays. */
+/* A worker that went to sleep on CPU `here`, where the caller now runs and remains. */
 static meeting met_after_sleep_on(mha_context *context, pid_t thread, const cpu_set_t *here,
                                   const cpu_set_t *all)
 {
@@ -652,19 +652,19 @@ static meeting met_after_sleep_on(mha_context *context, pid_t thread, const cpu_
     allow(0, here);
     allow(thread, here);
     mha_parallel_for(context, 2, meet, &m);
-    assert_true(CPU_EQUAL(&m.allowed, here)); /* what its host says holds */
+    assert_true(CPU_EQUAL(&m.allowed, here)); /* the host's affinity is respected */
     wait_until_asleep(thread);
     allow(thread, all);
     m = (meeting){.both = false};
     mha_parallel_for(context, 2, meet, &m);
     allow(0, all);
     assert_true(atomic_load(&m.both));
-    assert_true(CPU_EQUAL(&m.allowed, all)); /* and nothing of it is taken away */
+    assert_true(CPU_EQUAL(&m.allowed, all)); /* and is not reduced */
     return m;
 }
 
-/* A worker wakes on another CPU than its caller's (after that the system may move it: other work that
- * takes this CPU lets it, so one round of several must do). */
+/* A worker wakes on a different CPU than its caller. The system may move it later because of other load, so one of
+ * several rounds must succeed. */
 static void workers_wake_off_the_caller(void **state)
 {
     enum { TRIES = 20, MOST = 15, ROUNDS = 10 };
@@ -697,11 +697,11 @@ static void workers_wake_off_the_caller(void **state)
 static void workers_wake_off_the_caller(void **state)
 {
     (void)state;
-    skip(); /* it takes Linux to say where a thread runs */
+    skip(); /* only Linux reports a thread's CPU */
 }
 #endif
 
-/* A pool whose threads the system refuses works with fewer. In a child, since limits stay. */
+/* A pool works with fewer threads if the system refuses some. In a child process, since limits persist. */
 static void threads_refused(void **state)
 {
     (void)state;
@@ -731,7 +731,7 @@ static void threads_refused(void **state)
 #endif
 }
 
-/* The library of this build is that of its headers. */
+/* The library's version equals that of its headers. */
 static void versions(void **state)
 {
     char text[64];

@@ -1,8 +1,7 @@
-/* Random programs on a cache - append, decode, attend, truncate, fork, reset, and calls that must
- * fail - beside a model that keeps every position in plain arrays of double. After each step the
- * lengths and the pages are those of the model; attention is within its bound of the reference in
- * double on the numbers that the model says are stored, and has the bits of mha_attention_forward()
- * on contiguous f32 tensors of them.
+/* Random programs on a cache - append, decode, attend, truncate, fork, reset, and calls that must fail - against a
+ * model that stores every position in plain arrays of double. After each step lengths and pages must equal the model's.
+ * Attention must be within its bound of the double reference on the model's stored numbers, and bit-identical to
+ * mha_attention_forward() on contiguous f32 tensors of them.
  *
  * A sample by default; MHA_TEST_LONG=1 tries 5,000 programs. MHA_TEST_CASE=n (with MHA_TEST_SEED) runs
  * the n-th alone. */
@@ -32,9 +31,9 @@ typedef struct program {
     double *exact; /* as k, before it is stored; of scales per channel only, like powers */
     int *powers;   /* [B][runs of 16][Hk][D] */
     double *k,
-        *v; /* [B][capacity][Hk][D], [B][capacity][Hk][Dv], as stored; also what is discarded */
+        *v; /* [B][capacity][Hk][D], [B][capacity][Hk][Dv], as stored, including discarded positions */
     int64_t lengths[MOST_B];
-    int64_t discarded[MOST_B]; /* pages before this one, but for the sinks', are gone */
+    int64_t discarded[MOST_B]; /* pages before this one, except the sinks', are released */
 } program;
 
 static void *zeros(int64_t count, size_t size)
@@ -46,7 +45,7 @@ static void *zeros(int64_t count, size_t size)
 
 /* ---- what is stored ------------------------------------------------------------------------- */
 
-/* x becomes what the type makes of it, from the formula in cache.h. */
+/* Round x to the type by the formula in cache.h. */
 static void stored(mha_dtype type, double *x, int64_t n)
 {
     double most = 0;
@@ -121,7 +120,7 @@ static double by_power(double x, int power)
     return fmax(-127, fmin(127, rint(ldexp(x, -power)))) * ldexp(1, power);
 }
 
-/* Position `position` of the model joins its run; those before are rounded again where it is larger. */
+/* Add position `position` of the model to its run; earlier ones are rounded again if it is larger. */
 static void join_run(const program *p, int64_t b, int64_t position)
 {
     const int64_t width = p->desc.kv_heads * p->desc.head_dim, first = position - position % RUN;
@@ -141,7 +140,7 @@ static void join_run(const program *p, int64_t b, int64_t position)
     }
 }
 
-/* counts[b] rows of x from firsts[b] on, after those that the model holds. */
+/* Append counts[b] rows of x from firsts[b] on to the model. */
 static void model_append(const program *p, const mha_tensor *x, const int64_t *firsts,
                          const int64_t *counts, double *model)
 {
@@ -163,7 +162,7 @@ static void model_append(const program *p, const mha_tensor *x, const int64_t *f
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* One call: on the cache, and on tensors of what the model holds. */
+/* One call on the cache and on tensors of the model's contents. */
 typedef struct call {
     mha_attention_desc desc; /* of the second; points in here: not to be copied */
     bool anywhere;           /* the first has q_offsets too */
@@ -192,14 +191,14 @@ static int64_t pages_for(const program *p, int64_t length)
     return (length + p->desc.page_size - 1) / p->desc.page_size;
 }
 
-/* What is asked of T queries, where they stand by themselves or anywhere. */
+/* Options for T queries, at default or arbitrary positions. */
 static void call_ask(program *p, call *c)
 {
     mha_attention_desc *d = &c->desc;
     *d = (mha_attention_desc){.struct_size = sizeof *d, .key_lengths = p->lengths};
     if (rng_chance(&p->r, 0.8)) d->flags |= MHA_ATTENTION_CAUSAL;
     const mha_kv_cache_desc *k = &p->desc;
-    c->own = !k->window || rng_chance(&p->r, 0.3); /* else it has the cache's */
+    c->own = !k->window || rng_chance(&p->r, 0.3); /* otherwise the cache's window */
     if (k->window || rng_chance(&p->r, 0.2)) {
         d->flags |= MHA_ATTENTION_WINDOW;
         d->left_keys = k->window ? k->window - 1 : c->longest + 1;
@@ -246,7 +245,7 @@ static void call_make(program *p, call *c, int64_t T)
              (long long)c->longest, mha_isa_name(mha_context_isa(p->context)));
 }
 
-/* No query of the call sees a position that was discarded. */
+/* True if no query of the call sees a discarded position. */
 static bool sees_held(const program *p, const call *c)
 {
     for (int64_t b = 0; b < p->desc.batch; b++)
@@ -256,7 +255,7 @@ static bool sees_held(const program *p, const call *c)
     return true;
 }
 
-/* False: the cache refuses, as it should. */
+/* False: the cache correctly rejects the call. */
 static bool call_run(const program *p, call *c)
 {
     mha_attention_desc own = c->desc;
@@ -292,7 +291,7 @@ static void call_free(call *c)
     free(c->k.data), free(c->v.data);
 }
 
-/* Errors over bounds. Those of the plain path are one rounding, and would hide a loose bound. */
+/* Errors over bounds. Those of the plain path are one rounding and would hide a loose bound. */
 static tally tally_o[] = {{.name = "o"}, {.name = "o, plain path"}};
 static tally tally_lse[] = {{.name = "lse"}, {.name = "lse, plain path"}};
 
@@ -304,7 +303,7 @@ static void compare(const call *c, tally *t, int64_t b, int64_t h, int64_t row, 
              (long long)b, (long long)h, (long long)row, (long long)i, got, exact, bound);
 }
 
-/* The rows of a head that a sequence holds; the reference wants no others. */
+/* The rows of a head in a sequence; the reference accepts no others. */
 static bool rows_are_finite(const program *p, const mha_tensor *x, int64_t b, int64_t h)
 {
     const float *rows = (const float *)x->data + b * x->stride[0] + h * x->stride[1];
@@ -331,7 +330,7 @@ static void check_row(const program *p, const call *c, int64_t b, int64_t h, int
         compare(c, &tally_o[plain], b, h, t, i, (double)o[i], row->o[i], bound->o[i]);
 }
 
-/* As many rows as take little time, and one at least. Other arithmetic has tests of its own. */
+/* A limited number of rows, at least one. Other arithmetic has separate tests. */
 static void check_rows(program *p, const call *c)
 {
     const int64_t H = p->desc.kv_heads * p->group, Dv = p->desc.value_head_dim;
@@ -365,14 +364,14 @@ static int64_t sink_pages(const program *p)
     return pages_for(p, p->desc.sink_keys);
 }
 
-/* The first page that queries from `position` on see, beside the sinks. */
+/* The first page, besides the sinks', that queries from `position` on see. */
 static int64_t first_seen(const program *p, int64_t position)
 {
     const int64_t first = position - p->desc.window + 1;
     return first > 0 ? first / p->desc.page_size : 0;
 }
 
-/* What of sequence b is gone after an append. */
+/* The pages of sequence b that are discarded after an append. */
 static int64_t discarded_by(const program *p, int64_t b, int64_t first, int64_t count)
 {
     const int64_t seen = first_seen(p, p->lengths[b] - first);
@@ -380,14 +379,13 @@ static int64_t discarded_by(const program *p, int64_t b, int64_t first, int64_t 
     return more && seen > p->discarded[b] ? seen : p->discarded[b];
 }
 
-/* Entry i of a sequence that has discarded so much is the empty page. */
+/* True if entry i of a sequence with these discarded pages is the empty page. */
 static bool is_gone(const program *p, int64_t i, int64_t discarded)
 {
     return i >= sink_pages(p) && i < discarded;
 }
 
-/* How many sequences hold a page after they have discarded; those that append to it, if counts says
- * so. */
+/* Number of sequences that hold a page after discarding; with counts, only those that append to it. */
 static int64_t holders(const program *p, int32_t page, const int64_t *discarded,
                        const int64_t *counts)
 {
@@ -402,8 +400,8 @@ static int64_t holders(const program *p, int32_t page, const int64_t *discarded,
     return holders;
 }
 
-/* Is an append refused for want of pages? New ones, and for each page that several hold and write to a
- * copy for all of them but the last, are more than nobody holds after what is discarded. */
+/* True if an append lacks pages: new pages, plus copies of shared pages for all writers except the last, exceed the
+ * free pages after discarding. */
 static bool lacks_pages(const program *p, const int64_t *discarded, const int64_t *counts)
 {
     int64_t needed = 0, free = 0;
@@ -418,7 +416,7 @@ static bool lacks_pages(const program *p, const int64_t *discarded, const int64_
     return needed > free;
 }
 
-/* Which rows of n: all, the first ones of each, or some. */
+/* A selection of n rows: all, the first ones of each, or some. */
 typedef enum rows_kind { ROWS_ALL, ROWS_COUNTS, ROWS_SOME } rows_kind;
 
 static bool append(program *p, int64_t n, rows_kind kind)
@@ -484,7 +482,7 @@ static void step_attend(program *p)
     attend(p, rng_between(&p->r, 1, rng_chance(&p->r, 0.8) ? 5 : MOST_STEP));
 }
 
-/* Has a sequence that has discarded so much everything that a query at `length` sees? */
+/* True if a sequence with these discarded pages has every position that a query at `length` sees. */
 static bool can_be_cut(const program *p, int64_t discarded, int64_t length)
 {
     const int64_t pages = pages_for(p, length);
@@ -538,7 +536,7 @@ static void step_fork(program *p)
     if (can) become(p, from, to, length);
 }
 
-/* The pages of another sequence, or its own, by their numbers. */
+/* Assign pages of another sequence, or its own, by their numbers. */
 static void step_assign(program *p)
 {
     const int64_t from = rng_between(&p->r, 0, p->desc.batch - 1),
@@ -570,7 +568,7 @@ static void wrong_pages(program *p, int64_t b)
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 0, -1), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 2, capacity + 1), MHA_ERR_SIZE);
     assert_int_equal(mha_kv_cache_assign(p->cache, -1, pages, 1, 1), MHA_ERR_ARGUMENT);
-    if (size < capacity) /* a page twice, or one that nobody holds */
+    if (size < capacity) /* a page twice, or a free one */
         assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 2, size + 1), MHA_ERR_ARGUMENT);
     for (int32_t page = 0; page < p->desc.pages; page++)
         if (holders(p, page, p->discarded, NULL) == 0)
@@ -582,7 +580,7 @@ static void wrong_pages(program *p, int64_t b)
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 1), MHA_ERR_ARGUMENT);
 }
 
-/* n rows of which sequence b is to take count, and the others what they have room for. */
+/* n rows: sequence b takes count, the others as many as fit. */
 static mha_status append_counted(const program *p, int64_t n, int64_t b, int64_t count)
 {
     const mha_kv_cache_desc *d = &p->desc;
@@ -602,7 +600,7 @@ static mha_status append_counted(const program *p, int64_t n, int64_t b, int64_t
     return mha_kv_cache_append(p->cache, &k, &v, counts);
 }
 
-/* Refused, and nothing changes. */
+/* Rejected without changes. */
 static void step_wrong(program *p)
 {
     const int64_t B = p->desc.batch, b = rng_between(&p->r, 0, B - 1);
@@ -629,7 +627,7 @@ typedef struct step {
     void (*run)(program *p);
 } step;
 
-/* A new operation is a row here. */
+/* Add new operations here. */
 static const step steps[] = {{"append", 4, step_append},    {"chunk", 4, step_chunk},
                              {"long append", 2, step_long}, {"decode", 6, step_decode},
                              {"attend", 3, step_attend},    {"truncate", 3, step_truncate},
@@ -715,7 +713,7 @@ static program program_make(uint64_t number)
     return p;
 }
 
-/* Where a test failed; no step: nowhere. */
+/* The place where a test failed; no step: none. */
 static struct {
     int program, number;
     const step *step;
@@ -765,7 +763,7 @@ static void test_random_programs(void **unused)
     }
 }
 
-/* A million appends and rollbacks take no memory, and the last result is as the first. */
+/* A million appends and rollbacks allocate no memory, and the last result equals the first. */
 static void test_no_growth(void **unused)
 {
     (void)unused;

@@ -1,5 +1,5 @@
-/* Charts: points where the numbers say, ticks at round numbers, gaps, looks, escaped texts, numbers at
- * the edge of doubles, and every kind of bad input refused before a byte is written. */
+/* Charts: positions of points, ticks at round numbers, gaps, styles, escaped texts, extreme doubles, and every kind of
+ * bad input rejected before a byte is written. */
 #include "support/expect.h"
 #include "support/suite.h"
 
@@ -30,7 +30,7 @@ static void holds(const mha_buffer *svg, const char *what)
     if (!strstr(svg->data, what)) fail_msg("no %s in\n%s", what, svg->data);
 }
 
-/* The first number behind `before`, from *at on. */
+/* The first number after `before`, from *at on. */
 static double number_behind(const char **at, const char *before)
 {
     *at = strstr(*at, before);
@@ -113,7 +113,7 @@ static void gaps_and_looks(void **state)
     mha_buffer_free(&svg);
 }
 
-/* Nothing to draw, equal numbers, and doubles of every size: a picture without "nan" or "inf". */
+/* Empty charts, equal numbers, and doubles of every size: a picture without "nan" or "inf". */
 static void as_pdf(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void any_numbers(void **state)
     mha_buffer_free(&svg);
 }
 
-/* A span of some parts in a million: no two ticks read the same. */
+/* A span of a few parts per million: tick labels must differ. */
 static void near_numbers_are_told_apart(void **state)
 {
     (void)state;

@@ -1,6 +1,5 @@
-/* Transformers in folders: saved and loaded with the same bits, for every kind; foreign, damaged
- * and hostile folders; what cannot be written. tests/python/test_checkpoint_hf.py has transformers
- * read and write them. */
+/* Transformers in folders: saved and loaded with the same bits, for every kind; foreign, damaged and hostile folders;
+ * unsupported output. tests/python/test_checkpoint_hf.py reads and writes them with transformers. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/layers.h"
@@ -67,7 +66,7 @@ static void expect_same(mha_transformer *a, mha_transformer *b)
     mha_transformer_describe(a, &x);
     mha_transformer_describe(b, &y);
     assert_int_equal(x.layer_heads != NULL, y.layer_heads != NULL);
-    if (x.layer_heads) { /* each has lists of its own */
+    if (x.layer_heads) { /* each has its own lists */
         const size_t bytes = (size_t)x.num_layers * sizeof(int64_t);
         assert_memory_equal(x.layer_heads, y.layer_heads, bytes);
         assert_memory_equal(x.layer_kv_heads, y.layer_kv_heads, bytes);
@@ -81,7 +80,7 @@ static void expect_same(mha_transformer *a, mha_transformer *b)
                         (size_t)mha_transformer_size(a) * sizeof(float));
 }
 
-/* Every row of the output, bit by bit: the packed matrices are those of the parameters. */
+/* Every row of the output, bit by bit: the packed matrices match the parameters. */
 static void expect_same_output(mha_transformer *a, mha_transformer *b)
 {
     enum { T = 5, MOST = 64 };
@@ -149,7 +148,7 @@ static void round_trips(void **state)
     round_trip(d, "bert");
 }
 
-/* Anything that differs in one point from what transformers has becomes a folder of our own. */
+/* Any difference from the formats of transformers gives a folder in our own format. */
 static void round_trips_of_our_own(void **state)
 {
     (void)state;
@@ -180,7 +179,7 @@ static void round_trips_of_our_own(void **state)
     }
 }
 
-/* So does what layers have besides, to the bit. */
+/* Settings of layers also use our own format, to the bit. */
 static void round_trips_of_layers(void **state)
 {
     (void)state;
@@ -198,7 +197,7 @@ static void round_trips_of_layers(void **state)
         found++;
     }
     assert_true(found > 5);
-    mha_transformer_desc d = bert; /* the ends of what a layer may say */
+    mha_transformer_desc d = bert; /* limits of a layer's settings */
     const mha_layer_desc ends[2] = {{.struct_size = sizeof ends[0],
                                      .flags = MHA_LAYER_WINDOW,
                                      .scale = -FLT_MAX,
@@ -213,7 +212,7 @@ static void round_trips_of_layers(void **state)
     round_trip(d, "multihead");
 }
 
-/* Layers with heads of their own number are in no folder of others. */
+/* Foreign formats do not support layers with different numbers of heads. */
 static void round_trips_of_pruned_ones(void **state)
 {
     (void)state;
@@ -230,7 +229,7 @@ static void round_trips_of_pruned_ones(void **state)
     }
 }
 
-/* An encoder is one of mha_model_load() too, which computes it by other code. */
+/* mha_model_load() also loads an encoder, and computes it by other code. */
 static void encoder_as_model(void **state)
 {
     (void)state;
@@ -262,7 +261,7 @@ static void encoder_as_model(void **state)
     mha_transformer_destroy(t);
 }
 
-/* What loading refuses is not saved, and the folder not even begun. */
+/* Transformers that cannot be loaded are not saved, and the folder is not created. */
 static void unloadable_ones_are_not_saved(void **state)
 {
     (void)state;
@@ -294,7 +293,7 @@ static void unloadable_ones_are_not_saved(void **state)
     REFUSED(MHA_ERR_SIZE, "mha_checkpoint_save: 1048576 positions of 66 angles", d.head_dim = 66,
             d.max_length = 1 << 20);
     assert_int_not_equal(access(temp_path("large"), F_OK), 0);
-    d = llama; /* which has bounds of its own */
+    d = llama; /* which has its own bounds */
     d.rope_base = FLT_MAX;
     round_trip(d, "llama");
 }
@@ -347,7 +346,7 @@ static void expect_tokens(const mha_vocabulary *v, const char *text, const char 
     assert_string_equal(got, wanted);
 }
 
-/* Each token with the bytes of the text that it stands for. */
+/* Each token with its bytes of the text. */
 static void words_are_located(void **state)
 {
     (void)state;
@@ -371,7 +370,7 @@ static void words_are_located(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Case and attached marks, which the words do not have; the longest word that is there is taken. */
+/* Case and attached punctuation, which the words lack; the longest known word is used. */
 static void typed_words_are_normalised(void **state)
 {
     (void)state;
@@ -394,7 +393,7 @@ static void typed_words_are_normalised(void **state)
     assert_memory_equal(begin, from, sizeof from);
     for (int i = 1; i < 11; i++)
         assert_int_equal(end[i] - begin[i], (int64_t)strlen(some[wanted[i]]));
-    /* begin and end are optional, and of no room nothing is written */
+    /* begin and end are optional; without room nothing is written */
     expect_ok(
         mha_vocabulary_locate_normalised(v, text, sizeof text - 1, ids, NULL, NULL, 11, &count));
     expect_error(
@@ -446,14 +445,14 @@ static void words_are_read(void **state)
     expect_tokens(v, "a <s>", "4 1 ");
     expect_ok(mha_vocabulary_encode(v, "", 0, NULL, 0, &count));
     assert_int_equal(count, 0);
-    /* the name that stands for unknown words is there, as a word */
+    /* the name for unknown words also occurs as a word */
     expect_tokens(v, "zebra", "3 ");
     mha_vocabulary_destroy(v);
     mha_vocabulary_destroy(NULL);
     mha_transformer_destroy(t);
 }
 
-/* The pieces of a text with a bar behind each. */
+/* The pieces of a text, each followed by a bar. */
 static void expect_pieces(mha_splitting how, const char *text, const char *wanted)
 {
     char got[128] = "";
@@ -488,7 +487,7 @@ static void texts_are_split(void **state)
     expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab", 2, &at, &from), MHA_ERR_ARGUMENT, "at 3");
 }
 
-/* What a folder says of its splitting comes back, and its texts are read that way. */
+/* A folder's splitting rule is saved and loaded, and applied to texts. */
 static void splittings_are_kept(void **state)
 {
     (void)state;
@@ -516,7 +515,7 @@ static void splittings_are_kept(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Whatever bytes change, a status; and other people's tokenizers are named as such. */
+/* Any changed bytes give a status; foreign tokenizers are reported as such. */
 static void foreign_words(void **state)
 {
     (void)state;
@@ -792,7 +791,7 @@ static void wrong_folders(void **state)
     assert_null(t);
 }
 
-/* A weight of a type that is not read is what is wrong, not that numbers are missing. */
+/* The error names the unsupported type of a weight, not missing numbers. */
 static void types_that_are_not_read(void **state)
 {
     (void)state;
@@ -821,7 +820,7 @@ static void types_that_are_not_read(void **state)
     }
 }
 
-/* Whatever bytes change: a status, never a crash; and what loads can be run. */
+/* Any changed bytes give a status, never a crash; a loaded model can be run. */
 static void damaged_files(void **state)
 {
     (void)state;
@@ -854,8 +853,7 @@ static void damaged_files(void **state)
     }
 }
 
-/* ---- what cannot be written, or allocated ------------------------------------------------------
- */
+/* ---- write and allocation failures ----------------------------------------------------------- */
 
 static void unwritable(void **state)
 {
@@ -872,7 +870,7 @@ static void unwritable(void **state)
     mha_transformer_destroy(t);
 }
 
-/* A file that outgrows what is left of the disk: the older checkpoint stays, and loads. */
+/* A file larger than the free disk space: the older checkpoint remains and can be loaded. */
 static void disk_full(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Circuits of heads: heads made by hand, whose singular values, directions and scores are known; random
- * transformers, whose activations must be what the decomposition says; and misuse. */
+/* Circuits of heads: handmade heads with known singular values, directions and scores; random transformers, whose
+ * activations must match the decomposition; and misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -25,7 +25,7 @@ static float *weights_of(mha_transformer *t, int64_t layer, const char *name)
     return mha_transformer_data(t) + p.offset;
 }
 
-/* One layer without norms over tokens that are the axes of the stream; weights are 0. */
+/* One layer without norms, with tokens along the axes of the stream and zero weights. */
 static mha_transformer *make_plain(mha_context *context, mha_position_encoding positions)
 {
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
@@ -130,8 +130,8 @@ static void known_values(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Heads that write to several axes alike, with the signs of the first as the second one's: of elements as
- * large, which rounding leaves a little apart, the first is positive. Head h writes to 2 + h axes from h on. */
+/* Heads that write equally to several axes. Among elements of equal magnitude, up to rounding, the first is positive.
+ * Head h writes to 2 + h axes from h on. */
 static void equal_elements(void **state)
 {
     (void)state;
@@ -153,7 +153,7 @@ static void equal_elements(void **state)
     mha_transformer_destroy(t);
 }
 
-/* One pair that turns by a radian for each position: means over offsets are sums of complex numbers. */
+/* One pair that rotates by a radian per position: means over offsets are sums of complex numbers. */
 static void known_rotation(void **state)
 {
     (void)state;
@@ -212,8 +212,8 @@ static void random_heads(void **state)
     mha_transformer_destroy(t);
 }
 
-/* An induction pair: L0H2 writes what a token is into the upper half of the stream, where L1H1 looks for
- * keys like its query, and raises what it reads. Each measure finds the head that it should and no other. */
+/* An induction pair: L0H2 writes a token's identity into the upper half of the stream, where L1H1 finds keys that match
+ * its query, and raises what it reads. Each measure finds the right head and no other. */
 enum { PAIR_E = 16, PAIR_D = 4, PAIR_V = 8 };
 
 static void set_pair(mha_transformer *t, int64_t layer, const char *name, int h, int from)
@@ -242,7 +242,8 @@ static mha_transformer *make_pair(mha_context *context)
         weights_of(t, -1, "embed_tokens.weight")[i * PAIR_E + i] = 1;
         weights_of(t, -1, "lm_head.weight")[i * PAIR_E + i] = 1;
     }
-    set_pair(t, 0, "self_attn.v_proj.weight", 2, 0); /* the one before: what it is, kept above */
+    set_pair(t, 0, "self_attn.v_proj.weight", 2,
+             0); /* previous token: its identity, in the upper half */
     set_pair_output(t, 0, 2, 8);
     set_pair(t, 0, "self_attn.v_proj.weight", 0, 4); /* another one, whose output no head reads */
     set_pair_output(t, 0, 0, 12);
@@ -293,7 +294,7 @@ static void induction_pair(void **state)
     mha_transformer_destroy(t);
 }
 
-/* ---- against what transformers compute ------------------------------------------------------ */
+/* ---- against computed activations ------------------------------------------------------------ */
 
 typedef struct found {
     double qk[SMALL_LAYERS * SMALL_HEADS * SMALL_SIZE], ov[SMALL_LAYERS * SMALL_HEADS * SMALL_SIZE];
@@ -319,7 +320,7 @@ static found *found_make(void)
     return f;
 }
 
-/* A token of the stream as the layer reads it, without the norm's weight. */
+/* A token of the stream after the layer's norm, without its weight. */
 static void normed(const small_model *m, const float *stream, double *x)
 {
     const int64_t width = m->desc.embed_dim;
@@ -374,14 +375,14 @@ static void check_scores(checked *c, int64_t h)
             got += c->f->qk[at * size + d] * product(c->f->vectors[0] + place, x, width) *
                    product(c->f->vectors[1] + place, y, width);
         }
-        /* f32 sums of up to 24 terms, norms and tables of angles: 2^-24 each, some tens of them */
+        /* f32 sums of up to 24 terms, norms and tables of angles: a few tens of roundings of 2^-24 */
         near_to(got, wanted, 1e-5 * (sqrt(sizes[0] * sizes[1]) + fabs(c->f->qk[at * size])),
                 "score");
         c->checks++;
     }
 }
 
-/* What a head writes of the value of one token. */
+/* A head's output for the value of one token. */
 static void check_written(checked *c, int64_t h)
 {
     const int64_t width = c->m->desc.embed_dim, size = c->m->desc.head_dim;
@@ -423,7 +424,7 @@ static void zero_biases(mha_context *context, small_model *m)
     expect_ok(mha_transformer_update(context, m->t));
 }
 
-/* Norms of queries and keys divide by what no circuit knows. */
+/* Norms of queries and keys divide by factors that circuits do not contain. */
 static bool divides(const small_model *m, int64_t layer)
 {
     return m->desc.layers && m->desc.layers[layer].flags & MHA_LAYER_QK_NORM;
@@ -473,7 +474,7 @@ static void activations(void **state)
     assert_true(checks > 0);
 }
 
-/* Any number of threads, and any choice of heads, give the same bits; what is not chosen stays. */
+/* Any number of threads and any selection of heads give the same bits; other entries are unchanged. */
 static void same_bits(void **state)
 {
     (void)state;
@@ -557,7 +558,7 @@ static void token_of(small_model *m, mha_token_side side, uint32_t flags, int64_
                                : (embed ? weights_of(m->t, -1, "embed_norm.weight") : NULL);
     for (int64_t e = 0; e < width; e++) x[e] = (double)row[e];
     for (int pass = 0; pass < 2;
-         pass++) { /* the embedding's norm, then what the first layer's divides by */
+         pass++) { /* the embedding's norm, then the divisor of the first layer's */
         double mean = 0, squares = 0;
         if (output) break;
         if (pass ? !(pre && divides_rows) : !embed) continue;

@@ -1,5 +1,5 @@
-/* mha_tensor_convert: every f16 and bf16, every midpoint between two of them, and chance, against
- * their definitions in double; then shapes, strides and misuse. */
+/* mha_tensor_convert: every f16 and bf16, every midpoint between neighbours, and random numbers, against the
+ * definitions in double; then shapes, strides and misuse. */
 #include "reference/half_reference.h"
 #include "support/expect.h"
 #include "support/guarded.h"
@@ -85,8 +85,8 @@ static void expect_f64(mha_dtype type, const double *x, uint16_t *room, int n)
                      half_nearest(type, x[i]));
 }
 
-/* Midpoints (f32 and double hold them exactly) and the numbers right beside them. In double those
- * lie so near that a detour by the nearest f32 would round twice. */
+/* Midpoints (exact in f32 and double) and adjacent numbers. In double those are so close that conversion through f32
+ * would round twice. */
 static void midpoints_go_to_even(void **state)
 {
     (void)state;
@@ -167,7 +167,7 @@ static double element(const mha_tensor *x, const int64_t *index)
     return half_value(x->dtype, *(const uint16_t *)at);
 }
 
-/* Small multiples of 1/8: every type holds them. */
+/* Small multiples of 1/8, exact in every type. */
 static void fill(rng *r, const mha_tensor *x)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -211,7 +211,7 @@ static void any_shape_and_strides(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-/* The stride of an axis of length 1 is no step that anybody takes; the sanitizers watch. */
+/* The stride of an axis of length 1 is never used; sanitizers check it. */
 static void strides_that_lead_nowhere(void **state)
 {
     (void)state;

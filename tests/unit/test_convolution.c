@@ -1,5 +1,5 @@
-/* Short convolutions: against sums in double within the header's bound, the same bits for every division into
- * calls and number of threads, in place, and misuse. */
+/* Short convolutions: against sums in double within the header's bound; the same bits for every division into calls and
+ * number of threads; in place; misuse. */
 #include "support/expect.h"
 #include "support/guarded.h"
 #include "support/shared_context.h"

@@ -1,5 +1,5 @@
-/* Decoding: steps of every size give the bits of the whole sequence at once, for every kind of
- * transformer; drafts taken back; misuse. */
+/* Decoding: steps of every size are bit-identical to the whole sequence at once, for every kind of transformer;
+ * rejected drafts; misuse. */
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -30,7 +30,7 @@ static int64_t width_of(const mha_transformer *t)
     return d.flags & MHA_TRANSFORMER_NO_OUTPUT ? d.embed_dim : d.vocab_size;
 }
 
-/* [B,LENGTH] tokens, and rows from, from + 1, .. of them or of an output of some width. */
+/* [B,LENGTH] tokens, and rows from, from + 1, .. of them or of an output of any width. */
 static mha_tensor part(void *data, mha_dtype dtype, int64_t from, int64_t count, int64_t width)
 {
     const size_t size = dtype == MHA_I32 ? sizeof(int32_t) : sizeof(float);
@@ -61,7 +61,7 @@ static void step(const mha_transformer *t, mha_decoder *decoder, int32_t *ids, f
     assert_int_equal(mha_decoder_length(decoder), from + count);
 }
 
-/* One step of all tokens, and steps of any sizes with pages of any size: of any type the same bits. */
+/* One step of all tokens, and steps and pages of any size give the same bits for every type. */
 static void steps_in_every_type(void **state)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
@@ -159,7 +159,7 @@ static void steps_have_the_bits_of_the_whole(void **state)
         expect_ok(create(context, t, BATCH, 0, most, &decoder));
         for (int64_t at = 0, count; at < LENGTH; at += count) {
             count = rng_between(&r, 1, most < LENGTH - at ? most : LENGTH - at);
-            if (rng_chance(&r, 0.3)) { /* a draft that is taken back */
+            if (rng_chance(&r, 0.3)) { /* a rejected draft */
                 step(t, decoder, drafts, stepped, at, count);
                 expect_ok(mha_decoder_truncate(decoder, at));
             }
@@ -191,7 +191,7 @@ static void misuse_is_refused(void **state)
                  "capacity is 41");
     expect_error(create(context, t, INT64_MAX, 0, 2, &decoder), MHA_ERR_ARGUMENT, "batch");
     d.flags = 0;
-    d.layers = NULL; /* they were drawn for a causal one */
+    d.layers = NULL; /* they were drawn for a causal transformer */
     other = decoded_make(&d, 1);
     expect_error(create(context, other, 1, 1, 1, &decoder), MHA_ERR_UNSUPPORTED, "causal");
     assert_null(decoder);
@@ -231,7 +231,7 @@ static void misuse_is_refused(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Whatever allocation fails: the decoder is as it was, and the step can be made again. */
+/* If any allocation fails, the decoder is unchanged, and the step can be repeated. */
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
@@ -254,7 +254,7 @@ static void failed_allocations_are_reported(void **state)
         alloc.fail_after = false;
         expect_ok(mha_context_create(&desc, &own));
         alloc.fail_at = alloc.calls + failures;
-        alloc.fail_after = true; /* scratch would try again with less */
+        alloc.fail_after = true; /* scratch would retry with less */
         status = create(own, t, BATCH, LENGTH, 0, &decoder);
         mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH, 1);
         mha_tensor out = part(got, MHA_F32, 0, LENGTH, width_of(t));

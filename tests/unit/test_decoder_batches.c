@@ -1,6 +1,6 @@
-/* Decoding sequences of their own lengths: random programs of steps with padding, pauses, cuts, branches
- * and memories give every sequence the bits that it has alone, and those of the whole at once; sizes;
- * windows; misuse; failures. */
+/* Decoding sequences of different lengths: in random programs of steps with padding, pauses, cuts, branches and
+ * memories, every sequence is bit-identical to decoding it alone and to one full pass; sizes; windows; misuse;
+ * failures. */
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -14,7 +14,7 @@ enum { BATCH = 3, MEMORY = 7, STEP = 9, MEMORY_WIDTH = WIDTH };
 
 static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
 
-/* A sequence as it should be: its tokens, what came out at each, and its memory. */
+/* The expected sequence: its tokens, their outputs, and its memory. */
 typedef struct story {
     int64_t length, memory_length;
     int32_t ids[LENGTH];
@@ -74,7 +74,7 @@ static void step_alone(program *p, int b, const int32_t *ids, int64_t count, con
     s->length += count;
 }
 
-/* Rows of every sequence, with padding on either side, which is not read; none for some. */
+/* Rows of every sequence, with unread padding on either side; none for some. */
 static void draw_rows(program *p, int64_t n, int32_t *ids, int64_t *firsts, int64_t *counts)
 {
     const int side = (int)rng_between(&p->r, 0, 2);
@@ -91,7 +91,7 @@ static void draw_rows(program *p, int64_t n, int32_t *ids, int64_t *firsts, int6
     }
 }
 
-/* A token that is none: nothing may change. */
+/* An invalid token: nothing may change. */
 static void spoiled_step(program *p, mha_tensor *tokens, const int64_t *firsts,
                          const int64_t *counts)
 {
@@ -316,8 +316,8 @@ static int64_t run_windowed(program *p, bool discards)
     }
 }
 
-/* A decoder with a window has the bits of a transformer whose layers have it; one that keeps only what
- * windows show those of one that keeps all. */
+/* A decoder with a window is bit-identical to a transformer whose layers have it; one that keeps only visible positions
+ * is bit-identical to one that keeps all. */
 static void windows(void **state)
 {
     (void)state;
@@ -497,7 +497,7 @@ static void memories_are_checked(void **state)
 
 /* ---- failures ------------------------------------------------------------------------------ */
 
-/* Whatever allocation fails, memory and tokens are as before: then the calls succeed. */
+/* If any allocation fails, memory and tokens are unchanged, and the calls succeed afterwards. */
 static mha_status with_memory(mha_context *own, failing_alloc *alloc, void *user)
 {
     const mha_transformer *t = user;

@@ -1,6 +1,6 @@
-/* Decoders whose sinks stay next to the window (StreamingLLM). In a transformer of one layer keys and
- * values depend on their tokens alone: a row must be that of the text without what was discarded. In
- * any transformer, steps of any sizes and batches give the same bits. */
+/* Decoders whose sinks stay next to the window (StreamingLLM). With one layer, keys and values depend only on their
+ * tokens: a row must equal that of the text without the discarded part. In any transformer, steps of any size and
+ * batches give the same bits. */
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/one_context.h"
@@ -13,7 +13,7 @@
 
 enum { TEXT = 150, STEP = 13 };
 
-/* A text decoded by one sequence, and what came out. */
+/* A text decoded by one sequence, and its outputs. */
 typedef struct story {
     int32_t ids[TEXT];
     float rows[TEXT][WIDTH];
@@ -60,10 +60,10 @@ static tally tally_rows = {.name = "rows"};
 
 /* Row i is the last one of the sinks and of the window.
  *
- * Both compute the same but for the place of the rotations. In each, a rotated number has an error of
+ * Both compute the same except for the positions of the rotations. In each, a rotated number has an error of
  * 2^-24 of the pair's size: four of them in a product, and with sum |q_d k_d| scale <= 2^3 for
- * normal weights, scores differ by at most 4 2^-24 2^3 = 2^-19, and weights by as much of themselves. What
- * follows, norms and linear layers of normal numbers, passes on less than four times that. */
+ * normal weights, scores differ by at most 4 2^-24 2^3 = 2^-19, and weights by the same relative error. The following
+ * norms and linear layers of normal numbers amplify it less than four times. */
 static void check_row(const mha_transformer *t, const mha_decoder_desc *desc, const story *s,
                       int64_t i, int64_t width)
 {
@@ -117,7 +117,7 @@ static void one_layer(void **unused)
     tally_judge(&tally_rows);
 }
 
-/* One by one, in steps, and padded beside another text: the same bits, in every type. */
+/* One by one, in steps, and padded in a batch: the same bits for every type. */
 static void any_steps(void **unused)
 {
     (void)unused;

@@ -1,6 +1,6 @@
-/* Diagrams: the same bytes every time, escaped texts, colours of both papers, marks where they
- * belong, cards that do not overlap, and every kind of bad input refused before a byte is written.
- * The program's pictures are parsed as XML by tests/cli/explain.py. */
+/* Diagrams: reproducible bytes, escaped texts, colours of both papers, positions of marks, cards that do not overlap,
+ * and every kind of bad input rejected before a byte is written. tests/cli/explain.py parses the program's pictures as
+ * XML. */
 #include "support/expect.h"
 #include "support/suite.h"
 
@@ -126,7 +126,7 @@ static void every_mark(void **state)
     mha_buffer_free(&second);
 }
 
-/* Soft and strong cells differ, and so do the two papers. */
+/* Soft and strong cells differ, as do the two papers. */
 static void colors(void **state)
 {
     (void)state;
@@ -146,7 +146,7 @@ static void colors(void **state)
     mha_buffer_free(&dark);
 }
 
-/* Small cells join into runs: a row of 100 equal ones is one rectangle. */
+/* Small cells are merged into runs: a row of 100 equal ones is one rectangle. */
 static void runs(void **state)
 {
     (void)state;
@@ -161,8 +161,8 @@ static void runs(void **state)
     mha_buffer_free(&svg);
 }
 
-/* Three cards of 500 in a page of 1200: two side by side, the third below, the page as wide as
- * asked; a card of 2000 makes the page wider. */
+/* Three cards of 500 on a page of 1200: two side by side, the third below, the page as wide as requested; a card of
+ * 2000 widens the page. */
 static void cards(void **state)
 {
     (void)state;
@@ -193,7 +193,7 @@ static void cards(void **state)
     mha_buffer_free(&svg);
 }
 
-/* A text too wide for its box gets smaller, and then loses its end. */
+/* A text too wide for its box is made smaller, then truncated. */
 static void texts_fit(void **state)
 {
     (void)state;
@@ -207,7 +207,7 @@ static void texts_fit(void **state)
     const char *drawn = strstr(svg.data, ">W");
     assert_non_null(drawn);
     size_t letters = strspn(drawn + 1, "W");
-    /* 13 units shrink to 8.67; a W is 0.99 em wide there, so 110 units hold at most 12 of them. */
+    /* 13 units shrink to 8.67; a W is 0.99 em wide, so 110 units hold at most 12. */
     assert_true(letters >= 8 && letters <= 12);
     assert_non_null(strstr(drawn, "\xE2\x80\xA6"));
     mha_buffer_free(&svg);
@@ -265,7 +265,7 @@ static void bad_marks(void **state)
     assert_int_equal(refused(&d), MHA_ERR_ARGUMENT);
     d = bad_start();
     bad_mark.kind = MHA_MARK_TEXT;
-    bad_mark.flags = MHA_MARK_MIDDLE | MHA_MARK_END; /* would be one attribute twice: no XML */
+    bad_mark.flags = MHA_MARK_MIDDLE | MHA_MARK_END; /* would be a duplicate attribute: not XML */
     assert_int_equal(refused(&d), MHA_ERR_ARGUMENT);
     d = bad_start();
     bad_panel.marks = NULL;
@@ -313,7 +313,7 @@ static void newer_callers(void **state)
     assert_int_equal(refused(&d), MHA_ERR_UNSUPPORTED);
 }
 
-/* What the sink says comes back, wherever it happens. */
+/* The sink's status is returned, wherever it fails. */
 static mha_status stop_after(void *user, const void *bytes, size_t count)
 {
     (void)bytes;

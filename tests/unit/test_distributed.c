@@ -1,6 +1,5 @@
-/* Attention over ranks, which are threads here, against one call of the whole: the same bits for
- * random descriptors, ranks and cuts; what is sent is what was said; refusals reach every rank; and a
- * rank that is lost ends the call everywhere. */
+/* Attention over ranks (threads here) against one call over everything: the same bits for random descriptors, ranks and
+ * cuts; messages match the plan; errors reach every rank; and a lost rank ends the call on all. */
 #include "support/backward_call.h"
 #include "support/cuts.h"
 #include "support/extras.h"
@@ -16,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank has: its rows of everything that is over queries, its keys. */
+/* A rank's data: its rows of every tensor over queries, its keys. */
 typedef struct rank_part {
     mha_context *context;
     mha_attention_desc desc;
@@ -36,7 +35,7 @@ typedef struct job {
     rank_part parts[MOST_RANKS];
 } job;
 
-/* The axis of an output that counts queries, or of column sums keys; and how these are cut. */
+/* The query axis of an output, or the key axis of column sums, and its division. */
 static int axis_of(int extra)
 {
     return extra == EXTRA_AVERAGE ? 1 : 2;
@@ -156,7 +155,7 @@ static void run_rank(void *user, const mha_transport *t)
     if (p->status != MHA_OK) snprintf(p->detail, sizeof p->detail, "%s", mha_error_detail());
 }
 
-/* Room for all outputs that ranks can have, of the whole. */
+/* Memory for all outputs that ranks support, of the whole. */
 static mha_attention_outputs make_outputs(const job *j, unsigned wanted, mha_tensor *tensors,
                                           int64_t *offsets)
 {
@@ -196,7 +195,7 @@ static void check_count(int64_t messages, double bytes, thread_ranks_count expla
     assert_int_equal((int64_t)bytes, calling.bytes - explaining.bytes);
 }
 
-/* What each rank says beforehand is what it sends and receives in a call, beyond explaining. */
+/* Each rank's explained messages equal those that the call sends and receives. */
 static void check_counts(const job *j, int ranks, const thread_ranks_counts *explaining,
                          const thread_ranks_counts *calling)
 {
@@ -258,7 +257,7 @@ static void interleave(mha_tensor *x)
     x->stride[0] = n[1] * n[2] * n[3], x->stride[1] = n[3], x->stride[2] = n[1] * n[3];
 }
 
-/* Ranks of other layouts. */
+/* Ranks with different layouts. */
 static void vary_parts(rng *r, job *j, int ranks)
 {
     for (int rank = 0; rank < ranks; rank++) {
@@ -269,7 +268,7 @@ static void vary_parts(rng *r, job *j, int ranks)
     }
 }
 
-/* A rank that is lost at some message, wherever it may be: nobody waits for it. */
+/* A rank lost at any message: no rank waits for it. */
 static void lose_one(rng *r, job *j, int ranks)
 {
     thread_ranks_run(ranks, run_rank, j, (int)rng_between(r, 0, ranks - 1),
@@ -361,7 +360,7 @@ static void heads_are_exchanged(void **state)
 
 enum { PLANNED = 4 };
 
-/* A call by hand: rows of queries and keys that each rank has, and what its plan must say. */
+/* A call by hand: each rank's rows of queries and keys, and its expected plan. */
 typedef struct planned {
     int ranks;
     int64_t H, Hk, D, Dv, queries[PLANNED], keys[PLANNED];
@@ -390,7 +389,7 @@ static const planned plans[] = {
      .bytes_sent = {1024 * KEY, 1024 * KEY, 200 * KEY},
      .bytes_received = {612 * KEY, 612 * KEY, 1024 * KEY},
      .pairs = {100 * 101, 2 * (30 * 100 + 15 * 31), 2 * (7 * 130 + 28)}},
-    /* One key/value head, which all ranks need: exchanged queries would be more. */
+    /* One key/value head, which all ranks need: exchanging queries would cost more. */
     {.ranks = 2,
      .H = 2,
      .Hk = 1,
@@ -404,7 +403,7 @@ static const planned plans[] = {
      .bytes_sent = {200 * KEY, 100 * KEY},
      .bytes_received = {100 * KEY, 200 * KEY},
      .pairs = {2 * 100 * 300, 2 * 200 * 300}},
-    /* Heads for rows: q, k and v of the other's head, then o and entropy of its rows. */
+    /* Heads in exchange for rows: q, k and v of the other's head, then o and entropy of its rows. */
     {.ranks = 2,
      .H = 2,
      .Hk = 2,
@@ -421,7 +420,7 @@ static const planned plans[] = {
      .bytes_received = {724 * QUERY + 324 * KEY + 300 * (RESULT + 4),
                         300 * QUERY + 700 * KEY + 724 * (RESULT + 4)},
      .pairs = {1024 * 1024, 1024 * 1024}},
-    /* The same of rows that one rank has all of. */
+    /* The same with all rows on one rank. */
     {.ranks = 2,
      .H = 2,
      .Hk = 2,
@@ -580,7 +579,7 @@ enum {
                  KIND_SINK_LOGITS | KIND_GATES
 };
 
-/* The input that each one belongs to; NULL: there is none. */
+/* The input of each gradient; NULL: there is none. */
 static const mha_tensor *input_of(const kinds_case *c, int grad)
 {
     static const mha_tensor scale = {.ndim = 2, .shape = {1, 1}};
@@ -591,7 +590,7 @@ static const mha_tensor *input_of(const kinds_case *c, int grad)
     return all[grad];
 }
 
-/* Which axis has rows of queries, or of keys, that ranks have some of; -1: all have all of it. */
+/* The axis of query or key rows that is divided over ranks; -1: every rank has all. */
 static int axis_of_grad(const mha_tensor *whole, int grad)
 {
     if (grad <= GRAD_V) return 2;
@@ -612,7 +611,7 @@ static bool is_ambiguous(const job *j, int ranks)
     return one && ranks > 1;
 }
 
-/* What the backward has besides; of the whole, or of a rank. */
+/* Additional arguments of the backward, of the whole or of a rank. */
 typedef struct back_part {
     mha_tensor o, lse, g, lse_gradient, p_gradient, mean_gradient, grads[GRADS];
     mha_attention_gradients gradients;
@@ -634,7 +633,7 @@ static mha_tensor random_like(rng *r, int ndim, const int64_t *shape)
     return mha_tensor_contiguous(memory, MHA_F32, ndim, shape);
 }
 
-/* What else a loss depends on, and how gradients are taken: bits. */
+/* Bits: further outputs in the loss, and options of the gradients. */
 enum { OF_LSE = 1, OF_WEIGHTS = 2, OF_MEAN = 4, OF_DROPPED = 8, ADDED = 16, LOSSES = 32 };
 
 static void point_at_gradients(back_part *p, unsigned wanted, int loss)
@@ -718,8 +717,7 @@ static cuts cut_chunks(rng *r, const kinds_case *c, int ranks)
     return made;
 }
 
-/* What sums that are added to leave of these is what their rounding took off: nearly all bits of a sum in
- * double are seen then. */
+/* Adding to sums and subtracting again exposes their rounding: nearly all bits of a sum in double become visible. */
 static void start_from_rounded(const machine *m, const job *j, const mha_attention_desc *desc,
                                unsigned wanted, int loss, back_part *w)
 {
@@ -737,8 +735,8 @@ static void start_from_rounded(const machine *m, const job *j, const mha_attenti
     }
 }
 
-/* Later rows as earlier ones, with o's gradient negated: where nothing tells them apart, the sums of chunks
- * cancel, and what is left is the rounding of their order. */
+/* Later rows equal earlier ones with o's gradient negated: where they are indistinguishable, the sums of chunks cancel,
+ * which leaves the rounding of their order. */
 static void mirror(const mha_tensor *q, const mha_tensor *g)
 {
     const mha_tensor *both[] = {q, g};
@@ -978,7 +976,7 @@ static void free_even_back(back_job *x)
     free(x);
 }
 
-/* Of three ranks one is lost at each message in turn: all of them return. */
+/* One of three ranks is lost, at every possible message: all return. */
 static void a_lost_rank_ends_the_backward(void **state)
 {
     (void)state;
@@ -997,7 +995,7 @@ static void a_lost_rank_ends_the_backward(void **state)
         }
 }
 
-/* Memory fails at rank 1: at all of them the call does, unless it is memory for a block on its way. */
+/* Allocation fails on rank 1: the call fails on all ranks, unless the memory is for a block in flight. */
 static mha_status run_short_of_memory(mha_context *context, failing_alloc *memory, void *user)
 {
     back_job *x = user;
@@ -1026,7 +1024,7 @@ static void the_backward_is_short_of_memory(void **state)
 
 /* ---- refusals --------------------------------------------------------------------------------- */
 
-/* Memory fails at rank 1: at all of them the call does, and writes nothing. */
+/* Allocation fails on rank 1: the call fails on all ranks and writes nothing. */
 static mha_status run_forward_short_of_memory(mha_context *context, failing_alloc *memory,
                                               void *user)
 {
@@ -1056,8 +1054,7 @@ static void the_forward_is_short_of_memory(void **state)
         assert_true(failing_each(run_forward_short_of_memory, &kind) > 0);
 }
 
-/* The scratch that plans name, and room for lists of pieces and blocks, is enough; three quarters of it are
- * not. */
+/* The scratch reported by plans, plus room for lists of pieces and blocks, suffices; three quarters of it do not. */
 static void scratch_is_what_plans_say(void **state)
 {
     enum { LISTS = 16384, WAYS = 3 }; /* rows stay, heads exchanged, column sums */
@@ -1093,7 +1090,7 @@ static void scratch_is_what_plans_say(void **state)
     }
 }
 
-/* All ranks refuse alike, in words that name the rank and the cause, and write nothing. */
+/* All ranks return the same error, which names the rank and the cause, and write nothing. */
 static void expect_refusal(job *j, mha_status status, const char *words)
 {
     thread_rank_fn *const calls[] = {explain_rank, run_rank};
@@ -1155,14 +1152,14 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split", p->split.key_piece_count = -1);
 }
 
-/* Whatever of a description only one rank has, or has otherwise. Of an input that is over queries or large
- * only whether it is there is compared. */
+/* Every part of a description that only one rank has, or that differs. For large inputs and inputs over queries, only
+ * their presence is compared. */
 static void every_field_is_compared(void **state)
 {
     static const int64_t one[] = {1}, two[] = {2}, queries[][3] = {{0, 5, 20}, {0, 6, 20}},
                          keys[][3] = {{0, 5, 600}, {0, 6, 600}};
     (void)state;
-    /* A new field is another line below. */
+    /* Add new fields below. */
     assert_int_equal(offsetof(mha_attention_desc, first_head) + sizeof(int64_t),
                      sizeof(mha_attention_desc));
 #define DIFFERS(...)                                                                        \
@@ -1279,8 +1276,7 @@ static void refusals_of_the_backward(void **state)
                  b->grads[GRAD_Q].data = NULL);
 }
 
-/* Likewise of the gradients: each one that is wanted or given, how they are taken, types, and sizes that
- * sums over ranks rely on. */
+/* The same for gradients: each one requested or given, their options, types, and sizes used by sums over ranks. */
 static void every_field_of_the_backward_is_compared(void **state)
 {
     (void)state;
@@ -1323,7 +1319,7 @@ static void run_bare(void *user, const mha_transport *t)
         mha_distributed_forward(p->context, &p->split, NULL, &p->q, &p->k, &p->v, &p->o, NULL);
 }
 
-/* Neither a description nor outputs: what one call takes. */
+/* Without a description and outputs, as a plain call accepts. */
 static void without_a_description(void **state)
 {
     (void)state;
@@ -1343,7 +1339,7 @@ static void without_a_description(void **state)
     free_plain(j);
 }
 
-/* At whatever message a rank is lost, the others return, and whoever fails has written nothing. */
+/* At any message where a rank is lost, the others return, and a failing rank has written nothing. */
 static void a_lost_rank_ends_the_call(void **state)
 {
     (void)state;
@@ -1362,7 +1358,7 @@ static void a_lost_rank_ends_the_call(void **state)
         }
 }
 
-/* Likewise while heads are exchanged, where a rank that fails may have written some rows. */
+/* The same while heads are exchanged, where a failing rank may have written some rows. */
 static void a_lost_rank_ends_an_exchange(void **state)
 {
     (void)state;
@@ -1399,7 +1395,7 @@ static void a_lost_rank_ends_column_sums(void **state)
         }
 }
 
-/* What is split evenly: whole blocks where there are enough, nothing twice, nothing left out. */
+/* Even splits: whole blocks if there are enough, no overlap, no gaps. */
 static void pieces_cover(void **state)
 {
     (void)state;

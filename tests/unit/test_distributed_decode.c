@@ -1,6 +1,6 @@
-/* Queries that all ranks (threads here) have, on keys and values that lie over them: the bits of one
- * process for random descriptors, pieces and types of caches, and of each step of a growing text; what is
- * sent is what was said; refusals reach every rank; and a rank that is lost ends the call everywhere. */
+/* Queries on all ranks (threads here), with keys and values distributed over them: bit-identical to one process for
+ * random descriptors, pieces and types of caches, and for each step of a growing text; messages match the plan; errors
+ * reach every rank; and a lost rank ends the call on all. */
 #include "support/cuts.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
@@ -53,7 +53,7 @@ static void make_results(rank_part *p, const mha_tensor *q, int64_t values)
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-/* Blocks of keys cut at random, and the list of whose they are, with some empty pieces in it. */
+/* Blocks of keys divided at random, and the list of their owners, with some empty pieces. */
 static void cut_keys(job *j, rng *r, int64_t S, int ranks)
 {
     int64_t done = 0;
@@ -182,7 +182,7 @@ static void run_rank(void *user, const mha_transport *t)
     snprintf(p->detail, sizeof p->detail, "%s", p->status ? mha_error_detail() : "");
 }
 
-/* What the ranks say beforehand is what a call sends beyond explaining. */
+/* The explained messages equal those that the call sends. */
 static void check_counts(const job *j, int ranks, const thread_ranks_counts *explaining,
                          const thread_ranks_counts *calling)
 {
@@ -205,7 +205,7 @@ static void check_counts(const job *j, int ranks, const thread_ranks_counts *exp
     }
 }
 
-/* When ranks work at once, by distributed.h. Tensors are of f32 here. */
+/* The conditions of distributed.h for concurrent ranks. Tensors are f32 here. */
 static bool works_at_once(const job *j)
 {
     const kinds_shape *n = &j->c.shape;
@@ -250,7 +250,7 @@ static void compare(const job *j, int ranks, const rank_part *whole, int number)
     }
 }
 
-/* Shapes and kinds of decoding; half of them such that ranks can work at once. */
+/* Shapes and kinds of decoding; in half of them ranks can work concurrently. */
 static kinds_shape some_shape(rng *r)
 {
     const unsigned in_turn = KIND_DROPOUT | KIND_SHAW_VALUES | KIND_DOCUMENTS | KIND_GLOBAL_KEYS |
@@ -357,7 +357,7 @@ static mha_tensor of_step(const mha_tensor *x, int64_t at)
     return guarded_slice(x, 2, at, 1);
 }
 
-/* Everything up to position `length` into the cache of a rank: what lies there. */
+/* Append the rank's share of everything up to position `length` to its cache. */
 static mha_status grow(mha_kv_cache *cache, const growth *g, int rank, int64_t from, int64_t length)
 {
     for (int64_t n = from, next; n < length; n = next) {
@@ -487,7 +487,7 @@ static bool is_untouched(const rank_part *p)
     return memcmp(p->o.data, mark, sizeof mark) == 0 && memcmp(p->lse.data, mark, sizeof mark) == 0;
 }
 
-/* As test_distributed.c: at once, and one after the other. */
+/* As in test_distributed.c: concurrently, and one after the other. */
 static void scratch_is_what_plans_say(void **state)
 {
     enum { LISTS = 8192 };
@@ -520,7 +520,7 @@ static void scratch_is_what_plans_say(void **state)
     }
 }
 
-/* All ranks refuse alike, in words that name the rank and the cause, and write nothing. */
+/* All ranks return the same error, which names the rank and the cause, and write nothing. */
 static void expect_refusal(job *j, mha_status status, const char *words)
 {
     thread_rank_fn *const calls[] = {explain_rank, run_rank};
@@ -587,8 +587,8 @@ static void refusals_reach_every_rank(void **state)
             memset(p->o.data, 0xEE, sizeof(float)));
 }
 
-/* A rank whose cache is of another type, or that has tensors instead. What test_distributed.c compares is
- * the same here. */
+/* A rank whose cache has another type, or that has tensors instead. Other comparisons are tested in test_distributed.c.
+ * */
 static void other_caches_are_refused(void **state)
 {
     static const cache_kind kinds[] = {
@@ -615,7 +615,7 @@ static void expect_refused(mha_status status, const char *words)
     assert_non_null(strstr(mha_error_detail(), words));
 }
 
-/* A rank whose tokens are others. */
+/* A rank with different tokens. */
 static void other_queries_are_refused(void **state)
 {
     (void)state;
@@ -634,7 +634,7 @@ static void other_queries_are_refused(void **state)
     free_plain(j);
 }
 
-/* Memory fails at rank 1: at all of them the call does, and nothing has been sent but that. */
+/* Allocation fails on rank 1: the call fails on all ranks, and only the error has been sent. */
 static mha_status run_short_of_memory(mha_context *context, failing_alloc *memory, void *user)
 {
     job *j = user;
@@ -666,7 +666,7 @@ static void short_of_memory(void **state)
     }
 }
 
-/* What cannot reach other ranks, or needs none. */
+/* Errors that cannot reach other ranks, or need none. */
 static void refusals_of_one(void **state)
 {
     (void)state;
@@ -701,8 +701,8 @@ static void refusals_of_one(void **state)
     free_plain(j);
 }
 
-/* At whatever message a rank is lost, the others return, and whoever fails has written nothing. In turn,
- * at once, and at once with values that are not finite. */
+/* At any message where a rank is lost, the others return, and a failing rank has written nothing. Sequentially,
+ * concurrently, and concurrently with values that are not finite. */
 static void a_lost_rank_ends_the_call(void **state)
 {
     (void)state;
@@ -723,7 +723,7 @@ static void a_lost_rank_ends_the_call(void **state)
             }
 }
 
-/* What is sent does not depend on the number of keys. */
+/* Message sizes do not depend on the number of keys. */
 static void bytes_do_not_grow_with_the_keys(void **state)
 {
     thread_ranks_counts sent[2];

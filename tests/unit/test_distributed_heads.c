@@ -1,6 +1,6 @@
-/* Heads over ranks (threads here): pieces of heads have the bits of the whole, in the forward, the
- * backward, a module with its projections, and on a grid with a sequence that is divided too; tensors are
- * brought together exactly; refusals reach every rank; and a lost rank ends the call everywhere. */
+/* Heads over ranks (threads here): pieces of heads are bit-identical to the whole in the forward, the backward, a
+ * module with its projections, and on a grid that also divides the sequence; tensors are gathered exactly; errors reach
+ * every rank; and a lost rank ends the call on all. */
 #include "support/backward_call.h"
 #include "support/cuts.h"
 #include "support/expect.h"
@@ -63,7 +63,7 @@ static void each_head_is_at_one_rank(void **state)
 
 /* ---- an attention of some of the heads ------------------------------------------------------- */
 
-/* Where heads are in an input, counted from its last axis; -1: nowhere. */
+/* The head axis of an input, counted from the last; -1: none. */
 enum {
     AXIS_BHTS = 2,
     AXIS_BLOCKS = 2,
@@ -97,7 +97,7 @@ static mha_attention_desc some_heads(const mha_attention_desc *d, const mha_head
     return own;
 }
 
-/* The context of a rank, of the instruction set of case `number`: they have each their own bits. */
+/* The context of a rank, with the instruction set of case `number`; each set has its own bits. */
 static mha_context *context_of(int number, int rank)
 {
     const machines all = machines_make(1);
@@ -143,7 +143,7 @@ static void same(const char *what, const mha_tensor *whole, int64_t from, const 
                  c->text);
 }
 
-/* Pieces of heads by calls of their own. */
+/* Pieces of heads in separate calls. */
 static void check_pieces(int number)
 {
     rng r = rng_make(rng_run_seed(), (uint64_t)number + 52000);
@@ -342,7 +342,7 @@ typedef struct disagreement {
     char detail[3][256];
 } disagreement;
 
-/* A third of a tensor, which rank 1 takes to be another one. */
+/* A third of a tensor, which rank 1 describes differently. */
 static void gather_another(void *user, const mha_transport *t)
 {
     static const struct {
@@ -414,7 +414,7 @@ static mha_status set(mha_module *module, const char *name, const char *kind, co
     return mha_module_set_parameter(module, full, x);
 }
 
-/* The module of some heads, without W_o; it is whole if they are all. */
+/* The module of some heads, without W_o; complete if they are all. */
 static mha_status module_of(mha_context *context, const grid *g, const mha_head_piece *p,
                             mha_module **module)
 {

@@ -1,5 +1,5 @@
-/* Dropout of a whole transformer in training: what rates 0 and 1 and a rate in between do, that
- * other steps and other layers drop other weights, and that nothing of it stays behind. */
+/* Dropout of a whole transformer in training: rates 0, 1 and in between; different steps and layers drop different
+ * weights; no effect remains afterwards. */
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -13,7 +13,7 @@
 
 enum { B = 3, T = 9, S = 6, V = 11, MOST_LAYERS = 3, HEADS = 2, WIDTH = 8 };
 
-/* A random transformer, a batch, and room for what comes out. */
+/* A random transformer, a batch, and memory for outputs. */
 typedef struct example {
     mha_transformer *t;
     mha_activations *a;
@@ -80,8 +80,8 @@ static void run(mha_context *context, example *e, float rate, uint64_t seed, flo
     memcpy(out, e->out_data, sizeof e->out_data);
 }
 
-/* Rate 0 has the bits of no dropout whatever the seed, also after a step that dropped; the same
- * seed drops the same, another seed others. */
+/* Rate 0 is bit-identical to no dropout for any seed, also after a step with dropout; equal seeds drop the same
+ * weights, different seeds others. */
 static void seeds_decide_what_is_dropped(void **state)
 {
     (void)state;
@@ -99,15 +99,15 @@ static void seeds_decide_what_is_dropped(void **state)
         run(context, e, 0, rng_next(&r), zero);
         assert_memory_equal(none, zero, sizeof none);
         assert_memory_equal(some[0], some[1], sizeof none);
-        /* At least 2 heads x 45 weights, each kept with 1/2: alike with a chance of 2^-90. */
+        /* At least 2 heads x 45 weights, each kept with probability 1/2: equal with probability 2^-90. */
         assert_memory_not_equal(some[0], other, sizeof none);
         assert_memory_not_equal(some[0], none, sizeof none);
         example_free(e);
     }
 }
 
-/* Rate 1 drops all: attention adds what it adds with every head switched off, and every gradient is
- * finite; those of queries, keys and values are 0. */
+/* Rate 1 drops all: attention adds the same as with every head switched off, and every gradient is finite; those of
+ * queries, keys and values are 0. */
 static void rate_one(void **state)
 {
     (void)state;
@@ -192,8 +192,8 @@ static int64_t count_kept(mha_context *context, mha_transformer *t, mha_activati
     return kept;
 }
 
-/* N independent draws: by Hoeffding's inequality the part that is kept is further than t from
- * 1 - rate with a chance of at most 2 exp(-2 N t^2). t is chosen so that this is 1e-12. */
+/* N independent draws: by Hoeffding's inequality, the kept fraction differs from 1 - rate by more than t with
+ * probability at most 2 exp(-2 N t^2). t is chosen so that this is 1e-12. */
 static void rates(void **state)
 {
     (void)state;
@@ -216,7 +216,7 @@ static void rates(void **state)
     }
 }
 
-/* Rates that are none. */
+/* Invalid rates. */
 static void misuse_is_refused(void **state)
 {
     (void)state;

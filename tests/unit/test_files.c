@@ -1,5 +1,4 @@
-/* Files written whole or not at all: by what a path leads to, in folders of our own, and what
- * killed writers leave behind. */
+/* Atomic files: by the target of a path, in our own folders, and leftovers of killed writers. */
 #define _XOPEN_SOURCE 700 /* symlink, mkdtemp, mkfifo */
 #include <multihead/sink.h>
 
@@ -60,9 +59,9 @@ static int parts_in(const char *folder)
     return count;
 }
 
-/* ---- what a path leads to ------------------------------------------------------------------ */
+/* ---- targets of paths ------------------------------------------------------------------------ */
 
-/* A file system that stands below /dev is one like any other. */
+/* A file system mounted below /dev is an ordinary one. */
 static void shared_memory_is_no_device(void **state)
 {
     (void)state;
@@ -91,7 +90,7 @@ static void say(int descriptor, const char *text)
     assert_int_equal(write(descriptor, text, strlen(text)), strlen(text));
 }
 
-/* As `(echo head; program -o /dev/stdout; echo tail) > file`, by each way to say it. */
+/* Like `(echo head; program -o /dev/stdout; echo tail) > file`, for each name of stdout. */
 static void an_open_file_goes_on(void **state)
 {
     (void)state;
@@ -123,14 +122,13 @@ static void an_open_file_goes_on(void **state)
     }
 }
 
-/* Until the parent kills us, or is gone because a check failed. */
+/* Until the parent kills this process, or has exited because a check failed. */
 static void wait_for_the_end(pid_t parent)
 {
     while (getppid() == parent) poll(NULL, 0, 10);
 }
 
-/* A descriptor that is only read, and one of another process, give their file and no place in it:
- * it is appended to. */
+/* A read-only descriptor, or another process's, gives its file but no position: output is appended. */
 static void a_foreign_open_file_is_appended_to(void **state)
 {
     (void)state;
@@ -161,7 +159,7 @@ static void a_foreign_open_file_is_appended_to(void **state)
     check(path, "old new newer");
 }
 
-/* A folder that is merely called fd has ordinary links. */
+/* A folder merely named fd has ordinary links. */
 static void a_folder_called_fd(void **state)
 {
     (void)state;
@@ -200,7 +198,7 @@ static void pipes_and_sockets(void **state)
     close(ends[1]);
 }
 
-/* ---- folders of our own -------------------------------------------------------------------- */
+/* ---- our own folders ------------------------------------------------------------------------- */
 
 static void links_in_our_folder_are_replaced(void **state)
 {
@@ -223,10 +221,10 @@ static void links_in_our_folder_are_replaced(void **state)
         check(precious, "precious");
     }
     assert_int_equal(unlink(name), 0);
-    assert_int_equal(mkfifo(name, 0600), 0); /* would never be opened: it has no reader */
+    assert_int_equal(mkfifo(name, 0600), 0); /* opening it would block: it has no reader */
     assert_int_equal(put_in(folder, "name", "fourth"), MHA_OK);
     check(name, "fourth");
-    assert_int_equal(link(name, temp_path("other")), 0); /* a second name of the file keeps it */
+    assert_int_equal(link(name, temp_path("other")), 0); /* a second name keeps the file */
     assert_int_equal(put_in(folder, "name", "fifth"), MHA_OK);
     check(temp_path("other"), "fourth");
     if (geteuid() != 0) {
@@ -272,9 +270,9 @@ static void our_folder_refuses(void **state)
     assert_int_equal(parts_in(folder), 0);
 }
 
-/* ---- what killed writers leave behind ------------------------------------------------------ */
+/* ---- leftovers of killed writers ------------------------------------------------------------- */
 
-/* A process that has a file begun and does not end it. Returns when it has. */
+/* Start a process that begins a file and does not finish it. Returns after the beginning. */
 static pid_t writer(const char *path)
 {
     int ends[2];
@@ -308,7 +306,7 @@ static void what_is_left_behind_goes(void **state)
     pid_t first = writer(path), second = writer(path), third = writer(path);
     assert_int_equal(parts_in(folder), 3);
     end(second);
-    assert_int_equal(put(path, "one"), MHA_OK); /* takes away one, and not those that are written */
+    assert_int_equal(put(path, "one"), MHA_OK); /* removes one, and not those being written */
     assert_int_equal(parts_in(folder), 2);
     end(first);
     end(third);
@@ -334,7 +332,7 @@ static void two_at_once(void **state)
     check(path, "b");
 }
 
-/* What has such a name and is not a file is passed over, and so is what it leads to. */
+/* Objects with such a name that are not files are skipped, as are their targets. */
 static void strange_names_are_passed_over(void **state)
 {
     (void)state;
@@ -351,8 +349,8 @@ static void strange_names_are_passed_over(void **state)
     assert_true(lstat(temp_path("strange/file.mha-0.part"), &info) == 0 && S_ISLNK(info.st_mode));
 }
 
-/* Many write one file and some are killed: nobody who lives loses what he writes, what is there is
- * always one of the texts, and the last one leaves nothing else. */
+/* Many processes write one file and some are killed: surviving writers lose nothing, the file is always one of the
+ * texts, and the last writer leaves nothing else. */
 static void writers_do_not_harm_each_other(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Generation: its tokens are those of the whole sequence at every step; its ends; its errors. */
+/* Generation: its tokens equal those of a full pass at every step; end conditions; errors. */
 #include "support/expect.h"
 #include "support/one_context.h"
 #include "support/suite.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The token after ids [count], from the whole sequence at once. */
+/* The token after ids [count], from one full pass. */
 static int32_t next_token(mha_model *model, const mha_sampling *how, int64_t step, int32_t *ids,
                           int64_t count)
 {
@@ -27,7 +27,7 @@ static int32_t next_token(mha_model *model, const mha_sampling *how, int64_t ste
     return token;
 }
 
-/* Run to the end; the tokens, their number and the text. */
+/* Run to the end; return the tokens, their number and the text. */
 static mha_generation_step run_generation(mha_model *model, const mha_generation_desc *desc,
                                           int32_t *tokens, int64_t *count, char *text)
 {
@@ -50,7 +50,7 @@ static mha_generation_step run_generation(mha_model *model, const mha_generation
 
 enum { POSITIONS = 24, PROMPT = 5 };
 
-/* The words of tokens, separated by spaces; begin, <s>, is none. */
+/* The words of tokens, separated by spaces; <s> has no text. */
 static void join(const int32_t *tokens, int64_t count, char *text)
 {
     *text = 0;
@@ -77,7 +77,7 @@ static void a_generation_is_the_whole_sequence_again(void **state)
                                     .prompt_count = PROMPT,
                                     .max_tokens = 1000,
                                     .sampling = &how};
-        /* The last token takes no position. */
+        /* The last token uses no position. */
         assert_int_equal(run_generation(model, &desc, made, &count, text).state,
                          MHA_GENERATION_FULL);
         assert_int_equal(count, POSITIONS + 1 - PROMPT);
@@ -171,7 +171,7 @@ static void a_generation_refuses(void **state)
     mha_model_destroy(model);
 }
 
-/* A window and a prompt in pieces: as steps of single tokens. */
+/* A window and a prompt in pieces equal steps of single tokens. */
 static void a_long_prompt_goes_in_pieces(void **state)
 {
     (void)state;

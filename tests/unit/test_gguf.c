@@ -1,5 +1,5 @@
-/* GGUF: elements of every type are those of the definitions, metadata comes as written, and a
- * hostile file gives a status and a line of text. */
+/* GGUF: elements of every type equal the definitions, metadata is read as written, and hostile files give a status and
+ * a line of text. */
 #include <multihead/gguf.h>
 
 #include <math.h>
@@ -16,7 +16,7 @@
 #include "support/suite.h"
 #include "support/temp_files.h"
 
-/* Write what the writer has, and give its memory back. */
+/* Write the writer's contents and free its memory. */
 static const char *put(gguf_writer *w)
 {
     const char *path = temp_write("x.gguf", w->bytes, w->size);
@@ -89,8 +89,8 @@ static double q6_element(const unsigned char *block, int e)
     return half(block + 208) * i8(block[192 + e / 16]) * (n - 32);
 }
 
-/* Element e of a block, by the definition. Every factor is short, so that everything is exact in
- * double, up to the rounding to float at the end, which is the only one that f32 has, too. */
+/* Element e of a block, by the definition. All factors are short, so everything is exact in double except the final
+ * rounding to float, which is also the only one in f32. */
 static float element(mha_gguf_type type, const unsigned char *block, int e)
 {
     float f32;
@@ -204,7 +204,7 @@ static void test_refuses_other_types(void **state)
     }
 }
 
-/* ---- A file that is right, of which any field can be spoiled --------------------------------- */
+/* ---- A valid file with fields to be spoiled -------------------------------------------------- */
 
 typedef struct fields {
     const char *magic;
@@ -405,7 +405,7 @@ static void test_refuses_files(void **state)
     mha_gguf_close(NULL);
 }
 
-/* Everything that views promise, touched. */
+/* Read everything that views cover. */
 static unsigned touch(const mha_gguf *file)
 {
     unsigned sum = 0;
@@ -463,7 +463,8 @@ static void test_mutations(void **state)
         mha_gguf_close(file);
     }
     print_message("%d mutants opened, %d refused\n", opened, refused);
-    assert_true(opened > 300 && refused > 1000); /* else the mutations are too tame or too wild */
+    assert_true(opened > 300 &&
+                refused > 1000); /* otherwise the mutations are too mild or too strong */
     free(good);
 }
 
@@ -511,7 +512,7 @@ static void test_describes_tensors(void **state)
     assert_int_equal(mha_gguf_key_find(NULL, "a"), -1);
 }
 
-/* A number of each type at both ends of its range, in an array and by itself. */
+/* A number of each type at both ends of its range, in an array and alone. */
 static void test_numbers(void **state)
 {
     (void)state;
@@ -663,7 +664,7 @@ static void test_other_values(void **state)
     mha_gguf_close(file);
 }
 
-/* Names at the limit; where they fit into no message, their beginnings do. */
+/* Names of maximum length; messages contain their beginnings if they do not fit. */
 static void test_long_names(void **state)
 {
     (void)state;

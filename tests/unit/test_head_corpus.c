@@ -1,5 +1,5 @@
-/* What is kept of a corpus, against plain loops in double over all rows of all texts; what must not
- * change a bit (order, division, threads, block of rows); intervals and luck where they are known. */
+/* Corpus statistics against plain loops in double over all rows of all texts; invariance to the bit (order, division,
+ * threads, block of rows); confidence intervals and permutation nulls in known cases. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/rng.h"
@@ -264,7 +264,7 @@ static double norm_of(const corpus *c, const text *x, int l, int h, int64_t j)
     return sqrt(square);
 }
 
-/* Tokens, positions and the rest of a head, summed plainly. */
+/* Tokens, positions and other data of a head, summed directly. */
 typedef struct plain {
     double read[VOCAB], expected[VOCAB], written[VOCAB], rest, moved, all_written;
     int64_t keys[VOCAB], rows[VOCAB], rest_rows;
@@ -372,7 +372,7 @@ static void it_is_what_plain_loops_find(void **state)
     }
 }
 
-/* Three texts alike, and tokens that receive and write alike: in the order of numbers. */
+/* Three equal texts, and tokens that receive and write equally: ties are ordered by number. */
 static void equals_have_an_order(void **state)
 {
     enum { N = 10 };
@@ -446,7 +446,7 @@ static void memory_is_returned(void **state)
     assert_int_equal(held, 0);
 }
 
-/* Values whose norms overflow: the rows are left out of what is moved, and of nothing else. */
+/* Values whose norms overflow: the rows are omitted only from the moved mass. */
 static void norms_beyond_all_sums_are_left_out(void **state)
 {
     static const float huge[] = {1e30F, 1e5F, INFINITY, NAN, -1e38F};
@@ -477,7 +477,7 @@ static void norms_beyond_all_sums_are_left_out(void **state)
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
-/* Everything that can be read. */
+/* Read everything. */
 typedef struct everything {
     mha_head_distribution d[ALL][MHA_MEASURES];
     mha_head_place places[ALL][MHA_MEASURES][2][3];
@@ -538,7 +538,7 @@ static void order_and_division_leave_no_trace(void **state)
 
 /* ---- intervals and luck ---------------------------------------------------------------------- */
 
-/* One row a text that counts: the weight of the second of two tokens on the first. */
+/* One counted row per text: the weight of the second of two tokens on the first. */
 static corpus corpus_of_weights(const float *weights, int64_t count)
 {
     corpus c = {.texts = calloc((size_t)count, sizeof *c.texts), .count = count};
@@ -587,7 +587,7 @@ static void luck_is_what_exchanged_heads_reach(void **state)
     static float weights[TEXTS * ALL];
     rng r = rng_make(rng_run_seed(), 0);
     (void)state;
-    /* All heads alike: the best of them is no better than luck. */
+    /* All heads equal: the best is no better than under the permutation null. */
     for (int i = 0; i < TEXTS * ALL; i++) weights[i] = 0.25F;
     corpus c = corpus_of_weights(weights, TEXTS);
     mha_head_corpus_desc desc = usual;
@@ -658,7 +658,7 @@ static void misuse_is_refused(void **state)
     expect_error(mha_head_corpus_values(o.corpus, 0, &v, NULL), MHA_ERR_NULL, "weight is NULL");
     expect_error(mha_head_corpus_merge(p.corpus, o.corpus), MHA_ERR_ARGUMENT, "a text is open");
     expect_error(mha_head_corpus_attach(o.measures, NULL), MHA_ERR_ARGUMENT, "a text is open");
-    mha_head_corpus_destroy(o.corpus); /* in the middle of a text: the measures go on */
+    mha_head_corpus_destroy(o.corpus); /* in the middle of a text: measuring continues */
     o.corpus = NULL;
     float weight = 1;
     const mha_tensor row = mha_tensor_contiguous(&weight, MHA_F32, 3, (int64_t[]){1, 1, 1});

@@ -1,5 +1,5 @@
-/* Distances between heads: rows and outputs worked by hand, random ones against plain loops over
- * the outputs themselves, clusters worked by hand; merging, blocks, threads and errors. */
+/* Distances between heads: rows and outputs computed by hand, random ones against plain loops over the outputs,
+ * clusters computed by hand; merging, blocks, threads and errors. */
 #include "support/failing_alloc.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -54,8 +54,8 @@ static void test_maps(void **state)
 static void test_outputs(void **state)
 {
     (void)state;
-    /* Outputs of width 2, three rows. Head 1 is twice head 0; head 2 is head 0 turned by a right
-     * angle: every cosine 0, and alignment, which turning does not change, 1. */
+    /* Outputs of width 2, three rows. Head 1 is twice head 0; head 2 is head 0 rotated by a right angle: every cosine
+     * is 0, and alignment, which is invariant to rotation, is 1. */
     float z[3][3][2] = {
         {{1, 0}, {0, 1}, {1, 1}}, {{2, 0}, {0, 2}, {2, 2}}, {{0, 1}, {-1, 0}, {-1, 1}}};
     const mha_tensor out = mha_tensor_contiguous(z, MHA_F32, 3, (int64_t[]){3, 3, 2});
@@ -190,7 +190,7 @@ static double plain_cosine(double a[ROWS][MODEL], double b[ROWS][MODEL])
     return total / ROWS;
 }
 
-/* ||X'Y||^2 of columns less their means */
+/* ||X'Y||^2 of centred columns */
 static double plain_alignment(double x[ROWS][MODEL], double y[ROWS][MODEL])
 {
     double total = 0;
@@ -223,9 +223,8 @@ static void compare_pair(const sample *x, const mha_head_distances *d, int g, in
     const mha_head_pair pair = mha_head_distances_pair(d, g, h);
     plain_out(x, g, a);
     plain_out(x, h, b);
-    /* Sums of some hundred products in double, divided by their like: 1e-12 is far above what
-     * rounding does. A cosine divides by lengths that three numbers make; they are not near 0 by
-     * 1e-4 of what is usual. */
+    /* Ratios of sums of a few hundred products in double: 1e-12 is far above their rounding. A cosine divides by
+     * lengths of three numbers, which are not below 1e-4 of the usual size. */
     expect(pair.maps, plain_maps(x, g, h), 1e-12);
     expect(pair.cosine, plain_cosine(a, b), 1e-10);
     expect(pair.cka, plain_alignment(a, b) / sqrt(plain_alignment(a, a) * plain_alignment(b, b)),
@@ -274,8 +273,8 @@ static void feed_text(mha_head_distances *d, sample *x, int64_t block)
     assert_int_equal(mha_head_distances_end(d), MHA_OK);
 }
 
-/* Texts of very different sizes, in order by one object, and divided at random among three, each from
- * the last text to the first: merged in any order these have the same bits. */
+/* Texts of very different sizes, measured in order by one object, and divided at random among three, in reverse order:
+ * merged in any order they have the same bits. */
 static void test_merge(void **state)
 {
     enum { TEXTS = 9, PARTS = 3 };
@@ -320,7 +319,7 @@ static void test_merge(void **state)
     }
 }
 
-/* One text has the bits of its rows, ended or not; rows of the next one are seen before its end. */
+/* One text has the bits of its rows, ended or not; rows of the next text are visible before its end. */
 static void test_end(void **state)
 {
     static sample x;
@@ -379,7 +378,7 @@ static void test_merge_refusals(void **state)
     mha_head_distances_destroy(same);
 }
 
-/* Without memory a text stays open, and a merge changes nothing. */
+/* After an allocation failure a text remains open, and a merge changes nothing. */
 static mha_status ended_and_merged(mha_context *context, failing_alloc *memory, void *user)
 {
     sample *x = user;

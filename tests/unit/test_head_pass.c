@@ -1,5 +1,5 @@
-/* A text through a transformer: what the pass fills has the bits of whole maps and of what a forward
- * call keeps, fed by hand; a pass that breaks off; ranks, words and repeated tokens by hand. */
+/* A pass of a text through a transformer: measures are bit-identical to feeding complete maps and outputs of a forward
+ * call; interrupted passes; ranks, words and repeated tokens by hand. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/layers.h"
@@ -119,7 +119,7 @@ static mha_tensor single(const mha_tensor *batch)
     return x;
 }
 
-/* The text as the attention of a layer shows it. */
+/* The text for the attention of a layer. */
 static mha_heads_text text_of_layer(const example *e, const mha_heads_text *text, int l)
 {
     mha_heads_text x = *text;
@@ -133,7 +133,7 @@ static mha_heads_text text_of_layer(const example *e, const mha_heads_text *text
     return x;
 }
 
-/* W_O of a layer as the header of distances has it, from the flat array. */
+/* W_O of a layer in the layout of head_distances.h, from the flat array. */
 static mha_head_distances *distances_by_hand(mha_context *context, const example *e, int l)
 {
     mha_parameter p;
@@ -157,7 +157,7 @@ static void feed_by_hand(mha_context *context, const example *e, const mha_heads
     mha_activations *kept = NULL;
     expect_ok(mha_activations_create(context, e->t, e->T, 0, &kept));
     expect_ok(mha_transformer_forward(context, e->t, &e->input, kept, &out, &all, NULL));
-    for (int l = 0; l < L; l++) { /* a text for each layer, of which the others get no rows */
+    for (int l = 0; l < L; l++) { /* a text for each layer; the others get no rows */
         const mha_heads_text own = text_of_layer(e, text, l);
         const mha_tensor rows = mha_tensor_contiguous(maps + l * H * e->T * e->T, MHA_F32, 3,
                                                       (int64_t[]){e->heads[l], e->T, e->T});
@@ -245,7 +245,7 @@ static mha_status count_calls(void *user, int64_t layer, int64_t row)
     return c->count++ == c->stop_at ? MHA_ERR_CALLBACK : MHA_OK;
 }
 
-/* What breaks off closes its text, and the next pass counts alone in what had not begun. */
+/* An interrupted pass closes its text; the next pass is the only one in measures that had not begun. */
 static void a_pass_breaks_off(void **state)
 {
     (void)state;
@@ -276,7 +276,7 @@ static void a_pass_breaks_off(void **state)
     example_free(e);
 }
 
-/* What the caller sees on the way. */
+/* The callbacks of the caller. */
 typedef struct seen {
     int64_t layers, stop_at;
 } seen;
@@ -290,7 +290,7 @@ static mha_status see_layer(void *user, const mha_activations *kept, int64_t lay
     return layer == s->stop_at ? MHA_ERR_CALLBACK : MHA_OK;
 }
 
-/* One run gives the caller's outputs and after_layer, and measures. */
+/* One run provides the caller's outputs and after_layer calls, and measures. */
 static void the_caller_sees_the_same_run(void **state)
 {
     (void)state;
@@ -406,7 +406,7 @@ static void ranks(void **state)
     assert_memory_equal(got, wanted, sizeof got);
 }
 
-/* "ab cd. efg": ab and efg have two tokens each, none begins in cd, the full stop is not a word. */
+/* "ab cd. efg": ab and efg have two tokens each, no token begins in cd, the full stop is not a word. */
 static void words(void **state)
 {
     (void)state;

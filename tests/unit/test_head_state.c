@@ -1,6 +1,5 @@
-/* States: what is read has the bits of what was written, and goes on and merges as that would, for
- * random divisions of random texts; bytes that were altered or cut off are refused, and where their
- * check is made right again they are refused or harmless. */
+/* States: a loaded state is bit-identical to the saved one, and continues and merges like it, for random divisions of
+ * random texts. Altered or truncated bytes are rejected; with a corrected checksum they are rejected or harmless. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/rng.h"
@@ -139,7 +138,7 @@ static object read_from(const void *bytes, size_t size)
     return o;
 }
 
-/* The object as another process would have it. */
+/* The object as loaded by another process. */
 static object carried(const object *o)
 {
     mha_buffer b = written(o->measures);
@@ -157,8 +156,7 @@ static void expect_same(const object *a, const object *b)
     mha_buffer_free(&y);
 }
 
-/* Every public call that reads, as bytes of a sum: nothing in it may depend on what a state leaves
- * out. Places are in their order. */
+/* A hash of every public reading call: it must not depend on data that a state omits. Places are in order. */
 static double everything(const object *o)
 {
     double sum = 0;
@@ -237,7 +235,7 @@ static void going_on_is_as_never_stopping(void **state)
     }
 }
 
-/* Texts go to any of a few processes; these send what they have in any order. */
+/* Texts are distributed over a few processes, which send their states in any order. */
 static void merging_what_was_read_is_merging(void **state)
 {
     enum { PROCESSES = 4 };
@@ -272,15 +270,15 @@ static void merging_what_was_read_is_merging(void **state)
     }
 }
 
-/* ---- bytes that are not what was written ------------------------------------------------------ */
+/* ---- altered bytes --------------------------------------------------------------------------- */
 
-/* To the next place that is tried: each one, or one of eight in a thinned sample. */
+/* The next tested place: each one, or one of eight in short runs. */
 static size_t step(rng *r)
 {
     return rng_long_run() ? 1 : (size_t)rng_between(r, 1, rng_whole_sample() ? 3 : 15);
 }
 
-/* One head, so that every byte can be tried. */
+/* One head, so that every byte can be tested. */
 static mha_buffer small_state(bool with_corpus)
 {
     static const int64_t single[] = {1};
@@ -390,7 +388,8 @@ static void every_truncation_is_noticed(void **state)
     for (int corpus = 0; corpus < 2; corpus++) {
         mha_buffer b = small_state(corpus == 1);
         for (size_t size = 0; size < b.size; size += step(&r)) {
-            char *cut = malloc(size ? size : 1); /* so that a sanitizer sees what is read beyond */
+            char *cut =
+                malloc(size ? size : 1); /* so that a sanitizer detects reads beyond the end */
             assert_non_null(cut);
             memcpy(cut, b.data, size);
             assert_int_equal(try_read(cut, size), MHA_ERR_FORMAT);
@@ -400,7 +399,7 @@ static void every_truncation_is_noticed(void **state)
     }
 }
 
-/* Cut at a word, with length and check made right: what the words name is missing. */
+/* Truncated at a word, with corrected length and checksum: data referenced by the words is missing. */
 static void sealed_truncations_are_noticed(void **state)
 {
     rng r = rng_make(rng_run_seed(), 6);
@@ -419,8 +418,8 @@ static void sealed_truncations_are_noticed(void **state)
     mha_buffer_free(&b);
 }
 
-/* Refused, or within all ranges: it can be merged with itself until that is refused, read out, and
- * written to the same bytes. */
+/* Rejected, or within all ranges: it can be merged with itself until that is rejected, read, and written to the same
+ * bytes. */
 static bool survives(const uint8_t *bytes, size_t size)
 {
     object o = {0}, other = {0};
@@ -470,7 +469,7 @@ static void sealed_lies_do_no_harm(void **state)
     const size_t words = b.size / 8;
     for (size_t at = 0; at + 1 < words; at += step(&r)) {
         const uint64_t kept = state_word(bytes, at);
-        /* all of the sums, and a few of the bins and tokens, which are much alike */
+        /* all sums, and a few of the similar bins and tokens */
         const bool all = at < 350 || rng_between(&r, 0, 31) == 0;
         for (int i = 0; i < LIES; i++) {
             if (!rng_takes((int64_t)at * LIES + i, all ? 3 : 3 * LIES)) continue;
@@ -497,7 +496,7 @@ static mha_status refuse(void *user, const void *bytes, size_t count)
     return *left < 0 ? mha_fail(MHA_ERR_WRITE, "no room") : MHA_OK;
 }
 
-/* The bins of a histogram are followed by their sum: one row more or less in a bin is refused. */
+/* The sum follows the bins of a histogram: one row more or less in a bin is rejected. */
 static void bins_that_do_not_add_up_are_refused(void **state)
 {
     (void)state;

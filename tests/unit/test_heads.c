@@ -1,5 +1,5 @@
-/* Measures of heads against maps of 4 x 4 worked by hand. Weights are eighths and chances are
- * thirds and quarters, so that sums are exact or a few rounding errors away: bounds of 1e-12.
+/* Measures of heads on 4 x 4 maps computed by hand. Weights are eighths and chances are thirds and quarters, so sums
+ * are exact up to a few roundings: bounds of 1e-12.
  *
  * Roman numerals below number the rows of a map; keys are a b c d. */
 #include "support/expect.h"
@@ -151,7 +151,7 @@ static void test_causal_columns(void **state)
     /* Columns seen by at least 3/2 of ii, iii, iv: a b (3 rows), c (2 rows). Means: a 7/24, b 9/24,
      * c 3/8 = 9/24; densest b, then c, a. b: (3/8 - 13/36) / (23/36) = 1/46 = 0.02.
      * b and c: mass 9/8 + 3/4 = 15/8 of 3 rows = 5/8; chance 13/12 + 7/12 = 5/3 of 3 = 5/9: better.
-     * All three may not be taken: nothing would be left outside. */
+     * Taking all three is not allowed: nothing would be left outside. */
     expect(m, MHA_MEASURE_VERTICAL, 5. / 8, 5. / 9, 3);
     const mha_head_details d = mha_head_measures_details(m, 0, 0);
     assert_int_equal(d.columns, 2);
@@ -208,7 +208,7 @@ static void test_causal_rare(void **state)
 static const float full[16] = {.5f, .5f, 0,   0,   .5f,   .25f,  .25f, 0,
                                0,   0,   .5f, .5f, .125f, .125f, .25f, .5f};
 
-/* Offsets that score the same: the nearest of all, and of two as near the one before. */
+/* Offsets with equal scores: the nearest wins, and of two equally near ones the earlier. */
 static void test_equal_offsets(void **state)
 {
     (void)state;
@@ -228,7 +228,7 @@ static void test_equal_offsets(void **state)
     assert_int_equal(mha_head_measures_details(m, 0, 0).diagonal_offset, -1);
     assert_int_equal(mha_head_measures_details(m, 0, 0).positional_offset, -1);
     mha_head_measures_destroy(m);
-    /* Of a row's equal weights the first is the largest. */
+    /* Of equal weights in a row the first counts as the largest. */
     for (int i = 0; i < N; i++)
         for (int j = 0; j < N; j++) pairs[i * N + j] = abs(i - j) == 1 ? 0.5f : 0;
     m = measure(text, pairs);
@@ -274,7 +274,7 @@ static void test_full_links(void **state)
     mha_head_measures_destroy(m);
 }
 
-/* A layer sees three keys, the sink apart: its links and their baseline are those of what it sees. */
+/* A layer sees three keys besides the sink: its links and their baseline are those of visible keys. */
 static void test_links_of_a_window(void **state)
 {
     (void)state;
@@ -316,8 +316,8 @@ static void test_links_of_a_window(void **state)
     mha_head_measures_destroy(m);
 }
 
-/* Details are of the text where they were strongest: the second one is cut at key 4, all rows of the third
- * one look at key 7. */
+/* Details come from the text where the pattern was strongest: the second is cut at key 4, all rows of the third attend
+ * to key 7. */
 static void test_strongest_texts(void **state)
 {
     (void)state;
@@ -345,8 +345,8 @@ static void test_strongest_texts(void **state)
     mha_head_measures_destroy(m);
 }
 
-/* Each token looks at the one two before it, or three before it, as links of the second relation say; or
- * the other way round. Row i sees i others, from i = 2 on more than one: chance (1/2 + ... + 1/11) / 10. */
+/* Each token attends to the one two or three before it, following links of the second relation; or in reverse. Row i
+ * sees i others, from i = 2 on more than one: chance (1/2 + ... + 1/11) / 10. */
 static void test_link_roles(void **state)
 {
     (void)state;
@@ -394,7 +394,7 @@ static void test_link_roles(void **state)
     }
 }
 
-/* Each token looks at the one four before it: chance (1/5 + ... + 1/12) / 8. */
+/* Each token attends to the one four before it: chance (1/5 + ... + 1/12) / 8. */
 static void test_offset_roles(void **state)
 {
     (void)state;

@@ -1,12 +1,11 @@
-/* Heads made by hand, and what each detector says of each kind of head: at least 0.95 on its own
- * kind, and on every other at most 0.1 above chance, but for kinds that contain the pattern (marked
- * in the table below). MHA_TEST_TABLE=1 prints the table.
+/* Handmade heads, and the score of each detector on each kind of head: at least 0.95 on its own kind, and on every
+ * other at most 0.1 above chance, except kinds that contain the pattern (marked in the table below). MHA_TEST_TABLE=1
+ * prints the table.
  *
  * Texts are random: three segments that end in a separator, a first token, tokens of the second
- * half repeated from the first at uneven distances, one rare word, links between words. A head is
- * made from its definition; where a row has no target it looks at eight keys by chance, an eighth
- * each. Scores are means over TEXTS texts, so that chance alone stays well below 0.1: a share of
- * 2000 rows has a deviation of at most 0.011. */
+ * half repeated from the first at uneven distances, one rare word, links between words. A head is built from its
+ * definition; a row without a target attends to eight random keys, an eighth each. Scores are means over TEXTS texts,
+ * so that random deviations stay well below 0.1: a share of 2000 rows has a deviation of at most 0.011. */
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -71,7 +70,7 @@ static void make_tokens(text *x, rng *r)
         if (x->special[i]) x->ids[i] = 1;
     }
     x->special[0] = 1;
-    /* Pairs of tokens again in the second half: the token, then its follower. */
+    /* Repeated pairs of tokens in the second half: the token, then its follower. */
     for (int64_t i = N / 2; i + 1 < N; i += 2) {
         const int64_t from = rng_between(r, 1, N / 2 - 3);
         if (x->special[i] || x->special[i + 1] || x->special[from] || x->special[from + 1])
@@ -93,7 +92,7 @@ static void make_text(text *x, rng *r, bool causal)
     x->stripe[1] = x->stripe[0] + rng_between(r, 3, 9);
     for (int64_t i = 0; i < N; i++) x->partner[i] = -1;
     for (int64_t i = 4; i < N; i += 2) {
-        const int64_t to = rng_between(r, 1, i - 2); /* never the word before */
+        const int64_t to = rng_between(r, 1, i - 2); /* never the previous word */
         if (x->special[i] || x->special[to] || to == x->rare) continue;
         x->partner[i] = to;
         x->links[x->links_count++] = (mha_heads_link){i, to, 0};
@@ -114,7 +113,7 @@ static double cosine(const text *x, int64_t i, int64_t j)
     return ij / sqrt(ii * jj);
 }
 
-/* What a head of a kind looks at from row i, not yet summing to 1. */
+/* The weights of a kind's row i, not yet normalised. */
 static double wish(const text *x, int kind, int64_t i, int64_t j)
 {
     switch (kind) {
@@ -176,7 +175,7 @@ static const detector detectors[] = {
     {MHA_MEASURE_DIAGONAL, K(PREVIOUS) | K(NEXT) | K(SELF), 0},
     {MHA_MEASURE_POSITIONAL, K(PREVIOUS) | K(NEXT) | K(SELF), 0},
     {MHA_MEASURE_NEAR, K(PREVIOUS) | K(NEXT) | K(SELF), K(BLOCK)},
-    /* Causal: the first tokens of a segment are all that its first rows see of it. */
+    /* Causal: the first rows of a segment see only its first tokens. */
     {MHA_MEASURE_VERTICAL, K(VERTICAL) | K(FIRST) | K(RARE), K(SEPARATOR) | K(BLOCK)},
 };
 enum { DETECTORS = sizeof detectors / sizeof detectors[0] };
@@ -330,7 +329,7 @@ static void test_above_chance(void **state)
     }
 }
 
-/* The roles that are a kind's own, and that no other kind gets. */
+/* The roles of a kind that no other kind receives. */
 static void test_roles(void **state)
 {
     (void)state;

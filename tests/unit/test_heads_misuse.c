@@ -1,5 +1,5 @@
-/* Measures of heads, wrongly called: each refusal leaves the sums alone and says why; memory that
- * runs out anywhere; texts that break off. */
+/* Misuse of measures of heads: each error has a reason and leaves the sums unchanged; allocation failures everywhere;
+ * interrupted texts. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/one_context.h"
@@ -184,7 +184,7 @@ static void test_rows(void **state)
     expect_error(mha_head_measures_end(m), MHA_ERR_ARGUMENT, "2 of 3 rows");
     assert_int_equal(mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF).rows, 0);
 
-    /* closed all the same, and of no effect */
+    /* closed anyway, without effect */
     assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_OK);
     expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, "has all its rows");
@@ -217,7 +217,7 @@ static void test_out_of_range(void **state)
 /* ---- memory
  * -------------------------------------------------------------------------------------- */
 
-/* All of a small life. */
+/* A complete use of the object. */
 static mha_status live(mha_context *from, failing_alloc *memory, void *and_later)
 {
     static const int64_t heads[] = {1, 2}, ids[] = {5, 5, 6};

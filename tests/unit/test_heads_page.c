@@ -1,4 +1,4 @@
-/* The page about many heads: its bytes, what strings cannot do in it, and what it refuses. */
+/* The page about many heads: its bytes, escaping of strings, and errors. */
 #include "support/expect.h"
 #include "support/suite.h"
 #include "unit/html_page.h"

@@ -1,11 +1,11 @@
-/* Measures of heads on texts of every kind, against plain loops in double (tests/reference), and
- * what must not change a bit: blocks of rows, threads, the order of heads, the type of the weights,
- * the order of texts and their division among objects that are merged.
+/* Measures of heads on texts of every kind, against plain loops in double (tests/reference), and invariance to the bit:
+ * blocks of rows, threads, the order of heads, the type of the weights, the order of texts and their division among
+ * merged objects.
  *
  * The reference sums the same terms in other orders. Every score is a mean of terms that are at
  * most 64 (distances), each a sum of at most 64 products: 64 * 64 * 2^-53 * a few = 1e-12 covers
- * it, and logarithms are good to some units in the last place. Correlations lose up to the square
- * root of what their variances lost: 1e-9.
+ * it, and logarithms are accurate to a few units in the last place. The error of correlations is up to the square root
+ * of the variances' error: 1e-9.
  *
  * A sample by default; MHA_TEST_LONG=1 tries 2,000 bundles of texts. */
 #include "reference/heads_reference.h"
@@ -103,7 +103,7 @@ static void make_window(text *x, rng *r)
     x->has_window = rng_chance(r, 0.4);
 }
 
-/* Could query t look at key j? From the descriptions' words, not from the library. */
+/* True if query t can see key j, from the definitions, not from the library. */
 static bool may_see(const text *x, int64_t t, int64_t j)
 {
     const mha_heads_text *g = &x->given;
@@ -327,7 +327,7 @@ static void test_reference(void **state)
     }
 }
 
-/* Blocks, threads, element types; heads the other way round are the same heads. */
+/* Blocks, threads, element types; reversing the order of heads gives the same heads. */
 static void test_bits(void **state)
 {
     (void)state;
@@ -364,8 +364,8 @@ static void merge(mha_head_measures *m, mha_head_measures *from)
     if (mha_head_measures_merge(m, from) != MHA_OK) fail_msg("%s", mha_error_detail());
 }
 
-/* Texts in any order, divided anywhere, merged in any order. Where the order of texts is kept so are
- * the details, which name texts by number. */
+/* Texts in any order, divided anywhere, merged in any order. Details, which name texts by number, are equal if the
+ * order of texts is kept. */
 static void test_merged(void **state)
 {
     (void)state;

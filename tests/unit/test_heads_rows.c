@@ -1,6 +1,6 @@
-/* The source of rows: whatever the descriptor and however many rows a block has, each row has the
- * bits of mha_attention_outputs.probabilities, comes once, and in order. Pooled rows: against the
- * largest weight of each block, cell by cell.
+/* The source of rows: for every descriptor and block size, each row is bit-identical to
+ * mha_attention_outputs.probabilities, and rows arrive once and in order. Pooled rows: against the largest weight of
+ * each block, cell by cell.
  *
  * A sample by default; MHA_TEST_LONG=1 tries 3,000 descriptors. */
 #include "support/extras.h"
@@ -49,7 +49,7 @@ static void compare_row(const watch *w, int64_t b, int64_t h, int64_t row, const
     for (int64_t s = 0; s < w->p->shape[3]; s++) {
         const int64_t index[] = {batch, h, first_query(w->c, b) + row, s};
         const float *whole = guarded_element(w->p, index), none = 0;
-        /* ragged: beyond the sequence's own keys nothing is handed out, and p is 0 */
+        /* ragged: keys beyond the sequence are not passed, and p is 0 */
         if (memcmp(s < keys ? &got[s] : &none, whole, sizeof none) != 0)
             fail_msg("b%lld h%lld t%lld s%lld: %g, not %g\n  %s", (long long)b, (long long)h,
                      (long long)row, (long long)s, s < keys ? (double)got[s] : 0., (double)*whole,

@@ -1,10 +1,9 @@
-/* Heads made of weights: inputs x of one-hot features, W_q and W_k set by hand, q = x W_q and
- * k = x W_k, and the measures on what attention makes of them. Features of a token: its position,
- * its token, the token before it (as a previous-token head of a layer below would have written it),
- * its segment, a flag for separators.
+/* Heads built from weights: inputs x of one-hot features, W_q and W_k set by hand, q = x W_q and k = x W_k, and the
+ * measures on the resulting attention. Features of a token: its position, its token, the previous token (as written by
+ * a previous-token head of an earlier layer), its segment, a flag for separators.
  *
- * Head h puts BETA on the keys that it wants, so that with scale 1 at most n exp(-BETA) of a row
- * goes elsewhere: 48 e^-20 = 1e-7. */
+ * Head h gives BETA to its target keys, so that with scale 1 at most n exp(-BETA) of a row goes to others: 48 e^-20 =
+ * 1e-7. */
 #include "support/shared_context.h"
 #include "support/suite.h"
 
@@ -35,7 +34,7 @@ typedef struct weights {
     float q[HEADS][WIDTH][D], k[HEADS][WIDTH][D];
 } weights;
 
-/* In head h, a query with feature `asks` looks for keys with feature `has`, by way of number d. */
+/* In head h, a query with feature `asks` matches keys with feature `has`, through channel d. */
 static void connect(weights *w, int h, int asks, int has, int d)
 {
     w->q[h][asks][d] = BETA;
@@ -56,7 +55,7 @@ static void set_weights(weights *w)
         connect(w, INDUCTION, AT_TOKEN + v, AT_BEFORE + v, v);
     }
     for (int s = 0; s < SEGMENTS; s++) connect(w, BLOCK, AT_SEGMENT + s, AT_SEGMENT + s, s);
-    /* Itself is the nearest copy; a head for other copies has to leave it: -2 BETA at i. */
+    /* A token is its own nearest copy; a head for other copies must exclude it: -2 BETA at i. */
     for (int i = 0; i < N; i++) {
         w->q[DUPLICATE][AT_POSITION + i][TOKENS + i] = -2 * BETA;
         w->k[DUPLICATE][AT_POSITION + i][TOKENS + i] = 1;
@@ -73,8 +72,8 @@ static void project(float x[N][WIDTH], float w[WIDTH][D], float out[N][D])
         }
 }
 
-/* Two runs of the same 24 tokens, the second in another order of groups of four, so that followers
- * are mostly the same and distances are not. */
+/* Two runs of the same 24 tokens, the second with groups of four in another order, so that followers mostly agree and
+ * distances do not. */
 static void make_tokens(int64_t ids[N])
 {
     for (int i = 0; i < TOKENS; i++) ids[i] = i;

@@ -1,6 +1,5 @@
-/* What hosts do with the library: call it on threads with small stacks, from many threads at once,
- * and fork while others compute. One piece of work goes through every kind of call; its results are
- * hashed, and are the same wherever it runs. */
+/* Uses by hosts: calls on threads with small stacks, from many threads at once, and forks while others compute. One
+ * piece of work makes every kind of call; the hash of its results must always be the same. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "support/backward_call.h"
 #include "support/machines.h"
@@ -55,7 +54,7 @@ typedef struct work {
     const char *failed; /* the first call that did */
     uint64_t hash;      /* of all results */
     int64_t used;
-    float *numbers; /* [NUMBERS], taken from below; begins as normal numbers */
+    float *numbers; /* [NUMBERS], allocated from the bottom; initialised with normal numbers */
 } work;
 
 #define DO(w, call)                                                \
@@ -256,13 +255,13 @@ static void compute(work *w)
          .alibi_slopes = &slopes}};
     for (int i = 0; i < 4; i++) attend(w, &descs[i], T, S);
     attend(w, &descs[0], T, S / 2); /* one block */
-    attend(w, &descs[0], 1, S);     /* keys as they lie */
+    attend(w, &descs[0], 1, S);     /* keys in place */
     linear_attention(w);
     module_calls(w);
     transformer_calls(w);
 }
 
-/* What the companions do, which have no context. */
+/* Calls of the companions, which have no context. */
 static void read_and_draw(work *w)
 {
     static const char text[] = "The animal did not cross the street because it was too tired.";
@@ -288,7 +287,7 @@ static void read_and_draw(work *w)
     mha_buffer_free(&svg), mha_buffer_free(&html);
 }
 
-/* A work of its own: a context of `threads`, and the same numbers each time. */
+/* Separate work: a context with `threads` threads, and the same numbers each time. */
 static work *work_make(mha_isa isa, int threads)
 {
     work *w = calloc(1, sizeof *w);
@@ -324,8 +323,8 @@ static void *compute_alone(void *argument)
     return NULL;
 }
 
-/* Runs compute() on a stack of `bytes` with an inaccessible page below it; says how much was used.
- * Painted, so that what is used shows. */
+/* Runs compute() on a stack of `bytes` with an inaccessible page below it, and returns the bytes used. The stack is
+ * filled with a pattern to measure use. */
 static size_t run_on_stack(work *w, size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -349,7 +348,7 @@ static size_t run_on_stack(work *w, size_t bytes)
 }
 #endif
 
-/* A thread whose whole stack is what base.h says. */
+/* A thread with exactly the stack that base.h requires. */
 static void small_stack(void **state)
 {
     (void)state;
@@ -390,11 +389,11 @@ static void *host_main(void *argument)
 }
 
 typedef struct forker {
-    uint64_t hash; /* that a child must come to */
+    uint64_t hash; /* the expected hash in a child */
     int wrong;
 } forker;
 
-/* Children with contexts of their own. One thread each: the thread sanitizer has no others there.
+/* Child processes with their own contexts. One thread each: the thread sanitizer supports no more there.
  */
 static void *fork_main(void *argument)
 {
@@ -413,8 +412,8 @@ static void *fork_main(void *argument)
     return NULL;
 }
 
-/* The address sanitizer's malloc takes no care of forks (gcc 12, clang 14): a child waits for ever
- * for a lock that another thread held. There, forks come after the hosts, one after the other. */
+/* The address sanitizer's malloc does not support forks (gcc 12, clang 14): a child may deadlock on a lock held by
+ * another thread. With it, forks run sequentially after the hosts. */
 #ifdef ADDRESS_SANITIZED
 enum { FORKS_WAIT = 1 };
 #else

@@ -1,4 +1,4 @@
-/* The HTML report: nothing fetched, nothing injected, the values in it, its size, its errors. */
+/* The HTML report: no requests, no injection, its values, size and errors. */
 #include "support/expect.h"
 #include "support/suite.h"
 #include "unit/html_page.h"
@@ -83,12 +83,12 @@ static void test_labels_stay_labels(void **state)
                                .special = labels,
                                .special_count = N};
     mha_buffer page = html_render(&figure, &report);
-    /* "{{data}}" is a label here, and "src=" stands in one: both as text only. */
+    /* Labels contain "{{data}}" and "src=", which must be text only. */
     assert_int_equal(count_of(page.data, "<script"), 2);
     assert_int_equal(count_of(page.data, "</script"), 2);
     assert_int_equal(count_of(page.data, "</noscript"), 1);
     assert_int_equal(count_of(page.data, "<img"), 0);
-    assert_int_equal(count_of(page.data, "<title>"), 2); /* of the page and of the drawing */
+    assert_int_equal(count_of(page.data, "<title>"), 2); /* of the page and the drawing */
     char *json = html_data(&page);
     assert_null(strchr(json, '<'));
     assert_null(strchr(json, '&'));
@@ -219,7 +219,7 @@ static void test_large_figures_keep_the_budget(void **state)
     free(json);
     mha_buffer_free(&page);
 
-    /* However small the budget is, there is a page. */
+    /* A page is written for any budget. */
     const mha_report report = {.struct_size = sizeof report, .most_bytes = 1};
     page = html_render(&figure, &report);
     html_check_page(&page);
@@ -252,7 +252,7 @@ static void test_odd_sizes(void **state)
     free(values);
 }
 
-/* Everything a report can hold beside its maps, with texts that try to get out of theirs. */
+/* Everything that a report can contain besides maps, with texts that try to break out. */
 static const char evil[] = "</script><b>\xFF\"&";
 
 typedef struct evidence {
@@ -327,7 +327,7 @@ static void test_evidence_is_in_the_page(void **state)
         "\"value\":null,\"chance\":null,\"most\":3", "\"values\":[0.125,null]",
         "\"y\":[2.5,null,0.25]", "\"title\":\"Loss\"", "\"baseline\":1",
         "\"label\":\"step 0\",\"at\":0",
-        /* The twin by itself: its NaN, its masked cell and what lies beyond the row do not count.
+        /* The twin alone: its NaN, its masked cell and memory beyond the row do not count.
          */
         "\"twin\":{\"of\":0,\"least\":0.5,\"greatest\":4,\"data\":",
         /* The second frame has no map of the second panel. */
@@ -344,7 +344,7 @@ static void test_evidence_is_in_the_page(void **state)
     mha_buffer_free(&page);
 }
 
-/* A caller of an older version, whose structs end before all this, gets the old page's values. */
+/* A caller of an older version, whose structs end earlier, gets the old page's values. */
 static void test_older_callers(void **state)
 {
     (void)state;
@@ -364,7 +364,7 @@ static void test_older_callers(void **state)
     mha_buffer_free(&page);
 }
 
-/* Many frames keep half of the budget: every step-th and the last, 8 at least, else blocks. */
+/* Many frames use half of the budget: every step-th and the last, at least 8, otherwise blocks. */
 static void test_frames_keep_the_budget(void **state)
 {
     (void)state;
@@ -377,7 +377,7 @@ static void test_frames_keep_the_budget(void **state)
     mha_figure figure = html_figure(&panel, 1, SIDE, SIDE);
     mha_report report = {.struct_size = sizeof report, .frames = frames, .frame_count = FRAMES};
     mha_buffer all = html_render(&figure, &report);
-    /* As in all the cases, no room for a picture beside the maps. */
+    /* As in all cases, the budget has no room for a picture besides the maps. */
     mha_report bare = {.struct_size = sizeof bare, .most_bytes = 500000};
     mha_buffer none = html_render(&figure, &bare);
     int64_t rest = (int64_t)none.size - 4 * ((SIDE * SIDE * 4 + 2) / 3);
@@ -402,8 +402,8 @@ static void test_frames_keep_the_budget(void **state)
     free(values);
 }
 
-/* A few frames are all kept: where they do not fit, maps become coarser, and a page that cannot be
- * as small as it was asked to be is still made. */
+/* Few frames are all kept: if they do not fit, maps become coarser, and a page that exceeds its budget is still
+ * written. */
 static void test_few_frames_that_do_not_fit(void **state)
 {
     (void)state;
@@ -435,8 +435,8 @@ static void test_few_frames_that_do_not_fit(void **state)
     free(values);
 }
 
-/* The maps of frames are rows of as many numbers as the figure has columns, whatever the strides of
- * its panels and twins: each is read from its own memory, and nothing beside it. */
+/* Rows of frames' maps have as many numbers as the figure has columns, for any strides of its panels and twins: each is
+ * read from its own memory, without reading beyond it. */
 static void test_frames_that_are_not_square(void **state)
 {
     (void)state;
@@ -455,7 +455,7 @@ static void test_frames_that_are_not_square(void **state)
         size_t size;
         unsigned char *codes = html_decode(strstr(json, "\"frames\":["), &size);
         assert_int_equal(size, 6);
-        /* 253 codes of the root of the value's part of the greatest, which is 1. */
+        /* 253 codes of the square root of the value relative to the greatest, which is 1. */
         for (int i = 0; i < 6; i++)
             assert_int_equal(codes[i], (int)lround(253 * sqrt((double)map[i])));
         free(codes);
@@ -464,7 +464,7 @@ static void test_frames_that_are_not_square(void **state)
     }
 }
 
-/* One strip of tokens has the labels of the rows, or where they have none, those of the columns. */
+/* One strip of tokens has the labels of the rows or, if they have none, of the columns. */
 static void test_one_strip_of_labels(void **state)
 {
     (void)state;
@@ -493,7 +493,7 @@ static void test_one_strip_of_labels(void **state)
     }
 }
 
-/* What frames take counts their labels as they stand in JSON: of long ones fewer frames are kept. */
+/* The size of frames includes their labels in JSON: with long labels fewer frames are kept. */
 static void test_long_labels_of_frames(void **state)
 {
     (void)state;
@@ -520,7 +520,7 @@ static void test_long_labels_of_frames(void **state)
     mha_buffer_free(&page);
 }
 
-/* A figure of blocks says so, and its labels are those of all tokens. */
+/* A figure of blocks states so, and its labels are those of all tokens. */
 static void test_blocks_of_tokens(void **state)
 {
     (void)state;
@@ -633,7 +633,7 @@ static void test_refusals(void **state)
         uint64_t newer;
     } newer = {.report.struct_size = sizeof newer, .newer = 1};
     html_refuse(&figure, &newer.report, MHA_ERR_UNSUPPORTED, "is set, but this library");
-    newer.newer = 0; /* a newer caller that does not use what is new */
+    newer.newer = 0; /* a newer caller that does not use new fields */
     mha_buffer page = html_render(&figure, &newer.report);
     mha_buffer_free(&page);
     figure.scale = MHA_SCALE_LOG;

@@ -1,5 +1,5 @@
-/* Transformers whose layers are gated delta nets or short convolutions, or have output gates: steps and threads change no bit, maps are
- * those that rows give, heads switch off, and what such layers cannot do is rejected. */
+/* Transformers whose layers are gated delta nets or short convolutions, or have output gates: steps and threads change
+ * no bit, maps equal their rows, heads can be switched off, and unsupported uses are rejected. */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -203,7 +203,7 @@ static void maps_are_rows_and_heads_switch_off(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Under its own description a transformer is the same function, under a window another one. */
+/* With its own description a transformer is the same function, with a window a different one. */
 static void descriptions_vary(void **state)
 {
     mha_context *context = context_with(1);

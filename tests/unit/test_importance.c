@@ -1,7 +1,7 @@
-/* Importance of heads: gate gradients against differences of the loss, their kinds against each
- * other, ablation against closed gates to the bit, mean ablation against a bias that does the same,
- * heads that write nothing, the order in which heads go against a plain search, the curve against
- * plain losses, other orders, ranks that share the passes against one process to the bit, and misuse. */
+/* Importance of heads: gate gradients against differences of the loss, their kinds against each other, ablation against
+ * closed gates to the bit, mean ablation against an equivalent bias, heads without output, the order of removal against
+ * a plain search, the curve against plain losses, other orders, ranks that share the passes against one process to the
+ * bit, and misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -139,9 +139,9 @@ static void open_all(float *gates)
 
 /* ---- gradients ----------------------------------------------------------------------------- */
 
-/* The slope of the loss by one gate three times, from differences at h and 2 h that cancel the h^2
- * term of their error (Richardson); by how much the three disagree is what the roundings of the f32
- * loss and its higher derivatives do here. test_transformer.c has the same bound. */
+/* The slope of the loss by one gate three times, from differences at h and 2 h that cancel the h^2 term of their error
+ * (Richardson); their disagreement estimates the roundings of the f32 loss and its higher derivatives.
+ * test_transformer.c has the same bound. */
 static void check_gate(mha_context *context, const example *e, int64_t gate, double slope,
                        double *worst, int *tame)
 {
@@ -190,7 +190,7 @@ static void gradients_are_slopes(void **state)
     if (rng_whole_sample()) assert_true(worst > 0.01 && tame > 50);
 }
 
-/* Every kind is made of single sequences: measured one at a time they give the same bits. */
+/* Every kind sums over sequences: measuring one at a time gives the same bits. */
 static void batches_are_single_sequences(void **state)
 {
     (void)state;
@@ -264,7 +264,7 @@ static void normalised(void **state)
 
 /* ---- ablation ------------------------------------------------------------------------------ */
 
-/* The loss by the transformer's own forward call, nothing of importance.h but the loss. */
+/* The loss by the transformer's own forward call, using only the loss of importance.h. */
 static double plain_loss(mha_context *context, const example *e, float *gates)
 {
     float *output = malloc(MOST_ROWS * MOST_WIDTH * sizeof *output);
@@ -320,8 +320,8 @@ static mha_parameter find(const example *e, int64_t layer, const char *name)
     return p;
 }
 
-/* A head that gives its mean is a head that is closed and a bias of W_o mean more. The two round
- * apart: sums of up to 24 + 20 terms through at most six steps, in losses of the size of one. */
+/* A head that outputs its mean equals a closed head plus an additional bias W_o mean. The two round differently: sums
+ * of up to 24 + 20 terms through at most six steps, in losses of size one. */
 static void mean_ablation(void **state)
 {
     (void)state;
@@ -364,7 +364,7 @@ static void mean_ablation(void **state)
     assert_true(worst < 2e-6 && (worst > 0 || !rng_whole_sample()));
 }
 
-/* The means are those of what the forward call keeps. */
+/* The means equal those of the forward call's kept outputs. */
 static void means(void **state)
 {
     (void)state;
@@ -427,8 +427,7 @@ static void silent_heads(void **state)
 
 /* ---- order --------------------------------------------------------------------------------- */
 
-/* The same by hand: score, close, score again. Means are those of the whole model, but 0 for heads
- * that went. */
+/* The same by hand: score, close, score again. Means are those of the whole model, and 0 for removed heads. */
 static int64_t by_hand(mha_context *context, const example *e, mha_importance kind, int64_t step,
                        int64_t least, int64_t *order, double *order_scores)
 {
@@ -491,7 +490,7 @@ static mha_status curve_of(mha_context *context, const mha_transformer *t,
     return mha_head_curve(context, t, data, &call);
 }
 
-/* Where nothing that heads write arrives, all scores are 0: heads go in their order. */
+/* If heads have no influence, all scores are 0: heads are removed in order. */
 static void equal_scores(void **state)
 {
     (void)state;
@@ -552,7 +551,7 @@ static void heads_go_in_their_order(void **state)
 
 /* ---- the curve ------------------------------------------------------------------------------- */
 
-/* Each point is the loss of a plain forward pass with its gates closed, told in its turn. */
+/* Each point is the loss of a plain forward pass with its gates closed, reported in order. */
 static void the_curve_is_plain_losses(void **state)
 {
     (void)state;
@@ -655,8 +654,8 @@ static void other_orders_keep_the_limit(void **state)
 
 /* ---- losses -------------------------------------------------------------------------------- */
 
-/* Gradients of the losses by what they look at: in double, so that differences know them to a
- * millionth, which is also what rounding to f32 costs. */
+/* Gradients of the losses with respect to their inputs: in double, so that differences are accurate to a millionth,
+ * which is also the rounding to f32. */
 static void loss_slopes(void **state)
 {
     (void)state;
@@ -756,7 +755,7 @@ static void misuse_is_refused(void **state)
     example_free(e);
 }
 
-/* Every allocation that fails is an error, or is done without; nothing stays behind. */
+/* Every failing allocation is an error or optional; nothing is leaked. */
 static mha_status measured(mha_context *context, failing_alloc *memory, void *user)
 {
     rng r = rng_make(11, 0);
@@ -794,13 +793,14 @@ typedef struct outcome {
     failing_alloc memory;
 } outcome;
 
-/* What all ranks do; one of them may fail. */
+/* The work of all ranks; one of them may fail. */
 typedef struct course {
     const example *e;
-    int spoiled;                 /* -1: none */
-    int64_t fail_at, refuses_at; /* its allocation; its batch that the loss refuses; -1: none */
-    int64_t ends_at;             /* its pass after which progress ends the call; -1: none */
-    int64_t step;                /* of the spoiled rank's order */
+    int spoiled; /* -1: none */
+    int64_t fail_at,
+        refuses_at;  /* its failing allocation; its batch that the loss rejects; -1: none */
+    int64_t ends_at; /* its pass after which progress ends the call; -1: none */
+    int64_t step;    /* of the spoiled rank's order */
     outcome *outcomes;
 } course;
 
@@ -899,7 +899,7 @@ static void ranks_give_the_same_bits(void **state)
                 assert_int_equal(many[rank].memory.live, 0);
                 passes += many[rank].passes;
             }
-            /* all ranks find the means and the loss that ablations are compared with */
+            /* all ranks compute the means and the baseline loss of ablations */
             assert_true(sizes[k] > 1 ? many[0].passes < one.passes : passes == one.passes);
         }
         example_free(c.e);
@@ -921,7 +921,7 @@ static void what_one_rank_meets_all_are_told(void **state)
     outcome many[MOST_THREAD_RANKS];
     course c = make_course(1, many);
     c.spoiled = 1;
-    for (c.refuses_at = 0;; c.refuses_at++) { /* whatever it does at that time */
+    for (c.refuses_at = 0;; c.refuses_at++) { /* at any point of its work */
         thread_ranks_run(3, run_rank, &c, -1, 0);
         if (many[1].passes <= c.refuses_at) break;
         check_told(many, 3, MHA_ERR_CALLBACK, "rank 1: has seen enough");
@@ -955,7 +955,7 @@ static void what_one_rank_meets_all_are_told(void **state)
     example_free(c.e);
 }
 
-/* In what rank 1 differs. */
+/* The difference of rank 1. */
 enum {
     NOTHING,
     KIND,

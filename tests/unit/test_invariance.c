@@ -1,6 +1,6 @@
-/* What may change rounding and nothing else: a constant added to every score of a row, and another
- * order of the keys. Two results of the same exact value differ by no more than their two bounds
- * (docs/numerics.md 3), on every path and instruction set. */
+/* Changes that affect only rounding: a constant added to every score of a row, and another order of the keys. Two
+ * results with the same exact value differ by at most the sum of their bounds (docs/numerics.md 3), on every path and
+ * instruction set. */
 #include "reference/kinds_bounds.h"
 #include "support/kinds.h"
 #include "support/machines.h"
@@ -136,7 +136,7 @@ static void finish(tally *tallies)
 
 /* ---- a constant ------------------------------------------------------------------------------ */
 
-/* Added by way of the bias, another one for each row; a sink would not move with it. */
+/* Added through the bias, with a different one per row; a sink would not shift with it. */
 static void constant_added(void **state)
 {
     (void)state;
@@ -171,7 +171,7 @@ static void constant_added(void **state)
 
 /* ---- another order --------------------------------------------------------------------------- */
 
-/* x with its axis of keys in another order; one that broadcasts over keys as it is. */
+/* x with its key axis permuted; unchanged if it broadcasts over keys. */
 static guarded reordered(const mha_tensor *x, int axis, const int64_t *order, rng *r)
 {
     guarded y = guarded_make(r, x->dtype, x->ndim, x->shape, LAYOUT_CONTIGUOUS);

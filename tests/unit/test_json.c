@@ -1,4 +1,4 @@
-/* The writer of JSON: what it puts between values, escapes and refuses. */
+/* The JSON writer: separators, escapes and errors. */
 #include "support/expect.h"
 #include "support/suite.h"
 
@@ -176,8 +176,8 @@ static const char *check_number(const char *at, double value)
     return at;
 }
 
-/* Any double is a number that JSON can hold: least and greatest, subnormal, around each power of
- * ten and of two, and many at random. */
+/* Any finite double is written as a JSON number: least and greatest, subnormal, around each power of ten and of two,
+ * and many at random. */
 static void every_number_is_json(void **state)
 {
     (void)state;
@@ -337,7 +337,7 @@ static void the_first_failure_is_kept(void **state)
 
 /* ---- Code points ----------------------------------------------------------------------------- */
 
-/* What a terminal obeys or does not show, and nothing else, whatever follows in memory. */
+/* Exactly the characters that a terminal obeys or does not show, whatever follows in memory. */
 static void hidden_code_points(void **state)
 {
     (void)state;
@@ -358,7 +358,7 @@ static void hidden_code_points(void **state)
         {"\xC2\x9B", 2, 0x9B, true},
         {"\xC2\xA0", 2, 0xA0, false},
         {"\xC2\xAD", 2, 0xAD, true},
-        {"\x9B", 1, 0xFFFD, true},         /* CSI where a terminal takes single bytes */
+        {"\x9B", 1, 0xFFFD, true},         /* CSI for terminals with single-byte encodings */
         {"\xC2\x9B", 1, 0xFFFD, true},     /* cut off */
         {"\xC0\x9B", 2, 0xFFFD, true},     /* too long a form */
         {"\xED\xA0\x80", 3, 0xFFFD, true}, /* half a pair */
@@ -366,7 +366,7 @@ static void hidden_code_points(void **state)
         {"\xEF\xBF\xBD", 3, 0xFFFD, false}, /* the character itself */
         {"\xEF\xBF\xBE", 3, 0xFFFE, true},
         {"\xD8\x9C", 2, 0x61C, true},
-        {"\xD7\x90", 2, 0x5D0, false},      /* Hebrew is no mark of direction */
+        {"\xD7\x90", 2, 0x5D0, false},      /* Hebrew is not a direction mark */
         {"\xE2\x80\x8D", 3, 0x200D, false}, /* a joiner */
         {"\xE2\x80\x8B", 3, 0x200B, true},
         {"\xE2\x80\x8E", 3, 0x200E, true},

@@ -105,7 +105,7 @@ static void run_whole(mha_context *context, const story *x, rows *y)
 
 /* ---- pieces --------------------------------------------------------------------------------- */
 
-/* Positions from .. from+count-1 of every sequence that has them: append and attend. */
+/* Append and attend to positions from .. from+count-1 of every sequence that has them. */
 static void run_piece(mha_context *context, mha_kv_cache *cache, const story *x, rows *y,
                       int64_t from, int64_t count)
 {
@@ -125,7 +125,7 @@ static void run_piece(mha_context *context, mha_kv_cache *cache, const story *x,
         even = even && counts[b] == count;
     }
     d.key_lengths = NULL;
-    if (!even) d.q_offsets = before; /* else the default: the last `count` positions */
+    if (!even) d.q_offsets = before; /* otherwise the default: the last `count` positions */
     assert_int_equal(mha_kv_cache_append(cache, &k, &v, even ? NULL : counts), MHA_OK);
     for (int64_t b = 0; b < x->B; b++)
         assert_int_equal(mha_kv_cache_lengths(cache)[b], before[b] + counts[b]);
@@ -134,7 +134,7 @@ static void run_piece(mha_context *context, mha_kv_cache *cache, const story *x,
     assert_int_equal(status, MHA_OK);
 }
 
-/* Rows that belong to a position of their sequence. */
+/* Rows at a valid position of their sequence. */
 static void assert_same_rows(const story *x, const rows *a, const rows *b)
 {
     for (int64_t i = 0; i < x->B; i++) {
@@ -206,7 +206,7 @@ static void test_decode_crosses_blocks(void **unused)
         }
 }
 
-/* A rejected draft leaves no trace, nor does what the cache held before a reset. */
+/* A rejected draft, and the contents before a reset, have no effect. */
 static void test_truncate_and_reset(void **unused)
 {
     (void)unused;
@@ -243,7 +243,7 @@ static void test_truncate_and_reset(void **unused)
     story_free(&x);
 }
 
-/* Cross-attention: appended once, read by any number of queries, no order among them. */
+/* Cross-attention: appended once, read by any number of unordered queries. */
 static void test_cross_attention(void **unused)
 {
     (void)unused;
@@ -274,7 +274,7 @@ static void test_cross_attention(void **unused)
     }
 }
 
-/* Without causal, what reads positions still takes the queries for the last ones. */
+/* Without causal, features that use positions still treat the queries as the last ones. */
 static void test_positions(void **unused)
 {
     (void)unused;
@@ -380,7 +380,7 @@ static void test_sizes_by_hand(void **unused)
                      .scale_bytes = 4 * 3 * 2 * (128 + 64),
                      .table_bytes = 128,
                      .total_bytes = 4 * 8832 + 128}},
-                   /* A window: one page more, which is empty. 2 * (16 + 8) + 9 * 8 */
+                   /* A window adds one empty page. 2 * (16 + 8) + 9 * 8 */
                    {{.head_dim = 5,
                      .value_head_dim = 7,
                      .page_size = 24,
@@ -413,7 +413,7 @@ static void test_sizes_by_hand(void **unused)
     }
 }
 
-/* The diagonal of the newest query is its own key, without a causal mask too. */
+/* The diagonal of the newest query is its own key, also without a causal mask. */
 static void test_diagonal(void **unused)
 {
     (void)unused;
@@ -453,7 +453,7 @@ static void test_diagonal(void **unused)
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
-/* A full cache stays as it was: what it held still gives the same bits. */
+/* A full cache is unchanged: its contents still give the same bits. */
 static void test_overflow(void **unused)
 {
     (void)unused;
@@ -473,7 +473,7 @@ static void test_overflow(void **unused)
     d.key_lengths = NULL;
     assert_int_equal(mha_kv_cache_attention(context, cache, &d, &x.q.view, &before.o.view, NULL),
                      MHA_OK);
-    /* The first sequence has room, the second has not. */
+    /* The first sequence has room, the second does not. */
     assert_int_equal(mha_kv_cache_append(cache, &k, &v, (int64_t[]){2, 5}), MHA_ERR_SIZE);
     assert_string_equal(mha_error_detail(),
                         "cache: sequence 1 holds 8 of 12 positions, 5 more do not fit; truncate or "

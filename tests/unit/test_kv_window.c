@@ -1,5 +1,5 @@
-/* Caches with a window, and batches that are padded on the left: any length in as many pages as the
- * header says, what is refused, and separate calls to the bit. */
+/* Caches with a window, and batches padded on the left: any length in the header's number of pages, errors, and
+ * bit-identity with separate calls. */
 #include "support/expect.h"
 #include "support/guarded.h"
 #include "support/machines.h"
@@ -30,8 +30,8 @@ static mha_tensor some_rows(int64_t batch, int64_t n)
     return x;
 }
 
-/* Texts of any length, appended in pieces of up to max_append, fit in the default number of pages, and
- * not in one less. */
+/* Texts of any length, appended in pieces of up to max_append, fit in the default number of pages, but not in one less.
+ * */
 static void test_pages_for_any_length(void **unused)
 {
     (void)unused;
@@ -141,7 +141,7 @@ static void test_refusals(void **unused)
     mha_kv_cache_destroy(cache);
 }
 
-/* What was discarded is held by nobody: when branches have come and gone every page is there once. */
+/* Discarded pages are released: after branches are created and removed, every page exists once. */
 static void test_discarded_in_branches(void **unused)
 {
     (void)unused;
@@ -157,7 +157,7 @@ static void test_discarded_in_branches(void **unused)
     mha_kv_cache *cache = make(context_with(1), &d);
     const mha_tensor rows = some_rows(2, 20);
     int64_t count;
-    for (int i = 0; i < 6; i++) { /* five pages, of which the last two and the sinks' stay */
+    for (int i = 0; i < 6; i++) { /* five pages; the last two and the sinks' remain */
         expect_ok(mha_kv_cache_append(cache, &rows, &rows, (int64_t[]){20, 0}));
         const int32_t *pages = mha_kv_cache_pages(cache, 0, &count);
         for (int64_t j = 0; j < count; j++) {
@@ -174,7 +174,7 @@ static void test_discarded_in_branches(void **unused)
     mha_kv_cache_destroy(cache);
 }
 
-/* A batch that is padded on the left, in one cache, against each sequence in a cache of its own. */
+/* A batch padded on the left, in one cache, against each sequence in a separate cache. */
 static void check_padded(rng *r, int64_t number)
 {
     enum { B = 3 };
@@ -234,7 +234,7 @@ static void test_padded_on_the_left(void **unused)
         rng r = rng_make(rng_run_seed(), (uint64_t)(100 + i));
         check_padded(&r, i);
     }
-    /* Rows that are not there. */
+    /* Missing rows. */
     const mha_kv_cache_desc d = {
         .struct_size = sizeof d, .batch = 2, .kv_heads = 1, .capacity = 9, .head_dim = D};
     mha_kv_cache *cache = make(context_with(1), &d);

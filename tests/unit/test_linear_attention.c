@@ -79,7 +79,7 @@ static void add_lengths(trial *x, rng *r)
     x->desc.key_lengths = x->lengths;
 }
 
-/* Sequences of chance lengths, packed; T and S become the sums. */
+/* Packed sequences of random lengths; T and S become the sums. */
 static void make_ragged(trial *x, rng *r)
 {
     for (int64_t b = 0; b < x->B; b++) {
@@ -277,7 +277,7 @@ static void test_feature_map(void **unused)
 
 /* ---- bits ----------------------------------------------------------------------------------- */
 
-/* The same problem in pieces, each going on from the state that the last one left in place. */
+/* The same problem in pieces, each continuing in place from the previous state. */
 static void run_pieces(mha_context *context, const trial *x, result *y, rng *r, int64_t longest)
 {
     bool causal = x->desc.flags & MHA_LINEAR_ATTENTION_CAUSAL;
@@ -296,7 +296,7 @@ static void run_pieces(mha_context *context, const trial *x, result *y, rng *r, 
         d.key_lengths = lengths;
         mha_tensor k = guarded_slice(&x->k.view, 2, from, count);
         mha_tensor v = guarded_slice(&x->v.view, 2, from, count);
-        /* Causal: the queries of these positions. Else all of them, once every key is in. */
+        /* Causal: the queries of these positions. Otherwise all, after every key is included. */
         int64_t t = causal ? from : 0, rows = causal ? count : last ? x->T : 0;
         mha_tensor q = guarded_slice(&x->q.view, 2, t, rows);
         mha_tensor o = guarded_slice(&y->o.view, 2, t, rows);
@@ -332,7 +332,7 @@ static void test_pieces(void **unused)
     }
 }
 
-/* Sequence b, head h alone, by views of the trial: contiguous in nothing, of batch and heads 1. */
+/* Sequence b, head h alone, by non-contiguous views of the trial with batch and heads 1. */
 static void run_alone(mha_context *context, const trial *x, int64_t b, int64_t h, result *y)
 {
     int64_t hk = h / (x->H / x->Hk);
@@ -391,7 +391,7 @@ static void test_one_by_one(void **unused)
     }
 }
 
-/* The last causal row sees what a row that is not causal sees. */
+/* The last causal row sees the same keys as a row that is not causal. */
 static void test_causal_last_row(void **unused)
 {
     (void)unused;
@@ -418,8 +418,8 @@ static void test_causal_last_row(void **unused)
 /* ---- special values ---------------------------------------------------------------------------
  */
 
-/* Key 5 has a NaN or infinity: rows that do not see it keep their bits, the others have none left.
- * A value's stays in its column. */
+/* Key 5 has a NaN or infinity: rows that do not see it keep their bits, the others become NaN. One in a value affects
+ * only its column. */
 static void poison_key(mha_context *context, rng *r, float poison, bool in_value)
 {
     trial x;
@@ -443,7 +443,7 @@ static void poison_key(mha_context *context, rng *r, float poison, bool in_value
     trial_free(&x);
 }
 
-/* Beyond key_lengths lies anything. A NaN in a query spoils its row, unless it sees no key. */
+/* Keys beyond key_lengths are arbitrary. A NaN in a query spoils its row, unless it sees no key. */
 static void poison_padding(mha_context *context, rng *r, bool causal)
 {
     trial x;
@@ -487,7 +487,7 @@ static void test_special_values(void **unused)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-/* After a short call, a call of a thousand times the length takes no memory. */
+/* After a short call, a call of a thousand times the length allocates no memory. */
 static void test_memory_is_constant(void **unused)
 {
     (void)unused;
@@ -593,7 +593,7 @@ SPOIL(state_outs_alike, c->z_out.data = c->s_out.data)
 SPOIL(state_out_is_z, c->s_out.data = c->z.data)
 SPOIL(state_in_is_o, c->s.data = c->o.data)
 
-/* What each must be refused with. */
+/* The expected error of each. */
 static const struct {
     const char *name;
     void (*spoil)(call *);
@@ -641,7 +641,7 @@ static const struct {
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6, F = 16 };
 
-/* Memory of a call: inputs, and outputs in a row so that one look sees whether they are touched. */
+/* Memory of a call: inputs, and adjacent outputs, so that one comparison detects writes. */
 typedef struct call_memory {
     float q[B * H * T * D], k[B * HK * S * D], v[B * HK * S * DV], s[B * HK * F * DV + 1];
     float z[B * HK * F];
@@ -650,7 +650,7 @@ typedef struct call_memory {
     } out;
 } call_memory;
 
-/* Fills in place: the descriptors point into the call. */
+/* Initialises in place: the descriptors point into the call. */
 static void call_make(call *c, call_memory *m)
 {
     *c = (call){.desc = {.struct_size = sizeof c->desc,

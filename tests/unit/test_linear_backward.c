@@ -1,9 +1,9 @@
-/* Gradients of linear attention against a reference in double, pair by pair and without a running
- * state, which is itself compared with central differences.
+/* Gradients of linear attention against a reference in double, pair by pair and without a running state; central
+ * differences verify the reference.
  *
- * The library's features are f32, wrong by 2.5 u relatively, everything else is double and the
- * result rounds once. Each gradient is a sum of products of at most four features and one division
- * by a sum of products of two, so 12 * 3 u of the sum of magnitudes bounds it generously. */
+ * The library's features are f32 with relative error 2.5 u, everything else is double, and the result rounds once. Each
+ * gradient is a sum of products of at most four features and one division by a sum of products of two, so 12 * 3 u of
+ * the sum of magnitudes bounds it generously. */
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -97,7 +97,7 @@ static double sign(double x, bool magnitudes)
     return magnitudes ? fabs(x) : x;
 }
 
-/* Where things of a row are. */
+/* The indices of a row's data. */
 typedef struct place {
     int64_t keys;
     const double *q, *k, *v, *s, *z, *g;
@@ -212,7 +212,7 @@ static void release(double *out[INPUTS])
     for (int i = 0; i < INPUTS; i++) free(out[i]);
 }
 
-/* Fourth order; elu + 1 has a kink at 0 in its second derivative, so what is near 0 is left out. */
+/* Fourth order; elu + 1 has a kink at 0 in its second derivative, so numbers near 0 are skipped. */
 static void gradients_are_differences(void **state)
 {
     (void)state;
@@ -360,7 +360,7 @@ static void random_problems(void **state)
 
 /* ---- maps, poison, errors -------------------------------------------------------------------- */
 
-/* elu + 1 once more, as a caller's map. */
+/* elu + 1 again, as a caller's map. */
 static void own_map(void *user, const float *rows, int64_t count, int64_t head_dim, float *features,
                     int64_t feature_dim)
 {
@@ -403,8 +403,8 @@ static void a_map_of_the_caller(void **state)
     unmake(&x);
 }
 
-/* Query 0 sees keys 0 and 1, query 1 all three, key 3 is beyond the length: what is not finite in
- * query 1, its dO or key 2 leaves query 0 alone, and key 3 leaves everything. */
+/* Query 0 sees keys 0 and 1, query 1 all three, key 3 is beyond the length: non-finite numbers in query 1, its dO or
+ * key 2 do not affect query 0, and those in key 3 affect nothing. */
 static void poison_stays(void **state)
 {
     (void)state;

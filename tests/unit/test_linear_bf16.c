@@ -1,6 +1,5 @@
-/* Linear layers in bf16 arithmetic: the bits of the definition on every instruction set, for packed
- * weights of each type and for those of a source, any threads and rows together; its error bound; what
- * is refused. */
+/* Linear layers in bf16 arithmetic: the bits of the definition on every instruction set, for packed weights of each
+ * type and for those of a source, any number of threads and rows; its error bound; errors. */
 #include "reference/bf16_linear_reference.h"
 #include "reference/half_reference.h"
 #include "support/expect.h"
@@ -22,7 +21,7 @@ typedef struct matrix {
     int64_t inputs, outputs;
     mha_dtype type;           /* of w as it is stored */
     int64_t stride;           /* of its rows there */
-    bool found[MOST_OUTPUTS]; /* which rows are where they lie */
+    bool found[MOST_OUTPUTS]; /* whether rows are in place */
     bool coded;               /* f32 that are numbers times scales, of runs of 32 */
     int8_t number[MOST_OUTPUTS][MOST_INPUTS];
     float scale[MOST_OUTPUTS][MOST_INPUTS / 32 + 1];
@@ -70,7 +69,7 @@ static void make_coded(rng *r, matrix *m)
         }
 }
 
-/* Some numbers that have no place in bf16 arithmetic. */
+/* Numbers outside the range of bf16 arithmetic. */
 static void spoil(rng *r, matrix *m)
 {
     static const float wild[] = {NAN, INFINITY, -INFINITY, 0x1p59f, -0x1.fffffep127f};
@@ -78,7 +77,7 @@ static void spoil(rng *r, matrix *m)
     (rng_chance(r, 0.5) ? m->x : m->w)[k][i] = wild[rng_between(r, 0, 4)];
 }
 
-/* w becomes what its type can hold. */
+/* Round w to its type. */
 static void store(matrix *m)
 {
     for (int64_t k = 0; m->type != MHA_F32 && k < m->outputs; k++)

@@ -1,5 +1,5 @@
 /* Linear layers in int8 arithmetic (MHA_COMPUTE_INT8 of a source): the bits of the definition on
- * every instruction set, for any threads and rows together; its error bound; what is refused. The
+ * every instruction set, for any number of threads and rows; its error bound; errors. The
  * layer is the output of a transformer whose only layer has no heads: its inputs are embeddings. */
 #include "reference/int8_linear_reference.h"
 #include "support/expect.h"
@@ -25,7 +25,7 @@ enum {
 typedef struct matrix {
     int64_t inputs, outputs, run;
     bool has_offsets;
-    bool coded[MOST_OUTPUTS / MHA_CODED_ROWS + 1]; /* which tiles of rows can be */
+    bool coded[MOST_OUTPUTS / MHA_CODED_ROWS + 1]; /* possible tiles of rows */
     float x[MOST_OUTPUTS][MOST_INPUTS];            /* the table of tokens */
     int8_t number[MOST_OUTPUTS][MOST_INPUTS];
     float scale[MOST_OUTPUTS][MOST_RUNS], offset[MOST_OUTPUTS][MOST_RUNS];
@@ -160,7 +160,7 @@ static void outputs_have_the_bits_of_the_definition(void **state)
     printf("  largest error / bound %.2f\n", worst);
 }
 
-/* Rows that cannot be coded: f32, with its bits; those beside them are none the worse for it. */
+/* Rows that cannot be coded are computed in f32, with its bits; other rows are not affected. */
 static void rows_without_codes_stay_in_f32(void **state)
 {
     (void)state;
@@ -188,7 +188,7 @@ static void rows_without_codes_stay_in_f32(void **state)
     }
 }
 
-/* Nor has a row a coded form whose inputs are not whole runs. */
+/* A row whose inputs are not whole runs has no coded form either. */
 static void rows_without_runs_stay_in_f32(void **state)
 {
     (void)state;

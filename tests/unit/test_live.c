@@ -1,5 +1,5 @@
-/* Trials (trial.h): runs with heads off or patched have the bits of gates and patches, whether kept or not,
- * and end when they are to; what of maps is shown (show.h); what a live page is refused (live.h). */
+/* Trials (trial.h): runs with heads off or patched are bit-identical to gates and patches, cached or not, and stop on
+ * request; the shown maps (show.h); errors of a live page (live.h). */
 #include "support/expect.h"
 #include "support/one_context.h"
 #include "support/small_model.h"
@@ -15,7 +15,7 @@
 
 enum { MOST = SMALL_LAYERS * SMALL_HEADS * SMALL_T * SMALL_T };
 
-/* All rows of a run, [L,H,T,T], and how often the trials asked whether they are over. */
+/* All rows of a run, [L,H,T,T], and the number of stop requests checked. */
 typedef struct seen {
     float maps[MOST];
     int64_t heads, tokens;
@@ -58,7 +58,7 @@ static small_model *make_model(uint64_t seed)
     return m;
 }
 
-/* The first text with a head off, as gates have it: probabilities and logits. */
+/* The first text with a head off, computed with gates: probabilities and logits. */
 static void forward_without(const small_model *m, mha_trial_head off, float *maps, float *logits)
 {
     const mha_transformer_desc *d = &m->desc;
@@ -122,7 +122,7 @@ static void runs_have_the_bits_of_gates(void **state)
     small_model_free(m);
 }
 
-/* Patched from itself a text stays as it is; from another it does not. */
+/* Patching a text from itself changes nothing; from another text it does. */
 static void heads_are_patched(void **state)
 {
     (void)state;
@@ -160,7 +160,7 @@ static void heads_are_patched(void **state)
     small_model_free(m);
 }
 
-/* Draws of the top_k tokens add up to 1, in the order of the logits; noise changes only what reads the head. */
+/* Draws of the top_k tokens add up to 1, in the order of the logits; noise affects only readers of the head. */
 static void draws_and_noise(void **state)
 {
     (void)state;
@@ -214,7 +214,7 @@ static void planes_do_not_depend_on_what_is_kept(void **state)
     small_model_free(m);
 }
 
-/* The same description gives the same bits; another mask those of a transformer that has it, compared by trials. */
+/* The same description gives the same bits; another mask gives those of a transformer with that mask. */
 static void descriptions_vary(void **state)
 {
     (void)state;
@@ -359,7 +359,7 @@ static void hidden_tokens_are_counted(void **state)
     expect_error(mha_show_make(&maps, &options, &show), MHA_ERR_UNSUPPORTED, "unknown bits");
 }
 
-/* In the bytes that there are, and not one more. */
+/* Within the available bytes, and not one more. */
 static void texts_fit(void **state)
 {
     (void)state;

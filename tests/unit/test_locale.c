@@ -1,8 +1,7 @@
-/* A host that has called setlocale() gets the texts and files of one that has not: in a locale with
- * a decimal comma every message, every evidence, every number in a file is what it is in "C".
+/* Results do not depend on setlocale(): in a locale with a decimal comma every message, evidence text and number in a
+ * file equals that in "C".
  *
- * The locales are made while the tests are built (tests/CMakeLists.txt, LOCPATH); without their
- * sources the whole program is skipped. */
+ * The build creates the locales (tests/CMakeLists.txt, LOCPATH); without their sources the whole program is skipped. */
 #include "support/expect.h"
 #include "support/one_context.h"
 #include "support/suite.h"
@@ -20,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Everything that a host reads, one after the other; free it. */
+/* Everything that a host reads, concatenated; free it. */
 typedef void collector(mha_buffer *all);
 
 static void add(mha_buffer *all, const char *text, size_t size)
@@ -40,7 +39,7 @@ static void expect_same(collector *collect)
     assert_string_equal(point, "0,5");
     collect(&comma);
     snprintf(point, sizeof point, "%.1f", 0.5);
-    assert_string_equal(point, "0,5"); /* the host's locale is still the host's */
+    assert_string_equal(point, "0,5"); /* the host's locale is unchanged */
     assert_non_null(setlocale(LC_ALL, "C"));
     if (plain.size != comma.size || memcmp(plain.data, comma.data, plain.size) != 0)
         fail_msg("%.*s\nbecame\n%.*s", (int)plain.size, plain.data, (int)comma.size, comma.data);
@@ -66,7 +65,7 @@ static void messages(void **state)
     expect_same(collect_messages);
 }
 
-/* A head with 3/4 of its weight on the previous token and the rest on the row's own. */
+/* A head with 3/4 of its weight on the previous token and the rest on the current one. */
 static void collect_evidence(mha_buffer *all)
 {
     enum { N = 40, MOST = 32 };
@@ -100,7 +99,7 @@ static void evidence(void **state)
     expect_same(collect_evidence);
 }
 
-/* Written, read again, written again: numbers in JSON go both ways. */
+/* Write, read and write again: numbers in JSON survive. */
 static void collect_checkpoint(mha_buffer *all)
 {
     const mha_transformer_desc d = {.struct_size = sizeof d,

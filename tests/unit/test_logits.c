@@ -9,7 +9,7 @@
 
 enum { MOST_WIDE = 24 };
 
-/* Rows of the last hidden state, all at once and each by itself. */
+/* Rows of the last hidden state, all at once and one at a time. */
 static void rows_are_those_of_a_forward_call(void **state)
 {
     (void)state;

@@ -1,6 +1,5 @@
-/* Partial results joined by their log-sum-exp: keys split anywhere give the whole within the bound
- * of docs/numerics.md 3.11, for every kind of attention; the formula itself, its special values,
- * and misuse. */
+/* Partial results merged by log-sum-exp: keys split anywhere give the full result within the bound of docs/numerics.md
+ * 3.11, for every kind of attention; the formula, its special values, and misuse. */
 #include "reference/kinds_bounds.h"
 #include "support/expect.h"
 #include "support/kinds.h"
@@ -24,7 +23,7 @@ typedef struct shifted {
     int64_t key;
 } shifted;
 
-/* One part of the keys of a case: everything that has a key axis, cut out of the whole. */
+/* One part of a case's keys: the slice of everything that has a key axis. */
 typedef struct part {
     int64_t from, count;
     mha_attention_desc desc;
@@ -109,7 +108,7 @@ static void part_free(part *p)
     bound_row_free(&p->bound);
 }
 
-/* Cuts anywhere (with blocks, at their edges), in order; parts may be empty. */
+/* Ordered cuts anywhere (with block masks, at block edges); parts may be empty. */
 static int split(part *parts, const kinds_case *c, rng *r)
 {
     int64_t at[MOST_PARTS + 1] = {0}, unit = c->desc.keep_blocks ? c->desc.block_keys : 1;
@@ -257,7 +256,7 @@ static void splits_equal_the_whole(void **state)
 
 enum { B = 2, H = 3, T = 30, DV = 70, MANY = 100, ROWS = B * H * T };
 
-/* Parts by chance; some queries see nothing of some parts. */
+/* Random parts; some queries see nothing of some parts. */
 typedef struct synthetic {
     guarded o[MANY], lse[MANY];
     mha_attention_part parts[MANY];
@@ -315,7 +314,7 @@ static long double exact_row(const synthetic *x, int row, long double *o)
     return m + logl(sum);
 }
 
-/* Within what the header promises; |o| of the parts is below 8. */
+/* Within the header's bound; |o| of the parts is below 8. */
 static void check_exact(const synthetic *x, const mha_tensor *o, const mha_tensor *lse)
 {
     for (int row = 0; row < ROWS; row++) {
@@ -332,10 +331,10 @@ static void check_exact(const synthetic *x, const mha_tensor *o, const mha_tenso
     }
 }
 
-/* The same for halves that were merged before. Their lse is off by u times itself, and lies
- * between the parts' largest and log 5 more; their o is off by u max |o|. So (section 3.11) the
- * weights of the halves are off by exp(2 d) - 1 with d = u (max |lse_k| + 1.61), the means that
- * they weigh differ by 16 at most, and everything is rounded once more. */
+/* The same for halves that were merged before. Their lse has a relative error of u, and lies between the parts' largest
+ * and log 5 above; their o has an error of u max |o|. So (section 3.11) the weights of the halves have an error of
+ * exp(2 d) - 1 with d = u (max |lse_k| + 1.61), the weighted means differ by at most 16, and everything is rounded once
+ * more. */
 static void check_grouped(const synthetic *x, const mha_tensor *o, const mha_tensor *lse)
 {
     const double u = 0x1p-24;
@@ -379,7 +378,7 @@ static void merging_is_its_formula(void **state)
     }
 }
 
-/* Any grouping: intermediate results are rounded to f32, which is all that it costs. */
+/* Any grouping: the only error is rounding intermediate results to f32. */
 static void grouping(void **state)
 {
     (void)state;
@@ -403,7 +402,7 @@ static void grouping(void **state)
             MHA_OK);
         assert_int_equal(mha_attention_merge(context, halves, 2, &o[2].view, &lse[2].view), MHA_OK);
         check_grouped(&x, &o[2].view, &lse[2].view);
-        /* A ring: each part joins the first one's memory. */
+        /* A ring: each part is merged into the first one's memory. */
         for (int k = 1; k < 5; k++) {
             const mha_attention_part pair[2] = {x.parts[0], x.parts[k]};
             mha_attention_part fresh = {&o[2].view, &lse[2].view};
@@ -421,7 +420,7 @@ static void grouping(void **state)
     }
 }
 
-/* One part, alone or among empty ones, keeps its bits; so do all for any number of threads. */
+/* One part, alone or among empty ones, keeps its bits; the number of threads changes nothing. */
 static void one_part_keeps_its_bits(void **state)
 {
     (void)state;
@@ -474,7 +473,7 @@ static void one_part_keeps_its_bits(void **state)
     synthetic_free(&x);
 }
 
-/* What is not finite stays with the queries and elements whose parts hold it. */
+/* Non-finite numbers affect only the queries and elements whose parts contain them. */
 static void not_finite(void **state)
 {
     (void)state;

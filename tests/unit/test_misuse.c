@@ -1,7 +1,7 @@
-/* The mistakes that people make, over all of the compute library: each has its status and a
- * sentence with the numbers at fault, word for word; no byte of an output changes, nor does a
- * cache. What else each call refuses is in the tests of its own (test_attention_misuse.c,
- * test_attention_errors.c, test_kv_cache.c, test_linear_attention.c, test_position.c, ...). */
+/* Typical mistakes in the whole compute library: each has its status and a sentence with the wrong numbers, word for
+ * word; no byte of an output or a cache changes. Other errors of each call are tested separately
+ * (test_attention_misuse.c, test_attention_errors.c, test_kv_cache.c, test_linear_attention.c, test_position.c, ...).
+ * */
 #include "support/expect.h"
 #include "support/guarded.h"
 #include "support/module_call.h"
@@ -18,7 +18,7 @@
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, E = 32, ROOM = 4000, CAPACITY = 6 };
 
-/* A call that is right until a case spoils it. Inputs share memory, outputs have their own. */
+/* A valid call, which each case spoils. Inputs share memory, outputs have their own. */
 typedef struct call {
     mha_context *context;
     mha_kv_cache *cache; /* holds S positions of CAPACITY */
@@ -130,7 +130,7 @@ static mha_status make_module(call *c)
     return status;
 }
 
-/* Its query is x [B,T,E], key and value are k and v as the case left them. */
+/* Its query is x [B,T,E]; key and value are k and v, as modified by the case. */
 static mha_status run_module(call *c)
 {
     mha_module *module = NULL;
@@ -302,7 +302,7 @@ static mha_kv_cache *fill_cache(mha_context *context, const call *c)
     return cache;
 }
 
-/* What the cache answers, for comparison. */
+/* The cache's contents, for comparison. */
 static void ask(mha_context *context, const mha_kv_cache *cache, const call *c, float *answer)
 {
     mha_tensor o = mha_tensor_contiguous(answer, MHA_F32, 4, c->o.shape);
@@ -338,7 +338,7 @@ static void misuse_is_refused(void **state)
     arena_free(&a);
 }
 
-/* Unspoiled, every call succeeds: it is the mistake that is refused. */
+/* Without the mistake every call succeeds. */
 static void calls_are_right_unspoiled(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The model layer on our own tiny BERT: what torch computes, bits that do not depend on padding,
- * threads or what else is asked for, and failures that leave no trace. */
+/* The model layer on our own tiny BERT: torch's results, bits that do not depend on padding, threads or other outputs,
+ * and failures without side effects. */
 #include <multihead/io.h>
 #include <multihead/model.h>
 
@@ -25,7 +25,7 @@ typedef struct golden {
     double attention_error[L], hidden_error[L + 1];
 } golden;
 
-/* Everything that a pass can give for B sequences of T tokens. */
+/* All outputs of a pass for B sequences of T tokens. */
 typedef struct results {
     float *attention[L], *hidden[L + 1], *last;
     mha_tensor attention_view[L], hidden_view[L + 1], last_view;
@@ -180,8 +180,8 @@ static void raise_to(double *largest, double value)
     if (!(value <= *largest)) *largest = value;
 }
 
-/* In so small a model the largest error of one text is a matter of luck, so each layer's is taken
- * over all texts, ours and torch's alike. */
+/* In such a small model the largest error of one text depends on chance, so each layer's is taken over all texts, ours
+ * and torch's. */
 static void test_computes_what_torch_computes(void **state)
 {
     (void)state;
@@ -212,7 +212,7 @@ static void test_computes_what_torch_computes(void **state)
         print_message("%s %d: error %.2e, torch's float32 %.2e\n", i < L ? "attention" : "hidden",
                       i < L ? i : i - L, own[i], torch[i]);
         assert_true(own[i] <= 2 * torch[i]);
-        assert_true(own[i] > 0.1 * torch[i]); /* else the comparison compares nothing */
+        assert_true(own[i] > 0.1 * torch[i]); /* otherwise nothing is compared */
     }
     mha_safetensors_close(file);
     mha_model_destroy(model);
@@ -377,8 +377,8 @@ static void test_outputs_do_not_change_bits(void **state)
     mha_context_destroy(context);
 }
 
-/* What else a layer can give: q, k, v, heads, lse and the average fit together, and averages alone,
- * which need scratch for the maps, are the same. */
+/* Other outputs of a layer: q, k, v, heads, lse and the average are consistent, and averages alone, which need scratch
+ * for the maps, are the same. */
 static void test_layer_outputs(void **state)
 {
     (void)state;
@@ -436,7 +436,7 @@ static void test_empty_batches(void **state)
         assert_int_equal(mha_model_forward(context, model, &batch, &r->outputs), MHA_OK);
         free_results(r);
     }
-    /* A sequence without tokens in a batch: nothing is visible, nothing is NaN. */
+    /* A sequence without tokens in a batch: no key is visible, no result is NaN. */
     const int32_t ids[4] = {2, 3, 0, 0};
     const int64_t lengths[2] = {2, 0};
     const mha_batch batch = {sizeof batch, 0, 2, 2, ids, NULL, lengths};
@@ -512,7 +512,7 @@ static void test_refuses_batches(void **state)
     mha_context_destroy(f.context);
 }
 
-/* What is wrong with an output is always found in the last layer: the first must not be written. */
+/* The wrong output is in the last layer: the first must not be written. */
 static void test_refuses_outputs(void **state)
 {
     (void)state;
@@ -573,7 +573,7 @@ static void test_refuses_outputs(void **state)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* One pass in a fresh context whose allocation fail_at fails. Gives the number of allocations. */
+/* One pass in a new context whose allocation fail_at fails. Returns the number of allocations. */
 static int64_t pass_with_failure(const golden *g, const results *want, int64_t fail_at, bool after,
                                  mha_status *status)
 {

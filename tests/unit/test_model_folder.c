@@ -1,5 +1,5 @@
-/* Model folders that are incomplete, contradict themselves or lie: each gives its own line of text,
- * and what may vary (prefix, 16-bit weights, old names) gives the same numbers. */
+/* Model folders that are incomplete, inconsistent or wrong: each gives its own error. Permitted variations (prefix,
+ * 16-bit weights, old names) give the same numbers. */
 #include <multihead/io.h>
 #include <multihead/model.h>
 
@@ -74,7 +74,7 @@ static void write_config(const char *text)
     temp_write("m/config.json", text, strlen(text));
 }
 
-/* The tiny model's folder, whole. */
+/* The tiny model's complete folder. */
 static void write_folder(void)
 {
     write_config(config_text);
@@ -353,7 +353,7 @@ static void test_weight_errors(void **state)
     free_weights(w);
 }
 
-/* Everything that may differ and must not matter. */
+/* Permitted differences that must not matter. */
 static void test_weight_names(void **state)
 {
     (void)state;
@@ -362,7 +362,7 @@ static void test_weight_names(void **state)
     write_folder();
     load_and_run(want);
     weights *w = read_weights();
-    for (int64_t i = 0; i < w->count; i++) { /* as BertForMaskedLM and old TensorFlow name them */
+    for (int64_t i = 0; i < w->count; i++) { /* names in BertForMaskedLM and old TensorFlow */
         char old[100];
         snprintf(old, sizeof old, "%.*s", (int)strcspn(w->name[i], "?"), w->name[i]);
         char *norm = strstr(old, "LayerNorm.");
@@ -386,7 +386,7 @@ static uint16_t to_bf16(float value) /* cut off */
     return (uint16_t)(bits >> 16);
 }
 
-/* Rounded towards zero; the weights are neither infinite nor as large as 65504. */
+/* Rounded towards zero; the weights are finite and below 65504. */
 static uint16_t to_f16(float value)
 {
     int exponent;
@@ -398,8 +398,8 @@ static uint16_t to_f16(float value)
     return (uint16_t)(sign | (exponent + 14) << 10 | ((int)(fraction * 2048) & 0x3FF));
 }
 
-/* 16-bit weights close to the originals give results close to theirs; a wrong conversion of
- * exponent, sign or subnormals does not. */
+/* 16-bit weights close to the originals give similar results; a wrong conversion of exponent, sign or subnormals does
+ * not. */
 static void test_weight_types(void **state)
 {
     (void)state;
@@ -424,7 +424,7 @@ static void test_weight_types(void **state)
         double worst = 0;
         for (int i = 0; i < TOKENS * E; i++) worst = fmax(worst, fabs((double)(got[i] - want[i])));
         print_message("%s: largest change %.1e\n", kind == 0 ? "f16" : "bf16", worst);
-        /* One unit in the last place of 11 or 8 bits, and room for what 2 layers make of it. */
+        /* One unit in the last place of 11 or 8 bits, and a margin for two layers. */
         assert_true(worst < (kind == 0 ? 0x1p-10 : 0x1p-7) * 16);
         assert_true(worst > 0);
         free_weights(w);
@@ -573,7 +573,7 @@ static void test_any_family(void **state)
     mha_model_destroy(model);
 }
 
-/* Outputs have as many heads as the layer, and what is wanted of a layer lies apart. */
+/* Outputs have as many heads as the layer, and outputs of layers must not overlap. */
 static void test_layers_of_fewer_heads(void **state)
 {
     (void)state;
@@ -638,7 +638,7 @@ static mha_status note_file(void *user, const char *name, const char *path)
     return MHA_OK;
 }
 
-/* Of the files that are read: a byte of each shows in its digest alone, and no other file does. */
+/* The digest of each file depends on each of its bytes and on no other file. */
 static void test_digests(void **state)
 {
     (void)state;

@@ -1,6 +1,5 @@
-/* The shape of a model's attention from config.json: every architecture's names and biases, what
- * may be absent, what is refused with which status, and that a refusal leaves the caller's struct
- * alone.
+/* The shape of a model's attention from config.json: every architecture's names and biases, optional fields, errors and
+ * their statuses; errors leave the caller's struct unchanged.
  */
 #include <multihead/model.h>
 
@@ -15,7 +14,7 @@ enum { C = MHA_MODEL_SHAPE_CAUSAL, Q = MHA_MODEL_SHAPE_QKV_BIAS, O = MHA_MODEL_S
 
 #define USUAL "\"hidden_size\": 64, \"num_hidden_layers\": 3, \"num_attention_heads\": 8"
 
-/* What mha_model_read_shape() says of a config.json with this text. */
+/* The result of mha_model_read_shape() for a config.json with this text. */
 static mha_status read_text(const char *text, size_t size, mha_model_shape *shape)
 {
     temp_write("config.json", text, size);
@@ -91,7 +90,7 @@ static void architectures(void **state)
     }
 }
 
-/* The status, a word of the message, and the caller's struct as it was. */
+/* Check the status, a word of the message, and that the caller's struct is unchanged. */
 static void refused(const char *fields, mha_status wanted, const char *word)
 {
     mha_model_shape s, before;
@@ -148,11 +147,11 @@ static void arguments(void **state)
         int64_t more;
     } newer = {.shape = {.struct_size = sizeof newer}, .more = 7};
     assert_int_equal(read_fields("\"model_type\": \"llama\", " USUAL, &newer.shape), MHA_OK);
-    assert_int_equal(newer.more, 0); /* what this library does not know is zero */
+    assert_int_equal(newer.more, 0); /* fields unknown to this library are zero */
     assert_int_equal(newer.shape.struct_size, sizeof newer);
 }
 
-/* Every byte of a good file, one after the other, replaced: no crash, and a status of the list. */
+/* Replace every byte of a valid file, one at a time: no crash, and a documented status. */
 static void mutations(void **state)
 {
     (void)state;

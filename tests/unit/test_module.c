@@ -1,5 +1,5 @@
-/* The multi-head attention module against the double-precision reference: each step on the
- * library's own intermediate results, and the whole way with the errors carried along. */
+/* The multi-head attention module against the double-precision reference: each step on the library's own intermediate
+ * results, and all steps with propagated errors. */
 #include "reference/bounds.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -113,7 +113,7 @@ static mha_module *must_make(mha_context *context, const setup *s)
     return module;
 }
 
-/* Filled in place: wanted points into it. */
+/* Initialised in place: wanted points into it. */
 static void results_make(results *x, rng *r, const setup *s, unsigned layout)
 {
     const mha_module_desc *d = &s->desc;
@@ -188,7 +188,7 @@ static mha_tensor sequence(const mha_tensor *x, int64_t b) /* [B,L,W] -> [L,W] *
     return part;
 }
 
-/* The projection of x, seen as heads, against the library's. */
+/* The projection of x, viewed as heads, against the library's. */
 static void check_projection(const setup *s, int which, const mha_tensor *x, const mha_tensor *got,
                              bool fused, tally *t)
 {
@@ -263,7 +263,7 @@ static void check_average(const setup *s, const results *x, score_card *card)
     }
 }
 
-/* The heads as W_o takes them, [T, H Dv], of sequence b. */
+/* The heads of sequence b in W_o's layout, [T, H Dv]. */
 static guarded joined_heads(rng *r, const setup *s, const guarded *heads, int64_t b)
 {
     int64_t Dv = s->desc.value_head_dim, H = s->desc.num_heads;
@@ -276,7 +276,7 @@ static guarded joined_heads(rng *r, const setup *s, const guarded *heads, int64_
     return x;
 }
 
-/* out against W_o applied to heads that may be wrong by error (NULL: by nothing). */
+/* out against W_o applied to heads with the given error (NULL: none). */
 static void check_out(rng *r, const setup *s, const results *x, const guarded *heads,
                       const guarded *error, bool fused, tally *t)
 {
@@ -319,7 +319,7 @@ static void exact_projection(rng *r, const setup *s, int which, const mha_tensor
     }
 }
 
-/* The whole way in double, from query to out, with the errors of every step carried along. */
+/* All steps in double, from query to out, with propagated errors. */
 static void check_whole(rng *r, const setup *s, const machine *m, const results *x,
                         score_card *card)
 {
@@ -413,7 +413,7 @@ static void same_results(results *a, results *b, const char *what)
             fail_msg("%s: result %d differs", what, i);
 }
 
-/* Each output asked for alone, threads, one sequence alone, self-attention by one tensor. */
+/* Each output requested alone, threads, one sequence alone, self-attention with one tensor. */
 static void threads_and_wishes_change_no_bit(void **state)
 {
     (void)state;
@@ -465,7 +465,7 @@ static void threads_and_wishes_change_no_bit(void **state)
     }
 }
 
-/* in_proj_weight and in_proj_bias are the three projections one below the other. */
+/* in_proj_weight and in_proj_bias are the three projections, concatenated. */
 static void joined_parameters(void **state)
 {
     (void)state;
@@ -712,7 +712,7 @@ static void forward_errors(void **state)
     setup_free(&s);
 }
 
-/* Keys that are one row repeated 2^62 times take no memory, but their projections would. */
+/* Keys that repeat one row 2^62 times take no memory, but their projections would. */
 static void huge_broadcast(void **state)
 {
     (void)state;
@@ -735,7 +735,7 @@ static void huge_broadcast(void **state)
 
 /* ---- memory and threads --------------------------------------------------------------------- */
 
-/* Everything from context to forward, allocation number n failing; true if nothing failed. */
+/* Everything from context to forward with allocation n failing; true if nothing failed. */
 static bool survives(rng *r, const setup *s, mha_path path, int64_t n, bool and_later)
 {
     failing_alloc memory = failing_alloc_make();
@@ -811,7 +811,7 @@ static void *host_thread(void *argument)
     return NULL;
 }
 
-/* One module in several threads, each with a context of its own. */
+/* One module in several threads, each with its own context. */
 static void shared_module(void **state)
 {
     (void)state;

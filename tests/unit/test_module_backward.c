@@ -1,6 +1,6 @@
-/* Gradients of the module: each is that of the loss, along random directions, for modules and calls
- * by chance; bits that do not depend on threads or on what else is asked for; strides; misuse.
- * tests/python/test_module_backward_torch.py compares numbers with PyTorch in double precision. */
+/* Gradients of the module: each is checked against the loss along random directions, for random modules and calls; bits
+ * do not depend on threads or other requested gradients; strides; misuse. tests/python/test_module_backward_torch.py
+ * compares numbers with PyTorch in double precision. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -18,8 +18,8 @@ enum { ROOM = 2048, PARAMETERS = 12, GAP = 3 };
 enum { QUERY, KEY, VALUE, INPUTS };
 enum { Q, K, V, HEADS, LSE, P, KEPT };
 
-/* A module, a call and the gradient of out by chance. The loss is sum(out_gradient * out), by chance
- * plus sums of gradients times lse and probabilities. */
+/* A random module, call and gradient of out. The loss is sum(out_gradient * out), randomly plus sums of gradients times
+ * lse and probabilities. */
 typedef struct example {
     mha_module_desc desc;
     mha_module *module;
@@ -77,7 +77,7 @@ static void some_attention(example *e, rng *r)
     }
 }
 
-/* [B,L,width]; by chance rows and sequences stand apart. */
+/* [B,L,width]; with random gaps between rows and sequences. */
 static mha_tensor rows(rng *r, float *data, int64_t batch, int64_t length, int64_t width)
 {
     mha_tensor x = mha_tensor_contiguous(data, MHA_F32, 3, (int64_t[]){batch, length, width});
@@ -159,8 +159,8 @@ static void example_free(example *e)
     free(e);
 }
 
-/* The sum of a contiguous output times its gradient, or of the sizes of that. -inf is the lse of no
- * key, whose gradient is not read. */
+/* The sum of a contiguous output times its gradient, or of magnitudes. Gradients of an lse of -inf (no key) are not
+ * read. */
 static double product_of(const mha_tensor *x, const float *gradient, bool sizes)
 {
     double sum = 0;
@@ -403,7 +403,7 @@ static void no_gradient(void **state)
     example_free(e);
 }
 
-/* Every allocation fails once: an error, and no memory lost. */
+/* Every allocation fails once: an error, and no leak. */
 static mha_status backward_once(mha_context *context, failing_alloc *memory, void *user)
 {
     rng r = rng_make(3, 3);

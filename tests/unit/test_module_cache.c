@@ -1,6 +1,5 @@
-/* Generation with a module and its cache: steps of any sizes against the whole sequence, bit by
- * bit, with everything that a module may have; positions and norms; and a cache that no error
- * changes. */
+/* Generation with a module and its cache: steps of any size against the whole sequence, bit by bit, with every option
+ * of a module; positions and norms; and errors leave the cache unchanged. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
@@ -38,7 +37,7 @@ static mha_tensor rows_of(const mha_tensor *x, int64_t b, int64_t from, int64_t 
     return guarded_slice(&one, 1, from, count);
 }
 
-/* ---- everything that a module may have ------------------------------------------------------- */
+/* ---- every option of a module ---------------------------------------------------------------- */
 
 static mha_module_desc some_desc(rng *r)
 {
@@ -66,7 +65,7 @@ static mha_module_desc some_desc(rng *r)
     return d;
 }
 
-/* A causal descriptor with window, cap and terms of distance by chance; and what it points to. */
+/* A causal descriptor with random window, cap and distance terms, and its memory. */
 typedef struct kind {
     mha_attention_desc desc;
     guarded slopes, table;
@@ -135,7 +134,7 @@ static void run_whole(mha_context *context, const story *s, mha_path path, const
     }
 }
 
-/* The module's own, or one in pages that keeps what steps of at most `most` tokens need. */
+/* The module's own cache, or a paged one that keeps what steps of at most `most` tokens need. */
 static void make_cache(mha_context *context, const story *s, rng *r, int64_t most,
                        mha_kv_cache **cache)
 {
@@ -154,8 +153,8 @@ static void make_cache(mha_context *context, const story *s, rng *r, int64_t mos
     expect_ok(mha_kv_cache_create(context, &d, cache));
 }
 
-/* Steps of at most `most` tokens, every sequence as far as it goes. Tokens that a sequence has not
- * are NaN, and so are its rows of out beforehand. */
+/* Steps of at most `most` tokens, each sequence to its end. Missing tokens of a sequence are NaN, as are its rows of
+ * out before the call. */
 static void run_steps(mha_context *context, const story *s, mha_path path, rng *r, int64_t most,
                       const mha_tensor *out)
 {
@@ -237,7 +236,7 @@ static void steps_are_the_whole(void **state)
     }
 }
 
-/* Cross-attention: filled once in two pieces, then asked row by row, against the whole call. */
+/* Cross-attention: filled once in two pieces, then queried row by row, against the whole call. */
 static void cross_attention(void **state)
 {
     (void)state;
@@ -306,7 +305,7 @@ static void cross_attention(void **state)
     }
 }
 
-/* Outputs of a step are those of the last rows of the whole: maps over all that the cache holds. */
+/* Outputs of a step equal the last rows of a full pass: maps over the entire cache. */
 static void step_outputs(void **state)
 {
     (void)state;
@@ -350,7 +349,7 @@ static void step_outputs(void **state)
                                           .cache = cache};
             expect_ok(mha_module_run(context, module, &call));
         }
-        /* asked once more without new keys: the queries stand at the last positions */
+        /* queried again without new keys: the queries are at the last positions */
         mha_tensor xp = guarded_slice(&x.view, 1, T - LAST, LAST);
         mha_tensor yp = guarded_slice(&y.view, 1, T - LAST, LAST);
         guarded again = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, LAST, E}, 0);
@@ -418,7 +417,7 @@ static void norm_and_rotate(rng *r, mha_context *context, const mha_module *modu
     if (d.flags & MHA_MODULE_ROPE) expect_ok(mha_rope_apply(context, &turn, x, x));
 }
 
-/* Where the tokens of [B,length] stand: anywhere, or by place from first[b] on. Of a ragged batch
+/* Positions of the tokens [B,length]: random, or consecutive from first[b] on. Of a ragged batch
  * the second sequence begins at token `second`. */
 static guarded some_ids(rng *r, int64_t batch, int64_t length, const int64_t *first, bool anywhere,
                         int64_t second)
@@ -433,7 +432,7 @@ static guarded some_ids(rng *r, int64_t batch, int64_t length, const int64_t *fi
     return ids;
 }
 
-/* One call of both modules: q and k of the one, normed and rotated here, are those of the other. */
+/* One call of both modules: q and k of one, normalised and rotated here, equal those of the other. */
 static void check_pair(rng *r, mha_context *context, mha_module_desc d, bool ragged, bool given)
 {
     static const int64_t offsets[MOST_B] = {7, -3, 40}, none[MOST_B] = {0};
@@ -487,8 +486,8 @@ static void check_pair(rng *r, mha_context *context, mha_module_desc d, bool rag
     mha_module_destroy(plain);
 }
 
-/* By place, with an offset, with positions of the caller's, and in a ragged batch. The functions of
- * position.h have a reference of their own. */
+/* By index, with an offset, with the caller's positions, and in a ragged batch. The functions of position.h have their
+ * own reference. */
 static void norm_then_rotate(void **state)
 {
     (void)state;
@@ -579,7 +578,7 @@ static void create_errors(void **state)
     assert_int_equal(d.rotary_dim, 6);
     assert_true(d.rope_base == 10000 && d.rope_factor == 1 && d.qk_norm_epsilon == 1e-6f);
     mha_module_destroy(module);
-    expect_ok(CREATE); /* from what it said itself */
+    expect_ok(CREATE); /* from its own report */
     float w[6];
     const mha_tensor weight = mha_tensor_contiguous(w, MHA_F32, 1, (int64_t[]){6});
     expect_ok(mha_module_get_parameter(module, "k_norm.weight", &weight));
@@ -592,7 +591,7 @@ static void create_errors(void **state)
 #undef CREATE
 }
 
-/* Offsets of a ragged batch that lie are refused, whoever reads them first. */
+/* Invalid offsets of a ragged batch are rejected by whichever step reads them first. */
 static void ragged_errors(void **state)
 {
     (void)state;
@@ -705,7 +704,7 @@ static void step_make(step *s, mha_kv_cache *cache, const mha_tensor *x, const m
                                 .counts = s->counts};
 }
 
-/* After every error the cache holds what it held, and no output byte is written. */
+/* After every error the cache is unchanged, and no output byte is written. */
 static void step_errors(void **state)
 {
     (void)state;
@@ -761,7 +760,7 @@ static void step_errors(void **state)
     guarded_free(&y);
 }
 
-/* Everything from context to the second step, allocation number n failing; true if none failed. */
+/* Everything from context to the second step with allocation n failing; true if none failed. */
 static bool survives(mha_path path, int64_t n, bool later)
 {
     rng r = rng_make(rng_run_seed(), 60000);
@@ -814,7 +813,7 @@ static bool survives(mha_path path, int64_t n, bool later)
         assert_int_equal(memory.calls, calls);
         mha_kv_cache_reset(cache);
         expect_ok(mha_module_scratch(context, module, &call, &bytes));
-        mha_context_destroy(context); /* what is told is enough for a new one */
+        mha_context_destroy(context); /* the reported sizes suffice for a new one */
         expect_ok(mha_context_create(&desc, &context));
         expect_ok(mha_context_reserve(context, bytes));
         calls = memory.calls;

@@ -1,5 +1,5 @@
-/* What the module has beyond projections: keys that every query sees, tensors without a batch axis
- * or in another order, parameters by name and number, and the account of its scratch. */
+/* The module beyond projections: keys that every query sees, tensors without a batch axis or in another order,
+ * parameters by name and number, and reported scratch. */
 #include "reference/kinds_bounds.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -41,7 +41,7 @@ static guarded parameter(rng *r, const mha_module *module, const char *name, int
 
 enum { P, AVERAGE, Q, K, V, HEADS, LSE, OUT, RESULTS };
 
-/* A descriptor of any kind, a module for its shapes, and what came out. */
+/* A descriptor of any kind, a module for its shapes, and the results. */
 typedef struct trial {
     kinds_case c;
     mha_module_desc module_desc;
@@ -58,7 +58,7 @@ typedef struct results {
     mha_module_outputs wanted;
 } results;
 
-/* A key of score 0 and value 0 adds exp(0) to the denominator: so does a sink of logit 0. */
+/* A key of score 0 and value 0 adds exp(0) to the denominator, like a sink of logit 0. */
 static void make_desc(trial *x)
 {
     x->desc = x->c.desc;
@@ -132,7 +132,7 @@ static void trial_free(trial *x)
     kinds_free(&x->c);
 }
 
-/* Filled in place: wanted points into it. */
+/* Initialised in place: wanted points into it. */
 static void results_make(results *y, rng *r, const trial *x, unsigned layout)
 {
     const kinds_shape *n = &x->c.shape;
@@ -195,7 +195,7 @@ static double learned_score(const trial *x, const float *q, int64_t h, double *e
     return cap > 0 ? cap * tanh(score / cap) : score;
 }
 
-/* What dropout leaves of the learned key, number 2^34 - 1 of its row. */
+/* The dropout factor of the learned key, number 2^34 - 1 of its row. */
 static double learned_factor(const trial *x, int64_t b, int64_t h, int64_t t)
 {
     const double dropout = (double)x->desc.dropout;
@@ -335,7 +335,7 @@ static void extra_keys(void **state)
             tally_judge_as(tallies[m][shown[i]], all.each[m].name, names[i]);
 }
 
-/* Threads, and outputs asked for or not. */
+/* Threads, and requested outputs. */
 static void extra_bits(void **state)
 {
     (void)state;
@@ -370,8 +370,7 @@ static void extra_bits(void **state)
     }
 }
 
-/* A NaN in bias_v makes its column of every row NaN, one in bias_k everything; a NaN in a key that
- * nobody sees changes no bit, though its row sees the others. */
+/* A NaN in bias_v makes its column of every row NaN, one in bias_k everything; a NaN in a hidden key changes no bit. */
 static void extra_not_finite(void **state)
 {
     (void)state;
@@ -494,7 +493,7 @@ static void other_shapes(void **state)
     guarded_free(&lse);
 }
 
-/* With and without the batch axis in one call, and what the extra keys do not go with. */
+/* Mixing tensors with and without the batch axis, and options that extra keys exclude. */
 static void shape_errors(void **state)
 {
     (void)state;
@@ -559,7 +558,7 @@ static void shape_errors(void **state)
     mha_module_destroy(module);
 }
 
-/* What attention itself can tell, through the module: the bits that it has on the module's q, k, v.
+/* Attention's outputs through the module: bit-identical to attention on the module's q, k, v.
  */
 static void attention_outputs(void **state)
 {
@@ -631,7 +630,7 @@ static void attention_outputs(void **state)
 
 /* ---- parameters ----------------------------------------------------------------------------- */
 
-/* Names, shapes and numbers of what a module lists, as one text. */
+/* Names, shapes and numbers of a module's parameters, as one text. */
 static const char *list_of(const mha_module *module)
 {
     static char text[1024];
@@ -694,7 +693,7 @@ static void parameter_list(void **state)
     }
 }
 
-/* What was set comes back bit by bit, NaNs and all, under every name and through any strides. */
+/* Parameters are returned exactly as set, including NaNs, under every name and with any strides. */
 static void parameters_come_back(void **state)
 {
     (void)state;
@@ -771,7 +770,7 @@ static void parameter_errors(void **state)
     mha_module_destroy(module);
 }
 
-/* Grouped heads are the module that has each key and value head once for every query head. */
+/* Grouped heads equal a module with each key/value head repeated for every query head. */
 static void grouped_is_repeated(void **state)
 {
     (void)state;
@@ -830,7 +829,7 @@ static void grouped_is_repeated(void **state)
 
 /* ---- scratch -------------------------------------------------------------------------------- */
 
-/* After mha_context_reserve() of what mha_module_scratch() says, the call allocates nothing. */
+/* After mha_context_reserve() of the bytes of mha_module_scratch(), the call allocates nothing. */
 static void scratch_account(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Modules whose weights are borrowed, and modules of f16 and bf16: bits are those of f32 tensors of
- * the same numbers that were set. */
+/* Modules whose weights are borrowed, and modules of f16 and bf16: bit-identical to setting f32 tensors of the same
+ * numbers. */
 #include "reference/half_reference.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -100,7 +100,7 @@ static void set_all(mha_module *module, const pair *x, bool narrow)
     }
 }
 
-/* Weights where they lie, by a name of a state_dict. */
+/* Weights in place, by a name of a state_dict. */
 static void borrow_all(mha_module *module, const pair *x)
 {
     mha_module_parameter p;
@@ -296,7 +296,7 @@ static gradients differentiate(mha_context *context, const pair *x, bool narrow)
                                          .parameters = g.weights,
                                          .parameters_count = x->count};
     expect_ok(mha_module_run(context, module, &call));
-    /* The query serves as the gradient of out, in whatever type it is. */
+    /* The query serves as the gradient of out, in any type. */
     expect_ok(mha_module_backward(context, module, &call, call.query, &wanted));
     return g;
 }
@@ -376,7 +376,7 @@ static void misuse_is_refused(void **state)
     mha_module_destroy(m);
 }
 
-/* With the scratch that mha_module_scratch() tells of, nothing is allocated. */
+/* With the scratch reported by mha_module_scratch(), nothing is allocated. */
 static void scratch_account(void **state)
 {
     (void)state;
@@ -401,8 +401,8 @@ static void scratch_account(void **state)
     }
 }
 
-/* Every allocation fails once: of setting what was borrowed, which then still is, and of a call,
- * whose out is then untouched. */
+/* Every allocation fails once: while setting a borrowed parameter, which remains borrowed, and in a call, whose out is
+ * then untouched. */
 static mha_status set_or_run(mha_context *context, failing_alloc *memory, void *user)
 {
     const bool sets = *(const bool *)user;

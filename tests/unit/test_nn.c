@@ -106,7 +106,7 @@ static void linear_layers(void **state)
 {
     (void)state;
     machines all = machines_make(2);
-    /* Long sums apart: short ones come near their bounds easily. */
+    /* Long sums separately: short ones reach their bounds easily. */
     tally tallies[MOST_MACHINES] = {{0}}, long_sums = {.name = "sums of 64 inputs and more"};
     int cases = rng_cases(150, 3000);
     for (int i = 0; i < cases; i++) {
@@ -167,7 +167,7 @@ static void linear_bits(void **state)
     }
 }
 
-/* rows x cols numbers at a stride; what lies between rows is 7. */
+/* rows x cols numbers at a stride; gaps between rows are 7. */
 static mha_tensor numbers(rng *r, float **data, int64_t rows, int64_t cols, int64_t stride)
 {
     *data = malloc((size_t)(rows * stride) * sizeof **data);
@@ -179,8 +179,8 @@ static mha_tensor numbers(rng *r, float **data, int64_t rows, int64_t cols, int6
     return view;
 }
 
-/* Outputs whose rows lie a page apart are summed elsewhere: the bits are those of other strides,
- * and nothing is written between rows. */
+/* Outputs whose rows are a page apart are summed in separate memory: the bits equal those of other strides, and nothing
+ * is written between rows. */
 static void linear_pages_apart(void **state)
 {
     (void)state;
@@ -198,7 +198,7 @@ static void linear_pages_apart(void **state)
             assert_int_equal(mha_linear_create(context, &w, NULL, &linear), MHA_OK);
             assert_int_equal(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x, &y), 0);
             mha_linear_destroy(linear);
-            /* [M,K] times [K,N], and [K,M] transposed times [M,N], added to what is there. */
+            /* [M,K] times [K,N], and [K,M] transposed times [M,N], accumulated. */
             mha_tensor wide = numbers(&r, &data[s][3], K, N, N);
             mha_tensor dx = numbers(&r, &data[s][4], M, N, strides[s]);
             mha_tensor dw = numbers(&r, &data[s][5], K, N, strides[s]);

@@ -1,6 +1,6 @@
-/* Gradients of the layers around attention. Two steps, which share nothing: the formulas, in
- * double, against central differences of the forward formulas, in double; and the library against
- * the formulas, each element within a bound derived beside it. */
+/* Gradients of the layers around attention, in two independent steps: formulas in double against central differences of
+ * the forward formulas in double; and the library against the formulas, each element within a bound derived next to it.
+ * */
 #include "reference/bounds.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -57,7 +57,7 @@ static double at1(const guarded *x, int64_t n)
     return (double)((float *)x->view.data)[n];
 }
 
-/* Copies of an output's elements: what was there before a call. */
+/* Copies of an output's elements before a call. */
 static double *copy_of(const guarded *x)
 {
     int64_t rows = x->view.shape[0], cols = x->view.ndim == 2 ? x->view.shape[1] : 1;
@@ -168,7 +168,7 @@ static void linear(void **state)
     for (int j = 0; j < all.count; j++) tally_judge(&tallies[j]);
 }
 
-/* Each gradient alone has the bits of all three together; so have other numbers of threads. */
+/* Each gradient alone is bit-identical to all three together, for any number of threads. */
 static void linear_bits(void **state)
 {
     (void)state;
@@ -849,7 +849,7 @@ static void misuse_is_refused(void **state)
     for (int i = 0; i < 7; i++) guarded_free(every[i]);
 }
 
-/* Whichever allocation fails, there is an error and nothing is written. */
+/* If any allocation fails, there is an error and nothing is written. */
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
@@ -874,8 +874,8 @@ static void failed_allocations_are_reported(void **state)
                 : kind == 1 ? norm_run(context, &n)
                             : mha_cross_entropy(context, &c.logits.view, &c.targets.view, NULL,
                                                 NULL, &c.losses.view, &c.dlogits.view);
-            /* When scratch is joined on release, a refusal does no harm; and a smaller block may be
-             * tried, so all further ones fail too. */
+            /* When scratch is merged on release, a failure is harmless; a smaller block may be tried, so all later
+             * allocations fail as well. */
             assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
             assert_true(status == MHA_OK || allocator.calls > fail_at);
             for (int i = 0; status != MHA_OK && i < 9; i++)

@@ -1,9 +1,9 @@
-/* What is not finite, for every kind of attention, in one call and through the key/value cache:
- * where no query sees it, it changes no bit; in a visible key or in the query it makes exactly that
- * row NaN, in a value exactly that element; the same on every path and instruction set.
+/* Non-finite numbers, for every kind of attention, in one call and through the key/value cache: hidden ones change no
+ * bit; in a visible key or in the query they make exactly that row NaN, in a value exactly that element; the same on
+ * every path and instruction set.
  *
- * The kinds come alone first (each mask by itself), then in random combination. test_attention.c has
- * the same for single elements, and for rows that look at nothing else. */
+ * The kinds are tested alone first, then in random combinations. test_attention.c tests single elements, and rows that
+ * see nothing else. */
 #include "reference/kinds_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
@@ -136,7 +136,7 @@ static bool reads_positions(const mha_attention_desc *d)
            d->t5_table || d->shaw_keys || d->shaw_values;
 }
 
-/* The same call with keys and values in a cache that has held garbage before, beyond its end. */
+/* The same call with keys and values in a cache with garbage beyond its end. */
 static mha_status run_cached(const machine *m, const spoiled *x, outcome *y)
 {
     const kinds_case *c = &x->c;
@@ -188,7 +188,7 @@ typedef struct place {
     int64_t b, h, t;
 } place;
 
-/* What the query sees that is bad; a bad query counts if it sees anything. */
+/* True if the query sees something bad; a bad query counts if it sees any key. */
 static unsigned exposure(const spoiled *x, place at)
 {
     const kinds_case *c = &x->c;
@@ -258,8 +258,8 @@ static void check_rows(const spoiled *x, const machine *m, const outcome *clean,
     }
 }
 
-/* Which elements are finite does not depend on the machine; AVX2 and AVX-512 agree to the bit but
- * for the payload of NaNs. */
+/* The set of finite elements does not depend on the machine; AVX2 and AVX-512 are bit-identical except for NaN
+ * payloads. */
 static void check_alike(const spoiled *x, const machines *all, const outcome *y)
 {
     for (int m = 1; m < all->count; m++) {
@@ -397,8 +397,7 @@ static void token_by_token(void **state)
         }
 }
 
-/* What is left of a key without its infinite element may overflow to -inf, which is no hidden
- * key's: the row is NaN. */
+/* A key without its infinite element may overflow to -inf, which must not be taken for a hidden key: the row is NaN. */
 static void overflow_beside_infinity(void **state)
 {
     enum { WIDTH = 32, PAIR = 2 };

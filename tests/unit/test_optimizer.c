@@ -124,8 +124,7 @@ static void sgd(void **state)
     tally_judge(&t);
 }
 
-/* Steps and norms have the same bits with any number of threads, and a step in two parts those of
- * one. */
+/* Steps and norms are bit-identical for any number of threads, and a step in two parts equals one. */
 static void threads_and_parts_change_no_bit(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* The orders of summation that docs/numerics.md promises, bit for bit: scores, sums over values,
- * linear layers. Whoever changes an order changes the bits of every user, so it must not happen by
- * accident. Each expectation is written out in f32 with fmaf(), or two roundings in portable C. */
+ * linear layers. Changing an order changes every user's bits, so it must not happen by accident. Each expectation is
+ * computed in f32 with fmaf(), or with two roundings in portable C. */
 #define _DEFAULT_SOURCE /* setenv */
 #include "support/guarded.h"
 #include "support/machines.h"
@@ -25,7 +25,7 @@ static guarded numbers(rng *r, int ndim, const int64_t *shape)
     return guarded_filled(r, ndim, shape, LAYOUT_CONTIGUOUS, 1);
 }
 
-/* With one key, lse is its score, which is kept as m in units of log2 e. */
+/* With one key, lse is its score, which is stored as m in units of log2 e. */
 static void scores_are_added_in_one_order(void **state)
 {
     (void)state;
@@ -99,8 +99,8 @@ static void values_are_added_in_one_order(void **state)
     }
 }
 
-/* Every element of x W^T + b is the same chain, however the product is cut: by the number of rows, by
- * L2, by what is fetched from memory. */
+/* Every element of x W^T + b is the same chain for every division of the product: by the number of rows, by L2, by
+ * memory. */
 static void linear_layer(mha_context *context, rng *r, int64_t M, int64_t N, int64_t K)
 {
     guarded x = numbers(r, 2, (int64_t[]){M, K}), w = numbers(r, 2, (int64_t[]){N, K});

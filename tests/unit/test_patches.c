@@ -1,7 +1,6 @@
-/* What takes the place of heads and of the first layers of a forward call: a head's own output, its
- * own queries, keys and values change no bit; zeros are what a closed gate is; single rows; patches of
- * queries, keys and values against weights that give these; a call that begins with a later layer is
- * the whole call to the bit; and misuse. */
+/* Patches of heads and of the first layers of a forward call: a head's own output, queries, keys and values change no
+ * bit; zeros equal a closed gate; single rows; patches of queries, keys and values against weights that produce them; a
+ * call that begins with a later layer is bit-identical to the whole call; and misuse. */
 #include "support/expect.h"
 #include "support/machines.h"
 #include "support/small_model.h"
@@ -16,7 +15,7 @@ enum {
     ALL_STREAM = SMALL_ROWS * 24
 };
 
-/* What a call computed of every layer. */
+/* A call's results for every layer. */
 typedef struct seen {
     small_model *m;
     mha_layer_view views[SMALL_LAYERS]; /* into what follows */
@@ -98,7 +97,7 @@ static small_model *draw(mha_context *context, rng *r)
                                 (rng_chance(r, 0.3) ? (uint32_t)MHA_TRANSFORMER_NO_OUTPUT : 0));
 }
 
-/* Every part of every head, by itself and all at once, in a call with and without activations. */
+/* Every part of every head, alone and all at once, in a call with and without activations. */
 static void own_numbers_change_no_bit(void **state)
 {
     (void)state;
@@ -191,8 +190,8 @@ static void patches_are_closed_gates(void **state)
     }
 }
 
-/* Rows that are not patched keep what they had; of two patches the later one holds; queries, keys and
- * values are what attention reads. The heads of the layer say so. */
+/* Rows that are not patched are unchanged; of two patches the later one applies; patched queries, keys and values are
+ * those that attention reads. Checked on the layer's heads. */
 static void rows_and_parts(void **state)
 {
     (void)state;
@@ -232,7 +231,7 @@ static void rows_and_parts(void **state)
                                                        : kept;
             assert_memory_equal((float *)now->data + k * D, wanted, (size_t)D * sizeof(float));
         }
-        /* The stream in front of this layer has not seen it, nor have q, k and v of its own. */
+        /* The stream before this layer, and its own q, k and v, are not affected. */
         assert_memory_equal(before->stream[l], after->stream[l],
                             (size_t)(m->B * m->T * m->desc.embed_dim) * sizeof(float));
         for (int other_part = MHA_PATCH_QUERY; other_part <= MHA_PATCH_VALUE; other_part++)
@@ -250,8 +249,8 @@ static void rows_and_parts(void **state)
     }
 }
 
-/* A query of 0 attends to what it sees alike: without a bias of positions its output is the mean of
- * the values, whatever they are patched to be. A causal one of 5 tokens by hand. */
+/* A zero query attends uniformly: without position biases its output is the mean of the values, also of patched ones. A
+ * causal one of 5 tokens by hand. */
 static void parts_reach_attention(void **state)
 {
     (void)state;
@@ -335,7 +334,7 @@ static void later_beginnings_change_no_bit(void **state)
                                     (size_t)(m->B * m->T * m->desc.embed_dim) * sizeof(float));
             }
         }
-        m->input.stream = NULL; /* activations forget that they began later */
+        m->input.stream = NULL; /* activations do not remember their first layer */
         m->input.first_layer = 0;
         small_model_run(context, m, a);
         mha_stream_view ends = {.struct_size = sizeof ends};

@@ -1,4 +1,4 @@
-/* Block patterns against their definitions, cell by cell; what a random part must be; misuse. */
+/* Block patterns against their definitions, cell by cell; properties of random parts; misuse. */
 #include "reference/kinds_reference.h"
 #include "support/expect.h"
 #include "support/guarded.h"
@@ -30,7 +30,7 @@ static guarded blocks_make(rng *r, int64_t heads, int64_t rows, int64_t cols)
 
 /* ---- the definitions, in the papers' words --------------------------------------------------- */
 
-/* Is c in {j : j <= i} and one of the sets of Child et al., section 4.2 and 4.3? */
+/* True if c is in {j : j <= i} and in one of the sets of Child et al., sections 4.2 and 4.3. */
 static bool child_strided(int64_t i, int64_t c, int64_t l)
 {
     for (int64_t j = i - l; j <= i; j++) /* A(1) = {t, t+1, ..., i}, t = max(0, i - l) */
@@ -146,7 +146,7 @@ static void offsets(void **state)
 
 /* ---- random ---------------------------------------------------------------------------------- */
 
-/* What is drawn comes on top of the rest, n of them in each row or all that are left. */
+/* Random blocks are added to the rest: n per row, or all that are left. */
 static void random_counts(void **state)
 {
     (void)state;
@@ -187,7 +187,7 @@ static void random_counts(void **state)
     }
 }
 
-/* A row's draw does not know how many rows and heads there are, and no two draw alike. */
+/* A row's draw does not depend on the number of rows and heads, and all draws differ. */
 static void random_rows_are_their_own(void **state)
 {
     (void)state;
@@ -232,7 +232,7 @@ static void random_is_even(void **state)
     guarded_free(&x);
 }
 
-/* The generator's words decide, as the header says: recomputed from the reference's Philox. */
+/* The generator's words decide, as documented in the header: recomputed from the reference's Philox. */
 static void random_is_philox(void **state)
 {
     (void)state;
@@ -287,7 +287,7 @@ static void unions(void **state)
     }
 }
 
-/* A pattern in a call: the pairs are those of the blocks it keeps. */
+/* A pattern in a call: the pairs are those of the kept blocks. */
 static void patterns_in_attention(void **state)
 {
     (void)state;
@@ -320,8 +320,7 @@ static void patterns_in_attention(void **state)
             assert_true((p[t * T + s] != 0) == blocks[t / BLOCK * N + s / BLOCK]);
 }
 
-/* Blocks with a gap between them, of which the last ends anywhere: the bits of the same pairs in a
- * keep_mask. */
+/* Blocks with gaps, the last ending anywhere: bit-identical to the same pairs in a keep_mask. */
 static void gaps(void **state)
 {
     (void)state;

@@ -177,8 +177,7 @@ static void test_rope(void **state)
     tally_judge(&t);
 }
 
-/* Turning there and back, and the point of it all: scores depend on distance only, wherever the
- * two stand. */
+/* Rotation and its inverse, and the main property: scores depend only on the distance. */
 static void check_turns(mha_context *context, mha_rope_pairing pairing, rng *r)
 {
     enum { D = 64, FAR = 4000000 };
@@ -191,7 +190,7 @@ static void check_turns(mha_context *context, mha_rope_pairing pairing, rng *r)
     const int64_t shape[4] = {1, 1, 2, D};
     mha_tensor from = mha_tensor_contiguous(x, MHA_F32, 4, shape);
     mha_tensor to = mha_tensor_contiguous(y, MHA_F32, 4, shape);
-    /* What a vector of length 1 is wrong by: u for the rounding, and what the angle may be. */
+    /* The error of a vector of length 1: u for the rounding, plus the error of the angle. */
     const double u = 0x1p-24, error = u + 2 * (15.0 * FAR + 600) * 0x1p-53;
     for (int place = 0; place < 2; place++) {
         int64_t positions[2] = {place * FAR, place * FAR + 37};
@@ -244,7 +243,7 @@ static void test_rope_by_hand(void **state)
     mha_rope_desc desc = {.struct_size = sizeof desc, .pairing = MHA_ROPE_HALVES};
     expect_ok(mha_rope_apply(context, &desc, &from, &to));
     for (int d = 0; d < 4; d++) assert_true(y[4 + d] == (float)halves[d]);
-    /* Only the first two turn, by half of position 2. */
+    /* Only the first two are rotated, by half of position 2. */
     desc = (mha_rope_desc){
         .struct_size = sizeof desc, .rotary_dim = 2, .factor = 2, .positions = {.start = 1}};
     expect_ok(mha_rope_apply(context, &desc, &from, &to));
@@ -252,7 +251,7 @@ static void test_rope_by_hand(void **state)
     assert_true(y[6] == 3 && y[7] == 4);
 }
 
-/* What is not finite stays in its pair, and in its vector where it is normalised. */
+/* Non-finite numbers affect only their pair, or their vector if it is normalised. */
 static void test_non_finite(void **state)
 {
     (void)state;
@@ -465,8 +464,8 @@ static void test_qk_norm(void **state)
 
 enum { B = 2, H = 3, T = 4, D = 8, P = 6, MEMORY = 4096 };
 
-/* The arguments of a call of any of the functions, right until a case spoils it. Everything lies in
- * one piece of memory, of which a failing call must not change a byte. */
+/* Valid arguments of all functions, which each case spoils. Everything is in one piece of memory, which a failing call
+ * must not change. */
 typedef struct call {
     mha_context *context;
     mha_rope_desc rope;
@@ -752,7 +751,7 @@ static void test_scalar_errors(void **state)
     assert_true(slope == 7 && bucket == 7);
 }
 
-/* Not one call allocates, and tensors without elements need no memory of their own. */
+/* No call allocates, and tensors without elements need no memory. */
 static void no_call_allocates(void **state)
 {
     (void)state;

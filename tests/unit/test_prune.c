@@ -1,6 +1,6 @@
-/* Transformers with heads taken out: the same bits as with closed gates, forward, backward and step
- * by step; larger ones within the bound of their sums and to the bit on small integers; grouped
- * key/value heads; key/value heads averaged; descriptions that contradict themselves. */
+/* Pruned transformers: bit-identical to closed gates, forward, backward and step by step; larger ones within the bound
+ * of their sums, and exactly on small integers; grouped key/value heads; averaged key/value heads; inconsistent
+ * descriptions. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/layers.h"
@@ -18,7 +18,7 @@
 
 enum { MOST_T = 8, MOST_B = 3, MOST_ROWS = MOST_B * MOST_T, MOST_WIDTH = 24, MOST_HEADS = 24 };
 
-/* A transformer, the heads it keeps, the smaller one, and a batch for both. */
+/* A transformer, its kept heads, the smaller one, and a batch for both. */
 typedef struct example {
     mha_transformer *whole, *small;
     mha_transformer_desc desc, left;
@@ -204,8 +204,8 @@ static void masked_is_removed(void **state)
     if (rng_whole_sample()) assert_true(empty > 0 && uneven > 0);
 }
 
-/* Parameters that go with a head: D rows of W_q and D columns of W_o, and as many of W_k and W_v
- * with the last head that reads them. */
+/* Parameters removed with a head: D rows of W_q and D columns of W_o, and the same of W_k and W_v with the last head
+ * that reads them. */
 static void sizes_count_what_goes_with_heads(void **state)
 {
     (void)state;
@@ -260,7 +260,7 @@ static int64_t reads_of(const mha_transformer *t, const char *name, _Atomic int6
     return *reads;
 }
 
-/* Rows of heads that follow each other are read together, and so are all rows of columns that do. */
+/* Rows of adjacent heads are read together, as are all rows of adjacent columns. */
 static void heads_are_read_in_runs(void **state)
 {
     enum { E = 24 };
@@ -321,9 +321,8 @@ static void backward(mha_context *context, const example *e, bool small, result 
     free(slope);
 }
 
-/* Parameters outside self-attention have the same gradients. The sums behind them run over other
- * numbers of terms, so they are compared to 1e-4 of the largest: roundings of 6e-8, sums of some
- * hundred terms, three layers with norms. */
+/* Parameters outside self-attention have the same gradients. Their sums have different numbers of terms, so they are
+ * compared within 1e-4 of the largest: roundings of 6e-8, sums of a few hundred terms, three layers with norms. */
 static void same_gradients(void **state)
 {
     (void)state;
@@ -360,7 +359,7 @@ static void same_gradients(void **state)
     assert_true(worst < 1e-4);
 }
 
-/* Heads that stay are as important as they are beside closed ones. */
+/* Kept heads have the same importance as with closed heads. */
 static void same_importance(void **state)
 {
     (void)state;
@@ -441,7 +440,7 @@ static void steps_have_the_bits_of_the_whole(void **state)
 
 /* ---- wide layers --------------------------------------------------------------------------- */
 
-/* H D = 320 inputs of W_o are summed in blocks of 128, which fall elsewhere without some of them.
+/* H D = 320 inputs of W_o are summed in blocks of 128, whose boundaries move without some of them.
  */
 static mha_transformer_desc wide_desc(void)
 {
@@ -455,8 +454,8 @@ static mha_transformer_desc wide_desc(void)
                                   .head_dim = 40};
 }
 
-/* Small integers: W_q is 0, so that every key has the weight 1 / T, T a power of two; heads are
- * then sums of integers / T, and every sum behind them is exact in any order. */
+/* Small integers: W_q is 0, so that every key has the weight 1 / T, T a power of two; heads are then sums of integers /
+ * T, and every later sum is exact in any order. */
 static void small_integers(void **state)
 {
     (void)state;
@@ -476,7 +475,7 @@ static void small_integers(void **state)
             float *x = mha_transformer_data(e->whole) + p.offset;
             const bool first = p.layer <= 0, query = strstr(p.name, "q_proj");
             for (int64_t j = 0; j < p.count;
-                 j++) /* sparse behind the first layer: sums stay small */
+                 j++) /* sparse after the first layer: sums stay small */
                 x[j] = query || (!first && j % 7) ? 0 : (float)rng_between(&r, -1, 1);
         }
         expect_ok(mha_transformer_update(context, e->whole));
@@ -567,7 +566,7 @@ static void shared_kv(void **state)
             *b = *a; /* for what follows: heads of a group alike */
         }
     }
-    /* Where the heads of a group are alike already, nothing changes, to the bit. */
+    /* If the heads of a group are equal, nothing changes, to the bit. */
     mha_transformer_destroy(e->small);
     expect_ok(mha_transformer_update(context, e->whole));
     expect_ok(mha_transformer_share_kv(context, e->whole, 2, &e->small));

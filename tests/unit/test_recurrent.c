@@ -132,7 +132,7 @@ static double norm(const double *x, int64_t n)
     return sqrt(squares);
 }
 
-/* One token; o [Dv] and how far each may be off. */
+/* One token; o [Dv] with error bounds. */
 static void exact_step(const trial *x, exact *e, int64_t b, int64_t h, int64_t t, double *o,
                        double *bound)
 {
@@ -289,8 +289,8 @@ static void parts_of_any_sizes_have_the_bits_of_the_whole(void **unused)
     }
 }
 
-/* Row t of the map, from the query backward in double, and a bound of the library's error: that of r is
- * added for each of its blocks of 32 keys (docs/numerics.md 16.2). */
+/* Row t of the map, from the query backward in double, and a bound of the library's error: the error of r is added for
+ * each block of 32 keys (docs/numerics.md 16.2). */
 static void exact_map_row(const trial *x, int64_t b, int64_t h, int64_t t, double *row,
                           double *bound)
 {
@@ -318,7 +318,7 @@ static void exact_map_row(const trial *x, int64_t b, int64_t h, int64_t t, doubl
     }
 }
 
-/* Rows of the map, and what they give with the values. */
+/* Rows of the map, and their products with the values. */
 typedef struct product {
     const trial *x;
     const mha_tensor *o;
@@ -475,7 +475,7 @@ static void states_are_copied_written_and_reset(void **unused)
     run_part(context, &x, 0, x.T, a, &second.view);
     assert_true(guarded_same_bits(&first.view, &second.view, false));
     assert_true(mha_recurrent_state_bytes(a) >= (size_t)(x.B * x.H * x.D * x.Dv) * sizeof(float));
-    /* S that is written and read has the same bits, and what it adds is q S. */
+    /* S is unchanged by writing and reading, and contributes q S. */
     guarded s = guarded_filled(&r, 4, (int64_t[]){x.B, x.H, x.D, x.Dv}, LAYOUT_CONTIGUOUS, 1),
             read = guarded_make(&r, MHA_F32, 4, (int64_t[]){x.B, x.H, x.D, x.Dv}, LAYOUT_PAD);
     expect_ok(mha_recurrent_state_write(a, &s.view));
@@ -518,7 +518,7 @@ typedef struct small {
     float decay[FEW_H * FEW_T], strength[FEW_H * FEW_T], o[FEW_H * FEW_T * FEW_DV];
 } small;
 
-/* Numbers that f16 and bf16 hold exactly. */
+/* Numbers exact in f16 and bf16. */
 static void fill_small(rng *r, float *x, size_t count, float offset)
 {
     for (size_t i = 0; i < count; i++) x[i] = offset + (float)rng_between(r, -8, 8) / 16;
@@ -550,8 +550,8 @@ static void small_run(mha_context *context, small *x, bool delta)
     expect_ok(mha_recurrent_forward(context, &desc, &q, &k, &v, NULL, &o));
 }
 
-/* Which outputs a non-finite number at token AT of head 1 reaches: those of its head from there on, of its
- * channel (v) or of its token (q); the others keep their bits. */
+/* Outputs affected by a non-finite number at token AT of head 1: those of its head from there on, of its channel (v) or
+ * of its token (q); the others keep their bits. */
 static void non_finite_numbers_reach_what_the_header_says(void **unused)
 {
     (void)unused;
@@ -582,7 +582,7 @@ static void non_finite_numbers_reach_what_the_header_says(void **unused)
     }
 }
 
-/* f16 or bf16 of a number that either holds exactly. */
+/* f16 or bf16 of a number that is exact in either. */
 static uint16_t half_of(float x, mha_dtype dtype)
 {
     uint32_t bits;

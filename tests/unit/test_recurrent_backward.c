@@ -1,5 +1,5 @@
-/* The backward of recurrent layers: a token-by-token reference in double, which central differences of its
- * loss confirm, and the library within bounds by norms (docs/numerics.md 16). */
+/* The backward of recurrent layers: a token-by-token reference in double, verified by central differences of its loss,
+ * and the library within bounds by norms (docs/numerics.md 16). */
 #include "support/expect.h"
 #include "support/machines.h"
 #include "support/rng.h"
@@ -233,7 +233,7 @@ static void back_token(const head *y, gradients *z, int64_t t)
                  scale = 1 / sqrt((double)D), b = get(y, STRENGTH, t, 0),
                  q = scale * row_norm(y, Q, t, D), o = row_norm(y, O, t, Dv),
                  k = row_norm(y, K, t, D), g_end = norm(z->g, n), s_end = norm(s, n);
-    if (t == y->x->lengths[y->b] - 1 || t % 32 == 31) /* what the next blocks leave */
+    if (t == y->x->lengths[y->b] - 1 || t % 32 == 31) /* from the later blocks */
         z->slide = y->error[t + 1] * g_end + z->error * s_end + c * g_end * s_end;
     double du[64];
     for (int64_t d = 0; d < D; d++) {

@@ -1,5 +1,5 @@
-/* Pictures: well-formed and escaped SVG, the colours of known cells, ranges, scales, masks, PNG as
- * libpng reads it, PDF, terminal widths, files that appear whole or not at all, hostile input. */
+/* Pictures: well-formed and escaped SVG, the colours of known cells, ranges, scales, masks, PNG decoded by libpng, PDF,
+ * terminal widths, atomic files, hostile input. */
 #define _GNU_SOURCE /* memmem */
 #include "support/expect.h"
 #include "support/rng.h"
@@ -77,7 +77,7 @@ static const char *check_character(const char *at)
     return at + length;
 }
 
-/* <name attr="value" ...> or </name> or <name .../>; a stack of names tells what is open. */
+/* <name attr="value" ...> or </name> or <name .../>; a stack has the names of open elements. */
 static const char *check_tag(const char *at, char stack[][32], int *depth)
 {
     bool closing = at[1] == '/';
@@ -181,7 +181,7 @@ static void svg_colors_known_cells(void **state)
         }
 }
 
-/* Two frames and both labels, in a colour that nothing else has; PNG differs as well. */
+/* Two frames and both labels, in a unique colour; PNG differs as well. */
 static void a_marked_cell(void **state)
 {
     (void)state;
@@ -280,7 +280,7 @@ static void svg_masked_and_not_finite(void **state)
     mha_buffer_free(&svg);
 }
 
-/* Of finite cells that are not masked; a range that is given clips those beyond it. */
+/* The range of finite, unmasked cells; an explicit range clips values. */
 static void extents(void **state)
 {
     (void)state;
@@ -394,7 +394,7 @@ static void svg_labels_both_axes_and_groups(void **state)
     assert_int_equal(count_of(svg.data, ">query (attending)</text>"), 2);
     assert_int_equal(count_of(svg.data, ">key (attended to)</text>"), 1);
     mha_buffer_free(&svg);
-    /* A list of no names is not read. */
+    /* An empty list of names is not read. */
     for (int i = 0; i < 4; i++) panels[i].group = 0;
     const char *const wild = (const char *)1;
     figure.group_names = &wild;
@@ -422,7 +422,7 @@ static picture decode(const void *bytes, size_t count)
     return p;
 }
 
-/* How many pixels have exactly this colour, and where their middle is. */
+/* The number of pixels with exactly this colour, and their centre. */
 static long pixels_of(const picture *p, const uint8_t rgb[3], double *x, double *y)
 {
     long count = 0;
@@ -486,7 +486,7 @@ static void png_font_errors(void **state)
     }
 }
 
-/* Its page has the size of the SVG, 3/4 point a unit; no date, and a face of its own.
+/* Its page has the SVG's size, 3/4 point per unit; no date, and an embedded font.
  * tests/cli/pdf.py reads its text. */
 static void pdf_is_a_page(void **state)
 {
@@ -784,7 +784,7 @@ static void bytes_do_not_vary(void **state)
     figure.scale = MHA_SCALE_SQRT;
     mha_buffer before[WRITERS];
     for (int i = 0; i < WRITERS; i++) before[i] = draw(writers[i], &figure);
-    /* A decimal comma of the host must not get in, where such a locale is installed. */
+    /* A decimal comma of the host's locale must not appear, if such a locale is installed. */
     if (!setlocale(LC_ALL, "de_DE.UTF-8")) setlocale(LC_ALL, "fr_FR.UTF-8");
     for (int i = 0; i < WRITERS; i++) {
         mha_buffer again = draw(writers[i], &figure);
@@ -961,7 +961,7 @@ static void bad_figures_are_refused(void **state)
     assert_int_equal(mha_render_png(&figure, &none), MHA_ERR_NULL);
 }
 
-/* Old callers know fewer fields, new ones more. */
+/* Older callers have fewer fields, newer ones more. */
 static void structs_may_grow(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* safetensors: what is written can be read, and a hostile file gives a status and a line of text.
+/* safetensors: written files can be read, and hostile files give a status and a line of text.
  */
 #include <multihead/io.h>
 
@@ -13,8 +13,7 @@
 #include "support/suite.h"
 #include "support/temp_files.h"
 
-/* A file with this header and so many bytes of data; the length field says claimed (-1: the
- * truth). */
+/* A file with this header and a number of data bytes; the length field has `claimed` (-1: the true length). */
 static const char *put(const char *header, long long claimed, size_t data_bytes)
 {
     static unsigned char bytes[8192];
@@ -161,7 +160,7 @@ static void test_reads_what_the_format_allows(void **state)
     assert_int_equal(mha_safetensors_count(file), 0);
     mha_safetensors_close(file);
     /* Out of order in the header, an empty tensor, a scalar, types that have no view, 7 axes;
-     * fields that the format has not. */
+     * fields unknown to the format. */
     const char *header =
         "{\"s\":{\"index\":4,\"dtype\":\"I16\",\"shape\":[1],\"data_offsets\":[12,14]},"
         "\"e\":{\"dtype\":\"F64\",\"shape\":[3,0,9223372036854775807],\"data_offsets\":[4,4]},"
@@ -205,7 +204,7 @@ static void *ask_for_tensor(void *argument)
     return mha_safetensors_tensor(argument, 0, own) == MHA_OK ? own->data : NULL;
 }
 
-/* Whichever thread asks first for data that is not aligned, all see one copy. */
+/* All threads get the same copy of unaligned data, whichever requests it first. */
 static void one_copy_for_all(mha_safetensors *file)
 {
     pthread_t thread[4];
@@ -246,7 +245,7 @@ static void test_aligns_data(void **state)
     assert_int_equal(views, 1);
 }
 
-/* Every type into every other, from data at an odd address, as from an aligned copy. */
+/* Every type into every other from an odd address equals conversion from an aligned copy. */
 static void test_reads_into_memory(void **state)
 {
     (void)state;
@@ -298,7 +297,7 @@ static void test_reads_into_memory(void **state)
     }
 }
 
-/* Whatever its names, a written header has a multiple of 8 bytes, so that data begins aligned. */
+/* For any names, a written header has a multiple of 8 bytes, so that data is aligned. */
 static void test_pads_headers(void **state)
 {
     (void)state;
@@ -404,7 +403,7 @@ static void test_refuses_to_write(void **state)
     expect_error(mha_safetensors_write(path, names, two, 1, NULL), MHA_ERR_WRITE, "no such folder");
 }
 
-/* Everything that a view promises, touched. */
+/* Read everything that a view covers. */
 static unsigned touch(const mha_safetensors *file)
 {
     unsigned sum = 0;
@@ -452,7 +451,8 @@ static void test_mutations(void **state)
         mha_safetensors_close(file);
     }
     print_message("%d mutants opened, %d refused\n", opened, refused);
-    assert_true(opened > 100 && refused > 1000); /* else the mutations are too tame or too wild */
+    assert_true(opened > 100 &&
+                refused > 1000); /* otherwise the mutations are too mild or too strong */
     free(good);
 }
 

@@ -1,5 +1,4 @@
-/* Choosing a token: which tokens are drawn from, how often each, the draw as a function of seed and
- * step, and misuse. */
+/* Sampling a token: the candidates, their frequencies, the draw as a function of seed and step, and misuse. */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -13,7 +12,7 @@
 
 enum { MOST = 40, DRAWS = 20000 };
 
-/* The definition, by ranks instead of a sort: kept[i] is p of token i among those that are left. */
+/* The definition, by ranks instead of a sort: kept[i] is p of token i among the candidates. */
 static void define(const mha_sampling *s, const float *logits, int count, double *kept)
 {
     double p[MOST], sum = 0, before[MOST], most = 0, left = 0;

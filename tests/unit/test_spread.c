@@ -1,8 +1,7 @@
-/* Transformers spread over ranks: every rank gets the bits of one process from forward calls of all
- * kinds, decoders and loaded models, for any number of ranks, more than there are layers too; heads that
- * each rank measures of its layers become those of one process; a matrix is read by one rank; what one
- * rank refuses, or has no memory for, all refuse; ranks that differ are
- * found; a lost rank ends the call. */
+/* Transformers spread over ranks: every rank gets the bits of one process from all kinds of forward calls, decoders and
+ * loaded models, for any number of ranks, also more than layers; heads measured by each rank for its layers equal those
+ * of one process; each matrix is read by one rank; errors and allocation failures of one rank reach all; differing
+ * ranks are detected; a lost rank ends the call. */
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -24,7 +23,7 @@
 #include <string.h>
 
 enum { B = 2, T = 7, S = 3, STEPS = 5, FLOATS = 1 << 17, MOST_READ = 256 };
-enum { PROMPT = 2 * LENGTH }; /* more than a piece of those that go through the ranks */
+enum { PROMPT = 2 * LENGTH }; /* more than one piece that passes through the ranks */
 
 /* How a rank can differ. */
 enum {
@@ -44,7 +43,7 @@ enum {
     CALLBACK
 };
 
-/* What a rank has afterwards. */
+/* A rank's results. */
 typedef struct outcome {
     mha_status status;
     char detail[512];
@@ -156,7 +155,7 @@ static void draw(const rank_run *r, batch *b)
     b->tokens.shape[1] = b->output.shape[1] = (int64_t)B * T;
 }
 
-/* The output alone, or the last rows too; from a layer on; with everything that a layer shows. */
+/* The output alone, or with the last rows; from a layer on; with all outputs of a layer. */
 static mha_status forward_calls(rank_run *r, batch *b)
 {
     mha_transformer_input input = b->input;
@@ -187,7 +186,7 @@ static mha_status forward_calls(rank_run *r, batch *b)
 #undef FORWARD
 }
 
-/* A rank that cannot make what is its own tells the others. */
+/* A rank that cannot create its part reports it to the others. */
 static mha_status together(const rank_run *r, mha_status status)
 {
     return r->transport ? mha_transport_agree(r->transport, status) : status;
@@ -266,7 +265,7 @@ static mha_status decoding(rank_run *r, batch *b)
     return status;
 }
 
-/* A token, a prompt, which passes through the ranks in pieces, and another token. */
+/* A token, a prompt, which passes through the ranks in pieces, then another token. */
 static mha_status long_step(rank_run *r, batch *b)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_I8, MHA_I8};
@@ -297,7 +296,7 @@ static mha_status long_step(rank_run *r, batch *b)
 
 /* ---- heads ------------------------------------------------------------------------------------ */
 
-/* Two texts with links, whose offsets are counted for each layer. */
+/* Two texts with links; offsets are counted per layer. */
 static mha_status measure_texts(rank_run *r, batch *b, mha_head_measures *m)
 {
     static const mha_heads_link links[] = {{0, 2, 0}, {3, 1, 0}};
@@ -347,7 +346,7 @@ static mha_status measure_heads(rank_run *r, batch *b)
     return status;
 }
 
-/* What all ranks have measured is what one process has. */
+/* The measures of all ranks equal those of one process. */
 static void check_heads(const outcome *one, const outcome *many, int size)
 {
     mha_head_measures *all = NULL, *m;
@@ -470,7 +469,7 @@ static void check_same(const outcome *one, const outcome *o, int size, int rank)
     assert_memory_equal(o->numbers, one->numbers, (size_t)one->size * sizeof(float));
 }
 
-/* A layer's matrix is one rank's; the embeddings are the first rank's, and with tied ones the last's. */
+/* One rank owns a layer's matrix; the first rank owns the embeddings, and with tied ones also the last. */
 static void check_reads(const course *c, int size)
 {
     mha_parameter p;
@@ -508,8 +507,8 @@ static void any_number_of_ranks_gives_the_same_bits(void **state)
     free_outcomes(many);
 }
 
-/* A layer is the rank's in whose share of all numbers its middle lies: of three equal layers without an output,
- * these are at 1/6, 3/6 and 5/6. */
+/* A layer belongs to the rank whose share of all numbers contains the layer's middle: for three equal layers without an
+ * output, 1/6, 3/6 and 5/6. */
 static void layers_are_shared_evenly(void **state)
 {
     static const int owners[][3] = {{0, 0, 0}, {0, 1, 1}, {0, 1, 2},

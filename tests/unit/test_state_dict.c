@@ -1,4 +1,4 @@
-/* A module's parameters as a state_dict in safetensors: both ways, and every way it can be wrong.
+/* A module's parameters as a state_dict in safetensors: saving, loading, and every error.
  */
 #include "support/expect.h"
 #include "support/guarded.h"
@@ -89,7 +89,7 @@ static void round_trips(void **state)
     }
 }
 
-/* The file itself: names in a state_dict's order, f32, and what safetensors' readers ask for. */
+/* The file: names in a state_dict's order, f32, and metadata required by readers of safetensors. */
 static void file_contents(void **state)
 {
     (void)state;
@@ -146,7 +146,7 @@ static void other_types(void **state)
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
-/* The tensors of a right file, one of them spoiled. */
+/* The tensors of a valid file, one of them spoiled. */
 typedef struct content {
     const char *name[5];
     mha_tensor tensor[5];
@@ -202,12 +202,12 @@ static void misuse_is_refused(void **state)
     expect_error(mha_module_save_state(module, temp_path("no/such/folder"), ""), MHA_ERR_WRITE,
                  "folder");
     expect_error(mha_module_save_state(module, path, "\xFF"), MHA_ERR_UTF8, "UTF-8");
-    expect_ok(mha_module_load_state(module, path, "p.")); /* the older file is as it was */
+    expect_ok(mha_module_load_state(module, path, "p.")); /* the older file is unchanged */
     mha_module_destroy(module);
     mha_module_destroy(before);
 }
 
-/* Files of flipped bits: a status or the numbers of the file, never a half-loaded module. */
+/* Files with flipped bits: a status or the file's numbers, never a partly loaded module. */
 static void hostile_files(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The study layer: tokens of whole words and of WordPiece by hand, texts that grow; scores as maps fed by
- * hand give them; roles of maps whose roles are known; sequences of random tokens. */
+/* The study layer: tokens of whole words and of WordPiece by hand, growing texts; scores equal those of maps fed by
+ * hand; roles of maps with known roles; sequences of random tokens. */
 #include "support/expect.h"
 #include "support/one_context.h"
 #include "support/rng.h"
@@ -158,7 +158,7 @@ static void a_text_grows(void **state)
 static const char first_text[] = "the cat sat on the mat . a dog ran on the mat",
                   second_text[] = "a dog sat . the dog ran";
 
-/* Whole maps of the model, fed by hand; ranks: the counts of both texts give the 3, dog 3, then
+/* Complete maps of the model, fed by hand; ranks: the counts of both texts give the 3, dog 3, then
  * sat, ., on, mat, a and ran twice each, cat once, in the order of ids. */
 static void feed(mha_model *model, const mha_tokens *t, mha_head_measures *measures)
 {
@@ -236,7 +236,7 @@ static void scores_are_those_of_maps_by_hand(void **state)
     mha_model_destroy(model);
 }
 
-/* Steps have the bits of the one call; and so has a study that began anew. */
+/* Steps are bit-identical to the single call, as is a restarted study. */
 static void steps_are_the_whole(void **state)
 {
     (void)state;
@@ -363,7 +363,7 @@ static void a_state_continues(void **state)
     mha_model_destroy(model);
 }
 
-/* A rank has a context and a model of its own. */
+/* A rank has its own context and model. */
 typedef struct rank_studies {
     saving of[MOST_THREAD_RANKS];
     mha_status status[MOST_THREAD_RANKS];
@@ -404,7 +404,7 @@ static void ranks_have_the_state_of_one_process(void **state)
     mha_model_destroy(model);
 }
 
-/* Gold links: who is lost, and whom random tokens and gates reach. */
+/* Gold links: lost ones, and those affected by random tokens and gates. */
 static mha_status stop_in_layer_1(void *user, const mha_study_progress *at)
 {
     ++*(int *)user;
@@ -456,8 +456,8 @@ static void links_and_stops(void **state)
 
 /* ---- roles ----------------------------------------------------------------------------------- */
 
-/* A map of one head, row i on one key, of tokens 0 1 2 3 0 1 2 3 ...; what follows the earlier place, or
- * the token before. */
+/* A map of one head, row i on one key, of tokens 0 1 2 3 0 1 2 3 ...; the token after the earlier occurrence, or the
+ * previous token. */
 static mha_head_measures *measured(bool induction)
 {
     enum { T = 16 };
@@ -505,7 +505,7 @@ static void random_tokens_tell_induction(void **state)
     assert_true(has_role(&found, MHA_ROLE_INDUCTION));
     assert_false(has_role(&found, MHA_ROLE_PREVIOUS));
     assert_int_equal(mha_study_score_find(&found, "induction", true), MHA_MEASURE_INDUCTION);
-    found.random = before; /* in which it is none, whatever texts say */
+    found.random = before; /* without a role in it, for any texts */
     assert_false(has_role(&found, MHA_ROLE_INDUCTION));
     assert_false(has_role(&found, MHA_ROLE_PREVIOUS));
     found.texts = before, found.random = follows;
@@ -573,7 +573,7 @@ static mha_maps maps_of(mha_model *model, mha_maps_desc *desc)
     return maps;
 }
 
-/* Maps of blocks are the largest weights of whole ones; a study that runs with them changes none. */
+/* Maps of blocks have the largest weights of complete maps; a study in the same run does not change them. */
 static void maps_are_of_every_kind(void **state)
 {
     (void)state;
@@ -672,7 +672,7 @@ static void save_half(const char *folder, mha_transformer_desc d, uint64_t seed)
     mha_transformer_destroy(t);
 }
 
-/* The cross-attention of an encoder-decoder, of the heads that are on, is that of two runs by hand. */
+/* The cross-attention of an encoder-decoder's active heads equals two runs by hand. */
 static void maps_of_an_encoder_decoder(void **state)
 {
     (void)state;
@@ -752,7 +752,7 @@ static void misuse_of_maps(void **state)
     mha_model_destroy(model);
 }
 
-/* Terms add up to what comes after, since this W_O has no bias; every head has a card. */
+/* Terms add up to the next stream, since this W_O has no bias; every head has a card. */
 static void heads_write_and_have_cards(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The cases that lessons and papers print: shapes, sums and numbers of parameters, with the results
- * compared to the formulas. The same as programs are in examples/ (docs/textbook.md). */
+/* Cases from lessons and papers: shapes, sums and parameter counts, with results compared to the formulas. examples/
+ * has the same cases as programs (docs/textbook.md). */
 #include "support/guarded.h"
 #include "support/machines.h"
 #include "support/module_call.h"
@@ -24,7 +24,7 @@ static mha_tensor tensor(float *x, int ndim, const int64_t *shape)
     return mha_tensor_contiguous(x, MHA_F32, ndim, shape);
 }
 
-/* Rows of `length` are weights: none negative, sum 1. A row of n such weights sums to 1 within
+/* Rows of `length` are weights: nonnegative, sum 1. A row of n such weights sums to 1 within
  * (n + 40) u for one key block (docs/numerics.md 3.7: theta + 2 u), and each rounds once. */
 static void check_weights(const float *p, int64_t rows, int64_t length)
 {
@@ -125,7 +125,7 @@ static int64_t elements_of(const mha_module *module, const char *name)
     return -1;
 }
 
-/* The last one takes 2.4 GB: in long runs only; tests/cli/count.py has it always. */
+/* The last one takes 2.4 GB: in long runs only; tests/cli/count.py always includes it. */
 static void parameters(void **state)
 {
     (void)state;
@@ -148,9 +148,9 @@ static void parameters(void **state)
 
 enum { GB = 2, GT = 10, GE = 4096, GH = 32, GHK = 8, GD = GE / GH };
 
-/* Weights that need no memory: element [n, k] is base[n + k] of a vector of its own, which a tensor
- * with both strides 1 says. Each is -1, 0 or 1 times 2^-6, and so is the input but for the power:
- * so every partial sum of a projection is a multiple of 2^-6 below 2^7, and exact in any order. */
+/* Weights with little memory: element [n, k] is base[n + k] of a vector, by a tensor with both strides 1. Each is -1, 0
+ * or 1 times 2^-6; the input is -1, 0 or 1. So every partial sum of a projection is a multiple of 2^-6 below 2^7, and
+ * exact in any order. */
 typedef struct hankel {
     float *base;
     int64_t rows;
@@ -250,7 +250,7 @@ static void check_last_token(const float *x, const float *y, const hankel w[4])
             fail_msg("output %lld: %.9g, exact %.9g, bound %.3g", (long long)n, got, exact, bound);
     }
     printf("  grouped heads: largest error / bound %.1e\n", worst);
-    assert_true(worst > 1e-5); /* 4096 errors that never cancel are far, but not out of sight */
+    assert_true(worst > 1e-5); /* 4096 errors that never cancel: unlikely, but of that order */
     test_free(input);
     test_free(joined);
     test_free(error);

@@ -1,5 +1,5 @@
-/* The tokenizer: what Hugging Face's gave (tests/golden/tokenizer), hostile folders and texts,
- * memory that runs out, many threads' worth of properties. */
+/* The tokenizer: Hugging Face's results (tests/golden/tokenizer), hostile folders and texts, allocation failures, and
+ * properties of random texts. */
 #include <multihead/tokenizer.h>
 
 #include <stdio.h>
@@ -52,10 +52,10 @@ static void expect_tokens(const mha_tokenizer *tokenizer, const char *text, cons
 }
 
 /* ------------------------------------------------------------------------------------------------
- * What Hugging Face's tokenizer gave
+ * Results of Hugging Face's tokenizer
  * --------------------------------------------------------------------------------------------- */
 
-/* Decode %XX in place; gives the number of bytes. A single '%' is the empty text. */
+/* Decode %XX in place; returns the number of bytes. A single '%' is the empty text. */
 static size_t unescape(char *text)
 {
     char *to = text;
@@ -244,7 +244,7 @@ static void test_arguments(void **state)
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, "", 0, &e), MHA_ERR_ARGUMENT, "alone are 3");
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_SIZE, "3 tokens");
     expect_error(mha_tokenizer_encode(t, &o, "a b c d e f g", 13, NULL, 0, &e), MHA_ERR_SIZE,
-                 "at least 5 tokens"); /* nobody counts what does not fit */
+                 "at least 5 tokens"); /* tokens that do not fit are not counted */
     o.truncation = (mha_truncation)4;
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_ARGUMENT, "truncation");
     o.truncation = MHA_TRUNCATE_NEVER;
@@ -476,7 +476,7 @@ static void test_refuses_settings(void **state)
     mha_tokenizer_destroy(t);
 }
 
-/* Line ends, blanks, no mask, tokens that nobody will ever find. */
+/* Line ends, blanks, no mask, tokens that can never match. */
 static void test_odd_vocabularies(void **state)
 {
     (void)state;
@@ -516,7 +516,7 @@ static void test_long_lines(void **state)
  * Texts of any kind
  * --------------------------------------------------------------------------------------------- */
 
-/* What must hold whatever the text. */
+/* Invariants for every text. */
 static void check_encoding(const mha_tokenizer *t, const mha_encoding *e, size_t bytes)
 {
     int64_t last = 0;
@@ -524,7 +524,7 @@ static void check_encoding(const mha_tokenizer *t, const mha_encoding *e, size_t
     for (int64_t i = 1; i + 1 < e->count; i++) {
         assert_non_null(mha_tokenizer_token(t, e->ids[i]));
         assert_true(e->begin[i] >= 0 && e->begin[i] < e->end[i] && e->end[i] <= (int64_t)bytes);
-        assert_true(e->begin[i] >= last); /* tokens stand in the order of the text */
+        assert_true(e->begin[i] >= last); /* tokens are in the order of the text */
         assert_true(e->sequence[i] == 0 && e->special[i] == 0 && e->type_ids[i] == 0);
         last = e->begin[i];
     }
@@ -555,7 +555,7 @@ static void test_random_bytes(void **state)
     assert_true(valid > 4000 && invalid > 3000);
 }
 
-/* Characters of all ranges; with marks that wait for their order, in runs of any length. */
+/* Characters of all ranges; with combining marks to be sorted, in runs of any length. */
 static size_t random_text(rng *r, char *text, size_t room)
 {
     static const int32_t firsts[] = {0x20,   0x61,   0xC0,    0x300,   0x590,
@@ -612,7 +612,7 @@ static void test_properties(void **state)
     mha_tokenizer_destroy(t);
 }
 
-/* A megabyte each of what could be slow: one word, marks, words that fail at their last letter. */
+/* A megabyte of each potentially slow case: one word, marks, words that fail at their last letter. */
 static void test_large_texts(void **state)
 {
     (void)state;

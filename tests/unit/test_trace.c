@@ -1,5 +1,5 @@
-/* Traces (trace.h): the row of weights has the bits of the map, and every step is what the formula makes of the
- * step before, in double. */
+/* Traces (trace.h): the row of weights is bit-identical to the map's, and every step follows from the previous one by
+ * the formula in double. */
 #include "support/expect.h"
 #include "support/one_context.h"
 #include "support/small_model.h"
@@ -13,7 +13,7 @@
 
 static const double U = 0x1p-24;
 
-/* got is the exact sum of count terms whose sizes add up to `size`, within the error of f32 sums. */
+/* Check that got is the sum of count terms, whose magnitudes add up to `size`, within the error of f32 sums. */
 static void expect_sum(double got, double exact, double size, int64_t count)
 {
     if (fabs(got - exact) <= U * ((double)(count + 8) * size + fabs(exact)) + 0x1p-140) return;
@@ -57,7 +57,7 @@ static void expect_projection(const step *s, const char *name, int64_t head, con
     assert_memory_equal(weight_row, weight + s->x->channel * E, (size_t)E * sizeof(float));
 }
 
-/* The rotation turns pairs by the position times their frequency; without it and a norm nothing changes. */
+/* The rotation turns pairs by position times frequency; without rotation and norm nothing changes. */
 static void expect_rotation(const step *s, int64_t position, const float *plain,
                             const float *turned)
 {
@@ -106,7 +106,7 @@ static void expect_scores(const step *s)
         assert_true(fabs(x->products[d]) <= fabs(x->products[x->channel]));
 }
 
-/* Softmax of what is not masked, with the sink; keys that are masked have no weight. */
+/* Softmax of unmasked scores, with the sink; masked keys have no weight. */
 static void expect_weights(const step *s)
 {
     const mha_trace *x = s->x;
@@ -151,7 +151,7 @@ static void expect_output(const step *s, double gate)
     }
 }
 
-/* The stream: its two ends meet, and pre-norm blocks add what the heads write. */
+/* The stream: both ends match, and pre-norm blocks add the heads' outputs. */
 static void expect_stream(const step *s)
 {
     const mha_trace *x = s->x;
@@ -277,7 +277,7 @@ static void misuse_of_traces(void **state)
     small_model_free(m);
 }
 
-/* The steps of a trace leave out gates, and a gated delta net has others. */
+/* Traces do not support output gates, and a gated delta net has different steps. */
 static void other_mixers_are_refused(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* A trainer: a step has the bits of its parts called by hand, with and without an encoder; a training
- * goes on where it stood; it learns; what is not finite moves nothing; misuse. */
+/* A trainer: a step is bit-identical to its parts called by hand, with and without an encoder; a training resumes; it
+ * learns; non-finite numbers change nothing; misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -17,7 +17,7 @@
 
 enum { B = 3, T = 5, S = 4, V = 9, E = 8, H = 2, MOST = B * T };
 
-/* A transformer, perhaps an encoder, and a batch. */
+/* A transformer, possibly an encoder, and a batch. */
 typedef struct example {
     mha_transformer *main, *encoder;
     int32_t ids[MOST], source_ids[MOST], target_ids[MOST];
@@ -303,7 +303,7 @@ static void it_goes_on(void **state)
     }
 }
 
-/* A batch is learnt by heart; looking at it changes nothing and has the loss of the next step. */
+/* A batch is memorised; evaluating it changes nothing and gives the loss of the next step. */
 static void it_learns(void **state)
 {
     (void)state;
@@ -344,7 +344,7 @@ static void it_learns(void **state)
     }
 }
 
-/* A parameter that is not finite, or numbers that become so; the message tells which. */
+/* A non-finite parameter, or numbers that become non-finite; the message names it. */
 static void moves_nothing(mha_context *context, float spoiled, int64_t steps, const char *part)
 {
     rng r = rng_make(7, 0);

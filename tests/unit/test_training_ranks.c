@@ -1,6 +1,6 @@
-/* Training over ranks: parameters, state and losses have the bits of one process, for any number of
- * ranks, more than there are slices too; a gradient is the sum of its slices' in the order of the
- * tree; what one rank refuses all refuse; ranks that differ are found; a lost rank ends the step. */
+/* Training over ranks: parameters, state and losses are bit-identical to one process, for any number of ranks, also
+ * more than slices; a gradient is the sum of its slices' in the order of the tree; errors of one rank reach all;
+ * differing ranks are detected; a lost rank ends the step. */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -33,7 +33,7 @@ enum {
     SLICES
 };
 
-/* A training: what it is, and what each step is given is drawn from the seed. */
+/* A training: the model and the input of each step are drawn from the seed. */
 typedef struct course {
     uint64_t seed;
     int64_t B, T, steps, slices;
@@ -44,7 +44,7 @@ typedef struct course {
     int how;     /* NOTHING, TOKEN, ... */
 } course;
 
-/* What a rank has afterwards. */
+/* A rank's results. */
 typedef struct outcome {
     mha_status status;
     char detail[512];
@@ -161,7 +161,7 @@ static mha_status make_trainer(mha_context *context, const course *c, const mha_
     return mha_trainer_create(context, nets[0], nets[1], &d, trainer);
 }
 
-/* Parameters and state as they are, one after the other. */
+/* Parameters and state, concatenated. */
 static void keep(mha_trainer *trainer, outcome *o)
 {
     float *at = o->numbers;
@@ -336,7 +336,7 @@ static void slices_are_added_in_a_tree(void **state)
     assert_memory_not_equal(parts[0], parts[1], sizeof whole);
 }
 
-/* Two equal sequences in two slices: without dropout twice the gradient of one, with it something else. */
+/* Two equal sequences in two slices: without dropout twice the gradient of one, with dropout a different one. */
 static void slices_drop_other_weights(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* A whole transformer: its table of parameters, that the gradient of every parameter is that of the
- * loss (along random directions), that bits do not depend on threads, that it learns, and misuse.
- * tests/python/test_training_torch.py compares numbers with PyTorch. */
+/* A whole transformer: its table of parameters, the gradient of every parameter against the loss (along random
+ * directions), bits that do not depend on threads, learning, and misuse. tests/python/test_training_torch.py compares
+ * numbers with PyTorch. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/layers.h"
@@ -139,7 +139,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* Cross-entropy; without an output the half of the squares of the rows that count. */
+/* Cross-entropy; without an output half of the sum of squares of the rows that count. */
 static double loss_of(mha_context *context, example *e)
 {
     const int64_t rows = e->B * e->T, width = e->output.shape[2];
@@ -201,12 +201,11 @@ static double difference(mha_context *context, example *e, float *x, const float
 }
 
 /* The slope of the loss along a random direction of some numbers x, three times: differences at h
- * and 2 h cancel the h^2 term of their error (Richardson), for three h. By how much the three
- * disagree is what the roundings of the loss (f32, amplified by norms of little variance) and its
- * higher derivatives do here; beside it stand 4e-7 of the loss and a part of the slope. Most
- * examples are tame, and a wrong gradient shows there as a part of the slope's own size. Where the
- * loss is beyond 1e7, no norm has kept the stream from growing to thousands, and the roundings of its
- * scores, millions and more, move whole weights: differences say nothing there. */
+ * and 2 h cancel the h^2 term of their error (Richardson), for three h. The disagreement of the three estimates the
+ * roundings of the loss (f32, amplified by norms of small variance) and its higher derivatives; the tolerance adds 4e-7
+ * of the loss and a fraction of the slope. Most examples are well-conditioned, so a wrong gradient is detected relative
+ * to the slope. If the loss exceeds 1e7, no norm has limited the stream, and roundings of its scores in the millions
+ * move whole weights: differences are meaningless there. */
 static void check_slope(mha_context *context, example *e, rng *r, const char *name, float *x,
                         const float *gradient, int64_t count, double *worst, int *tame)
 {
@@ -314,7 +313,7 @@ static void threads_and_padding_change_no_bit(void **state)
     }
 }
 
-/* A tiny model learns to repeat its own token, from noise to less than a tenth of the loss. */
+/* A tiny model learns to repeat its own token, from random weights to less than a tenth of the loss. */
 static void learns(void **state)
 {
     (void)state;
@@ -362,7 +361,7 @@ static void learns(void **state)
     example_free(e);
 }
 
-/* Names and places of a Llama-style decoder's parameters. */
+/* Names and offsets of a Llama-style decoder's parameters. */
 static void parameters_have_names_and_places(void **state)
 {
     (void)state;
@@ -467,8 +466,7 @@ static const float *numbers_of(const example *e, int64_t layer, const char *name
     return mha_transformer_data(e->t) + p.offset;
 }
 
-/* y becomes its norm; its error e, of any element, grows by the slopes of the norm: at most
- * 3 |w| / sigma, and roundings. */
+/* Normalise y; the error e of its elements grows by the slopes of the norm, at most 3 |w| / sigma, plus roundings. */
 static double through_norm(const example *e, int64_t layer, const char *name, double *y,
                            double error)
 {
@@ -535,7 +533,7 @@ static mha_tensor parameter_of(const example *e, int64_t layer, const char *name
     return mha_tensor_contiguous(mha_transformer_data(e->t) + p.offset, MHA_F32, p.ndim, p.shape);
 }
 
-/* A descriptor of what a layer's description says, and the tensors that it points to. */
+/* A descriptor for a layer's description, and its tensors. */
 typedef struct described {
     mha_attention_desc desc;
     mha_tensor gates, sinks, slopes, t5;
@@ -568,8 +566,7 @@ static void describe_self(const example *e, int64_t layer, described *d)
     }
 }
 
-/* Attention of the viewed q, k and v again: the same bits, with a descriptor made here and with the
- * view's. */
+/* Attention of the viewed q, k and v again: the same bits, with a descriptor built here and with the view's. */
 static void check_heads(mha_context *context, const example *e, int64_t layer, bool cross,
                         const mha_layer_view *view)
 {
@@ -609,7 +606,7 @@ static void scale_rotation(const mha_layer_desc *l, mha_rope_desc *rope, double 
     for (int64_t i = 0; i < half; i++) {
         const double f = pow(base, -(double)i / (double)half), turns = n * f / tau;
         double slow = fmin(1, fmax(0, (high - turns) / (high - low)));
-        if (yarn) { /* pairs with so many turns: n base^(-i / half) / tau = turns */
+        if (yarn) { /* pairs with this many turns: n base^(-i / half) / tau = turns */
             const double last = (double)(2 * half - 1);
             const double first = (double)half * log(n / tau / high) / log(base);
             const double end = (double)half * log(n / tau / low) / log(base);
@@ -632,7 +629,7 @@ static void scale_rotation(const mha_layer_desc *l, mha_rope_desc *rope, double 
     rope->sin_table = sines;
 }
 
-/* What the transformer says of a layer's rotation. */
+/* The transformer's report of a layer's rotation. */
 static void check_rotation(const example *e, int64_t layer, bool rotates, const mha_layer_desc *l,
                            const mha_rope_desc *rope, const double *frequencies)
 {
@@ -653,8 +650,8 @@ static void check_rotation(const example *e, int64_t layer, bool rotates, const 
     }
 }
 
-/* q or k: the projection of what the layer reads, normalised and rotated by the public operators.
- * The transformer rotates with cosines and sines rounded to f32: a part of 3 2^-24 of |x| + |y|. */
+/* q or k: the projection of the layer's input, normalised and rotated by the public operators. The transformer rotates
+ * with cosines and sines rounded to f32: an error of 3 2^-24 (|x| + |y|). */
 static void check_position(mha_context *context, const example *e, int64_t layer, const char *name,
                            const mha_layer_view *view, const mha_tensor *got)
 {
@@ -713,7 +710,7 @@ static void check_position(mha_context *context, const example *e, int64_t layer
     }
 }
 
-/* The rows of the tables added up: to the rounding of one sum, or of two where there are no types. */
+/* The sum of the tables' rows, within the rounding of one sum, or of two without types. */
 static void check_embedded(const example *e, const mha_tensor *embedded)
 {
     const float *data = mha_transformer_data(e->t);
@@ -803,7 +800,7 @@ static void check_view_errors(const example *e)
                  "no parameter layers.0.self_attn.x_proj.weight");
 }
 
-/* What activations show is what the formula says, of self- and cross-attention and the rest. */
+/* Activations equal the formula, for self-attention, cross-attention and the other layers. */
 static void views(void **state)
 {
     (void)state;
@@ -824,7 +821,7 @@ static void views(void **state)
     }
 }
 
-/* A call that keeps nothing beside one that keeps everything. */
+/* A call that keeps nothing and one that keeps everything. */
 typedef struct passing {
     const example *e; /* its activations hold the batch */
     mha_attention_outputs outputs[3];
@@ -896,8 +893,8 @@ static void want_of_layers(passing *p, const example *e)
     }
 }
 
-/* Without activations the bits are those of a call that keeps everything: output, what is wanted of
- * each layer, and every view that after_layer sees; and after_layer ends a call. */
+/* A call without activations is bit-identical to one that keeps everything: output, requested data of each layer, and
+ * every view passed to after_layer; after_layer can end a call. */
 static void keeps_nothing(void **state)
 {
     (void)state;
@@ -998,7 +995,7 @@ static void create_errors(void **state)
     mha_transformer_destroy(t);
 }
 
-/* A call on two sequences of four tokens; all it points to is within it. */
+/* A self-contained call on two sequences of four tokens. */
 typedef struct call {
     mha_transformer_input in;
     mha_tensor tokens, output, gates, map, first;
@@ -1072,7 +1069,7 @@ static void forward_errors(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Descriptions of layers that cannot be: each names the layer. */
+/* Invalid descriptions of layers: each error names the layer. */
 static void layers_are_checked(void **state)
 {
     (void)state;
@@ -1138,7 +1135,7 @@ static void layers_are_checked(void **state)
         layers[1] = wrong[i].layer;
         layers[1].struct_size = sizeof layers[1];
         expect_error(mha_transformer_create(x, &d, &t), wrong[i].status, wrong[i].words);
-        d.layer_heads = (const int64_t[]){2, 0}; /* without heads all the same, if in other words */
+        d.layer_heads = (const int64_t[]){2, 0}; /* also without heads, in other words */
         assert_int_not_equal(mha_transformer_create(x, &d, &t), MHA_OK);
         assert_non_null(strstr(mha_error_detail(), "layer 1: "));
         d.layer_heads = NULL;
@@ -1153,7 +1150,7 @@ static void layers_are_checked(void **state)
                  "only with MHA_ENCODING_ROTARY");
 }
 
-/* MHA_QK_NORM_L2 is for forward calls. Layers that say nothing are none. */
+/* MHA_QK_NORM_L2 supports forward calls only. Layers without settings are ignored. */
 static void layers_without_gradients(void **state)
 {
     (void)state;
@@ -1217,8 +1214,8 @@ static void expect_same_numbers(const mha_transformer *a, const mha_transformer 
     }
 }
 
-/* Without some of its heads, and with fewer key/value heads, out of an array and out of a source. The
- * source lives as long as one of those that read from it. */
+/* Without some heads, and with fewer key/value heads, from an array and from a source. The source lives as long as any
+ * transformer that reads from it. */
 static void expect_same_pruned(mha_context *context, const example *e, mha_transformer *other,
                                const stored *s, rng *r)
 {
@@ -1276,7 +1273,7 @@ static void expect_same_run(mha_context *context, example *e, mha_transformer *o
     e->a = kept;
 }
 
-/* Numbers from a source, packed or not, give the bits of those in an array. */
+/* Numbers from a source, packed or not, are bit-identical to those in an array. */
 static void sources_change_no_bit(void **state)
 {
     (void)state;
@@ -1345,7 +1342,7 @@ static void large_matrices_from_a_source(void **state)
     }
 }
 
-/* All of the description, also where every layer has fewer heads than there is room for. */
+/* The whole description, also if every layer has fewer heads than the maximum. */
 static void copies_are_the_same(void **state)
 {
     (void)state;
@@ -1457,7 +1454,7 @@ static void source_errors(void **state)
     mha_transformer_destroy(t);
 }
 
-/* The source is released with the transformer, not by a call that made none. */
+/* The source is released with the transformer, not by a failed creation. */
 static mha_status run_from_source(mha_context *context, const mha_transformer *like)
 {
     mha_transformer *t = NULL;

@@ -1,6 +1,5 @@
-/* docs/traps.md: mistakes of lesson code. Each is written out plainly here, beside what the library
- * gives, and the numbers of both are those of the page. Numbers on the page have three digits after
- * the point: NEAR is half of the last one. */
+/* docs/traps.md: mistakes in lesson code. Each is implemented here and compared with the library; the numbers of both
+ * are those of the page. The page has three decimals: NEAR is half a unit of the last. */
 #include "support/expect.h"
 #include "support/module_call.h"
 #include "support/rng.h"
@@ -71,7 +70,7 @@ static void run_module(float x[T][E], float out[T][E], float projected[3][H][T][
     mha_module_destroy(module);
 }
 
-/* ---- plain parts of the wrong ones ----------------------------------------------------------- */
+/* ---- parts of the wrong computations --------------------------------------------------------- */
 
 static void near_row(const float *found, const double *shown, int count)
 {
@@ -127,8 +126,8 @@ static void attend_plainly(const float *const q[T], const float *const k[T],
 
 /* ---- the traps ------------------------------------------------------------------------------- */
 
-/* Heads are cut out of the input: q, k and v are the same, so that scores are symmetric and the
- * largest one of a row tends to be its own. */
+/* Heads are slices of the input: q, k and v are equal, so scores are symmetric and the largest of a row tends to be its
+ * own. */
 static void views_of_the_input(void **state)
 {
     float out[T][E], projected[3][H][T][D];
@@ -145,8 +144,8 @@ static void views_of_the_input(void **state)
     assert_true(dot(projected[0][0][1], projected[1][0][0], D) == 2);
 }
 
-/* Dropout of the output sets single numbers to 0; dropout of weights leaves out whole values, so that
- * the two equal columns of v stay equal. */
+/* Dropout of the output sets single numbers to 0; dropout of weights omits whole values, so the two equal columns of v
+ * stay equal. */
 static void dropout_of_the_output(void **state)
 {
     float zeros[2] = {0}, v[4] = {1, 1, 3, 3}; /* two keys, of weight 1/2 each */
@@ -171,8 +170,7 @@ static void dropout_of_the_output(void **state)
     assert_true(torn > 0); /* of 64, each with probability 1/2 */
 }
 
-/* A row that sees nothing: -1e9 absorbs the scores, so that the weights are 1/3 each, of keys that are
- * hidden; -inf gives NaN. */
+/* A row that sees nothing: -1e9 absorbs the scores, so the weights of the hidden keys are 1/3 each; -inf gives NaN. */
 static void large_negative_numbers(void **state)
 {
     float scores[T][T], o[T][E], p[T][T];
@@ -194,7 +192,7 @@ static void large_negative_numbers(void **state)
     }
 }
 
-/* The scale comes after the softmax: too sharp, and rows sum to 1 / sqrt(D). */
+/* The scale is applied after the softmax: weights are too sharp, and rows sum to 1 / sqrt(D). */
 static void scale_after_softmax(void **state)
 {
     float wrong[T][T], o[T][E], p[T][T], sum = 0;
@@ -261,7 +259,7 @@ static void softmax_over_queries(void **state)
         assert_true(fabs((double)p[t][0] + (double)p[t][1] + (double)p[t][2] - 1) < 4 * 0x1p-24);
 }
 
-/* True means "hide" in masks of some libraries, "keep" in others, and here. Key 2 is padding. */
+/* True means "hide" in masks of some libraries, and "keep" in others and here. Key 2 is padding. */
 static void polarity(void **state)
 {
     uint8_t hide[T] = {0, 0, 1}, keep[T] = {1, 1, 0};
@@ -276,7 +274,7 @@ static void polarity(void **state)
     near_row(o[0], (const double[]){0.119, 0.881, 0, 18.808}, E);
 }
 
-/* One query and three keys: causal by the corner at the top sees key 0 only. */
+/* One query and three keys: causal aligned at the top left sees only key 0. */
 static void alignment(void **state)
 {
     float o[1][E];

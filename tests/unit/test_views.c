@@ -98,7 +98,7 @@ static void check_codes(const unsigned char *bytes, int64_t bits, const float *v
     }
 }
 
-/* Both take at most a quarter of the file; where 8 bits take more, the call says so. */
+/* Both take at most a quarter of the file; if 8 bits take more, the call reports it. */
 static void test_neurons_in_fewer_bits(void **state)
 {
     (void)state;
@@ -169,8 +169,8 @@ static void test_views_refused(void **state)
 
 /* ---- Insets ----------------------------------------------------------------------------------- */
 
-/* The document of the first frame, as a browser reads it from the attribute: all that is escaped is
- * &amp; and &quot;. Free it. */
+/* The document of the first frame, decoded from the attribute like a browser: only &amp; and &quot; are escaped. Free
+ * it. */
 static char *document_of(const char *text)
 {
     static const char attribute[] = " srcdoc=\"";
@@ -197,7 +197,7 @@ static mha_buffer inset_of(const mha_inset *inset)
     return out;
 }
 
-/* Whatever labels hold, a frame's document is the page itself, also within a frame of tabs. */
+/* For any labels, a frame's document is the page itself, also within a frame of tabs. */
 static void test_insets_hold_the_page(void **state)
 {
     (void)state;
@@ -318,7 +318,7 @@ static void test_pieces(void **state)
 
 enum { WORDS = 7 };
 
-/* Maps of a sentence, near 0 but for a few cells each. */
+/* Maps of a sentence, near 0 except for a few cells each. */
 typedef struct sentence {
     float values[4][WORDS * WORDS];
     uint8_t masked[WORDS * WORDS];
@@ -358,8 +358,8 @@ static void expect_link(const mha_link *link, int64_t row, int64_t col, bool con
     assert_int_equal(link->content, content);
 }
 
-/* Content words that are no neighbours, unlike other maps: 1 -> 4 of map 2, not the larger 1 -> 5 that
- * all have, nor what is larger and tells less. */
+/* Content words that are not neighbours, unlike in other maps: 1 -> 4 of map 2, not the larger 1 -> 5 that all maps
+ * have, nor larger but less informative links. */
 static void test_links_tell(void **state)
 {
     (void)state;
@@ -390,8 +390,8 @@ static void test_links_tell(void **state)
     mha_buffer_free(&page);
 }
 
-/* What a map has instead: a faint link between content words gives way, a special token does not
- * follow; a causal map's first token tells nothing; a map alone takes its largest. */
+/* Fallbacks of a map: a faint link between content words is not used, special tokens are skipped; a causal map's first
+ * token is not informative; a single map uses its largest link. */
 static void test_links_that_are_left(void **state)
 {
     (void)state;
@@ -414,7 +414,8 @@ static void test_links_that_are_left(void **state)
     put(&s, 0, 5, 1, 0.4f);
     assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
     expect_link(&links[0], 5, 1, true);
-    s.report.special_count = 0; /* then the first token is a word: of a causal map a rest */
+    s.report.special_count =
+        0; /* then the first token is a word, which is not informative in a causal map */
     put(&s, 0, 4, 0, 0.9f);
     for (int c = 0; c < WORDS * WORDS; c++) s.masked[c] = c % WORDS > c / WORDS;
     s.panels[0].masked = s.masked;

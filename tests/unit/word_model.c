@@ -1,4 +1,3 @@
-/* See word_model.h. */
 #include "unit/word_model.h"
 
 #include "support/expect.h"

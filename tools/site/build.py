@@ -79,7 +79,7 @@ class Site:
         return [name for name in self.files
                 if name.startswith(HEADERS + "/") and name.endswith(".h")]
 
-    # ---- Paths and links ------------------------------------------------------------------------
+    # ---- Paths and links -------------------------------------------------------------------------
 
     def page_of(self, path):
         """The page of a file or folder of the repository, relative to the site."""

@@ -281,7 +281,7 @@ class Model:
                                                   C.byref(outputs)))
         del keep
 
-    # ---- Attention and logits ------------------------------------------------------------------------
+    # ---- Attention and logits --------------------------------------------------------------------
 
     def attention(self, text: str | Sequence[int] | Tokens, pair: str | None = None, *,
                   layers: Sequence[int] | None = None, outputs: str | Sequence[str] = "probabilities",
@@ -405,7 +405,7 @@ class Model:
         return measure_heads(self, several, integer(random, "random"), limit, flags, context or default_context(),
                              self._gates(without))
 
-    # ---- Generation ----------------------------------------------------------------------------
+    # ---- Generation ------------------------------------------------------------------------------
 
     def _must_predict(self) -> None:
         if not self.predicts:

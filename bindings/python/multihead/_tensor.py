@@ -202,7 +202,7 @@ class _Borrowed(int):
 
 _DLPACK = Kind(_look_dlpack, _empty_numpy, lambda array: False)
 
-# ---- All kinds ---------------------------------------------------------------------------------
+# ---- All kinds -----------------------------------------------------------------------------------
 
 _KINDS: dict[type, Kind] = {np.ndarray: _NUMPY, np.memmap: _NUMPY}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-# ---- Maps and labels -------------------------------------------------------------------------
+# ---- Maps and labels -----------------------------------------------------------------------------
 
 
 @dataclass
@@ -130,7 +130,7 @@ def _maps(name: str | None, argument: str, attention: Any, rows: Any, cols: Any,
                  special=sorted(_special(rows) | _special(cols)))
 
 
-# ---- Figures and reports --------------------------------------------------------------------------
+# ---- Figures and reports -------------------------------------------------------------------------
 
 
 def _text(value: str) -> bytes:

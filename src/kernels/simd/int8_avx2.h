@@ -1,4 +1,4 @@
-/* AVX2: its products of bytes saturate, so numbers are of 16 bits here, two a dword, and exact. The
+/* AVX2: its products of bytes saturate, so numbers have 16 bits here, two per dword, and are exact. The
  * names are those of every int8_*.h; see int8_portable.h for what each does. */
 #ifndef MHAI_SIMD_INT8_H
 #define MHAI_SIMD_INT8_H

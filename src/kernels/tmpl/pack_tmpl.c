@@ -64,7 +64,7 @@ ALWAYS_INLINE void pack_square(mha_dtype type, const mhai_pack *pack, int64_t ro
     transpose(rows, out, ld);
 }
 
-/* The same of a panel, while the next panel is fetched if it is not near already. */
+/* The same for a panel, while prefetching the next panel unless it is close. */
 ALWAYS_INLINE void pack_panel_square(mha_dtype type, const mhai_pack *pack, bool near, int64_t row,
                                      int64_t col, int64_t cols, float *out, int64_t ld,
                                      vf finite[FINITE_SUMS])

@@ -1,9 +1,9 @@
-/* Runs of a cache (kernels.h): numbers that are converted in registers where rows are few, and
- * become floats in L1 where several register blocks of rows share them. */
+/* Runs of a cache (kernels.h): numbers are converted in registers for few rows, and to floats in L1 if several register
+ * blocks of rows share them. */
 
 enum {
     RUN_ROWS = 8,                                        /* that are done without a copy, */
-    RUN_PART = VF_LANES == 16 ? 8 : 4,                   /* so many at a time */
+    RUN_PART = VF_LANES == 16 ? 8 : 4,                   /* per step */
     RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? 10 : 24, /* of 16 registers or 32 */
     RUN_LINE = 64                                        /* bytes of a cache line */
 };
@@ -15,7 +15,7 @@ enum {
     case MHA_BF16: function(MHA_BF16, __VA_ARGS__); break; \
     default: function(MHA_F32, __VA_ARGS__);               \
     }
-/* Keys: MHA_U8, which no run is of, stands for MHA_I8 with powers. */
+/* Keys: MHA_U8, which no run has, stands for MHA_I8 with powers. */
 #define RUN_POWERS MHA_U8
 #define BY_KEY_TYPE(run, function, ...)                 \
     if ((run)->powers) {                                \
@@ -29,7 +29,7 @@ ALWAYS_INLINE int64_t run_size(mha_dtype type)
     return type == MHA_F32 ? 4 : type == MHA_I8 || type == RUN_POWERS ? 1 : 2;
 }
 
-/* What the numbers of channels c .. c + n - 1 <= c + VF_LANES - 1 are multiplied by. */
+/* The factors of the numbers of channels c .. c + n - 1 <= c + VF_LANES - 1. */
 ALWAYS_INLINE vf run_factors(const mhai_run *run, int64_t c, int64_t n)
 {
     const vf power = load_n_as(MHA_I8, run->powers, c, n);
@@ -104,8 +104,8 @@ static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float 
     return room;
 }
 
-/* Bytes that are needed soon come from L2 to L1, and others from memory to L2: so do runs, each of which is
- * its own stream, at 87 to 98 % of what is read alone (Zen 5; with loads in place of the first 76 to 84). */
+/* Prefetch bytes that are needed soon from L2 to L1, and others from memory to L2. Runs, each a separate stream, then
+ * reach 87 to 98 % of the read bandwidth (Zen 5; with loads in place of the former 76 to 84 %). */
 ALWAYS_INLINE void fetch_run(const char *next, const char *later, int64_t bytes)
 {
     UNROLL for (int64_t i = 0; i < bytes; i += RUN_LINE)
@@ -138,8 +138,8 @@ ALWAYS_INLINE void run_add(const float *weight, int vectors, const vf *x, vf *su
     UNROLL for (int j = 0; j < vectors; j++) sum[j] = vf_fma(all, x[j], sum[j]);
 }
 
-/* One row of bytes: a vector is used before the next one is converted. (Zen 4 hands instructions to its
- * four pipes in turn as they come: 2.0 cycles a vector, which is all that they can, instead of 2.6.) */
+/* One row of bytes: a vector is used before the next one is converted. (Zen 4 assigns instructions to its four pipes in
+ * order: 2.0 cycles per vector, the optimum, instead of 2.6.) */
 #ifdef HAS_FMA1
 #define RUN_APART(rows, type) ((rows) == 1 && run_size(type) == 1)
 #define RUN_KEEP_ORDER __asm__ volatile("" ::: "memory")
@@ -150,8 +150,8 @@ ALWAYS_INLINE void run_add(const float *weight, int vectors, const vf *x, vf *su
 
 /* ---- scores of few rows -------------------------------------------------------------------- */
 
-/* Runs side by side: as many as have a line of each element together, if registers hold the sums; and
- * two of floats where one makes too few chains. */
+/* Runs in parallel: as many as share a cache line per element, if registers hold the sums; two runs of floats if one
+ * gives too few chains. */
 #define RUNS_OF(rows, type)                                        \
     (run_size(type) == 1 && RUN_SUMS / ((rows)*LANES16) >= 4   ? 4 \
      : run_size(type) <= 2 && RUN_SUMS / ((rows)*LANES16) >= 2 ? 2 \
@@ -166,8 +166,8 @@ typedef struct run_scores {
     float *factors; /* of RUN_POWERS: [runs][dim] */
 } run_scores;
 
-/* The scores of `count` runs, of which `kept` are stored. Runs that come next are read meanwhile, a line with
- * each element: those of floats side by side, others one after the other, each in its part. */
+/* The scores of `count` runs; the first `kept` are stored. The next runs are prefetched meanwhile, one line per
+ * element: those of floats in parallel, others one after the other, each in its part. */
 ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x, int kept)
 {
     enum { MOST = 4 * LANES16 };
@@ -277,13 +277,13 @@ ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all
 
 /* ---- values for few rows ------------------------------------------------------------------- */
 
-/* Registers of columns: what the sums of so many rows leave, in whole panels where it is many. Floats
- * need none to be converted in. */
+/* Registers for columns: those left by the sums of the rows, in whole panels if many. Floats need none for conversion.
+ * */
 #define RUN_WIDTH(rows, type) ((RUN_SUMS + 2 * ((type) == MHA_F32)) / (rows) >= 4 ? 4 : 2)
 
 typedef struct run_values {
     const mhai_run *run; /* and those after, to be fetched */
-    int runs;            /* done one after the other while sums stay in registers */
+    int runs;            /* processed in order while sums stay in registers */
     int end;             /* positions of them */
     int64_t cols;
     const float *p; /* [rows][MHAI_SCORE_STRIDE], of position 0 */
@@ -308,7 +308,7 @@ ALWAYS_INLINE void run_values_key(int rows, int vectors, mha_dtype type, const m
         run_add(p + r * MHAI_SCORE_STRIDE, vectors, value, sum[r]);
 }
 
-/* o += P V over `vectors` registers of columns; the chains go on where they were. */
+/* o += P V over `vectors` registers of columns, continuing the chains. */
 ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const run_values *x,
                                    int64_t col)
 {
@@ -330,7 +330,7 @@ ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const 
             run_values_key(rows, vectors, type, &run, cols, key, col, x->p + first + key, sum);
         }
     }
-    __asm__("" : "+r"(o), "+r"(cols)); /* else addresses are kept, in vector registers */
+    __asm__("" : "+r"(o), "+r"(cols)); /* otherwise addresses are kept in vector registers */
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++)
         vf_store(o + r * cols + j * VF_LANES, sum[r][j]);
 }
@@ -363,7 +363,7 @@ DEFINE_RUN_VALUES(run_values_bf16, MHA_BF16)
 DEFINE_RUN_VALUES(run_values_i8, MHA_I8)
 #undef RUN_CASE
 
-/* Runs that are done together: at most 8 KB of heads of 128. */
+/* Runs per step: at most 8 KB for heads of 128. */
 ALWAYS_INLINE int run_step(mha_dtype type)
 {
     return type == MHA_F32 ? 1 : 2;

@@ -22,7 +22,7 @@ ALWAYS_INLINE vf load_halves(const uint16_t *p, int64_t n)
     return vf_load((const float *)(const void *)part);
 }
 
-/* Rows of weights become columns of pairs; on the way those of the next call are fetched, as evenly. */
+/* Transpose rows of weights to columns of pairs; prefetch those of the next call evenly. */
 ALWAYS_INLINE void transpose_halves(const mhai_gemm_stored *s, float *panel)
 {
     enum { BYTES = MHAI_GEMM_BLOCK * sizeof(uint16_t), LINE_BYTES = LINE * sizeof(float) };

@@ -8,7 +8,7 @@ ALWAYS_INLINE float *score_row(const mhai_tile *t, int row)
     return t->s + row * MHAI_SCORE_STRIDE;
 }
 
-/* S = Q K^T, whole panels; of a last one with few keys, the half that has them. */
+/* S = Q K^T by whole panels; only half of a last panel with few keys. */
 static void score_panels(const mhai_tile *t, int begin, int end)
 {
     const bool whole_blocks = (int)HALF_VECTORS == (int)TILE_VECTORS;
@@ -104,8 +104,8 @@ static void hide(float *s, int begin, int end)
     for (int j = begin; j < end; j++) s[j] = -__builtin_inff();
 }
 
-/* All but the gaps between runs, and but for the bias and the bytes of keys before `from`. The cap
- * works on whole vectors: what it does left and right of the interval is overwritten. */
+/* All except the gaps between runs, and without the bias and the bytes of keys before `from`. The cap works on whole
+ * vectors; numbers outside the interval are overwritten later. */
 static void mask_interval(const mhai_tile *t, int row, int from)
 {
     const mhai_tile_mask *mask = t->mask;
@@ -172,7 +172,7 @@ static void mask_panel(const mhai_tile *t, int key)
     BY_TYPE(t->mask->bias_type, mask_panel_as, t, key)
 }
 
-/* The mask has a bias or bytes, keys next to each other, and nothing that comes before them. */
+/* True if the mask has a bias or bytes with contiguous keys, and no earlier terms. */
 static bool dense_mask(const mhai_tile_mask *mask)
 {
     if (!mask || mask->shaw[0] || mask->softcap > 0 || mask->relative[0]) return false;
@@ -209,7 +209,7 @@ static void score_packed(const mhai_tile *t, int key)
         score_panels(t, key, key + 1);
 }
 
-/* Scores by a function for those of a panel, biased and dropped up to the key that is returned. */
+/* Compute scores by a function for one panel; the bias and bytes are applied up to the returned key. */
 ALWAYS_INLINE int masked_panels(const mhai_tile *t, void (*scores)(const mhai_tile *, int))
 {
     const bool dense = dense_mask(t->mask);
@@ -326,8 +326,8 @@ static float row_exp(float *s, int begin, int end, float m)
     return vf_sum16(sum);
 }
 
-/* Scores of one row, masked (before `from` by masked_scores), with the columns that pad the last 16
- * lanes dropped. Returns their end. */
+/* Scores of one row, masked (before `from` by masked_scores), dropping the columns that pad the last 16 lanes. Returns
+ * their end. */
 static int prepare_row(const mhai_tile *t, int row, int from)
 {
     int end = (t->end + 15) / 16 * 16;
@@ -349,7 +349,7 @@ static void drop_row(const mhai_tile *t, int row)
     }
 }
 
-/* Panels that are computed, as the mask has them or the whole tile. */
+/* The computed panels: those of the mask, or the whole tile. */
 typedef struct tile_runs {
     int count;
     const int *begin, *end;
@@ -363,7 +363,7 @@ ALWAYS_INLINE float runs_max(const float *s, const tile_runs *runs)
     return max_end(max);
 }
 
-/* p = 2^(s - top) in place; the 16 sums go on from run to run. */
+/* p = 2^(s - top) in place; the 16 sums continue from run to run. */
 ALWAYS_INLINE void runs_exp(float *s, const tile_runs *runs, float top, vf sums[LANES16])
 {
     vf sum[LANES16];
@@ -460,8 +460,8 @@ static void forward_runs(const mhai_tile *t)
     weigh_runs(t, alpha);
 }
 
-/* O = alpha O + P V of one panel by a function for register blocks, inner indices begin .. end; of a
- * last panel with few columns, by one for the half that has them. */
+/* O = alpha O + P V of one panel by a function for register blocks, inner indices begin .. end; for a last panel with
+ * few columns, by one for half a panel. */
 ALWAYS_INLINE void weigh_panel(block_function whole, block_function half, const mhai_tile *t,
                                int64_t panel, int64_t begin, int64_t end, const float *alpha)
 {
@@ -510,9 +510,9 @@ static void row_probabilities(float *s, int begin, int end, float m, float l)
     for (int j = begin; j < end; j += VF_LANES) vf_store(s + j, vf_div(vf_load(s + j), sum));
 }
 
-/* row_probabilities of a row with keys, and -sum p log p on the way: -log p = (m - s + log2 l) ln 2
- * whatever p has lost to rounding. Hidden keys are at a finite distance where p is flushed to 0.
- * l >= 1, since the largest key of the row added 1 to it, so no term is negative. */
+/* row_probabilities of a row with keys, and -sum p log p on the way: -log p = (m - s + log2 l) ln 2 independent of the
+ * rounding of p. Hidden keys are at a finite distance where p is flushed to 0. l >= 1, since the largest key of the row
+ * added 1 to it, so no term is negative. */
 static float row_entropy(float *s, int begin, int end, float m, float l, float log_sum)
 {
     vf sum[LANES16];

@@ -35,7 +35,7 @@ ALWAYS_INLINE vf vf_mul1(const float *a, vf b)
 }
 #endif
 
-/* The rows of a strip's next register block, where so many of the strip are left. */
+/* The rows of a strip's next register block, given the number of rows left. */
 ALWAYS_INLINE int block_rows(int left)
 {
     if (left <= BLOCK_ROWS) return left;
@@ -94,7 +94,7 @@ static inline float element_as(mha_dtype type, const void *p, int64_t i)
     return type == MHA_F16 ? mhai_f16_to_f32(half) : mhai_bf16_to_f32(half);
 }
 
-/* The value, as it lies, of which a tile has 0. */
+/* The value as stored; the tile has 0 in its place. */
 static inline float poison_value(const mhai_poison *x, int key, int64_t col)
 {
     if (!x->value_runs) return element_as(x->value_type, x->values, key * x->value_stride + col);

@@ -113,11 +113,16 @@ const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *
     }
     const char *tail = strrchr(ours, '.'); /* ".weight", ".bias" */
     const size_t length = (size_t)(tail - ours);
-    for (const mhai_weight_name *name = family->names; name->ours; name++)
+    for (const mhai_weight_name *name = family->names; name->ours; name++) {
+        if (strcmp(name->ours, ours) == 0) {
+            snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s", name->theirs);
+            return name;
+        }
         if (strlen(name->ours) == length && strncmp(name->ours, ours, length) == 0) {
             snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s%s", name->theirs, tail);
             return name;
         }
+    }
     snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s", ours);
     return NULL;
 }

@@ -42,10 +42,11 @@ typedef enum mhai_weight_form {
                         * a */
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
     MHAI_LAST_ROWS,    /* of a longer table */
-    MHAI_PAIRED_ROWS   /* of a rotation of neighbouring elements: 2 k and 2 k + 1 of each head */
+    MHAI_PAIRED_ROWS,  /* of a rotation of neighbouring elements: 2 k and 2 k + 1 of each head */
+    MHAI_MINUS_EXP     /* stored as -exp() of the parameter */
 } mhai_weight_form;
 
-/* A family's name of a parameter, without ".weight". part: 0 for the first part of a fused weight,
+/* A family's name of a parameter, without ".weight", or of both with all that follows. part: 0 for the first part of a fused weight,
  * then 1, 2 */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;

@@ -43,7 +43,7 @@ function paintSigns(canvas, list, most) {
     context.putImageData(image, 0, 0);
 }
 
-// options: most (the darkest number), cells (a narrow strip, of so many pixels each)
+// options: most (the darkest number), cells (a narrow strip, of this many pixels each)
 function strip(name, list, options = {}) {
     const canvas = make("canvas", "dg-strip");
     canvas.width = list.length;

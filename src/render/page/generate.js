@@ -99,13 +99,14 @@ function stepRow(step, i) {
 }
 
 function drawCache() {
-    const cache = answer?.cache, steps = generation.steps;
+    if (!byId("generate-box").open || !answer) return;
+    const {cache} = answer, steps = generation.steps;
     const notes = [];
     if (cache) {
         notes.push(cacheFormula(cache));
         if (cache.bytes_all_heads !== cache.bytes)
             notes.push(t("generate.all", {bytes: whole(cache.bytes_all_heads)}));
-    } else if (answer?.next) {
+    } else {
         notes.push(t("generate.open"));
     }
     if (steps.length && !lastStep().cache && cache) notes.push(t("generate.whole"));
@@ -148,6 +149,7 @@ function buildGeneration() {
         make("span", "small", t("generate.about"))), tools, named("p", "generate-formula"),
         named("div", "generate-picture"), steps);
     box.id = "generate-box";
+    box.addEventListener("toggle", drawCache);
     const section = make("section", "", box);
     section.id = "generate";
     section.hidden = true;

@@ -50,7 +50,7 @@ class Result:
 
     @property
     def errors(self):
-        """stderr without progress lines, which appear on slow machines after ten seconds."""
+        """stderr without progress lines, which appear after one second."""
         return [line for line in self.err.decode("utf-8", "replace").splitlines()
                 if not PROGRESS.search(line)]
 

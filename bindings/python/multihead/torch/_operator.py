@@ -358,7 +358,7 @@ _registry.impl("attention_backward", backward, "CPU")
 _registry.impl("attention", _elsewhere, "CompositeExplicitAutograd")
 _registry.impl("attention_backward", _elsewhere, "CompositeExplicitAutograd")
 
-# ---- Shape inference -------------------------------------------------------------------------
+# ---- Shape inference -----------------------------------------------------------------------------
 
 
 @torch.library.register_fake("multihead::attention", lib=_registry)

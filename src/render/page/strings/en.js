@@ -305,7 +305,7 @@ const texts = {en: {
     "tour.softmax.answer": "The sum of the row cancels: ln({a} / {b}) = {difference}.",
     "tour.projections": "Projections",
     "tour.projections.text": "A head does not compare the tokens themselves. W_q makes its queries, W_k its keys and W_v " +
-        "its values from the numbers of each token.",
+        "its values from the numbers of each token. “Queries and keys in a plane” below draws them as points.",
     "tour.projections.asks": "A token has {E} numbers and a query of one head has {D}. How many numbers has the part " +
         "of W_q that belongs to this head?",
     "tour.projections.answer": "{D} rows of {E} numbers: {n}.",
@@ -332,7 +332,7 @@ const texts = {en: {
     "tour.it.answer": "Without {head} the probability of “{token}” goes from {before} % to {after} % ({nats} nats).",
     "tour.cache": "Grouped heads and the cache",
     "tour.cache.text": "A generator keeps the keys and values of all earlier tokens. Heads of a group share them, so the " +
-        "cache shrinks as H / Hk grows.",
+        "cache shrinks as H / Hk grows. Try it below: “Generation and its cache”, and the knob “key/value heads”.",
     "tour.cache.asks": "{L} layers, {Hk} key/value heads of {D} numbers, {T} tokens, 4 bytes per number. How many bytes " +
         "does the cache take?",
     "tour.cache.answer": "{L} × {Hk} × 2 × {D} × 4 × {T} = {bytes} bytes; with {H} key/value heads it would be {all}.",
