@@ -200,7 +200,7 @@ def hiding():
     mass = sum(1 - sum(weights[i][j] for j in keep) for i in keep) / len(keep)
     check(found and abs(float(found[1]) - 100 * mass) < 0.06, f"hidden mass: {found} {mass}")
     text = view(MODEL, TEXT, "--hide", "special", "--renormalise", "--range", "0:1").out.decode()
-    check("divided by what is left" in " ".join(text.split()), "--renormalise says so")
+    check("divided by its remaining weight" in " ".join(text.split()), "--renormalise says so")
     result = view(MODEL, "cat, the", "--hide", ",", "--head", "0.0", "--width", "80")
     check(not [line for line in result.lines if re.match(r"\s*,\s+\|", line)], "--hide , hides the comma")
     result = view(MODEL, TEXT, "--hide", "dog")
