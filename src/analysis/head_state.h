@@ -38,7 +38,7 @@ uint64_t mhai_state_mix(uint64_t check, uint64_t word);
 /* A sum over this many rows of a score, each within the range of its kind. */
 void mhai_state_sum(mhai_state_io *io, mhai_exact *sum, int64_t rows, mha_measure_kind kind);
 
-/* head_state_corpus.c: the sums of a corpus; its description, of which *texts and desc are read. */
+/* head_state_corpus.c: the sums of a corpus; its description (*texts and desc are read). */
 void mhai_state_corpus(mhai_state_io *io, mha_head_corpus *c);
 void mhai_state_corpus_desc(mhai_state_io *io, mha_head_corpus_desc *desc);
 

@@ -99,8 +99,8 @@ mha_status mha_mean_embedding(const mha_tensor *output, const int64_t *lengths,
     return MHA_OK;
 }
 
-/* The mean m of a sequence's rows along u (wanted->data): f = u.m / |m|. Its gradient with respect to
- * a row is (u - (u.m / |m|^2) m) / (|m| length), times factor. */
+/* The mean m of a sequence's rows along u (wanted->data): f = u.m / |m|. Its gradient with respect
+ * to a row is (u - (u.m / |m|^2) m) / (|m| length), times factor. */
 typedef struct along {
     double value;      /* u.m / |m|; 0 where m is 0 */
     double over, back; /* 1 / |m|, u.m / |m|^3 */

@@ -36,7 +36,8 @@ void mhai_importance_end(mhai_importance_run *r);
 MHA_NODISCARD mha_status mhai_importance_prepare(mhai_importance_run *r);
 
 /* The first function divides `count` passes: this rank makes *begin .. *end - 1, or all
- * without ranks. The second, called with their status, gives every rank all items, `each` per pass. */
+ * without ranks. The second, called with their status, gives every rank all items, `each` per
+ * pass. */
 void mhai_importance_mine(const mhai_importance_run *r, int64_t count, int64_t *begin,
                           int64_t *end);
 MHA_NODISCARD mha_status mhai_importance_share(const mhai_importance_run *r, mha_status status,

@@ -14,7 +14,7 @@ typedef struct mhai_attn_keys {
 
 typedef struct mhai_attn_fold {
     mhai_attn_plan plan;
-    mhai_attn_part part; /* of which the problem is */
+    mhai_attn_part part; /* the problem's */
     mhai_attn_walk walk;
     float *o, *m, *l; /* [rows of all items][Dv padded], [rows] twice */
     float *shaw;      /* [rows][table padded] */
@@ -38,10 +38,10 @@ MHA_NODISCARD mha_status mhai_attn_fold_begin(mha_context *context, const mhai_a
 void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
                          int64_t count, int64_t turn, int64_t turns);
 
-/* Let the walk's problem read these keys, for a stretch of them. */
+/* Point the walk's problem to these keys, before a stretch of them. */
 void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys);
 
-/* The same in the order of keys, for a stretch that only lacks its join (attn_split.h). */
+/* Join a stretch whose sums are complete (attn_split.h). Calls come in the order of keys. */
 void mhai_attn_fold_stretch(mha_context *context, mhai_attn_fold *fold,
                             const mhai_attn_stretch *stretch);
 

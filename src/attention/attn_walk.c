@@ -135,12 +135,12 @@ static int64_t even_rows(int64_t rows, int64_t most)
 
 int64_t mhai_attn_strip_rows(const mhai_attn_problem *p, int64_t chunk_rows, int64_t tile_rows)
 {
-    const bool cut = p->keep_blocks.data && p->block_queries >= tile_rows; /* into any number */
+    const bool cut = p->keep_blocks.data && p->block_queries >= tile_rows; /* at any row */
     return cut ? mhai_min_i64(tile_rows, p->T) : even_rows(chunk_rows, tile_rows);
 }
 
-/* Rows of the strip that begins at row `first`. Where blocks of a pattern are higher than strips,
- * each is of one row of the pattern, and skips what that hides. */
+/* Rows of the strip that begins at row `first`. If a pattern's blocks are higher than strips,
+ * a strip lies in one row of the pattern and skips the keys that this row hides. */
 static int64_t strip_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, int64_t first)
 {
     const mhai_attn_problem *p = walk->p;
@@ -203,7 +203,7 @@ static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     s->tile.mask = s->masked || s->mask.poison ? &s->mask : NULL;
 }
 
-/* Keys of a chunk's block that a window and the begin leave to any of its rows. */
+/* Narrow a chunk's block to the keys that its window and begin show to any of its rows. */
 static void narrow_block(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          mhai_attn_block *block)
 {
@@ -274,7 +274,7 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 /* ---- the walks ------------------------------------------------------------------------------- */
 
 /* Types and sizes that tile_rows_forward takes, in the memory of a packed block of values. Several
- * strips pay where keys come from memory; those of a short sequence are packed faster. */
+ * strips are faster if keys come from memory; for a short sequence, packing is faster. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows)
 {
     if (p->compute != MHA_COMPUTE_F32) return false;

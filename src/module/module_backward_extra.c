@@ -1,13 +1,13 @@
 /* The gradients of the learned key, bias_k and bias_v, which every query sees.
  *
- * Attention backward took the joined lse and heads, so its gradients of the other keys are right as
- * they are; what is left is the learned key's own share, by the same formulas (backward.h):
+ * Attention backward used the joined lse and heads, so its gradients of the other keys are final.
+ * This file adds the learned key's own terms, by the same formulas (backward.h):
  *
  *   w = mhai_exp(score - lse)     ds = w (factor sum g v - delta)       dx = ds (1 - tanh^2) scale
  *   delta = sum g o - dlse
  *   dq += dx k               dk += dx q                            dv += w factor g
  *
- * A head of keys is one piece of work, rows in order: the sums have one order. */
+ * A work item is a key/value head. It adds rows in order, so the order of the sums is fixed. */
 #include "base/checked.h"
 #include "base/math.h"
 #include "module/module_parts.h"

@@ -1,13 +1,13 @@
 /* Keys that every query sees, whatever the masks: a learned one (bias_k, bias_v) and one of zeros.
  *
- * They stand at no position, so nothing is added to their scores: the learned key's score is
+ * They have no position, so nothing is added to their scores: the learned key's score is
  * softcap(scale q bias_k), that of zeros is 0. The key of zeros adds exp(0) to the denominator and
  * nothing to the sum of values, which is what a sink of logit 0 does; so it goes into the sinks.
- * The learned key is merged into what attention found without it, by the log of the denominators:
+ * The learned key is merged into the results of attention without it, by their log-sum-exp:
  *
  *   lse' = log(exp(lse) + exp(score))     p' = p exp(lse - lse')     o' = o exp(lse - lse') + ...
  *
- * Neither keys nor values nor masks are copied for them, and every kind of mask goes with them. */
+ * Keys, values and masks are not copied for them, and every kind of mask is supported. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/math.h"
@@ -91,8 +91,8 @@ double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r
     return cap > 0 ? cap * mhai_tanh(score / cap) : score;
 }
 
-/* What dropout makes of the learned key's weight: it is key number 2^34 - 1, the last that dropout
- * can count, whatever the number of keys. */
+/* The dropout factor of the learned key's weight. Its key number is 2^34 - 1, the largest that
+ * dropout supports, whatever the number of keys. */
 static double dropout_factor(const mhai_forward *f, const mhai_module_row *r)
 {
     const double dropout = (double)f->at.desc.dropout;

@@ -26,7 +26,7 @@ mhai_attend mhai_module_attend(const mha_module *module)
 /* Defaults, and settings without their flags. */
 mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
 {
-    static const float weight = 1; /* there are some */
+    static const float weight = 1; /* stands for weights */
     const bool norms = d->flags & MHA_MODULE_QK_NORM, rotates = d->flags & MHA_MODULE_ROPE;
     if (d->reserved != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_desc: reserved is %u, expected 0",

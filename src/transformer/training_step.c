@@ -96,7 +96,7 @@ static mha_status see(mha_trainer *t, const mha_training_batch *batch, bool targ
     return see_source(t, v);
 }
 
-/* Checks that cross-entropy does not make: a row to learn from, and finite weights. */
+/* Check what cross-entropy does not: that there is a target, and that weights are finite. */
 static mha_status check_rows(mhai_views *v, bool learns)
 {
     const int64_t T = v->input.tokens->shape[1];
@@ -239,7 +239,7 @@ static mha_status compare(mha_trainer *t, const mhai_views *v, mha_status status
     return MHA_OK;
 }
 
-/* ---- moving ---------------------------------------------------------------------------------- */
+/* ---- update ---------------------------------------------------------------------------------- */
 
 static mha_status move_part(mha_trainer *t, mhai_trained *own, mha_adamw settings)
 {

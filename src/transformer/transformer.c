@@ -570,7 +570,7 @@ static mha_status make(mha_context *context, const mha_transformer_desc *desc,
         *transformer = made;
         return MHA_OK;
     }
-    made->source.release = NULL; /* the caller's still */
+    made->source.release = NULL; /* the caller still owns it */
     mha_transformer_destroy(made);
     return status;
 }
@@ -634,7 +634,7 @@ void mha_transformer_destroy(mha_transformer *t)
     mhai_give(&a, t, 1, sizeof *t);
 }
 
-/* ---- looking ------------------------------------------------------------------------------- */
+/* ---- queries ------------------------------------------------------------------------------- */
 
 void mha_transformer_describe(const mha_transformer *t, mha_transformer_desc *desc)
 {

@@ -157,7 +157,7 @@ typedef struct mhai_kept_attention {
 typedef struct mhai_kept_layer {
     mhai_kept_attention self, cross;
     mhai_kept_step ff;
-    float *up, *act; /* [tokens, F or 2 F], [tokens, F]; up: NULL if not kept and not gated */
+    float *up, *act; /* [tokens, F or 2 F], [tokens, F]; up: NULL if passing and not gated */
 } mhai_kept_layer;
 
 struct mha_activations {

@@ -1,15 +1,14 @@
-/* Rows of queries against the keys of a sequence that are one block: there is nothing to rescale
- * and nothing to come back to, so each strip goes from its queries to its outputs at once. The
- * contract is in kernels.h. Chains, maxima and sums are those of tile_forward, and so are the bits:
- * what that adds beyond them is 0, since fma(0, alpha, sum) = sum but for the sign of a 0, which
- * both lose at the end.
+/* Rows of queries against the keys of a sequence that are one block. Nothing is rescaled, so each
+ * strip goes from its queries to its outputs in one pass. The contract is in kernels.h. It is
+ * bit-identical to tile_forward, whose chains, maxima and sums it uses: the additional step there
+ * is fma(0, alpha, sum), which equals sum except for the sign of a 0, and finish_row removes that.
  *
- * Nothing is repaired here: whatever is not finite shows in `finite`, a sum of x * 0, and then all
- * of it is done again by others. */
+ * Non-finite elements are not handled here. `finite`, a sum of x * 0, detects them, and the caller
+ * then computes all rows in tiles. */
 
 /* ---- products ---------------------------------------------------------------------------------
- * Of weights and values, for what block_tmpl.c does not do: values in rows that lie anywhere, and
- * results that are divided and written where they belong. */
+ * Of weights and values, with two features that block_tmpl.c lacks: values in rows at any address,
+ * and results that are divided and written to the output. */
 
 typedef struct one_product {
     int64_t inner;
@@ -168,7 +167,7 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
     for (int r = 0; r < s->rows; r++) divisor[r] = s->l[r] == 0 ? 1.0f : s->l[r];
     for (int64_t column = 0; column < x->value_dim; column += BLOCK_COLS) {
         const int64_t in_panel = column % MHAI_PANEL;
-        const bool whole = x->value_dim - column >= BLOCK_COLS; /* else half a panel is left */
+        const bool whole = x->value_dim - column >= BLOCK_COLS; /* otherwise half a panel remains */
         one_strip_product(
             whole ? one_values : one_half_values, s->rows,
             (one_product){.inner = s->end,
@@ -186,7 +185,7 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
 
 /* ---- the keys -------------------------------------------------------------------------------- */
 
-/* Keys as panels, of the last only the half that has keys; values too if they are packed. */
+/* Pack keys, of the last panel only the half that has keys, and values if requested. */
 static bool pack_one_block(const mhai_one_block *x)
 {
     const mhai_pack keys = {.in = x->k, .stride = x->k_row, .rows = x->keys, .cols = x->head_dim};
