@@ -291,10 +291,11 @@ static mha_status read_heads(const reading *r)
     const int64_t layers = count_of(r, "num_hidden_layers");
     mha_gguf_value heads, kv;
     head_counts n = {.lists = {json_array(), json_array()}, .types = json_array(), .same = true};
-    const bool made = mhai_put(r->root, "layer_heads", n.lists[0]) &
-                      mhai_put(r->root, "layer_kv_heads", n.lists[1]) &
-                      mhai_put(r->root, "layer_types", n.types);
-    if (!made) return MHA_NO_MEMORY("model");
+    /* each call takes its list, also if it fails */
+    const bool first = mhai_put(r->root, "layer_heads", n.lists[0]);
+    const bool second = mhai_put(r->root, "layer_kv_heads", n.lists[1]);
+    if (!mhai_put(r->root, "layer_types", n.types) || !first || !second)
+        return MHA_NO_MEMORY("model");
     if (!find(r, "attention.head_count", &heads)) return missing(r, "attention.head_count");
     if (!find(r, "attention.head_count_kv", &kv)) kv = heads;
     MHA_TRY(check_array(r, &heads));
