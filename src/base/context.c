@@ -1,4 +1,4 @@
-/* Contexts: validate what the caller and the environment request, and own the result. */
+/* Contexts: validate the requests of the caller and of the environment. */
 #define _DEFAULT_SOURCE /* madvise */
 #include "base/context.h"
 
@@ -56,13 +56,12 @@ static mha_status choose_isa(mha_isa asked, mha_isa *isa)
     return MHA_OK;
 }
 
-/* Read a number of at most `most` from the environment; *value stays 0 if the variable is not
- * set. */
+/* Read a number from 1 to `most` from the environment; 0 if the variable is not set. */
 static mha_status read_number(const char *name, long most, long *value)
 {
     const char *text = getenv(name);
     if (!text || !*text) return MHA_OK;
-    const bool digits = !text[strspn(text, "0123456789")]; /* strtol() skips blanks, takes + */
+    const bool digits = !text[strspn(text, "0123456789")]; /* strtol() accepts blanks and + */
     *value = digits ? strtol(text, NULL, 10) : 0;
     if (*value < 1 || *value > most)
         return mha_fail(MHA_ERR_ARGUMENT, "%s is '%.40s', expected 1..%ld", name, text, most);

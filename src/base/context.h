@@ -1,4 +1,4 @@
-/* The context: the machine's resources for a call. Owns the thread pool and the scratch stack. */
+/* The context owns the thread pool and the scratch stack. */
 #ifndef MHAI_CONTEXT_H
 #define MHAI_CONTEXT_H
 
@@ -11,10 +11,10 @@ struct mha_context {
     mha_allocator allocator;
     mha_isa isa;
     int num_threads;
-    int64_t l2;                            /* bytes of a core's cache, for block sizes */
-    mha_parallel_for_fn host_parallel_for; /* NULL: pool */
+    int64_t l2;                            /* L2 bytes per core, for block sizes */
+    mha_parallel_for_fn host_parallel_for; /* NULL: use the pool */
     void *host_user;
-    mhai_pool *pool; /* NULL with one thread or with a host's parallel-for */
+    mhai_pool *pool; /* NULL with one thread or with a parallel-for of the host */
     mhai_scratch scratch;
 };
 

@@ -1,4 +1,4 @@
-/* Conversions between floating types: rows of contiguous elements, and tensors of any strides. */
+/* Conversions between floating types, of contiguous rows and of tensors with any strides. */
 #include "base/convert.h"
 
 #include "base/half.h"
@@ -46,14 +46,14 @@ static double element(mha_dtype type, const void *in)
     }
 }
 
-/* To f32 with an odd last bit where it is not exact: rounding that to a half, which is shorter by
- * more than two bits, gives the half nearest to x (Boldo & Melquiond 2008). */
+/* Round to odd: an inexact result gets an odd last bit. A half is shorter than f32 by more than two
+ * bits, so rounding the result to a half gives the half nearest to x (Boldo & Melquiond 2008). */
 static float to_odd(double x)
 {
     float near = (float)x;
     if (isnan(x) || (double)near == x) return near;
     uint32_t bits = mhai_float_bits(near);
-    if (fabs((double)near) > fabs(x)) bits--; /* towards zero: also from infinity */
+    if (fabs((double)near) > fabs(x)) bits--; /* towards zero, also from infinity */
     return mhai_float_of_bits(bits | 1u);
 }
 
@@ -69,7 +69,7 @@ static void set_element(mha_dtype type, void *out, double x)
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* n elements, steps in bytes. */
+/* Convert n elements; steps are in bytes. */
 static void convert_run(const mha_tensor *in, const mha_tensor *out, int64_t n, const char *from,
                         int64_t from_step, char *to, int64_t to_step)
 {
@@ -81,7 +81,7 @@ static void convert_run(const mha_tensor *in, const mha_tensor *out, int64_t n, 
         mhai_widen(in->dtype, from, n, (float *)(void *)to);
     else if (dense && in->dtype == MHA_F32 && out->dtype != MHA_F64)
         mhai_narrow(out->dtype, to, (const float *)(const void *)from, n);
-    else /* the last element has no step, so the stride of a single element may have any value */
+    else /* no step after the last element: the stride of a single element may be anything */
         for (int64_t i = 0; i < n; i++)
             if (in->dtype == out->dtype)
                 memcpy(to + i * to_step, from + i * from_step, from_size);
@@ -89,7 +89,7 @@ static void convert_run(const mha_tensor *in, const mha_tensor *out, int64_t n, 
                 set_element(out->dtype, to + i * to_step, element(in->dtype, from + i * from_step));
 }
 
-/* The elements from axis `axis` on; at most MHA_MAX_DIMS calls deep. */
+/* Convert along the axes from `axis` on; recurses at most MHA_MAX_DIMS deep. */
 static void convert_axes(const mha_tensor *in, const mha_tensor *out, int axis, const char *from,
                          char *to)
 {

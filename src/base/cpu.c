@@ -1,6 +1,6 @@
-/* Instruction sets. The processor and the operating system report availability: registers that
- * the system does not save count as absent. The compiler's __builtin_cpu_supports() depends on
- * its run-time library, and that of zig, which builds the wheels, always answers no. */
+/* Instruction sets. An instruction set is available if the processor has it and the operating
+ * system saves its registers. __builtin_cpu_supports() is not used: it depends on the compiler's
+ * run-time library, and always returns false with zig, which builds the wheels. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/cpu.h"
 
@@ -51,7 +51,7 @@ bool mhai_isa_from_name(const char *name, mha_isa *isa)
 }
 
 #if defined(MHAI_HAVE_X86)
-/* The registers that the operating system saves, one bit per kind: XCR0. */
+/* XCR0: one bit per kind of registers that the operating system saves. */
 static unsigned saved_registers(void)
 {
     unsigned low, high;
@@ -78,7 +78,7 @@ static unsigned ask_processor(void)
     return features;
 }
 
-/* Queried once: in a virtual machine CPUID takes some 20 microseconds. */
+/* Queried once: CPUID takes about 20 microseconds in a virtual machine. */
 unsigned mhai_cpu_features(void)
 {
     static atomic_uint known;

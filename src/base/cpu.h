@@ -4,8 +4,8 @@
 
 #include <multihead/base.h>
 
-/* Features that the kernels need beyond the baseline: AVX2 with FMA and F16C; AVX-512 F, DQ, BW
- * and VL, optionally with VNNI or BF16. 0 on other processors than x86. */
+/* Features that kernels use beyond the baseline. AVX2 includes FMA and F16C; AVX512 means F, DQ, BW
+ * and VL. Only x86 has any. */
 enum {
     MHAI_CPU_ASKED = 1, /* always set: the processor has been queried */
     MHAI_CPU_AVX2 = 2,
@@ -16,13 +16,13 @@ enum {
 
 unsigned mhai_cpu_features(void);
 
-/* The best available instruction set that is not above limit (MHA_ISA_AUTO: no limit). */
+/* The best available instruction set up to limit (MHA_ISA_AUTO: no limit). */
 mha_isa mhai_cpu_best(mha_isa limit);
 
 /* The instruction set with this name; false if there is none. */
 bool mhai_isa_from_name(const char *name, mha_isa *isa);
 
-/* Bytes of a core's L2 cache as the system reports, else a typical size. */
+/* L2 bytes per core as the system reports them; a typical size if it does not. */
 int64_t mhai_cpu_l2(void);
 
 /* Processors that this process may run on, at least 1. */

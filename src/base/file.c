@@ -1,14 +1,15 @@
-/* Files that appear whole or not at all: the bytes go to a new file in the same folder, which is
- * synced and renamed at the end. Files other than regular ones cannot be replaced and are
- * written directly; so are open descriptors, such as /dev/stdout.
+/* Atomic file writes: the bytes go to a temporary file in the same folder, which is synced and
+ * renamed at the end. Open descriptors, such as /dev/stdout, and files that are not regular cannot
+ * be replaced. They are written directly.
  *
- * A killed writer leaves its new file behind, and the next writer of the same file removes it: a
- * live writer holds a lock on its new file from its creation until the rename, and the kernel
- * releases the lock of a dead one, whatever its process id or namespace. Only the holder of the
- * lock may unlink or rename, and only after checking that the name still refers to the locked file;
- * so a name never changes its meaning for a process that is about to remove it. On a file system
- * shared by several machines a lock may be local to one of them: there new files have names that
- * are never removed, not even by the server, for which the file system is local. */
+ * A killed writer leaves its temporary file behind; the next writer of the same file removes it.
+ * A live writer locks its temporary file from creation until the rename, and the kernel releases
+ * the lock of a dead one. Only the holder of the lock may unlink or rename, and only after checking
+ * that the name still refers to the locked file. So no process removes another writer's file.
+ *
+ * On a file system shared by several machines a lock may be local to one machine. There temporary
+ * files get names that no process removes, not even on the server, where the file system is
+ * local. */
 #define _GNU_SOURCE /* realpath, flock, fstatfs, O_PATH */
 #include "need.h"
 
@@ -28,23 +29,22 @@
 #include <sys/vfs.h>
 #endif
 
-/* NUMBERS exceeds the number of new files that a folder can have in use. A file that a killed
- * writer left has a number of SWEPT or more only if that many processes wrote the same file at
- * once. */
+/* NUMBERS exceeds the number of temporary files in use in a folder. A file left by a killed writer
+ * has a number of SWEPT or more only if that many processes wrote the same file at once. */
 enum { BLOCK = 1 << 16, NUMBERS = 1 << 20, SWEPT = 16, HOPS = 40 };
 
 struct mha_file {
     mha_sink sink;
-    char *path;      /* as the caller wrote it, for messages */
-    char *name;      /* in its folder, symbolic links followed unless it is our own folder */
-    char *temporary; /* likewise; NULL: the descriptor is written directly */
+    char *path;      /* as the caller passed it, for messages */
+    char *name;      /* in its folder; symbolic links are followed unless it is our own folder */
+    char *temporary; /* likewise; NULL: write to the descriptor directly */
     int folder, descriptor;
     size_t used;
     mha_status status;
     char block[BLOCK];
 };
 
-/* Show the end of a long path, which distinguishes files, and leave room for the reason. */
+/* Shorten a long path to its end, which distinguishes files, to leave room for the reason. */
 static mha_status refuse(const mha_file *file, const char *what, int error)
 {
     size_t length = strlen(file->path), most = 200;
@@ -105,9 +105,9 @@ static bool same_file(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* ---- the new file -------------------------------------------------------------------------- */
+/* ---- the temporary file -------------------------------------------------------------------- */
 
-/* Whether every process that may write in a folder sees a lock: those of one kernel do. */
+/* Whether every process that may write in a folder sees our locks. Processes of one kernel do. */
 static bool locks_are_known(int folder)
 {
 #if defined(__linux__)
@@ -125,7 +125,8 @@ static bool locks_are_known(int folder)
     return false;
 }
 
-/* Lock the file, if no other process has and the name still refers to it; returns 0 or an errno. */
+/* Lock the file unless another process has; check that the name still refers to it. Returns 0 or an
+ * errno. */
 static int lock(int folder, const char *name, int descriptor)
 {
     struct stat opened, named;
@@ -144,8 +145,8 @@ static void remove_if_abandoned(int folder, const char *name)
     close(found);
 }
 
-/* Create the first free number. If another writer's sweep removed the file before it was locked,
- * continue with the next number. */
+/* Create the temporary file with the first free number. If another writer removed the file before
+ * it was locked, continue with the next number. */
 static mha_status open_temporary(mha_file *file, mode_t mode)
 {
     const bool locks = locks_are_known(file->folder);
@@ -176,7 +177,7 @@ static mha_status open_temporary(mha_file *file, mode_t mode)
     return refuse(file, "cannot write: no new file can be made there", error);
 }
 
-/* A folder that may be written but not listed can only be used by its path, and not synced. */
+/* A folder without read permission can only be opened with O_PATH, and not synced. */
 static int open_folder(const char *path)
 {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -186,7 +187,7 @@ static int open_folder(const char *path)
     return folder;
 }
 
-/* Returns 0 or an errno. Some file systems cannot sync a folder. */
+/* Returns 0 or an errno; 0 where the file system cannot sync a folder. */
 static int sync_out(int descriptor)
 {
     while (fsync(descriptor) != 0)
@@ -194,7 +195,7 @@ static int sync_out(int descriptor)
     return 0;
 }
 
-/* Splits path in place, and opens its folder; name gets the rest. */
+/* Split path in place and open its folder; *name is the rest. */
 static int open_parent(char *path, const char **name)
 {
     char *slash = strrchr(path, '/');
@@ -228,8 +229,8 @@ static bool holds_descriptors(const char *folder)
 #endif
 }
 
-/* The descriptor that a path leads to, following links as of /dev/stdout and /dev/fd/3; -1:
- * none. It may belong to another process. */
+/* The descriptor that a path such as /dev/stdout or /dev/fd/3 leads to through links; -1: none. The
+ * descriptor may belong to another process. */
 static int find_descriptor(const char *path)
 {
     char at[2 * PATH_MAX], link[PATH_MAX], folder[PATH_MAX];
@@ -253,9 +254,9 @@ static int find_descriptor(const char *path)
     return -1;
 }
 
-/* Continue an open file at its position: a descriptor of this process is shared, a file of
- * another process is opened for appending. Pipes and devices have no position and are opened
- * again, which sockets do not support. */
+/* Continue an open file at its position: duplicate a descriptor of this process, or append to the
+ * file of another process. Pipes and devices have no position and are opened again. Sockets cannot
+ * be opened again. */
 static mha_status write_directly(mha_file *file, const struct stat *present, int number)
 {
     struct stat own;
@@ -268,7 +269,7 @@ static mha_status write_directly(mha_file *file, const struct stat *present, int
     return file->descriptor >= 0 ? MHA_OK : refuse(file, "cannot write", errno);
 }
 
-/* A file that may not be opened for writing is not replaced either. */
+/* A file without write permission is not replaced either. */
 static mha_status open_target(mha_file *file)
 {
     struct stat present;

@@ -7,12 +7,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 
-/* vsnprintf() in the locale "C": the decimal point does not depend on the host's setlocale().
- * errno and the host's locale are unchanged. */
+/* vsnprintf() in the locale "C". Preserves errno and the host's locale. */
 int mhai_format_list(char *text, size_t size, const char *format, va_list arguments)
     MHA_PRINTF(3, 0);
 
-/* As snprintf(). */
+/* snprintf() in the locale "C". */
 #define mhai_format mha_format
 
 #endif

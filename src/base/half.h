@@ -1,7 +1,7 @@
-/* f16 (IEEE binary16) and bf16 as bit patterns. To f32 is exact; from f32 rounds to nearest, ties
- * to even, keeps subnormals, overflows to infinity and leaves a NaN a NaN (quiet, its upper bits
- * kept): what the processors' own conversions do. Static inline, since kernels are compiled per
- * instruction set; free of branches, so that loops over them become vectors. */
+/* f16 (IEEE binary16) and bf16 as bit patterns. Conversion to f32 is exact. Conversion from f32
+ * rounds to nearest, ties to even, keeps subnormals, and overflows to infinity; a NaN becomes quiet
+ * and keeps its upper bits. The processors' instructions do the same. Static inline, since kernels
+ * are compiled per instruction set; free of branches, so that compilers vectorise loops. */
 #ifndef MHAI_HALF_H
 #define MHAI_HALF_H
 
@@ -31,7 +31,7 @@ static inline uint16_t mhai_f32_to_bf16(float x)
 {
     uint32_t bits = mhai_float_bits(x);
     uint32_t rounded =
-        bits + 0x7FFFu + ((bits >> 16) & 1u); /* a carry into the exponent is right */
+        bits + 0x7FFFu + ((bits >> 16) & 1u); /* a carry into the exponent is correct */
     uint32_t nan = bits | 0x00400000u;
     return (uint16_t)(((bits & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded) >> 16);
 }
@@ -39,7 +39,7 @@ static inline uint16_t mhai_f32_to_bf16(float x)
 static inline float mhai_f16_to_f32(uint16_t half)
 {
     uint32_t size = half & 0x7FFFu, sign = (uint32_t)(half & 0x8000u) << 16;
-    uint32_t normal = (size << 13) + (112u << 23); /* the exponent's bias is 15 here, 127 there */
+    uint32_t normal = (size << 13) + (112u << 23); /* exponent bias: 15 in f16, 127 in f32 */
     uint32_t subnormal = mhai_float_bits((float)(int32_t)size * 0x1p-24f);
     uint32_t nan = (size << 13) | 0x7FC00000u;
     uint32_t bits = size < 0x0400u ? subnormal : normal;
@@ -52,11 +52,11 @@ static inline uint16_t mhai_f32_to_f16(float x)
 {
     uint32_t bits = mhai_float_bits(x), size = bits & 0x7FFFFFFFu;
     uint32_t normal = (size - (112u << 23) + 0x0FFFu + ((size >> 13) & 1u)) >> 13;
-    /* The spacing of f32 at 1/2 is 2^-24, that of subnormal f16: the addition rounds. */
+    /* f32 at 1/2 and subnormal f16 both have spacing 2^-24, so the addition rounds correctly. */
     uint32_t subnormal = mhai_float_bits(mhai_float_of_bits(size) + 0.5f) - 0x3F000000u;
     uint32_t nan = 0x7E00u | ((size >> 13) & 0x03FFu);
     uint32_t half = size < 0x38800000u ? subnormal : normal;
-    half = size >= 0x477FF000u ? 0x7C00u : half; /* 65520, halfway to what would be next, and up */
+    half = size >= 0x477FF000u ? 0x7C00u : half; /* from 65520, halfway to 2^16, on */
     half = size > 0x7F800000u ? nan : half;
     return (uint16_t)(half | ((bits >> 16) & 0x8000u));
 }

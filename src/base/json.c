@@ -34,7 +34,7 @@ static void put_line(mha_json *json, int indent)
 
 static void put_escaped(mha_json *json, const char *text, const char *end)
 {
-    const char *run = text; /* from here on, bytes are written unchanged */
+    const char *run = text; /* start of the bytes to write unchanged */
     put(json, "\"", 1);
     while (text < end) {
         const char *from = text;
@@ -59,8 +59,9 @@ static void put_escaped(mha_json *json, const char *text, const char *end)
     put(json, "\"", 1);
 }
 
-/* open[0] is 1 once the outermost value is complete; of an object or an array it is OBJECT or
- * ARRAY, with FILLED once it has a value. lines and line are the spaces and 1. */
+/* Values of json->open[depth]. At depth 0: DONE once the outermost value has begun. In an object or
+ * an array: OBJECT or ARRAY, and FILLED once it has a value. json->line and json->lines[depth] are
+ * the indentation plus 1; 0: no line breaks. */
 enum { DONE = 1, OBJECT = 2, ARRAY = 4, FILLED = 8 };
 
 static bool refuse(mha_json *json, const char *name, const char *why)
@@ -210,7 +211,7 @@ void mha_json_number(mha_json *json, const char *name, double value)
 
 void mha_json_decimals(mha_json *json, const char *name, double value, int decimals)
 {
-    char text[340] = "null"; /* the greatest double has 309 digits before the point */
+    char text[340] = "null"; /* DBL_MAX has 309 digits before the point */
     if (isfinite(value))
         mhai_format(text, sizeof text, "%.*f", decimals < 20 ? decimals : 20, value);
     put_word(json, name, text);

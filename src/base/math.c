@@ -1,9 +1,10 @@
 /* Elementary functions (math.h).
  *
- * exp by Tang's tables (ACM TOMS 15, 1989); log by a table of logarithms of short numbers, as his
- * (ACM TOMS 16, 1990), with the argument's remainder kept in two parts; sin and cos after Cody and
- * Waite's reduction (1980) or, for large arguments, that of Payne and Hanek (SIGNUM 18, 1983).
- * Double-double steps are those of Dekker (1971) and Knuth: exact but where a comment says more. */
+ * exp uses Tang's tables (ACM TOMS 15, 1989). log uses a table of logarithms of short numbers, as
+ * Tang's does (ACM TOMS 16, 1990), with the reduced argument in two parts. sin and cos use Cody and
+ * Waite's reduction (1980), for large arguments that of Payne and Hanek (SIGNUM 18, 1983).
+ * Double-double steps are those of Dekker (1971) and Knuth; they are exact unless a comment states
+ * an error. */
 #include "base/math.h"
 
 #include "base/math_tables.h"
@@ -33,7 +34,7 @@ static inline two two_product(double a, double b)
     return (two){product, a1 * b1 - product + a1 * b2 + a2 * b1 + a2 * b2};
 }
 
-/* To about 2^-102. */
+/* Relative error about 2^-102. */
 static two multiply(two a, two b)
 {
     const two product = two_product(a.high, b.high);
@@ -54,10 +55,10 @@ static double from_bits(uint64_t bits)
     return x;
 }
 
-/* Adding it rounds to whole numbers below 2^51, which then are the sum's last bits. */
+/* Adding it rounds numbers below 2^51 to integers, which are then the low bits of the sum. */
 static const double shift = 0x1.8p52;
 
-/* p[0] + p[1] x + ..., an odd number of terms from 3 on; even and odd powers are separate
+/* p[0] + p[1] x + ...; the number of terms is odd and at least 3. Even and odd powers are separate
  * chains, which halves the latency. */
 static inline double polynomial(const double *p, int terms, double x)
 {
@@ -72,13 +73,13 @@ static inline double polynomial(const double *p, int terms, double x)
 
 /* ---- exp ------------------------------------------------------------------------------------- */
 
-/* 2^n (high + low), to 2^-58 of itself. */
+/* 2^n (high + low), relative error 2^-58. */
 typedef struct power {
     two value; /* from 0.98 to 2 */
     int64_t n;
 } power;
 
-/* 2^(k / 32) e^r, |r| < 0.0109; k comes with `shift` added. */
+/* 2^(k / 32) e^r, |r| < 0.0109; shifted is k + shift. */
 static inline power table_times(double shifted, double r)
 {
     const int64_t k = (int64_t)(bits_of(shifted) - bits_of(shift));
@@ -91,7 +92,7 @@ static inline power table_times(double shifted, double r)
 static inline power exp_of(double x, double low)
 {
     const double shifted = x * EXP_PER_LN2 + shift, k = shifted - shift;
-    /* k < 2^16, so k times 37 bits is exact */
+    /* k < 2^16, so its product with 37 bits is exact */
     return table_times(shifted, x - k * LN2_32_HIGH - (k * LN2_32_LOW - low));
 }
 
@@ -123,14 +124,14 @@ double mhai_exp2(double x)
 
 /* ---- log ------------------------------------------------------------------------------------- */
 
-/* log x of finite x > 0, not normalised: high is a multiple of 2^-43, so that sums of its parts are
- * exact below 2^10; low is wrong by 2^-62 of the sum at most. */
+/* log x for finite x > 0, not normalised. high is a multiple of 2^-43, so sums of its parts are
+ * exact below 2^10. The error of low is at most 2^-62 of the sum. */
 static inline two log_parts(double x)
 {
     int n = 0;
     uint64_t bits = bits_of(x);
     if (bits >> 52 == 0) bits = bits_of(x * 0x1p54), n = -54;
-    /* x = 2^n z, z from 45.5 / 64 on: j / 64 is the nearest, from 45 or 46 to 91 */
+    /* x = 2^n z with z >= 45.5 / 64; j / 64 is nearest to z, j from 45 or 46 to 91 */
     const uint64_t least = 0x3FE6C00000000000u;
     const uint64_t over = bits - least;
     n += (int)((int64_t)over >> 52);
@@ -138,7 +139,7 @@ static inline two log_parts(double x)
     const double shifted = z * 64 + shift, near = shifted - shift,
                  f = z - near * 0x1p-6; /* exact */
     const double *row = log_table[(bits_of(shifted) & 127) - LOG_FIRST];
-    /* f 64 / j in two parts: the remainder is exact, r_high j has 44 bits */
+    /* r = f 64 / j in two parts. The remainder is exact, since r_high j has 44 bits. */
     const double r = f * row[0], r_high = r + 0x1.8p9 - 0x1.8p9;
     const double r_low = (f - r_high * (near * 0x1p-6)) * row[0];
     return (two){n * LN2_HIGH + row[1] + r_high,
@@ -166,7 +167,7 @@ double mhai_log(double x)
 double mhai_log1p(double x)
 {
     if (!(x > -1 && x <= DBL_MAX)) return x == -1 ? -INFINITY : x < -1 ? NAN : x;
-    if (fabs(x) < 0x1p-27) return x - x * x * (0.5 - x / 3); /* the next is x^4 / 4 */
+    if (fabs(x) < 0x1p-27) return x - x * x * (0.5 - x / 3); /* the next term is x^4 / 4 */
     const two sum = fabs(x) < 1 ? two_sum(1, x) : two_sum(x, 1);
     const two y = log_parts(sum.high);
     return y.high + (y.low + sum.low / sum.high);
@@ -206,7 +207,7 @@ double mhai_tanh(double x)
 
 /* ---- sin, cos -------------------------------------------------------------------------------- */
 
-/* Of x.high + x.low, |x| <= pi / 4 and a little. */
+/* sin(x.high + x.low), |x| slightly above pi / 4 at most. */
 static double small_sin(two x)
 {
     const double z = x.high * x.high;
@@ -219,8 +220,8 @@ static double small_cos(two x)
     return most + (1 - most - half + (z * z * polynomial(cos_terms, 7, z) - x.high * x.low));
 }
 
-/* x = n pi / 2 + the result, |x| < 2^20 (Cody and Waite): n times 33 bits is exact, and so is the
- * first difference; what the last part is rounded by is below 2^-130. */
+/* x = n pi / 2 + the result, |x| < 2^20 (Cody and Waite). The products of n and 33 bits and the
+ * first difference are exact. The rounding error of the last part is below 2^-130. */
 static two reduce(double x, uint32_t *n)
 {
     const double shifted = x * PER_HALF_PI + shift, k = shifted - shift;
@@ -240,16 +241,16 @@ static uint64_t wide_product(uint64_t a, uint64_t b, uint64_t *low)
     return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/* 64 bits of 2 / pi that begin `from` bits after the table's begin. */
+/* 64 bits of two_over_pi, from bit `from` on. */
 static uint64_t some_bits(int from)
 {
     const uint64_t *word = two_over_pi + from / 64;
     return from % 64 ? word[0] << from % 64 | word[1] >> (64 - from % 64) : word[0];
 }
 
-/* The same of 2^20 <= x < 2^1024 (Payne and Hanek): x = m 2^e; bits of 2 / pi that make multiples of
- * 4 are left out, and 192 of those that follow suffice, since no x is nearer to a multiple of
- * pi / 2 than 2^-62. */
+/* The same for 2^20 <= x < 2^1024 (Payne and Hanek). With x = m 2^e, bits of 2 / pi that contribute
+ * multiples of 4 are skipped. The next 192 bits suffice, since no x is nearer than 2^-62 to a
+ * multiple of pi / 2. */
 static two reduce_large(double x, uint32_t *n)
 {
     const uint64_t bits = bits_of(x), m = (bits & 0xFFFFFFFFFFFFFu) | UINT64_C(1) << 52;
@@ -289,7 +290,7 @@ void mhai_sin_cos(double x, double *sine, double *cosine)
 double mhai_cos_turns(double x)
 {
     const double part = fabs(x - (x + shift - shift)),
-                 turn = 4 * HALF_PI_HIGH; /* of a turn, exact */
+                 turn = 4 * HALF_PI_HIGH; /* 2 pi; the product is exact */
     if (part > 0.375) return -small_cos((two){(0.5 - part) * turn, 0});
     if (part > 0.125) return small_sin((two){(0.25 - part) * turn, 0});
     return small_cos((two){part * turn, 0});

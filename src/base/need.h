@@ -4,10 +4,11 @@
 
 #include <multihead/component.h>
 
-/* MHA_ERR_NULL, "function: name is NULL", with the name at `index` in "name, name". */
+/* Report MHA_ERR_NULL, "function: name is NULL", with name `index` of the list `names`. */
 mha_status mhai_need_fail(const char *function, const char *names, size_t index);
 
-/* Return that error for the first of these variables that is NULL; NEED_AS: with other names. */
+/* Return that error for the first of these variables that is NULL. MHAI_NEED_AS: under the given
+ * names. */
 #define MHAI_NEED(function, ...) MHAI_NEED_AS(function, #__VA_ARGS__, __VA_ARGS__)
 #define MHAI_NEED_AS(function, names, ...)                                    \
     do {                                                                      \

@@ -1,4 +1,4 @@
-/* Mark memory that must not be accessed for AddressSanitizer; without it, no-ops. */
+/* Tell AddressSanitizer which memory must not be accessed; no-ops without it. */
 #ifndef MHAI_POISON_H
 #define MHAI_POISON_H
 

@@ -1,20 +1,20 @@
 /* A pool of POSIX threads.
  *
- * The caller works too, as worker 0. Workers sleep on a condition variable between runs. Each takes
- * the items of its own share first, from an atomic counter, and then helps with the others: so
- * consecutive runs of the same shape find their weights and rows in the right cache. Before they
- * sleep, and before the caller does at the end of a run, they poll for a moment: the runs of a
- * training step follow each other faster than a sleeping thread wakes. What they poll is atomic;
- * the reaction happens under the mutex, as if they had slept. POSIX rather than C11 threads: glibc
- * builds the latter on internals that the thread sanitizer cannot see.
+ * The caller is worker 0. The others sleep on a condition variable between runs. Each worker takes
+ * the items of its own share first, from an atomic counter, and then helps with other shares. So
+ * consecutive runs of the same shape find their weights and rows in the right cache.
  *
- * Sleeping workers wake on another CPU than the caller's. The kernel of a virtual machine was
- * observed to wake them on the caller's CPU, despite an idle one, and to separate them
- * milliseconds later: a run of a few milliseconds after a pause took longer with two threads than
- * with one.
+ * Workers poll for a short time before they sleep, and the caller before it sleeps at the end of a
+ * run: the runs of a training step follow each other faster than a sleeping thread wakes. They poll
+ * atomic variables, and then take the mutex as if they had slept. The threads are POSIX ones,
+ * because glibc builds C11 threads on internals that the thread sanitizer cannot see.
  *
- * After a fork the child has none of the threads and perhaps a locked mutex, so the pool
- * remembers the process that created it and starts over in another one. */
+ * Sleeping workers are kept off the caller's CPU. Without that, the kernel of a virtual machine was
+ * observed to wake them on the caller's CPU despite an idle one, and to move them milliseconds
+ * later: a run of a few milliseconds after a pause took longer with two threads than with one.
+ *
+ * After a fork the child has none of the threads and possibly a locked mutex. So the pool stores
+ * the process id, and starts again in another process. */
 #define _GNU_SOURCE /* sched_getcpu, pthread_setaffinity_np */
 #include "base/pool.h"
 
@@ -32,13 +32,13 @@ typedef struct worker {
     mhai_pool *pool;
     pthread_t thread;
     int index;
-    bool asleep; /* under the mutex, as is the next */
+    bool asleep; /* under the mutex, as is kept_off */
     bool kept_off;
 #if defined(__linux__)
-    cpu_set_t allowed; /* its own affinity, while it may not use the caller's CPU */
+    cpu_set_t allowed; /* its affinity before it was kept off the caller's CPU */
 #endif
     int64_t end; /* of this worker's share of the items */
-    /* The next of them, in a cache line of its own. */
+    /* The next item of the share, in a separate cache line. */
     _Alignas(64) _Atomic int64_t next;
 } worker;
 
@@ -49,8 +49,7 @@ struct mhai_pool {
     int started;  /* threads that exist */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
-    bool watchful;               /* at most as many workers as processors, so polling takes no
-                                    processor away */
+    bool watchful;               /* poll: there is a processor for each worker */
     _Atomic uint64_t generation; /* written under the mutex, as are the next three */
     _Atomic int busy;            /* threads that have not finished the current run */
     _Atomic bool quit;
@@ -58,10 +57,10 @@ struct mhai_pool {
     void *argument;
     int64_t step;
     _Atomic int looking; /* idle threads that poll */
-    worker workers[];    /* one for each of capacity; the caller is the first */
+    worker workers[];    /* [capacity]; the caller is the first */
 };
 
-/* The remaining items of a worker's share. */
+/* Process the remaining items of a share. */
 static void work_on(mhai_pool *pool, worker *share, int index)
 {
     for (;;) {
@@ -90,7 +89,8 @@ static void share_out(mhai_pool *pool, int64_t items)
     }
 }
 
-/* Microseconds of polling before sleeping: some ten times the cost of falling asleep and waking. */
+/* PATIENCE: microseconds of polling, about ten times the cost of sleeping and waking. LOOKS: polls
+ * per reading of the clock. */
 enum { PATIENCE = 50, LOOKS = 32 };
 
 static int64_t microseconds(void)
@@ -120,8 +120,8 @@ static bool is_done(mhai_pool *pool)
     return atomic_load_explicit(&pool->busy, memory_order_relaxed) == 0;
 }
 
-/* Poll, for a limited time, until there is a run other than `seen` (a worker), or until this run
- * is done (its caller). */
+/* Poll for at most PATIENCE: a worker until there is a run other than `seen`, the caller until its
+ * run is done. */
 static void look(mhai_pool *pool, uint64_t seen, bool caller)
 {
     if (!pool->watchful) return;
@@ -133,7 +133,7 @@ static void look(mhai_pool *pool, uint64_t seen, bool caller)
 }
 
 #if defined(__linux__)
-/* A longer attempt would cost the caller more than it gains. */
+/* Keeping off more workers would cost the caller more time than it gains. */
 enum { MOST_KEPT_OFF = 15 };
 
 static void keep_off(worker *w, int processor)
@@ -145,7 +145,7 @@ static void keep_off(worker *w, int processor)
         CPU_COUNT(&others) > 0 && pthread_setaffinity_np(w->thread, sizeof others, &others) == 0;
 }
 
-/* With more workers than processors no CPU is free for it. */
+/* Does nothing with more workers than processors, since no CPU is free then. */
 static void keep_sleepers_off(mhai_pool *pool)
 {
     const int here = pool->watchful ? sched_getcpu() : -1;
@@ -154,7 +154,7 @@ static void keep_sleepers_off(mhai_pool *pool)
         if (pool->workers[i].asleep) keep_off(&pool->workers[i], here);
 }
 
-/* The thread is awake; the system may move it again. */
+/* The worker is awake: restore its affinity. */
 static void let_go(worker *self)
 {
     if (self->kept_off) (void)sched_setaffinity(0, sizeof self->allowed, &self->allowed);
@@ -200,7 +200,7 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* Create the synchronisation objects and threads of a pool that has none in this process.
+/* Create the synchronisation objects and the threads of a pool in this process.
  * Signals are blocked in the workers, so that the host's handlers run in the host's threads. */
 static void start(mhai_pool *pool)
 {
@@ -270,7 +270,7 @@ bool mhai_pool_is_awake(mhai_pool *pool)
 
 void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void *argument)
 {
-    if (pool->owner != getpid()) start(pool); /* a forked child */
+    if (pool->owner != getpid()) start(pool); /* in a forked child */
     if (pool->started == 0) {
         for (int64_t item = 0; item < items; item++) body(argument, item, 0);
         return;
@@ -278,7 +278,7 @@ void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void 
     pthread_mutex_lock(&pool->mutex);
     pool->body = body;
     pool->argument = argument;
-    /* Small items are taken several at a time; 64 takes per thread keep the load balanced. */
+    /* Take small items several at a time; 64 steps per thread keep the load balanced. */
     pool->step = items / ((int64_t)(pool->started + 1) * 64);
     if (pool->step < 1) pool->step = 1;
     share_out(pool, items);

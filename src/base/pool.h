@@ -11,11 +11,11 @@ typedef struct mhai_pool mhai_pool;
 mhai_pool *mhai_pool_create(const mha_allocator *allocator, int workers);
 void mhai_pool_destroy(mhai_pool *pool);
 
-/* Whether all other threads are polling: then a run costs almost nothing, while waking them
- * takes some ten microseconds or more. The answer may be out of date on return. */
+/* True if all other threads are polling: starting a run then costs almost nothing, while waking
+ * threads takes about ten microseconds or more. The answer may be outdated on return. */
 bool mhai_pool_is_awake(mhai_pool *pool);
 
-/* body(argument, item, worker) once for each item < items; returns when all are done. */
+/* Call body(argument, item, worker) once for each item < items; return when all are done. */
 void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void *argument);
 
 #endif

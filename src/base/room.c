@@ -1,4 +1,4 @@
-/* See mha_room in component.h. Every piece is a separate allocation, so that sanitizers detect
+/* See mha_room in component.h. Pieces are separate allocations, so that sanitizers detect
  * overruns. */
 #include <multihead/component.h>
 
@@ -8,12 +8,12 @@
 
 typedef struct mha_room_piece {
     struct mha_room_piece *before;
-    void *thing;                  /* NULL: the memory */
-    void (*release)(void *thing); /* NULL: none */
+    void *thing;                  /* NULL: the piece is `memory` */
+    void (*release)(void *thing); /* NULL: only free() the piece */
     max_align_t memory[];
 } piece;
 
-/* At least one element; false if the size exceeds that of any object. */
+/* Size of count elements, at least one; false if it exceeds the largest object size. */
 static bool count_bytes(int64_t count, size_t size, size_t *bytes)
 {
     return count >= 0 && !__builtin_mul_overflow((size_t)(count > 0 ? count : 1), size, bytes) &&
@@ -67,7 +67,7 @@ mha_status mha_room_keep(mha_room *room, void *thing, void (*release)(void *thin
     return MHA_OK;
 }
 
-/* The link to the piece of a thing, most likely one of the last; NULL: it is not in the room. */
+/* The link to the piece of a thing, searched from the newest on; NULL: it is not in the room. */
 static piece **find(mha_room *room, const void *thing)
 {
     for (piece **at = &room->last; *at; at = &(*at)->before)

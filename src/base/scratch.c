@@ -7,8 +7,8 @@
 
 enum { ALIGNMENT = 64, SMALLEST_BLOCK = 64 * 1024 };
 
-/* Under AddressSanitizer each piece is followed by a red zone of its own size, so that no offset needs a
- * count of pieces: offset n of a block lies at n * SPREAD. Sizes and offsets do not count red zones. */
+/* Under AddressSanitizer a red zone of equal size follows each piece, so offset n of a block is at
+ * n * SPREAD, whatever the number of pieces. Sizes and offsets do not count red zones. */
 enum { SPREAD = 1 + MHAI_RED_ZONES };
 
 static unsigned char *at(const mhai_scratch *scratch, size_t block, size_t offset)
@@ -47,7 +47,7 @@ static mha_status push_block(mhai_scratch *scratch, size_t bytes)
     if (i == MHAI_SCRATCH_BLOCKS)
         return mha_fail(MHA_ERR_NOMEM, "scratch: more than %d blocks before the first call ended",
                         (int)MHAI_SCRATCH_BLOCKS);
-    /* Doubling keeps the number of blocks of one first call small. */
+    /* Doubling keeps the number of blocks in a first call small. */
     size_t last = i > 0 ? scratch->block[i - 1].bytes : SMALLEST_BLOCK / 2;
     size_t want = last <= SIZE_MAX / 2 && bytes < 2 * last ? 2 * last : bytes;
     void *memory = take_block(scratch, want);
@@ -63,8 +63,8 @@ static mha_status push_block(mhai_scratch *scratch, size_t bytes)
     return MHA_OK;
 }
 
-/* When the stack is empty and has several blocks: replace them by one of their total size. If
- * that fails, the next call builds its own blocks again, so the failure has no effect. */
+/* Replace the blocks of an empty stack by one of their total size. If that fails, the next call
+ * allocates blocks again. */
 static void merge_blocks(mhai_scratch *scratch)
 {
     size_t total = 0;
@@ -115,7 +115,7 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
     const size_t asked = bytes;
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes == 0) bytes = ALIGNMENT;
-    size_t top = scratch->blocks - 1; /* wraps if there is none, and is then not used */
+    size_t top = scratch->blocks - 1; /* wraps if there is none; not used then */
     if (scratch->blocks == 0 || scratch->block[top].bytes - scratch->block[top].used < bytes) {
         MHA_TRY(push_block(scratch, bytes));
         top = scratch->blocks - 1;
@@ -123,7 +123,7 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
     memory = at(scratch, top, scratch->block[top].used);
     memcpy(pointer, &memory, sizeof memory);
     scratch->block[top].used += bytes;
-    MHAI_POISON(memory, SPREAD * bytes); /* what mhai_scratch_spare() opened */
+    MHAI_POISON(memory, SPREAD * bytes); /* mhai_scratch_spare() may have unpoisoned it */
     MHAI_UNPOISON(memory, asked);
     return MHA_OK;
 }

@@ -1,5 +1,5 @@
-/* The scratch stack: a few blocks that are merged into one as soon as the stack is empty, so that
- * a steady state works in one block and allocates nothing. */
+/* The scratch stack: a few blocks, merged into one when the stack is empty. In the steady state
+ * there is one block, and nothing is allocated. */
 #ifndef MHAI_SCRATCH_H
 #define MHAI_SCRATCH_H
 
@@ -17,11 +17,11 @@ typedef struct mhai_scratch {
     size_t blocks; /* in use; the last block is the top */
 } mhai_scratch;
 
-/* One block of at least bytes, all of it free. Only while the stack is empty. */
+/* Make the stack one free block of at least `bytes`. The stack must be empty. */
 MHA_NODISCARD mha_status mhai_scratch_reserve(mhai_scratch *scratch, size_t bytes);
 
-/* The free part of the top block, without allocating it; the next allocation may return it. NULL
- * if it is too small. */
+/* The free part of the top block, NULL if it is smaller than `bytes`. It is not allocated: the next
+ * allocation may return the same memory. */
 void *mhai_scratch_spare(mha_context *context, size_t bytes);
 
 /* Allocate and release: a later allocation of the same amount at this mark cannot fail. */

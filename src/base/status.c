@@ -1,6 +1,6 @@
 /* Status texts and the thread-local error detail.
  *
- * The detail is set once, where a failure is detected, and passed up unchanged. */
+ * The detail is set once, where a failure is detected; callers leave it unchanged. */
 #include "format.h"
 #include "need.h"
 
@@ -29,7 +29,7 @@ const char *mha_error_detail(void)
     return detail;
 }
 
-/* Cut a UTF-8 sequence that snprintf truncated in the middle. */
+/* Remove a UTF-8 sequence that snprintf() truncated. */
 static void trim_partial_utf8(char *text, size_t length)
 {
     size_t start = length;

@@ -1,14 +1,14 @@
-/* See base.h and struct_copy.h. The rule is that of Linux' copy_struct_from_user: append only, zero
- * keeps the old meaning, and a set field that this build does not know is an error, never ignored.
- */
+/* See base.h and struct_copy.h. The rules are those of Linux' copy_struct_from_user(): fields are
+ * only appended, zero keeps the old meaning, and a set field that this build does not know is an
+ * error. */
 #include "base/struct_copy.h"
 
 #include <multihead/component.h>
 
 #include <string.h>
 
-/* Fields have 4 or 8 bytes, or consist of such, and are aligned to their size: a multiple of 8 (of 4 with
- * 32-bit pointers) is always a boundary. The limit is far above any struct, and rejects most
+/* Fields consist of units of 4 or 8 bytes, aligned to their size, so every valid size is a multiple
+ * of 8 (of 4 with 32-bit pointers). The limit is far above the size of any struct, and rejects most
  * uninitialised sizes. */
 enum { UNIT = sizeof(void *) < 8 ? 4 : 8, MOST_BYTES = 4096 };
 

@@ -1,4 +1,4 @@
-/* Structs that begin with struct_size: mha_struct_read() limited to that size. */
+/* mha_struct_read() for structs that begin with struct_size. */
 #ifndef MHAI_STRUCT_COPY_H
 #define MHAI_STRUCT_COPY_H
 

@@ -1,4 +1,4 @@
-/* Tensor views: construction and the checks that every public call starts with. */
+/* Tensor views: construction, and the checks that every public call begins with. */
 #include "base/tensor.h"
 
 #include "base/checked.h"
@@ -36,7 +36,7 @@ mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim, const in
     mha_tensor tensor = {.data = data, .dtype = dtype, .ndim = -1};
     if (ndim < 0 || ndim > MHA_MAX_DIMS || (ndim > 0 && !shape)) return tensor;
     tensor.ndim = ndim;
-    /* A wrapping product is caught by mhai_tensor_check(); unsigned keeps it defined here. */
+    /* mhai_tensor_check() detects overflow; unsigned arithmetic keeps it defined here. */
     uint64_t step = 1;
     for (int i = ndim - 1; i >= 0; i--) {
         tensor.shape[i] = shape[i];
@@ -104,13 +104,14 @@ static bool is_empty(const mha_tensor *tensor)
     return false;
 }
 
-/* Lowest and highest element offset; the first axis whose offsets exceed byte arithmetic, or -1
- * if none does. Strides that are never used (an axis of length 1, an empty tensor) have the same
- * limit, since code below may compute with them. Lengths of an empty tensor may be anything up
- * to 2^63 (NumPy's strides are then 0); no loop over nothing runs for 2^31 rows. */
+/* Find the lowest and the highest element offset. Returns the first axis whose offsets in bytes
+ * overflow, or -1. Unused strides (an axis of length 1, an empty tensor) have the same limit, since
+ * later code may compute with them. An axis of an empty tensor may have any length below 2^63
+ * (NumPy's strides are then 0), but counts as at most 2^31: no loop over an empty tensor is
+ * longer. */
 static int element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
 {
-    const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes per element, two ends, and a margin */
+    const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes per element, two ends, a margin */
     const bool empty = is_empty(tensor);
     *low = *high = 0;
     for (int i = 0; i < tensor->ndim; i++) {
@@ -181,8 +182,8 @@ mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor)
 
 mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor)
 {
-    /* Sufficient, and true of every usual layout: from the smallest stride up, each axis steps
-     * over the whole span of the smaller ones. */
+    /* A sufficient condition that every usual layout meets: in order of strides, each axis steps
+     * over the whole span of the axes with smaller strides. */
     int64_t step[MHA_MAX_DIMS], extent[MHA_MAX_DIMS];
     int axes = 0;
     for (int i = 0; i < tensor->ndim; i++) {
@@ -221,8 +222,8 @@ bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *en
     return true;
 }
 
-/* Elements are at base + an offset below span + a multiple of period, in bytes. False if the
- * view does not have this form. */
+/* Elements are at base + an offset below span + a multiple of period, in bytes. lattice_of()
+ * returns false if the view does not have this form. */
 typedef struct lattice {
     uintptr_t base;
     int64_t span;
@@ -241,8 +242,8 @@ static bool lattice_of(const mha_tensor *tensor, int64_t period, lattice *seen)
     return seen->span <= period;
 }
 
-/* Two views that share rows, as q, k and v of one projection do, are disjoint if their columns
- * are. Sums stay in range: both views passed element_span(). */
+/* Views that share rows, as q, k and v of one projection do, are disjoint if their columns are.
+ * Sums do not overflow, since both views passed element_span(). */
 static bool interleaved(const mha_tensor *a, const mha_tensor *b)
 {
     for (int i = 0; i < a->ndim; i++) {

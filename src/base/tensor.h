@@ -9,23 +9,23 @@
 MHA_NODISCARD mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor,
                                            mha_dtype dtype, int ndim, const int64_t *shape);
 
-/* The tensor exists and is f32, f16 or bf16, the types that attention reads and writes. */
+/* The tensor is not NULL and is f32, f16 or bf16, the types that attention reads and writes. */
 MHA_NODISCARD mha_status mhai_tensor_check_real(const char *name, const mha_tensor *tensor);
 
 /* The last axis has stride 1, or the tensor is empty or the axis has one element. */
 MHA_NODISCARD mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor);
 
-/* No two elements of an output share memory. Rejects a few exotic interleavings that are in fact
- * disjoint. */
+/* No two elements of an output share memory. Also rejects a few unusual layouts whose elements do
+ * not overlap. */
 MHA_NODISCARD mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor);
 
-/* output shares no byte with other, judged by their address ranges, or by their columns if both
- * have rows of one stride (q, k, v side by side); NULL or empty is disjoint. */
+/* output shares no byte with other: compares their address ranges, or their columns if both have
+ * rows of the same stride (q, k, v side by side). NULL and empty tensors are disjoint. */
 MHA_NODISCARD mha_status mhai_tensor_check_disjoint(const char *name, const mha_tensor *output,
                                                     const char *other_name,
                                                     const mha_tensor *other);
 
-/* Whether both have the same elements in the same order. */
+/* True if both have the same elements in the same order. */
 bool mhai_tensor_same(const mha_tensor *a, const mha_tensor *b);
 
 /* The address range of a tensor's elements; false if it has none, or an impossible ndim. */

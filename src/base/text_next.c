@@ -5,7 +5,7 @@
 
 enum { REPLACEMENT = 0xFFFD };
 
-/* Length of the well-formed sequence at s by its first two bytes, 0 if there is none (Unicode 15,
+/* Length of the sequence at s if its first two bytes are well-formed, otherwise 0 (Unicode 15,
  * table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF). */
 static int sequence_length(const unsigned char *s)
 {
@@ -28,7 +28,7 @@ bool mha_text_hidden(uint32_t code)
 
 uint32_t mha_text_next(const char **text, const char *end, bool *hidden)
 {
-    unsigned char s[4] = {0}; /* the longest sequence, which must not reach past the end */
+    unsigned char s[4] = {0}; /* the longest sequence; zeros after the end */
     memcpy(s, *text, end - *text < 4 ? (size_t)(end - *text) : 4);
     int length = sequence_length(s);
     uint32_t code = length == 1   ? s[0]
