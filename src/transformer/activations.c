@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* With memory NULL only the size is counted. */
+/* If memory is NULL, only the size is counted. */
 typedef struct carver {
     float *memory;
     int64_t used;
@@ -82,7 +82,7 @@ float *mhai_activations_piece(const mha_activations *a, int64_t layer, int64_t *
     return a->layers[layer].self.step.x;
 }
 
-/* Two buffers alternate, since a layer writes where the next one begins. */
+/* Layers alternate between two buffers, since each layer writes the input of the next one. */
 static void carve_turns(carver *c, const mha_activations *a)
 {
     const int64_t begin = c->used, layers = a->transformer->desc.num_layers;
@@ -120,7 +120,7 @@ static mha_status allocate(const mha_activations *a, int64_t count, size_t size,
     return mhai_take_for("activations", &a->allocator, count, size, pointer);
 }
 
-/* Numbers of tokens, and how many floats there will be. */
+/* Place the arrays of token numbers, and count the floats. */
 static mha_status measure(mha_activations *a, int32_t *numbers, int64_t *floats)
 {
     carver counter = {0};

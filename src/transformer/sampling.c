@@ -14,14 +14,14 @@ typedef struct candidate {
     int32_t token;
 } candidate;
 
-/* A number in [0, 1) by seed and step. */
+/* A number in [0, 1) that depends only on seed and step. */
 static double uniform(uint64_t seed, uint64_t step)
 {
     uint64_t state = seed * UINT64_C(0xD1342543DE82EF95) + step * UINT64_C(0x9E3779B97F4A7C15);
     return (double)(mhai_split_mix(&state) >> 11) * 0x1p-53;
 }
 
-/* Most likely first; the lower token among equals. */
+/* Most likely first; among equals, the lower token first. */
 static int by_weight(const void *a, const void *b)
 {
     const candidate *x = a, *y = b;

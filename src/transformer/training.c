@@ -16,7 +16,7 @@
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
-/* rows * cols floats; 0 rows: none. */
+/* Allocate rows * cols floats; none if rows is 0. */
 static mha_status take(const mha_trainer *t, int64_t rows, int64_t cols, float **memory)
 {
     int64_t count;
@@ -69,7 +69,8 @@ void mha_trainer_destroy(mha_trainer *t)
     allocator.release(allocator.user, t, sizeof *t);
 }
 
-/* Head h learns at grade^h of the speed of head 0: its rows of W_V, its columns of W_O. */
+/* The learning rate of head h is grade^h times that of head 0: in its rows of W_V and its columns
+ * of W_O. */
 static mha_status fill_rates(mhai_trained *own, double grade)
 {
     for (int64_t i = 0; i < own->size; i++) own->rates[i] = 1;
@@ -105,7 +106,7 @@ static mha_status part_make(mha_trainer *t, mha_transformer *net, int64_t tokens
     return fill_rates(p, t->desc.head_grade);
 }
 
-/* An invalid setting that is passed on is an error of the description. */
+/* Report an invalid setting as an error of the description. */
 static mha_status of_desc(mha_status status)
 {
     char detail[256];
@@ -217,7 +218,7 @@ static mha_status make(mha_trainer *t, mha_transformer *transformer, mha_transfo
     return take(t, d->max_source, t->encoder.d.embed_dim, &t->memory_gradient);
 }
 
-/* Check that all ranks train the same: the description, and the number of parameters. */
+/* Check that all ranks have the same description and number of parameters. */
 static mha_status compare(const mha_trainer *t, mha_status status)
 {
     struct {
@@ -277,7 +278,7 @@ mha_trainer_state mha_trainer_state_of(mha_trainer *t, bool encoder)
 
 mha_status mha_trainer_resume(mha_trainer *t, int64_t steps)
 {
-    const int64_t most = (int64_t)1 << 62; /* step numbers continue from there */
+    const int64_t most = (int64_t)1 << 62; /* leaves room to count further steps */
     if (!t) return mha_fail(MHA_ERR_NULL, "mha_trainer_resume: trainer is NULL");
     if (steps < 0 || steps > most)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_resume: steps is %lld, expected 0..%lld",

@@ -1,5 +1,5 @@
-/* See training_leaves.h. Leaves of a small model are computed concurrently, one per thread; of a
- * large one, all threads share each leaf. */
+/* See training_leaves.h. Leaves of a small model are computed concurrently, one per thread. In a
+ * large model, all threads share each leaf. */
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
@@ -21,7 +21,8 @@ static mha_tensor sequences(const mha_tensor *x, int64_t begin, int64_t end)
     return part;
 }
 
-/* Sequences begin .. end - 1 of an input. Its tensors are in *tokens and *types. */
+/* Sequences begin .. end - 1 of an input. *tokens and *types store the tensors to which the result
+ * points. */
 static mha_transformer_input input_of(const mha_transformer_input *all, int64_t begin, int64_t end,
                                       mha_tensor *tokens, mha_tensor *types)
 {
@@ -47,8 +48,7 @@ typedef struct leaf {
     mha_tensor rows, targets, weights;          /* [b T,V], [b T] */
 } leaf;
 
-/* With weights NULL every row has the weight of a mean over the batch, which each leaf needs
- * explicitly. */
+/* If weights is NULL, every row has the weight *mean: a leaf cannot average over the batch. */
 static void cut(const mhai_views *v, const mhai_desk *desk, int64_t begin, int64_t end,
                 const float *mean, leaf *part)
 {
@@ -78,7 +78,7 @@ static void cut(const mhai_views *v, const mhai_desk *desk, int64_t begin, int64
     part->input.memory_lengths = part->source.lengths;
 }
 
-/* gradient [size] of the parameters, and the loss, of a leaf. */
+/* Compute the parameters' gradient [size] and the loss of a leaf. */
 static mha_status learn_leaf(const mha_trainer *t, const mhai_desk *desk, leaf *part,
                              float *gradient, double *loss)
 {
@@ -174,7 +174,7 @@ static mha_status desk_make(mha_trainer *t, mhai_desk *desk)
     return MHA_OK;
 }
 
-/* `count` helpers, each with room for the largest leaf of this batch. */
+/* Make `count` helpers, each with room for the largest leaf of this batch. */
 static mha_status helpers_make(mha_trainer *t, int64_t count, int64_t tokens, int64_t source)
 {
     mhai_helpers *h = &t->helpers;
@@ -227,7 +227,7 @@ static mha_status learn_one(const group *g, int64_t i)
     return learn_leaf(g->t, &g->desks[i], &part, node->gradient, &node->loss);
 }
 
-/* Each thread has an error text of its own. */
+/* Keep the error text, which is thread-local. */
 static void learn_item(void *argument, int64_t item, int worker)
 {
     const group *g = argument;
@@ -237,7 +237,7 @@ static void learn_item(void *argument, int64_t item, int worker)
         snprintf(g->ends[item].detail, sizeof g->ends[item].detail, "%s", mha_error_detail());
 }
 
-/* Memory that no sum occupies; the trainer's own gradient first. */
+/* The first buffer that holds no sum. Buffer 0 is the trainer's own gradient. */
 static float *unused(float *const *buffers, const mhai_nodes *own, const mhai_node *next,
                      int64_t count)
 {
@@ -249,8 +249,8 @@ static float *unused(float *const *buffers, const mhai_nodes *own, const mhai_no
     }
 }
 
-/* Number of leaves computed at a time. Small models gain by more than one; large ones would only
- * need more memory; with fewer leaves than half of the threads, threads would be idle. */
+/* Number of leaves computed at a time. More than one makes small models faster; large models would
+ * only need more memory. With fewer leaves than half of the threads, threads would be idle. */
 static int64_t abreast(const mha_trainer *t, int64_t count)
 {
     const int64_t threads = mha_context_threads(t->context);
@@ -267,7 +267,7 @@ static mha_status take(mha_trainer *t, int64_t count, float **buffers)
     return MHA_OK;
 }
 
-/* The next `count` leaves. */
+/* Compute the next `count` leaves, and add them to the sums. */
 static mha_status learn_group(group *g, int64_t count, float *const *buffers, mhai_nodes *own)
 {
     for (int64_t i = 0; i < count; i++)

@@ -1,4 +1,4 @@
-/* The leaves of a batch (training_tree.h): their gradients. */
+/* Gradients of the leaves of a batch (training_tree.h). */
 #ifndef MHAI_TRAINING_LEAVES_H
 #define MHAI_TRAINING_LEAVES_H
 
@@ -14,8 +14,9 @@ typedef struct mhai_views {
     int64_t counted;                   /* targets that are not -1 */
 } mhai_views;
 
-/* The sums of this rank's leaves, as far as the tree allows. They are on the context's scratch
- * stack, the first one in the trainer's own gradient. own->leaves is set by the caller. */
+/* Add the gradients of this rank's leaves as far as the tree allows. The caller sets own->leaves.
+ * The first buffer for sums is the trainer's own gradient; the others are on the context's scratch
+ * stack. */
 MHA_NODISCARD mha_status mhai_leaves_learn(mha_trainer *t, const mhai_views *v, mhai_nodes *own);
 
 void mhai_helpers_free(mha_trainer *t);

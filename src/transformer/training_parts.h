@@ -1,4 +1,4 @@
-/* Inside the trainer: its state. */
+/* The internal state of a trainer. */
 #ifndef MHAI_TRAINING_PARTS_H
 #define MHAI_TRAINING_PARTS_H
 
@@ -6,13 +6,13 @@
 
 #include <pthread.h>
 
-/* The transformer, or its encoder. */
+/* A transformer in training, or its encoder. */
 typedef struct mhai_trained {
     mha_transformer *net;
     mha_transformer_desc d;
     mha_activations *kept;
     int64_t size;
-    float *memory; /* of the arrays below */
+    float *memory; /* holds the arrays below */
     float *m, *v;
     float *rates;    /* NULL: 1 everywhere */
     float *gradient; /* part of the trainer's gradient */
@@ -30,7 +30,7 @@ typedef struct mhai_desk {
  * layer. Their memory comes from the trainer's allocator, one allocation at a time. */
 typedef struct mhai_helpers {
     pthread_mutex_t mutex;
-    int64_t count, tokens, source; /* of each */
+    int64_t count, tokens, source; /* tokens and source: of each desk */
     mhai_desk *desks;
 } mhai_helpers;
 
@@ -41,7 +41,7 @@ struct mha_trainer {
     mha_transport transport;         /* of size 1: a single process */
     bool compared;                   /* all ranks have the same parameters and state */
     mhai_trained main, encoder;      /* encoder.net NULL: none */
-    int64_t steps, size;             /* size: of both */
+    int64_t steps, size;             /* size: floats of both */
     float *gradient;                 /* [size] of both */
     float *logits;                   /* [max_tokens,V] */
     float *memory, *memory_gradient; /* [max_source,E] */

@@ -1,5 +1,4 @@
-/* A training step, and an evaluation: the batch as tensors, the gradient leaf by leaf, the
- * update. */
+/* Training steps and evaluation: the batch as tensors, the gradient leaf by leaf, the update. */
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
@@ -96,7 +95,7 @@ static mha_status see(mha_trainer *t, const mha_training_batch *batch, bool targ
     return see_source(t, v);
 }
 
-/* Check what cross-entropy does not: that there is a target, and that weights are finite. */
+/* Check that there is a target and that weights are finite. Cross-entropy checks the rest. */
 static mha_status check_rows(mhai_views *v, bool learns)
 {
     const int64_t T = v->input.tokens->shape[1];
@@ -142,7 +141,7 @@ static mha_status loss_of(mha_trainer *t, mhai_views *v, double *loss)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* Outputs of a forward call over a whole batch, which a step never holds at once. */
+/* Reject outputs of a whole batch: a step never holds all of it at once. */
 static mha_status check_outputs(const mha_transformer_input *input)
 {
     if (!input->last_hidden && !input->outputs && !input->after_layer) return MHA_OK;
@@ -175,7 +174,7 @@ static void mix(uint64_t *hash, uint64_t number)
 
 static void mix_tensor(uint64_t *hash, const mha_tensor *x)
 {
-    const size_t size = mha_dtype_size(x->dtype); /* of i32 and f32 */
+    const size_t size = mha_dtype_size(x->dtype); /* x is i32 or f32 */
     for (int64_t i = 0; i < x->shape[0]; i++)
         for (int64_t j = 0; j < (x->ndim > 1 ? x->shape[1] : 1); j++) {
             const int64_t at = i * x->stride[0] + (x->ndim > 1 ? j * x->stride[1] : 0);
@@ -256,7 +255,7 @@ static mha_status move_part(mha_trainer *t, mhai_trained *own, mha_adamw setting
     return mha_transformer_update(t->context, own->net);
 }
 
-/* The cause of a non-finite loss: the initial parameters, or the steps. */
+/* Report the cause of a non-finite loss: the initial parameters, or the steps. */
 static mha_status not_finite(const mha_trainer *t, double loss)
 {
     const mhai_trained *parts[] = {&t->main, &t->encoder};
@@ -283,7 +282,7 @@ static mha_status not_finite(const mha_trainer *t, double loss)
         t->steps ? "choose a smaller learning rate" : "begin with smaller parameters");
 }
 
-/* Everything that can fail, before any parameter changes. */
+/* Do everything that can fail, before any parameter changes. */
 static mha_status prepare_move(mha_trainer *t, double loss, double *rate, double *norm)
 {
     const mhai_trained *parts[] = {&t->main, &t->encoder};

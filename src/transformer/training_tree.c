@@ -8,13 +8,13 @@
 
 #include <string.h>
 
-/* Leaves at most, and tokens of one at least, unless the caller wants otherwise. Measured: leaves of
- * 64 tokens cost the demo's model nothing, whose gradient stays in a core's cache; of 20 million
- * parameters an addition is a trip to memory, and a step with leaves of 256 tokens takes 6 to 8 % longer,
- * of 512 tokens 2 % (docs/training.md). */
+/* Default limits: at most LEAVES leaves, each of at least LEAST tokens (LEAST_LARGE in a large
+ * model). Measured: leaves of 64 tokens cost the demo's model nothing, since its gradient stays in
+ * a core's cache. With 20 million parameters, each addition goes to memory: a step takes 6 to 8 %
+ * longer with leaves of 256 tokens, and 2 % longer with 512 tokens (docs/training.md). */
 enum { LEAVES = 8, LEAST = 64, LEAST_LARGE = 512, LARGE = 1 << 20 };
 
-enum { PIECE = 16384 /* floats of an item of work */ };
+enum { PIECE = 16384 /* floats per work item */ };
 
 bool mhai_tree_small(int64_t size)
 {
@@ -70,7 +70,7 @@ void mhai_tree_add(mha_context *context, mhai_nodes *to, mhai_node node, int64_t
     }
 }
 
-/* Number of nodes for leaves begin .. end - 1, and the most at any time. */
+/* Add leaves begin .. end - 1 to nodes. Returns the maximum number of nodes at any time. */
 static int64_t count_nodes(int64_t begin, int64_t end, mhai_nodes *nodes)
 {
     int64_t most = 0;
@@ -93,7 +93,7 @@ typedef struct exchange {
     mha_context *context;
     const mha_transport *transport;
     const mhai_nodes *own;
-    int64_t size, parts; /* of the gradient; nodes of all ranks */
+    int64_t size, parts; /* floats of the gradient; nodes of all ranks */
     mha_transfer *transfers;
     int64_t begun;
     float *arrived; /* [parts][own piece] */
@@ -111,7 +111,7 @@ static int64_t piece_size(const exchange *x, int32_t rank)
     return piece_begin(x, rank + 1) - piece_begin(x, rank);
 }
 
-/* The nodes that a rank has left, without their gradients. */
+/* The nodes that remain at a rank, without their gradients. */
 static mhai_nodes nodes_of(const exchange *x, int32_t rank)
 {
     const int64_t leaves = x->own->leaves, ranks = x->transport->size;
@@ -168,7 +168,7 @@ static mha_status scatter(exchange *x)
     return wait_all(x);
 }
 
-/* The tree continues over the partial sums of all ranks, which come in the order of leaves. */
+/* Continue the tree over the partial sums of all ranks, which are in the order of leaves. */
 static void fold(const exchange *x, float *gradient)
 {
     const mha_transport *t = x->transport;
@@ -201,7 +201,7 @@ static mha_status spread(exchange *x, float *gradient)
     return wait_all(x);
 }
 
-/* Losses are a number each: rank 0 adds them up. all [size][MHAI_MOST_PARTS] */
+/* Rank 0 adds the losses, one number per node. all: [size][MHAI_MOST_PARTS]. */
 static mha_status add_losses(const exchange *x, double *all, double *loss)
 {
     const mha_transport *t = x->transport;

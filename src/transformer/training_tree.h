@@ -15,7 +15,7 @@
 enum {
     MHAI_MOST_LEAVES = 1024,
     MHAI_MOST_PARTS = 24
-}; /* a range of leaves is at most 2 * 10 nodes */
+}; /* a range of leaves has at most 2 * 10 nodes */
 
 /* A sum over leaves begin .. end - 1. */
 typedef struct mhai_node {
@@ -24,24 +24,24 @@ typedef struct mhai_node {
     double loss;
 } mhai_node;
 
-/* Adjacent nodes, none of which can be added to its neighbour. */
+/* Adjacent nodes that the tree does not add to each other. */
 typedef struct mhai_nodes {
     int64_t leaves; /* of the tree */
     int64_t count;
     mhai_node nodes[MHAI_MOST_PARTS];
 } mhai_nodes;
 
-/* The number of leaves of `sequences` of `length` tokens, for a gradient of `size` floats; slices as in
- * mha_trainer_desc. */
+/* The number of leaves for `sequences` sequences of `length` tokens and a gradient of `size`
+ * floats. slices: as in mha_trainer_desc. */
 int64_t mhai_tree_leaves(int64_t sequences, int64_t length, int64_t size, int64_t slices);
 
 /* Whether a gradient of `size` floats stays in a core's cache. */
 bool mhai_tree_small(int64_t size);
 
-/* The beginning of share i of n: of sequences for leaves, of leaves for ranks. */
+/* The beginning of share i of n. Leaves share sequences; ranks share leaves. */
 int64_t mhai_tree_share(int64_t count, int64_t n, int64_t i);
 
-/* The most nodes that leaves begin .. end - 1 have at a time, added one by one. */
+/* The maximum number of nodes while leaves begin .. end - 1 are added one by one. */
 int64_t mhai_tree_depth(int64_t leaves, int64_t begin, int64_t end);
 
 /* Append a node, and perform all additions that are then possible. Its gradient is memory of the

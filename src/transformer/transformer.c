@@ -16,7 +16,7 @@
 
 /* ---- description --------------------------------------------------------------------------- */
 
-/* The bound keeps products of two of these inside 64 bits. */
+/* The bound keeps products of two of these within 64 bits. */
 static mha_status check_number(const char *name, int64_t value, int64_t least)
 {
     if (value >= least && value <= INT32_MAX) return MHA_OK;
@@ -59,7 +59,8 @@ static mha_status check_layer(mha_transformer_desc *d, int64_t layer)
                     (long long)layer, (long long)heads, (long long)kv);
 }
 
-/* Numbers of heads that differ by layer. Lists equal to num_heads and kv_heads count as none. */
+/* Check the numbers of heads per layer. Lists that only repeat num_heads and kv_heads become
+ * NULL. */
 static mha_status check_layers(mha_transformer_desc *d)
 {
     bool same = true;
@@ -75,7 +76,7 @@ static mha_status check_layers(mha_transformer_desc *d)
     return MHA_OK;
 }
 
-/* Blocks are of one kind. */
+/* Check that the settings of a block do not exclude each other. */
 static mha_status check_blocks(const mha_transformer_desc *d)
 {
     const uint32_t norms = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM;
@@ -179,7 +180,7 @@ static mha_status fill_defaults(mha_transformer_desc *d)
 
 /* ---- layout -------------------------------------------------------------------------------- */
 
-/* The table under construction. With table NULL only numbers and sizes are counted. */
+/* The table under construction. If table is NULL, only numbers and sizes are counted. */
 typedef struct layout {
     mha_transformer *t;
     int64_t layer;
@@ -228,8 +229,8 @@ static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
     return step;
 }
 
-/* Linear layers that share an input and are contiguous; a name NULL ends the list early. bias:
- * the flag that gives these layers biases; 0: none does. */
+/* Add contiguous linear layers that share an input; a NULL name ends the list early. bias: the flag
+ * that gives these layers biases; 0: none does. */
 static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
                                     const char *const *names, const int64_t *outputs)
 {
@@ -250,7 +251,7 @@ static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
     return place;
 }
 
-/* Parameters of a layer besides projections. */
+/* Add the parameters of a layer other than projections. */
 static void add_extras(layout *l, const mha_layer_desc *of, int64_t heads,
                        mhai_place_attention *place)
 {
@@ -400,7 +401,7 @@ static mha_status allocate(const mha_transformer *t, int64_t count, size_t size,
     return mhai_take_for("transformer", &t->allocator, count, size, pointer);
 }
 
-/* The packed matrix, or its reader from a source. */
+/* Create the packed matrix, or a layer that reads it from a source. */
 static mha_status make_linear(mha_context *context, const mha_transformer *t,
                               mhai_place_linear *place)
 {
@@ -430,7 +431,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-/* Linear layer i of all, below LINEARS L + 1; NULL: the transformer, or this rank, lacks it. */
+/* Linear layer i, below LINEARS L + 1. NULL: the transformer or this rank lacks it. */
 enum { LINEARS = 7 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
@@ -477,7 +478,7 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
     return MHA_OK;
 }
 
-/* The caller's lists of heads become the transformer's own. */
+/* Copy the lists of heads, so that the caller need not keep them. */
 static mha_status copy_lists(mha_transformer *t)
 {
     mha_transformer_desc *d = &t->desc;
@@ -521,7 +522,7 @@ static mha_status make_data(mha_transformer *t)
     return MHA_OK;
 }
 
-/* Room for parameters that are not left in the source. */
+/* Allocate room for the parameters that are not left in the source. */
 static mha_status make_held(mha_transformer *t)
 {
     MHA_TRY(allocate(t, t->parameter_count, sizeof *t->held_at, &t->held_at));
@@ -541,7 +542,7 @@ static mha_status make_parts(mha_context *context, mha_transformer *t)
 {
     MHA_TRY(copy_lists(t));
     MHA_TRY(copy_layers(t));
-    MHA_TRY(lay_out(t)); /* counts */
+    MHA_TRY(lay_out(t)); /* counts the parameters */
     MHA_TRY(allocate(t, t->parameter_count, sizeof *t->parameters, &t->parameters));
     MHA_TRY(allocate(t, t->desc.num_layers, sizeof *t->layers, &t->layers));
     MHA_TRY(lay_out(t));

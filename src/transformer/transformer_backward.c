@@ -1,5 +1,5 @@
-/* A transformer backward: the steps of the forward call in reverse. One buffer holds the gradient
- * of the stream; each step adds what comes back through it. */
+/* The backward call of a transformer: the steps of the forward call in reverse. One buffer holds
+ * the gradient of the stream; each step adds its contribution. */
 #include "transformer/transformer_call.h"
 #include "transformer/transformer_parts.h"
 
@@ -26,7 +26,7 @@ typedef struct call {
                              block */
     float *din;           /* [tokens,E] the gradient of a step's input */
     float *wide;          /* [tokens, widest] of qkv, heads or the feed-forward layer */
-    float *also;          /* the same, of heads and activations */
+    float *also;          /* the same size, for heads and activations */
     float *memory;        /* [memory rows, 2 Hk D] */
     float *gates, *sinks; /* [H] */
     float *t5;            /* the largest table */
@@ -76,7 +76,7 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
                    : mha_rms_norm_backward(c->context, &norms);
 }
 
-/* dx (NULL: not requested) from dy, and the layer's own gradients. */
+/* Compute dx (NULL: not requested) from dy, and the gradients of the parameters. */
 static mha_status linear(const call *c, const mhai_place_linear *place, const mha_tensor *x,
                          const mha_tensor *dy, uint32_t flags, const mha_tensor *dx)
 {
@@ -104,7 +104,7 @@ static mha_status linear(const call *c, const mhai_place_linear *place, const mh
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* Before the reverse of a step: through the norm after the sum, or the one of the branch. */
+/* Begin a step: go back through the norm after the sum, or through the branch norm. */
 static mha_status begin_step(const call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
@@ -113,7 +113,7 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
     return norm(c, branch ? &place->post : &place->norm, step->z, c->dx, 0, c->dy);
 }
 
-/* After it: add din, the gradient of the step's input, to that of the stream. */
+/* End a step: add din, the gradient of the step's input, to that of the stream. */
 static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
     if (mhai_transformer_pre_norm(c->t))
@@ -129,7 +129,7 @@ static void add_gates(const call *c, const mha_tensor *to, int64_t layer, mhai_h
     for (int64_t h = 0; h < heads.q; h++) row[h] += c->gates[h];
 }
 
-/* Each head's output times its gradient, token by token: both are rows [H D]. */
+/* Add each head's output times its gradient, per token. Both are rows [H D]. */
 static void add_heads(const call *c, const float *heads, const float *gradient, int64_t layer)
 {
     const mha_activations *a = c->a;
@@ -148,7 +148,7 @@ static void add_heads(const call *c, const float *heads, const float *gradient, 
             }
 }
 
-/* Through norms and rotation of a layer. The inputs of the norms are projected again. */
+/* Go back through a layer's norms and rotation. The inputs of the norms are projected again. */
 static mha_status position(const call *c, const mhai_place_attention *place,
                            const mhai_kept_attention *kept, const mhai_attend *x, int64_t layer,
                            const mhai_qkv *gradient)
@@ -172,7 +172,7 @@ static mha_status position(const call *c, const mhai_place_attention *place,
     return MHA_OK;
 }
 
-/* Gradients of a parameter that attention overwrites, added to those of the transformer. */
+/* Attention overwrites the gradient of a parameter. Add it to the caller's. */
 static void add_numbers(const call *c, int64_t offset, const mha_tensor *numbers)
 {
     const int64_t count = numbers->shape[0] * (numbers->ndim > 1 ? numbers->shape[1] : 1);
@@ -180,7 +180,7 @@ static void add_numbers(const call *c, int64_t offset, const mha_tensor *numbers
     for (int64_t i = 0; i < count; i++) to[i] += ((const float *)numbers->data)[i];
 }
 
-/* The gradient [tokens, H D] of the outputs of a layer's heads. */
+/* Add the gradient [tokens, H D] of the outputs of heads. */
 static void add_outputs(const call *c, const float *gradient, int64_t layer)
 {
     const mha_tensor *to = c->out.head_outputs;
@@ -193,7 +193,7 @@ static void add_outputs(const call *c, const float *gradient, int64_t layer)
     }
 }
 
-/* Through the attention itself: from the heads' gradient in c->also to that of q, k, v. */
+/* Go back through the attention itself: from the heads' gradient in c->also to those of q, k, v. */
 static mha_status attention(const call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, int64_t layer, bool cross)
 {
@@ -303,7 +303,7 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
     return end_step(c, &place->ff, &kept->ff);
 }
 
-/* The gradient of logits before the softcap, which are recomputed into scratch. */
+/* The gradient of the logits before the softcap. The logits are recomputed in scratch. */
 static mha_status through_softcap(const call *c, const mha_tensor *last, mha_tensor *dlogits)
 {
     const int64_t rows = dlogits->shape[0], width = dlogits->shape[1];

@@ -13,16 +13,17 @@ typedef struct mhai_call {
     const mhai_step *step; /* NULL: whole sequences */
 } mhai_call;
 
-/* transformer_delta.c: a gated delta net between its projections: what its recurrence reads, in place of
- * what they gave; its heads. Check what else is wanted of it. */
+/* transformer_delta.c: a gated delta net between its projections. mhai_delta_position() replaces
+ * projected rows by the inputs of the recurrence; mhai_delta_run() computes the heads;
+ * mhai_delta_check_outputs() checks the requested outputs. */
 MHA_NODISCARD mha_status mhai_delta_position(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_run(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t layer);
 
-/* The same of a short convolution: what W_o reads, in kept->heads. */
+/* A short convolution: write the input of W_o to kept->heads. */
 MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer);
 
-/* Multiply the outputs of heads by the gates of their layer; of a gated delta net, norm them first. */
+/* Multiply the outputs of heads by the gates of their layer. A gated delta net norms them first. */
 void mhai_gate_heads(const mhai_call *c, int64_t layer);
 
 static inline int64_t mhai_tokens(const mha_activations *a)
@@ -30,7 +31,7 @@ static inline int64_t mhai_tokens(const mha_activations *a)
     return a->B * a->T;
 }
 
-/* Check a whole call and the requested outputs of c->input; the batch goes to c->a. */
+/* Check a whole call and the requested outputs of c->input; write the batch to c->a. */
 MHA_NODISCARD mha_status mhai_call_check(mhai_call *c, const mha_transformer_input *input,
                                          const mha_tensor *output);
 MHA_NODISCARD mha_status mhai_call_check_outputs(mhai_call *c, const mha_tensor *output);
@@ -50,7 +51,7 @@ bool mhai_call_sees(const mhai_call *c, int64_t layer);
 /* Whether this rank has the stream after the last layer. */
 bool mhai_call_has_end(const mhai_call *c);
 
-/* A layer's [B,H,T,S] of an output over all layers. */
+/* The part [B,H,T,S] of one layer in an output over all layers. */
 mha_tensor mhai_call_layer_part(const mha_tensor *wanted, int64_t layer);
 
 /* The tensors of a layer's outputs; NULL: not requested. */
@@ -58,7 +59,7 @@ enum { MHAI_CALL_OUTPUTS = 12 };
 void mhai_call_list_outputs(const mha_attention_outputs *outputs,
                             const mha_tensor *list[MHAI_CALL_OUTPUTS]);
 
-/* Other requested outputs of a layer's attention; lse is the call's own. */
+/* Read the requested outputs of a layer's attention, except lse, which is the call's own. */
 MHA_NODISCARD mha_status mhai_call_read_outputs(const mha_attention_outputs *given, int64_t layer,
                                                 mha_attention_outputs *own);
 

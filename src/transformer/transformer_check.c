@@ -1,4 +1,4 @@
-/* Checks of a forward call: shapes, numbers, and that outputs overlap nothing. */
+/* Checks of a forward call: shapes, numbers, and overlaps of outputs. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -117,7 +117,7 @@ static mha_status check_probabilities(const mhai_call *c, const char *name,
     return mhai_tensor_check_output(name, tensor);
 }
 
-/* The caller's numbers as a tensor, for checks of overlap only. */
+/* The caller's numbers as a tensor, only to check overlaps. */
 static mha_tensor view_counts(const int64_t *counts, int64_t batch)
 {
     union {

@@ -20,9 +20,9 @@ struct mha_decoder {
     mha_activations *activations;
     mha_kv_cache **caches;    /* [2][L] of self- and cross-attention; NULL: the layer has none */
     int64_t *lengths;         /* [B] */
-    bool has_memory;          /* it was set */
+    bool has_memory;          /* the memory was set */
     mhai_attend_sinks *sinks; /* [L] of MHA_DECODER_STREAMING; else NULL */
-    float *sink_keys;         /* of all of them */
+    float *sink_keys;         /* holds the sinks of all layers */
     float *turns;             /* rotations of a step's rows, in every encoding */
     mhai_delta_state *deltas; /* [L][B] */
 };
@@ -83,7 +83,7 @@ static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
     return MHA_OK;
 }
 
-/* Of all position encodings, only rotations depend on distances alone. */
+/* Rotations are the only position encoding that depends on distances alone. */
 static mha_status check_streaming(const mha_transformer *t, const mha_decoder_desc *own)
 {
     if (own->window == 0 || own->window > t->desc.max_length - own->sink_keys)
@@ -175,7 +175,7 @@ static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, 
     return cache->kv_heads > 0;
 }
 
-/* Numbers of the sinks of all layers before layer i; 0 if they stay where they are. */
+/* Floats of the sinks of all layers before layer i; 0 if sinks do not move. */
 static int64_t sink_floats(const mha_transformer *t, const mha_decoder_desc *d, int64_t i)
 {
     int64_t heads = 0;
@@ -205,7 +205,7 @@ static int64_t turn_floats(const mha_decoder *d)
     return d->sinks ? d->desc.batch * d->desc.max_step * width : 0;
 }
 
-/* The sinks of layer i, and the place of its rotations. */
+/* The sinks of layer i, and the location of its rotations. */
 static mhai_attend_sinks sinks_of(const mha_decoder *d, int64_t i)
 {
     const mha_transformer *t = d->transformer;
@@ -239,7 +239,7 @@ static mha_status make_sinks(mha_decoder *d)
     return MHA_OK;
 }
 
-/* Bytes of a layer's states; 0 of attention. */
+/* Bytes of a layer's states; 0 for attention. */
 static int64_t delta_bytes(const mha_transformer *t, const mha_decoder_desc *d, int64_t layer)
 {
     const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
@@ -410,7 +410,7 @@ static mha_status check_sequence(const char *function, const mha_decoder *d, int
                     (long long)b, (long long)(d->desc.batch - 1));
 }
 
-/* Can every layer go back to these tokens of sequence b? */
+/* Check that every layer can return to this length of sequence b. */
 static mha_status check_length(const char *function, const mha_decoder *d, int64_t b,
                                int64_t length)
 {
@@ -429,7 +429,7 @@ static mha_status check_length(const char *function, const mha_decoder *d, int64
                     (long long)d->lengths[b], (long long)length);
 }
 
-/* Set a sequence's states to 0, or to those of another. */
+/* Set the states of sequence `to` to 0, or to those of sequence `from`. */
 static mha_status copy_deltas(mha_decoder *d, int64_t from, int64_t to, bool empty)
 {
     for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++) {
@@ -448,7 +448,7 @@ static mha_status copy_deltas(mha_decoder *d, int64_t from, int64_t to, bool emp
     return MHA_OK;
 }
 
-/* Whether a layer with a state has taken tokens of a step that failed. */
+/* Whether a layer with a state has processed tokens of a failed step. */
 static bool is_ahead(const mha_decoder *d, int64_t b)
 {
     for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++)
@@ -535,8 +535,8 @@ static mha_status check_memory(const mha_decoder *d, const mha_tensor *memory,
                     (long long)memory->shape[1], (long long)d->desc.memory_capacity);
 }
 
-/* Scratch for one layer's keys and values; the rest of the projections' scratch is reserved too, so
- * that nothing can fail once the first layer has changed. */
+/* Reserve scratch for one layer's keys and values and for the projections, so that nothing can fail
+ * after the first layer has changed. */
 static mha_status reserve_memory(mha_context *context, const mha_transformer *t, int64_t rows,
                                  float **kv)
 {
@@ -594,7 +594,7 @@ static mha_status check_tokens(const mha_decoder *d, const mha_tensor *tokens)
                                       "call mha_decoder_set_memory() first");
 }
 
-/* Does every sequence, in every layer, have room for its rows? */
+/* Check that every sequence has room for its rows in every layer. */
 static mha_status check_rows(const mha_decoder *d, const mhai_kv_rows *rows)
 {
     const int64_t capacity = d->desc.capacity;

@@ -1,4 +1,4 @@
-/* Gated delta nets and short convolutions between their projections, and gates on the outputs of heads. */
+/* Gated delta nets and short convolutions between their projections, and gates on heads. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -28,7 +28,7 @@ mha_status mhai_transformer_plain_mixers(const char *function, const mha_transfo
     return MHA_OK;
 }
 
-/* A layer of a call while it runs. */
+/* A layer of a call in progress. */
 typedef struct layer_job {
     const mhai_call *c;
     const mhai_place_attention *place;
@@ -46,7 +46,7 @@ static layer_job job_of(const mhai_call *c, int64_t layer)
                        .layer = layer};
 }
 
-/* Rows of one sequence that a step takes; without a step all. */
+/* The rows of one sequence in a step. */
 static mha_tensor taken(const mhai_call *c, const mha_tensor *x, int axis, int64_t b)
 {
     mha_tensor part = *x;
@@ -151,7 +151,7 @@ mha_status mhai_convolution_run(const mhai_call *c, int64_t layer)
     return MHA_OK;
 }
 
-/* ---- the recurrence ---------------------------------------------------------------------------- */
+/* ---- the recurrence -------------------------------------------------------------------------- */
 
 void mhai_delta_gates(const mha_activations *a, int64_t layer, mha_tensor *log_decay,
                       mha_tensor *strength)
@@ -254,9 +254,9 @@ mha_status mhai_delta_run(const mhai_call *c, int64_t layer)
     return MHA_OK;
 }
 
-/* ---- the heads ----------------------------------------------------------------------------------- */
+/* ---- the heads ------------------------------------------------------------------------------- */
 
-/* The norm of a head, its gate, and whether it is switched off; in double, rounded once. */
+/* Apply the norm, the gate and the switch of each head: in double, rounded once. */
 static void gate_delta(const layer_job *job, float *x, const float *gate)
 {
     const mhai_mix *mix = &job->mix;

@@ -1,5 +1,5 @@
-/* A transformer forward: each step reads the stream, adds what it found, and keeps what its
- * gradient will need. */
+/* The forward call of a transformer. Each step reads the stream, adds its result, and keeps the
+ * activations that its gradient will need. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -17,7 +17,7 @@ static bool is_padding(const mhai_call *c, int64_t b, int64_t t)
     return c->step && (t < c->step->firsts[b] || t - c->step->firsts[b] >= c->step->counts[b]);
 }
 
-/* Look up rows of a table by [B,T] indices; NULL, and padding: row 0. */
+/* Look up rows of a table by [B,T] indices. Row 0 if there are no indices, and for padding. */
 static mha_status load_numbers(const mhai_call *c, const char *name, const mha_tensor *from,
                                int64_t count, int32_t *to)
 {
@@ -201,8 +201,8 @@ static float *added_by(const mhai_call *c, const mhai_kept_step *step, float *ne
     return mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM) && step->z ? step->z : next;
 }
 
-/* next = x + y, followed by a norm if post-norm, with a norm of y if there is a branch norm; y
- * is at added_by(). */
+/* next = x + y. Post-norm: followed by a norm. Branch norm: with a norm of y. y is at
+ * added_by(). */
 static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
                            const mhai_kept_step *step, float *next)
 {
@@ -218,7 +218,7 @@ static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
     return MHA_OK;
 }
 
-/* Heads become gate z; with means, (1 - gate) times the head's mean is added. */
+/* Add (1 - gate) times each head's mean; the heads are already multiplied by their gates. */
 static void add_means(const mhai_call *c, float *heads, int64_t layer)
 {
     const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
@@ -242,7 +242,7 @@ mha_tensor mhai_call_layer_part(const mha_tensor *wanted, int64_t layer)
     return part;
 }
 
-/* 0 for pruned heads */
+/* Set the parts of pruned heads to 0. */
 static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
 {
     const mha_tensor part = mhai_call_layer_part(wanted, layer);
@@ -298,7 +298,7 @@ static void prepare_step(const mhai_step *s, int64_t layer, bool cross, mhai_att
     x->rope.sin_table = &s->sinks[layer].sines;
 }
 
-/* A layer's attention between its projections. */
+/* Prepare a layer's attention between its projections. */
 static mha_status prepare(const mhai_call *c, int64_t layer, bool cross, mhai_call_attention *made)
 {
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
@@ -341,7 +341,7 @@ mha_status mhai_transformer_project_memory(mha_context *context, const mha_trans
     return project_memory(context, &t->layers[layer].cross.memory, memory, rows);
 }
 
-/* The heads, from the rows of q, k, v and gates. */
+/* Compute the heads from the rows of q, k, v and gates. */
 static mha_status run_heads(const mhai_call *c, const mhai_kept_attention *kept, int64_t layer,
                             bool cross)
 {
@@ -424,7 +424,7 @@ typedef struct embed_job {
     float scale, *x;
 } embed_job;
 
-/* A sum of two is the same as in f32, and so is a product with 1. */
+/* Three numbers are added in double and rounded once. For two, f32 gives the same sum. */
 static void embed_row(void *argument, int64_t row, int worker)
 {
     const embed_job *job = argument;
@@ -460,7 +460,7 @@ static mha_status embed(const mhai_call *c)
                           : MHA_OK;
 }
 
-/* The stream before the first layer of the run. */
+/* Begin the stream before the first layer of the run. */
 static mha_status begin_stream(const mhai_call *c)
 {
     const mha_tensor *from = c->input.stream;
@@ -520,8 +520,8 @@ static mha_status run_layer(const mhai_call *c, int64_t i)
     return d->ff_dim > 0 ? feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
 }
 
-/* status: whether this rank can continue. After an error of its own it computes nothing more,
- * but sends and receives everything that the others expect. */
+/* status: whether this rank can continue. After its own error a rank computes nothing more, but
+ * still sends and receives everything that the others expect. */
 static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     const mha_transformer *t = c->t;
@@ -540,12 +540,12 @@ static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status sta
     return status == MHA_OK ? write_output(c, output) : status;
 }
 
-/* Tokens of a piece: the last rank waits for the first piece, but products of fewer rows take
+/* Tokens of a piece. Shorter pieces start the last rank earlier, but products of fewer rows take
  * longer per row. */
 enum { PIECE = 64 };
 
-/* A step's tokens in pieces that are pipelined through the ranks: while a rank computes one, the
- * previous rank computes the next. */
+/* Pipeline a step's tokens through the ranks in pieces: while a rank computes one, the previous
+ * rank computes the next. */
 static mha_status forward_pieces(mhai_call *c, const mha_tensor *output)
 {
     const mhai_step *whole = c->step;
@@ -588,7 +588,7 @@ static mha_status forward_all(mhai_call *c, const mha_tensor *output)
     return status;
 }
 
-/* The whole call, on all ranks. status: whether this rank can make it. */
+/* The whole call, on all ranks. status: whether this rank can take part. */
 static mha_status run(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     if (status == MHA_OK) status = load_tokens(c);
@@ -605,7 +605,7 @@ size_t mhai_transformer_product_bytes(const mha_context *context, const mha_tran
                : 0;
 }
 
-/* Check the requested outputs of every layer, and reserve the scratch of the largest layer: the
+/* Check the requested outputs of every layer, and reserve the scratch of the largest layer. The
  * stack keeps it, so that nothing fails after an output is written. */
 static mha_status reserve(const mhai_call *c)
 {
@@ -635,7 +635,7 @@ static mha_status reserve(const mhai_call *c)
     return mhai_scratch_ensure(c->context, (int64_t)most, 1);
 }
 
-/* With activations in the call's scratch. */
+/* Prepare a call with activations in its scratch. */
 static mha_status prepare_passing(mhai_call *c, const mha_transformer_input *input,
                                   const mha_tensor *output)
 {

@@ -1,5 +1,5 @@
-/* Random parameters. Every number is drawn by seed and place, so that neither the order of the
- * loops nor the number of threads matters. */
+/* Random parameters. Every number depends only on seed and place, not on the order of loops or the
+ * number of threads. */
 #include "transformer/transformer_parts.h"
 
 #include "base/math.h"

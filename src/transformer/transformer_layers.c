@@ -14,7 +14,7 @@ enum { KNOWN_FLAGS = MHA_LAYER_OUTPUT_GATE * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
-/* Settings whose flag, or whose kind of positions, is missing. */
+/* Reject settings without the flag or the kind of positions that they need. */
 static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_desc *l)
 {
     const bool rotary = d->positions == MHA_ENCODING_ROTARY;
@@ -40,7 +40,7 @@ static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_
     return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: %s: only with %s", name, needs);
 }
 
-/* Defaults of a scaling that is not linear; rope_factor has its own. */
+/* Fill in the defaults of nonlinear scaling; rope_factor has its own default. */
 static mha_status fill_scaling(mha_layer_desc *l)
 {
     const bool yarn = l->rope_scaling == MHA_ROPE_SCALING_YARN;
@@ -53,7 +53,7 @@ static mha_status fill_scaling(mha_layer_desc *l)
     if (yarn && l->rope_amplitude == 0)
         l->rope_amplitude =
             l->rope_factor > 1 ? (float)(0.1 * mha_log((double)l->rope_factor) + 1) : 1;
-    /* Llama 3 weights by the turns between the two; YaRN rounds them outwards. */
+    /* Llama 3 interpolates between the two by turns; YaRN rounds them outwards. */
     if (!(l->rope_low > 0) || isinf(l->rope_high) ||
         !(yarn ? l->rope_high >= l->rope_low : l->rope_high > l->rope_low) ||
         !(l->rope_factor >= 1e-6F) || isinf(l->rope_factor) || !isfinite(l->rope_amplitude) ||
@@ -73,7 +73,8 @@ static bool in_bounds(int64_t value, int64_t most)
     return value >= 1 && value <= most;
 }
 
-/* A gated delta net: sizes, and nothing of attention. The bounds keep the width of a row in 64 bits. */
+/* Check the sizes of a gated delta net, which has no settings of attention. The bounds keep the
+ * width of a row within 64 bits. */
 static mha_status check_delta(const mha_transformer_desc *d, const mha_layer_desc *l, int64_t layer)
 {
     const mha_layer_desc sizes = {.struct_size = l->struct_size,
@@ -212,7 +213,8 @@ static mha_layer_desc rotation_of(const mha_layer_desc *l)
                             .rope_original_length = l->rope_original_length};
 }
 
-/* The table of a rotation, new or existing. Room for every position, which is not touched yet. */
+/* Find or create the table of a rotation. It has room for every position; its pages are not touched
+ * yet. */
 static mha_status take_encoding(mha_transformer *t, int64_t width, const mha_layer_desc *layer,
                                 mhai_encoding **taken)
 {
@@ -255,7 +257,7 @@ static double clamp(double x, double low, double high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* The pair that makes this number of turns within the positions of training. */
+/* The pair that makes this number of turns within the training length. */
 static double pair_of_turns(const mha_layer_desc *r, double turns)
 {
     const double length = (double)r->rope_original_length, pi = 3.14159265358979323846;
@@ -263,7 +265,7 @@ static double pair_of_turns(const mha_layer_desc *r, double turns)
            (2 * mha_log((double)r->rope_base));
 }
 
-/* The divisor of the frequency of pair i, beyond the base's own. */
+/* The divisor of the frequency of pair i, in addition to that of the base. */
 static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
 {
     const double factor = (double)r->rope_factor, low = (double)r->rope_low,
@@ -286,7 +288,7 @@ static double frequency_of(const mha_layer_desc *r, int64_t i)
     return mha_exp(-2 * (double)i / (double)r->rotary_dim * mha_log((double)r->rope_base));
 }
 
-/* They are the results of rotating (1, 0). */
+/* Cosines and sines are the results of rotating (1, 0). */
 mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, int64_t begin,
                                   int64_t rows, float *first)
 {
@@ -406,7 +408,7 @@ static mha_status rotate(mha_context *context, mha_transformer *t, const mha_lay
     return MHA_OK;
 }
 
-/* Let attention validate it: every field is checked there. */
+/* Let attention validate every field of the descriptor. */
 static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads heads, int64_t D)
 {
     const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads.q, 1, D});

@@ -1,4 +1,5 @@
-/* The numbers of a transformer's parameters: in the flat array, or held and read from a source. */
+/* The elements of a transformer's parameters: in the flat array, or with a source, held in memory
+ * or read from it. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"

@@ -1,4 +1,4 @@
-/* Inside a transformer: the places of its parameters, and the activations that a forward call
+/* A transformer's internals: offsets of parameters, and the activations that a forward call
  * keeps. */
 #ifndef MHAI_TRANSFORMER_PARTS_H
 #define MHAI_TRANSFORMER_PARTS_H
@@ -20,7 +20,7 @@ typedef struct mhai_place_norm {
     int64_t weight, bias;
 } mhai_place_norm;
 
-/* Before a function, or after its sum (post-norm); and on its output. */
+/* norm: before a function, or after its sum (post-norm). post: on its output (branch norm). */
 typedef struct mhai_place_step {
     mhai_place_norm norm, post;
 } mhai_place_step;
@@ -50,15 +50,15 @@ typedef struct mhai_place_layer {
     mhai_place_linear up, down; /* up: gate and up together if gated; packed NULL: none */
 } mhai_place_layer;
 
-/* One row per position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines;
- * one table for all layers with the same rotation. A table of a million positions would be too
- * expensive for a short text: rows are computed when activations or a decoder are created, which
- * know the number that they may need, and never change afterwards. */
+/* One row per position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines.
+ * Layers with the same rotation share a table. All rows of a long table would be too expensive for
+ * a short text. Activations and decoders compute the rows that they may need when they are created;
+ * rows never change afterwards. */
 typedef struct mhai_encoding {
     struct mhai_encoding *next;
     size_t bytes;
     int64_t width;
-    mha_layer_desc rotation; /* its fields about rotation */
+    mha_layer_desc rotation; /* only its fields about rotation */
     pthread_mutex_t growing;
     int64_t rows; /* rows computed so far; guarded by growing */
     float values[];
@@ -69,11 +69,11 @@ struct mha_transformer {
     mha_transformer_desc desc; /* every default filled in */
     mha_parameter *parameters;
     int64_t parameter_count;
-    float *data; /* all of them; NULL with a source */
+    float *data; /* all parameters; NULL with a source */
     int64_t size;
     mha_transformer_source source; /* read NULL: none */
-    atomic_int *owners;            /* with a source: its owner, and its readers */
-    float *held; /* with a source, the parameters that are held in memory, in their order */
+    atomic_int *owners;            /* with a source: the number of owners */
+    float *held;                   /* with a source: the parameters held in memory, in order */
     int64_t held_count;
     int64_t *held_at;                 /* [parameters] place in held; MHAI_NOWHERE: it is read
                                          from the source */
@@ -88,28 +88,30 @@ struct mha_transformer {
     mha_layer_desc *layer_descs; /* [L] the target of desc.layers, or NULL */
     mhai_encoding *encodings;    /* a list; NULL: positions need none */
     int32_t *ranks; /* [L + 1] the rank of each layer, and of the output; NULL: this one */
-    uint64_t hash;  /* with ranks: hash of what all of them must have */
+    uint64_t hash;  /* with ranks: hash of the data that all ranks must share */
 };
 
-/* Add an owner, if it has a source; else NULL. Every owner calls destroy. */
+/* Add an owner to a transformer with a source; NULL if it has none. Every owner calls destroy. */
 mha_transformer *mhai_transformer_share(const mha_transformer *t);
 
 /* The parameter that contains the element at an offset of the flat array. */
 int64_t mhai_transformer_parameter_at(const mha_transformer *t, int64_t offset);
 
-/* The elements at an offset of the flat array, of a parameter that is held in memory. */
+/* The elements at an offset of the flat array. Their parameter must be held in memory. */
 float *mhai_transformer_numbers(const mha_transformer *t, int64_t offset);
 
-/* The matrix at an offset, in the flat array or else in the context's scratch. */
+/* The matrix at an offset: in the flat array, or read into the context's scratch. */
 MHA_NODISCARD mha_status mhai_transformer_matrix(mha_context *context, const mha_transformer *t,
                                                  int64_t offset, int64_t rows, int64_t cols,
                                                  mha_tensor *matrix);
 
-/* Part of the rows of cols elements that begin at an offset; may span contiguous matrices. */
+/* Read part of the rows of `cols` elements that begin at an offset; they may span contiguous
+ * matrices. */
 void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_t cols, int64_t row,
                                 int64_t rows, int64_t column, int64_t columns, float *to);
 
-/* Such a part of the matrix that begins with parameter number `at`, as mhai_rows (matmul.h). */
+/* Read such a part of the matrix that begins with parameter number `at`: mhai_rows.read
+ * (matmul.h). */
 void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int64_t rows,
                                   int64_t column, int64_t columns, float *to);
 
@@ -124,7 +126,7 @@ static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
     return t->desc.flags & flag;
 }
 
-/* Whether norms precede functions and one is at the end. */
+/* Whether norms precede functions, with a final norm at the end. */
 static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
 {
     return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
@@ -138,10 +140,12 @@ static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
 
 /* ---- activations ----------------------------------------------------------------------------- */
 
-/* A function between residual connections, all [tokens,E]. x: the stream before it. from: its
- * input before the norm, in a parallel block the block's. in: its input, which is from itself
- * without pre-norm. z: the input of a norm after it: the sum before a post-norm, the function's
- * output before a branch norm; NULL without these, and if nothing is kept. */
+/* A function between residual connections; all arrays are [tokens,E].
+ * x: the stream before it.
+ * from: its input before the norm; in a parallel block, that of the block.
+ * in: its input; without pre-norm, the same as from.
+ * z: the input of a norm after it: the sum before a post-norm, the function's output before a
+ * branch norm. NULL without such a norm, and if nothing is kept. */
 typedef struct mhai_kept_step {
     float *x, *from, *in, *z;
 } mhai_kept_step;
@@ -168,9 +172,9 @@ struct mha_activations {
     bool passing;    /* layers alternate between two pieces of memory: for a call without
                         gradient */
     int64_t first;   /* the first layer that the call ran */
-    bool given;      /* the caller gave the stream before it */
+    bool given;      /* the caller gave the stream before that layer */
     int64_t layer;   /* the last layer computed */
-    float *memory;   /* all floats below */
+    float *memory;   /* holds all floats below */
     size_t bytes;
     int32_t *ids, *positions, *types; /* [tokens] */
     float *embedded;                  /* the sum before the norm on embeddings; else NULL */
@@ -192,7 +196,7 @@ MHA_NODISCARD mha_status mhai_activations_create(mha_context *context, const mha
                                                  int64_t max_tokens, int64_t max_memory,
                                                  bool passing, mha_activations **activations);
 
-/* [rows, cols] of contiguous memory, and of a part of wider rows. */
+/* A view [rows, cols] of contiguous memory, or of a part of wider rows. */
 mha_tensor mhai_transformer_rows(const float *data, int64_t rows, int64_t cols, int64_t stride);
 mha_tensor mhai_transformer_vector(const float *data, int64_t count);
 
@@ -208,14 +212,14 @@ static inline mhai_heads mhai_transformer_heads_of(const mha_transformer_desc *d
     return (mhai_heads){d->layer_heads[layer], d->layer_kv_heads[layer]};
 }
 
-/* What the heads of a layer's mixer are: heads and sizes of q, k and v, which follow each other in rows
- * of `width` numbers, and then gates [out], and strengths and decays [v] of a gated delta net. Rows of a
- * short convolution are b, c and x. */
+/* The heads of a layer's mixer: numbers and sizes of heads of q, k and v, which follow each other
+ * in rows of `width` floats. Gates [out] follow, and in a gated delta net strengths and decays [v].
+ * Rows of a short convolution are b, c and x. */
 typedef struct mhai_mix {
     mha_mixer mixer;
     bool gated;
     int64_t q, k, v, D, Dv;
-    int64_t out; /* what W_o reads, of all heads */
+    int64_t out; /* the width of W_o's input */
     int64_t gates, width;
     int64_t first, channels; /* of its convolution, in a row */
 } mhai_mix;
@@ -261,21 +265,21 @@ mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cros
                               const float *memory);
 mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
                                   const float *data);
-/* The other inputs of a gated delta net's recurrence, [B,H,T]. */
+/* The other inputs [B,H,T] of a gated delta net's recurrence. */
 void mhai_delta_gates(const mha_activations *a, int64_t layer, mha_tensor *log_decay,
                       mha_tensor *strength);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
 
-/* sum = x + y, which may be x or y. */
+/* sum = x + y; sum may be x or y. */
 void mhai_transformer_add(mha_context *context, int64_t count, const float *x, const float *y,
                           float *sum);
 
-/* Where step 0, 1 or 2 (an mha_layer_part) of a layer writes the stream, which is the input of
- * the next step. */
+/* The stream after step 0, 1 or 2 (an mha_layer_part) of a layer, which is the input of the next
+ * step. */
 float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step);
 
-/* The attention of one layer of a call, from its activations. Holds the tensors that desc and
- * outputs point to. */
+/* The attention of one layer of a call, from its activations. It holds the tensors to which desc
+ * and outputs point. */
 typedef struct mhai_call_attention {
     mhai_attend attend;
     mha_tensor gates, lse, probabilities;
@@ -284,9 +288,9 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
                                 const mha_transformer_input *input, int64_t layer, bool cross,
                                 mhai_call_attention *made);
 
-/* transformer_layers.c: d->layers with defaults filled in, and whether they change nothing; the
- * attention of each layer, once the parameters have their places; rows of the encodings for
- * positions below count, or all. */
+/* transformer_layers.c: read d->layers, fill in defaults, and tell whether they change nothing;
+ * make the attention of each layer after its parameters are placed; compute rows of the encodings
+ * for positions below count, or for all. */
 MHA_NODISCARD mha_status mhai_transformer_read_layers(const mha_transformer_desc *d,
                                                       mha_layer_desc *own, bool *plain);
 MHA_NODISCARD mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t);
@@ -316,7 +320,7 @@ MHA_NODISCARD mha_status mhai_transformer_patches_apart(const mha_transformer_in
 void mhai_transformer_patch(const mha_activations *a, const mha_transformer_input *input,
                             int64_t layer, bool output);
 
-/* A layer's state of a sequence, and the tokens that its convolution has taken. */
+/* A layer's state of a sequence, and the tokens that its convolution has processed. */
 typedef struct mhai_delta_state {
     mha_recurrent_state *state; /* of a gated delta net; else NULL */
     float *inputs;              /* [K-1, channels]; NULL: the layer has no state */
@@ -336,15 +340,15 @@ typedef struct mhai_step {
     mhai_delta_state *deltas; /* [L][B] */
 } mhai_step;
 
-/* A forward call whose tokens follow those in the caches, to which their rows are appended;
- * after an error, some of them may be. status: whether this rank can take part. */
+/* A forward call whose tokens follow those in the caches. Their rows are appended to the caches;
+ * after an error, some rows may have been appended. status: whether this rank can take part. */
 MHA_NODISCARD mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t,
                                                mha_activations *a, const mha_tensor *tokens,
                                                const mhai_step *step, const mha_tensor *output,
                                                mha_status status);
 
-/* transformer_spread.c: layers over ranks. Each function is a no-op for a transformer on one
- * rank, and returns the status that it receives. */
+/* transformer_spread.c: layers over ranks. For a transformer on one rank, each function is a no-op
+ * and returns the status that it receives. */
 
 /* Assign layers to ranks. */
 MHA_NODISCARD mha_status mhai_spread_make(mha_transformer *t);
@@ -361,7 +365,7 @@ static inline bool mhai_spread_mine(const mha_transformer *t, int64_t layer)
 /* Agree whether all ranks can continue. */
 MHA_NODISCARD mha_status mhai_spread_agree(const mha_transformer *t, mha_status status);
 
-/* The same, and whether all have the same transformer and bytes. */
+/* Agree on the status, and check that all ranks have the same transformer and bytes. */
 MHA_NODISCARD mha_status mhai_spread_same(const mha_transformer *t, const char *what,
                                           const void *bytes, size_t count, mha_status status);
 
@@ -369,15 +373,15 @@ MHA_NODISCARD mha_status mhai_spread_same(const mha_transformer *t, const char *
 MHA_NODISCARD mha_status mhai_spread_tensor(const mha_transformer *t, int32_t root,
                                             const mha_tensor *tensor);
 
-/* Scratch of a linear layer with this many rows of inputs. */
+/* Scratch bytes of a linear layer for this many input rows. */
 size_t mhai_transformer_product_bytes(const mha_context *context, const mha_transformer *t,
                                       int64_t rows);
 
-/* Apply a decoder's window (0: none) to a layer's attention, unless the layer sees less anyway. */
+/* Apply a decoder's window (0: none) to a layer's attention, unless the layer's own is narrower. */
 void mhai_transformer_narrow(int64_t window, int64_t sink_keys, mha_attention_desc *desc);
 
-/* Keys and values of checked memory [B,S,memory_dim] for one layer's cross-attention: views of
- * rows [B S, 2 Hk D]. */
+/* Project checked memory [B,S,memory_dim] to keys and values of one layer's cross-attention: views
+ * of rows [B S, 2 Hk D]. */
 MHA_NODISCARD mha_status mhai_transformer_project_memory(mha_context *context,
                                                          const mha_transformer *t, int64_t layer,
                                                          const mha_tensor *memory, float *rows,

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Patch number i; the caller's struct may be shorter or longer. */
+/* Read patch number i; the caller's struct may be shorter or longer. */
 static mha_status read_patch(const mha_transformer_input *input, int64_t i, mha_head_patch *own)
 {
     const unsigned char *first = (const unsigned char *)input->patches;

@@ -1,5 +1,5 @@
-/* Transformers from others: heads removed from the matrices, key/value heads averaged into fewer, the same
- * parameters under another description. */
+/* Transformers made from others: with heads removed, with key/value heads averaged into fewer, or
+ * with the same parameters under another description. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -17,7 +17,7 @@ typedef struct heads_plan {
     int64_t merged;   /* key/value heads that are averaged; 1: copied */
 } heads_plan;
 
-/* How a parameter changes: heads are in its rows or its columns, `block` of them each. */
+/* How a parameter changes: its rows or its columns belong to heads, `block` of them per head. */
 typedef struct part {
     mha_parameter old;
     const int64_t *rows, *columns; /* the old head of each new one; NULL: all, in order */
@@ -28,10 +28,10 @@ typedef struct part {
 typedef struct pruning {
     mha_allocator allocator;
     const mha_transformer *from;
-    mha_transformer *shared; /* the same, if it must outlive the call */
+    mha_transformer *shared; /* a share of `from`, if it must outlive the call */
     heads_plan *plans;       /* [L] */
     int64_t layers;
-    const mha_transformer_desc *as; /* while it is made: its description; NULL: that of `from` */
+    const mha_transformer_desc *as; /* during creation: its description; NULL: that of `from` */
     bool whole;                     /* nothing is removed: a copy, with room for as many heads */
     int64_t *lists;                 /* the arrays that plans point to */
     int64_t list_count;
@@ -67,7 +67,7 @@ static mha_status take(const pruning *x, int64_t count, size_t size, void *point
     return mhai_take_for("pruning", &x->allocator, count, size, pointer);
 }
 
-/* Plans without heads, and room for them. */
+/* Allocate plans without heads, and room for heads. */
 static mha_status take_plans(pruning *x, const mha_transformer_desc *d)
 {
     x->layers = d->num_layers;
@@ -91,8 +91,8 @@ static mha_status begin(mha_context *context, const mha_transformer *from, pruni
     return take_plans(x, &from->desc);
 }
 
-/* Heads of a layer with keep != 0. Groups of different sizes are divided into groups of equal
- * size, the greatest that divides them all, each with its own copy of the key/value head. */
+/* Plan the heads of a layer with keep != 0. Groups of different sizes are divided into groups of
+ * equal size: the greatest common divisor. Each has its own copy of the key/value head. */
 static void plan_kept(const mha_transformer *t, int64_t layer, const float *keep, heads_plan *plan)
 {
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, false);
@@ -110,7 +110,7 @@ static void plan_kept(const mha_transformer *t, int64_t layer, const float *keep
     }
 }
 
-/* All heads of a layer, with every `merged` neighbouring key/value heads merged into one. */
+/* Plan all heads of a layer; every `merged` adjacent key/value heads are merged into one. */
 static void plan_all(const mha_transformer *t, int64_t layer, int64_t merged, heads_plan *plan)
 {
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, false);
@@ -154,7 +154,8 @@ static int64_t old_place(const int64_t *heads, int64_t block, int64_t i)
     return heads ? heads[i / block] * block + i % block : i;
 }
 
-/* How many of the new places i .. i + most - 1 are contiguous in the old parameter, too. */
+/* The number of new places from i on, at most `most`, that are also contiguous in the old
+ * parameter. */
 static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t most)
 {
     if (!heads) return most;
@@ -163,7 +164,8 @@ static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t mo
     return n < most ? n : most;
 }
 
-/* Copy contiguous parts of old rows to [rows, columns]: at once if all columns are. */
+/* Copy contiguous parts of old rows to [rows, columns]; in one read if all columns are
+ * contiguous. */
 static void read_old(const pruning *x, const part *p, int64_t row, int64_t rows, int64_t column,
                      int64_t columns, float *to)
 {
@@ -230,13 +232,13 @@ static mha_transformer_desc describe(const pruning *x, const mha_transformer *fr
     d.layer_heads = heads;
     d.layer_kv_heads = kv;
     if (!keep_num_heads) d.num_heads = most;
-    for (int64_t l = 0; l < d.num_layers; l++) /* the settings that all layers may share */
+    for (int64_t l = 0; l < d.num_layers; l++) /* the settings shared by all layers */
         if (!keep_num_heads && heads[l] == most) d.kv_heads = kv[l];
     if (!keep_num_heads && d.num_heads % d.kv_heads != 0) d.kv_heads = d.num_heads;
     return d;
 }
 
-/* With its own source if the old one has one, to which x then belongs. */
+/* If `source` is set, the transformer has its own source, to which x then belongs. */
 static mha_status create(mha_context *context, pruning *x, const mha_transformer *from, bool source,
                          mha_transformer **to)
 {
@@ -283,8 +285,8 @@ static mha_status fill(mha_context *context, pruning *x, const mha_transformer *
     return mha_transformer_update(context, to);
 }
 
-/* The new transformer by the plans in x; afterwards x is freed, or belongs to the transformer.
- * status: that of the steps before. */
+/* Make the new transformer by the plans in x. Afterwards x is freed, or belongs to the transformer.
+ * status: the status of the previous steps. */
 static mha_status finish(mha_context *context, pruning *x, const mha_transformer *from, bool source,
                          mha_status status, mha_transformer **made)
 {
@@ -341,7 +343,7 @@ mha_status mha_transformer_copy(mha_context *context, const mha_transformer *tra
     return finish(context, x, transformer, false, status, copy);
 }
 
-/* Plans for all heads of a layer on kv_heads key/value heads. */
+/* Plan all heads of a layer with kv_heads key/value heads. */
 static mha_status plan_shared(const mha_transformer *t, int64_t layer, int64_t kv_heads,
                               heads_plan *plan)
 {

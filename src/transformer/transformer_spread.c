@@ -1,10 +1,10 @@
 /* A transformer whose layers are divided among ranks. Each rank has a run of consecutive layers,
- * and only it reads their weights; the stream is sent from rank to rank. Nothing is summed
- * between ranks, so the bits are those of one process by construction.
+ * and only it reads their weights. The stream is sent from rank to rank. Ranks sum nothing, so the
+ * result is bit-identical to that of one process.
  *
  * Every rank makes every call. A layer's requested outputs (attention, activations) are sent to
- * all ranks as one piece of memory; otherwise only the stream is sent. So every rank returns
- * with the outputs of one process, and callers need not consider ranks. */
+ * all ranks as one piece of memory; otherwise only the stream is sent. Every rank returns the
+ * outputs of one process, so callers need not consider ranks. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -13,7 +13,7 @@
 
 /* ---- assignment of layers -------------------------------------------------------------------- */
 
-/* Numbers of a layer's matrices; L: of the output's. */
+/* Elements of a layer's matrices; L: of the output's. */
 static int64_t weight_of(const mha_transformer *t, int64_t layer)
 {
     int64_t count = 0;
@@ -26,8 +26,8 @@ static int64_t weight_of(const mha_transformer *t, int64_t layer)
     return count;
 }
 
-/* Ranks get equal shares of all parameters in their order; a layer belongs to the rank whose
- * share contains its middle. */
+/* Ranks get equal shares of all parameters, in order. A layer belongs to the rank whose share
+ * contains its middle. */
 mha_status mhai_spread_make(mha_transformer *t)
 {
     const mha_transport *ranks = t->source.transport;
@@ -46,7 +46,7 @@ mha_status mhai_spread_make(mha_transformer *t)
     return MHA_OK;
 }
 
-/* Shapes, settings, and the parameters that every rank holds: norms, biases, positions. */
+/* Hash shapes, settings, and the parameters that every rank holds: norms, biases, positions. */
 void mhai_spread_hash(mha_transformer *t)
 {
     mha_transformer_desc d = t->desc;
@@ -77,7 +77,7 @@ mha_status mhai_spread_same(const mha_transformer *t, const char *what, const vo
     return mha_transport_same(t->source.transport, what, &hash, sizeof hash, MHA_OK);
 }
 
-/* Whether the call requests anything of its layers. */
+/* Whether the call requests outputs of its layers. */
 static bool shows(const mhai_call *c)
 {
     const bool seen = c->input.after_layer || c->input.outputs;
@@ -90,7 +90,7 @@ bool mhai_call_sees(const mhai_call *c, int64_t layer)
     return mhai_spread_mine(c->t, layer) || !(c->input.flags & MHA_INPUT_OWN_LAYERS);
 }
 
-/* A decoder's step is one of many: its tokens are not compared. */
+/* A decoder makes many steps, so the tokens of a step are not compared. */
 mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *output, mha_status status)
 {
     const mha_transformer_input *x = &c->input;
@@ -116,7 +116,7 @@ mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *output, mha_sta
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* Axis by axis, until the rest is contiguous. */
+/* Broadcast a tensor axis by axis, until the rest is contiguous. */
 static mha_status give_axes(const mha_transport *ranks, int32_t root, const mha_tensor *x, int axis,
                             char *data)
 {
@@ -137,7 +137,7 @@ mha_status mhai_spread_tensor(const mha_transformer *t, int32_t root, const mha_
     return give_axes(t->source.transport, root, tensor, 0, tensor->data);
 }
 
-/* The requested outputs of a layer's attention. */
+/* Broadcast the requested outputs of a layer's attention. */
 static mha_status give_outputs(const mhai_call *c, int64_t layer)
 {
     const int32_t root = c->t->ranks[layer];
@@ -161,7 +161,7 @@ static mha_status give_outputs(const mhai_call *c, int64_t layer)
     return MHA_OK;
 }
 
-/* The activations of a layer, and the stream after it. */
+/* Broadcast the activations of a layer, and the stream after it. */
 static mha_status give_layer(const mhai_call *c, int64_t layer, float *next, size_t bytes)
 {
     const mha_transport *ranks = c->t->source.transport;
@@ -173,7 +173,7 @@ static mha_status give_layer(const mhai_call *c, int64_t layer, float *next, siz
     return give_outputs(c, layer);
 }
 
-/* Whether all ranks need the end of the stream, not only that of the output. */
+/* Whether all ranks need the end of the stream, not only the rank of the output. */
 static bool all_end(const mhai_call *c)
 {
     return shows(c) || c->input.last_hidden ||

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* [B,T,width] of activations that are rows of tokens. */
+/* A view [B,T,width] of activations, which are rows of tokens. */
 static mha_tensor tokens_view(const mha_activations *a, const float *data, int64_t width)
 {
     mha_tensor rows = mhai_transformer_rows(data, a->B * a->T, width, width);
