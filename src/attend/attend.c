@@ -1,4 +1,4 @@
-/* The steps between the projections of queries, keys and values and that of the output. */
+/* The steps between the projections of queries, keys and values and the output projection. */
 #include "attend/attend.h"
 
 #include "base/checked.h"
@@ -46,8 +46,8 @@ mha_status mhai_attend_check(mha_context *context, const mhai_attend *a, int64_t
     return mha_qk_norm(context, a->qk_norm, a->qk_norm_epsilon, &none, NULL, &none);
 }
 
-/* The heads of a token's queries and keys are contiguous and share a position: one call rotates
- * both. */
+/* Whether the queries and keys of each token are contiguous and share a position, so that one
+ * call can rotate both. */
 static bool joined(const mhai_attend *a, const mha_tensor *q, const mha_tensor *k)
 {
     const mha_positions *x = &a->query_positions, *y = &a->key_positions;
@@ -76,7 +76,7 @@ static float *sink_row(const mhai_attend *a, int64_t b, int64_t h, int64_t j)
     return a->sinks->keys + ((b * a->k.shape[1] + h) * a->sinks->count + j) * a->k.shape[3];
 }
 
-/* New keys that are sinks, as they are before their rotation. */
+/* Store new keys that are sinks, before their rotation. */
 static void keep_sinks(const mhai_attend *a)
 {
     const mha_tensor *k = &a->k;
@@ -89,7 +89,7 @@ static void keep_sinks(const mhai_attend *a)
                        (size_t)k->shape[3] * sizeof(float));
 }
 
-/* The shift of the sinks for a row; padding has that of its neighbour. */
+/* The shift of the sinks for a row. A padding row has the shift of its neighbour. */
 static int64_t shift_of(const mhai_attend *a, int64_t b, int64_t t)
 {
     const int64_t first = a->firsts[b], last = first + mhai_max_i64(a->counts[b], 1) - 1;
@@ -97,7 +97,7 @@ static int64_t shift_of(const mhai_attend *a, int64_t b, int64_t t)
     return mhai_max_i64(0, a->desc.q_offsets[b] + row + 1 - a->sinks->count - a->sinks->window);
 }
 
-/* Sinks at positions shift .. */
+/* Rotate the sinks to positions shift, shift + 1, ... */
 static mha_status turn_sinks(const mhai_attend *a, int64_t shift, const mha_tensor *k, float *turns)
 {
     const int64_t count = k->shape[2], width = a->sinks->width;
@@ -128,7 +128,7 @@ static mha_status place_sinks(const mhai_attend *a, int64_t b, int64_t shift, fl
     return MHA_OK;
 }
 
-/* Rows t .. end - 1, whose sinks have the same positions. */
+/* Attend with rows t .. end - 1, whose sinks have the same positions. */
 static mha_status attend_part(const mhai_attend *a, int64_t t, int64_t end, int64_t *numbers,
                               float *room)
 {
@@ -197,9 +197,9 @@ mha_status mhai_attend_run(const mhai_attend *a)
                                 &a->outputs);
 }
 
-/* ---- back ---------------------------------------------------------------------------------- */
+/* ---- backward ------------------------------------------------------------------------------ */
 
-/* The vectors of [B,H,T,D] as rows [B*T*H,D], those of a token contiguous: copied out, or in. */
+/* Copy the vectors of [B,H,T,D] to rows [B*T*H,D], or back. The rows of a token are contiguous. */
 static void copy_vectors(const mha_tensor *x, float *rows, bool out)
 {
     const size_t bytes = (size_t)x->shape[3] * sizeof(float);

@@ -1,6 +1,6 @@
-/* Attention between its projections, for modules and transformers: queries and keys are normalised,
- * rotated, and attend, with a cache or without (the order of Llama's descendants, Qwen 3 among
- * them). */
+/* Attention without its projections, for modules and transformers: normalise and rotate queries
+ * and keys, then attend, with or without a cache. The order is that of Llama and its
+ * descendants, including Qwen 3. */
 #ifndef MHAI_ATTEND_H
 #define MHAI_ATTEND_H
 
@@ -12,18 +12,18 @@
  * sink j at position j + max(0, i + 1 - count - window), as if the discarded tokens had never
  * existed. */
 typedef struct mhai_attend_sinks {
-    float *keys; /* [B,Hk,count,D] before rotation, kept from step to step */
+    float *keys; /* [B,Hk,count,D] before rotation, kept between steps */
     int64_t count, window;
     mha_tensor cosines, sines; /* [B,T,width / 2] of the call's rows */
-    /* The same for any positions, [rows,width], cosines and then sines in each; width 0: keys do
-     * not rotate. */
+    /* The same for any positions: [rows,width], each row with cosines first, then sines. Width
+     * 0: keys do not rotate. */
     mha_status (*turn)(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
                        float *turns);
     const void *encoding;
     int64_t width;
 } mhai_attend_sinks;
 
-/* A layer's description sets the first part, a call the second. */
+/* The first part holds the settings of a layer, the second those of a call. */
 typedef struct mhai_attend {
     mha_qk_norm_kind qk_norm;
     float qk_norm_epsilon;
@@ -36,10 +36,11 @@ typedef struct mhai_attend {
     mha_positions query_positions, key_positions;
     mha_attention_outputs outputs;
     mha_kv_cache *cache;            /* NULL: none */
-    const mhai_attend_sinks *sinks; /* of a cache with a window, with firsts, counts and
-                                       desc.q_offsets; NULL: they stay where they are */
+    const mhai_attend_sinks *sinks; /* require a cache with a window, firsts, counts and
+                                       desc.q_offsets; NULL: sinks keep their positions */
     const int64_t *firsts, *counts; /* [B] with a cache, see mha_kv_cache_append_rows() */
-    mha_tensor q, k, v, heads; /* q [B,H,T,D], k, v [B,Hk,S,..]; ndim 0: none, with a cache only */
+    mha_tensor q, k, v, heads;      /* q [B,H,T,D], k, v [B,Hk,S,..]; ndim 0: absent, with a cache
+                                  only */
 } mhai_attend;
 
 /* Check that the norms and the rotation fit heads of D elements. */
@@ -48,13 +49,14 @@ MHA_NODISCARD mha_status mhai_attend_check(mha_context *context, const mhai_atte
 /* Normalise and rotate q and k in place. */
 MHA_NODISCARD mha_status mhai_attend_position(const mhai_attend *a);
 
-/* Compute heads from q, k and v. With a cache: append k and v, then q attends to everything in
- * it; after an error the caller truncates the cache. */
+/* Compute heads from q, k and v. With a cache: append k and v, then attend to all its keys;
+ * after an error the caller truncates the cache. */
 MHA_NODISCARD mha_status mhai_attend_run(const mhai_attend *a);
 
-/* The input of a norm, and the gradient of its weight to add to; weight NULL: not requested. */
+/* The input of a norm, and the gradient of its weight, which accumulates; weight NULL: not
+ * requested. */
 typedef struct mhai_attend_norm {
-    const mha_tensor *input; /* as q or k; ignored without norms */
+    const mha_tensor *input; /* shaped like q or k; ignored without norms */
     float *weight;           /* [D] */
 } mhai_attend_norm;
 

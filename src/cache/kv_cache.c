@@ -14,7 +14,7 @@
 
 enum { WINDOW_PAGE = 32 }; /* by default: a panel of keys, and little unused memory */
 
-/* ---- life ---------------------------------------------------------------------------------- */
+/* ---- creation ------------------------------------------------------------------------------ */
 
 static mha_status check_positive(const char *name, int64_t value)
 {
@@ -41,7 +41,7 @@ static mha_status check_window(mha_kv_cache_desc *d)
     return MHA_OK;
 }
 
-/* Powers exist for whole runs only. */
+/* Powers require whole runs. */
 static mha_status check_channels(const mha_kv_cache_desc *d)
 {
     if (d->key_scales != MHA_KV_SCALES_CHANNEL) return MHA_OK;
@@ -86,8 +86,8 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     return check_channels(d);
 }
 
-/* Pages that a sequence may hold at once: between two appends those of the sinks and of the
- * window, and during an append also those of its rows. */
+/* Pages that a sequence may hold at once: between appends those of the sinks and of the window,
+ * during an append also those of the new rows. */
 static int64_t most_pages(const mha_kv_cache_desc *d)
 {
     const int64_t all = mhai_ceil_div(d->capacity, d->page_size);
@@ -98,7 +98,7 @@ static int64_t most_pages(const mha_kv_cache_desc *d)
                                  (int64_t)(most / size + (most % size != 0)) + 1);
 }
 
-/* Of a run. */
+/* Bytes of a run of keys. */
 static int64_t key_bytes(const mha_kv_cache_desc *d)
 {
     return mhai_attn_run_bytes(d->type, d->head_dim, d->key_scales == MHA_KV_SCALES_CHANNEL);
@@ -109,7 +109,7 @@ static int64_t value_bytes(const mha_kv_cache_desc *d)
     return mhai_attn_run_bytes(d->type, d->value_head_dim, false);
 }
 
-/* Of a run of keys and one of values, without scales. */
+/* Bytes of a run of keys and of a run of values, without scales. */
 static int64_t number_bytes(const mha_kv_cache_desc *d)
 {
     const int64_t each = MHAI_RUN * (int64_t)mha_dtype_size(d->type);
@@ -117,14 +117,14 @@ static int64_t number_bytes(const mha_kv_cache_desc *d)
            mhai_round_up(each * d->value_head_dim, MHAI_LINE);
 }
 
-/* The numbers and the scales of all runs of a head are within int64. */
+/* Whether the numbers and scales of all runs of a head fit in int64. */
 static bool is_countable(int64_t width)
 {
     int64_t numbers;
     return mhai_mul_i64(width, MHAI_RUN * 8, &numbers) && numbers <= PTRDIFF_MAX / 64;
 }
 
-/* Pages to allocate: with a window one more, the empty page. */
+/* Pages to allocate: with a window, one more for the empty page. */
 static int64_t pool_of(const mha_kv_cache_desc *d)
 {
     return d->pages + (d->window > 0);
@@ -171,7 +171,7 @@ static bool count_parts(const mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts
     return true;
 }
 
-/* Pages and entries of tables have numbers. */
+/* Page numbers and indices of table entries must fit in int32. */
 static mha_status check_pages(mha_kv_cache_desc *d)
 {
     int64_t entries;
@@ -334,7 +334,7 @@ mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache, const mhai_kv_row
 typedef void store_row(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                        mha_dtype type, const void *from);
 
-/* Rows of every head of sequence b, after its present ones. */
+/* Store rows of every head of sequence b after its present ones. */
 static void store_rows(const mha_kv_cache *cache, int64_t b, const mhai_kv_rows *rows,
                        const mha_tensor *x, store_row *to)
 {
@@ -395,7 +395,7 @@ static mha_tensor shape_of(const mha_kv_cache *cache, const int64_t *lengths, in
     return mhai_kv_cache_shape(cache, longest, width);
 }
 
-/* Whether the call depends on the positions of queries. */
+/* Whether the call reads the positions of queries. */
 static bool reads_positions(const mha_attention_desc *d)
 {
     return (d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW)) || d->alibi_slopes ||
@@ -418,7 +418,7 @@ static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
     const mha_kv_cache_desc *c = &cache->desc;
     if (c->window == 0) return MHA_OK;
     if (!(d->flags & MHA_ATTENTION_WINDOW)) {
-        if (d->left_keys || d->right_keys || d->sink_keys) return MHA_OK; /* an error of its own */
+        if (d->left_keys || d->right_keys || d->sink_keys) return MHA_OK; /* rejected later */
         d->flags |= MHA_ATTENTION_WINDOW;
         d->left_keys = c->window - 1;
         d->right_keys = d->flags & MHA_ATTENTION_CAUSAL ? 0 : -1;

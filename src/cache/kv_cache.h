@@ -34,8 +34,8 @@ static inline int64_t mhai_kv_sink_pages(const mha_kv_cache *cache)
     return mhai_ceil_div(cache->desc.sink_keys, cache->desc.page_size);
 }
 
-/* Rows of an append: of n, each sequence takes those from firsts[b] on (NULL: 0), counts[b] of them
- * (NULL: the rest). */
+/* Rows of an append. Of n rows, sequence b takes counts[b] (NULL: the rest), beginning at
+ * firsts[b] (NULL: 0). */
 typedef struct mhai_kv_rows {
     int64_t n;
     const int64_t *firsts, *counts;
@@ -51,7 +51,7 @@ static inline int64_t mhai_kv_count(const mhai_kv_rows *rows, int64_t b)
     return rows->counts ? rows->counts[b] : rows->n - mhai_kv_first(rows, b);
 }
 
-/* ---- kv_pages.c: who holds which page ------------------------------------------------------- */
+/* ---- kv_pages.c: the owners of pages -------------------------------------------------------- */
 
 /* Empty the cache and free all pages. */
 void mhai_kv_pages_reset(mha_kv_cache *cache);
@@ -72,13 +72,13 @@ void mhai_kv_pages_take(mha_kv_cache *cache, const mhai_kv_rows *rows);
 
 /* ---- kv_rows.c: positions in runs ----------------------------------------------------------- */
 
-/* Store row `from` of k or v at `position` of head h of sequence b, whose page exists. */
+/* Store row `from` of k or v at `position` of head h of sequence b. Its page must exist. */
 void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                        mha_dtype type, const void *from);
 void mhai_kv_store_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                          mha_dtype type, const void *from);
 
-/* Likewise for a stored key, whose page belongs to this sequence only. */
+/* Likewise for a stored key. Its page must belong to this sequence only. */
 void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                          mha_dtype type, const void *from);
 
@@ -88,17 +88,17 @@ void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_
 MHA_NODISCARD mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache,
                                                   const mhai_kv_rows *rows);
 
-/* Keys or values of this many positions in attention's format: a tensor with a shape, whose
+/* Keys or values of this many positions as attention expects them: a tensor with a shape, whose
  * memory is not read. */
 mha_tensor mhai_kv_cache_shape(const mha_kv_cache *cache, int64_t positions, int64_t width);
 
-/* Default positions of queries: the last T positions of each of B sequences. offsets [B] is room
- * for them. */
+/* Place queries by default at the last T positions of each of B sequences. offsets [B] holds the
+ * result. */
 void mhai_kv_cache_place_queries(mha_attention_desc *desc, const mha_attention_outputs *outputs,
                                  const int64_t *lengths, int64_t B, int64_t T, int64_t *offsets);
 
-/* mha_kv_cache_attention(). firsts [B]: earlier rows are padding, which may see less than the
- * window; NULL: none. */
+/* mha_kv_cache_attention(). Rows before firsts[b] are padding, which may see less than the
+ * window; firsts NULL: no padding. */
 MHA_NODISCARD mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
                                               const mha_attention_desc *desc, const int64_t *firsts,
                                               const mha_tensor *q, const mha_tensor *o,

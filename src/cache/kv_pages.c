@@ -1,4 +1,4 @@
-/* Which sequence holds which page. A sequence of length n has ceil(n / page_size) entries; the
+/* The page tables of sequences. A sequence of length n has ceil(n / page_size) entries; the
  * last may be partly filled. A shared page is copied before a write. With a window, entries
  * between the sinks and the first visible position refer to the empty page. */
 #include "cache/kv_cache.h"
@@ -56,13 +56,13 @@ static bool holds_window(const mha_kv_cache *cache, int64_t discarded, int64_t l
            first_needed(cache, length) >= mhai_min_i64(discarded, pages_of(cache, length));
 }
 
-/* The discarded ones among the first `entries` entries of a sequence. */
+/* Number of discarded entries among the first `entries` entries of a sequence. */
 static int64_t discarded_of(const mha_kv_cache *cache, int64_t discarded, int64_t entries)
 {
     return entries <= mhai_kv_sink_pages(cache) ? 0 : mhai_min_i64(discarded, entries);
 }
 
-/* The entries that an append discards of sequence b. */
+/* The entries of sequence b that an append discards. */
 static mhai_attn_range discards(const mha_kv_cache *cache, const mhai_kv_rows *rows, int64_t b)
 {
     const mhai_attn_range none = {0, 0};
@@ -98,7 +98,7 @@ void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
     cache->discarded[b] = discarded_of(cache, cache->discarded[b], keep);
 }
 
-/* ---- room for more -------------------------------------------------------------------------- */
+/* ---- new rows ------------------------------------------------------------------------------- */
 
 /* The page that sequence b writes to next, or -1 if its last page is full. */
 static int32_t partial_page(const mha_kv_cache *cache, int64_t b)
@@ -107,8 +107,8 @@ static int32_t partial_page(const mha_kv_cache *cache, int64_t b)
     return length % size == 0 ? -1 : row_of(cache, b)[length / size];
 }
 
-/* Whether sequence b must copy its last page: of all sequences that append to a page held by
- * them only, the last one need not. */
+/* Whether sequence b must copy its last page. If all holders of a page append to it, the last of
+ * them need not copy. */
 static bool copies_page(const mha_kv_cache *cache, const mhai_kv_rows *rows, int64_t b)
 {
     const int32_t page = partial_page(cache, b);
@@ -160,7 +160,7 @@ static int32_t take_page(mha_kv_cache *cache)
     return page;
 }
 
-/* The runs of a page that begin with positions below `used`. */
+/* Copy the runs of a page that begin below position `used`. */
 static void copy_runs(const mha_kv_cache *cache, const unsigned char *at, int64_t bytes,
                       int32_t from, int32_t to, int64_t used)
 {
@@ -277,7 +277,8 @@ static mha_status check_pages(mha_kv_cache *cache, const int32_t *pages, int64_t
     return status;
 }
 
-/* The end of the entries of the empty page, which must be those before the window's. */
+/* The end of the entries that refer to the empty page. They must lie between the sinks and
+ * the window. */
 static mha_status check_discarded(const mha_kv_cache *cache, const int32_t *pages, int64_t count,
                                   int64_t length, int64_t *end)
 {

@@ -1,4 +1,4 @@
-/* Conversion of positions to the cache's type, in runs. */
+/* Convert positions to the cache's type, in runs. */
 #include "base/convert.h"
 #include "cache/kv_cache.h"
 
@@ -95,7 +95,7 @@ static float *scale_at(unsigned char *run, int64_t bytes, int64_t lane)
 
 enum { LEAST_POWER = -126, MOST_POWER = 121 }; /* 127 * 2^121 is below the largest float */
 
-/* The least power at which finite x becomes a number of up to 127. */
+/* The least power at which finite x becomes a number of at most 127. */
 static int power_of(float x)
 {
     int power;
