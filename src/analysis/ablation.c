@@ -1,5 +1,5 @@
-/* Ablation of sets of heads, text by text. The whole text runs once and its stream before every
- * layer is kept, so that each set starts at the first layer that it changes. */
+/* Ablation of sets of heads, text by text. One full pass keeps the stream before every layer. Each
+ * set restarts at the first layer that it changes. */
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
@@ -109,7 +109,7 @@ static int64_t first_layer(const mha_transformer_desc *d, const mha_head_sets *s
     return layer;
 }
 
-/* The cost of a text: the unchanged pass, the other text of resampling, and each set. */
+/* The cost of a text: the unchanged pass, the other text when resampling, and one pass per set. */
 static int64_t text_work(const mha_transformer *t, mha_ablation kind, const mha_effect_text *text,
                          const mha_head_sets *sets)
 {
@@ -129,7 +129,7 @@ typedef struct sets_job {
     double *whole, *without; /* [texts, M], [count, texts, M] */
 } sets_job;
 
-/* A head that is named twice counts once. */
+/* Duplicate heads count once. */
 static bool is_patched(const mhai_effect_run *r, int64_t head)
 {
     for (int64_t k = 0; k < r->patch_count; k++)
@@ -137,7 +137,8 @@ static bool is_patched(const mhai_effect_run *r, int64_t head)
     return false;
 }
 
-/* Run a text without a set, from its first layer on; an empty set gives the unchanged pass. */
+/* Run a text without the heads of a set, from the first layer that the set changes. An empty set
+ * gives the measures of the unchanged pass. */
 static mha_status run_set(mhai_effect_run *r, const sets_job *job, int64_t i, int64_t s,
                           double *values)
 {
@@ -184,7 +185,7 @@ static mha_status run_sets(mhai_effect_run *r, sets_job *job)
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->d->embed_dim, &job->stream));
     MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, rows ? r->heads : r->d->head_dim,
                                &job->heads));
-    memset(job->heads, 0, (size_t)r->d->head_dim * sizeof *job->heads); /* of ZERO */
+    memset(job->heads, 0, (size_t)r->d->head_dim * sizeof *job->heads); /* for ZERO */
     MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &job->map));
     if (!job->whole) {
         MHA_TRY(mha_scratch_alloc(r->context, r->data.texts * r->data.measures, sizeof *job->whole,

@@ -7,8 +7,9 @@
 
 #include <multihead/attribution.h>
 
-/* The parameter of layer `layer` (-1: of the whole model); if it is absent and may be, *weight
- * has ndim 0. Read-only; of a transformer with a source it is in the context's scratch. */
+/* Find a parameter of layer `layer` (-1: of the whole model). If the parameter is optional and
+ * absent, *weight has ndim 0. The data is read-only. If the transformer has a source, the data is
+ * in the context's scratch. */
 MHA_NODISCARD mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *t,
                                                  int64_t layer, const char *name, bool optional,
                                                  mha_tensor *weight);
@@ -40,7 +41,7 @@ MHA_NODISCARD mha_status mhai_attribution_transpose(mha_context *context, const 
 void mhai_attribution_write(const mhai_attribution_writer *writer, int64_t b, int64_t t,
                             double *out);
 
-/* a . b of doubles, in order. */
+/* Dot product in double, summed in order. */
 static inline double mhai_attribution_dot(const double *a, const double *b, int64_t count)
 {
     double sum = 0;
@@ -54,7 +55,8 @@ static inline float *mhai_attribution_at(const mha_tensor *x, int64_t i0, int64_
     return (float *)x->data + i0 * x->stride[0] + i1 * x->stride[1] + i2 * x->stride[2];
 }
 
-/* Check an optional output: that shape, disjoint from the `inputs`, none of which may be NULL. */
+/* Check an optional output: it must have this shape and be disjoint from the `inputs`. No input may
+ * be NULL. */
 MHA_NODISCARD mha_status mhai_attribution_output(const char *name, const mha_tensor *tensor,
                                                  int ndim, const int64_t *shape,
                                                  const mha_tensor *const *inputs, int count);

@@ -1,5 +1,5 @@
 /* Composition of heads (Elhage et al. 2021) without an E x E matrix. The compared matrices are products P M R with P^T
- * P = G, R R^T = F and M of D x D, and
+ * P = G, R R^T = F and M is D x D:
  *
  *   ||P M R||^2 = tr(G M F M^T) = sum_ij (G M)_ij (M F)_ij
  *
@@ -8,7 +8,7 @@
  *   k      Q^T     K O'         V'     Q Q^T
  *   v      O       V O'         V'     O^T O
  *
- * The M of all heads of two layers are one product of the matrix kernels; the rest is in double. */
+ * One matrix product gives M for all heads of two layers. The rest is computed in double. */
 #include "analysis/attribution.h"
 
 #include "base/checked.h"
@@ -135,7 +135,7 @@ static double product_norm(const composer *c, const double *G, const float *M, i
             }
         }
     const double sum = mhai_attribution_dot(gm, mf, D * D);
-    return sum < 0 ? 0 : sqrt(sum); /* rounding may leave less than 0 */
+    return sum < 0 ? 0 : sqrt(sum); /* rounding may give less than 0 */
 }
 
 static void put(const composer *c, const mha_tensor *out, int64_t h, int64_t g, double above,
@@ -225,7 +225,7 @@ static mha_status take(const composer *c, int64_t a, int64_t b, size_t size, voi
     return mha_scratch_alloc(c->context, mhai_times(a, b), size, pointer);
 }
 
-/* One allocation for all Gram matrices instead of many small pieces. */
+/* One allocation holds all Gram matrices. */
 static mha_status take_grams(composer *c)
 {
     const int64_t square = c->D * c->D;

@@ -1,5 +1,6 @@
-/* The attention of heads from some tokens of a text to others: the text runs once for weights
- * and shares, and once without each head for its effect. Only the requested rows are computed. */
+/* The attention of heads from some tokens of a text to others. One run gives weights and shares.
+ * One run per head, with that head ablated, gives its effect. Only the requested rows are
+ * computed. */
 #include "analysis/attribution.h"
 #include "analysis/row_source.h"
 

@@ -1,6 +1,6 @@
-/* Direct logit attribution, as one walk from the output back to the embeddings. u is the
- * direction in the stream that raises the logit; a part that wrote x contributes u . x. Crossing
- * a norm, with frozen mean and deviation, transforms u by its derivative:
+/* Direct logit attribution, computed backwards from the output to the embeddings. u is the
+ * direction in the stream that raises the logit; a part that wrote x contributes u . x. Crossing a
+ * norm, with frozen mean and deviation, transforms u by its derivative:
  *
  * y = g (x - mean) r + b, u . y = u' . x + u . b, u' = r (g u - mean of g u), without the means
  * for RMS norms.
@@ -56,7 +56,7 @@ static double add_term(logit_job *job, double term)
     return term;
 }
 
-/* Take u from after a norm to before it; x is the norm's input. */
+/* Propagate u backwards through a norm; x is the norm's input. */
 static mha_status through_norm(logit_job *job, int64_t layer, const char *prefix, const float *x)
 {
     const mha_transformer_desc *d = &job->t->desc;
@@ -82,7 +82,7 @@ static mha_status through_norm(logit_job *job, int64_t layer, const char *prefix
     return MHA_OK;
 }
 
-/* The bias of a part's last linear layer; 0 without. */
+/* The bias of a part's last linear layer; 0 if it has none. */
 static mha_status add_bias(logit_job *job, int64_t layer, const char *name, double *term)
 {
     mha_tensor bias;
@@ -126,12 +126,12 @@ static mha_status add_feed_forward(logit_job *job, int64_t layer, const mha_laye
     return MHA_OK;
 }
 
-/* Take u from after one part of a layer to before it. */
+/* Propagate u backwards through one part of a layer. */
 static mha_status walk_part(logit_job *job, int64_t layer, mha_layer_part part)
 {
     static const char *const norms[] = {"self_attn_norm", "cross_attn_norm", "mlp_norm"};
     mha_layer_view view = {.struct_size = sizeof view};
-    const mha_scratch_mark mark = mha_scratch_top(job->context); /* of matrices from a source */
+    const mha_scratch_mark mark = mha_scratch_top(job->context); /* for a source's matrices */
     MHA_TRY(mha_activations_layer(job->a, layer, part, &view));
     if (mhai_transformer_has(job->t, MHA_TRANSFORMER_POST_NORM))
         MHA_TRY(through_norm(job, layer, norms[part], row_of(job, &view.sum)));

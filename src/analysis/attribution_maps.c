@@ -1,8 +1,8 @@
-/* Maps of the vectors that attention adds, beyond its weights: norm-based (Kobayashi et al. 2020),
- * and rollout across layers (Abnar and Zuidema 2020).
+/* Maps beyond attention weights: norm-based (Kobayashi et al. 2020), and rollout across layers
+ * (Abnar and Zuidema 2020).
  *
- * ||sum_h a_h f_h||^2 = sum_hg a_h a_g (f_h . f_g): a key's dot products f . f are computed once,
- * and a cell of the layer's map costs H^2 instead of H E. */
+ * ||sum_h a_h f_h||^2 = sum_hg a_h a_g (f_h . f_g): the dot products f_h . f_g of a key are
+ * computed once. A cell of the layer's map then costs H^2 instead of H E. */
 #include "analysis/attribution.h"
 
 #include "base/checked.h"
@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 typedef struct map_job {
-    mhai_attribution_writer writer; /* heads are the values */
+    mhai_attribution_writer writer; /* its heads are the values */
     mha_norm_maps out;
     int64_t S, T, b;
     double *rows;  /* [threads][H,E] */
@@ -59,7 +59,7 @@ static void put_layer_row(const map_job *job, int64_t t)
             for (int64_t g = 0; g < H; g++) part += weight_of(job, g, t, s) * dots[h * H + g];
             sum += weight * part;
         }
-        out[s] = sum < 0 ? 0 : (float)sqrt(sum); /* rounding may leave less than 0 */
+        out[s] = sum < 0 ? 0 : (float)sqrt(sum); /* rounding may give less than 0 */
     }
 }
 

@@ -132,7 +132,7 @@ typedef struct write_job {
     int64_t T, blocks; /* blocks of each sequence */
     double *rows;      /* [threads][H,E] */
     double *norms;     /* [threads][H] */
-    double *cosines;   /* [B blocks][H,H], and counts behind each */
+    double *cosines;   /* [B blocks][H,H], each followed by counts */
 } write_job;
 
 static void put_terms(const write_job *job, int64_t b, int64_t t, const double *rows)
@@ -169,7 +169,7 @@ static void add_cosines(const write_job *job, const double *rows, const double *
     double *counts = sums + H * H;
     for (int64_t h = 0; h < H; h++)
         for (int64_t g = 0; g <= h; g++) {
-            if (norms[h] == 0 || norms[g] == 0) continue; /* NaN stays */
+            if (norms[h] == 0 || norms[g] == 0) continue; /* NaN propagates */
             sums[h * H + g] +=
                 mhai_attribution_dot(rows + h * E, rows + g * E, E) / norms[h] / norms[g];
             counts[h * H + g] += 1;

@@ -14,8 +14,8 @@ typedef struct gradient_job {
     double *estimates; /* [L H, texts, M] */
 } gradient_job;
 
-/* A pass, the loss's gradient, and the backward: about three passes for each measure that a text
- * may have. */
+/* A forward pass, the gradient of the loss and a backward pass: about three passes for each measure
+ * that a text can have. */
 int64_t mhai_effect_gradient_work(const mha_transformer *t, mha_ablation kind,
                                   const mha_effect_text *text, int64_t measures)
 {
@@ -151,7 +151,7 @@ static mha_status take_scratch(mhai_effect_run *r, gradient_job *job)
     MHA_TRY(mhai_effect_floats(r, r->rows, V, &job->slope));
     MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, rows ? r->heads : r->d->head_dim,
                                &job->instead));
-    memset(job->instead, 0, (size_t)r->d->head_dim * sizeof *job->instead); /* of ZERO */
+    memset(job->instead, 0, (size_t)r->d->head_dim * sizeof *job->instead); /* for ZERO */
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->heads, &job->given));
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->d->num_heads * r->d->head_dim, &job->by));
     MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &job->map));

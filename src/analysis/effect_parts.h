@@ -1,4 +1,4 @@
-/* Inside ablation: a run over texts, with room for the longest of them. */
+/* Internals of ablation: a run over texts, with scratch for the longest one. */
 #ifndef MHAI_EFFECT_PARTS_H
 #define MHAI_EFFECT_PARTS_H
 
@@ -9,14 +9,14 @@
 
 enum { MHAI_EFFECT_ROWS = 128 }; /* rows of logits per block, a good size for a product */
 
-/* What a pass keeps, each [L] blocks of `rows` rows of the run; NULL: not kept. */
+/* The data that a pass keeps: [L] blocks of `rows` rows of the run; NULL: not kept. */
 typedef struct mhai_effect_kept {
     float *stream;      /* E per row: the stream before each layer */
     float *heads;       /* H D: the heads' outputs, those of a layer side by side */
     float *qkv;         /* (H + 2 Hk) D: the inputs of attention */
     float *end;         /* E, one block: the stream after the last layer */
     const int64_t *map; /* kept row i is row map[i] of the pass; NULL: row i */
-    int64_t count;      /* with a map: its rows */
+    int64_t count;      /* rows of the map, if any */
 } mhai_effect_kept;
 
 typedef struct mhai_effect_run {
@@ -25,7 +25,7 @@ typedef struct mhai_effect_run {
     const mha_transformer_desc *d;
     mha_ablation_desc desc;
     mha_effect_data data;
-    mha_effect_text *texts;  /* [data.texts] copied in this library's size */
+    mha_effect_text *texts;  /* [data.texts] copied at this library's struct size */
     int64_t rows;            /* tokens of the longest text */
     int64_t heads, qkv;      /* elements per row of the widest layer */
     float *last;             /* [rows E] */
@@ -47,8 +47,8 @@ MHA_NODISCARD mha_status mhai_effect_begin(mhai_effect_run *r, mha_context *cont
 MHA_NODISCARD mha_status mhai_effect_read_ablation(mhai_effect_run *r,
                                                    const mha_ablation_desc *desc);
 
-/* One pass of a text from a layer on, whose stream (NULL: none) begins at first, with the
- * current patches. Keeps what r->kept requests, and r->last. */
+/* Run a text from a layer on, with the current patches. `first` is the stream before that layer;
+ * NULL: none. Keeps the data that r->kept requests, and r->last. */
 MHA_NODISCARD mha_status mhai_effect_pass(mhai_effect_run *r, const mha_effect_text *text,
                                           int64_t layer, const float *first);
 
@@ -56,18 +56,18 @@ MHA_NODISCARD mha_status mhai_effect_pass(mhai_effect_run *r, const mha_effect_t
 MHA_NODISCARD mha_status mhai_effect_score(mhai_effect_run *r, const mha_effect_text *text,
                                            double *values);
 
-/* Add a patch to the next pass: rows of `stride` numbers, or 0 if all rows share one. */
+/* Add a patch to the next pass. Its rows are `stride` numbers apart; 0: all rows share one. */
 void mhai_effect_patch(mhai_effect_run *r, const mha_effect_text *text, mha_patch_part part,
                        int64_t layer, int64_t head, const float *values, int64_t stride,
                        const uint8_t *rows);
 
-/* The replacements of the heads in text i: [L] blocks, NULL for ZERO; *stride of a row is 0 for
- * MEAN. RESAMPLE runs the other text into heads [L] blocks; map is scratch for rows. */
+/* The replacements of the heads in text i: [L] blocks, NULL for ZERO; *stride is 0 for MEAN.
+ * RESAMPLE runs the other text into `heads`, [L] blocks; `map` is scratch for rows. */
 MHA_NODISCARD mha_status mhai_effect_replace(mhai_effect_run *r, int64_t i, float *heads,
                                              int64_t *map);
 
-/* The place of head h of a layer in the blocks of mhai_effect_replace(); *stride is that of a
- * row. */
+/* The address of head h of a layer in the blocks of mhai_effect_replace(). *stride is the distance
+ * between rows. */
 const float *mhai_effect_instead(const mhai_effect_run *r, const float *heads, int64_t layer,
                                  int64_t head, int64_t *stride);
 
@@ -91,7 +91,8 @@ static inline mhai_heads mhai_effect_heads_of(const mhai_effect_run *r, int64_t 
     return mhai_transformer_heads_of(r->d, layer, false);
 }
 
-/* Multiplications by parameters of a text from a layer on, with its logits; for progress. */
+/* The number of multiplications by parameters for a text from a layer on, including its logits.
+ * Used for progress. */
 int64_t mhai_effect_pass_work(const mha_transformer *t, const mha_effect_text *text, int64_t layer);
 
 /* The same for a gradient of every measure, effect_gradient.c. */

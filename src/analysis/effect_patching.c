@@ -19,7 +19,7 @@ typedef struct patching_job {
     double *to_values, *values;
 } patching_job;
 
-/* The first row of a part of a head, in blocks with the layout of mhai_effect_kept; *stride is the
+/* The first row of a part of a head, in blocks laid out as in mhai_effect_kept. *stride is the
  * distance between rows. */
 static const float *part_at(const mhai_effect_run *r, const float *heads, const float *qkv,
                             mha_patch_part part, int64_t layer, int64_t head, int64_t *stride)
@@ -119,8 +119,8 @@ static mha_status activation(mhai_effect_run *r, const patching_job *job, int64_
     return mhai_effect_score(r, &r->texts[0], values);
 }
 
-/* Run with the sender from the other prompt and all other heads unchanged, from the sender's
- * layer on. */
+/* Run from the sender's layer on, with the sender taken from the other prompt and all other heads
+ * unchanged. */
 static mha_status send(mhai_effect_run *r, const patching_job *job, int64_t layer, int64_t head)
 {
     r->patch_count = 0;

@@ -1,5 +1,5 @@
-/* A run over texts: their check, a pass with patches from a layer on, and the measures of its
- * predictions. Logits are computed only for rows that have terms, a block at a time. */
+/* A run over texts: checks, a pass with patches from a layer on, and the measures of its
+ * predictions. Logits are computed in blocks, and only for rows that have terms. */
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
@@ -114,7 +114,7 @@ mha_status mhai_effect_begin(mhai_effect_run *r, mha_context *context, const mha
 
 /* ---- a pass ---------------------------------------------------------------------------------- */
 
-/* Rows of `width` numbers, as the map says. */
+/* Copy the rows that the map selects. */
 static void keep_rows(const mhai_effect_kept *k, float *to, const float *from, int64_t rows,
                       int64_t width)
 {

@@ -25,7 +25,7 @@ static void draw_means(const double *values, int64_t count, int64_t replicates, 
     uint64_t state = seed;
     for (int64_t i = 0; i < replicates; i++) {
         double sum = 0;
-        for (int64_t k = 0; k < count; k++) /* the remainder favours low numbers by count / 2^64 */
+        for (int64_t k = 0; k < count; k++) /* modulo bias: at most count / 2^64 */
             sum += values[mhai_split_mix(&state) % (uint64_t)count];
         means[i] = sum / (double)count;
     }

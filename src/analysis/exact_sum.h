@@ -1,7 +1,7 @@
 /* Sums of doubles without rounding, so that results do not depend on the order of terms: fixed
- * point of 256 bits in two's complement, in units of 2^-128. Terms are below 2^100 and counts
- * below 2^27, or terms are smaller with more of them. Bits of a term below one unit are truncated; terms of 2^-76 and
- * more have none. */
+ * point of 256 bits in two's complement, in units of 2^-128. Terms are below 2^100 and counts below
+ * 2^27; more terms are allowed if they are smaller. Bits of a term below one unit are truncated;
+ * terms of at least 2^-76 have none. */
 #ifndef MHAI_EXACT_SUM_H
 #define MHAI_EXACT_SUM_H
 
@@ -11,7 +11,7 @@
 enum { MHAI_EXACT_PARTS = 4, MHAI_EXACT_UNIT = -128 };
 
 typedef struct mhai_exact {
-    uint64_t part[MHAI_EXACT_PARTS]; /* the lowest first */
+    uint64_t part[MHAI_EXACT_PARTS]; /* least significant first */
 } mhai_exact;
 
 static inline void mhai_exact_join(mhai_exact *sum, const mhai_exact *more)
@@ -54,7 +54,7 @@ static inline double mhai_exact_value(const mhai_exact *sum)
     int top = MHAI_EXACT_PARTS - 1, shift = 0;
     while (top > 0 && size.part[top] == 0) top--;
     uint64_t bits = size.part[top], rest = 0;
-    for (; top > 0 && !(bits >> 63); shift++) /* 64 bits from the highest on */
+    for (; top > 0 && !(bits >> 63); shift++) /* the highest 64 bits */
         bits = bits << 1 | (size.part[top - 1] >> (63 - shift) & 1);
     if (top > 0) rest = shift < 64 ? size.part[top - 1] << shift : 0;
     for (int i = 0; i < top - 1; i++) rest |= size.part[i];

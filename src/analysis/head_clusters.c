@@ -13,8 +13,7 @@ enum { MOST = 4096 };
 typedef struct clusters {
     int64_t count;
     double *distance; /* [count,count] between clusters, by their first members */
-    int64_t *size;    /* [count] size of the cluster that begins here; 0: joined to an earlier
-                         one */
+    int64_t *size;    /* [count] size of the cluster that begins here; 0: merged into another */
     int64_t *head;    /* [count] first member of the cluster that an item is in */
 } clusters;
 

@@ -13,7 +13,7 @@ enum { PLACES = 8, REPLICATES = 200, MOST_REPLICATES = MHA_HEAD_CORPUS_MOST_REPL
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Arrays of fixed size: one row each. */
+/* Arrays of fixed size, one per line. */
 #define CORPUS_ARRAYS(X)                                      \
     X(first_head, c->layers + 1)                              \
     X(head, c->heads)                                         \

@@ -1,10 +1,10 @@
-/* The internals of mha_head_corpus, and its calls for head_row.c and head_measures.c.
+/* Internals of mha_head_corpus, and its functions for head_row.c and head_measures.c.
  *
  * Every sum over texts is an int64 in fixed point, so results do not depend on the order or
  * division of work. A row is added to its head's own sums, which one thread owns. Values that need
  * all heads of a text are held in `now` until the text ends.
  *
- *   head_corpus.c        life, merging, the end of a text
+ * head_corpus.c        creation, merging, the end of a text
  *   head_corpus_rows.c   a row, a layer, its values
  *   head_corpus_read.c   the public calls that read
  */
@@ -32,7 +32,7 @@ typedef struct mhai_corpus_score { /* a head's score */
     int64_t rows, texts;
     int64_t bin[MHA_HEAD_CORPUS_BINS];
     int64_t binned;           /* rows of the histogram */
-    double smallest, largest; /* of these */
+    double smallest, largest; /* of the binned rows */
     int64_t held[2];          /* places: largest, smallest */
     double now_value;         /* the current text's sums */
     int64_t now_rows, now_fixed;
@@ -54,7 +54,7 @@ typedef struct mhai_corpus_sum { /* of a bootstrap replicate, or of a permutatio
     int64_t value, rows;
 } mhai_corpus_sum;
 
-/* The facts of a row that one head receives. */
+/* The data that one head needs to add a row. */
 typedef struct mhai_corpus_seen {
     mhai_corpus_head *head;
     const float *norms; /* [S] ||W_O[h] v_j||, or NULL */
@@ -70,7 +70,7 @@ struct mha_head_corpus {
     int64_t *first_head;               /* [layers + 1] */
     int64_t vocab, places, replicates, permutations;
     uint64_t seed;
-    int64_t texts, number; /* number -1: texts */
+    int64_t texts, number; /* number -1: use texts */
     bool open;
     mha_head_measures *measures; /* the measures that it is attached to, or NULL */
 
@@ -89,13 +89,14 @@ struct mha_head_corpus {
     int64_t *order;                            /* [heads] a permutation */
 };
 
-/* Sums and counts of a head, within MHAI_SUM_MOST and MHAI_COUNT_MOST: those of a position, and others. */
+/* Sums and counts of a head, within MHAI_SUM_MOST and MHAI_COUNT_MOST: per position, and for all
+ * rows. */
 #define MHAI_CORPUS_POSITION(SUM, COUNT, i) \
     COUNT(position[i].rows) SUM(position[i].entropy) SUM(position[i].distance)
 #define MHAI_CORPUS_REST(SUM, COUNT) \
     SUM(rest) SUM(moved) SUM(written) COUNT(rest_rows) COUNT(moved_rows) COUNT(written_rows)
 
-/* By tokens: arrays and their elements, within MHAI_SUM_MOST and MHAI_COUNT_MOST. */
+/* Arrays per token and their lengths, with elements within MHAI_SUM_MOST and MHAI_COUNT_MOST. */
 #define MHAI_CORPUS_TOKEN_SUMS(X)   \
     X(read, c->heads * c->vocab)    \
     X(written, c->heads * c->vocab) \

@@ -33,7 +33,8 @@ static double edge_of(mha_head_measure which, int bin)
     }
 }
 
-/* The row of rank `rank`, as far as bins resolve it: evenly spaced within one. */
+/* The value of rank `rank`, estimated from the bins: values are taken as evenly spaced within a
+ * bin. */
 static double row_of_rank(const mhai_corpus_score *s, mha_head_measure which, double rank)
 {
     int64_t before = 0;
@@ -59,7 +60,7 @@ static void deciles(const mhai_corpus_score *s, mha_head_measure which, mha_head
 /* The q-quantile of `numbers`, which it sorts. */
 static double quantile(double *numbers, int64_t count, double q)
 {
-    for (int64_t i = 1; i < count; i++) { /* nearly sorted the second time */
+    for (int64_t i = 1; i < count; i++) { /* insertion sort; nearly sorted on the second call */
         const double moved = numbers[i];
         int64_t at = i;
         for (; at > 0 && numbers[at - 1] > moved; at--) numbers[at] = numbers[at - 1];

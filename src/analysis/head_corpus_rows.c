@@ -39,7 +39,7 @@ static void add_to_histogram(mhai_corpus_score *s, mha_head_measure which, doubl
     s->binned++;
 }
 
-/* Among equal rows the first stays. */
+/* Among equal rows keep the first. */
 static void compete(mhai_corpus_score *s, double value, int64_t row, int64_t key)
 {
     const mhai_corpus_best best = {value, row, key, true};
@@ -82,7 +82,7 @@ void mhai_corpus_moved(mhai_corpus_seen *seen, const mhai_head_fact *fact, const
     double moved = 0;
     for (int64_t j = 1; j < fact->end; j++) moved += a[j] * (double)seen->norms[j];
     const double first = a[0] * (double)seen->norms[0];
-    if (!(first + moved < 0x1p20)) return; /* NaN, or beyond any sum of int64 */
+    if (!(first + moved < 0x1p20)) return; /* NaN, or too large for an int64 sum */
     if (first + moved > 0) {
         head->moved += llrint(first / (first + moved) * MHAI_CORPUS_SHARE);
         head->moved_rows++;

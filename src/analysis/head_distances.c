@@ -1,12 +1,12 @@
-/* Distances between heads: sums over pairs, each pair with one owner.
+/* Distances between heads: sums over pairs. One thread owns each pair.
  *
- * What heads write is never computed: with z the rows that a head found and W its part of W_O,
- * out_g . out_h = z_g (W_g W_h') z_h', and for X = Z_g W_g, Y = Z_h W_h (columns centred)
- * ||X'Y||^2 = tr(W_g W_g' C W_h W_h' C') with C = Z_g' Z_h - sum_g sum_h' / rows. So matrices of
- * width x width per pair are all that is kept.
+ * The outputs of heads are never computed. With z the rows of a head before W_O and W its part of
+ * W_O, out_g . out_h = z_g (W_g W_h') z_h'. For X = Z_g W_g, Y = Z_h W_h (columns centred)
+ * ||X'Y||^2 = tr(W_g W_g' C W_h W_h' C') with C = Z_g' Z_h - sum_g sum_h' / rows. So only matrices
+ * of width x width are stored per pair.
  *
- * Sums over the rows of a text are doubles, in the order of rows; those over texts that have ended are
- * exact, so that objects may be merged in any order. */
+ * Sums over the rows of a text are doubles, added in row order. Sums over finished texts are exact,
+ * so objects may be merged in any order. */
 #include "analysis/exact_sum.h"
 #include "base/checked.h"
 #include "base/math.h"
@@ -35,13 +35,13 @@ struct mha_head_distances {
     pair_rows *pairs;
     double *gram; /* [count,width,width] W_g W_h', or NULL: the identity */
     /* Sums over the rows since the last end: maps [count], cosine [count], z_g' z_h
-     * [count,width,width], z [heads,width]; and those of the texts that have ended, NULL before */
+     * [count,width,width], z [heads,width]; and those of the finished texts, NULL before */
     double *sums, *ended; /* ended: exact, rounded */
     mhai_exact *exact;
     bool open; /* rows were added since the last end */
 };
 
-/* Where sums are. */
+/* Offsets of the sums. */
 static int64_t maps_at(int64_t pair)
 {
     return pair;
@@ -199,10 +199,10 @@ typedef struct map_job {
     mha_head_distances *d;
     const mha_tensor *p;
     double *sums; /* [heads,R] */
-    double *logs; /* [heads,R] sum of a log a over the row made to sum to 1 */
+    double *logs; /* [heads,R] sum of a log a over the normalised row */
 } map_job;
 
-/* a log a; what is below the normal numbers gives 0 */
+/* a log a; subnormal numbers give 0 */
 static double log_mass(double a)
 {
     return a > 1e-300 ? a * mhai_log(a) : 0;
@@ -223,8 +223,7 @@ static void sum_rows(void *argument, int64_t h, int worker)
     }
 }
 
-/* 2 JS = sum a log a + sum b log b - 2 sum m log m with m = (a + b) / 2; of equal rows exactly 0.
- */
+/* 2 JS = sum a log a + sum b log b - 2 sum m log m, m = (a + b) / 2; exactly 0 if a = b. */
 static double divergence(const map_job *job, int64_t g, int64_t h, int64_t r)
 {
     const mha_tensor *p = job->p;
@@ -232,7 +231,7 @@ static double divergence(const map_job *job, int64_t g, int64_t h, int64_t r)
     double mixed = 0;
     for (int64_t j = 0; j < p->shape[2]; j++) {
         const double x = element(p, g, r, j), y = element(p, h, r, j);
-        if (x == 0 && y == 0) continue; /* half of a causal map */
+        if (x == 0 && y == 0) continue; /* true for half of a causal map */
         const double a = x / job->sums[row_g], b = y / job->sums[row_h];
         mixed += 2 * log_mass((a + b) / 2);
     }
@@ -276,7 +275,7 @@ mha_status mha_head_distances_rows(mha_head_distances *d, const mha_tensor *p)
 typedef struct output_job {
     mha_head_distances *d;
     const mha_tensor *z;
-    double *norms;  /* [heads,R] lengths of out */
+    double *norms;  /* [heads,R] norms of out */
     double *copies; /* [workers][2][width] */
 } output_job;
 

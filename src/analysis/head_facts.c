@@ -1,5 +1,6 @@
 /* The rows that each score applies to: the visible keys, and for each score the fraction of them
- * that is its target. The same for all heads, so it is computed once for a block of rows. */
+ * that is its target. This data is the same for all heads, so it is computed once per block of
+ * rows. */
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
@@ -16,7 +17,7 @@ typedef struct fact_job {
     int64_t width;
 } fact_job;
 
-/* Keys that causal and the window leave to row i; sink keys are added. */
+/* The keys that the causal mask and the window leave to row i; sink keys are added. */
 static void window_of(const mha_heads_text *x, int64_t i, int64_t *begin, int64_t *end)
 {
     *begin = 0, *end = x->keys;
@@ -93,7 +94,8 @@ static void count_keys(const mhai_head_text *text, mhai_head_fact *fact)
 
 /* ---- chances --------------------------------------------------------------------------------- */
 
-/* Targets among N keys: the row is not eligible if there are none, or nothing else. */
+/* The chance of the targets among N keys. The row is not eligible if no key or every key is a
+ * target. */
 static double chance_of(const mhai_head_fact *fact, int64_t targets)
 {
     if (targets < 1 || targets >= fact->keys) return -1;
@@ -138,7 +140,7 @@ static void positions(const mha_head_measures *m, mhai_head_fact *fact)
     fact->chance[MHA_MEASURE_DISTANCE] = distance / (double)fact->keys;
     if (text->given.segments) {
         fact->chance[MHA_MEASURE_SEGMENT] = chance_of(fact, fact->in_segment);
-        if (fact->in_segment > 1) /* evenness needs two */
+        if (fact->in_segment > 1) /* evenness needs two keys */
             fact->chance[MHA_MEASURE_BLOCK] = fact->chance[MHA_MEASURE_SEGMENT];
     }
 }
@@ -166,7 +168,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
     const double keys = (double)fact->keys;
     for (int n = 0; n < MHA_MEASURES; n++) fact->chance[n] = -1;
     if (fact->keys < 1) return;
-    /* a sink takes the mass that a softmax must place; a signed row need not place any */
+    /* a softmax must place its mass, which a sink takes; a signed row need not place any */
     const bool signs = m->signed_layer == m->layer;
     if (!signs && sees(fact, text, 0)) fact->chance[MHA_MEASURE_SINK] = 1 / keys;
     if (fact->keys < 2) return;
@@ -186,7 +188,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
 
 /* ---- cosines --------------------------------------------------------------------------------- */
 
-enum { LANES = 8 }; /* of a sum, which the compiler vectorises */
+enum { LANES = 8 }; /* partial sums, so that the compiler vectorises */
 
 static double product(const double *a, const double *b, int64_t n) /* n a multiple of LANES */
 {

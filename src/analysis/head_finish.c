@@ -19,7 +19,7 @@ size_t mhai_head_finish_bytes(const mha_head_measures *m)
     return (size_t)(mhai_max_i64(parts, MHAI_HEAD_GRID * MHAI_HEAD_GRID) + 1) * sizeof(part);
 }
 
-/* Densest first; the first among equals. */
+/* Densest first; ties by position. */
 static int by_density(const void *a, const void *b)
 {
     const part *x = a, *y = b;
@@ -57,7 +57,7 @@ static int64_t list_columns(const mha_head_measures *m, const mhai_head_map *map
 }
 
 /* The best one, two or three columns together, over the rows that see one of them. At least one column stays outside:
- * all of them would contain everything. */
+ * all columns together would contain all mass. */
 static void vertical(const mha_head_measures *m, mhai_head_map *map, const part *parts,
                      int64_t count)
 {
@@ -83,8 +83,8 @@ static void vertical(const mha_head_measures *m, mhai_head_map *map, const part 
     for (int64_t n = 0; n < columns; n++) map->own.details.column[n] = parts[n].at;
 }
 
-/* The head points to the column of the largest mean, among words only, and only if the rarest
- * word is among the eligible columns. */
+/* The head points to the column with the largest mean. Only columns of words count, and the rarest
+ * word must be among the eligible columns. */
 static void rare(const mha_head_measures *m, mhai_head_map *map, const part *parts, int64_t count)
 {
     const mha_heads_text *x = &m->text.given;

@@ -28,7 +28,7 @@ static int64_t ats(const mha_head_measures *m)
     return 2 * m->offsets + 1;
 }
 
-/* Summed doubles of a head: those that join() visits. */
+/* The number of summed doubles of a head, which join() visits. */
 int64_t mhai_head_measures_exacts(const mha_head_measures *m)
 {
     return 2 * MHA_MEASURES + 2 * ats(m) + 6 * m->relations;
@@ -39,7 +39,7 @@ static int64_t far_links(const mha_head_measures *m)
     return m->layers * 2 * m->relations * (2 * MHAI_HEAD_FAR_LINK + 1);
 }
 
-/* Arrays of fixed size except first_head: one row each. */
+/* Arrays of fixed size except first_head, one per line. */
 #define MEASURE_ARRAYS(X)                                \
     X(kept, heads_of(m))                                 \
     X(exact, heads_of(m) * mhai_head_measures_exacts(m)) \
@@ -342,11 +342,11 @@ static mha_status begin_layer(mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-/* Add to the exact sums of a head, one after the other. */
+/* Adds to the exact sums of a head in order. */
 typedef struct adder {
     mhai_head_merge *pass;
     mhai_exact *to;
-    const mhai_exact *from; /* NULL: the doubles themselves */
+    const mhai_exact *from; /* NULL: add the doubles */
 } adder;
 
 static void add(adder *x, double *rounded, double more)
@@ -374,7 +374,7 @@ static void add_count(const adder *x, int64_t *to, int64_t from)
     mhai_head_merge_counts(x->pass, to, &from, 1, MHAI_COUNT_MOST);
 }
 
-/* The strongest text; among equals the earlier one. */
+/* The strongest text; ties go to the earlier one. */
 static void join_details(mhai_head_kept *to, const mhai_head_kept *from, int64_t texts)
 {
     mha_head_details *d = &to->details;
@@ -392,8 +392,8 @@ static void join_details(mhai_head_kept *to, const mhai_head_kept *from, int64_t
     }
 }
 
-/* Add to head number h. exact: the sums that from's doubles round, or NULL; texts: number of
- * texts before those of `from`. */
+/* Add to head number h. exact: the exact sums of from's doubles, or NULL; texts: number of texts
+ * before those of `from`. */
 static void join(mha_head_measures *m, int64_t h, const mhai_head_kept *from,
                  const mhai_exact *exact, int64_t texts, mhai_head_merge *pass)
 {
@@ -504,9 +504,7 @@ typedef struct row_job {
     const mhai_head_fact *facts;
     double *row; /* [workers][2][S]: as given; as shares of its mass */
     bool signs;
-    int64_t *fault; /* [H] 1 + the place of an invalid weight in row r, at key j: r
-                     *
-                       S + j; or 0 */
+    int64_t *fault; /* [H] 1 + r S + j for an invalid weight in row r at key j; or 0 */
 } row_job;
 
 static void read_row(const mha_tensor *p, int64_t h, int64_t r, double *row)
@@ -585,7 +583,7 @@ static void add_head(void *argument, int64_t h, int worker)
     }
 }
 
-/* All allocations for the rows precede the first count. */
+/* Allocate everything for the rows before the first count. */
 typedef struct row_memory {
     mhai_head_fact *facts;
     double *rows;

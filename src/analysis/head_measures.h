@@ -1,9 +1,9 @@
-/* Inside mha_head_measures: the data of a head, and the steps from a row to a score.
+/* Internals of mha_head_measures: the data of a head, and the steps from a row to a score.
  *
- *   head_text.c       a text checked; places of equal tokens, the probes of its links
+ * head_text.c       checks of a text; places of equal tokens, the probes of its links
  *   head_facts.c      data of a row that is the same for all heads: its keys, chances
- *   head_row.c        one row of one head into the head's sums
- *   head_finish.c     sums of a whole map into scores of columns, blocks and families
+ * head_row.c        adds one row of one head to the head's sums
+ * head_finish.c     scores of columns, blocks and families from the sums of a whole map
  *   head_measures.c   creation, destruction, and the public calls that feed
  *   head_scores.c     the public calls that read
  *   head_roles.c      roles
@@ -22,13 +22,13 @@ enum {
     MHAI_HEAD_FAR_LINK = 64 /* offsets of links in words, for the baseline */
 };
 
-/* Limits of counts and integer sums when objects are merged or read from a file: counts can still be doubled, and 256
- * of them added; a text adds less than 2^60 to a sum (2^24 rows of terms below 2^36, or 20 times 2^20 rows of terms
- * below 2^30 in the bootstrap). */
+/* Limits of counts and integer sums when objects are merged or read from a file: below them, counts
+ * can be doubled, and 256 of them added. A text adds less than 2^60 to a sum (2^24 rows of terms
+ * below 2^36, or 20 times 2^20 rows of terms below 2^30 in the bootstrap). */
 #define MHAI_COUNT_MOST (INT64_C(1) << 53)
 #define MHAI_SUM_MOST (INT64_C(1) << 62)
 
-/* A share of the map, the same for each family: 1 / 8 of the pairs that are visible. */
+/* The part of the map that each family may cover: 1 / 8 of the visible pairs. */
 #define MHAI_HEAD_AREA 0.125
 
 typedef struct mhai_head_sum {
@@ -58,7 +58,7 @@ typedef struct mhai_head_kept {
 /* The current layer's sums of one head; arrays are parts of one block. */
 typedef struct mhai_head_map {
     mhai_head_kept own;
-    int64_t rows;                   /* that count: not skipped, some weight, at least two keys */
+    int64_t rows;                   /* not skipped, with weight and at least two keys */
     int64_t broad_rows, sharp_rows; /* evenness above 0.9; below 0.6 */
     double *column, *column_even;   /* [S] mass; sum of 1 / N over the rows that see the key */
     int64_t *column_rows;           /* [S] */
@@ -106,7 +106,7 @@ typedef struct mhai_head_window {
 /* The data of a row, shared by all heads. */
 typedef struct mhai_head_fact {
     int64_t t, i;       /* i: its key position; -1 across texts or outside */
-    int64_t begin, end; /* all visible keys are in it */
+    int64_t begin, end; /* the range of all visible keys */
     int64_t keys;       /* N */
     bool skipped;       /* by the caller */
     int64_t in_segment; /* visible keys of its segment */
@@ -114,7 +114,7 @@ typedef struct mhai_head_fact {
     double *cosine;     /* [S] of inputs i and j, or NULL */
     int64_t bin[MHAI_HEAD_CUTS + 1], cell[MHAI_HEAD_GRID]; /* visible keys */
     int64_t grid_row;
-    double chance[MHA_MEASURES]; /* of a sum over rows; below 0: not eligible, or no such sum */
+    double chance[MHA_MEASURES]; /* of a score summed over rows; below 0: not eligible */
 } mhai_head_fact;
 
 struct mha_head_measures {
@@ -126,7 +126,7 @@ struct mha_head_measures {
     mhai_head_at *all_at; /* memory of kept[].at and .links */
     mhai_head_link_sum *all_links;
     mhai_head_kept *kept;  /* [first_head[layers]] */
-    mhai_exact *exact;     /* [heads][all doubles of kept's sums, which are its roundings] */
+    mhai_exact *exact;     /* [heads][exact sums], which kept's doubles round */
     int64_t *link_offsets; /* [layers][relations][2][2 FAR_LINK + 1] */
     int64_t *link_count;   /* [layers][relations][2] */
 
@@ -179,7 +179,7 @@ MHA_NODISCARD mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row,
 void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, const double *a,
                        const double *given, mhai_head_map *map);
 
-/* head_finish.c: worker's memory of mhai_head_finish_bytes() */
+/* head_finish.c; memory: mhai_head_finish_bytes() per worker */
 size_t mhai_head_finish_bytes(const mha_head_measures *m);
 void mhai_head_finish_map(const mha_head_measures *m, mhai_head_map *map, void *memory);
 

@@ -17,14 +17,14 @@ typedef struct pass {
     mha_head_pass to;
     mha_transformer_input input;
     mha_status (*after_layer)(void *user, const mha_activations *kept, int64_t layer);
-    void *after_layer_user; /* the input's own */
+    void *after_layer_user; /* the caller's user data, from the input */
     mha_heads_text text;
     bool causal, signs; /* signs: rows are of a signed map */
     int64_t layer;
 } pass;
 
-/* Rows of a signed map for distances: its positive parts, then the sizes of its negative parts, so that
- * heads of opposite signs have no key in common. */
+/* Rows of a signed map for distances: its positive parts, then the absolute values of its negative
+ * parts, so that heads of opposite signs have no key in common. */
 static mha_status compare_signed(const pass *x, const mha_tensor *p)
 {
     const int64_t rows = p->shape[0] * p->shape[1], keys = p->shape[2];
@@ -220,7 +220,7 @@ mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *
                                         &matrix));
         mha_tensor weight =
             mha_tensor_contiguous(matrix.data, MHA_F32, 3, (const int64_t[]){H, D, p.shape[0]});
-        weight.stride[0] = D; /* of a matrix [E, H D] */
+        weight.stride[0] = D; /* strides of a matrix [E, H D] */
         weight.stride[1] = 1;
         weight.stride[2] = p.shape[1];
         status = mha_head_distances_create(context, H, D, &weight, &made);

@@ -1,4 +1,4 @@
-/* Roles: which scores reach their thresholds, and the sentence that states the evidence. */
+/* Roles: the scores that reach their thresholds, and the sentence that states the evidence. */
 #include "analysis/head_measures.h"
 #include <multihead/component.h>
 
@@ -24,8 +24,7 @@ mha_role_info mha_role_describe(mha_role role)
     return infos[role];
 }
 
-/* ---- which
- * --------------------------------------------------------------------------------------- */
+/* ---- choice ---------------------------------------------------------------------------------- */
 
 typedef struct role_search {
     const mha_head_measures *m;
@@ -58,8 +57,7 @@ static bool is_told(const role_search *x, mha_role role)
     }
 }
 
-/* ---- evidence
- * ------------------------------------------------------------------------------------ */
+/* ---- evidence -------------------------------------------------------------------------------- */
 
 static void tell(mha_head_role *role)
 {
@@ -85,8 +83,7 @@ static void tell_link(const role_search *x, mha_head_role *role, const mha_head_
                (long long)r->accuracy.rows);
 }
 
-/* ---- search
- * -------------------------------------------------------------------------------------- */
+/* ---- search ---------------------------------------------------------------------------------- */
 
 static mha_head_role *next(role_search *x, mha_head_role *spare)
 {
@@ -102,7 +99,7 @@ static void search_links(role_search *x)
         for (int direction = 0; direction < 2; direction++) {
             const mha_head_relation found =
                 mha_head_measures_relation(x->m, x->layer, x->head, r, direction);
-            /* Half a unit of rounding in 10 of 100 points */
+            /* tolerate rounding in exact differences such as 10 of 100 points */
             if (found.accuracy.rows < info->least_rows ||
                 found.accuracy.value - found.baseline < info->threshold - 1e-12)
                 continue;

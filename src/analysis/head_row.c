@@ -157,8 +157,8 @@ static void rarest(row_work *x)
     count(x, MHA_MEASURE_RARE, mass);
 }
 
-/* Pearson's correlation over the visible keys except i; rows in which either is constant are skipped.
- */
+/* Pearson's correlation over the visible keys except i. Rows in which either is constant are
+ * skipped. */
 static void similar(row_work *x)
 {
     const mhai_head_fact *fact = x->fact;

@@ -3,8 +3,7 @@
 
 #include <stdlib.h>
 
-/* ---- the list of scores
- * -------------------------------------------------------------------------- */
+/* ---- the list of scores ---------------------------------------------------------------------- */
 
 static const mha_measure_info infos[MHA_MEASURES] = {
 #define MEASURE_INFO(id, name, kind, label, text, source) \
@@ -20,10 +19,9 @@ mha_measure_info mha_measure_describe(mha_head_measure measure)
     return infos[measure];
 }
 
-/* ---- one head
- * ------------------------------------------------------------------------------------ */
+/* ---- one head -------------------------------------------------------------------------------- */
 
-/* Sums of a head that has none. */
+/* The results for a head without sums. */
 static const mha_head_offset no_offset;
 static const mha_head_relation no_relation;
 
@@ -45,9 +43,9 @@ mha_head_score mhai_head_scores_share(double value, double chance, int64_t rows)
     return score;
 }
 
-/* The offset with the best corrected score, among those that at least half as many rows have as the
- * one with the most: in short texts a far offset is a cell or two. Ties go to the nearest offset,
- * and of two that are equally near to the one before. */
+/* The offset with the best corrected score. An offset needs at least half as many rows as the most
+ * frequent one, because a far offset has only a cell or two in short texts. Ties go to the nearest
+ * offset, and at equal distance to the negative one. */
 static int64_t best_offset(const mha_head_measures *m, const mhai_head_kept *kept, bool largest)
 {
     int64_t most = 0, best = 0;
@@ -100,10 +98,9 @@ mha_head_details mha_head_measures_details(const mha_head_measures *m, int64_t l
     return details;
 }
 
-/* ---- links
- * --------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
-/* The most frequent offset; among equals the nearest. */
+/* The most frequent offset; ties go to the nearest. */
 static void find_baseline(const mha_head_measures *m, int64_t layer, int64_t slot,
                           mha_head_relation *relation)
 {

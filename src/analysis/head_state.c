@@ -12,7 +12,7 @@ static const uint64_t FIRST_CHECK = UINT64_C(0xCBF29CE484222325);
 
 /* ---- mha_head_measures ----------------------------------------------------------------------- */
 
-/* A text in details: one of those that were added. */
+/* Any text in details must be one that was added. */
 static void put_details(mhai_state_io *io, mhai_head_kept *kept, int64_t texts)
 {
     mha_head_details *d = &kept->details;
@@ -39,7 +39,8 @@ static void put_links(mhai_state_io *io, mhai_head_link_sum *link, mhai_exact **
     }
 }
 
-/* In the order of the exact sums (head_measures.c: join()), which are rounded again. */
+/* In the order of the exact sums (head_measures.c: join()). Reading recomputes the doubles from
+ * them. */
 static void put_head(mhai_state_io *io, const mha_head_measures *m, int64_t h, int64_t texts)
 {
     mhai_head_kept *kept = &m->kept[h];
@@ -156,7 +157,7 @@ mha_status mha_head_state_write(const mha_head_measures *m, const mha_sink *sink
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* The contents of the words before the sums. */
+/* The words before the sums. */
 typedef struct described {
     mha_head_measures_desc desc;
     int64_t scores, corpus, heads;

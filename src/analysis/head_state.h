@@ -1,7 +1,7 @@
-/* Inside states: words that are written, counted or read by the same steps, so that the two directions
+/* Internals of states. The same code writes, counts and reads the words, so writing and reading
  * cannot differ.
  *
- *   head_state_words.c    words into a sink and out of memory; their check
+ * head_state_words.c    words to a sink and from memory; their check
  *   head_state.c          the public calls, the description, mha_head_measures
  *   head_state_corpus.c   mha_head_corpus
  */
@@ -19,14 +19,14 @@ typedef struct mhai_state_io {
     const mha_sink *sink; /* NULL: words are only counted, or read */
     const uint8_t *from;  /* [count] of the words that are read; NULL: none are */
     int64_t at, count;    /* words */
-    uint64_t check;       /* of the words until now */
-    mha_status status;    /* the first failure; what is then read is 0 */
-    const char *what;     /* being read, for messages */
+    uint64_t check;       /* of the words so far */
+    mha_status status;    /* the first failure; later reads give 0 */
+    const char *what;     /* the item being read, for messages */
     size_t held;          /* bytes in buffer */
     uint8_t buffer[MHAI_STATE_BUFFER];
 } mhai_state_io;
 
-/* The next word: *x is written, or set. A word that is read lies in low .. high. */
+/* Write *x as the next word, or read it. A word that is read must be in low .. high. */
 void mhai_state_word(mhai_state_io *io, uint64_t *x);
 void mhai_state_number(mhai_state_io *io, int64_t *x, int64_t low, int64_t high);
 void mhai_state_numbers(mhai_state_io *io, int64_t *x, int64_t count, int64_t low, int64_t high);
@@ -35,10 +35,10 @@ void mhai_state_flush(mhai_state_io *io);
 void mhai_state_fail(mhai_state_io *io, const char *why);
 uint64_t mhai_state_mix(uint64_t check, uint64_t word);
 
-/* A sum over this many rows of a score, each within the range of its kind. */
+/* A sum of a score over this many rows. Each term must be within the range of the score's kind. */
 void mhai_state_sum(mhai_state_io *io, mhai_exact *sum, int64_t rows, mha_measure_kind kind);
 
-/* head_state_corpus.c: the sums of a corpus; its description (*texts and desc are read). */
+/* head_state_corpus.c: the sums of a corpus, and its description. */
 void mhai_state_corpus(mhai_state_io *io, mha_head_corpus *c);
 void mhai_state_corpus_desc(mhai_state_io *io, mha_head_corpus_desc *desc);
 

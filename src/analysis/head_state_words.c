@@ -1,4 +1,4 @@
-/* Words of a state: into a sink, out of memory. */
+/* Words of a state: written to a sink, read from memory. */
 #include "analysis/head_state.h"
 
 #include <math.h>
@@ -63,7 +63,7 @@ void mhai_state_number(mhai_state_io *io, int64_t *x, int64_t low, int64_t high)
     uint64_t word = io->from ? 0 : (uint64_t)*x;
     mhai_state_word(io, &word);
     if (!io->from) return;
-    /* two's complement, which C17 leaves to the implementation and every one of ours has */
+    /* two's complement: implementation-defined in C17, true on every supported platform */
     int64_t value;
     memcpy(&value, &word, sizeof value);
     if (io->status == MHA_OK && (value < low || value > high)) {

@@ -1,8 +1,8 @@
-/* A text: checked, and what every layer's rows need of it: where a token occurs again, which ranks
- * are the rarest, where a single cut may stand, and the links as probes.
+/* Check a text, and prepare the data that the rows of every layer need: repeated tokens, the rarest
+ * ranks, candidate cuts, and the links as probes.
  *
- * A probe is a link in one direction: the rows of the word that looks, and the word that it should
- * look at. Probes are sorted by their rows; those of one word follow each other. */
+ * A probe is a link in one direction: the query rows of one word, and the word that they should
+ * attend to. Probes are sorted by row, so the probes of one word are adjacent. */
 #include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 
@@ -57,7 +57,7 @@ static mha_status check_numbers(const mha_heads_text *x)
     return MHA_OK;
 }
 
-/* Words rise by 0 or 1 from 0; counts them. */
+/* Check that word numbers begin at 0 and rise by 0 or 1; count the words. */
 static mha_status check_words(const mha_heads_text *x, int64_t *words)
 {
     *words = x->words ? 0 : x->keys;
@@ -177,8 +177,8 @@ static mha_status find_same(const mha_head_measures *m, mhai_head_text *x)
     return MHA_OK;
 }
 
-/* The largest rank, and the largest below that at another token: a second token of the first rank
- * makes both the same. */
+/* The largest rank, and the largest rank of any other token. They are equal if two tokens share the
+ * largest rank. */
 static void find_rarest(const mha_head_measures *m, mhai_head_text *x)
 {
     x->rarest = x->second = -1;

@@ -78,7 +78,7 @@ static mha_status check_input(const mhai_importance_run *r, int64_t i, mha_trans
                     (long long)i);
 }
 
-/* Ranks compare it. */
+/* Mix an input into the mark that ranks compare. */
 static uint64_t add_input(uint64_t mark, const mha_transformer_input *input)
 {
     const mha_tensor *x = input->tokens;

@@ -130,7 +130,7 @@ static void slope(const mha_tensor *output, int64_t b, int64_t length, const flo
     }
 }
 
-/* offset + factor * (u.m / |m|), with u divided by its norm if asked. */
+/* offset + factor * (u.m / |m|), with u divided by its norm if requested. */
 static mha_status embedding_loss(const char *function, int64_t batch,
                                  const mha_transformer_input *input, const mha_tensor *output,
                                  const mha_tensor *gradient, bool cosine, double *losses,

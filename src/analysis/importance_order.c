@@ -1,4 +1,5 @@
-/* The order of removal: the least important heads first, the rest measured again. */
+/* The order of removal: the least important heads first. After each round the remaining heads are
+ * measured again. */
 #include "analysis/importance_parts.h"
 #include "base/need.h"
 #include "base/struct_copy.h"

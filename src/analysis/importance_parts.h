@@ -1,4 +1,4 @@
-/* Inside importance: a run over the batches of the data, with room for the largest of them. */
+/* Internals of importance: a run over the batches of the data, with scratch for the largest one. */
 #ifndef MHAI_IMPORTANCE_PARTS_H
 #define MHAI_IMPORTANCE_PARTS_H
 
@@ -22,7 +22,7 @@ typedef struct mhai_importance_run {
     float *gates;                             /* [L,H] of the current pass */
     float *means;                             /* [L,H D] */
     double *losses, *scores;                  /* [batch], [L H] */
-    double *parts; /* of gradients [batches, L H + batch], of ablations [L H]: what ranks share */
+    double *parts; /* shared by ranks: gradients [batches, L H + batch], or ablations [L H] */
 } mhai_importance_run;
 
 /* Check everything and allocate scratch; desc may be NULL. Must be ended even on failure. */
@@ -35,9 +35,8 @@ void mhai_importance_end(mhai_importance_run *r);
 /* The means for mean ablation, as given or measured: 0 for heads that are closed. */
 MHA_NODISCARD mha_status mhai_importance_prepare(mhai_importance_run *r);
 
-/* The first function divides `count` passes: this rank makes *begin .. *end - 1, or all
- * without ranks. The second, called with their status, gives every rank all items, `each` per
- * pass. */
+/* mine() divides `count` passes: this rank runs *begin .. *end - 1; without ranks, all. share()
+ * takes the status of these passes and gives every rank all items, `each` per pass. */
 void mhai_importance_mine(const mhai_importance_run *r, int64_t count, int64_t *begin,
                           int64_t *end);
 MHA_NODISCARD mha_status mhai_importance_share(const mhai_importance_run *r, mha_status status,
@@ -53,7 +52,7 @@ MHA_NODISCARD mha_status mhai_importance_loss(mhai_importance_run *r, double *lo
 /* Scores of every head under the current gates; *loss is the loss with them. */
 MHA_NODISCARD mha_status mhai_importance_score(mhai_importance_run *r, double *loss);
 
-/* How many passes over the data mhai_importance_score() makes. */
+/* The number of passes over the data that mhai_importance_score() makes. */
 int64_t mhai_importance_passes(const mhai_importance_run *r);
 
 /* The number of heads of a layer. */

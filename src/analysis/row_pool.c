@@ -1,4 +1,5 @@
-/* Maps of fewer cells than tokens: the weight of largest size of each block, taken in row by row. */
+/* Maps with fewer cells than tokens: a cell is the weight of largest magnitude in its block. Rows
+ * are added one at a time. */
 #include "base/checked.h"
 #include "base/tensor.h"
 
@@ -11,10 +12,10 @@ typedef struct pool_job {
     const mha_tensor *p, *maps;
     const uint8_t *heads;
     int64_t row, cell;
-    int64_t first, count; /* rows of maps that the call adds to */
+    int64_t first, count; /* rows of the maps that this call updates */
 } pool_job;
 
-/* NaN is larger than any number. */
+/* NaN counts as larger than any number. */
 static float larger(float a, float b)
 {
     return fabsf(a) < fabsf(b) || isnan(b) ? b : a;
@@ -27,7 +28,7 @@ static void pool_row(const float *from, int64_t stride, int64_t keys, int64_t ce
             *to = larger(*to, from[s * stride]);
 }
 
-/* All rows that belong to one row of a map: an item of its own, since only it writes there. */
+/* Item: all rows that pool into one row of a map, so that one thread writes it. */
 static void pool_block(void *argument, int64_t item, int worker)
 {
     const pool_job *x = argument;

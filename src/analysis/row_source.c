@@ -1,8 +1,9 @@
 /* A source of rows: the probabilities of attention, a block of query rows at a time.
  *
- * A block is a problem of its own: the same keys, the rows' queries, every input cut to them, and
- * values of width 0, so that the forward pass computes nothing but each row's maximum and sum. The
- * bits of a row do not depend on the rows beside it (docs/numerics.md), so neither do these. */
+ * A block is a separate attention problem: the same keys, the queries of its rows, and every input
+ * cut to these rows. Values have width 0, so the forward pass computes only the maximum and sum of
+ * each row. The bits of a row do not depend on other rows (docs/numerics.md), so they do not depend
+ * on the division into blocks. */
 #include "analysis/row_source.h"
 
 #include "base/checked.h"
@@ -12,13 +13,13 @@
 #include <multihead/component.h>
 #include <multihead/heads.h>
 
-/* Floats of a block when the caller leaves the choice: 4 MiB, but not beyond 64 rows, where a pass
- * over the keys is shared by enough of them. */
+/* The default block: 4 MiB of floats, but at most 64 rows, which are enough to share a pass over
+ * the keys. */
 enum { BLOCK_FLOATS = 1 << 20, BLOCK_ROWS = 64 };
 
 typedef struct row_source {
     mha_context *context;
-    mha_attention_desc desc; /* the caller's, without what rows do not need */
+    mha_attention_desc desc; /* the caller's, without inputs that rows do not need */
     const mha_tensor *q, *k;
     int64_t block_rows;
     mha_rows_fn fn;
@@ -44,7 +45,7 @@ static void cut(mha_tensor *tensor, int right, int64_t from, int64_t count)
     tensor->shape[axis] = count;
 }
 
-/* The caller's inputs, cut: what desc points to. */
+/* The caller's inputs, cut; desc points to them. */
 typedef struct cut_inputs {
 #define OWN(name, type, axes, stage) mha_tensor name;
     MHA_ATTENTION_INPUTS(OWN)
