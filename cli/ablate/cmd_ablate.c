@@ -15,12 +15,12 @@ static const char *const kinds[] = {"zero", "mean", "resample",
 _Static_assert(offsetof(ablate_options, heads) == 0, "the rows of 'heads' fill heads_options");
 
 static const args_option option_table[] = {
-    ROW_HEADING("Input (may be combined; models that predict the next token)"),
+    ROW_HEADING("Input (may be combined; MODEL must predict the next token)"),
     HEADS_ROWS_OF_TEXTS,
-    ROW_TEXT("task", ablate_options, task, "FILE",
-             "read prompts with right and wrong continuations, TSV\nor JSON lines "
-             "(docs/ablation.md); with corrupted\nprompts, patch heads from them; --random is 0 "
-             "unless\ngiven"),
+    ROW_TEXT(
+        "task", ablate_options, task, "FILE",
+        "read prompts with right and wrong continuations, TSV\nor JSON lines (docs/ablation.md); "
+        "patch heads from\ncorrupted prompts, if there are any; --random defaults\nto 0"),
     ROW_NUMBER("max-texts", ablate_options, max_texts, 1, 1000000,
                "use at most N of the texts, evenly spaced; default 10"),
     ROW_HEADING("Ablation"),
@@ -28,16 +28,15 @@ static const args_option option_table[] = {
                "replace a head's output by 0, by its mean (the\ndefault), or by its output in "
                "another text"),
     ROW_NUMBER("heads", ablate_options, head_count, 0, 1000000,
-               "measure N heads exactly, those with the largest\ngradient estimates; default 40"),
+               "measure the N heads with the largest gradient\nestimates exactly; default 40"),
     ROW_TEXTS(0, "head", ablate_options, named, "LIST",
               "measure these heads exactly instead: L4H11, or 0,2-4\nin every layer",
               .excludes = "--heads"),
     ROW_NUMBER("pairs", ablate_options, pairs, 0, 10000,
-               "measure all pairs of the best N of them; default 12"),
+               "measure all pairs of the best N heads; default 12"),
     ROW_TEXT("paths", ablate_options, paths, "LIST",
-             "path patching with corrupted prompts: measure each\nhead's effect through its paths "
-             "to these receivers\nonly: logits, or queries, keys or values of heads:\n"
-             "L18H6.k,L18H6.q",
+             "patch only the paths from each head to these\nreceivers, with corrupted prompts: "
+             "logits, or queries,\nkeys or values of heads, such as L18H6.k,L18H6.q",
              .needs = "--task FILE"),
     ROW_HEADING("Output"),
     ROW_OUTPUT(heads_options, page, "FILE.html",

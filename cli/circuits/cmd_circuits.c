@@ -17,7 +17,7 @@ static const args_option option_table[] = {
              "with rotary positions: take keys N tokens before the\nquery, or average over N-M; "
              "default 0-63"),
     ROW_FLAG(0, "composition", circuits_options, composition, 1,
-             "also show which earlier heads each head reads"),
+             "also show which earlier heads each head reads from"),
     ROW_TEXT("state", heads_options, state, "FILE",
              "read the scores that 'multihead heads --state' saved,\nfor the page, --sort and "
              "--role"),

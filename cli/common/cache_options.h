@@ -20,25 +20,24 @@ void cache_types(int name, mha_dtype *type, mha_kv_scales *scales);
 
 /* Rows for a struct that has them as `field`; `keeps`: the property that --page does not change,
  * for its help. */
-#define CACHE_ROWS(type_, field_, keeps)                                    \
-    ROW_CHOICE("cache", type_, field_.type, cache_names,                    \
-               "set the type of cached keys and values; default f32;\n"     \
-               "int8 takes a quarter of the memory; int8-channel,\n"        \
-               "with one scale per channel, suits keys whose\n"             \
-               "channels differ in magnitude"),                             \
-        ROW_NUMBER("page", type_, field_.page, 1, INT64_C(1) << 31,         \
-                   "set the positions per page of the cache; default:\n"    \
-                   "all, or 32 with --window. The " keeps " is the same"),  \
-        ROW_NUMBER("window", type_, field_.window, 1, INT64_C(1) << 31,     \
-                   "let a token see the last N tokens, including itself;\n" \
-                   "discard older ones; default: all"),                     \
-        ROW_NUMBER("sinks", type_, field_.sinks, 0, INT64_C(1) << 31,       \
-                   "with --window: keep the first N tokens visible;\n"      \
-                   "default 4"),                                            \
-        ROW_FLAG(0, "streaming", type_, field_.streaming, 1,                \
-                 "with --window: count positions in the cache, as in\n"     \
-                 "StreamingLLM, so that a text may be longer than the\n"    \
-                 "model's positions")
+#define CACHE_ROWS(type_, field_, keeps)                                                           \
+    ROW_CHOICE("cache", type_, field_.type, cache_names,                                           \
+               "set the type of cached keys and values; default f32;\n"                            \
+               "int8 takes a quarter of the memory; int8-channel,\n"                               \
+               "with one scale per channel, suits keys whose\n"                                    \
+               "channels differ in magnitude"),                                                    \
+        ROW_NUMBER("page", type_, field_.page, 1, INT64_C(1) << 31,                                \
+                   "set the positions per page of the cache; default:\n"                           \
+                   "all, or 32 with --window. The " keeps " is the same"),                         \
+        ROW_NUMBER("window", type_, field_.window, 1, INT64_C(1) << 31,                            \
+                   "let a token see the last N tokens, including itself;\n"                        \
+                   "discard older ones; default: all"),                                            \
+        ROW_NUMBER("sinks", type_, field_.sinks, 0, INT64_C(1) << 31,                              \
+                   "with --window: keep the first N tokens visible;\n"                             \
+                   "default 4"),                                                                   \
+        ROW_FLAG(0, "streaming", type_, field_.streaming, 1,                                       \
+                 "with --window: count positions in the cache, as in\nStreamingLLM; the text may " \
+                 "then exceed the model's\nnumber of positions")
 
 /* Copy the options into a decoder's description; sinks are 4 unless given. */
 #define CACHE_DEFAULTS \

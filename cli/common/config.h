@@ -20,14 +20,15 @@ enum { CONFIG_MOST_HEADS = 1 << 20 };
 #define CONFIG_MOST (INT64_C(1) << 40)
 
 /* Rows of an option table for a struct type with a config_options named config. */
-#define CONFIG_ROWS(type)                                                                       \
-    ROW_TEXT("like", type, config.like, "NAME",                                                 \
-             "sizes of a published model: gpt2, llama-2-70b, ...\n--like list shows them all"), \
-        ROW_NUMBER("embed", type, config.embed, 1, CONFIG_MOST, "width E of the model"),        \
-        ROW_NUMBER("heads", type, config.heads, 1, CONFIG_MOST_HEADS, "query heads H"),         \
-        ROW_NUMBER("kv-heads", type, config.kv_heads, 1, CONFIG_MOST_HEADS,                     \
-                   "key/value heads; default: as many as query heads"),                         \
-        ROW_NUMBER("head-dim", type, config.head_dim, 1, CONFIG_MOST,                           \
+#define CONFIG_ROWS(type)                                                                      \
+    ROW_TEXT("like", type, config.like, "NAME",                                                \
+             "use the sizes of a published model: gpt2, llama-2-70b,\n...; --like list shows " \
+             "them all"),                                                                      \
+        ROW_NUMBER("embed", type, config.embed, 1, CONFIG_MOST, "width E of the model"),       \
+        ROW_NUMBER("heads", type, config.heads, 1, CONFIG_MOST_HEADS, "query heads H"),        \
+        ROW_NUMBER("kv-heads", type, config.kv_heads, 1, CONFIG_MOST_HEADS,                    \
+                   "key/value heads; default: as many as query heads"),                        \
+        ROW_NUMBER("head-dim", type, config.head_dim, 1, CONFIG_MOST,                          \
                    "head size D; default: E / H")
 
 /* The configuration, with every default filled in. */

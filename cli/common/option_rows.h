@@ -30,9 +30,9 @@
         .kind = ARGS_TEXT, .letter = 'o', .name = "output", .value = value_, \
         .field = offsetof(type_, field_), .help = __VA_ARGS__                \
     }
-#define ROW_HELP                                                              \
-    {                                                                         \
-        .kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text" \
+#define ROW_HELP                                                                    \
+    {                                                                               \
+        .kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "print this text" \
     }
 #define ROW_NUMBER(name_, type_, field_, least_, most_, ...)                              \
     {                                                                                     \

@@ -27,8 +27,9 @@ static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_comp
 
 static const args_option option_table[] = {
     ROW_HEADING("Sampling (default: greedy, the most likely token)"),
-    ROW_REAL("temperature", generate_options, temperature,
-             "softmax(logits / X): below 1 sharper, above 1\nflatter; 0 is greedy"),
+    ROW_REAL(
+        "temperature", generate_options, temperature,
+        "divide logits by X: below 1 sharpens the distribution,\nabove 1 flattens it; 0 is greedy"),
     ROW_NUMBER("top-k", generate_options, top_k, 1, INT64_C(1) << 31,
                "sample from the N most likely tokens only"),
     ROW_REAL("top-p", generate_options, top_p,
@@ -47,16 +48,16 @@ static const args_option option_table[] = {
     CACHE_ROWS(generate_options, cache, "text"),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "chat", generate_options, chat, 1,
-             "TEXT is the user's turn of a chat, the output the\nanswer: ChatML (SmolLM2, Qwen) or "
+             "answer TEXT as the user's turn of a chat, in the\nformat ChatML (SmolLM2, Qwen) or "
              "Llama 3"),
     ROW_FLAG(0, "stats", generate_options, stats, 1,
              "print the end tokens, tokens per second and the size\nof the cache on stderr"),
-    ROW_FLAG(0, "ids", generate_options, ids, 1,
-             "TEXT and the output are token ids: for models\nwhose tokenizer is not supported"),
-    ROW_CHOICE(
-        "compute", generate_options, compute, computes,
-        "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: Q4_0, "
-        "Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
+    ROW_FLAG(
+        0, "ids", generate_options, ids, 1,
+        "read and print token ids instead of text, for models\nwhose tokenizer is not supported"),
+    ROW_CHOICE("compute", generate_options, compute, computes,
+               "set the arithmetic of linear layers; default f32. int8\n(for weights stored in "
+               "blocks: Q4_0, Q8_0, Q4_K ...)\nand bf16 are faster but less accurate"),
     ROW_THREADS(generate_options),
     ROW_QUIET(generate_options, "print no notes on stderr, only errors"),
     ROW_HELP,
@@ -75,12 +76,13 @@ const args_page generate_page = {
              "--stop text, when the model runs out of positions, or at an end token: one named\n"
              "in config.json, generation_config.json, the tokenizer or a GGUF file (eos, eot,\n"
              "eom, as in llama.cpp); --stats lists them. The text is written to stdout as it\n"
-             "is generated. Started on several ranks (mpirun), each has the weights of some\n"
+             "is generated. On several ranks (mpirun), each rank holds the weights of some\n"
              "layers; the text is the same.\n"
              "\n"
-             "Sampling applies temperature, top k, top p and min p in this order; with one of\n"
-             "the last three alone the temperature is 1. --chat has no system turn:\n"
-             "write one into TEXT, without --chat. docs/caches.md compares the types of cache.",
+             "Sampling applies temperature, top k, top p and min p in this order. Without\n"
+             "--temperature, any of the last three sets it to 1. --chat adds no system turn;\n"
+             "to use one, write the whole chat into TEXT, without --chat. docs/caches.md\n"
+             "compares the types of cache.",
     .takes = "MODEL [TEXT]",
     .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),

@@ -15,20 +15,21 @@ static const args_option option_table[] = {
     ROW_TEXT("conllu", heads_options, conllu, "FILE",
              "read sentences with gold links to score heads against"),
     ROW_FLAG(0, "predict", heads_options, predict, 1,
-             "test links in the row before the word, which predicts\nit", .needs = "--conllu FILE"),
-    ROW_TEXTS(0, "without", heads_options, without, "LIST",
-              "ablate these heads during the measurement (output 0):\nL16H0 or 4.11; shows the "
-              "effect on later heads"),
+             "test links in the row of the previous token, which\npredicts the word",
+             .needs = "--conllu FILE"),
+    ROW_TEXTS(
+        0, "without", heads_options, without, "LIST",
+        "set the output of these heads to 0 to measure the\neffect on later heads: L16H0 or 4.11"),
     ROW_TEXTS(0, "attention", heads_options, attention, "FILE.npy",
               "measure maps from a file in place of MODEL: [T,T],\n[heads,T,T] or "
-              "[layers,heads,T,T]; one text each;\nmay be repeated",
+              "[layers,heads,T,T]; each file is one\ntext; may be repeated",
               .excludes = "--text --example --conllu --random --max-tokens --truncate --cut "
                           "--without --words --clusters --state --output --npy --headvis "
                           "--pictures --spread",
               .why = "maps have no model to run"),
     ROW_TEXTS(0, "tokens", heads_options, tokens, "FILE",
-              "name the tokens of each --attention, one per line or\na JSON list: for separators, "
-              "duplicates, induction",
+              "read the tokens of each --attention, one per line or\nas a JSON list, to score "
+              "separators, duplicates and\ninduction",
               .needs = "--attention FILE.npy"),
     ROW_HEADING("Selection and order"),
     HEADS_ROWS_OF_CHOICE(
@@ -42,7 +43,7 @@ static const args_option option_table[] = {
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "write NumPy arrays to a new folder, one per score,\nand an index.json"),
     ROW_TEXT("headvis", heads_options, headvis, "FOLDER",
-             "write a new folder for HeadVis: the selected heads in\nup to 200 of the texts"),
+             "write the selected heads in up to 200 of the texts to\na new folder, for HeadVis"),
     ROW_TEXT(
         "pictures", heads_options, pictures, "FOLDER",
         "write pictures of the places with the highest scores\nto a new folder: of the best head, "
@@ -51,10 +52,10 @@ static const args_option option_table[] = {
              .needs = "--pictures FOLDER"),
     ROW_FLAG(0, "pdf", heads_options, pdf, 1, "with --pictures: write PDF as well, for papers",
              .needs = "--pictures FOLDER"),
-    ROW_REAL("clusters", heads_options, clusters,
-             "print clusters of similar heads of a layer: members\nare at most X apart (0 to "
-             "1; try 0.2)",
-             .excludes = "--csv --state", .why = "it does not hold distances"),
+    ROW_REAL(
+        "clusters", heads_options, clusters,
+        "print clusters of similar heads per layer, joined up\nto distance X (0 to 1; try 0.2)",
+        .excludes = "--csv --state", .why = "it does not hold distances"),
     ROW_FLAG(0, "details", heads_options, details, 1, "print a sentence of evidence for each role",
              .excludes = "--csv --json"),
     ROW_FLAG(0, "csv", heads_options, csv, 1, "print all scores, chance levels and row counts",
@@ -70,14 +71,13 @@ static const args_option option_table[] = {
     HEADS_ROWS_OF_STATE(.needs = NULL),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
-             "list the words or tokens of MODEL instead, one per\nline, by id",
+             "only list the words or tokens of MODEL, one per line,\nin the order of their ids",
              .excludes = "--text --example --conllu --without --state --output --npy --headvis "
                          "--pictures --clusters --csv --json --details --max-tokens --truncate "
                          "--cut --random --layer --head --role --sort",
              .why = "it lists words and measures nothing"),
     ROW_FLAG(0, "spread", heads_options, spread, 1,
-             "on several ranks (mpirun): divide MODEL's layers among\nthem, so that no machine "
-             "holds all; otherwise each has\nall layers, and the texts are divided",
+             "on several ranks (mpirun): divide MODEL's layers;\ndefault: divide the texts",
              .excludes = "--words --state --headvis --pictures",
              .why = "it needs the whole model in one process"),
     HEADS_ROWS_AT_END,
@@ -112,12 +112,12 @@ const args_page heads_page = {
                 "multihead heads MODEL --sort induction --min 0.1 --without L16H0\n"
                 "multihead heads demo --words\n"
                 "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
-    .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
-             "it applies to, shown with the score of uniform attention (chance) and the\n"
-             "number of rows. A role is a score above a threshold; most are published.\n"
+    .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows it\n"
+             "applies to, shown with the score of uniform attention (chance) and the number of\n"
+             "rows. A role is a score above a threshold; most thresholds are published.\n"
              "'multihead help scores' lists both. A head may have several roles, or none.\n"
-             "Heads count from 0: L0H3 is the fourth head of the first layer.\n"
-             "docs/program.md has the formats.",
+             "Heads count from 0: L0H3 is the fourth head of the first layer. docs/program.md\n"
+             "has the formats.",
     ARGS_OPTIONS(option_table),
     .moved = moved,
     .moved_count = sizeof moved / sizeof *moved,

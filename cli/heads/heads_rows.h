@@ -10,23 +10,23 @@
     ROW_TEXT("text", heads_options, text_file, "FILE", "read texts, one per line; - is stdin"), \
         ROW_FLAG(0, "whole", heads_options, whole, 1, "treat --text FILE as one long text",     \
                  .needs = "--text FILE"),                                                       \
-        ROW_NUMBER("cut", heads_options, cut, 8, INT64_C(1) << 40,                              \
-                   "cut texts into pieces of N tokens, each measured as a\ntext: for books"),   \
+        ROW_NUMBER(                                                                             \
+            "cut", heads_options, cut, 8, INT64_C(1) << 40,                                     \
+            "cut texts, such as books, into pieces of N tokens,\neach measured as one text"),   \
         ROW_TEXT("example", heads_options, example, "NAME",                                     \
                  "use a built-in sentence: animal, bank, cat, river,\npilot, 1 to 5, or all"),  \
         ROW_NUMBER("max-tokens", heads_options, max_tokens, 3, INT64_C(1) << 40,                \
                    "limit tokens per text; default: the model's limit"),                        \
         ROW_FLAG(0, "truncate", heads_options, truncate, 1,                                     \
                  "truncate longer texts instead of failing"),                                   \
-        ROW_NUMBER(                                                                             \
-            "random", heads_options, random, 0, 10000,                                          \
-            "measure N sequences of repeated random tokens, for\ninduction and duplicates; "    \
-            "default 10, 0 for none")
+        ROW_NUMBER("random", heads_options, random, 0, 10000,                                   \
+                   "measure N sequences of repeated random tokens, for\ninduction and "         \
+                   "duplicates; default 10; 0: none")
 #define HEADS_ROWS_OF_CHOICE(sort_help_, ...)                                                    \
     ROW_TEXTS('l', "layer", heads_options, layers, "LIST",                                       \
               "select layers, counted from 0: 3 or 0,2-4"),                                      \
         ROW_TEXTS(0, "head", heads_options, heads, "LIST",                                       \
-                  "select heads of these layers, or with layer: L4H11"),                         \
+                  "select heads of every selected layer, or with their\nlayer: L4H11"),          \
         ROW_TEXTS(0, "role", heads_options, roles, "NAME",                                       \
                   "show only heads with this role: previous-token,\nnsubj, none, ...; may be "   \
                   "repeated",                                                                    \
@@ -36,9 +36,8 @@
                  .needs = "--sort BY")
 #define HEADS_ROWS_OF_STATE(...)                                                                   \
     ROW_TEXT("state", heads_options, state, "FILE",                                                \
-             "save the scores to FILE, so that a second run, on any\nnumber of ranks, continues; " \
-             "Ctrl-C "                                                                             \
-             "saves too (not on\nseveral ranks)",                                                  \
+             "save the scores to FILE; a later run, on any number of\nranks, resumes from it. On " \
+             "one rank Ctrl-C saves too",                                                          \
              __VA_ARGS__),                                                                         \
         ROW_NUMBER("save-every", heads_options, save_every, 0, 1000000,                            \
                    "save every N seconds; default 60; 0: after each text",                         \

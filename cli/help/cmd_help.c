@@ -21,7 +21,7 @@ typedef struct help_options {
 static const args_option option_table[] = {
     ROW_HEADING("Options"),
     ROW_CHOICE("format", help_options, format, formats,
-               "text (the default), a man page, or the completions of\na shell"),
+               "print text (the default), a man page, or completions\nfor a shell"),
     ROW_HELP,
 };
 

@@ -24,18 +24,18 @@ typedef struct page_options {
 
 static const args_option option_table[] = {
     ROW_HEADING("Output"),
-    ROW_OUTPUT(page_options, output, "FILE", "set the name of the file; default: explorer.html"),
+    ROW_OUTPUT(page_options, output, "FILE", "write to this file; default: explorer.html"),
     ROW_HEADING("Other"),
     ROW_TEXT(
         "module", page_options, module, "FILE",
-        "the library as WebAssembly, compressed by gzip;\ndefault: the file beside the program"),
+        "read the library as gzip-compressed WebAssembly;\ndefault: the file beside the program"),
     ROW_QUIET(page_options, "print no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
 
 const args_page page_page = {
     .command = PAGE,
-    .summary = "write the page of serve as one HTML file that computes",
+    .summary = "write the serve page as one HTML file that runs the model",
     .usage = "page [options] MODEL [\"text\"]",
     .examples = "multihead page MODEL -o explorer.html\n"
                 "multihead page MODEL \"the king was cold\"",

@@ -21,22 +21,21 @@ static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_comp
 
 static const args_option option_table[] = {
     ROW_HEADING("The text"),
-    ROW_TEXT("text", perplexity_options, text, "FILE", "required; '-' is standard input"),
+    ROW_TEXT("text", perplexity_options, text, "FILE", "read this text (required); - is stdin"),
     ROW_NUMBER("tokens", perplexity_options, tokens, 2, INT64_C(1) << 31,
                "read only the first N tokens; default: all"),
-    ROW_NUMBER("context", perplexity_options, context, 2, INT64_C(1) << 31,
-               "cut a longer text into contexts of N tokens, each\n"
-               "without the tokens before it; default: as many tokens\n"
-               "as the model takes"),
+    ROW_NUMBER(
+        "context", perplexity_options, context, 2, INT64_C(1) << 31,
+        "cut a longer text into independent contexts of N\ntokens; default: the model's limit"),
     ROW_HEADING("The cache"),
     CACHE_ROWS(perplexity_options, cache, "result"),
     ROW_HEADING("Other"),
     ROW_CHOICE("compute", perplexity_options, compute, computes,
-               "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: "
-               "Q4_0, Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
-    ROW_NUMBER(
-        "chunk", perplexity_options, chunk, 1, INT64_C(1) << 20,
-        "tokens per step; default 128. The result is the same,\nexcept with --cache int8-channel"),
+               "set the arithmetic of linear layers; default f32. int8\n(for weights stored in "
+               "blocks: Q4_0, Q8_0, Q4_K ...)\nand bf16 are faster but less accurate"),
+    ROW_NUMBER("chunk", perplexity_options, chunk, 1, INT64_C(1) << 20,
+               "process N tokens per step; default 128. The result is\nthe same, except with "
+               "--cache int8-channel"),
     ROW_FLAG(0, "json", perplexity_options, json, 1,
              "print one object with the loss of each token"),
     ROW_THREADS(perplexity_options),
@@ -54,13 +53,13 @@ const args_page perplexity_page = {
     .notes = "Perplexity is exp of the mean negative log-likelihood of each token given those\n"
              "before it in its context; a context's first token is not predicted. MODEL is a\n"
              "Hugging Face folder, a GGUF file, or a folder of 'multihead train -o'. Ctrl-C\n"
-             "stops with the result so far. Started on several ranks (mpirun), each has\n"
-             "the weights of some layers.\n"
+             "stops with the result so far. On several ranks (mpirun), each rank holds the\n"
+             "weights of some layers.\n"
              "\n"
              "The number after +- is the standard error of the mean loss, assuming that the\n"
-             "losses of tokens are independent; that of the perplexity is the perplexity times\n"
-             "it. Losses are sums in double precision over f32 logits. All numbers except the\n"
-             "speed are the same for any number of threads.",
+             "losses of tokens are independent. The standard error of the perplexity is that\n"
+             "of the mean loss times the perplexity. Losses are sums in double precision over\n"
+             "f32 logits. All numbers except the speed are the same for any number of threads.",
     .takes = "MODEL",
     .spare = "the text goes into a file: --text FILE",
     ARGS_OPTIONS(option_table),

@@ -16,30 +16,30 @@
 static const args_option option_table[] = {
     ROW_HEADING("Data to measure the model on"),
     ROW_TEXT("text", prune_options, text, "FILE",
-             "sentences, one per line, UTF-8; - is stdin. Lines\nlonger than the model takes are "
-             "truncated"),
-    ROW_TEXT("task", prune_options, task, "NAME",
-             "held-out sentences of a task of 'multihead train',\nfor models that know its words"),
-    ROW_NUMBER(
-        "lines", prune_options, lines, 1, 1000000,
-        "at most N lines of the text or sentences of the task;\ndefault: all lines, 300 sentences"),
+             "read sentences, one per line, UTF-8; - is stdin. Lines\nlonger than the model's "
+             "limit are truncated"),
+    ROW_TEXT(
+        "task", prune_options, task, "NAME",
+        "use held-out sentences of a task of 'multihead train',\nfor models that know its words"),
+    ROW_NUMBER("lines", prune_options, lines, 1, 1000000,
+               "use at most N lines of the text or sentences of the\ntask; default: all lines, 300 "
+               "sentences"),
     ROW_HEADING("Importance"),
     ROW_TEXT("measure", prune_options, measured_by, "NAME",
-             "gradient: of the head's gate, per example (default);\n"
-             "gradient-token, gradient-batch, gradient-signed;\n"
-             "ablation: the loss without the head;\n"
-             "mean-ablation: with its mean output instead"),
+             "select the measure: gradient (of the head's gate, per\nexample; the default), "
+             "gradient-token, gradient-batch,\ngradient-signed, ablation (the loss without the "
+             "head)\nor mean-ablation (the loss with its mean output)"),
     ROW_FLAG(0, "normalise", prune_options, normalise, 1,
              "divide the importances of a layer by their l2 norm"),
     ROW_NUMBER("step", prune_options, step, 1, 1000000,
-               "heads removed between two measurements; default: a\ntenth of all"),
+               "remove N heads between two measurements; default: a\ntenth of all"),
     ROW_NUMBER("seed", prune_options, seed, 0, INT64_MAX, "seed the random orders; default 0"),
     ROW_HEADING("How many"),
     ROW_NUMBER("keep", prune_options, keep, 0, 1000000, "keep N heads"),
     ROW_REAL("fraction", prune_options, fraction, "remove this fraction of the heads, 0 to 1"),
     ROW_REAL("stop", prune_options, stop,
-             "otherwise remove heads while accuracy or cosine is at\nleast X times its original "
-             "value; default 0.9"),
+             "without --keep or --fraction: remove heads while\naccuracy or cosine is at least X "
+             "times its original\nvalue; default 0.9"),
     ROW_NUMBER("min-per-layer", prune_options, least, 0, 1000000,
                "leave at least N heads in every layer; default 0"),
     ROW_NUMBER("kv-heads", prune_options, kv_heads, 1, 1000000,
@@ -52,14 +52,14 @@ static const args_option option_table[] = {
     ROW_OUTPUT(prune_options, folder, "FOLDER",
                "write the smaller model, with the original tokenizer"),
     ROW_FLAG(0, "mask", prune_options, mask, 1,
-             "keep the model's shape and zero the output of removed\nheads; loads wherever the "
-             "original does"),
+             "keep the model's shape and zero the output of removed\nheads; the model loads "
+             "wherever the original does"),
     ROW_FLAG('n', "dry-run", prune_options, dry_run, 1, "measure, but write no FOLDER"),
     ROW_TEXT("csv", prune_options, csv, "FILE", "write the curve; - is stdout", .ending = ".csv"),
     ROW_TEXT("json", prune_options, json, "FILE", "write the curve and every head; - is stdout",
              .ending = ".json"),
     ROW_TEXT("svg", prune_options, svg, "FILE", "draw the curve; - is stdout", .ending = ".svg"),
-    ROW_TEXT("pdf", prune_options, pdf, "FILE", "draw it as PDF, for papers; - is stdout",
+    ROW_TEXT("pdf", prune_options, pdf, "FILE", "draw the curve as PDF, for papers; - is stdout",
              .ending = ".pdf"),
     ROW_TEXT("html", prune_options, html, "FILE",
              "write an interactive report of the curves and every\nhead; - is stdout",

@@ -74,30 +74,30 @@ static const args_option option_table[] = {
          "trace linear attention, decays and the delta rule on\nfour built-in tokens", DELTA,
          .needs = "--example"),
     ROW_HEADING("Module (the example's weights, or random ones by --seed)"),
-    FLAG("module", module,
-         "x is [B,T,E]: project it to q, k and v, and the\nconcatenated heads by W_o", LINEAR,
-         .needs = "--heads N"),
+    FLAG("module", module, "project x [B,T,E] to q, k and v, and the concatenated\nheads by W_o",
+         LINEAR, .needs = "--heads N"),
     TEXT("memory", memory, "FILE",
-         "cross-attention: project this [B,S,E] to k and v;\n'example' with --example",
+         "project this array [B,S,E] to k and v, for\ncross-attention; with --example: 'example'",
          LINEAR | NO_CACHE, .needs = "--module"),
     FLAG("sinusoidal", sinusoidal, "add sinusoidal position encodings to x", LINEAR,
          .needs = "--module"),
     ROW_HEADING("Mask (ARRAY: a file, or a list such as 3,5)"),
     FLAG("causal", causal, "hide keys after the query's position", LINEAR),
-    NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "query t is at key position t + N",
+    NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "place query t at key position t + N",
            LINEAR | NO_CACHE, .excludes = "--offsets",
            .why = "give one for all sequences or one for each"),
     TEXT("offsets", offsets, "ARRAY", "set one offset per sequence", LINEAR | NO_CACHE),
-    TEXT("lengths", lengths, "ARRAY", "set valid keys per sequence; the rest is padding",
-         LINEAR | NO_CACHE),
+    TEXT("lengths", lengths, "ARRAY",
+         "set the number of valid keys per sequence; the rest is\npadding", LINEAR | NO_CACHE),
     TEXT("begins", begins, "ARRAY", "set the first valid key per sequence (left padding)",
          NO_CACHE),
     TEXT("window", window, "L,R", "show L keys before and R after a query; -1: all", 0),
     NUMBER("sink-keys", sink_keys, 0, INT64_MAX / 4,
            "keep the first N keys visible outside the window", 0),
-    TEXT("documents", documents, "ARRAY", "[B,T] ids: hide keys of other documents", NO_CACHE,
-         .excludes = "--query-documents", .why = "--documents is for both queries and keys"),
-    TEXT("block-size", block_size, "QxK", "set queries and keys per block, such as 64x64", 0,
+    TEXT("documents", documents, "ARRAY", "set document ids [B,T]; hide keys of other documents",
+         NO_CACHE, .excludes = "--query-documents",
+         .why = "--documents is for both queries and keys"),
+    TEXT("block-size", block_size, "QxK", "set the block size, queries x keys, such as 64x64", 0,
          .needs = "--keep-blocks FILE"),
     TEXT("query-starts", query_starts, "ARRAY",
          "pack sequences without padding: 0,3,8 is two\nsequences of 3 and 5 queries",
@@ -118,26 +118,27 @@ static const args_option option_table[] = {
     FLAG("linear", linear, "use linear attention (elu + 1) instead of softmax", LINEAR | NO_CACHE),
     ROW_HEADING("Arrays of masks, scores and outputs; they broadcast"),
     MHA_ATTENTION_INPUTS(INPUT) ROW_HEADING("Transforms of q and k"),
-    CHOICE("qk-norm", qk_norm, norms, "divide each vector by its root mean square or length",
+    CHOICE("qk-norm", qk_norm, norms, "divide each vector by its root mean square or L2 norm",
            LINEAR),
     REAL("qk-epsilon", qk_epsilon, "set the epsilon of that norm; default 1e-6", LINEAR,
          .needs = "--qk-norm rms"),
     FLAG("rope", rope, "apply rotary position embedding", LINEAR),
     CHOICE("rope-pairing", rope_pairing, pairings,
-           "pair the elements to rotate; default interleaved, as\npublished; Llama uses halves",
+           "select the pairs to rotate; default interleaved, as\npublished; Llama uses halves",
            LINEAR, .needs = "--rope"),
     REAL("rope-base", rope_base, "set the base of the frequencies; default 10000", LINEAR,
          .needs = "--rope"),
     NUMBER("rope-dim", rope_dim, 2, 1 << 20, "rotate N elements; default: all of D", LINEAR,
            .needs = "--rope"),
     REAL("rope-scale", rope_scale, "divide positions by X", LINEAR, .needs = "--rope"),
-    TEXT("positions", positions, "ARRAY", "[T] or [B,T]; default 0, 1, 2, ... from the offset",
-         LINEAR, .needs = "--rope"),
-    TEXT("key-positions", key_positions, "ARRAY", "[S] or [B,S]; default 0, 1, 2, ...", LINEAR,
+    TEXT("positions", positions, "ARRAY",
+         "set positions [T] or [B,T]; default 0, 1, 2, ... from\nthe offset", LINEAR,
          .needs = "--rope"),
+    TEXT("key-positions", key_positions, "ARRAY",
+         "set key positions [S] or [B,S]; default 0, 1, 2, ...", LINEAR, .needs = "--rope"),
     ROW_HEADING("Outputs (.npy; FILE may be - for stdout)"),
     TEXT("out", out, "FILE", "write o, with the axes of q", LINEAR | WRITTEN, .letter = 'o'),
-    RUN_OUTPUTS(OUTPUT) TEXT("json", json, "FILE", "write a report of the computation as JSON",
+    RUN_OUTPUTS(OUTPUT) TEXT("json", json, "FILE", "write a description of the computation as JSON",
                              LINEAR | WRITTEN, .ending = ".json"),
     CHOICE("score-stage", score_stage, stages,
            "write --scores raw (scale q.k), capped (after softcap)\nor biased (the default)", 0,
@@ -174,7 +175,7 @@ static const args_option option_table[] = {
     NUMBER("threads", threads, 1, 1024, "use N threads; default: all this process may use",
            LINEAR | DELTA),
     ROW_QUIET(run_options, "print no notes on stderr", .marks = LINEAR | DELTA),
-    ROW_FLAG('h', "help", run_options, quiet, 0, "this text", .marks = LINEAR | DELTA),
+    ROW_FLAG('h', "help", run_options, quiet, 0, "print this text", .marks = LINEAR | DELTA),
 };
 
 enum { DEFAULT_HEADS = 2 /* of the example for --module */ };
@@ -197,14 +198,14 @@ const args_page run_page = {
                 "multihead run --x w.safetensors:x --softcap 30 --lse l.npy --json -\n"
                 "multihead run --x x.npy --heads 4 --alibi --trace --trace-head 2",
     .notes = "FILE is a .npy file, FILE.safetensors:NAME, or random:SHAPE, such as random:5x8:\n"
-             "multiples of 0.5 from -2 to 2. Computation is in float32.\n"
-             "Masks and score terms broadcast to the shape given, as in NumPy. Without output\n"
-             "options it prints the result. Letters: B sequences, H heads, Hk key/value\n"
-             "heads, T queries, S keys, D the size of a head, V that of a value. random:8xH\n"
-             "takes H from the other arrays. A key is visible if every mask allows it. Outputs\n"
-             "have the axes of q; all are computed before the first is written. A trace shows\n"
-             "four heads unless --trace-head selects others. float64 and large integers are\n"
-             "rounded, with a note. include/multihead/attention.h defines every term.",
+             "multiples of 0.5 from -2 to 2. Computation is in float32. Masks and score terms\n"
+             "broadcast as in NumPy to the shapes shown. Without output options it prints the\n"
+             "result. Letters: B sequences, H heads, Hk key/value heads, T queries, S keys, D\n"
+             "the size of a head, Dv that of a value. random:8xH takes H from the other\n"
+             "arrays. A key is visible if every mask allows it. Outputs have the axes of q. No\n"
+             "file is written until all are computed. A trace shows four heads unless\n"
+             "--trace-head selects others. float64 and large integers are rounded, with a\n"
+             "note. include/multihead/attention.h defines every term.",
     .takes = "",
     .spare = "an array needs a name: --q FILE, or --x FILE",
     ARGS_OPTIONS(option_table),

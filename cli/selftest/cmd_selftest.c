@@ -33,7 +33,7 @@ typedef struct test_options {
 
 static const args_option option_table[] = {
     ROW_HEADING("Options"),
-    ROW_NUMBER("problems", test_options, problems, 1, 1000000, "number of problems; default 60"),
+    ROW_NUMBER("problems", test_options, problems, 1, 1000000, "check N problems; default 60"),
     ROW_NUMBER("seed", test_options, seed, 0, INT64_MAX, "seed the random problems; default 1"),
     ROW_QUIET(test_options, "print no progress on stderr"),
     ROW_HELP,

@@ -18,14 +18,14 @@ typedef struct serve_options {
 } serve_options;
 
 static const args_option option_table[] = {
-    ROW_HEADING("Where"),
+    ROW_HEADING("Address"),
     ROW_TEXT("address", serve_options, address, "ADDRESS",
              "listen at this numeric address; the default,\n127.0.0.1, is reachable from this "
              "machine only"),
     ROW_NUMBER("port", serve_options, port, 0, 65535, "set the port; default: any free port"),
     ROW_HEADING("Other"),
     ROW_NUMBER("max-tokens", serve_options, max_tokens, 3, INT64_C(1) << 20,
-               "reject longer texts; default: 4096, or the model's\nlimit if that is less"),
+               "reject longer texts; default: 4096 tokens, or the\nmodel's limit if lower"),
     ROW_THREADS(serve_options),
     ROW_QUIET(serve_options, "print no notes on stderr, only warnings and errors"),
     ROW_HELP,
@@ -33,7 +33,7 @@ static const args_option option_table[] = {
 
 const args_page serve_page = {
     .command = SERVE,
-    .summary = "see heads while you type, switch them off, in a browser",
+    .summary = "see heads in a browser while you type, and switch them off",
     .usage = "serve [options] MODEL [\"text\"]",
     .examples = "multihead serve MODEL\n"
                 "multihead serve MODEL \"When Mary and John went out, John gave a drink to\"\n"

@@ -38,41 +38,42 @@ typedef struct train_options {
 
 static const args_option option_table[] = {
     ROW_HEADING("The model; defaults are those of the task"),
-    NUMBER("layers", layers, 1, TRAIN_MOST_LAYERS, "layers"),
-    NUMBER("heads", heads, 1, TRAIN_MOST_HEADS, "set the heads per layer, at the same width"),
+    NUMBER("layers", layers, 1, TRAIN_MOST_LAYERS, "set the number of layers"),
+    NUMBER("heads", heads, 1, TRAIN_MOST_HEADS,
+           "set the number of heads per layer, at the same width"),
     NUMBER("embed", embed, 2, 4096, "set the width of the model"),
-    NUMBER("ff", ff, 0, 65536, "set the width of feed-forward layers; 0: none"),
+    NUMBER("ff", ff, 0, 65536, "set the width of the feed-forward layers; 0: none"),
     ROW_HEADING("Your own text instead of a task"),
     ROW_TEXT(
         "text", train_options, text, "FILE",
-        "learn to predict the next word of FILE, UTF-8;\npunctuation marks are separate words"),
+        "train on this UTF-8 text to predict the next word;\npunctuation marks are separate words"),
     ROW_FLAG(0, "chars", train_options, characters, 1, "predict characters instead of words",
              .needs = "--text FILE"),
     NUMBER("context", context, 8, 4096,
-           "set the tokens per sequence; default 64, or 128\ncharacters", .needs = "--text FILE"),
+           "set the number of tokens per sequence; default 64\nwords or 128 characters",
+           .needs = "--text FILE"),
     NUMBER("words", words, 8, 65536,
-           "limit the vocabulary; default 4096. Other words, and\nwords that occur once, are <unk>",
+           "limit the vocabulary to N words; default 4096. Other\nwords, and words that occur "
+           "once, are <unk>",
            .needs = "--text FILE"),
     ROW_HEADING("Training"),
     NUMBER("seed", seed, 0, INT64_MAX, "seed parameters and data; default 0"),
     NUMBER("steps", steps, 1, INT64_C(1) << 40, "limit the steps per attempt"),
     NUMBER("tries", tries, 1, 1000, "limit the attempts; default: the recipe's number"),
-    NUMBER("seconds", seconds, 1, 1000000, "limit the time of all attempts"),
-    NUMBER("batch", batch, 1, 256, "set the sequences per step"),
-    NUMBER("every", every, 1, 1000000, "set the steps between evaluations on held-out data"),
+    NUMBER("seconds", seconds, 1, 1000000, "limit the time of all attempts, in seconds"),
+    NUMBER("batch", batch, 1, 256, "set the number of sequences per step"),
+    NUMBER("every", every, 1, 1000000, "evaluate on held-out data every N steps"),
     ROW_REAL("learning-rate", train_options, learning_rate,
              "set the learning rate of AdamW after the warm-up"),
     ROW_REAL("dropout", train_options, dropout,
-             "drop this fraction of attention weights in each step,\n0 to 1; off while heads are "
-             "measured"),
+             "drop this fraction (0 to 1) of attention weights in\ntraining"),
     ROW_HEADING("Output"),
     ROW_OUTPUT(train_options, folder, "FOLDER",
-               "write the model as a Hugging Face folder, the state of\n"
-               "training, the curve and reports of its heads"),
+               "write the model as a Hugging Face folder, with a\ncheckpoint, the learning curve "
+               "and reports on its\nheads"),
     ROW_FLAG(0, "fresh", train_options, fresh, 1,
              "start over even if the folder holds a training run", .needs = "--output FOLDER"),
-    ROW_FLAG(0, "no-report", train_options, no_report, 1,
-             "only train and save; no measurements, no pictures"),
+    ROW_FLAG(0, "no-report", train_options, no_report, 1, "skip the measurements and the reports"),
     ROW_HEADING("Other"),
     NUMBER("print", print, 1, 1000000,
            "print N held-out sequences as CoNLL-U, with links to\nthe words to attend to, instead "
@@ -107,18 +108,19 @@ const args_page train_page = {
              "on held-out data; the figures reported are measured on other held-out data. Some\n"
              "recipes restart a stuck attempt with a derived seed; attempts are counted.\n"
              "\n"
-             "--text: two layers of four heads, width 64, dropout 0.3, tied embeddings; for\n"
-             "texts of some hundred kilobytes. White space separates words; case is kept. The\n"
-             "last twentieth is the test set. The twentieth before it stops training: after\n"
-             "six evaluations without a lower loss, or after --steps (1000). The model with\n"
-             "the lowest loss there is kept.\n"
+             "--text trains two layers of four heads, width 64, dropout 0.3, tied embeddings.\n"
+             "It suits texts of some hundred kilobytes. White space separates words; case is\n"
+             "kept. The last twentieth is the test set. The twentieth before it is the\n"
+             "validation set: training stops after six evaluations without a lower loss on it,\n"
+             "or after --steps (1000). The model with the lowest validation loss is kept.\n"
              "\n"
              "FOLDER: config.json, model.safetensors and the tokenizer, which transformers\n"
-             "loads (reverse: folders encoder and decoder); training.safetensors, the state,\n"
-             "replaced after every evaluation; curve.csv, a line per evaluation; report.html\n"
-             "and report-2.html, every head on the example and its twin. Called again with the\n"
-             "same folder, training resumes and gives the same bits; Ctrl-C saves and stops.\n"
-             "The same seed gives the same model for any number of threads and ranks.",
+             "loads (reverse: folders encoder and decoder); training.safetensors, the\n"
+             "checkpoint, replaced after every evaluation; curve.csv, one line per evaluation.\n"
+             "report.html and report-2.html show every head on the example and on its twin. A\n"
+             "second run with the same folder resumes training, bit-identically. Ctrl-C saves\n"
+             "and stops. The same seed gives the same model for any number of threads and\n"
+             "ranks.",
     ARGS_OPTIONS(option_table),
     .word = task_at,
 };

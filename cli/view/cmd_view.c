@@ -51,7 +51,7 @@ static const args_option option_table[] = {
          "stream; files have every term of every head",
          .excludes = "--attention --contrast --from --layer --head --hide",
          .why = "it shows all heads of its layer at all tokens of a text"),
-    ROW_HEADING("Output (several at once; one FILE may be -, stdout)"),
+    ROW_HEADING("Output (may be combined; one FILE may be - for stdout)"),
     ROW_OUTPUT(view_options, html, "FILE.html", "write an interactive report in one file",
                .ending = ".html"),
     FLAG(0, "neurons", neurons, 1,
@@ -60,12 +60,12 @@ static const args_option option_table[] = {
          "in 16 or 8 bits",
          .needs = "--output FILE.html", .excludes = "--attention --contrast --desk"),
     TEXT("svg", svg, "FILE", "write a vector image for print or a web page", .ending = ".svg"),
-    TEXT("png", png, "FILE", "a bitmap image", .ending = ".png"),
+    TEXT("png", png, "FILE", "write a bitmap image", .ending = ".png"),
     TEXT("pdf", pdf, "FILE", "write a PDF page with embedded fonts, for papers", .ending = ".pdf"),
     TEXT("json", json, "FILE", "write tokens and all weights as JSON", .ending = ".json"),
     TEXT("npy", npy, "FILE",
-         "write the weights for NumPy: float32\n[layers, heads, tokens, tokens]; the same "
-         "heads\nof each layer",
+         "write the weights as a float32 NumPy array [layers,\nheads, tokens, tokens]; requires "
+         "the same heads in\neach layer",
          .ending = ".npy"),
     FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),
     ROW_HEADING("The text"),
@@ -81,18 +81,18 @@ static const args_option option_table[] = {
     FLAG(0, "truncate", truncate, 1, "truncate longer texts instead, and report by how much"),
     ROW_HEADING("Weights from an array, without a model"),
     TEXT("attention", attention, "FILE.npy",
-         "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]", .needs = "--tokens FILE",
-         .excludes = "--text-file --example --max-tokens --truncate",
+         "read weights of shape [T,S], [H,T,S] or [L,H,T,S],\nfloat16, 32 or 64",
+         .needs = "--tokens FILE", .excludes = "--text-file --example --max-tokens --truncate",
          .why = "an array takes no text"),
-    TEXT("tokens", tokens, "FILE", "T tokens: one per line, or a JSON list (.json)",
+    TEXT("tokens", tokens, "FILE", "read T tokens, one per line or as a JSON list (.json)",
          .needs = "--attention FILE.npy"),
-    TEXT("key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ",
+    TEXT("key-tokens", key_tokens, "FILE", "read S tokens, if columns and rows differ",
          .needs = "--attention FILE.npy"),
     ROW_HEADING("Drawing (pictures, the report, the terminal)"),
     CHOICE("cmap", cmap, cmaps, "select the colour map; default viridis"),
     TEXT("range", range, "RANGE",
-         "set the range of the colours: shared by all heads (the\n"
-         "default), head: per head, or LO:HI"),
+         "set the range of the colours: shared (by all heads;\nthe default), head (per head) or "
+         "LO:HI"),
     CHOICE("scale", scale, scales,
            "map weights to colours; sqrt and log emphasise small\nweights; auto (the default) is "
            "linear, or sqrt beyond\n64 tokens"),
@@ -135,13 +135,13 @@ const args_page view_page = {
              "tokenizer.json), a GGUF file, or a folder written by 'multihead train -o'. Rows\n"
              "are queries, columns are keys, and each row sums to 1. Heads count from 0: L0H3\n"
              "is the fourth head of the first layer. Files show all heads. The terminal shows\n"
-             "one head per layer: the one with the largest mean, over the rows of text tokens,\n"
-             "of the largest weight on another text token; with --contrast, the one whose rows\n"
-             "change most.\n"
+             "one head per layer: the most focused one. Focus is the largest weight on another\n"
+             "text token, averaged over the rows of text tokens. With --contrast, the terminal\n"
+             "shows the head whose rows change most.\n"
              "\n"
-             "--contrast draws more attention in the first text red, less blue. Files are\n"
-             "written whole or not at all. 'multihead help exit-codes' lists the exit codes.\n"
-             "On several ranks (mpirun), each rank has the weights of some layers.\n"
+             "With --contrast, red marks more attention in the first text, blue less. Files\n"
+             "are written atomically. 'multihead help exit-codes' lists the exit codes. On\n"
+             "several ranks (mpirun), each rank holds the weights of some layers.\n"
              "docs/program.md has the formats, docs/report.md the HTML report.",
     ARGS_OPTIONS(option_table),
 };
