@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 """No option is ignored. Each option is added alone, with a non-default value, to every kind of command of its
 subcommand. It must change the output or be rejected; options without an effect are listed here with the reason. An
-option that needs others is also rejected if it repeats the default. Output names end as their formats require."""
+option that needs others is also rejected if it repeats the default. A wrong value is rejected by every option that takes
+a number or one of some words. Output names end as their formats require."""
+import json
 import re
+import signal
+import subprocess
 import sys
 
 sys.dont_write_bytecode = True
@@ -18,6 +22,8 @@ FILES = {
 }
 for name, text in FILES.items():
     (FOLDER / name).write_text(text)
+(FOLDER / "module").write_bytes(b"\x1f\x8b")
+QUICK = ["--samples", "1", "--seconds", "0", "--patience", "0", "--threads", "1", "--json"]
 check_good(run("train", "sentences", "--steps", "2", "--layers", "2", "--heads", "2", "--embed", "16", "--no-report",
                "--quiet", "-o", DEMO), "a model")
 check_good(run("run", "--x", "random:2x3x4", "--quiet", "--probabilities", "maps.npy", "--out", "x.npy"), "maps")
@@ -44,8 +50,19 @@ BASES = {
     "perplexity": {"a text": [DEMO, "--text", "text.txt"]},
     "run": {"the example": ["--example"], "random": ["--x", "random:2x6x4", "--out", "new.npy"],
             "linear": ["--x", "random:2x6x4", "--linear", "--out", "new.npy"]},
+    "serve": {"a model": [MODEL], "a text": [MODEL, TEXT]},
+    "page": {"a model": [MODEL, "--module", "module"], "a text": [MODEL, TEXT, "--module", "module"]},
+    "bench": {"forward": ["forward", "--heads", "4", "--head-dim", "8", "--length", "16", *QUICK],
+              "a cache": ["decode", "--heads", "4", "--head-dim", "8", "--keys", "16", "--cache", "f32", *QUICK],
+              "module": ["module", "--heads", "4", "--head-dim", "8", "--length", "16", *QUICK],
+              "gemm": ["gemm", "--rows", "4", "--outputs", "8", *QUICK]},
+    "selftest": {"few": ["--problems", "2"], "a seed": ["--seed", "3"]},
+    "help": {"everything": [], "a topic": ["view"], "a man page": ["view", "--format", "man"]},
 }
-VALUES = {"N": "2", "X": "0.3", "LIST": "1", "FILE": "new", "NAME": "cat", "TEXT": "the", "FOLDER": "new", "W": "3"}
+if "without serve" in run("--version").out.decode():
+    del BASES["serve"]
+VALUES = {"N": "2", "X": "0.3", "LIST": "1", "FILE": "new", "NAME": "cat", "TEXT": "the", "FOLDER": "new", "W": "3",
+          "ADDRESS": "127.0.0.2"}
 
 
 def options_of(command):
@@ -58,14 +75,36 @@ def snapshot():
     return {path.name for path in FOLDER.iterdir()}
 
 
+def served(arguments):
+    """Result of a server that is interrupted once it has an address: the address without its token and a free port."""
+    with subprocess.Popen([PROGRAM, "serve", *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, env=environment(), cwd=FOLDER) as process:
+        line = process.stdout.readline()
+        if line.startswith(b"http:"):
+            process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=HANGS)
+    shown = re.sub(rb":\d{4,5}/", b":any/", re.sub(rb"/[0-9a-f]{32}/", b"/token/", line)) + rest
+    code = 0 if line.startswith(b"http:") else process.returncode
+    return Result(subprocess.CompletedProcess([], code, shown, errors))
+
+
+def unmeasured(out):
+    """The rows of bench without what is measured."""
+    row = json.loads(out)
+    return repr({name: value for name, value in row.items() if type(value) in (str, int, bool) and name not in
+                 ("gated", "quiet_samples")} | {"flops": row["flops"], "compared": row["older_median_seconds"] is not None})
+
+
 def outcome(command, arguments):
     before = snapshot()
-    result = run(command, *arguments)
+    result = served(arguments) if command == "serve" else run(command, *arguments)
     made = {}
     for name in sorted(snapshot() - before):
         path = FOLDER / name
         made[name] = None if path.is_dir() else path.read_bytes()
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if command == "bench" and result.code == 0 and "--help" not in arguments:
+        return result, unmeasured(result.out), made
     text = re.sub(rb"\d+\.\d+ m?s|\d+ threads?|\"(seconds|milliseconds|threads)\": [\d.e-]+", b"", result.out)
     return result, text, made
 
@@ -118,6 +157,24 @@ def defaults():
         check_error(run(command, *arguments), USAGE, needs, command=command)
 
 
+def wrong_values():
+    count, chance = 0, seeded()
+    for command, bases in BASES.items():
+        for option, value in options_of(command):
+            if value and (value in ("N", "X") or "|" in value):
+                values = ["x", "2x", "", *(["-1"] if value == "N" else [])]
+                for wrong in values if LONG else [chance.choice(values)]:
+                    count += 1
+                    check_error(run(command, *next(iter(bases.values())), f"--{option}", wrong), USAGE, option,
+                                command=command, name=f"{command} --{option} '{wrong}'")
+    print(f"{count} wrong values")
+
+
+def complete():
+    listed = re.findall(r"^  (\w+) +\S", run("--help").out.decode().split("Subcommands:")[1].split("Options:")[0], re.M)
+    check(set(listed) - {"serve"} == set(BASES) - {"serve"}, f"swept: {sorted(BASES)}, subcommands: {listed}")
+
+
 def endings():
     for command, arguments in (("view", [MODEL, TEXT]), ("explain", ["--embed", "8", "--heads", "2"]),
                                ("prune", [DEMO, "--task", "sentences"]), ("heads", [MODEL, TEXT])):
@@ -129,7 +186,9 @@ def endings():
                             f"must end in {ending}", command=command)
 
 
+complete()
 ignored()
 defaults()
+wrong_values()
 endings()
 finish()
