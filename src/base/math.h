@@ -1,7 +1,7 @@
 /* Elementary functions in double, made of + - * / and integer operations only. So results depend
  * neither on the processor nor on the C library, which selects variants by processor. src/ must
- * call these instead of libm's (tools/check_style.py). Functions that are exact or correctly rounded
- * (such as sqrt, fma, floor and ldexp) are taken from libm.
+ * call these instead of libm's (tools/check_style.py). Functions that are exact or correctly
+ * rounded (such as sqrt, fma, floor and ldexp) are taken from libm.
  *
  * Error bounds are in units in the last place of the result; docs/numerics.md, section 14, derives
  * them, and tests/kernels/test_math.c tests them. NaN propagates. Zeros, infinities and subnormals

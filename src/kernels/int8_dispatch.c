@@ -1,5 +1,5 @@
-/* From instruction set to the kernels of int8 arithmetic. All are bit-identical, so a processor
- * with AVX-512 and without VNNI uses those of AVX2. */
+/* Select the kernels of int8 arithmetic for an instruction set. All are bit-identical, so a
+ * processor with AVX-512 but without VNNI uses those of AVX2. */
 #include "kernels/int8.h"
 
 #include "base/cpu.h"

@@ -1,4 +1,4 @@
-/* From instruction set to kernel table, one line per table; no other file depends on the list. */
+/* Select the kernel table of an instruction set. No other file depends on the list of tables. */
 #include "kernels/kernels.h"
 
 #include "base/cpu.h"
