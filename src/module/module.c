@@ -1,5 +1,5 @@
-/* The multi-head attention module: its description, creation and destruction. module_forward.c
- * computes it; module_parameters.c has its parameters by name. */
+/* The multi-head attention module: its description, creation and destruction. Its calls are in
+ * module_forward.c, its parameters by name in module_parameters.c. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
@@ -17,7 +17,7 @@ enum {
 
 static mha_status check_positive(const char *name, int64_t value)
 {
-    /* The bound keeps every product of two of these far within 64 bits. */
+    /* The bound keeps every product of two of these within 64 bits. */
     if (value < 1 || value > INT32_MAX)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_desc: %s is %lld, expected 1..%d", name,
                         (long long)value, INT32_MAX);
@@ -71,7 +71,7 @@ static mha_status create_projections(mha_context *context, mha_module *module)
     return MHA_OK;
 }
 
-/* The vectors that the flags request: zero, except norms' weights of 1. */
+/* Create the vectors that the flags request: zeros, or ones for the weights of norms. */
 static mha_status create_vectors(mha_module *module)
 {
     const mha_module_desc *d = &module->desc;

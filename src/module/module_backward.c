@@ -1,7 +1,7 @@
-/* The module backward: the steps of the forward call in reverse, on rows [B * T, width].
+/* The backward call of a module: the steps of the forward call in reverse, on rows [B * T, width].
  *
- * The call is checked as the forward checks it; q, k, v, heads and lse come from its outputs, so
- * nothing but a norm's input is computed again. */
+ * The call is checked by the checks of the forward call. q, k, v, heads and lse are among its
+ * outputs, so only the input of a norm is recomputed. */
 #include "base/checked.h"
 #include "base/convert.h"
 #include "base/need.h"
@@ -26,13 +26,13 @@ typedef struct call {
     mha_module_gradients out;
     mha_attention_gradients wanted;
     mha_attention_backward_call attend; /* of the heads */
-    mha_tensor out_gradient;            /* [B,T,E], as query, key and value below */
+    mha_tensor out_gradient;            /* [B,T,E]; query, key and value below have the same axes */
     mha_tensor query, key, value;
     target projection[MHAI_PROJECTIONS];
     float *vector[MHAI_VECTORS];
     mha_tensor sinks;
     float *heads, *dheads, *dq, *dk, *dv; /* rows */
-    float *weight;                        /* of one projection */
+    float *weight;                        /* the gradient of one projection */
     mha_tensor view_dheads, view_dq, view_dk, view_dv;
 } call;
 
@@ -49,7 +49,7 @@ static mha_tensor rows_of(float *data, int64_t rows, int64_t cols)
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
-/* A view with the batch axis, of a tensor with or without it. */
+/* A view with a batch axis of a tensor with or without one. */
 static mha_status view_of(const call *c, const char *name, const mha_tensor *given, mha_dtype type,
                           const int64_t shape[3], mha_tensor *view)
 {
@@ -64,7 +64,7 @@ static mha_status view_of(const call *c, const char *name, const mha_tensor *giv
     return MHA_OK;
 }
 
-/* The forward's checks do not look at data pointers while they count scratch. */
+/* Run the checks of the forward call, which ignore data pointers while they count scratch. */
 static mha_status check_call(call *c, const mha_module_call *given, mha_module_call *own)
 {
     static const char *const names[] = {"query", "key", "value", "q", "k", "v", "heads", "lse"};
@@ -100,7 +100,7 @@ static mha_status check_call(call *c, const mha_module_call *given, mha_module_c
     return MHA_OK;
 }
 
-/* A parameter's gradient, divided among the projections of the parameter. */
+/* Divide a parameter's gradient among the projections that the parameter covers. */
 static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradient)
 {
     const mha_module *module = c->f.module;
@@ -127,8 +127,8 @@ static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradi
     return MHA_OK;
 }
 
-/* Outputs must not overlap anything. The inputs' gradients may be one tensor if they are added
- * to. */
+/* Outputs must not overlap anything. The gradients of the inputs may be one tensor if they are
+ * accumulated. */
 static mha_status check_overlap(const call *c, const mha_module_call *own)
 {
     const mha_tensor *outputs[MAX_OUTPUTS] = {c->out.query, c->out.key, c->out.value};
@@ -160,7 +160,7 @@ static mha_status check_overlap(const call *c, const mha_module_call *own)
     return MHA_OK;
 }
 
-/* Gradients of outputs of attention, which checks their shapes. */
+/* Check the gradients of attention's outputs; attention checks their shapes. */
 static mha_status check_loss(const call *c)
 {
     const mha_attention_gradients *w = &c->wanted;
@@ -257,14 +257,14 @@ static mha_status take_rows(call *c)
     return MHA_OK;
 }
 
-/* The sinks of the module, and the gradients that attention writes. */
+/* Set the sinks of the module, and the gradients that attention writes. */
 static mha_status prepare_attention(call *c)
 {
     const mha_module *module = c->f.module;
     const int64_t H = module->desc.num_heads;
     mha_attention_gradients *w = &c->wanted;
     w->q = &c->view_dq, w->k = &c->view_dk, w->v = &c->view_dv;
-    if (w->flags & MHA_GRADIENTS_ACCUMULATE) { /* of the caller's tensors, not of these */
+    if (w->flags & MHA_GRADIENTS_ACCUMULATE) { /* meant for the caller's tensors, so begin at 0 */
         memset(c->dq, 0, (size_t)(c->f.B * c->f.T * H * module->desc.head_dim) * sizeof(float));
         memset(c->dk, 0,
                (size_t)(c->f.B * c->f.S * module->projection[MHAI_K]->outputs) * sizeof(float));
@@ -321,7 +321,7 @@ static mha_status read_rows(call *c, const mha_tensor *x, mha_tensor *rows)
     return MHA_OK;
 }
 
-/* The gradients of y = x W^T + b, dy [rows, outputs]; dx NULL: not requested. */
+/* Compute the gradients of y = x W^T + b from dy [rows, outputs]. dx: NULL if not requested. */
 static mha_status linear(call *c, int projection, const mha_tensor *x, const mha_tensor *dy,
                          uint32_t flags, const mha_tensor *dx)
 {
@@ -343,7 +343,7 @@ static mha_status linear(call *c, int projection, const mha_tensor *x, const mha
                                               .dbias = to->bias.data ? &to->bias : NULL});
 }
 
-/* Back through one of the projections of the inputs. */
+/* Go back through one of the input projections. */
 static mha_status project(call *c, int projection, const mha_tensor *x, float *dy,
                           const mha_tensor *dx)
 {
@@ -390,7 +390,7 @@ static mha_status norm_input(call *c, int projection, const mha_tensor *x, const
     return MHA_OK;
 }
 
-/* From the gradients of q and k after norm and rotation to those of their projections. */
+/* Go back from q and k after norm and rotation to the outputs of their projections. */
 static mha_status position(call *c)
 {
     mha_tensor q, k;
@@ -406,7 +406,7 @@ static mha_status position(call *c)
     return MHA_OK;
 }
 
-/* From the gradient of out to that of the heads. */
+/* Go back from out to the heads. */
 static mha_status mix(call *c)
 {
     const mhai_forward *f = &c->f;

@@ -1,7 +1,8 @@
-/* The gradients of the learned key, bias_k and bias_v, which every query sees.
+/* The gradients of the learned key, bias_k and bias_v, to which every query attends.
  *
- * Attention backward used the joined lse and heads, so its gradients of the other keys are final.
- * This file adds the learned key's own terms, by the same formulas (backward.h):
+ * The backward call of attention used lse and heads with the learned key, so its gradients of the
+ * other keys are final. This file adds the learned key's own terms, by the same formulas
+ * (backward.h):
  *
  *   w = mhai_exp(score - lse)     ds = w (factor sum g v - delta)       dx = ds (1 - tanh^2) scale
  *   delta = sum g o - dlse

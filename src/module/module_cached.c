@@ -1,6 +1,6 @@
-/* A call with a cache: append the new keys and values, attend to everything in it, or only one
- * of the two. Everything that can fail precedes the cache's change, except attention, whose
- * scratch is reserved; if it fails, the lengths are restored. */
+/* A call with a cache: append the new keys and values, attend to all cached keys, or both.
+ * Everything that can fail precedes the change of the cache, except attention, whose scratch is
+ * reserved. If attention fails, the lengths are restored. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "cache/kv_cache.h"
@@ -52,10 +52,10 @@ static mha_status check_desc(const mhai_forward *f)
     return MHA_OK;
 }
 
-/* ---- before the work ----------------------------------------------------------------------- */
+/* ---- preparation ----------------------------------------------------------------------------- */
 
-/* Lengths before and after, and the first query positions; also computed while scratch is
- * counted. */
+/* Determine the lengths before and after the call, and the first query positions. Also called while
+ * scratch is counted. */
 static mha_status take_lengths(mhai_forward *f)
 {
     const mha_attention_desc *d = &f->at.desc;

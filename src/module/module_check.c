@@ -1,4 +1,4 @@
-/* Arguments of a call: shapes and overlaps of every tensor, viewed with a batch axis. */
+/* Check the arguments of a call: shapes and overlaps of every tensor, viewed with a batch axis. */
 #include "base/checked.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
@@ -16,7 +16,7 @@ static const char *const output_names[MHAI_OUTPUTS] = {
 /* Never read or written: a valid address for pointer arithmetic. */
 static float nothing;
 
-/* Check a tensor of the call against shape, which has the batch axis, and return a view with it.
+/* Check a tensor of the call against a shape with a batch axis, and return a view of that shape.
  * While scratch is counted, a tensor may have no data. */
 static mha_status view_of(const mhai_forward *f, const char *name, const mha_tensor *given,
                           mha_dtype type, int ndim, const int64_t *shape, mha_tensor *view)
@@ -85,7 +85,7 @@ static mha_status check_inputs(mhai_forward *f, const mha_module_call *call)
     return real_view_of(f, "out", call->out, (int64_t[]){f->B, f->T, d->embed_dim}, &f->out);
 }
 
-/* The columns of outputs over keys. Attention checks the offsets themselves. */
+/* The number of columns of outputs over keys. Attention checks the offsets themselves. */
 static int64_t count_columns(const mhai_forward *f)
 {
     const mha_attention_desc *d = &f->at.desc;
@@ -98,7 +98,7 @@ static int64_t count_columns(const mhai_forward *f)
     return longest;
 }
 
-/* Read the caller's outputs; those that attention also has may be in either struct. */
+/* Read the caller's outputs. Outputs that attention also has may be in either struct. */
 static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *outputs,
                                const mha_tensor *given[MHAI_OUTPUTS])
 {
@@ -141,7 +141,8 @@ static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *output
     return MHA_OK;
 }
 
-/* Every output: its shape, and no overlap within it, with an input, or with another output. */
+/* Check the shape of every output, and that it does not overlap itself, an input, or another
+ * output. */
 static mha_status check_outputs(mhai_forward *f, const mha_module_outputs *outputs)
 {
     const mha_module_desc *d = &f->module->desc;
@@ -178,7 +179,7 @@ typedef struct named {
     const mha_tensor *tensor;
 } named;
 
-/* Tensors of the descriptor are inputs, too. */
+/* Check that an output does not overlap the tensors of the descriptor, which are also inputs. */
 static mha_status check_desc_overlap(const mha_attention_desc *d, const char *name,
                                      const mha_tensor *output)
 {
@@ -188,7 +189,7 @@ static mha_status check_desc_overlap(const mha_attention_desc *d, const char *na
     return MHA_OK;
 }
 
-/* All requested outputs; attention checks its own for shape and against each other. */
+/* List all requested outputs. Attention checks the shapes of its own, and their overlaps. */
 enum { ATTENTION_OUTPUTS = 13 };
 static int list_outputs(const mhai_forward *f, named list[1 + MHAI_OUTPUTS + ATTENTION_OUTPUTS])
 {
@@ -236,7 +237,7 @@ static mha_status check_overlap(const mhai_forward *f)
     return MHA_OK;
 }
 
-/* Fields of the descriptor that the module sets and callers may not. */
+/* Reject fields of the descriptor that only the module may set. */
 static mha_status check_conflicts(const mhai_forward *f)
 {
     if ((f->module->desc.flags & MHA_MODULE_SINKS) && f->at.desc.sink_logits)

@@ -1,9 +1,10 @@
-/* Keys that every query sees, whatever the masks: a learned one (bias_k, bias_v) and one of zeros.
+/* Keys to which every query attends, whatever the masks: a learned one (bias_k, bias_v) and one of
+ * zeros.
  *
- * They have no position, so nothing is added to their scores: the learned key's score is
- * softcap(scale q bias_k), that of zeros is 0. The key of zeros adds exp(0) to the denominator and
- * nothing to the sum of values, which is what a sink of logit 0 does; so it goes into the sinks.
- * The learned key is merged into the results of attention without it, by their log-sum-exp:
+ * They have no position, so nothing is added to their scores. The learned key's score is
+ * softcap(scale q bias_k); the score of the key of zeros is 0. The key of zeros adds exp(0) to the
+ * denominator and nothing to the sum of values. A sink of logit 0 does the same, so the key becomes
+ * a sink. The learned key is merged into the results of attention without it, by their log-sum-exp:
  *
  *   lse' = log(exp(lse) + exp(score))     p' = p exp(lse - lse')     o' = o exp(lse - lse') + ...
  *
@@ -29,13 +30,13 @@ int64_t mhai_module_extra_keys(const mha_module *module)
 
 /* ---- before attention ---------------------------------------------------------------------- */
 
-static double log_sum(double a, double b) /* log(exp(a) + exp(b)); NaN if one is */
+static double log_sum(double a, double b) /* log(exp(a) + exp(b)); NaN if either is */
 {
     double most = a > b ? a : b, least = a > b ? b : a;
     return most == -INFINITY ? most : most + mhai_log1p(mhai_exp(least - most));
 }
 
-/* The sinks of the call with a key of score 0 among them. */
+/* Add a key of score 0 to the sinks of the call. */
 static mha_status add_zero_key(mhai_forward *f)
 {
     const int64_t heads = f->module->desc.num_heads;
@@ -74,9 +75,9 @@ mha_status mhai_module_extra_prepare(mhai_forward *f)
     return MHA_OK;
 }
 
-/* ---- after it ------------------------------------------------------------------------------ */
+/* ---- after attention ------------------------------------------------------------------------- */
 
-/* softcap(scale q bias_k), NaN if it is not finite. */
+/* softcap(scale q bias_k); NaN if it is not finite. */
 double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r)
 {
     const mha_module_desc *d = &f->module->desc;
@@ -133,7 +134,7 @@ static void merge_value(const mhai_forward *f, const mhai_module_row *r, double 
             (float)((double)o[i] * keep + weight * (double)v[i]) + 0.0f; /* no -0, as attention */
 }
 
-/* p' = keep p, and the new columns. A key that is not seen stays 0 in a row of NaNs too. */
+/* p' = keep p, and the new columns. A masked key stays 0 even in a row of NaNs. */
 static void merge_probabilities(const mhai_forward *f, const mhai_module_row *r, double keep,
                                 double weight, double lse)
 {

@@ -1,8 +1,8 @@
 /* One forward call: project q, k, v; attend; mix with W_o.
  *
- * The projections write [B, T, H * D], which the attention layer reads as [B, H, T, D] by strides:
- * nothing is copied between the four steps. Everything that can fail comes before the first byte of
- * an output is written, and before a cache changes. */
+ * The projections write [B, T, H * D], which the attention layer reads as [B, H, T, D] by strides,
+ * so nothing is copied between the four steps. Everything that can fail precedes the first write
+ * to an output and the change of a cache. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/convert.h"
@@ -16,7 +16,7 @@
 
 /* ---- f16 and bf16 -------------------------------------------------------------------------- */
 
-/* Room for the tensor as f32, if it is not. */
+/* Reserve scratch for the tensor as f32, unless it is f32. */
 static mha_status take_f32(mhai_forward *f, int which, mha_tensor *x)
 {
     void *memory;
@@ -36,8 +36,8 @@ static bool is_same(const mha_tensor *x, const mha_tensor *y)
     return same;
 }
 
-/* In self-attention one tensor is converted once. (While scratch is counted, data may be
- * missing.) */
+/* In self-attention a shared tensor is converted once. While scratch is counted, data may be
+ * missing, so tensors are not compared. */
 static mha_status take_all_f32(mhai_forward *f)
 {
     const mha_tensor query = f->query, key = f->key;
@@ -96,8 +96,8 @@ static mha_status take_heads(mhai_forward *f, int64_t length, int64_t heads, int
     return MHA_OK;
 }
 
-/* The probabilities, and the part that attention writes. Attention also writes their average,
- * unless keys are added later. */
+/* Reserve the probabilities, and the part that attention writes. Attention also writes their
+ * average, unless keys are added later. */
 static mha_status take_probabilities(mhai_forward *f)
 {
     const int64_t H = f->module->desc.num_heads, columns = f->columns + f->extra;
@@ -140,8 +140,9 @@ static mha_status take_scratch(mhai_forward *f, const mha_module_call *call)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* y[b] = x[b] W^T + b for [B, length, width] x of any outer strides and contiguous y: added to
- * *jobs as one product if rows are equally spaced and weights are packed, else computed at once. */
+/* y[b] = x[b] W^T + b for [B, length, width] x of any outer strides and contiguous y. If rows are
+ * equally spaced and weights are packed, it is added to *jobs as one product; otherwise it is
+ * computed at once. */
 static mha_status project_in(const mhai_forward *f, int projection, const mha_tensor *x,
                              const mha_tensor *y, mhai_matmul *jobs, int *count)
 {
@@ -162,7 +163,7 @@ static mha_status project_in(const mhai_forward *f, int projection, const mha_te
     return MHA_OK;
 }
 
-/* Queries, keys and values, with one fork and join. */
+/* Project queries, keys and values with one fork and join. */
 static mha_status project_all(const mhai_forward *f)
 {
     mhai_matmul jobs[MHAI_MATMULS];
@@ -201,7 +202,7 @@ static void copy_heads(const mhai_forward *f, const mha_tensor *from, int output
                        (size_t)from->shape[3] * sizeof(float));
 }
 
-/* Mean over heads, summed in their order, as attention does it. */
+/* Average over heads, summed in the same order as in attention. */
 static void average_heads(const mhai_forward *f)
 {
     if (!f->wanted[MHAI_OUT_AVERAGE] || !f->extra) return;
@@ -259,8 +260,8 @@ static mha_status reserve_rows(const mhai_forward *f, mha_attention_plan *plan)
     return mhai_scratch_ensure(f->context, (int64_t)most, 1);
 }
 
-/* Check everything, reserve scratch, and explain attention: it rejects a bad descriptor before
- * any work. */
+/* Check everything and reserve scratch. Explaining attention rejects a bad descriptor before any
+ * work. */
 static mha_status prepare(mhai_forward *f, const mha_module_call *call, mha_attention_plan *plan)
 {
     *plan = (mha_attention_plan){.reason = ""};

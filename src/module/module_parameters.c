@@ -1,10 +1,9 @@
-/* Parameters of a module by their PyTorch names: one list, which setting, getting and listing
- * share.
+/* Parameters of a module by their PyTorch names: one list for setting, getting and listing.
  *
- * A projection's parameters have up to three names: as part of in_proj, as nn.MultiheadAttention
- * has them where it cannot join them (q_proj_weight), and as a linear layer's (q_proj.weight).
- * Which of them a state_dict has is PyTorch's rule: in_proj_weight if the three have one shape,
- * else the separate weights; biases are always joined. */
+ * A projection's parameters have up to three names: as part of in_proj, as in an
+ * nn.MultiheadAttention whose weights cannot be joined (q_proj_weight), and as in a linear layer
+ * (q_proj.weight). A state_dict follows PyTorch's rule: in_proj_weight if the three weights have
+ * one shape, otherwise the separate weights; biases are always joined. */
 #include "base/convert.h"
 #include "base/need.h"
 #include "base/tensor.h"
@@ -117,7 +116,7 @@ int64_t mha_module_parameter_count(const mha_module *module)
     mha_module_parameter p;
     int64_t sum = 0;
     for (int64_t i = 0; mha_module_parameter_at(module, i, &p); i++) {
-        int64_t count = 1; /* all of it is in memory: no overflow */
+        int64_t count = 1; /* the tensor is in memory, so this cannot overflow */
         for (int d = 0; d < p.ndim; d++) count *= p.shape[d];
         sum += count;
     }
@@ -126,7 +125,7 @@ int64_t mha_module_parameter_count(const mha_module *module)
 
 /* ---- by name ------------------------------------------------------------------------------- */
 
-/* The entry of that name, checked against a tensor. */
+/* Find the entry of a name, and check it against a tensor. */
 static mha_status find(const mha_module *module, const char *name, const mha_tensor *value,
                        const entry **found)
 {
@@ -151,7 +150,7 @@ static mha_status find(const mha_module *module, const char *name, const mha_ten
     return mhai_tensor_check(name, value, value ? value->dtype : MHA_F32, e->ndim, shape);
 }
 
-/* Where element i of a vector lies in a tensor whose other axes have one element. */
+/* The address of element i of a vector, in a tensor whose other axes have one element. */
 static void *vector_element(const mha_tensor *tensor, int64_t i)
 {
     const int64_t at = i * tensor->stride[tensor->ndim - 1];

@@ -23,10 +23,10 @@ mhai_attend mhai_module_attend(const mha_module *module)
     return attend_of(&module->desc, module->vector[MHAI_Q_NORM], module->vector[MHAI_K_NORM]);
 }
 
-/* Defaults, and settings without their flags. */
+/* Fill in defaults, and reject settings without their flags. */
 mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
 {
-    static const float weight = 1; /* stands for weights */
+    static const float weight = 1; /* placeholder for weights */
     const bool norms = d->flags & MHA_MODULE_QK_NORM, rotates = d->flags & MHA_MODULE_ROPE;
     if (d->reserved != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_desc: reserved is %u, expected 0",
@@ -70,7 +70,7 @@ static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows,
     return MHA_OK;
 }
 
-/* The caller's positions, or the default: keys from 0 on, or from the cache's length; queries at
+/* The caller's positions, or the defaults. Keys begin at 0 or at the cache's length; queries have
  * the positions that the masks use. */
 static mha_status resolve(mhai_forward *f, const mha_positions *given, bool query,
                           mha_positions *positions)

@@ -12,7 +12,7 @@
 typedef struct loss_job {
     const mhai_kernels *kernels;
     const mha_tensor *logits, *targets, *weights, *dlogits;
-    float mean;       /* the weight of a row that counts, without weights */
+    float mean;       /* without weights: the weight of each counted row */
     float *p;         /* [workers][V], if no gradient is requested */
     double *row_loss; /* [M] */
 } loss_job;
@@ -77,7 +77,7 @@ static mha_status check(const loss_job *job, const mha_tensor *losses, int64_t *
     return mhai_tensor_check_disjoint("losses", losses, "weights", job->weights);
 }
 
-/* Rows in order, whichever thread computed them. */
+/* Add the losses of rows in order, whichever thread computed them. */
 static double total_loss(const loss_job *job, const mha_tensor *losses)
 {
     double total = 0;

@@ -4,8 +4,8 @@
 
 #include <multihead/nn.h>
 
-/* losses [M]: each row's loss as in mha_cross_entropy(), before rounding. The caller has checked
- * logits [M,V] and targets i32 [M], 0 .. V-1. */
+/* Each row's loss as in mha_cross_entropy(), before rounding: losses [M]. The caller has checked
+ * logits [M,V] and targets i32 [M], 0 .. V - 1. */
 MHA_NODISCARD mha_status mhai_cross_entropy_rows(mha_context *context, const mha_tensor *logits,
                                                  const mha_tensor *targets, double *losses);
 

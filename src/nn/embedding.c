@@ -3,11 +3,11 @@
 
 #include "base/checked.h"
 
-/* Columns of a table to which one owner adds, for all rows in order. */
+/* Columns of the table per work item. Its owner adds all rows in order. */
 enum { OWNED_COLUMNS = 16 };
 
 typedef struct embedding_job {
-    const mha_tensor *table, *ids, *y; /* y: dy in the backward */
+    const mha_tensor *table, *ids, *y; /* backward: y is dy */
     bool add;
 } embedding_job;
 

@@ -9,7 +9,7 @@
 typedef struct rows_job {
     const mhai_kernels *kernels;
     mha_activation activation;
-    bool silu;                        /* instead of activation */
+    bool silu;                        /* SiLU replaces activation */
     const mha_tensor *gate, *up, *dy; /* gate is x in ungated layers */
     const mha_tensor *y, *dgate, *dup;
 } rows_job;
@@ -23,7 +23,7 @@ static mha_status check_activation(mha_activation activation)
                     (int)activation);
 }
 
-/* ---- element by element------------------------------------------------------------------------ */
+/* ---- elementwise ---------------------------------------------------------------------------- */
 
 static void forward_row(void *argument, int64_t row, int worker)
 {

@@ -22,7 +22,7 @@ static mha_status allocate(const mha_allocator *allocator, int64_t count, float 
     return MHA_OK;
 }
 
-/* A layer with the shape of `like`, with panels of this many floats, if any. */
+/* Create a layer with the shape of `like`. If packed, it has panels of this many floats. */
 static mha_status create(mha_context *context, const mha_linear *like, bool packed, int64_t floats,
                          mha_linear **linear)
 {
@@ -115,7 +115,7 @@ void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_
             mhai_widen(weight->dtype, at(weight, row + n, k), 1, packed_at(linear, n, k));
 }
 
-/* ---- lent weights ---------------------------------------------------------------------------- */
+/* ---- borrowed weights ------------------------------------------------------------------------ */
 
 static void read_lent(const void *user, int64_t matrix, int64_t row, int64_t rows, int64_t column,
                       int64_t columns, float *to)
@@ -204,7 +204,7 @@ mha_status mha_linear_create(mha_context *context, const mha_tensor *weight, con
     return MHA_OK;
 }
 
-/* ---- in bf16 arithmetic ---------------------------------------------------------------------- */
+/* ---- bf16 arithmetic ------------------------------------------------------------------------- */
 
 static mha_status check_bf16(const mha_tensor *weight, const mha_tensor *bias, const int64_t *shape)
 {

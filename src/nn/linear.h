@@ -21,36 +21,36 @@ struct mha_linear {
     size_t weight_bytes, bias_bytes;
 };
 
-/* A layer with all parameters zero. */
+/* Create a layer whose parameters are all zero. */
 MHA_NODISCARD mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outputs,
                                             bool has_bias, mha_linear **linear);
 
-/* A layer that reads its weight from rows: in each product, or once if mhai_linear_pack() packs it
- * first. */
+/* Create a layer that reads its weight from rows in each product, or only once if
+ * mhai_linear_pack() packs it first. */
 MHA_NODISCARD mha_status mhai_linear_create_from(mha_context *context, int64_t inputs,
                                                  int64_t outputs, bool has_bias,
                                                  const mhai_rows *rows, bool packed,
                                                  mha_linear **linear);
 MHA_NODISCARD mha_status mhai_linear_pack(mha_context *context, const mha_linear *linear);
 
-/* Pack rows `row` .. row + N - 1 of a checked [>= row + N, K] tensor of any strides, f32, f16 or
- * bf16; likewise the entries of a vector. The layer must have panels. */
+/* Pack rows `row` .. row + N - 1 of a checked [>= row + N, K] tensor of any strides, in f32, f16 or
+ * bf16. For a vector, likewise its entries. The layer must have panels. */
 void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t row);
 
-/* Read such rows, each contiguous, from the caller's memory from now on, and free the panels. The
- * second function reverses this: it allocates panels (MHA_ERR_NOMEM), which the caller must then
- * set. */
+/* mhai_linear_borrow(): from now on, read such rows from the caller's memory, and free the panels.
+ * Each row is contiguous. mhai_linear_take_panels() allocates panels again (MHA_ERR_NOMEM), which
+ * the caller must then set. */
 void mhai_linear_borrow(mha_linear *linear, const mha_tensor *weight, int64_t row);
 MHA_NODISCARD mha_status mhai_linear_take_panels(mha_linear *linear);
 void mhai_linear_drop_panels(mha_linear *linear);
 
-/* The reverse: unpack into those rows or entries. */
+/* Unpack the weight or the bias into such rows or entries. */
 void mhai_linear_get_weight(const mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_get_bias(const mha_linear *linear, const mha_tensor *bias, int64_t row);
 
 /* y = activation(x W^T + b) for `rows` rows at the given strides. The first function describes the
- * product, the second computes it. Nothing is checked. A borrowed weight needs scratch
+ * product, the second computes it. Neither checks its arguments. A borrowed weight needs scratch
  * (mhai_matmul_rows_bytes()). */
 mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation, const float *x,
                             int64_t x_stride, int64_t rows, float *y, int64_t y_stride);

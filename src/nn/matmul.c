@@ -1,9 +1,9 @@
 /* Matrix products on packed panels; see matmul.h.
  *
- * The output is divided into blocks of rows and groups of panels; each block has one owner. Within
- * it, inner indices are processed MHAI_GEMM_BLOCK at a time: their products are summed in registers
- * and then added to the output, which is initialised with the bias. That order is the same for
- * every shape. */
+ * The output is divided into blocks of rows and groups of panels; each block has one owner. The
+ * owner processes MHAI_GEMM_BLOCK inner indices at a time. Their products are summed in registers
+ * and then added to the output, which is initialised with the bias. The order is the same for every
+ * shape. */
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -38,13 +38,14 @@ static const float *panels_at(const mhai_matmul *job, int64_t input, int64_t col
            mhai_matmul_place_of(mhai_matmul_chain(job->pairs), job->inner, job->cols, input, col);
 }
 
-/* Copying a strip costs about a tenth of multiplying it by one panel, and saves as much in each
- * product: its rows are then at a stride that the kernel knows, in separate sets of L1. */
+/* Copying a strip costs about a tenth of its product with one panel, and saves as much in each
+ * product: the copied rows have a stride known to the kernel and lie in separate sets of L1. */
 enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_SCORE_STRIDE, GATHER_COLUMNS = MHAI_MAX_ROWS };
 
 /* ---- the product --------------------------------------------------------------------------- */
 
-/* Prefetch the strip's part of the next block of inner indices, and its share of the panels. */
+/* Prefetch the strip's part of the next block of inner indices, and its share of the block's
+ * panels. */
 static void fetch_next(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input, int64_t col,
                        int64_t strip, int64_t strips)
 {
@@ -63,7 +64,7 @@ static void fetch_next(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input,
     g->next_lines = g->transposed ? 2 : mhai_ceil_div(inner, 16);
 }
 
-/* Where a block of inner indices reads the sums of the previous one, and where it writes its
+/* Place the sums: each block of inner indices reads those of the previous block and writes its
  * own. */
 static void place_sums(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input, float *sums)
 {
@@ -80,7 +81,7 @@ static void run_inner(const mhai_matmul_plan *run, int64_t row, int64_t rows, in
 {
     const mhai_matmul *job = run->job;
     _Alignas(64) float buffer[MHAI_GATHER];
-    /* Balance the rows of the register blocks: 16 are 5, 5 and 6. */
+    /* Balance the register blocks: 16 rows become 5, 5 and 6. */
     const int64_t units = mhai_ceil_div(rows, run->kernels->block_rows);
     const int64_t in_strip = run->kernels->tile_rows / run->kernels->block_rows;
     const int64_t strips = mhai_ceil_div(units, in_strip);
@@ -123,7 +124,7 @@ void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float
     }
 }
 
-/* Multiply all inner indices for one row block. sums: of this worker, or NULL. */
+/* Multiply all inner indices for one row block. sums: memory of this worker, or NULL. */
 static void run_panels(const mhai_matmul_plan *run, int64_t row, int64_t rows, int64_t panel,
                        int64_t panels, float *sums)
 {
@@ -134,7 +135,7 @@ static void run_panels(const mhai_matmul_plan *run, int64_t row, int64_t rows, i
     } while (input < run->job->inner);
 }
 
-/* Row blocks of about the same size, in whole register blocks. */
+/* The first row of block i. Blocks have about the same size, in whole register blocks. */
 static int64_t block_begin(const mhai_matmul_plan *run, int64_t i)
 {
     const int64_t unit = run->kernels->block_rows;
@@ -157,7 +158,7 @@ void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker)
 }
 
 /* One thread reads 250,000 weights from L2 in about 10 us, and multiplies each with 8 rows in about
- * the same time. Using threads that are awake pays off from there. Sleeping threads take longer to
+ * the same time. From there on, threads that are awake pay off. Sleeping threads take longer to
  * wake (30 to 50 us in a virtual machine), and sharing saves at most half of the time. */
 bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int count)
 {
@@ -168,8 +169,8 @@ bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int
     return context->num_threads > 1 && work > (asleep ? 0x1p23 : 0x1p20);
 }
 
-/* Weights of a few times the size of L2 are in the last-level cache. One register block reads
- * memory at full speed without prefetching. */
+/* Weights of up to TIMES_L2 times the size of L2 are in the last-level cache. One register block
+ * reads memory at full speed without prefetching. */
 static bool from_memory(const mhai_matmul *job, const mhai_kernels *kernels, int64_t l2)
 {
     enum { TIMES_L2 = 8 };
@@ -192,8 +193,8 @@ mhai_matmul_plan mhai_matmul_divide(const mhai_matmul *job, const mha_context *c
     /* Few rows: narrower groups, so that every thread has some. */
     const int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
     run.group_panels = mhai_ceil_div(panels, wanted);
-    /* One row reads each weight once, in memory order. While one group is processed, the next is
-     * prefetched; with few strips a group takes little time. */
+    /* One row reads each weight once, in memory order. With more rows, the next group is prefetched
+     * while one is processed; with few strips a group takes little time. */
     if (job->rows > 1) {
         const int64_t share = run.fetches && run.blocks == 1 ? 4 : 2;
         const int64_t fit =
@@ -220,7 +221,7 @@ mha_status mhai_matmul_reserve(mha_context *context, const mhai_matmul *job)
     return mhai_scratch_ensure(context, 1, sums_bytes(context->num_threads));
 }
 
-/* Items of the first product, then those of the next. */
+/* Items of the first product precede those of the next. */
 static void run_item(void *argument, int64_t item, int worker)
 {
     const mhai_matmul_plan *run = argument;

@@ -1,4 +1,4 @@
-/* Products in bf16 arithmetic (docs/numerics.md 15.2): rows of both factors are rounded. If the
+/* Products in bf16 arithmetic (docs/numerics.md 15.2). Rows of both factors are rounded. If the
  * processor multiplies pairs of bf16, an inner index is a pair. */
 #include "nn/matmul_parts.h"
 
@@ -10,8 +10,9 @@
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Panels of W, or of some of its rows. Packing a chain needs twice its room, up to that of the next
- * one. So chains are packed in memory order, with spare room after the last one. */
+/* Panels of W, or of some of its rows. Packing a chain needs twice its size, which extends into the
+ * room of the next chain. So chains are packed in memory order, with spare room after the last
+ * one. */
 typedef struct bf16_weights {
     const mhai_kernels *kernels;
     bool pairs;
@@ -41,8 +42,8 @@ static float *place_of(const bf16_weights *w, int64_t panel, int64_t input)
                                             indices(w->pairs, input), panel * MHAI_PANEL);
 }
 
-/* Pack a step of rows, given by in, type and stride, into a panel; in NULL: they are floats in the
- * panel. */
+/* Pack a step of rows into a panel: rows at in, with the given type and stride. If in is NULL, the
+ * panel already contains them as floats. */
 static void pack_step(const bf16_weights *w, mhai_pack rows, int64_t panel, int64_t input)
 {
     uint8_t bad[MHAI_PANEL];
@@ -58,7 +59,8 @@ static void pack_step(const bf16_weights *w, mhai_pack rows, int64_t panel, int6
         if (bad[i]) w->bias[panel * MHAI_PANEL + i] = nanf("");
 }
 
-/* Pack a step of rows that are not in memory: read, or for a single panel decoded in place. */
+/* Describe a step of rows that are not in memory: read them, or decode them in place for a single
+ * panel. */
 static mhai_pack read_step(const mhai_rows_job *r, const bf16_weights *w, int64_t panel,
                            int64_t col, int64_t input, float *read)
 {
@@ -127,7 +129,7 @@ void mhai_matmul_pack_bf16(const mhai_kernels *kernels, mha_dtype type, const vo
 
 enum { ROUND_ROWS = 16 };
 
-/* A product that rounds its rows of a into x. */
+/* A product that rounds the rows of a into x. */
 typedef struct bf16_job {
     const mhai_matmul *job;
     const mhai_kernels *kernels;
@@ -168,7 +170,7 @@ static void round_rows(void *argument, int64_t item, int worker)
     }
 }
 
-/* The job of rounded rows, in scratch that the caller frees. */
+/* Make the job with rounded rows, in scratch that the caller releases. */
 static mha_status round_all(mha_context *context, const mhai_matmul *job, bf16_job *j,
                             mhai_matmul *rounded)
 {

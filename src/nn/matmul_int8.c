@@ -10,7 +10,7 @@
 
 enum { INT8_TILES = 16, INT8_FEW = 8, INT8_ROUND = 16 };
 
-/* Consecutive in cache lines. */
+/* Each begins at a cache line. */
 typedef struct int8_coded {
     _Alignas(64) mha_coded rows;
 } int8_coded;
@@ -23,10 +23,10 @@ typedef struct int8_job {
     int8_coded *coded; /* [threads][tiles] */
     const float *zeros;
     int64_t tiles; /* rows of W that are coded together */
-    int64_t group; /* panels of an item; items in f32 (r.group) have one */
+    int64_t group; /* panels per item; items in f32 (r.group) have one */
 } int8_job;
 
-/* W's rows `first` .. `first` + `count`. */
+/* Rows `first` .. first + count - 1 of W. */
 typedef struct int8_tile {
     int64_t first, count;
 } int8_tile;
@@ -47,8 +47,8 @@ static void int8_round(void *argument, int64_t item, int worker)
         }
 }
 
-/* Tiles whose first inputs have been coded: multiply all rows by the first inputs, then by the
- * next. */
+/* Compute tiles whose first inputs are already coded: multiply all rows by these inputs, then code
+ * and multiply the next ones. */
 static void int8_tiles(const int8_job *j, const int8_tile *tile, int64_t tiles, int8_coded *coded)
 {
     const mhai_matmul *job = j->r.job;
@@ -85,7 +85,7 @@ static void int8_tiles(const int8_job *j, const int8_tile *tile, int64_t tiles, 
         mhai_activate(j->r.kernels, job->activation, job->c + row * job->c_stride + first, cols);
 }
 
-/* Compute rows without coded form in f32. */
+/* Compute rows of W without a coded form in f32. */
 static void int8_group(void *argument, int64_t item, int worker)
 {
     const int8_job *j = argument;
@@ -109,7 +109,7 @@ static void int8_group(void *argument, int64_t item, int worker)
     }
 }
 
-/* Scratch bytes: of all rows, of each worker, and of the f32 path. */
+/* Scratch bytes of all rows, of each worker, and of the f32 path. */
 static size_t bytes_of(const mha_context *context, int64_t rows, int64_t inner, int64_t tiles)
 {
     const size_t row = (size_t)mhai_int8_kernels_for(context->isa)->row_stride * sizeof(int32_t) +

@@ -1,6 +1,5 @@
-/* Shared by the files of products: the division of a product into blocks (matmul.c), and the
- * product with weights in rows (matmul_rows.c), in f32, int8 (matmul_int8.c) or bf16
- * (matmul_bf16.c). */
+/* Shared by the files of products: the division of a product into blocks (matmul.c), and products
+ * with weights in rows (matmul_rows.c) in f32, int8 (matmul_int8.c) and bf16 (matmul_bf16.c). */
 #ifndef MHAI_MATMUL_PARTS_H
 #define MHAI_MATMUL_PARTS_H
 
@@ -8,8 +7,8 @@
 
 /* 8 strips are enough for a group of panels in L2 to pay off; more than 16 panels gain nothing.
  *
- * Outputs whose rows are whole pages apart map to a few sets of the caches in each update. Until
- * the last block of inputs their sums are kept at another stride. */
+ * If rows of the output are whole pages apart, each update maps to a few cache sets. Their sums are
+ * kept at another stride until the last block of inputs. */
 enum {
     MHAI_GROUP_PANELS = 16,
     MHAI_BLOCK_STRIPS = 8,
@@ -24,28 +23,28 @@ typedef struct mhai_matmul_plan {
     int64_t group_panels; /* panels of a column group */
     int64_t blocks;       /* row blocks */
     int64_t items;        /* blocks of all groups */
-    bool fetches;         /* weights are prefetched from memory */
+    bool fetches;         /* prefetch weights from memory */
     float *sums;          /* [threads][MHAI_SUMS]; NULL: sums are in the output */
 } mhai_matmul_plan;
 
 int64_t mhai_matmul_chain(bool pairs);
 
-/* mhai_matmul_place() for blocks of another length. */
+/* mhai_matmul_place() for blocks of `chain` inner indices. */
 int64_t mhai_matmul_place_of(int64_t chain, int64_t inner, int64_t cols, int64_t input,
                              int64_t col);
 
-/* The plan of a product for this many threads, without sums, and item i of it. */
+/* The plan of a product for this many threads, without sums; and the computation of item i. */
 mhai_matmul_plan mhai_matmul_divide(const mhai_matmul *job, const mha_context *context,
                                     int64_t threads);
 void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker);
 
-bool mhai_matmul_pages_apart(const mhai_matmul *job); /* separate sums make it faster */
+bool mhai_matmul_pages_apart(const mhai_matmul *job); /* whether separate sums make it faster */
 bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int count);
 
 /* ---- with rows ------------------------------------------------------------------------------- */
 
-/* Inputs of a panel's rows that are read together: a multiple of every block of a file, and of
- * MHAI_GEMM_BLOCK; 32 KiB. Panels of a group: 1 MiB. */
+/* MHAI_READ_INPUTS: inputs of a panel's rows that are read together (32 KiB), a multiple of every
+ * block size of files and of MHAI_GEMM_BLOCK. MHAI_GROUP_FLOATS: panels of a group (1 MiB). */
 enum {
     MHAI_READ_INPUTS = MHA_CODED_COLUMNS,
     MHAI_READ_FLOATS = MHAI_READ_INPUTS * MHAI_PANEL,
@@ -53,27 +52,27 @@ enum {
 };
 
 typedef struct mhai_rows_job {
-    const mhai_matmul *job; /* for packing only: its inner and cols */
+    const mhai_matmul *job; /* when only packing: its inner and cols */
     const mhai_rows *from;
     const mha_context *context;
     const mhai_kernels *kernels;
-    float *panels;  /* of all columns; or for each worker, of one group */
+    float *panels;  /* for all columns; or for each worker, for one group */
     float *read;    /* for each worker, MHAI_READ_FLOATS */
     float *sums;    /* for each worker, MHAI_SUMS; NULL: not requested */
-    int64_t group;  /* panels of an item */
-    int64_t room;   /* for panels, for each worker */
-    int64_t inputs; /* bf16: of a row of W; job has pairs of them, or changed places */
+    int64_t group;  /* panels per item */
+    int64_t room;   /* panels for which each worker has room */
+    int64_t inputs; /* bf16: inputs of a row of W; inner of job may count pairs of them */
     bool bf16;
 } mhai_rows_job;
 
-/* Rows of W from `col` on in memory. */
+/* Rows of W in memory, from `col` on. */
 typedef struct mhai_stored_rows {
     const char *at; /* NULL: not in memory */
     mha_dtype type;
     int64_t stride;
 } mhai_stored_rows;
 
-/* So many elements further on. */
+/* The address `elements` elements after the first. */
 static inline const void *mhai_stored_at(const mhai_stored_rows *s, int64_t elements)
 {
     return s->at + elements * (s->type == MHA_F32 ? 4 : 2);
@@ -81,24 +80,24 @@ static inline const void *mhai_stored_at(const mhai_stored_rows *s, int64_t elem
 
 mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col);
 
-/* A job without memory; the scratch floats of all threads, with room for this many panels each; and
- * the parts of a job in them. */
+/* A job without memory; the scratch floats of all threads, with room for `room` panels per thread;
+ * and the division of that memory. */
 mhai_rows_job mhai_rows_job_of(const mha_context *context, const mhai_matmul *job,
                                const mhai_rows *from);
 int64_t mhai_rows_floats(const mha_context *context, int64_t room, int64_t inner);
 void mhai_rows_place(mhai_rows_job *r, float *memory);
 
-/* Process all groups; columns first .. end of the output, of at most one group. */
+/* Process all groups of columns; or columns first .. end - 1, which are at most one group. */
 void mhai_rows_groups(mha_context *context, mhai_rows_job *r);
 void mhai_rows_columns(const mhai_rows_job *r, int64_t first, int64_t end, int worker);
 
-/* Run a body on all items, over the threads if that pays off when a weight costs as much as
- * products with `rows` rows. */
+/* Run a body on all items. Use the threads if that pays off, assuming that a weight costs as much
+ * as products with `rows` rows. */
 void mhai_rows_each(mha_context *context, const mhai_matmul *job, int64_t rows, int64_t items,
                     mha_parallel_body body, void *argument);
 
-/* The product in int8 and in bf16, and its scratch bytes: for int8 all, for bf16 those in addition
- * to f32's. */
+/* The products in int8 and in bf16, and their scratch bytes: for int8 all; for bf16 those in
+ * addition to those of f32. */
 MHA_NODISCARD mha_status mhai_rows_int8(mha_context *context, const mhai_matmul *job,
                                         const mhai_rows *from);
 MHA_NODISCARD mha_status mhai_rows_bf16(mha_context *context, const mhai_matmul *job,

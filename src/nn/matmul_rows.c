@@ -1,4 +1,4 @@
-/* Products with weights that lie in rows: packed some columns at a time; see matmul.h. */
+/* Products with weights in rows, packed some columns at a time; see matmul.h. */
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -17,8 +17,8 @@ mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col)
     return s;
 }
 
-/* Pack columns of W^T from col on, with inputs first .. first + inner, into panel number `panel` of
- * panels with `cols` columns. first is a multiple of MHAI_READ_INPUTS. */
+/* Pack columns of W^T from `col` on, for inputs first .. first + inner - 1, into panel number
+ * `panel` of panels with `cols` columns. first is a multiple of MHAI_READ_INPUTS. */
 static void pack_read(const mhai_rows_job *r, int64_t col, int64_t first, int64_t inner,
                       float *panels, int64_t panel, int64_t cols, float *read)
 {
@@ -104,7 +104,7 @@ static void run_many(const mhai_rows_job *r, int64_t first, int64_t end, int wor
     for (int64_t i = 0; i < run.items; i++) mhai_matmul_block(&run, i, 0);
 }
 
-/* Likewise for few rows, with some inputs of a panel at a time, which stay in L1. */
+/* Likewise for few rows: some inputs of a panel at a time, which stay in L1. */
 static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
 {
     const mhai_matmul *job = r->job;
@@ -112,7 +112,7 @@ static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int work
     float *read = r->read + worker * MHAI_READ_FLOATS;
     for (int64_t col = first; col < end; col += MHAI_PANEL) {
         const mhai_stored_rows stored = mhai_rows_stored(r, col);
-        const bool halves = stored.at && stored.type != MHA_F32; /* that a kernel reads in place */
+        const bool halves = stored.at && stored.type != MHA_F32; /* a kernel reads these in place */
         for (int64_t input = 0; input < job->inner || input == 0; input += MHAI_READ_INPUTS) {
             const int64_t count = mhai_min_i64(MHAI_READ_INPUTS, job->inner - input);
             if (!halves) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);

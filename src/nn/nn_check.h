@@ -7,20 +7,20 @@
 #include <multihead/component.h>
 #include <multihead/nn.h>
 
-/* An f32 matrix of this shape (-1: any) with contiguous rows. */
+/* Check an f32 matrix of this shape (-1: any size) with contiguous rows. */
 MHA_NODISCARD mha_status mhai_nn_matrix(const char *name, const mha_tensor *tensor, int64_t rows,
                                         int64_t cols);
 
-/* An f32 vector, contiguous. */
+/* Check a contiguous f32 vector. */
 MHA_NODISCARD mha_status mhai_nn_vector(const char *name, const mha_tensor *tensor, int64_t length);
 
-/* Likewise for outputs; NULL is fine. */
+/* Likewise for outputs, which may be NULL. */
 MHA_NODISCARD mha_status mhai_nn_out_matrix(const char *name, const mha_tensor *tensor,
                                             int64_t rows, int64_t cols);
 MHA_NODISCARD mha_status mhai_nn_out_vector(const char *name, const mha_tensor *tensor,
                                             int64_t length);
 
-/* output shares no memory with other, or is the same view. */
+/* Check that output shares no memory with other, or is the same view. */
 MHA_NODISCARD mha_status mhai_nn_alias(const char *name, const mha_tensor *output,
                                        const char *other_name, const mha_tensor *other);
 

@@ -5,7 +5,7 @@
 #include "kernels/kernels.h"
 #include "nn/nn_check.h"
 
-/* Layer norm; without a mean (and so without a bias) RMS norm. */
+/* Layer norm. Without a mean, and thus without a bias, it is RMS norm. */
 typedef struct mhai_norm {
     const char *function; /* for messages */
     bool centred;
@@ -18,8 +18,8 @@ MHA_NODISCARD mha_status mhai_norm_check(const mhai_norm *norm);
 /* Rows that share vectors; a kernel call processes this many rows. */
 enum { MHAI_NORM_ROWS = MHAI_MAX_ROWS };
 
-/* The kernels' description of the rows from `row` on, at most MHAI_NORM_ROWS. Without a residual
- * they are read in place; with one, z = x + residual, rounded once, is first stored in z. */
+/* The kernels' description of at most MHAI_NORM_ROWS rows from `row` on. Without a residual they
+ * are read in place. With one, z = x + residual is stored first, rounded once. */
 mhai_norm_strip mhai_norm_strip_at(const mhai_norm *norm, int64_t row, float *z, int64_t z_stride);
 
 #endif

@@ -1,5 +1,5 @@
-/* Gradients of layer norm and RMS norm. Rows are processed in blocks of fixed length; a block's
- * sums for weight and bias go to scratch and are added in the order of blocks. */
+/* Gradients of layer norm and RMS norm. Rows are processed in blocks of fixed length. The sums of a
+ * block for weight and bias go to scratch, and are added in the order of blocks. */
 #include "nn/norm.h"
 
 #include "base/checked.h"

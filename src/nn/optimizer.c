@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-/* Parameters of one work item; it also fixes the order of sums in the norm. */
+/* Parameters per work item. It also fixes the order of sums in the norm. */
 enum { PIECE = 4096 };
 
 static mha_status check_number(const char *name, double value, double least, double most)
@@ -165,10 +165,10 @@ mha_status mha_sgd_step(mha_context *context, const mha_sgd *settings, int64_t c
 typedef struct norm_job {
     int64_t count;
     const float *gradient;
-    double *sums; /* of each piece */
+    double *sums; /* the sum of each piece */
 } norm_job;
 
-/* Items whose sums, one chain of additions each, are computed in parallel lanes. */
+/* Pieces per work item. Their sums, one chain of additions per piece, use parallel lanes. */
 enum { ABREAST = 4 };
 
 static void norm_pieces(void *argument, int64_t item, int worker)
