@@ -1,4 +1,4 @@
-/* Attention of contiguous floats: the tensors and the description that a caller would write. */
+/* Attention of contiguous floats: builds the tensors and the descriptor for the caller. */
 #include "base/struct_copy.h"
 
 #include <multihead/attention.h>

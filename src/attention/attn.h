@@ -1,4 +1,4 @@
-/* Inside the attention layer: a problem, checked and with every default filled in. */
+/* Internals of the attention layer: a checked problem with every default filled in. */
 #ifndef MHAI_ATTN_H
 #define MHAI_ATTN_H
 
@@ -9,43 +9,42 @@
 
 #include <multihead/attention.h>
 
-/* Far beyond any length, so that sums of a few such offsets stay inside 64 bits. */
+/* Far above any length; sums of a few such offsets fit in 64 bits. */
 #define MHAI_MOST_OFFSET ((int64_t)1 << 60)
 
-/* Column sums of a call whose queries are divided into parts: each part adds to the unrounded
+/* Column sums of a call whose queries are divided into parts. Each part adds to the unrounded
  * sums of the parts before it. */
 typedef struct mhai_attn_columns {
-    double *sums; /* of each sequence in order, [H][its keys] */
-    /* take: receive the sums of the earlier parts. pass: hand over the sums, this part included. */
+    double *sums; /* per sequence, in order: [H][keys of the sequence] */
+    /* take: receive the sums of the earlier parts. pass: send the sums, including those of this
+     * part. */
     mha_status (*take)(void *user);
     mha_status (*pass)(void *user);
     void *user;
 } mhai_attn_columns;
 
 /* The part of a larger call that this call computes; the other rows are elsewhere
- * (src/distributed). Positions, numbers of queries and everything over keys are those of the
- * larger call; o and everything over queries have the rows of this part. */
+ * (src/distributed). Positions, numbers of queries and tensors indexed by keys are those of the
+ * larger call. o and tensors indexed by queries have the rows of this part. */
 typedef struct mhai_attn_part {
-    const int64_t *queries_before;    /* [B] queries of the larger call's sequence before the
-                                         first one of this part */
+    const int64_t *queries_before;    /* [B] queries of the larger call's sequence that precede
+                                         this part */
     int64_t T, H;                     /* of the larger call; H in the backward only */
-    int64_t first_key;                /* row of the larger call's keys and values where k and v
-                                         begin */
-    int64_t keys;                     /* that they hold */
+    int64_t first_key;                /* the larger call's row at which k and v begin */
+    int64_t keys;                     /* number of rows in k and v */
     const mhai_attn_columns *columns; /* replace column_sums; NULL: not requested */
 } mhai_attn_part;
 
 typedef struct mhai_attn_problem {
-    int uses;                      /* MHAI_USES() of every feature in use */
-    int64_t B, H, Hk, T, S, D, Dv; /* ragged: B sequences, T and S those of the longest */
+    int uses;                      /* MHAI_USES() of all features in use */
+    int64_t B, H, Hk, T, S, D, Dv; /* ragged: B sequences; T and S of the longest */
     int64_t group;                 /* H / Hk, query heads per key/value head */
     mha_tensor q, k, v, o;
     mha_tensor lse, probabilities; /* data NULL: not requested */
     mhai_attn_wanted want;         /* the other outputs */
     float scale;
     bool causal, window, strict;
-    int64_t left_keys, right_keys; /* clamped to what is needed; an open side is larger than any
-                                      distance */
+    int64_t left_keys, right_keys; /* clamped; an open side is larger than any distance */
     int64_t sink_keys;
     int64_t q_offset, first_head;
     const int64_t *q_offsets, *key_lengths, *key_begins;
@@ -65,18 +64,19 @@ typedef struct mhai_attn_problem {
     mha_path asked; /* requested path; the plan has the chosen one */
     mha_compute compute;
     const mhai_attn_part *part;          /* NULL: all */
-    const struct mhai_attn_pages *pages; /* where keys and values are, if k and v have shapes
-                                            only; NULL: in k and v */
+    const struct mhai_attn_pages *pages; /* memory of keys and values, if k and v have only
+                                            shapes; NULL: k and v have data */
 } mhai_attn_problem;
 
-/* Check a call's arguments and fill in the problem. need_data false: tensors' data may be NULL. */
+/* Check a call's arguments and fill in the problem. need_data false: the tensors' data may be
+ * NULL. */
 MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q,
                                          const mha_tensor *k, const mha_tensor *v,
                                          const mha_tensor *o, const mha_attention_outputs *outputs,
                                          bool need_data, const mhai_attn_part *part,
                                          mhai_attn_problem *problem);
 
-/* Validate the starts [sequences + 1] of a ragged batch with this many rows; sets *longest. */
+/* Validate the starts [sequences + 1] of a ragged batch with this many rows, and set *longest. */
 MHA_NODISCARD mha_status mhai_attn_check_starts(const char *name, const int64_t *starts,
                                                 int64_t sequences, int64_t rows, int64_t *longest);
 
@@ -90,9 +90,9 @@ mha_tensor mhai_attn_list_view(const int64_t *list, int64_t count);
 MHA_NODISCARD mha_status mhai_attn_check_apart(const mha_attention_desc *desc, const char *name,
                                                const mha_tensor *output);
 
-/* Checks of outputs (attn_wanted.c): copy the caller's struct in our size; check shapes and
- * lists, after the inputs; check overlap of one output (NULL: not requested) and of all; list
- * the requested outputs, including o. */
+/* Checks of outputs (attn_wanted.c). copy: copy the caller's struct to one of this version's
+ * size. check_output: check one output (NULL: not requested). check_outputs: check the shapes
+ * and lists of all, once the inputs are checked. list: list the requested outputs, including o. */
 enum { MHAI_ATTN_OUTPUTS = 14 };
 typedef struct mhai_attn_named {
     const char *name;
@@ -120,21 +120,21 @@ typedef struct mhai_attn_sequence {
     int64_t stored; /* keys in memory */
     int64_t q0, k0; /* rows of its first query and key */
     int64_t s0;     /* index of its first key in inputs over keys; k0, except in a part */
-    int64_t before; /* its queries that other parts hold, before its first one here */
+    int64_t before; /* queries of the sequence in earlier parts */
     int64_t begin;  /* the first key that any query sees */
     int64_t offset; /* position of query 0 */
 } mhai_attn_sequence;
 
 mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *problem, int64_t b);
 
-/* The row of keep_blocks for query t. Never of a ragged batch, so that every sequence gives the
- * same result as alone. */
+/* The row of keep_blocks for query t. Not used in ragged batches, so that every sequence gives
+ * the same result as on its own. */
 static inline int64_t mhai_attn_pattern_row(const mhai_attn_problem *p, int64_t t)
 {
     return ((p->part ? p->part->queries_before[0] : 0) + t) / p->block_queries;
 }
 
-/* Keys and values in memory from key on. */
+/* Number of keys and values in memory from key on. */
 static inline int64_t mhai_attn_readable(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
                                          int64_t key)
 {
@@ -142,14 +142,13 @@ static inline int64_t mhai_attn_readable(const mhai_attn_problem *p, const mhai_
     return p->part ? mhai_min_i64(rows, p->part->keys - seq->k0 - key) : rows;
 }
 
-/* Keys as half-open intervals. */
+/* A half-open interval of keys. */
 typedef struct mhai_attn_range {
     int64_t begin, end; /* begin <= end */
 } mhai_attn_range;
 
-/* The keys that causal, length and begin leave for query t, and the subset that the window
- * leaves. Inline, because returning a range through memory for each row costs more than
- * computing it. */
+/* The keys that causal, length and begin allow query t, and those of them inside the window.
+ * Inline, because returning a range through memory for each row costs more than computing it. */
 static inline mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p,
                                               const mhai_attn_sequence *seq, int64_t t)
 {
@@ -168,9 +167,12 @@ static inline mhai_attn_range mhai_attn_window(const mhai_attn_problem *p,
     return begin < end ? (mhai_attn_range){begin, end} : (mhai_attn_range){0, 0};
 }
 
-/* Column sums (attn_columns.c) of any path. begin and end: of `count` keys from `key` on for one
- * head, where the queries of this call add, and what to do with the result. run: a body over a
- * number of items; in a part, once the sums of the earlier parts are there. */
+/* Column sums (attn_columns.c), for all paths.
+ *
+ * begin  starts the sums of `count` keys from `key` on for one head: at 0, or in a part at the sums
+ *        of the earlier parts
+ * end    stores these sums
+ * run    runs a body over a number of items; a part first receives the sums of the earlier parts */
 void mhai_attn_begin_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
                              int64_t key, int64_t count, double *sums);
 void mhai_attn_end_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
@@ -179,8 +181,8 @@ MHA_NODISCARD mha_status mhai_attn_run_columns(mha_context *context, const mhai_
                                                int64_t items, mha_parallel_body body,
                                                void *argument);
 
-/* Offset in a part's sums of head h of a sequence with `keys` keys, after sequences with
- * `before` keys in all. */
+/* Offset of head h in a part's sums, for a sequence with `keys` keys. Earlier sequences have
+ * `before` keys in total. */
 static inline int64_t mhai_attn_columns_at(int64_t heads, int64_t before, int64_t keys, int64_t h)
 {
     return heads * before + h * keys;
@@ -210,8 +212,8 @@ static inline float *mhai_attn_row(const mha_tensor *x, int64_t b, int64_t h, in
     return (float *)x->data + b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
 }
 
-/* Prefetch a row. Rows of heads that projections wrote are pages apart, where no hardware
- * prefetcher finds the next one. */
+/* Prefetch a row. In a projection's output, the rows of a head are pages apart, too far for
+ * hardware prefetchers. */
 enum { MHAI_ROWS_AHEAD = 8, MHAI_LINE = 64 };
 static inline __attribute__((always_inline)) void mhai_attn_fetch_row(const mha_tensor *x,
                                                                       int64_t b, int64_t h,
@@ -234,7 +236,7 @@ static inline const void *mhai_attn_element(const mhai_attn_broadcast *x, int64_
     return (const char *)x->data + offset * (int64_t)mha_dtype_size(x->dtype);
 }
 
-/* Elements of two-axis broadcast inputs. */
+/* Elements of broadcast inputs with two axes. */
 static inline float mhai_attn_f32(const mhai_attn_broadcast *x, int64_t i, int64_t j)
 {
     return ((const float *)x->data)[i * x->stride[2] + j * x->stride[3]];

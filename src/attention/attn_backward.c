@@ -1,5 +1,5 @@
-/* Attention backward, the public calls: check, prepare what every path needs, run one, write the
- * sums of the parameters. */
+/* The public calls of attention backward: check, prepare the data that every path needs, run a
+ * path, write the sums of the parameters. */
 #include "attention/attn_backward.h"
 
 #include "attention/attn_row.h"
@@ -18,7 +18,7 @@
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* Stands for memory that is never touched. */
+/* Never read or written: a valid address for tensors without elements. */
 static float nothing;
 
 static mha_status check_wanted(const mhai_attn_problem *p, const char *name,
@@ -80,7 +80,7 @@ static mha_status check_gradients(const mha_attention_desc *desc,
     return check_scale(p, gradients->scale, &x->scale);
 }
 
-/* The arguments beside o_gradient. */
+/* Check an argument other than o_gradient. */
 static mha_status check_given(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
                               int ndim, const int64_t *shape, mha_tensor *own)
 {
@@ -139,7 +139,7 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, names[i], outputs[i]));
         for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++) {
-            /* The k and v of a part may be elsewhere; its caller has compared them. */
+            /* The k and v of a part may be elsewhere; its caller has checked them. */
             if (p->part && (inputs[j].tensor == &p->k || inputs[j].tensor == &p->v)) continue;
             MHA_TRY(
                 mhai_tensor_check_disjoint(names[i], outputs[i], inputs[j].name, inputs[j].tensor));
@@ -150,7 +150,7 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     return MHA_OK;
 }
 
-/* The tensors that only the backward takes; explain accepts calls without them. */
+/* Check the tensors that only the backward needs; explain accepts calls without them. */
 static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *lse,
                                         const mha_tensor *o_gradient, bool need_data,
                                         mhai_backward_problem *x)
@@ -169,8 +169,8 @@ static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *l
     return mhai_tensor_check_last("o_gradient", &x->o_gradient);
 }
 
-/* Bound on the work items, counted over B H T S: a ragged batch of many sequences, one of them
- * long, must not overflow it. */
+/* Bound B H T S, the product from which work items are counted. It must not overflow for a
+ * ragged batch of many sequences, one of them long. */
 static mha_status check_size(const mhai_attn_problem *p)
 {
     int64_t pairs;
@@ -236,8 +236,8 @@ static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int
     return first;
 }
 
-/* Deltas, and their terms in the gradient of the sink. An o of 0 contributes nothing, whatever
- * dO is: a query without keys has no gradient, except that its lse is the sink. */
+/* Compute deltas and their terms in the gradient of the sink. An o of 0 contributes nothing for
+ * any dO: a query without keys has no gradient, except through its lse, which is the sink. */
 static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h, int64_t row,
                           float *room)
 {
@@ -285,7 +285,7 @@ void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h
     for (int64_t t = 0; t < seq.T; t++) *sum += terms[t];
 }
 
-/* Of a row. */
+/* A row's weight sum; NaN if not finite. */
 static double weight_sum(const mhai_backward_problem *x, int64_t row)
 {
     return isfinite(x->weight_sums[row]) ? x->weight_sums[row] : (double)NAN;
@@ -321,7 +321,7 @@ static mha_status take_rows(mha_context *context, const mhai_attn_problem *p, do
 }
 
 /* Place the requested sums one after the other in memory (NULL: count only). Returns their
- * number, -1 if too large. */
+ * number, or -1 if it is too large. */
 static int64_t lay_out_sums(mhai_backward_problem *x, double *memory)
 {
     const mhai_attn_problem *p = &x->p;
@@ -360,7 +360,7 @@ mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *
     return MHA_OK;
 }
 
-/* Scratch that the functions above and below allocate. */
+/* Scratch that mhai_backward_take_sums() and _take_rows() allocate. */
 static size_t prepared_bytes(mhai_backward_problem *x, int threads)
 {
     const mhai_attn_problem *p = &x->p;
@@ -385,7 +385,7 @@ mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *
     return MHA_OK;
 }
 
-/* delta of every row, except weight_sums, and the terms of the sinks' gradient. */
+/* Compute delta of every row, without weight_sums, and the terms of the sinks' gradient. */
 void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room)
 {
     mha_parallel_for(context, x->p.H, prepare_head,
@@ -394,7 +394,7 @@ void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-/* A table of sums [rows, cols] into a tensor of the same shape. */
+/* Write a table of sums [rows, cols] to a tensor of the same shape. */
 static void write_table(const mhai_backward_problem *x, const double *sums, const mha_tensor *out)
 {
     for (int64_t i = 0; sums && i < out->shape[0]; i++)
@@ -403,7 +403,7 @@ static void write_table(const mhai_backward_problem *x, const double *sums, cons
                                 sums[i * out->shape[1] + j]);
 }
 
-/* Sums [B, H] into a tensor that broadcasts to it. */
+/* Write sums [B, H] to a tensor that broadcasts to this shape. */
 static void write_by_head(const mhai_backward_problem *x, const double *sums, const mha_tensor *out)
 {
     if (!sums) return;
@@ -491,8 +491,8 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_back
     return status;
 }
 
-/* Counted in matrix products per pair: every walk recomputes the score and dO v. The tiled path
- * may need no separate walk for dq, and sums the parameters in the same one. */
+/* Count matrix products per pair: every walk recomputes the score and dO v. The tiled path sums
+ * the parameters in the walk for dq, which may be the walk for dk and dv too. */
 static double flops_of_pair(const mhai_backward_plan *plan)
 {
     const mhai_backward_problem *x = &plan->x;

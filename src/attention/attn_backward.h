@@ -1,4 +1,5 @@
-/* Inside the attention layer: a backward call, checked, and what its two paths share. */
+/* Internals of the attention layer: a checked backward call, and the data that its two paths
+ * share. */
 #ifndef MHAI_ATTN_BACKWARD_H
 #define MHAI_ATTN_BACKWARD_H
 
@@ -6,8 +7,8 @@
 
 #include <multihead/backward.h>
 
-/* Sums of parameter gradients over all pairs, in double; NULL: not requested. A path fills them in, in
- * an order that does not depend on threads; they are written out at the end. */
+/* Sums of parameter gradients over all pairs, in double; NULL: not requested. A path adds them
+ * in an order that does not depend on threads. They are written out at the end. */
 typedef struct mhai_backward_sums {
     double *alibi, *gates;           /* [B, H] */
     double *t5;                      /* [buckets, H] */
@@ -20,7 +21,7 @@ typedef struct mhai_backward_problem {
     mhai_attn_problem p; /* o and lse are inputs */
     mha_tensor o_gradient;
     mha_tensor lse_gradient, probabilities_gradient, average_gradient; /* data NULL: not passed */
-    bool dropped; /* the latter two are of p after dropout */
+    bool dropped; /* the last two are with respect to p after dropout */
     /* Requested gradients; data NULL: not requested. */
     mha_tensor q, k, v, bias, alibi, t5, shaw_keys, shaw_values, sinks, gates, scale;
     bool accumulate;
@@ -31,7 +32,7 @@ typedef struct mhai_backward_problem {
     mhai_backward_sums sums;
 } mhai_backward_problem;
 
-/* delta of a row; `row` indexes the tensors' third axis. */
+/* delta of a row. `row` is an index on the tensors' third axis. */
 static inline double mhai_backward_delta(const mhai_backward_problem *x, int64_t batch, int64_t h,
                                          int64_t row)
 {
@@ -65,16 +66,16 @@ static inline double mhai_backward_gate(const mhai_attn_problem *p, int64_t b, i
     return p->gates.data ? (double)mhai_attn_f32(&p->gates, b, h) : 1;
 }
 
-/* Write one finished element: the sum, added to the old value if the call accumulates. +0 turns
- * -0 into +0. */
+/* Write one finished element: the sum, plus the old value if the call accumulates. Adding +0
+ * turns -0 into +0. */
 static inline void mhai_backward_write(const mhai_backward_problem *x, float *out, double sum)
 {
     *out = (float)(x->accumulate ? (double)*out + sum : sum) + 0.0f;
 }
 
-/* The broadcast bias gradient: which of the axes B, H, T, S it has, and its strides. */
+/* The broadcast bias gradient: its shape and strides over the axes B, H, T, S. */
 typedef struct mhai_backward_bias {
-    int64_t shape[4], stride[4]; /* a missing axis is 1 and 0 */
+    int64_t shape[4], stride[4]; /* a missing axis has shape 1 and stride 0 */
 } mhai_backward_bias;
 static inline mhai_backward_bias mhai_backward_bias_of(const mhai_backward_problem *x)
 {
@@ -86,31 +87,31 @@ static inline mhai_backward_bias mhai_backward_bias_of(const mhai_backward_probl
     return made;
 }
 
-/* Bytes of a piece of scratch, rounding included; far from overflow for any table that exists. */
+/* Bytes of a piece of scratch, with rounding. Cannot overflow for a table that exists. */
 static inline size_t mhai_backward_piece(int64_t count, size_t size)
 {
     return (size_t)count * size + 64;
 }
 
-/* One call's plan, as that of the forward (attn_plan.h). */
+/* The plan of a call, like that of the forward (attn_plan.h). */
 typedef struct mhai_backward_plan {
     mhai_backward_problem x;
     const mhai_attn_backend *backend;
     int threads;
-    size_t worker_bytes;        /* of scratch of each thread */
-    size_t shared_bytes;        /* of all others, at most */
+    size_t worker_bytes;        /* scratch per thread */
+    size_t shared_bytes;        /* bound on all other scratch */
     bool both;                  /* tiled: dq, dk and dv in one walk */
-    int walks;                  /* tiled: that compute pairs */
+    int walks;                  /* tiled: walks that compute pairs */
     mha_attention_plan account; /* flops, bytes and pairs are set only if requested */
 } mhai_backward_plan;
 
-/* Check a call and plan it into a zeroed plan; part as in mhai_attn_problem. */
+/* Check a call and write its plan into a zeroed struct; part as in mhai_attn_problem. */
 MHA_NODISCARD mha_status mhai_backward_plan_call(const mha_context *context,
                                                  const mha_attention_backward_call *call,
                                                  const mhai_attn_part *part, bool need_data,
                                                  mhai_backward_plan *plan);
 
-/* A caller's call, for a function of that name. */
+/* Copy a caller's call, for the public function `name`. */
 MHA_NODISCARD mha_status mhai_backward_copy_call(const char *name,
                                                  const mha_attention_backward_call *given,
                                                  mha_attention_backward_call *call);
@@ -124,7 +125,7 @@ MHA_NODISCARD mha_status mhai_backward_take_rows(mha_context *context, mhai_back
                                                  float **room);
 void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room);
 
-/* Add the terms of a sequence's rows to the gradient of a head's sink, row by row. */
+/* Add the terms of a sequence's rows, in order, to the gradient of a head's sink. */
 void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h, double *sum);
 
 /* The same for the terms of weight_sums, after all rows of all sequences have been added. */

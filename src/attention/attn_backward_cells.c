@@ -1,4 +1,4 @@
-/* See attn_backward_cells.h: one worker's memory, rows and keys loaded into it, and cells. */
+/* A worker's memory, its loaded rows and keys, and cells (attn_backward_cells.h). */
 #include "attention/attn_backward_cells.h"
 
 #include "base/checked.h"
@@ -33,7 +33,8 @@ static void lay_out_rows(const mhai_attn_problem *p, mhai_carver *c, mhai_cells_
     w->diagonal = mhai_carve(c, MHAI_CELL_KEYS + MHAI_CELL_QUERIES, sizeof(double));
 }
 
-/* Every factor is bounded by constants of this library, or by attn_check.c (Shaw tables). */
+/* Sizes cannot overflow: every factor is bounded by constants of this library, or by
+ * attn_check.c (Shaw tables). */
 static mhai_cells_space lay_out(const mhai_cells_job *job, unsigned char *memory)
 {
     const mhai_attn_problem *p = job->p;
@@ -126,7 +127,7 @@ static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
     scale_rows(job, &job->x->o_gradient, c, 1, w->g);
 }
 
-/* Set positions and visible keys of the rows; in a plain problem the last row sees everything
+/* Set positions and visible keys of the rows. In a plain problem the last row sees every key
  * that the others see. */
 static void place_rows(const mhai_cells_job *job, mhai_cells_chunk *c, mhai_cells_space *w)
 {
@@ -197,7 +198,7 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
-/* Set everything that the scores and values of a strip share, except visibility. */
+/* Set everything that the scores and values of a strip need, except visibility. */
 static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
                       const mhai_cells_space *w, const mhai_attn_block *block, mhai_attn_strip *s,
                       mhai_shaw_back *shaw)
@@ -214,8 +215,8 @@ static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
     }
 }
 
-/* Visible keys of each row of a strip in a block of a plain problem; returns those of the last
- * row, which sees the most. */
+/* The number of visible keys of each row of a strip in a block of a plain problem. Returns that
+ * of the last row, which sees the most. */
 static int see_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, const mhai_cell *at,
                      int64_t first, int rows, int ends[MHAI_MAX_ROWS])
 {
@@ -226,7 +227,7 @@ static int see_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, const
     return ends[rows - 1];
 }
 
-/* The same for any other problem, with the terms of its scores. */
+/* The same for any other problem, including the terms of its scores. */
 static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                        const mhai_cell *at, mhai_attn_strip *s, mhai_tile_back *back,
                        mhai_shaw_back *shaw, mhai_dropout *dropout)
@@ -244,7 +245,7 @@ static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mha
     return true;
 }
 
-/* The loss's derivatives with respect to p for a row's keys begin .. end, counted from key; 0
+/* The loss's derivatives with respect to p for keys begin .. end of a row, counted from key; 0
  * where p is 0, so that hidden keys have no effect. */
 static void read_weights(const mhai_backward_problem *x, const mhai_cells_chunk *c, int64_t row,
                          int64_t key, const float *p, int begin, int end, double *w)
@@ -266,8 +267,8 @@ static void read_weights(const mhai_backward_problem *x, const mhai_cells_chunk 
     for (int j = begin; j < end; j++) w[j] = p[j] == 0 ? 0 : w[j];
 }
 
-/* begin is a multiple of the lane count, so a key is in the same lane whatever else the strip
- * sees. */
+/* begin is a multiple of the lane count, so a key's lane does not depend on the other keys that
+ * the strip sees. */
 static double sum_weights(const float *p, const double *w, int begin, int end)
 {
     enum { LANES = 8 };
@@ -280,8 +281,8 @@ static double sum_weights(const float *p, const double *w, int begin, int end)
     return all;
 }
 
-/* If the loss depends on p itself: ds += p w, or the sums of that. p is computed as in the
- * forward, by its own product, and is 0 at hidden keys. */
+/* If the loss depends on p itself: add p w to ds, or only sum it. p is computed as in the
+ * forward, by a separate product, and is 0 at hidden keys. */
 static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
                         const mhai_cells_space *w, const mhai_cell *at, const mhai_attn_strip *s)
 {
@@ -307,7 +308,7 @@ static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
     }
 }
 
-/* Compute strip i of the cell and note the keys that it sees; 0 .. 0 if none. */
+/* Compute strip i of the cell and store the range of keys that it sees; 0 .. 0 if none. */
 static void run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                       int64_t i, float *share, mhai_cell *at)
 {
@@ -357,8 +358,8 @@ void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, cons
         }
 }
 
-/* The hull of the strips, and whether their ends form stairs; a strip that sees nothing begins
- * and ends at the hull's begin. */
+/* Compute the hull of the strips, and whether their ends form stairs. A strip that sees no keys
+ * begins and ends where the hull begins. */
 static void find_hull(mhai_cell *at)
 {
     at->begin = MHAI_CELL_KEYS;
@@ -430,7 +431,7 @@ void mhai_cells_pass_cap(const mhai_cells_job *job, const mhai_cells_chunk *c,
 
 /* ---- Shaw's tables --------------------------------------------------------------------------- */
 
-/* Shaw's tables, packed once for all chunks. */
+/* Pack Shaw's tables, once for all chunks. */
 mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job)
 {
     const mhai_attn_problem *p = job->p;

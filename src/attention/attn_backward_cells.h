@@ -1,5 +1,5 @@
-/* Cells of the backward's tiled path: at most MHAI_CELL_QUERIES queries of one head, a chunk,
- * against at most MHAI_CELL_KEYS keys, a block, both counted from 0. */
+/* Cells of the backward's tiled path. A cell is a chunk of at most MHAI_CELL_QUERIES queries of one
+ * head against a block of at most MHAI_CELL_KEYS keys. Chunks begin at query 0, blocks at key 0. */
 #ifndef MHAI_ATTN_BACKWARD_CELLS_H
 #define MHAI_ATTN_BACKWARD_CELLS_H
 
@@ -18,11 +18,11 @@ typedef struct mhai_cells_sums {
     double alibi, gates, scale;
 } mhai_cells_sums;
 
-/* Where to add sums of the rows of a head, or of a chunk; NULL: not requested. */
+/* Where to add the sums of a head's or a chunk's rows; NULL: not requested. */
 typedef struct mhai_cells_rows {
     float *dq;              /* [rows][D padded] */
-    float *shaw_x, *shaw_p; /* [rows][table padded]: x summed by distance, and p */
-    mhai_cells_sums *sums;  /* of each chunk */
+    float *shaw_x, *shaw_p; /* [rows][table padded]: x and p summed by distance */
+    mhai_cells_sums *sums;  /* one per chunk */
 } mhai_cells_rows;
 
 typedef struct mhai_cells_job {
@@ -58,20 +58,20 @@ typedef struct mhai_cells_space {
     float *shaw_x, *shaw_p; /* likewise: x and p summed by distance */
     double *diagonal;       /* [MHAI_CELL_KEYS + MHAI_CELL_QUERIES] ds summed by distance */
     double *bias;           /* [MHAI_CELL_QUERIES][MHAI_CELL_KEYS] */
-    float *weights;         /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] p, if gradients of it are given */
+    float *weights;         /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] p, if its gradients are passed */
     double *weight_sums;    /* [MHAI_CELL_QUERIES] */
     uint8_t *bad;           /* [MHAI_KEY_BLOCK] */
     size_t bytes;
 } mhai_cells_space;
 
-/* A chunk, and what its cells share. */
+/* A chunk, and the data that its cells share. */
 typedef struct mhai_cells_chunk {
     mhai_attn_chunk c;
     int64_t b, h, t; /* its first query */
 } mhai_cells_chunk;
 
-/* The visible keys of a cell as a hull in the block, and the part of it that each strip has
- * computed. The rest of the hull is 0, but not written. */
+/* The hull of a cell's visible keys in the block, and the part of it that each strip has
+ * computed. The rest of the hull is 0 but not written. */
 typedef struct mhai_cell {
     mhai_attn_block block;
     int begin, end;
@@ -91,18 +91,18 @@ static inline int64_t mhai_cells_padded(int64_t columns)
     return mhai_round_up(columns, MHAI_PANEL);
 }
 
-/* Lay out a worker's memory of a job whose x, p and held are set; returns its size. */
+/* Size of a worker's memory for a job whose x, p and held are set. */
 size_t mhai_cells_space_bytes(const mhai_cells_job *job);
 mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker);
 
-/* Shaw's tables, packed once for all chunks, in the context's scratch. */
+/* Pack Shaw's tables, once for all chunks, in the context's scratch. */
 MHA_NODISCARD mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job);
 
-/* The chunk of queries from t on. panels: also pack q and dO as right operands of products. */
+/* Load the chunk of queries from t on. panels: also pack q and dO as right operands of products. */
 mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_space *w, int64_t b,
                                        int64_t h, int64_t t, bool panels);
 
-/* The block of keys and values from key on; with panels also packed as right operands. */
+/* Load the block of keys and values from key on. panels: also pack them as right operands. */
 void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
                            const mhai_attn_sequence *seq, int64_t hk, int64_t key, bool rows);
 
@@ -112,7 +112,8 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
 bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                     int64_t key, double *share, mhai_cell *at);
 
-/* Add sum_s p w of a chunk over the block at key to w->weight_sums. Its values are not read. */
+/* Add sum_s p w of a chunk over the block at key to w->weight_sums. The block's values are not
+ * read. */
 void mhai_cells_sum_weights(const mhai_cells_job *job, const mhai_cells_chunk *c,
                             mhai_cells_space *w, int64_t key);
 
@@ -121,15 +122,15 @@ void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, cons
 
 /* ---- attn_backward_tiled.c ------------------------------------------------------------------ */
 
-/* A job, without its memory. */
+/* A job without memory. */
 mhai_cells_job mhai_cells_job_of(const mha_context *context, const mhai_backward_problem *x);
 
 /* Allocate the sums of this many chunks in scratch. */
 MHA_NODISCARD mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
                                               int64_t count, mhai_cells_sums **sums);
 
-/* All queries of a head against the loaded block at key: adds to w->dk and w->dv, and to the
- * sums of the head's rows that are requested. */
+/* Process all queries of a head against the loaded block at key: add to w->dk, w->dv and the
+ * requested sums of the head's rows. */
 void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
                          const mhai_attn_sequence *seq, int64_t h, int64_t key,
                          const mhai_cells_rows *rows);
@@ -138,22 +139,22 @@ void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
  * the terms of job->sums. */
 void mhai_cells_run_queries(void *job, int64_t i, int worker);
 
-/* Add the sums of a chunk of head h to those of a call with this many heads. Chunks arrive in the
- * order of sequences, heads, queries. */
+/* Add the sums of a chunk of head h to those of a call with this many heads. Call in the order
+ * of sequences, heads, queries. */
 void mhai_cells_add_sums(const mhai_cells_job *job, int64_t heads, int64_t b, int64_t h,
                          const mhai_cells_sums *from, const mhai_backward_sums *to);
 
 /* Fill in x->weight_sums. */
 void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job);
 
-/* Write sums of rows, as a workspace holds them, into a gradient. */
+/* Write a workspace's sums of rows to a gradient. */
 void mhai_cells_write_rows(const mhai_cells_job *job, const mha_tensor *out, int64_t batch,
                            int64_t h, int64_t first, int64_t rows, const float *sums, float factor);
 
 /* ---- attn_backward_bias.c ------------------------------------------------------------------- */
 
-/* The part of the bias that an item owns. If its elements are broadcast, the item has more than
- * one sequence, head, chunk or block. */
+/* The part of the bias that an item owns. If elements are broadcast, it covers more than one
+ * sequence, head, chunk or block. */
 typedef struct mhai_bias_item {
     mhai_attn_range b, h, chunk, block;
     bool by_row, by_key; /* has elements for each query, for each key */
@@ -163,19 +164,19 @@ int64_t mhai_cells_bias_items(const mhai_cells_job *job);
 mhai_bias_item mhai_cells_bias_item(const mhai_cells_job *job, int64_t index);
 
 /* Add the chunks and blocks of one head of one sequence to the item's elements,
- * [MHAI_CELL_QUERIES or 1][MHAI_CELL_KEYS or 1]. Calls come in the order of sequences and heads;
- * the elements are written afterwards. */
+ * [MHAI_CELL_QUERIES or 1][MHAI_CELL_KEYS or 1]. Call in the order of sequences and heads; the
+ * elements are written afterwards. */
 void mhai_cells_add_bias(const mhai_cells_job *job, mhai_cells_space *w, int64_t b, int64_t h,
                          const mhai_bias_item *item, double *sums);
 void mhai_cells_write_bias(const mhai_cells_job *job, const mhai_bias_item *item,
                            const double *sums);
 
-/* All of an item. */
+/* Compute a complete item. */
 void mhai_cells_run_bias(void *job, int64_t index, int worker);
 
 /* ---- attn_backward_cells.c ------------------------------------------------------------------- */
 
-/* Only causal and lengths hide keys, and scores are the products only. */
+/* Whether only causal and lengths hide keys, and scores are products without further terms. */
 bool mhai_cells_plain(const mhai_attn_problem *p);
 
 /* ds -> dx in w->x. */

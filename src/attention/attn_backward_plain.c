@@ -1,9 +1,8 @@
-/* The plain path of the backward: each pair by itself, in double, as the formulas of backward.h
- * stand. It takes any head size and shares no code with the tiles. Every gradient has a walk of its
- * own that computes the pairs anew, so that each output has one owner and one order:
+/* The plain path of the backward: the formulas of backward.h, one pair at a time, in double. It
+ * accepts any head size and shares no code with the tiles. Each gradient has its own walk, which
+ * recomputes the pairs, so that each output has one owner and one order:
  *
- *   dq by query rows      dk, dv by keys      parameters by query heads      bias by its elements
- */
+ *   dq by query rows     dk, dv by keys     parameters by query heads     bias by its elements */
 #include "attention/attn_backward.h"
 #include "attention/attn_row.h"
 #include "base/checked.h"
@@ -17,21 +16,20 @@
 
 typedef struct plain_job {
     const mhai_backward_problem *x;
-    unsigned char *memory; /* each worker's: sums in double, rows as f32, the callback's bytes */
+    unsigned char *memory; /* per worker: sums in double, rows as f32, the callback's bytes */
     size_t worker_bytes;
     double
         *by_head; /* [H] of shaw_keys, shaw_values and scale, before they are summed over heads */
     int64_t head_sums;
 } plain_job;
 
-/* The part of a visible pair in the gradients; all NaN if an element of the row is not finite. */
+/* A visible pair's terms in the gradients; all NaN if an element of the row is not finite. */
 typedef struct pair {
     bool visible;
     double kept; /* p after dropout */
     double x, ds, dx, product;
 } pair;
 
-/* A query, with room for itself, for a key or a value, and for dO. */
 static int64_t widest(const mhai_attn_problem *p)
 {
     return mhai_max_i64(p->D, p->Dv);
@@ -93,7 +91,7 @@ static float *worker_room(const plain_job *job, int worker)
     return (float *)(void *)(worker_sums(job, worker) + job->x->p.D + job->x->p.Dv);
 }
 
-/* Set the query, and call the callback for all its keys. */
+/* Set the query and call the callback for all its keys. */
 static mhai_attn_query query_at(const plain_job *job, const mhai_attn_sequence *seq, int64_t h,
                                 int64_t t, int worker)
 {
@@ -164,7 +162,7 @@ static void run_query(void *argument, int64_t item, int worker)
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* Key s of the sequence, seen by query t. */
+/* The terms of key s and query t. */
 static pair pair_of_key(const plain_job *job, const mhai_attn_sequence *seq, int64_t h, int64_t t,
                         int64_t s, int worker, const float **q)
 {
@@ -254,7 +252,7 @@ static void run_head(void *argument, int64_t h, int worker)
     }
 }
 
-/* Sums over heads, in their order. */
+/* Sum over heads, in order. */
 static void sum_heads(const plain_job *job)
 {
     const mhai_attn_problem *p = &job->x->p;
@@ -272,7 +270,8 @@ static void sum_heads(const plain_job *job)
 
 /* ---- the dense bias -------------------------------------------------------------------------- */
 
-/* Indices 0 .. length-1 of an axis that one element of the gradient sums over: all, or its own. */
+/* Indices 0 .. length-1 of an axis that one element of the gradient sums over: all, or only its
+ * index. */
 static mhai_attn_range taken_in(int64_t shape, int64_t index, int64_t length)
 {
     return shape == 1 ? (mhai_attn_range){0, length} : (mhai_attn_range){index, index + 1};
@@ -308,7 +307,7 @@ static void run_bias(void *argument, int64_t item, int worker)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* Numbers that are kept per head until they are summed over heads: scale and Shaw's tables. */
+/* Number of sums per head that are added over heads later: scale and Shaw's tables. */
 static mha_status head_sums(const mhai_backward_problem *x, int64_t *count)
 {
     const mhai_attn_problem *p = &x->p;
@@ -325,7 +324,7 @@ static mha_status head_sums(const mhai_backward_problem *x, int64_t *count)
 
 static mha_status scratch_bytes(const mhai_backward_problem *x, size_t *worker, size_t *shared)
 {
-    int64_t doubles; /* a float each is enough for the rows: D + max(D, Dv) + Dv of them */
+    int64_t doubles; /* an upper bound: the rows are floats, D + max(D, Dv) + Dv */
     int64_t sums;
     if (!mhai_add_i64(x->p.D, x->p.Dv, &doubles) || !mhai_mul_i64(doubles, 3, &doubles) ||
         !mhai_add_i64(doubles, x->p.S / 8 + 8, &doubles) ||
@@ -371,8 +370,8 @@ mha_status mhai_plain_run_backward(mha_context *context, mhai_backward_plan *pla
         mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_weights, &job);
         mhai_backward_join_weights(x);
     }
-    MHA_TRY(run_parameters(context, &job)); /* the last call that may fail; nothing is written
-                                               yet */
+    MHA_TRY(run_parameters(context, &job)); /* the last call that may fail; no output is written
+                                               before it */
     if (x->q.data) mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_query, &job);
     if (x->k.data || x->v.data)
         mha_parallel_for(context, p->k.shape[0] * p->k.shape[2] * p->Hk, run_key, &job);

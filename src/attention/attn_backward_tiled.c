@@ -1,18 +1,18 @@
-/* The tiled path of the backward: p recomputed from lse, in memory that does not depend on T x S.
+/* The tiled path of the backward. p is recomputed from lse; memory does not depend on T x S.
  *
- * The unit is a cell: a chunk of queries of one head and a block of keys, for which a kernel
- * computes c p kept and ds (attn_backward_cells.h). Its use depends on the walk:
+ * A kernel computes c p kept and ds for a cell: a chunk of queries of one head against a block of
+ * keys (attn_backward_cells.h). The walks use the cells as follows:
  *
  *   keys         for each block of a key/value head, all chunks of its query heads: dv += P^T dO,
  *                dk += dX^T q
  *   queries      for each chunk, all blocks: dq += dX k, and the sums of the parameters
- *   both         the blocks of one key/value head in turn, all chunks: dq, dk and dv at once, which
+ *   both         for each block of a key/value head, all chunks: dq, dk and dv at once, which
  *                avoids computing cells twice. For many heads, and if no parameters are requested
- *   bias         the cells that share elements of a bias, in turn
+ *   bias         for each part of a bias, the cells that share its elements
  *   weights      before these, if the loss depends on p itself: for each chunk, all blocks: sum p w
  *
- * Each output has one owner; its sums are chains over the cells' rows or keys, added in the order
- * of the cells, whichever walk they come from. */
+ * Each output has one owner. Its sums are chains over the cells' rows or keys, added in the order
+ * of the cells in every walk. */
 #include "attention/attn_backward_cells.h"
 #include "attention/attn_row.h"
 #include "base/context.h"
@@ -25,7 +25,7 @@
 /* Chunks whose parameter sums are kept until they are added in order. */
 enum { WAVE = 32 };
 
-/* The most floats of dq that a worker holds in the walk `both`: 16 MiB. */
+/* The limit of the floats of dq that a worker holds in the walk `both`: 16 MiB. */
 static const int64_t most_held = 1 << 22;
 
 /* ---- gradients of queries, keys and values --------------------------------------------------- */
@@ -88,7 +88,8 @@ void mhai_cells_write_rows(const mhai_cells_job *job, const mha_tensor *out, int
 
 /* ---- sums of the parameters ------------------------------------------------------------------ */
 
-/* ds by distance, then by T5's buckets and times the distance. */
+/* Sum ds by distance, then add these sums to T5's buckets and, times the distance, to ALiBi's
+ * slope. */
 static void add_by_distance(const mhai_cells_job *job, const mhai_cells_chunk *c,
                             mhai_cells_space *w, const mhai_cell *at, mhai_cells_sums *sums)
 {
@@ -155,8 +156,8 @@ static void add_table(const mhai_cells_job *job, const mhai_cells_chunk *c, cons
                                               .out_stride = mhai_cells_padded(columns)});
 }
 
-/* q . dX k of every row, which the scale multiplies. Rows that see nothing are 0; their queries
- * may hold anything. */
+/* The scale's gradient: the sum of q . dX k over the rows. Rows without visible keys contribute
+ * 0, even if their queries are not finite. */
 static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
                           const mhai_cells_space *w, const float *sums)
 {
@@ -164,8 +165,8 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
     for (int64_t r = 0; r < c->c.rows; r++) {
         const float *dq = sums + r * mhai_cells_padded(job->p->D);
         const float *q = mhai_attn_read(&job->p->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t + r,
-                                        w->q + r * job->p->D); /* overwrites the scaled
-                                                                  queries, no longer needed */
+                                        w->q + r * job->p->D); /* overwrites the scaled queries,
+                                                                  which are no longer needed */
         for (int64_t d = 0; d < job->p->D; d++)
             if (dq[d] != 0) sum += (double)q[d] * (double)dq[d];
     }
@@ -174,7 +175,7 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* The arrays from row t of a sequence on; t is the first row of a chunk. */
+/* The same arrays from row t of a sequence on; t is the first row of a chunk. */
 static mhai_cells_rows rows_from(const mhai_cells_job *job, const mhai_cells_rows *all, int64_t t)
 {
     const mhai_attn_problem *p = job->p;
@@ -320,7 +321,7 @@ mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
     double *t5 = NULL;
     float *shaw_keys = NULL, *shaw_values = NULL;
     MHA_TRY(mha_scratch_alloc(context, count, sizeof **sums, sums));
-    /* The tables exist, so their sizes are far from overflow. */
+    /* The tables exist, so their sizes cannot overflow. */
     if (x->t5.data)
         MHA_TRY(mha_scratch_alloc(context, count, (size_t)buckets * sizeof(double), &t5));
     if (x->shaw_keys.data)
@@ -396,7 +397,7 @@ static void run_both(void *argument, int64_t item, int worker)
                               w.dq + i * seq.T * D, p->scale);
 }
 
-/* ---- sums of p w ------------------------------------------------------------------------------ */
+/* ---- sums of p w ----------------------------------------------------------------------------- */
 
 /* Items are chunks of all query heads of all sequences. */
 static void run_weights(void *argument, int64_t item, int worker)
@@ -426,7 +427,7 @@ void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* dq, dk and dv in one walk, if that leaves no thread idle for long. */
+/* Whether to compute dq, dk and dv in one walk: if no thread is then idle for long. */
 static bool choose_both(const mhai_backward_problem *x, int threads)
 {
     const mhai_attn_problem *p = &x->p;
@@ -468,7 +469,7 @@ static walks walks_of(const mhai_cells_job *job)
                    .bias = x->bias.data ? mhai_cells_bias_items(job) : 0};
 }
 
-/* Tables and sums of a wave: what mhai_cells_pack_tables() and _take_sums() allocate. */
+/* The tables and a wave's sums, allocated by mhai_cells_pack_tables() and _take_sums(). */
 static size_t shared_bytes(const mhai_backward_problem *x)
 {
     const mhai_attn_problem *p = &x->p;
@@ -509,7 +510,7 @@ mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *pla
     MHA_TRY(mhai_cells_pack_tables(context, &job));
     if (mhai_backward_has_sums(&plan->x))
         MHA_TRY(mhai_cells_take_sums(context, &job, WAVE, &job.sums));
-    /* the last call that may fail; nothing is written yet */
+    /* the last call that may fail; no output is written before it */
     if (w.weights > 0) mhai_cells_walk_weights(context, &job);
     if (w.weights > 0) mhai_backward_join_weights(&plan->x);
     if (w.both > 0) mha_parallel_for(context, w.both, run_both, &job);
