@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Room of a thread. */
+/* Scratch of one thread. */
 typedef struct circuits_room {
     double *left, *right, *ends;          /* [E,D] */
     double *left_r, *right_r, *core;      /* [D,D] */
@@ -137,7 +137,7 @@ static void take_r(const circuits_job *job, const double *tall, double *r)
             r[j * job->rank + i] = i <= j ? tall[j * job->E + i] : 0;
 }
 
-/* core [rank,rank] = left_r right_r^T, both [rank,D]; right_r turned for the QK circuit. */
+/* core [rank,rank] = left_r right_r^T, both [rank,D]; right_r is rotated for the QK circuit. */
 static void multiply_r(const circuits_job *job, const circuits_room *room, bool turned)
 {
     const int64_t n = job->rank;
@@ -291,7 +291,7 @@ static void read_row(void *argument, int64_t item, int worker)
     }
 }
 
-/* The means over offsets that R has. */
+/* Average R over the offsets. */
 static mha_status average_turns(circuits_job *job, mha_layer_rotation *rotation)
 {
     circuits_layer *l = &job->layer;

@@ -1,5 +1,5 @@
-/* The Gram matrix of tokens: sum over V rows of products of E x E. Each element is summed in the order
- * of tokens by one thread, whatever their number. */
+/* The Gram matrix of tokens: a sum of E x E outer products over V rows. One thread sums each
+ * element in token order, for any number of threads. */
 #include "circuits/circuits_weights.h"
 
 #include <string.h>

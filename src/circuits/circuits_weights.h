@@ -13,8 +13,8 @@ MHA_NODISCARD mha_status mhai_circuits_take(mha_context *context, int64_t a, int
 
 bool mhai_circuits_pre_norm(const mha_transformer_desc *d);
 
-/* A parameter in scratch, with finite elements. columns is 1 for a vector. If the transformer has
- * no parameter of that name, data is NULL and rows and columns are 0. */
+/* A parameter in scratch, with finite elements. A vector has 1 column. If the transformer has no
+ * parameter of that name, data is NULL and rows and columns are 0. */
 typedef struct mhai_weight {
     const float *data;
     int64_t rows, columns;
@@ -48,7 +48,7 @@ void mhai_circuits_centre(double *x, int64_t count);
 void mhai_tokens_map(const mhai_tokens *tokens, double *x);
 void mhai_tokens_pull(const mhai_tokens *tokens, double *x);
 
-/* Compute the weight of a row; room [E]. */
+/* Compute the weight of a row; room [E] is scratch. */
 double mhai_tokens_weight(const mhai_tokens *tokens, const float *row, double *room);
 
 /* Read rows of the table, all finite. */

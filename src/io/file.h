@@ -39,8 +39,8 @@ typedef struct mhai_file_view {
 MHA_NODISCARD mha_status mhai_file_map(const char *path, mhai_file_view *view);
 void mhai_file_unmap(mhai_file_view *view);
 
-/* Convert count elements of a file, aligned or not, to another type, by mha_tensor_convert(), whose
- * errors it returns. */
+/* Convert count elements of a file, aligned or not, to another type. Errors: those of
+ * mha_tensor_convert(). */
 MHA_NODISCARD mha_status mhai_file_convert(const unsigned char *from, mha_dtype from_type,
                                            int64_t count, mha_dtype to_type, void *to);
 
@@ -55,7 +55,7 @@ void mhai_file_sort_extents(mhai_extent *extents, int64_t count);
 /* Write bytes to a sink, which may be NULL. */
 MHA_NODISCARD mha_status mhai_file_append(const mha_sink *sink, const void *bytes, size_t size);
 
-/* The number of bytes of a tensor's elements in a file, after checking the view. Messages use
+/* Check a tensor's view and return the number of bytes of its elements in a file. Messages use
  * name. */
 MHA_NODISCARD mha_status mhai_file_tensor_bytes(const char *name, const mha_tensor *tensor,
                                                 int64_t *bytes);

@@ -1,5 +1,5 @@
-/* Reading files: mapped or whole. Only regular files: a FIFO would block forever and a device has
- * no length, so both are rejected by name without reading. */
+/* Reading files: mapped or whole. A FIFO would block forever and a device has no length, so both
+ * are rejected before reading. */
 #include "io/file.h"
 
 #include <multihead/component.h>
@@ -35,7 +35,7 @@ mhai_shown mhai_show_path(const char *path)
 
 mha_status mhai_path_fail(mha_status status, const char *path, const char *format, ...)
 {
-    char text[512]; /* what mha_fail() keeps */
+    char text[512]; /* the length that mha_fail() keeps */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
@@ -147,7 +147,7 @@ void mhai_file_sort_extents(mhai_extent *extents, int64_t count)
     if (count > 0) qsort(extents, (size_t)count, sizeof *extents, by_begin);
 }
 
-/* Read exactly size bytes; a file that is shortened meanwhile is an error. */
+/* Read exactly size bytes. It is an error if the file shrinks during the read. */
 static mha_status read_all(int fd, const char *path, char *bytes, size_t size)
 {
     const size_t chunk = (size_t)1 << 30; /* Linux reads at most 2 GB at a time */

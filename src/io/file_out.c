@@ -1,4 +1,4 @@
-/* Writing files through the public writer (sink.h); a failed write leaves no partial file. */
+/* Write files through the public writer (sink.h). A failed write leaves no partial file. */
 #include "io/file.h"
 
 #include <multihead/component.h>

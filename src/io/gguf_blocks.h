@@ -16,15 +16,14 @@ const mhai_gguf_kind *mhai_gguf_find_kind(uint32_t type);
 
 bool mhai_gguf_decodes(mha_gguf_type type);
 
-/* Whether its blocks have a coded form. */
+/* Whether the blocks of a type have a coded form. */
 bool mhai_gguf_codes(mha_gguf_type type);
 
 /* A table for each instruction set, with one row for each type. */
 typedef struct mhai_gguf_codec {
     /* decode count blocks, aligned or not; NULL: unsupported */
     void (*decode)(const unsigned char *blocks, int64_t count, float *to);
-    /* code blocks of each of the rows, and prefetch those this many bytes ahead; NULL: there is no
-     * such form */
+    /* code the blocks of each row, and prefetch `ahead` bytes ahead; NULL: no coded form */
     void (*code)(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks, int64_t ahead,
                  mha_coded *to);
 } mhai_gguf_codec;

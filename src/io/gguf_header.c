@@ -1,8 +1,8 @@
 /* Reading the header of a GGUF file (gguf.h defines the format).
  *
  * The header is untrusted and read in one pass. Each size is first compared with the rest of the
- * file, and tables grow with the bytes read, never with a claimed count. Names are copied and
- * NUL-terminated. Of strings the offsets are kept, so that no length is read twice. */
+ * file, and tables grow with the bytes read, not with a claimed count. Names are copied and
+ * NUL-terminated. For strings only the offsets are stored, so no length is read twice. */
 #include "io/gguf_blocks.h"
 #include "io/gguf_parts.h"
 
@@ -19,7 +19,7 @@ typedef struct reader {
     size_t at;
     const char *what; /* "key", "tensor"; NULL before both */
     uint64_t index, count;
-    const char *name; /* until the next one is read; NULL: not read yet */
+    const char *name; /* of the current item; NULL: not read yet */
 } reader;
 
 /* The item being read, for messages: "tensor 3 of 20 ('a.weight')". */

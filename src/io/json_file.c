@@ -7,12 +7,11 @@
 
 #include <pthread.h>
 
-/* If jansson cannot allocate, it drops the value at hand and continues. It then reports malformed
+/* If jansson cannot allocate, it drops the current value and continues. It then reports malformed
  * text, or returns a document with missing pieces of names and numbers, and may read beyond the end
- * of its buffer. Therefore, after the first failed allocation in a parse, all further ones fail
- * until jansson returns.
+ * of its buffer. Therefore all further allocations of a parse fail after the first failure.
  *
- * Its allocators are global to the process, which may use jansson too. The replacements are
+ * Its allocators are global to the process, which may also use jansson. The replacements are
  * installed only during a parse, forward the calls of other threads, and free nothing
  * themselves. */
 static _Thread_local enum { ELSEWHERE, PARSING, SHORT_OF_MEMORY } state;

@@ -15,8 +15,8 @@ MHA_NODISCARD mha_status mhai_json_parse(const char *path, const char *text, siz
 /* Read and parse a file of at most limit bytes. Errors: also MHA_ERR_FILE, MHA_ERR_SIZE. */
 MHA_NODISCARD mha_status mhai_json_read(const char *path, size_t limit, json_t **root);
 
-/* As mhai_json_read(), with every number as a real: settings of tokenizers may hold integers beyond
- * 64 bits, which would be an error. */
+/* As mhai_json_read(), with every number as a real. Settings of tokenizers may hold integers beyond
+ * 64 bits, which are otherwise an error. */
 MHA_NODISCARD mha_status mhai_json_read_reals(const char *path, size_t limit, json_t **root);
 
 #endif

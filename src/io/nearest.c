@@ -29,7 +29,7 @@ static int edit_distance(const char *a, const char *b)
 }
 
 /* A prefix counts as near: "--trunc" for "--truncate", and "--output" for "--out". So does one word
- * of the name: "--mask" for "--keep-mask". */
+ * of a name: "--mask" for "--keep-mask". */
 static bool is_part(const char *word, size_t length, const char *name)
 {
     size_t whole = strlen(name);
@@ -43,7 +43,7 @@ const char *mha_nearest_name(const char *word, const char *const *names, size_t 
 {
     const char *best = NULL;
     size_t length = strlen(word);
-    int bound = length > 4 ? 3 : 2; /* distances from this one on are too far */
+    int bound = length > 4 ? 3 : 2; /* this distance and above are too far */
     for (size_t i = 0; i < count; i++) {
         int distance = edit_distance(word, names[i]);
         if (distance >= bound && is_part(word, length, names[i])) distance = bound - 1;

@@ -33,7 +33,7 @@ static const struct {
 
 enum { DESCRS = sizeof descrs / sizeof descrs[0] };
 
-/* The header while it is read. */
+/* A header being parsed. */
 typedef struct cursor {
     const char *path;
     const char *start, *at, *end;
@@ -113,7 +113,7 @@ static mha_status read_shape(cursor *c, header *h)
         comma = take(c, ",");
     }
     if (h->ndim == 1 && !comma)
-        return malformed(c, "',' after the only length"); /* (5) is no tuple */
+        return malformed(c, "',' after the only length"); /* (5) is not a tuple */
     return MHA_OK;
 }
 
@@ -212,7 +212,7 @@ static void copy_fortran(const mha_tensor *to, const unsigned char *from, int64_
     }
 }
 
-/* The number of bytes of an array whose data must fill the rest of the file. */
+/* The number of bytes of an array. Its data must fill the rest of the file. */
 static mha_status measure(const char *path, const mha_tensor *tensor, size_t rest, size_t *bytes)
 {
     int64_t count;

@@ -1,4 +1,4 @@
-/* Reading safetensors (io.h defines the format; safetensors_out.c writes it).
+/* Read safetensors (io.h defines the format; safetensors_out.c writes it).
  *
  * The header is untrusted. It is parsed as JSON. Then each tensor's type, shape and offsets are
  * checked for consistency. Finally all tensors are sorted by offset: each must begin where the
@@ -55,7 +55,7 @@ static int64_t whole_number(const json_t *array, size_t place)
                : -1;
 }
 
-/* The number of bytes that type and shape require. */
+/* The number of bytes that a type and shape require. */
 static mha_status tensor_bytes(const char *path, const entry *tensor, int64_t *bytes)
 {
     int64_t count = 1, bits;
@@ -190,7 +190,7 @@ static mha_status check_cover(const char *path, const mha_safetensors *file)
     return status;
 }
 
-/* The length field and the JSON behind it. */
+/* The length field and the JSON after it. */
 static mha_status read_header(const char *path, mha_safetensors *file)
 {
     const unsigned char *bytes = file->view.bytes;
@@ -311,7 +311,7 @@ mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mh
                             "tensor '%s': cannot allocate %zu bytes, which the file has unaligned",
                             mhai_show_name(from->name).text, bytes);
         memcpy(copy, mhai_safetensors_data(file, index), bytes);
-        /* The first thread's copy is used by all. */
+        /* All threads use the first thread's copy. */
         if (!atomic_compare_exchange_strong(&from->copy, &first, copy)) free(copy);
         found.data = first ? first : copy;
     }

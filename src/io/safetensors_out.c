@@ -1,4 +1,4 @@
-/* Writing safetensors. Tensors are sorted by element size, largest first. The header is padded to 8
+/* Write safetensors. Tensors are sorted by element size, largest first. The header is padded to 8
  * bytes, so every tensor is aligned without holes, which the format forbids. */
 #include "io/file.h"
 #include "io/safetensors_types.h"
@@ -24,7 +24,7 @@ static mha_status check_text(const char *what, const char *text)
     return MHA_OK;
 }
 
-/* Store value, whose reference is consumed, under a key that must be new. */
+/* Store value under a key that must be new. Consumes the reference to value. */
 static mha_status add_new(json_t *object, const char *what, const char *key, json_t *value)
 {
     if (!value) return MHA_NO_MEMORY("header of safetensors");
@@ -54,7 +54,7 @@ static mha_status add_metadata(json_t *header, const char *const *metadata)
     return MHA_OK;
 }
 
-/* Describe one tensor, whose data begins at *offset, and advance *offset to its end. */
+/* Describe one tensor with data at *offset, and advance *offset to its end. */
 static mha_status add_tensor(json_t *header, const char *name, const mha_tensor *tensor,
                              int64_t *offset)
 {

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <utf8proc.h>
 
-/* The number of bytes, at least 1, of the character at the start, or of its valid prefix. *whole is
- * the length of a character with this first byte, 0 if there is none. */
+/* The number of bytes (at least 1) of the first character, or of its valid prefix. *whole is the
+ * length of a character with this first byte, 0 if there is none. */
 static size_t begin_of_character(const unsigned char *s, size_t count, size_t *whole)
 {
     *whole = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4;

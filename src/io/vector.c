@@ -51,7 +51,7 @@ mhai_vector mhai_vector_make(const mha_allocator *allocator, size_t size)
 
 void mhai_vector_free(mhai_vector *vector)
 {
-    if (!vector->allocator) return; /* never made */
+    if (!vector->allocator) return; /* never initialised */
     mhai_vector_release(vector->allocator, vector->items, vector->capacity, vector->size);
     *vector = mhai_vector_make(vector->allocator, vector->size);
 }
@@ -76,7 +76,7 @@ mha_status mhai_vector_add(mhai_vector *vector, size_t count, void **first)
     if (count > SIZE_MAX - vector->count)
         return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate %zu items more", count);
     if (vector->count + count > vector->capacity) MHA_TRY(reserve(vector, vector->count + count));
-    /* Appending nothing to an empty vector has no address. */
+    /* Avoid arithmetic on NULL if nothing is appended to an empty vector. */
     *first = vector->items ? (char *)vector->items + vector->count * vector->size : NULL;
     vector->count += count;
     return MHA_OK;

@@ -7,8 +7,8 @@
 /* The C library's allocator, for an mha_allocator without functions. */
 mha_allocator mhai_vector_allocator(mha_allocator wanted);
 
-/* count items of size bytes, uninitialised; NULL if out of memory or if the product overflows. A
- * count of 0 returns memory, too. */
+/* count items of size bytes, uninitialised. NULL if out of memory or if the product overflows. A
+ * count of 0 also returns memory. */
 void *mhai_vector_alloc(const mha_allocator *allocator, size_t count, size_t size);
 
 /* Free what mhai_vector_alloc() returned for the same count and size; NULL is fine. */

@@ -24,7 +24,7 @@ typedef struct loading {
     const char *config; /* the path of config.json, for messages */
     mha_gguf *gguf;     /* NULL: a folder */
     const mha_model_options *how;
-    bool array; /* parameters are copied into an array; else they stay in the file */
+    bool array; /* copy parameters into an array; false: they stay in the file */
     const mhai_family *family, *listed; /* in family.c */
     mhai_family renamed;
     mhai_family_plan plan;
@@ -178,8 +178,9 @@ static mha_status check_embeddings(loading *l)
     return mhai_weights_check(&l->stored->weights, name, &table, &unused);
 }
 
-/* Files saved without an output (AutoModel.save_pretrained()), such as those of embedding models,
- * lack the decoder's. If the output is tied to the embeddings, the file may hold both copies. */
+/* The file of a decoder may lack the output layer, as for embedding models
+ * (AutoModel.save_pretrained()). If the output is tied to the embeddings, the file may hold both
+ * copies. */
 static mha_status check_output(loading *l)
 {
     const mhai_weights *weights = &l->stored->weights;
@@ -299,7 +300,7 @@ static mha_status check_all_used(const loading *l)
 /* ---- the folder ---------------------------------------------------------------------------- */
 
 /* Pack f32 once. Other types are converted in each product, since their files are chosen to fit in
- * memory; f32 is too, if products round its weights. */
+ * memory. f32 is also converted in each product if products round its weights. */
 static mha_status create_from(loading *l)
 {
     const mha_compute compute = l->how->compute;

@@ -1,4 +1,4 @@
-/* Inside checkpoints: what loading and saving share, and the pieces of saving. */
+/* Internals of checkpoints: functions shared by loading and saving, and the steps of saving. */
 #ifndef MHAI_CHECKPOINT_PARTS_H
 #define MHAI_CHECKPOINT_PARTS_H
 
@@ -6,14 +6,15 @@
 
 #include <multihead/checkpoint.h>
 
-/* Read and validate config.json, with bounds above those of any model. Saving reads what it is
- * about to write, so that it rejects what loading would reject. Free the plan even on failure. */
+/* Read and validate config.json, with bounds above those of any model. Saving reads the config.json
+ * that it is about to write, so it rejects every model that loading would reject. Free the plan
+ * even on failure. */
 MHA_NODISCARD mha_status mhai_checkpoint_read_plan(const mhai_config *config,
                                                    const mhai_family *family,
                                                    mhai_family_plan *plan);
 void mhai_checkpoint_free_plan(mhai_family_plan *plan);
 
-/* Write one JSON file of a folder. On failure no partial file is left. */
+/* Write one JSON file of a folder. A failed write leaves no partial file. */
 MHA_NODISCARD mha_status mhai_checkpoint_write_json(const char *folder, const char *name,
                                                     const json_t *root);
 

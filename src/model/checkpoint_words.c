@@ -1,4 +1,4 @@
-/* The tokenizer of a folder: one token for each word; the settings say how texts are split. */
+/* The tokenizer of a folder: one token for each word. The settings define how texts are split. */
 #include "io/file.h"
 #include "model/checkpoint_parts.h"
 
@@ -84,7 +84,7 @@ static bool add_special(json_t *list, const json_t *vocabulary, const char *word
     return json_array_append_new(list, token) == 0;
 }
 
-/* The token that the model was trained to begin with is put before every text. */
+/* Put a token before every text if the model was trained to begin with one. */
 static json_t *beginning(const mha_checkpoint_settings *s, const json_t *vocabulary)
 {
     const char *bos = s->bos_word;

@@ -27,7 +27,7 @@ static uint64_t turn(uint64_t x, int bits)
 static uint64_t word(const unsigned char *at)
 {
     uint64_t x;
-    memcpy(&x, at, sizeof x); /* little-endian, as file.h asks */
+    memcpy(&x, at, sizeof x); /* little-endian, as file.h requires */
     return x;
 }
 

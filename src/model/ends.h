@@ -1,5 +1,5 @@
-/* The tokens that end a text, collected from all files that name some: the same rule for folders
- * and GGUF files. */
+/* The tokens that end a text, collected from all files that name any. The rule is the same for
+ * folders and GGUF files. */
 #ifndef MHAI_ENDS_H
 #define MHAI_ENDS_H
 

@@ -70,7 +70,7 @@ mha_status mhai_model_check_folder(const char *folder)
     if (!S_ISDIR(status.st_mode))
         return mhai_path_fail(MHA_ERR_FILE, folder,
                               "neither a folder nor a GGUF file; a model folder has %s", contents);
-    if (access(folder, X_OK) != 0) /* else every file in it would appear to be missing */
+    if (access(folder, X_OK) != 0) /* otherwise every file in it would appear to be missing */
         return mhai_path_fail(MHA_ERR_FILE, folder, "its files cannot be opened: %s",
                               strerror(errno));
     if (!mhai_model_holds(folder, "config.json"))

@@ -32,8 +32,8 @@ typedef struct mhai_loaded {
 } mhai_loaded;
 
 /* Load the transformer of a folder or a GGUF file. tokenizer: also load that of a GGUF file, if it
- * has one, from the same open file; NULL: do not. Without MHA_MODEL_ARRAY the parameters stay in
- * their files, which remain open until the transformer is destroyed. */
+ * has one, from the same open file; NULL: do not load it. Without MHA_MODEL_ARRAY the parameters
+ * stay in their files, which remain open until the transformer is destroyed. */
 MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path,
                                               const mha_model_options *how,
                                               mha_tokenizer **tokenizer, mhai_loaded *loaded);

@@ -103,7 +103,7 @@ static const struct architecture {
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
-/* The weights of a folder, and factors that were converted to a scaling. */
+/* The weights that decoders ignore, and factors that were converted to a scaling. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
     return strcmp(name, "rope_freqs.weight") == 0 || mhai_decoder_ignores(plan, name);
@@ -267,7 +267,7 @@ typedef struct head_counts {
     bool same, seen;
 } head_counts;
 
-/* A layer without key/value heads has another mixer, where its architecture has one. */
+/* A layer without key/value heads has the other mixer of its architecture, if there is one. */
 static mha_status add_layer(const reading *r, const mha_gguf_value *heads, const mha_gguf_value *kv,
                             int64_t layer, head_counts *n)
 {
@@ -284,8 +284,8 @@ static mha_status add_layer(const reading *r, const mha_gguf_value *heads, const
     return MHA_OK;
 }
 
-/* Heads: the largest number of any layer, and by layer where they differ. Without a key of its own,
- * the number of key/value heads is the number of heads. */
+/* Heads: the largest number of any layer, and a list if layers differ. Without a key for key/value
+ * heads, their number is the number of heads. */
 static mha_status read_heads(const reading *r)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
@@ -321,8 +321,8 @@ static mha_status read_heads(const reading *r)
                : MHA_NO_MEMORY("model");
 }
 
-/* The converter orders value heads that share a key head otherwise, and adds layers that predict
- * further tokens; neither is supported. */
+/* The converter reorders value heads that share a key head, and adds layers that predict further
+ * tokens. Neither is supported. */
 static mha_status read_nets(const reading *r)
 {
     const int64_t keys = count_of(r, "linear_num_key_heads");
@@ -345,7 +345,7 @@ static mha_status read_nets(const reading *r)
                                                                            : MHA_NO_MEMORY("model");
 }
 
-/* Layers with a window: an array of flags, or the period of the layers without. */
+/* Layers with a window: an array of flags, or the period of the layers without one. */
 static mha_status read_windows(const reading *r)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
@@ -468,7 +468,7 @@ static mha_status refuse_others(const reading *r, bool yarn)
                   {"rope.scaling.yarn_ext_factor", yarn ? 1 : 0},
                   /* transformers stores the amplitude, llama.cpp nothing or a factor of it */
                   {"rope.scaling.yarn_attn_factor", NAN},
-                  {"rope.scaling.attn_factor", 1}}; /* which YaRN has */
+                  {"rope.scaling.attn_factor", 1}}; /* YaRN has it */
     for (int i = 0; i < (yarn ? 4 : 5); i++) {
         mha_gguf_value value;
         double x;
@@ -480,8 +480,8 @@ static mha_status refuse_others(const reading *r, bool yarn)
     return MHA_OK;
 }
 
-/* Read YaRN's numbers; missing ones have the same default here. attn_factor is a factor of the
- * amplitude. */
+/* Read YaRN's numbers. Missing ones have the same defaults in this library. attn_factor is a factor
+ * of the amplitude. */
 static mha_status read_yarn(const reading *r, json_t *scaling)
 {
     static const struct {

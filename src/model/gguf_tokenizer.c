@@ -110,7 +110,7 @@ static mha_status read_flag(const reading *r, const char *key, bool fallback, bo
     return find(r, key, &value) ? mha_gguf_bool(&value, 0, flag) : MHA_OK;
 }
 
-/* The defaults of the flags are llama.cpp's. */
+/* The flags have llama.cpp's defaults. */
 static mha_status read_all(reading *r)
 {
     mhai_vocabulary_desc *d = &r->desc;

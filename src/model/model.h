@@ -14,8 +14,7 @@ struct mha_model {
     mha_tokenizer *tokenizer; /* at most one is set; both NULL: loaded without a tokenizer */
     mha_vocabulary *vocabulary;
     mhai_ends ends;
-    mha_model *encoder; /* the encoder of an encoder-decoder, whose decoder this model is; else
-                         * NULL */
+    mha_model *encoder; /* the encoder, if this model is a decoder of an encoder-decoder; or NULL */
 };
 
 #endif

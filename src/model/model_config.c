@@ -25,7 +25,7 @@ mhai_shown mhai_config_name(const mhai_config *config, const char *key)
 mha_status mhai_config_fail(mha_status status, const mhai_config *config, const char *key,
                             const char *format, ...)
 {
-    char text[512]; /* what mha_fail() keeps */
+    char text[512]; /* the length that mha_fail() keeps */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);

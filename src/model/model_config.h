@@ -1,5 +1,5 @@
-/* Fields of config.json: read with checks of presence, type and range, where null counts as absent;
- * and written. */
+/* Fields of config.json: reading with checks of presence, type and range (null counts as absent),
+ * and writing. */
 #ifndef MHAI_MODEL_CONFIG_H
 #define MHAI_MODEL_CONFIG_H
 
@@ -29,7 +29,7 @@ MHA_NODISCARD mha_status mhai_config_count(const mhai_config *config, const char
 MHA_NODISCARD mha_status mhai_config_number(const mhai_config *config, const char *key,
                                             double fallback, double *value);
 
-/* A text; fallback if absent. If fallback is NULL, the field is required. root owns the text. */
+/* A text, owned by root; fallback if absent. If fallback is NULL, the field is required. */
 MHA_NODISCARD mha_status mhai_config_text(const mhai_config *config, const char *key,
                                           const char *fallback, const char **value);
 

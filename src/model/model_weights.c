@@ -219,7 +219,7 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
         return mhai_path_fail(MHA_ERR_MODEL, path, "weight '%s' has shape %s, %s asks for %s", name,
                               has, weights->asks, wants);
     }
-    if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL); /* is it read? */
+    if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL); /* readable? */
     if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
         return MHA_OK;
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,

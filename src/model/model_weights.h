@@ -30,7 +30,7 @@ MHA_NODISCARD mha_status mhai_weights_open_gguf(mha_gguf *file, const char *path
                                                 mhai_weights *weights);
 void mhai_weights_close(mhai_weights *weights);
 
-/* Tensor number index of all: its name, and its type and shape without data. */
+/* The name of tensor number index of all shards, and its type and shape without data. */
 const char *mhai_weights_name(const mhai_weights *weights, int64_t index);
 MHA_NODISCARD mha_status mhai_weights_peek(const mhai_weights *weights, int64_t index,
                                            mha_tensor *tensor);
@@ -38,8 +38,8 @@ MHA_NODISCARD mha_status mhai_weights_peek(const mhai_weights *weights, int64_t 
 /* The index of the tensor named prefix + name, or name alone; -1: none. */
 int64_t mhai_weights_find(const mhai_weights *weights, const char *name);
 
-/* The index of the weight with this name, expected's shape and a supported type. Errors:
- * MHA_ERR_MODEL (missing, or another shape), MHA_ERR_UNSUPPORTED (another type). */
+/* The index of the weight with this name. It must have expected's shape and a supported type.
+ * Errors: MHA_ERR_MODEL (missing, or another shape), MHA_ERR_UNSUPPORTED (another type). */
 MHA_NODISCARD mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
                                             const mha_tensor *expected, int64_t *index);
 

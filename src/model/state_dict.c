@@ -1,5 +1,5 @@
-/* See multihead/state.h. Loading checks and converts everything before setting the first parameter;
- * setting checked parameters cannot fail. */
+/* See multihead/state.h. Loading checks and converts everything before setting the first parameter.
+ * Setting checked parameters cannot fail. */
 #include "io/file.h"
 #include "model/model_weights.h"
 

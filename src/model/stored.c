@@ -15,7 +15,7 @@ static bool is_fused(mhai_weight_form form)
     return form >= MHAI_FUSED && form <= MHAI_FUSED_GROUPS;
 }
 
-/* Rows of each part of a fused weight, in one of its blocks. */
+/* The rows of each part of a fused weight in one block. */
 typedef struct fusion {
     int64_t blocks, parts[4];
 } fusion;
@@ -126,7 +126,7 @@ static bool in_order(const mhai_stored_parameter *p)
            (p->form < MHAI_FUSED_HEADS || p->form > MHAI_FUSED_GROUPS);
 }
 
-/* Read rows that are neighbours in the file together. */
+/* Read adjacent rows of the file together. */
 static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
                       int64_t columns, float *to)
 {

@@ -1,4 +1,4 @@
-/* The parameters of a transformer in a file of another type, order or scale. */
+/* The parameters of a transformer in a file with another type, order or scale. */
 #ifndef MHAI_STORED_H
 #define MHAI_STORED_H
 

@@ -1,4 +1,4 @@
-/* The words of a folder that mha_checkpoint_save() wrote. Everything else in its tokenizer.json is
+/* The words of a folder that mha_checkpoint_save() wrote. Any other content of tokenizer.json is
  * rejected. */
 #include "io/file.h"
 #include "io/json_file.h"

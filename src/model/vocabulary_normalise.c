@@ -62,7 +62,7 @@ static bool has_letters(const char *text, size_t bytes)
     return i < bytes;
 }
 
-/* The token of a word: an exact match, else one that ignores case; -1: none. */
+/* The token of a word: an exact match, otherwise one that ignores case; -1: none. */
 static int32_t look_up(const mha_vocabulary *v, const char *text, size_t bytes)
 {
     int32_t ids[2];
@@ -75,8 +75,8 @@ static int32_t look_up(const mha_vocabulary *v, const char *text, size_t bytes)
     return -1;
 }
 
-/* The longest word at the beginning of text: with fewer and fewer of the marks that end it, then
- * without them; else the mark that begins it. *bytes becomes its length; -1: none. */
+/* The longest word at the beginning of text: first with its trailing marks, dropped one at a time,
+ * then without them; otherwise its first mark. *bytes becomes its length; -1: none. */
 static int32_t first_word(const mha_vocabulary *v, const char *text, size_t *bytes)
 {
     const size_t most = *bytes;

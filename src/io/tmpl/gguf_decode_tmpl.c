@@ -1,7 +1,7 @@
 /* Decode blocks of GGUF files to 8 bits, and from there to f32. Compiled once for each instruction
  * set; gguf.h has the formulas. Results are bit-identical: all products with a number of a block
- * are exact, so fusing them with the sum does not matter, and a number's own offset is part of its
- * 8 bits. MHAI_GGUF_CODECS is the table's name. */
+ * are exact, so fusing them with the sum does not matter, and a number's own offset is included in
+ * its 8 bits. MHAI_GGUF_CODECS is the table's name. */
 #include "io/gguf_blocks.h"
 
 #include <string.h>
@@ -183,7 +183,7 @@ ALWAYS_INLINE void q6_k_block(BLOCK_ARGUMENTS)
     }
 }
 
-/* f32 of each type of blocks. */
+/* Decode each block type to f32. */
 #define DECODE(name, elements, size, of_run)                                       \
     static void name(const unsigned char *from, int64_t count, float *restrict to) \
     {                                                                              \
@@ -296,7 +296,7 @@ ALWAYS_INLINE void turn_square(dwords x[LANES])
 #endif
 }
 
-/* Prefetch part `part` of `parts` of the blocks so far ahead into L2; this never faults.
+/* Prefetch part `part` of `parts` of the blocks `ahead` bytes ahead into L2. This never faults.
  * Prefetching all at once would exceed the cache misses that a core can have in flight. */
 ALWAYS_INLINE void fetch(const unsigned char *const rows[ROWS], int64_t size, int64_t ahead,
                          int64_t part, int64_t parts)
@@ -337,8 +337,8 @@ ALWAYS_INLINE floats half_lanes(dwords x)
 #endif
 }
 
-/* Of row r and the following ones: the numbers of column `at` and three more; scale and offset of a
- * run. */
+/* Store for row r and the following rows: the numbers of columns `at` to `at` + 3, or the scale and
+ * offset of a run. */
 ALWAYS_INLINE void put_numbers(mha_coded *to, int64_t at, int r, dwords x, int minus)
 {
     store_lanes(to->number[at / 4][r], (dwords)((smalls)x - (int8_t)minus));
@@ -447,7 +447,7 @@ ALWAYS_INLINE void q6_k_lanes(LANES_ARGUMENTS)
     }
 }
 
-/* A block as dwords, if it is not in the file: a scale of two bytes becomes a dword at the
+/* Copy a block that is not made of dwords to dwords. Its scale of two bytes becomes a dword at the
  * beginning or the end. */
 ALWAYS_INLINE void scale_first(const unsigned char *from, int size, uint32_t *to)
 {

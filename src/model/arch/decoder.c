@@ -93,11 +93,12 @@ static bool same_value(const json_t *a, const json_t *b)
 typedef struct rope_place {
     const mhai_config *config;
     const char *level; /* the name in messages */
-    bool passed;       /* transformers reads another level instead */
+    bool passed;       /* transformers reads another level */
 } rope_place;
 
-/* Add a field `name` that transformers reads only if no earlier level has it. A different value
- * there is an error: a reader of config.json may use either. "default" counts as absent. */
+/* Add a field `name` that transformers reads only if no earlier level has it. A value that differs
+ * from the earlier one is an error: a reader of config.json may use either. "default" counts as
+ * absent. */
 static mha_status add_field(const rope_place *place, const char *name, const char *key,
                             json_t *value, json_t *rope)
 {
@@ -270,7 +271,8 @@ static mha_status read_scaled(const mhai_config *config, const mha_transformer_d
 }
 
 /* For an odd number n transformers rotates n + 1 elements with frequencies base^(-2 i / n). An even
- * rotation with base base^((n + 1) / n) has the same frequencies, and the same turns for llama3. */
+ * rotation with base base^((n + 1) / n) has the same frequencies, and llama3 scaling sees the same
+ * number of turns. */
 static mha_status set_part(const mhai_config *config, int64_t rotated, const char *type,
                            mha_layer_desc *rope)
 {

@@ -32,7 +32,7 @@ extern const mhai_shape_keys mhai_usual_keys;
 typedef enum mhai_weight_form {
     MHAI_AS_IS = 0,
     MHAI_TRANSPOSED, /* [inputs, outputs] */
-    MHAI_PLUS_ONE,   /* a norm's weight, stored less 1 */
+    MHAI_PLUS_ONE,   /* a norm's weight, stored minus 1 */
     /* Rows of q, k and v, or of gate and up, concatenated. */
     MHAI_FUSED,
     MHAI_FUSED_TRANSPOSED,
@@ -46,8 +46,8 @@ typedef enum mhai_weight_form {
     MHAI_MINUS_EXP     /* stored as -exp() of the parameter */
 } mhai_weight_form;
 
-/* A family's name of a parameter, without ".weight", or of both with all that follows. part: 0 for the first part of a fused weight,
- * then 1, 2 */
+/* Our name and the family's name of a parameter. Either both omit the tail (".weight", ".bias") or
+ * both are complete. part: 0 for the first part of a fused weight, then 1, 2 */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;
     mhai_weight_form form;
@@ -101,19 +101,19 @@ typedef struct mhai_family {
                                                                     * this family */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
     mha_status (*read)(const mhai_config *config, mhai_family_plan *plan);
-    /* Whether a weight is ignored; NULL: all weights outside layers are, such as poolers and output
-     * layers. */
+    /* Whether a weight is ignored. NULL: ignore all weights outside layers, such as poolers and
+     * output layers. */
     bool (*ignores)(const mhai_family_plan *plan, const char *name);
 } mhai_family;
 
 /* Find the family that config.json names. */
 MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_family **family);
 
-/* Of a model of several parts, continue with its text_config. Fields of config.json itself that bear on
- * the text are rejected where they differ. */
+/* For a model of several parts, continue with its text_config. Reject fields of config.json itself
+ * that affect the text and differ from it. */
 MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
 
-/* Reject a family whose shape alone is supported. */
+/* Reject a family for which only the shape of the attention is supported. */
 MHA_NODISCARD mha_status mhai_family_check_loads(const mhai_config *config,
                                                  const mhai_family *family);
 
@@ -122,7 +122,7 @@ const mhai_family *mhai_family_of(const mha_transformer_desc *desc);
 
 bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan, const char *name);
 
-/* A family's name of a parameter, and its row of the table of names; NULL: it has none. */
+/* A family's name of a parameter, and its row of the table of names; NULL if it has none. */
 const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *ours,
                                          char theirs[MHAI_WEIGHT_NAME]);
 
@@ -178,8 +178,9 @@ MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, mhai_family_
 MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
                                            int64_t period, mhai_family_plan *plan);
 
-/* The layers of a family that mixes attention with another mixer (hybrid.c): which layer_types calls
- * `type`, or without that list `usual`; attention without its epsilon; the heads of the mixer. */
+/* The layers of a family that has attention and another mixer (hybrid.c). The mixer's layers are
+ * those that layer_types calls `type`; without that list, `usual` chooses them. `attention` omits
+ * its epsilon. */
 typedef struct mhai_mixing {
     const char *type;
     mha_status (*usual)(const mhai_config *config, int64_t layer, bool *mixes);

@@ -1,7 +1,7 @@
-/* Gemma: Llama with GEGLU, embeddings times sqrt(E), and norms whose weights are stored less 1.
- * Gemma 2: norms on what a block adds too, softcaps on scores and logits, a window on every second
- * layer. Gemma 3: norms of queries and keys instead of softcaps, a window on five of six layers,
- * and for these another base of the rotation. */
+/* Gemma: Llama with GEGLU, embeddings times sqrt(E), and norms whose weights are stored minus 1.
+ * Gemma 2: norms also on the output of each block, softcaps on scores and logits, a window on every
+ * second layer. Gemma 3: norms of queries and keys instead of softcaps, a window on five of six
+ * layers, with another base of the rotation in these. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
@@ -64,8 +64,7 @@ static mha_status read_later(const mhai_config *config, const mhai_family *famil
     MHA_TRY(mhai_config_real(config, "query_pre_attn_scalar", 256, 1e-6, 1e9, &scalar));
     static const char *const unused[] = {"attn_logit_softcapping", NULL};
     if (!second)
-        MHA_TRY(mhai_config_refuse(config, unused)); /* transformers keeps it without using
-                                                               * it */
+        MHA_TRY(mhai_config_refuse(config, unused)); /* transformers stores it but never uses it */
     if (!mhai_config_absent(config, "attn_logit_softcapping"))
         MHA_TRY(mhai_config_real(config, "attn_logit_softcapping", 1, 1e-6, 1e9, &softcap));
     else if (second && !json_object_get(config->root, "attn_logit_softcapping"))

@@ -1,5 +1,5 @@
-/* GPT-NeoX (Pythia): causal, layer norms, attention and feed-forward of one x, rotary positions on
- * a part of each head; q, k and v fused head by head. */
+/* GPT-NeoX (Pythia): causal, layer norms, attention and feed-forward in parallel, rotary positions
+ * on a part of each head; q, k and v fused head by head. */
 #include "model/arch/family.h"
 
 #include <multihead/component.h>
@@ -36,7 +36,7 @@ static mha_status read_gpt_neox(const mhai_config *config, mhai_family_plan *pla
     int64_t width;
     int act;
     MHA_TRY(mhai_read_sizes(config, &mhai_family_gpt_neox, "intermediate_size", d));
-    if (!mhai_config_absent(config, "head_dim")) /* in transformers, of rotations only */
+    if (!mhai_config_absent(config, "head_dim")) /* transformers uses it for rotations only */
         MHA_TRY(mhai_config_count(config, "head_dim", d->embed_dim / d->num_heads,
                                   d->embed_dim / d->num_heads, &width));
     MHA_TRY(mhai_config_choice(config, "hidden_act", acts[0], acts, 4, &act));

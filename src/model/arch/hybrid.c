@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether a layer is no attention. list: layer_types, or NULL. */
+/* Whether a layer is not attention. list: layer_types, or NULL. */
 static mha_status find_mixer(const mhai_config *config, const mhai_mixing *mixing,
                              const json_t *list, int64_t layer, bool *mixes)
 {
@@ -60,6 +60,6 @@ mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing
     d->layer_heads = plan->head_lists;
     d->layer_kv_heads = plan->head_lists + L;
     if (heads > d->num_heads) d->num_heads = heads;
-    if (d->num_heads % d->kv_heads != 0) d->kv_heads = d->num_heads; /* layers have their own */
+    if (d->num_heads % d->kv_heads != 0) d->kv_heads = d->num_heads; /* each layer has its own */
     return MHA_OK;
 }

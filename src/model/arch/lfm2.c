@@ -34,7 +34,8 @@ static mha_status is_convolution(const mhai_config *config, int64_t layer, bool 
     return MHA_OK;
 }
 
-/* The width of the feed-forward layers is two thirds of what config.json says, times a factor. */
+/* The width of the feed-forward layers is two thirds of the width in config.json, times a
+ * factor. */
 static mha_status adjust(const mhai_config *config, mha_transformer_desc *d)
 {
     bool adjusts;

@@ -134,7 +134,7 @@ static bool is_layer_key(const char *key)
     return known;
 }
 
-/* With an unknown setting the results would differ. */
+/* An unknown setting would change the results. */
 static mha_status check_keys(const mhai_config *config, json_t *layer)
 {
     const char *key;
@@ -176,7 +176,7 @@ static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
     return MHA_OK;
 }
 
-/* Parameters of layers besides projections; absent if no layer has them. */
+/* Parameters of layers other than projections; absent if no layer has them. */
 static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
