@@ -61,7 +61,7 @@ BASES = {
 }
 if "without serve" in run("--version").out.decode():
     del BASES["serve"]
-VALUES = {"N": "2", "X": "0.3", "LIST": "1", "FILE": "new", "NAME": "cat", "TEXT": "the", "FOLDER": "new", "W": "3",
+VALUES = {"N": "2", "X": "0.4", "LIST": "1", "FILE": "new", "NAME": "cat", "TEXT": "the", "FOLDER": "new", "W": "3",
           "ADDRESS": "127.0.0.2"}
 
 
