@@ -1,7 +1,7 @@
 /* Attention to keys that form one block. Nothing is rescaled, so each strip is computed from
- * queries to outputs in one pass. The contract is in kernels.h. Results are bit-identical to tile_forward,
- * which has the same chains, maxima and sums. Its additional step, fma(0, alpha, sum), can only
- * change the sign of a 0, which finish_row removes.
+ * queries to outputs in one pass. The contract is in kernels.h. Results are bit-identical to
+ * tile_forward, which has the same chains, maxima and sums. Its additional step,
+ * fma(0, alpha, sum), can only change the sign of a 0, which finish_row removes.
  *
  * Non-finite elements are not handled here. `finite`, a sum of x * 0, detects them, and the caller
  * then computes all rows in tiles. */
