@@ -1,5 +1,5 @@
-/* AVX2: its products of bytes saturate, so numbers have 16 bits here, two per dword, and are exact. The
- * names are those of every int8_*.h; see int8_portable.h for what each does. */
+/* AVX2: byte products saturate, so numbers have 16 bits here, two per dword; results are exact.
+ * int8_portable.h documents the names. */
 #ifndef MHAI_SIMD_INT8_H
 #define MHAI_SIMD_INT8_H
 
@@ -32,7 +32,7 @@ static inline vi vi_add(vi a, vi b)
 {
     return _mm256_add_epi32(a, b);
 }
-/* Each byte becomes the upper one of 16 bits, and is shifted down. */
+/* Move each byte to the upper half of 16 bits, then shift it down with its sign. */
 static inline __attribute__((always_inline)) vi vi_weights(vi four, int part)
 {
     const __m256i places = _mm256_broadcastsi128_si256(
@@ -40,9 +40,8 @@ static inline __attribute__((always_inline)) vi vi_weights(vi four, int part)
              : _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
     return _mm256_srai_epi16(_mm256_shuffle_epi8(four, places), 8);
 }
-/* One asm statement, because gcc 12 would load all rows first and lack registers for the sums.
- * The products may use the register of either factor: sums, columns, a row and the products take
- * all sixteen. */
+/* One asm statement, because gcc 12 would load all rows first and spill the sums. The products may
+ * reuse the register of either factor: sums, columns, a row and the products take all 16. */
 static inline __attribute__((always_inline)) vi vi_dot(vi sum, vi inputs, vi weights)
 {
     vi products;

@@ -1,5 +1,4 @@
-/* AVX-512 with VNNI: bytes, four a dword. The names are those of every int8_*.h; see
- * int8_portable.h for what each does. */
+/* AVX-512 with VNNI: bytes, four per dword. int8_portable.h documents the names. */
 #ifndef MHAI_SIMD_INT8_H
 #define MHAI_SIMD_INT8_H
 
@@ -42,7 +41,7 @@ static inline vi vi_weights(vi four, int part)
     return _mm512_xor_si512(four, _mm512_set1_epi32((int32_t)0x80808080u));
 }
 
-/* Not the intrinsic: gcc 12 moves every accumulator to the stack and back around it. */
+/* Not the intrinsic: with it, gcc 12 moves every accumulator to the stack and back. */
 static inline __attribute__((always_inline)) vi vi_dot(vi sum, vi inputs, vi weights)
 {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(inputs));

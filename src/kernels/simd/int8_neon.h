@@ -1,13 +1,12 @@
-/* NEON of 64-bit Arm, without the optional instructions for bytes: numbers of 16 bits, two a dword.
- * The names are those of every int8_*.h; see int8_portable.h for what each does. */
+/* NEON of 64-bit Arm, without the optional byte instructions: 16-bit numbers, two per dword.
+ * int8_portable.h documents the names. */
 #ifndef MHAI_SIMD_INT8_H
 #define MHAI_SIMD_INT8_H
 
 #include "kernels/simd/simd_neon.h"
 
 typedef int32x4_t vi;
-/* One sum for each of a dword's two numbers, added at the end: one instruction adds four
- * products. */
+/* Two sums, one per number of a dword, added at the end: an instruction adds only four products. */
 typedef int32x4x2_t vi_sums;
 enum { GROUP = 2, WEIGHT_OFFSET = 0, SUM_VECTORS = 2 };
 

@@ -1,17 +1,19 @@
-/* Portable C: numbers of 16 bits, two a dword.
+/* Portable C: 16-bit numbers, two per dword.
  *
- * What every int8_*.h provides, beside what its simd_*.h does:
+ * Every int8_*.h provides, in addition to its simd_*.h:
  *   GROUP                    small numbers in a dword
- *   WEIGHT_OFFSET            what is added to weights, so that they are not negative
+ *   WEIGHT_OFFSET            added to weights, so that they are not negative; or 0
  *   vi                       VF_LANES integers of 32 bits
- *   vi_sums                  VF_LANES sums of products; vi_sums_set1 starts them, vi_sums_total ends
- *   SUM_VECTORS              of the register block, beside each other
- *   vi_dot                   sum + the products of GROUP small numbers in each lane, exactly; inputs
- *                            are signed, weights too but for WEIGHT_OFFSET
- *   vi_weights               numbers `part` GROUP .. of the four signed bytes in each lane, as GROUP
- *                            of a dword, WEIGHT_OFFSET added; part is a constant below 4 / GROUP
- *   vf_int                   the nearest integer, ties to even, of numbers up to 127 in size
- *   store_small              VF_LANES small numbers, GROUP to a dword, in their order
+ *   vi_sums                  VF_LANES sums of products: vi_sums_set1 initialises them, and
+ *                            vi_sums_total returns the final sums
+ *   SUM_VECTORS              vectors of sums per row of the register block
+ *   vi_dot                   sum + the products of GROUP small numbers in each lane, exactly.
+ *                            Inputs are signed; weights are signed if WEIGHT_OFFSET is 0
+ *   vi_weights               of the four signed bytes in each lane, numbers part * GROUP to
+ *                            part * GROUP + GROUP - 1 in a dword, plus WEIGHT_OFFSET. part is a
+ *                            constant below 4 / GROUP
+ *   vf_int                   the nearest integers, ties to even; magnitudes up to 127
+ *   store_small              store VF_LANES small numbers, GROUP per dword, in order
  *   vi_total                 the sum of the lanes */
 #ifndef MHAI_SIMD_INT8_H
 #define MHAI_SIMD_INT8_H

@@ -1,5 +1,4 @@
-/* AVX2 with FMA and F16C: two registers hold the 16 lanes. The names are those of every simd_*.h;
- * see simd_portable.h for what each does. */
+/* AVX2 with FMA and F16C: two registers hold the 16 lanes. simd_portable.h documents the names. */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 
@@ -42,7 +41,7 @@ static inline __m256i first_lanes(int64_t n)
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane);
 }
-/* Only tails are masked: a masked store takes a dozen cycles on AMD's processors. */
+/* Masks are used for tails only: a masked store takes about 12 cycles on AMD processors. */
 static inline vf vf_load_n(const float *p, int64_t n)
 {
     if (n >= VF_LANES) return vf_load(p);
@@ -98,7 +97,7 @@ static inline void vf_store_bf16(uint16_t *p, vf x)
 }
 static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
 {
-    const int at = (k << 24) + 0x808080; /* 0x80: a zero */
+    const int at = (k << 24) + 0x808080; /* 0x80 gives zero */
     const __m256i places = _mm256_setr_epi32(at, at + (4 << 24), at + (8 << 24), at + (12 << 24),
                                              at, at + (4 << 24), at + (8 << 24), at + (12 << 24));
     return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(_mm256_castps_si256(bytes), places));
@@ -204,7 +203,7 @@ static inline float vf_max16(const vf part[2])
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-/* Four columns of eight rows: row i below, row i + 4 above. */
+/* Transpose four columns of eight rows; rows[i] holds row i below and row i + 4 above. */
 static inline __attribute__((always_inline)) void four_columns(const __m256 rows[4], float *out,
                                                                int64_t ld)
 {
@@ -229,7 +228,7 @@ static inline __attribute__((always_inline)) void transpose(const vf rows[8], fl
     four_columns(high, out + 4 * ld, ld);
 }
 
-/* The halves of rows are joined as they are loaded, which needs no shuffle. */
+/* Join the halves of rows while loading them, which needs no shuffle. */
 static inline __attribute__((always_inline)) void transpose_from(const float *in, int64_t stride,
                                                                  float *out, int64_t ld)
 {

@@ -1,5 +1,4 @@
-/* AVX-512: one register holds all 16 lanes. The names are those of every simd_*.h; see
- * simd_portable.h for what each does. */
+/* AVX-512: one register holds all 16 lanes. simd_portable.h documents the names. */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 
@@ -139,8 +138,8 @@ static inline vf vf_fma(vf a, vf b, vf c)
 {
     return _mm512_fmadd_ps(a, b, c);
 }
-/* A factor that each instruction loads from memory: a separate broadcast occupies a port, which
- * costs four rows of halves a quarter of their multiply-adds (Zen 4). */
+/* The instruction broadcasts the factor from memory. A separate broadcast would occupy a port and,
+ * with four rows of halves, take a quarter of the multiply-add throughput (Zen 4). */
 #define HAS_FMA1
 static inline __attribute__((always_inline)) vf vf_fma1(const float *a, vf b, vf c)
 {
@@ -192,7 +191,7 @@ static inline vf vf_where_kept(const uint8_t *keep, vf yes, vf no)
     return _mm512_mask_blend_ps(_mm_test_epi8_mask(bytes, bytes), no, yes);
 }
 
-/* Lane sums and maxima over 16 lanes: i + (i+8), then + (i+4), + (i+2), + (i+1). */
+/* Sums and maxima over 16 lanes: i + (i+8), then + (i+4), + (i+2), + (i+1). */
 static inline float fold8(__m256 x)
 {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -225,7 +224,7 @@ static inline __attribute__((always_inline)) void transpose(const vf rows[16], f
         a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
         a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xEE);
     }
-    /* a[4g + c] holds, in 128-bit lane q, column 4q + c of rows 4g .. 4g+3. */
+    /* 128-bit lane q of a[4g + c] holds column 4q + c of rows 4g .. 4g+3. */
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {
         __m512 low01 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x44);
@@ -249,7 +248,7 @@ static inline vf vf_pair(vf even, vf odd)
     return _mm512_castsi512_ps(
         _mm512_permutexvar_epi16(places, (__m512i)_mm512_cvtne2ps_pbh(odd, even)));
 }
-/* Not the intrinsic: gcc 12 moves every accumulator to the stack and back around it. */
+/* Not the intrinsic: with it, gcc 12 moves every accumulator to the stack and back. */
 static inline __attribute__((always_inline)) vf vf_pairs(vf a, vf b, vf c)
 {
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));

@@ -1,5 +1,5 @@
-/* NEON of 64-bit Arm: four registers hold the 16 lanes. The names are those of every simd_*.h; see
- * simd_portable.h for what each does. Thirty-two registers: 24 accumulators, 4 columns, one row. */
+/* NEON of 64-bit Arm: four registers hold the 16 lanes. Of the 32 registers, a product uses 24 for
+ * sums, 4 for columns and 1 for a row. simd_portable.h documents the names. */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 
@@ -25,9 +25,9 @@ static inline vf vf_set1(float x)
 {
     return vdupq_n_f32(x);
 }
-/* The empty asm is a barrier to gcc's scheduling: each row is loaded while the previous one is
- * used. Otherwise gcc 12 loads all rows first and keeps sums on the stack. It also prevents an
- * ld1r, which would occupy a multiply unit. */
+/* The empty asm is a scheduling barrier: each row is loaded while the previous one is used.
+ * Otherwise gcc 12 loads all rows first and spills sums. The barrier also prevents ld1r, which
+ * would occupy a multiply unit. */
 static inline __attribute__((always_inline)) vf vf_load1(const float *p)
 {
     float x = *p;
@@ -146,7 +146,7 @@ static inline vf vf_fma(vf a, vf b, vf c)
 {
     return vfmaq_f32(c, a, b);
 }
-/* Not vmaxq_f32: for NaN or zeros of both signs, every instruction set must select the same
+/* Not vmaxq_f32: for NaN, and for zeros of both signs, every instruction set must select the same
  * operand. */
 static inline vf vf_max(vf a, vf b)
 {

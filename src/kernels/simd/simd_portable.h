@@ -1,52 +1,52 @@
-/* Portable C: four lanes by the compiler's vector extension (GCC and Clang), which becomes SSE2,
- * NEON or scalar code as the target has it. Four vectors hold the 16 lanes.
+/* Portable C: vectors of four lanes by the extension of GCC and Clang, compiled to SSE2, NEON or
+ * scalar code depending on the target. Four vectors hold the 16 lanes.
  *
- * What every simd_*.h provides:
+ * Every simd_*.h provides:
  *   vf, VF_LANES            a vector of floats and its length
  *   BLOCK_ROWS, TILE_VECTORS
  *                           the register block of the matrix kernel: rows x vectors of accumulators
- *   INNER_STEPS             inner indices of a product that a round of its loop takes: a macro. A
- *                           loop of 128 rounds ends in a mispredicted branch, one of 32 does not,
- *                           which is 4 % where a round takes 6 cycles (Zen 3)
- *   TILE_ROWS               rows of a strip: of one register block, or of two, so that what both
- *                           multiply is in L1 for the second
- *   vf_load1                one float in all lanes, a row's in a product; where the compiler would
- *                           else load all rows first and then lack registers, it cannot
+ *   INNER_STEPS             a macro: unrolling of the loop over inner indices. A loop of 128
+ *                           iterations ends in a mispredicted branch, one of 32 does not; this
+ *                           saves 4 % if an iteration takes 6 cycles (Zen 3)
+ *   TILE_ROWS               rows of a strip: of one register block, or of two, so that the second
+ *                           finds the right-hand factor in L1
+ *   vf_load1                one float, a row's factor in a product, in all lanes. Prevents the
+ *                           compiler from loading all rows first and running out of registers
  *   vf_load_n, vf_store_n   the first n <= VF_LANES lanes; the other lanes load as 0, and their
  *                           memory is neither read nor written
- *   vd, vd_load, vd_store   VF_LANES / 2 doubles, from and to floats; + - * are those of C
+ *   vd, vd_load, vd_store   VF_LANES / 2 doubles, from and to floats; use C's + - and *
  *   vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16
  *                           VF_LANES halves (base/half.h)
  *   vf_load_i8              VF_LANES signed bytes
- *   vf_byte                 signed byte k of each lane's four, times 2^24; k is a constant
- *   vf_fma                  a * b + c, one rounding except here, where it is two
- *   HAS_FMA1                defined: there is vf_fma1, a * b + c of one float a in memory that all lanes
- *                           take, and vf_mul1, a * b
+ *   vf_byte                 signed byte k of the four in each lane, times 2^24; k is a constant
+ *   vf_fma                  a * b + c, rounded once; in portable C, rounded twice
+ *   HAS_FMA1                defined: vf_fma1 is an instruction. vf_fma1: a * b + c with one float a
+ *                           in memory for all lanes; vf_mul1: a * b
  *   vf_even_f16, vf_odd_f16, vf_even_bf16, vf_odd_bf16
- *                           of lanes that hold two halves each, the lower or the upper one
+ *                           the lower (even) or upper (odd) of the two halves in each lane
  *   vf_swap                 lanes 2i and 2i + 1 change places
- *   vn, vf_nearest          the nearest integers, ties to even (|a| < 2^22 matters only)
+ *   vn, vf_nearest          the nearest integers, ties to even; defined for |a| < 2^22
  *   vf_whole                those as floats
- *   vf_times_power          a * 2^n where both that and a are normal numbers; a NaN whose nearest
- *                           integer was taken, whatever that is, leaves a NaN one (elsewhere
- *                           anything)
+ *   vf_times_power          a * 2^n if a and the result are normal numbers. A NaN a remains NaN if
+ *                           n is vf_nearest(NaN). Otherwise undefined
  *   vf_max, vf_min          per lane a > b ? a : b, a < b ? a : b
  *   vf_where_below          per lane a < limit ? yes : no; NaN is not below
  *   vf_zero_below           per lane a < limit ? +0 : x
- *   vf_where_kept           per lane a byte that is not 0 ? yes : no
+ *   vf_where_kept           per lane: its byte is not 0 ? yes : no
  *   vf_sum16, vf_max16      over 16 lanes in VF_LANES-sized parts; the sum in one fixed tree:
  *                           lane i + lane i+8, then + i+4, + i+2, + i+1
- *   transpose               VF_LANES rows of VF_LANES in, columns out at out + i * ld
- *   transpose_from          the same of rows in memory; where there is none, types_tmpl.c has it
- *   HAS_PAIRS               defined: there may be an instruction for products of pairs of bf16
- *                           (VDPBF16PS), and so what follows. A pair lies in a lane, the even one of two
- *                           neighbours below
+ *   transpose               VF_LANES rows of VF_LANES lanes; column i is written to out + i * ld
+ *   transpose_from          the same for rows in memory; types_tmpl.c has a default
+ *   HAS_PAIRS               defined: the processor may have an instruction for products of pairs of
+ *                           bf16 (VDPBF16PS), and the following exist. A pair is two neighbours in
+ *                           one lane, the even one in the lower half
  *   vf_pair                 even and odd floats, rounded to bf16, as pairs
  *   vf_pairs                c + a b, of pairs a and b: fma(even, even, fma(odd, odd, c))
  *   store_pairs             2 VF_LANES floats, rounded, next to each other
- *   load_pairs              the first n <= 2 VF_LANES bf16, then zeros; notes their sizes
- *   pairs_between           bits of noted sizes, 0 apart: at least and below
- *   interleave              a row of 2 VF_LANES bf16 and the next one as pairs, two vectors */
+ *   load_pairs              the first n <= 2 VF_LANES bf16, then zeros; records their magnitudes
+ *   pairs_between           true if the bits of all recorded magnitudes, except 0, are at least
+ *                           `least` and below `limit`
+ *   interleave              two rows of 2 VF_LANES bf16 as pairs, in two vectors */
 #ifndef MHAI_SIMD_H
 #define MHAI_SIMD_H
 
@@ -119,7 +119,7 @@ static inline vf select(vi mask, vf yes, vf no)
     return (vf)((mask & (vi)yes) | (~mask & (vi)no));
 }
 
-/* Halves, in the lower bits of lanes; base/half.h has the formulas. */
+/* Load halves into the lower bits of lanes; base/half.h has the formulas. */
 static inline vi halves(const uint16_t *p)
 {
     typedef uint16_t vh __attribute__((vector_size(8)));

@@ -1,6 +1,6 @@
 /* Activations and their gradients, and the exponentials of a loss. Contracts in kernels.h. */
 
-/* Lanes of the vector at i of n. */
+/* Valid lanes of the vector at index i of n. */
 static inline int64_t lanes_at(int64_t i, int64_t n)
 {
     return n - i < VF_LANES ? n - i : VF_LANES;
@@ -27,10 +27,10 @@ static void gelu_backward(float *dx, const float *x, const float *dy, int64_t n)
     }
 }
 
-/* Twice sqrt(2 / pi), and that times 0.044715. */
+/* 2 sqrt(2 / pi), and 0.044715 times that. */
 static const float gelu_slope = 0x1.988454p+0f, gelu_cube = 0x1.2444f2p-4f;
 
-/* x^2, clamped: beyond, the sigmoid is 0 or 1, and nothing may overflow. */
+/* min(x^2, 1024), which cannot overflow; beyond the limit the sigmoid is 0 or 1. */
 ALWAYS_INLINE vf gelu_square(vf x)
 {
     const vf most = vf_set1(1024.0f), square = vf_mul(x, x);
@@ -51,7 +51,7 @@ static void activate_gelu_tanh(float *x, int64_t n)
     }
 }
 
-/* s + x s (1 - s) (2 z)', s the sigmoid. */
+/* The derivative is s + x s (1 - s) (2 z)', with s = sigmoid(2 z). */
 static void gelu_tanh_backward(float *dx, const float *x, const float *dy, int64_t n)
 {
     const vf one = vf_set1(1.0f), cube = vf_set1(3 * gelu_cube), line = vf_set1(gelu_slope);
@@ -64,8 +64,7 @@ static void gelu_tanh_backward(float *dx, const float *x, const float *dy, int64
     }
 }
 
-/* Rows of a layer are short, and the next read usually follows: it is prefetched this many
- * numbers ahead. */
+/* Prefetch distance in floats. Rows are short, and usually the next row follows in memory. */
 enum { AHEAD = 512 };
 
 /* Prefetch the memory that will be written. */

@@ -1,6 +1,6 @@
-/* Attention in bf16 arithmetic (kernels.h; docs/numerics.md 15). Where there is an instruction for
- * pairs, a pair of neighbours along the inner dimension lies where a float would; elsewhere numbers
- * stay floats, rounded, and those of a pair change places, so that a chain in order is the same. */
+/* Attention in bf16 arithmetic (kernels.h; docs/numerics.md 15). With an instruction for pairs, two
+ * neighbours along the inner dimension take the place of a float. Without it, numbers are floats
+ * rounded to bf16, and each pair is swapped: the instruction adds the odd product first. */
 
 static const float bf16_least = 0x1p-50f, bf16_most = 0x1.FEp127f, bf16_limit = 0x1p59f;
 
@@ -18,8 +18,8 @@ ALWAYS_INLINE vf bf16_nearest(vf x)
     return vf_load_bf16(half);
 }
 
-/* Sizes below the limit, and products with 0 that are 0: no element is infinite or NaN (a
- * maximum would lose a NaN). */
+/* True if all magnitudes are below the limit and no element is NaN. zero: sums of x * 0, which keep
+ * a NaN, while a maximum loses it. */
 ALWAYS_INLINE bool bf16_fits(vf max, vf zero)
 {
     float sizes[VF_LANES], zeros[VF_LANES];
@@ -57,19 +57,19 @@ static void bf16_row(float *row, int64_t n, bool pairs, bool *fits)
         vf_store_n(row + whole, 1, last);
 }
 
-/* Panels of floats that become bf16 in place: rows first .. inner of them, first is even. */
+/* Panels of floats to convert to bf16 in place: inner indices first .. inner - 1; first is even. */
 typedef struct bf16_panels {
     float *panels;
-    int64_t columns, stride; /* of all panels; floats between panels */
+    int64_t columns, stride; /* total number of columns; floats between panels */
     int64_t first, inner;
     bool pairs;
-    const mhai_pack *keys; /* rows with an element that is too large become 0; NULL: none do */
+    const mhai_pack *keys; /* set keys with an element of 2^59 or more to 0; or NULL */
 } bf16_panels;
 
-/* VF_LANES columns of a panel; returns the largest size in each, or NaN where one is. */
+/* Convert VF_LANES columns of a panel. Returns the largest magnitude in each column, or NaN. */
 ALWAYS_INLINE vf bf16_columns(const bf16_panels *x, float *panel)
 {
-    vf max = vf_zero(), zero = vf_zero(); /* numbers times 0: a maximum loses NaN */
+    vf max = vf_zero(), zero = vf_zero(); /* zero: keeps NaN, which a maximum loses */
     for (int64_t i = x->first; i < x->inner; i += 2) {
         const bool both = i + 1 < x->inner;
         float *at = panel + i * MHAI_PANEL;
@@ -105,8 +105,8 @@ static void bf16_convert(const bf16_panels *x)
 }
 
 #ifdef HAS_PAIRS
-/* Rows of bf16, which need no rounding: false if an element needs a check, and the whole piece
- * must be converted by way of floats. */
+/* Packing of bf16 rows without conversion. Returns false if an element is out of range; then the
+ * whole piece must be converted through floats. */
 enum {
     PAIRS = 2 * VF_LANES,
     BF16_LEAST_BITS = 0x2680,
@@ -114,7 +114,7 @@ enum {
     BF16_INFINITE_BITS = 0x7F80
 };
 
-/* Row r of a piece at `at`, columns of `cols`, zeros from `rows` on. */
+/* The first `cols` columns of row r of the matrix at `at`; zeros if r >= rows. */
 ALWAYS_INLINE vf stored_pairs(const uint16_t *at, int64_t stride, int r, int64_t rows, int64_t cols,
                               pair_sizes *sizes)
 {
@@ -122,7 +122,7 @@ ALWAYS_INLINE vf stored_pairs(const uint16_t *at, int64_t stride, int r, int64_t
     return load_pairs(at + r * stride, cols, sizes);
 }
 
-/* Up to VF_LANES keys and PAIRS of their elements. */
+/* Transpose up to VF_LANES keys, PAIRS elements of each. */
 ALWAYS_INLINE void stored_square(const uint16_t *at, int64_t stride, int64_t rows, int64_t cols,
                                  float *out, pair_sizes *sizes)
 {
@@ -139,8 +139,8 @@ ALWAYS_INLINE void stored_square(const uint16_t *at, int64_t stride, int64_t row
         vf_store(out + i * MHAI_PANEL, vf_load(square + i * VF_LANES));
 }
 
-/* Rows packed next, in memory order, while these are in L1 (value_tmpl.c); beyond the last row
- * the following memory, which is often packed next. */
+/* The position of prefetching, which runs ahead of packing in memory order (value_tmpl.c). It
+ * continues beyond the last row, since the following memory is often packed next. */
 typedef struct line_cursor {
     const mhai_pack *pack;
     int64_t row, col;
@@ -262,7 +262,7 @@ static void bf16_values(const mhai_pack *pack, int64_t first, bool pairs)
 
 /* ---- the tile -------------------------------------------------------------------------------- */
 
-/* Where column j of a row of floats begins once it holds pairs. */
+/* Offset in floats of column j, in a row of pairs or of floats. */
 ALWAYS_INLINE int64_t pair_at(bool pairs, int64_t j)
 {
     return pairs ? j / 2 : j;
@@ -283,14 +283,14 @@ static void bf16_score_panel(const mhai_tile *t, int key)
                            .scale = factor});
 }
 
-/* A probability: too small is the only case to check. */
+/* Load probabilities; only underflow needs a check. */
 ALWAYS_INLINE vf load_weight(const float *p)
 {
     const vf x = vf_load(p);
     return vf_zero_below(x, vf_set1(bf16_least), x);
 }
 
-/* Probabilities up to `end`, a multiple of 16, become bf16. */
+/* Convert probabilities begin .. end to bf16; end is a multiple of 16. */
 static void bf16_weights(float *s, int begin, int end, bool pairs)
 {
 #ifdef HAS_PAIRS

@@ -1,15 +1,15 @@
-/* The register block: all matrix products of the library go through here.
+/* The register block: the inner loop of most matrix products of the library.
  *
  *   C[rows x 32] = A[rows x inner] B[inner x 32]     A by broadcasts, B a panel, C in registers
  *
  * Each element of C is one chain of FMAs over i = 0 .. inner-1 that starts at 0, on every
- * instruction set and for every number of rows. What happens with the result is chosen by a
- * constant `finish`, so that the compiler makes one function of each combination. */
+ * instruction set and for every number of rows. The constant `finish` selects the use of the
+ * result, so that the compiler generates one function per combination. */
 
 enum {
     BLOCK_COLS = TILE_VECTORS * VF_LANES,
     PANEL_VECTORS = MHAI_PANEL / VF_LANES,
-    FEW_ROWS = PANEL_VECTORS > TILE_VECTORS ? 2 : 0, /* rows of sums as wide as a panel */
+    FEW_ROWS = PANEL_VECTORS > TILE_VECTORS ? 2 : 0, /* rows whose sums may be as wide as a panel */
     HALF_PANEL = MHAI_PANEL / 2,
     HALF_VECTORS = BLOCK_COLS > HALF_PANEL ? TILE_VECTORS / 2 : TILE_VECTORS,
     LINE = 16 /* floats of a cache line */
@@ -17,30 +17,30 @@ enum {
 
 typedef enum block_finish {
     FINISH_STORE,    /* c = sum */
-    FINISH_FETCH,    /* likewise, and prefetches rows that are read soon */
-    FINISH_FETCH_L2, /* likewise, into L2 only */
+    FINISH_FETCH,    /* c = sum; prefetches rows that will be read soon */
+    FINISH_FETCH_L2, /* the same, into L2 only */
     FINISH_SCALE,    /* c = sum * scale[row] */
     FINISH_RESCALE,  /* c = fma(c, scale[row], sum) */
     FINISH_ADD,      /* c = start + sum */
-    FINISH_ADD_FETCH /* likewise, and prefetches the data of later blocks */
+    FINISH_ADD_FETCH /* c = start + sum; prefetches the data of later blocks */
 } block_finish;
 
 typedef struct block {
     int64_t inner;
     const float *a;
     int64_t a_stride;
-    bool transposed; /* A lies [inner][rows], and C = A^T B */
+    bool transposed; /* A is stored as [inner][rows], and C = A^T B */
     const float *b;  /* [inner][MHAI_PANEL] */
     float *c;
     int64_t c_stride;
     const float *scale; /* FINISH_SCALE, FINISH_RESCALE: [rows] */
     const float *start; /* the addend: c itself or another row; stride 0: one row for all */
     int64_t start_stride;
-    int fetching;      /* only this many calls of strip_product() fetch */
-    const float *next; /* rows read soon. FINISH_ADD_FETCH: next_step floats with each inner
-                          index; FINISH_FETCH: rows of next_lines, a line with each */
+    int fetching;      /* number of register blocks that prefetch */
+    const float *next; /* prefetched, one line per inner index. FINISH_ADD_FETCH: advances by
+                          next_step floats; FINISH_FETCH: rows of next_lines lines */
     int64_t next_step;
-    int64_t next_lines, next_gap; /* gap in floats: from the end of a row to the next row */
+    int64_t next_lines, next_gap; /* next_gap: floats from the end of a row to the next row */
 } block;
 
 /* Prefetch into L2 and L1; never faults. */
@@ -82,9 +82,9 @@ ALWAYS_INLINE vf multiply_add(bool pairs, vf a, vf b, vf c)
     return vf_fma(a, b, c);
 }
 
-/* pairs: each element of A and B is a pair of bf16 (simd_portable.h). transposed: A lies [inner][rows],
- * so that C = A^T B. stride: that of A if it is a constant, else 0. A constant one is worth 5 % at 14
- * rows, whose strides would not all fit in registers. */
+/* pairs: each element of A and B is a pair of bf16 (simd_portable.h). transposed: A is stored as
+ * [inner][rows], and C = A^T B. stride: the stride of A if constant, otherwise 0. A constant saves
+ * 5 % at 14 rows, whose strides would not all fit in registers. */
 ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool pairs,
                               bool transposed, int64_t stride, const block *t)
 {
@@ -100,7 +100,7 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool p
     const float *next = t->next;
     const int64_t step = t->next_step;
     int64_t lines = t->next_lines;
-    if (adds(finish)) /* the addend, perhaps far away, is fetched while the sums are computed */
+    if (adds(finish)) /* prefetch the addend during the sums: it may be far away */
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < vectors * VF_LANES; j += LINE) fetch(t->c + r * t->c_stride + j);
     UNROLL_INNER for (int64_t i = 0; i < inner; i++)
@@ -148,7 +148,7 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool p
         if (n <= most)                                                                    \
             block_body(n <= most ? n : 1, vectors, finish, pairs, transposed, stride, t); \
         return;
-/* clang-format would move one more case to a line of its own each time it runs. */
+/* clang-format would move one more case to a separate line on each run. */
 /* clang-format off */
 #define DEFINE_BLOCK_OF(name, most_rows, width, finish_kind, of_pairs, is_transposed,           \
                         constant_stride)                                                        \
@@ -204,7 +204,7 @@ _Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
 typedef void (*block_function)(int rows, const block *t);
 
-/* c += a b by the function for the stride of a. */
+/* The function for c += a b with this stride of a. */
 static block_function adding_rows(int64_t a_stride)
 {
     return a_stride == MHAI_SCORE_STRIDE ? block_add_score_rows : block_add_rows;
@@ -222,7 +222,7 @@ static block_function adding_columns(int64_t a_stride)
                                          : block_add_columns;
 }
 
-/* A call of a register block, by the function that also fetches as long as t->fetching says. */
+/* One register block, by the function that prefetches while t->fetching is positive. */
 ALWAYS_INLINE void block_call(block_function fetching, block_function others, int rows, block *t)
 {
     if (t->fetching <= 0) {
@@ -234,7 +234,7 @@ ALWAYS_INLINE void block_call(block_function fetching, block_function others, in
     t->fetching--;
 }
 
-/* A strip's rows, in as many register blocks as needed. */
+/* All rows of a strip, in one or several register blocks. */
 ALWAYS_INLINE void strip_product(block_function fetching, block_function others, int rows, block *t)
 {
     if (BLOCK_ROWS == TILE_ROWS) {
@@ -256,19 +256,19 @@ ALWAYS_INLINE void strip_product(block_function fetching, block_function others,
     if (t->start) t->start -= rows * t->start_stride;
 }
 
-/* A whole panel, in as many register blocks as needed; t is modified. (Not a copy of t: loading
- * a structure that was just stored in parts would wait for all stores before it.) */
+/* A whole panel, in one or several register blocks. Modifies t: loading a copy that was just stored
+ * in parts would wait for all earlier stores. */
 ALWAYS_INLINE void panel_product(block_function fetching, block_function others, int rows, block *t)
 {
     for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
         strip_product(fetching, others, rows, t);
         t->b += BLOCK_COLS;
         t->c += BLOCK_COLS;
-        if (t->start) t->start += BLOCK_COLS; /* products that only store have none */
+        if (t->start) t->start += BLOCK_COLS; /* NULL if nothing is added */
     }
 }
 
-/* The first half of a panel, by a function of HALF_VECTORS. */
+/* The first half of a panel, by a function for HALF_VECTORS. */
 ALWAYS_INLINE void half_product(block_function blocks, int rows, block *t)
 {
     for (int column = 0; column < HALF_PANEL; column += HALF_VECTORS * VF_LANES) {

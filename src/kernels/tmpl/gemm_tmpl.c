@@ -1,6 +1,6 @@
-/* A strip of rows times packed weights, one block of inputs. Contract in kernels.h. */
+/* A strip of rows times packed weights, for one block of inputs. Contract in kernels.h. */
 
-/* The last panel may have fewer columns than registers: it goes through a buffer. */
+/* The last panel may have fewer columns than the register block, so it is computed in a buffer. */
 static void gemm_partial_panel(block_function blocks, int rows, block *t, int64_t cols)
 {
     float buffer[MHAI_MAX_ROWS * MHAI_PANEL] = {0};
@@ -20,7 +20,7 @@ static void gemm_partial_panel(block_function blocks, int rows, block *t, int64_
 
 enum { FETCHED = 64 / sizeof(float) }; /* a cache line */
 
-/* A panel's share of the rows that the next block of inputs reads. */
+/* Prefetch a panel's share of the rows that the next block of inputs reads. */
 static void fetch_next_rows(const mhai_gemm *g, int64_t panel)
 {
     const int64_t end = (panel + 1) * g->next_rows / g->panels;
@@ -29,7 +29,8 @@ static void fetch_next_rows(const mhai_gemm *g, int64_t panel)
             fetch_l2(g->next_x + r * g->next_stride + line * FETCHED);
 }
 
-/* x copied together: rows at the stride of scores, columns at that of the most rows. */
+/* Copy x to contiguous memory: rows with the stride of scores, or columns (gather_columns) with
+ * stride MHAI_MAX_ROWS. */
 static void gather_rows(const mhai_gemm *g)
 {
     const int64_t whole = g->inner / VF_LANES * VF_LANES, left = g->inner - whole;
@@ -54,8 +55,8 @@ static void gather_columns(const mhai_gemm *g)
         }
 }
 
-/* How many calls of a panel fetch its share of the next weights, and how many floats each
- * fetches per input. With fewer than 4 floats the same line would be fetched repeatedly. */
+/* *calls: register blocks of a panel that prefetch its share of the next weights; *step: floats per
+ * input in each. With fewer than 4 floats the same line would be prefetched repeatedly. */
 static void share_fetching(const mhai_gemm *g, int *calls, int64_t *step)
 {
     const int64_t most = MHAI_PANEL / BLOCK_COLS * ((g->rows + BLOCK_ROWS - 1) / BLOCK_ROWS);

@@ -1,8 +1,8 @@
-/* Linear layers in int8 arithmetic for one instruction set, and the table of their kernels; included by
- * isa/int8_*.c. As in table_tmpl.c only static code may stand here.
+/* Linear layers in int8 arithmetic for one instruction set, and the table of their kernels.
+ * Included by isa/int8_*.c. All code here must be static, as in table_tmpl.c.
  *
- * Activations become small numbers, 32 with one unit, and meet the small numbers of a file. A lane is
- * an output, so that nothing is summed across lanes. */
+ * Activations are quantised in blocks of 32 with one unit, and multiplied by the small numbers of a
+ * file. Each lane is an output, so there are no sums across lanes. */
 #include "base/half.h"
 #include "kernels/int8.h"
 
@@ -12,20 +12,20 @@
 
 enum {
     BLOCK_COLS = SUM_VECTORS * VF_LANES,
-    /* Dwords between rows of activations: a constant, so that 14 rows need no registers for their
-     * strides, and no power of two, so that they do not share sets of a cache. */
+    /* Dwords between rows of activations. A constant, so that the strides of 14 rows need no
+     * registers; not a power of two, so that rows do not share cache sets. */
     ROW_STRIDE = MHA_CODED_COLUMNS / GROUP + 16
 };
 
-static const float int8_least = 0x1p-80f;      /* below it numbers become 0: no unit is subnormal */
-static const float int8_input_limit = 0x1p93f; /* units times scales and sums stay finite */
+static const float int8_least = 0x1p-80f;      /* blocks below it become 0: no subnormal units */
+static const float int8_input_limit = 0x1p93f; /* keeps units * scales and sums finite */
 
 ALWAYS_INLINE vf int8_load(const float *x, int64_t left)
 {
     return left > 0 ? vf_load(x) : vf_zero();
 }
 
-/* Of 16 inputs, times `steps`; returns their sum. */
+/* Round 16 inputs times `steps` to small numbers; returns their sum. */
 ALWAYS_INLINE int32_t int8_round(const float *x, int64_t left, vf steps, int32_t *out)
 {
     vi sum = vi_zero();
@@ -86,7 +86,7 @@ static void int8_inputs(const float *x, int64_t n, int32_t *small, mhai_int8_blo
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Some rows and BLOCK_COLS outputs from `lane` on. */
+/* Up to BLOCK_ROWS rows, and BLOCK_COLS outputs from `lane` on. */
 typedef struct int8_strip {
     const mha_coded *w;
     int64_t inputs;
@@ -96,7 +96,8 @@ typedef struct int8_strip {
     float (*y)[MHAI_PANEL];
 } int8_strip;
 
-/* The sums of a run join y: y + sum (scale unit) + offset (unit sum of x), each operation rounded. */
+/* y += sum * (scale * unit) + offset * shift for one run, shift = unit * the sum of small numbers;
+ * each operation is rounded. */
 ALWAYS_INLINE void int8_join(bool has_offsets, const int8_strip *t, int64_t run, int row, int j,
                              vi sum, float unit, float shift)
 {
@@ -164,7 +165,7 @@ static __attribute__((noinline)) void int8_linear_block(int rows, const int8_str
 /* clang-format on */
 _Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
-/* Outputs of a strip are summed here: in memory they may lie pages apart. */
+/* Sums the outputs of a strip in a local buffer: in memory, rows may be pages apart. */
 static void int8_strip_rows(const mhai_int8_product *p, int64_t row, int rows)
 {
     _Alignas(64) float y[BLOCK_ROWS][MHAI_PANEL];

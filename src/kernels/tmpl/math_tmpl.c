@@ -1,15 +1,15 @@
-/* Elementary functions on vectors. The same operations in the same order on every instruction set,
- * so that the bits agree wherever vf_fma is one rounding. Coefficients: minimax fits of our own,
- * rounded to f32; the errors quoted are those of the rounded polynomials. */
+/* Elementary functions on vectors. Operations and their order are the same on every instruction
+ * set, so results are bit-identical wherever vf_fma rounds once. Coefficients are minimax fits made
+ * for this library, rounded to f32; the errors given are those of the rounded polynomials. */
 
-/* 2^x for x <= 127; 0 below -126 (a result that would be subnormal is flushed, since FMAs on
- * subnormals stall); NaN stays. Relative error of the polynomial 1.09e-7, of the whole < 3.5 u
- * (u = 2^-24); exp2(0) = 1 exactly, which is what makes skipping an empty key block exact. */
+/* 2^x for x <= 127; 0 below -126, since FMAs on subnormals stall; NaN remains NaN. The relative
+ * error of the polynomial is 1.09e-7, of the result below 3.5 u (u = 2^-24). exp2(0) is exactly 1,
+ * so skipping an empty key block is exact. */
 static const float exp2_terms[] = {0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f,
                                    1.0f};
 
-/* Of some vectors in step: one is a chain of 40 cycles, and no processor looks far enough ahead to
- * fill them with the vectors that follow. */
+/* Vectors processed together: one is a chain of 40 cycles, and no processor looks far enough ahead
+ * to overlap it with the following vectors. */
 enum { EXP2_VECTORS = LANES16 > 1 ? LANES16 : 2 };
 ALWAYS_INLINE void exp2_vectors(int count, vf x[])
 {
@@ -30,8 +30,8 @@ ALWAYS_INLINE vf vf_exp2(vf x)
     return x;
 }
 
-/* tanh(x): an odd polynomial for |x| < 5/8 (relative error 8.6e-9), (1 - e) / (1 + e) with
- * e = exp(-2 |x|) beyond, where nothing cancels badly. */
+/* tanh(x): an odd polynomial for |x| < 5/8 (relative error 8.6e-9); beyond, (1 - e) / (1 + e) with
+ * e = exp(-2 |x|), where cancellation is small. */
 static inline vf vf_tanh(vf x)
 {
     const vf one = vf_set1(1.0f);
@@ -80,8 +80,8 @@ static inline vf erf_ratio(vf z2)
 }
 
 /* Phi(x) = erfc(-x / sqrt 2) / 2, the normal distribution. The tail formula is used on both sides,
- * so that nothing cancels for x < 0. Beyond |z| = 4.2 (erfc < 3e-9) the fit is not valid and not
- * needed. */
+ * so there is no cancellation for x < 0. The fit is valid for |z| <= 4.2; erfc is below 3e-9
+ * beyond. */
 static inline vf vf_normal(vf x)
 {
     const vf one = vf_set1(1.0f), half = vf_set1(0.5f);
@@ -94,7 +94,7 @@ static inline vf vf_normal(vf x)
     return vf_where_below(x, vf_zero(), phi_negative, vf_sub(one, phi_negative));
 }
 
-/* 1 / (1 + exp(-x)) by e = exp(-|x|), which cannot overflow. Below -87.3 it is 0. */
+/* 1 / (1 + exp(-x)) by e = exp(-|x|), which cannot overflow. 0 below -87.3. */
 static inline vf vf_sigmoid(vf x)
 {
     const vf one = vf_set1(1.0f);

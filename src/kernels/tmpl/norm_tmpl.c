@@ -2,7 +2,7 @@
 
 enum { TURNED = TURNED_COLUMNS * MHAI_MAX_ROWS };
 
-/* Sums of z - mean, or of its squares. turned: the last columns, turned, on return. */
+/* Row sums of z, or of (z - mean)^2. On return, turned holds the last columns, transposed. */
 ALWAYS_INLINE void norm_sums(const mhai_norm_strip *s, bool squares, const double *mean,
                              double *sums, float turned[TURNED])
 {
@@ -58,10 +58,10 @@ static void norm_strip(const mhai_norm_strip *s)
 
 /* ---- backward ------------------------------------------------------------------------------
  *
- * Without centring, means are 0 and sums for a bias are not wanted: `centred` is a constant, so
- * that neither takes time. z - 0 is z, to the bit. */
+ * Without centring, means are 0 and bias sums are not computed. `centred` is a constant, so that
+ * neither costs time. z - 0 is exactly z. */
 
-/* Means over a row of g = dy weight, and of g times the normed z. z: as norm_measure() left it. */
+/* Means over a row of g = dy weight, and of g times the normed z. z: `turned` of norm_measure(). */
 ALWAYS_INLINE void norm_means(const mhai_norm_strip_back *b, bool centred, const double *mean,
                               const double *scale, float z[TURNED], double *mean_g, double *mean_gn)
 {
@@ -92,17 +92,17 @@ ALWAYS_INLINE void norm_means(const mhai_norm_strip_back *b, bool centred, const
     }
 }
 
-/* What the rows of a strip have in common. */
+/* Statistics of the rows of a strip. */
 typedef struct norm_rows {
     double mean[MHAI_MAX_ROWS], scale[MHAI_MAX_ROWS];
     double mean_g[MHAI_MAX_ROWS], mean_gn[MHAI_MAX_ROWS];
 } norm_rows;
 
-/* Vectors of columns that are taken together. */
+/* Vectors of columns processed together. */
 enum { NORM_VECTORS = 4, NORM_COLUMNS = NORM_VECTORS * VD_LANES };
 
-/* Columns from i on, row after row, so that their sums for weight and bias stay in registers. left:
- * how many there are, of which these are the first. */
+/* `vectors` vectors of columns from i on; `left` columns exist. Row by row, so that the sums for
+ * weight and bias stay in registers. */
 ALWAYS_INLINE void norm_columns(const mhai_norm_strip_back *b, bool centred, int vectors,
                                 const norm_rows *of, int64_t i, int64_t left)
 {

@@ -1,14 +1,14 @@
-/* Rows of queries against the keys of a sequence that are one block. Nothing is rescaled, so each
- * strip goes from its queries to its outputs in one pass. The contract is in kernels.h. It is
- * bit-identical to tile_forward, whose chains, maxima and sums it uses: the additional step there
- * is fma(0, alpha, sum), which equals sum except for the sign of a 0, and finish_row removes that.
+/* Attention to keys that form one block. Nothing is rescaled, so each strip is computed from
+ * queries to outputs in one pass. The contract is in kernels.h. Results are bit-identical to
+ * tile_forward, which has the same chains, maxima and sums. Its additional step,
+ * fma(0, alpha, sum), can only change the sign of a 0, which finish_row removes.
  *
  * Non-finite elements are not handled here. `finite`, a sum of x * 0, detects them, and the caller
  * then computes all rows in tiles. */
 
 /* ---- products ---------------------------------------------------------------------------------
- * Of weights and values, with two features that block_tmpl.c lacks: values in rows at any address,
- * and results that are divided and written to the output. */
+ * Products of weights and values with two features that block_tmpl.c lacks: values in rows at any
+ * address, and results that are divided and written to the output. */
 
 typedef struct one_product {
     int64_t inner;
@@ -88,7 +88,7 @@ ALWAYS_INLINE void one_strip_product(void (*blocks)(int, const one_product *), i
 
 typedef struct one_strip {
     int rows, end;           /* keys that any row sees */
-    int ends[MHAI_MAX_ROWS]; /* keys that every row sees */
+    int ends[MHAI_MAX_ROWS]; /* keys that each row sees */
     const float *q[MHAI_MAX_ROWS];
     float *o[MHAI_MAX_ROWS];
     float m[MHAI_MAX_ROWS], l[MHAI_MAX_ROWS];
@@ -111,8 +111,8 @@ static void mask_one_row(const mhai_one_block *x, int64_t head, int64_t query, i
     s->mask.bias[row] = dense_row(&x->bias, head, query);
 }
 
-/* The positions of the next rows; advances *head and *query. Rows of outputs may be far away:
- * they are fetched while the strip is computed. */
+/* Find the next rows; advances *head and *query. Prefetches rows of outputs, which may be far
+ * away. */
 ALWAYS_INLINE void place_strip(const mhai_one_block *x, int64_t *head, int64_t *query, one_strip *s)
 {
     s->end = 0;
@@ -185,7 +185,8 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
 
 /* ---- the keys -------------------------------------------------------------------------------- */
 
-/* Pack keys, of the last panel only the half that has keys, and values if requested. */
+/* Pack the keys, and the values if requested. The second half of the last panel of keys is skipped
+ * if it has none. */
 static bool pack_one_block(const mhai_one_block *x)
 {
     const mhai_pack keys = {.in = x->k, .stride = x->k_row, .rows = x->keys, .cols = x->head_dim};

@@ -1,8 +1,8 @@
-/* Packing into panels, and the check for non-finite elements on the way. */
+/* Packing into panels, with a check for non-finite elements. */
 
 ALWAYS_INLINE bool row_finite(mha_dtype type, const void *in, int64_t first, int64_t n)
 {
-    /* x * 0 is NaN exactly for what is not finite, and a NaN stays in the sum. */
+    /* x * 0 is NaN exactly if x is not finite, and a sum keeps a NaN. */
     vf sum = vf_zero();
     for (int64_t i = 0; i < n; i += VF_LANES) {
         int64_t lanes = n - i < VF_LANES ? n - i : VF_LANES;
@@ -27,8 +27,7 @@ ALWAYS_INLINE void find_bad_rows(mha_dtype type, const mhai_pack *pack)
     }
 }
 
-/* Sums of x * 0, which stay 0 while all x are finite: several, so that they need not wait for each
- * other. */
+/* Number of independent sums of x * 0, which remain 0 while all x are finite. */
 enum { FINITE_SUMS = 4 };
 
 ALWAYS_INLINE bool sums_are_zero(const vf sum[FINITE_SUMS])
@@ -37,8 +36,8 @@ ALWAYS_INLINE bool sums_are_zero(const vf sum[FINITE_SUMS])
     return vf_sum16(part) == 0;
 }
 
-/* Rows may be pages apart, where no hardware prefetcher finds the next one: this fetches rows
- * that are packed later. Addresses may be outside of the tensor; those are never read. */
+/* Prefetch rows that are packed later: hardware prefetchers do not find rows that are pages apart.
+ * Addresses outside of the tensor are never read. */
 ALWAYS_INLINE void fetch_element(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col)
 {
     const int64_t size = run_size(type);
@@ -108,7 +107,7 @@ ALWAYS_INLINE bool pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row
     return pack_panel_part(type, pack, false, row, MHAI_PANEL, panel);
 }
 
-/* Rows marked as bad become 0, or only their non-finite elements. */
+/* Set the rows marked as bad to 0, or only their non-finite elements. */
 static void clear_bad_columns(const mhai_pack *pack)
 {
     for (int64_t r = 0; r < pack->rows; r++) {
@@ -130,7 +129,7 @@ ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)
     clear_bad_columns(pack);
 }
 
-/* Keys that are not finite, of the panel at `panel`. */
+/* Mark the keys of a panel that are not finite. */
 static void note_bad_columns(const mhai_pack *pack, int64_t row, const float *panel)
 {
     vf sum[PANEL_VECTORS] = {vf_zero()};
@@ -201,7 +200,7 @@ static void pack_coded(const mha_coded *rows, int64_t column, int64_t columns, f
 /* Number of rows that are prefetched before they are packed. */
 enum { VALUES_AHEAD = 16 };
 
-/* The first n lanes times their position's scale, which may be NaN; the others stay 0. */
+/* The first n lanes times `scale`, which may be NaN; the others are 0. */
 ALWAYS_INLINE vf scaled(vf x, float scale, int64_t n)
 {
     float lanes[VF_LANES];

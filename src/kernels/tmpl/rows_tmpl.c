@@ -1,10 +1,9 @@
-/* Sums along rows in double. A row's terms are added in the order of its index, so one row is one
- * chain of additions; 16 rows, turned, are 16 chains side by side. Here: what such kernels share,
- * rotary embedding and delta. Contracts in kernels.h. */
+/* Sums along rows in double, rotary embedding and delta. A row's terms are added in index order,
+ * one chain per row; 16 transposed rows are 16 chains in parallel. Contracts in kernels.h. */
 
 enum { VD_LANES = VF_LANES / 2, TURNED_PARTS = MHAI_MAX_ROWS / VD_LANES, TURNED_COLUMNS = 64 };
 
-/* The next up to VD_LANES numbers of n from i on; beyond them 0. */
+/* Load VD_LANES of n numbers from i on; 0 beyond n. */
 ALWAYS_INLINE vd vd_load_at(const float *x, int64_t i, int64_t n)
 {
     float part[VD_LANES] = {0};
@@ -44,11 +43,10 @@ ALWAYS_INLINE vd vd_set1(double x)
     return x - (vd){0};
 }
 
-/* Columns col .. col + cols - 1 of up to 16 rows, turned: out [cols][16], 0 for rows there are
- * not. */
+/* Transpose columns col .. col + cols - 1 of up to 16 rows: out [cols][16], 0 for missing rows. */
 ALWAYS_INLINE void turn_rows_of(const mhai_pack *pack, int64_t col, int64_t cols, float *out)
 {
-    for (int64_t c = 0; c < cols; c += VF_LANES) { /* the next rows are likely to be next */
+    for (int64_t c = 0; c < cols; c += VF_LANES) { /* the following rows are often needed next */
         for (int r = 0; r < MHAI_MAX_ROWS; r++)
             fetch_element(MHA_F32, pack, MHAI_MAX_ROWS + r, col + c);
         for (int r = 0; r < MHAI_MAX_ROWS; r += VF_LANES)
@@ -60,7 +58,7 @@ ALWAYS_INLINE void turn_rows_of(const mhai_pack *pack, int64_t col, int64_t cols
 static void turn_rows(const float *x, int64_t stride, int rows, int64_t col, int64_t cols,
                       float out[TURNED_COLUMNS * MHAI_MAX_ROWS])
 {
-    if (rows == MHAI_MAX_ROWS) /* a constant, so that rows need no test for existence */
+    if (rows == MHAI_MAX_ROWS) /* a constant avoids the test for missing rows */
         turn_rows_of(&(mhai_pack){.in = x, .stride = stride, .rows = MHAI_MAX_ROWS}, col, cols,
                      out);
     else
@@ -93,7 +91,7 @@ static void rope_halves(const mhai_turn *t)
 
 enum { TURNED_VECTORS = MHAI_MAX_ROWS / VF_LANES };
 
-/* x * 0 is NaN exactly for what is not finite, and a NaN stays in the sum. */
+/* x * 0 is NaN exactly if x is not finite, and a sum keeps a NaN. */
 ALWAYS_INLINE void note_finite(const float *column, vf zero[TURNED_VECTORS])
 {
     UNROLL for (int j = 0; j < TURNED_VECTORS; j++) zero[j] =

@@ -1,10 +1,10 @@
-/* Runs of a cache (kernels.h): numbers are converted in registers for few rows, and to floats in L1 if several register
- * blocks of rows share them. */
+/* Runs of a cache (kernels.h). Numbers are converted in registers for few rows, and to floats in L1
+ * if several register blocks share them. */
 
 enum {
-    RUN_ROWS = 8,                                        /* that are done without a copy, */
+    RUN_ROWS = 8,                                        /* at most without a copy */
     RUN_PART = VF_LANES == 16 ? 8 : 4,                   /* per step */
-    RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? 10 : 24, /* of 16 registers or 32 */
+    RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? 10 : 24, /* registers for sums, of 16 or 32 */
     RUN_LINE = 64                                        /* bytes of a cache line */
 };
 
@@ -15,7 +15,7 @@ enum {
     case MHA_BF16: function(MHA_BF16, __VA_ARGS__); break; \
     default: function(MHA_F32, __VA_ARGS__);               \
     }
-/* Keys: MHA_U8, which no run has, stands for MHA_I8 with powers. */
+/* For keys, MHA_U8, which no run has, means MHA_I8 with powers. */
 #define RUN_POWERS MHA_U8
 #define BY_KEY_TYPE(run, function, ...)                 \
     if ((run)->powers) {                                \
@@ -74,7 +74,7 @@ ALWAYS_INLINE void run_columns_as(mha_dtype type, const mhai_run *run, int64_t k
     }
 }
 
-/* A panel of up to 32 keys, of which there is at least one. */
+/* A panel of 1 to 32 keys. */
 static void run_panel(const mhai_run *runs, int64_t keys, int64_t dim, float *panel)
 {
     BY_KEY_TYPE(runs, run_columns_as, runs, keys, dim, panel)
@@ -96,7 +96,8 @@ ALWAYS_INLINE void run_rows_as(mha_dtype type, const mhai_run *run, int keys, in
             vf_store(out + key * cols + c, value_lanes(type, run, cols, key, c));
 }
 
-/* Values of some positions as floats: in place, or in room; cols is a multiple of 32. */
+/* The values of some positions as floats: in place, or converted into room. cols is a multiple of
+ * 32. */
 static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float *room)
 {
     if (run->type == MHA_F32) return run->at;
@@ -104,8 +105,9 @@ static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float 
     return room;
 }
 
-/* Prefetch bytes that are needed soon from L2 to L1, and others from memory to L2. Runs, each a separate stream, then
- * reach 87 to 98 % of the read bandwidth (Zen 5; with loads in place of the former 76 to 84 %). */
+/* Prefetch bytes that are needed soon from L2 to L1, and later ones from memory to L2. Runs, each a
+ * separate stream, then reach 87 to 98 % of the read bandwidth (Zen 5). With loads instead of
+ * prefetches to L1 they reach 76 to 84 %. */
 ALWAYS_INLINE void fetch_run(const char *next, const char *later, int64_t bytes)
 {
     UNROLL for (int64_t i = 0; i < bytes; i += RUN_LINE)
@@ -115,7 +117,7 @@ ALWAYS_INLINE void fetch_run(const char *next, const char *later, int64_t bytes)
     }
 }
 
-/* The same for the factors of a run, a line that no prefetcher finds. */
+/* The same for the factors of a run, whose lines no hardware prefetcher finds. */
 ALWAYS_INLINE void fetch_scales(mha_dtype type, const mhai_run *next, const mhai_run *later,
                                 int64_t dim)
 {
@@ -125,7 +127,7 @@ ALWAYS_INLINE void fetch_scales(mha_dtype type, const mhai_run *next, const mhai
             fetch_run((const char *)next->powers + c, (const char *)later->powers + c, RUN_LINE);
 }
 
-/* sum[j] += *weight x[j]: several share a broadcast, which is one load in place of theirs. */
+/* sum[j] += *weight x[j]; several vectors share one broadcast. */
 ALWAYS_INLINE void run_add(const float *weight, int vectors, const vf *x, vf *sum)
 {
 #ifdef HAS_FMA1
@@ -138,8 +140,8 @@ ALWAYS_INLINE void run_add(const float *weight, int vectors, const vf *x, vf *su
     UNROLL for (int j = 0; j < vectors; j++) sum[j] = vf_fma(all, x[j], sum[j]);
 }
 
-/* One row of bytes: a vector is used before the next one is converted. (Zen 4 assigns instructions to its four pipes in
- * order: 2.0 cycles per vector, the optimum, instead of 2.6.) */
+/* For one row of bytes, each vector is used before the next one is converted. (Zen 4 assigns
+ * instructions to its four pipes in order: 2.0 cycles per vector, the optimum, instead of 2.6.) */
 #ifdef HAS_FMA1
 #define RUN_APART(rows, type) ((rows) == 1 && run_size(type) == 1)
 #define RUN_KEEP_ORDER __asm__ volatile("" ::: "memory")
@@ -150,8 +152,8 @@ ALWAYS_INLINE void run_add(const float *weight, int vectors, const vf *x, vf *su
 
 /* ---- scores of few rows -------------------------------------------------------------------- */
 
-/* Runs in parallel: as many as share a cache line per element, if registers hold the sums; two runs of floats if one
- * gives too few chains. */
+/* Runs in parallel: as many as make up a cache line per element, if registers hold the sums. Two
+ * runs of floats if one has too few chains. */
 #define RUNS_OF(rows, type)                                        \
     (run_size(type) == 1 && RUN_SUMS / ((rows)*LANES16) >= 4   ? 4 \
      : run_size(type) <= 2 && RUN_SUMS / ((rows)*LANES16) >= 2 ? 2 \
@@ -166,8 +168,8 @@ typedef struct run_scores {
     float *factors; /* of RUN_POWERS: [runs][dim] */
 } run_scores;
 
-/* The scores of `count` runs; the first `kept` are stored. The next runs are prefetched meanwhile, one line per
- * element: those of floats in parallel, others one after the other, each in its part. */
+/* Compute the scores of `count` runs; store those of the first `kept`. Meanwhile prefetch the next
+ * runs, one line per element: runs of floats in parallel, others in sequence, one per part. */
 ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x, int kept)
 {
     enum { MOST = 4 * LANES16 };
@@ -238,13 +240,13 @@ DEFINE_RUN_SCORES(run_scores_i8, MHA_I8)
 DEFINE_RUN_SCORES(run_scores_powers, RUN_POWERS)
 #undef RUN_CASE
 
-/* Rows of the next part, of nearly one height. */
+/* Rows of the next part; parts have nearly equal heights. */
 ALWAYS_INLINE int run_part_rows(int left)
 {
     return left <= RUN_PART ? left : left <= 2 * RUN_PART ? (left + 1) / 2 : RUN_PART;
 }
 
-/* Into [runs][dim]; more may be written after it. */
+/* Write factors [runs][dim], and possibly some floats after them. */
 static void find_factors(const mhai_run *run, int runs, int64_t dim, float *factors)
 {
     for (; runs > 0; runs--, run++, factors += dim)
@@ -252,7 +254,7 @@ static void find_factors(const mhai_run *run, int runs, int64_t dim, float *fact
             vf_store(factors + c, run_factors(run, c, dim - c < VF_LANES ? dim - c : VF_LANES));
 }
 
-/* All rows use some runs while those are in L1. */
+/* All rows are multiplied by a few runs while those are in L1. */
 ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all, int runs)
 {
     const int step = run_size(type) == 1 ? 4 : 2;
@@ -277,20 +279,20 @@ ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all
 
 /* ---- values for few rows ------------------------------------------------------------------- */
 
-/* Registers for columns: those left by the sums of the rows, in whole panels if many. Floats need none for conversion.
- * */
+/* Vectors of columns per row, as the registers for sums allow. Floats need no registers for
+ * conversion. */
 #define RUN_WIDTH(rows, type) ((RUN_SUMS + 2 * ((type) == MHA_F32)) / (rows) >= 4 ? 4 : 2)
 
 typedef struct run_values {
     const mhai_run *run; /* and those after, to be fetched */
     int runs;            /* processed in order while sums stay in registers */
-    int end;             /* positions of them */
+    int end;             /* number of positions */
     int64_t cols;
     const float *p; /* [rows][MHAI_SCORE_STRIDE], of position 0 */
     float *o;       /* [rows][cols] */
 } run_values;
 
-/* `vectors` registers of one position. */
+/* Add one position to `vectors` registers of columns. */
 ALWAYS_INLINE void run_values_key(int rows, int vectors, mha_dtype type, const mhai_run *run,
                                   int64_t cols, int key, int64_t col, const float *p,
                                   vf sum[RUN_PART][4])

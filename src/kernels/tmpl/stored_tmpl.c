@@ -1,5 +1,5 @@
-/* Products of few rows with weights that lie in rows of f16 or bf16. Pairs of neighbours are transposed as
- * one float, which is half the work, and widened in registers where they are multiplied. */
+/* Products of few rows with weights stored in rows of f16 or bf16. Pairs of neighbours are
+ * transposed as one float, which halves the work, and converted to f32 in registers. */
 
 enum { PAIR_ROWS = MHAI_GEMM_BLOCK / 2, PAIR_COLUMNS = 2 * VF_LANES };
 

@@ -1,6 +1,6 @@
 /* All kernels of one instruction set and their table; included by isa/isa_*.c, which name the set
- * and include its simd header first. Only static code may stand here and in what is included:
- * anything else compiled with machine flags could be linked into code for lesser machines. */
+ * and include its simd header first. All code here and in included files must be static: other
+ * code compiled with machine flags could be linked into code for machines without them. */
 #include "base/half.h"
 #include "base/philox.h"
 #include "kernels/kernels.h"

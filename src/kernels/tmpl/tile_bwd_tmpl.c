@@ -1,7 +1,7 @@
-/* The backward of a strip of query rows against one key block, and the column-wise products that
- * give the gradients of keys and values. Contracts in kernels.h. */
+/* The backward pass of a strip of query rows and one key block, and the products for the gradients
+ * of keys and values. Contracts in kernels.h. */
 
-/* Compute the scores of one row as in the forward, and the slope of the cap at each. */
+/* Mask the scores of one row as in the forward pass; compute the slope of the softcap at each. */
 static void mask_row_back(const mhai_tile_back *b, int row)
 {
     const mhai_tile *t = &b->tile;
@@ -31,7 +31,7 @@ static void dropout_factors(const mhai_tile *t, int row, float *factor)
     }
 }
 
-/* A row that is not finite. */
+/* The result of a row that is not finite. */
 static void nan_row(float *s, float *x, int begin, int end)
 {
     for (int j = begin; j < end; j++)
@@ -44,8 +44,8 @@ typedef struct back_row {
     vf lse, delta, gate;
 } back_row;
 
-/* Process VF_LANES keys from j on, with probabilities p; returns p kept x. A select excludes hidden
- * keys, since x may have overflowed there. */
+/* Process VF_LANES keys from j on with probabilities p; returns p kept x. Hidden keys are excluded
+ * by a select, since x may have overflowed there. */
 ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
 {
     const vf hidden = vf_set1(-0x1.fffffep127f);
@@ -60,9 +60,9 @@ ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
     return vf_mul(kept, x);
 }
 
-/* A probability is at most 1, but a score of 1e11 and its log-sum-exp are rounded to thousands.
- * So the exponent is clamped to the range of exp2, which makes instruction sets agree. NaN is
- * kept. */
+/* A probability is at most 1, but the rounding errors of a score of 1e11 and of its log-sum-exp are
+ * in the thousands. Clamping the exponent to the range of exp2 makes instruction sets agree. NaN
+ * remains NaN. */
 ALWAYS_INLINE void back_some(int count, const back_row *r, bool drops, int begin, vf sum[LANES16])
 {
     vf p[EXP2_VECTORS];
@@ -84,7 +84,7 @@ ALWAYS_INLINE void back_all(const back_row *r, bool drops, int begin, int end, f
     if (share) *share = vf_sum16(sum);
 }
 
-/* Hide scores as in the forward, up to the next multiple of 16. */
+/* Hide scores as in the forward pass, up to the next multiple of 16. */
 static void hide_row(const mhai_tile_back *b, int row)
 {
     const mhai_tile *t = &b->tile;
@@ -139,7 +139,7 @@ static void tile_backward(const mhai_tile_back *b)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* One panel of the outputs, or its first half, in blocks of nearly one height. */
+/* One panel of the outputs, or its first half, in blocks of nearly equal height. */
 static void add_panel(const mhai_product *g, int64_t column)
 {
     const bool same =

@@ -8,7 +8,7 @@ ALWAYS_INLINE float *score_row(const mhai_tile *t, int row)
     return t->s + row * MHAI_SCORE_STRIDE;
 }
 
-/* S = Q K^T by whole panels; only half of a last panel with few keys. */
+/* S = Q K^T by whole panels; a last panel with few keys is halved. */
 static void score_panels(const mhai_tile *t, int begin, int end)
 {
     const bool whole_blocks = (int)HALF_VECTORS == (int)TILE_VECTORS;
@@ -38,7 +38,7 @@ static void add_shaw(const mhai_tile_mask *mask, int row, float *s, int begin, i
     }
 }
 
-/* softcap tanh(s / softcap), and from here on scores are in units of log2 e. */
+/* softcap tanh(s / softcap). The result is in log2 units. */
 static void cap_scores(float *s, float softcap, int begin, int end)
 {
     const vf inverse = vf_set1(1.0f / softcap), cap = vf_set1(softcap * log2_e);
@@ -51,7 +51,7 @@ static void add_relative(float *s, const float *relative, int begin, int end)
     for (int j = begin; j < end; j++) s[j] = scalar_fma(relative[j], log2_e, s[j]);
 }
 
-/* A bias of -inf drops the key by selection, whatever the score is. */
+/* A bias of -inf drops the key, whatever the score; this is a select, not an addition. */
 static void add_bias(float *s, const float *bias, int64_t stride, int begin, int end)
 {
     for (int j = begin; j < end; j++) {
@@ -104,8 +104,8 @@ static void hide(float *s, int begin, int end)
     for (int j = begin; j < end; j++) s[j] = -__builtin_inff();
 }
 
-/* All except the gaps between runs, and without the bias and the bytes of keys before `from`. The cap works on whole
- * vectors; numbers outside the interval are overwritten later. */
+/* Mask a row, except the gaps between runs, and without bias and bytes for keys before `from`. The
+ * cap works on whole vectors; numbers outside the interval are overwritten later. */
 static void mask_interval(const mhai_tile *t, int row, int from)
 {
     const mhai_tile_mask *mask = t->mask;
@@ -131,9 +131,9 @@ static void mask_row(const mhai_tile *t, int row, int from)
 
 /* ---- dense masks, a panel at a time: right after its products, while its scores are in L1 ---- */
 
-/* Their rows are far apart, where no hardware prefetcher finds the next one; these fetches
- * complete while the panel's scores are computed. (Inlined by force: gcc drops calls of
- * functions that only fetch.) */
+/* Rows of masks are far apart, where no hardware prefetcher finds the next one. These prefetches
+ * complete while the panel's scores are computed. (Always inlined: gcc drops calls of functions
+ * that only prefetch.) */
 ALWAYS_INLINE void fetch_dense(const mhai_tile *t, int key)
 {
     const mhai_tile_mask *mask = t->mask;
@@ -145,7 +145,7 @@ ALWAYS_INLINE void fetch_dense(const mhai_tile *t, int key)
     }
 }
 
-/* As add_bias and drop_keys do. */
+/* The same as add_bias and drop_keys. */
 ALWAYS_INLINE void mask_panel_as(mha_dtype type, const mhai_tile *t, int key)
 {
     const vf none = vf_set1(-__builtin_inff()), least = vf_set1(-0x1.fffffep127f);
@@ -181,7 +181,7 @@ static bool dense_mask(const mhai_tile_mask *mask)
     return mask->bias[0] || mask->keep[0];
 }
 
-/* The products of one panel; on the way, rows that the next tiles read. */
+/* The products of one panel, while prefetching rows that the next tiles read. */
 static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
 {
     struct mhai_fetch_run *run = &f->runs[f->run];
@@ -209,7 +209,7 @@ static void score_packed(const mhai_tile *t, int key)
         score_panels(t, key, key + 1);
 }
 
-/* Compute scores by a function for one panel; the bias and bytes are applied up to the returned key. */
+/* Compute scores by a function for one panel. Bias and bytes are applied up to the returned key. */
 ALWAYS_INLINE int masked_panels(const mhai_tile *t, void (*scores)(const mhai_tile *, int))
 {
     const bool dense = dense_mask(t->mask);
@@ -230,8 +230,8 @@ static int masked_scores(const mhai_tile *t)
     return masked_panels(t, score_packed);
 }
 
-/* Visible keys that are not finite, and every visible key of a query that is not, score NaN.
- * Packed data has zeros there, so that a score of -inf always means "not visible" here. */
+/* Set the scores of visible keys to NaN if the key or the query is not finite. Packed data has
+ * zeros there, so a score of -inf always means "not visible". */
 static void poison_row(const mhai_tile *t, int row)
 {
     const mhai_poison *poison = t->mask->poison;
@@ -262,7 +262,7 @@ ALWAYS_INLINE void poison_values(const mhai_tile *t, int row, float (*weight)(co
     }
 }
 
-/* Several chains: the maximum of two takes four cycles on some processors. */
+/* Several chains, since a maximum has a latency of four cycles on some processors. */
 enum { MAX_VECTORS = LANES16 > 4 ? LANES16 : 4 };
 
 ALWAYS_INLINE void max_start(vf max[MAX_VECTORS])
@@ -308,7 +308,7 @@ ALWAYS_INLINE void exp_some(int count, float *s, vf top, vf sum[LANES16])
     UNROLL for (int i = 0; i < count; i++) sum[i % LANES16] = vf_add(sum[i % LANES16], p[i]);
 }
 
-/* Positions of 16 lanes beyond the end are hidden. */
+/* Positions from the end to the next multiple of 16 are hidden. */
 ALWAYS_INLINE void exp_lanes(float *s, int begin, int end, float m, vf sum[LANES16])
 {
     enum { STEP = EXP2_VECTORS * VF_LANES };
@@ -326,8 +326,8 @@ static float row_exp(float *s, int begin, int end, float m)
     return vf_sum16(sum);
 }
 
-/* Scores of one row, masked (before `from` by masked_scores), dropping the columns that pad the last 16 lanes. Returns
- * their end. */
+/* Mask the scores of one row (masked_scores did so before `from`), and hide the columns that pad
+ * the last 16 lanes. Returns the padded end. */
 static int prepare_row(const mhai_tile *t, int row, int from)
 {
     int end = (t->end + 15) / 16 * 16;
@@ -337,7 +337,7 @@ static int prepare_row(const mhai_tile *t, int row, int from)
     return end;
 }
 
-/* Four probabilities at a time share a counter; begin is a multiple of 32. */
+/* Four probabilities share a counter; begin is a multiple of 32. */
 static void drop_row(const mhai_tile *t, int row)
 {
     const mhai_dropout *d = t->dropout;
@@ -373,9 +373,9 @@ ALWAYS_INLINE void runs_exp(float *s, const tile_runs *runs, float top, vf sums[
     UNROLL for (int i = 0; i < LANES16; i++) sums[i] = sum[i];
 }
 
-/* A step of the online softmax of masked scores, and the factor for each row's earlier sums. In
- * separate passes over the rows, so that a processor can overlap the maximum or the sum of one
- * row with the next row: row after row, those chains would take a third of the time. */
+/* A step of the online softmax of masked scores; alpha is the factor of each row's earlier sums.
+ * Maxima and sums are separate passes over the rows, so that a processor overlaps the chains of
+ * successive rows. In one pass, those chains would take a third of the time. */
 static void softmax_rows(const mhai_tile *t, const tile_runs *runs, float alpha[MHAI_MAX_ROWS])
 {
     vf sums[TILE_ROWS][LANES16];
@@ -398,7 +398,7 @@ static void softmax_rows(const mhai_tile *t, const tile_runs *runs, float alpha[
         t->l[row] = scalar_fma(t->l[row], alpha[row], vf_sum16(sums[row]));
 }
 
-/* The whole tile: masked, softmaxed, dropped. */
+/* Mask, softmax and dropout of the whole tile. */
 static void softmax_from(const mhai_tile *t, int from, float alpha[MHAI_MAX_ROWS])
 {
     int end = t->end;
@@ -460,8 +460,8 @@ static void forward_runs(const mhai_tile *t)
     weigh_runs(t, alpha);
 }
 
-/* O = alpha O + P V of one panel by a function for register blocks, inner indices begin .. end; for a last panel with
- * few columns, by one for half a panel. */
+/* O = alpha O + P V for one panel and keys begin .. end. Uses the function `whole`, or `half` for a
+ * last panel with few columns. */
 ALWAYS_INLINE void weigh_panel(block_function whole, block_function half, const mhai_tile *t,
                                int64_t panel, int64_t begin, int64_t end, const float *alpha)
 {
@@ -510,9 +510,9 @@ static void row_probabilities(float *s, int begin, int end, float m, float l)
     for (int j = begin; j < end; j += VF_LANES) vf_store(s + j, vf_div(vf_load(s + j), sum));
 }
 
-/* row_probabilities of a row with keys, and -sum p log p on the way: -log p = (m - s + log2 l) ln 2 independent of the
- * rounding of p. Hidden keys are at a finite distance where p is flushed to 0. l >= 1, since the largest key of the row
- * added 1 to it, so no term is negative. */
+/* row_probabilities of a row with keys; returns -sum p log p. -log p = (m - s + log2 l) ln 2 does
+ * not depend on the rounding of p. Hidden keys get a finite distance at which p is flushed to 0.
+ * l >= 1, since the largest score of the row contributed 1, so no term is negative. */
 static float row_entropy(float *s, int begin, int end, float m, float l, float log_sum)
 {
     vf sum[LANES16];
@@ -582,8 +582,8 @@ static void tile_drop(const mhai_tile *t)
     for (int row = 0; row < t->rows; row++) drop_row(t, row);
 }
 
-/* Adding +0 turns a result of -0 into +0, so that its sign does not tell how many empty key blocks
- * were visited. */
+/* Adding +0 turns -0 into +0, so the sign of a zero does not depend on the number of empty key
+ * blocks. */
 ALWAYS_INLINE void finish_row_as(mha_dtype type, void *out, const float *in, int64_t n, float sum,
                                  float gate)
 {

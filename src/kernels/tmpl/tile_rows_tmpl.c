@@ -1,14 +1,13 @@
 /* Strips of query rows against keys and values that lie in rows, for calls whose queries are too
  * few to pay for packing a block. The contract is in kernels.h.
  *
- * Keys become one panel at a time, in L1, and meet all strips there, or do not even leave the
- * registers, where rows are few; values are read as they lie. Each score is the chain over d, and
- * each output the chain over the block's keys, that tile_forward makes, so the bits are the same.
- */
+ * Keys are packed one panel at a time, which all strips use in L1; for few rows they are transposed
+ * in registers. Values are read in place. Each score has the same chain over d as in tile_forward,
+ * and each output the same chain over the block's keys, so results are bit-identical. */
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* 32 keys as a panel. Products with the one before have fetched them. */
+/* Pack 32 keys. Products with the previous panel prefetched them. */
 static void whole_panel(const float *k, int64_t stride, int64_t dim, float *panel)
 {
     for (int64_t c = 0; c < dim; c += VF_LANES)
@@ -16,14 +15,13 @@ static void whole_panel(const float *k, int64_t stride, int64_t dim, float *pane
             transpose_from(k + i * stride + c, stride, panel + c * MHAI_PANEL + i, MHAI_PANEL);
 }
 
-/* Rows of one register block: squares of keys are turned in registers. LINE keys at a time are as
- * many chains for each row as there are squares side by side, and share its broadcasts. They lie in
- * rows, as what is to be touched while they are read. */
+/* Keys for the rows of one register block, transposed in registers, LINE keys at a time. `next` is
+ * touched meanwhile. */
 typedef struct key_rows {
     const float *k;
     int64_t stride, dim;
-    const float *next; /* LINE rows further on */
-    bool dense;        /* rows are contiguous: lines are touched as they lie, else down the rows */
+    const float *next; /* LINE rows ahead */
+    bool dense;        /* rows are contiguous: touch lines in memory order, otherwise row by row */
     int64_t far;       /* as in value_rows */
 } key_rows;
 
@@ -93,7 +91,7 @@ static void few_panel(const mhai_tile *t, const mhai_tile_rows *x, int key)
     }
 }
 
-/* The last keys, where they fill only half a panel. */
+/* Scores of the last keys, if they fill only half a panel. */
 static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, const mhai_pack *pack)
 {
     enum { HALF = MHAI_PANEL / 2, WIDTH = BLOCK_COLS < HALF ? BLOCK_COLS : HALF };
@@ -112,8 +110,8 @@ static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, con
                                   .o_stride = MHAI_SCORE_STRIDE});
 }
 
-/* The panel at key of strip i, if it sees any of it. The first products of all also fetch the next
- * panel, 16 keys each. */
+/* Scores of strip i for the panel at `key`, if it sees any of it. The first products also prefetch
+ * the next panel, 16 keys each. */
 static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int i, int key)
 {
     if (key < t->begin || key >= t->end) return;
@@ -196,8 +194,8 @@ static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
     }
 }
 
-/* A key with a non-finite element makes every score non-finite, also that of row 0: its product
- * is infinite or NaN whatever the query holds; likewise every sum with it. */
+/* Checks row 0 only: a non-finite element of a key makes its score infinite or NaN for every
+ * query. */
 static bool rows_finite(const mhai_tile *t)
 {
     vf sum = vf_zero();
@@ -209,8 +207,8 @@ static bool rows_finite(const mhai_tile *t)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* The part of the values from key on that one strip sees. The columns are done a group at a time;
- * meanwhile the first strip touches the values that follow, if they can be read. */
+/* Add the values from `key` on that one strip sees, some columns at a time. Meanwhile the first
+ * strip touches the following values, if they are readable. */
 static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int keys, float *o)
 {
     const int64_t cols = t->value_panels * MHAI_PANEL;
@@ -245,7 +243,7 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
     }
 }
 
-/* The values of a run, in L1, that one strip sees. */
+/* Add the values of a run, in L1, that one strip sees. */
 static void run_part(const mhai_tile *t, const float *v, int key, int keys, float *o)
 {
     const int64_t cols = t->value_panels * MHAI_PANEL;
@@ -290,7 +288,7 @@ static void run_value_sums(const mhai_tile *const *tiles, const mhai_tile_rows *
     }
 }
 
-/* Sums of all strips, one after the other in x->o. */
+/* Sums of all strips, contiguous in x->o. */
 static void rows_values(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin, int end)
 {
     const int64_t cols = tiles[0]->value_panels * MHAI_PANEL;

@@ -1,11 +1,11 @@
-/* Elements of the types that tensors come in, as f32: converted in registers while they are read or
- * written. `type` is a constant wherever these are inlined into a loop that matters. */
+/* Tensor elements of all types as f32, converted in registers while they are read or written.
+ * `type` is a constant wherever these functions are inlined into an important loop. */
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* UNROLL: a loop over registers, whose count is a constant. UNROLL_INNER: the loop over the inner
- * indices of a product, INNER_STEPS at a time. (Not by hand: gcc then schedules the steps as one,
- * and moves sums from register to register.) */
+ * indices of a product, INNER_STEPS at a time. (If unrolled by hand, gcc schedules the steps as one
+ * and moves sums between registers.) */
 #define PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -42,7 +42,7 @@ ALWAYS_INLINE int block_rows(int left)
     return left <= 2 * BLOCK_ROWS ? (left + 1) / 2 : BLOCK_ROWS; /* 4 and 3 rather than 6 and 1 */
 }
 
-/* function(constant, ...), so that the compiler makes one body of each type. */
+/* function(constant, ...), so that the compiler generates one body per type. */
 #define BY_TYPE(type, function, ...)                       \
     switch (type) {                                        \
     case MHA_F16: function(MHA_F16, __VA_ARGS__); break;   \
@@ -94,7 +94,7 @@ static inline float element_as(mha_dtype type, const void *p, int64_t i)
     return type == MHA_F16 ? mhai_f16_to_f32(half) : mhai_bf16_to_f32(half);
 }
 
-/* The value as stored; the tile has 0 in its place. */
+/* The value as stored; the tile holds 0 instead. */
 static inline float poison_value(const mhai_poison *x, int key, int64_t col)
 {
     if (!x->value_runs) return element_as(x->value_type, x->values, key * x->value_stride + col);

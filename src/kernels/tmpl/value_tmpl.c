@@ -1,35 +1,34 @@
-/* Rows of weights times values that lie in rows, a piece of the keys at a time: the chains of a
- * block go on where the piece before left them, so that values may be read in any pieces, in order.
- */
+/* Products of rows of weights and values stored in rows, for some of the keys at a time. Each call
+ * continues the chains of the previous one, so keys may be divided in any way, in order. */
 
 enum {
     VALUE_KEYS = 16, /* values read at a time: their rows are in L1 for all groups of columns */
-    VALUE_WIDE = 4,  /* vectors of columns, while their sums leave registers for values */
+    VALUE_WIDE = 4,  /* vectors of columns whose sums leave registers for values */
     VALUE_FULL = 8,
     FULL_ROWS = BLOCK_ROWS * TILE_VECTORS / VALUE_FULL,
     FAR = 2048 /* floats from the touched line to the one prefetched into L2: two pages */
 };
 
-/* Data needed soon is loaded line by line in memory order, whatever the order of its use. Squares
- * and columns of memory that was not touched before arrive at a third of the speed of a detected
- * stream; not every processor detects prefetches, and many lines at once are half as fast as a few
- * now and then. */
+/* Load data that is needed soon line by line in memory order, whatever the order of its use.
+ * Without this, squares and columns are read at a third of the speed of a detected stream. Not
+ * every processor detects streams of prefetches. Many lines at once are half as fast as a few at a
+ * time. */
 ALWAYS_INLINE void touch(const float *p)
 {
     (void)*(const volatile char *)p;
 }
 
-/* Into L2. Addresses ahead may lie outside of the tensor: they are never read. */
+/* Prefetch into L2. Addresses outside of the tensor are never read. */
 ALWAYS_INLINE void fetch_far(const float *p, int64_t elements)
 {
     fetch_l2((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)));
 }
 
-/* A line that is needed soon, and one that is needed later: touched lines are waited for, with no
- * more outstanding loads than a processor can track. A line prefetched into L2 two pages ahead
- * costs no such wait. (Zen 4, 4 rows: 84 to 90 % of a read-only loop, instead of 76 %, and 68 % if
- * rows did not begin at a line. Prefetching into L1 is worse than none, and without the touch not
- * as good.) */
+/* Touch a line that is needed soon, and prefetch one that is needed later. A touched line causes a
+ * wait, since a processor tracks few outstanding loads; a prefetch into L2 two pages ahead does
+ * not. (Zen 4, 4 rows: 84 to 90 % of the speed of a read-only loop, instead of 76 %, or 68 % if
+ * rows are not aligned to lines. Prefetching into L1 is slower than none; prefetching into L2
+ * without the touch is slower than with it.) */
 ALWAYS_INLINE void touch_and_fetch(const float *p, int64_t far)
 {
     touch(p);
@@ -44,12 +43,12 @@ typedef struct value_rows {
     int64_t v_stride;
     float *o;
     int64_t o_stride;
-    const float *next; /* for what is ahead: as wide a piece for each key, next_stride apart */
+    const float *next; /* data to touch: as many columns per key, next_stride apart */
     int64_t next_stride;
     int64_t far; /* floats from the touched line to the one prefetched into L2 */
 } value_rows;
 
-/* o += P V over `vectors` registers of columns; the chains go on where they were. */
+/* o += P V over `vectors` registers of columns, continuing the chains. */
 ALWAYS_INLINE void value_body(int rows, int vectors, bool ahead, const value_rows *x)
 {
     vf sum[BLOCK_ROWS][VALUE_FULL];
@@ -102,7 +101,7 @@ ALWAYS_INLINE void value_body(int rows, int vectors, bool ahead, const value_row
 DEFINE_VALUES(value_full, VALUE_FULL, FULL_ROWS, true)
 DEFINE_VALUES(value_wide, VALUE_WIDE, FULL_ROWS, true)
 DEFINE_VALUES(value_ahead, TILE_VECTORS, BLOCK_ROWS, true)
-DEFINE_VALUES(value_packed, TILE_VECTORS, BLOCK_ROWS, false) /* of what is in L1 */
+DEFINE_VALUES(value_packed, TILE_VECTORS, BLOCK_ROWS, false) /* of data in L1 */
 DEFINE_VALUES(value_half, TILE_VECTORS / 2, BLOCK_ROWS, false)
 
 typedef void (*value_function)(int rows, const value_rows *x);
@@ -124,7 +123,7 @@ ALWAYS_INLINE void value_strip(value_function first, value_function others, int 
     x->o -= rows * x->o_stride;
 }
 
-/* o = fma(o, alpha, sums): the block's sums join the output. */
+/* Add the block's sums to the output: o = fma(o, alpha, sums). */
 static void join_rows(int rows, int64_t cols, const float *sums, int64_t sums_stride,
                       const float *alpha, float *o, int64_t o_stride)
 {
