@@ -1,8 +1,8 @@
-/* mha_distributed_backward(): a rank first processes the queries of its group and the heads of its
+/* mha_distributed_backward(). A rank first processes the queries of its group and the heads of its
  * part (exchange.h), which gives their dq. Then it processes its share of the blocks of keys, with
  * one query head of each key/value head at a time. Both passes run the code of one process
  * (attn_backward_share.h). A rank that shares its keys with no other rank makes the call of one
- * process. Sums over all queries are passed from piece to piece at the end (sums.h). */
+ * process. At the end, sums over all queries are passed from piece to piece (sums.h). */
 #include "distributed/sums.h"
 
 #include "base/checked.h"
@@ -16,14 +16,15 @@
 #include <stddef.h>
 #include <string.h>
 
-/* A call: the caller's arguments, or the problem that this rank computes. */
+/* One side of a call: the arguments of the caller, or the problem that this rank computes. */
 typedef struct side {
     mhai_slice_call call;
     const mha_tensor *lse, *o_gradient;
     mha_attention_gradients gradients;
 } side;
 
-/* Indices in the exchanges: of tensors over queries, for dq and for dk and dv; and over keys. */
+/* Indices in the exchanges: of tensors over queries (for dq, and for dk and dv), and of tensors
+ * over keys. */
 enum {
     Q,
     O,
@@ -51,9 +52,9 @@ typedef struct back_call {
     int rows_at[PLACES], step_at[PLACES], kv_at[2], keys_at[4];
     mha_tensor delta; /* for this rank's rows of all heads */
     mha_tensor inputs[MHAI_HEAD_INPUTS], gradient_inputs[MHAI_HEAD_INPUTS];
-    bool alone;       /* no rank shares its keys, and no sum is over others' queries or heads */
-    bool bias_by_row; /* the requested gradient is of a bias with a row for each query */
-    mhai_backward_share *shares; /* of the pieces of the group */
+    bool alone;       /* no other rank shares its keys, and no sum includes other ranks' terms */
+    bool bias_by_row; /* a gradient is requested of a bias with a row for each query */
+    mhai_backward_share *shares; /* for the pieces of the group */
     int64_t share_count;
     mhai_backward_problem problem; /* of all heads and the caller's rows: parameters */
     mhai_sums sums;
@@ -64,7 +65,7 @@ typedef struct back_call {
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* A gradient over keys, which the checks of slices do not cover. */
+/* Check a gradient over keys, which the checks of slices do not cover. */
 static mha_status check_keys(const char *name, const mha_tensor *given, const mha_tensor *like)
 {
     if (!given) return MHA_OK;
@@ -90,15 +91,15 @@ static mha_status check_given(back_call *c, const mha_attention_gradients *gradi
 
 /* ---- the bias -------------------------------------------------------------------------------- */
 
-/* Its axis of [B,H,T,S]. */
+/* The size of the bias along an axis of [B,H,T,S]. */
 static int64_t bias_axis(const mha_tensor *bias, int axis)
 {
     const int at = bias ? bias->ndim - 4 + axis : -1;
     return at >= 0 && at < MHA_MAX_DIMS ? bias->shape[at] : 1;
 }
 
-/* Whether the bias has a row for each query. If a rank has one row, the shape cannot tell a bias by
- * row from a shared one. */
+/* Agree whether the bias has a row for each query. The bias of a rank with one row does not show
+ * it. */
 static mha_status agree_on_bias(back_call *c)
 {
     const int64_t rows = bias_axis(c->given.call.desc.bias, 2);
@@ -111,7 +112,7 @@ static mha_status agree_on_bias(back_call *c)
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-/* Check and plan a piece, whose first row is row `first` of all rows of a side. */
+/* Check and plan a piece, which begins at row `first` of the `all` rows of a side. */
 static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
                              const mha_piece *piece, int64_t first, mhai_slice *s,
                              mhai_backward_plan *plan)
@@ -138,7 +139,7 @@ static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
     if (c->bias_by_row)
         MHA_TRY(mhai_slice_cut("gradients.bias", &g.bias, g.bias->ndim - 2, true, all, first, rows,
                                &cut[6]));
-    if (k.shape[2] != c->split.given.keys) { /* only the number of the caller's keys is used */
+    if (k.shape[2] != c->split.given.keys) { /* only the number of the caller's keys matters */
         k.shape[2] = v.shape[2] = c->split.given.keys;
         k.stride[2] = v.stride[2] = 0;
     }
@@ -213,11 +214,11 @@ static mha_status check_rows(back_call *c)
                         "them at another rank; its gradient needs either at all ranks");
     MHA_TRY(plan_piece(c, &c->given, c->split.rows, &piece, 0, &s, &plan));
     c->problem = plan.x;
-    c->problem.p.part = NULL; /* cut with the slice */
+    c->problem.p.part = NULL; /* it belongs to the slice */
     return check_apart(c);
 }
 
-/* ---- what goes where ------------------------------------------------------------------------- */
+/* ---- exchanges ------------------------------------------------------------------------------- */
 
 static bool wants_keys(const back_call *c)
 {
@@ -234,7 +235,7 @@ static int add_result(mhai_exchange *e, const mha_tensor *x, int ndim, bool colu
     return at;
 }
 
-/* The inputs over queries of both passes. */
+/* List the inputs over queries of both passes. */
 static void list_rows(back_call *c, mhai_exchange *e, mhai_extent extent, int *at)
 {
     side *g = &c->given;
@@ -288,7 +289,7 @@ static mha_status list_tensors(void *user, size_t *bytes)
     return MHA_OK;
 }
 
-/* Sums of a bias may be over heads, which must then stay together. */
+/* Choose the roles. Sums of a bias may be over heads, which must then stay at one rank. */
 static mha_status choose(back_call *c)
 {
     const mha_attention_desc *d = &c->given.call.desc;
@@ -306,7 +307,7 @@ static void replace_masks(const mhai_exchange *e, const int *at, mha_attention_d
         if (at[MASKS + i] >= 0) *mhai_slice_mask(d, i) = mhai_exchange_at(e, at[MASKS + i]);
 }
 
-/* The gradients by head, cut like their tensors. */
+/* Cut the gradients per head, like their tensors. */
 static void cut_heads(back_call *c, mha_attention_gradients *g)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);
@@ -441,8 +442,8 @@ static mha_tensor one_head(const mha_tensor *x, int64_t h)
     return head;
 }
 
-/* Compute query head `step` of this rank's key/value heads, with all its rows and keys. delta holds
- * the terms of o. */
+/* Begin the step of query head `step` of this rank's key/value heads, with all its rows and keys.
+ * delta contains the terms of o. */
 static mha_status begin_step(back_call *c, int64_t step, mhai_backward_share *share)
 {
     const mhai_exchange *e = &c->step;
@@ -482,7 +483,7 @@ static mha_status begin_step(back_call *c, int64_t step, mhai_backward_share *sh
     return MHA_OK;
 }
 
-/* A mask shared by all heads is received once, not for each head. */
+/* Run a step. A mask shared by all heads is received only in the first step. */
 static mha_status run_step(back_call *c, int64_t step)
 {
     mhai_backward_share share;
@@ -512,7 +513,7 @@ static void write_keys(const back_call *c, const mhai_cells_job *job, const mha_
                               sums + b * rows * mhai_cells_padded(to->shape[3]), factor);
 }
 
-/* For each key/value head in order, all its query heads: the order of the sums. */
+/* Process all query heads of each key/value head in order: this is the order of the sums. */
 static mha_status run_keys(back_call *c)
 {
     const mha_head_piece own = mhai_roles_heads(&c->roles, c->split.t->rank);
@@ -551,7 +552,7 @@ static void fill_common(back_call *c)
                                   g->probabilities_gradient,
                                   g->average_probabilities_gradient};
     const mha_tensor *tables[] = {d->t5_table, d->shaw_values, d->shaw_keys};
-    c->common.gradients = (int32_t)(g->flags & 3); /* others are refused */
+    c->common.gradients = (int32_t)(g->flags & 3); /* others are rejected */
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         c->common.gradients = c->common.gradients << 1 | (wanted[i] != NULL);
     for (int i = 0; i < 3; i++)
@@ -560,7 +561,7 @@ static void fill_common(back_call *c)
     c->common.q_types |= (int32_t)c->given.o_gradient->dtype << 24;
 }
 
-/* For all heads and the rows of this rank. */
+/* Allocate delta for all heads and the rows of this rank. */
 static mha_status take_delta(back_call *c)
 {
     const int64_t shape[] = {c->common.batch, c->common.heads, c->split.rows};
@@ -620,7 +621,7 @@ static mha_status begin(back_call *c, const mha_sequence_split *given,
     return status == MHA_ERR_RANK ? status : mha_transport_agree(t, status);
 }
 
-/* The rows of a piece in the delta of the group. */
+/* Copy the rows of a piece to the group's delta. */
 static void keep_delta(const back_call *c, const mhai_backward_share *share, int64_t local)
 {
     const mha_tensor *to = mhai_exchange_at(&c->rows, c->rows_at[DELTA]);

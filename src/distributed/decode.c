@@ -1,16 +1,16 @@
-/* mha_distributed_decode(): few queries, which all ranks have; keys and values stay at their ranks.
+/* mha_distributed_decode(): all ranks have the few queries; keys and values stay at their ranks.
  *
  *   at once     scores of all pieces; broadcast maxima; values of all pieces; join, piece by piece
  *   serial      fold, piece by piece
  *
  * Both end with a chain: the rows' sums are passed from piece to piece in the order of keys, and
- * broadcast by the last. Joining adds sums of blocks that were computed before (attn_split.c),
- * folding computes them (attn_fold.c). The chain is the smallest volume that preserves the order.
- * Gathering the blocks' sums at one rank would save its latency, but would grow with the number of
- * blocks.
+ * the last rank broadcasts them. Joining adds sums of blocks that were computed before
+ * (attn_split.c); folding computes them (attn_fold.c). The chain is the smallest volume that
+ * preserves the order. Gathering the blocks' sums at one rank would avoid the latency of the chain,
+ * but its volume would grow with the number of blocks.
  *
- * Values that are not finite are detected through the numbers sent: a maximum or a sum l is then
- * NaN, and all ranks start again serially, which supports them. */
+ * The exchanged numbers reveal values that are not finite: a maximum or a sum l is then NaN. All
+ * ranks then start again serially, which supports such values. */
 #include "distributed/distributed.h"
 
 #include "attention/attn_fold.h"
@@ -46,7 +46,7 @@ typedef struct call {
     bool at_once;
     float *maxima;   /* [pieces][rows] the maximum of each piece, then of all pieces before it */
     float *received; /* likewise */
-    float *parts;    /* of the blocks of this rank */
+    float *parts;    /* results of the blocks of this rank */
     bool unfinite;   /* this rank has values that are not finite */
 } call;
 
@@ -108,7 +108,7 @@ static mha_status check_pieces(call *c)
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* How many of a sequence's positions are at this rank. */
+/* Number of positions of a sequence of this length at this rank. */
 static int64_t own_positions(const call *c, int64_t length)
 {
     int64_t count = 0;
@@ -132,7 +132,7 @@ static mha_status take_cache(call *c)
     return MHA_OK;
 }
 
-/* k or v of this rank, and its placeholder in a problem of all keys. */
+/* Check k or v of this rank, and make its placeholder in the problem of all keys. */
 static mha_status take_tensor(call *c, const char *name, const mha_tensor *x, mha_tensor *own,
                               mha_tensor *all)
 {
@@ -142,7 +142,7 @@ static mha_status take_tensor(call *c, const char *name, const mha_tensor *x, mh
     *own = *all = *x;
     all->shape[2] = c->keys;
     all->stride[2] = 0;
-    /* Without rows it may have no memory. */
+    /* Without rows the tensor may have no memory. */
     if (!all->data && c->own_keys == 0 && c->whole.q) all->data = c->whole.q->data;
     return MHA_OK;
 }
@@ -154,7 +154,7 @@ static mha_status take_keys(call *c)
     return take_tensor(c, "v", c->given.v, &c->v, &c->all_v);
 }
 
-/* A cache holds this rank's part of each sequence; set the positions of its queries. */
+/* A cache holds only this rank's part of each sequence, so set the positions of the queries. */
 static mha_status take_lengths(call *c)
 {
     const mha_kv_cache *cache = c->given.cache;
@@ -182,7 +182,7 @@ static mha_status take_lengths(call *c)
     return MHA_OK;
 }
 
-/* The checks of a part do not cover keys and values. */
+/* Check overlaps with keys and values, which the checks of a part do not cover. */
 static mha_status check_apart(const call *c)
 {
     const mha_tensor *results[] = {c->whole.o, c->whole.outputs.lse};
@@ -206,7 +206,7 @@ static mha_status check_takes(const call *c)
                         : "the only output beside o is lse; mha_distributed_forward() has others");
 }
 
-/* The problem of all keys; this rank has a part of them. */
+/* Plan the problem of all keys; this rank has some of them. */
 static mha_status plan_call(call *c, bool need_data)
 {
     const mhai_slice_call *w = &c->whole;
@@ -230,7 +230,7 @@ static mha_status plan_call(call *c, bool need_data)
     MHA_TRY(check_apart(c));
     const mhai_attn_problem *p = &c->plan.p;
     c->rows = p->B * p->H * p->T;
-    /* Choose for all instruction sets, so that ranks agree. */
+    /* Make the same choice on all instruction sets, so that ranks agree. */
     c->at_once = mhai_attn_takes_apart(p, p->group * p->T, MHAI_LEAST_ROWS);
     return mhai_attn_fold_bytes(&c->plan, &c->sums);
 }
@@ -393,7 +393,7 @@ static mha_status chain(call *c, void (*add)(call *c, const piece *p))
     return mha_transport_broadcast(t, at, c->fold.o, c->sums);
 }
 
-/* *done is false if a value is not finite. */
+/* Sets *done, unless a value is not finite. */
 static mha_status run_at_once(call *c, bool *done)
 {
     *done = false;
@@ -425,7 +425,8 @@ typedef struct decode_common {
     int64_t cached, type, key_scales;
 } decode_common;
 
-/* Ranks with different tokens, for example after sampling, would add up sums of different rows. */
+/* Hash the queries. Ranks with different tokens, for example after sampling, would add sums of
+ * different rows. */
 static uint64_t hash_queries(const mha_tensor *q)
 {
     uint64_t hash = MHAI_HASH_START;
@@ -437,7 +438,7 @@ static uint64_t hash_queries(const mha_tensor *q)
     return hash;
 }
 
-/* Arguments without which ranks cannot even agree on an error. */
+/* Check the arguments without which ranks cannot even agree on an error. */
 static mha_status check_arguments(const char *name, const mha_context *context,
                                   const mha_key_split *keys)
 {
@@ -486,7 +487,7 @@ static mha_status make_common(const call *c, bool need_data, decode_common *comm
 static mha_status agree(call *c, bool need_data, mha_status status)
 {
     decode_common common;
-    memset(&common, 0, sizeof common); /* with padding, since it is compared as bytes */
+    memset(&common, 0, sizeof common); /* including padding, since it is compared as bytes */
     if (status == MHA_OK) status = plan_call(c, need_data);
     if (status == MHA_OK) status = make_common(c, need_data, &common);
     if (status == MHA_OK && need_data) status = take_memory(c);

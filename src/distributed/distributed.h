@@ -1,4 +1,4 @@
-/* A call over ranks, seen from one of them: its arguments, and their slices by pieces of
+/* A call over ranks, as seen from one rank: its arguments, and their slices by pieces of
  * queries. */
 #ifndef MHAI_DISTRIBUTED_H
 #define MHAI_DISTRIBUTED_H
@@ -7,7 +7,7 @@
 
 #include "attention/attn_plan.h"
 
-/* The caller's arguments, structs in this library's sizes. */
+/* The caller's arguments; structs have the sizes of this library. */
 typedef struct mhai_slice_call {
     mha_status status; /* of this rank's checks so far */
     mha_attention_desc desc;
@@ -28,9 +28,9 @@ typedef struct mhai_slice_common {
                        * offsets */
     int64_t top_keys; /* K */
     int32_t k_type, v_type, compute, path;
-    int32_t outputs;   /* bits of the requested ones */
+    int32_t outputs;   /* bits of the requested outputs */
     int32_t stage;     /* of scores */
-    int32_t gradients; /* bits of the requested and the given ones, and whether they accumulate */
+    int32_t gradients; /* bits of the requested and given ones, and whether they accumulate */
     int32_t q_types;   /* of q, o, bias and, in the backward, o_gradient: a byte each */
     uint32_t flags, output_flags;
     float scale, softcap, dropout;
@@ -41,7 +41,7 @@ typedef struct mhai_slice_common {
 enum { MHAI_ROW_BIAS = 1, MHAI_ROW_INPUTS = 4 };
 typedef struct mhai_masks {
     int64_t shape[MHAI_ROW_INPUTS][4]; /* of a row [.,.,1,.], over all ranks */
-    bool by_row[MHAI_ROW_INPUTS];      /* they differ by row */
+    bool by_row[MHAI_ROW_INPUTS];      /* each query has its own row */
 } mhai_masks;
 const mha_tensor **mhai_slice_mask(mha_attention_desc *desc, int i);
 static inline bool mhai_mask_has_columns(int i)
@@ -54,7 +54,7 @@ enum { MHAI_ROW_OUTPUTS = 12, MHAI_FIRST_PAIRS = 9 };
 typedef struct mhai_row_output {
     const char *name;
     int ndim;
-    bool columns; /* the last axis is not the rows */
+    bool columns; /* the last axis is not that of rows */
 } mhai_row_output;
 extern const mhai_row_output mhai_row_outputs[MHAI_ROW_OUTPUTS];
 const mha_tensor **mhai_slice_output(mha_attention_outputs *outputs, int i);
@@ -88,31 +88,31 @@ MHA_NODISCARD mha_status mhai_slice_check(const mhai_slice_call *call, const mha
 MHA_NODISCARD mha_status mhai_slice_masks(const mhai_slice_call *call, const mhai_split *split,
                                           mhai_masks *masks);
 
-/* A tensor with the axes [.,.,rows,columns]; those that broadcast have a stride of 0. */
+/* View a tensor with the axes [.,.,rows,columns]; axes that broadcast have stride 0. */
 mha_tensor mhai_slice_view(const mha_tensor *x, bool columns);
 
-/* Select some heads of a checked descriptor: everything over heads is sliced into `inputs`. */
+/* Select some heads of a checked descriptor: every tensor over heads is sliced into `inputs`. */
 enum { MHAI_HEAD_INPUTS = 7 };
 void mhai_slice_heads(mha_attention_desc *desc, int64_t begin, int64_t end,
                       mha_tensor inputs[MHAI_HEAD_INPUTS]);
 
-/* The rows of a slice, of a tensor whose axis has this rank's rows; unchanged if it is NULL or
- * broadcasts there. */
+/* Cut a tensor to the rows of a slice. Its axis has this rank's rows. It is unchanged if it is NULL
+ * or broadcasts on that axis. */
 MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor **x, int axis,
                                         bool broadcasts, int64_t all, int64_t first, int64_t rows,
                                         mha_tensor *to);
 
-/* The slice of a piece whose first row is row `first` of the call's `all`. */
+/* Make the slice of a piece, which begins at row `first` of the call's `all` rows. */
 MHA_NODISCARD mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,
                                           const mhai_split *split, int64_t all,
                                           const mha_piece *piece, int64_t first, mhai_slice *slice);
 
-/* A slice for each piece, in scratch; together they have all rows of the call. */
+/* Make a slice for each piece, in scratch. Together they have all rows of the call. */
 MHA_NODISCARD mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
                                          const mhai_split *split, const mha_piece *pieces,
                                          int64_t count, mhai_slice **slices);
 
-/* The slice's call, without keys and values. */
+/* The attention call of a slice, without keys and values. */
 mhai_attn_call mhai_slice_call_of(const mhai_slice *slice);
 
 #endif

@@ -48,7 +48,7 @@ static bool divides(const mhai_roles *r, int32_t parts)
                           (r->kv_heads % parts == 0 || parts % r->kv_heads == 0));
 }
 
-/* The row, rounded up to the beginning of a chunk. */
+/* Round a row up to the beginning of a chunk. */
 static int64_t next_chunk(const mhai_split *s, const mha_attention_desc *d, int64_t row)
 {
     for (int64_t b = 0; b < sequences_of(d); b++) {
@@ -68,7 +68,7 @@ static int64_t rows_before(const mhai_owned *all, int64_t count, int32_t rank)
     return 0;
 }
 
-/* Sort rows, and merge adjacent ones into one piece. */
+/* Append rows; merge them with the last piece if they are adjacent and of the same rank. */
 static void append(mhai_roles *r, mhai_extent extent, int64_t begin, int64_t end, int32_t rank)
 {
     mhai_owned *all = r->rows[extent];
@@ -136,7 +136,7 @@ mha_head_piece mhai_roles_heads(const mhai_roles *r, int32_t rank)
 {
     mha_head_piece piece = {0, r->heads, 0, r->kv_heads};
     if (r->parts > 1 && mha_split_heads(r->heads, r->kv_heads, rank % r->parts, r->parts, &piece))
-        piece = (mha_head_piece){0}; /* the caller has checked that they divide */
+        piece = (mha_head_piece){0}; /* the caller has checked that heads divide */
     return piece;
 }
 
@@ -146,7 +146,7 @@ int32_t mhai_roles_sharer(const mhai_roles *r, int32_t rank)
     return rank / r->parts * of_head + rank % r->parts % of_head;
 }
 
-/* The rank whose rows of an extent a rank needs. */
+/* The group or the sharer whose rows of an extent a rank needs. */
 static int32_t share_of(const mhai_roles *r, mhai_extent extent, int32_t rank)
 {
     return extent == MHAI_SHARED_KEYS ? mhai_roles_sharer(r, rank) : rank / r->parts;
@@ -201,7 +201,7 @@ static bool over_keys(const mhai_moved *m)
     return m->extent > MHAI_EVERY_QUERY;
 }
 
-/* Heads of a tensor that a rank computes: the first among the owner's, and their number. */
+/* Number of heads of a tensor that a rank computes. *first: the first among those of the owner. */
 static int64_t heads_of(const mhai_exchange *e, const mhai_moved *m, int32_t rank, int64_t *first)
 {
     const mha_head_piece p = mhai_roles_heads(e->roles, rank);
@@ -230,9 +230,9 @@ void mhai_exchange_shape(mhai_exchange *e)
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* Rows of an owner that a rank computes. */
+/* A run of rows of an owner that a rank computes. */
 typedef struct run {
-    int64_t owned, local, rows; /* the position of the first one at either rank */
+    int64_t owned, local, rows; /* positions of the first row at either rank */
     int64_t i, j;               /* where to look for the next run */
 } run;
 
@@ -260,7 +260,7 @@ static bool travels(const mhai_moved *m, bool back)
     return back ? m->returns : m->brings;
 }
 
-/* Of a pair of ranks. */
+/* Bytes of the message between an owner and a rank. */
 static size_t message_bytes(const mhai_exchange *e, int32_t owner, int32_t rank, bool back)
 {
     size_t bytes = 0;
@@ -275,7 +275,7 @@ static size_t message_bytes(const mhai_exchange *e, int32_t owner, int32_t rank,
     return bytes;
 }
 
-/* The three layouts of rows: at their owner, at the rank that computes, in a message. */
+/* The layouts of rows: at their owner, at the rank that computes, in a message. */
 typedef enum place { OWNED, LOCAL, MESSAGE } place;
 
 static mha_tensor tensor_at(const mhai_exchange *e, const mhai_moved *m, int32_t rank, place at)
@@ -288,7 +288,7 @@ static mha_tensor tensor_at(const mhai_exchange *e, const mhai_moved *m, int32_t
     return x;
 }
 
-/* Copy the rows of an owner that a rank computes, of all tensors, from one layout to another. */
+/* Copy the rows of all tensors that a rank computes for an owner, from one layout to another. */
 static void copy(const mhai_exchange *e, int32_t owner, int32_t rank, bool back, place from,
                  place to, unsigned char *message)
 {
@@ -382,7 +382,7 @@ static mha_status local_bytes(const mhai_moved *m, size_t *bytes)
                     "q, k, v: the rows of a rank's heads are beyond the address space");
 }
 
-/* The longest messages. */
+/* Bytes of the longest messages. */
 static void room_bytes(const mhai_exchange *e, size_t room[2])
 {
     room[0] = room[1] = 0;
@@ -397,7 +397,7 @@ static void room_bytes(const mhai_exchange *e, size_t room[2])
 mha_status mhai_exchange_bytes(const mhai_exchange *e, size_t *bytes)
 {
     size_t room[2], each = 0;
-    for (int i = 0; i < e->count; i++) { /* first: messages consist of parts of these tensors */
+    for (int i = 0; i < e->count; i++) { /* first: messages consist of parts of them */
         MHA_TRY(local_bytes(&e->moved[i], &each));
         MHA_TRY(mhai_attn_add_scratch(bytes, each, 1));
     }

@@ -1,4 +1,4 @@
-/* Which rank computes what, and how inputs reach it and results return.
+/* Roles of the ranks, and the exchange of inputs and results.
  *
  * The call of one process is divided. Heads are divided into `parts`; rank r has part r mod parts
  * (Jacobs et al. 2023, DeepSpeed-Ulysses, 3). The ranks with the same g = r / parts are group g.
@@ -24,20 +24,20 @@ typedef struct mhai_roles {
     int64_t heads, kv_heads;
     int32_t parts;
     int32_t sharers;                /* ranks with the same key/value head */
-    mhai_owned *rows[MHAI_EXTENTS]; /* ascending; rank: of the group or sharer, -1: all */
+    mhai_owned *rows[MHAI_EXTENTS]; /* ascending; rank: number of the group or sharer, -1: all */
     int64_t count[MHAI_EXTENTS];
 } mhai_roles;
 
-/* Allocate scratch for the roles of any number of parts. backward: also for keys. */
+/* Allocate scratch for the roles, for any number of parts. backward: including roles for keys. */
 MHA_NODISCARD mha_status mhai_roles_take(mha_context *context, const mhai_split *split,
                                          const mha_attention_desc *desc, int64_t heads,
                                          int64_t kv_heads, bool backward, mhai_roles *roles);
 
-/* Choose the number of parts for which the rank with the most needs the least scratch; among equals
- * the largest; or 1. Heads divide into whole groups, or each group into equally many parts. cost:
- * list the tensors of the current roles, and add up their scratch. backward: a chunk of
- * MHA_SPLIT_ROWS queries that is cut by pieces belongs to the group of its first row. All ranks
- * call it. */
+/* Choose the number of parts that minimises the scratch of the rank with the most; among equals the
+ * largest. Heads divide into whole groups, or each group into equally many parts; otherwise there
+ * is one part. cost: list the tensors of the current roles, and add up their scratch. backward: a
+ * chunk of MHA_SPLIT_ROWS queries that is cut by pieces belongs to the group of its first row. All
+ * ranks must call it. */
 typedef mha_status mhai_cost_fn(void *user, size_t *bytes);
 MHA_NODISCARD mha_status mhai_roles_choose(mhai_roles *roles, const mha_attention_desc *desc,
                                            bool backward, bool keeps_heads, mhai_cost_fn *cost,
@@ -59,13 +59,13 @@ static inline int32_t mhai_roles_group(const mhai_roles *roles)
 
 typedef enum mhai_heads { MHAI_NO_HEADS, MHAI_QUERY_HEADS, MHAI_KEY_HEADS } mhai_heads;
 
-/* A tensor of rows. Its owners have the rows of their pieces and all heads; `local` is the part
- * that a rank computes with. */
+/* A tensor with rows. Its owners have all heads of the rows of their pieces. `local` is the part
+ * with which a rank computes. */
 typedef struct mhai_moved {
     mha_tensor owned;     /* rows of this rank, as [.,.,rows,columns] */
-    int64_t shape[4];     /* [.,.,-,columns], the same at all ranks */
+    int64_t shape[4];     /* [.,.,-,columns], the same on all ranks */
     int ndim;             /* of local */
-    bool columns;         /* its last axis is not the rows */
+    bool columns;         /* its last axis is not that of rows */
     bool brings, returns; /* sent before the computation; sent back after it */
     mhai_extent extent;
     mhai_heads heads;
@@ -94,15 +94,15 @@ int mhai_exchange_add_mask(mhai_exchange *e, mha_attention_desc *desc, const mha
 /* The local tensor at an index; NULL for -1. */
 const mha_tensor *mhai_exchange_at(const mhai_exchange *e, int index);
 
-/* After all are added: determine the shapes, then the bytes of scratch, then allocate it. */
+/* Once all tensors are added: determine the shapes, then the bytes of scratch, then allocate it. */
 void mhai_exchange_shape(mhai_exchange *e);
 MHA_NODISCARD mha_status mhai_exchange_bytes(const mhai_exchange *e, size_t *bytes);
 MHA_NODISCARD mha_status mhai_exchange_take(mha_context *context, mhai_exchange *e);
 
-/* Count the messages and bytes of mhai_exchange_move(). */
+/* Add up the messages and bytes of mhai_exchange_move(). */
 void mhai_exchange_count(mhai_exchange *e, bool back);
 
-/* Send rows to the ranks that compute with them; back: send results to the owners. */
+/* Send rows to the ranks that compute with them; if `back`, send results to the owners. */
 MHA_NODISCARD mha_status mhai_exchange_move(mhai_exchange *e, bool back);
 
 #endif

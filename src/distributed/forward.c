@@ -1,6 +1,6 @@
-/* mha_distributed_forward(): a rank computes the rows of its group and the heads of its part
- * (exchange.h). With one group this is the call of one process on some heads. Otherwise each piece
- * of the rows is a part of the whole (mhai_attn_part), with all keys. */
+/* mha_distributed_forward(). A rank computes the rows of its group and the heads of its part
+ * (exchange.h). With one group this is the call of one process on some heads. With several, each
+ * piece of the rows is computed as a part of all rows (mhai_attn_part), with all keys. */
 #include "distributed/exchange.h"
 
 #include "base/context.h"
@@ -11,12 +11,12 @@
 
 #include <string.h>
 
-/* column_sums where groups share keys: sums that are passed from piece to piece, in the order of
+/* column_sums if groups share keys: sums are passed from piece to piece, in the order of
  * queries. */
 typedef struct columns {
     const mhai_roles *roles;
-    int64_t piece; /* the current piece of the groups' */
-    int64_t count; /* of the sums, B heads S; 0: not requested */
+    int64_t piece; /* the current piece, among those of all groups */
+    int64_t count; /* number of sums, B heads S; 0: not requested */
     mhai_attn_columns part;
 } columns;
 
@@ -29,10 +29,10 @@ typedef struct call {
     mhai_roles roles;
     mhai_exchange exchange;
     int at[MHAI_ROW_INPUTS + MHAI_ROW_OUTPUTS +
-           5]; /* of the exchange: q, k, v, o, column_sums, masks, outputs */
+           5]; /* indices in the exchange: q, k, v, o, column_sums, masks, outputs */
     mha_tensor inputs[MHAI_HEAD_INPUTS];
-    bool alone;         /* if there is one group: */
-    mhai_slice *slices; /* else one for each piece of the group's rows */
+    bool alone;         /* there is one group */
+    mhai_slice *slices; /* several groups: one for each piece of the group's rows */
     int64_t count;
     columns columns;
 } call;
@@ -41,7 +41,8 @@ enum { Q, K, V, O, COLUMNS, MASKS, OUTPUTS = MASKS + MHAI_ROW_INPUTS };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* Check column_sums, and outputs over keys and values, which the check of rows does not cover. */
+/* Check column_sums, and that outputs do not overlap keys and values. The check of rows covers
+ * neither. */
 static mha_status check_keys(const mhai_slice_call *w, bool need_data)
 {
     mha_attention_outputs o = w->outputs;
@@ -67,7 +68,7 @@ static mha_status check_keys(const mhai_slice_call *w, bool need_data)
     return o.column_sums ? mhai_attn_check_apart(&w->desc, "column_sums", &to) : MHA_OK;
 }
 
-/* Treat the caller's rows as one piece; of keys and values only the number matters. */
+/* Check the caller's rows as one piece. Of keys and values only the number matters. */
 static mha_status check(const call *c, bool need_data)
 {
     const mha_piece piece = {0, c->split.rows};
@@ -85,7 +86,7 @@ static mha_status check(const call *c, bool need_data)
     return status == MHA_OK ? check_keys(&c->whole, need_data) : status;
 }
 
-/* ---- what goes where ------------------------------------------------------------------------- */
+/* ---- the exchange ---------------------------------------------------------------------------- */
 
 /* Rows stay at their ranks if outputs over pairs are requested. */
 static bool keeps_rows(const call *c)
@@ -103,7 +104,7 @@ static void add_result(call *c, int i, const mha_tensor *x, int ndim, bool last,
     e->moved[c->at[i]].returns = true;
 }
 
-/* With one part rows stay where they are; a single rank also keeps its keys. */
+/* List the tensors. With one part rows stay at their ranks; a single rank also keeps its keys. */
 static mha_status list_tensors(void *user, size_t *bytes)
 {
     call *c = user;
@@ -147,8 +148,7 @@ static void replace(const call *c, int i, const mha_tensor **x)
     if (c->at[i] >= 0) *x = mhai_exchange_at(&c->exchange, c->at[i]);
 }
 
-/* Put the tensors of the exchange in place of the caller's, and select heads of the shared
- * inputs. */
+/* Replace the caller's tensors by those of the exchange, and select heads of the shared inputs. */
 static void make_own(call *c)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);
@@ -165,7 +165,7 @@ static void make_own(call *c)
         replace(c, OUTPUTS + i, mhai_slice_output(&c->own.outputs, i));
 }
 
-/* Make the pieces of the group. */
+/* Make the slices of the group's pieces. */
 static mha_status make_slices(call *c)
 {
     const mhai_roles *r = &c->roles;
@@ -191,7 +191,7 @@ static mhai_attn_call call_of(call *c, int64_t i)
     return made;
 }
 
-/* The largest of any slice. */
+/* The largest scratch of any slice, and the visible pairs of all slices. */
 static mha_status count_scratch(call *c, bool need_data, size_t *most, double *pairs)
 {
     *most = 0, *pairs = 0;
@@ -251,7 +251,7 @@ static mha_status make_columns(call *c, bool need_data)
     return MHA_OK;
 }
 
-/* The group of the last piece has the complete sums. */
+/* Round the sums. They are complete at the group of the last piece. */
 static void round_columns(const call *c)
 {
     const mha_tensor *x = c->own.outputs.column_sums;
@@ -273,7 +273,7 @@ static void round_columns(const call *c)
     }
 }
 
-/* Pass them from piece to piece. */
+/* Count the messages that pass the sums from piece to piece. */
 static void count_columns(const call *c, mha_distributed_plan *plan)
 {
     const mhai_roles *r = &c->roles;

@@ -1,4 +1,4 @@
-/* Heads over ranks: which rank has which heads, and gathering the results of all ranks. */
+/* Heads over ranks: assign heads to ranks, and gather the results of all ranks. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/tensor.h"
@@ -10,9 +10,9 @@
 
 #include <string.h>
 
-/* ---- who has which --------------------------------------------------------------------------- */
+/* ---- assignment ------------------------------------------------------------------------------ */
 
-/* The first element of piece i of count; pieces differ by at most one. */
+/* The first element of piece i of count; sizes of pieces differ by at most one. */
 static int64_t cut_at(int64_t length, int64_t i, int64_t count)
 {
     return length / count * i + length % count * i / count;
@@ -43,13 +43,13 @@ mha_status mha_split_heads(int64_t heads, int64_t kv_heads, int32_t rank, int32_
     return MHA_OK;
 }
 
-/* ---- bringing together ----------------------------------------------------------------------- */
+/* ---- gathering ------------------------------------------------------------------------------- */
 
 typedef struct gathering {
     const mha_transport *t;
     int axis;
     mha_tensor piece, whole;
-    int64_t *extents;     /* [size] of each rank along the axis */
+    int64_t *extents;     /* [size] elements of each rank along the axis */
     unsigned char *bytes; /* the pieces, concatenated */
 } gathering;
 
@@ -112,7 +112,8 @@ static mha_tensor block_of(const gathering *g, int32_t rank, size_t *size)
                                  shape);
 }
 
-/* A ring: each rank sends its own block to the next rank, then each block that it receives. */
+/* Gather over a ring: each rank sends its own block to the next rank, then each block that it
+ * receives. */
 static mha_status go_round(const gathering *g)
 {
     const mha_transport *t = g->t;
@@ -154,7 +155,7 @@ static mha_status spread(const gathering *g)
     return MHA_OK;
 }
 
-/* status: of this rank so far. */
+/* status: the status of this rank so far. */
 static mha_status gather(mha_context *context, const mha_transport *t, mha_status status, int axis,
                          const mha_tensor *piece, const mha_tensor *whole)
 {

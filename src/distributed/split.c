@@ -85,7 +85,7 @@ static int compare_owned(const void *a, const void *b)
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Room for the pieces of all ranks: for each rank as many as the largest number of any. */
+/* Allocate room for the pieces of all ranks, `most` per rank. */
 static mha_status take_pieces(mha_context *context, const mha_transport *t, int64_t most,
                               mhai_owned **all, mhai_owned **own)
 {
@@ -118,7 +118,7 @@ static mha_status share_pieces(const mha_transport *t, const mha_piece *pieces, 
     return MHA_OK;
 }
 
-/* All ranks validate the same list with the same result. */
+/* Validate the list of pieces, which is the same at all ranks, so the result is the same. */
 static mha_status check_cover(const char *name, const mhai_owned *all, int64_t count,
                               int64_t length)
 {
@@ -139,7 +139,7 @@ static mha_status check_cover(const char *name, const mhai_owned *all, int64_t c
     return MHA_OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the split ------------------------------------------------------------------------------- */
 
 mha_status mhai_split_make(mha_context *context, mhai_split *s)
 {

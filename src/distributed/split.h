@@ -1,4 +1,4 @@
-/* Which rank has which rows. */
+/* The division of rows among ranks. */
 #ifndef MHAI_SPLIT_H
 #define MHAI_SPLIT_H
 
@@ -6,8 +6,8 @@
 
 /* A piece of some rank. */
 typedef struct mhai_owned {
-    int64_t begin, end; /* rows of the whole */
-    int64_t local;      /* position of the first one at its rank */
+    int64_t begin, end; /* rows among those of all ranks */
+    int64_t local;      /* position of the first row at its rank */
     int32_t rank;
 } mhai_owned;
 
@@ -25,7 +25,7 @@ MHA_NODISCARD mha_status mhai_split_check(const mha_sequence_split *given, mhai_
 /* Gather the pieces of all ranks, in the context's scratch. A collective call, after the checks. */
 MHA_NODISCARD mha_status mhai_split_make(mha_context *context, mhai_split *split);
 
-/* Whether it has rows of that sequence. */
+/* Whether a piece has rows of sequence b. */
 static inline bool mhai_split_has_rows(const mha_attention_desc *desc, int64_t b,
                                        const mhai_owned *piece)
 {
@@ -33,8 +33,8 @@ static inline bool mhai_split_has_rows(const mha_attention_desc *desc, int64_t b
            (piece->begin < desc->query_starts[b + 1] && desc->query_starts[b] < piece->end);
 }
 
-/* Copy rows of a tensor [.,.,rows,.] to another one of the same type; shape: of a row, [.,.,-,.].
- * An axis with a stride of 0 broadcasts. */
+/* Copy rows of a tensor [.,.,rows,.] to another one of the same type. shape: that of a row,
+ * [.,.,-,.]. An axis of stride 0 broadcasts. */
 void mhai_copy_rows(const mha_tensor *to, int64_t to_row, const mha_tensor *from, int64_t from_row,
                     const int64_t *shape, int64_t rows);
 

@@ -12,9 +12,9 @@
 /* MPI counts are int, which limits the bytes of a message. */
 enum { PIECE = 1 << 30 };
 
-/* A wait yields its processor. After IMPATIENT seconds the other rank is computing, and the wait
- * sleeps between two tests, so that ranks that share a machine compute at full speed. During 50 us
- * a stream at 10 Gb/s sends 60 KB, which sockets buffer. */
+/* A wait yields its processor. After IMPATIENT seconds the other rank is assumed to compute, and
+ * the wait sleeps between tests. Ranks that share a machine thus compute at full speed. During 50
+ * us a stream at 10 Gb/s sends 60 KB, which sockets buffer. */
 static const double IMPATIENT = 0.002;
 static const struct timespec NAP = {.tv_nsec = 50000};
 
@@ -22,7 +22,7 @@ static const struct timespec NAP = {.tv_nsec = 50000};
  * sleep. */
 static const double MOST_GRACE = 1;
 
-/* The transfer of words[0]; NULL: it is complete. */
+/* A transfer in words[0]; NULL: it is complete. */
 typedef struct pieces {
     int32_t other;
     bool sends;
@@ -49,7 +49,7 @@ static mha_status check_usable(const mha_mpi *mpi, int32_t other)
     return *mpi->lost ? mha_fail(MHA_ERR_RANK, "%s", mpi->lost) : MHA_OK;
 }
 
-/* A lost rank must be remembered: after one failed call others fail too. */
+/* Remember the error: after one failed call, all later calls fail. */
 static mha_status keep(mha_mpi *mpi, mha_status status)
 {
     if (status != MHA_OK) snprintf(mpi->lost, sizeof mpi->lost, "%s", mha_error_detail());
@@ -67,7 +67,7 @@ static void forget(mha_transfer *transfer)
     *transfer = (mha_transfer){{0}};
 }
 
-/* One request for each piece; MPI does not write to the bytes of sends. */
+/* Start one request for each piece. MPI does not write to the bytes of sends. */
 static mha_status begin(mha_mpi *mpi, int32_t other, int32_t tag, bool sends, void *bytes,
                         size_t count, mha_transfer *transfer)
 {
@@ -104,7 +104,7 @@ mha_status mhai_mpi_receive(void *user, int32_t from, int32_t tag, void *bytes, 
     return begin(user, from, tag, false, bytes, count, transfer);
 }
 
-/* The last piece of an incomplete transfer, whose pieces are then cancelled. */
+/* Complete pieces from the last to the first; the first p->count pieces remain. */
 static mha_status advance(pieces *p)
 {
     while (p->count > 0) {
@@ -147,7 +147,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Late messages of a lost rank must not arrive in reused memory. */
+/* Cancel the transfer: late messages of a lost rank must not arrive in reused memory. */
 static void cancel(pieces *p)
 {
     for (size_t i = 0; !p->sends && i < p->count; i++)
@@ -167,10 +167,10 @@ void mhai_mpi_cancel(void *user, mha_transfer *transfer)
 
 /* ---- giving up ------------------------------------------------------------------------------- */
 
-/* A failing rank sends every rank with which it has communicated an empty message, whose tag is the
- * rank that it waited for. A waiting rank fails when it receives one. Other ranks may be beyond a
- * cut network, where Open MPI ends the process if it cannot connect. Returns a rank that has
- * failed, or -1. */
+/* A failing rank sends an empty message to every rank with which it has communicated. The tag is
+ * the rank that it waited for. A waiting rank fails when it receives such a message. Other ranks
+ * receive none: they may be unreachable, and Open MPI ends the process if it cannot connect.
+ * Returns a rank that has failed, or -1. */
 static int32_t hear(mha_mpi *mpi)
 {
     int32_t who = -1;
@@ -198,9 +198,9 @@ static void say(mha_mpi *mpi, int32_t other)
     }
 }
 
-/* Find the lost rank by following the reports of `first`, the rank that failed first. The lost rank
- * is at the end of the chain of waiting ranks and has reported nothing. If the chain is a circle,
- * it is the rank that this rank waited for. */
+/* Find the lost rank by following the reports of `first`, the rank that failed first. The chain of
+ * waiting ranks ends at the lost rank, which has reported nothing. If the chain is a circle, it is
+ * the rank that this rank waited for. */
 static mha_status give_up(mha_mpi *mpi, const pieces *p, int32_t first)
 {
     const double until = now() + (mpi->deadline < MOST_GRACE ? mpi->deadline : MOST_GRACE);

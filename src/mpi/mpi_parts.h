@@ -1,4 +1,4 @@
-/* Inside libmultihead-mpi: the communicator, and pending transfers. */
+/* Internal to libmultihead-mpi: the communicator, and pending transfers. */
 #ifndef MHAI_MPI_PARTS_H
 #define MHAI_MPI_PARTS_H
 
@@ -9,10 +9,10 @@
 struct mha_mpi {
     mha_transport transport;
     MPI_Comm comm, farewells;
-    int32_t *waited_for; /* [size] what failed ranks have reported; -1: nothing */
-    bool *met;           /* [size] a message to or from it was completed */
+    int32_t *waited_for; /* [size] the rank that each failed rank has reported; -1: none */
+    bool *met;           /* [size] a message to or from the rank was completed */
     double deadline;
-    bool finalises; /* MPI was initialised here */
+    bool finalises; /* this library initialised MPI and finalises it */
     char lost[512]; /* the error of the first failed call, which all later calls return; empty:
                      * none */
     char library[128];

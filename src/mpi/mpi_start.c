@@ -1,4 +1,4 @@
-/* Joining the ranks of MPI, and leaving them. */
+/* Join the ranks of MPI, and leave them. */
 #include "mpi/mpi_parts.h"
 
 #include <multihead/component.h>
@@ -25,7 +25,7 @@ static mha_status read_desc(const mha_mpi_desc *desc, mha_mpi_desc *d)
     return MHA_OK;
 }
 
-/* MPI is still initialised afterwards. */
+/* Initialise MPI, unless the program has done so. */
 static mha_status initialise(bool *finalises)
 {
     int there = 0, gone = 0, level;

@@ -7,7 +7,7 @@
 
 MHA_NODISCARD mha_status mhai_ranks_check(const mha_transport *transport);
 
-/* Replace each of count numbers by its maximum over all ranks. */
+/* Replace each of `count` numbers by its maximum over all ranks. */
 MHA_NODISCARD mha_status mhai_ranks_most(const mha_transport *transport, int64_t *numbers,
                                          int64_t count);
 

@@ -115,13 +115,13 @@ mha_status mhai_ranks_most(const mha_transport *t, int64_t *numbers, int64_t cou
 
 /* ---- agreeing -------------------------------------------------------------------------------- */
 
-/* A rank's contribution: the lowest failed rank wins. */
+/* The status of a rank. The error of the lowest failed rank is reported. */
 typedef struct verdict {
     int32_t status, rank;
     char detail[448];
 } verdict;
 
-/* Send up the tree: this rank's data and that of the ranks below. */
+/* Send the verdict of this rank and the ranks below it up the tree. */
 static mha_status collect(const mha_transport *t, verdict *mine)
 {
     for (int64_t bit = 1; bit < t->size; bit <<= 1) {
@@ -142,7 +142,7 @@ mha_status mha_transport_agree(const mha_transport *t, mha_status status)
     if (status != MHA_OK) snprintf(v.detail, sizeof v.detail, "%s", mha_error_detail());
     MHA_TRY(mhai_ranks_check(t));
     v.rank = t->rank;
-    if (t->size == 1 || status == MHA_ERR_RANK) return status; /* no message arrives any more */
+    if (t->size == 1 || status == MHA_ERR_RANK) return status; /* no more messages can arrive */
     MHA_TRY(collect(t, &v));
     MHA_TRY(mha_transport_broadcast(t, 0, &v, sizeof v));
     if (v.status == MHA_OK) return MHA_OK;

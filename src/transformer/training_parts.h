@@ -26,8 +26,8 @@ typedef struct mhai_desk {
     float *memory, *memory_gradient; /* [source,E] */
 } mhai_desk;
 
-/* One desk per thread, for models so small that threads would wait for each other at every
- * layer. Their memory comes from the trainer's allocator, one allocation at a time. */
+/* One desk per thread, for small models whose threads would wait for each other at every layer.
+ * Their memory comes from the trainer's allocator, one allocation at a time. */
 typedef struct mhai_helpers {
     pthread_mutex_t mutex;
     int64_t count, tokens, source; /* tokens and source: of each desk */

@@ -225,7 +225,8 @@ static mha_status prepare(exchange *x, double **losses)
 {
     const mha_transport *t = x->transport;
     for (int32_t r = 0; r < t->size; r++) x->parts += nodes_of(x, r).count;
-    /* sent: own nodes to each other rank, or a piece; received: all others' nodes, or a piece */
+    /* to each rank: own nodes, and a piece of the result; from all: their nodes, and a piece
+     * each */
     const int64_t transfers = (int64_t)t->size * (x->own->count + 2) + x->parts;
     MHA_TRY(mha_scratch_alloc(x->context, transfers, sizeof *x->transfers, &x->transfers));
     MHA_TRY(

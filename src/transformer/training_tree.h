@@ -1,10 +1,10 @@
 /* How a training step divides its batch, and the order in which gradients are added. Neither
- * depends on who computes a part, so the result is bit-identical to that of one process.
+ * depends on which rank computes a part, so the result is bit-identical to that of one process.
  *
  * A batch has L leaves of whole sequences. In the tree over them, a node of level k covers the
- * existing leaves from j 2^k up to (j + 1) 2^k; it is the sum of its two halves, or its first
- * half if there is no second. Each rank adds its leaves as far as the tree allows; the remaining
- * partial sums are nodes whose siblings belong to other ranks. Rank r then owns a piece of the
+ * existing leaves from j 2^k up to (j + 1) 2^k. It is the sum of its two halves, or its first half
+ * if there is no second. Each rank adds its leaves as far as the tree allows; the remaining
+ * partial sums are nodes whose siblings belong to other ranks. Rank r owns a piece of the
  * gradient: it collects that piece of all partial sums, continues the tree, and sends the result
  * to all. */
 #ifndef MHAI_TRAINING_TREE_H

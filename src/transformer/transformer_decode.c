@@ -21,7 +21,7 @@ struct mha_decoder {
     mha_kv_cache **caches;    /* [2][L] of self- and cross-attention; NULL: the layer has none */
     int64_t *lengths;         /* [B] */
     bool has_memory;          /* the memory was set */
-    mhai_attend_sinks *sinks; /* [L] of MHA_DECODER_STREAMING; else NULL */
+    mhai_attend_sinks *sinks; /* [L] with MHA_DECODER_STREAMING; otherwise NULL */
     float *sink_keys;         /* holds the sinks of all layers */
     float *turns;             /* rotations of a step's rows, in every encoding */
     mhai_delta_state *deltas; /* [L][B] */

@@ -26,7 +26,7 @@ static bool ends_with(const char *text, const char *end)
     return length >= part && strcmp(text + length - part, end) == 0;
 }
 
-/* Matrices that write to the residual stream are divided by the root of their number. */
+/* Matrices that write to the residual stream are divided by the square root of their number. */
 static double deviation(const mha_transformer *t, const mha_transformer_init *init,
                         const mha_parameter *p)
 {

@@ -161,7 +161,7 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
     return MHA_OK;
 }
 
-/* One layer of the caller's array, whose struct_size is that of the first. */
+/* Read one layer of the caller's array. All layers have the struct_size of the first. */
 static mha_status read_layer(const void *given, uint32_t size, mha_layer_desc *own)
 {
     uint32_t said;

@@ -155,7 +155,7 @@ typedef struct mhai_kept_attention {
     float *qkv;    /* [tokens, mhai_mix.width]; in cross-attention [tokens, H D] */
     float *memory; /* cross-attention: [memory rows, 2 Hk D] */
     float *heads;  /* [tokens, mhai_mix.out] */
-    float *lse;    /* [B,H,T]; NULL in other mixers than attention */
+    float *lse;    /* [B,H,T]; NULL in mixers other than attention */
 } mhai_kept_attention;
 
 typedef struct mhai_kept_layer {
@@ -177,7 +177,7 @@ struct mha_activations {
     float *memory;   /* holds all floats below */
     size_t bytes;
     int32_t *ids, *positions, *types; /* [tokens] */
-    float *embedded;                  /* the sum before the norm on embeddings; else NULL */
+    float *embedded;                  /* the sum before an embedding norm; otherwise NULL */
     mhai_kept_layer *layers;
     float *x, *last; /* the stream after the last layer, and with its norm */
     float *gradient; /* [tokens,E] working memory of the backward call */
@@ -322,7 +322,7 @@ void mhai_transformer_patch(const mha_activations *a, const mha_transformer_inpu
 
 /* A layer's state of a sequence, and the tokens that its convolution has processed. */
 typedef struct mhai_delta_state {
-    mha_recurrent_state *state; /* of a gated delta net; else NULL */
+    mha_recurrent_state *state; /* of a gated delta net; otherwise NULL */
     float *inputs;              /* [K-1, channels]; NULL: the layer has no state */
     int64_t floats, length;
 } mhai_delta_state;

@@ -32,7 +32,7 @@ typedef struct pruning {
     heads_plan *plans;       /* [L] */
     int64_t layers;
     const mha_transformer_desc *as; /* during creation: its description; NULL: that of `from` */
-    bool whole;                     /* nothing is removed: a copy, with room for as many heads */
+    bool whole;                     /* a copy: no head is removed, and num_heads stays */
     int64_t *lists;                 /* the arrays that plans point to */
     int64_t list_count;
     part *parts; /* [parameters] */
