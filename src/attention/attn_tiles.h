@@ -101,8 +101,8 @@ typedef struct mhai_attn_visitor {
     unsigned options;
     void *user;
     /* Called after a chunk's rows are placed and its queries loaded. m and l are those of no
-     * keys (or the sink); a later pass sets the final ones. The callback may
-     * set bad_query. NULL: no call. */
+     * keys (or the sink); a later pass sets the final ones. The callback may set bad_query. NULL:
+     * no call. */
     void (*chunk)(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
     void (*strip)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                   const mhai_attn_block *block, mhai_attn_strip *strip);
