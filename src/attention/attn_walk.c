@@ -136,8 +136,7 @@ static int64_t even_rows(int64_t rows, int64_t most)
 
 int64_t mhai_attn_strip_rows(const mhai_attn_problem *p, int64_t chunk_rows, int64_t tile_rows)
 {
-    const bool cut = p->keep_blocks.data && p->block_queries >= tile_rows; /* strips may be cut
-                                                                              at any row */
+    const bool cut = p->keep_blocks.data && p->block_queries >= tile_rows; /* at any row */
     return cut ? mhai_min_i64(tile_rows, p->T) : even_rows(chunk_rows, tile_rows);
 }
 

@@ -5,9 +5,9 @@
  *
  * e^r is computed by its Taylor series up to r^7. The remainder is below r^8 / 8! e^|r|, a relative
  * error of 0.13 u. ln 2 is split into two parts, the first with 9 bits, so that x - n first is
- * exact
- * and the error of r is at most 0.3 u. The sums cost 0.75 u inside and 1 u for the last addition:
- * 2.2 u together. Scaling by 2^n is exact while the result is normal, which -87 ensures. */
+ * exact and the error of r is at most 0.3 u. The sums cost 0.75 u inside and 1 u for the last
+ * addition: 2.2 u together. Scaling by 2^n is exact while the result is normal, which -87
+ * ensures. */
 #include "attention/feature_map.h"
 
 #include <string.h>

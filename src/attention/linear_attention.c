@@ -4,9 +4,8 @@
  * S is kept in panels (kernels.h), [F][32] for each 32 columns of the values, so that the matrix
  * kernel serves both: a key adds phi(k) v^T (F rows, one input), a query multiplies by S (one row
  * per query head, F inputs). On every instruction set a key's product is rounded before it is
- * added.
- * Each sum has one fixed order: keys one by one for S and z, features in order for o. So dividing
- * keys into calls, rows into strips or heads among threads changes no bit. */
+ * added. Each sum has one fixed order: keys one by one for S and z, features in order for o. So
+ * dividing keys into calls, rows into strips or heads among threads changes no bit. */
 #include "attention/feature_map.h"
 #include "attention/linear_problem.h"
 
@@ -340,8 +339,8 @@ static void write_row(const linear_job *job, const state *sums, const float *fea
     mhai_narrow(job->p->a.o.dtype, out, row, Dv);
 }
 
-/* Answer the queries of some rows. Row r has its features at r * stride and its result at out +
- * r * out_stride. */
+/* Answer the queries of some rows. Row r has its features at r * stride and its result at
+ * out + r * out_stride. */
 static void answer(const linear_job *job, const workspace *w, const state *sums,
                    const float *features, int64_t stride, int64_t rows, void *out,
                    int64_t out_stride)
