@@ -1,4 +1,4 @@
-/* From a caller's arguments to a checked problem: nothing below this file checks anything. */
+/* Check a caller's arguments and fill in the problem. Files below this one check nothing. */
 #include "attention/attn.h"
 
 #include "base/checked.h"
@@ -12,7 +12,7 @@
 /* Never read or written: a valid address for pointer arithmetic. */
 static double nothing;
 
-/* q, k, v, o: four axes, and a type of their own. */
+/* Check q, k, v or o: four axes, each tensor with its own type. */
 static mha_status check_tensor(const char *name, const mha_tensor *given, const int64_t *shape,
                                bool need_data, mha_tensor *tensor)
 {
@@ -43,7 +43,7 @@ mha_status mhai_attn_check_starts(const char *name, const int64_t *starts, int64
     return MHA_OK;
 }
 
-/* Turn the packed tensors' one long sequence into the caller's sequences. */
+/* Split the one long sequence of the packed tensors into the caller's sequences. */
 static mha_status check_ragged(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
     if (!desc->query_starts && !desc->key_starts && desc->sequences == 0) return MHA_OK;
@@ -84,7 +84,7 @@ static mha_status check_lengths(const mhai_attn_problem *p)
 
 static mha_status check_window(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    const int64_t open = INT64_MAX / 4; /* beyond any distance, and safe to add */
+    const int64_t open = INT64_MAX / 4; /* larger than any distance; sums cannot overflow */
     p->window = desc->flags & MHA_ATTENTION_WINDOW;
     if (!p->window && (desc->left_keys || desc->right_keys || desc->sink_keys ||
                        desc->global_keys || desc->global_queries))
@@ -196,7 +196,7 @@ static mha_status take_inputs(const mha_attention_desc *desc, mhai_attn_problem 
                           mhai_ceil_div(p->S, wide)}},
         [AXES_BT] = {false, 2, {batch, rows}},
         [AXES_BS] = {false, 2, {batch, keys}},
-        [AXES_BH] = {false, 2, {p->B, p->H}}, /* ragged: of each sequence */
+        [AXES_BH] = {false, 2, {p->B, p->H}}, /* ragged: per sequence */
         [AXES_H] = {true, 1, {p->H}},
         [AXES_RH] = {true, 2, {-1, p->H}},
         [AXES_RD] = {true, 2, {-1, p->D}},
@@ -352,7 +352,7 @@ static mha_status check_scale(const mha_attention_desc *desc, mhai_attn_problem 
     return MHA_OK;
 }
 
-/* Note the options in use that are not tensors. */
+/* Record the options in use that are not tensors. */
 static void note_options(mhai_attn_problem *p)
 {
     if (p->causal) p->uses |= MHAI_USES(causal);
@@ -417,8 +417,8 @@ static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const m
     MHA_TRY(check_tensor("v", v, (int64_t[]){p->B, p->Hk, p->S, -1}, need_data, &p->v));
     p->Dv = p->v.shape[3];
     if (p->D == 0) return mha_fail(MHA_ERR_SHAPE, "q: dim 3, the head size, is 0");
-    /* Row counts are added and multiplied below, in any order: keep them far from overflow, even
-     * if another length is 0. */
+    /* Row counts are added and multiplied below in any order. Bound them so that this cannot
+     * overflow, even if another length is 0. */
     int64_t pairs = 1;
     bool fits = true;
     for (int i = 0; i < 4; i++)

@@ -1,5 +1,5 @@
-/* Column sums: the weight that each key receives, summed over queries in double, in their order.
- * A call of all queries starts at 0 and rounds the result; a part continues the unrounded sums
+/* Column sums: the weight that each key receives, summed over queries in double, in order. A
+ * call with all queries starts at 0 and rounds the result. A part continues the unrounded sums
  * of the earlier parts. */
 #include "attention/attn.h"
 

@@ -1,4 +1,4 @@
-/* See attn_fold.h. The rows' sums are in separate memory, into which a chunk's workspace points. */
+/* See attn_fold.h. The rows' sums are in separate memory, to which a chunk's workspace points. */
 #include "attention/attn_fold.h"
 
 #include "base/checked.h"
@@ -58,7 +58,7 @@ static int64_t place_of(const mhai_attn_problem *p, const mhai_attn_chunk *c)
     return before * p->H + c->hk * p->group * c->seq.T + c->first;
 }
 
-/* Point the workspace's sums at those of the fold. */
+/* Point the workspace's sums to those of the fold. */
 static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
                           mhai_attn_workspace *w)
 {
@@ -70,7 +70,7 @@ static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
     w->shaw_values = fold->shaw + place * mhai_attn_padded_shaw(&p->shaw_values);
 }
 
-/* Load the rows. New rows begin with the sums of no keys; others keep theirs. */
+/* Load the rows. New rows begin with the sums over no keys; others keep their sums. */
 static void load_rows(const mhai_attn_fold *fold, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = &fold->plan.p;
@@ -99,8 +99,8 @@ typedef struct keys_job {
     int64_t count, first_item;
 } keys_job;
 
-/* Rows are loaded once for all keys at hand. The problem is the worker's own copy, from which
- * the walk reads one element of keys after another. */
+/* Load the rows once for all keys of the call. The walk reads the worker's own copy of the
+ * problem, whose keys are replaced for each element of the list. */
 static void fold_item(void *argument, int64_t i, int worker)
 {
     const keys_job *job = argument;

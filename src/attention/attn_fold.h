@@ -1,5 +1,5 @@
-/* The forward pass of a problem whose keys and values arrive in blocks. Between calls the rows
- * keep their sums, and the result is that of one walk over all keys. */
+/* The forward pass of a problem whose keys and values arrive in blocks. The rows keep their sums
+ * between calls. The result is that of one walk over all keys. */
 #ifndef MHAI_ATTN_FOLD_H
 #define MHAI_ATTN_FOLD_H
 
@@ -14,7 +14,7 @@ typedef struct mhai_attn_keys {
 
 typedef struct mhai_attn_fold {
     mhai_attn_plan plan;
-    mhai_attn_part part; /* the problem's */
+    mhai_attn_part part; /* the part of the problem */
     mhai_attn_walk walk;
     float *o, *m, *l; /* [rows of all items][Dv padded], [rows] twice */
     float *shaw;      /* [rows][table padded] */
@@ -28,24 +28,24 @@ bool mhai_attn_folds(const mhai_attn_problem *p, const mhai_attn_backend *backen
 /* Bytes of the rows' sums, for a problem in a plan. */
 MHA_NODISCARD mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t *bytes);
 
-/* Take scratch from the context. plan is copied, part too; the plan's problem has that part. */
+/* Allocate scratch from the context. plan and part are copied; the plan's problem has that part. */
 MHA_NODISCARD mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
                                               mhai_attn_fold *fold);
 
 /* Fold keys into one of `turns` shares of the rows; calls with turn 0 .. turns - 1 fold them
- * into all rows. Calls come in the order of keys; each element of keys begins and ends at
- * boundaries of key blocks. */
+ * into all rows. Call in the order of keys. Each element of keys begins and ends at boundaries
+ * of key blocks. */
 void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
                          int64_t count, int64_t turn, int64_t turns);
 
-/* Point the walk's problem to these keys, before a stretch of them. */
+/* Point the walk's problem to these keys, before a stretch of them is processed. */
 void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys);
 
-/* Join a stretch whose sums are complete (attn_split.h). Calls come in the order of keys. */
+/* Join a stretch whose sums are complete (attn_split.h). Call in the order of keys. */
 void mhai_attn_fold_stretch(mha_context *context, mhai_attn_fold *fold,
                             const mhai_attn_stretch *stretch);
 
-/* o and lse. */
+/* Write o and lse. */
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold);
 
 #endif

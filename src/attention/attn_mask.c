@@ -1,8 +1,8 @@
 /* Masks of a strip of rows against a key block.
  *
- * Causal, lengths and windows are intervals of keys, one per row, and cost nothing. Only where a
- * block is neither all visible nor all hidden by the other parts (exempt keys outside the window,
- * documents, block patterns, a callback) are bytes composed, one per pair of the strip. */
+ * Causal, lengths and windows give one interval of keys per row and cost nothing. Other masks
+ * (exempt keys outside the window, documents, block patterns, a callback) need one byte per pair
+ * of the strip, but only where they leave a block neither all visible nor all hidden. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
@@ -11,7 +11,7 @@
 
 /* ---- a block against a chunk ----------------------------------------------------------------- */
 
-/* Sinks and global keys of the block. */
+/* Find the sinks and global keys of the block. */
 static void find_exempt_keys(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
                              mhai_attn_block *block)
 {
@@ -55,8 +55,8 @@ mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_c
     return block;
 }
 
-/* Whether a row of the chunk keeps a pattern block in the key block. Rows of one head and one
- * pattern row are looked up once, so that the hidden blocks of a long pattern cost almost
+/* Whether a row of the chunk keeps a pattern block in the key block. Rows that share a head and
+ * a pattern row are looked up once, so that the hidden blocks of a long pattern cost almost
  * nothing. */
 static bool pattern_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          const mhai_attn_block *block)
@@ -154,7 +154,7 @@ static bool one_pattern_row(const mhai_attn_problem *p, const mhai_attn_workspac
     return true;
 }
 
-/* Runs of panels that a pattern row keeps, if blocks are whole panels. */
+/* Find the runs of panels that a pattern row keeps, if blocks are whole panels. */
 static void find_runs(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       const mhai_attn_strip *strip, mhai_tile_mask *mask)
@@ -177,7 +177,7 @@ static void find_runs(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     }
 }
 
-/* Clip the runs to the tile; the remaining ones may end before it. */
+/* Clip the runs to the tile. The remaining runs may end before it. */
 static void trim_runs(mhai_tile *tile, mhai_tile_mask *mask)
 {
     int runs = 0;
@@ -203,7 +203,7 @@ static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_chunk *c,
            mhai_attn_flag(&p->global_keys, c->seq.batch, c->seq.s0 + s);
 }
 
-/* Call the callback for the strip, once for each run of consecutive queries of one head. */
+/* Call the callback for the strip: once for each run of consecutive queries of one head. */
 static void call_back(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       const mhai_attn_strip *strip)

@@ -1,5 +1,5 @@
-/* Partial results joined by their log-sum-exp: a mean of the parts' outputs, weighted by
- * exp(lse_k - max lse). One query at a time, parts in order, in double. */
+/* Merge partial results by their log-sum-exp: the mean of the parts' outputs, weighted by
+ * exp(lse_k - max lse). Queries are merged one at a time, parts in order, in double. */
 #include "base/checked.h"
 #include "base/math.h"
 #include "base/tensor.h"
@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { ROWS = 64, COLUMNS = 64 }; /* queries of a work item; elements of a row at a time */
+enum { ROWS = 64, COLUMNS = 64 }; /* queries per work item; elements of a row at a time */
 
 typedef struct merge_job {
     const mha_attention_part *parts;
@@ -86,8 +86,8 @@ static int64_t offset(const mha_tensor *x, const int64_t at[3])
     return at[0] * x->stride[0] + at[1] * x->stride[1] + at[2] * x->stride[2];
 }
 
-/* Weights of the parts, -1 for an empty one; *sum is their sum, 0 if all are empty. Returns the
- * lse. */
+/* Compute the weights of the parts, -1 for an empty one. *sum is their sum, 0 if all are empty.
+ * Returns the lse. */
 static double weigh(const merge_job *job, const int64_t at[3], double *weight, double *sum)
 {
     double most = -INFINITY;
@@ -108,8 +108,8 @@ static double weigh(const merge_job *job, const int64_t at[3], double *weight, d
     return most + mhai_log(*sum);
 }
 
-/* Columns d .. d+columns-1 of a query. A part without keys (weight -1) is not read. A part whose
- * weight underflows to 0 is read, because it may hold infinities. */
+/* Compute columns d .. d+columns-1 of a query. A part without keys (weight -1) is not read. A
+ * part whose weight underflows to 0 is read, because it may hold infinities. */
 static void mix(const merge_job *job, const int64_t at[3], const double *weight, double sum,
                 int64_t d, int64_t columns)
 {
@@ -121,7 +121,7 @@ static void mix(const merge_job *job, const int64_t at[3], const double *weight,
         for (int64_t i = 0; i < columns; i++) total[i] += weight[k] * (double)row[i];
     }
     float *out = (float *)job->o.data + offset(&job->o, at) + d;
-    for (int64_t i = 0; i < columns; i++) /* + 0: never -0 */
+    for (int64_t i = 0; i < columns; i++) /* adding +0 turns -0 into +0 */
         out[i] = sum == 0 ? 0 : (float)(total[i] / sum + 0.0);
 }
 

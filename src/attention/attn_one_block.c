@@ -1,12 +1,12 @@
 /* Problems whose keys fit in one block, with no features except causal, lengths, a dense mask
- * and a bias: each chunk is one kernel call, which processes its strips from queries to outputs.
- * The general walk's setup of each strip and block (attn_walk.c) would take longer than the
+ * and a bias. Each chunk is one kernel call, which processes its strips from queries to outputs.
+ * The general walk sets up each strip and block (attn_walk.c), which would take longer than the
  * products. */
 #include "attention/attn_tiles.h"
 
-/* With fewer rows than these, or more keys per row, products wait for memory, and panels of keys
- * that stay in L1 are faster (tile_rows_tmpl.c): twice as fast for one row over 512 keys, equal
- * for four rows over 64 keys. */
+/* With fewer rows than MANY_ROWS, or more keys per row than KEYS_A_ROW, products wait for
+ * memory. Panels of keys that stay in L1 are then faster (tile_rows_tmpl.c): twice as fast for
+ * one row over 512 keys, equal for four rows over 64 keys. */
 enum { MANY_ROWS = 8, KEYS_A_ROW = 16 };
 
 static const int takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
@@ -25,13 +25,13 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
     return tiling->scored_rows == 0 && tiling->kept_rows == 0 && tiling->split_blocks == 0;
 }
 
-/* Each strip reads each value once: with few strips, or contiguous rows, a copy does not pay. */
+/* Each strip reads each value once, so a copy does not pay with few strips or contiguous rows. */
 static bool copies_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c)
 {
     return c->rows > walk->kernels->tile_rows && walk->p->v.stride[2] != walk->p->Dv;
 }
 
-/* Of the chunk's first head and the sequence's first query. */
+/* A broadcast input from the chunk's first head and the sequence's first query on. */
 static mhai_dense dense_of(const mhai_attn_broadcast *x, const mhai_attn_chunk *c)
 {
     if (!x->data) return (mhai_dense){.at = NULL};

@@ -9,16 +9,17 @@
 
 #include <math.h>
 
-/* A pass over some rows, and what it writes of them. */
+/* A pass over some rows, and the outputs that it writes. */
 typedef struct outputs_pass {
     const mhai_attn_walk *walk;
     const mhai_attn_kept *kept;
     bool statistics;
     const mha_tensor *probabilities, *scores; /* NULL: not in this pass */
-    mhai_attn_problem bare;                   /* the problem without what `scores` leaves out */
+    mhai_attn_problem bare;                   /* the problem without the terms that `scores`
+                                                 excludes */
 } outputs_pass;
 
-/* A chunk of a pass, and the place of its rows on the axes of probabilities and scores. */
+/* A chunk of a pass, and the position of its rows on the axes of probabilities and scores. */
 typedef struct outputs_chunk {
     const outputs_pass *pass;
     int64_t out_head, out_row;
@@ -57,7 +58,7 @@ void mhai_attn_restore_rows(const mhai_attn_kept *kept, const mhai_attn_problem 
     }
 }
 
-/* ---- places of rows -------------------------------------------------------------------------- */
+/* ---- positions of rows ----------------------------------------------------------------------- */
 
 static float *row_f32(const mha_tensor *x, const mhai_attn_chunk *c, const mhai_attn_workspace *w,
                       int64_t r)
@@ -71,7 +72,7 @@ static int64_t *row_i64(const mha_tensor *x, const mhai_attn_chunk *c, const mha
     return mhai_attn_data(x, c->seq.batch, w->head[r], c->seq.q0 + w->query[r]);
 }
 
-/* Write a strip's rows of a matrix: the tile's results, and `outside` around them. */
+/* Write a strip's rows of a matrix: the tile's results, with `outside` around them. */
 static void write_strip(const outputs_chunk *x, const mha_tensor *matrix, const mhai_attn_chunk *c,
                         const mhai_attn_block *block, const mhai_attn_strip *s, float outside)
 {
@@ -112,7 +113,7 @@ static void add_top(const mhai_attn_wanted *want, const mhai_attn_chunk *c,
         if (p[j] > weights[count - 1]) insert_top(weights, keys, count, p[j], block->key + j);
 }
 
-/* p of a key at a fixed place, if the tile holds it. */
+/* Store p of a key at a fixed position, if the tile contains it. */
 static void add_place(const mhai_attn_block *block, const mhai_attn_strip *s, int r, int64_t key,
                       float *out)
 {
@@ -164,7 +165,7 @@ static void fill(float *out, int64_t count, float value)
     for (int64_t i = 0; i < count; i++) out[i] = value;
 }
 
-/* The state before the first tile, which a row without keys keeps. */
+/* Set the state before the first tile. It is final for a row without keys. */
 static void start_statistics(const outputs_pass *pass, const mhai_attn_chunk *c,
                              mhai_attn_workspace *w)
 {
@@ -248,7 +249,7 @@ static mhai_attn_problem bare_problem(const mhai_attn_problem *p)
     bare.uses &= ~(MHAI_MASKS | MHAI_BIASES);
     bare.causal = bare.window = false;
     if (p->pages)
-        bare.uses |= MHAI_USES(key_lengths); /* no keys remain */
+        bare.uses |= MHAI_USES(key_lengths); /* pages hold no keys after these lengths */
     else
         bare.key_lengths = NULL;
     bare.key_begins = NULL;
@@ -271,7 +272,7 @@ static void scores_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspa
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* Everything that the pass writes for the rows of one chunk. */
+/* Write all outputs of the pass for the rows of one chunk. */
 static void run_chunk(const outputs_pass *pass, mhai_attn_chunk *c, mhai_attn_workspace *w,
                       int64_t out_head, int64_t out_row)
 {
@@ -292,7 +293,7 @@ static void run_chunk(const outputs_pass *pass, mhai_attn_chunk *c, mhai_attn_wo
     mhai_attn_walk_chunk(&bare, c, w, &visitor);
 }
 
-/* All rows, by the items of the forward pass. */
+/* Process all rows, in the items of the forward pass. */
 static void run_item(void *argument, int64_t item, int worker)
 {
     const outputs_pass *pass = argument;
@@ -321,8 +322,8 @@ static int64_t sequence_of_row(const mhai_attn_problem *p, int64_t batch, int64_
     return low;
 }
 
-/* Chosen rows: items are pieces of the row list, for each chosen head of each batch entry. A piece
- * is walked by runs of rows of one sequence. */
+/* Process chosen rows. An item is a piece of the row list, for one chosen head of one batch
+ * entry. A piece is walked in runs of rows of one sequence. */
 static void run_chosen(void *argument, int64_t item, int worker)
 {
     const outputs_pass *pass = argument;

@@ -26,14 +26,14 @@ typedef struct row {
     double *w; /* [S] scores, then weights; HIDDEN where a key is not visible */
     double max, sum;
     double *o;       /* [Dv] */
-    double *columns; /* [S] of a walk over many rows */
+    double *columns; /* [S] column sums of a walk over many rows */
     uint8_t *keep;   /* [S] the callback's result */
 } row;
 
 /* No weight, log-weight or score has this value. */
 static const double HIDDEN = -INFINITY;
 
-/* Turn scores into exp(score - max); also max and the sum of these, with the sink's. */
+/* Turn scores into exp(score - max). Also compute max and the sum, including the sink's term. */
 static void weigh_row(const mhai_attn_problem *p, row *r)
 {
     const mhai_attn_query *at = &r->at;
@@ -73,7 +73,7 @@ static void write_output(const mhai_attn_problem *p, const row *r)
     double gate = p->gates.data ? (double)mhai_attn_f32(&p->gates, r->at.seq.b, r->at.h) : 1;
     void *out = mhai_attn_data(&p->o, r->at.seq.batch, r->at.h, r->at.seq.q0 + r->at.t);
     float *wide = p->o.dtype == MHA_F32 ? out : r->at.wide;
-    /* Adding +0 turns -0 into +0: no result is -0, on this path as on the other. */
+    /* Adding +0 turns -0 into +0: neither path returns -0. */
     for (int64_t d = 0; d < p->Dv; d++)
         wide[d] = r->sum == 0 ? 0.0f : (float)(r->o[d] / r->sum * gate) + 0.0f;
     if (wide != out) mhai_narrow(p->o.dtype, out, wide, p->Dv);
@@ -196,7 +196,7 @@ static void write_statistics(const mhai_attn_problem *p, const row *r)
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
-/* Returns room for a query and a key as f32. */
+/* Set the row's memory. Returns room for a query and a key as f32. */
 static float *give_memory(const plain_job *job, int worker, row *r)
 {
     const mhai_attn_problem *p = job->p;
@@ -208,7 +208,7 @@ static float *give_memory(const plain_job *job, int worker, row *r)
     return room;
 }
 
-/* Compute row `at` of head h; at counts the rows of q of all sequences. */
+/* Compute row `at` of head h. `at` is an index in the rows of q of all sequences. */
 static row row_at(const plain_job *job, int worker, int64_t at, int64_t h)
 {
     int64_t t;
@@ -245,7 +245,7 @@ static void run_chosen(void *argument, int64_t item, int worker)
     write_matrices(p, &r, i, j);
 }
 
-/* Items are rows of q; the mean over heads, summed in their order. */
+/* Items are rows of q. The mean over heads is summed in order. */
 static void run_average(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
@@ -262,7 +262,7 @@ static void run_average(void *argument, int64_t item, int worker)
     for (int64_t s = 0; p->H > 0 && s < p->S; s++) out[s] /= (float)p->H;
 }
 
-/* Items are heads of sequences; every row in order. */
+/* Items are heads of sequences. Processes every row, in order. */
 static void run_columns(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
@@ -282,7 +282,7 @@ static void run_columns(void *argument, int64_t item, int worker)
 
 static mha_status row_bytes(const mhai_attn_problem *p, size_t *bytes)
 {
-    int64_t doubles, floats = p->D / 2 + mhai_max_i64(p->D, p->Dv) / 2 + 1; /* as many doubles */
+    int64_t doubles, floats = p->D / 2 + mhai_max_i64(p->D, p->Dv) / 2 + 1; /* in doubles */
     if (!mhai_mul_i64(2, p->S, &doubles) || !mhai_add_i64(doubles, p->Dv, &doubles) ||
         !mhai_add_i64(doubles, p->S / 8 + 8, &doubles) ||
         !mhai_add_i64(doubles, floats, &doubles) ||

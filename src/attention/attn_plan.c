@@ -1,4 +1,4 @@
-/* From a checked problem to a plan: the back end that accepts it, and the cost of a call. */
+/* Plan a checked problem: choose the back end that accepts it, and compute the cost of a call. */
 #include "attention/attn_plan.h"
 
 #include "attention/attn_pages.h"
@@ -9,7 +9,7 @@
 
 #include <multihead/component.h>
 
-/* In the order in which they are tried. A new back end is a row here. */
+/* Tried in this order. A new back end is a row here. */
 static const mhai_attn_backend backends[] = {
     {.path = MHA_PATH_TILED,
      .compute = MHA_COMPUTE_BF16,
@@ -59,7 +59,6 @@ mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem 
                     instead);
 }
 
-/* In the order of allocation. */
 mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n)
 {
     if (bytes == 0) return MHA_OK;
@@ -111,7 +110,7 @@ double mhai_attn_tensor_bytes(const mha_tensor *tensor)
     return bytes;
 }
 
-/* o counts, whether its strides are given or not. */
+/* o counts even if its strides are not given. */
 static double output_bytes(const mhai_attn_problem *p)
 {
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
@@ -133,7 +132,7 @@ mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes)
     return mhai_attn_add_scratch(bytes, s->split, 1);
 }
 
-/* Keys and values that the call reads. */
+/* Bytes of the keys and values that the call reads. */
 static double past_bytes(const mhai_attn_problem *p)
 {
     const double runs = (double)(p->B * p->Hk) * (double)p->S / MHAI_RUN;

@@ -1,27 +1,27 @@
-/* The plan of a call, which running and explaining share.
+/* The plan of a call, used for running and for explaining it.
  *
- * A back end is a row in attn_plan.c: what selects it, what it rejects, how it divides a problem
- * and how it runs one. Rows are tried in order. */
+ * A row of attn_plan.c describes a back end: how it is selected, the problems that it rejects, how
+ * it divides a problem and how it runs one. Rows are tried in order. */
 #ifndef MHAI_ATTN_PLAN_H
 #define MHAI_ATTN_PLAN_H
 
 #include "attention/attn.h"
 
-/* How the tiled path divides a problem. A chunk is a run of query rows of one key/value
- * head; the rows of its query heads follow each other: row r is query r % T of head r / T of the
+/* How the tiled path divides a problem. A chunk is a run of query rows of one key/value head. It
+ * has the rows of each query head one after the other: row r is query r % T of head r / T of the
  * group. */
 typedef struct mhai_attn_tiling {
     int64_t chunk_rows;      /* rows of a chunk; the last may have fewer */
     int64_t items;           /* chunks of all key/value heads of all sequences */
     int64_t forward_items;   /* items of the forward pass: chunks, or runs of queries of all
                                 heads */
-    int64_t runs;            /* of consecutive queries of one head in a chunk, at most */
-    int64_t average_queries; /* of an item of the average over heads */
-    int64_t scored_rows;     /* the forward pass also computes the average and keeps the scores of
-                             this many rows; 0: the average has a pass of its own */
-    int64_t chosen_rows;     /* rows of an item of the chosen rows */
+    int64_t runs;            /* bound on the runs of consecutive queries of one head in a chunk */
+    int64_t average_queries; /* queries per item of the average over heads */
+    int64_t scored_rows;     /* rows whose scores the forward pass keeps to compute the average
+                                over heads; 0: a separate pass computes it */
+    int64_t chosen_rows;     /* rows per item of a pass over chosen rows */
     int64_t kept_rows;       /* later passes need m and l of all rows */
-    int64_t split_blocks;    /* keys of a chunk that threads share; 0: they share none */
+    int64_t split_blocks;    /* key blocks of a chunk, shared by threads; 0: threads share none */
     int64_t split_floats;    /* scratch for that, in addition to the workers' */
     bool one_block;          /* attn_one_block.c computes every chunk */
     bool alone;              /* too small to wake another thread */
@@ -30,8 +30,8 @@ typedef struct mhai_attn_tiling {
 /* Scratch of a call, in bytes; 0: none. Running allocates exactly this; explaining reports the
  * sum. */
 typedef struct mhai_attn_scratch {
-    size_t worker; /* of each thread */
-    size_t index;  /* of ragged items */
+    size_t worker; /* per thread */
+    size_t index;  /* for ragged items */
     size_t kept;
     size_t split;
 } mhai_attn_scratch;
@@ -43,19 +43,19 @@ typedef struct mhai_attn_plan {
     int threads;
     mhai_attn_tiling tiling;
     mhai_attn_scratch scratch;
-    mha_attention_plan account; /* flops, bytes and pairs only if requested */
+    mha_attention_plan account; /* flops, bytes and pairs are set only if requested */
 } mhai_attn_plan;
 
 struct mhai_backward_plan;
 
-/* Why path auto is tiled. */
+/* The reason for the tiled path on path auto. */
 #define MHAI_TILED_REASON "head sizes up to 256 need no matrix of all scores"
 
 typedef struct mhai_attn_backend {
-    mha_path path; /* either of them selects this back end */
+    mha_path path; /* path or compute selects this back end */
     mha_compute compute;
     const char *reason; /* reason reported if it is chosen by default */
-    /* Why it rejects the problem, static text; NULL: it accepts it. */
+    /* Returns why it rejects the problem, as static text; NULL: it accepts it. */
     const char *(*refuses)(const mha_context *context, const mhai_attn_problem *p);
     const char *instead; /* remedy for the message */
     /* Divide plan->p: tiling, scratch, account. */
@@ -79,18 +79,18 @@ typedef struct mhai_attn_call {
 MHA_NODISCARD mha_status mhai_attn_plan_call(const mha_context *context, const mhai_attn_call *call,
                                              bool need_data, mhai_attn_plan *plan);
 
-/* mha_attention_forward() and mha_attention_explain() of a call. */
+/* Run mha_attention_forward() and mha_attention_explain() for a call. */
 MHA_NODISCARD mha_status mhai_attn_forward(mha_context *context, const mhai_attn_call *call);
 MHA_NODISCARD mha_status mhai_attn_explain(const mha_context *context, const mhai_attn_call *call,
                                            mha_attention_plan *plan);
 
-/* The first back end that accepts the problem, or its gradients, on the requested path. *reason:
- * why it is this one. */
+/* Choose the first back end that accepts the problem, or its gradients, on the requested path,
+ * and set *reason to the reason for this choice. */
 MHA_NODISCARD mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p,
                                           bool backward, const mhai_attn_backend **backend,
                                           const char **reason);
 
-/* Bytes of a tensor in the account; 0 without data. */
+/* Bytes of a tensor in the account; 0 if its data is NULL. */
 double mhai_attn_tensor_bytes(const mha_tensor *tensor);
 
 /* All scratch of a run. */

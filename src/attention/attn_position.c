@@ -8,8 +8,8 @@
 
 #include <multihead/component.h>
 
-/* Rows per work item: enough to amortise the hand-over and the powers that the sinusoidal
- * encoding computes for each such block. */
+/* Rows per work item: enough to amortise its hand-over and the powers that the sinusoidal
+ * encoding computes for each block of rows. */
 enum { BLOCK_ROWS = 16, CHUNK = 128 };
 
 /* ---- positions ------------------------------------------------------------------------------ */
@@ -92,7 +92,7 @@ typedef struct sinusoid_job {
     int64_t start;
 } sinusoid_job;
 
-/* A block of rows; its angles share their frequencies. */
+/* A block of rows, which share the frequencies of the angles. */
 static void sinusoid_block(void *argument, int64_t block, int worker)
 {
     const sinusoid_job *job = argument;
@@ -176,8 +176,7 @@ mha_status mha_add_positions(mha_context *context, const mha_positions *position
     return MHA_OK;
 }
 
-/* ---- terms of scores
- * -------------------------------------------------------------------------- */
+/* ---- terms of scores ----------------------------------------------------------------------- */
 
 mha_status mha_alibi_slopes(int64_t num_heads, float *slopes)
 {

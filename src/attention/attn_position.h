@@ -21,12 +21,12 @@ static inline int64_t mhai_attn_position_at(const mhai_attn_places *places, int6
 MHA_NODISCARD mha_status mhai_attn_position_check(const mha_positions *given, int64_t B, int64_t T,
                                                   int64_t rows, mhai_attn_places *places);
 
-/* Check a call that may work in place: y, an f32 tensor of ndim axes, has the shape of x and is
- * the same view or shares no memory with it. */
+/* Check a call that may work in place: y, an f32 tensor of ndim axes, has the shape of x, and
+ * either is the same view or shares no memory with it. */
 MHA_NODISCARD mha_status mhai_attn_position_check_pair(const mha_tensor *x, const mha_tensor *y,
                                                        int ndim);
 
-/* The memory of ids, which an output must not overlap; accepts NULL and unchecked ids. */
+/* Get the memory of ids, which an output must not overlap. Accepts NULL and unchecked ids. */
 MHA_NODISCARD mha_status mhai_attn_position_check_ids(const mha_positions *given,
                                                       const mha_tensor *y);
 

@@ -1,4 +1,4 @@
-/* Norms of the vectors of single heads. */
+/* Normalise the vectors of each head. */
 #include "attention/attn.h"
 #include "attention/attn_position.h"
 #include "base/checked.h"
@@ -84,8 +84,7 @@ mha_status mha_qk_norm(mha_context *context, mha_qk_norm_kind kind, float epsilo
                         (double)epsilon);
     const int64_t *n = x->shape;
     if (n[0] == 0 || n[1] == 0 || n[2] == 0 || n[3] == 0) return MHA_OK;
-    int64_t vectors = n[0] * n[1] * n[2]; /* y has room for each of them, so the product cannot
-                                             overflow */
+    int64_t vectors = n[0] * n[1] * n[2]; /* y holds all of them, so the product cannot overflow */
     mha_parallel_for(context, mhai_ceil_div(vectors, BLOCK_VECTORS), norm_block, &job);
     return MHA_OK;
 }

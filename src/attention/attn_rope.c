@@ -11,23 +11,20 @@
 
 #include <math.h>
 
-/* Tokens per work item, which share the powers of base; pairs whose cosines and sines are kept
- * at a time. */
+/* Tokens per work item, which share the powers of base; pairs of cosines and sines computed at a
+ * time. */
 enum { BLOCK_TOKENS = 16, CHUNK = 128 };
 
 typedef struct rope_job {
     const mhai_kernels *kernels;
     const mha_tensor *x, *y;
     mhai_attn_places places;
-    int64_t pairs, pair_step, mate; /* pair i is elements i
-                                     *
-                                       pair_step and i
-                                     *
-                                       pair_step + mate */
+    int64_t pairs, pair_step, mate; /* pair i: elements i * pair_step, i * pair_step + mate */
     bool inverse, in_place;
     double base, factor;
-    const float *cosines, *sines; /* NULL: from base and factor */
-    /* Strides of both tables: over b, over t (or over positions, then b's is 0), over pairs. */
+    const float *cosines, *sines; /* NULL: computed from base and factor */
+    /* Strides of both tables: over b, over t (or over positions; the stride over b is then 0),
+     * over pairs. */
     int64_t cos_stride[3], sin_stride[3];
     bool by_position;
 } rope_job;
@@ -67,7 +64,7 @@ static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step
     }
 }
 
-/* Prefetch a head of a token: a line or a few, far from the next head. */
+/* Prefetch a head of a token: one or a few lines, far from the next head. */
 enum { TOKENS_AHEAD = 4 };
 
 static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,
@@ -170,7 +167,7 @@ static mha_status check_numbers(const mha_rope_desc *desc, int64_t D, rope_job *
     return MHA_OK;
 }
 
-/* One table; stride over b, over t or positions, over pairs. */
+/* Check one table and set its strides: over b, over t or positions, over pairs. */
 static mha_status check_table(const char *name, const mha_tensor *table, const rope_job *job,
                               int64_t stride[3])
 {

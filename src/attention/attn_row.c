@@ -1,4 +1,4 @@
-/* See attn_row.h. The formula of attention.h; shares no code with the tiles. */
+/* See attn_row.h. Implements the formula of attention.h; shares no code with the tiles. */
 #include "attention/attn_row.h"
 
 #include "attention/attn_pages.h"
@@ -24,8 +24,8 @@ const float *mhai_attn_read(const mha_tensor *x, int64_t b, int64_t h, int64_t t
 
 bool mhai_attn_finite(const float *x, int64_t n)
 {
-    /* Without a branch, so that the loop is vectorised: finite unless all bits of the exponent
-     * are set. */
+    /* Without a branch, so that the loop is vectorised. An element is finite unless all bits of
+     * the exponent are set. */
     uint32_t bad = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;

@@ -1,5 +1,5 @@
-/* One query row in double: its position, its visible keys, its scores. The plain paths, forward
- * and backward, are built on it. */
+/* One query row in double: its position, its visible keys, its scores. Used by the plain paths,
+ * forward and backward. */
 #ifndef MHAI_ATTN_ROW_H
 #define MHAI_ATTN_ROW_H
 
@@ -10,15 +10,16 @@ typedef struct mhai_attn_query {
     int64_t h, hk, t;
     int64_t position; /* t + offset */
     mhai_attn_range limit, window;
-    bool finite; /* the query is */
+    bool finite; /* whether the query is finite */
     const float *q;
     float *wide;         /* [max(D, Dv)] room for a key or a value that is not f32 */
-    const uint8_t *keep; /* the callback's result, from key keep_first on; not read without one */
+    const uint8_t *keep; /* the callback's result, from key keep_first on; not read without a
+                            callback */
     int64_t keep_first;
 } mhai_attn_query;
 
 /* Query t of head h of sequence b; the caller sets keep. room: [D + max(D, Dv)] floats, which
- * hold the query as long as it is used; NULL if all tensors are f32. */
+ * must remain valid while the query is in use; NULL if all tensors are f32. */
 mhai_attn_query mhai_attn_query_at(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
                                    int64_t h, int64_t t, float *room);
 
@@ -32,7 +33,7 @@ mhai_attn_sequence mhai_attn_sequence_of_row(const mhai_attn_problem *p, int64_t
 typedef struct mhai_attn_score {
     double value;   /* -inf: not visible; NaN: visible and not finite */
     double product; /* q (k + shaw); not set if value is not finite */
-    double slope;   /* slope of the cap, 1 without one; also unset then */
+    double slope;   /* slope of the cap, 1 without a cap; likewise not set */
 } mhai_attn_score;
 
 mhai_attn_score mhai_attn_score_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s);
@@ -44,7 +45,7 @@ double mhai_attn_pair_score(const mhai_attn_problem *p, const mhai_attn_query *r
 /* The factor that dropout gives key s: 0 or 1 / (1 - dropout). */
 double mhai_attn_dropout_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s);
 
-/* The row of a Shaw table for key s, and its index. */
+/* The index of a Shaw table's row for key s, and the row itself. */
 int64_t mhai_attn_shaw_index(const mha_tensor *table, const mhai_attn_query *r, int64_t s);
 const float *mhai_attn_shaw_row(const mha_tensor *table, const mhai_attn_query *r, int64_t s);
 

@@ -23,15 +23,16 @@ int64_t mhai_attn_padded_shaw(const mha_tensor *table)
     return table->data ? mhai_round_up(table->shape[0], MHAI_PANEL) : 0;
 }
 
-/* Each run of consecutive queries of one head has a table of distances of its own. */
+/* Each run of consecutive queries of one head has its own table of distances. */
 static int64_t relative_floats(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
     if (!mhai_attn_has_relative(p)) return 0;
     return tiling->runs * MHAI_KEY_BLOCK + tiling->chunk_rows;
 }
 
-/* Lay out a workspace in memory; with memory NULL only its size is computed. Every factor is
- * bounded by constants of this library, or by attn_check.c (Shaw tables). */
+/* Lay out a workspace in memory; with memory NULL only its size is computed. Sizes cannot
+ * overflow: every factor is bounded by constants of this library, or by attn_check.c (Shaw
+ * tables). */
 mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
                                       int tile_rows, unsigned char *memory)
 {
@@ -89,8 +90,8 @@ mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worke
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* Extend a hull by a range that is not empty; it starts as {INT64_MAX, INT64_MIN}. It branches,
- * because it rarely changes: a hull that is written for each row and read for the next costs as
+/* Extend a hull by a range that is not empty; it starts as {INT64_MAX, INT64_MIN}. It branches
+ * because the hull rarely changes: storing it for each row, to be loaded for the next, costs as
  * much as the rest of placing a row. */
 static void widen(mhai_attn_range *hull, int64_t begin, int64_t end)
 {
@@ -99,7 +100,7 @@ static void widen(mhai_attn_range *hull, int64_t begin, int64_t end)
     if (end > hull->end) hull->end = end;
 }
 
-/* Position and visible keys of row r, query i of a head. */
+/* Set the position and visible keys of row r, query i of a head. */
 static void place_row(const mhai_attn_problem *p, mhai_attn_chunk *c, mhai_attn_workspace *w,
                       int64_t r, int64_t head, int64_t i)
 {
@@ -116,7 +117,7 @@ static void place_row(const mhai_attn_problem *p, mhai_attn_chunk *c, mhai_attn_
     c->global_query |= global;
 }
 
-/* The softmax starts without keys, or with the sink: a key of score sink and no value. */
+/* The softmax starts without keys, or with the sink: a key with a score but no value. */
 static void start_row(const mhai_attn_problem *p, mhai_attn_workspace *w, int64_t r)
 {
     w->m[r] = -INFINITY;
@@ -153,7 +154,7 @@ float mhai_attn_lse(float m, float l)
     return l == 0 ? -INFINITY : (float)((double)m * 0.6931471805599453 + mhai_log((double)l));
 }
 
-/* Queries scaled into the workspace. */
+/* Load scaled queries into the workspace. */
 static void load_queries(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = walk->p;
@@ -194,7 +195,7 @@ void mhai_attn_multiply_rows(const mhai_kernels *kernels, int64_t rows, int64_t 
 
 /* ---- Shaw's relative positions --------------------------------------------------------------- */
 
-/* Every row's products with the table of keys; sums by distance at 0. */
+/* Compute every row's products with the table of keys, and set the sums by distance to 0. */
 static void start_shaw(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = walk->p;
@@ -219,7 +220,8 @@ void mhai_attn_load_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_at
     start_shaw(walk, c, w);
 }
 
-/* After a tile: a row's sums by distance, w = a w + sum of p at that distance, keys in order. */
+/* After a tile, update a row's sums by distance: w = a w + sum of p at that distance, keys in
+ * order. */
 void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                                const mhai_attn_workspace *w, const mhai_attn_block *block,
                                const mhai_attn_strip *strip)
@@ -236,7 +238,7 @@ void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk
     }
 }
 
-/* The table of values times the sums, MHAI_GEMM_BLOCK distances at a time. */
+/* Add the table of values times the sums, MHAI_GEMM_BLOCK distances at a time. */
 void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                                   mhai_attn_workspace *w)
 {

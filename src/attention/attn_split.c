@@ -1,16 +1,16 @@
-/* Few queries of so few key/value heads that threads would be idle: they share the key blocks.
+/* Few queries of few key/value heads would leave threads idle, so the threads share the key blocks.
  *
- * The online softmax goes from block to block, and what a block adds depends on the maximum up to
- * it. So there are three passes, each with exactly the operations that one thread would perform per
- * block, in an order that does not affect results:
+ * The online softmax is sequential: the contribution of a block depends on the maximum so far. So
+ * there are three passes. Each has exactly the operations that one thread would perform per block,
+ * in an order that does not affect results:
  *
  *   scores    of each block, masked, and each row's maximum in it       any order
  *   values    p = 2^(score - maximum so far), their sum, and p V         any order
  *   join      o = 2^(old maximum - new) o + p V, likewise the sum        in the order of keys
  *
- * Maxima are exact, so the bits are those of one thread. With non-finite elements everything
- * is recomputed on the general path, which handles them. Ranks take the same passes, each over the
- * stretches of keys that it has (src/distributed/decode.c). */
+ * Maxima are exact, so the result is bit-identical to that of one thread. If an element is not
+ * finite, everything is recomputed on the general path. Ranks run the same passes, each over its
+ * own stretches of keys (src/distributed/decode.c). */
 #include "attention/attn_split.h"
 
 #include "base/checked.h"
@@ -24,7 +24,7 @@
 typedef struct split_part {
     float *s;        /* [rows][MHAI_SCORE_STRIDE] scores */
     float *o;        /* [rows][values, padded] p V */
-    float *m, *l;    /* [rows] maximum, NaN where the row's strip sees nothing; sum */
+    float *m, *l;    /* [rows] maximum, NaN if the row's strip sees nothing; sum */
     float *unfinite; /* not 0: compute the block on the general path */
 } split_part;
 
@@ -59,7 +59,7 @@ static split_part part_of(const mhai_attn_stretch *stretch, int64_t chunk, int64
     return part;
 }
 
-/* m = the maximum of the row up to and with these keys, whose rows have those before it. */
+/* Update m, the row's maximum over all earlier keys, with the maximum of these keys. */
 static void raise_maximum(float of_keys, float *m)
 {
     if (of_keys > *m) *m = of_keys;
@@ -107,7 +107,7 @@ static void split_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspac
     *part_of(item->job->stretch, item->chunk, item->block).unfinite = 1;
 }
 
-/* The maxima of a chunk's rows up to and with a block. */
+/* The maxima of a chunk's rows over all keys up to the end of a block. */
 static void raise_to(const mhai_attn_stretch *stretch, const split_item *item,
                      const mhai_attn_chunk *c, float *m)
 {

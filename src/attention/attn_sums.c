@@ -27,7 +27,7 @@ static float *average_row(const mhai_attn_problem *p, const mhai_attn_sequence *
     return (float *)x->data + seq->batch * x->stride[0] + (seq->q0 + t) * x->stride[1];
 }
 
-/* The rows of a strip come head after head, so each element takes its heads in order. */
+/* The rows of a strip are ordered by head, so each element adds its heads in order. */
 static void average_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                           const mhai_attn_block *block, mhai_attn_strip *s)
 {
@@ -47,7 +47,7 @@ static void average_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     }
 }
 
-/* Queries of an item, and a chunk of them without its heads and rows. */
+/* Returns the number of queries of an item, and sets a chunk of them without heads and rows. */
 static int64_t average_item(const mhai_attn_walk *walk, int64_t item, mhai_attn_chunk *c)
 {
     const mhai_attn_problem *p = walk->p;
@@ -70,7 +70,7 @@ static void end_average(const mhai_attn_problem *p, const mhai_attn_chunk *c)
         for (int64_t s = 0; s < p->S; s++) average_row(p, &c->seq, t)[s] /= (float)p->H;
 }
 
-/* Items are runs of queries of one sequence; every head of each. */
+/* Items are runs of queries of one sequence, each with all its heads. */
 static void run_average(void *argument, int64_t item, int worker)
 {
     sums_job *job = argument;
@@ -109,7 +109,7 @@ void mhai_attn_keep_scores(const mhai_attn_walk *walk, const mhai_attn_workspace
         w->scored[at + r] = (mhai_attn_range){s->tile.begin, s->tile.end};
 }
 
-/* The rows of a chunk come head after head. */
+/* The rows of a chunk are ordered by head. */
 static void add_scored(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                        const mhai_attn_workspace *w)
 {
@@ -169,7 +169,7 @@ static void end_head(const column_sums *x, const mhai_attn_workspace *w)
                           w->columns);
 }
 
-/* Advance to a later head, past heads whose rows do not see the block. */
+/* Advance to a later head, skipping heads whose rows do not see the block. */
 static void go_to_head(column_sums *x, const mhai_attn_workspace *w, int64_t head)
 {
     while (x->head < head) {

@@ -1,14 +1,14 @@
-/* The tiled path: online softmax over key blocks, in memory that does not depend on T or S (except for few queries,
- * whose keys threads share, attn_split.c).
+/* The tiled path: online softmax over key blocks. Memory does not depend on T or S, except for few
+ * queries whose keys threads share (attn_split.c).
  *
  * Work is divided into chunks of query rows of one key/value head. A chunk packs one key block at a
  * time and walks its strips of rows over it (attn_walk.c):
  *
  *   for each key block:  for each strip that sees it:  (pack)  scores -> mask -> softmax -> + P V
  *
- * Each output row has one owner and its arithmetic depends on its keys' positions only, so chunks,
- * strips and threads may be cut anywhere without changing a bit. Other outputs of the probabilities take further
- * passes, with the final maximum and sum of each row. */
+ * Each output row has one owner, and its arithmetic depends only on the positions of its keys. So
+ * the division into chunks, strips and threads changes no bit. Other outputs of the probabilities
+ * need further passes, with the final maximum and sum of each row. */
 #include "attention/attn_split.h"
 
 #include "base/checked.h"
@@ -18,15 +18,15 @@
 #include <math.h>
 #include <string.h>
 
-/* With at most this many keys, rows of the next item that are not contiguous are prefetched into
- * L2 only: 128 tokens 3 KB apart take 6 % less time. Contiguous rows, and blocks of 512 keys,
+/* With at most this many keys, rows of the next item that are not contiguous are prefetched only
+ * into L2: 128 tokens 3 KB apart take 6 % less time. Contiguous rows, and blocks of 512 keys,
  * are 1 to 2 % faster with prefetches into L1. */
 enum { FETCH_L2_KEYS = 256 };
 
 typedef struct tiled_job {
     mhai_attn_walk walk;
     mhai_attn_kept kept; /* m NULL: not requested */
-    bool one_block;      /* attn_one_block.c takes it */
+    bool one_block;      /* computed by attn_one_block.c */
 } tiled_job;
 
 static void start_outputs(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
@@ -35,7 +35,7 @@ static void start_outputs(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w
     memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));
 }
 
-/* Where a strip's tile stores its factors, and the dropout that it applies. */
+/* Where a strip's tile stores its factors, and the dropout that the tile applies. */
 typedef struct strip_extras {
     mhai_dropout dropout;
     float alpha[MHAI_MAX_ROWS];
@@ -58,7 +58,7 @@ static struct mhai_fetch_run fetch_run(const mha_tensor *x, int64_t b, int64_t h
     return (struct mhai_fetch_run){mhai_attn_row(x, b, h, first), x->stride[2], rows};
 }
 
-/* Keys and values of the block at key, as far as they exist. */
+/* Prefetch the keys and values of the block at key that exist. */
 static void fetch_block(const mhai_attn_problem *p, const mhai_attn_chunk *c, int64_t key,
                         mhai_fetch *fetch)
 {
@@ -67,7 +67,7 @@ static void fetch_block(const mhai_attn_problem *p, const mhai_attn_chunk *c, in
     fetch->runs[2] = fetch_run(&p->v, c->seq.batch, c->hk, c->seq.k0 + key, rows);
 }
 
-/* The queries and the first block of an item. */
+/* Prefetch the queries and the first block of an item. */
 static void fetch_item(const mhai_attn_walk *walk, int64_t item, mhai_fetch *fetch)
 {
     const mhai_attn_problem *p = walk->p;
@@ -79,7 +79,7 @@ static void fetch_item(const mhai_attn_walk *walk, int64_t item, mhai_fetch *fet
     fetch->run = 0;
 }
 
-/* The data that the worker reads after the block, prefetched by its last tiles: the chunk's next
+/* Prefetch, by the last tiles of a block, the data that the worker reads next: the chunk's next
  * block, or the queries and the first block of the next item. Earlier prefetches would be
  * evicted. */
 static void plan_fetch(mhai_attn_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
@@ -167,7 +167,7 @@ void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     }
 }
 
-/* All keys of a chunk are done. */
+/* Called when all keys of a chunk are processed. */
 static void finish_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const tiled_job *job = user;
@@ -187,7 +187,7 @@ static void run_rows(void *user, int64_t next, mhai_attn_chunk *c, mhai_attn_wor
     finish_chunk(user, c, w);
 }
 
-/* A chunk of the average over heads; the next one is not known here. */
+/* Compute a chunk of the average over heads. The next chunk is not known here. */
 static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const tiled_job *job = user;
@@ -220,7 +220,7 @@ static void run_item(void *argument, int64_t item, int worker)
     bool done = false;
     if (job->one_block) run_one_block(job, item, &c, &w, &done);
     if (done) return;
-    run_rows(argument, item + 1, &c, &w); /* workers take theirs in order */
+    run_rows(argument, item + 1, &c, &w); /* a worker takes items in order */
 }
 
 mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)
@@ -236,7 +236,7 @@ mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)
     if (t->split_blocks > 0)
         MHA_TRY(mhai_attn_split(context, &job.walk, finish_chunk, &job, &done));
     if (done)
-        ; /* computed by threads that shared keys */
+        ; /* computed by threads that share keys */
     else if (t->alone)
         for (int64_t item = 0; item < t->forward_items; item++) run_item(&job, item, 0);
     else
@@ -255,7 +255,7 @@ const char *mhai_tiled_refuses(const mha_context *context, const mhai_attn_probl
                : "a head size above 256 is beyond the tiled path";
 }
 
-/* How it reads keys and values, and which passes follow. */
+/* The reason to report: how keys and values are read, and which passes follow. */
 static const char *reason_of(const mhai_attn_plan *plan, bool in_place)
 {
     if (plan->tiling.scored_rows > 0)

@@ -1,4 +1,4 @@
-/* How the tiled path divides a problem, and the plan that it makes of it. */
+/* The division of a problem by the tiled path, and the plan that follows. */
 #include "attention/attn_split.h"
 
 #include "base/checked.h"
@@ -6,9 +6,9 @@
 
 #include <multihead/component.h>
 
-/* A chunk packs its key blocks anew, so it should be long (packing 512 keys costs about as much as
- * 15 query rows against them); its q and o should stay in a 1 MiB L2 beside the packed block.
- * Rows of a list have tables of distances of their own, 2 KiB each. */
+/* Each chunk packs its key blocks again, so a chunk should be long (packing 512 keys costs about
+ * as much as 15 query rows against them). Its q and o should stay in a 1 MiB L2 with the packed
+ * block. Each row of a list has its own table of distances, 2 KiB. */
 enum {
     LONGEST_CHUNK = 768,
     SHORTEST_CHUNK = 256,
@@ -17,7 +17,7 @@ enum {
     LONGEST_LIST = 128
 };
 
-/* Runs of consecutive queries of one head in a chunk, at most. */
+/* Bound on the runs of consecutive queries of one head in a chunk. */
 static int64_t runs_of(const mhai_attn_problem *p, const mhai_attn_tiling *t)
 {
     const int64_t rows = t->chunk_rows;
@@ -27,7 +27,7 @@ static int64_t runs_of(const mhai_attn_problem *p, const mhai_attn_tiling *t)
     return p->want.rows ? mhai_max_i64(runs, t->chosen_rows) : runs;
 }
 
-/* Queries of an item of the average, whose rows are those of all heads. */
+/* Queries per item of the average, whose rows are those of all heads. */
 static int64_t average_queries(const mhai_attn_problem *p, int threads, int64_t chunk_rows)
 {
     int64_t queries = p->group > 0 ? chunk_rows / p->group : 0;
@@ -36,10 +36,10 @@ static int64_t average_queries(const mhai_attn_problem *p, int threads, int64_t 
     return mhai_max_i64(queries, LEAST_QUERIES);
 }
 
-/* Rows whose scores against all keys are kept until their maximum and sum are known, and the
- * average over heads can be taken of them: 2 MiB, which the last cache has beside all else. Rows of
- * many keys would be so few that packing the keys for each of them costs more than a second pass.
- */
+/* Rows whose scores against all keys are kept until their maximum and sum are known; the average
+ * over heads is then computed from them. The limit is 2 MiB, which the last-level cache can hold
+ * with all other data. With many keys, so few rows fit that packing the keys for them costs more
+ * than a second pass. */
 static int64_t scored_rows(const mhai_attn_problem *p, int64_t chunk_rows, int tile_rows)
 {
     const mhai_attn_wanted *want = &p->want;
@@ -52,8 +52,8 @@ static int64_t scored_rows(const mhai_attn_problem *p, int64_t chunk_rows, int t
     return rows;
 }
 
-/* A lower bound on the nanoseconds of a forward pass: 100 operations each, and 10 bytes of keys
- * and values each. */
+/* A lower bound on the nanoseconds of a forward pass, at 100 operations or 10 bytes of keys and
+ * values per nanosecond. */
 static double least_time(const mhai_attn_problem *p)
 {
     const double keys = (double)p->B * (double)p->S * (double)(p->D + p->Dv);
@@ -63,8 +63,8 @@ static double least_time(const mhai_attn_problem *p)
     return operations / 100 + bytes / 10;
 }
 
-/* If visibility may need bytes per pair, composed for one strip at a time, chunks of several
- * strips use packed keys. Patterns of blocks may cut strips anywhere. */
+/* Whether visibility may need bytes per pair, which are composed for one strip at a time; chunks
+ * of several strips then use packed keys. Block patterns may cut strips anywhere. */
 static bool composes_masks(const mhai_attn_problem *p, int64_t rows, int tile_rows)
 {
     const int intervals = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
@@ -82,7 +82,7 @@ bool mhai_attn_takes_apart(const mhai_attn_problem *p, int64_t rows, int tile_ro
            mhai_attn_by_rows(p, rows, tile_rows);
 }
 
-/* The end of the keys that causal and lengths leave to any row. */
+/* The end of the keys that causal and lengths allow any row to see. */
 static int64_t last_key(const mhai_attn_problem *p)
 {
     int64_t end = 0;
@@ -93,7 +93,7 @@ static int64_t last_key(const mhai_attn_problem *p)
     return end;
 }
 
-/* The maximum of these keys that a sequence's rows see together. */
+/* A bound on how many of these keys the rows of a sequence see together. */
 static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
 {
     if (!p->window || p->global_keys.data || p->global_queries.data) return keys;
@@ -103,8 +103,8 @@ static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
 }
 
 /* Threads share key blocks if chunks cannot be divided evenly and the work pays for two wake-ups
- * (measured as in runs_single_threaded(), with a margin of three), unless the scores of all
- * keys, which they keep, take too much memory. */
+ * (measured as in runs_single_threaded(), with a margin of three). They keep the scores of all
+ * keys, which must not take too much memory. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
     enum { IN_VAIN = 8 }; /* blocks that a window hides take 1.5 of the 27 us of a group of 8 */
@@ -122,9 +122,10 @@ static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, m
     t->split_floats = floats;
 }
 
-/* A sleeping thread takes some ten microseconds to wake and to return (3.5 with nothing to do on
- * an idle machine, measured with empty items; much more on a busy one), so a second thread pays
- * from about 30 microseconds of work on. A host's own parallel-for decides for itself. */
+/* A sleeping thread takes about ten microseconds to wake and to return (3.5 with nothing to do
+ * on an idle machine, measured with empty items; much more on a busy one). A second thread
+ * therefore pays above about 30 microseconds of work. A host's own parallel-for decides for
+ * itself. */
 static bool runs_single_threaded(const mha_context *context, const mhai_attn_problem *p)
 {
     return !context->host_parallel_for && least_time(p) < 30e3;

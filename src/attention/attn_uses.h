@@ -25,7 +25,7 @@ enum { MHAI_ATTN_OPTIONS(MHAI_USE_OPTION) MHA_ATTENTION_INPUTS(MHAI_USE_INPUT) M
 _Static_assert(MHAI_USE_COUNT <= 30, "a bit of an int for each");
 #define MHAI_USES(name) (1 << MHAI_USE_##name)
 
-/* Where in the formula a tensor is read. */
+/* The stage of the formula that reads a tensor. */
 enum {
     MHAI_STAGE_PRODUCT,
     MHAI_STAGE_BIAS,
@@ -34,7 +34,7 @@ enum {
     MHAI_STAGE_RESULT
 };
 
-/* All inputs of a stage. */
+/* The bits of all inputs of a stage. */
 #define MHAI_MASK_BIT(name, type, axes, stage) \
     | (MHAI_STAGE_##stage == MHAI_STAGE_MASK ? MHAI_USES(name) : 0)
 #define MHAI_BIAS_BIT(name, type, axes, stage) \
@@ -43,7 +43,8 @@ enum {
     | (MHAI_STAGE_##stage == MHAI_STAGE_DISTANCE ? MHAI_USES(name) : 0)
 enum { MHAI_DISTANCES = 0 MHA_ATTENTION_INPUTS(MHAI_DISTANCE_BIT) };
 
-/* Everything that hides keys; that is added to capped scores; that reads positions of queries. */
+/* The features that hide keys, those that are added to capped scores, and those that read
+ * positions of queries. */
 enum {
     MHAI_MASKS = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
                  MHAI_USES(window) | MHAI_USES(sink_keys) |
@@ -60,8 +61,8 @@ typedef struct mhai_attn_broadcast {
     mha_dtype dtype;
 } mhai_attn_broadcast;
 
-/* How a problem stores a tensor, by its axes: strides of four axes; of two, in axes 2 and 3; or
- * as it was given. */
+/* How a problem stores a tensor, by its axes: strides of four axes; strides of two axes, as axes
+ * 2 and 3; or as given. */
 typedef mhai_attn_broadcast mhai_form_BHTS, mhai_form_BLOCKS;
 typedef mhai_attn_broadcast mhai_form_BT, mhai_form_BS, mhai_form_BH;
 typedef mha_tensor mhai_form_H, mhai_form_RH, mhai_form_RD, mhai_form_RV;

@@ -30,7 +30,7 @@ mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
     return seq;
 }
 
-/* For one head. */
+/* Visible pairs of one head. */
 static int64_t visible_keys(const mhai_attn_problem *p, const mhai_attn_sequence *seq)
 {
     int64_t pairs = 0;
@@ -56,8 +56,8 @@ int64_t mhai_attn_visible_pairs(const mhai_attn_problem *p)
     return pairs * p->H;
 }
 
-/* Half of the buckets (a quarter, two-sided) are exact distances, the rest grow by a constant
- * ratio up to max_distance; farther ones share the last. At the first distance of a
+/* Half of the buckets (a quarter, two-sided) are exact distances. The rest grow by a constant
+ * ratio up to max_distance; farther distances share the last bucket. At the first distance of a
  * bucket, `steps` may round to just below an integer, hence the small shift before truncation. */
 int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool one_sided)
 {

@@ -5,12 +5,12 @@
 
 #include <multihead/component.h>
 
-/* The most rows that tile_rows_forward takes in several strips. */
+/* The most rows that tile_rows_forward accepts in several strips. */
 enum { FEW_ROWS = 56 };
 
 /* ---- work items ---------------------------------------------------------------------------- */
 
-/* The sequence of an item: by division, or by search where sequences differ. */
+/* The sequence of an item: by division, or by search if sequences have different lengths. */
 static int64_t sequence_of_item(const mhai_attn_walk *walk, int64_t *item)
 {
     const mhai_attn_problem *p = walk->p;
@@ -32,7 +32,7 @@ static int64_t sequence_of_item(const mhai_attn_walk *walk, int64_t *item)
     return low;
 }
 
-/* Items are taken backwards: under a causal mask the late rows of a head have the most to do. */
+/* Items run backwards: under a causal mask the last rows of a head have the most work. */
 mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item)
 {
     const mhai_attn_problem *p = walk->p;
@@ -48,7 +48,7 @@ mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item
     return c;
 }
 
-/* Where each sequence of a ragged batch begins among the items. */
+/* Compute the first item of each sequence of a ragged batch. */
 static mha_status index_items(mha_context *context, size_t bytes, mhai_attn_walk *walk)
 {
     const mhai_attn_problem *p = walk->p;
@@ -63,8 +63,8 @@ static mha_status index_items(mha_context *context, size_t bytes, mhai_attn_walk
     return MHA_OK;
 }
 
-/* The threshold is 2^32 p, rounded down. p = 1 drops everything: the largest random word by its
- * scale of 0. */
+/* The threshold is 2^32 p, rounded down. p = 1 drops everything: the scale of 0 drops the
+ * largest random word too. */
 mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p)
 {
     double threshold = (double)p->dropout * 4294967296.0;
@@ -90,8 +90,9 @@ mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan
 
 /* ---- strips -------------------------------------------------------------------------------- */
 
-/* Terms by distance for each run of consecutive queries of one head. A run's table begins with the
- * distance of its last row to the block's key 0; earlier rows read it from further on. */
+/* Fill the terms by distance for each run of consecutive queries of one head. A run's table
+ * begins with the distance of its last row to the block's key 0; earlier rows begin at later
+ * entries. */
 void mhai_attn_fill_relative(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                              const mhai_attn_workspace *w, const mhai_attn_block *block)
 {
@@ -127,7 +128,7 @@ void mhai_attn_set_score_terms(const mhai_attn_problem *p, const mhai_attn_chunk
     s->masked |= relative || table || p->softcap > 0;
 }
 
-/* As few strips of nearly equal height as possible. */
+/* Rows per strip, for the fewest strips of nearly equal height. */
 static int64_t even_rows(int64_t rows, int64_t most)
 {
     return rows > 0 ? mhai_ceil_div(rows, mhai_ceil_div(rows, most)) : 0;
@@ -154,7 +155,8 @@ static int64_t strip_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, 
     return even_rows(left, most);
 }
 
-/* The strip at row `first` of the chunk against a block; false if it sees none of it. */
+/* Make the strip at row `first` of the chunk against a block; false if it sees no key of the
+ * block. */
 static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                        const mhai_attn_workspace *w, const mhai_attn_block *block, bool seen,
                        int64_t first, mhai_attn_strip *s)
@@ -180,7 +182,7 @@ static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     return true;
 }
 
-/* Called once the block is packed and checked for non-finite elements. */
+/* Called after the block is packed and checked for non-finite elements. */
 static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       mhai_attn_strip *s)
@@ -203,7 +205,7 @@ static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     s->tile.mask = s->masked || s->mask.poison ? &s->mask : NULL;
 }
 
-/* Narrow a chunk's block to the keys that its window and begin show to any of its rows. */
+/* Narrow a chunk's block to the keys that the window and begin allow any of its rows to see. */
 static void narrow_block(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          mhai_attn_block *block)
 {
@@ -241,7 +243,7 @@ static void pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mha
     const int64_t first = block->pack_begin;
     mhai_pack pack = pack_of(&walk->p->k, pages ? w->key_runs : NULL, c, block,
                              w->k + first * walk->p->D, w->bad_key, &block->bad);
-    pack.whole = true; /* the finite rest of a key might overflow to the -inf of hidden ones */
+    pack.whole = true; /* a bad key's finite elements might overflow to -inf, as if hidden */
     const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
     if (bf16)
         walk->kernels->bf16_keys(&pack, walk->pairs);
@@ -273,8 +275,9 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 
 /* ---- the walks ------------------------------------------------------------------------------- */
 
-/* Types and sizes that tile_rows_forward takes, in the memory of a packed block of values. Several
- * strips are faster if keys come from memory; for a short sequence, packing is faster. */
+/* Whether tile_rows_forward accepts these types and sizes, in the memory of a packed block of
+ * values. With several strips it is faster only if keys come from memory; for a short sequence,
+ * packing is faster. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows)
 {
     if (p->compute != MHA_COMPUTE_F32) return false;
@@ -284,8 +287,8 @@ bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_ro
            rows * (p->Dv + MHAI_SCORE_STRIDE) <= MHAI_KEY_BLOCK * p->Dv;
 }
 
-/* All strips of a chunk of few rows at once; false if they must be done one by one. Several
- * strips need separate scores and masks: composed bytes are those of one strip. */
+/* Process all strips of a chunk of few rows at once; false if they must be processed one by one.
+ * Several strips need separate scores and masks, but composed bytes exist for one strip only. */
 static bool walk_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                       const mhai_attn_block *block, const mhai_attn_visitor *visitor)
 {
@@ -305,7 +308,7 @@ static bool walk_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai
     return count == 0 || visitor->rows(visitor->user, c, w, block, strips, count);
 }
 
-/* All strips of a loaded chunk against one block. */
+/* Process all strips of a loaded chunk against one block. */
 static void walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                        mhai_attn_block *block, const mhai_attn_visitor *visitor)
 {
@@ -388,8 +391,8 @@ mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t ite
                                 .key = item % blocks * MHAI_KEY_BLOCK};
 }
 
-/* False if, judged by its first and last query, a chunk sees nothing of the block. This makes
- * the cost of a walk under a window or a causal mask proportional to its pairs. */
+/* False if a chunk sees no key of the block, judged by its first and last query. This makes the
+ * cost of a walk under a window or a causal mask proportional to its pairs. */
 static bool chunk_near(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                        const mhai_attn_block *block)
 {

@@ -193,8 +193,7 @@ double mhai_attn_passes(const mhai_attn_problem *p, bool tiled, bool scored)
     const bool some = want->heads || want->rows;
     const double rows = (double)p->H * (double)p->q.shape[2];
     const double chosen = (double)want->heads_count * (double)want->rows_count;
-    const double part = rows > 0 ? chosen / rows : 0; /* rows of the list, in a pass over chosen
-                                                         ones */
+    const double part = rows > 0 ? chosen / rows : 0; /* chosen rows as a share of all rows */
     const bool statistics = mhai_attn_wants_statistics(want);
     const bool probabilities = mhai_attn_wants(&p->probabilities);
     double count = mhai_attn_wants(&want->average) && !scored;

@@ -4,16 +4,17 @@
 
 #include <multihead/attention.h>
 
-/* Tensors with data NULL are not requested; those without elements are, and never written. */
+/* A tensor with data NULL is not requested. A tensor without elements is requested but never
+ * written. */
 typedef struct mhai_attn_wanted {
     mha_tensor average, scores;
     mha_tensor entropy, largest_weight, largest_key, first_token, diagonal, offset_mass;
     mha_tensor top_keys, top_weights, column_sums;
     mha_score_stage stage;
-    bool dropped;         /* probabilities and average are those after dropout */
+    bool dropped;         /* probabilities and average are taken after dropout */
     const int64_t *heads; /* NULL: all */
     const int64_t *rows;  /* NULL: all */
-    int64_t heads_count;  /* on the axes of probabilities and scores */
+    int64_t heads_count;  /* length of the head axis of probabilities and scores */
     int64_t rows_count;
     const int64_t *offsets;
     int64_t offsets_count;

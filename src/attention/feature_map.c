@@ -1,20 +1,21 @@
-/* elu(x) + 1, without branches, so that the compiler makes vectors of it, and without fma, so that
- * the bits are the same everywhere.
+/* elu(x) + 1, without branches, so that the compiler vectorises it, and without fma, so that the
+ * result is bit-identical on all machines.
  *
  *   exp(x) = 2^n e^r    n = round(x log2 e), r = x - n ln 2, |r| <= 0.3466
  *
- * e^r by its Taylor series up to r^7; the remainder is below r^8 / 8! e^|r|, 0.13 u relatively.
- * With ln 2 in two parts, of which the first has 9 bits, x - n first is exact, and r is wrong by at
- * most 0.3 u. The sums cost 0.75 u inside and 1 u for the last addition: 2.2 u together, and n
- * scales exactly while the result is normal, which -87 ensures. */
+ * e^r is computed by its Taylor series up to r^7. The remainder is below r^8 / 8! e^|r|, a relative
+ * error of 0.13 u. ln 2 is split into two parts, the first with 9 bits, so that x - n first is
+ * exact and the error of r is at most 0.3 u. The sums cost 0.75 u inside and 1 u for the last
+ * addition: 2.2 u together. Scaling by 2^n is exact while the result is normal, which -87
+ * ensures. */
 #include "attention/feature_map.h"
 
 #include <string.h>
 
-/* x <= 0; anything below -87 counts as -87, NaN gives some number. */
+/* x <= 0. Anything below -87 counts as -87; NaN gives an arbitrary number. */
 static inline float exp_of(float x)
 {
-    const float round_to_int = 12582912.0f; /* 1.5 * 2^23: its last bit is worth 1 */
+    const float round_to_int = 12582912.0f; /* 1.5 * 2^23: its last bit has the value 1 */
     const float ln2_first = 0.693359375f, ln2_rest = -2.12194440e-4f;
     x = x > -87.0f ? x : -87.0f;
     float shifted = x * 1.44269504f + round_to_int;

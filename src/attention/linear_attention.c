@@ -1,10 +1,10 @@
 /* Linear attention with a running state: keys are added to S and z one after the other, and a query
- * reads them once every key that it sees has been added.
+ * reads S and z after every key that it sees has been added.
  *
  * S is kept in panels (kernels.h), [F][32] for each 32 columns of the values, so that the matrix
  * kernel serves both: a key adds phi(k) v^T (F rows, one input), a query multiplies by S (one row
- * per query head, F inputs). A key's product is rounded before it is added, on every instruction
- * set, and each sum has one fixed order: keys one by one for S and z, features in order for o. So
+ * per query head, F inputs). On every instruction set a key's product is rounded before it is
+ * added. Each sum has one fixed order: keys one by one for S and z, features in order for o. So
  * dividing keys into calls, rows into strips or heads among threads changes no bit. */
 #include "attention/feature_map.h"
 #include "attention/linear_problem.h"
@@ -44,7 +44,7 @@ static mha_status check_desc(const mha_linear_attention_desc *d)
     return MHA_OK;
 }
 
-/* Shapes, lengths, offsets and ragged batches are those of attention. */
+/* Check shapes, lengths, offsets and ragged batches as in attention. */
 static mha_status check_shapes(const mha_linear_attention_desc *d, const mha_tensor *q,
                                const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
                                mhai_attn_problem *problem)
@@ -151,8 +151,8 @@ typedef struct linear_job {
     int64_t query_rows, sum_rows;
     int64_t state_floats, work_floats;
     float *states;  /* one per worker (causal) or one per key/value head */
-    float *work;    /* one a worker */
-    int64_t blocks; /* of the queries of the longest sequence; not causal */
+    float *work;    /* one per worker */
+    int64_t blocks; /* blocks of the queries of the longest sequence; not causal */
 } linear_job;
 
 /* 16 floats are 64 bytes: parts stay aligned. */
@@ -251,7 +251,7 @@ static void save_state(const linear_job *job, int64_t b, int64_t hk, const state
 
 /* ---- keys ---------------------------------------------------------------------------------- */
 
-/* Features of rows t .. t+count-1 of head h of q or k. */
+/* Compute the features of rows t .. t+count-1 of head h of q or k. */
 static void map_rows(const linear_job *job, const workspace *w, const mha_tensor *x, int64_t batch,
                      int64_t h, int64_t t, int64_t count, float *features)
 {
@@ -286,7 +286,7 @@ typedef struct walk {
     mhai_attn_sequence seq;
     int64_t hk;
     int64_t next;   /* the next key to add */
-    int64_t mapped; /* keys below it have their features, from the last multiple of BLOCK on */
+    int64_t mapped; /* keys before this one have features, from the last multiple of BLOCK on */
 } walk;
 
 static void join_keys(const linear_job *job, const workspace *w, const state *sums, walk *at,
@@ -307,7 +307,7 @@ static void join_keys(const linear_job *job, const workspace *w, const state *su
 
 /* ---- queries ------------------------------------------------------------------------------- */
 
-/* phi(q) . z in sixteen sums, added in halves. */
+/* phi(q) . z in sixteen partial sums, added by halves. */
 static float normalizer(const float *features, const float *z, int64_t n)
 {
     float lane[16] = {0};
@@ -327,19 +327,20 @@ static bool all_zero(const float *x, int64_t n)
     return true;
 }
 
-/* Divided in place, then written with o's type. */
+/* Divide a row in place, then write it in o's type. */
 static void write_row(const linear_job *job, const state *sums, const float *features, float *row,
                       void *out)
 {
     const int64_t F = job->p->F, Dv = job->p->a.Dv;
     float total = normalizer(features, sums->z, F);
-    /* A NaN in the query of a row that sees no key. */
+    /* A NaN in a query that sees no key has no effect. */
     if (isnan(total) && all_zero(sums->z, F)) total = 0;
     for (int64_t d = 0; d < Dv; d++) row[d] = total == 0 ? 0.0f : row[d] / total;
     mhai_narrow(job->p->a.o.dtype, out, row, Dv);
 }
 
-/* Row r has its features at r * stride, and its result goes to out + r * out_stride. */
+/* Answer the queries of some rows. Row r has its features at r * stride and its result at
+ * out + r * out_stride. */
 static void answer(const linear_job *job, const workspace *w, const state *sums,
                    const float *features, int64_t stride, int64_t rows, void *out,
                    int64_t out_stride)
@@ -366,7 +367,7 @@ static void answer(const linear_job *job, const workspace *w, const state *sums,
 
 /* ---- the call ------------------------------------------------------------------------------ */
 
-/* Causal: keys and queries of one key/value head in turn. */
+/* Causal: process keys and queries of one key/value head together. */
 static void run_causal(void *argument, int64_t item, int worker)
 {
     const linear_job *job = argument;
@@ -393,7 +394,7 @@ static void run_causal(void *argument, int64_t item, int worker)
     }
 }
 
-/* Not causal, first: the state of one key/value head. */
+/* Not causal, first pass: compute the state of one key/value head. */
 static void run_keys(void *argument, int64_t item, int worker)
 {
     const linear_job *job = argument;
@@ -407,7 +408,7 @@ static void run_keys(void *argument, int64_t item, int worker)
     save_state(job, at.seq.b, at.hk, &sums);
 }
 
-/* Then: a block of queries of all heads that share it. */
+/* Not causal, second pass: process a block of queries of all heads that share the state. */
 static void run_queries(void *argument, int64_t item, int worker)
 {
     const linear_job *job = argument;

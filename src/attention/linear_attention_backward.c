@@ -1,6 +1,6 @@
-/* Linear attention backward by two running states in double: S forward with the queries for dq, and
- * R, the queries' part in the gradients, backward with the keys for dk and dv. One key/value head
- * is walked by one thread. */
+/* Linear attention backward with two running states in double. S, in a forward walk with the
+ * queries, gives dq. R, the queries' terms of the gradients, in a backward walk with the keys,
+ * gives dk and dv. One thread walks each key/value head. */
 #include "attention/attn_row.h"
 #include "attention/feature_map.h"
 #include "attention/linear_problem.h"
@@ -113,7 +113,7 @@ static mha_status size_workspace(const linear_back *x, size_t *bytes)
     return MHA_OK;
 }
 
-/* The features of a row of q or k; the row is kept in w->row or in place. */
+/* Compute the features of a row of q or k. The row itself is stored in w->row or read in place. */
 static const float *map_row(const linear_back *x, const workspace *w, const mha_tensor *from,
                             int64_t batch, int64_t h, int64_t t)
 {
@@ -127,7 +127,7 @@ static void write(const linear_back *x, float *out, double sum)
     *out = (float)(x->accumulate ? (double)*out + sum : sum) + 0.0f;
 }
 
-/* Write the gradient of a row of q or k from its gradient by features in w->sums. */
+/* Write the gradient of a row of q or k, given the gradient of its features in w->sums. */
 static void write_mapped(const linear_back *x, const workspace *w, const float *row,
                          const mha_tensor *out, int64_t batch, int64_t h, int64_t t)
 {
@@ -204,7 +204,7 @@ static void run_query(const linear_back *x, const workspace *w, const mhai_attn_
     for (int64_t i = 0; i < F; i++)
         w->sums[i] = none ? 0 : (w->sums[i] - numbers[1] * w->z[i]) * numbers[0];
     if (!x->q.data) return;
-    if (none) { /* whatever the features are */
+    if (none) { /* even if features are not finite */
         float *to = mhai_attn_row(&x->q, seq->batch, h, row);
         for (int64_t d = 0; d < x->p.a.D; d++) write(x, to + d, 0);
         return;
@@ -254,7 +254,8 @@ static void run_key(const linear_back *x, const workspace *w, const mhai_attn_se
     write_mapped(x, w, k, &x->k, seq->batch, hk, key);
 }
 
-/* Keys that no query sees: beyond the sequence's length, or after the last query's position. */
+/* Write the zero gradients of a key that no query sees: beyond the sequence's length, or after
+ * the last query's position. */
 static void write_unseen(const linear_back *x, const mhai_attn_sequence *seq, int64_t hk, int64_t s)
 {
     const mha_tensor *out[] = {&x->k, &x->v};

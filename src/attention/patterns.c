@@ -1,8 +1,8 @@
 /* Block patterns: each row of blocks is a union of intervals, residues and a random sample.
  *
- * The sample takes the row's free blocks one after the other and each with probability needed /
- * left (selection sampling; Knuth, The Art of Computer Programming 2, 3.4.2), so that it needs no
- * memory and every subset of the right size is equally likely but for the 32 bits of a draw. */
+ * The sample takes each of the row's free blocks, in order, with probability needed / left
+ * (selection sampling; Knuth, The Art of Computer Programming 2, 3.4.2). It needs no memory, and
+ * every subset of the right size is equally likely, up to the 32 bits of a draw. */
 #include "base/checked.h"
 #include "base/philox.h"
 #include "base/struct_copy.h"
@@ -11,7 +11,8 @@
 #include <multihead/component.h>
 #include <multihead/patterns.h>
 
-/* Where attention's dropout counts sequences: far from them, so that one seed may serve both. */
+/* Replaces the sequence index in attention's dropout. It is far from any such index, so that
+ * both may use one seed. */
 static const uint32_t NO_BATCH = 0x70617474;
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -64,7 +65,7 @@ static mha_status check_desc(const mha_pattern_desc *d)
     return MHA_OK;
 }
 
-/* The tensor with a head axis in front. */
+/* Return the tensor with a head axis in front. */
 static mha_status check_blocks(const mha_tensor *given, mha_tensor *blocks)
 {
     if (!given) return mha_fail(MHA_ERR_NULL, "keep_blocks: is NULL");
@@ -112,7 +113,7 @@ static bool keeps(const pattern_row *x, int64_t c)
     if (x->row < d->global_rows || c < d->global_cols) return true;
     if (d->stride && modulo(left, d->stride) == 0) return true;
     if (!d->fixed) return false;
-    int64_t first = x->i - modulo(x->i, d->fixed); /* of the row's group */
+    int64_t first = x->i - modulo(x->i, d->fixed); /* first block of the row's group */
     return (c >= first && c - first < d->fixed) || c % d->fixed >= d->fixed - d->fixed_summary;
 }
 

@@ -1,11 +1,11 @@
-/* Recurrent layers, by chunks: within a chunk the writes u solve a triangular system (the WY form), row by
- * row, and everything before it is in S.
+/* Recurrent layers, chunk by chunk. Within a chunk the writes u solve a triangular system (the WY
+ * form), row by row. S holds everything before the chunk.
  *
- * A chunk is processed in strips of MHAI_STRIP rows. Decays are factors of at most one: keys of finished
- * strips are decayed up to the present strip, so that a row needs its own decay since the strip began, and
- * nothing overflows where decays are strong. Each product of a row has one chain for S, one for the
- * finished strips and one for its own strip. None depends on the rows that are processed together, so
- * that steps have the bits of a whole. */
+ * A chunk is processed in strips of MHAI_STRIP rows. All decays are factors of at most one, so
+ * strong decays cannot overflow: keys of finished strips are decayed up to the current strip, and a
+ * row needs only its own decay since the strip began. Each product of a row has one chain for S,
+ * one for the finished strips and one for its own strip. No chain depends on which rows are
+ * processed together, so steps are bit-identical to the full pass. */
 #include "attention/recurrent.h"
 #include "base/checked.h"
 #include "base/context.h"
@@ -23,7 +23,7 @@ typedef struct workspace {
     float *own;      /* [2 STRIP][32] with keys of the strip */
     float *value;    /* [panels * 32] */
     double *decays;  /* [D] */
-    void *head;      /* a state, if the call has none */
+    void *head;      /* a state, if the call passes none */
 } workspace;
 
 typedef struct job {
@@ -59,10 +59,10 @@ typedef struct run {
     int64_t strip;   /* number in its chunk */
     int64_t first;   /* row in the strip */
     int64_t count;
-    int64_t rows; /* of queries, and with the delta rule of keys too */
+    int64_t rows; /* rows of queries; with the delta rule also of keys */
 } run;
 
-/* out (+)= rows of x times panels, in blocks of inputs that have one chain each. */
+/* out (+)= rows of x times panels, with one chain per block of inputs. */
 static void product(const run *r, const float *x, int64_t stride, int64_t rows, int64_t inner,
                     int64_t block, const float *panels, int64_t count, int64_t panel_stride,
                     bool first, float *out, int64_t out_stride)
@@ -110,7 +110,7 @@ static void scale_row(const run *r, int64_t row, const double *decay, bool chann
         for (int64_t d = 0; d < D; d++) out[d] = (float)((double)in[d] * one);
 }
 
-/* The products of row i with the keys of its strip, decayed from key to row. */
+/* Compute the products of row i with the keys of its strip, decayed from key to row. */
 static void own_products(const run *r, int64_t i)
 {
     const mhai_recurrent *call = r->x->call;
@@ -133,8 +133,8 @@ static void own_products(const run *r, int64_t i)
                 (float)((double)p[(half + i) * MHAI_PANEL + j] * r->head.weight[j]);
 }
 
-/* Decays of each row, and its products with keys of the strip; then those with S and with finished strips
- * in one go for all rows. */
+/* Compute the decays of each row and its products with the keys of the strip. Then compute, for
+ * all rows at once, the products with S and with the finished strips. */
 static void decay_rows(const run *r)
 {
     const mhai_recurrent *call = r->x->call;
@@ -165,7 +165,7 @@ static void decay_rows(const run *r)
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* sums += the products with the strip's first `keys` keys, times their u. */
+/* sums += the products with the strip's first `keys` keys, times the u of these keys. */
 static void add_own(const run *r, int64_t row, int64_t keys)
 {
     const mhai_recurrent_sizes *s = &r->x->call->sizes;
@@ -176,7 +176,7 @@ static void add_own(const run *r, int64_t row, int64_t keys)
             s->panels * MHAI_PANEL);
 }
 
-/* Write u of row i, then o, which reads it. */
+/* Write u of row i, then o, which depends on it. */
 static void finish_row(const run *r, int64_t i)
 {
     const mhai_recurrent *call = r->x->call;
@@ -198,7 +198,7 @@ static void finish_row(const run *r, int64_t i)
 
 /* ---- ends of strips and chunks --------------------------------------------------------------- */
 
-/* Decay keys up to here, and make panels of those of the chunk. */
+/* Decay keys up to the end of the strip, and pack all keys of the chunk so far into panels. */
 static void end_strip(const run *r)
 {
     const mhai_recurrent *call = r->x->call;

@@ -8,8 +8,8 @@
 
 enum { MHAI_STRIP = 16 };
 
-/* The state of a head. Its chunk is divided into strips. Keys of finished strips are decayed up to the
- * end of the last finished strip; those of the current one are as given. */
+/* The state of a head. Its chunk is divided into strips. Keys of finished strips are decayed up
+ * to the end of the last finished strip. Keys of the current strip are as given. */
 typedef struct mhai_recurrent_head {
     float *s;      /* [panels][D][32], before the chunk */
     float *u;      /* [panels][CHUNK][32] of the chunk */
@@ -53,7 +53,7 @@ typedef struct mhai_recurrent {
     bool delta, channels;
 } mhai_recurrent;
 
-/* v and o may be NULL: heads is then their number of heads. o is not checked as an output. */
+/* v and o may be NULL; `heads` is then their number of heads. o is not checked as an output. */
 MHA_NODISCARD mha_status mhai_recurrent_check(const mha_recurrent_desc *desc, const mha_tensor *q,
                                               const mha_tensor *k, const mha_tensor *v,
                                               const mha_tensor *o, int64_t heads,
@@ -71,7 +71,7 @@ static inline int64_t mhai_recurrent_length(const mhai_recurrent *call, int64_t 
 /* gemm_strip for any number of rows and inputs: a chain is at most `block` inputs. */
 void mhai_recurrent_product(const mhai_kernels *kernels, int64_t rows, int64_t block, mhai_gemm g);
 
-/* The row of head h, of H that share the heads of x. */
+/* The row of x for head h. The H heads of the call share the heads of x. */
 static inline void *mhai_recurrent_row(const mhai_recurrent *call, const mha_tensor *x, int64_t b,
                                        int64_t h, int64_t t)
 {
@@ -94,13 +94,13 @@ void mhai_recurrent_decays(const mhai_recurrent *call, int64_t b, int64_t h, int
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* MHAI_BLOCK tokens of a head, as the backward and the map divide a sequence; rows beyond the sequence
- * are 0. With S before the block, in its rows' decays since the block began:
+/* MHAI_BLOCK tokens of a head, the unit of the backward and of the map. Rows beyond the sequence
+ * are 0. With S the state before the block, and the decays of rows counted from its beginning:
  *
  *   W = V - in_k S - pairs_k U       U = diag(strength) W       o = in_q S + pairs_q U
  *   S' = diag(end) S + out^T U
  *
- * where without the delta rule W = V. Rows of queries come first in x, in and pairs, then those of keys. */
+ * Without the delta rule W = V. In x, in and pairs, rows of queries precede those of keys. */
 enum { MHAI_BLOCK = MHAI_PANEL };
 
 typedef struct mhai_recurrent_block {
@@ -113,7 +113,7 @@ typedef struct mhai_recurrent_block {
                       for themselves */
     float *panels; /* [D][32], working memory */
     double *decay; /* [BLOCK][1 or D] of each token */
-    double *end;   /* [1 or D] of all tokens */
+    double *end;   /* [1 or D] of all tokens together */
     double *since; /* [D], working memory */
     float strength[MHAI_BLOCK];
 } mhai_recurrent_block;
@@ -121,7 +121,7 @@ typedef struct mhai_recurrent_block {
 mhai_recurrent_block mhai_recurrent_block_parts(const mhai_recurrent *call, void *memory,
                                                 size_t *bytes);
 
-/* Load the block that begins at token t of a sequence. queries: those too. */
+/* Load the block that begins at token t of a sequence. queries: load its queries too. */
 void mhai_recurrent_block_load(const mhai_recurrent *call, const mhai_kernels *kernels, int64_t b,
                                int64_t h, int64_t t, bool queries, mhai_recurrent_block *block);
 

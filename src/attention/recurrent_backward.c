@@ -1,6 +1,7 @@
 /* The backward of a recurrent layer, block by block from the last.
  *
- * States before every stage of blocks are kept, then those of one stage: O(sqrt(T)) memory. */
+ * A stage is a run of blocks. The states before all stages are stored, and the states before the
+ * blocks of one stage at a time: O(sqrt(T)) memory. */
 #include "attention/recurrent_backward.h"
 #include "base/checked.h"
 #include "base/context.h"
@@ -35,7 +36,7 @@ static mhai_back_work carve(const mhai_back *x, void *memory, size_t *bytes)
     return w;
 }
 
-/* ---- a head ------------------------------------------------------------------------------------ */
+/* ---- a head ---------------------------------------------------------------------------------- */
 
 static float *state_element(const mha_tensor *x, int64_t b, int64_t h, int64_t d, int64_t c)
 {
@@ -63,7 +64,7 @@ static void write_state(const mhai_back *x, int64_t b, int64_t h, const float *g
                             (double)g[(c / MHAI_PANEL * D + d) * MHAI_PANEL + c % MHAI_PANEL]);
 }
 
-/* Tokens beyond a sequence's length. */
+/* Write the gradients of tokens beyond a sequence's length. */
 static void write_unused(const mhai_back_place *at)
 {
     for (int i = 0; i < MHAI_BACK_STATE; i++) {
@@ -108,7 +109,7 @@ static void run_head(void *argument, int64_t item, int worker)
     for (at.t = length; at.t < x->call.T; at.t++) write_unused(&at);
 }
 
-/* ---- shared inputs ----------------------------------------------------------------------------- */
+/* ---- shared inputs --------------------------------------------------------------------------- */
 
 /* Sum the heads that share head `item` of a gradient, in order. */
 static void sum_element(const mhai_back *x, const mhai_back_sink *to, const int64_t *at,
@@ -170,7 +171,7 @@ static mha_status place_sink(mha_context *context, const mhai_back *x, int64_t w
     return MHA_OK;
 }
 
-/* ---- the call ---------------------------------------------------------------------------------- */
+/* ---- the call -------------------------------------------------------------------------------- */
 
 static const char *const names[MHAI_BACK_MADE] = {"gradients.q",        "gradients.k",
                                                   "gradients.v",        "gradients.log_decay",

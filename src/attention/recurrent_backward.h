@@ -1,5 +1,5 @@
-/* The backward of a recurrent layer: its calls and heads (recurrent_backward.c) go through blocks
- * (recurrent_backward_block.c). */
+/* The backward of a recurrent layer. recurrent_backward.c handles calls and heads,
+ * recurrent_backward_block.c handles blocks. */
 #ifndef MHAI_RECURRENT_BACKWARD_H
 #define MHAI_RECURRENT_BACKWARD_H
 
@@ -7,7 +7,8 @@
 
 enum { MHAI_BACK_PAIR = 2 * MHAI_BLOCK, MHAI_BACK_MADE = 6 };
 
-/* A requested gradient: of each head and token, then summed where heads share the input. */
+/* A requested gradient. It is computed for each head and token, then summed over heads that
+ * share the input. */
 typedef struct mhai_back_sink {
     const mha_tensor *wanted; /* NULL: not requested */
     mha_tensor each;          /* [B,H,T,W] */
@@ -76,7 +77,8 @@ static inline void mhai_back_write(const mhai_back *x, const mhai_back_sink *to,
 /* S before the next block, from S before this one. */
 void mhai_back_advance(const mhai_back_place *at, const float *s, float *next);
 
-/* Write the gradients of a block, given S before it, and take G from its end to its beginning. */
+/* Write the gradients of a block, given S before it, and move G from the block's end to its
+ * beginning. */
 void mhai_back_block(const mhai_back_place *at, const float *s);
 
 #endif

@@ -1,13 +1,13 @@
-/* A block in the backward of a recurrent layer (recurrent.h has the blocks' formulas).
+/* A block in the backward of a recurrent layer (recurrent.h has the formulas of blocks).
  * With G the gradient with respect to S' and Y = (dO; -dW):
  *
- *   dU    = pairs_q^T dO + out G          dW = diag(strength) (dU + pairs_k^T (-dW)), from the last row
+ *   dU    = pairs_q^T dO + out G     dW = diag(strength) (dU + pairs_k^T (-dW)), from the last row
  *   din   = Y S^T     dout = U G^T        dpairs = Y U^T
  *   G     = diag(end) G + in^T Y
  *
- * A decay multiplies a query or a key in `in`, the earlier key of a pair, or both in `end`: its logarithm's
- * gradient is the sum of x dx over later rows, less that of keys as earlier ones, plus the part of
- * `end`. */
+ * A decay enters `in`, the pairs (through the earlier key) and `end`. The gradient of
+ * its logarithm is the sum of x dx over later rows, minus that over keys as the earlier of a pair,
+ * plus the part of `end`. */
 #include "attention/recurrent_backward.h"
 #include "base/checked.h"
 #include "base/convert.h"
@@ -17,7 +17,7 @@ static void product(const mhai_back_place *at, int64_t rows, mhai_gemm g)
     mhai_recurrent_product(at->x->kernels, rows, MHAI_GEMM_BLOCK, g);
 }
 
-/* A row of values into panels of `rows` rows. */
+/* Store a row of values in panels of `rows` rows. */
 static void put_row(const float *row, int64_t wide, int64_t rows, int64_t i, float *panels)
 {
     for (int64_t c = 0; c < wide; c += MHAI_PANEL)
@@ -81,7 +81,7 @@ static void write_block(const mhai_back_place *at, bool queries, const float *s)
     }
 }
 
-/* out = diag(end) s */
+/* out = diag(end) s. */
 static void decay_state(const mhai_back *x, const double *end, const float *s, float *out)
 {
     const int64_t D = x->call.sizes.D;
@@ -116,7 +116,7 @@ void mhai_back_advance(const mhai_back_place *at, const float *s, float *next)
     join_rows(at, at->w->x.out, MHAI_BLOCK, at->w->u, MHAI_BLOCK, next);
 }
 
-/* ---- a block backward -------------------------------------------------------------------------- */
+/* ---- a block backward ------------------------------------------------------------------------ */
 
 /* dU, then Y = (dO; -dW). */
 static void back_writes(const mhai_back_place *at)
@@ -199,8 +199,8 @@ static void pair_gradients(const mhai_back_place *at, int64_t rows)
     }
 }
 
-/* The part of din and dout that comes from within the block: din becomes the gradient of x as the later of
- * a pair, dout that of keys as the earlier one. Decays per head. */
+/* Add the terms of din and dout from pairs within the block, with decays per head. din becomes
+ * the gradient of x as the later of a pair, dout that of keys as the earlier one. */
 static void join_pairs(const mhai_back_place *at)
 {
     const mhai_back_work *w = at->w;
@@ -233,7 +233,7 @@ static void join_pairs(const mhai_back_place *at)
     product(at, MHAI_BLOCK, g);
 }
 
-/* The same with decays per channel, as sums that decay from row to row. */
+/* The same with decays per channel, by sums that decay from row to row. */
 static void join_channel_pairs(const mhai_back_place *at)
 {
     const mhai_back_work *w = at->w;
@@ -266,7 +266,7 @@ static void join_channel_pairs(const mhai_back_place *at)
     }
 }
 
-/* din and dout times the decays that made `in` and `out`. */
+/* Multiply din and dout by the decays that are in `in` and `out`. */
 static void decay_gradients(const mhai_back_place *at)
 {
     const mhai_back_work *w = at->w;
@@ -287,9 +287,10 @@ static void decay_gradients(const mhai_back_place *at)
         for (int64_t d = 0; d < each; d++) w->slope[d] *= x->decay[i * each + d];
     }
 }
-/* ---- results ----------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
-/* The gradient of log_decay, from the last token to the first; far: the part of `end`. */
+/* Write the gradient of log_decay, from the last token to the first. far holds the part of
+ * `end`. */
 static void write_decays(const mhai_back_place *at)
 {
     const mhai_back *x = at->x;
@@ -316,7 +317,7 @@ static void write_decays(const mhai_back_place *at)
     }
 }
 
-/* sum_c G S' of each channel, before G moves on. */
+/* Compute sum_c G S' of each channel, before G moves to the block's beginning. */
 static void far_decays(const mhai_back_place *at, const float *s)
 {
     const mhai_back_work *w = at->w;

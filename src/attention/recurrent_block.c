@@ -1,5 +1,5 @@
-/* Blocks of a recurrent layer: what the backward and the map need of 32 tokens, all decays at most one
- * where those of the tokens are. */
+/* Blocks of a recurrent layer: the terms of 32 tokens for the backward and the map. If the
+ * tokens' decays are at most one, so are all decays here. */
 #include "attention/recurrent.h"
 #include "base/checked.h"
 #include "base/convert.h"
@@ -58,7 +58,7 @@ static void load_rows(const mhai_recurrent *call, int64_t b, int64_t h, int64_t 
     }
 }
 
-/* A row times decays, one or one per channel. */
+/* Multiply a row by its decays: one, or one per channel. */
 static void decay_row(int64_t D, bool channels, const float *x, const double *decay, float *out)
 {
     const float one = (float)decay[0];
@@ -86,7 +86,7 @@ static void decay_rows(const mhai_recurrent *call, bool queries, mhai_recurrent_
     }
 }
 
-/* Rows `first` and each BLOCK rows on, of x times the panel of keys. */
+/* Multiply rows of x, from `first` on at distances of `stride`, by the panel of keys. */
 static void pair_rows(const mhai_recurrent *call, const mhai_kernels *kernels, int64_t first,
                       int64_t stride, int64_t rows, const mhai_recurrent_block *x)
 {
@@ -102,7 +102,7 @@ static void pair_rows(const mhai_recurrent *call, const mhai_kernels *kernels, i
                                        .out_stride = stride * MHAI_BLOCK});
 }
 
-/* Products decayed by factors of at most one: no quotients of products. */
+/* Decay products by factors of at most one, without quotients of accumulated decays. */
 static void decay_pairs(const mhai_recurrent_block *x, int64_t begin)
 {
     double weight[MHAI_BLOCK] = {0};
@@ -117,7 +117,7 @@ static void decay_pairs(const mhai_recurrent_block *x, int64_t begin)
     }
 }
 
-/* The panel is decayed from row to row. */
+/* The same with decays per channel: the panel is decayed from row to row. */
 static void channel_pairs(const mhai_recurrent *call, const mhai_kernels *kernels, int64_t begin,
                           const mhai_recurrent_block *x)
 {

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-/* [B,heads,T,width] with heads a divisor of H. */
+/* Check a tensor [B,heads,T,width]; heads must divide H. */
 static mha_status check_heads(const char *name, const mha_tensor *x, const mhai_recurrent *call,
                               int64_t width)
 {
@@ -21,7 +21,7 @@ static mha_status check_heads(const char *name, const mha_tensor *x, const mhai_
     return MHA_OK;
 }
 
-/* Axes of length 1 get the stride 0. */
+/* Check a broadcast tensor. Axes of length 1 get the stride 0. */
 static mha_status check_broadcast(const char *name, const mha_tensor *given, int ndim,
                                   const mhai_recurrent *call, mha_tensor *own)
 {

@@ -1,8 +1,9 @@
-/* Rows of the map of a recurrent layer. A row r = scale q_t, moved back block by block, meets keys as
+/* Rows of the map of a recurrent layer. A row r = scale q_t moves back block by block. For each
+ * block of keys:
  *
  *   M = r K_out N      r = diag(end) r - M K_in      N = (I + diag(b) tril(pairs_k, -1))^-1 diag(b)
  *
- * so that all rows take K_out N, made once, and the second term with the delta rule only. */
+ * K_out N is computed once for all rows. The term M K_in exists only with the delta rule. */
 #include "attention/recurrent.h"
 #include "base/checked.h"
 #include "base/context.h"
@@ -12,7 +13,7 @@
 
 enum {
     BLOCK_FLOATS = 1 << 20,
-    GROUP = 128 /* rows that share the making of blocks */
+    GROUP = 128 /* rows that share the computed blocks */
 };
 
 typedef struct visit {
@@ -46,12 +47,12 @@ static workspace carve(const visit *x, void *memory, size_t *bytes)
     return w;
 }
 
-/* Rows first .. end - 1 of a head. Some may lie in the present block of keys. */
+/* Rows first .. end - 1 of a head. Some may lie in the current block of keys. */
 typedef struct group {
     const visit *x;
     workspace *w;
     int64_t h, first, end;
-    int64_t key; /* the first of the present block */
+    int64_t key; /* the first key of the current block */
 } group;
 
 static void minus_row(const float *row, int64_t D, int64_t i, float *panels)
@@ -63,7 +64,7 @@ static void minus_row(const float *row, int64_t D, int64_t i, float *panels)
     }
 }
 
-/* K_out N, from the last key to the first. */
+/* Compute K_out N, from the last key to the first. */
 static void make_keys(const group *g)
 {
     const mhai_recurrent *call = g->x->call;
@@ -118,7 +119,7 @@ static void erase(const group *g, int64_t row, int64_t count, int64_t keys)
                                        .out_stride = deep});
 }
 
-/* A row and the keys of its own block. */
+/* Process a row against the keys of its own block. */
 static void run_own(const group *g, int64_t row)
 {
     const mhai_recurrent *call = g->x->call;
@@ -136,7 +137,7 @@ static void run_own(const group *g, int64_t row)
     if (call->delta) erase(g, row, 1, i + 1);
 }
 
-/* Rows whose own blocks are later ones. */
+/* Process rows against a block of keys before their own blocks. */
 static void run_later(const group *g, int64_t row)
 {
     const mhai_recurrent *call = g->x->call;

@@ -51,7 +51,7 @@ void mhai_recurrent_begin(const mhai_recurrent_sizes *sizes, void *memory)
     for (int64_t d = 0; d < sizes->D; d++) head.chunk[d] = head.strip[d] = 1;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation, reset, copies ----------------------------------------------------------------- */
 
 static void *head_memory(const mha_recurrent_state *x, int64_t b, int64_t h)
 {
@@ -172,7 +172,7 @@ static float *element(const mha_tensor *s, int64_t b, int64_t h, int64_t d, int6
            c * s->stride[3];
 }
 
-/* S with the rows of the unfinished chunk. */
+/* An element of S, including the rows of the unfinished chunk. */
 static double number(const mha_recurrent_state *x, const mhai_recurrent_head *head, int64_t rows,
                      bool channels, int64_t d, int64_t c)
 {
