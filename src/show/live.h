@@ -72,8 +72,8 @@ MHA_NODISCARD mha_status mhai_live_trace(mhai_live_asked *a);
 /* Its queries and keys as points. */
 MHA_NODISCARD mha_status mhai_live_plane(mhai_live_asked *a);
 
-/* live_maps.c: small maps of all heads; the map of the selected head as floats, and in JSON if it is small
- * enough to send with the others; a report. */
+/* live_maps.c: small maps of all heads; the map of the selected head as floats, and as JSON if it
+ * is small enough to send with the others; a report. */
 MHA_NODISCARD mha_status mhai_live_maps(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map_beside(mhai_live_asked *a, mha_json *json);

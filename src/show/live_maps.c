@@ -1,4 +1,4 @@
-/* Maps of a trial: all heads small, one head large, and the report. */
+/* Maps of a trial: small ones of all heads, a large one of one head, and the report. */
 #include "show/live.h"
 
 #include <multihead/component.h>
@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Limits: small maps together have the cells of 270 maps of 60 x 60; a large one has those of a screen,
- * 4 MB. */
+/* Limits: small maps together have the cells of 270 maps of 60 x 60. A large map has the cells of a
+ * screen, 4 MB. */
 static const double SMALL_CELLS = 1e6;
 /* For a fast reply to a key press, use 8 bits per cell if 32 bits need more than half a megabyte. */
 enum { LARGE_SIDE = 1024, LIVE_BYTES = 500000, WITH_REPLY_SIDE = 160 };

@@ -1,5 +1,5 @@
-/* The model of a request under another description: mask, window, scale, positions. Also the weight of each
- * head that this, or noise, moves. */
+/* The model of a request under another description: mask, window, scale, positions. Also computes
+ * the weight that this change, or noise, moves in each head. */
 #include "show/live.h"
 
 #include <multihead/component.h>

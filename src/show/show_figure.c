@@ -1,4 +1,5 @@
-/* From maps to a figure and its report: selected heads, shown tokens, and the weight on hidden tokens. */
+/* Make a figure and its report from maps: selected heads, shown tokens, and the weight on hidden
+ * tokens. */
 #include "show/show.h"
 
 #include <multihead/component.h>
@@ -13,7 +14,7 @@ static bool is_contrast(const mha_maps *maps)
     return maps->flags & MHA_MAPS_CONTRAST;
 }
 
-/* Differences, or maps of gated delta nets. */
+/* True for differences, and for maps of gated delta nets. */
 static bool is_signed(const mha_maps *maps)
 {
     const int64_t cells = maps->heads * maps->rows.count * maps->cols.count;

@@ -117,7 +117,7 @@ static void diagonalise(plane *p, double sum)
     }
 }
 
-/* The component of the largest eigenvalue but `other`; -1: there is none. */
+/* The component with the largest eigenvalue, except `other`; -1: none. */
 static int64_t find_largest(const plane *p, int64_t other)
 {
     const int64_t D = p->size;
@@ -127,7 +127,7 @@ static int64_t find_largest(const plane *p, int64_t other)
     return best;
 }
 
-/* Its largest number is above 0. */
+/* The sign that makes the largest element of a vector positive. */
 static double sign_of(const double *vector, int64_t count)
 {
     int64_t most = 0;

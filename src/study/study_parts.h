@@ -6,12 +6,12 @@
 
 #include <multihead/component.h>
 
-/* A round is a run of texts or of random sequences, divided among the ranks in runs of about as many
- * tokens. */
+/* A round is a range of texts or of random sequences. The ranks divide it into runs of about equal
+ * numbers of tokens. */
 typedef struct mhai_round {
     int64_t end;                 /* the same at all ranks */
     int64_t first, last;         /* this rank's part; first >= last: none */
-    double work, began, seconds; /* by tokens; when it began; the time to measure it */
+    double work, began, seconds; /* in tokens; start time; time to measure it */
     bool open;                   /* not merged yet */
 } mhai_round;
 
@@ -35,7 +35,7 @@ typedef enum mhai_state_word {
     STATE_WORDS
 } mhai_state_word;
 
-/* What a state holds, until the study takes it. */
+/* The contents of a state, until the study takes them. */
 typedef struct mhai_saved {
     uint64_t word[STATE_WORDS]; /* all 0: no state */
     uint64_t *prints, *kinds;   /* [texts + 1], [kinds] */

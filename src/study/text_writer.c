@@ -12,7 +12,7 @@ struct mha_text_writer {
     mhai_reader reader;
     char *stops; /* each with its NUL */
     int64_t stop_count;
-    const char *joint; /* in front of the next token */
+    const char *joint; /* text before the next token */
     char *rest;        /* [rest_room] bytes held back */
     size_t used, rest_room;
     char *text; /* [text_room] the last output */

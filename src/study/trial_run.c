@@ -93,7 +93,7 @@ static void add_heads(run_key *key, const mha_trial_head *heads, int64_t count)
     add(key, heads, (size_t)count * sizeof *heads);
 }
 
-/* Make the key of a run: everything that its results depend on. The caller frees the bytes. */
+/* Make the key of a run: all data that its results depend on. The caller frees the bytes. */
 static mha_status make_key(const mha_trial *r, run_key *key)
 {
     const size_t heads = (size_t)(r->off_count + r->patched_count) * sizeof *r->off,
