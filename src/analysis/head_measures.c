@@ -1,8 +1,9 @@
 /* mha_head_measures: creation, destruction, and the calls that feed it.
  *
- * A layer's rows go into separate sums (maps), which are added to those of all texts after its last row, so that an
- * interrupted text has no effect. Heads are divided among the threads; each sum has one owner and one order. Sums over
- * texts are exact, so texts may arrive and objects be merged in any order. */
+ * A layer's rows go into separate sums (maps). After the last row they are added to the sums of all
+ * texts, so an interrupted text has no effect. Heads are divided among the threads. One thread owns
+ * each sum and adds its terms in a fixed order. Sums over texts are exact, so texts may arrive and
+ * objects be merged in any order. */
 #include "analysis/head_measures.h"
 #include "analysis/head_corpus.h"
 

@@ -334,8 +334,8 @@ static void make_panels(panel_maker *maker)
 
 enum { SUBTITLE_BYTES = 1200, FOOTNOTE_BYTES = 500 };
 
-/* Append at most `most` characters of text, with an ellipsis if truncated. Trailing white space is removed,
- * line breaks become spaces. */
+/* Append at most `most` characters of text, with an ellipsis if truncated. Trailing white space is
+ * removed, line breaks become spaces. */
 static void append_elided(char *out, size_t size, const char *text, size_t bytes, int most)
 {
     while (bytes > 0 && strchr(" \n\r\t", text[bytes - 1])) bytes--;

@@ -99,7 +99,8 @@ static void turn_pair(plane *p, int64_t i, int64_t j)
     turn(p->vectors + i * D, p->vectors + j * D, D, 1, c, s);
 }
 
-/* Jacobi's method: all pairs in order, until the others are below the rounding of the sum of the eigenvalues. */
+/* Jacobi's method: all pairs in order, until the off-diagonal elements are below the rounding of
+ * the sum of the eigenvalues. */
 static void diagonalise(plane *p, double sum)
 {
     enum { SWEEPS = 40 }; /* quadratic convergence takes about 8 */

@@ -136,8 +136,8 @@ mha_status mha_study_count(mha_study *study, const mha_tokens *tokens, const mha
     return MHA_OK;
 }
 
-/* Number only the tokens that occur: for 1,000 heads, a corpus over a vocabulary of 50,000 would take
- * most of a gigabyte. */
+/* Number only the tokens that occur. For 1,000 heads, a corpus over a vocabulary of 50,000 would
+ * take most of a gigabyte. */
 static mha_status rank(mha_study *s)
 {
     s->found.kinds = 0;

@@ -1,4 +1,5 @@
-/* From texts to tokens: ids, byte ranges and kinds by a model's tokenizer or whole words, and labels. */
+/* Convert texts to tokens: ids, byte ranges and kinds from a model's tokenizer or whole words, and
+ * labels. */
 #include "study/study.h"
 
 #include <multihead/component.h>

@@ -181,7 +181,7 @@ void mhai_tokenizer_normalize_free(mhai_normalizer *normalizer);
 MHA_NODISCARD mha_status mhai_tokenizer_normalize(mhai_normalizer *normalizer, const char *text,
                                                   size_t from, size_t to);
 
-/* ---- BERT's words ----------------------------------------------------------------------------------- */
+/* ---- BERT's words ---------------------------------------------------------------------------- */
 
 typedef struct mhai_word {
     size_t size;         /* of bytes */
