@@ -267,7 +267,7 @@ mha_status mha_head_measures_signed(mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-/* The frequency of each offset of a link depends on what the layer sees, not on heads. */
+/* The frequency of each offset of a link depends on the keys that the layer sees, not on heads. */
 static void count_offsets(mha_head_measures *m, int64_t layer)
 {
     const mhai_head_text *x = &m->text;

@@ -183,7 +183,7 @@ static mha_status name_next(mhai_live_asked *a, char **words)
     return MHA_OK;
 }
 
-/* The facts about the request, added to those about the maps. */
+/* Add data about the request to the data about the maps. */
 enum { MOST_FACTS = 16, OWN_FACTS = 5 };
 
 static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *report,

@@ -131,7 +131,7 @@ typedef struct panel_maker {
     mha_panel *panels;
     panel_text *texts;
     const mha_show_role **roles; /* [panels]; NULL: none */
-    float *values;               /* [panels, rows, cols] if tokens are hidden, else NULL */
+    float *values;               /* [panels, rows, cols] if tokens are hidden; or NULL */
     float *twins;                /* likewise */
     float *queries, *keys;       /* likewise, of the shown rows and columns */
     uint8_t *masked;             /* [rows, cols] cells that no query can see; NULL: none */

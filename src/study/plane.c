@@ -10,7 +10,7 @@
 typedef struct plane {
     mha_trial_head head;
     int64_t tokens, size; /* T, D */
-    double *rows;         /* [2T,D] queries, then keys, less their mean */
+    double *rows;         /* [2T,D] queries, then keys, minus their mean */
     double *matrix;       /* [D,D] of sums of products; later its eigenvalues are on the diagonal */
     double *vectors;      /* [D,D] an eigenvector in each row */
     mha_room room;

@@ -212,7 +212,7 @@ typedef struct columns {
     int64_t count;
     const int32_t *ids, *types; /* types NULL: 0 */
     const int64_t *begin, *end;
-    const int8_t *sequence; /* NULL: -1 where begin is -1, else 0 */
+    const int8_t *sequence; /* NULL: -1 where begin is -1, otherwise 0 */
 } columns;
 
 static bool has(const reading *r, uint32_t flag)

@@ -134,7 +134,7 @@ static mha_status take_class(scanner *s)
             MHA_TRY(take_byte(s));
     }
     if (s->at < s->size) s->at++;
-    return MHA_OK; /* PCRE2 reports what is missing */
+    return MHA_OK; /* PCRE2 reports the missing part */
 }
 
 static mha_status take_group(scanner *s)
@@ -275,7 +275,7 @@ static mha_status compile(mhai_pattern *p, const char *text, size_t size, uint32
     pcre2_code_free(p->code);
     pcre2_compile_context *context = pcre2_compile_context_create(p->general);
     if (!context) return MHA_NO_MEMORY("tokenizer: regular expression");
-    pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* what . does not match */
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* the line end that . excludes */
     options |= PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
     p->code = pcre2_compile((PCRE2_SPTR)text, size, options, &error, &offset, context);
     pcre2_compile_context_free(context);
