@@ -1,5 +1,5 @@
-/* Composition of heads (Elhage et al. 2021) without an E x E matrix. The compared matrices are products P M R with P^T
- * P = G, R R^T = F and M is D x D:
+/* Composition of heads (Elhage et al. 2021) without an E x E matrix. The compared matrices are
+ * products P M R. M is D x D, P^T P = G, R R^T = F, and
  *
  *   ||P M R||^2 = tr(G M F M^T) = sum_ij (G M)_ij (M F)_ij
  *
@@ -145,7 +145,7 @@ static void put(const composer *c, const mha_tensor *out, int64_t h, int64_t g, 
     mhai_attribution_at(out, c->reader, h, c->writer)[g] = below == 0 ? 0 : (float)(above / below);
 }
 
-/* Item: a head of the reading layer, against all heads of the writing one. */
+/* Item: one head of the reading layer, compared with all heads of the writing layer. */
 static void score_head(void *argument, int64_t h, int worker)
 {
     const composer *c = argument;

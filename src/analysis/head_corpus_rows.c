@@ -11,8 +11,8 @@
 
 /* ---- a row ----------------------------------------------------------------------------------- */
 
-/* Histograms: equal bins of shares (0 .. 1), correlations (-1 .. 1) and nats (0 .. 16); of distances
- * 16 to each doubling, from 1 / 16 on. */
+/* Histograms: equal bins for shares (0 .. 1), correlations (-1 .. 1) and nats (0 .. 16). Distances
+ * have 16 bins per doubling, from 1 / 16 on. */
 static int bin_of(mha_head_measure which, double value)
 {
     const int last = MHA_HEAD_CORPUS_BINS - 1;

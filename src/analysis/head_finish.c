@@ -43,8 +43,8 @@ static double corrected(double value, double chance)
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-/* Columns that at least half of the rows see, densest first; a column seen by few rows could resemble a stripe by
- * chance. */
+/* Columns that at least half of the rows see, densest first. A column seen by few rows could
+ * resemble a stripe by chance. */
 static int64_t list_columns(const mha_head_measures *m, const mhai_head_map *map, part *parts)
 {
     int64_t count = 0;
@@ -56,8 +56,8 @@ static int64_t list_columns(const mha_head_measures *m, const mhai_head_map *map
     return count;
 }
 
-/* The best one, two or three columns together, over the rows that see one of them. At least one column stays outside:
- * all columns together would contain all mass. */
+/* The best one, two or three columns together, over the rows that see at least one of them. At
+ * least one column stays outside: all columns together would contain all mass. */
 static void vertical(const mha_head_measures *m, mhai_head_map *map, const part *parts,
                      int64_t count)
 {

@@ -1,8 +1,9 @@
 /* mha_head_measures: creation, destruction, and the calls that feed it.
  *
- * A layer's rows go into separate sums (maps), which are added to those of all texts after its last row, so that an
- * interrupted text has no effect. Heads are divided among the threads; each sum has one owner and one order. Sums over
- * texts are exact, so texts may arrive and objects be merged in any order. */
+ * A layer's rows go into separate sums (maps). After the last row they are added to the sums of all
+ * texts, so an interrupted text has no effect. Heads are divided among the threads. One thread owns
+ * each sum and adds its terms in a fixed order. Sums over texts are exact, so texts may arrive and
+ * objects be merged in any order. */
 #include "analysis/head_measures.h"
 #include "analysis/head_corpus.h"
 
@@ -266,7 +267,7 @@ mha_status mha_head_measures_signed(mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-/* The frequency of each offset of a link depends on what the layer sees, not on heads. */
+/* The frequency of each offset of a link depends on the keys that the layer sees, not on heads. */
 static void count_offsets(mha_head_measures *m, int64_t layer)
 {
     const mhai_head_text *x = &m->text;

@@ -149,7 +149,8 @@ struct mha_head_measures {
 /* head_measures.c: exact sums of a head */
 int64_t mhai_head_measures_exacts(const mha_head_measures *m);
 
-/* Merging visits all sums twice: to check that each stays within -most .. most, even for hostile files; then to add. */
+/* Merging visits all sums twice: first to check that each stays within -most .. most, even for
+ * hostile files, then to add. */
 typedef struct mhai_head_merge {
     bool adds, fits;
 } mhai_head_merge;
@@ -161,10 +162,12 @@ MHA_NODISCARD mha_status mhai_head_text_open(mha_head_measures *m, const mha_hea
 void mhai_head_text_close(mha_head_measures *m);
 
 bool mhai_head_text_is_rarest(const mhai_head_text *text, int64_t j);
-/* True if the key after j, an earlier occurrence of token i, is a follower: neither i nor the same token. */
+/* True if the key after j, an earlier occurrence of token i, is a follower: neither i nor the same
+ * token. */
 bool mhai_head_text_is_follower(const mhai_head_text *text, int64_t i, int64_t j);
 
-/* True if a probe applies to every head of a layer: the partner is eligible, visible, and not the only key. */
+/* True if a probe applies to every head of a layer: the partner is eligible, visible, and not the
+ * only key. */
 bool mhai_head_text_eligible(const mhai_head_text *text, const mhai_head_window *window,
                              const mhai_head_probe *probe);
 

@@ -218,7 +218,7 @@ static mha_status read_name(mhai_state_io *io, mha_context *context, char **name
     return io->status;
 }
 
-/* Minimum number of words of the sums; false: more than an int64 holds. */
+/* Minimum number of words of the sums; false if it exceeds an int64. */
 static bool least_words(const described *d, int64_t *words)
 {
     const int64_t each =

@@ -42,8 +42,8 @@ void mhai_state_sum(mhai_state_io *io, mhai_exact *sum, int64_t rows, mha_measur
 void mhai_state_corpus(mhai_state_io *io, mha_head_corpus *c);
 void mhai_state_corpus_desc(mhai_state_io *io, mha_head_corpus_desc *desc);
 
-/* Minimum number of words of a corpus with this description, for this many heads and layers; false: more than an int64
- * holds. */
+/* Minimum number of words of a corpus with this description, for this many heads and layers; false
+ * if it exceeds an int64. */
 bool mhai_state_corpus_words(const mha_head_corpus_desc *desc, int64_t heads, int64_t layers,
                              int64_t *words);
 

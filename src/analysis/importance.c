@@ -189,7 +189,7 @@ void mhai_importance_end(mhai_importance_run *r)
 
 /* ---- a pass over the data ------------------------------------------------------------------ */
 
-/* Batch number i of a pass: its input and its output. Holds what input points to. */
+/* Batch number i of a pass: its input and its output. Holds the tensors that input points to. */
 typedef struct turn {
     mha_transformer_input input;
     mha_tensor gates, means, output, slope;

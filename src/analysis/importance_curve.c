@@ -82,8 +82,7 @@ mha_status mha_head_order_reverse(const mha_transformer *transformer, const int6
                         &d));
     int64_t heads = 0, kept = 0;
     for (int64_t l = 0; l < d.num_layers; l++) heads += mhai_transformer_heads_of(&d, l, false).q;
-    int64_t *back = reversed + heads - count; /* appended to the others; the head may be anywhere
-                                                 in order */
+    int64_t *back = reversed + heads - count; /* after the other heads; may overlap order */
     if (count > 0) memmove(back, order, (size_t)count * sizeof *back);
     for (int64_t k = 0; k < count / 2; k++) {
         const int64_t head = back[k];

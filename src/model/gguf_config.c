@@ -415,9 +415,9 @@ static mha_status begin_scaling(const reading *r, const char *type, json_t **sca
 /* Recover Llama 3's scaling from the factors of pairs that llama.cpp's converters write in its
  * place, always with low 1, high 4 and 8192 positions.
  *
- * They compute in float32. The turns of a pair in these positions lose at most 20 u (base^(2 i / R)
- * 16, with an exponent of up to 13; four more operations). The factor f of slow pairs has a slope
- * of up to f / 3 in the turns; the quotient adds 4 u. */
+ * They compute in float32. The turns of a pair in these positions have an error of at most 20 u: 16
+ * u of base^(2 i / R), with an exponent of up to 13, and 4 u of four more operations. The factor f
+ * of slow pairs has a slope of up to f / 3 in the turns; the quotient adds 4 u. */
 static mha_status read_factors(const reading *r, int64_t rotated, bool *found)
 {
     static const double low = 1, high = 4, length = 8192, pi = 3.14159265358979323846;

@@ -92,8 +92,8 @@ static int32_t first_word(const mha_vocabulary *v, const char *text, size_t *byt
     return id;
 }
 
-/* The most similar word of the vocabulary, ignoring case. Every word is similar to a single letter.
- */
+/* The most similar word of the vocabulary, ignoring case. A single letter is similar to every
+ * word, so it has none. */
 static const char *nearest(const mha_vocabulary *v, const char *word)
 {
     const int64_t count = mha_vocabulary_count(v);

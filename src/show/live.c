@@ -1,4 +1,5 @@
-/* Answer the requests of a live page: tokenize the text, run a trial of the model, write its results. */
+/* Answer the requests of a live page: tokenize the text, run a trial of the model, write the
+ * results. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "show/live.h"
 

@@ -50,16 +50,16 @@ MHA_NODISCARD mha_status mhai_live_next(mhai_live_asked *a, mha_json *json);
 MHA_NODISCARD mha_status mhai_live_label(mhai_live_asked *a, int32_t id, mha_json *json);
 double mhai_live_seconds(void);
 
-/* live_generate.c: the next token, and the appended text; the bytes of a cache of that many tokens, as a
- * member; free the decoder. */
+/* live_generate.c: the next token, and the appended text; the bytes of a cache of that many tokens,
+ * as a member; free the decoder. */
 MHA_NODISCARD mha_status mhai_live_generate(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json);
 void mhai_live_forget_decoder(mha_live *live);
 /* The heads of a layer, or its key/value heads, whose keys can be cached. */
 int64_t mhai_live_heads_of(const mha_transformer_desc *d, int64_t layer, bool kv);
 
-/* live_vary.c: choose the trials of the request; the loaded model's description, and the amount of moved
- * weight, as members; free the varied model. */
+/* live_vary.c: choose the trials of the request; write the loaded model's description, and the
+ * amount of moved weight, as members; free the varied model. */
 MHA_NODISCARD mha_status mhai_live_choose(mhai_live_asked *a);
 void mhai_live_model(const mhai_live_asked *a, mha_json *json);
 /* "no causal mask, window of 4 tokens"; NULL: unchanged. */
@@ -72,8 +72,8 @@ MHA_NODISCARD mha_status mhai_live_trace(mhai_live_asked *a);
 /* Its queries and keys as points. */
 MHA_NODISCARD mha_status mhai_live_plane(mhai_live_asked *a);
 
-/* live_maps.c: small maps of all heads; the map of the selected head as floats, and in JSON if it is small
- * enough to send with the others; a report. */
+/* live_maps.c: small maps of all heads; the map of the selected head as floats, and as JSON if it
+ * is small enough to send with the others; a report. */
 MHA_NODISCARD mha_status mhai_live_maps(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map_beside(mhai_live_asked *a, mha_json *json);

@@ -1,5 +1,5 @@
-/* The next token of a text by a decoder, which is kept with its cache for the next step; the size of that
- * cache. */
+/* Predict the next token of a text. The decoder and its cache are kept for the next step. Also
+ * report the size of that cache. */
 #include "show/live.h"
 
 #include <multihead/cache.h>
@@ -45,7 +45,7 @@ static mha_status position_bytes(mha_dtype type, int64_t head_dim, int64_t *byte
     return MHA_OK;
 }
 
-/* The list of all layers, and its sum. */
+/* Write the list of all layers; return its sum. */
 static int64_t put_heads(const mha_transformer_desc *d, const char *name, bool kv, mha_json *json)
 {
     int64_t sum = 0;
@@ -115,8 +115,8 @@ static mha_status make_decoder(mhai_live_asked *a)
     return mha_decoder_create(live->context, a->transformer, &desc, &x->decoder);
 }
 
-/* The number of tokens in the cache, at most all except the last, whose logits are requested. The rest of the
- * cache is discarded. */
+/* Keep the tokens that the cache shares with the text, and discard the rest of the cache. The last
+ * token is not kept, because its logits are requested. *kept is the number of tokens kept. */
 static mha_status keep_common(mhai_live_asked *a, int64_t *kept)
 {
     mhai_live_decoding *x = &a->live->decoding;
@@ -146,7 +146,7 @@ static mha_status step(mhai_live_asked *a, int64_t first, int64_t count, float *
     return MHA_OK;
 }
 
-/* All but the last token without logits. */
+/* Process all but the last token without logits. */
 static mha_status decode(mhai_live_asked *a, float *logits, int64_t *kept)
 {
     mhai_live_decoding *x = &a->live->decoding;

@@ -1,4 +1,4 @@
-/* Maps of a trial: all heads small, one head large, and the report. */
+/* Maps of a trial: small ones of all heads, a large one of one head, and the report. */
 #include "show/live.h"
 
 #include <multihead/component.h>
@@ -10,10 +10,10 @@
 #include <math.h>
 #include <string.h>
 
-/* Limits: small maps together have the cells of 270 maps of 60 x 60; a large one has those of a screen,
- * 4 MB. */
+/* Limits: small maps together have the cells of 270 maps of 60 x 60. A large map has the cells of a
+ * screen, 4 MB. */
 static const double SMALL_CELLS = 1e6;
-/* For a fast reply to a key press, use 8 bits per cell if 32 bits need more than half a megabyte. */
+/* For a fast reply to a key press, use 8 bits per cell if 32 bits need more than LIVE_BYTES. */
 enum { LARGE_SIDE = 1024, LIVE_BYTES = 500000, WITH_REPLY_SIDE = 160 };
 
 /* Tokens per cell of a large map. */
@@ -65,8 +65,8 @@ mha_status mhai_live_maps(mhai_live_asked *a)
     MHA_TRY(make_maps(a, cell));
     MHA_TRY(mha_show_make(&a->maps, NULL, &show));
     show.report.text = NULL;
-    /* Use 8 bits if 32 do not fit, but never fewer cells. The text around the maps takes about 200 bytes per
-     * head and 30 per token, plus the page's colours. */
+    /* Use 8 bits if 32 do not fit, but never fewer cells. The text around the maps takes about 200
+     * bytes per head and 30 per token, plus the page's colours. */
     show.report.most_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
     if (show.report.most_bytes < LIVE_BYTES) show.report.most_bytes = LIVE_BYTES;
     const mha_status status =
@@ -160,8 +160,8 @@ static mha_status name_heads(mhai_live_asked *a, const mhai_live_heads *heads, c
     return MHA_OK;
 }
 
-/* "quite 12.0 % (11.5), very 7.0 % (9.1)": the run, and in parentheses the baseline. NULL: the model does
- * not predict tokens. */
+/* "quite 12.0 % (11.5), very 7.0 % (9.1)": the run, and the baseline in parentheses. NULL if the
+ * model does not predict tokens. */
 static mha_status name_next(mhai_live_asked *a, char **words)
 {
     enum { FEW = 5, LABEL = 60, ROOM = FEW * (LABEL + 40) };
@@ -183,7 +183,7 @@ static mha_status name_next(mhai_live_asked *a, char **words)
     return MHA_OK;
 }
 
-/* The facts about the request, added to those about the maps. */
+/* Add data about the request to the data about the maps. */
 enum { MOST_FACTS = 16, OWN_FACTS = 5 };
 
 static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *report,

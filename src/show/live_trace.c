@@ -1,5 +1,5 @@
-/* A trace (trace.h) as JSON: the stream at a token, and a head with one pair of tokens. Arrays of floats are
- * base64, so that the page has their bits. */
+/* A trace (trace.h) as JSON: the stream at a token, and a head with one pair of tokens. Arrays of
+ * floats are base64, so that the page gets the exact bits. */
 #include "show/live.h"
 
 #include <multihead/component.h>

@@ -1,5 +1,5 @@
-/* The model of a request under another description: mask, window, scale, positions. Also the weight of each
- * head that this, or noise, moves. */
+/* The model of a request under another description: mask, window, scale, positions. Also computes
+ * the weight that this change, or noise, moves in each head. */
 #include "show/live.h"
 
 #include <multihead/component.h>
@@ -128,7 +128,8 @@ mha_status mhai_live_choose(mhai_live_asked *a)
 
 const char *const mhai_live_positions[] = {"none", "learned", "sinusoidal", "rotary", NULL};
 
-/* The greatest divisor of the key/value heads of all layers that have heads; 0: none can be merged. */
+/* The greatest common divisor of the numbers of key/value heads, over layers with heads; 0: none
+ * can be merged. */
 static int64_t common_kv_heads(const mha_transformer_desc *d)
 {
     int64_t common = 0;
@@ -182,7 +183,8 @@ mha_status mhai_live_name_vary(mhai_live_asked *a, char **words)
     return MHA_OK;
 }
 
-/* The mean over the rows of the weight that moved to other keys: half the sum of absolute differences. */
+/* The weight that moved to other keys, as a mean over rows: half the sum of absolute
+ * differences. */
 static double moved(const float *p, const float *q, int64_t tokens)
 {
     double sum = 0;

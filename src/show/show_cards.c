@@ -21,7 +21,7 @@ static const struct {
     {MHA_MEASURE_EVENNESS, "evenness"},
 };
 
-/* Half of the weight: then the default target dominates. */
+/* From half of the weight on, the default target dominates. */
 static const double leads = 0.5;
 
 /* Resting and general patterns are less informative than the strongest link. */

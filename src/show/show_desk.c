@@ -1,4 +1,5 @@
-/* The figure and report of a desk: before, after, and the term of each head. */
+/* The figure and report of a desk: the heads before W_O, the sum after it, and the term of each
+ * head. */
 #include "show/show.h"
 
 #include <multihead/component.h>

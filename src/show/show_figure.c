@@ -1,4 +1,5 @@
-/* From maps to a figure and its report: selected heads, shown tokens, and the weight on hidden tokens. */
+/* Make a figure and its report from maps: selected heads, shown tokens, and the weight on hidden
+ * tokens. */
 #include "show/show.h"
 
 #include <multihead/component.h>
@@ -13,7 +14,7 @@ static bool is_contrast(const mha_maps *maps)
     return maps->flags & MHA_MAPS_CONTRAST;
 }
 
-/* Differences, or maps of gated delta nets. */
+/* True for differences, and for maps of gated delta nets. */
 static bool is_signed(const mha_maps *maps)
 {
     const int64_t cells = maps->heads * maps->rows.count * maps->cols.count;
@@ -130,7 +131,7 @@ typedef struct panel_maker {
     mha_panel *panels;
     panel_text *texts;
     const mha_show_role **roles; /* [panels]; NULL: none */
-    float *values;               /* [panels, rows, cols] if tokens are hidden, else NULL */
+    float *values;               /* [panels, rows, cols] if tokens are hidden; or NULL */
     float *twins;                /* likewise */
     float *queries, *keys;       /* likewise, of the shown rows and columns */
     uint8_t *masked;             /* [rows, cols] cells that no query can see; NULL: none */
@@ -333,8 +334,8 @@ static void make_panels(panel_maker *maker)
 
 enum { SUBTITLE_BYTES = 1200, FOOTNOTE_BYTES = 500 };
 
-/* Append at most `most` characters of text, with an ellipsis if truncated. Trailing white space is removed,
- * line breaks become spaces. */
+/* Append at most `most` characters of text, with an ellipsis if truncated. Trailing white space is
+ * removed, line breaks become spaces. */
 static void append_elided(char *out, size_t size, const char *text, size_t bytes, int most)
 {
     while (bytes > 0 && strchr(" \n\r\t", text[bytes - 1])) bytes--;

@@ -1,4 +1,4 @@
-/* A prompt, then token by token: prefill, sampling, end tokens, stop texts. */
+/* Generation token by token after a prompt: prefill, sampling, end tokens, stop texts. */
 #include <multihead/component.h>
 #include <multihead/generation.h>
 #include <multihead/study.h>
@@ -46,7 +46,7 @@ const mha_decoder *mha_generation_decoder(const mha_generation *generation)
     return generation->decoder;
 }
 
-/* The next tokens; with `last` the logits after the last of them. */
+/* Process the next tokens; with `last`, also compute the logits after the last token. */
 static mha_status step(mha_context *context, mha_generation *g, const int32_t *tokens,
                        int64_t count, bool last)
 {

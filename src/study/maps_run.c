@@ -58,7 +58,7 @@ static bool is_plain(const mha_transformer_desc *d, int64_t layer)
     return !d || !d->layers || !mha_layer_difference(&d->layers[layer]);
 }
 
-/* d NULL: of all layers; else of plain ones. */
+/* Allocate the arrays of the layers: all layers if d is NULL, otherwise the plain ones. */
 static mha_status take_layers(mha_room *room, const mha_maps *maps, const mha_transformer_desc *d,
                               int64_t count, float ***list)
 {
@@ -69,8 +69,8 @@ static mha_status take_layers(mha_room *room, const mha_maps *maps, const mha_tr
     return MHA_OK;
 }
 
-/* Beyond this, twins would reduce the precision of maps: both fit into a report of 10 MB in 16 bits
- * per cell. */
+/* Whether maps and their twins together fit into a report of 10 MB at 16 bits per cell. If not,
+ * twins would reduce the precision of maps. */
 static bool twins_fit(const mha_maps *maps)
 {
     const int64_t most = 1500000, tokens = maps->rows.count;
@@ -403,7 +403,7 @@ static mha_status label(mha_room *room, const mha_tokens *a, const mha_tokens *b
     return MHA_OK;
 }
 
-/* Whether the other has every layer that these have. */
+/* Check that the other maps have every layer of these maps. */
 static mha_status check_layers(const mha_maps *maps, const mha_maps *other)
 {
     if (maps->layers != other->layers || maps->heads != other->heads)

@@ -10,7 +10,7 @@
 typedef struct plane {
     mha_trial_head head;
     int64_t tokens, size; /* T, D */
-    double *rows;         /* [2T,D] queries, then keys, less their mean */
+    double *rows;         /* [2T,D] queries, then keys, minus their mean */
     double *matrix;       /* [D,D] of sums of products; later its eigenvalues are on the diagonal */
     double *vectors;      /* [D,D] an eigenvector in each row */
     mha_room room;
@@ -99,7 +99,8 @@ static void turn_pair(plane *p, int64_t i, int64_t j)
     turn(p->vectors + i * D, p->vectors + j * D, D, 1, c, s);
 }
 
-/* Jacobi's method: all pairs in order, until the others are below the rounding of the sum of the eigenvalues. */
+/* Jacobi's method: all pairs in order, until the off-diagonal elements are below the rounding of
+ * the sum of the eigenvalues. */
 static void diagonalise(plane *p, double sum)
 {
     enum { SWEEPS = 40 }; /* quadratic convergence takes about 8 */
@@ -117,7 +118,7 @@ static void diagonalise(plane *p, double sum)
     }
 }
 
-/* The component of the largest eigenvalue but `other`; -1: there is none. */
+/* The component with the largest eigenvalue, except `other`; -1: none. */
 static int64_t find_largest(const plane *p, int64_t other)
 {
     const int64_t D = p->size;
@@ -127,7 +128,7 @@ static int64_t find_largest(const plane *p, int64_t other)
     return best;
 }
 
-/* Its largest number is above 0. */
+/* The sign that makes the largest element of a vector positive. */
 static double sign_of(const double *vector, int64_t count)
 {
     int64_t most = 0;

@@ -1,4 +1,4 @@
-/* Sequences of random words of a model, repeated. */
+/* Repeated sequences of random words of a model. */
 #include "study/study.h"
 
 #include <multihead/component.h>

@@ -136,8 +136,8 @@ mha_status mha_study_count(mha_study *study, const mha_tokens *tokens, const mha
     return MHA_OK;
 }
 
-/* Number only the tokens that occur: for 1,000 heads, a corpus over a vocabulary of 50,000 would take
- * most of a gigabyte. */
+/* Number only the tokens that occur. For 1,000 heads, a corpus over a vocabulary of 50,000 would
+ * take most of a gigabyte. */
 static mha_status rank(mha_study *s)
 {
     s->found.kinds = 0;
@@ -304,8 +304,8 @@ static mha_status add_words(mha_study *s, const mha_tokens *tokens, mha_heads_te
     return MHA_OK;
 }
 
-/* The start of each token in its word: tokens of a byte-level vocabulary without trimmed offsets
- * (GGUF) begin at the space before the word. */
+/* Set the begin of each token to its start in a word. Tokens of a byte-level vocabulary without
+ * trimmed offsets (GGUF) begin at the space before the word. */
 static void skip_to_words(const mha_tokens *tokens, const mha_study_links *links, int64_t *begin)
 {
     int64_t w = 0;

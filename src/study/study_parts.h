@@ -6,17 +6,18 @@
 
 #include <multihead/component.h>
 
-/* A round is a run of texts or of random sequences, divided among the ranks in runs of about as many
- * tokens. */
+/* A round is a range of texts or of random sequences. The ranks divide it into runs of about equal
+ * numbers of tokens. */
 typedef struct mhai_round {
     int64_t end;                 /* the same at all ranks */
     int64_t first, last;         /* this rank's part; first >= last: none */
-    double work, began, seconds; /* by tokens; when it began; the time to measure it */
+    double work, began, seconds; /* in tokens; start time; time to measure it */
     bool open;                   /* not merged yet */
 } mhai_round;
 
-/* A state as 8-byte little-endian words: these, a fingerprint of the options and one after each text, the
- * ids of the kinds of tokens, a check of all of them, then states of head_state.h. */
+/* A state consists of 8-byte little-endian words: these, a fingerprint of the options and one after
+ * each text, the ids of the kinds of tokens, and a check of all of them. States of head_state.h
+ * follow. */
 typedef enum mhai_state_word {
     STATE_MAGIC,
     STATE_VERSION,
@@ -35,7 +36,7 @@ typedef enum mhai_state_word {
     STATE_WORDS
 } mhai_state_word;
 
-/* What a state holds, until the study takes it. */
+/* The contents of a state, until the study takes them. */
 typedef struct mhai_saved {
     uint64_t word[STATE_WORDS]; /* all 0: no state */
     uint64_t *prints, *kinds;   /* [texts + 1], [kinds] */
@@ -71,7 +72,7 @@ struct mha_study {
 /* Discard the results of texts or of random sequences, and create them anew. */
 MHA_NODISCARD mha_status mhai_study_renew(mha_study *s);
 
-/* ---- study_state.c; without a state all calls do nothing -------------------------------------- */
+/* ---- study_state.c; without a state all calls do nothing ------------------------------------- */
 
 MHA_NODISCARD mha_status mhai_state_read(mha_study *s);
 void mhai_saved_destroy(mhai_saved *saved);
@@ -91,7 +92,7 @@ MHA_NODISCARD mha_status mhai_study_agree(const mha_study *s, mha_status status)
 /* Whether this rank measures the current item. */
 bool mhai_study_mine(const mha_study *s);
 
-/* The ranks that divide the items among them; NULL: one process, or ranks that divide the layers. */
+/* The ranks that divide the items; NULL: one process, or ranks that divide the layers. */
 const mha_transport *mhai_study_dealt(const mha_study *s);
 
 /* At the end of a round merge the results of all ranks, and begin the next round. */

@@ -1,6 +1,7 @@
-/* Texts over several ranks: each measures a run of them. Results are merged in the order of ranks; sums of
- * scores are integers, so that their bits are those of one process. With a state this happens in rounds,
- * after each of which rank 0 has the results of all texts so far. Ranks may instead divide the layers. */
+/* Texts over several ranks: each rank measures a run of texts. Results are merged in rank order.
+ * Sums of scores are integers, so they are bit-identical to those of one process. With a state,
+ * texts are measured in rounds. After each round, rank 0 has the results of all texts so far. Ranks
+ * may instead divide the layers. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "study/study_parts.h"
 
@@ -42,8 +43,8 @@ static double work_of(const mha_study *s, int64_t begin, int64_t end)
     return work;
 }
 
-/* First a text for each rank; then as many as should take the requested time, estimated from the
- * last round, and at most four times its work. */
+/* The first round has one text per rank. A later round has as many as should take the requested
+ * time, estimated from the last round, and at most four times its work. */
 static int64_t end_of_next(const mha_study *s, int64_t count)
 {
     const mhai_round *last = &s->round;
@@ -101,7 +102,8 @@ static mha_status merge(mha_study *s, const void *bytes, size_t size)
     return status;
 }
 
-/* Merge the others' results into rank 0's, one after the other. A failure still receives them all. */
+/* Merge the others' results into rank 0's, one after the other. After a failure, the remaining
+ * results are still received. */
 static mha_status add_ranks(mha_study *s, const int64_t *all, void *bytes)
 {
     const mha_transport *t = s->desc.ranks;

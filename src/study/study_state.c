@@ -200,7 +200,7 @@ bool mha_study_resumes(const mha_study *study, int64_t *texts, int64_t *sequence
 
 /* ---- taking ---------------------------------------------------------------------------------- */
 
-/* A state is untrusted: pages look these places up. */
+/* Whether a place exists. A state is untrusted, and pages look up its places. */
 static bool has_place(const mha_study *s, const mha_head_place *place, int64_t texts)
 {
     return place->text < texts && place->row < s->lengths[place->text] &&

@@ -12,7 +12,7 @@ struct mha_text_writer {
     mhai_reader reader;
     char *stops; /* each with its NUL */
     int64_t stop_count;
-    const char *joint; /* in front of the next token */
+    const char *joint; /* text before the next token */
     char *rest;        /* [rest_room] bytes held back */
     size_t used, rest_room;
     char *text; /* [text_room] the last output */
@@ -71,8 +71,8 @@ static void append(mha_text_writer *w, const char *bytes, size_t count)
     w->used += count;
 }
 
-/* The offset of the first stop text in the bytes held back; `used` if there is none. *held is the number of
- * trailing bytes that may begin one. */
+/* The offset of the first stop text in the bytes held back; `used` if there is none. *held is the
+ * number of trailing bytes that may begin one. */
 static size_t find_stop(const mha_text_writer *w, size_t *held)
 {
     size_t first = w->used;
@@ -90,8 +90,7 @@ static size_t find_stop(const mha_text_writer *w, size_t *held)
     return first;
 }
 
-/* Emit the bytes before end. Bytes that belong to no character become U+FFFD, unless later bytes may
- * complete them. */
+/* Emit the bytes before end. Invalid bytes become U+FFFD, unless later bytes may complete them. */
 static mha_status give(mha_text_writer *w, size_t end, bool last, const char **text, size_t *bytes)
 {
     static const char unknown[] = "\uFFFD";

@@ -1,4 +1,5 @@
-/* From texts to tokens: ids, byte ranges and kinds by a model's tokenizer or whole words, and labels. */
+/* Convert texts to tokens: ids, byte ranges and kinds from a model's tokenizer or whole words, and
+ * labels. */
 #include "study/study.h"
 
 #include <multihead/component.h>
@@ -211,7 +212,7 @@ typedef struct columns {
     int64_t count;
     const int32_t *ids, *types; /* types NULL: 0 */
     const int64_t *begin, *end;
-    const int8_t *sequence; /* NULL: -1 where begin is -1, else 0 */
+    const int8_t *sequence; /* NULL: -1 where begin is -1, otherwise 0 */
 } columns;
 
 static bool has(const reading *r, uint32_t flag)

@@ -97,7 +97,8 @@ static mha_status trace_embedding(tracing *g)
 
 /* ---- a layer --------------------------------------------------------------------------------- */
 
-/* Record what the heads write at the row: their norms, the sum and, unless -1, that of `head`. */
+/* Record the terms of the heads at the row: their norms, their sum and, unless `head` is -1, the
+ * term of that head. */
 static mha_status trace_writing(tracing *g, int64_t layer, const mha_layer_view *view, int64_t head,
                                 mha_trace_layer *to)
 {

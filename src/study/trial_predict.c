@@ -7,7 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Logits of a row, in scratch if they are NULL, and the logarithm of the sum of their exponentials. */
+/* The logits of a row, in scratch if they are NULL, and the log of the sum of their
+ * exponentials. */
 typedef struct prediction {
     float *logits; /* [V] */
     double log_sum;

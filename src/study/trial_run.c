@@ -93,7 +93,7 @@ static void add_heads(run_key *key, const mha_trial_head *heads, int64_t count)
     add(key, heads, (size_t)count * sizeof *heads);
 }
 
-/* Make the key of a run: everything that its results depend on. The caller frees the bytes. */
+/* Make the key of a run: all data that its results depend on. The caller frees the bytes. */
 static mha_status make_key(const mha_trial *r, run_key *key)
 {
     const size_t heads = (size_t)(r->off_count + r->patched_count) * sizeof *r->off,
@@ -238,8 +238,8 @@ static mha_status take_outputs(void *user, const mha_activations *activations, i
     return MHA_OK;
 }
 
-/* Patch every position of both texts from the same row, or the last token from the last row of the second
- * text. */
+/* Patch every position of both texts from the same row, or the last token from the last row of the
+ * second text. */
 static void aim_patches(patching *p)
 {
     const mha_trial *r = p->run;
@@ -259,7 +259,7 @@ static void aim_patches(patching *p)
     }
 }
 
-/* The caller calls free_patches() in any case. */
+/* The caller always calls free_patches(). */
 static mha_status make_patches(const mha_trials *trials, const mha_trial *r, patching *p)
 {
     sequence other;
@@ -304,7 +304,7 @@ static double normal_at(uint64_t seed, int64_t i)
     return sqrt(-2 * mha_log(a)) * mha_cos_turns(b);
 }
 
-/* Patch the noisy head from the same text, plus noise. The caller calls free_patches() in any case. */
+/* Patch the noisy head from the same text, plus noise. The caller always calls free_patches(). */
 static mha_status make_noise(const mha_trials *trials, const mha_trial *r, patching *p)
 {
     const mha_trial own = {.tokens = r->tokens,

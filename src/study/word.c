@@ -12,8 +12,8 @@ static bool is_word_byte(char c)
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* Whether a word of the text may begin or end at a byte: at an end of the text, or next to a byte that
- * belongs to no word. */
+/* Whether a word of the text may begin or end at a byte: at an end of the text, or next to a byte
+ * outside words. */
 static bool is_boundary(const char *text, int64_t bytes, int64_t at)
 {
     return at <= 0 || at >= bytes || !is_word_byte(text[at - 1]) || !is_word_byte(text[at]);

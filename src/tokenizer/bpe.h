@@ -28,7 +28,7 @@ typedef struct mhai_text {
 
 typedef struct mhai_vocabulary_desc mhai_vocabulary_desc;
 struct mhai_vocabulary_desc {
-    const char *where;       /* its name in messages, e.g. the path of a file */
+    const char *where;       /* name in messages, such as a file's path */
     const char *model;       /* "gpt2" (byte-level) or "llama" (SentencePiece) */
     const char *splitter;    /* "gpt-2", "llama-bpe", "qwen2" ...; of "gpt2" only */
     const mhai_text *tokens; /* [count] */
@@ -48,7 +48,7 @@ MHA_NODISCARD mha_status mhai_tokenizer_make(const mhai_vocabulary_desc *desc,
                                              const mha_tokenizer_options *options,
                                              mha_tokenizer **tokenizer);
 
-/* Whether llama.cpp by default puts a first token before texts, for the name of a splitter. */
+/* Whether llama.cpp puts a first token before texts by default for this splitter. */
 bool mhai_splitter_adds_bos(const char *name);
 
 /* ---- Internals ------------------------------------------------------------------------------- */

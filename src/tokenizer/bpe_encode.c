@@ -1,5 +1,5 @@
-/* BPE encoding. The text between added tokens is normalised. Between the added tokens of the
- * normalised text, it is split into words, and the symbols of each word are merged.
+/* BPE encoding. The text between added tokens is normalised. The text between the added tokens of
+ * the normalised text is split into words, and the symbols of each word are merged.
  *
  * The symbols of a word are in a linked list, and the possible merges in a heap, so a word of n
  * symbols takes O(n log n) steps in the worst case. */
@@ -83,7 +83,7 @@ static mha_status add_part(mhai_vector *parts, size_t from, size_t to)
     return from < to ? mhai_vector_push(parts, &made) : MHA_OK;
 }
 
-/* How matches and the text between them become consecutive parts. */
+/* Turns matches and the text between them into consecutive parts. */
 typedef struct divider {
     const mhai_step *step;
     mhai_vector *parts;

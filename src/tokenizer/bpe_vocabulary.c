@@ -175,7 +175,7 @@ static mha_status set_pieces(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
     return MHA_OK;
 }
 
-/* A special id of the file; if given, it must exist. */
+/* A special id of the file. If given, its token must exist. */
 static mha_status check_id(const mhai_vocabulary_desc *d, const char *name, int32_t id)
 {
     if (id >= -1 && id < d->count) return MHA_OK;

@@ -16,8 +16,8 @@ struct mhai_pattern {
     mha_allocator allocator;
     pcre2_general_context *general;
     pcre2_code *code;
-    /* The steps of a match between two callouts: once every item, and the most expensive repeated
-     * one for each byte in between. */
+    /* The steps of a match between two callouts: the cost of every item once, and the cost of the
+     * most expensive repeated item for each byte in between. */
     uint64_t weight, dearest;
     mhai_shown shown;
     char where[208]; /* the part of a path in messages, and the part of the file */
@@ -29,7 +29,7 @@ enum {
                                  * step */
     MOST_KIBIBYTES = 64 * 1024, /* of memory for one match */
     MOST_WEIGHT = 1024,         /* of a pattern, see below; those of known models have at most 74 */
-    FIRST_STEPS = 100000,       /* for all matches of a text, and how many more */
+    FIRST_STEPS = 100000,       /* for all matches of a text, plus */
     MORE_STEPS = 3000,          /* for each byte; known models take at most 850 */
     CALLOUT_STEPS = 10          /* the cost of a callout */
 };
@@ -134,7 +134,7 @@ static mha_status take_class(scanner *s)
             MHA_TRY(take_byte(s));
     }
     if (s->at < s->size) s->at++;
-    return MHA_OK; /* PCRE2 reports what is missing */
+    return MHA_OK; /* PCRE2 reports the missing part */
 }
 
 static mha_status take_group(scanner *s)
@@ -203,7 +203,7 @@ static bool looks_repeated(const scanner *s)
     return looks(s, "*") || looks(s, "+") || looks(s, "?") || looks(s, "{");
 }
 
-/* *, +, ?, {...}, and ? (as few as possible) or + (all or nothing) behind it. */
+/* *, +, ?, {...}, and ? (as few as possible) or + (all or nothing) after it. */
 static mha_status take_repetition(scanner *s)
 {
     if (looks(s, "{")) {
@@ -275,7 +275,7 @@ static mha_status compile(mhai_pattern *p, const char *text, size_t size, uint32
     pcre2_code_free(p->code);
     pcre2_compile_context *context = pcre2_compile_context_create(p->general);
     if (!context) return MHA_NO_MEMORY("tokenizer: regular expression");
-    pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* what . does not match */
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* the line end that . excludes */
     options |= PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
     p->code = pcre2_compile((PCRE2_SPTR)text, size, options, &error, &offset, context);
     pcre2_compile_context_free(context);
@@ -345,8 +345,8 @@ void mhai_pattern_free(mhai_pattern *pattern)
 
 /* ---- Matching -------------------------------------------------------------------------------- */
 
-/* Every item may have been tried since the previous callout, and a repeated one at every byte
- * passed, forwards or backwards. */
+/* Every item may have been tried since the previous callout. A repeated item may have been tried at
+ * every byte passed, forwards or backwards. */
 static int count_steps(pcre2_callout_block *block, void *user)
 {
     mhai_matcher *m = user;

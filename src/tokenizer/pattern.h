@@ -1,9 +1,9 @@
 /* Regular expressions of tokenizer.json, through PCRE2.
  *
  * The patterns are written for Oniguruma. Constructs that PCRE2 interprets differently are rejected
- * by name, so an accepted pattern has the same meaning. Matching is bounded: all matches of a text
- * together may take a number of steps that grows with its length; exceeding it is an error.
- * Built-in patterns need no bound. */
+ * by name, so an accepted pattern has the same meaning. Matching is bounded: the number of steps
+ * for all matches of a text has a limit that grows with its length. Exceeding the limit is an
+ * error. Built-in patterns need no bound. */
 #ifndef MHAI_PATTERN_H
 #define MHAI_PATTERN_H
 

@@ -1,4 +1,4 @@
-/* Encoding: the tokens of a text by its kind of tokenizer, truncation, the template. Also the
+/* Encoding: the tokens of a text from its kind of tokenizer, truncation, the template. Also the
  * public function that shows the words of a text. */
 #include "tokenizer/tokenizer_parts.h"
 
@@ -27,7 +27,7 @@ static mha_status cut_one(const char *name, int64_t excess, int64_t *count)
     return MHA_OK;
 }
 
-/* The shorter text is not truncated as long as it fits into half of the room. */
+/* The shorter text is truncated only if it does not fit into half of the room. */
 static void cut_longest(int64_t room, int64_t count[2])
 {
     const int longer = count[1] > count[0] || (count[0] == count[1]) ? 1 : 0;
@@ -49,7 +49,7 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
     const int64_t excess = count[0] + count[1] - room;
     if (excess <= 0) return MHA_OK;
     if (room == 0 && options->truncation != MHA_TRUNCATE_NEVER) {
-        count[0] = count[1] = 0; /* whichever text was to be truncated, as in Hugging Face */
+        count[0] = count[1] = 0; /* for every kind of truncation, as in Hugging Face */
         return MHA_OK;
     }
     switch (options->truncation) {

@@ -1,5 +1,5 @@
-/* See tokenizer_folder.h. If files contradict each other, transformers silently uses one; here that
- * is an error. */
+/* See tokenizer_folder.h. If files contradict each other, transformers silently uses one. Here a
+ * contradiction is an error. */
 #include "tokenizer/tokenizer_folder.h"
 
 #include "io/file.h"

@@ -6,8 +6,8 @@
 
 #include <jansson.h>
 
-/* Index of a file. */
-/* Names of the files of a tokenizer, by these numbers; then one that is only rejected, and NULL. */
+/* Names of the files of a tokenizer, indexed by these numbers; then a file that is only rejected,
+ * and NULL. */
 extern const char *const mhai_tokenizer_files[];
 enum { MHAI_TOKENIZER_JSON, MHAI_CONFIG_JSON, MHAI_MAP_JSON, MHAI_VOCAB_TXT, MHAI_FILES };
 
@@ -23,8 +23,7 @@ typedef struct mhai_folder {
     int64_t max_length;
     const char *names[MHAI_NAMED];    /* the texts of the named tokens; NULL: none */
     bool stated[MHAI_NAMED];          /* set by a file, not by default */
-    int32_t template_ids[MHAI_NAMED]; /* that tokenizer.json adds as [CLS] and [SEP]; -1: not
-                                       * given */
+    int32_t template_ids[MHAI_NAMED]; /* used as [CLS] and [SEP] by tokenizer.json; -1: none */
 } mhai_folder;
 
 /* Read the files and their settings. folder must be closed even if this fails. */

@@ -29,7 +29,7 @@ struct mhai_loader {
     int32_t model_count;
     const char *vocabulary_path;               /* the name of the vocabulary in messages */
     mhai_vector merges;                        /* of mhai_merge, highest priority first; BPE only */
-    const struct mhai_vocabulary_desc *scores; /* instead of them; NULL: none */
+    const struct mhai_vocabulary_desc *scores; /* instead of merges; NULL: none */
     mha_tokenizer *tokenizer;
 };
 

@@ -1,4 +1,4 @@
-/* Inside the tokenizer. The stages of encoding:
+/* Internals of the tokenizer. The stages of encoding:
  *
  *   bytes -> added tokens written in it | segments between them              tokenizer_find.c
  *         -> tokens of the segments, by the kind of tokenizer              a row of mhai_kinds
@@ -27,7 +27,7 @@ typedef struct mhai_rules {
 /* The named tokens. */
 enum { MHAI_UNK, MHAI_SEP, MHAI_PAD, MHAI_CLS, MHAI_MASK, MHAI_BOS, MHAI_EOS, MHAI_NAMED };
 
-/* Properties of a token; the last three say how it is matched in a text. */
+/* Properties of a token; the last three define how it is matched in a text. */
 enum {
     MHAI_IS_SPECIAL = 1,
     MHAI_IS_ADDED = 2,
@@ -41,13 +41,13 @@ enum { MHAI_TEXT_A = -1, MHAI_TEXT_B = -2, MHAI_TEMPLATE_PARTS = 32 };
 
 typedef struct mhai_template {
     struct {
-        int32_t id; /* MHAI_TEXT_A, MHAI_TEXT_B or the segment of a special token */
+        int32_t id; /* MHAI_TEXT_A, MHAI_TEXT_B or the id of a special token */
         int32_t type;
     } parts[MHAI_TEMPLATE_PARTS];
     int32_t count;
 } mhai_template;
 
-/* Append a part; there is room. bpe_vocabulary.c */
+/* Append a part; the caller ensures that there is room. bpe_vocabulary.c */
 void mhai_template_add(mhai_template *to, int32_t id, int32_t type);
 
 typedef struct mhai_kind mhai_kind;
@@ -89,10 +89,10 @@ typedef struct mhai_found_token {
     int32_t id;
 } mhai_found_token;
 
-/* The tokens of a text, of which only the first are kept. */
+/* The tokens of a text. Only the first `most` are kept. */
 typedef struct mhai_tokens {
     mhai_vector found; /* of mhai_found_token */
-    size_t most;       /* are kept */
+    size_t most;       /* number to keep */
     int64_t dropped;   /* others */
     bool stop;         /* at the first one of them */
 } mhai_tokens;
@@ -181,7 +181,7 @@ void mhai_tokenizer_normalize_free(mhai_normalizer *normalizer);
 MHA_NODISCARD mha_status mhai_tokenizer_normalize(mhai_normalizer *normalizer, const char *text,
                                                   size_t from, size_t to);
 
-/* ---- BERT's words ----------------------------------------------------------------------------------- */
+/* ---- BERT's words ---------------------------------------------------------------------------- */
 
 typedef struct mhai_word {
     size_t size;         /* of bytes */

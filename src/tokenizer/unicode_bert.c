@@ -241,7 +241,7 @@ int mhai_unicode_lower(int32_t c, int32_t lowered[MHAI_LOWER_MAX])
         if (c >= 'A' && c <= 'Z') lowered[0] = c + ('a' - 'A');
         return 1;
     }
-    if (c == 0x130) { /* I with a dot: the only one that becomes two */
+    if (c == 0x130) { /* I with a dot: the only capital that becomes two characters */
         lowered[0] = 'i';
         lowered[1] = 0x307;
         return 2;

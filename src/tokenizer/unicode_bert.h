@@ -18,7 +18,7 @@
 bool mhai_unicode_is_space(int32_t c);   /* White_Space */
 bool mhai_unicode_is_control(int32_t c); /* Cc, Cf and Co, without tab and the two line ends */
 bool mhai_unicode_is_mark(int32_t c);    /* Mn */
-bool mhai_unicode_is_punct(int32_t c);   /* P*, and all ASCII that is no letter, digit or space */
+bool mhai_unicode_is_punct(int32_t c);   /* P*, and all ASCII except letters, digits and spaces */
 bool mhai_unicode_is_cjk(int32_t c);     /* the ideographs that BERT treats as words */
 
 /* ---- Mappings -------------------------------------------------------------------------------- */

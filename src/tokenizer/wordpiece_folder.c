@@ -1,6 +1,6 @@
 /* The settings of a WordPiece tokenizer. If files contradict each other, transformers silently uses
- * one; here that is an error. So is every setting of tokenizer.json that this tokenizer would
- * handle differently. */
+ * one. Here a contradiction is an error. Every setting of tokenizer.json that this tokenizer would
+ * handle differently is also an error. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"

@@ -152,7 +152,7 @@ static mha_status add_usual(const char *key, double value, json_t *rope)
     return mhai_put(rope, key, json_real(value)) ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
-/* Fields beside the objects for each type of layer. */
+/* Fields outside the objects for each type of layer. */
 static mha_status check_nested(const mhai_config *config, json_t *objects)
 {
     const char *key;
@@ -168,9 +168,9 @@ static mha_status check_nested(const mhai_config *config, json_t *objects)
     return MHA_OK;
 }
 
-/* The fields of a rotation in one object, as transformers collects them: rope_parameters, else
- * rope_scaling, overridden by its object for a type of layers; then the top level of
- * config.json. */
+/* The fields of a rotation in one object, as transformers collects them: rope_parameters, otherwise
+ * rope_scaling, overridden by its object for a type of layers. The top level of config.json comes
+ * last. */
 static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
 {
     static const char original[] = "original_max_position_embeddings";

@@ -1,5 +1,5 @@
-/* Qwen 2: Llama with biases of q, k and v, and a window on some layers. Qwen 3: norms of queries and
- * keys instead. */
+/* Qwen 2: Llama with biases of q, k and v, and a window on some layers. Qwen 3: norms of queries
+ * and keys instead. */
 #include "model/arch/family.h"
 
 #include <multihead/component.h>

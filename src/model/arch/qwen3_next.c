@@ -1,4 +1,4 @@
-/* Qwen3-Next and Qwen 3.5 (its text part): gated delta nets, and in every fourth layer attention with
+/* Qwen3-Next and Qwen 3.5 (its text part): gated delta nets. Every fourth layer is attention with
  * output gates, norms of queries and keys, and a rotation of a quarter of each head. */
 #include "io/file.h"
 #include "model/arch/family.h"
@@ -47,7 +47,7 @@ static const mhai_rope_kind rope = {.base = "rope_theta",
 
 extern const mhai_family mhai_family_qwen3_next, mhai_family_qwen3_5, mhai_family_qwen3_5_whole;
 
-/* ---- layers -------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 static mha_status is_net(const mhai_config *config, int64_t layer, bool *net)
 {
@@ -87,7 +87,7 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_mixing(config, &mixing, plan);
 }
 
-/* ---- models -------------------------------------------------------------------------------------- */
+/* ---- models ---------------------------------------------------------------------------------- */
 
 /* Reject layers whose feed-forward layer is a mixture of experts. */
 static mha_status refuse_experts(const mhai_config *config, int64_t layers)
