@@ -73,7 +73,7 @@ r = log(2) / 64 * mpf('1.001')
 polynomial('exp_terms', lambda x: series(lambda n: x ** n / mp.factorial(n + 2)), -r, r, 5,
            lambda x: x * x, '(e^r - 1 - r) / r^2, |r| <= ln 2 / 64')
 
-print('\n/* ---- log: of j / 64, with 64 / j; what is called HIGH is a multiple of 2^-43 */')
+print('\n/* ---- log: of j / 64, with 64 / j; HIGH is a multiple of 2^-43 */')
 high, low = cut(log(2), 43)
 define('LN2_HIGH', high)
 define('LN2_LOW', low)
@@ -91,7 +91,7 @@ print('\n/* ---- tanh */')
 polynomial('tanh_terms', lambda z: (tanh(sqrt(z)) / sqrt(z) - 1) / z, mpf(2) ** -40, mpf(1) / 64, 7,
            lambda z: z, '(tanh(x) / x - 1) / x^2 of z = x^2, |x| <= 1 / 8')
 
-print('\n/* ---- sin and cos: pi / 2 in parts of 33 bits, but for the last, and as a sum of two */')
+print('\n/* ---- sin and cos: pi / 2 in parts of 33 bits (the last is longer), and as a sum of two */')
 rest = pi / 2
 for part in range(1, 5):
     high, rest = cut(rest, 33 * part - 1) if part < 4 else (rest, 0)

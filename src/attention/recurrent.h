@@ -16,7 +16,7 @@ typedef struct mhai_recurrent_head {
     float *keys;   /* [CHUNK][D] */
     float *before; /* panels of the finished strips' keys: [2][D][32] */
     float
-        *own; /* panel of the current strip's keys, [D][32]; with a decay per channel up to date */
+        *own; /* panel of the current strip's keys, [D][32]; decays per channel already included */
     double *chunk, *strip; /* [D] decay since the chunk and the strip began; per head: [0] */
     double *weight;        /* [STRIP] per head: decay since each row of the strip */
 } mhai_recurrent_head;

@@ -48,7 +48,7 @@ static const double exp_terms[5] = {
     0x1p-1, 0x1.555555554dccap-3, 0x1.5555555551910p-5, 0x1.11114faa79fd2p-7, 0x1.6c1700057e56ap-10,
 };
 
-/* ---- log: of j / 64, with 64 / j; what is called HIGH is a multiple of 2^-43 */
+/* ---- log: of j / 64, with 64 / j; HIGH is a multiple of 2^-43 */
 #define LN2_HIGH 0x1.62e42fefa3800p-1
 #define LN2_LOW 0x1.ef35793c76730p-45
 enum { LOG_FIRST = 45 };
@@ -119,7 +119,7 @@ static const double tanh_terms[7] = {
     -0x1.226e25d242018p-7, 0x1.d6bcf70633de4p-9, -0x1.754ad0855985fp-10,
 };
 
-/* ---- sin and cos: pi / 2 in parts of 33 bits, but for the last, and as a sum of two */
+/* ---- sin and cos: pi / 2 in parts of 33 bits (the last is longer), and as a sum of two */
 #define HALF_PI_1 0x1.921fb54400000p+0
 #define HALF_PI_2 0x1.0b4611a600000p-34
 #define HALF_PI_3 0x1.3198a2e000000p-69

@@ -158,6 +158,8 @@ def measure_repeats(sums, text, i, row):
     share(sums, "induction", row, after)
     if 1 <= len(after) < n:
         sums.add("induction_mean", sum(row[j] for j in after) / len(after), 1 / n)
+    if 1 < len(after):
+        sums.add("induction_latest", row[max(after)], 1 / n)
 
 
 def measure_row(sums, text, i, row, cosine, rarest):
