@@ -27,8 +27,7 @@ typedef struct effects_job {
 
 static cli_exit check_model(const text_model *m)
 {
-    if (m->causal && !(m->desc.flags & (MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS)))
-        return CLI_OK;
+    if (mha_transformer_predicts(&m->desc)) return CLI_OK;
     return cli_fail(
         CLI_UNSUPPORTED, ABLATE,
         "%s does not predict next tokens, which ablation is measured on; 'multihead prune' "

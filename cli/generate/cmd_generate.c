@@ -196,12 +196,6 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
     return CLI_OK;
 }
 
-static bool predicts(const mha_transformer_desc *d)
-{
-    const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
-    return d->flags & MHA_TRANSFORMER_CAUSAL && !(d->flags & others);
-}
-
 /* Without a tokenizer, input and output are token ids. */
 static cli_exit load_model(run *r, const generate_options *options, const char *folder)
 {
@@ -219,7 +213,7 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
     bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
     if (fine) mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
     mha_model_destroy(r->model);
-    fine = fine && predicts(&r->desc);
+    fine = fine && mha_transformer_predicts(&r->desc);
     return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, GENERATE, "%s%s",
                     detail, fine ? "; with --ids no tokenizer is needed" : "");
 }
@@ -231,7 +225,7 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
     CLI_TRY(load_model(r, options, folder));
     r->vocabulary = mha_model_vocabulary(r->model);
     mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
-    if (!predicts(&r->desc))
+    if (!mha_transformer_predicts(&r->desc))
         return cli_fail(
             CLI_UNSUPPORTED, GENERATE,
             "%s: the model does not predict the next token (an encoder, the decoder of an "

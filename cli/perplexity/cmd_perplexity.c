@@ -75,12 +75,11 @@ static cli_exit load(perplexity_run *r)
     const mha_model_options how = {.struct_size = sizeof how,
                                    .compute = (mha_compute)r->options->compute,
                                    .transport = ranks_transport()};
-    const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
     CLI_TRY(context_make(PERPLEXITY, MHA_ISA_AUTO, r->options->threads, &r->context));
     CLI_TRY(cli_check(PERPLEXITY, mha_model_load(r->context, r->folder, &how, &r->model)));
     CLI_TRY(arena_keep(PERPLEXITY, r->model, destroy_model));
     mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
-    if (!(r->desc.flags & MHA_TRANSFORMER_CAUSAL) || r->desc.flags & others)
+    if (!mha_transformer_predicts(&r->desc))
         return cli_fail(
             CLI_UNSUPPORTED, PERPLEXITY,
             "%s: the model does not predict the next token (an encoder, or the decoder of "

@@ -126,7 +126,7 @@ static void show_sums(const delta *x)
     cli_print("    q2 to k0: 1 * a1 * a2 = 0.5. It forgets everything alike\n");
 }
 
-/* One token: what its key retrieves, what is written, and S. */
+/* Print one token: the value that its key retrieves, the value written, and the state S. */
 static cli_exit step(delta *x, int t)
 {
     const mha_tensor q = batch_of(queries[t], 1), k = batch_of(keys[t], 1),

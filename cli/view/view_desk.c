@@ -166,11 +166,12 @@ static void print_desk(const desk *d)
              d->of.layer);
     cli_print_wrapped("", line, width);
     if (view_join_texts(&d->source, 140, text, sizeof text)) cli_print_wrapped("", text, width);
-    cli_print_wrapped("",
-                      "length: of what a head adds to the stream, ||W_O z||, mean over tokens. "
-                      "share: of the sum of all heads' lengths. nearest: the head with the most "
-                      "similar terms, and their mean cosine",
-                      width);
+    cli_print_wrapped(
+        "",
+        "length: mean over tokens of ||W_O z||, where W_O z is a head's addition to the "
+        "stream. share: length over the sum of all heads' lengths. nearest: the head with the most "
+        "similar terms, and their mean cosine",
+        width);
     cli_print("\n");
     print_table(d, width);
 }

@@ -82,9 +82,10 @@ typedef struct mha_generation_step {
  * Memory   the caller owns *generation, which borrows the model. It holds a decoder for prompt_count +
  *          max_tokens tokens (mha_decoder_create()), logits [V] and a text. The arrays of desc are
  *          copied.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no prompt, a negative number, stops without tokenizer, batch,
- *          capacity or max_step of the cache); MHA_ERR_SIZE (the prompt exceeds the model's positions);
- *          as mha_sample_token(), mha_decoder_create() and mha_decoder_step().
+ * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (not mha_transformer_predicts()); MHA_ERR_ARGUMENT (no
+ *          prompt, a negative number, stops without tokenizer, batch, capacity or max_step of the
+ *          cache); MHA_ERR_SIZE (the prompt exceeds the model's positions); as mha_sample_token(),
+ *          mha_decoder_create() and mha_decoder_step().
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_generation_create(mha_context *context, mha_model *model,

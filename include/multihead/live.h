@@ -6,7 +6,7 @@
  *   page.css, page.js
  *   look            maps of all heads and predictions, JSON: tokens, maps (the data of a report), map, next,
  *                   patched, seconds
- *   generate        the next token by a decoder, what it appends to the text, and its cache, JSON
+ *   generate        the next token, the text that it adds and the size of the cache, JSON
  *   trace           the stream at a token, and a head with one pair of tokens step by step (trace.h), JSON
  *   plane           queries and keys of a head as points in a plane (mha_trials_plane()), JSON
  *   map             one map, f32 in row-major order; keys hidden by a causal mask are the NaN 0x7FC0A5A5

@@ -342,6 +342,10 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_create_from(mha_context *contex
  * be using it. Since 0.1 */
 MHA_API void mha_transformer_destroy(mha_transformer *transformer);
 
+/** Whether transformers of this description predict the next token: causal, with logits, without
+ * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
+
 /** The description with every default filled in. Memory fills the whole struct of this header.
  * Errors none. Threads any. Since 0.1 */
 MHA_API void mha_transformer_describe(const mha_transformer *transformer,

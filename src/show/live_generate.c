@@ -16,11 +16,6 @@
 const char *const mhai_live_caches[] = {"f32", "f16", "bf16", "int8", NULL};
 static const mha_dtype cache_types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
 
-static bool predicts(const mha_transformer_desc *d)
-{
-    return d->flags & MHA_TRANSFORMER_CAUSAL && !(d->flags & MHA_TRANSFORMER_NO_OUTPUT);
-}
-
 /* The heads of a layer, or its key/value heads, that have cached keys. */
 int64_t mhai_live_heads_of(const mha_transformer_desc *d, int64_t layer, bool kv)
 {
@@ -63,7 +58,7 @@ mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json)
     const mha_transformer_desc *d = a->desc, *loaded = &a->live->desc;
     const mha_dtype type = cache_types[a->request.cache];
     int64_t each, before = 0;
-    if (!predicts(d)) {
+    if (!mha_transformer_predicts(d)) {
         mha_json_null(json, "cache");
         return MHA_OK;
     }
@@ -136,14 +131,10 @@ static mha_status step(mhai_live_asked *a, int64_t first, int64_t count, float *
 {
     mhai_live_decoding *x = &a->live->decoding;
     const int64_t V = a->desc->vocab_size;
-    float *all = NULL;
     memcpy(x->ids + first, a->trial.tokens + first, (size_t)count * sizeof *x->ids);
-    if (logits) MHA_TRY(MHA_ROOM_ALLOC(&a->room, V, &all));
     const mha_tensor ids = mha_tensor_contiguous(x->ids + first, MHA_I32, 2, (int64_t[]){1, count});
-    const mha_tensor out = mha_tensor_contiguous(all, MHA_F32, 3, (int64_t[]){1, count, V});
-    MHA_TRY(mha_decoder_step(a->live->context, x->decoder, &ids, logits ? &out : NULL));
-    if (logits) memcpy(logits, all, (size_t)V * sizeof *logits);
-    return MHA_OK;
+    const mha_tensor out = mha_tensor_contiguous(logits, MHA_F32, 3, (int64_t[]){1, count, V});
+    return mha_decoder_step(a->live->context, x->decoder, &ids, logits ? &out : NULL);
 }
 
 /* Process all but the last token without logits. */
@@ -180,7 +171,7 @@ enum { MOST_TOKENS = 4 }; /* of a character in UTF-8 */
 /* Gates, patches and noise apply to the whole text, as does attention without a causal mask. */
 static bool can_decode(const mhai_live_asked *a)
 {
-    return predicts(a->desc) && a->trial.off_count + a->trial.patched_count == 0 &&
+    return mha_transformer_predicts(a->desc) && a->trial.off_count + a->trial.patched_count == 0 &&
            !(a->trial.noise > 0);
 }
 
@@ -279,9 +270,9 @@ static mha_status generate_text(mhai_live_asked *a, generating *g)
 static mha_status generate(mhai_live_asked *a, generating *g)
 {
     const int64_t T = a->trial.count;
-    if (!predicts(&a->live->desc))
+    if (!mha_transformer_predicts(&a->live->desc))
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "this model does not predict a next token: it is an encoder");
+                        "this model does not predict the next token: it is an encoder or has one");
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, T + MOST_TOKENS, &g->ids));
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, T + MOST_TOKENS, &g->types));
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, a->desc->vocab_size, &g->logits));

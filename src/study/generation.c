@@ -100,6 +100,10 @@ static mha_status fill(mha_context *context, mha_model *model, const mha_generat
     mha_transformer_desc net = {.struct_size = sizeof net};
     const bool streaming = d->cache && d->cache->flags & MHA_DECODER_STREAMING;
     mha_transformer_describe(mha_model_transformer(model), &net);
+    if (!mha_transformer_predicts(&net))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "the model does not predict the next token: an encoder, the decoder of an "
+                        "encoder-decoder, or saved without its output layer");
     *g = (mha_generation){.model = model,
                           .vocab = net.vocab_size,
                           .choices = mha_token_count(model),

@@ -637,6 +637,12 @@ void mha_transformer_destroy(mha_transformer *t)
 
 /* ---- queries ------------------------------------------------------------------------------- */
 
+bool mha_transformer_predicts(const mha_transformer_desc *desc)
+{
+    const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
+    return desc->flags & MHA_TRANSFORMER_CAUSAL && !(desc->flags & others);
+}
+
 void mha_transformer_describe(const mha_transformer *t, mha_transformer_desc *desc)
 {
     *desc = t->desc;

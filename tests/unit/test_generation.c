@@ -171,6 +171,31 @@ static void a_generation_refuses(void **state)
     mha_model_destroy(model);
 }
 
+static void only_some_models_predict(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t flags;
+        bool predicts;
+    } models[] = {{MHA_TRANSFORMER_CAUSAL, true},
+                  {MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_TIED, true},
+                  {0, false},
+                  {MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_NO_OUTPUT, false},
+                  {MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS, false}};
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+        assert_int_equal(
+            mha_transformer_predicts(&(mha_transformer_desc){.flags = models[i].flags}),
+            models[i].predicts);
+    mha_model *encoder = NULL;
+    mha_generation *g = NULL;
+    const mha_generation_desc desc = {
+        .struct_size = sizeof desc, .prompt = (const int32_t[]){1}, .prompt_count = 1};
+    expect_ok(mha_model_load(context, "tests/golden/tiny-bert", NULL, &encoder));
+    expect_error(mha_generation_create(context, encoder, &desc, &g), MHA_ERR_UNSUPPORTED,
+                 "does not predict the next token");
+    mha_model_destroy(encoder);
+}
+
 /* A window and a prompt in pieces equal steps of single tokens. */
 static void a_long_prompt_goes_in_pieces(void **state)
 {
@@ -208,4 +233,5 @@ static void a_long_prompt_goes_in_pieces(void **state)
 
 RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end,
                   TEST(a_generation_is_the_whole_sequence_again), TEST(a_generation_stops),
-                  TEST(a_generation_refuses), TEST(a_long_prompt_goes_in_pieces))
+                  TEST(a_generation_refuses), TEST(only_some_models_predict),
+                  TEST(a_long_prompt_goes_in_pieces))

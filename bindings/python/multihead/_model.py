@@ -210,7 +210,7 @@ class Model:
     @property
     def predicts(self) -> bool:
         """True if the model predicts the next token: `generate` and `logits` work."""
-        return self.causal and not self._has("no_output") and not self._has("cross")
+        return bool(library.mha_transformer_predicts(C.byref(self._desc)))
 
     def _has(self, flag: str) -> bool:
         return bool(self._desc.flags & _abi.TRANSFORMER_FLAGS[flag])
