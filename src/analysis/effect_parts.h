@@ -12,8 +12,8 @@ enum { MHAI_EFFECT_ROWS = 128 }; /* rows of logits per block, a good size for a 
 /* The data that a pass keeps: [L] blocks of `rows` rows of the run; NULL: not kept. */
 typedef struct mhai_effect_kept {
     float *stream;      /* E per row: the stream before each layer */
-    float *heads;       /* H D: the heads' outputs, those of a layer side by side */
-    float *qkv;         /* (H + 2 Hk) D: the inputs of attention */
+    float *heads;       /* the heads' outputs, those of a layer side by side */
+    float *qkv;         /* queries, keys, values and what follows them (mhai_mix) */
     float *end;         /* E, one block: the stream after the last layer */
     const int64_t *map; /* kept row i is row map[i] of the pass; NULL: row i */
     int64_t count;      /* rows of the map, if any */
@@ -32,7 +32,7 @@ typedef struct mhai_effect_run {
     float *in, *logits;      /* [MHAI_EFFECT_ROWS, E], [.., V] */
     int32_t *targets;        /* [MHAI_EFFECT_ROWS] */
     double *losses;          /* likewise */
-    mha_head_patch *patches; /* [2 L (H + 2 Hk)] patches of the current pass, and their values */
+    mha_head_patch *patches; /* [6 L H] patches of the current pass, and their values */
     mha_tensor *values;
     int64_t patch_count;
     mhai_effect_kept kept; /* of the current pass */
@@ -89,6 +89,17 @@ static inline int64_t mhai_effect_tokens(const mha_effect_text *text)
 static inline mhai_heads mhai_effect_heads_of(const mhai_effect_run *r, int64_t layer)
 {
     return mhai_transformer_heads_of(r->d, layer, false);
+}
+
+static inline mhai_mix mhai_effect_mix(const mhai_effect_run *r, int64_t layer)
+{
+    return mhai_transformer_mix(r->d, layer);
+}
+
+/* Elements of the outputs of a layer's heads. */
+static inline int64_t mhai_effect_wide(const mhai_effect_run *r, int64_t layer)
+{
+    return mhai_effect_heads_of(r, layer).q * mhai_effect_mix(r, layer).Dv;
 }
 
 /* The number of multiplications by parameters for a text from a layer on, including its logits.
