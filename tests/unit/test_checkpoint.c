@@ -791,7 +791,7 @@ static void foreign_layers(void **state)
     with_config("\"t5_buckets\": 6", "\"mixer\": \"mamba\"", MHA_ERR_UNSUPPORTED,
                 "known: attention, gated_delta");
     with_config("\"t5_buckets\": 6", "\"mixer\": \"gated_delta\"", MHA_ERR_MODEL,
-                "conv_kernel is 0");
+                "leave the other fields 0");
     with_config("\"t5_buckets\": 6", "\"conv_kernel\": 65", MHA_ERR_MODEL, "'conv_kernel' is 65");
     with_config("\"t5_buckets\": 6",
                 "\"mixer\": \"gated_delta\", \"conv_kernel\": 4, \"key_dim\": 1048576, "
