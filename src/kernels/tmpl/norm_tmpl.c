@@ -102,8 +102,8 @@ typedef struct norm_rows {
 /* Number of vectors of columns processed together. */
 enum { NORM_VECTORS = 4, NORM_COLUMNS = NORM_VECTORS * VD_LANES };
 
-/* Process `vectors` vectors of columns from i on; only `left` columns exist. Goes row by row, so that
- * the sums for weight and bias stay in registers. */
+/* Process `vectors` vectors of columns from i on; only `left` columns exist. Goes row by row, so
+ * that the sums for weight and bias stay in registers. */
 ALWAYS_INLINE void norm_columns(const mhai_norm_strip_back *b, bool centred, int vectors,
                                 const norm_rows *of, int64_t i, int64_t left)
 {
