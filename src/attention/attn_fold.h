@@ -32,11 +32,9 @@ MHA_NODISCARD mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t
 MHA_NODISCARD mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
                                               mhai_attn_fold *fold);
 
-/* Fold keys into one of `turns` shares of the rows; calls with turn 0 .. turns - 1 fold them
- * into all rows. Call in the order of keys. Each element of keys begins and ends at boundaries
- * of key blocks. */
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
-                         int64_t count, int64_t turn, int64_t turns);
+/* Fold keys into the rows. Call in the order of keys, which begin and end at boundaries of key
+ * blocks. */
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys);
 
 /* Point the walk's problem to these keys, before a stretch of them is processed. */
 void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys);
