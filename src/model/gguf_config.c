@@ -1,4 +1,4 @@
-/* See gguf_config.h. The keys are those that llama.cpp's converters write. */
+/* See gguf_config.h. The keys are those of llama.cpp's converters. */
 #include "model/gguf_config.h"
 
 #include "io/file.h"
@@ -36,14 +36,14 @@ static const mhai_weight_name plain_names[] = {COMMON,
                                                MHAI_NAME("self_attn.k_proj", "attn_k"),
                                                MHAI_NAME("self_attn.v_proj", "attn_v"),
                                                END};
-/* Rotated pairs are neighbours in GGUF files. */
+/* GGUF files store rotated pairs next to each other. */
 static const mhai_weight_name llama_names[] = {COMMON,
                                                GATED,
                                                {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
                                                {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
                                                MHAI_NAME("self_attn.v_proj", "attn_v"),
                                                END};
-/* The name of the last norm is that of a norm of embeddings. */
+/* These files call the last norm a norm of embeddings. */
 static const mhai_weight_name lfm2_names[] = {
     MHAI_NAME("norm", "token_embd_norm"),
     COMMON,
@@ -88,8 +88,10 @@ static const mhai_weight_name phi3_names[] = {COMMON,
 static const struct architecture {
     const char *name, *model_type;
     const mhai_weight_name *names;
-    int64_t largest;   /* layers of the model whose scale uses E / H instead of D (Gemma, 27B) */
-    const char *mixer; /* layer_types of layers without key/value heads; NULL: all have some */
+    int64_t largest;   /* the scale of the model with this many layers is based on
+                        * E / H, not D (Gemma, 27B) */
+    const char *mixer; /* the layer type of layers without key/value heads;
+                        * NULL: every layer has some */
 } architectures[] = {{"llama", "llama", llama_names, 0, NULL},
                      {"qwen2", "qwen2", plain_names, 0, NULL},
                      {"qwen3", "qwen3", plain_names, 0, NULL},
@@ -104,7 +106,7 @@ static const struct architecture {
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
-/* The weights that decoders ignore, and factors that were converted to a scaling. */
+/* Whether to ignore a weight: decoders do not use it, or its factors became a scaling. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
     return strcmp(name, "rope_freqs.weight") == 0 || mhai_decoder_ignores(plan, name);
@@ -125,7 +127,7 @@ mhai_family mhai_gguf_family(const mhai_family *family)
 
 /* ---- metadata ------------------------------------------------------------------------------ */
 
-/* Keys after "llama.", and the fields of config.json with the same meaning in some family. */
+/* Keys after "llama.", and the equivalent fields of config.json. */
 static const struct {
     const char *key;
     bool required, real;
@@ -172,7 +174,7 @@ mha_status mhai_gguf_refuse(const mhai_gguf_reading *r, const mha_gguf_value *va
 
 static const char differs[] = "differs from layer to layer, which is not supported";
 
-/* An array must have an element for each layer. */
+/* Check that an array has one element per layer. */
 static mha_status check_array(const mhai_gguf_reading *r, const mha_gguf_value *value)
 {
     const int64_t layers = mhai_gguf_count(r, "num_hidden_layers");
@@ -240,7 +242,7 @@ static mha_status add_to(json_t *list, const mha_gguf_value *value, int64_t laye
                : MHA_NO_MEMORY("model");
 }
 
-/* Report valid but unsupported metadata before any missing key. */
+/* Report unsupported metadata before missing keys. */
 static mha_status refuse_unsupported(const mhai_gguf_reading *r)
 {
     mha_gguf_value value;
@@ -252,14 +254,14 @@ static mha_status refuse_unsupported(const mhai_gguf_reading *r)
                           value.key, (long long)experts);
 }
 
-/* Numbers of heads over the layers. */
+/* Numbers of heads of all layers. */
 typedef struct head_counts {
     json_t *lists[2], *types;
-    int64_t most, kv_heads; /* of the layer with most heads */
+    int64_t most, kv_heads; /* of the layer with the most heads */
     bool same, seen;
 } head_counts;
 
-/* A layer without key/value heads has the other mixer of its architecture, if there is one. */
+/* Add a layer. If the architecture has a second mixer, layers without key/value heads use it. */
 static mha_status add_layer(const mhai_gguf_reading *r, const mha_gguf_value *heads,
                             const mha_gguf_value *kv, int64_t layer, head_counts *n)
 {
@@ -276,14 +278,14 @@ static mha_status add_layer(const mhai_gguf_reading *r, const mha_gguf_value *he
     return MHA_OK;
 }
 
-/* Heads: the largest number of any layer, and a list if layers differ. Without a key for key/value
- * heads, their number is the number of heads. */
+/* Read the largest number of heads of any layer, and a list if layers differ. Without the key of
+ * key/value heads, there are as many as query heads. */
 static mha_status read_heads(const mhai_gguf_reading *r)
 {
     const int64_t layers = mhai_gguf_count(r, "num_hidden_layers");
     mha_gguf_value heads, kv;
     head_counts n = {.lists = {json_array(), json_array()}, .types = json_array(), .same = true};
-    /* each call takes its list, also if it fails */
+    /* mhai_put() consumes its list even if it fails, so call it for all */
     const bool first = mhai_put(r->root, "layer_heads", n.lists[0]);
     const bool second = mhai_put(r->root, "layer_kv_heads", n.lists[1]);
     if (!mhai_put(r->root, "layer_types", n.types) || !first || !second)
@@ -314,8 +316,8 @@ static mha_status read_heads(const mhai_gguf_reading *r)
                : MHA_NO_MEMORY("model");
 }
 
-/* The converter reorders value heads that share a key head, and adds layers that predict further
- * tokens. Neither is supported. */
+/* Reject two changes that converters make: reordered value heads that share a key head, and extra
+ * layers for multi-token prediction. */
 static mha_status read_nets(const mhai_gguf_reading *r)
 {
     const int64_t keys = mhai_gguf_count(r, "linear_num_key_heads");
@@ -339,7 +341,7 @@ static mha_status read_nets(const mhai_gguf_reading *r)
                                                                            : MHA_NO_MEMORY("model");
 }
 
-/* Layers with a window: an array of flags, or the period of the layers without one. */
+/* Layers with a window: an array of flags, or the period of layers without one. */
 static mha_status read_windows(const mhai_gguf_reading *r)
 {
     const int64_t layers = mhai_gguf_count(r, "num_hidden_layers");
@@ -366,7 +368,7 @@ static mha_status read_windows(const mhai_gguf_reading *r)
 
 /* ---- settings without a key of their own --------------------------------------------------- */
 
-/* Settings derived from the weights: the output, biases, the vocabulary. */
+/* Derive settings from the weights: tied output, biases, size of the vocabulary. */
 static mha_status read_weights(const mhai_gguf_reading *r)
 {
     mha_gguf_tensor table;
@@ -385,7 +387,7 @@ static mha_status read_weights(const mhai_gguf_reading *r)
     return MHA_OK;
 }
 
-/* Settings that llama.cpp assumes without a key. */
+/* Add settings that llama.cpp hard-codes. */
 static mha_status add_known(const mhai_gguf_reading *r)
 {
     const int64_t heads = mhai_gguf_count(r, "num_attention_heads"),
@@ -401,7 +403,7 @@ static mha_status add_known(const mhai_gguf_reading *r)
                 mhai_put_bool(r->root, "block_auto_adjust_ff_dim", false);
     if (!json_object_get(r->root, "rope_theta"))
         good = good && mhai_put(r->root, "rope_theta", json_real(1e4));
-    /* 0 means none (Phi 4) */
+    /* 0: no window (Phi 4) */
     if (r->of->largest == 0 && mhai_gguf_count(r, "sliding_window") == 0)
         json_object_del(r->root, "sliding_window");
     if (!mhai_gguf_key(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
@@ -416,7 +418,7 @@ static mha_status add_known(const mhai_gguf_reading *r)
     return good ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
-/* In a split file only the first part has the metadata. */
+/* Only the first part of a split file has the metadata. */
 static mha_status refuse_part(const mhai_gguf_reading *r)
 {
     static const char number[] = "split.no", count[] = "split.count";

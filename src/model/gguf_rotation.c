@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* How many elements of a head rotate. */
+/* Read how many elements of a head are rotated. */
 static mha_status read_width(const mhai_gguf_reading *r, int64_t *rotated)
 {
     const int64_t heads = mhai_gguf_count(r, "num_attention_heads");
@@ -26,7 +26,7 @@ static mha_status read_width(const mhai_gguf_reading *r, int64_t *rotated)
             return mhai_path_fail(MHA_ERR_MODEL, r->path,
                                   "'%s' is %lld, expected 1..%lld, a head's numbers", value.key,
                                   (long long)*rotated, (long long)width);
-        /* use the half times the width: the rounded quotient may be less than the count */
+        /* add 0.5, because a quotient rounded down would lose one element */
         if (*rotated < width) part = ((double)*rotated + 0.5) / (double)width;
         if (!mhai_put_text(r->names, "partial_rotary_factor", value.key))
             return MHA_NO_MEMORY("model");
@@ -37,7 +37,8 @@ static mha_status read_width(const mhai_gguf_reading *r, int64_t *rotated)
                : MHA_NO_MEMORY("model");
 }
 
-/* The output of the functions below, and the names in messages. */
+/* Create rope_scaling, which the functions below fill in, with the names of
+ * its fields for messages. */
 static mha_status begin_scaling(const mhai_gguf_reading *r, const char *type, json_t **scaling)
 {
     *scaling = json_object();
@@ -48,12 +49,13 @@ static mha_status begin_scaling(const mhai_gguf_reading *r, const char *type, js
                : MHA_NO_MEMORY("model");
 }
 
-/* Recover Llama 3's scaling from the factors of pairs that llama.cpp's converters write in its
- * place, always with low 1, high 4 and 8192 positions.
+/* Recover Llama 3's scaling. llama.cpp's converters replace it by the resulting factor of each
+ * pair, always with low 1, high 4 and 8192 positions.
  *
- * They compute in float32. The turns of a pair in these positions have an error of at most 20 u: 16
- * u of base^(2 i / R), with an exponent of up to 13, and 4 u of four more operations. The factor f
- * of slow pairs has a slope of up to f / 3 in the turns; the quotient adds 4 u. */
+ * They compute in float32 (unit roundoff u). The turns of a pair over these positions have a
+ * relative error of at most 20 u: 16 u from base^(2 i / R), whose exponent is up to 13, and 4 u
+ * from four more operations. For slow pairs, the slope of the factor f in the turns is at most
+ * f / 3. The quotient adds 4 u. */
 static mha_status read_factors(const mhai_gguf_reading *r, int64_t rotated, bool *found)
 {
     static const double low = 1, high = 4, length = 8192, pi = 3.14159265358979323846;
@@ -93,7 +95,7 @@ static mha_status read_factors(const mhai_gguf_reading *r, int64_t rotated, bool
                : MHA_NO_MEMORY("model");
 }
 
-/* Reject other factors of a rotation in llama.cpp, unless they are 1. */
+/* Reject llama.cpp's other rotation factors unless they have no effect. */
 static mha_status refuse_others(const mhai_gguf_reading *r, bool yarn)
 {
     const struct {
@@ -102,9 +104,10 @@ static mha_status refuse_others(const mhai_gguf_reading *r, bool yarn)
     } others[] = {{"rope.scaling.alpha", 0},
                   {"rope.scaling.yarn_log_multiplier", 0},
                   {"rope.scaling.yarn_ext_factor", yarn ? 1 : 0},
-                  /* transformers stores the amplitude, llama.cpp nothing or a factor of it */
+                  /* transformers stores the amplitude; llama.cpp stores nothing
+                   * or a factor of it */
                   {"rope.scaling.yarn_attn_factor", NAN},
-                  {"rope.scaling.attn_factor", 1}}; /* YaRN has it */
+                  {"rope.scaling.attn_factor", 1}}; /* supported by YaRN */
     for (int i = 0; i < (yarn ? 4 : 5); i++) {
         mha_gguf_value value;
         double x;
@@ -116,8 +119,8 @@ static mha_status refuse_others(const mhai_gguf_reading *r, bool yarn)
     return MHA_OK;
 }
 
-/* Read YaRN's numbers. Missing ones have the same defaults in this library. attn_factor is a factor
- * of the amplitude. */
+/* Read YaRN's numbers. Missing ones have the same defaults as in this library. attn_factor
+ * multiplies the amplitude. */
 static mha_status read_yarn(const mhai_gguf_reading *r, json_t *scaling)
 {
     static const struct {
@@ -139,7 +142,7 @@ static mha_status read_yarn(const mhai_gguf_reading *r, json_t *scaling)
                : MHA_NO_MEMORY("model");
 }
 
-/* The type defaults to linear, as in llama.cpp. */
+/* Read the scaling. As in llama.cpp, its default type is linear. */
 static mha_status read_scaling(const mhai_gguf_reading *r, bool factors)
 {
     const char *text = "linear";
@@ -150,7 +153,7 @@ static mha_status read_scaling(const mhai_gguf_reading *r, bool factors)
     const bool typed = mhai_gguf_key(r, "rope.scaling.type", &value);
     const bool scaled =
         mhai_gguf_key(r, "rope.scaling.factor", &scale) ||
-        mhai_gguf_key(r, "rope.scale_linear", &scale); /* files older than scaling.type */
+        mhai_gguf_key(r, "rope.scale_linear", &scale); /* in files older than scaling.type */
     if (typed) MHA_TRY(mha_gguf_string(&value, 0, &text, &size));
     memcpy(type, text, size < sizeof type ? size : 0);
     const bool yarn = strcmp(type, "yarn") == 0;
