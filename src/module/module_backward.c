@@ -384,8 +384,8 @@ static mha_status norm_input(call *c, int projection, const mha_tensor *x, const
     mha_tensor in;
     MHA_TRY(read_rows(c, x, &in));
     MHA_TRY(take(c, rows, layer->outputs, &memory));
-    MHA_TRY(mhai_linear_run(c->f.context, layer, MHA_ACTIVATION_NONE, in.data, in.stride[0], rows,
-                            memory, layer->outputs));
+    MHA_TRY(
+        mhai_linear_run(c->f.context, layer, in.data, in.stride[0], rows, memory, layer->outputs));
     *view = *like;
     view->data = memory;
     return MHA_OK;

@@ -156,9 +156,8 @@ static mha_status project_in(const mhai_forward *f, int projection, const mha_te
         return MHA_OK;
     }
     for (int64_t b = 0; b < (even ? 1 : f->B); b++)
-        MHA_TRY(mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
-                                (const float *)x->data + b * x->stride[0], x->stride[1],
-                                even ? f->B * length : length,
+        MHA_TRY(mhai_linear_run(f->context, l, (const float *)x->data + b * x->stride[0],
+                                x->stride[1], even ? f->B * length : length,
                                 (float *)y->data + b * length * l->outputs, l->outputs));
     return MHA_OK;
 }
@@ -182,7 +181,7 @@ static mha_status project_out(const mhai_forward *f)
     if (f->B == 0 || f->T == 0 || !f->out.data) return MHA_OK;
     bool one_run = f->out.stride[0] == f->T * f->out.stride[1] || f->B == 1;
     for (int64_t b = 0; b < (one_run ? 1 : f->B); b++)
-        MHA_TRY(mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
+        MHA_TRY(mhai_linear_run(f->context, l,
                                 (const float *)f->at.heads.data + b * f->T * l->inputs, l->inputs,
                                 one_run ? f->B * f->T : f->T,
                                 (float *)f->out.data + b * f->out.stride[0], f->out.stride[1]));

@@ -259,11 +259,11 @@ mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation,
                          .c_stride = y_stride};
 }
 
-mha_status mhai_linear_run(mha_context *context, const mha_linear *linear,
-                           mha_activation activation, const float *x, int64_t x_stride,
-                           int64_t rows, float *y, int64_t y_stride)
+mha_status mhai_linear_run(mha_context *context, const mha_linear *linear, const float *x,
+                           int64_t x_stride, int64_t rows, float *y, int64_t y_stride)
 {
-    const mhai_matmul job = mhai_linear_job(linear, activation, x, x_stride, rows, y, y_stride);
+    const mhai_matmul job =
+        mhai_linear_job(linear, MHA_ACTIVATION_NONE, x, x_stride, rows, y, y_stride);
     if (!linear->weight) return mhai_matmul_run_rows(context, &job, &linear->rows);
     mhai_matmul_run(context, &job);
     return MHA_OK;

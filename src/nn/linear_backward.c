@@ -102,7 +102,7 @@ mha_status mha_linear_backward(mha_context *context, const mha_linear_gradients 
                                                    .accumulate = c.flags & MHA_GRADIENT_ADD,
                                                    .c = dx->data,
                                                    .c_stride = dx->stride[0]},
-                                    weight->data, weight->stride[0], false));
+                                    weight->data, weight->stride[0]));
     if (dweight)
         MHA_TRY(mhai_matmul_packing(context,
                                     &(mhai_matmul){.rows = outputs,
@@ -114,7 +114,7 @@ mha_status mha_linear_backward(mha_context *context, const mha_linear_gradients 
                                                    .accumulate = true,
                                                    .c = dweight->data,
                                                    .c_stride = dweight->stride[0]},
-                                    c.x->data, c.x->stride[0], false));
+                                    c.x->data, c.x->stride[0]));
     bias_job job = {dy, c.dbias, mhai_ceil_div(outputs, mha_context_threads(context))};
     job.owned = mhai_min_i64(MOST_COLUMNS, mhai_round_up(job.owned, 16));
     if (c.dbias && outputs > 0)

@@ -325,7 +325,7 @@ void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool
 }
 
 mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job, const float *b,
-                               int64_t stride, bool transposed)
+                               int64_t stride)
 {
     void *panels;
     int64_t floats;
@@ -334,7 +334,7 @@ mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job, con
                         (long long)job->inner, (long long)job->cols);
     mha_scratch_mark mark = mha_scratch_top(context);
     MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &panels));
-    mhai_matmul_pack(context, b, stride, transposed, job->inner, job->cols, panels);
+    mhai_matmul_pack(context, b, stride, false, job->inner, job->cols, panels);
     mhai_matmul packed = *job;
     packed.panels = panels;
     MHA_TRY(mhai_matmul_reserve(context, job));
