@@ -123,8 +123,8 @@ static mha_status divide(divider *d, size_t from, size_t to, bool matched)
     return add_part(d->parts, from, to);
 }
 
-/* words: encode all parts but the last, which may grow, as words at once. So splitting stops when
- * the requested number of tokens is reached. */
+/* If words is set, all parts but the last, which may grow, are encoded immediately. Splitting then
+ * stops as soon as there are enough tokens. */
 static mha_status split_part(encoder *e, const mhai_step *step, const part *p, bool words,
                              mhai_vector *parts)
 {
