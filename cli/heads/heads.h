@@ -15,8 +15,6 @@
 #include <multihead/heads.h>
 #include <multihead/render_heads.h>
 
-#define HEADS cli_running
-
 typedef struct heads_options {
     args_texts texts;             /* from the command line */
     args_texts attention, tokens; /* files of maps instead of a model, and of their tokens */

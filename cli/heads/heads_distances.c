@@ -22,13 +22,13 @@ cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int
     const int64_t H = found->of.heads[layer];
     double *distance;
     *clusters = 0;
-    CLI_TRY(ARENA_ALLOC(HEADS, H * H, &distance));
-    CLI_TRY(ARENA_ALLOC(HEADS, H, cluster));
+    CLI_TRY(ARENA_ALLOC(H * H, &distance));
+    CLI_TRY(ARENA_ALLOC(H, cluster));
     for (int64_t i = 0; i < H * H; i++)
         distance[i] = mha_head_distances_pair(found->of.distances[layer], i / H, i % H).maps;
     if (H == 0) return CLI_OK;
     return cli_check(
-        HEADS, mha_head_clusters(found->model->context, H, distance, cut, *cluster, clusters));
+        mha_head_clusters(found->model->context, H, distance, cut, *cluster, clusters));
 }
 
 /* ---- on the terminal ----------------------------------------------------------------------- */

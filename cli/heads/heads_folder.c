@@ -19,8 +19,8 @@ enum { PATH_BYTES = 4096, MOST_FOLDERS = 2 };
 
 cli_exit heads_folder_fail(const char *path)
 {
-    return cli_fail(errno == ENOMEM ? CLI_NO_MEMORY : CLI_NO_OUTPUT, HEADS, "%s: cannot write: %s",
-                    path, strerror(errno));
+    return cli_fail(errno == ENOMEM ? CLI_NO_MEMORY : CLI_NO_OUTPUT, "%s: cannot write: %s", path,
+                    strerror(errno));
 }
 
 cli_exit heads_folder_check(const char *option, const char *path)
@@ -28,8 +28,8 @@ cli_exit heads_folder_check(const char *option, const char *path)
     struct stat status;
     if (!path) return CLI_OK;
     if (!*path || lstat(path, &status) == 0)
-        return cli_fail(CLI_USAGE, HEADS, "%s %s: exists; name a new folder", option, path);
-    return cli_check(HEADS, files_check_folder(path));
+        return cli_fail(CLI_USAGE, "%s %s: exists; name a new folder", option, path);
+    return cli_check(files_check_folder(path));
 }
 
 /* The folder and its subfolders, opened at the start, so that removing them needs no memory. */
@@ -55,7 +55,7 @@ cli_exit heads_folder_make(const char *path, char **folder)
     while (end > 1 && path[end - 1] == '/') end--; /* beside it, not in it */
     *folder = NULL;
     char *name;
-    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)bytes, &name));
+    CLI_TRY(ARENA_ALLOC((int64_t)bytes, &name));
     snprintf(name, bytes, "%.*s.part-XXXXXX", (int)end, path);
     if (!mkdtemp(name)) return heads_folder_fail(path);
     CLI_TRY(keep_open(name));
@@ -69,7 +69,7 @@ cli_exit heads_folder_add(const char *folder, const char *name)
 {
     char path[PATH_BYTES];
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
-        return cli_fail(CLI_NO_OUTPUT, HEADS, "%s: its path is too long", name);
+        return cli_fail(CLI_NO_OUTPUT, "%s: its path is too long", name);
     return mkdir(path, 0777) == 0 ? keep_open(path) : heads_folder_fail(path);
 }
 

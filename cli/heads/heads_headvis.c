@@ -146,7 +146,7 @@ static cli_exit append(const headvis *v, shown_head *head, put_fn *put)
     char path[PATH_BYTES];
     snprintf(path, sizeof path, "%s/heads/L%" PRId64 "H%" PRId64 ".json", v->folder,
              head->row.layer, head->row.head);
-    return cli_check(HEADS, files_append(path, draw_appended, &(appended){v, head, put}));
+    return cli_check(files_append(path, draw_appended, &(appended){v, head, put}));
 }
 
 static void begin_file(shown_head *head)
@@ -237,16 +237,16 @@ static cli_exit read_text(headvis *v)
     CLI_TRY(heads_source_encode(v->options, v->model, source, &v->read));
     v->tokens = v->read->count;
     if (v->tokens > INT16_MAX)
-        return cli_fail(CLI_UNSUPPORTED, HEADS,
+        return cli_fail(CLI_UNSUPPORTED,
                         "--headvis: a text has %" PRId64 " tokens, at most %d; cut it with --cut",
                         v->tokens, INT16_MAX);
-    CLI_TRY(ARENA_ALLOC(HEADS, heads, &v->used));
+    CLI_TRY(ARENA_ALLOC(heads, &v->used));
     if (!v->writing) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, v->tokens, &v->kinds));
+    CLI_TRY(ARENA_ALLOC(v->tokens, &v->kinds));
     mha_study_kinds(v->found->study, v->read, v->kinds);
-    CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->places));
-    CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->weights));
-    CLI_TRY(ARENA_ALLOC(HEADS, v->tokens, &v->strings));
+    CLI_TRY(ARENA_ALLOC(heads * v->tokens * LARGEST, &v->places));
+    CLI_TRY(ARENA_ALLOC(heads * v->tokens * LARGEST, &v->weights));
+    CLI_TRY(ARENA_ALLOC(v->tokens, &v->strings));
     for (int64_t i = 0; i < v->tokens; i++)
         CLI_TRY(heads_report_spelled(source, v->read, i, &v->strings[i]));
     return CLI_OK;
@@ -259,13 +259,13 @@ static cli_exit run_texts(headvis *v, bool writing)
         const size_t mark = arena_mark();
         const text_visit visit = {
             .after_layer = look_at_layer, .user = v, .gates = v->found->gates ? &v->gates : NULL};
-        if (signals_came()) return cli_fail_status(HEADS, MHA_ERR_CALLBACK); /* silent */
+        if (signals_came()) return cli_fail_status(MHA_ERR_CALLBACK); /* silent */
         if (writing && !is_shown(v)) continue;
         CLI_TRY(read_text(v));
         const mha_status status = text_model_run(v->model, v->read, &visit);
         progress_clear(&v->progress);
         CLI_TRY(v->failed);
-        CLI_TRY(cli_check(HEADS, status));
+        CLI_TRY(cli_check(status));
         arena_release(mark);
     }
     return CLI_OK;
@@ -291,7 +291,7 @@ static cli_exit deal(headvis *v, shown_head *head)
 {
     const size_t mark = arena_mark();
     ranked *order;
-    CLI_TRY(ARENA_ALLOC(HEADS, v->count, &order));
+    CLI_TRY(ARENA_ALLOC(v->count, &order));
     for (int64_t i = 0; i < v->count; i++) order[i] = (ranked){head->most[i], i};
     qsort(order, (size_t)v->count, sizeof *order, by_most);
     for (int interval = 0; interval < INTERVALS; interval++) {
@@ -489,19 +489,19 @@ static mha_status draw_nothing(const void *user, const mha_sink *sink)
 static cli_exit make_heads(headvis *v, const heads_row *rows)
 {
     const int64_t all = v->found->of.layers * v->found->model->heads;
-    CLI_TRY(ARENA_ALLOC(HEADS, all, &v->head_at));
-    CLI_TRY(ARENA_ALLOC(HEADS, v->head_count, &v->heads));
-    CLI_TRY(ARENA_ALLOC(HEADS, v->count, &v->texts));
+    CLI_TRY(ARENA_ALLOC(all, &v->head_at));
+    CLI_TRY(ARENA_ALLOC(v->head_count, &v->heads));
+    CLI_TRY(ARENA_ALLOC(v->count, &v->texts));
     for (int64_t i = 0; i < v->count; i++) v->texts[i] = i * v->found->of.text_count / v->count;
     for (int64_t i = 0; i < all; i++) v->head_at[i] = -1;
     for (int64_t i = 0; i < v->head_count; i++) {
         shown_head *head = &v->heads[i];
         head->row = rows[i];
         v->head_at[rows[i].layer * v->found->model->heads + rows[i].head] = i;
-        CLI_TRY(ARENA_ALLOC(HEADS, v->count, &head->most));
-        CLI_TRY(ARENA_ALLOC(HEADS, v->count, &head->interval));
+        CLI_TRY(ARENA_ALLOC(v->count, &head->most));
+        CLI_TRY(ARENA_ALLOC(v->count, &head->interval));
         for (int side = 0; side < 2; side++)
-            CLI_TRY(ARENA_ALLOC(HEADS, v->found->of.kinds + 1, &head->mass[side]));
+            CLI_TRY(ARENA_ALLOC(v->found->of.kinds + 1, &head->mass[side]));
     }
     v->gates = mha_tensor_contiguous(v->found->gates, MHA_F32, 2,
                                      (int64_t[]){v->found->of.layers, v->found->model->heads});
@@ -517,11 +517,11 @@ static cli_exit fill(headvis *v)
     for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(deal(v, &v->heads[i]));
     CLI_TRY(run_texts(v, true));
     for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(append(v, &v->heads[i], put_end));
-    CLI_TRY(cli_check(HEADS, files_draw_in(v->folder, "scatter_data.json", draw_scatter, v)));
-    CLI_TRY(cli_check(HEADS, files_draw_in(v->folder, "server_config.json", draw_nothing, v)));
+    CLI_TRY(cli_check(files_draw_in(v->folder, "scatter_data.json", draw_scatter, v)));
+    CLI_TRY(cli_check(files_draw_in(v->folder, "server_config.json", draw_nothing, v)));
     snprintf(path, sizeof path, "%s/attributions", v->folder);
-    CLI_TRY(cli_check(HEADS, files_draw_in(path, "manifest.json", draw_nothing, v)));
-    return cli_check(HEADS, files_draw_in(v->folder, "config.json", draw_config, v));
+    CLI_TRY(cli_check(files_draw_in(path, "manifest.json", draw_nothing, v)));
+    return cli_check(files_draw_in(v->folder, "config.json", draw_config, v));
 }
 
 cli_exit heads_write_headvis(const heads_options *options, text_model *model,

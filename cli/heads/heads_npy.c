@@ -36,7 +36,7 @@ static cli_exit put(arrays *a, const char *file, const char *name, const char *p
     mha_json *json = &a->json;
     char path[NAME_BYTES + 8];
     snprintf(path, sizeof path, "%s.npy", file);
-    CLI_TRY(cli_check(HEADS, files_draw_in(a->folder, path, files_draw_npy, data)));
+    CLI_TRY(cli_check(files_draw_in(a->folder, path, files_draw_npy, data)));
     mha_json_object(json, NULL);
     mha_json_text(json, "file", path);
     mha_json_text(json, "name", name);
@@ -53,7 +53,7 @@ static cli_exit put(arrays *a, const char *file, const char *name, const char *p
     mha_json_text(json, "definition", definition);
     mha_json_end(json);
     a->count++;
-    return cli_check(HEADS, json->status);
+    return cli_check(json->status);
 }
 
 #define HEAD_AXES "[\"layer\", \"head\"]"
@@ -68,7 +68,7 @@ static mha_tensor of_heads(const arrays *a, void *data, mha_dtype dtype, int64_t
 static cli_exit empty(const arrays *a, int64_t more, double **numbers)
 {
     const int64_t count = a->layers * a->heads * more;
-    CLI_TRY(ARENA_ALLOC(HEADS, count, numbers));
+    CLI_TRY(ARENA_ALLOC(count, numbers));
     for (int64_t i = 0; i < count; i++) (*numbers)[i] = NAN;
     return CLI_OK;
 }
@@ -125,7 +125,7 @@ static cli_exit put_score(arrays *a, int64_t score)
     if (score >= relations) snprintf(file, sizeof file, "relation_%" PRId64, score - relations);
     CLI_TRY(empty(a, 1, &value));
     CLI_TRY(empty(a, 1, &chance));
-    CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads, &rows));
+    CLI_TRY(ARENA_ALLOC(a->layers * a->heads, &rows));
     for (int64_t l = 0; l < a->layers; l++)
         for (int64_t h = 0; h < a->found->of.heads[l]; h++) {
             const int64_t i = l * a->heads + h;
@@ -154,7 +154,7 @@ static cli_exit put_positions(arrays *a)
     CLI_TRY(empty(a, BINS, &distance));
     CLI_TRY(empty(a, 1, &mass));
     CLI_TRY(empty(a, 1, &moved));
-    CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads * BINS, &rows));
+    CLI_TRY(ARENA_ALLOC(a->layers * a->heads * BINS, &rows));
     for (int64_t l = 0; l < a->layers; l++)
         for (int64_t h = 0; h < a->found->of.heads[l]; h++) {
             mha_head_position bins[BINS];
@@ -254,8 +254,8 @@ static cli_exit fill(arrays *a)
     if (a->beside && a->beside->composition) CLI_TRY(put_composition(a));
     for (int64_t c = 0; a->beside && c < a->beside->column_count; c++) CLI_TRY(put_column(a, c));
     mha_json_end(&a->json);
-    CLI_TRY(cli_check(HEADS, mha_json_finish(&a->json)));
-    return cli_check(HEADS, files_draw_in(a->folder, "index.json", draw_index, a));
+    CLI_TRY(cli_check(mha_json_finish(&a->json)));
+    return cli_check(files_draw_in(a->folder, "index.json", draw_index, a));
 }
 
 cli_exit heads_write_npy(const heads_options *options, const heads_found *found,

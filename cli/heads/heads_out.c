@@ -246,5 +246,5 @@ cli_exit heads_write_json(const heads_options *options, const heads_found *found
 {
     const json_job job = {.options = options, .found = found, .rows = rows, .count = count};
     mha_status status = files_draw("-", draw_json, &job);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(HEADS, status);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(status);
 }

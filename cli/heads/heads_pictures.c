@@ -64,7 +64,7 @@ static cli_exit add_places(pictures *p, const heads_row *row, mha_head_measure m
     const char *name = mha_measure_describe(measure).name;
     const int64_t held = mha_head_corpus_places(p->found->of.corpus, row->layer, row->head, measure,
                                                 false, places, FEW_PLACES);
-    CLI_TRY(arena_grow(HEADS, p->count + FEW_PLACES, sizeof *p->items, &p->items));
+    CLI_TRY(arena_grow(p->count + FEW_PLACES, sizeof *p->items, &p->items));
     for (int64_t i = 0; i < held && i < FEW_PLACES; i++) {
         if (places[i].row < 0 || places[i].key < 0 || !(places[i].value > 0)) continue;
         picture *made = &p->items[p->count++];
@@ -117,7 +117,7 @@ static cli_exit choose(pictures *p, const heads_row *rows, int64_t count)
              " heads; --head, --sort and --min choose others",
              (int)MOST_HEADS, count);
     if (p->count > 0) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, HEADS,
+    return cli_fail(CLI_BAD_INPUT,
                     "%s: there is no picture to draw: no such head has an example in a row that "
                     "sees at least %d tokens",
                     p->options->pictures, (int)MHA_HEAD_CORPUS_PLACE_KEYS);
@@ -236,7 +236,7 @@ static cli_exit draw_as(const pictures *p, const picture *made, const char *endi
 {
     char file[NAME_BYTES + 8];
     snprintf(file, sizeof file, "%s.%s", made->name, ending);
-    return cli_check(HEADS, files_draw_in(p->folder, file, draw, figure));
+    return cli_check(files_draw_in(p->folder, file, draw, figure));
 }
 
 static cli_exit draw_picture(pictures *p, const mha_tokens *tokens, picture *made)
@@ -245,9 +245,9 @@ static cli_exit draw_picture(pictures *p, const mha_tokens *tokens, picture *mad
     const char **row_labels, **col_labels;
     uint8_t *masked;
     describe(p, tokens, made);
-    CLI_TRY(ARENA_ALLOC(HEADS, rows, &row_labels));
-    CLI_TRY(ARENA_ALLOC(HEADS, columns, &col_labels));
-    CLI_TRY(ARENA_ALLOC(HEADS, rows * columns, &masked));
+    CLI_TRY(ARENA_ALLOC(rows, &row_labels));
+    CLI_TRY(ARENA_ALLOC(columns, &col_labels));
+    CLI_TRY(ARENA_ALLOC(rows * columns, &masked));
     for (int64_t r = 0; r < rows; r++) row_labels[r] = label_of(tokens, made->first + r);
     for (int64_t c = 0; c < columns; c++) col_labels[c] = label_of(tokens, made->at[c]);
     for (int64_t r = 0; r < rows; r++)
@@ -289,11 +289,11 @@ static cli_exit draw_text(pictures *p)
         picture *made = &p->items[i];
         if (made->place.text != p->text) continue;
         set_window(made, tokens->count, p->model->causal);
-        CLI_TRY(ARENA_ALLOC(HEADS, (made->end - made->first) * made->columns, &made->weights));
+        CLI_TRY(ARENA_ALLOC((made->end - made->first) * made->columns, &made->weights));
     }
     const mha_status status = text_model_run(p->model, tokens, &visit);
     progress_clear(&p->progress);
-    CLI_TRY(cli_check(HEADS, status));
+    CLI_TRY(cli_check(status));
     for (int64_t i = 0; i < p->count; i++)
         if (p->items[i].place.text == p->text) CLI_TRY(draw_picture(p, tokens, &p->items[i]));
     return CLI_OK;
@@ -408,12 +408,12 @@ static cli_exit fill(pictures *p)
     for (int64_t i = 0; i < p->count; i++) {
         const size_t mark = arena_mark();
         if (p->items[i].made) continue;
-        if (signals_came()) return cli_fail_status(HEADS, MHA_ERR_CALLBACK); /* silent */
+        if (signals_came()) return cli_fail_status(MHA_ERR_CALLBACK); /* silent */
         p->text = p->items[i].place.text;
         CLI_TRY(draw_text(p));
         arena_release(mark);
     }
-    return cli_check(HEADS, files_draw_in(p->folder, "index.html", draw_index, p));
+    return cli_check(files_draw_in(p->folder, "index.html", draw_index, p));
 }
 
 cli_exit heads_write_pictures(const heads_options *options, text_model *model,

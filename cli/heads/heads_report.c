@@ -34,7 +34,7 @@ typedef struct report {
 
 static cli_exit text_of(char **to, const char *text)
 {
-    return arena_text(HEADS, text, strlen(text), to);
+    return arena_text(text, strlen(text), to);
 }
 
 static cli_exit make_column(report *r, int64_t score, mha_heads_column *column)
@@ -130,8 +130,8 @@ static cli_exit make_columns(report *r)
     const int64_t scores = mha_study_score_count(&r->found->of);
     mha_heads_column *columns;
     mha_heads_value *values;
-    CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_MOST_BESIDE, &columns));
-    CLI_TRY(ARENA_ALLOC(HEADS, scores, &r->column_of));
+    CLI_TRY(ARENA_ALLOC(scores + HEADS_MOST_BESIDE, &columns));
+    CLI_TRY(ARENA_ALLOC(scores, &r->column_of));
     for (int64_t c = 0; r->beside && c < r->beside->column_count; c++)
         columns[r->columns++] = r->beside->columns[c];
     for (int64_t s = 0; s < scores; s++) {
@@ -141,7 +141,7 @@ static cli_exit make_columns(report *r)
         r->column_of[s] = any ? r->columns : -1;
         if (any) CLI_TRY(make_column(r, s, &columns[r->columns++]));
     }
-    CLI_TRY(ARENA_ALLOC(HEADS, r->count * r->columns, &values));
+    CLI_TRY(ARENA_ALLOC(r->count * r->columns, &values));
     for (int64_t h = 0; h < r->count; h++) {
         mha_heads_value first[HEADS_MOST_BESIDE];
         if (r->beside) r->beside->values(r->beside->of, &r->rows[h], first);
@@ -178,7 +178,7 @@ cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *toke
     if (tokens->special[i] || begin < 0 || end < begin || (size_t)end > source->bytes)
         return text_of(text, tokens->labels[i]);
     if (i > 0 && tokens->end[i - 1] >= 0 && tokens->end[i - 1] < begin) begin = tokens->end[i - 1];
-    return arena_text(HEADS, source->text + begin, (size_t)(end - begin), text);
+    return arena_text(source->text + begin, (size_t)(end - begin), text);
 }
 
 /* The tokens from first to end, and a more distant key separately. */
@@ -195,7 +195,7 @@ static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
     if (first < 0) first = 0;
     if (end > n) end = n;
     char **texts;
-    CLI_TRY(ARENA_ALLOC(HEADS, end - first + 2, &texts));
+    CLI_TRY(ARENA_ALLOC(end - first + 2, &texts));
     place->key = key < 0 ? -1 : key - first;
     if (key >= 0 && key < first) {
         CLI_TRY(heads_report_spelled(source, tokens, key, &texts[count++]));
@@ -244,7 +244,7 @@ static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *car
 {
     mha_heads_place *places;
     if (r->sources->count == 0) return CLI_OK; /* of a state alone */
-    CLI_TRY(ARENA_ALLOC(HEADS, HEADS_PLACED * FEW_PLACES, &places));
+    CLI_TRY(ARENA_ALLOC(HEADS_PLACED * FEW_PLACES, &places));
     for (int n = 0; n < HEADS_PLACED; n++) {
         mha_head_place found[FEW_PLACES];
         const int64_t held = mha_head_corpus_places(r->found->of.corpus, row->layer, row->head,
@@ -267,7 +267,7 @@ static cli_exit make_roles(const report *r, const heads_row *row, mha_heads_card
     char name[NAME_BYTES], *kept;
     mha_heads_role *roles;
     card->role_count = mha_study_roles(&r->found->of, row->layer, row->head, found);
-    CLI_TRY(ARENA_ALLOC(HEADS, card->role_count, &roles));
+    CLI_TRY(ARENA_ALLOC(card->role_count, &roles));
     for (int64_t i = 0; i < card->role_count; i++) {
         mha_study_role_name(&r->found->of, &found[i], name);
         CLI_TRY(text_of(&kept, name));
@@ -287,8 +287,8 @@ static cli_exit make_list(const report *r, const heads_row *row, mha_head_token_
     double *values;
     CLI_TRY(heads_corpus_tokens(r->found, row->layer, row->head, kind, tokens, FEW_TOKENS,
                                 &list->count));
-    CLI_TRY(ARENA_ALLOC(HEADS, list->count, &names));
-    CLI_TRY(ARENA_ALLOC(HEADS, list->count, &values));
+    CLI_TRY(ARENA_ALLOC(list->count, &names));
+    CLI_TRY(ARENA_ALLOC(list->count, &values));
     for (int64_t i = 0; i < list->count; i++) {
         CLI_TRY(text_of(&names[i], tokens[i].text));
         values[i] =
@@ -314,10 +314,10 @@ static cli_exit make_lines(const report *r, const heads_row *row, mha_heads_card
     const int64_t count =
         mha_head_corpus_positions(r->found->of.corpus, row->layer, row->head, bins);
     int64_t used = 0;
-    CLI_TRY(ARENA_ALLOC(HEADS, 2, &lines));
-    CLI_TRY(ARENA_ALLOC(HEADS, count, &x));
-    CLI_TRY(ARENA_ALLOC(HEADS, count, &entropy));
-    CLI_TRY(ARENA_ALLOC(HEADS, count, &distance));
+    CLI_TRY(ARENA_ALLOC(2, &lines));
+    CLI_TRY(ARENA_ALLOC(count, &x));
+    CLI_TRY(ARENA_ALLOC(count, &entropy));
+    CLI_TRY(ARENA_ALLOC(count, &distance));
     for (int64_t i = 0; i < count; i++) {
         if (bins[i].rows == 0) continue;
         x[used] = (double)(bins[i].first + bins[i].last) / 2;
@@ -360,7 +360,7 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
         card->command = kept;
     }
     mha_heads_list *lists;
-    CLI_TRY(ARENA_ALLOC(HEADS, 2 + HEADS_MOST_BESIDE, &lists));
+    CLI_TRY(ARENA_ALLOC(2 + HEADS_MOST_BESIDE, &lists));
     card->lists = lists;
     if (r->beside) CLI_TRY(r->beside->card(r->beside->of, row, lists, card));
     if (r->found->of.corpus) {
@@ -408,12 +408,12 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
                 .beside = beside};
     mha_heads_card *cards;
     char numbers[3][32], title[512];
-    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.read));
+    CLI_TRY(ARENA_ALLOC(sources->count, &r.read));
     if (count == 0)
-        return cli_fail(CLI_BAD_INPUT, HEADS,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: no head matches the selection, so there is no page to write",
                         options->page);
-    CLI_TRY(ARENA_ALLOC(HEADS, count, &cards));
+    CLI_TRY(ARENA_ALLOC(count, &cards));
     CLI_TRY(make_columns(&r));
     for (int64_t h = 0; h < count; h++) CLI_TRY(make_card(&r, &rows[h], &cards[h]));
     snprintf(numbers[0], sizeof numbers[0], "%" PRId64, found->of.text_count);
@@ -439,7 +439,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     r.page.head_count = count;
     r.page.first_head = first_head(&r);
     const mha_status status = files_draw(options->page, draw, &r.page);
-    if (status != MHA_OK) return cli_fail_status(HEADS, status);
+    if (status != MHA_OK) return cli_fail_status(status);
     cli_note(options->quiet || !strcmp(options->page, "-"),
              "wrote %s: %" PRId64 " heads, %" PRId64 " scores", options->page, count, r.columns);
     return CLI_OK;

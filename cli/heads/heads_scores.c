@@ -55,7 +55,7 @@ static cli_exit check_roles(const heads_options *options, const heads_found *fou
         const char *wanted = options->roles.items[i];
         if (is_role(found, wanted)) continue;
         const char *near = mha_nearest_name(wanted, names, MHA_ROLES);
-        return cli_fail(CLI_USAGE, HEADS,
+        return cli_fail(CLI_USAGE,
                         "--role %s: no such role%s%s%s; docs/heads.md lists them; a relation of "
                         "--conllu and 'none' also count as roles",
                         wanted, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
@@ -94,12 +94,12 @@ static cli_exit find_sort(const heads_options *options, const heads_found *found
         !options->sort || !strcmp(options->sort, "layer") || !strcmp(options->sort, "role");
     if (!plain) *score = mha_study_score_find(&found->of, options->sort, true);
     if (!plain && *score < 0)
-        return cli_fail(CLI_USAGE, HEADS,
+        return cli_fail(CLI_USAGE,
                         "--sort %s: no such score; expected layer, role, a column of --csv or a "
                         "relation of --conllu",
                         options->sort);
     if (options->min.given && *score < 0)
-        return cli_fail(CLI_USAGE, HEADS, "--min requires --sort and the name of a score");
+        return cli_fail(CLI_USAGE, "--min requires --sort and the name of a score");
     return CLI_OK;
 }
 
@@ -110,9 +110,9 @@ cli_exit heads_choose(const heads_options *options, const heads_found *found, he
     int64_t score;
     CLI_TRY(find_sort(options, found, &score));
     CLI_TRY(check_roles(options, found));
-    CLI_TRY(maps_pick(HEADS, &options->layers, &options->heads, found->of.layers,
-                      found->model->heads, &picks));
-    CLI_TRY(ARENA_ALLOC(HEADS, found->count, rows));
+    CLI_TRY(maps_pick(&options->layers, &options->heads, found->of.layers, found->model->heads,
+                      &picks));
+    CLI_TRY(ARENA_ALLOC(found->count, rows));
     *count = 0;
     const bool by_role = options->sort && !strcmp(options->sort, "role");
     for (int64_t l = 0; l < found->of.layers; l++)
