@@ -364,27 +364,24 @@ static const told of_page[2] = {ESTIMATE, SINGLE};
 
 static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
 {
-    char name[NAME_BYTES], label[NAME_BYTES], text[LINE_BYTES];
     for (int m = 0; m < e->measure_count; m++)
         for (int i = 0; i < 2; i++) {
-            char *kept[3];
+            mha_heads_column *column = &beside->columns[beside->column_count];
             const bool exact = of_page[i] == SINGLE;
             if (!has(e, m, of_page[i])) continue;
-            snprintf(name, sizeof name, "%s_%s", exact ? "effect" : "estimate",
-                     e->measures[m].name);
-            snprintf(text, sizeof text,
-                     "change by %s ablation of the head in: %s; %s, mean over %" PRId64
-                     " texts (docs/ablation.md)",
-                     mha_ablation_name(e->kind), e->measures[m].text,
-                     exact ? "measured" : "estimated by a gradient, to select heads to measure",
-                     set_of(e, m)->data.texts);
-            CLI_TRY(arena_text(name, strlen(name), &kept[0]));
-            CLI_TRY(arena_text(text, strlen(text), &kept[1]));
-            snprintf(label, sizeof label, "%s on %s", exact ? "effect" : "estimated effect",
-                     e->measures[m].label);
-            CLI_TRY(arena_text(label, strlen(label), &kept[2]));
-            beside->columns[beside->column_count++] =
-                (mha_heads_column){.name = kept[0], .label = kept[2], .text = kept[1], .luck = NAN};
+            *column = (mha_heads_column){.luck = NAN};
+            CLI_TRY(arena_print(&column->name, "%s_%s", exact ? "effect" : "estimate",
+                                e->measures[m].name));
+            CLI_TRY(arena_print(&column->text,
+                                "change by %s ablation of the head in: %s; %s, mean over %" PRId64
+                                " texts (docs/ablation.md)",
+                                mha_ablation_name(e->kind), e->measures[m].text,
+                                exact ? "measured"
+                                      : "estimated by a gradient, to select heads to measure",
+                                set_of(e, m)->data.texts));
+            CLI_TRY(arena_print(&column->label, "%s on %s", exact ? "effect" : "estimated effect",
+                                e->measures[m].label));
+            beside->column_count++;
         }
     return CLI_OK;
 }
@@ -417,7 +414,7 @@ static void take_values(const void *of, const heads_row *row,
 static cli_exit list_pairs(const ablate_effects *e, int m, int64_t head, mha_heads_list *list)
 {
     ranked *all;
-    char **names, title[LINE_BYTES];
+    const char **names;
     double *values;
     CLI_TRY(ARENA_ALLOC(e->pair_count + 1, &all));
     for (int64_t p = 0; p < e->pair_count; p++)
@@ -431,16 +428,13 @@ static cli_exit list_pairs(const ablate_effects *e, int m, int64_t head, mha_hea
         const int64_t *pair = &e->pairs[2 * all[i].row];
         char name[NAME_BYTES];
         name_of(e, e->chosen[pair[e->chosen[pair[0]] == head]], name, sizeof name);
-        CLI_TRY(arena_text(name, strlen(name), &names[i]));
+        CLI_TRY(arena_print(&names[i], "%s", name));
         values[i] = all[i].found.mean;
     }
-    snprintf(title, sizeof title, "Pairs: interaction in %s", e->measures[m].label);
-    char *kept;
-    CLI_TRY(arena_text(title, strlen(title), &kept));
-    list->title = kept;
+    CLI_TRY(arena_print(&list->title, "Pairs: interaction in %s", e->measures[m].label));
     list->text =
         "effect of ablating both heads minus the effects of ablating each (docs/ablation.md)";
-    list->names = (const char *const *)names;
+    list->names = names;
     list->values = values;
     return CLI_OK;
 }

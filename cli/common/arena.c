@@ -41,6 +41,21 @@ cli_exit arena_text(const char *text, size_t bytes, char **copy)
     return status == MHA_OK ? CLI_OK : out_of_memory((int64_t)bytes + 1, 1);
 }
 
+cli_exit arena_print(const char **text, const char *format, ...)
+{
+    va_list arguments;
+    char *made;
+    va_start(arguments, format);
+    const int bytes = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    CLI_TRY(arena_alloc((int64_t)bytes + 1, 1, &made));
+    va_start(arguments, format);
+    vsnprintf(made, (size_t)bytes + 1, format, arguments);
+    va_end(arguments);
+    *text = made;
+    return CLI_OK;
+}
+
 cli_exit arena_keep(void *thing, void (*release)(void *thing))
 {
     if (mha_room_keep(&room, thing, release) == MHA_OK) return CLI_OK;

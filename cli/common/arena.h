@@ -29,6 +29,9 @@ cli_exit arena_grow(int64_t count, size_t size, void *pointer);
 /* A NUL-terminated copy of bytes. Errors are printed. */
 cli_exit arena_text(const char *text, size_t bytes, char **copy);
 
+/* The text that printf() would print. Errors are printed. */
+cli_exit arena_print(const char **text, const char *format, ...) MHA_PRINTF(2, 3);
+
 /* Register release(thing) to be called at the end; it is called at once if the arena has no
  * memory to register it. thing NULL: no-op. Errors are printed. */
 cli_exit arena_keep(void *thing, void (*release)(void *thing));

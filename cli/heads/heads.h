@@ -177,9 +177,9 @@ size_t heads_whole_characters(const char *text, size_t bytes, size_t most);
 void heads_report_where(const heads_source *source, const mha_head_place *place, char *where,
                         size_t size);
 
-/* A token as written in its text, including spaces before it. */
+/* A token as written in its text, including spaces before it; borrows tokens. */
 cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
-                              char **text);
+                              const char **text);
 
 /* The folder of --npy (heads_npy.c), of all heads; beside may be NULL. */
 cli_exit heads_write_npy(const heads_options *options, const heads_found *found,

@@ -46,7 +46,7 @@ typedef struct headvis {
     const heads_found *found;
     text_model *model;
     const heads_sources *sources;
-    const char *folder;
+    char *folder;
     shown_head *heads;         /* [head_count] */
     int64_t *head_at;          /* [layers, heads] index of the head, or -1 */
     int64_t head_count, count; /* count: texts */
@@ -56,8 +56,8 @@ typedef struct headvis {
     bool writing;
     int64_t text, tokens;
     mha_tokens *read;
-    int64_t *kinds; /* [tokens] */
-    char **strings; /* [tokens] */
+    int64_t *kinds;       /* [tokens] */
+    const char **strings; /* [tokens] */
     int64_t layer;
     int64_t *used;   /* [heads] weights kept of the layer's heads */
     int32_t *places; /* [heads][tokens * LARGEST] query * tokens + key */
@@ -167,7 +167,7 @@ static void put_sequence(const headvis *v, shown_head *head)
     mha_json_integer(json, "interval", head->interval[v->text]);
     mha_json_integer(json, "seq_len", n);
     mha_json_decimals(json, "max_activation", (double)head->most[v->text], 4);
-    mha_json_texts(json, "tokens", (const char *const *)v->strings, n);
+    mha_json_texts(json, "tokens", v->strings, n);
     mha_json_array(json, "attention_indices");
     json->compact = true; /* most of the file */
     for (int64_t i = 0; i < v->used[h]; i++) mha_json_integer(json, NULL, v->places[first + i]);
@@ -508,8 +508,9 @@ static cli_exit make_heads(headvis *v, const heads_row *rows)
     return CLI_OK;
 }
 
-static cli_exit fill(headvis *v)
+static cli_exit fill(void *of)
 {
+    headvis *v = of;
     char path[PATH_BYTES + 16];
     CLI_TRY(heads_folder_add(v->folder, "heads"));
     CLI_TRY(heads_folder_add(v->folder, "attributions"));
@@ -535,15 +536,8 @@ cli_exit heads_write_headvis(const heads_options *options, text_model *model,
                  .head_count = count,
                  .count = found->of.text_count < MOST_TEXTS ? found->of.text_count : MOST_TEXTS,
                  .progress = progress_begin(options->quiet)};
-    char *folder = NULL;
     CLI_TRY(make_heads(&v, rows));
-    signals_hold(); /* stop after the current text, and clean up */
-    cli_exit result = heads_folder_make(options->headvis, &folder);
-    v.folder = folder;
-    if (result == CLI_OK) result = fill(&v);
-    result = heads_folder_finish(options->headvis, folder, result);
-    signals_release();
-    CLI_TRY(result);
+    CLI_TRY(heads_folder_write(options->headvis, &v.folder, fill, &v));
     cli_note(options->quiet, "wrote %s: %" PRId64 " head%s in %" PRId64 " text%s, for HeadVis",
              options->headvis, count, words_s(count), v.count, words_s(v.count));
     return CLI_OK;

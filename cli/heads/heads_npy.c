@@ -3,7 +3,6 @@
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
-#include "common/signals.h"
 #include "heads/heads.h"
 #include "heads/heads_folder.h"
 
@@ -247,8 +246,9 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     return mha_json_finish(&json);
 }
 
-static cli_exit fill(arrays *a)
+static cli_exit fill(void *of)
 {
+    arrays *a = of;
     for (int64_t s = 0; s < mha_study_score_count(&a->found->of); s++) CLI_TRY(put_score(a, s));
     if (a->found->of.corpus) CLI_TRY(put_positions(a));
     if (a->beside && a->beside->composition) CLI_TRY(put_composition(a));
@@ -270,12 +270,8 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
     a.json.sink = &a.sink;
     mha_json_array(&a.json, NULL);
     mha_json_lines(&a.json, 4);
-    signals_hold(); /* the run is about to end */
-    cli_exit result = heads_folder_make(options->npy, &a.folder);
-    if (result == CLI_OK) result = fill(&a);
-    result = heads_folder_finish(options->npy, a.folder, result);
+    const cli_exit result = heads_folder_write(options->npy, &a.folder, fill, &a);
     mha_buffer_free(&a.index);
-    signals_release();
     CLI_TRY(result);
     cli_note(options->quiet, "wrote %s: %" PRId64 " arrays and index.json", options->npy, a.count);
     return CLI_OK;

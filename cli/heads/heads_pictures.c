@@ -48,7 +48,7 @@ typedef struct pictures {
     const heads_found *found;
     text_model *model;
     const heads_sources *sources;
-    const char *folder;
+    char *folder;
     picture *items;
     int64_t count, made;
     mha_tensor gates;
@@ -403,8 +403,9 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
 
 /* ---- all -------------------------------------------------------------------------------------- */
 
-static cli_exit fill(pictures *p)
+static cli_exit fill(void *of)
 {
+    pictures *p = of;
     for (int64_t i = 0; i < p->count; i++) {
         const size_t mark = arena_mark();
         if (p->items[i].made) continue;
@@ -427,15 +428,8 @@ cli_exit heads_write_pictures(const heads_options *options, text_model *model,
                   .gates = mha_tensor_contiguous(found->gates, MHA_F32, 2,
                                                  (int64_t[]){found->of.layers, model->heads}),
                   .progress = progress_begin(options->quiet)};
-    char *folder = NULL;
     CLI_TRY(choose(&p, rows, count));
-    signals_hold(); /* stop after the current text, and clean up */
-    cli_exit result = heads_folder_make(options->pictures, &folder);
-    p.folder = folder;
-    if (result == CLI_OK) result = fill(&p);
-    result = heads_folder_finish(options->pictures, folder, result);
-    signals_release();
-    CLI_TRY(result);
+    CLI_TRY(heads_folder_write(options->pictures, &p.folder, fill, &p));
     cli_note(options->quiet, "wrote %s: %" PRId64 " pictures and index.html", options->pictures,
              p.count);
     return CLI_OK;

@@ -32,25 +32,16 @@ typedef struct report {
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-static cli_exit text_of(char **to, const char *text)
-{
-    return arena_text(text, strlen(text), to);
-}
-
 static cli_exit make_column(report *r, int64_t score, mha_heads_column *column)
 {
-    char name[NAME_BYTES], text[256], *kept;
+    char name[NAME_BYTES];
     mha_measure_info info = {.kind = MHA_KIND_SHARE};
     if (score < MHA_MEASURES) info = mha_measure_describe((mha_head_measure)score);
     mha_study_score_name(&r->found->of, score, name);
-    CLI_TRY(text_of(&kept, name));
-    column->name = kept;
+    CLI_TRY(arena_print(&column->name, "%s", name));
     mha_study_score_label(&r->found->of, score, name);
-    CLI_TRY(text_of(&kept, name));
-    column->label = kept;
-    snprintf(text, sizeof text, "%s (docs/heads.md)", mha_study_score_text(score));
-    CLI_TRY(text_of(&kept, text));
-    column->text = kept;
+    CLI_TRY(arena_print(&column->label, "%s", name));
+    CLI_TRY(arena_print(&column->text, "%s (docs/heads.md)", mha_study_score_text(score)));
     column->unit = info.kind == MHA_KIND_NATS     ? "nats"
                    : info.kind == MHA_KIND_TOKENS ? "tokens"
                                                   : NULL;
@@ -171,14 +162,19 @@ static cli_exit tokens_of(report *r, int64_t text, const mha_tokens **tokens)
 
 /* The bytes of the text from one token to the next, including spaces; a special token's name. */
 cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
-                              char **text)
+                              const char **text)
 {
+    char *copy;
     int64_t begin = tokens->begin[i];
     const int64_t end = tokens->end[i];
-    if (tokens->special[i] || begin < 0 || end < begin || (size_t)end > source->bytes)
-        return text_of(text, tokens->labels[i]);
+    if (tokens->special[i] || begin < 0 || end < begin || (size_t)end > source->bytes) {
+        *text = tokens->labels[i];
+        return CLI_OK;
+    }
     if (i > 0 && tokens->end[i - 1] >= 0 && tokens->end[i - 1] < begin) begin = tokens->end[i - 1];
-    return arena_text(source->text + begin, (size_t)(end - begin), text);
+    CLI_TRY(arena_text(source->text + begin, (size_t)(end - begin), &copy));
+    *text = copy;
+    return CLI_OK;
 }
 
 /* The tokens from first to end, and a more distant key separately. */
@@ -194,23 +190,23 @@ static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
     if (key >= end && key - row < 2 * AROUND) end = key + 1;
     if (first < 0) first = 0;
     if (end > n) end = n;
-    char **texts;
+    const char **texts;
     CLI_TRY(ARENA_ALLOC(end - first + 2, &texts));
     place->key = key < 0 ? -1 : key - first;
     if (key >= 0 && key < first) {
         CLI_TRY(heads_report_spelled(source, tokens, key, &texts[count++]));
-        CLI_TRY(text_of(&texts[count++], " … "));
+        texts[count++] = " … ";
         place->key = 0;
     }
     place->query = row - first + count;
     for (int64_t i = first; i < end; i++)
         CLI_TRY(heads_report_spelled(source, tokens, i, &texts[count++]));
     if (key >= end) {
-        CLI_TRY(text_of(&texts[count++], " … "));
+        texts[count++] = " … ";
         place->key = count;
         CLI_TRY(heads_report_spelled(source, tokens, key, &texts[count++]));
     }
-    place->tokens = (const char *const *)texts;
+    place->tokens = texts;
     place->token_count = count;
     return CLI_OK;
 }
@@ -231,13 +227,11 @@ static cli_exit make_place(report *r, int64_t column, const mha_head_place *foun
                            mha_heads_place *place)
 {
     const heads_source *source = &r->sources->items[found->text];
-    char where[320], *kept;
+    char where[320];
     *place = (mha_heads_place){.column = column, .value = found->value};
     CLI_TRY(show_tokens(r, found, found->row, place));
     heads_report_where(source, found, where, sizeof where);
-    CLI_TRY(text_of(&kept, where));
-    place->where = kept;
-    return CLI_OK;
+    return arena_print(&place->where, "%s", where);
 }
 
 static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *card)
@@ -264,16 +258,14 @@ static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *car
 static cli_exit make_roles(const report *r, const heads_row *row, mha_heads_card *card)
 {
     mha_head_role found[MHA_STUDY_MOST_ROLES];
-    char name[NAME_BYTES], *kept;
+    char name[NAME_BYTES];
     mha_heads_role *roles;
     card->role_count = mha_study_roles(&r->found->of, row->layer, row->head, found);
     CLI_TRY(ARENA_ALLOC(card->role_count, &roles));
     for (int64_t i = 0; i < card->role_count; i++) {
         mha_study_role_name(&r->found->of, &found[i], name);
-        CLI_TRY(text_of(&kept, name));
-        roles[i].name = kept;
-        CLI_TRY(text_of(&kept, found[i].evidence));
-        roles[i].evidence = kept;
+        CLI_TRY(arena_print(&roles[i].name, "%s", name));
+        CLI_TRY(arena_print(&roles[i].evidence, "%s", found[i].evidence));
     }
     card->roles = roles;
     return CLI_OK;
@@ -283,18 +275,18 @@ static cli_exit make_list(const report *r, const heads_row *row, mha_head_token_
                           mha_heads_list *list)
 {
     heads_token tokens[HEADS_MOST_TOKENS];
-    char **names;
+    const char **names;
     double *values;
     CLI_TRY(heads_corpus_tokens(r->found, row->layer, row->head, kind, tokens, FEW_TOKENS,
                                 &list->count));
     CLI_TRY(ARENA_ALLOC(list->count, &names));
     CLI_TRY(ARENA_ALLOC(list->count, &values));
     for (int64_t i = 0; i < list->count; i++) {
-        CLI_TRY(text_of(&names[i], tokens[i].text));
+        names[i] = tokens[i].text;
         values[i] =
             tokens[i].found.expected > 0 ? tokens[i].found.mass / tokens[i].found.expected : 0;
     }
-    list->names = (const char *const *)names;
+    list->names = names;
     list->values = values;
     list->title = kind == MHA_HEAD_READS ? "Reads most from" : "Writes most at";
     list->text =
@@ -334,31 +326,25 @@ static cli_exit make_lines(const report *r, const heads_row *row, mha_heads_card
 static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card *card)
 {
     const mha_head_rest rest = mha_head_corpus_rest(r->found->of.corpus, row->layer, row->head);
-    char note[256], *kept;
+    char note[256];
     int used = snprintf(note, sizeof note, "%.0f %% of its attention is on the first token",
                         100 * rest.mass);
     if (rest.moved_rows > 0)
         used += snprintf(note + used, sizeof note - (size_t)used,
                          ", and %.0f %% of its output comes from that token", 100 * rest.moved);
     snprintf(note + used, sizeof note - (size_t)used, ".");
-    if (rest.rows == 0) return CLI_OK;
-    CLI_TRY(text_of(&kept, note));
-    card->note = kept;
-    return CLI_OK;
+    return rest.rows == 0 ? CLI_OK : arena_print(&card->note, "%s", note);
 }
 
 static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
 {
-    char command[4096], *kept;
     *card = (mha_heads_card){.layer = row->layer, .head = row->head};
     CLI_TRY(make_roles(r, row, card));
-    if (r->options->model) {
-        snprintf(command, sizeof command,
-                 "multihead view %s \"text\" --head L%" PRId64 "H%" PRId64 " -o view.html",
-                 r->options->model, row->layer, row->head);
-        CLI_TRY(text_of(&kept, command));
-        card->command = kept;
-    }
+    if (r->options->model)
+        CLI_TRY(arena_print(&card->command,
+                            "multihead view %s \"text\" --head L%" PRId64 "H%" PRId64
+                            " -o view.html",
+                            r->options->model, row->layer, row->head));
     mha_heads_list *lists;
     CLI_TRY(ARENA_ALLOC(2 + HEADS_MOST_BESIDE, &lists));
     card->lists = lists;

@@ -223,17 +223,14 @@ static cli_exit make_maps(train_model *model, const char *text, mha_maps *maps)
 {
     const train_batch *batch = &model->probe;
     mha_transformer_desc d;
-    char name[96];
     mha_transformer_describe(model->decoder, &d);
     if (model->task->text) /* its best step */
-        snprintf(name, sizeof name, "a text of %s %s", words_count(model->task->text->count).text,
-                 model->task->splitting == MHA_SPLIT_CHARACTERS ? "characters" : "words");
+        CLI_TRY(
+            arena_print(&maps->name, "a text of %s %s", words_count(model->task->text->count).text,
+                        model->task->splitting == MHA_SPLIT_CHARACTERS ? "characters" : "words"));
     else
-        snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
-    char *kept;
-    CLI_TRY(arena_text(name, strlen(name), &kept));
+        CLI_TRY(arena_print(&maps->name, "%s, step %" PRId64, model->task->name, model->step));
     maps->struct_size = sizeof *maps;
-    maps->name = kept;
     maps->kind = "transformer, trained here";
     maps->text[0] = text;
     maps->text_bytes[0] = text ? strlen(text) : 0;

@@ -148,13 +148,10 @@ static void warn_of_not_finite(const view_options *options, const mha_maps *maps
 /* Set the fields of maps that describe their model. */
 cli_exit view_name_source(const text_model *model, mha_maps *maps)
 {
-    char *kind;
-    CLI_TRY(arena_text(model->architecture, strlen(model->architecture), &kind));
     maps->layers = model->layers;
     maps->heads = model->heads;
     maps->name = model->name;
-    maps->kind = kind;
-    return CLI_OK;
+    return arena_print(&maps->kind, "%s", model->architecture);
 }
 
 cli_exit view_open_model(const view_options *options, text_model *model)
