@@ -147,7 +147,7 @@ static cli_exit check(const heads_options *o)
     return cli_fail(CLI_USAGE, "nothing to measure on: give --text FILE, a text, or --random 10");
 }
 
-static void say_what_next(const heads_options *options, const heads_found *found,
+static void say_what_next(const heads_options *options, const mha_study_found *found,
                           const heads_row *rows, int64_t count)
 {
     if (options->page && strcmp(options->page, "-") != 0) {
@@ -155,7 +155,7 @@ static void say_what_next(const heads_options *options, const heads_found *found
         return;
     }
     if (options->csv || options->json || options->details || count == 0) return;
-    if (!found->of.texts) {
+    if (!found->texts) {
         cli_note(options->quiet,
                  "next: give a text, --text FILE or --example all, to fill the columns with -");
         return;
@@ -196,14 +196,14 @@ static cli_exit show(const heads_options *options, text_model *model, const head
     if (options->json)
         CLI_TRY(heads_write_json(options, found, rows, count));
     else if (options->csv)
-        heads_print_csv(found, rows, count);
+        heads_print_csv(&found->of, rows, count);
     else if (!options->page || options->details) /* the page has the table */
         heads_print(options, found, rows, count);
     if (found->of.distances && !options->json && !options->csv)
         CLI_TRY(heads_print_clusters(options, found));
     CLI_TRY(cli_finish_stdout(CLI_OK));
     if (count == 0 && !options->page) cli_note(options->quiet, "no head matches the selection");
-    say_what_next(options, found, rows, count);
+    say_what_next(options, &found->of, rows, count);
     return CLI_OK;
 }
 

@@ -237,7 +237,7 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     mha_json_integer(&json, "tokens", f->of.token_count);
     mha_json_integer(&json, "random", f->of.random_count);
     mha_json_lines(&json, 2);
-    if (f->of.corpus) heads_corpus_json_luck(&json, f);
+    if (f->of.corpus) heads_corpus_json_luck(&json, f->of.corpus);
     if (a->beside && a->beside->composition)
         mha_json_number(&json, "composition_chance", a->beside->composition_chance);
     mha_json_value(&json, "arrays");

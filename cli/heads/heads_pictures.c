@@ -76,12 +76,12 @@ static cli_exit add_places(pictures *p, const heads_row *row, mha_head_measure m
 }
 
 /* The head with the largest mean. */
-static heads_row best_head(const heads_found *found, mha_head_measure measure)
+static heads_row best_head(const mha_study_found *found, mha_head_measure measure)
 {
     heads_row best = {.layer = -1};
-    for (int64_t l = 0; l < found->of.layers; l++)
-        for (int64_t h = 0; h < found->of.heads[l]; h++) {
-            const mha_head_score score = mha_study_score(&found->of, l, h, measure);
+    for (int64_t l = 0; l < found->layers; l++)
+        for (int64_t h = 0; h < found->heads[l]; h++) {
+            const mha_head_score score = mha_study_score(found, l, h, measure);
             if (score.rows > 0 && (best.layer < 0 || score.value > best.key))
                 best = (heads_row){.layer = l, .head = h, .key = score.value};
         }
@@ -109,7 +109,7 @@ static cli_exit choose(pictures *p, const heads_row *rows, int64_t count)
     for (int64_t i = 0; i < heads; i++)
         for (int n = 0; n < HEADS_PLACED; n++) {
             if (!is_wanted(p->options, heads_placed[n])) continue;
-            const heads_row row = selected ? rows[i] : best_head(p->found, heads_placed[n]);
+            const heads_row row = selected ? rows[i] : best_head(&p->found->of, heads_placed[n]);
             if (row.layer >= 0) CLI_TRY(add_places(p, &row, heads_placed[n]));
         }
     cli_note(p->options->quiet || !selected || count <= MOST_HEADS,

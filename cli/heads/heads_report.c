@@ -255,18 +255,13 @@ static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *car
 
 /* ---- the rest of a card ---------------------------------------------------------------------- */
 
-static cli_exit make_roles(const report *r, const heads_row *row, mha_heads_card *card)
+static cli_exit make_roles(const heads_row *row, mha_heads_card *card)
 {
-    mha_head_role found[MHA_STUDY_MOST_ROLES];
-    char name[NAME_BYTES];
     mha_heads_role *roles;
-    card->role_count = mha_study_roles(&r->found->of, row->layer, row->head, found);
-    CLI_TRY(ARENA_ALLOC(card->role_count, &roles));
-    for (int64_t i = 0; i < card->role_count; i++) {
-        mha_study_role_name(&r->found->of, &found[i], name);
-        CLI_TRY(arena_print(&roles[i].name, "%s", name));
-        CLI_TRY(arena_print(&roles[i].evidence, "%s", found[i].evidence));
-    }
+    CLI_TRY(ARENA_ALLOC(row->role_count, &roles));
+    for (int64_t i = 0; i < row->role_count; i++)
+        roles[i] = (mha_heads_role){row->roles[i].name, row->roles[i].is.evidence};
+    card->role_count = row->role_count;
     card->roles = roles;
     return CLI_OK;
 }
@@ -339,7 +334,7 @@ static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card 
 static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
 {
     *card = (mha_heads_card){.layer = row->layer, .head = row->head};
-    CLI_TRY(make_roles(r, row, card));
+    CLI_TRY(make_roles(row, card));
     if (r->options->model)
         CLI_TRY(arena_print(&card->command,
                             "multihead view %s \"text\" --head L%" PRId64 "H%" PRId64
