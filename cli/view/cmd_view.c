@@ -48,7 +48,7 @@ static const args_option option_table[] = {
     ROW_HEADING("What heads write"),
     TEXT("desk", desk, "LAYER",
          "show what each head of a layer adds to the residual\n"
-         "stream; files have every term of every head",
+         "stream; files contain these vectors for each token",
          .excludes = "--attention --contrast --from --layer --head --hide",
          .why = "it shows all heads of its layer at all tokens of a text"),
     ROW_HEADING("Output (may be combined; one FILE may be - for stdout)"),

@@ -1,4 +1,4 @@
-/* multihead: how similar heads are, by where they attend and by what they write.
+/* multihead: the similarity of heads in their attention and in their outputs.
  *
  * Two heads may attend alike and write differently, or the reverse; a pair is redundant only if
  * both agree. For heads g and h over the rows t of any number of texts:
@@ -66,8 +66,8 @@ MHA_API void mha_head_distances_destroy(mha_head_distances *distances);
  *   p [heads,R,S] in    f32, any strides, as from mha_attention_visit_rows(); S may differ from
  *                       call to call
  *
- * Rows are first normalised to sum to 1 (a sink takes part of the mass); a pair's row counts if
- * both heads have one.
+ * Rows are first normalised to sum to 1 (a sink takes part of the mass). A row counts for a pair if
+ * it is not 0 in either head.
  *
  * Memory   borrows p for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM; MHA_ERR_NUMERIC (a weight is

@@ -1,4 +1,4 @@
-/* multihead: measuring the heads of a transformer while texts, such as a corpus, run through it.
+/* multihead: measure the heads of a transformer on texts, such as a corpus.
  *
  * Each text takes one call of mha_head_pass_run(): the text runs through the transformer once, and
  * the rows of each layer's attention are recomputed from its queries and keys, a block at a time,

@@ -1,4 +1,4 @@
-/* Linear layers: y = activation(x W^T + b) on packed weights. */
+/* Linear layers: y = activation(x W^T + b) with packed weights. */
 #include "nn/linear.h"
 
 #include "base/checked.h"
@@ -22,7 +22,7 @@ static mha_status allocate(const mha_allocator *allocator, int64_t count, float 
     return MHA_OK;
 }
 
-/* Create a layer with the shape of `like`. If packed, it has panels of this many floats. */
+/* Create a layer with the shape of `like`. packed: with panels of this many floats. */
 static mha_status create(mha_context *context, const mha_linear *like, bool packed, int64_t floats,
                          mha_linear **linear)
 {

@@ -49,11 +49,11 @@ static mha_status check(const mha_linear_gradients *c)
 
 typedef struct bias_job {
     const mha_tensor *dy, *dbias;
-    int64_t owned; /* columns per work item */
+    int64_t owned; /* number of columns per work item */
 } bias_job;
 
-/* Use as many columns per item as the number of threads allows: rows are pages apart, and each
- * begins with a cache miss. The sums stay in L1. */
+/* Make items as wide as the number of threads allows. Rows are pages apart, and each begins with a
+ * cache miss. The sums stay in L1. */
 enum { MOST_COLUMNS = 1024 };
 
 /* Sum columns in double, with rows in order. */
@@ -72,8 +72,7 @@ static void sum_columns(void *argument, int64_t item, int worker)
     for (int64_t i = 0; i < columns; i++) out[i] = (float)((double)out[i] + sum[i]);
 }
 
-/* Reserve the scratch of the larger product first, so that nothing can fail between the
- * products. */
+/* Reserve scratch for the larger product first, so that nothing can fail between the products. */
 static mha_status reserve(mha_context *context, int64_t dx_inner, int64_t dweight_inner,
                           int64_t cols)
 {
