@@ -317,22 +317,21 @@ static cli_exit set_mixers(train_options *o, const train_task *task, mha_transfo
         const int kind = train_mixer_of(at, (size_t)(end - at));
         if (kind < 0 || count == TRAIN_MOST_LAYERS)
             return cli_fail(
-                CLI_USAGE, TRAIN,
-                "--mixer %s: expected up to %d of attention, gdn, such as gdn,attention", o->mixer,
-                (int)TRAIN_MOST_LAYERS);
+                CLI_USAGE, "--mixer %s: expected up to %d of attention, gdn, such as gdn,attention",
+                o->mixer, (int)TRAIN_MOST_LAYERS);
         o->mixers[count].mixer = (mha_mixer)kind;
         attends = attends && !kind;
     }
     if (count > 1 && !o->layers) model->num_layers = count;
     if (count == 0 || (count > 1 && count != model->num_layers))
-        return cli_fail(CLI_USAGE, TRAIN,
+        return cli_fail(CLI_USAGE,
                         "--mixer %s: %" PRId64 " mixers for %" PRId64
                         " layers; give one for all, or one for each",
                         o->mixer, count, model->num_layers);
     if (attends) return CLI_OK;
     if (!task->hybrid_goal)
         return cli_fail(
-            CLI_USAGE, TRAIN,
+            CLI_USAGE,
             "--mixer %s: the goal of the task %s is for attention; choose induction, or "
             "--text",
             o->mixer, task->name);
