@@ -31,9 +31,8 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "bias", count_options, config.bias, 1, "count biases of the projections"),
     ROW_FLAG(0, "no-bias", count_options, config.bias, 2,
              "count no biases; default: as in the model"),
-    ROW_FLAG(0, "causal", count_options, config.causal, 1, "let a token attend to no later one"),
-    ROW_FLAG(0, "no-causal", count_options, config.causal, 2,
-             "let every token attend to every other"),
+    ROW_FLAG(0, "causal", count_options, config.causal, 1, "hide keys after the query's position"),
+    ROW_FLAG(0, "no-causal", count_options, config.causal, 2, "let every query see every key"),
     ROW_TEXT("window", count_options, config.window, "W",
              "let a causal token attend to W keys, including its\nown; L,R: L before and R after "
              "it (-1: all)"),

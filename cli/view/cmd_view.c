@@ -48,7 +48,7 @@ static const args_option option_table[] = {
     ROW_HEADING("What heads write"),
     TEXT("desk", desk, "LAYER",
          "show what each head of a layer adds to the residual\n"
-         "stream; files have every term of every head",
+         "stream; files contain these vectors for each token",
          .excludes = "--attention --contrast --from --layer --head --hide",
          .why = "it shows all heads of its layer at all tokens of a text"),
     ROW_HEADING("Output (may be combined; one FILE may be - for stdout)"),
@@ -217,7 +217,7 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
 {
     mha_maps *maps;
     view_options drawn = *options;
-    CLI_TRY(maps_new(VIEW, &maps));
+    CLI_TRY(maps_new(&maps));
     maps->text[0] = found->source.text[0];
     maps->text_bytes[0] = found->source.text_bytes[0];
     drawn.json = NULL;
@@ -266,7 +266,7 @@ static cli_exit view(const view_options *options)
     mha_cards *cards = NULL;
     text_model model = {0};
     view_options drawn = *options;
-    CLI_TRY(maps_new(VIEW, &maps));
+    CLI_TRY(maps_new(&maps));
     CLI_TRY(options->attention  ? view_array_maps(options, maps)
             : options->contrast ? view_contrast_maps(options, &model, maps)
                                 : view_model_maps(options, &model, maps, &cards));
