@@ -11,11 +11,11 @@
 
 ARENA_RELEASE(forget, mha_maps_free)
 
-cli_exit maps_new(const char *command, mha_maps **maps)
+cli_exit maps_new(mha_maps **maps)
 {
-    CLI_TRY(ARENA_ALLOC(command, 1, maps));
+    CLI_TRY(ARENA_ALLOC(cli_running, 1, maps));
     (*maps)->struct_size = sizeof **maps;
-    return arena_keep(command, *maps, forget);
+    return arena_keep(cli_running, *maps, forget);
 }
 
 cli_exit maps_make_tokens(const char *command, int64_t count, mha_tokens *tokens)

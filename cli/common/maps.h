@@ -19,7 +19,7 @@ typedef struct maps_picks {
 } maps_picks;
 
 /* Maps to fill, freed when the subcommand ends. */
-cli_exit maps_new(const char *command, mha_maps **maps);
+cli_exit maps_new(mha_maps **maps);
 
 /* Tokens without a model: no labels yet, -1 for unknown fields. */
 cli_exit maps_make_tokens(const char *command, int64_t count, mha_tokens *tokens);

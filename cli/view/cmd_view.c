@@ -217,7 +217,7 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
 {
     mha_maps *maps;
     view_options drawn = *options;
-    CLI_TRY(maps_new(VIEW, &maps));
+    CLI_TRY(maps_new(&maps));
     maps->text[0] = found->source.text[0];
     maps->text_bytes[0] = found->source.text_bytes[0];
     drawn.json = NULL;
@@ -266,7 +266,7 @@ static cli_exit view(const view_options *options)
     mha_cards *cards = NULL;
     text_model model = {0};
     view_options drawn = *options;
-    CLI_TRY(maps_new(VIEW, &maps));
+    CLI_TRY(maps_new(&maps));
     CLI_TRY(options->attention  ? view_array_maps(options, maps)
             : options->contrast ? view_contrast_maps(options, &model, maps)
                                 : view_model_maps(options, &model, maps, &cards));

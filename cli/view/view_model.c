@@ -259,7 +259,7 @@ cli_exit view_contrast_maps(const view_options *options, text_model *model, mha_
     view_options again = other_options(options);
     mha_maps *other;
     bool same;
-    CLI_TRY(maps_new(VIEW, &other));
+    CLI_TRY(maps_new(&other));
     again.texts.items[again.texts.count++] = options->contrast;
     CLI_TRY(view_model_maps(options, model, maps, NULL));
     CLI_TRY(view_model_maps(&again, model, other, NULL));

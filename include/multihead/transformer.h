@@ -56,6 +56,8 @@ typedef enum mha_norm {
     MHA_NORM_LAYER = 1, /* weight and bias */
     MHA_NORM_RMS = 2    /* weight */
 } mha_norm;
+/* Names of the values of an enum, in their order, as in config.json: initializers of an array. */
+#define MHA_NORM_NAMES "none", "layer", "rms"
 
 typedef enum mha_position_encoding {
     MHA_ENCODING_NONE = 0,
@@ -64,6 +66,7 @@ typedef enum mha_position_encoding {
     MHA_ENCODING_SINUSOIDAL = 2, /* added likewise, fixed (Vaswani et al. 2017, section 3.5) */
     MHA_ENCODING_ROTARY = 3      /* queries and keys are rotated, halves paired as in Llama */
 } mha_position_encoding;
+#define MHA_ENCODING_NAMES "none", "learned", "sinusoidal", "rotary"
 
 typedef enum mha_feed_forward {
     MHA_FEED_FORWARD_GELU = 0,
@@ -73,6 +76,7 @@ typedef enum mha_feed_forward {
     MHA_FEED_FORWARD_GEGLU = 4,     /* gated, with GELU */
     MHA_FEED_FORWARD_GEGLU_TANH = 5 /* gated, with MHA_ACTIVATION_GELU_TANH (Gemma) */
 } mha_feed_forward;
+#define MHA_FEED_FORWARD_NAMES "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh"
 
 /* mha_transformer_desc.flags */
 enum {

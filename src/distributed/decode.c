@@ -327,7 +327,7 @@ static void join_piece(call *c, const piece *p)
 static void fold_piece(call *c, const piece *p)
 {
     const mhai_attn_keys keys = keys_of(c, p);
-    mhai_attn_fold_keys(c->context, &c->fold, &keys, 1, 0, 1);
+    mhai_attn_fold_keys(c->context, &c->fold, &keys);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */

@@ -98,8 +98,8 @@ void mhai_matmul_pack_bf16(const mhai_kernels *kernels, mha_dtype type, const vo
  * Error: MHA_ERR_NOMEM, if scratch cannot be allocated; c is then unchanged. */
 MHA_NODISCARD mha_status mhai_matmul_run_bf16(mha_context *context, const mhai_matmul *job);
 
-/* Likewise, with b packed into scratch, which is released on return. */
+/* Likewise, with b [inner][cols] packed into scratch, which is released on return. */
 MHA_NODISCARD mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job,
-                                             const float *b, int64_t stride, bool transposed);
+                                             const float *b, int64_t stride);
 
 #endif
