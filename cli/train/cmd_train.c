@@ -323,7 +323,7 @@ static cli_exit set_mixers(train_options *o, const train_task *task, mha_transfo
         attends = attends && !kind;
     }
     if (count > 1 && !o->layers) model->num_layers = count;
-    if (count == 0 || (count > 1 && count != model->num_layers))
+    if (count > 1 && count != model->num_layers)
         return cli_fail(CLI_USAGE,
                         "--mixer %s: %" PRId64 " mixers for %" PRId64
                         " layers; give one for all, or one for each",
