@@ -9,7 +9,14 @@ the source; a pattern with the same number of groups that finds the figures ther
 
 Tolerance: a number, or BELOW: less than the page says.
 
-For pages in WHOLE, every figure in running text must be in a row.
+A marker compares all figures of the next paragraph, list or table of a page:
+
+  <!-- figures: SOURCE ... -->    each is, after rounding, a number of a source: `printed` (the output of the page's
+                                  commands) or a file; with " %" a share times 100, too
+  <!-- figures: not REASON -->    not compared: measured times, facts about other programs
+
+For pages in WHOLE, every figure in running text must be in a row or below a marker, except 0, 1, 2, years of
+citations, and the numbers of headings and lists.
 """
 import re
 
@@ -82,14 +89,42 @@ def differ(said, found, how):
     return len(said) != len(found) or any(abs(a - b) > how for a, b in zip(said, found))
 
 
+FIGURE = re.compile(r"\d[\d,.]*\d|\d")
+MARKER = re.compile(r"<!-- figures: ([^\n]*?) -->\s*\n((?:[^\n]+\n)+)")
+
+
 def prose(text):
-    """The text without numbers outside sentences: blocks, comments, code, link targets, and names that contain a digit
-    (L18H6, int8, AVX2) become blanks."""
+    """The text without numbers outside sentences: blocks, comments, code, link targets, citations, versions and addresses,
+    numbers of headings and lists, and names that contain a digit (L18H6, int8, AVX2) become blanks."""
     def blank(match):
         return re.sub(r"[^\n]", " ", match.group(0))
-    for pattern in (r"<!--.*?-->", r"^```.*?^```", r"`[^`]*`", r"\]\([^)]*\)", r"<img[^>]*>", r"\b[A-Za-z][\w-]*\d(?:[\w.-]*\w)?"):
+    for pattern in (r"<!--.*?-->", r"^```.*?^```", r"(?<=\n\n) {4}[^\n]*\n(?: {4}[^\n]*\n|\n(?= {4}))*", r"`[^`]*`",
+                    r"\]\([^)]*\)", r"<img[^>]*>", r"\b[A-Za-z][\w-]*\d(?:[\w.-]*\w)?",
+                    r"\d+(?:\.\d+){2,}", r"^(?:#+|\*\*)? ?\d\.(?= )",
+                    r"\b[A-Z]\w+\.?(?: et al\.)?,? \(?(?:19|20)\d\d\b(?:, (?:section )?\d[.\d]*)?"):
         text = re.sub(pattern, blank, text, flags=re.S | re.M)
     return text
+
+
+def is_in(figure, share, numbers):
+    """True if a number rounds to the figure, or, for shares, a hundredth of it."""
+    said, half = number(figure), 0.5000001 * 10.0 ** -len(figure.partition(".")[2])
+    return any(abs(n - said) <= half or share and abs(100 * n - said) <= half for n in numbers)
+
+
+def marked(text, printed, root):
+    """(begin, end, [(position, error), ...]) of each block below a marker."""
+    plain = prose(text)
+    for match in MARKER.finditer(text):
+        begin, end = match.span(2)
+        sources, errors = match.group(1).split(), []
+        if sources[0] != "not" and (printed is not None or "printed" not in sources):
+            texts = [printed if of == "printed" else (root / of).read_text(encoding="utf-8") for of in sources]
+            numbers = {number(n.replace("'", "")) for n in re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?", "\n".join(texts))}
+            for figure in FIGURE.finditer(plain, begin, end):
+                if not is_in(figure.group(0), plain[figure.end():figure.end() + 2] == " %", numbers):
+                    errors.append((figure.start(), f"{figure.group(0)} is not in {match.group(1)}"))
+        yield begin, end, errors
 
 
 def wrong(page, text, printed, root):
@@ -111,7 +146,12 @@ def wrong(page, text, printed, root):
             yield line, f"figures.py: {source} does not have '{pattern}'"
         elif differ(match.groups(), there.groups(), how):
             yield line, f"the page says {' '.join(match.groups())}, {source} {' '.join(there.groups()).strip()}"
+    for begin, end, errors in marked(text, printed, root):
+        spans.append((begin, end))
+        for at, error in errors:
+            yield text[:at].count("\n"), error
     if page in WHOLE:
-        for figure in re.finditer(r"\d[\d,.]*\d|\d", prose(text)):
-            if not any(begin <= figure.start() and figure.end() <= end for begin, end in spans):
+        for figure in FIGURE.finditer(prose(text)):
+            if figure.group(0) not in ("0", "1", "2") and \
+                    not any(begin <= figure.start() and figure.end() <= end for begin, end in spans):
                 yield text[:figure.start()].count("\n"), f"figures.py has no row for {figure.group(0)}"
