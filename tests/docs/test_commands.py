@@ -113,6 +113,17 @@ for old, new, count in (("", "", 0), ("finds two", "finds three", 1), ("first (0
     if len(found) != count:
         failures.append(f"figures: '{new}' for '{old}': {found}")
 
+# Figures below a marker: each is a number of the source, after rounding, or a hundredth of one.
+TABLE = "<!-- figures: {} -->\n\n| L1H2 | {} |\n| 2 | {} |\n\nThe end: 99.\n"
+for source, one, two, count in (("printed", "0.40", "1,250", 0), ("printed", "0.41", "1,250", 1), ("printed", "40 %", "7", 0),
+                                ("printed", "40", "7", 1), ("printed", "0.4", "8", 1), ("not times", "0.5", "8", 0),
+                                ("tests/docs/test_commands.py", "0.41", "1,250", 0), ("README.md", "0.123", "7", 2)):
+    found = list(figures.wrong("page.md", TABLE.format(source, one, two), "took 0.402, 1250 of 7", commands.ROOT))
+    if len(found) != count:
+        failures.append(f"figures: {source} {one} {two}: {found}")
+if list(figures.wrong("page.md", TABLE.format("printed", "3", "4"), None, commands.ROOT)):
+    failures.append("figures: compared with what was not run")
+
 for failure in failures:
     print("FAILED:", failure)
 print(f"{len(failures)} failed")
