@@ -1,4 +1,4 @@
-/* See attn_fold.h. The rows' sums are in separate memory, to which a chunk's workspace points. */
+/* See attn_fold.h. The sums of rows are stored outside the workspaces, which point to them. */
 #include "attention/attn_fold.h"
 
 #include "base/checked.h"
@@ -14,7 +14,7 @@ bool mhai_attn_folds(const mhai_attn_problem *p, const mhai_attn_backend *backen
            !mhai_attn_wants(&p->want.scores);
 }
 
-/* Floats of a row's sums. */
+/* Number of floats of a row's sums. */
 static int64_t floats_of_row(const mhai_attn_problem *p)
 {
     return mhai_attn_padded_values(p) + 2 + mhai_attn_padded_shaw(&p->shaw_values);
@@ -51,14 +51,14 @@ mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan
 
 /* ---- a chunk --------------------------------------------------------------------------------- */
 
-/* Index of a chunk's first row among the rows of all items. */
+/* Index of a chunk's first row, counted over all items. */
 static int64_t place_of(const mhai_attn_problem *p, const mhai_attn_chunk *c)
 {
     const int64_t before = p->query_starts ? c->seq.q0 : c->seq.b * p->T;
     return before * p->H + c->hk * p->group * c->seq.T + c->first;
 }
 
-/* Point the workspace's sums to those of the fold. */
+/* Let the workspace's sums point to those of the fold. */
 static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
                           mhai_attn_workspace *w)
 {
@@ -70,7 +70,7 @@ static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
     w->shaw_values = fold->shaw + place * mhai_attn_padded_shaw(&p->shaw_values);
 }
 
-/* Load the rows. New rows begin with the sums over no keys; others keep their sums. */
+/* Load the rows. New rows start with sums over no keys; others continue. */
 static void load_rows(const mhai_attn_fold *fold, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = &fold->plan.p;
@@ -99,8 +99,8 @@ typedef struct keys_job {
     int64_t count, first_item;
 } keys_job;
 
-/* Load the rows once for all keys of the call. The walk reads the worker's own copy of the
- * problem, whose keys are replaced for each element of the list. */
+/* Load the rows once, then process all keys of the call. The worker has a copy of the problem,
+ * whose keys change with each element of the list. */
 static void fold_item(void *argument, int64_t i, int worker)
 {
     const keys_job *job = argument;
@@ -182,7 +182,7 @@ static void finish_item(void *argument, int64_t i, int worker)
     mhai_attn_write_rows(&fold->walk, &c, &w);
 }
 
-/* Without any keys, the rows have not been initialised. */
+/* Without keys, the rows were never initialised. */
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
 {
     if (!fold->begun) mhai_attn_fold_keys(context, fold, NULL, 0, 0, 1);

@@ -1,4 +1,4 @@
-/* See gguf_config.h. The keys are those that llama.cpp's converters write. */
+/* See gguf_config.h. The keys are those of llama.cpp's converters. */
 #include "model/gguf_config.h"
 
 #include "io/file.h"
@@ -35,14 +35,14 @@ static const mhai_weight_name plain_names[] = {COMMON,
                                                MHAI_NAME("self_attn.k_proj", "attn_k"),
                                                MHAI_NAME("self_attn.v_proj", "attn_v"),
                                                END};
-/* Rotated pairs are neighbours in GGUF files. */
+/* GGUF files store rotated pairs next to each other. */
 static const mhai_weight_name llama_names[] = {COMMON,
                                                GATED,
                                                {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
                                                {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
                                                MHAI_NAME("self_attn.v_proj", "attn_v"),
                                                END};
-/* The name of the last norm is that of a norm of embeddings. */
+/* These files call the last norm a norm of embeddings. */
 static const mhai_weight_name lfm2_names[] = {
     MHAI_NAME("norm", "token_embd_norm"),
     COMMON,
@@ -87,8 +87,10 @@ static const mhai_weight_name phi3_names[] = {COMMON,
 static const struct architecture {
     const char *name, *model_type;
     const mhai_weight_name *names;
-    int64_t largest;   /* layers of the model whose scale uses E / H instead of D (Gemma, 27B) */
-    const char *mixer; /* layer_types of layers without key/value heads; NULL: all have some */
+    int64_t largest;   /* the scale of the model with this many layers is based on
+                        * E / H, not D (Gemma, 27B) */
+    const char *mixer; /* the layer type of layers without key/value heads;
+                        * NULL: every layer has some */
 } architectures[] = {{"llama", "llama", llama_names, 0, NULL},
                      {"qwen2", "qwen2", plain_names, 0, NULL},
                      {"qwen3", "qwen3", plain_names, 0, NULL},
@@ -103,7 +105,7 @@ static const struct architecture {
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
-/* The weights that decoders ignore, and factors that were converted to a scaling. */
+/* Whether to ignore a weight: decoders do not use it, or its factors became a scaling. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
     return strcmp(name, "rope_freqs.weight") == 0 || mhai_decoder_ignores(plan, name);
@@ -124,7 +126,7 @@ mhai_family mhai_gguf_family(const mhai_family *family)
 
 /* ---- metadata ------------------------------------------------------------------------------ */
 
-/* Keys after "llama.", and the fields of config.json with the same meaning in some family. */
+/* Keys after "llama.", and the equivalent fields of config.json. */
 static const struct {
     const char *key;
     bool required, real;
@@ -153,7 +155,7 @@ typedef struct reading {
     const mha_gguf *file;
     const char *path;
     const struct architecture *of;
-    json_t *root, *names; /* names: root's, of fields */
+    json_t *root, *names; /* names: those of fields; owned by root */
 } reading;
 
 static int64_t count_of(const reading *r, const char *field)
@@ -161,7 +163,7 @@ static int64_t count_of(const reading *r, const char *field)
     return (int64_t)json_integer_value(json_object_get(r->root, field));
 }
 
-/* The value of "llama.KEY"; false: there is none. */
+/* Find the value of "llama.KEY"; false if there is none. */
 static bool find(const reading *r, const char *key, mha_gguf_value *value)
 {
     char full[96];
@@ -178,7 +180,7 @@ static mha_status refuse(const reading *r, const mha_gguf_value *value, const ch
 
 static const char differs[] = "differs from layer to layer, which is not supported";
 
-/* An array must have an element for each layer. */
+/* Check that an array has one element per layer. */
 static mha_status check_array(const reading *r, const mha_gguf_value *value)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
@@ -188,7 +190,7 @@ static mha_status check_array(const reading *r, const mha_gguf_value *value)
         mhai_show_name(value->key).text, (long long)value->count, (long long)layers);
 }
 
-/* A number, or an array of equal numbers. */
+/* Read a number, or an array of equal numbers. */
 static mha_status read_value(const reading *r, const mha_gguf_value *value, bool real,
                              json_t **number)
 {
@@ -210,7 +212,7 @@ static mha_status read_value(const reading *r, const mha_gguf_value *value, bool
                                         mhai_show_name(value->key).text);
 }
 
-/* Copy a value into a field of object; messages name the key. */
+/* Copy a value into a field of object. Messages use the key's name. */
 static mha_status take(const reading *r, const mha_gguf_value *value, bool real, json_t *object,
                        const char *field)
 {
@@ -248,7 +250,7 @@ static mha_status add_to(json_t *list, const mha_gguf_value *value, int64_t laye
                : MHA_NO_MEMORY("model");
 }
 
-/* Report valid but unsupported metadata before any missing key. */
+/* Report unsupported metadata before missing keys. */
 static mha_status refuse_unsupported(const reading *r)
 {
     mha_gguf_value value;
@@ -260,14 +262,14 @@ static mha_status refuse_unsupported(const reading *r)
                           value.key, (long long)experts);
 }
 
-/* Numbers of heads over the layers. */
+/* Numbers of heads of all layers. */
 typedef struct head_counts {
     json_t *lists[2], *types;
-    int64_t most, kv_heads; /* of the layer with most heads */
+    int64_t most, kv_heads; /* of the layer with the most heads */
     bool same, seen;
 } head_counts;
 
-/* A layer without key/value heads has the other mixer of its architecture, if there is one. */
+/* Add a layer. If the architecture has a second mixer, layers without key/value heads use it. */
 static mha_status add_layer(const reading *r, const mha_gguf_value *heads, const mha_gguf_value *kv,
                             int64_t layer, head_counts *n)
 {
@@ -284,14 +286,14 @@ static mha_status add_layer(const reading *r, const mha_gguf_value *heads, const
     return MHA_OK;
 }
 
-/* Heads: the largest number of any layer, and a list if layers differ. Without a key for key/value
- * heads, their number is the number of heads. */
+/* Read the largest number of heads of any layer, and a list if layers differ. Without the key of
+ * key/value heads, there are as many as query heads. */
 static mha_status read_heads(const reading *r)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
     mha_gguf_value heads, kv;
     head_counts n = {.lists = {json_array(), json_array()}, .types = json_array(), .same = true};
-    /* each call takes its list, also if it fails */
+    /* mhai_put() consumes its list even if it fails, so call it for all */
     const bool first = mhai_put(r->root, "layer_heads", n.lists[0]);
     const bool second = mhai_put(r->root, "layer_kv_heads", n.lists[1]);
     if (!mhai_put(r->root, "layer_types", n.types) || !first || !second)
@@ -321,8 +323,8 @@ static mha_status read_heads(const reading *r)
                : MHA_NO_MEMORY("model");
 }
 
-/* The converter reorders value heads that share a key head, and adds layers that predict further
- * tokens. Neither is supported. */
+/* Reject two changes that converters make: reordered value heads that share a key head, and extra
+ * layers for multi-token prediction. */
 static mha_status read_nets(const reading *r)
 {
     const int64_t keys = count_of(r, "linear_num_key_heads");
@@ -345,7 +347,7 @@ static mha_status read_nets(const reading *r)
                                                                            : MHA_NO_MEMORY("model");
 }
 
-/* Layers with a window: an array of flags, or the period of the layers without one. */
+/* Layers with a window: an array of flags, or the period of layers without one. */
 static mha_status read_windows(const reading *r)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
@@ -371,7 +373,7 @@ static mha_status read_windows(const reading *r)
 
 /* ---- rotations ----------------------------------------------------------------------------- */
 
-/* How many elements of a head rotate. */
+/* Read how many elements of a head are rotated. */
 static mha_status read_width(const reading *r, int64_t *rotated)
 {
     const int64_t heads = count_of(r, "num_attention_heads");
@@ -390,7 +392,7 @@ static mha_status read_width(const reading *r, int64_t *rotated)
             return mhai_path_fail(MHA_ERR_MODEL, r->path,
                                   "'%s' is %lld, expected 1..%lld, a head's numbers", value.key,
                                   (long long)*rotated, (long long)width);
-        /* use the half times the width: the rounded quotient may be less than the count */
+        /* add 0.5, because a quotient rounded down would lose one element */
         if (*rotated < width) part = ((double)*rotated + 0.5) / (double)width;
         if (!mhai_put_text(r->names, "partial_rotary_factor", value.key))
             return MHA_NO_MEMORY("model");
@@ -401,7 +403,8 @@ static mha_status read_width(const reading *r, int64_t *rotated)
                : MHA_NO_MEMORY("model");
 }
 
-/* The output of the functions below, and the names in messages. */
+/* Create rope_scaling, which the functions below fill in, with the names of
+ * its fields for messages. */
 static mha_status begin_scaling(const reading *r, const char *type, json_t **scaling)
 {
     *scaling = json_object();
@@ -412,12 +415,13 @@ static mha_status begin_scaling(const reading *r, const char *type, json_t **sca
                : MHA_NO_MEMORY("model");
 }
 
-/* Recover Llama 3's scaling from the factors of pairs that llama.cpp's converters write in its
- * place, always with low 1, high 4 and 8192 positions.
+/* Recover Llama 3's scaling. llama.cpp's converters replace it by the resulting factor of each
+ * pair, always with low 1, high 4 and 8192 positions.
  *
- * They compute in float32. The turns of a pair in these positions have an error of at most 20 u: 16
- * u of base^(2 i / R), with an exponent of up to 13, and 4 u of four more operations. The factor f
- * of slow pairs has a slope of up to f / 3 in the turns; the quotient adds 4 u. */
+ * They compute in float32 (unit roundoff u). The turns of a pair over these positions have a
+ * relative error of at most 20 u: 16 u from base^(2 i / R), whose exponent is up to 13, and 4 u
+ * from four more operations. For slow pairs, the slope of the factor f in the turns is at most
+ * f / 3. The quotient adds 4 u. */
 static mha_status read_factors(const reading *r, int64_t rotated, bool *found)
 {
     static const double low = 1, high = 4, length = 8192, pi = 3.14159265358979323846;
@@ -457,7 +461,7 @@ static mha_status read_factors(const reading *r, int64_t rotated, bool *found)
                : MHA_NO_MEMORY("model");
 }
 
-/* Reject other factors of a rotation in llama.cpp, unless they are 1. */
+/* Reject llama.cpp's other rotation factors unless they have no effect. */
 static mha_status refuse_others(const reading *r, bool yarn)
 {
     const struct {
@@ -466,9 +470,10 @@ static mha_status refuse_others(const reading *r, bool yarn)
     } others[] = {{"rope.scaling.alpha", 0},
                   {"rope.scaling.yarn_log_multiplier", 0},
                   {"rope.scaling.yarn_ext_factor", yarn ? 1 : 0},
-                  /* transformers stores the amplitude, llama.cpp nothing or a factor of it */
+                  /* transformers stores the amplitude; llama.cpp stores nothing
+                   * or a factor of it */
                   {"rope.scaling.yarn_attn_factor", NAN},
-                  {"rope.scaling.attn_factor", 1}}; /* YaRN has it */
+                  {"rope.scaling.attn_factor", 1}}; /* supported by YaRN */
     for (int i = 0; i < (yarn ? 4 : 5); i++) {
         mha_gguf_value value;
         double x;
@@ -480,8 +485,8 @@ static mha_status refuse_others(const reading *r, bool yarn)
     return MHA_OK;
 }
 
-/* Read YaRN's numbers. Missing ones have the same defaults in this library. attn_factor is a factor
- * of the amplitude. */
+/* Read YaRN's numbers. Missing ones have the same defaults as in this library. attn_factor
+ * multiplies the amplitude. */
 static mha_status read_yarn(const reading *r, json_t *scaling)
 {
     static const struct {
@@ -503,7 +508,7 @@ static mha_status read_yarn(const reading *r, json_t *scaling)
                : MHA_NO_MEMORY("model");
 }
 
-/* The type defaults to linear, as in llama.cpp. */
+/* Read the scaling. As in llama.cpp, its default type is linear. */
 static mha_status read_scaling(const reading *r, bool factors)
 {
     const char *text = "linear";
@@ -513,7 +518,7 @@ static mha_status read_scaling(const reading *r, bool factors)
     json_t *scaling;
     const bool typed = find(r, "rope.scaling.type", &value);
     const bool scaled = find(r, "rope.scaling.factor", &scale) ||
-                        find(r, "rope.scale_linear", &scale); /* files older than scaling.type */
+                        find(r, "rope.scale_linear", &scale); /* in files older than scaling.type */
     if (typed) MHA_TRY(mha_gguf_string(&value, 0, &text, &size));
     memcpy(type, text, size < sizeof type ? size : 0);
     const bool yarn = strcmp(type, "yarn") == 0;
@@ -544,7 +549,7 @@ static mha_status read_rotation(const reading *r)
     return read_scaling(r, factors);
 }
 
-/* Settings derived from the weights: the output, biases, the vocabulary. */
+/* Derive settings from the weights: tied output, biases, size of the vocabulary. */
 static mha_status read_weights(const reading *r)
 {
     mha_gguf_tensor table;
@@ -563,7 +568,7 @@ static mha_status read_weights(const reading *r)
     return MHA_OK;
 }
 
-/* Settings that llama.cpp assumes without a key. */
+/* Add settings that llama.cpp hard-codes. */
 static mha_status add_known(const reading *r)
 {
     const int64_t heads = count_of(r, "num_attention_heads"), width = count_of(r, "hidden_size");
@@ -577,7 +582,7 @@ static mha_status add_known(const reading *r)
                 mhai_put_bool(r->root, "block_auto_adjust_ff_dim", false);
     if (!json_object_get(r->root, "rope_theta"))
         good = good && mhai_put(r->root, "rope_theta", json_real(1e4));
-    /* 0 means none (Phi 4) */
+    /* 0: no window (Phi 4) */
     if (r->of->largest == 0 && count_of(r, "sliding_window") == 0)
         json_object_del(r->root, "sliding_window");
     if (!find(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
@@ -592,7 +597,7 @@ static mha_status add_known(const reading *r)
     return good ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
-/* In a split file only the first part has the metadata. */
+/* Only the first part of a split file has the metadata. */
 static mha_status refuse_part(const reading *r)
 {
     static const char number[] = "split.no", count[] = "split.count";
