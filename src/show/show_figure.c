@@ -206,6 +206,8 @@ static mha_status write_detail(const panel_maker *maker, int64_t i, const mha_li
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, (int64_t)room + 1, &sentence));
     if (room) write_link(maker, link, sentence, room + 1);
     parts[1] = sentence;
+    /* What the head does in this text, not where it rests, is its label. */
+    if (room && !*parts[0]) maker->panels[i].badge = NULL;
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, (int64_t)(strlen(parts[0]) + room + strlen(parts[2]) + 3),
                            &detail));
     for (int k = 0; k < 3; k++) {
