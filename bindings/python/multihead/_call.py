@@ -137,7 +137,7 @@ def truth(value: Any, name: str) -> bool:
     raise TypeError(f"{name}: True or False is expected, not {value!r:.60}")
 
 
-def _real(value: Any, name: str) -> float:
+def real(value: Any, name: str) -> float:
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError
@@ -293,9 +293,9 @@ class Prepared:
             elif name in _INTEGERS:
                 setattr(desc, name, integer(value, name))
             elif name in _REALS:
-                setattr(desc, name, _real(value, name))
+                setattr(desc, name, real(value, name))
             elif name == "scale":
-                desc.scale = _real(value, name)
+                desc.scale = real(value, name)
                 desc.flags |= _abi.ATTENTION_FLAGS["scale_given"]
             elif name == "window":
                 desc.left_keys, desc.right_keys = (integer(side, name) for side in value)
