@@ -95,12 +95,10 @@ static void place(mhai_attn_problem *p, mhai_attn_part *part, const mhai_attn_ke
 
 typedef struct keys_job {
     const mhai_attn_fold *fold;
-    const mhai_attn_keys *keys;
-    int64_t count, first_item;
+    const mhai_attn_keys *keys; /* NULL: none */
 } keys_job;
 
-/* Load the rows once, then process all keys of the call. The worker has a copy of the problem,
- * whose keys change with each element of the list. */
+/* The walk reads a copy of the problem, in which the keys are replaced. */
 static void fold_item(void *argument, int64_t i, int worker)
 {
     const keys_job *job = argument;
@@ -114,33 +112,24 @@ static void fold_item(void *argument, int64_t i, int worker)
         .walk = &walk, .next = walk.tiling.items, .planned = -1, .fetch = {.run = MHAI_FETCH_RUNS}};
     const mhai_attn_visitor visitor = mhai_attn_forward_visitor(&item);
     mhai_attn_workspace w = mhai_attn_workspace_of(&walk, worker);
-    mhai_attn_chunk c = mhai_attn_chunk_of_item(&walk, job->first_item + i);
-    bool loaded = false;
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(&walk, i);
     mhai_attn_place_rows(&walk, &c, &w);
-    for (int64_t n = 0; n < job->count; n++) {
-        const mhai_attn_keys *keys = &job->keys[n];
-        place(&p, &part, keys);
+    int64_t begin = 0, end = 0;
+    if (job->keys) {
+        place(&p, &part, job->keys);
         c.seq = mhai_attn_sequence_of(&p, c.seq.b);
-        const int64_t begin = mhai_max_i64(0, keys->begin - c.seq.k0);
-        const int64_t end = mhai_min_i64(c.limit.end, keys->end - c.seq.k0);
-        if (begin < end && !loaded) {
-            load_rows(fold, &c, &w);
-            loaded = true;
-        }
-        for (int64_t key = begin; key < end; key += MHAI_KEY_BLOCK)
-            mhai_attn_walk_block(&walk, &c, &w, key, &visitor);
+        begin = mhai_max_i64(0, job->keys->begin - c.seq.k0);
+        end = mhai_min_i64(c.limit.end, job->keys->end - c.seq.k0);
     }
-    if (!loaded && !fold->begun) load_rows(fold, &c, &w);
+    if (begin < end || !fold->begun) load_rows(fold, &c, &w);
+    for (int64_t key = begin; key < end; key += MHAI_KEY_BLOCK)
+        mhai_attn_walk_block(&walk, &c, &w, key, &visitor);
 }
 
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
-                         int64_t count, int64_t turn, int64_t turns)
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys)
 {
-    const int64_t items = fold->walk.tiling.items;
-    const int64_t first = items * turn / turns, end = items * (turn + 1) / turns;
-    keys_job job = {fold, keys, count, first};
-    if (first < end) mha_parallel_for(context, end - first, fold_item, &job);
-    if (turn + 1 == turns) fold->begun = true;
+    mha_parallel_for(context, fold->walk.tiling.items, fold_item, &(keys_job){fold, keys});
+    fold->begun = true;
 }
 
 void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys)
@@ -185,6 +174,6 @@ static void finish_item(void *argument, int64_t i, int worker)
 /* Without keys, the rows were never initialised. */
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
 {
-    if (!fold->begun) mhai_attn_fold_keys(context, fold, NULL, 0, 0, 1);
+    if (!fold->begun) mhai_attn_fold_keys(context, fold, NULL);
     mha_parallel_for(context, fold->walk.tiling.items, finish_item, fold);
 }

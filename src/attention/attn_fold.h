@@ -32,10 +32,9 @@ MHA_NODISCARD mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t
 MHA_NODISCARD mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
                                               mhai_attn_fold *fold);
 
-/* Add keys to share number `turn` of `turns` shares of the rows. Call it for each turn, and in the
- * order of keys. The elements of keys begin and end at boundaries of key blocks. */
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
-                         int64_t count, int64_t turn, int64_t turns);
+/* Add keys to the rows. Call it in the order of keys. They begin and end at boundaries of key
+ * blocks. */
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys);
 
 /* Set the keys of the walk's problem, before a stretch of them is processed. */
 void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys);

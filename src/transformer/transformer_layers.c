@@ -252,9 +252,9 @@ void mhai_transformer_free_encodings(mha_transformer *t)
     }
 }
 
-static double clamp(double x, double low, double high)
+static double clamp(double x, double most)
 {
-    return x < low ? low : x > high ? high : x;
+    return x < 0 ? 0 : x > most ? most : x;
 }
 
 /* The (fractional) pair that makes this number of turns over the original length. */
@@ -273,12 +273,12 @@ static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
     double slow; /* 1: divide by factor, 0: unchanged */
     if (r->rope_scaling == MHA_ROPE_SCALING_LLAMA3) {
         const double turns = (double)r->rope_original_length * frequency / 6.28318530717958647693;
-        slow = clamp((high - turns) / (high - low), 0, 1);
+        slow = clamp((high - turns) / (high - low), 1);
     } else {
         const double last = (double)(r->rotary_dim - 1);
-        const double from = clamp(floor(pair_of_turns(r, high)), 0, last);
-        const double to = clamp(ceil(pair_of_turns(r, low)), 0, last);
-        slow = clamp(((double)i - from) / (to > from ? to - from : 1e-3), 0, 1);
+        const double from = clamp(floor(pair_of_turns(r, high)), last);
+        const double to = clamp(ceil(pair_of_turns(r, low)), last);
+        slow = clamp(((double)i - from) / (to > from ? to - from : 1e-3), 1);
     }
     return 1 / (slow / factor + (1 - slow));
 }

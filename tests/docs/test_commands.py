@@ -104,7 +104,7 @@ head      weight  rank  arrives  rank   effect  rank
 L18H6     0.9115    #1   0.9679    #1   0.3928    #6
 memory of a command, at most 158 MB"""
 README = (commands.ROOT / "README.md").read_text(encoding="utf-8").replace("`heads` finds nine", "`heads` finds two")
-for old, new, count in (("", "", 0), ("finds two", "finds three", 1), ("first (0.90)", "first (0.91)", 1),
+for old, new, count in (("", "", 0), ("finds two", "finds three", 1), ("L18H6 (0.90)", "L18H6 (0.91)", 1),
                         ("0.91 of its", "0.92 of its", 1), ("falls by 0.39", "falls by 0.4", 1),
                         ("than 200 MB", "than 158 MB", 1), ("12.8 %", "11.8 %", 1),
                         ("fetches 84", "fetches 91", 1), ("## Read on", "## Read on\n\nIn 17 steps.", 1),
