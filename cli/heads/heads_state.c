@@ -40,7 +40,7 @@ cli_exit heads_state_begin(const heads_options *options, const text_model *model
                                        &state->of.model)));
     if (stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
     if (!begins(state->path))
-        return cli_fail(CLI_BAD_INPUT, HEADS,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: is not a state of measured heads; remove it to start over",
                         state->path);
     /* Unlike texts without a limit: a state of 1,000 heads has some 400 MB. */
