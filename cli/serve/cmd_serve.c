@@ -94,6 +94,7 @@ static cli_exit run(const serve_options *options)
     snprintf(words, sizeof words, "'multihead heads %.400s --words' lists them", options->model);
     const mha_live_options how = {.struct_size = sizeof how,
                                   .name = model.name,
+                                  .folder = options->model,
                                   .max_tokens = options->max_tokens,
                                   .advise_words = words,
                                   .is_over = is_over};
