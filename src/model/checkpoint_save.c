@@ -180,12 +180,15 @@ static mha_status check_mixers(const mha_transformer *transformer)
 {
     mha_transformer_desc d;
     mha_transformer_describe(transformer, &d);
-    for (int64_t i = 0; d.layers && i < d.num_layers; i++)
-        if (mha_layer_difference(&d.layers[i]))
+    for (int64_t i = 0; d.layers && i < d.num_layers; i++) {
+        const char *difference = mha_layer_difference(&d.layers[i]);
+        if (d.layers[i].experts.count > 0) difference = "has routed experts";
+        if (difference)
             return mha_fail(MHA_ERR_UNSUPPORTED,
                             "mha_checkpoint_save: layer %lld %s, which saved folders cannot hold; "
                             "keep the folder that it came from",
-                            (long long)i, mha_layer_difference(&d.layers[i]));
+                            (long long)i, difference);
+    }
     return MHA_OK;
 }
 

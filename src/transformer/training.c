@@ -242,6 +242,7 @@ mha_status mha_trainer_create(mha_context *context, mha_transformer *transformer
     MHA_TRY(mhai_struct_copy("mha_trainer_desc", &d, sizeof d,
                              offsetof(mha_trainer_desc, transport), desc));
     MHA_TRY(mhai_transformer_plain_mixers("mha_trainer_create", transformer));
+    MHA_TRY(mhai_transformer_dense("mha_trainer_create", transformer));
     if (d.transport) MHA_TRY(mhai_ranks_check(d.transport));
     d.struct_size = sizeof d;
     const mha_allocator a = mha_context_allocator(context);

@@ -506,6 +506,7 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
                         "MHA_COMPUTE_F32",
                         mha_compute_name(transformer->source.compute));
     MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_backward", transformer));
+    MHA_TRY(mhai_transformer_dense("mha_transformer_backward", transformer));
     if (transformer->ranks)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_backward: the layers of this transformer are spread over "

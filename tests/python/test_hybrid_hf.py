@@ -37,7 +37,7 @@ TEXT = "the cat sat on the mat. the dog ran to the cat."
 
 class Double:
     """A substitute for torch, for code that always computes parts in float32."""
-    float32 = torch.float64
+    float = float32 = torch.float64
 
     def __getattr__(self, name):
         return getattr(torch, name)
