@@ -401,7 +401,6 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     mhai_config text = *config;
     MHA_TRY(mhai_family_find(config, &l->listed));
     l->config = config->path;
-    MHA_TRY(mhai_family_check_loads(config, l->listed));
     MHA_TRY(mhai_family_enter(l->listed, &text));
     l->renamed = mhai_gguf_family(l->listed);
     l->family = l->gguf ? &l->renamed : l->listed;

@@ -260,7 +260,6 @@ def test_measures_of_signed_maps(made, tmp_path):
 
 REFUSED = {
     "qwen3_next": [
-        ("num_experts", 8, "'num_experts' is 8 and layer 0 routes tokens to experts"),
         ("linear_num_value_heads", 5, "expected a multiple of 'linear_num_key_heads', 2"),
         ("linear_key_head_dim", 1 << 20, "describes at least"),
         ("linear_value_head_dim", -1, "'linear_value_head_dim' is -1"),

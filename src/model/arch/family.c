@@ -83,19 +83,6 @@ mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
                           outer ? "true" : "false", inner ? "true" : "false");
 }
 
-mha_status mhai_family_check_loads(const mhai_config *config, const mhai_family *family)
-{
-    char known[MHAI_KNOWN] = "";
-    if (family->read) return MHA_OK;
-    for (int i = 0; i < FAMILIES; i++)
-        if (families[i]->read)
-            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s",
-                     known[0] ? ", " : "", families[i]->model_type);
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                          "model_type '%s' is not supported; supported: %s", family->model_type,
-                          known);
-}
-
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
 {
     int i = 0;

@@ -89,7 +89,7 @@ typedef struct mhai_family {
     const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
-    /* Describe the transformer. read is NULL if only the shape is known. */
+    /* Describe the transformer. */
     const char *layers;      /* before a layer's number */
     const char *prefix;      /* optional prefix of all names in files of others; "": none */
     const char *text_prefix; /* another one, of the text part of a model of several; NULL: none */
@@ -116,10 +116,6 @@ MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_
 /* For a model of several parts, continue with its text_config. Reject fields of config.json itself
  * that affect the text and differ from it. */
 MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
-
-/* Reject a family for which only the shape of the attention is supported. */
-MHA_NODISCARD mha_status mhai_family_check_loads(const mhai_config *config,
-                                                 const mhai_family *family);
 
 /* The family that a transformer is saved as; never NULL. */
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc);
@@ -174,6 +170,11 @@ MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
 /* Read the rotation from config.json into every layer. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
+
+/* Read attention_bias and the rotation of layers whose queries and keys are normalised. flags: of
+ * mha_layer_desc, for every layer. */
+MHA_NODISCARD mha_status mhai_read_normed(const mhai_config *config, uint32_t flags,
+                                          mhai_family_plan *plan);
 
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);

@@ -37,6 +37,7 @@ static mha_status read_mixtral(const mhai_config *config, mhai_family_plan *plan
     static const mhai_experts_kind kind = {
         .count = "num_local_experts", .alias = "num_experts", .usual = true};
     MHA_TRY(mhai_read_decoder(config, &mhai_family_mixtral, true, plan));
+    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
     MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_read_windows(config, 0, 0, 0, plan));
     MHA_TRY(mhai_read_experts(config, &kind, plan));

@@ -13,18 +13,12 @@ static mha_status read_olmoe(const mhai_config *config, mhai_family_plan *plan)
     static const mhai_experts_kind kind = {
         .count = "num_experts", .alias = "num_local_experts", .normalises = "norm_topk_prob"};
     static const char *const refused[] = {"clip_qkv", NULL};
-    bool biased;
     MHA_TRY(mhai_read_decoder(config, &mhai_family_olmoe, false, plan));
+    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
     MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_config_refuse(config, refused));
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
-    if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
     MHA_TRY(mhai_read_experts(config, &kind, plan));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
-        plan->layers[i].flags |= MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW;
-        plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
-    }
-    return mhai_read_rope(config, plan);
+    return mhai_read_normed(config, MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW, plan);
 }
 
 const mhai_family mhai_family_olmoe = {.model_type = "olmoe",

@@ -29,24 +29,11 @@ static mha_status read_qwen2(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_rope(config, plan);
 }
 
-static mha_status add_norms(const mhai_config *config, mhai_family_plan *plan)
-{
-    bool biased;
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
-    if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
-    MHA_TRY(mhai_plan_layers(plan));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
-        plan->layers[i].flags |= MHA_LAYER_QK_NORM;
-        plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
-    }
-    return mhai_read_rope(config, plan);
-}
-
 static mha_status read_qwen3(const mhai_config *config, mhai_family_plan *plan)
 {
     MHA_TRY(read_qwen(config, &mhai_family_qwen3, plan));
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
-    return add_norms(config, plan);
+    return mhai_read_normed(config, MHA_LAYER_QK_NORM, plan);
 }
 
 static mha_status read_qwen3_moe(const mhai_config *config, mhai_family_plan *plan)
@@ -61,9 +48,10 @@ static mha_status read_qwen3_moe(const mhai_config *config, mhai_family_plan *pl
     MHA_TRY(mhai_read_decoder(config, &mhai_family_qwen3_moe, true, plan));
     MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_config_bool(config, "use_sliding_window", false, &windowed));
+    if (windowed) MHA_TRY(mhai_config_unset(config, "layer_types")); /* transformers ignores it */
     if (windowed) MHA_TRY(mhai_read_windows(config, 4096, 0, 0, plan));
     MHA_TRY(mhai_read_experts(config, &kind, plan));
-    return add_norms(config, plan);
+    return mhai_read_normed(config, MHA_LAYER_QK_NORM, plan);
 }
 
 const mhai_family mhai_family_qwen2 = {.model_type = "qwen2",
