@@ -31,7 +31,7 @@ cli_exit train_frames_make(train_model *model, train_frames *frames)
     if (bytes * LEAST > most_bytes) return CLI_OK; /* too large: none */
     frames->most = most_bytes / bytes < TRAIN_MOST_FRAMES ? most_bytes / bytes : TRAIN_MOST_FRAMES;
     for (int i = 0; i < frames->examples; i++)
-        CLI_TRY(ARENA_ALLOC(TRAIN, frames->most * frames->size[i], &frames->maps[i]));
+        CLI_TRY(ARENA_ALLOC(frames->most * frames->size[i], &frames->maps[i]));
     return CLI_OK;
 }
 
