@@ -114,8 +114,7 @@ static double numbers_described(const mha_transformer_desc *d)
                       : E * (2 * (double)d->layer_kv_heads[i] * (double)d->layers[i].key_dim +
                              3 * (double)d->layer_heads[i] * (double)d->layers[i].value_dim);
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        layers += (double)d->layers[i].t5_buckets *
-                  (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
+        layers += (double)d->layers[i].t5_buckets * (double)mha_transformer_heads(d, i);
     if (d->flags & MHA_TRANSFORMER_CROSS) layer += q + 2 * memory * kv * D;
     const bool gated = d->feed_forward == MHA_FEED_FORWARD_SWIGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU ||
