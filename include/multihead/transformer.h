@@ -351,9 +351,11 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
 
-/** The numbers of heads and of key/value heads of a layer; cross-attention has num_heads and kv_heads.
- * desc as of mha_transformer_describe(). Memory none. Errors none. Threads any. Since 0.1 */
+/** The number of heads of a layer, of a description by mha_transformer_describe(). Memory none.
+ * Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer);
+
+/** The number of key/value heads of a layer. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64_t layer);
 
 /** The description with every default filled in. Memory fills the whole struct of this header.
