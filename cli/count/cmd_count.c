@@ -46,8 +46,6 @@ static const args_option option_table[] = {
 };
 
 const args_page count_page = {
-    .command = COUNT,
-    .summary = "count parameters, operations and bytes of attention",
     .usage = "count [options] --embed E --heads H\n"
              "count [options] --like NAME\n"
              "count [options] MODEL",
@@ -141,10 +139,10 @@ static int64_t allocated(const count_options *options, const counts_shape *s, in
 static cli_exit count(const count_options *options)
 {
     count_report report = {.dtype = dtypes[options->dtype]};
-    CLI_TRY(config_resolve(COUNT, &options->config, &report.config));
+    CLI_TRY(config_resolve(&options->config, &report.config));
     report.config.shape.element_bytes = dtype_bytes[options->dtype];
     if (!counts_of(&report.config.shape, &report.counts))
-        return cli_fail(CLI_USAGE, COUNT,
+        return cli_fail(CLI_USAGE,
                         "at these sizes a count exceeds 2^63 - 1 (9.2e18), the largest that can be "
                         "printed exactly; reduce --length, --batch or the width");
     const counts_shape *s = &report.config.shape;
@@ -154,7 +152,7 @@ static cli_exit count(const count_options *options)
     if (report.allocated_window > report.allocated) report.allocated_window = report.allocated;
     compare_sharing(&report);
     compare_heads(&report);
-    if (options->json) return cli_check(COUNT, files_draw("-", draw_json, &report));
+    if (options->json) return cli_check(files_draw("-", draw_json, &report));
     count_print(&report);
     return CLI_OK;
 }

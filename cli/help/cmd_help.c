@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define HELP "help"
-
 static const char *const formats[] = {"text", "man", "bash", "zsh", "fish", NULL};
 
 enum { FORMAT_TEXT, FORMAT_MAN, FORMAT_BASH, FORMAT_ZSH, FORMAT_FISH };
@@ -37,9 +35,7 @@ static const char *topic_at(int i)
 }
 
 const args_page help_page = {
-    .command = HELP,
     .bare = true,
-    .summary = "explain a subcommand, 'exit-codes' or 'scores'",
     .usage = "help [SUBCOMMAND | exit-codes | scores]\n"
              "help [SUBCOMMAND] --format man\n"
              "help --format bash|zsh|fish",
@@ -153,7 +149,7 @@ static cli_exit print_topic(const char *topic)
         return CLI_OK;
     }
     CLI_TRY(cli_command_find(topic, &command));
-    return args_help(command->page, 1, help, &done);
+    return args_help(command->name, command->summary, command->page, 1, help, &done);
 }
 
 cli_exit cmd_help(int count, char *const *arguments)
@@ -169,7 +165,7 @@ cli_exit cmd_help(int count, char *const *arguments)
         return CLI_OK;
     }
     if (topic && options.format != FORMAT_MAN)
-        return cli_fail(CLI_USAGE, HELP, "completions cover all subcommands: omit '%s'", topic);
+        return cli_fail(CLI_USAGE, "completions cover all subcommands: omit '%s'", topic);
     if (topic) CLI_TRY(cli_command_find(topic, &command));
     if (options.format == FORMAT_MAN) help_man(command);
     if (options.format == FORMAT_BASH) help_bash();

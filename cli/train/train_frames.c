@@ -22,7 +22,7 @@ static int64_t cells(const train_model *model)
 static cli_exit keep_ids(const train_model *model, train_frames *frames)
 {
     frames->tokens = model->probe.T;
-    CLI_TRY(ARENA_ALLOC(TRAIN, frames->tokens, &frames->ids));
+    CLI_TRY(ARENA_ALLOC(frames->tokens, &frames->ids));
     memcpy(frames->ids, model->probe.tokens, (size_t)frames->tokens * sizeof *frames->ids);
     return CLI_OK;
 }
@@ -40,7 +40,7 @@ cli_exit train_frames_make(train_model *model, train_frames *frames)
     if (bytes * LEAST > most_bytes) return CLI_OK; /* too large: none */
     frames->most = most_bytes / bytes < TRAIN_MOST_FRAMES ? most_bytes / bytes : TRAIN_MOST_FRAMES;
     for (int i = 0; i < frames->examples; i++)
-        CLI_TRY(ARENA_ALLOC(TRAIN, frames->most * frames->size[i], &frames->maps[i]));
+        CLI_TRY(ARENA_ALLOC(frames->most * frames->size[i], &frames->maps[i]));
     return CLI_OK;
 }
 

@@ -1,9 +1,9 @@
-/* Distances between heads: sums over pairs. One thread owns each pair.
+/* Distances between heads: sums over pairs. Each pair has one owner thread.
  *
- * The outputs of heads are never computed. With z the rows of a head before W_O and W its part of
- * W_O, out_g . out_h = z_g (W_g W_h') z_h'. For X = Z_g W_g, Y = Z_h W_h (columns centred)
- * ||X'Y||^2 = tr(W_g W_g' C W_h W_h' C') with C = Z_g' Z_h - sum_g sum_h' / rows. So only matrices
- * of width x width are stored per pair. Sums are doubles, added in row order. */
+ * The outputs of heads are never computed. With z the rows of a head before W_O, and W its part of
+ * W_O, out_g . out_h = z_g (W_g W_h') z_h'. With X = Z_g W_g and Y = Z_h W_h (columns centred),
+ * ||X'Y||^2 = tr(W_g W_g' C W_h W_h' C') for C = Z_g' Z_h - sum_g sum_h' / rows. So each pair only
+ * needs matrices of width x width. Sums are doubles, added in row order. */
 #include "base/checked.h"
 #include "base/math.h"
 #include "base/need.h"
@@ -26,8 +26,8 @@ typedef struct pair_rows {
 struct mha_head_distances {
     mha_context *context;
     mha_allocator allocator;
-    int64_t heads, width, count; /* count: pairs g <= h */
-    int64_t rows;                /* of outputs */
+    int64_t heads, width, count; /* count: number of pairs g <= h */
+    int64_t rows;                /* number of rows of outputs */
     pair_rows *pairs;
     double *gram; /* [count,width,width] W_g W_h', or NULL: the identity */
     /* Sums over the rows: maps [count], cosine [count], z_g' z_h [count,width,width], z
@@ -35,7 +35,7 @@ struct mha_head_distances {
     double *sums;
 };
 
-/* Offsets of the sums. */
+/* Offsets in the sums. */
 static int64_t cosine_at(const mha_head_distances *d, int64_t pair)
 {
     return d->count + pair;
@@ -181,10 +181,10 @@ typedef struct map_job {
     mha_head_distances *d;
     const mha_tensor *p;
     double *sums; /* [heads,R] */
-    double *logs; /* [heads,R] sum of a log a over the normalised row */
+    double *logs; /* [heads,R] sum of a log a over the row, normalised */
 } map_job;
 
-/* a log a; subnormal numbers give 0 */
+/* a log a; 0 for subnormal numbers */
 static double log_mass(double a)
 {
     return a > 1e-300 ? a * mhai_log(a) : 0;
@@ -205,7 +205,7 @@ static void sum_rows(void *argument, int64_t h, int worker)
     }
 }
 
-/* 2 JS = sum a log a + sum b log b - 2 sum m log m, m = (a + b) / 2; exactly 0 if a = b. */
+/* 2 JS = sum a log a + sum b log b - 2 sum m log m with m = (a + b) / 2. Exactly 0 if a = b. */
 static double divergence(const map_job *job, int64_t g, int64_t h, int64_t r)
 {
     const mha_tensor *p = job->p;
@@ -213,7 +213,7 @@ static double divergence(const map_job *job, int64_t g, int64_t h, int64_t r)
     double mixed = 0;
     for (int64_t j = 0; j < p->shape[2]; j++) {
         const double x = element(p, g, r, j), y = element(p, h, r, j);
-        if (x == 0 && y == 0) continue; /* true for half of a causal map */
+        if (x == 0 && y == 0) continue; /* half of the cells of causal maps */
         const double a = x / job->sums[row_g], b = y / job->sums[row_h];
         mixed += 2 * log_mass((a + b) / 2);
     }

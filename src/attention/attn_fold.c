@@ -98,7 +98,7 @@ typedef struct keys_job {
     const mhai_attn_keys *keys; /* NULL: none */
 } keys_job;
 
-/* The walk reads a copy of the problem, whose keys are replaced. */
+/* The walk reads a copy of the problem, in which the keys are replaced. */
 static void fold_item(void *argument, int64_t i, int worker)
 {
     const keys_job *job = argument;

@@ -1,4 +1,5 @@
-/* The state of gguf_config.c, shared with gguf_rotation.c, while it converts metadata to config.json. */
+/* State of the conversion of metadata to config.json, shared by
+ * gguf_config.c and gguf_rotation.c. */
 #ifndef MHAI_GGUF_READING_H
 #define MHAI_GGUF_READING_H
 
@@ -9,12 +10,12 @@
 typedef struct mhai_gguf_reading {
     const mha_gguf *file;
     const char *path;
-    const char *name; /* of the architecture: keys begin with it */
+    const char *name; /* name of the architecture, with which its keys begin */
     const struct architecture *of;
     json_t *root, *names; /* names: those of fields; owned by root */
 } mhai_gguf_reading;
 
-/* Return an integer of root; 0 if there is none. */
+/* An integer field of root; 0 if absent. */
 int64_t mhai_gguf_count(const mhai_gguf_reading *r, const char *field);
 
 /* Find the value of "llama.KEY"; false if there is none. */
@@ -31,7 +32,7 @@ mha_status mhai_gguf_number(const mhai_gguf_reading *r, const mha_gguf_value *va
 mha_status mhai_gguf_take(const mhai_gguf_reading *r, const mha_gguf_value *value, bool real,
                           json_t *object, const char *field);
 
-/* Read the rotation into root, which already has heads and widths. */
+/* Read the rotation into root, which must already have heads and widths. */
 mha_status mhai_gguf_rotation(const mhai_gguf_reading *r);
 
 #endif

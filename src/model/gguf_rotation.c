@@ -1,4 +1,4 @@
-/* The rotation of a GGUF file: its width, its factors, its scaling. */
+/* The rotation in a GGUF file: its width, factors and scaling. */
 #include "io/file.h"
 #include "model/gguf_reading.h"
 

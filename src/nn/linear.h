@@ -50,9 +50,9 @@ void mhai_linear_drop_panels(mha_linear *linear);
 void mhai_linear_get_weight(const mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_get_bias(const mha_linear *linear, const mha_tensor *bias, int64_t row);
 
-/* y = activation(x W^T + b) for `rows` rows at the given strides. The first function describes the
- * product, the second computes it without an activation. Neither checks its arguments. A borrowed weight needs scratch
- * (mhai_matmul_rows_bytes()). */
+/* y = activation(x W^T + b) for `rows` rows with the given strides. The first function describes
+ * the product; the second computes it without an activation. Neither checks its arguments. A
+ * borrowed weight needs scratch (mhai_matmul_rows_bytes()). */
 mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation, const float *x,
                             int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
 MHA_NODISCARD mha_status mhai_linear_run(mha_context *context, const mha_linear *linear,

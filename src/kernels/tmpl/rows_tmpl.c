@@ -106,7 +106,7 @@ ALWAYS_INLINE vd delta_term(vd o, vd g)
     return (vd)((bits)(o * g) & (bits)(o != vd_set1(0)));
 }
 
-/* All queries at once. */
+/* Check all queries at once. */
 static bool queries_finite(const mhai_deltas *d)
 {
     vf sum = vf_zero();
