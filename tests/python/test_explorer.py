@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 
 import numpy as np
@@ -299,6 +300,30 @@ def test_the_training_plays_back(visit, new_page, trained):
     expect(again.locator("#readout")).to_have_text(shown, use_inner_text=True)
     type_text(page, f"{text} was")
     expect(page.locator("#player")).to_be_hidden()
+
+
+def test_trainings_of_others_are_ignored_or_refused(trained, tmp_path):
+    """A state that is not of this model has no snapshots; one that is damaged is refused."""
+    from safetensors.numpy import load_file, save
+    state, folder = load_file(trained / "training.safetensors"), tmp_path / "model"
+    shutil.copytree(trained, folder)
+    body = b'{"text": "the king", "maps": false}'
+
+    def opened(data):
+        (folder / "training.safetensors").write_bytes(data)
+        said = subprocess.run([CARRIER, folder, "model"], input=b"look %d\n%s" % (len(body), body), capture_output=True)
+        assert said.returncode in (0, 1)
+        return said.returncode == 0 and "training" in json.loads(said.stdout.partition(b"\n")[2]), said.returncode
+
+    assert opened(save(state)) == (True, 0)
+    assert opened(save({**state, "frames": np.full_like(state["frames"], np.nan)})) == (True, 0)
+    for name, value in {"frames": state["frames"][:, :-1].copy(), "frame_steps": state["frame_steps"][::-1].copy(),
+                        "example": state["example"][:-1].copy()}.items():
+        assert opened(save({**state, name: value})) == (False, 0), name
+        assert opened(save({**state, name: value.astype(np.int64)})) == (False, 0), name
+        assert opened(save({own: x for own, x in state.items() if own != name})) == (False, 0), name
+    assert opened(save({**state, "example": state["example"] + np.int32(1 << 20)})) == (False, 1)
+    assert opened(save(state)[:-8]) == (False, 1)
 
 
 def test_a_station_says_how_to_record(visit, tmp_path):
