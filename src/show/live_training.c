@@ -12,7 +12,7 @@
 
 /* A weight w is stored as TOP * sqrt(w), rounded: the code of a report's maps (html_map.c) whose largest weight is 1, so
  * that it is not rounded again. */
-enum { MOST_FRAMES = 12, TOP = 253, MOST_COUNT = 1 << 16 };
+enum { MOST_FRAMES = 12, MOST_CODES = 1 << 20, TOP = 253, MOST_COUNT = 1 << 16 };
 
 static const char FILE_NAME[] = "training.safetensors";
 
@@ -53,7 +53,8 @@ static bool find_snapshots(const mha_live *live, const mha_safetensors *file, sn
             return false;
     s->count = count_steps(file, &s->steps);
     return s->count > 0 && !live->desc.layer_heads && heads <= MOST_COUNT / side &&
-           s->frames.shape[0] == s->steps.shape[0] && s->frames.shape[1] == heads * side * side;
+           s->frames.shape[0] == s->steps.shape[0] && s->frames.shape[1] == heads * side * side &&
+           s->frames.shape[1] <= MOST_CODES;
 }
 
 static uint8_t code_of(float weight)
@@ -64,7 +65,9 @@ static uint8_t code_of(float weight)
 /* Keep every n-th snapshot. */
 static mha_status keep_frames(const snapshots *s, mhai_live_training *t)
 {
-    const int64_t each = (s->count + MOST_FRAMES - 1) / MOST_FRAMES;
+    const int64_t fit = MOST_CODES / s->frames.shape[1],
+                  most = fit < MOST_FRAMES ? fit : MOST_FRAMES;
+    const int64_t each = (s->count + most - 1) / most;
     const int64_t kept = (s->count + each - 1) / each;
     t->cells = s->frames.shape[1];
     MHA_TRY(MHA_ROOM_ALLOC(&t->room, kept, &t->steps));

@@ -302,8 +302,8 @@ def test_the_training_plays_back(visit, new_page, trained):
     expect(page.locator("#player")).to_be_hidden()
 
 
-def test_trainings_of_others_are_ignored_or_refused(trained, tmp_path):
-    """A state that is not of this model has no snapshots; one that is damaged is refused."""
+def test_trainings_of_others_are_ignored_or_rejected(trained, tmp_path):
+    """A state that is not of this model has no snapshots; a damaged one is an error."""
     from safetensors.numpy import load_file, save
     state, folder = load_file(trained / "training.safetensors"), tmp_path / "model"
     shutil.copytree(trained, folder)

@@ -181,7 +181,7 @@ function peek(i) {
     drawFocus();
 }
 
-// width: of its button, of which all are read before any is drawn: each drawing changes the layout.
+// width: of its button. Drawing changes the layout, so the widths of all are read before.
 function drawThumb(thumb, width) {
     const scale = scaleOf(thumb.i), map = smallMapOf(thumb.i);
     const key = [scale, map, theme, palette(), state.view === "model", state.between];
