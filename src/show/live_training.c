@@ -39,12 +39,22 @@ static int64_t count_steps(const mha_safetensors *file, const mha_tensor *steps)
     return count;
 }
 
+/* Maps of recurrent layers are signed. */
+static bool are_weights(const mha_tensor *frames)
+{
+    const float *values = frames->data;
+    if (frames->dtype != MHA_F32) return frames->dtype == MHA_U8;
+    for (int64_t i = 0; i < frames->shape[0] * frames->shape[1]; i++)
+        if (!(values[i] >= 0 && values[i] <= 1.001F)) return false;
+    return true;
+}
+
 /* Whether the file has snapshots of maps of this model. */
 static bool find_snapshots(const mha_live *live, const mha_safetensors *file, snapshots *s)
 {
     if (!find(file, "frame_steps", 1, &s->steps) || !find(file, "frames", 2, &s->frames) ||
         !find(file, "example", 1, &s->ids) || s->steps.dtype != MHA_F64 ||
-        s->ids.dtype != MHA_I32 || (s->frames.dtype != MHA_F32 && s->frames.dtype != MHA_U8))
+        s->ids.dtype != MHA_I32 || !are_weights(&s->frames))
         return false;
     const int64_t heads = live->info.layers * live->info.heads, side = s->ids.shape[0];
     const double *steps = s->steps.data;
@@ -59,7 +69,7 @@ static bool find_snapshots(const mha_live *live, const mha_safetensors *file, sn
 
 static uint8_t code_of(float weight)
 {
-    return (uint8_t)lroundf(TOP * sqrtf(weight > 0 ? fminf(weight, 1) : 0));
+    return (uint8_t)lroundf(TOP * sqrtf(fminf(weight, 1)));
 }
 
 /* Keep every n-th snapshot. */

@@ -316,7 +316,8 @@ def test_trainings_of_others_are_ignored_or_rejected(trained, tmp_path):
         return said.returncode == 0 and "training" in json.loads(said.stdout.partition(b"\n")[2]), said.returncode
 
     assert opened(save(state)) == (True, 0)
-    assert opened(save({**state, "frames": np.full_like(state["frames"], np.nan)})) == (True, 0)
+    for value in np.nan, -0.1, 2:
+        assert opened(save({**state, "frames": np.full_like(state["frames"], value)})) == (False, 0), value
     for name, value in {"frames": state["frames"][:, :-1].copy(), "frame_steps": state["frame_steps"][::-1].copy(),
                         "example": state["example"][:-1].copy()}.items():
         assert opened(save({**state, name: value})) == (False, 0), name
