@@ -59,6 +59,14 @@ BASES = {  # per family: settings that make more of its fields matter
     "lfm2": [dict(layer_types=["conv", FULL], block_multiple_of=8, conv_L_cache=4, rope_parameters=DEFAULT),
              dict(layer_types=[FULL, "conv"], block_auto_adjust_ff_dim=False, tie_word_embeddings=False,
                   rope_parameters=YARN)],
+    "smollm3": [dict(no_rope_layers=[1, 0], pad_token_id=0, rope_parameters=DEFAULT),
+                dict(pad_token_id=0, use_sliding_window=True, sliding_window=5, layer_types=TYPES, mlp_bias=True,
+                     no_rope_layers=None, no_rope_layer_interval=2, rope_parameters=YARN)],
+    "stablelm": [dict(rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
+                 dict(use_qkv_bias=True, rope_parameters={**LINEAR, "partial_rotary_factor": 0.75})],
+    "glm4": [dict(head_dim=8, pad_token_id=0, rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
+             dict(head_dim=16, pad_token_id=0, attention_bias=False,
+                  rope_parameters={**YARN, "partial_rotary_factor": 0.75})],
     "bert": [{}], "electra": [dict(embedding_size=32)], "distilbert": [{}],
     "roberta": [dict(max_position_embeddings=LENGTH + 6), dict(max_position_embeddings=LENGTH + 6, pad_token_id=4)]}
 OWN_SIZES = {"gpt2": dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=LENGTH),
@@ -86,6 +94,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "rope_type": "linear", "type": "linear", "factor": 3.0, "original_max_position_embeddings": 16,
          "sliding_window": 3, "layer_types": TYPES[::-1], "sliding_window_pattern": 1, "max_window_layers": 0,
          "query_pre_attn_scalar": 30, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 0.5,
+         "no_rope_layers": [0, 1], "no_rope_layer_interval": 1, "use_qkv_bias": True, "qk_layernorm": True,
          "n_inner": 44, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "relative_key",
          "quantization_config": {"bits": 4}, "pruned_heads": {"0": [1]}, "per_layer_config": {"0": {"head_dim": 4}},
          "rope_scaling": LINEAR, "attention_factor": 0.5, "low_freq_factor": 0.5, "high_freq_factor": 9.0,
@@ -248,7 +257,7 @@ def judge(kind, folder, what, names):
 
 
 
-
+@pytest.mark.gate(15)
 @pytest.mark.parametrize("kind", BASES)
 def test_fields(tmp_path, kind):
     cases = []

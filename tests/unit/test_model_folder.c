@@ -216,7 +216,7 @@ static void test_config_fields(void **state)
         {"model_type", "\"model_type\": \"mixtral\"", MHA_ERR_UNSUPPORTED,
          "model_type 'mixtral' is not supported; supported: bert, roberta, electra, distilbert, "
          "gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
-         "qwen3_next, qwen3_5_text, qwen3_5, lfm2, multihead"},
+         "qwen3_next, qwen3_5_text, qwen3_5, lfm2, smollm3, stablelm, glm4, multihead"},
         {"model_type", "\"model_type\": \"parrot\"", MHA_ERR_UNSUPPORTED,
          "model_type 'parrot' is not known; known: bert, "},
         {"hidden_size", NULL, MHA_ERR_MODEL, "'hidden_size' is missing"},

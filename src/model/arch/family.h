@@ -83,6 +83,7 @@ typedef struct mhai_family {
     const mhai_shape_keys *keys;
     uint32_t shape;       /* MHA_MODEL_SHAPE_... */
     const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
+    bool biases_qkv;      /* and only those of q, k and v */
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
     /* Describe the transformer. read is NULL if only the shape is known. */
@@ -158,10 +159,18 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
 MHA_NODISCARD mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family,
                                            bool whole, mhai_family_plan *plan);
 
+/* Read attention_bias and mlp_bias. */
+MHA_NODISCARD mha_status mhai_read_biases(const mhai_config *config, mhai_family_plan *plan);
+
+/* Require head_dim, if present, to be the width divided by the heads, for families in which
+ * transformers ignores it in part. */
+MHA_NODISCARD mha_status mhai_check_head_dim(const mhai_config *config,
+                                             const mha_transformer_desc *d);
+
 /* Require hidden_act to be SiLU, as in SwiGLU. */
 MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
-/* Read the rotation from config.json into every layer. */
+/* Read the rotation from config.json into every layer that rotates. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
 
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
