@@ -175,20 +175,6 @@ static mha_status save(const char *folder, mha_transformer *transformer,
     return write_weights(folder, list);
 }
 
-/* Reject mixers that this library's folders cannot describe. */
-static mha_status check_mixers(const mha_transformer *transformer)
-{
-    mha_transformer_desc d;
-    mha_transformer_describe(transformer, &d);
-    for (int64_t i = 0; d.layers && i < d.num_layers; i++)
-        if (mha_layer_difference(&d.layers[i]))
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "mha_checkpoint_save: layer %lld %s, which saved folders cannot hold; "
-                            "keep the folder that it came from",
-                            (long long)i, mha_layer_difference(&d.layers[i]));
-    return MHA_OK;
-}
-
 mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
                                const mha_checkpoint_settings *settings)
 {
@@ -197,7 +183,6 @@ mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
                         folder ? "transformer" : "folder");
     mha_checkpoint_settings own;
     mha_transformer_desc desc;
-    MHA_TRY(check_mixers(transformer));
     json_t *vocabulary = NULL;
     weight_list list = {0};
     MHA_TRY(mha_struct_read("mha_checkpoint_settings", &own, sizeof own,

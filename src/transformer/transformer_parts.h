@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 enum { MHAI_NOWHERE = -1 };
 
@@ -252,6 +253,17 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
     return mix;
 }
 
+/* The head of an element of W_V or W_O; 0 also for elements that belong to no head. */
+static inline int64_t mhai_transformer_head_of(const mha_transformer_desc *d,
+                                               const mha_parameter *p, int64_t element)
+{
+    const bool rows = strstr(p->name, ".v_proj.weight"), cols = strstr(p->name, ".o_proj.weight");
+    if (!rows && !cols) return 0;
+    const mhai_mix mix = mhai_transformer_mix(d, p->layer);
+    if (mix.v == 0) return 0;
+    return (rows ? element / p->shape[1] : element % p->shape[1]) / mix.Dv;
+}
+
 /* Reject a layer that a function cannot compute: a mixer other than attention, or a gate. */
 MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
                                                        const mha_transformer *t);
@@ -265,8 +277,8 @@ mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cros
                               const float *memory);
 mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
                                   const float *data);
-/* The other inputs [B,H,T] of a gated delta net's recurrence. */
-void mhai_delta_gates(const mha_activations *a, int64_t layer, mha_tensor *log_decay,
+/* The other inputs [B,H,T] of a gated delta net's recurrence, in rows of its projection. */
+void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_tensor *log_decay,
                       mha_tensor *strength);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
 
