@@ -96,7 +96,9 @@ enum {
                                                 (GPT-NeoX) */
     /* Positions count only tokens other than padding_token, which has row 0 of the learned table
      * wherever it occurs (RoBERTa). Not causal */
-    MHA_TRANSFORMER_PADDING = 1 << 12
+    MHA_TRANSFORMER_PADDING = 1 << 12,
+    /* With MHA_TRANSFORMER_BRANCH_NORM: blocks read x itself, without a norm before them (OLMo 2) */
+    MHA_TRANSFORMER_NO_INPUT_NORM = 1 << 13
 };
 
 /* mha_layer_desc.flags */

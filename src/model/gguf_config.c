@@ -113,7 +113,8 @@ static const struct architecture {
                      {"qwen35", "qwen3_5_text", qwen35_names, 0, NULL},
                      {"smollm3", "smollm3", llama_names, 0, NULL},
                      {"stablelm", "stablelm", plain_names, 0, NULL},
-                     {"glm4", "glm4", glm4_names, 0, NULL}};
+                     {"glm4", "glm4", glm4_names, 0, NULL},
+                     {"olmo2", "olmo2", plain_names, 0, NULL}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 

@@ -67,6 +67,12 @@ BASES = {  # per family: settings that make more of its fields matter
                      no_rope_layers=None, no_rope_layer_interval=2, rope_parameters=YARN)],
     "stablelm": [dict(rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
                  dict(use_qkv_bias=True, rope_parameters={**LINEAR, "partial_rotary_factor": 0.75})],
+    "olmo2": [dict(pad_token_id=0, rope_parameters=DEFAULT),
+              dict(pad_token_id=0, attention_bias=True, rope_parameters=YARN)],
+    "olmo3": [dict(pad_token_id=0, sliding_window=5, layer_types=TYPES, rope_parameters={
+                  FULL: {**YARN, "rope_theta": 5e5}, SLIDING: dict(DEFAULT, rope_theta=5e5)}),
+              dict(pad_token_id=0, sliding_window=5, layer_types=TYPES[::-1], rope_parameters={
+                  FULL: {**LINEAR, "rope_theta": 5e5}, SLIDING: dict(DEFAULT, rope_theta=5e5)})],
     "glm4": [dict(head_dim=8, pad_token_id=0, rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
              dict(head_dim=16, pad_token_id=0, attention_bias=False,
                   rope_parameters={**YARN, "partial_rotary_factor": 0.75})],
@@ -157,8 +163,9 @@ def olden(kind, config):
     rope = config.pop("rope_parameters", None)
     if rope is None:
         return None
-    if kind == "gemma3_text":
-        config["rope_local_base_freq"] = rope[SLIDING]["rope_theta"]
+    if SLIDING in rope:
+        if kind == "gemma3_text":
+            config["rope_local_base_freq"] = rope[SLIDING]["rope_theta"]
         rope = rope[FULL]
     config["rotary_emb_base" if kind == "gpt_neox" else "rope_theta"] = rope.pop("rope_theta")
     if "partial_rotary_factor" in rope:

@@ -101,6 +101,7 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "qwen3_5_text": ("qwen35", QWEN35, "model.layers.", qwen35),
     "smollm3": ("smollm3", LAYER, "model.layers.", llama),
     "stablelm": ("stablelm", LAYER, "model.layers.", same),
+    "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
     "glm4": ("glm4", GLM4, "model.layers.", same),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
@@ -214,7 +215,7 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "qwen3_5_text": dict(head_dim=16, full_attention_interval=2, linear_num_key_heads=3, linear_num_value_heads=3,
                                 linear_key_head_dim=6, linear_value_head_dim=10),
            "lfm2": dict(full_attn_idxs=[1], block_multiple_of=16, conv_L_cache=4),
-           "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8),
+           "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
 

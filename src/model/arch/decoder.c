@@ -158,7 +158,7 @@ static mha_status add_outer(const mhai_config *config, const char *name, const c
                             json_t *rope)
 {
     const rope_place place = {config, "config.json itself", false};
-    if (mhai_config_absent(config, name)) return MHA_OK;
+    if (!name || mhai_config_absent(config, name)) return MHA_OK;
     return add_field(&place, name, key, json_object_get(config->root, name), rope);
 }
 
@@ -210,7 +210,8 @@ static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kin
     const rope_place place = {config, "rope_parameters",
                               !kind->layers && json_object_size(scaling) > 0};
     if (names) {
-        json_t *own = json_copy(names), *base = json_object_get(names, kind->base);
+        json_t *own = json_copy(names),
+               *base = kind->base ? json_object_get(names, kind->base) : NULL;
         if (json_object_set_new_nocheck(rope, MHAI_CONFIG_NAMES, own) != 0 ||
             (base && json_object_set(own, "rope_theta", base) != 0))
             return MHA_NO_MEMORY("model");
@@ -403,15 +404,12 @@ mha_status mhai_read_normed(const mhai_config *config, uint32_t flags, mhai_fami
         plan->layers[i].flags |= flags;
         plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
     }
-    return mhai_read_rope(config, plan);
+    return MHA_OK;
 }
 
-mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
+mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
+                           mhai_family_plan *plan)
 {
-    /* without an object, layers with a window are not scaled and have their own base */
-    static const mhai_rope_kind kinds[] = {
-        {"full_attention", "rope_theta", "partial_rotary_factor", 1e6, 1, true},
-        {"sliding_attention", "rope_local_base_freq", "partial_rotary_factor", 1e4, 1, false}};
     MHA_TRY(mhai_plan_layers(plan));
     for (int kind = 0; kind < 2; kind++) {
         mha_layer_desc rope;

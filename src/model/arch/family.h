@@ -73,7 +73,7 @@ typedef struct mhai_family_plan {
 /* The fields of a rotation in config.json outside its objects, and the defaults. */
 typedef struct mhai_rope_kind {
     const char *layers;      /* its type of layers in rope_parameters; NULL: all */
-    const char *base, *part; /* the names of rope_theta and partial_rotary_factor */
+    const char *base, *part; /* the names of rope_theta (NULL: none) and partial_rotary_factor */
     double usual_base, usual_part;
     bool scales; /* rope_scaling applies to it */
 } mhai_rope_kind;
@@ -180,17 +180,18 @@ MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 /* Read the rotation from config.json into every layer that rotates. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
 
-/* Read attention_bias and the rotation of layers whose queries and keys are normalised. flags: of
- * mha_layer_desc, for every layer. */
+/* Read attention_bias of layers whose queries and keys are normalised. flags: of mha_layer_desc, for
+ * every layer. */
 MHA_NODISCARD mha_status mhai_read_normed(const mhai_config *config, uint32_t flags,
                                           mhai_family_plan *plan);
 
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
 
-/* Likewise, with an object for each type of layer in rope_parameters, or a separate base for layers
- * with a window (Gemma 3). Call mhai_read_windows() first. */
-MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan);
+/* Likewise, with an object for each type of layer in rope_parameters. kinds: of layers without a
+ * window and with one. Call mhai_read_windows() first. */
+MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
+                                         mhai_family_plan *plan);
 
 /* Read the windows of layers. Layers with a window are those that layer_types names
  * sliding_attention; without that list, layers from `first` on whose number plus 1 is not a
