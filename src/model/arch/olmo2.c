@@ -54,11 +54,11 @@ static mha_status read_olmo3(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_ropes(config, ropes, plan);
 }
 
-#define OLMO(number)                                                               \
-    const mhai_family mhai_family_olmo##number = {.model_type = "olmo" #number,    \
+#define OLMO(number, type)                                                         \
+    const mhai_family mhai_family_olmo##number = {.model_type = type,              \
                                                   MHAI_LLAMA_FILES(names),         \
                                                   .shape = MHA_MODEL_SHAPE_CAUSAL, \
                                                   .bias_key = "attention_bias",    \
                                                   .read = read_olmo##number}
-OLMO(2);
-OLMO(3);
+OLMO(2, "olmo2");
+OLMO(3, "olmo3");
