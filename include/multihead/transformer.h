@@ -8,9 +8,9 @@
  *   logits = norm(x) W_out^T                                        [B,T,V]
  *
  * Post-norm blocks compute x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
- * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2). Parallel blocks
- * compute both parts from the same x: x = x + attention(norm(x)) + feed_forward(norm'(x))
- * (GPT-NeoX). The feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
+ * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2), or
+ * x = x + norm'(f(x)) (OLMo 2). Parallel blocks compute both parts from the same x:
+ * x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX). The feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
  * With ff_dim 0 a layer has no feed-forward part; it may also have routed experts
  * (mha_experts_desc). With a logit softcap c, logits become c tanh(logits / c).
  *
@@ -97,7 +97,9 @@ enum {
                                                 (GPT-NeoX) */
     /* Positions count only tokens other than padding_token, which has row 0 of the learned table
      * wherever it occurs (RoBERTa). Not causal */
-    MHA_TRANSFORMER_PADDING = 1 << 12
+    MHA_TRANSFORMER_PADDING = 1 << 12,
+    /* With MHA_TRANSFORMER_BRANCH_NORM: blocks read x itself, without a norm before them (OLMo 2) */
+    MHA_TRANSFORMER_NO_INPUT_NORM = 1 << 13
 };
 
 /* mha_layer_desc.flags */
