@@ -325,7 +325,9 @@ static void normed(const small_model *m, const float *stream, double *x)
 {
     const int64_t width = m->desc.embed_dim;
     double mean = 0, squares = 0;
-    const bool reads = m->desc.norm && !(m->desc.flags & MHA_TRANSFORMER_POST_NORM);
+    const bool reads =
+        m->desc.norm &&
+        !(m->desc.flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_INPUT_NORM));
     for (int64_t e = 0; m->desc.norm == MHA_NORM_LAYER && e < width; e++)
         mean += (double)stream[e] / (double)width;
     for (int64_t e = 0; e < width; e++)
@@ -548,6 +550,7 @@ static void token_of(small_model *m, mha_token_side side, uint32_t flags, int64_
         side == MHA_SIDE_UNEMBEDDING && !(m->desc.flags & MHA_TRANSFORMER_NO_OUTPUT);
     const bool tied = m->desc.flags & MHA_TRANSFORMER_TIED;
     const bool pre = m->desc.norm && !(m->desc.flags & MHA_TRANSFORMER_POST_NORM);
+    const bool reads = pre && !(m->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM);
     const bool embed = m->desc.flags & MHA_TRANSFORMER_EMBEDDING_NORM,
                layer = m->desc.norm == MHA_NORM_LAYER;
     const bool divides_rows = flags & MHA_CIRCUITS_NORMED_TOKENS;
@@ -561,7 +564,7 @@ static void token_of(small_model *m, mha_token_side side, uint32_t flags, int64_
          pass++) { /* the embedding's norm, then the divisor of the first layer's */
         double mean = 0, squares = 0;
         if (output) break;
-        if (pass ? !(pre && divides_rows) : !embed) continue;
+        if (pass ? !(reads && divides_rows) : !embed) continue;
         for (int64_t e = 0; layer && e < width; e++) mean += x[e] / (double)width;
         for (int64_t e = 0; e < width; e++) squares += (x[e] - mean) * (x[e] - mean);
         const double size =
