@@ -565,7 +565,8 @@ static cli_exit measure(effects_job *j)
 static bool has_gradient(const mha_transformer_desc *d)
 {
     for (int64_t l = 0; d->layers && l < d->num_layers; l++)
-        if (d->layers[l].flags & MHA_LAYER_QK_NORM && d->layers[l].qk_norm == MHA_QK_NORM_L2)
+        if (d->layers[l].experts.count > 0 ||
+            (d->layers[l].flags & MHA_LAYER_QK_NORM && d->layers[l].qk_norm == MHA_QK_NORM_L2))
             return false;
     return true;
 }
@@ -581,8 +582,8 @@ cli_exit ablate_measure(ablate_effects *e)
     e->estimated = has_gradient(&e->model->desc);
     if (!e->estimated)
         cli_note(o->heads.quiet,
-                 "the gradient of this model's query and key norm is not supported: "
-                 "heads are not chosen by estimates");
+                 "gradients through experts, or this model's query and key norm, are not "
+                 "supported: heads are not chosen by estimates");
     const int64_t heads = e->estimated ? DEFAULT_HEADS : e->found->count;
     j.heads = o->head_count >= 0 ? o->head_count : heads;
     if (e->chosen) j.heads = e->chosen_count;

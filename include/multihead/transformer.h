@@ -11,8 +11,8 @@
  * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2). Parallel blocks
  * compute both parts from the same x: x = x + attention(norm(x)) + feed_forward(norm'(x))
  * (GPT-NeoX). The feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
- * With ff_dim 0 a layer has no feed-forward part. With a logit softcap c, logits become
- * c tanh(logits / c).
+ * With ff_dim 0 a layer has no feed-forward part; it may also have routed experts
+ * (mha_experts_desc). With a logit softcap c, logits become c tanh(logits / c).
  *
  * One flat array holds every parameter, so an optimizer is a single loop; a table lists their
  * names and shapes. Alternatively the parameters stay in a source, such as a file, and are read
@@ -110,7 +110,10 @@ enum {
     MHA_LAYER_ROPE_INTERLEAVED = 1 << 6, /* MHA_ROPE_INTERLEAVED; default MHA_ROPE_HALVES */
     /* Each head's output is multiplied by sigmoid(W_g x) before W_o (Qiu et al. 2025, Gated
      * Attention) */
-    MHA_LAYER_OUTPUT_GATE = 1 << 7
+    MHA_LAYER_OUTPUT_GATE = 1 << 7,
+    /* With MHA_LAYER_QK_NORM: one norm spans the queries, or the keys, of all heads (OLMoE),
+     * with a weight for each of their numbers. Forward only */
+    MHA_LAYER_QK_NORM_ROW = 1 << 8
 };
 
 /* The mechanism that mixes the tokens of a layer. */
@@ -147,7 +150,37 @@ typedef enum mha_rope_scaling {
     MHA_ROPE_SCALING_YARN = 2
 } mha_rope_scaling;
 
-/* The mixer of one layer. Self-attention: fields of mha_attention_desc (attention.h), mha_rope_desc
+/* mha_experts_desc.flags */
+enum {
+    MHA_EXPERTS_SIGMOID = 1 << 0,    /* scores are sigmoids, not a softmax over all experts */
+    MHA_EXPERTS_NORMALISED = 1 << 1, /* weights of a token's experts are divided by their sum */
+    MHA_EXPERTS_SCORE_BIAS = 1 << 2, /* a bias takes part in the choice, not in the weights */
+    MHA_EXPERTS_SHARED_GATE = 1 << 3 /* the shared expert's output times sigmoid(W_s x) */
+};
+
+/* A feed-forward layer of routed experts (Shazeer et al. 2017; Fedus et al. 2022). Each expert is
+ * a gated feed-forward layer, and each token uses `used` of them. With x = norm(stream):
+ *
+ *   s = softmax(W_r x), or sigmoid(W_r x)                         for each expert
+ *   chosen: the `used` experts with the largest s + score_bias; of equal ones the first
+ *   w = s                               or s / (sum of the chosen s + sum_epsilon)
+ *   y = shared(x) [sigmoid(W_s x)] + scale sum of w expert(x) over the chosen, in order
+ *
+ * A matrix of an expert is read only if a token chose the expert. Needs a gated feed_forward.
+ * Forward calls and decoders only */
+typedef struct mha_experts_desc {
+    int64_t count;      /* 0: the layer has none, and the rest is 0. At most MHA_EXPERTS_MOST */
+    int64_t used;       /* 1 .. count */
+    int64_t ff_dim;     /* F of each expert; 0: that of the transformer */
+    int64_t shared_dim; /* F of the shared expert, which every token uses; 0: none */
+    float scale;        /* 0: 1 */
+    float sum_epsilon;  /* with MHA_EXPERTS_NORMALISED */
+    uint32_t flags;
+    uint32_t reserved; /* 0 */
+} mha_experts_desc;
+enum { MHA_EXPERTS_MOST = 1 << 16 };
+
+/* The mixer of one layer, and its experts. Self-attention: fields of mha_attention_desc (attention.h), mha_rope_desc
  * and mha_qk_norm() (position.h), which have the formulas. All zero: plain attention. */
 typedef struct mha_layer_desc {
     uint32_t struct_size;
@@ -168,11 +201,12 @@ typedef struct mha_layer_desc {
     float rope_low, rope_high;    /* 0: Llama 3: 1 and 4, YaRN: 1 and 32. Not with LINEAR */
     float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */
     int64_t rope_original_length; /* positions of training; required with LLAMA3 and YARN */
-    /* Of a gated delta net, or mixer and conv_kernel of a short convolution; all other fields are then
-     * 0. The sizes are required */
+    /* Of a gated delta net, or mixer and conv_kernel of a short convolution; all other fields but
+     * experts are then 0. The sizes are required */
     mha_mixer mixer;
     int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
     int64_t key_dim, value_dim;
+    mha_experts_desc experts; /* in place of a feed-forward layer of ff_dim */
 } mha_layer_desc;
 
 /** How a layer differs from attention without output gates, as a phrase for messages: "is a gated
@@ -351,6 +385,13 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
 
+/** The number of heads of a layer, of a description by mha_transformer_describe(). Memory none.
+ * Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer);
+
+/** The number of key/value heads of a layer. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64_t layer);
+
 /** The number of elements of all heads of the widest layer, of a description with every default filled in: H D, or more
  * with mixers whose heads are wider. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_heads_width(const mha_transformer_desc *desc);
@@ -394,7 +435,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   embed_types.weight [type_count,E]         embed_norm.weight .bias
  *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
- *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc
+ *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc; [H D] and
+ *                                             [Hk D] with MHA_LAYER_QK_NORM_ROW
  *   layers.N.self_attn.sinks [H]              alibi_slopes [H]
  *   layers.N.self_attn.relative_attention_bias.weight [t5_buckets,H]
  *   layers.N.self_attn.g_proj.weight .bias    with MHA_LAYER_OUTPUT_GATE
@@ -406,6 +448,9 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.cross_attn_norm, cross_attn      likewise
  *   layers.N.mlp_norm, mlp_post_norm          likewise
  *   layers.N.mlp.gate_proj.weight .bias (gated)     up_proj, down_proj likewise
+ *   layers.N.mlp.router.weight [count,E]      shared_expert_gate.weight [1,E], score_bias [count],
+ *   layers.N.mlp.experts.K.gate_proj.weight   up_proj, down_proj likewise; shared_expert likewise:
+ *                                             in place of the line above in a layer of experts
  *   norm.weight .bias                         lm_head.weight [V,E]
  *
  * Memory   fills *parameter.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1
@@ -619,13 +664,16 @@ typedef struct mha_layer_view {
     mha_tensor lse;          /* [B,H,T] */
     mha_tensor heads;        /* [B,H,T,D] each head's output, times its gates */
     mha_tensor concatenated; /* [B,T,H D] the same memory, heads side by side: the input of W_o */
-    mha_tensor hidden;       /* [B,T,F] of a feed-forward layer: the input of W_down */
+    mha_tensor hidden;       /* [B,T,F] of a feed-forward layer without experts: W_down's input */
     /* How heads are computed from q, k and v, without gates, dropout and lengths: for
      * mha_attention_visit_rows(). Its tensors are the transformer's */
     mha_attention_desc attention;
     /* Of a gated delta net: q, k [B,Hk,T,key_dim], the inputs of its recurrence, v
      * [B,H,T,value_dim], no lse; and f32 [B,H,T] */
     mha_tensor log_decay, strength;
+    /* Of a feed-forward layer with experts, [B,T,used]: the numbers of each token's experts (i32),
+     * in ascending order, and their weights (f32) times scale */
+    mha_tensor experts, expert_weights;
 } mha_layer_view;
 
 /**

@@ -298,7 +298,10 @@ int64_t mhai_effect_pass_work(const mha_transformer *t, const mha_effect_text *t
     int64_t numbers = 0;
     for (int64_t l = layer; l < d->num_layers; l++) {
         const mhai_mix mix = mhai_transformer_mix(d, l);
-        numbers += mix.width + mix.out + (mhai_transformer_gated(t) ? 3 : 2) * d->ff_dim;
+        const mha_experts_desc *x = mhai_transformer_experts(d, l);
+        numbers += mix.width + mix.out +
+                   (mhai_transformer_gated(t) ? 3 : 2) *
+                       (x ? x->used * x->ff_dim + x->shared_dim : d->ff_dim);
     }
     return (mhai_effect_tokens(text) * numbers + text->term_count * d->vocab_size) * d->embed_dim;
 }

@@ -34,8 +34,8 @@ static fusion fusion_of_delta(const mha_layer_desc *l, int64_t heads, int64_t kv
 static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
                         mhai_weight_form form)
 {
-    const int64_t heads = d->layer_heads ? d->layer_heads[p->layer] : d->num_heads;
-    const int64_t kv_heads = d->layer_heads ? d->layer_kv_heads[p->layer] : d->kv_heads;
+    const int64_t heads = mha_transformer_heads(d, p->layer);
+    const int64_t kv_heads = mha_transformer_kv_heads(d, p->layer);
     const int64_t D = d->head_dim;
     if (strstr(p->name, ".mlp.")) return (fusion){1, {d->ff_dim, d->ff_dim, 0, 0}};
     if (d->layers && d->layers[p->layer].mixer == MHA_MIXER_SHORT_CONVOLUTION)
@@ -59,6 +59,23 @@ static void find_part(const mha_transformer_desc *d, const mha_parameter *p,
     *total = f.blocks * stored->step;
 }
 
+/* A matrix of one expert in a table of all. */
+static mha_status find_expert(const mhai_weights *weights, const mha_transformer_desc *d,
+                              const mha_parameter *p, const mhai_weight_name *row, const char *name,
+                              mhai_stored_parameter *stored)
+{
+    static const char experts[] = ".experts.";
+    const int64_t expert = strtoll(strstr(p->name, experts) + sizeof experts - 1, NULL, 10);
+    const int64_t parts = row->form == MHAI_EXPERT_PAIR ? 2 : 1, rows = p->shape[0];
+    const int64_t shape[] = {d->layers[p->layer].experts.count, parts * rows, p->shape[1]};
+    const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 3, shape);
+    int64_t index;
+    MHA_TRY(mhai_weights_check(weights, name, &table, &index));
+    stored->first = (expert * parts + row->part) * rows;
+    stored->from = mhai_weights_elements(weights, index);
+    return MHA_OK;
+}
+
 mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan *plan,
                             const mha_transformer_desc *d, const mha_parameter *p,
                             const mhai_weight_name *row, const char *name,
@@ -72,6 +89,8 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .columns = p->ndim == 2 ? p->shape[1] : 1,
         .head_dim = d->head_dim};
     if (is_fused(form)) find_part(d, p, row, stored, &total);
+    if (form == MHAI_EXPERT || form == MHAI_EXPERT_PAIR)
+        return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_LAST_ROWS) {
         stored->first = plan->first_position;
         total += plan->first_position;

@@ -237,6 +237,7 @@ mha_status mha_trainer_create(mha_context *context, mha_transformer *transformer
     MHAI_NEED("mha_trainer_create", context, transformer, desc, trainer);
     MHA_TRY(mhai_struct_copy("mha_trainer_desc", &d, sizeof d,
                              offsetof(mha_trainer_desc, transport), desc));
+    MHA_TRY(mhai_transformer_trains("mha_trainer_create", transformer));
     if (d.transport) MHA_TRY(mhai_ranks_check(d.transport));
     d.struct_size = sizeof d;
     const mha_allocator a = mha_context_allocator(context);

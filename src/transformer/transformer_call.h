@@ -24,6 +24,18 @@ MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t la
 /* A short convolution: write the input of W_o to kept->heads. */
 MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer);
 
+/* y = activation(x W^T + b) for `rows` rows. */
+MHA_NODISCARD mha_status mhai_call_project(const mhai_call *c, const mhai_place_linear *place,
+                                           mha_activation activation, const float *x, int64_t rows,
+                                           float *y);
+
+/* The gated hidden units act [rows, F] of up [rows, 2 F], gate and up. */
+MHA_NODISCARD mha_status mhai_call_gated(const mhai_call *c, int64_t rows, int64_t F, float *up,
+                                         float *act);
+
+/* The output y [tokens, E] of a layer of experts, from kept->ff.in. */
+MHA_NODISCARD mha_status mhai_experts_run(const mhai_call *c, int64_t layer, float *y);
+
 /* Multiply the heads' outputs by the gates of their layer. A gated delta
  * net normalises them first. */
 void mhai_gate_heads(const mhai_call *c, int64_t layer);

@@ -1125,7 +1125,20 @@ static void layers_are_checked(void **state)
         mha_status status;
         const char *words;
     } wrong[] = {
-        {{.flags = 1u << 8}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x100"},
+        {{.flags = 1u << 9}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x200"},
+        {{.flags = MHA_LAYER_QK_NORM_ROW}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_QK_NORM"},
+        {{.experts = {.count = 4, .used = 5}},
+         MHA_ERR_ARGUMENT,
+         "mha_experts_desc: 5 of 4 experts"},
+        {{.experts = {.used = 1}}, MHA_ERR_ARGUMENT, "1 of 0 experts are used"},
+        {{.experts = {.count = 1 << 17, .used = 1}}, MHA_ERR_ARGUMENT, "expected 1..65536 experts"},
+        {{.experts = {.count = 4, .used = 1, .flags = 16}}, MHA_ERR_UNSUPPORTED, "flags 0x10"},
+        {{.experts = {.count = 4, .used = 1, .ff_dim = 8, .scale = -1}},
+         MHA_ERR_ARGUMENT,
+         "scale is -1"},
+        {{.experts = {.count = 4, .used = 1, .ff_dim = 8}},
+         MHA_ERR_UNSUPPORTED,
+         "experts need a gated feed_forward"},
         {{.left_keys = 1}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_WINDOW"},
         {{.sink_keys = 1}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_WINDOW"},
         {{.flags = MHA_LAYER_WINDOW, .left_keys = -2}, MHA_ERR_ARGUMENT, "layer 1: window"},

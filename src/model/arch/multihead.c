@@ -58,6 +58,7 @@ static const struct {
 } layer_flags[] = {{"scale_given", MHA_LAYER_SCALE_GIVEN},
                    {"window", MHA_LAYER_WINDOW},
                    {"qk_norm", MHA_LAYER_QK_NORM},
+                   {"qk_norm_row", MHA_LAYER_QK_NORM_ROW},
                    {"sinks", MHA_LAYER_SINKS},
                    {"alibi", MHA_LAYER_ALIBI},
                    {"no_rope", MHA_LAYER_NO_ROPE},
