@@ -41,6 +41,8 @@ LFM2 = {**LAYER, "operator_norm": "attn_norm", "self_attn.out_proj": "attn_outpu
 QWEN35 = {**LAYER, "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_qkv": "attn_qkv",
           "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
           "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out"}
+GLM4 = {**LAYER, "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+        "mlp.gate_up_proj": "ffn_up"}
 PHI3 = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 
 
@@ -97,6 +99,10 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "phi3": ("phi3", PHI3, "model.layers.", same),
     "lfm2": ("lfm2", LFM2, "model.layers.", squeezed),
     "qwen3_5_text": ("qwen35", QWEN35, "model.layers.", qwen35),
+    "smollm3": ("smollm3", LAYER, "model.layers.", llama),
+    "stablelm": ("stablelm", LAYER, "model.layers.", same),
+    "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
+    "glm4": ("glm4", GLM4, "model.layers.", same),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
 OTHERS = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd",
@@ -115,6 +121,10 @@ def gguf_name(name, layers, prefix):
     return f"blk.{number}.{layers[part]}.{kind}"
 
 
+def head_dim(config):
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def write(path, model, factors=None, **changes):
     """A file as written by a converter. factors: rope_freqs.weight; changes: keys with other values; None: omitted."""
     config = model.config
@@ -130,7 +140,7 @@ def write(path, model, factors=None, **changes):
             "final_logit_softcapping": get("final_logit_softcapping")}
     if config.model_type not in ("gpt2", "gpt_neox"):
         keys["attention.head_count_kv"] = config.num_key_value_heads
-        keys["attention.key_length"] = get("head_dim") or config.hidden_size // config.num_attention_heads
+        keys["attention.key_length"] = head_dim(config)
     if config.model_type in ("gemma2", "gemma3_text"):
         keys["attention.sliding_window"] = config.sliding_window
     if config.model_type == "lfm2":
@@ -145,8 +155,8 @@ def write(path, model, factors=None, **changes):
                  "full_attention_interval": 2, "rope.dimension_count": config.head_dim // 4}
     rope = getattr(config, "rope_parameters", None) or {}
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
-    if config.model_type == "gpt_neox":
-        keys["rope.dimension_count"] = 2
+    if config.model_type in ("gpt_neox", "stablelm", "glm4"):
+        keys["rope.dimension_count"] = int(head_dim(config) * config.rope_parameters["partial_rotary_factor"])
     keys.update(changes)
     for key, value in keys.items():
         if value is None:
@@ -160,8 +170,9 @@ def write(path, model, factors=None, **changes):
             writer.add_float32(full, value)
         else:
             writer.add_uint32(full, value)
-    if config.model_type == "gpt_neox":
-        writer.add_bool("gptneox.use_parallel_residual", config.use_parallel_residual)
+    if config.model_type in ("gpt_neox", "stablelm"):  # llama.cpp ignores that of StableLM
+        writer.add_bool(f"{architecture}.use_parallel_residual",
+                        config.use_parallel_residual or config.model_type == "stablelm")
     for name, weight in model.state_dict().items():
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if tied or name.endswith(("inv_freq", ".attn.bias", ".attn.masked_bias")):
@@ -204,6 +215,7 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "qwen3_5_text": dict(head_dim=16, full_attention_interval=2, linear_num_key_heads=3, linear_num_value_heads=3,
                                 linear_key_head_dim=6, linear_value_head_dim=10),
            "lfm2": dict(full_attn_idxs=[1], block_multiple_of=16, conv_L_cache=4),
+           "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
 
@@ -213,6 +225,7 @@ def shape_of(path):
     return {name: getattr(shape, name) for name, _ in ModelShape._fields_}
 
 
+@pytest.mark.gate(12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bits_of_the_folder(tmp_path, kind):
     model = their_family(kind, OPTIONS[kind], 31)
