@@ -32,8 +32,6 @@ static const args_option option_table[] = {
 };
 
 const args_page page_page = {
-    .command = "page",
-    .summary = "write the serve page as one HTML file that runs the model",
     .usage = "page [options] MODEL [\"text\"]",
     .examples = "multihead page MODEL -o explorer.html\n"
                 "multihead page MODEL \"the king was cold\"",
@@ -84,10 +82,30 @@ static int by_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static cli_exit add_model(const text_model *model, page_files *files)
+ARENA_RELEASE(end_buffer, mha_buffer_free)
+
+/* The snapshots of a training: the page needs no more of its state. */
+static cli_exit add_training(const mha_live *live, page_files *files)
+{
+    mha_buffer *buffer;
+    char *own;
+    const size_t length = strlen(files->model) + sizeof "/training.safetensors";
+    CLI_TRY(ARENA_ALLOC(1, &buffer));
+    CLI_TRY(arena_keep(buffer, end_buffer));
+    const mha_sink sink = mha_buffer_sink(buffer);
+    CLI_TRY(cli_check(mha_live_training(live, &sink)));
+    if (!buffer->size || files->count == MOST_FILES) return CLI_OK;
+    CLI_TRY(ARENA_ALLOC((int64_t)length, &own));
+    snprintf(own, length, "%s/training.safetensors", files->model);
+    files->items[files->count++] = (mha_explorer_file){own, buffer->data, buffer->size};
+    return CLI_OK;
+}
+
+static cli_exit add_model(const text_model *model, const mha_live *live, page_files *files)
 {
     files->model = model->name;
     CLI_TRY(cli_check(mha_model_files(model->folder, add_file, files)));
+    CLI_TRY(add_training(live, files));
     qsort(files->items, (size_t)files->count, sizeof *files->items, by_name);
     return CLI_OK;
 }
@@ -155,11 +173,12 @@ static cli_exit run(const page_options *options)
                         options->model, options->model);
     CLI_TRY(check_text(options, &model));
     CLI_TRY(add_module(options, &explorer));
-    const mha_live_options how = {.struct_size = sizeof how, .name = model.name};
+    const mha_live_options how = {
+        .struct_size = sizeof how, .name = model.name, .folder = model.folder};
     CLI_TRY(cli_check(mha_live_create(model.context, model.model, &how, &live)));
     CLI_TRY(arena_keep(live, end_live));
     CLI_TRY(ARENA_ALLOC(1, &files));
-    CLI_TRY(add_model(&model, files));
+    CLI_TRY(add_model(&model, live, files));
     explorer.path = explorer.name = model.name;
     explorer.files = files->items;
     explorer.file_count = files->count;

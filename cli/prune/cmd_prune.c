@@ -71,8 +71,6 @@ static const args_option option_table[] = {
 };
 
 const args_page prune_page = {
-    .command = "prune",
-    .summary = "remove heads from a model, least important first",
     .usage = "prune [options] MODEL --text FILE\n"
              "prune [options] MODEL --task NAME",
     .examples = "multihead prune demo --task sentences --svg curve.svg\n"
@@ -82,7 +80,7 @@ const args_page prune_page = {
                 "multihead prune demo --text lines.txt --kv-heads 2 -o grouped",
     .notes = "MODEL is a folder or a GGUF file, but not an encoder-decoder. A GGUF file can\n"
              "only be measured; -o needs a folder, whose tokenizer it copies. A model that\n"
-             "predicts the next token is judged by its accuracy, an encoder by the cosine of\n"
+             "predicts the next token is scored by its accuracy, an encoder by the cosine of\n"
              "its embeddings (the mean over tokens) to those of the full model. The reversed\n"
              "order and five random ones are measured for comparison.\n"
              "docs/pruning.md has the details.",

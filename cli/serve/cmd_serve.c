@@ -32,8 +32,6 @@ static const args_option option_table[] = {
 };
 
 const args_page serve_page = {
-    .command = "serve",
-    .summary = "see heads in a browser while you type, and switch them off",
     .usage = "serve [options] MODEL [\"text\"]",
     .examples = "multihead serve MODEL\n"
                 "multihead serve MODEL \"When Mary and John went out, John gave a drink to\"\n"
@@ -94,6 +92,7 @@ static cli_exit run(const serve_options *options)
     snprintf(words, sizeof words, "'multihead heads %.400s --words' lists them", options->model);
     const mha_live_options how = {.struct_size = sizeof how,
                                   .name = model.name,
+                                  .folder = options->model,
                                   .max_tokens = options->max_tokens,
                                   .advise_words = words,
                                   .is_over = is_over};

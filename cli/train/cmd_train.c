@@ -93,8 +93,6 @@ static const char *task_at(int i)
 }
 
 const args_page train_page = {
-    .command = "train",
-    .summary = "train a small transformer and watch its heads specialise",
     .usage = "train [options] TASK | --text FILE",
     .examples = "multihead train sentences -o demo\n"
                 "multihead train sentences --seed 3 --heads 8\n"

@@ -78,6 +78,7 @@ static void list_state(train_run *run, state_list *list)
     train_frames *f = &run->frames;
     if (f->count > 0) {
         add(list, "frame_steps", f->steps, MHA_F64, f->count, 0);
+        add(list, "example", f->ids, MHA_I32, f->tokens, 0);
         add(list, "frames", f->maps[0], MHA_F32, f->count, f->size[0]);
         if (f->examples > 1) add(list, "frames_2", f->maps[1], MHA_F32, f->count, f->size[1]);
     }

@@ -133,8 +133,8 @@ typedef struct mha_attention_desc {
     mha_path path;
     float scale; /* 0: 1/sqrt(D), unless MHA_ATTENTION_SCALE_GIVEN. Negative is allowed */
     /* Query t is at key position i = t + q_offset. 0 aligns top-left; S - T aligns bottom-right
-     * (the queries are the last ones); may be negative, from -2^60 to 2^60. Only together with
-     * something that uses positions: causal, window, ALiBi, T5, Shaw, or the outputs diagonal and
+     * (the queries are the last ones); may be negative, from -2^60 to 2^60. Allowed only if
+     * something uses positions: causal, window, ALiBi, T5, Shaw, or the outputs diagonal and
      * offset_mass. */
     int64_t q_offset;
     const int64_t *q_offsets;    /* [B], instead of q_offset; NULL: q_offset for all */

@@ -88,13 +88,21 @@ static void write_asset(const mhai_html_asset *asset, mhai_writer *writer)
     mhai_sink_bytes(writer, asset->bytes, asset->size);
 }
 
+/* Divides the parts of a live page's style and script, so that explorer.js finds those of a report. */
+static const char divider[] = "/*|*/\n";
+
 void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer)
 {
     mhai_sink_text(writer, "\"use strict\";\n(() => {\n");
     write_asset(&mhai_html_strings, writer);
-    if (carrier) write_asset(&mhai_html_translations, writer);
+    if (carrier) {
+        mhai_sink_text(writer, divider);
+        write_asset(&mhai_html_translations, writer);
+        mhai_sink_text(writer, divider);
+    }
     write_asset(&mhai_html_script, writer);
     if (carrier) {
+        mhai_sink_text(writer, divider);
         write_asset(&mhai_html_live_script, writer);
         write_asset(carrier, writer);
     }
@@ -117,6 +125,7 @@ static void write_style(const mhai_html_page *page, mhai_writer *writer)
     if (page->explorer) mhai_sink_text(writer, policy);
     mhai_sink_text(writer, "<style>\n");
     write_asset(&mhai_html_style, writer);
+    if (page->live) mhai_sink_text(writer, divider);
     if (page->live) write_asset(&mhai_html_live_style, writer);
     mhai_sink_text(writer, "</style>\n");
 }

@@ -272,6 +272,8 @@ def reports():
     check(len(data["panels"]) == len(found) and data["columns"], "panels and a table")
     for panel, head in zip(data["panels"], found):
         badge = head["roles"][0]["name"] if head["roles"] else None
+        if badge in ("first token", "separator", "broad") and "attends to \u201c" in panel["detail"]:
+            badge = None  # the link says more
         check(panel["badge"] == badge, f"{panel['name']}: badge {panel['badge']}, not {badge}")
         for role in head["roles"]:
             check(role["evidence"] in panel["detail"], f"{panel['name']}: {role['evidence']}")
