@@ -237,9 +237,13 @@ static cli_exit add_work(effects_job *j, const mha_head_sets *sets, double *tota
     return CLI_OK;
 }
 
+/* The first head of the layer at a place, of those that have heads. */
 static int64_t head_at(const effects_job *j, int64_t place, int64_t places)
 {
-    const int64_t layer = place * j->effects->found->of.layers / places;
+    const int64_t *heads = j->effects->found->of.heads, layers = j->effects->found->of.layers;
+    int64_t with = 0, layer = 0;
+    for (int64_t l = 0; l < layers; l++) with += heads[l] > 0;
+    for (int64_t skip = place * with / places; heads[layer] == 0 || skip-- > 0;) layer++;
     return layer * j->model->heads;
 }
 
@@ -283,7 +287,7 @@ static cli_exit reckon(effects_job *j)
 static cli_exit find_means(effects_job *j, effect_set *set)
 {
     const mha_transformer_desc *d = &j->model->desc;
-    const int64_t shape[] = {d->num_layers, d->num_heads * d->head_dim};
+    const int64_t shape[] = {d->num_layers, mha_transformer_heads_width(d)};
     float *means;
     if (j->effects->kind != MHA_ABLATION_MEAN) return CLI_OK;
     CLI_TRY(ARENA_ALLOC(shape[0] * shape[1], &means));

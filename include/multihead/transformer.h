@@ -109,10 +109,10 @@ enum {
     MHA_LAYER_NO_ROPE = 1 << 5,          /* no rotation in this layer */
     MHA_LAYER_ROPE_INTERLEAVED = 1 << 6, /* MHA_ROPE_INTERLEAVED; default MHA_ROPE_HALVES */
     /* Each head's output is multiplied by sigmoid(W_g x) before W_o (Qiu et al. 2025, Gated
-     * Attention). Forward calls only */
+     * Attention) */
     MHA_LAYER_OUTPUT_GATE = 1 << 7,
-    /* With MHA_LAYER_QK_NORM: one norm spans the queries, or the keys, of all heads (OLMoE). Its
-     * weight has as many numbers */
+    /* With MHA_LAYER_QK_NORM: one norm spans the queries, or the keys, of all heads (OLMoE),
+     * with a weight for each of their numbers. Forward only */
     MHA_LAYER_QK_NORM_ROW = 1 << 8
 };
 
@@ -129,11 +129,11 @@ typedef enum mha_mixer {
      *   heads   = rms_norm(o) o_norm * silu(W_g x)     for each head separately, and then W_o
      *
      * Its heads are the layer's heads, each of value_dim numbers; kv_heads are those of q and k, of
-     * key_dim numbers. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS. Forward calls and decoders only */
+     * key_dim numbers. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS */
     MHA_MIXER_GATED_DELTA = 1,
     /* A short convolution between two gates (LFM2), W_o (W_c x * conv(W_b x * W_x x)). It mixes each of
      * the E channels separately, so the layer has no heads (layer_heads is 0) and no map. Needs
-     * MHA_TRANSFORMER_CAUSAL. Forward calls and decoders only */
+     * MHA_TRANSFORMER_CAUSAL */
     MHA_MIXER_SHORT_CONVOLUTION = 2
 } mha_mixer;
 
@@ -385,6 +385,10 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
 
+/** The number of elements of all heads of the widest layer, of a description with every default filled in: H D, or more
+ * with mixers whose heads are wider. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_transformer_heads_width(const mha_transformer_desc *desc);
+
 /** The description with every default filled in. Memory fills the whole struct of this header.
  * Errors none. Threads any. Since 0.1 */
 MHA_API void mha_transformer_describe(const mha_transformer *transformer,
@@ -488,7 +492,9 @@ typedef struct mha_transformer_init {
 /**
  * Random parameters: matrices N(0, 1 / inputs), those that write to the residual stream (o_proj,
  * down_proj) scaled further by 1 / sqrt(number of such matrices); embeddings with embedding_std
- * and position_std; biases 0, norms 1. Drawn by Philox from the seed and the index of each number:
+ * and position_std; biases 0, norms 1. Of other mixers than attention: convolutions N(0, 1 / K),
+ * A_log = ln U(1, 16), dt_bias such that log(1 + exp(dt_bias)) is log-uniform in 0.001 .. 0.1 (Dao
+ * and Gu 2024). Drawn by Philox from the seed and the index of each number:
  * the same on every machine. Calls mha_transformer_update().
  *
  * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED.
@@ -540,9 +546,9 @@ typedef struct mha_transformer_input {
     const mha_tensor *cross_gates; /* likewise for cross-attention */
     float dropout;                 /* of attention probabilities; 0 outside training */
     uint64_t dropout_seed;         /* a new one for each step; each layer derives its own from it */
-    /* f32 [L,H D] in, for mean ablation by gates: the gated output of a self-attention head is gate
-     * z + (1 - gate) mean at every token; NULL: mean 0. A gated delta net has value_dim numbers per
-     * head; if its heads together exceed H D, rows are that long. Forward calls only */
+    /* f32 [L,mha_transformer_heads_width()] in, for mean ablation by gates: the gated output of a
+     * self-attention head is gate z + (1 - gate) mean at every token; NULL: mean 0. A gated delta
+     * net has value_dim numbers per head. Forward calls only */
     const mha_tensor *head_means;
     const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
     const mha_tensor *last_hidden; /* f32 [B,T,E] out: the input of W_out; NULL. Forward calls
@@ -736,8 +742,8 @@ typedef struct mha_transformer_gradients {
      * summed over its elements. Where gates are 1, its sum over the tokens of a sequence is the
      * gradient with respect to the gate of that sequence */
     const mha_tensor *heads;
-    /* f32 [L,B,T,H D], of self-attention: the gradient with respect to the outputs of the
-     * heads, side by side as in mha_layer_view.concatenated */
+    /* f32 [L,B,T,mha_transformer_heads_width()], of self-attention: the gradient with respect to
+     * the outputs of the heads, side by side as in mha_layer_view.concatenated */
     const mha_tensor *head_outputs;
 } mha_transformer_gradients;
 

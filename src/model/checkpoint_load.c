@@ -117,20 +117,19 @@ static double numbers_described(const mha_transformer_desc *d)
     const double E = (double)d->embed_dim, kv = (double)(d->kv_heads ? d->kv_heads : d->num_heads);
     const double D = (double)(d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
     const double memory = (double)(d->memory_dim ? d->memory_dim : d->embed_dim);
-    const double q = 2 * E * (double)d->num_heads * D;
-    double layers = (double)d->num_layers * (q + 2 * E * kv * D), layer = 0;
-    if (d->layer_heads) layers = 0;
-    for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
-        layers += !d->layers || !d->layers[i].mixer
-                      ? 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i])
-                  : d->layers[i].mixer == MHA_MIXER_SHORT_CONVOLUTION
+    double layers = 0, layer = 0;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
+        const double heads = (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
+        const double groups = d->layer_heads ? (double)d->layer_kv_heads[i] : kv;
+        layers += !l || !l->mixer ? 2 * E * D * (heads + groups)
+                  : l->mixer == MHA_MIXER_SHORT_CONVOLUTION
                       ? 4 * E * E
-                      : E * (2 * (double)d->layer_kv_heads[i] * (double)d->layers[i].key_dim +
-                             3 * (double)d->layer_heads[i] * (double)d->layers[i].value_dim);
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        layers += (double)d->layers[i].t5_buckets *
-                  (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
-    if (d->flags & MHA_TRANSFORMER_CROSS) layer += q + 2 * memory * kv * D;
+                      : E * (2 * groups * (double)l->key_dim + 3 * heads * (double)l->value_dim);
+        if (l) layers += (double)l->t5_buckets * heads;
+    }
+    if (d->flags & MHA_TRANSFORMER_CROSS)
+        layer += 2 * E * (double)d->num_heads * D + 2 * memory * kv * D;
     layers += experts_described(d);
     const bool gated = d->feed_forward == MHA_FEED_FORWARD_SWIGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU ||

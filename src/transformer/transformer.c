@@ -682,6 +682,16 @@ bool mha_transformer_predicts(const mha_transformer_desc *desc)
     return desc->flags & MHA_TRANSFORMER_CAUSAL && !(desc->flags & others);
 }
 
+int64_t mha_transformer_heads_width(const mha_transformer_desc *d)
+{
+    int64_t width = d->num_heads * d->head_dim;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const mhai_mix mix = mhai_transformer_mix(d, i);
+        if (mix.v > 0 && mix.out > width) width = mix.out;
+    }
+    return width;
+}
+
 void mha_transformer_describe(const mha_transformer *t, mha_transformer_desc *desc)
 {
     *desc = t->desc;

@@ -2,6 +2,7 @@
 #ifndef MHAI_TRANSFORMER_CALL_H
 #define MHAI_TRANSFORMER_CALL_H
 
+#include "base/math.h"
 #include "transformer/transformer_parts.h"
 
 typedef struct mhai_call {
@@ -38,6 +39,24 @@ MHA_NODISCARD mha_status mhai_experts_run(const mhai_call *c, int64_t layer, flo
 /* Multiply the heads' outputs by the gates of their layer. A gated delta
  * net normalises them first. */
 void mhai_gate_heads(const mhai_call *c, int64_t layer);
+
+/* The backward of what a layer computes between its projections, without attention itself. The kept heads become those
+ * before their gates. */
+typedef struct mhai_mixer_back {
+    mhai_call call;
+    int64_t layer;
+    float *parameters; /* gradients of all parameters, which are added to; NULL: not requested */
+    float *dheads; /* [tokens, mhai_mix.out] in: the gradient of W_o's input; out: before gates */
+    float *
+        drows; /* [tokens, mhai_mix.width] out: the gradient of projected rows; of attention, of gates alone */
+    float *dgates; /* [H] of the input's gates, of a gated delta net, added; NULL: not requested */
+} mhai_mixer_back;
+MHA_NODISCARD mha_status mhai_mixer_backward(const mhai_mixer_back *m);
+
+static inline double mhai_sigmoid(double x)
+{
+    return 1 / (1 + mha_exp(-x));
+}
 
 static inline int64_t mhai_tokens(const mha_activations *a)
 {

@@ -89,11 +89,6 @@ static double softplus(double x)
     return e < 1e-5 ? e - e * e / 2 : mha_log(1 + e);
 }
 
-static double sigmoid(double x)
-{
-    return 1 / (1 + mha_exp(-x));
-}
-
 static void position_row(void *argument, int64_t row, int worker)
 {
     const layer_job *job = argument;
@@ -110,7 +105,7 @@ static void position_row(void *argument, int64_t row, int worker)
     }
     for (int64_t h = 0; h < mix->v; h++) {
         const double step = softplus((double)gate[mix->v + h] + (double)shift[h]);
-        gate[h] = (float)sigmoid((double)gate[h]);
+        gate[h] = (float)mhai_sigmoid((double)gate[h]);
         gate[mix->v + h] = (float)(-mha_exp((double)rate[h]) * step);
     }
 }
@@ -153,11 +148,11 @@ mha_status mhai_convolution_run(const mhai_call *c, int64_t layer)
 
 /* ---- the recurrence -------------------------------------------------------------------------- */
 
-void mhai_delta_gates(const mha_activations *a, int64_t layer, mha_tensor *log_decay,
+void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_tensor *log_decay,
                       mha_tensor *strength)
 {
     const mhai_mix mix = mhai_transformer_mix(&a->transformer->desc, layer);
-    float *first = a->layers[layer].self.qkv + mix.gates + mix.out;
+    float *first = rows + mix.gates + mix.out;
     *strength = mha_tensor_contiguous(first, MHA_F32, 3, (const int64_t[]){a->B, mix.v, a->T});
     strength->stride[0] = a->T * mix.width;
     strength->stride[1] = 1;
@@ -231,7 +226,7 @@ mha_status mhai_delta_run(const mhai_call *c, int64_t layer)
     const mhai_qkv qkv = mhai_transformer_qkv(c->a, layer, false, job.kept->qkv, NULL);
     const mha_tensor heads = mhai_transformer_heads(c->a, layer, false, job.kept->heads);
     mha_tensor decay, strength;
-    mhai_delta_gates(c->a, layer, &decay, &strength);
+    mhai_delta_gates(c->a, layer, job.kept->qkv, &decay, &strength);
     mha_recurrent_desc desc = {.struct_size = sizeof desc,
                                .flags = MHA_RECURRENT_DELTA,
                                .log_decay = &decay,
@@ -270,7 +265,7 @@ static void gate_delta(const layer_job *job, float *x, const float *gate)
             (open ? (double)open[h] : 1) / sqrt(squares / (double)mix->Dv + epsilon);
         for (int64_t d = 0; d < mix->Dv; d++) {
             const double g = (double)gate[d];
-            x[d] = (float)((double)x[d] * factor * (double)weight[d] * g * sigmoid(g));
+            x[d] = (float)((double)x[d] * factor * (double)weight[d] * g * mhai_sigmoid(g));
         }
     }
 }
@@ -286,7 +281,7 @@ static void gate_row(void *argument, int64_t row, int worker)
         gate_delta(job, x, gate);
     else
         for (int64_t i = 0; i < mix->out; i++)
-            x[i] = (float)((double)x[i] * sigmoid((double)gate[i]));
+            x[i] = (float)((double)x[i] * mhai_sigmoid((double)gate[i]));
 }
 
 void mhai_gate_heads(const mhai_call *c, int64_t layer)

@@ -57,6 +57,16 @@ mha_status mhai_transformer_dense(const char *function, const mha_transformer *t
     return MHA_OK;
 }
 
+mha_status mhai_transformer_trains(const char *function, const mha_transformer *t)
+{
+    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++)
+        if (t->desc.layers[i].flags & MHA_LAYER_QK_NORM_ROW)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "%s: layer %lld has MHA_LAYER_QK_NORM_ROW, which is forward only",
+                            function, (long long)i);
+    return mhai_transformer_dense(function, t);
+}
+
 /* ---- routing --------------------------------------------------------------------------------- */
 
 /* A layer of a call in progress. */

@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 enum { MHAI_NOWHERE = -1 };
 
@@ -266,6 +267,17 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
     return mix;
 }
 
+/* The head of an element of W_V or W_O; 0 also for elements that belong to no head. */
+static inline int64_t mhai_transformer_head_of(const mha_transformer_desc *d,
+                                               const mha_parameter *p, int64_t element)
+{
+    const bool rows = strstr(p->name, ".v_proj.weight"), cols = strstr(p->name, ".o_proj.weight");
+    if (!rows && !cols) return 0;
+    const mhai_mix mix = mhai_transformer_mix(d, p->layer);
+    if (mix.v == 0) return 0;
+    return (rows ? element / p->shape[1] : element % p->shape[1]) / mix.Dv;
+}
+
 /* Reject a layer that a function cannot compute: a mixer other than attention, or a gate. */
 MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
                                                        const mha_transformer *t);
@@ -279,8 +291,8 @@ mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cros
                               const float *memory);
 mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
                                   const float *data);
-/* The other inputs [B,H,T] of a gated delta net's recurrence. */
-void mhai_delta_gates(const mha_activations *a, int64_t layer, mha_tensor *log_decay,
+/* The other inputs [B,H,T] of a gated delta net's recurrence, in rows of its projection. */
+void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_tensor *log_decay,
                       mha_tensor *strength);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
 
@@ -435,7 +447,8 @@ static inline int64_t mhai_transformer_up(const mha_transformer *t)
 
 /* transformer_experts.c. mhai_transformer_experts(): of a layer; NULL: it has none.
  * mhai_experts_check() checks a description and fills in defaults. mhai_transformer_dense() rejects
- * a transformer with experts, which `function` cannot compute. */
+ * a transformer with experts, which `function` cannot compute; mhai_transformer_trains() also
+ * rejects other layers without gradients. */
 static inline const mha_experts_desc *mhai_transformer_experts(const mha_transformer_desc *d,
                                                                int64_t layer)
 {
@@ -443,5 +456,6 @@ static inline const mha_experts_desc *mhai_transformer_experts(const mha_transfo
 }
 MHA_NODISCARD mha_status mhai_experts_check(const mha_transformer_desc *d, mha_experts_desc *x);
 MHA_NODISCARD mha_status mhai_transformer_dense(const char *function, const mha_transformer *t);
+MHA_NODISCARD mha_status mhai_transformer_trains(const char *function, const mha_transformer *t);
 
 #endif

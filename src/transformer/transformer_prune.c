@@ -349,7 +349,6 @@ mha_status mha_transformer_copy(mha_context *context, const mha_transformer *tra
                                 mha_transformer **copy)
 {
     MHAI_NEED("mha_transformer_copy", context, transformer, copy);
-    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_copy", transformer));
     MHA_TRY(mhai_transformer_dense("mha_transformer_copy", transformer));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
