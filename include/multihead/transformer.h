@@ -385,6 +385,13 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
 
+/** The number of heads of a layer, of a description by mha_transformer_describe(). Memory none.
+ * Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer);
+
+/** The number of key/value heads of a layer. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64_t layer);
+
 /** The number of elements of all heads of the widest layer, of a description with every default filled in: H D, or more
  * with mixers whose heads are wider. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_heads_width(const mha_transformer_desc *desc);

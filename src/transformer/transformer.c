@@ -676,6 +676,16 @@ void mha_transformer_destroy(mha_transformer *t)
 
 /* ---- queries ------------------------------------------------------------------------------- */
 
+int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer)
+{
+    return mhai_transformer_heads_of(desc, layer, false).q;
+}
+
+int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64_t layer)
+{
+    return mhai_transformer_heads_of(desc, layer, false).kv;
+}
+
 bool mha_transformer_predicts(const mha_transformer_desc *desc)
 {
     const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;

@@ -63,6 +63,9 @@ FIGURES = [
     ("docs/tutorial-induction.md", r"L18H6 keeps ([\d.]+), because", "docs/tutorial-induction.md",
      r"--without L16H0\n[^`]*\nL18H6 .* induction ([\d.]+)", 0),
     ("docs/ablation.md", r"rises by ([\d.]+) nats", "docs/ablation.md", r"\nL18H6 +\+([\d.]+)", 0.05),
+    *(("docs/training.md", rf"\| {seed} \| (\d+) \| (\d+) \| \d+ \| ([\d.]+) / ([\d.]+) % \|[^|]*\| ([\d.]+) %", PRINTED,
+       rf"(?s)^(?:.*?Goal reached after ){{{seed + 1}}}(?=\d+ steps of try (\d+))(\d+) steps.*?"
+       r"Right on held-out.*?tired ([\d.]+) %, wide ([\d.]+) %.*?without it ([\d.]+) %", 0) for seed in (0, 1)),
     ("docs/ablation.md", r"bootstrap, ([\d,]+) resamples", "src/analysis/effect_texts.c", r"REPLICATES = (\d+)", 0),
     ("docs/ablation.md", r"The best (\d+): exactly", "cli/ablate/cmd_ablate.c", r"exactly; default (\d+)", 0),
     ("docs/ablation.md", r"pairs of the best (\d+)\*\*", "cli/ablate/cmd_ablate.c", r"best N heads; default (\d+)", 0),

@@ -273,7 +273,8 @@ def test_errors_say_what_is_wrong(model, tmp_path):
     else:
         for wrong, match in (({"temperature": -1}, "temperature"), ({"top_p": 0}, "top_p"),
                              ({"max_tokens": -1}, "max_tokens"), ({"type": "int4"}, "type"),
-                             ({"sinks": 3}, "sink"), ({"seed": 3}, "seed has no effect without temperature")):
+                             ({"sinks": 3}, "sink"), ({"seed": 3}, "seed has no effect without temperature"),
+                             ({"stop": ["a", ""]}, "stop: a text is empty")):
             with pytest.raises(ValueError, match=match):
                 model.generate("the", **wrong)
         for wrong in ({"temperature": "1"}, {"top_p": "1"}, {"top_k": 1.5}, {"max_tokens": None}):

@@ -427,7 +427,8 @@ class Model:
 
     def stream(self, prompt: str | Sequence[int] = "", *, max_tokens: int = 64,
                temperature: float | None = None, top_k: int = 0, top_p: float | None = None,
-               min_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (), **cache: Any) -> Iterator[str]:
+               min_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (),
+               **cache: Any) -> Iterator[str]:
         """`generate`, yielding each piece of text as soon as it is complete."""
         self._must_predict()
         for name in cache:
@@ -446,6 +447,8 @@ class Model:
             top_k=integer(top_k, "top_k"), top_p=share, min_p=0 if min_p is None else real(min_p, "min_p"),
             seed=integer(seed or 0, "seed", C.c_uint64))
         stops = [utf8(text, "stop") for text in ((stop,) if isinstance(stop, str) else stop)]
+        if b"" in stops:
+            raise ValueError("stop: a text is empty")
         return iter(Generation(self, self._prompt(prompt), max_tokens, stops, sampling, describe(**cache)))
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
