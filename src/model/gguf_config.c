@@ -104,6 +104,14 @@ static const mhai_weight_name phi3_names[] = {COMMON,
                                               {"mlp.up_proj", "ffn_up", MHAI_FUSED, 1},
                                               END};
 
+static const mhai_weight_name glm4_names[] = {COMMON,
+                                              MHAI_NAME("self_attn.q_proj", "attn_q"),
+                                              MHAI_NAME("self_attn.k_proj", "attn_k"),
+                                              MHAI_NAME("self_attn.v_proj", "attn_v"),
+                                              {"mlp.gate_proj", "ffn_up", MHAI_FUSED, 0},
+                                              {"mlp.up_proj", "ffn_up", MHAI_FUSED, 1},
+                                              END};
+
 /* ---- architectures ------------------------------------------------------------------------- */
 
 static const struct architecture {
@@ -131,7 +139,11 @@ static const struct architecture {
     {"lfm2moe", "lfm2_moe", lfm2_names, 0, "conv", MHAI_GGUF_ROUTING_SIGMOID},
     {"qwen35", "qwen3_5_text", qwen35_names, 0, NULL, 0},
     {"qwen35moe", "qwen3_5_moe_text", qwen35_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
-    {"qwen3next", "qwen3_next", next_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED}};
+    {"qwen3next", "qwen3_next", next_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED},
+    {"smollm3", "smollm3", llama_names, 0, NULL, 0},
+    {"stablelm", "stablelm", plain_names, 0, NULL, 0},
+    {"glm4", "glm4", glm4_names, 0, NULL, 0},
+    {"olmo2", "olmo2", plain_names, 0, NULL, 0}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -419,6 +431,7 @@ static mha_status read_weights(const mhai_gguf_reading *r)
     if (!mhai_put_count(r->root, "vocab_size", table.dims[1]) ||
         !mhai_put_bool(r->root, "tie_word_embeddings", tied) ||
         !mhai_put_bool(r->root, "attention_bias", biased) ||
+        !mhai_put_bool(r->root, "use_qkv_bias", biased) ||
         !mhai_put_bool(r->root, "mlp_bias", mha_gguf_find(r->file, "blk.0.ffn_up.bias") >= 0))
         return MHA_NO_MEMORY("model");
     return MHA_OK;
@@ -436,6 +449,9 @@ static mha_status add_known(const mhai_gguf_reading *r)
     if (!causal) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
     if (mhai_gguf_key(r, "use_parallel_residual", &value))
         MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
+    /* converters write it for StableLM whatever the model has */
+    if (strcmp(r->name, "stablelm") == 0)
+        parallel = mha_gguf_find(r->file, "blk.0.ffn_norm.weight") < 0;
     bool good = mhai_put_bool(r->root, "use_parallel_residual", parallel) &&
                 mhai_put_bool(r->root, "block_auto_adjust_ff_dim", false);
     if (!json_object_get(r->root, "rope_theta"))

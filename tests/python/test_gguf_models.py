@@ -45,6 +45,8 @@ EXPERTS = {"mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_s
            "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
            "mlp.shared_expert.down_proj": "ffn_down_shexp"}
 NEXT = {**QWEN35, **EXPERTS, "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba"}
+GLM4 = {**LAYER, "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+        "mlp.gate_up_proj": "ffn_up"}
 PHI3 = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 
 
@@ -107,6 +109,10 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "lfm2_moe": ("lfm2moe", {**LFM2, "feed_forward.gate": "ffn_gate_inp"}, "model.layers.", squeezed),
     "qwen3_next": ("qwen3next", NEXT, "model.layers.", qwen35),
     "qwen3_5_moe_text": ("qwen35moe", {**QWEN35, **EXPERTS}, "model.layers.", qwen35),
+    "smollm3": ("smollm3", LAYER, "model.layers.", llama),
+    "stablelm": ("stablelm", LAYER, "model.layers.", same),
+    "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
+    "glm4": ("glm4", GLM4, "model.layers.", same),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
 OTHERS = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd",
@@ -127,6 +133,10 @@ def gguf_name(name, layers, prefix):
     if part == "linear_attn":
         return f"blk.{number}." + {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}[kind]
     return f"blk.{number}.{layers[part]}.{kind}"
+
+
+def head_dim(config):
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def tensors(model, config, in_order):
@@ -163,7 +173,7 @@ def write(path, model, factors=None, in_order=False, **changes):
             "final_logit_softcapping": get("final_logit_softcapping")}
     if config.model_type not in ("gpt2", "gpt_neox"):
         keys["attention.head_count_kv"] = config.num_key_value_heads
-        keys["attention.key_length"] = get("head_dim") or config.hidden_size // config.num_attention_heads
+        keys["attention.key_length"] = head_dim(config)
     if config.model_type in ("gemma2", "gemma3_text"):
         keys["attention.sliding_window"] = config.sliding_window
     if config.model_type == "lfm2_moe":
@@ -189,8 +199,8 @@ def write(path, model, factors=None, in_order=False, **changes):
                  "full_attention_interval": 2, "rope.dimension_count": config.head_dim // 4}
     rope = getattr(config, "rope_parameters", None) or {}
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
-    if config.model_type == "gpt_neox":
-        keys["rope.dimension_count"] = 2
+    if config.model_type in ("gpt_neox", "stablelm", "glm4"):
+        keys["rope.dimension_count"] = int(head_dim(config) * config.rope_parameters["partial_rotary_factor"])
     keys.update(changes)
     for key, value in keys.items():
         if value is None:
@@ -204,8 +214,9 @@ def write(path, model, factors=None, in_order=False, **changes):
             writer.add_float32(full, value)
         else:
             writer.add_uint32(full, value)
-    if config.model_type == "gpt_neox":
-        writer.add_bool("gptneox.use_parallel_residual", config.use_parallel_residual)
+    if config.model_type in ("gpt_neox", "stablelm"):  # llama.cpp ignores that of StableLM
+        writer.add_bool(f"{architecture}.use_parallel_residual",
+                        config.use_parallel_residual or config.model_type == "stablelm")
     for name, weight in tensors(model, config, in_order):
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if tied or name.endswith(("inv_freq", ".attn.bias", ".attn.masked_bias")):
@@ -262,6 +273,7 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
                                     linear_num_value_heads=3, linear_key_head_dim=6, linear_value_head_dim=10,
                                     num_experts=7, num_experts_per_tok=2, moe_intermediate_size=20,
                                     shared_expert_intermediate_size=12),
+           "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
 
@@ -271,6 +283,7 @@ def shape_of(path):
     return {name: getattr(shape, name) for name, _ in ModelShape._fields_}
 
 
+@pytest.mark.gate(12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bits_of_the_folder(tmp_path, kind):
     model = their_family(kind, OPTIONS[kind], 31)
