@@ -565,7 +565,7 @@ static cli_exit measure(effects_job *j)
 static bool has_gradient(const mha_transformer_desc *d)
 {
     for (int64_t l = 0; d->layers && l < d->num_layers; l++)
-        if (d->layers[l].experts.count > 0 ||
+        if (d->layers[l].experts.count > 0 || d->layers[l].flags & MHA_LAYER_QK_NORM_ROW ||
             (d->layers[l].flags & MHA_LAYER_QK_NORM && d->layers[l].qk_norm == MHA_QK_NORM_L2))
             return false;
     return true;

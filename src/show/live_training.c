@@ -140,6 +140,10 @@ mha_status mhai_live_training_read(mha_live *live)
     if (find_snapshots(live, file, &s)) {
         status = keep_text(live, &s, t);
         if (status == MHA_OK) status = keep_frames(&s, t);
+        if (status == MHA_ERR_ARGUMENT) { /* it has tokens of another vocabulary */
+            t->text = NULL;
+            status = MHA_OK;
+        }
     }
     mha_safetensors_close(file);
     return status;

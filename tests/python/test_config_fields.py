@@ -315,6 +315,16 @@ def test_fields(tmp_path, kind):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("part, count", [(0.2, 1), (0.4, 3)])
+def test_odd_rotations_of_stablelm_are_refused(tmp_path, part, count):
+    """transformers multiplies `count` elements by count + 1 cosines: an error, or for 1 a head that is wider."""
+    make("stablelm", BASES["stablelm"][0]).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"]["partial_rotary_factor"] = part
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert f"rotates an odd number, {count}," in ours(tmp_path)
+
+
 def test_every_field_is_swept():
     """Every field of config.json that the code reads is in the cases above."""
     read = set()

@@ -227,3 +227,16 @@ def test_hostile_tables_are_refused(tmp_path, name, change, error):
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(multihead.Error, match=error):
         multihead.Model(folder)
+
+
+def test_ablate_without_gradients(tmp_path):
+    """Norms that span the queries of all heads have no gradient; heads are then measured exactly. Nor can their heads be
+    removed."""
+    torch.manual_seed(7)
+    net = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SIZES))
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT + "\n")
+    done = run("ablate", save(net, tmp_path), "--text", text, "--random", 0, "--pairs", 0)
+    assert done.returncode == 0 and "not chosen by estimates" in done.stderr, done.stderr
+    done = run("prune", tmp_path, "--text", text, "--keep", 2)
+    assert done.returncode and "no head can be removed" in done.stderr, done.stderr

@@ -304,25 +304,26 @@ static mha_status read_scaled(const mhai_config *config, const mha_transformer_d
 /* For an odd number n transformers rotates n + 1 elements with frequencies base^(-2 i / n). An even
  * rotation with base base^((n + 1) / n) has the same frequencies, and llama3 scaling sees the same
  * number of turns. */
-static mha_status set_part(const mhai_config *config, int64_t rotated, const char *type,
-                           mha_layer_desc *rope)
+static mha_status set_part(const mhai_config *config, const mhai_family *family, int64_t rotated,
+                           const char *type, mha_layer_desc *rope)
 {
     const double n = (double)rotated, base = (double)rope->rope_base;
     rope->rotary_dim = rotated + rotated % 2;
     if (rotated % 2 == 0) return MHA_OK;
     rope->rope_base = (float)mha_exp((n + 1) / n * mha_log(base));
-    if (strcmp(type, "yarn") != 0 && isfinite(rope->rope_base)) return MHA_OK;
+    if (!family->even && strcmp(type, "yarn") != 0 && isfinite(rope->rope_base)) return MHA_OK;
     return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "partial_rotary_factor",
                             "rotates an odd number, %lld, of a head's numbers, which is not "
-                            "supported with rope_type '%s' and rope_theta %g",
-                            (long long)rotated, type, base);
+                            "supported in %s models with rope_type '%s' and rope_theta %g",
+                            (long long)rotated, family->model_type, type, base);
 }
 
 /* Dynamic scaling (NTK) changes the base only for texts beyond max_position_embeddings; longer
- * texts are rejected. partial: only part of each head may rotate. */
-static mha_status read_rotation(const mhai_config *config, bool partial, bool old,
+ * texts are rejected. */
+static mha_status read_rotation(const mhai_config *config, const mhai_family *family, bool old,
                                 const mha_transformer_desc *d, mha_layer_desc *rope)
 {
+    const bool partial = family->partial;
     static const char *const types[] = {"default", "dynamic", "linear", "llama3", "yarn"};
     static const char part[] = "partial_rotary_factor";
     const double width = (double)(d->head_dim > 0 ? d->head_dim : d->embed_dim / d->num_heads);
@@ -345,7 +346,7 @@ static mha_status read_rotation(const mhai_config *config, bool partial, bool ol
         return mhai_path_fail(MHA_ERR_MODEL, config->path,
                               "heads have %lld numbers, an odd one, which cannot rotate in pairs",
                               (long long)rotated);
-    if (share < 1) MHA_TRY(set_part(config, rotated, types[type], rope));
+    if (share < 1) MHA_TRY(set_part(config, family, rotated, types[type], rope));
     if (type < 2) return MHA_OK;
     rope->rope_scaling = (mha_rope_scaling)(type - 2);
     if (mhai_config_absent(config, "factor"))
@@ -364,7 +365,7 @@ static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kin
     mha_status status = fields ? mhai_family_find(config, &family) : MHA_NO_MEMORY("model");
     if (status == MHA_OK && !kind) kind = family->rope ? family->rope : &usual_rope;
     if (status == MHA_OK) status = find_rope(config, kind, fields);
-    if (status == MHA_OK) status = read_rotation(&found, family->partial, !kind->layers, d, rope);
+    if (status == MHA_OK) status = read_rotation(&found, family, !kind->layers, d, rope);
     json_decref(fields);
     return status;
 }

@@ -100,6 +100,7 @@ typedef struct mhai_family {
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
     bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
+    bool even;      /* and transformers rotates odd numbers of elements wrongly, or fails */
     bool tied;      /* the output is the token table unless config.json says otherwise */
     bool old_norms; /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as

@@ -33,4 +33,5 @@ const mhai_family mhai_family_stablelm = {.model_type = "stablelm",
                                           .biases_qkv = true,
                                           .rope = &rope,
                                           .partial = true,
+                                          .even = true,
                                           .read = read_stablelm};
