@@ -114,7 +114,8 @@ static const struct architecture {
                      {"smollm3", "smollm3", llama_names, 0, NULL},
                      {"stablelm", "stablelm", plain_names, 0, NULL},
                      {"glm4", "glm4", glm4_names, 0, NULL},
-                     {"olmo2", "olmo2", plain_names, 0, NULL}};
+                     {"olmo2", "olmo2", plain_names, 0, NULL},
+                     {"olmo2", "olmo3", plain_names, 0, NULL} /* of files with a window */};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -353,6 +354,11 @@ static mha_status read_nets(const mhai_gguf_reading *r)
                                                                            : MHA_NO_MEMORY("model");
 }
 
+static bool is_olmo3(const mhai_gguf_reading *r)
+{
+    return strcmp(r->of->model_type, "olmo3") == 0;
+}
+
 /* Layers with a window: an array of flags, or the period of layers without one. */
 static mha_status read_windows(const mhai_gguf_reading *r)
 {
@@ -362,8 +368,8 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     mha_gguf_value value;
     if (!mhai_gguf_key(r, "attention.sliding_window_pattern", &value) || layers > MHAI_MOST_LAYERS)
         return MHA_OK;
-    if (r->of->largest == 0)
-        return mhai_gguf_refuse(r, &value, "is supported of Gemma 2 and 3 alone");
+    if (r->of->largest == 0 && !is_olmo3(r))
+        return mhai_gguf_refuse(r, &value, "is supported of Gemma 2 and 3 and OLMo 3 alone");
     MHA_TRY(check_array(r, &value));
     if (!value.array) MHA_TRY(mha_gguf_integer(&value, 0, 0, MHAI_MOST_LAYERS, &period));
     json_t *types = json_array();
@@ -420,7 +426,7 @@ static mha_status add_known(const mhai_gguf_reading *r)
     if (!json_object_get(r->root, "rope_theta"))
         good = good && mhai_put(r->root, "rope_theta", json_real(1e4));
     /* 0: no window (Phi 4) */
-    if (r->of->largest == 0 && mhai_gguf_count(r, "sliding_window") == 0)
+    if (r->of->largest == 0 && !is_olmo3(r) && mhai_gguf_count(r, "sliding_window") == 0)
         json_object_del(r->root, "sliding_window");
     if (!mhai_gguf_key(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
         good = good && mhai_put_count(r->root, "head_dim", each);
@@ -464,8 +470,11 @@ static mha_status find_architecture(mhai_gguf_reading *r)
     MHA_TRY(mha_gguf_string(&value, 0, &name, &size));
     for (int i = 0; i < ARCHITECTURES; i++) {
         const char *own = architectures[i].name;
-        if (strlen(own) == size && memcmp(own, name, size) == 0)
+        const bool again = i > 0 && strcmp(own, architectures[i - 1].name) == 0;
+        if (strlen(own) == size && memcmp(own, name, size) == 0 &&
+            (!again || mhai_gguf_key(r, "attention.sliding_window", &value)))
             r->of = &architectures[i], r->name = own;
+        if (again) continue;
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", own);
     }
     if (r->of) return MHA_OK;

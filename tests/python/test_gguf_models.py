@@ -102,6 +102,7 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "smollm3": ("smollm3", LAYER, "model.layers.", llama),
     "stablelm": ("stablelm", LAYER, "model.layers.", same),
     "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
+    "olmo3": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
     "glm4": ("glm4", GLM4, "model.layers.", same),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
@@ -141,8 +142,10 @@ def write(path, model, factors=None, **changes):
     if config.model_type not in ("gpt2", "gpt_neox"):
         keys["attention.head_count_kv"] = config.num_key_value_heads
         keys["attention.key_length"] = head_dim(config)
-    if config.model_type in ("gemma2", "gemma3_text"):
+    if config.model_type in ("gemma2", "gemma3_text", "olmo3"):
         keys["attention.sliding_window"] = config.sliding_window
+    if config.model_type == "olmo3":
+        keys["attention.sliding_window_pattern"] = [kind == SLIDING for kind in config.layer_types]
     if config.model_type == "lfm2":
         keys |= {"attention.head_count_kv": [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types],
                  "attention.key_length": None, "shortconv.l_cache": config.conv_L_cache,
@@ -216,6 +219,8 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
                                 linear_key_head_dim=6, linear_value_head_dim=10),
            "lfm2": dict(full_attn_idxs=[1], block_multiple_of=16, conv_L_cache=4),
            "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
+           "olmo3": dict(num_hidden_layers=5, sliding_window=5, layer_types=["sliding_attention"] * 2 +
+                         ["full_attention"] * 2 + ["sliding_attention"]),
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
 
@@ -365,7 +370,7 @@ def test_heads_by_layer(tmp_path, kind):
     ({"attention.head_count": None}, "key 'llama.attention.head_count' is missing"),
     ({"feed_forward_length": [56, 56, 48]}, "'llama.feed_forward_length' differs from layer to layer"),
     ({"feed_forward_length": [56, 56]}, "'llama.feed_forward_length' has 2 elements, expected 3"),
-    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported of Gemma 2 and 3 alone"),
+    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported of Gemma 2 and 3 and OLMo 3 alone"),
     ({"attention.causal": False}, "'llama.attention.causal' is false"),
     ({"attention.head_count": "four"}, "head_count"),
     ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),
@@ -424,6 +429,8 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("llama", "attention.head_count_kv", 3, "is 3, which 'llama.attention.head_count' 4 is no multiple"),
     ("qwen3", "attention.key_length", 0, "is 0, expected 1.."),
     ("gemma2", "attention.sliding_window", 0, "is 0, expected 1.."),
+    ("olmo3", "attention.sliding_window", 0, "is 0, expected 1.."),
+    ("olmo3", "rope.freq_base", 1e4, "is 10000; write it into rope_parameters"),
     ("qwen2", "attention.layer_norm_rms_epsilon", 0.0, "is 0, expected more than 0, at most 1"),
     ("gpt2", "attention.layer_norm_epsilon", -1.0, "is -1, expected a finite number from 0 on"),
     ("phi3", "attention.head_count_kv", [2, 2, 1], "differs from layer to layer"),
