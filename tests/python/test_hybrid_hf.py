@@ -1,5 +1,5 @@
-"""Models with gated delta nets or short convolutions against transformers in float64: logits, steps, greedy tokens,
-maps, removed heads, and rejected models. The models are random."""
+"""Models with gated delta nets, state spaces or short convolutions against transformers in float64: logits, steps,
+greedy tokens, maps, removed heads, and rejected models. The models are random."""
 import importlib
 import json
 import subprocess
@@ -17,6 +17,11 @@ SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidd
          "linear_num_value_heads": 6, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
          "max_position_embeddings": 256, "pad_token_id": None, "bos_token_id": None,
          "eos_token_id": None}
+SPACES = {"head_dim": 12, "mamba_n_heads": 6, "mamba_d_state": 20, "mamba_n_groups": 2}
+GRANITE = {**SPACES, "num_local_experts": 0, "shared_intermediate_size": 80, "embedding_multiplier": 12,
+           "residual_multiplier": .22, "attention_multiplier": .15, "logits_scaling": 6,
+           "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention",
+                           "linear_attention"]}
 KINDS = {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"num_experts": 0}),
          "qwen3_next, biases, three heads": ("Qwen3NextConfig", "Qwen3NextForCausalLM",
                                              {"num_experts": 0, "attention_bias": True, "linear_num_key_heads": 3,
@@ -30,7 +35,21 @@ KINDS = {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"num_experts
          "lfm2, as published": ("Lfm2Config", "Lfm2ForCausalLM",
                                 {"full_attn_idxs": [1], "conv_L_cache": 2, "block_ff_dim": 90, "norm_eps": 1e-3,
                                  "block_auto_adjust_ff_dim": False, "num_key_value_heads": 1,
-                                 "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.5}})}
+                                 "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.5}}),
+         "bamba": ("BambaConfig", "BambaForCausalLM", {**SPACES, "attn_layer_indices": [1, 3]}),
+         "bamba, one group": ("BambaConfig", "BambaForCausalLM",
+                              {**SPACES, "attn_layer_indices": [2], "mamba_n_groups": 1, "mamba_d_conv": 2,
+                               "time_step_limit": [.5, 1.], "mlp_bias": True, "attention_bias": True}),
+         "bamba, a group for each head": ("BambaConfig", "BambaForCausalLM",
+                                          {**SPACES, "attn_layer_indices": [0], "mamba_n_groups": 6, "mamba_expand": 3,
+                                           "tie_word_embeddings": True, "rms_norm_eps": 1e-3}),
+         "granitemoehybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", GRANITE),
+         "granitemoehybrid, rotated": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                                       {**GRANITE, "position_embedding_type": "rope", "mamba_n_groups": 3,
+                                        "attention_bias": True, "tie_word_embeddings": True}),
+         "granitemoehybrid, plain": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                                     {**SPACES, "num_local_experts": 0, "mamba_d_conv": 5,
+                                      "layer_types": ["full_attention"] + ["linear_attention"] * 4})}
 NETS = [kind for kind in KINDS if kind.startswith("qwen")]
 TEXT = "the cat sat on the mat. the dog ran to the cat."
 
