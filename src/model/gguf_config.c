@@ -166,6 +166,7 @@ static const struct {
     {"ssm.state_size", false, false, {"linear_key_head_dim", "mamba_d_state", NULL}},
     {"ssm.group_count", false, false, {"linear_num_key_heads", "mamba_n_groups", NULL}},
     {"ssm.time_step_rank", false, false, {"linear_num_value_heads", "mamba_n_heads", NULL}},
+    {"expert_shared_feed_forward_length", false, false, {"shared_intermediate_size", NULL, NULL}},
     {"embedding_scale", false, true, {"embedding_multiplier", NULL, NULL}},
     {"residual_scale", false, true, {"residual_multiplier", NULL, NULL}},
     {"attention.scale", false, true, {"attention_multiplier", NULL, NULL}},

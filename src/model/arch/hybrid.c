@@ -128,10 +128,9 @@ mha_status mhai_read_state_spaces(const mhai_config *config, mhai_mixing *mixing
         MHA_TRY(
             mhai_config_optional(config, sizes[i].key, 1, sizes[i].most, sizes[i].usual, &n[i]));
     if (n[0] % n[1] != 0)
-        return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                              "'mamba_n_heads' is %lld, expected a multiple of 'mamba_n_groups', "
-                              "%lld",
-                              (long long)n[0], (long long)n[1]);
+        return mhai_config_fail(MHA_ERR_MODEL, config, sizes[0].key,
+                                "is %lld, expected a multiple of '%s', %lld", (long long)n[0],
+                                mhai_config_name(config, sizes[1].key).text, (long long)n[1]);
     MHA_TRY(read_head_dim(config, plan->desc.embed_dim, n[0], &size));
     MHA_TRY(mhai_config_refuse(config, refused));
     MHA_TRY(mhai_config_bool(config, "mamba_conv_bias", true, &biased));
