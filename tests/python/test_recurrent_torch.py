@@ -22,7 +22,7 @@ def recurrence(q, k, v, log_decay, strength, skip, initial, delta):
         old = torch.einsum("bhdc,bhd->bhc", s, k[:, :, t]) if delta else 0
         u = strength[:, :, t, None] * (v[:, :, t] - old)
         s = s + k[:, :, t, :, None] * u[:, :, None]
-        out.append(torch.einsum("bhdc,bhd->bhc", s, q[:, :, t]) / D ** 0.5 + skip[0, :, :, None] * v[:, :, t])
+        out.append(torch.einsum("bhdc,bhd->bhc", s, q[:, :, t]) / D ** 0.5 + skip[:, :, 0, None] * v[:, :, t])
     return torch.stack(out, 2), s
 
 
