@@ -20,7 +20,7 @@ static cli_exit run_command(const char *name, int count, char *const *arguments)
     CLI_TRY(args_help(command->page, count, arguments, &done));
     if (done) return CLI_OK;
     if (ranks_transport() && !cli_command_knows_ranks(command))
-        return cli_fail(CLI_USAGE, name,
+        return cli_fail(CLI_USAGE,
                         "started on %d ranks, but this subcommand runs on one; start it without a "
                         "launcher",
                         (int)ranks_transport()->size);
@@ -52,13 +52,13 @@ int main(int count, char **arguments)
     } else if (!strcmp(first, "-h") || !strcmp(first, "--help")) {
         help_overview(stdout);
     } else if (first[0] == '-') {
-        code = cli_fail(CLI_USAGE, NULL,
-                        "unknown option '%s'; options of a subcommand follow its name", first);
+        code = cli_fail(CLI_USAGE, "unknown option '%s'; options of a subcommand follow its name",
+                        first);
     } else {
         code = run_command(first, count - 2, arguments + 2);
     }
     arena_close();
-    code = ranks_end(cli_running, cli_finish_stdout(NULL, code));
+    code = ranks_end(cli_finish_stdout(code));
     if (code == CLI_OK && !ranks_transport()) signals_end();
     return (int)code;
 }

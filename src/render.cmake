@@ -25,6 +25,8 @@ list(REMOVE_ITEM translations ${page}/strings/en.js)
 list(JOIN translations "|" translation_list)
 list(JOIN heads_scripts "|" heads_script_list)
 list(JOIN page_scripts "|" page_script_list)
+set(report_assets strings=${page}/strings/en.js translations=${translation_list} style=${page}/report.css
+  script=${page_script_list})
 set(live_assets live=tour.html|live.html live_style=live.css|diagram.css|knobs.css|generate.css
   live_script=live.js|diagram_parts.js|diagram_head.js|diagram.js|knobs.js|generate.js|plane.js|stations.js|tour.js
   server=server.html server_script=server.js explorer=explorer.html explorer_script=explorer.js)
@@ -32,16 +34,17 @@ list(TRANSFORM live_assets REPLACE "[=|]" "\\0${page}/")
 list(APPEND live_assets worker=${PROJECT_SOURCE_DIR}/bindings/browser/worker.js)
 list(TRANSFORM live_assets REPLACE "^[a-z_]+=" "" OUTPUT_VARIABLE live_files)
 string(REPLACE "|" ";" live_files "${live_files}")
-if(EMSCRIPTEN) # a page that has these itself
+if(EMSCRIPTEN) # a page that has these itself: explorer.js adds them to reports
+  list(TRANSFORM report_assets REPLACE "=.*" "=")
   list(TRANSFORM live_assets REPLACE "^(live_style|live_script|server_script|explorer_script|explorer|worker)=.*" "\\1=")
-  set(translation_list)
 endif()
+list(JOIN report_assets "," report_asset_list)
 list(JOIN live_assets "," live_asset_list)
 set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
 set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
 add_custom_command(OUTPUT ${page_source}
   COMMAND ${CMAKE_COMMAND} -DOUTPUT=${page_source} -DHEADER=render/html.h
-    "-DASSETS=template=${page}/report.html,strings=${page}/strings/en.js,translations=${translation_list},style=${page}/report.css,script=${page_script_list},${live_asset_list},heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list}"
+    "-DASSETS=template=${page}/report.html,${report_asset_list},${live_asset_list},heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list}"
     -P ${page_embed}
   DEPENDS ${page_embed} ${page}/report.html ${page}/report.css ${page_scripts} ${live_files}
     ${page}/strings/en.js ${translations}

@@ -45,6 +45,7 @@ FOR_WORKER(int, open, const char *path, const char *name)
     page.name = strdup(name);
     const mha_live_options options = {.struct_size = sizeof options,
                                       .name = page.name ? page.name : "model",
+                                      .folder = path,
                                       .advise_words =
                                           "the model's vocab.txt or tokenizer.json lists them"};
     mha_status status = mha_context_create(NULL, &page.context);

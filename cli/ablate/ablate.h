@@ -8,8 +8,6 @@
 
 #include <multihead/ablation.h>
 
-#define ABLATE "ablate"
-
 typedef struct ablate_options {
     heads_options heads;                  /* must be first: texts, outputs */
     int kind;                             /* mha_ablation */

@@ -29,7 +29,7 @@ static cli_exit check_model(const text_model *m)
 {
     if (mha_transformer_predicts(&m->desc)) return CLI_OK;
     return cli_fail(
-        CLI_UNSUPPORTED, ABLATE,
+        CLI_UNSUPPORTED,
         "%s does not predict next tokens, which ablation is measured on; 'multihead prune' "
         "measures an encoder by its embeddings",
         m->folder);
@@ -41,10 +41,10 @@ cli_exit ablate_text(int64_t B, int64_t T, int64_t terms, mha_effect_text *text,
                      int64_t **lengths, mha_effect_term **list)
 {
     mha_tensor *tokens;
-    CLI_TRY(ARENA_ALLOC(ABLATE, 1, &tokens));
-    CLI_TRY(ARENA_ALLOC(ABLATE, B * T, ids));
-    CLI_TRY(ARENA_ALLOC(ABLATE, B, lengths));
-    CLI_TRY(ARENA_ALLOC(ABLATE, terms, list));
+    CLI_TRY(ARENA_ALLOC(1, &tokens));
+    CLI_TRY(ARENA_ALLOC(B * T, ids));
+    CLI_TRY(ARENA_ALLOC(B, lengths));
+    CLI_TRY(ARENA_ALLOC(terms, list));
     *tokens = mha_tensor_contiguous(*ids, MHA_I32, 2, (int64_t[]){B, T});
     for (int64_t b = 0; b < B; b++) (*lengths)[b] = T;
     *text = (mha_effect_text){.struct_size = sizeof *text,
@@ -58,8 +58,8 @@ cli_exit ablate_text(int64_t B, int64_t T, int64_t terms, mha_effect_text *text,
 static cli_exit make_list(effect_set *set, int64_t texts)
 {
     set->data = (mha_effect_data){.struct_size = sizeof set->data, .texts = texts, .measures = 1};
-    CLI_TRY(ARENA_ALLOC(ABLATE, texts, &set->texts));
-    CLI_TRY(ARENA_ALLOC(ABLATE, texts, &set->list));
+    CLI_TRY(ARENA_ALLOC(texts, &set->texts));
+    CLI_TRY(ARENA_ALLOC(texts, &set->list));
     for (int64_t i = 0; i < texts; i++) set->list[i] = &set->texts[i];
     set->data.text = set->list;
     return CLI_OK;
@@ -83,13 +83,12 @@ static cli_exit add_text(const effects_job *j, effect_set *set, int64_t i,
                         &lengths, &terms));
     memcpy(ids, tokens->ids, (size_t)tokens->count * sizeof *ids);
     set->tokens += tokens->count;
-    if (losses > 0) CLI_TRY(cli_check(ABLATE, mha_effect_loss(ids, 1, end, 1, 0, terms)));
+    if (losses > 0) CLI_TRY(cli_check(mha_effect_loss(ids, 1, end, 1, 0, terms)));
     if (!whole) return CLI_OK;
     ++*late;
     terms += losses;
-    CLI_TRY(cli_check(ABLATE, mha_effect_loss(ids, EFFECT_EARLY, EFFECT_EARLY_END, 1, 1, terms)));
-    return cli_check(ABLATE,
-                     mha_effect_loss(ids, EFFECT_LATE, EFFECT_LATE_END, -1, 1, terms + early));
+    CLI_TRY(cli_check(mha_effect_loss(ids, EFFECT_EARLY, EFFECT_EARLY_END, 1, 1, terms)));
+    return cli_check(mha_effect_loss(ids, EFFECT_LATE, EFFECT_LATE_END, -1, 1, terms + early));
 }
 
 static void add_measure(ablate_effects *e, int set, int index, const char *name, const char *label,
@@ -128,7 +127,7 @@ static cli_exit add_drawn(effect_set *set, int64_t i, mha_random_tokens *plan)
     int32_t *ids;
     int64_t *lengths;
     mha_effect_term *terms;
-    CLI_TRY(cli_check(ABLATE, mha_random_tokens_draw(plan, &drawn)));
+    CLI_TRY(cli_check(mha_random_tokens_draw(plan, &drawn)));
     /* the first token of the second repetition cannot be predicted */
     const cli_exit made = ablate_text(1, drawn.count, end - first - block - 1, &set->texts[i], &ids,
                                       &lengths, &terms);
@@ -136,7 +135,7 @@ static cli_exit add_drawn(effect_set *set, int64_t i, mha_random_tokens *plan)
     set->tokens += drawn.count;
     mha_tokens_free(&drawn);
     CLI_TRY(made);
-    return cli_check(ABLATE, mha_effect_loss(ids, first + block + 1, end, 1, 0, terms));
+    return cli_check(mha_effect_loss(ids, first + block + 1, end, 1, 0, terms));
 }
 
 static cli_exit add_random(effects_job *j)
@@ -145,7 +144,7 @@ static cli_exit add_random(effects_job *j)
     mha_random_tokens plan = {.struct_size = sizeof plan};
     const int64_t count = j->effects->options->heads.random;
     if (count == 0) return CLI_OK;
-    CLI_TRY(cli_check(ABLATE, mha_random_tokens_plan(j->model->model, &plan)));
+    CLI_TRY(cli_check(mha_random_tokens_plan(j->model->model, &plan)));
     const bool drawn = plan.how.block >= MHA_RANDOM_LEAST_BLOCK && plan.how.repeats >= 2;
     cli_exit result = drawn ? make_list(set, count) : CLI_OK;
     for (int64_t i = 0; drawn && i < count && result == CLI_OK; i++)
@@ -203,7 +202,7 @@ static cli_exit finish(effects_job *j, int64_t work, mha_status status)
 {
     j->done += (double)work;
     progress_clear(&j->progress);
-    return cli_check(ABLATE, status);
+    return cli_check(status);
 }
 
 static mha_ablation_desc ablation_of(const effects_job *j, const effect_set *set)
@@ -218,7 +217,7 @@ static mha_ablation_desc ablation_of(const effects_job *j, const effect_set *set
 static cli_exit make_sets(const int64_t *heads, int64_t count, int64_t size, mha_head_sets *sets)
 {
     int64_t *first;
-    CLI_TRY(ARENA_ALLOC(ABLATE, count + 1, &first));
+    CLI_TRY(ARENA_ALLOC(count + 1, &first));
     for (int64_t s = 0; s <= count; s++) first[s] = s * size;
     *sets = (mha_head_sets){
         .struct_size = sizeof *sets, .count = count, .first = first, .heads = heads};
@@ -232,7 +231,7 @@ static cli_exit add_work(effects_job *j, const mha_head_sets *sets, double *tota
         const mha_ablation_desc how = ablation_of(j, set);
         int64_t work = 0;
         if (set->data.texts == 0) continue;
-        CLI_TRY(cli_check(ABLATE, mha_effect_work(j->model->net, &how, &set->data, sets, &work)));
+        CLI_TRY(cli_check(mha_effect_work(j->model->net, &how, &set->data, sets, &work)));
         *total += (double)work;
     }
     return CLI_OK;
@@ -252,8 +251,8 @@ static cli_exit reckon(effects_job *j)
     mha_head_sets none, single, two;
     int64_t *heads, *both;
     double once = 0, texts = 0;
-    CLI_TRY(ARENA_ALLOC(ABLATE, j->heads + 1, &heads));
-    CLI_TRY(ARENA_ALLOC(ABLATE, 2 * pairs + 1, &both));
+    CLI_TRY(ARENA_ALLOC(j->heads + 1, &heads));
+    CLI_TRY(ARENA_ALLOC(2 * pairs + 1, &both));
     for (int64_t k = 0; k < j->heads; k++) heads[k] = head_at(j, k, j->heads);
     for (int64_t a = 0, at = 0; a < j->pairs; a++)
         for (int64_t b = a + 1; b < j->pairs; b++, at += 2) {
@@ -287,10 +286,9 @@ static cli_exit find_means(effects_job *j, effect_set *set)
     const int64_t shape[] = {d->num_layers, d->num_heads * d->head_dim};
     float *means;
     if (j->effects->kind != MHA_ABLATION_MEAN) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(ABLATE, shape[0] * shape[1], &means));
+    CLI_TRY(ARENA_ALLOC(shape[0] * shape[1], &means));
     set->means = mha_tensor_contiguous(means, MHA_F32, 2, shape);
-    return cli_check(ABLATE,
-                     mha_effect_means(j->model->context, j->model->net, &set->data, &set->means));
+    return cli_check(mha_effect_means(j->model->context, j->model->net, &set->data, &set->means));
 }
 
 /* Estimate all heads on a set of texts by gradients, and their direct effects if the norms allow it. */
@@ -302,8 +300,8 @@ static cli_exit estimate(effects_job *j, effect_set *set)
     int64_t work = 0;
     j->what = "effects: gradients for all heads";
     if (j->effects->estimated) {
-        CLI_TRY(ARENA_ALLOC(ABLATE, numbers, &set->estimates));
-        CLI_TRY(cli_check(ABLATE, mha_effect_work(j->model->net, &how, &set->data, NULL, &work)));
+        CLI_TRY(ARENA_ALLOC(numbers, &set->estimates));
+        CLI_TRY(cli_check(mha_effect_work(j->model->net, &how, &set->data, NULL, &work)));
         CLI_TRY(finish(j, work,
                        mha_effect_gradients(j->model->context, j->model->net, &how, &set->data,
                                             set->estimates)));
@@ -312,9 +310,8 @@ static cli_exit estimate(effects_job *j, effect_set *set)
         return CLI_OK;
     mha_effect_data silent = set->data;
     silent.progress = NULL;
-    CLI_TRY(ARENA_ALLOC(ABLATE, numbers, &set->direct));
-    return cli_check(ABLATE,
-                     mha_effect_direct(j->model->context, j->model->net, &silent, set->direct));
+    CLI_TRY(ARENA_ALLOC(numbers, &set->direct));
+    return cli_check(mha_effect_direct(j->model->context, j->model->net, &silent, set->direct));
 }
 
 static cli_exit measure_sets(effects_job *j, const mha_head_sets *sets, bool pairs)
@@ -326,9 +323,9 @@ static cli_exit measure_sets(effects_job *j, const mha_head_sets *sets, bool pai
         double **to = pairs ? &set->without : &set->single;
         int64_t work = 0;
         if (numbers == 0) continue;
-        CLI_TRY(ARENA_ALLOC(ABLATE, numbers * (sets->count + 1), to));
-        if (!set->whole) CLI_TRY(ARENA_ALLOC(ABLATE, numbers, &set->whole));
-        CLI_TRY(cli_check(ABLATE, mha_effect_work(j->model->net, &how, &set->data, sets, &work)));
+        CLI_TRY(ARENA_ALLOC(numbers * (sets->count + 1), to));
+        if (!set->whole) CLI_TRY(ARENA_ALLOC(numbers, &set->whole));
+        CLI_TRY(cli_check(mha_effect_work(j->model->net, &how, &set->data, sets, &work)));
         CLI_TRY(finish(j, work,
                        mha_effect_sets(j->model->context, j->model->net, &how, &set->data, sets,
                                        set->whole, *to)));
@@ -358,7 +355,7 @@ static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *
     const int64_t rows = exact ? e->chosen_count : j->effects->found->of.layers * j->model->heads;
     double *sizes;
     const size_t mark = arena_mark();
-    CLI_TRY(ARENA_ALLOC(ABLATE, rows * e->measure_count + 1, &sizes));
+    CLI_TRY(ARENA_ALLOC(rows * e->measure_count + 1, &sizes));
     for (int64_t k = 0; k < rows; k++)
         for (int m = 0; m < e->measure_count; m++) {
             const effect_set *set = &e->sets[e->measures[m].set];
@@ -369,7 +366,7 @@ static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *
         }
     const mha_status status = mha_effect_best(sizes, rows, e->measure_count, wanted, places, made);
     arena_release(mark);
-    return cli_check(ABLATE, status);
+    return cli_check(status);
 }
 
 /* Without estimates, choose the requested number of heads, by default all, from the last layer backwards,
@@ -379,7 +376,7 @@ static cli_exit choose(effects_job *j)
     ablate_effects *e = j->effects;
     const int64_t all = j->effects->found->of.layers * j->model->heads;
     if (e->chosen) return CLI_OK; /* by name */
-    CLI_TRY(ARENA_ALLOC(ABLATE, j->heads + 1, &e->chosen));
+    CLI_TRY(ARENA_ALLOC(j->heads + 1, &e->chosen));
     if (e->estimated) return rank(j, false, j->heads, e->chosen, &e->chosen_count);
     for (int64_t k = all - 1; k >= 0 && e->chosen_count < j->heads; k--)
         if (k % j->model->heads < j->effects->found->of.heads[k / j->model->heads])
@@ -393,15 +390,15 @@ static cli_exit measure_pairs(effects_job *j)
     int64_t *best, *heads, count = 0;
     mha_head_sets sets;
     if (j->pairs < 2 || e->chosen_count < 2) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(ABLATE, j->pairs, &best));
+    CLI_TRY(ARENA_ALLOC(j->pairs, &best));
     CLI_TRY(rank(j, true, j->pairs, best, &count));
     for (int64_t k = 0; k < e->chosen_count && count < j->pairs; k++) { /* no effect alone */
         bool there = false;
         for (int64_t i = 0; i < count; i++) there |= best[i] == k;
         if (!there) best[count++] = k;
     }
-    CLI_TRY(ARENA_ALLOC(ABLATE, count * count + 1, &e->pairs));
-    CLI_TRY(ARENA_ALLOC(ABLATE, count * count + 1, &heads));
+    CLI_TRY(ARENA_ALLOC(count * count + 1, &e->pairs));
+    CLI_TRY(ARENA_ALLOC(count * count + 1, &heads));
     for (int64_t a = 0; a < count; a++)
         for (int64_t b = a + 1; b < count; b++, e->pair_count++) {
             e->pairs[2 * e->pair_count] = best[a];
@@ -451,7 +448,7 @@ static cli_exit patch_prompt(effects_job *j, int64_t i, bool paths, double *valu
         j->model->context, j->model->net, &desc, to, from, values);
     j->done += paths ? 2 : 1;
     progress_clear(&j->progress);
-    return cli_check(ABLATE, status);
+    return cli_check(status);
 }
 
 static cli_exit patch(effects_job *j)
@@ -463,9 +460,9 @@ static cli_exit patch(effects_job *j)
     double *values;
     for (int64_t i = 0; i < prompts; i++) with += e->prompts[i].corrupted.ndim > 0;
     if (with == 0) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(ABLATE, all, &values));
-    CLI_TRY(ARENA_ALLOC(ABLATE, all * prompts, &e->patched));
-    if (j->effects->options->paths) CLI_TRY(ARENA_ALLOC(ABLATE, all * prompts, &e->paths));
+    CLI_TRY(ARENA_ALLOC(all, &values));
+    CLI_TRY(ARENA_ALLOC(all * prompts, &e->patched));
+    if (j->effects->options->paths) CLI_TRY(ARENA_ALLOC(all * prompts, &e->paths));
     e->paths_to = j->effects->options->paths;
     j->progress = progress_begin(j->effects->options->heads.quiet);
     j->done = 0;
@@ -494,11 +491,11 @@ static cli_exit check_sets(const effects_job *j)
     bool corrupted = false;
     if (e->measure_count == 0)
         return cli_fail(
-            CLI_USAGE, ABLATE,
+            CLI_USAGE,
             "nothing to measure on: give --text FILE, a text, --random 10 or --task FILE");
     for (int s = 0; s < EFFECT_SETS; s++)
         if (e->sets[s].data.texts == 1 && e->kind == MHA_ABLATION_RESAMPLE)
-            return cli_fail(CLI_USAGE, ABLATE,
+            return cli_fail(CLI_USAGE,
                             "--with resample takes outputs from another %s; give at least two",
                             s == SET_TASK     ? "prompt"
                             : s == SET_RANDOM ? "of --random"
@@ -506,8 +503,7 @@ static cli_exit check_sets(const effects_job *j)
     for (int64_t i = 0; i < e->sets[SET_TASK].data.texts; i++)
         corrupted |= e->prompts[i].corrupted.ndim > 0;
     if (corrupted || !j->effects->options->paths) return CLI_OK;
-    return cli_fail(CLI_USAGE, ABLATE,
-                    "--paths: %s has no corrupted prompts; add them as a fourth column",
+    return cli_fail(CLI_USAGE, "--paths: %s has no corrupted prompts; add them as a fourth column",
                     j->effects->options->task);
 }
 
@@ -518,7 +514,7 @@ static cli_exit choose_named(ablate_effects *e)
     maps_picks picks;
     if (e->options->named.count == 0) return CLI_OK;
     CLI_TRY(text_model_pick(e->model, &none, &e->options->named, &picks));
-    CLI_TRY(ARENA_ALLOC(ABLATE, picks.count + 1, &e->chosen));
+    CLI_TRY(ARENA_ALLOC(picks.count + 1, &e->chosen));
     for (int64_t k = 0; k < picks.layers * picks.heads; k++)
         if (picks.on[k]) e->chosen[e->chosen_count++] = k;
     return CLI_OK;
@@ -591,8 +587,8 @@ cli_exit ablate_measure(ablate_effects *e)
     int64_t most = 0;
     for (int s = 0; s < EFFECT_SETS; s++)
         if (e->sets[s].data.texts > most) most = e->sets[s].data.texts;
-    CLI_TRY(ARENA_ALLOC(ABLATE, most, &e->row));
-    CLI_TRY(ARENA_ALLOC(ABLATE, 1, &e->failed));
+    CLI_TRY(ARENA_ALLOC(most, &e->row));
+    CLI_TRY(ARENA_ALLOC(1, &e->failed));
     CLI_TRY(measure(&j));
     return patch(&j);
 }

@@ -34,7 +34,7 @@ static mha_effect_interval interval_of(const ablate_effects *e, const double *va
 
 cli_exit ablate_told(const ablate_effects *e)
 {
-    return cli_check(ABLATE, *e->failed);
+    return cli_check(*e->failed);
 }
 
 static const effect_set *set_of(const ablate_effects *e, int m)
@@ -146,7 +146,7 @@ static cli_exit print_heads(const ablate_effects *e, int first, int end)
     const size_t mark = arena_mark();
     interval_table t;
     ranked *heads;
-    CLI_TRY(ARENA_ALLOC(ABLATE, e->chosen_count + 1, &heads));
+    CLI_TRY(ARENA_ALLOC(e->chosen_count + 1, &heads));
     for (int64_t k = 0; k < e->chosen_count; k++) heads[k] = (ranked){k, tell(e, first, SINGLE, k)};
     qsort(heads, (size_t)e->chosen_count, sizeof *heads, by_size);
     begin_table(e, &t, "without", HEAD_WIDTH);
@@ -173,7 +173,7 @@ static cli_exit print_pairs(const ablate_effects *e, int m)
     interval_table t;
     ranked *all;
     if (e->pair_count == 0) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(ABLATE, e->pair_count, &all));
+    CLI_TRY(ARENA_ALLOC(e->pair_count, &all));
     for (int64_t p = 0; p < e->pair_count; p++) all[p] = (ranked){p, tell(e, m, INTERACTION, p)};
     qsort(all, (size_t)e->pair_count, sizeof *all, by_size);
     begin_table(e, &t, "without both", PAIR_WIDTH);
@@ -202,7 +202,7 @@ static cli_exit print_patched(const ablate_effects *e, const double *values, con
     const size_t mark = arena_mark();
     ranked *heads;
     if (!values) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(ABLATE, all, &heads));
+    CLI_TRY(ARENA_ALLOC(all, &heads));
     for (int64_t k = 0; k < all; k++)
         heads[k] = (ranked){k, interval_of(e, values + k * prompts, prompts)};
     qsort(heads, (size_t)all, sizeof *heads, by_size);
@@ -349,7 +349,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
 
 cli_exit ablate_write_json(const ablate_effects *e)
 {
-    return cli_check(ABLATE, files_draw("-", draw_json, e));
+    return cli_check(files_draw("-", draw_json, e));
 }
 
 /* ---- the page ------------------------------------------------------------------------------- */
@@ -364,27 +364,24 @@ static const told of_page[2] = {ESTIMATE, SINGLE};
 
 static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
 {
-    char name[NAME_BYTES], label[NAME_BYTES], text[LINE_BYTES];
     for (int m = 0; m < e->measure_count; m++)
         for (int i = 0; i < 2; i++) {
-            char *kept[3];
+            mha_heads_column *column = &beside->columns[beside->column_count];
             const bool exact = of_page[i] == SINGLE;
             if (!has(e, m, of_page[i])) continue;
-            snprintf(name, sizeof name, "%s_%s", exact ? "effect" : "estimate",
-                     e->measures[m].name);
-            snprintf(text, sizeof text,
-                     "change by %s ablation of the head in: %s; %s, mean over %" PRId64
-                     " texts (docs/ablation.md)",
-                     mha_ablation_name(e->kind), e->measures[m].text,
-                     exact ? "measured" : "estimated by a gradient, to select heads to measure",
-                     set_of(e, m)->data.texts);
-            CLI_TRY(arena_text(ABLATE, name, strlen(name), &kept[0]));
-            CLI_TRY(arena_text(ABLATE, text, strlen(text), &kept[1]));
-            snprintf(label, sizeof label, "%s on %s", exact ? "effect" : "estimated effect",
-                     e->measures[m].label);
-            CLI_TRY(arena_text(ABLATE, label, strlen(label), &kept[2]));
-            beside->columns[beside->column_count++] =
-                (mha_heads_column){.name = kept[0], .label = kept[2], .text = kept[1], .luck = NAN};
+            *column = (mha_heads_column){.luck = NAN};
+            CLI_TRY(arena_print(&column->name, "%s_%s", exact ? "effect" : "estimate",
+                                e->measures[m].name));
+            CLI_TRY(arena_print(&column->text,
+                                "change by %s ablation of the head in: %s; %s, mean over %" PRId64
+                                " texts (docs/ablation.md)",
+                                mha_ablation_name(e->kind), e->measures[m].text,
+                                exact ? "measured"
+                                      : "estimated by a gradient, to select heads to measure",
+                                set_of(e, m)->data.texts));
+            CLI_TRY(arena_print(&column->label, "%s on %s", exact ? "effect" : "estimated effect",
+                                e->measures[m].label));
+            beside->column_count++;
         }
     return CLI_OK;
 }
@@ -417,30 +414,27 @@ static void take_values(const void *of, const heads_row *row,
 static cli_exit list_pairs(const ablate_effects *e, int m, int64_t head, mha_heads_list *list)
 {
     ranked *all;
-    char **names, title[LINE_BYTES];
+    const char **names;
     double *values;
-    CLI_TRY(ARENA_ALLOC(ABLATE, e->pair_count + 1, &all));
+    CLI_TRY(ARENA_ALLOC(e->pair_count + 1, &all));
     for (int64_t p = 0; p < e->pair_count; p++)
         if (e->chosen[e->pairs[2 * p]] == head || e->chosen[e->pairs[2 * p + 1]] == head)
             all[list->count++] = (ranked){p, tell(e, m, INTERACTION, p)};
     qsort(all, (size_t)list->count, sizeof *all, by_size);
     if (list->count > TOP) list->count = TOP;
-    CLI_TRY(ARENA_ALLOC(ABLATE, list->count + 1, &names));
-    CLI_TRY(ARENA_ALLOC(ABLATE, list->count + 1, &values));
+    CLI_TRY(ARENA_ALLOC(list->count + 1, &names));
+    CLI_TRY(ARENA_ALLOC(list->count + 1, &values));
     for (int64_t i = 0; i < list->count; i++) {
         const int64_t *pair = &e->pairs[2 * all[i].row];
         char name[NAME_BYTES];
         name_of(e, e->chosen[pair[e->chosen[pair[0]] == head]], name, sizeof name);
-        CLI_TRY(arena_text(ABLATE, name, strlen(name), &names[i]));
+        CLI_TRY(arena_print(&names[i], "%s", name));
         values[i] = all[i].found.mean;
     }
-    snprintf(title, sizeof title, "Pairs: interaction in %s", e->measures[m].label);
-    char *kept;
-    CLI_TRY(arena_text(ABLATE, title, strlen(title), &kept));
-    list->title = kept;
+    CLI_TRY(arena_print(&list->title, "Pairs: interaction in %s", e->measures[m].label));
     list->text =
         "effect of ablating both heads minus the effects of ablating each (docs/ablation.md)";
-    list->names = (const char *const *)names;
+    list->names = names;
     list->values = values;
     return CLI_OK;
 }

@@ -29,22 +29,22 @@ typedef struct task_lines {
 
 static cli_exit wrong_line(const task_lines *t, int64_t number, const char *what)
 {
-    return cli_fail(CLI_BAD_INPUT, ABLATE, "%s: line %" PRId64 ": %s", t->path, number, what);
+    return cli_fail(CLI_BAD_INPUT, "%s: line %" PRId64 ": %s", t->path, number, what);
 }
 
 static cli_exit take_json(const task_lines *t, const char *text, size_t bytes, task_line *line)
 {
     json_error_t error;
     json_t *object;
-    CLI_TRY(texts_json(ABLATE, t->path, text, bytes, JSON_REJECT_DUPLICATES, &object, &error));
+    CLI_TRY(texts_json(t->path, text, bytes, JSON_REJECT_DUPLICATES, &object, &error));
     if (!object) return wrong_line(t, line->number, error.text);
     if (!json_is_object(object))
         return wrong_line(t, line->number, "expected an object with prompt, right and wrong");
     for (int i = 0; i < FIELDS; i++) {
         const json_t *value = json_object_get(object, field_names[i]);
         if (value && !json_is_string(value))
-            return cli_fail(CLI_BAD_INPUT, ABLATE, "%s: line %" PRId64 ": %s must be a string",
-                            t->path, line->number, field_names[i]);
+            return cli_fail(CLI_BAD_INPUT, "%s: line %" PRId64 ": %s must be a string", t->path,
+                            line->number, field_names[i]);
         if (value) line->fields[i] = json_string_value(value);
     }
     return CLI_OK;
@@ -56,7 +56,7 @@ static cli_exit take_tabs(const task_lines *t, const char *text, size_t bytes, t
         const char *end = memchr(text, '\t', bytes);
         const size_t length = end ? (size_t)(end - text) : bytes;
         char *field;
-        CLI_TRY(arena_text(ABLATE, text, length, &field));
+        CLI_TRY(arena_text(text, length, &field));
         line->fields[i] = field;
         if (!end) return CLI_OK;
         text += length + 1;
@@ -74,14 +74,14 @@ static cli_exit take_line(task_lines *t, const char *text, size_t bytes, int64_t
     CLI_TRY(text[0] == '{' ? take_json(t, text, bytes, &line) : take_tabs(t, text, bytes, &line));
     for (int i = 0; i < FIELDS - 1; i++)
         if (!line.fields[i] || !line.fields[i][0])
-            return cli_fail(CLI_BAD_INPUT, ABLATE,
+            return cli_fail(CLI_BAD_INPUT,
                             "%s: line %" PRId64 ": %s is missing; expected prompt, right and wrong "
                             "continuation, separated by tabs or as JSON",
                             t->path, number, field_names[i]);
     if (line.fields[3] && !line.fields[3][0]) line.fields[3] = NULL;
     if (t->count == t->room) {
         t->room = t->room ? 2 * t->room : 64;
-        CLI_TRY(arena_grow(ABLATE, t->room, sizeof *t->items, &t->items));
+        CLI_TRY(arena_grow(t->room, sizeof *t->items, &t->items));
     }
     t->items[t->count++] = line;
     return CLI_OK;
@@ -92,7 +92,7 @@ static cli_exit read_lines(task_lines *t)
     const char *text;
     size_t size;
     int64_t number = 1;
-    CLI_TRY(texts_read_utf8(ABLATE, t->path, &text, &size));
+    CLI_TRY(texts_read_utf8(t->path, &text, &size));
     for (size_t at = 0; at < size; number++) {
         const char *end = memchr(text + at, '\n', size - at);
         const size_t bytes = end ? (size_t)(end - text) - at : size - at;
@@ -100,7 +100,7 @@ static cli_exit read_lines(task_lines *t)
         at += bytes + 1;
     }
     if (t->count > 0) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, ABLATE, "%s has no prompts", t->path);
+    return cli_fail(CLI_BAD_INPUT, "%s has no prompts", t->path);
 }
 
 /* ---- prompts --------------------------------------------------------------------------------- */
@@ -118,7 +118,7 @@ static cli_exit encode(text_model *model, const char *path, const task_line *lin
     const size_t first = strlen(prompt), second = strlen(more);
     mha_tokens *tokens;
     char *text;
-    CLI_TRY(ARENA_ALLOC(ABLATE, (int64_t)(first + second + 1), &text));
+    CLI_TRY(ARENA_ALLOC((int64_t)(first + second + 1), &text));
     memcpy(text, prompt, first);
     memcpy(text + first, more, second);
     text_model_where(model, path, line->number);
@@ -136,7 +136,7 @@ static cli_exit check_joint(const char *path, const task_line *line, const ids_o
     bool same = whole->count > prompt->count && prompt->count > 0;
     for (int64_t i = 0; i < prompt->count && same; i++) same = whole->ids[i] == prompt->ids[i];
     if (same) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, ABLATE,
+    return cli_fail(CLI_BAD_INPUT,
                     "%s: line %" PRId64 ": %s \"%s\" does not begin a token after the prompt; for "
                     "most models a word begins with a space: \" word\"",
                     path, line->number, field_names[field], line->fields[field]);
@@ -182,11 +182,11 @@ static cli_exit corrupt(text_model *model, const char *path, const task_line *li
     if (!line->fields[3]) return CLI_OK;
     CLI_TRY(encode(model, path, line, line->fields[3], "", &other));
     if (other.count != prompt->count)
-        return cli_fail(CLI_BAD_INPUT, ABLATE,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: line %" PRId64 ": the prompt has %" PRId64
                         " tokens, the corrupted one %" PRId64 "; patching needs equal numbers",
                         path, line->number, prompt->count, other.count);
-    CLI_TRY(ARENA_ALLOC(ABLATE, shape[0] * shape[1], &copy));
+    CLI_TRY(ARENA_ALLOC(shape[0] * shape[1], &copy));
     memcpy(copy, ids, (size_t)(shape[0] * shape[1]) * sizeof *copy);
     for (int64_t b = 0; b < shape[0]; b++)
         memcpy(copy + b * shape[1], other.ids, (size_t)other.count * sizeof *copy);
@@ -214,9 +214,9 @@ cli_exit ablate_read_task(ablate_effects *effects)
     task_lines t = {.path = effects->options->task};
     CLI_TRY(read_lines(&t));
     set->data = (mha_effect_data){.struct_size = sizeof set->data, .texts = t.count, .measures = 1};
-    CLI_TRY(ARENA_ALLOC(ABLATE, t.count, &set->texts));
-    CLI_TRY(ARENA_ALLOC(ABLATE, t.count, &set->list));
-    CLI_TRY(ARENA_ALLOC(ABLATE, t.count, &effects->prompts));
+    CLI_TRY(ARENA_ALLOC(t.count, &set->texts));
+    CLI_TRY(ARENA_ALLOC(t.count, &set->list));
+    CLI_TRY(ARENA_ALLOC(t.count, &effects->prompts));
     set->data.text = set->list;
     for (int64_t i = 0; i < t.count; i++) {
         set->list[i] = &set->texts[i];
@@ -257,13 +257,13 @@ cli_exit ablate_read_paths(ablate_effects *effects)
 {
     const char *const paths = effects->options->paths, *at = paths;
     if (!at || !strcmp(at, "logits")) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(ABLATE, (int64_t)strlen(at) / 6 + 1, &effects->receivers));
+    CLI_TRY(ARENA_ALLOC((int64_t)strlen(at) / 6 + 1, &effects->receivers));
     for (bool more = true; more;) {
         const char *end = strchr(at, ',');
         const size_t bytes = end ? (size_t)(end - at) : strlen(at);
         mha_path_receiver *next = &effects->receivers[effects->receiver_count++];
         if (!take_receiver(effects->model, at, bytes, next))
-            return cli_fail(CLI_USAGE, ABLATE,
+            return cli_fail(CLI_USAGE,
                             "--paths %s: expected logits, or inputs of heads that the model has, "
                             "such as L18H6.k,L18H6.q",
                             paths);

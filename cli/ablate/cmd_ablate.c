@@ -53,7 +53,7 @@ static const args_option option_table[] = {
 };
 
 const args_page ablate_page = {
-    .command = ABLATE,
+    .command = "ablate",
     .summary = "measure the effect of ablating each head of a model",
     .usage = "ablate [options] MODEL \"text\" ...\n"
              "ablate [options] MODEL --text FILE\n"
@@ -87,7 +87,7 @@ static cli_exit show(const ablate_effects *e, const heads_sources *sources)
     CLI_TRY(ablate_told(e));
     if (o->page && strcmp(o->page, "-") != 0)
         cli_note(o->quiet, "next: open %s in a browser", o->page);
-    return cli_finish_stdout(ABLATE, CLI_OK);
+    return cli_finish_stdout(CLI_OK);
 }
 
 cli_exit cmd_ablate(int count, char *const *arguments)
@@ -104,7 +104,7 @@ cli_exit cmd_ablate(int count, char *const *arguments)
     ablate_effects effects = {.options = &options, .model = &model, .found = &found};
     CLI_TRY(heads_parse(&ablate_page, count, arguments, o));
     if (options.task && !o->drawn) o->random = 0;
-    CLI_TRY(text_model_open(ABLATE, o->model, o->threads, false, &model));
+    CLI_TRY(text_model_open(o->model, o->threads, false, &model));
     CLI_TRY(heads_sources_read(o, &model, &sources));
     CLI_TRY(heads_begin(&model, &found));
     CLI_TRY(ablate_begin(&effects, &sources));

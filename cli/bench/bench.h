@@ -9,8 +9,6 @@
 #include <multihead/multihead.h>
 #include <multihead/sink.h>
 
-#define BENCH "bench"
-
 /* The one list of kinds of work: name, value, description. */
 #define BENCH_KIND_LIST(X)                                                    \
     X(BENCH_FORWARD, 0, "forward", "attention")                               \

@@ -233,7 +233,7 @@ cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machi
 {
     const mha_isa isa = mha_context_isa(context);
     float *memory;
-    CLI_TRY(arena_alloc(BENCH, (int64_t)memory_bytes, 1, &memory));
+    CLI_TRY(arena_alloc((int64_t)memory_bytes, 1, &memory));
     for (size_t i = 0; i < memory_bytes / sizeof *memory; i++) memory[i] = (float)(i & 7);
     *machine = (bench_machine){.isa = isa,
                                .threads = mha_context_threads(context),

@@ -213,10 +213,10 @@ static cli_exit check_older(const json_t *root, const char *path)
     const char *format = json_string_value(json_object_get(root, "format"));
     const json_int_t version = json_integer_value(json_object_get(root, "version"));
     if (!format || strcmp(format, "multihead-bench") != 0)
-        return cli_fail(CLI_BAD_INPUT, BENCH,
+        return cli_fail(CLI_BAD_INPUT,
                         "--compare: '%s' was not written by 'multihead bench --json'", path);
     if (version != 1)
-        return cli_fail(CLI_UNSUPPORTED, BENCH,
+        return cli_fail(CLI_UNSUPPORTED,
                         "--compare: '%s' is of version %lld, only 1 can be read; measure again "
                         "with this program",
                         path, (long long)version);
@@ -231,13 +231,13 @@ cli_exit bench_older_read(const char *path, bench_older **older)
     size_t size;
     *older = NULL;
     if (!path) return CLI_OK;
-    CLI_TRY(texts_read_file(BENCH, path, &text, &size));
-    CLI_TRY(texts_json(BENCH, path, text, size, 0, &root, &error));
+    CLI_TRY(texts_read_file(path, &text, &size));
+    CLI_TRY(texts_json(path, text, size, 0, &root, &error));
     if (!root)
-        return cli_fail(CLI_BAD_INPUT, BENCH, "--compare: '%s', line %d: %s", path, error.line,
+        return cli_fail(CLI_BAD_INPUT, "--compare: '%s', line %d: %s", path, error.line,
                         error.text);
     CLI_TRY(check_older(root, path));
-    CLI_TRY(ARENA_ALLOC(BENCH, 1, older));
+    CLI_TRY(ARENA_ALLOC(1, older));
     **older = (bench_older){root, path};
     return CLI_OK;
 }
@@ -250,15 +250,14 @@ void bench_older_warn(const bench_older *older, const bench_machine *machine)
     const json_int_t threads = json_integer_value(json_object_get(older->root, "threads"));
     const double peak = 1e9 * json_number_value(json_object_get(older->root, "peak_gflops"));
     if (!isa || strcmp(isa, mha_isa_name(machine->isa)) != 0 || threads != machine->threads)
-        cli_warn(BENCH, "--compare: '%s' was measured with %s and %lld threads, this is %s and %d",
+        cli_warn("--compare: '%s' was measured with %s and %lld threads, this is %s and %d",
                  older->path, isa ? isa : "?", (long long)threads, mha_isa_name(machine->isa),
                  machine->threads);
     else if (processor && strcmp(processor, machine->processor.id) != 0)
-        cli_warn(BENCH, "--compare: '%s' was measured on another processor: %s; this is %s",
-                 older->path, processor, machine->processor.id);
+        cli_warn("--compare: '%s' was measured on another processor: %s; this is %s", older->path,
+                 processor, machine->processor.id);
     else if (peak > 1.1 * machine->fma_peak || 1.1 * peak < machine->fma_peak)
-        cli_warn(BENCH,
-                 "--compare: '%s' was measured with a peak of %.1f GFLOP/s, here it is %.1f: "
+        cli_warn("--compare: '%s' was measured with a peak of %.1f GFLOP/s, here it is %.1f: "
                  "another machine, or other load",
                  older->path, 1e-9 * peak, 1e-9 * machine->fma_peak);
 }

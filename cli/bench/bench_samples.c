@@ -157,14 +157,14 @@ cli_exit bench_measure(mha_context *context, const bench_machine *machine, const
     probe p;
     double *scratch;
     *result = (bench_result){0};
-    CLI_TRY(ARENA_ALLOC(BENCH, BENCH_MOST_SAMPLES, &result->seconds));
-    CLI_TRY(ARENA_ALLOC(BENCH, BENCH_MOST_SAMPLES, &result->noise));
-    CLI_TRY(ARENA_ALLOC(BENCH, BENCH_MOST_SAMPLES, &result->rates));
+    CLI_TRY(ARENA_ALLOC(BENCH_MOST_SAMPLES, &result->seconds));
+    CLI_TRY(ARENA_ALLOC(BENCH_MOST_SAMPLES, &result->noise));
+    CLI_TRY(ARENA_ALLOC(BENCH_MOST_SAMPLES, &result->rates));
     const size_t mark = arena_mark();
-    CLI_TRY(ARENA_ALLOC(BENCH, BENCH_MOST_SAMPLES, &scratch));
+    CLI_TRY(ARENA_ALLOC(BENCH_MOST_SAMPLES, &scratch));
     CLI_TRY(bench_work_make(context, shape, work));
     CLI_TRY(probe_make(context, machine, work, &p));
-    CLI_TRY(cli_check(BENCH, take_samples(work, limits, &p, result, scratch)));
+    CLI_TRY(cli_check(take_samples(work, limits, &p, result, scratch)));
     arena_release(mark);
     return CLI_OK;
 }

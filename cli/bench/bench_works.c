@@ -44,8 +44,7 @@ static float *some_floats(int64_t count)
 
 static cli_exit too_large(const char *what)
 {
-    return cli_fail(CLI_NO_MEMORY, BENCH, "out of memory: %s of these sizes; choose smaller ones",
-                    what);
+    return cli_fail(CLI_NO_MEMORY, "out of memory: %s of these sizes; choose smaller ones", what);
 }
 
 /* ---- attention, its gradients, decoding ------------------------------------------------------ */
@@ -220,9 +219,9 @@ static cli_exit fill_caches(attention_work *w)
                                     .type = cache_type(s->cache),
                                     .page_size = s->page};
     for (int64_t i = 0; i < w->copies; i++) {
-        CLI_TRY(cli_check(BENCH, mha_kv_cache_create(w->context, &desc, &w->cache[i])));
-        CLI_TRY(arena_keep(BENCH, w->cache[i], destroy_cache));
-        CLI_TRY(cli_check(BENCH, mha_kv_cache_append(w->cache[i], &w->k[0], &w->v[0], NULL)));
+        CLI_TRY(cli_check(mha_kv_cache_create(w->context, &desc, &w->cache[i])));
+        CLI_TRY(arena_keep(w->cache[i], destroy_cache));
+        CLI_TRY(cli_check(mha_kv_cache_append(w->cache[i], &w->k[0], &w->v[0], NULL)));
     }
     return CLI_OK;
 }
@@ -259,7 +258,7 @@ static cli_exit make_attention(mha_context *context, bench_work *work)
 {
     const bench_shape *s = &work->shape;
     attention_work *w;
-    CLI_TRY(ARENA_ALLOC(BENCH, 1, &w));
+    CLI_TRY(ARENA_ALLOC(1, &w));
     work->user = w;
     work->run = s->kind == BENCH_BACKWARD ? run_backward : run_attention;
     *w = (attention_work){.context = context, .shape = *s};
@@ -276,8 +275,8 @@ static cli_exit make_attention(mha_context *context, bench_work *work)
     if (s->cache) CLI_TRY(fill_caches(w));
     if (s->kind == BENCH_BACKWARD) {
         const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
-        CLI_TRY(cli_check(BENCH, mha_attention_forward(context, &w->desc, &w->q, &w->k[0], &w->v[0],
-                                                       &w->o, &outputs)));
+        CLI_TRY(cli_check(
+            mha_attention_forward(context, &w->desc, &w->q, &w->k[0], &w->v[0], &w->o, &outputs)));
     }
     const double products = s->kind == BENCH_BACKWARD ? 5 : 2; /* of T x S x D */
     work->flops = 2 * products * (double)(s->batch * s->heads * s->queries * s->head_dim) *
@@ -316,7 +315,7 @@ static cli_exit set_parameters(mha_module *module, float *numbers)
     for (int64_t i = 0; mha_module_parameter_at(module, i, &parameter); i++) {
         const mha_tensor value =
             mha_tensor_contiguous(numbers, MHA_F32, parameter.ndim, parameter.shape);
-        CLI_TRY(cli_check(BENCH, mha_module_set_parameter(module, parameter.name, &value)));
+        CLI_TRY(cli_check(mha_module_set_parameter(module, parameter.name, &value)));
     }
     return CLI_OK;
 }
@@ -328,7 +327,7 @@ static cli_exit make_module(mha_context *context, bench_work *work)
     const int64_t projected = width + 2 * s->kv_heads * s->head_dim;
     const int64_t weights = s->need_weights ? rows * s->keys : 0, parameters = 3 * width * width;
     module_work *w;
-    CLI_TRY(ARENA_ALLOC(BENCH, 1, &w));
+    CLI_TRY(ARENA_ALLOC(1, &w));
     work->user = w, work->run = run_module;
     w->context = context;
     float *at = some_floats(2 * rows * width + weights + parameters);
@@ -349,8 +348,8 @@ static cli_exit make_module(mha_context *context, bench_work *work)
                                       .average_probabilities = &w->average};
     w->desc.struct_size = sizeof w->desc;
     if (s->mask == BENCH_MASK_CAUSAL) w->desc.flags |= MHA_ATTENTION_CAUSAL;
-    CLI_TRY(cli_check(BENCH, mha_module_create(context, &desc, &w->module)));
-    CLI_TRY(arena_keep(BENCH, w->module, destroy_module));
+    CLI_TRY(cli_check(mha_module_create(context, &desc, &w->module)));
+    CLI_TRY(arena_keep(w->module, destroy_module));
     CLI_TRY(set_parameters(w->module, at + weights));
     const double n = (double)s->queries, pairs = w->desc.flags ? n * (n + 1) / 2 : n * n;
     work->flops = 2.0 * (double)rows * (double)width * (double)(projected + width) +
@@ -383,7 +382,7 @@ static cli_exit make_gemm(mha_context *context, bench_work *work)
     const bool bf16 = s->compute == MHA_COMPUTE_BF16;
     const double weight_bytes = (bf16 ? 2.0 : 4.0) * (double)s->outputs * (double)s->inputs;
     gemm_work *w;
-    CLI_TRY(ARENA_ALLOC(BENCH, 1, &w));
+    CLI_TRY(ARENA_ALLOC(1, &w));
     work->user = w, work->run = run_gemm;
     w->context = context;
     w->copies = s->rows == 1 ? copies_of(weight_bytes) : 1;
@@ -395,10 +394,9 @@ static cli_exit make_gemm(mha_context *context, bench_work *work)
     const mha_tensor weight = mha_tensor_contiguous(at + s->rows * s->outputs, MHA_F32, 2,
                                                     (int64_t[]){s->outputs, s->inputs});
     for (int64_t i = 0; i < w->copies; i++) {
-        CLI_TRY(cli_check(BENCH, bf16
-                                     ? mha_linear_create_bf16(context, &weight, NULL, &w->linear[i])
-                                     : mha_linear_create(context, &weight, NULL, &w->linear[i])));
-        CLI_TRY(arena_keep(BENCH, w->linear[i], destroy_linear));
+        CLI_TRY(cli_check(bf16 ? mha_linear_create_bf16(context, &weight, NULL, &w->linear[i])
+                               : mha_linear_create(context, &weight, NULL, &w->linear[i])));
+        CLI_TRY(arena_keep(w->linear[i], destroy_linear));
     }
     work->flops = 2.0 * (double)s->rows * (double)s->outputs * (double)s->inputs;
     work->bytes = s->rows == 1 ? weight_bytes : 0;

@@ -85,7 +85,7 @@ static const char *work_at(int i)
 }
 
 const args_page bench_page = {
-    .command = BENCH,
+    .command = "bench",
     .summary = "measure attention as a fraction of the machine's peak",
     .usage = "bench WORK [options]",
     .examples = "multihead bench forward --heads 8 --head-dim 64 --length 2048 --threads 1\n"
@@ -219,25 +219,24 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
         o->causal || o->mask || o->window || o->layout || o->need_weights || o->cache || o->page;
     const bool product = o->rows || o->outputs || o->inputs;
     if (all && (sizes || kinds || product || o->compute))
-        return cli_fail(CLI_USAGE, BENCH,
+        return cli_fail(CLI_USAGE,
                         "all measures a fixed list of works; name one of them, such as forward, "
                         "to choose sizes and masks");
     if (all) return CLI_OK;
     if (kind == BENCH_GEMM && (sizes || kinds))
-        return cli_fail(CLI_USAGE, BENCH, "gemm has only the sizes --rows, --outputs and --inputs");
+        return cli_fail(CLI_USAGE, "gemm has only the sizes --rows, --outputs and --inputs");
     if (kind != BENCH_GEMM && product)
-        return cli_fail(CLI_USAGE, BENCH, "--rows, --outputs and --inputs apply to gemm only");
+        return cli_fail(CLI_USAGE, "--rows, --outputs and --inputs apply to gemm only");
     if (o->need_weights && kind != BENCH_MODULE)
-        return cli_fail(CLI_USAGE, BENCH, "--need-weights applies to the work 'module' only");
+        return cli_fail(CLI_USAGE, "--need-weights applies to the work 'module' only");
     if (o->cache && kind != BENCH_DECODE)
-        return cli_fail(CLI_USAGE, BENCH, "--cache applies to the work 'decode' only");
+        return cli_fail(CLI_USAGE, "--cache applies to the work 'decode' only");
     if (o->page && !o->cache)
-        return cli_fail(CLI_USAGE, BENCH,
-                        "--page requires a cache; add its type, such as --cache f32");
+        return cli_fail(CLI_USAGE, "--page requires a cache; add its type, such as --cache f32");
     const bool attends = kind == BENCH_FORWARD || (kind == BENCH_DECODE && !o->cache);
     if (o->compute && !attends && kind != BENCH_GEMM)
         return cli_fail(
-            CLI_USAGE, BENCH,
+            CLI_USAGE,
             "--compute bf16 applies to the works 'forward', 'decode' without --cache, and 'gemm'");
     return CLI_OK;
 }
@@ -247,12 +246,10 @@ static cli_exit check_mask(const bench_options *o)
 {
     const bench_mask mask = (bench_mask)o->mask;
     if (o->causal && mask != BENCH_MASK_FULL && mask != BENCH_MASK_CAUSAL && !o->window)
-        return cli_fail(CLI_USAGE, BENCH, "--causal conflicts with --mask %s; choose one",
-                        masks[mask]);
+        return cli_fail(CLI_USAGE, "--causal conflicts with --mask %s; choose one", masks[mask]);
     if (o->window && mask != BENCH_MASK_FULL && mask != BENCH_MASK_CAUSAL &&
         mask != BENCH_MASK_WINDOW)
-        return cli_fail(CLI_USAGE, BENCH, "--window conflicts with --mask %s; choose one",
-                        masks[mask]);
+        return cli_fail(CLI_USAGE, "--window conflicts with --mask %s; choose one", masks[mask]);
     return CLI_OK;
 }
 
@@ -260,25 +257,23 @@ static cli_exit check_shape(const bench_shape *s)
 {
     const bool masked = s->mask != BENCH_MASK_FULL && s->mask != BENCH_MASK_CAUSAL;
     if (s->heads % s->kv_heads != 0)
-        return cli_fail(CLI_USAGE, BENCH,
+        return cli_fail(CLI_USAGE,
                         "%lld heads cannot share %lld key/value heads evenly; --kv-heads must "
                         "divide --heads",
                         (long long)s->heads, (long long)s->kv_heads);
     if (s->kind == BENCH_MODULE && (masked || s->keys != s->queries || s->by_token))
-        return cli_fail(CLI_USAGE, BENCH,
-                        "a module is measured full or --causal, on one sequence "
-                        "length, in its own layout");
+        return cli_fail(CLI_USAGE, "a module is measured full or --causal, on one sequence "
+                                   "length, in its own layout");
     if (s->kind == BENCH_DECODE && (s->mask == BENCH_MASK_WINDOW || (s->cache && masked)))
-        return cli_fail(CLI_USAGE, BENCH,
+        return cli_fail(CLI_USAGE,
                         "decode is measured without windows, and with --cache full or --causal");
     if (s->mask == BENCH_MASK_WINDOW && (!s->window || s->keys != s->queries))
-        return cli_fail(CLI_USAGE, BENCH, "a window needs --window N, and as many keys as tokens");
+        return cli_fail(CLI_USAGE, "a window needs --window N, and as many keys as tokens");
     if (s->mask == BENCH_MASK_CAUSAL && s->keys < s->queries)
-        return cli_fail(CLI_USAGE, BENCH,
-                        "causal: %lld --keys are fewer than the %lld tokens of --length",
+        return cli_fail(CLI_USAGE, "causal: %lld --keys are fewer than the %lld tokens of --length",
                         (long long)s->keys, (long long)s->queries);
     if (s->mask == BENCH_MASK_LENGTHS && (s->keys <= 100 || s->batch > 16))
-        return cli_fail(CLI_USAGE, BENCH,
+        return cli_fail(CLI_USAGE,
                         "lengths: 100 keys are padding; give more keys, and at most 16 sequences");
     return CLI_OK;
 }
@@ -324,9 +319,9 @@ static mha_status draw_pdf(const void *user, const mha_sink *sink)
 
 static cli_exit write_outputs(const bench_options *o, const bench_report *report)
 {
-    if (o->json) CLI_TRY(cli_check(BENCH, files_draw("-", draw_json, report)));
-    if (o->svg) CLI_TRY(cli_check(BENCH, files_draw(o->svg, draw_svg, report)));
-    return o->pdf ? cli_check(BENCH, files_draw(o->pdf, draw_pdf, report)) : CLI_OK;
+    if (o->json) CLI_TRY(cli_check(files_draw("-", draw_json, report)));
+    if (o->svg) CLI_TRY(cli_check(files_draw(o->svg, draw_svg, report)));
+    return o->pdf ? cli_check(files_draw(o->pdf, draw_pdf, report)) : CLI_OK;
 }
 
 /* Checks that need the machine's measurement, before minutes are spent on rows. */
@@ -335,8 +330,7 @@ static cli_exit check_machine(const bench_options *o, const bench_machine *machi
 {
     bench_older_warn(older, machine);
     if ((!o->svg && !o->pdf) || machine->fma_peak > 0) return CLI_OK;
-    return cli_fail(CLI_UNSUPPORTED, BENCH,
-                    "--%s: the peak of %s is unknown, so there is no roof to draw",
+    return cli_fail(CLI_UNSUPPORTED, "--%s: the peak of %s is unknown, so there is no roof to draw",
                     o->svg ? "svg" : "pdf", mha_isa_name(machine->isa));
 }
 
@@ -359,13 +353,12 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
         if (!o->json) bench_print_row(&report->machine, row);
         if (o->json) cli_note(o->quiet, "%s", row->work.name);
         if (row->work.bytes == 0 && row->limit > 1.02 * row->result.median)
-            cli_warn(BENCH,
-                     "%s: faster than the peak, which was measured while others used the machine; "
+            cli_warn("%s: faster than the peak, which was measured while others used the machine; "
                      "measure again",
                      row->work.name);
     }
     if (older && !found)
-        cli_warn(BENCH, "--compare: '%s' has no row '%s'%s", o->compare, report->rows[0].work.name,
+        cli_warn("--compare: '%s' has no row '%s'%s", o->compare, report->rows[0].work.name,
                  report->count > 1 ? " or another of these" : "");
     return write_outputs(o, report);
 }
@@ -375,8 +368,8 @@ static cli_exit bench(const bench_options *o, const bench_shape *shapes, int cou
     mha_context *context;
     bench_older *older;
     bench_report report = {.count = count};
-    CLI_TRY(context_make(BENCH, (mha_isa)o->isa, o->threads, &context));
-    CLI_TRY(ARENA_ALLOC(BENCH, count, &report.rows));
+    CLI_TRY(context_make((mha_isa)o->isa, o->threads, &context));
+    CLI_TRY(ARENA_ALLOC(count, &report.rows));
     CLI_TRY(bench_older_read(o->compare, &older));
     return measure_all(o, context, shapes, older, &report);
 }
@@ -384,16 +377,15 @@ static cli_exit bench(const bench_options *o, const bench_shape *shapes, int cou
 static cli_exit check_options(const bench_options *o)
 {
     if (o->seconds.given && o->seconds.value < 0)
-        return cli_fail(CLI_USAGE, BENCH, "--seconds is negative");
+        return cli_fail(CLI_USAGE, "--seconds is negative");
     if (o->patience.given && o->patience.value < 0)
-        return cli_fail(CLI_USAGE, BENCH, "--patience is negative");
+        return cli_fail(CLI_USAGE, "--patience is negative");
     const char *const plots[] = {o->svg, o->pdf};
     for (int i = 0; i < 2; i++) {
         if (plots[i] && !strcmp(plots[i], "-"))
-            return cli_fail(CLI_USAGE, BENCH,
-                            "--%s -: stdout has the rows; name a file for the plot",
+            return cli_fail(CLI_USAGE, "--%s -: stdout has the rows; name a file for the plot",
                             i ? "pdf" : "svg");
-        if (plots[i]) CLI_TRY(cli_check(BENCH, files_check_place(plots[i])));
+        if (plots[i]) CLI_TRY(cli_check(files_check_place(plots[i])));
     }
     return check_mask(o);
 }
@@ -403,9 +395,8 @@ static cli_exit unknown_work(const char *word)
     const char *names[BENCH_KINDS + 1] = {[BENCH_KINDS] = "all"};
     for (int i = 0; i < BENCH_KINDS; i++) names[i] = bench_kind_name((bench_kind)i);
     const char *near = mha_nearest_name(word, names, BENCH_KINDS + 1);
-    if (near)
-        return cli_fail(CLI_USAGE, BENCH, "unknown work '%s'; did you mean '%s'?", word, near);
-    return cli_fail(CLI_USAGE, BENCH,
+    if (near) return cli_fail(CLI_USAGE, "unknown work '%s'; did you mean '%s'?", word, near);
+    return cli_fail(CLI_USAGE,
                     "unknown work '%s'; expected forward, backward, decode, module, gemm or all",
                     word);
 }

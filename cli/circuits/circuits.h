@@ -6,8 +6,6 @@
 
 #include "heads/heads.h"
 
-#define CIRCUITS "circuits"
-
 typedef struct circuits_options {
     heads_options heads; /* must be first: selection, outputs, scores of a state */
     const char *offset;  /* key offsets: "1", "0-63" */

@@ -36,10 +36,10 @@ cli_exit circuits_compose(circuits *c)
         .struct_size = sizeof out, .progress = show_progress, .progress_user = &shown};
     const mha_tensor **to[HEADS_COMPOSITIONS] = {&out.q, &out.k, &out.v};
     if (all > INT32_MAX / 4)
-        return cli_fail(CLI_UNSUPPORTED, CIRCUITS,
+        return cli_fail(CLI_UNSUPPORTED,
                         "--composition: the model has too many heads (%" PRId64 ")", all);
     for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
-        CLI_TRY(ARENA_ALLOC(CIRCUITS, all * all, &c->composition[n]));
+        CLI_TRY(ARENA_ALLOC(all * all, &c->composition[n]));
         view[n] = mha_tensor_contiguous(c->composition[n], MHA_F32, 4, shape);
         *to[n] = &view[n];
     }
@@ -47,7 +47,7 @@ cli_exit circuits_compose(circuits *c)
         mha_transformer_composition(found->model->context, found->model->net, &out);
     progress_clear(&shown);
     c->composition_chance = out.baseline;
-    return cli_check(CIRCUITS, status);
+    return cli_check(status);
 }
 
 static bool comes_first(const writer *a, const writer *b)
@@ -122,7 +122,7 @@ cli_exit circuits_arrows(const circuits *c, const heads_row *row, mha_heads_card
 {
     static const char *const names[HEADS_COMPOSITIONS] = {"queries", "keys", "values"};
     mha_heads_arrow *arrows;
-    CLI_TRY(ARENA_ALLOC(CIRCUITS, HEADS_COMPOSITIONS * FEW_WRITERS, &arrows));
+    CLI_TRY(ARENA_ALLOC(HEADS_COMPOSITIONS * FEW_WRITERS, &arrows));
     for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
         writer writers[FEW_WRITERS];
         const int64_t count = find_writers(c, row, n, writers);

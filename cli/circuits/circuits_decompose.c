@@ -51,8 +51,8 @@ static cli_exit decompose(circuits_work *w)
                               .copying = c->copying,
                               .matching = c->matching};
     w->what = "circuits of heads", w->sides = 1;
-    return cli_check(CIRCUITS, mha_transformer_circuits(w->found->model->context,
-                                                        w->found->model->net, &desc, &out));
+    return cli_check(
+        mha_transformer_circuits(w->found->model->context, w->found->model->net, &desc, &out));
 }
 
 /* Pack the chosen heads' vectors in place: they only move to lower addresses. */
@@ -76,12 +76,11 @@ static cli_exit list_tokens(circuits_work *w, int side)
                                      .most = c->tokens,
                                      .progress = show_progress,
                                      .progress_user = w};
-    CLI_TRY(ARENA_ALLOC(CIRCUITS, listed, &c->ids[side]));
-    CLI_TRY(ARENA_ALLOC(CIRCUITS, listed, &c->scores[side]));
+    CLI_TRY(ARENA_ALLOC(listed, &c->ids[side]));
+    CLI_TRY(ARENA_ALLOC(listed, &c->scores[side]));
     gather(w, w->vectors[side]);
     w->what = "tokens at the ends of directions", w->side = side, w->sides = SIDES;
-    return cli_check(CIRCUITS,
-                     mha_direction_tokens(w->found->model->context, w->found->model->net, &desc,
+    return cli_check(mha_direction_tokens(w->found->model->context, w->found->model->net, &desc,
                                           w->vectors[side], c->ids[side], c->scores[side]));
 }
 
@@ -89,13 +88,13 @@ static cli_exit work(circuits_work *w)
 {
     circuits *c = w->circuits;
     const int64_t all = w->found->of.layers * c->heads, width = w->found->model->desc.embed_dim;
-    CLI_TRY(ARENA_ALLOC(CIRCUITS, all, &w->chosen));
-    CLI_TRY(ARENA_ALLOC(CIRCUITS, all, &c->row_of));
-    CLI_TRY(ARENA_ALLOC(CIRCUITS, all, &c->copying));
-    CLI_TRY(ARENA_ALLOC(CIRCUITS, all, &c->matching));
-    for (int i = 0; i < 2; i++) CLI_TRY(ARENA_ALLOC(CIRCUITS, all * c->size, &c->values[i]));
+    CLI_TRY(ARENA_ALLOC(all, &w->chosen));
+    CLI_TRY(ARENA_ALLOC(all, &c->row_of));
+    CLI_TRY(ARENA_ALLOC(all, &c->copying));
+    CLI_TRY(ARENA_ALLOC(all, &c->matching));
+    for (int i = 0; i < 2; i++) CLI_TRY(ARENA_ALLOC(all * c->size, &c->values[i]));
     for (int side = 0; side < SIDES; side++)
-        CLI_TRY(ARENA_ALLOC(CIRCUITS, all * c->directions * width, &w->vectors[side]));
+        CLI_TRY(ARENA_ALLOC(all * c->directions * width, &w->vectors[side]));
     for (int64_t i = 0; i < w->circuits->count; i++)
         w->chosen[c->rows[i].layer * c->heads + c->rows[i].head] = 1;
     for (int64_t i = 0, next = 0; i < all; i++) c->row_of[i] = w->chosen[i] ? next++ : -1;
@@ -113,7 +112,7 @@ cli_exit circuits_decompose(circuits *c)
     const mha_transformer_desc *d = &c->found->model->desc;
     const int64_t rank = d->head_dim < d->embed_dim ? d->head_dim : d->embed_dim;
     if (c->found->of.layers * d->num_heads > INT32_MAX / (DIRECTIONS * d->embed_dim))
-        return cli_fail(CLI_UNSUPPORTED, CIRCUITS, "too many heads of this width");
+        return cli_fail(CLI_UNSUPPORTED, "too many heads of this width");
     c->heads = d->num_heads, c->size = d->head_dim;
     c->directions = rank < DIRECTIONS ? rank : DIRECTIONS;
     c->tokens = d->vocab_size < CIRCUITS_TOKENS ? d->vocab_size : CIRCUITS_TOKENS;
@@ -128,7 +127,7 @@ cli_exit circuits_decompose(circuits *c)
 #else
     if (c->options->composition && !c->options->heads.sort) return CLI_OK; /* needs no LAPACK */
     return cli_fail(
-        CLI_UNSUPPORTED, CIRCUITS,
+        CLI_UNSUPPORTED,
         "this program was built without LAPACK; build it with cmake -DMHA_CIRCUITS=ON, or "
         "use --composition, which needs none");
 #endif
@@ -141,7 +140,7 @@ cli_exit circuits_offsets(const char *text, int64_t offsets[2])
     const int got = sscanf(text, "%9lld%n-%9lld%n", &first, &end, &last, &end);
     if (got == 1) last = first;
     if (got < 1 || text[end] || first < 0 || last < first || last - first >= 1 << 20)
-        return cli_fail(CLI_USAGE, CIRCUITS,
+        return cli_fail(CLI_USAGE,
                         "--offset %s: expected a distance in tokens or a range, such as 1 or 0-63",
                         text);
     offsets[0] = first, offsets[1] = last;

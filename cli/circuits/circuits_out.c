@@ -197,7 +197,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
 
 cli_exit circuits_write_json(const circuits *c)
 {
-    return cli_check(CIRCUITS, files_draw("-", draw_json, c));
+    return cli_check(files_draw("-", draw_json, c));
 }
 
 /* ---- the page -------------------------------------------------------------------------------- */
@@ -213,8 +213,8 @@ static cli_exit make_list(const circuits *c, const heads_row *row, int side, mha
         "tokens whose logits rise with the direction that the OV circuit then writes"};
     char **names;
     double *values;
-    CLI_TRY(ARENA_ALLOC(CIRCUITS, c->tokens, &names));
-    CLI_TRY(ARENA_ALLOC(CIRCUITS, c->tokens, &values));
+    CLI_TRY(ARENA_ALLOC(c->tokens, &names));
+    CLI_TRY(ARENA_ALLOC(c->tokens, &values));
     for (int64_t i = 0; i < c->tokens; i++) {
         CLI_TRY(
             text_model_token(c->found->model, c->ids[side][place(c, row, 0, 0) + i], &names[i]));

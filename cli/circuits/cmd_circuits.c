@@ -42,7 +42,7 @@ static const args_option option_table[] = {
 };
 
 const args_page circuits_page = {
-    .command = CIRCUITS,
+    .command = "circuits",
     .summary = "show what heads read and write, from the weights alone",
     .usage = "circuits [options] MODEL",
     .examples = "multihead circuits MODEL\n"
@@ -82,7 +82,7 @@ static cli_exit read_weights(circuits *c)
                matching = o->sort && !strcmp(o->sort, "matching");
     if (copying || matching) how.sort = NULL, how.min.given = false;
     if (how.sort && !o->state && strcmp(how.sort, "layer") != 0)
-        return cli_fail(CLI_USAGE, CIRCUITS,
+        return cli_fail(CLI_USAGE,
                         "--sort %s: expected copying or matching; scores of texts require --state",
                         o->sort);
     CLI_TRY(heads_choose(&how, c->found, &rows, &c->count));
@@ -114,7 +114,7 @@ static cli_exit show(const circuits *c, text_model *model)
                  "next: --details shows both ends; multihead view %s \"text\" --head L%" PRId64
                  "H%" PRId64 " to see a head",
                  o->model, c->rows[0].layer, c->rows[0].head);
-    return cli_finish_stdout(CIRCUITS, CLI_OK);
+    return cli_finish_stdout(CLI_OK);
 }
 
 cli_exit cmd_circuits(int count, char *const *arguments)
@@ -127,12 +127,12 @@ cli_exit cmd_circuits(int count, char *const *arguments)
     circuits c = {.options = &options, .found = &found};
     CLI_TRY(heads_parse(&circuits_page, count, arguments, o));
     if (o->named)
-        return cli_fail(CLI_USAGE, CIRCUITS,
+        return cli_fail(CLI_USAGE,
                         "circuits takes no text; use 'multihead heads' to measure heads on texts");
     if (options.offset) CLI_TRY(circuits_offsets(options.offset, options.offsets));
-    CLI_TRY(text_model_open(CIRCUITS, o->model, o->threads, true, &model));
+    CLI_TRY(text_model_open(o->model, o->threads, true, &model));
     if (model.encoder)
-        return cli_fail(CLI_UNSUPPORTED, CIRCUITS,
+        return cli_fail(CLI_UNSUPPORTED,
                         "%s is an encoder-decoder; circuits reads self-attention: give %s/encoder",
                         o->model, o->model);
     o->random = 0; /* measure nothing: a state has its own random tokens */

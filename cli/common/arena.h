@@ -14,25 +14,27 @@
 
 /* Zeroed memory for count elements of size bytes. pointer is the address of a pointer of any
  * type, NULL after a failure. Errors are printed. */
-cli_exit arena_alloc(const char *command, int64_t count, size_t size, void *pointer);
+cli_exit arena_alloc(int64_t count, size_t size, void *pointer);
 
 /* The same for elements of the type that *pointer points to. */
-#define ARENA_ALLOC(command, count, pointer) \
-    arena_alloc(command, count, sizeof **(pointer), pointer)
+#define ARENA_ALLOC(count, pointer) arena_alloc(count, sizeof **(pointer), pointer)
 
 /* The same memory without a message; returns NULL on failure. */
 void *arena_try(int64_t count, size_t size);
 
 /* Grow *pointer, which is NULL or memory of this arena; the added memory is not zeroed. Errors are
  * printed, and *pointer stays valid. */
-cli_exit arena_grow(const char *command, int64_t count, size_t size, void *pointer);
+cli_exit arena_grow(int64_t count, size_t size, void *pointer);
 
 /* A NUL-terminated copy of bytes. Errors are printed. */
-cli_exit arena_text(const char *command, const char *text, size_t bytes, char **copy);
+cli_exit arena_text(const char *text, size_t bytes, char **copy);
+
+/* The text that printf() would print. Errors are printed. */
+cli_exit arena_print(const char **text, const char *format, ...) MHA_PRINTF(2, 3);
 
 /* Register release(thing) to be called at the end; it is called at once if the arena has no
  * memory to register it. thing NULL: no-op. Errors are printed. */
-cli_exit arena_keep(const char *command, void *thing, void (*release)(void *thing));
+cli_exit arena_keep(void *thing, void (*release)(void *thing));
 
 /* The same for a function that takes a typed pointer. */
 #define ARENA_RELEASE(name, destroy) \

@@ -32,21 +32,18 @@ static const args_option *find_option(const args_page *page, const char *shown)
 static cli_exit unknown_option(const args_page *page, const char *shown, const char *word)
 {
     if (strchr(word, ' '))
-        return cli_fail(CLI_USAGE, page->command,
-                        "'%s' begins with '-'; if it is a text, put '--' before it", word);
+        return cli_fail(CLI_USAGE, "'%s' begins with '-'; if it is a text, put '--' before it",
+                        word);
     const char *names[ARGS_MOST_OPTIONS];
     size_t count = 0;
     for (size_t i = 0; i < page->moved_count; i++)
         if (!strcmp(shown + strspn(shown, "-"), page->moved[i].option))
-            return cli_fail(CLI_USAGE, page->command, "%s is now '%s'", shown, page->moved[i].now);
+            return cli_fail(CLI_USAGE, "%s is now '%s'", shown, page->moved[i].now);
     for (size_t i = 0; i < page->option_count && count < ARGS_MOST_OPTIONS; i++)
         if (page->options[i].kind != ARGS_HEADING) names[count++] = page->options[i].name;
     const char *near = mha_nearest_name(shown + strspn(shown, "-"), names, count);
-    if (near)
-        return cli_fail(CLI_USAGE, page->command, "unknown option '%s'; did you mean '--%s'?",
-                        shown, near);
-    return cli_fail(CLI_USAGE, page->command,
-                    "unknown option '%s'; 'multihead %s --help' lists them all", shown,
+    if (near) return cli_fail(CLI_USAGE, "unknown option '%s'; did you mean '--%s'?", shown, near);
+    return cli_fail(CLI_USAGE, "unknown option '%s'; 'multihead %s --help' lists them all", shown,
                     page->command);
 }
 
@@ -84,33 +81,30 @@ bool args_digits(const char **at, int64_t *number)
     return *at != start;
 }
 
-static cli_exit store_number(const args_page *page, const args_option *option,
-                             const args_shown *given, int64_t *field)
+static cli_exit store_number(const args_option *option, const args_shown *given, int64_t *field)
 {
     int64_t number;
     const char *rest;
     if (!args_whole(given->value, "", &number, &rest) || number < option->least ||
         number > option->most)
-        return cli_fail(CLI_USAGE, page->command,
-                        "%s %s: expected an integer from %" PRId64 " to %" PRId64, given->shown,
-                        given->value, option->least, option->most);
+        return cli_fail(CLI_USAGE, "%s %s: expected an integer from %" PRId64 " to %" PRId64,
+                        given->shown, given->value, option->least, option->most);
     *field = number;
     return CLI_OK;
 }
 
-static cli_exit store_real(const args_page *page, const args_shown *given, args_real *field)
+static cli_exit store_real(const args_shown *given, args_real *field)
 {
     double number;
     const char *rest;
     if (!args_decimal(given->value, "", &number, &rest))
-        return cli_fail(CLI_USAGE, page->command, "%s %s: expected a number such as 0.125",
-                        given->shown, given->value);
+        return cli_fail(CLI_USAGE, "%s %s: expected a number such as 0.125", given->shown,
+                        given->value);
     *field = (args_real){.value = number, .given = true};
     return CLI_OK;
 }
 
-static cli_exit store_choice(const args_page *page, const args_option *option,
-                             const args_shown *given, int *field)
+static cli_exit store_choice(const args_option *option, const args_shown *given, int *field)
 {
     char all[256] = "";
     for (int i = 0; option->choices[i]; i++) {
@@ -121,8 +115,7 @@ static cli_exit store_choice(const args_page *page, const args_option *option,
         size_t used = strlen(all);
         snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", option->choices[i]);
     }
-    return cli_fail(CLI_USAGE, page->command, "%s %s: expected one of %s", given->shown,
-                    given->value, all);
+    return cli_fail(CLI_USAGE, "%s %s: expected one of %s", given->shown, given->value, all);
 }
 
 static bool ends_in(const char *name, const char *ending)
@@ -145,8 +138,8 @@ static cli_exit check_ending(const args_page *page, const args_option *option,
     for (size_t i = 0; i < page->option_count; i++)
         if (page->options[i].ending && !strcmp(page->options[i].ending, format))
             better = &page->options[i];
-    return cli_fail(CLI_USAGE, page->command, "%s: \"%s\" must end in %s%s%s%s%s", given->shown,
-                    name, option->ending, better ? "; or use --" : "", better ? better->name : "",
+    return cli_fail(CLI_USAGE, "%s: \"%s\" must end in %s%s%s%s%s", given->shown, name,
+                    option->ending, better ? "; or use --" : "", better ? better->name : "",
                     better ? " " : "", better ? name : "");
 }
 
@@ -155,18 +148,16 @@ static cli_exit store_text(const args_page *page, const args_option *option,
 {
     if (option->ending) CLI_TRY(check_ending(page, option, given));
     if (*field)
-        return cli_fail(CLI_USAGE, page->command, "%s is given twice: '%s' and '%s'", given->shown,
-                        *field, given->value);
+        return cli_fail(CLI_USAGE, "%s is given twice: '%s' and '%s'", given->shown, *field,
+                        given->value);
     *field = given->value;
     return CLI_OK;
 }
 
-static cli_exit append_text(const args_page *page, const char *what, const char *value,
-                            args_texts *texts)
+static cli_exit append_text(const char *what, const char *value, args_texts *texts)
 {
     if (texts->count == ARGS_MOST_TEXTS)
-        return cli_fail(CLI_USAGE, page->command, "%s: more than %d of them", what,
-                        (int)ARGS_MOST_TEXTS);
+        return cli_fail(CLI_USAGE, "%s: more than %d of them", what, (int)ARGS_MOST_TEXTS);
     texts->items[texts->count++] = value;
     return CLI_OK;
 }
@@ -178,10 +169,10 @@ static cli_exit store(const args_page *page, const args_option *option, const ar
     switch (option->kind) {
     case ARGS_FLAG: *(int *)field = (int)option->least; return CLI_OK;
     case ARGS_TEXT: return store_text(page, option, given, field);
-    case ARGS_TEXTS: return append_text(page, given->shown, given->value, field);
-    case ARGS_NUMBER: return store_number(page, option, given, field);
-    case ARGS_REAL: return store_real(page, given, field);
-    case ARGS_CHOICE: return store_choice(page, option, given, field);
+    case ARGS_TEXTS: return append_text(given->shown, given->value, field);
+    case ARGS_NUMBER: return store_number(option, given, field);
+    case ARGS_REAL: return store_real(given, field);
+    case ARGS_CHOICE: return store_choice(option, given, field);
     case ARGS_HEADING: break;
     }
     return CLI_OK;
@@ -200,16 +191,16 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
         length < (int)sizeof given.shown ? find_option(page, given.shown) : NULL;
     if (!option) return unknown_option(page, given.shown, word);
     if (option->kind == ARGS_FLAG) {
-        if (equals) return cli_fail(CLI_USAGE, page->command, "%s takes no value", given.shown);
+        if (equals) return cli_fail(CLI_USAGE, "%s takes no value", given.shown);
     } else if (!equals) {
         if (*i + 1 >= count)
-            return cli_fail(CLI_USAGE, page->command, "%s: its value is missing: %s %s",
-                            given.shown, given.shown, option->value ? option->value : "CHOICE");
+            return cli_fail(CLI_USAGE, "%s: its value is missing: %s %s", given.shown, given.shown,
+                            option->value ? option->value : "CHOICE");
         given.value = arguments[++*i];
     }
     if (given.value && !*given.value)
-        return cli_fail(CLI_USAGE, page->command, "%s: its value is empty: %s %s", given.shown,
-                        given.shown, option->value ? option->value : "CHOICE");
+        return cli_fail(CLI_USAGE, "%s: its value is empty: %s %s", given.shown, given.shown,
+                        option->value ? option->value : "CHOICE");
     line->given[option - page->options] = true;
     return store(page, option, &given, fields);
 }
@@ -222,13 +213,12 @@ static cli_exit check_plain(const args_page *page, const args_texts *plain)
     for (const char *name = page->takes; *name; at++) {
         const int length = (int)strcspn(name, " ");
         if (*name != '[' && (at >= plain->count || !*plain->items[at]))
-            return cli_fail(CLI_USAGE, page->command, "%.*s is missing: multihead %.*s", length,
-                            name, (int)strcspn(page->usage, "\n"), page->usage);
+            return cli_fail(CLI_USAGE, "%.*s is missing: multihead %.*s", length, name,
+                            (int)strcspn(page->usage, "\n"), page->usage);
         name += length + (name[length] == ' ');
     }
     if (plain->count <= at) return CLI_OK;
-    return cli_fail(CLI_USAGE, page->command, "'%s' is one argument too many; %s", plain->items[at],
-                    page->spare);
+    return cli_fail(CLI_USAGE, "'%s' is one argument too many; %s", plain->items[at], page->spare);
 }
 
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
@@ -241,7 +231,7 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
         if (!options_ended && !strcmp(word, "--"))
             options_ended = true;
         else if (options_ended || word[0] != '-' || !word[1])
-            code = append_text(page, "arguments", word, &line->plain);
+            code = append_text("arguments", word, &line->plain);
         else
             code = take_option(page, count, arguments, &i, fields, line);
         if (code != CLI_OK) return code;
@@ -277,13 +267,11 @@ cli_exit args_check(const args_page *page, const args_line *line)
         const args_option *option = &page->options[i];
         if (!line->given[i]) continue;
         if (option->needs && !first_given(page, option->needs, line))
-            return cli_fail(CLI_USAGE, page->command, "--%s requires %s", option->name,
-                            option->needs);
+            return cli_fail(CLI_USAGE, "--%s requires %s", option->name, option->needs);
         const args_option *other = first_given(page, option->excludes, line);
         if (other)
-            return cli_fail(CLI_USAGE, page->command, "--%s and --%s exclude each other%s%s",
-                            option->name, other->name, option->why ? ": " : "",
-                            option->why ? option->why : "");
+            return cli_fail(CLI_USAGE, "--%s and --%s exclude each other%s%s", option->name,
+                            other->name, option->why ? ": " : "", option->why ? option->why : "");
     }
     return CLI_OK;
 }

@@ -24,19 +24,18 @@ int64_t cache_sinks(const cache_options *options)
     return options->window == 0 ? 0 : options->sinks < 0 ? SINKS : options->sinks;
 }
 
-cli_exit cache_fill(const char *command, const cache_options *options, mha_decoder_desc *desc)
+cli_exit cache_fill(const cache_options *options, mha_decoder_desc *desc)
 {
     if (options->sinks >= 0 && options->window == 0)
         return cli_fail(
-            CLI_USAGE, command,
+            CLI_USAGE,
             "--sinks: without --window every token sees all earlier ones; add --window N");
     if (caches[options->type].scales == MHA_KV_SCALES_CHANNEL && options->page % 16 != 0)
-        return cli_fail(CLI_USAGE, command,
-                        "--page %lld: --cache int8-channel requires a multiple of 16",
+        return cli_fail(CLI_USAGE, "--page %lld: --cache int8-channel requires a multiple of 16",
                         (long long)options->page);
     if (options->streaming && options->window == 0)
         return cli_fail(
-            CLI_USAGE, command,
+            CLI_USAGE,
             "--streaming requires --window N, at most the model's positions minus --sinks");
     if (options->streaming) desc->flags |= MHA_DECODER_STREAMING;
     cache_types(options->type, &desc->cache_type, &desc->key_scales);

@@ -45,6 +45,6 @@ void cache_types(int name, mha_dtype *type, mha_kv_scales *scales);
         .sinks = -1    \
     }
 int64_t cache_sinks(const cache_options *options);
-cli_exit cache_fill(const char *command, const cache_options *options, mha_decoder_desc *desc);
+cli_exit cache_fill(const cache_options *options, mha_decoder_desc *desc);
 
 #endif

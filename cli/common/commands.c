@@ -35,8 +35,6 @@ cli_exit cli_command_find(const char *name, const cli_command **command)
         if (!strcmp(names[i], name)) return CLI_OK;
     }
     const char *near = mha_nearest_name(name, names, COMMAND_COUNT);
-    if (near)
-        return cli_fail(CLI_USAGE, NULL, "unknown subcommand '%s'; did you mean '%s'?", name, near);
-    return cli_fail(CLI_USAGE, NULL, "unknown subcommand '%s'; 'multihead --help' lists them",
-                    name);
+    if (near) return cli_fail(CLI_USAGE, "unknown subcommand '%s'; did you mean '%s'?", name, near);
+    return cli_fail(CLI_USAGE, "unknown subcommand '%s'; 'multihead --help' lists them", name);
 }

@@ -26,16 +26,16 @@ void config_print_models(void)
                   m->source);
 }
 
-static cli_exit take_like(const char *command, const char *name, config *out)
+static cli_exit take_like(const char *name, config *out)
 {
     const like_model *m = likes_find(name);
     if (!m) {
         const char *near = likes_nearest(name);
-        return near ? cli_fail(CLI_USAGE, command, "--like %s: no such model; did you mean '%s'?",
-                               name, near)
-                    : cli_fail(CLI_USAGE, command,
-                               "--like %s: no such model; '--like list' shows those that are known",
-                               name);
+        return near
+                   ? cli_fail(CLI_USAGE, "--like %s: no such model; did you mean '%s'?", name, near)
+                   : cli_fail(CLI_USAGE,
+                              "--like %s: no such model; '--like list' shows those that are known",
+                              name);
     }
     snprintf(out->name, sizeof out->name, "%s", m->name);
     out->source = m->source;
@@ -58,12 +58,12 @@ static cli_exit take_like(const char *command, const char *name, config *out)
 
 /* ---- Model folders --------------------------------------------------------------------------- */
 
-static cli_exit take_folder(const char *command, const char *folder, config *out)
+static cli_exit take_folder(const char *folder, config *out)
 {
     mha_model_shape shape = {.struct_size = sizeof shape};
     char *name;
-    CLI_TRY(cli_check(command, mha_model_read_shape(folder, &shape)));
-    CLI_TRY(maps_name_of_path(command, folder, &name));
+    CLI_TRY(cli_check(mha_model_read_shape(folder, &shape)));
+    CLI_TRY(maps_name_of_path(folder, &name));
     snprintf(out->name, sizeof out->name, "%s (%s)", name, shape.architecture);
     out->source = "its configuration";
     out->causal = shape.flags & MHA_MODEL_SHAPE_CAUSAL;
@@ -93,8 +93,7 @@ static bool parse_keys(const char *text, char end, int64_t *keys, const char **r
     return true;
 }
 
-cli_exit config_window(const char *command, const char *text, bool causal, int64_t *left,
-                       int64_t *right)
+cli_exit config_window(const char *text, bool causal, int64_t *left, int64_t *right)
 {
     const char *rest = text;
     int64_t before = 0, after = 0;
@@ -102,18 +101,18 @@ cli_exit config_window(const char *command, const char *text, bool causal, int64
     bool good = pair ? parse_keys(text, ',', &before, &rest) && parse_keys(rest, 0, &after, &rest)
                      : parse_keys(text, 0, &before, &rest) && before >= 1;
     if (!good)
-        return cli_fail(CLI_USAGE, command,
+        return cli_fail(CLI_USAGE,
                         "--window %s: expected a number of keys, such as 4096, including the "
                         "query's own; or keys before and after: 128,128 (-1: all)",
                         text);
     if (!pair && !causal)
         return cli_fail(
-            CLI_USAGE, command,
+            CLI_USAGE,
             "--window %s: without --causal, give the keys before and after: --window %" PRId64
             ",%" PRId64,
             text, before / 2, before / 2);
     if (causal && after != 0)
-        return cli_fail(CLI_USAGE, command,
+        return cli_fail(CLI_USAGE,
                         "--window %s: a causal query sees no later key; use --window %" PRId64
                         ",0, or omit --causal",
                         text, before);
@@ -129,7 +128,7 @@ static void override(int64_t given, int64_t *value)
     if (given) *value = given;
 }
 
-static cli_exit fill_sizes(const char *command, const config_options *o, counts_shape *s)
+static cli_exit fill_sizes(const config_options *o, counts_shape *s)
 {
     int64_t heads = s->heads;
     override(o->embed, &s->embed);
@@ -142,7 +141,7 @@ static cli_exit fill_sizes(const char *command, const config_options *o, counts_
     if (o->head_dim) s->head_dim = o->head_dim;
     if ((!s->head_dim || width_changed) && !o->head_dim) {
         if (s->embed % s->heads != 0)
-            return cli_fail(CLI_USAGE, command,
+            return cli_fail(CLI_USAGE,
                             "a width of %" PRId64 " cannot be divided among %" PRId64
                             " heads: %" PRId64 " / %" PRId64
                             " is not an integer; change one of them, or give --head-dim",
@@ -150,23 +149,23 @@ static cli_exit fill_sizes(const char *command, const config_options *o, counts_
         s->head_dim = s->embed / s->heads;
     }
     if (s->kv_heads > s->heads || s->heads % s->kv_heads != 0)
-        return cli_fail(CLI_USAGE, command,
+        return cli_fail(CLI_USAGE,
                         "%" PRId64 " query heads cannot share %" PRId64
                         " key/value heads evenly; --kv-heads must divide --heads",
                         s->heads, s->kv_heads);
     return CLI_OK;
 }
 
-static cli_exit take_plain(const char *command, const config_options *o, config *out)
+static cli_exit take_plain(const config_options *o, config *out)
 {
     if (!o->heads || !(o->embed || o->head_dim))
-        return cli_fail(CLI_USAGE, command,
+        return cli_fail(CLI_USAGE,
                         "%s is missing: give --embed and --heads, or --like NAME, or a model "
                         "folder",
                         o->heads ? "--embed" : "--heads");
     int64_t embed = o->embed;
     if (!embed && __builtin_mul_overflow(o->heads, o->head_dim, &embed))
-        return cli_fail(CLI_USAGE, command, "--heads times --head-dim is beyond 2^63 - 1");
+        return cli_fail(CLI_USAGE, "--heads times --head-dim is beyond 2^63 - 1");
     out->shape = (counts_shape){.embed = embed,
                                 .heads = o->heads,
                                 .kv_heads = o->heads,
@@ -178,16 +177,16 @@ static cli_exit take_plain(const char *command, const config_options *o, config 
     return CLI_OK;
 }
 
-cli_exit config_resolve(const char *command, const config_options *o, config *out)
+cli_exit config_resolve(const config_options *o, config *out)
 {
     *out = (config){0};
     if (o->like && o->model)
-        return cli_fail(CLI_USAGE, command, "--like %s and the folder '%s': give only one of them",
-                        o->like, o->model);
-    CLI_TRY(o->like    ? take_like(command, o->like, out)
-            : o->model ? take_folder(command, o->model, out)
-                       : take_plain(command, o, out));
-    CLI_TRY(fill_sizes(command, o, &out->shape));
+        return cli_fail(CLI_USAGE, "--like %s and the folder '%s': give only one of them", o->like,
+                        o->model);
+    CLI_TRY(o->like    ? take_like(o->like, out)
+            : o->model ? take_folder(o->model, out)
+                       : take_plain(o, out));
+    CLI_TRY(fill_sizes(o, &out->shape));
     counts_shape *s = &out->shape;
     if ((o->like || o->model) &&
         (o->embed || o->heads || o->kv_heads || o->head_dim || o->layers || o->bias)) {
@@ -202,5 +201,5 @@ cli_exit config_resolve(const char *command, const config_options *o, config *ou
     s->batch = o->batch ? o->batch : 1;
     s->element_bytes = 4;
     s->right = out->causal ? 0 : -1;
-    return o->window ? config_window(command, o->window, out->causal, &s->left, &s->right) : CLI_OK;
+    return o->window ? config_window(o->window, out->causal, &s->left, &s->right) : CLI_OK;
 }

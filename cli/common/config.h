@@ -42,13 +42,12 @@ typedef struct config {
 } config;
 
 /* Errors are printed. */
-cli_exit config_resolve(const char *command, const config_options *options, config *out);
+cli_exit config_resolve(const config_options *options, config *out);
 
 /* The table of --like list, on stdout. */
 void config_print_models(void);
 
 /* Keys before and after a query's own of a window option; causal selects the meaning of "W". */
-cli_exit config_window(const char *command, const char *text, bool causal, int64_t *left,
-                       int64_t *right);
+cli_exit config_window(const char *text, bool causal, int64_t *left, int64_t *right);
 
 #endif

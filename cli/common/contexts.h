@@ -7,6 +7,6 @@
 #include <multihead/base.h>
 
 /* Freed when the subcommand ends. isa and threads 0: the defaults. Errors are printed. */
-cli_exit context_make(const char *command, mha_isa isa, int64_t threads, mha_context **context);
+cli_exit context_make(mha_isa isa, int64_t threads, mha_context **context);
 
 #endif

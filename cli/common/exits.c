@@ -45,20 +45,20 @@ void cli_fail_into(char *room, size_t size)
     if (room) room[0] = '\0';
 }
 
-cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...)
+cli_exit cli_fail(cli_exit code, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
     if (kept.room)
         vsnprintf(kept.room, kept.size, format, arguments);
     else
-        cli_print_line(stderr, command, "", format, arguments);
+        cli_print_line(stderr, cli_running, "", format, arguments);
     va_end(arguments);
     reported = code;
     return code;
 }
 
-cli_exit cli_fail_status(const char *command, mha_status status)
+cli_exit cli_fail_status(mha_status status)
 {
     cli_exit code = CLI_INTERNAL;
     for (size_t i = 0; i < sizeof exit_of_status / sizeof *exit_of_status; i++)
@@ -66,7 +66,7 @@ cli_exit cli_fail_status(const char *command, mha_status status)
     if (status == MHA_ERR_CALLBACK) return reported != CLI_OK ? reported : code;
     const char *detail = *mha_error_detail() ? mha_error_detail() : mha_status_text(status);
     const bool says = code != CLI_NO_MEMORY || strstr(detail, "memory");
-    return cli_fail(code, command, "%s%s", detail, says ? "" : ": out of memory");
+    return cli_fail(code, "%s%s", detail, says ? "" : ": out of memory");
 }
 
 mha_status cli_status_of(cli_exit code)
@@ -76,16 +76,16 @@ mha_status cli_status_of(cli_exit code)
     return MHA_ERR_OVERLAP; /* not in the table: CLI_INTERNAL */
 }
 
-cli_exit cli_check(const char *command, mha_status status)
+cli_exit cli_check(mha_status status)
 {
-    return status == MHA_OK ? CLI_OK : cli_fail_status(command, status);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(status);
 }
 
-void cli_warn(const char *command, const char *format, ...)
+void cli_warn(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    cli_print_line(stderr, command, "warning: ", format, arguments);
+    cli_print_line(stderr, cli_running, "warning: ", format, arguments);
     va_end(arguments);
 }
 
@@ -98,12 +98,12 @@ void cli_note(bool quiet, const char *format, ...)
     va_end(arguments);
 }
 
-cli_exit cli_finish_stdout(const char *command, cli_exit code)
+cli_exit cli_finish_stdout(cli_exit code)
 {
     errno = 0;
     bool failed = fflush(stdout) != 0 || ferror(stdout);
     if (!failed || code != CLI_OK) return code;
     if (errno == EPIPE) return CLI_NO_OUTPUT;
-    return cli_fail(CLI_NO_OUTPUT, command, "stdout: cannot write: %s",
+    return cli_fail(CLI_NO_OUTPUT, "stdout: cannot write: %s",
                     errno ? strerror(errno) : "write error");
 }

@@ -27,7 +27,7 @@ typedef enum cli_exit {
 #undef CLI_EXIT_ENUM
 } cli_exit;
 
-/* The subcommand that main() runs, as messages name it; for code that several subcommands share. */
+/* The subcommand that main() runs, for messages; NULL before there is one. */
 extern const char *cli_running;
 
 /* Return the exit code of a call that failed. */
@@ -38,12 +38,12 @@ extern const char *cli_running;
     } while (0)
 
 /* Print "multihead: command: message" on stderr and return code. */
-cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...) MHA_PRINTF(3, 4);
+cli_exit cli_fail(cli_exit code, const char *format, ...) MHA_PRINTF(2, 3);
 
 /* The same for a failed library call, with its detail and the exit code that exits.c maps its
  * status to. MHA_ERR_CALLBACK, which only the program's own callbacks return, prints nothing:
  * the callback has reported the error, or there is none to report. */
-cli_exit cli_fail_status(const char *command, mha_status status);
+cli_exit cli_fail_status(mha_status status);
 
 /* Redirect the messages of cli_fail() into room, truncated to size bytes with the NUL; NULL: to
  * stderr again. For subcommands that report errors to a client. */
@@ -53,15 +53,15 @@ void cli_fail_into(char *room, size_t size);
 mha_status cli_status_of(cli_exit code);
 
 /* CLI_OK for MHA_OK, else cli_fail_status(). */
-cli_exit cli_check(const char *command, mha_status status);
+cli_exit cli_check(mha_status status);
 
 /* "multihead: command: warning: ..." on stderr. */
-void cli_warn(const char *command, const char *format, ...) MHA_PRINTF(2, 3);
+void cli_warn(const char *format, ...) MHA_PRINTF(1, 2);
 
 /* Print a line on stderr, unless quiet. */
 void cli_note(bool quiet, const char *format, ...) MHA_PRINTF(2, 3);
 
 /* Flush stdout. A failed write is an error, except to a closed pipe. */
-cli_exit cli_finish_stdout(const char *command, cli_exit code);
+cli_exit cli_finish_stdout(cli_exit code);
 
 #endif

@@ -24,10 +24,9 @@ enum { PATH_BYTES = 4096 };
 
 static struct {
     const mha_transport *transport;
-    const char *command; /* of the message */
-    char message[1024];  /* the last error, printed later */
-    bool agreed;         /* every rank has received the error */
-    bool lost;           /* a rank is lost, so messages cannot reach all ranks */
+    char message[1024]; /* the last error, printed later */
+    bool agreed;        /* every rank has received the error */
+    bool lost;          /* a rank is lost, so messages cannot reach all ranks */
     bool released;
 #ifdef CLI_HAS_MPI
     mha_mpi *mpi;
@@ -124,7 +123,7 @@ static cli_exit read_deadline(double *deadline)
     if (!text || !*text) return CLI_OK;
     *deadline = strtod(text, &end);
     if (*end == '\0' && *deadline > 0 && *deadline < 1e9) return CLI_OK;
-    return cli_fail(CLI_USAGE, NULL,
+    return cli_fail(CLI_USAGE,
                     "MHA_MPI_DEADLINE is '%s', expected seconds that a rank may wait for another",
                     text);
 }
@@ -138,7 +137,7 @@ static cli_exit join(int64_t size)
     CLI_TRY(read_deadline(&desc.deadline));
     void *library = open_library();
     if (!library)
-        return cli_fail(CLI_UNSUPPORTED, NULL,
+        return cli_fail(CLI_UNSUPPORTED,
                         "started as one of %" PRId64 " ranks, which needs " MPI_LIBRARY
                         " (Debian: libmultihead-mpi%d; or its path in MHA_MPI_LIBRARY): %s",
                         size, MHA_VERSION_MAJOR, dlerror());
@@ -146,12 +145,12 @@ static cli_exit join(int64_t size)
         !find(library, "mha_mpi_transport", &transport) ||
         !find(library, "mha_mpi_finish", &ranks.finish) ||
         !find(library, "mha_mpi_abort", &ranks.abort))
-        return cli_fail(CLI_UNSUPPORTED, NULL,
+        return cli_fail(CLI_UNSUPPORTED,
                         "MHA_MPI_LIBRARY: not a libmultihead-mpi of this version: %s", dlerror());
-    CLI_TRY(cli_check(NULL, start(&desc, &ranks.mpi)));
+    CLI_TRY(cli_check(start(&desc, &ranks.mpi)));
     const mha_transport *joined = transport(ranks.mpi);
     if (joined->size != size) {
-        cli_fail(CLI_UNSUPPORTED, NULL,
+        cli_fail(CLI_UNSUPPORTED,
                  "the launcher started %" PRId64
                  " ranks, but %s sees %d: the launcher belongs to another MPI; use that of the MPI "
                  "that libmultihead-mpi was built with",
@@ -167,7 +166,7 @@ static cli_exit join(int64_t size)
 
 static cli_exit join(int64_t size)
 {
-    return cli_fail(CLI_UNSUPPORTED, NULL,
+    return cli_fail(CLI_UNSUPPORTED,
                     "started as one of %" PRId64 " ranks, but this build is without MPI", size);
 }
 
@@ -186,13 +185,13 @@ static cli_exit compare(int count, char *const *arguments)
 {
     const char *version = CLI_VERSION CLI_LEFT_OUT;
     size_t size = 1, used = 0;
-    CLI_TRY(ranks_same(NULL, "version of multihead", version, strlen(version), CLI_OK));
+    CLI_TRY(ranks_same("version of multihead", version, strlen(version), CLI_OK));
     for (int i = 1; i < count; i++) size += strlen(arguments[i]) + 1;
     char *all = malloc(size);
     for (int i = 1; all && i < count; i++)
         used += (size_t)snprintf(all + used, size - used, "%s", arguments[i]) + 1;
-    const cli_exit code = ranks_same(NULL, "command line", all, used,
-                                     all ? CLI_OK : cli_fail(CLI_NO_MEMORY, NULL, "out of memory"));
+    const cli_exit code = ranks_same("command line", all, used,
+                                     all ? CLI_OK : cli_fail(CLI_NO_MEMORY, "out of memory"));
     free(all);
     return code;
 }
@@ -210,44 +209,41 @@ cli_exit ranks_begin(int count, char *const *arguments)
 
 /* ---- agreeing -------------------------------------------------------------------------------- */
 
-cli_exit ranks_check(const char *command, mha_status status)
+cli_exit ranks_check(mha_status status)
 {
     if (status != MHA_OK && ranks.transport) {
         ranks.lost = ranks.lost || status == MHA_ERR_RANK;
         ranks.agreed = true;
-        ranks.command = command;
     }
-    return cli_check(command, status);
+    return cli_check(status);
 }
 
-cli_exit ranks_agree(const char *command, cli_exit code)
+cli_exit ranks_agree(cli_exit code)
 {
     mha_status status = MHA_OK;
     if (!ranks.transport) return code;
     if (code == CLI_NO_RANK) { /* ranks no longer receive messages; the text names the rank */
         ranks.lost = ranks.agreed = true;
-        ranks.command = command;
         return code;
     }
     if (code != CLI_OK)
         status =
             mha_fail(*ranks.message ? cli_status_of(code) : MHA_ERR_CALLBACK, "%s", ranks.message);
-    return ranks_check(command, mha_transport_agree(ranks.transport, status));
+    return ranks_check(mha_transport_agree(ranks.transport, status));
 }
 
-cli_exit ranks_same(const char *command, const char *what, const void *bytes, size_t count,
-                    cli_exit code)
+cli_exit ranks_same(const char *what, const void *bytes, size_t count, cli_exit code)
 {
     if (!ranks_together()) return code;
-    CLI_TRY(ranks_agree(command, code));
-    return ranks_check(command, mha_transport_same(ranks.transport, what, bytes, count, MHA_OK));
+    CLI_TRY(ranks_agree(code));
+    return ranks_check(mha_transport_same(ranks.transport, what, bytes, count, MHA_OK));
 }
 
-cli_exit ranks_share(const char *command, void *bytes, size_t count)
+cli_exit ranks_share(void *bytes, size_t count)
 {
     if (!ranks.transport) return CLI_OK;
-    CLI_TRY(ranks_agree(command, CLI_OK));
-    return ranks_check(command, mha_transport_broadcast(ranks.transport, 0, bytes, count));
+    CLI_TRY(ranks_agree(CLI_OK));
+    return ranks_check(mha_transport_broadcast(ranks.transport, 0, bytes, count));
 }
 
 void ranks_release(void)
@@ -259,22 +255,21 @@ void ranks_release(void)
  * all ranks agree names the rank where it began. */
 static void print_message(cli_exit code)
 {
-    const char *text = ranks.message, *command = ranks.command;
+    const char *text = ranks.message;
     if (!strncmp(text, "rank 0: ", 8) && (code == CLI_USAGE || !strncmp(text + 8, "rank ", 5)))
         text += 8;
     cli_fail_into(NULL, 0);
     cli_print_silence(false);
     if (ranks.lost)
-        cli_fail(code, command, "rank %d: %s", (int)ranks.transport->rank, text);
+        cli_fail(code, "rank %d: %s", (int)ranks.transport->rank, text);
     else if (*text)
-        cli_fail(code, command, "%s", text);
+        cli_fail(code, "%s", text);
 }
 
-cli_exit ranks_end(const char *command, cli_exit code)
+cli_exit ranks_end(cli_exit code)
 {
     if (!ranks.transport) return code;
-    if (!ranks.released && !ranks.agreed) code = ranks_agree(command, code);
-    if (!ranks.command) ranks.command = command;
+    if (!ranks.released && !ranks.agreed) code = ranks_agree(code);
     if (code != CLI_OK && (ranks.lost || ranks.transport->rank == 0)) print_message(code);
 #ifdef CLI_HAS_MPI
     if (ranks.lost) ranks.abort(ranks.mpi, (int)code);

@@ -26,24 +26,23 @@ const mha_transport *ranks_together(void);
 bool ranks_first(void);
 
 /* Agree on a code at all ranks: that of the lowest rank that failed. */
-cli_exit ranks_agree(const char *command, cli_exit code);
+cli_exit ranks_agree(cli_exit code);
 
 /* The same, and compare bytes with rank 0's: "rank 2: has another text than rank 0". After
  * ranks_release() nothing is compared. */
-cli_exit ranks_same(const char *command, const char *what, const void *bytes, size_t count,
-                    cli_exit code);
+cli_exit ranks_same(const char *what, const void *bytes, size_t count, cli_exit code);
 
 /* Agree that no rank failed, and broadcast rank 0's bytes. */
-cli_exit ranks_share(const char *command, void *bytes, size_t count);
+cli_exit ranks_share(void *bytes, size_t count);
 
 /* cli_check() for a collective library call, which has already agreed. */
-cli_exit ranks_check(const char *command, mha_status status);
+cli_exit ranks_check(mha_status status);
 
 /* Ranks other than 0 have nothing more to do and return. */
 void ranks_release(void);
 
 /* main()'s last call: agree on the subcommand's exit code (NULL: no subcommand), print it, and
  * exit. */
-cli_exit ranks_end(const char *command, cli_exit code);
+cli_exit ranks_end(cli_exit code);
 
 #endif

@@ -22,26 +22,24 @@ float map_arrays_element(const mha_tensor *tensor, int64_t i)
     }
 }
 
-cli_exit map_arrays_shape(const char *command, const char *path, const mha_tensor *tensor,
-                          int64_t shape[4])
+cli_exit map_arrays_shape(const char *path, const mha_tensor *tensor, int64_t shape[4])
 {
     const int64_t *axes = tensor->shape;
     const bool batch = tensor->ndim == 5 && (axes[0] == 1 || axes[1] == 1);
     if (tensor->ndim < 2 || (tensor->ndim > 4 && !batch))
         return cli_fail(
-            CLI_BAD_INPUT, command,
+            CLI_BAD_INPUT,
             "%s: has %d dimensions; expected [rows, columns], [heads, rows, columns] or "
             "[layers, heads, rows, columns]%s",
             path, (int)tensor->ndim,
             tensor->ndim == 5 ? "; save each text of a batch separately" : "");
     if (tensor->dtype != MHA_F32 && tensor->dtype != MHA_F64 && tensor->dtype != MHA_F16)
-        return cli_fail(CLI_UNSUPPORTED, command,
-                        "%s: holds %s; expected float32, float64 or float16", path,
+        return cli_fail(CLI_UNSUPPORTED, "%s: holds %s; expected float32, float64 or float16", path,
                         mha_dtype_name(tensor->dtype));
     for (int axis = 0; axis < tensor->ndim; axis++)
         if (axes[axis] == 0)
-            return cli_fail(CLI_BAD_INPUT, command, "%s: dimension %d is 0; it holds no weights",
-                            path, axis);
+            return cli_fail(CLI_BAD_INPUT, "%s: dimension %d is 0; it holds no weights", path,
+                            axis);
     for (int i = 0; i < 4; i++) {
         const int axis = i - (4 - tensor->ndim);
         shape[i] = axis < 0 ? 1 : axes[axis];

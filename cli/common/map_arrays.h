@@ -8,8 +8,7 @@
 
 /* The shape [L,H,T,S] of an array [T,S], [H,T,S] or [L,H,T,S], with an optional batch axis of 1
  * before or after L, as numpy.stack() of transformers' maps has. Errors name path. */
-cli_exit map_arrays_shape(const char *command, const char *path, const mha_tensor *tensor,
-                          int64_t shape[4]);
+cli_exit map_arrays_shape(const char *path, const mha_tensor *tensor, int64_t shape[4]);
 
 /* Element i of a contiguous array of f16, f32 or f64. */
 float map_arrays_element(const mha_tensor *tensor, int64_t i);

@@ -19,22 +19,22 @@ typedef struct maps_picks {
 } maps_picks;
 
 /* Maps to fill, freed when the subcommand ends. */
-cli_exit maps_new(const char *command, mha_maps **maps);
+cli_exit maps_new(mha_maps **maps);
 
 /* Tokens without a model: no labels yet, -1 for unknown fields. */
-cli_exit maps_make_tokens(const char *command, int64_t count, mha_tokens *tokens);
+cli_exit maps_make_tokens(int64_t count, mha_tokens *tokens);
 
 /* Allocate the [H,T,S] array of a layer. */
-cli_exit maps_add_layer(const char *command, mha_maps *maps, int64_t layer);
+cli_exit maps_add_layer(mha_maps *maps, int64_t layer);
 
 /* The last part of a path, as a title: "models/bert/" gives "bert". */
-cli_exit maps_name_of_path(const char *command, const char *path, char **name);
+cli_exit maps_name_of_path(const char *path, char **name);
 
 /* --layer "0,2-3" and --head "1,4-5", "4.11", "L4H11": a plain head number applies to every
  * selected layer; the others name their layer. Without either: all heads. layers NULL: heads is the
  * list of --without. */
-cli_exit maps_pick(const char *command, const args_texts *layers, const args_texts *heads,
-                   int64_t layer_count, int64_t head_count, maps_picks *picks);
+cli_exit maps_pick(const args_texts *layers, const args_texts *heads, int64_t layer_count,
+                   int64_t head_count, maps_picks *picks);
 
 /* Whether every layer has the same heads selected, or none: a rectangle. */
 bool maps_rectangular(const mha_maps *maps);

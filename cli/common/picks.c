@@ -7,8 +7,8 @@
 
 /* A list being parsed: its option, and the allowed range. */
 typedef struct pick_list {
-    const char *command, *option; /* "view", "--layer" */
-    const char *text;             /* for messages: the whole list */
+    const char *option; /* "--layer" */
+    const char *text;   /* for messages: the whole list */
     int64_t layers, heads;
     uint8_t *layer_on;   /* [L] */
     uint8_t *head_on;    /* [H] plain head numbers, for every selected layer */
@@ -18,7 +18,7 @@ typedef struct pick_list {
 
 static cli_exit malformed(const pick_list *list)
 {
-    return cli_fail(CLI_USAGE, list->command, "%s %s: %s", list->option, list->text,
+    return cli_fail(CLI_USAGE, "%s %s: %s", list->option, list->text,
                     list->option[2] == 'l' ? "expected a list such as 0,2-3"
                                            : "expected a list such as 0,2-3 or L4H11,5.2");
 }
@@ -26,9 +26,8 @@ static cli_exit malformed(const pick_list *list)
 static cli_exit check_below(const pick_list *list, const char *what, int64_t number, int64_t count)
 {
     if (number < count) return CLI_OK;
-    return cli_fail(CLI_USAGE, list->command,
-                    "%s %s: there is no %s %" PRId64 "; %ss are 0 to %" PRId64, list->option,
-                    list->text, what, number, what, count - 1);
+    return cli_fail(CLI_USAGE, "%s %s: there is no %s %" PRId64 "; %ss are 0 to %" PRId64,
+                    list->option, list->text, what, number, what, count - 1);
 }
 
 /* 3 or 3-5: select all of them. */
@@ -101,8 +100,7 @@ static cli_exit take_lists(pick_list *list, const args_texts *layers, const args
     list->option = layers ? "--head" : "--without";
     CLI_TRY(take_list(list, heads, take_head));
     if (layers && layers->count > 0 && list->located && !list->plain)
-        return cli_fail(CLI_USAGE, list->command, "--head %s already names its layer; omit --layer",
-                        list->text);
+        return cli_fail(CLI_USAGE, "--head %s already names its layer; omit --layer", list->text);
     return CLI_OK;
 }
 
@@ -118,15 +116,14 @@ static void cross(const pick_list *list, bool all_layers, bool all_heads)
     for (int64_t i = 0; i < list->layers * list->heads; i++) picks->count += picks->on[i];
 }
 
-cli_exit maps_pick(const char *command, const args_texts *layers, const args_texts *heads,
-                   int64_t layer_count, int64_t head_count, maps_picks *picks)
+cli_exit maps_pick(const args_texts *layers, const args_texts *heads, int64_t layer_count,
+                   int64_t head_count, maps_picks *picks)
 {
     *picks = (maps_picks){.layers = layer_count, .heads = head_count};
-    pick_list list = {
-        .command = command, .layers = layer_count, .heads = head_count, .picks = picks};
-    CLI_TRY(ARENA_ALLOC(command, layer_count * head_count, &picks->on));
-    CLI_TRY(ARENA_ALLOC(command, layer_count, &list.layer_on));
-    CLI_TRY(ARENA_ALLOC(command, head_count, &list.head_on));
+    pick_list list = {.layers = layer_count, .heads = head_count, .picks = picks};
+    CLI_TRY(ARENA_ALLOC(layer_count * head_count, &picks->on));
+    CLI_TRY(ARENA_ALLOC(layer_count, &list.layer_on));
+    CLI_TRY(ARENA_ALLOC(head_count, &list.head_on));
     CLI_TRY(take_lists(&list, layers, heads));
     cross(&list, !layers || layers->count == 0, heads->count == 0);
     return CLI_OK;

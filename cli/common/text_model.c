@@ -42,34 +42,32 @@ static mha_status describe(text_model *model)
 
 ARENA_RELEASE(destroy_model, mha_model_destroy)
 
-cli_exit text_model_open(const char *command, const char *folder, int64_t threads, bool spread,
-                         text_model *model)
+cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_model *model)
 {
     const mha_model_options how = {.struct_size = sizeof how,
                                    .flags = spread ? 0 : MHA_MODEL_UNDIVIDED,
                                    .transport = ranks_together()};
-    *model =
-        (text_model){.command = command, .folder = folder, .ranks = spread ? how.transport : NULL};
-    CLI_TRY(maps_name_of_path(command, folder, &model->name));
-    CLI_TRY(context_make(command, MHA_ISA_AUTO, threads, &model->context));
-    CLI_TRY(cli_check(command, mha_model_load(model->context, folder, &how, &model->model)));
-    CLI_TRY(arena_keep(command, model->model, destroy_model));
-    return cli_check(command, describe(model));
+    *model = (text_model){.folder = folder, .ranks = spread ? how.transport : NULL};
+    CLI_TRY(maps_name_of_path(folder, &model->name));
+    CLI_TRY(context_make(MHA_ISA_AUTO, threads, &model->context));
+    CLI_TRY(cli_check(mha_model_load(model->context, folder, &how, &model->model)));
+    CLI_TRY(arena_keep(model->model, destroy_model));
+    return cli_check(describe(model));
 }
 
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,
                          maps_picks *picks)
 {
     const int64_t *have = model->encoder ? NULL : model->desc.layer_heads;
-    CLI_TRY(maps_pick(model->command, layers, heads, model->layers, model->heads, picks));
+    CLI_TRY(maps_pick(layers, heads, model->layers, model->heads, picks));
     for (int64_t i = 0; have && i < picks->layers * picks->heads; i++) {
         if (!picks->on[i] || i % picks->heads < have[i / picks->heads]) continue;
         picks->on[i] = 0;
         picks->count--;
     }
     if (picks->count > 0) return CLI_OK;
-    return cli_fail(CLI_USAGE, model->command,
-                    "%s: the selected heads have been pruned; choose others", model->folder);
+    return cli_fail(CLI_USAGE, "%s: the selected heads have been pruned; choose others",
+                    model->folder);
 }
 
 void text_model_close(text_model *model)
@@ -86,7 +84,7 @@ void text_model_close(text_model *model)
 cli_exit text_model_token(const text_model *model, int32_t id, char **text)
 {
     const size_t size = mha_token_label(model->model, id, NULL, 0) + 1;
-    CLI_TRY(ARENA_ALLOC(model->command, (int64_t)size, text));
+    CLI_TRY(ARENA_ALLOC((int64_t)size, text));
     mha_token_label(model->model, id, *text, size);
     return CLI_OK;
 }
@@ -105,10 +103,10 @@ static cli_exit check_not_empty(const text_model *model, const mha_tokens *token
     for (int64_t i = 0; i < tokens->count; i++)
         if (tokens->sequence[i] == sequence) return CLI_OK;
     if (tokens->dropped[sequence] > 0)
-        return cli_fail(CLI_USAGE, model->command,
+        return cli_fail(CLI_USAGE,
                         "%s--truncate leaves no token of the %s text; raise --max-tokens",
                         model->where, sequence == 0 ? "first" : "second");
-    return cli_fail(CLI_BAD_INPUT, model->command, "%s%s", model->where,
+    return cli_fail(CLI_BAD_INPUT, "%s%s", model->where,
                     sequence == 0 ? "the text is empty; give at least one word"
                                   : "the second text is empty; give at least one word, or leave "
                                     "it out");
@@ -123,21 +121,19 @@ cli_exit text_read(const text_request *request, mha_tokens **tokens)
     how.struct_size = sizeof how;
     how.advise_words = words;
     snprintf(words, sizeof words, "'multihead heads %.400s --words' lists them", request->folder);
-    CLI_TRY(ARENA_ALLOC(request->command, 1, tokens));
+    CLI_TRY(ARENA_ALLOC(1, tokens));
     (*tokens)->struct_size = sizeof **tokens;
     const mha_status status = mha_tokens_read(request->model, &how, request->text, request->bytes,
                                               request->pair, request->pair_bytes, *tokens);
     const char *where = request->where, *detail = mha_error_detail();
     switch (status) {
-    case MHA_OK: return arena_keep(request->command, *tokens, free_tokens);
-    case MHA_ERR_UNSUPPORTED:
-        return cli_fail(CLI_UNSUPPORTED, request->command, "%s: %s", request->folder, detail);
+    case MHA_OK: return arena_keep(*tokens, free_tokens);
+    case MHA_ERR_UNSUPPORTED: return cli_fail(CLI_UNSUPPORTED, "%s: %s", request->folder, detail);
     case MHA_ERR_UTF8:
-        return cli_fail(CLI_BAD_INPUT, request->command, "%s%s; save or type it as UTF-8", where,
-                        detail);
+        return cli_fail(CLI_BAD_INPUT, "%s%s; save or type it as UTF-8", where, detail);
     case MHA_ERR_FORMAT:
-    case MHA_ERR_SIZE: return cli_fail(CLI_BAD_INPUT, request->command, "%s%s", where, detail);
-    default: return cli_fail_status(request->command, status);
+    case MHA_ERR_SIZE: return cli_fail(CLI_BAD_INPUT, "%s%s", where, detail);
+    default: return cli_fail_status(status);
     }
 }
 
@@ -146,7 +142,6 @@ static cli_exit encode(const text_model *model, const mha_model *reader, const t
                        mha_tokens **tokens)
 {
     const text_request request = {
-        .command = model->command,
         .where = model->where,
         .folder = model->folder,
         .model = reader,
@@ -159,9 +154,8 @@ static cli_exit encode(const text_model *model, const mha_model *reader, const t
         .pair_bytes = pair_bytes,
     };
     if (limits->most > model->max_length)
-        return cli_fail(CLI_USAGE, model->command,
-                        "--max-tokens %" PRId64 ": the model takes at most %" PRId64, limits->most,
-                        model->max_length);
+        return cli_fail(CLI_USAGE, "--max-tokens %" PRId64 ": the model takes at most %" PRId64,
+                        limits->most, model->max_length);
     CLI_TRY(text_read(&request, tokens));
     CLI_TRY(check_not_empty(model, *tokens, 0));
     return pair ? check_not_empty(model, *tokens, 1) : CLI_OK;

@@ -15,10 +15,10 @@
 #include <multihead/study.h>
 
 typedef struct text_model {
-    const char *command, *folder; /* of the caller; for messages */
-    char where[160];              /* prefix of messages about a text: "file: line 3: " */
-    char *name;                   /* the folder's, as a title */
-    char architecture[32];        /* model_type */
+    const char *folder;    /* for messages */
+    char where[160];       /* prefix of messages about a text: "file: line 3: " */
+    char *name;            /* the folder's, as a title */
+    char architecture[32]; /* model_type */
     mha_context *context;
     const mha_transport *ranks; /* the transport that divides the layers; NULL: all layers are
                                    here */
@@ -35,8 +35,7 @@ typedef struct text_model {
 /* Open a folder until the subcommand ends. Errors are printed. threads 0: the default. spread:
  * divide the layers among the ranks, if there are several; all ranks then make the same calls.
  * Otherwise each rank loads all layers. */
-cli_exit text_model_open(const char *command, const char *folder, int64_t threads, bool spread,
-                         text_model *model);
+cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_model *model);
 
 /* Close it early and free its memory. */
 void text_model_close(text_model *model);
@@ -50,8 +49,8 @@ cli_exit text_model_token(const text_model *model, int32_t id, char **text);
 
 /* A text to read. */
 typedef struct text_request {
-    const char *command, *folder; /* for messages */
-    const char *where;            /* prefix of messages: "file: line 3: " */
+    const char *folder; /* for messages */
+    const char *where;  /* prefix of messages: "file: line 3: " */
     const mha_model *model;
     mha_tokens_options how;
     const char *text, *pair; /* pair NULL: none */

@@ -4,6 +4,6 @@
 
 #include "common/maps.h"
 
-cli_exit token_files_read(const char *command, const char *path, mha_tokens *tokens);
+cli_exit token_files_read(const char *path, mha_tokens *tokens);
 
 #endif

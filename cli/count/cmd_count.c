@@ -31,9 +31,8 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "bias", count_options, config.bias, 1, "count biases of the projections"),
     ROW_FLAG(0, "no-bias", count_options, config.bias, 2,
              "count no biases; default: as in the model"),
-    ROW_FLAG(0, "causal", count_options, config.causal, 1, "let a token attend to no later one"),
-    ROW_FLAG(0, "no-causal", count_options, config.causal, 2,
-             "let every token attend to every other"),
+    ROW_FLAG(0, "causal", count_options, config.causal, 1, "hide keys after the query's position"),
+    ROW_FLAG(0, "no-causal", count_options, config.causal, 2, "let every query see every key"),
     ROW_TEXT("window", count_options, config.window, "W",
              "let a causal token attend to W keys, including its\nown; L,R: L before and R after "
              "it (-1: all)"),
@@ -47,7 +46,7 @@ static const args_option option_table[] = {
 };
 
 const args_page count_page = {
-    .command = COUNT,
+    .command = "count",
     .summary = "count parameters, operations and bytes of attention",
     .usage = "count [options] --embed E --heads H\n"
              "count [options] --like NAME\n"
@@ -142,10 +141,10 @@ static int64_t allocated(const count_options *options, const counts_shape *s, in
 static cli_exit count(const count_options *options)
 {
     count_report report = {.dtype = dtypes[options->dtype]};
-    CLI_TRY(config_resolve(COUNT, &options->config, &report.config));
+    CLI_TRY(config_resolve(&options->config, &report.config));
     report.config.shape.element_bytes = dtype_bytes[options->dtype];
     if (!counts_of(&report.config.shape, &report.counts))
-        return cli_fail(CLI_USAGE, COUNT,
+        return cli_fail(CLI_USAGE,
                         "at these sizes a count exceeds 2^63 - 1 (9.2e18), the largest that can be "
                         "printed exactly; reduce --length, --batch or the width");
     const counts_shape *s = &report.config.shape;
@@ -155,7 +154,7 @@ static cli_exit count(const count_options *options)
     if (report.allocated_window > report.allocated) report.allocated_window = report.allocated;
     compare_sharing(&report);
     compare_heads(&report);
-    if (options->json) return cli_check(COUNT, files_draw("-", draw_json, &report));
+    if (options->json) return cli_check(files_draw("-", draw_json, &report));
     count_print(&report);
     return CLI_OK;
 }

@@ -5,8 +5,6 @@
 #include "common/config.h"
 #include "common/table.h"
 
-#define COUNT "count" /* the name in messages */
-
 /* Alternatives: the same shape with other numbers of key/value heads, and one head against many. */
 enum { COUNT_MOST_ROWS = 24 };
 typedef struct count_row {

@@ -98,7 +98,7 @@ static const args_option option_table[] = {
 };
 
 const args_page explain_page = {
-    .command = EXPLAIN,
+    .command = "explain",
     .summary = "show what would run, why, and what it costs",
     .usage = "explain [options] --embed E --heads H\n"
              "explain [options] --like NAME\n"
@@ -148,7 +148,7 @@ static cli_exit write_picture(const explain_options *options, const explain_prob
 {
     const drawing d = {problem, options->dark, pdf};
     if (!path) return CLI_OK;
-    CLI_TRY(cli_check(EXPLAIN, files_draw(path, draw_picture, &d)));
+    CLI_TRY(cli_check(files_draw(path, draw_picture, &d)));
     cli_note(options->quiet || is_stdout(path), "wrote %s: a drawing of %s", path,
              problem->config.name);
     return CLI_OK;
@@ -158,7 +158,7 @@ static cli_exit write_outputs(const explain_options *options, const explain_prob
 {
     CLI_TRY(write_picture(options, problem, options->svg, false));
     CLI_TRY(write_picture(options, problem, options->pdf, true));
-    if (options->json) return cli_check(EXPLAIN, files_draw("-", draw_json, problem));
+    if (options->json) return cli_check(files_draw("-", draw_json, problem));
     if (!is_stdout(options->svg) && !is_stdout(options->pdf)) explain_print(problem);
     return CLI_OK;
 }
@@ -166,7 +166,7 @@ static cli_exit write_outputs(const explain_options *options, const explain_prob
 static cli_exit check(const explain_options *options, const args_line *line)
 {
     if (!!options->json + is_stdout(options->svg) + is_stdout(options->pdf) > 1)
-        return cli_fail(CLI_USAGE, EXPLAIN,
+        return cli_fail(CLI_USAGE,
                         "only one of --json, --svg - and --pdf - can write to stdout; name a file "
                         "for the drawing");
     return args_check(&explain_page, line);

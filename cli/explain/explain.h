@@ -12,8 +12,6 @@
 #include <multihead/attention.h>
 #include <multihead/render.h>
 
-#define EXPLAIN "explain" /* the name in messages */
-
 typedef struct explain_options {
     config_options config;
     const char *q, *k, *v;            /* .npy files */

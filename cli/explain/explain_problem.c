@@ -25,11 +25,10 @@ enum { DEFAULT_BLOCK = 64 };
 static cli_exit read_shape(const char *path, int64_t shape[4])
 {
     mha_tensor tensor;
-    CLI_TRY(cli_check(EXPLAIN, mha_npy_peek(path, &tensor)));
+    CLI_TRY(cli_check(mha_npy_peek(path, &tensor)));
     if (tensor.ndim < 2 || tensor.ndim > 4)
-        return cli_fail(CLI_BAD_INPUT, EXPLAIN,
-                        "%s: has %d axes; expected [B,H,T,D], [H,T,D] or [T,D]", path,
-                        (int)tensor.ndim);
+        return cli_fail(CLI_BAD_INPUT, "%s: has %d axes; expected [B,H,T,D], [H,T,D] or [T,D]",
+                        path, (int)tensor.ndim);
     for (int i = 0; i < 4; i++)
         shape[i] = i < 4 - tensor.ndim ? 1 : tensor.shape[i - (4 - tensor.ndim)];
     return CLI_OK;
@@ -52,7 +51,7 @@ static cli_exit size_from_files(const explain_options *o, explain_problem *p)
     if (o->config.like || o->config.model || o->config.embed || o->config.heads ||
         o->config.kv_heads || o->config.head_dim || o->config.batch || o->config.length ||
         o->queries || o->keys || o->value_dim)
-        return cli_fail(CLI_USAGE, EXPLAIN, "--q takes all sizes from files; omit the other sizes");
+        return cli_fail(CLI_USAGE, "--q takes all sizes from files; omit the other sizes");
     CLI_TRY(read_shape(o->q, q));
     CLI_TRY(read_shape(o->k ? o->k : o->q, k));
     CLI_TRY(read_shape(o->v ? o->v : o->k ? o->k : o->q, v));
@@ -63,20 +62,19 @@ static cli_exit size_from_files(const explain_options *o, explain_problem *p)
     p->config.shape.heads = p->H;
     p->config.shape.kv_heads = p->Hk;
     char *name;
-    CLI_TRY(maps_name_of_path(EXPLAIN, o->q, &name));
+    CLI_TRY(maps_name_of_path(o->q, &name));
     snprintf(p->config.name, sizeof p->config.name, "%s", name);
     p->config.causal = o->config.causal == 1;
     p->left = -1;
     p->right = p->config.causal ? 0 : -1;
-    return o->config.window
-               ? config_window(EXPLAIN, o->config.window, p->config.causal, &p->left, &p->right)
-               : CLI_OK;
+    return o->config.window ? config_window(o->config.window, p->config.causal, &p->left, &p->right)
+                            : CLI_OK;
 }
 
 static cli_exit size_from_config(const explain_options *o, explain_problem *p)
 {
     *p = (explain_problem){0};
-    CLI_TRY(config_resolve(EXPLAIN, &o->config, &p->config));
+    CLI_TRY(config_resolve(&o->config, &p->config));
     const counts_shape *s = &p->config.shape;
     p->B = s->batch;
     p->E = s->embed;
@@ -96,13 +94,13 @@ static cli_exit check_sizes(const explain_problem *p)
 {
     int64_t rows, heads, pairs;
     if (__builtin_mul_overflow(p->B, p->T, &rows) || rows > MOST_ROWS)
-        return cli_fail(CLI_USAGE, EXPLAIN,
+        return cli_fail(CLI_USAGE,
                         "--batch %" PRId64 " by %" PRId64
                         " queries are more than 2^31 rows; choose a smaller --batch or --length",
                         p->B, p->T);
     if (__builtin_mul_overflow(rows, p->H, &heads) || __builtin_mul_overflow(heads, p->S, &pairs))
         return cli_fail(
-            CLI_USAGE, EXPLAIN,
+            CLI_USAGE,
             "these sizes have more than 2^63 query-key pairs; choose a smaller --length");
     return CLI_OK;
 }
@@ -126,7 +124,7 @@ static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d
     int64_t n;
     if (part[length] != '=' || !args_whole(part + length + 1, ",", &n, &end) || n < 0 ||
         n > INT32_MAX)
-        return cli_fail(CLI_USAGE, EXPLAIN, "--blocks %s: expected %s", all, wanted);
+        return cli_fail(CLI_USAGE, "--blocks %s: expected %s", all, wanted);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (strncmp(part, parts[i].name, length + 1) != 0 || parts[i].name[length + 1]) continue;
         *parts[i].field = n;
@@ -136,8 +134,8 @@ static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d
         d->fixed_summary = d->fixed ? 1 : 0;
         return CLI_OK;
     }
-    return cli_fail(CLI_USAGE, EXPLAIN, "--blocks %s: '%.*s' is not part of a pattern; expected %s",
-                    all, (int)length, part, wanted);
+    return cli_fail(CLI_USAGE, "--blocks %s: '%.*s' is not part of a pattern; expected %s", all,
+                    (int)length, part, wanted);
 }
 
 static cli_exit make_blocks(const explain_options *o, explain_problem *p)
@@ -153,14 +151,14 @@ static cli_exit make_blocks(const explain_options *o, explain_problem *p)
     p->block_rows = p->T / size + (p->T % size != 0);
     p->block_cols = p->S / size + (p->S % size != 0);
     if (p->block_cols && p->block_rows > MOST_BLOCKS / p->block_cols)
-        return cli_fail(CLI_USAGE, EXPLAIN,
+        return cli_fail(CLI_USAGE,
                         "--blocks: %" PRId64 " x %" PRId64
                         " blocks are more than 2^24; choose a larger --block-size",
                         p->block_rows, p->block_cols);
-    CLI_TRY(ARENA_ALLOC(EXPLAIN, p->block_rows * p->block_cols, &p->kept));
+    CLI_TRY(ARENA_ALLOC(p->block_rows * p->block_cols, &p->kept));
     p->blocks =
         mha_tensor_contiguous(p->kept, MHA_U8, 2, (int64_t[]){p->block_rows, p->block_cols});
-    CLI_TRY(cli_check(EXPLAIN, mha_pattern_fill(&desc, &p->blocks, &p->kept_blocks)));
+    CLI_TRY(cli_check(mha_pattern_fill(&desc, &p->blocks, &p->kept_blocks)));
     p->desc.keep_blocks = &p->blocks;
     p->desc.block_queries = p->desc.block_keys = size;
     return CLI_OK;
@@ -232,11 +230,11 @@ static void describe(const explain_options *o, explain_problem *p)
 static cli_exit ask(const explain_options *o, explain_problem *p)
 {
     mha_context *context;
-    CLI_TRY(context_make(EXPLAIN, (mha_isa)o->isa, o->threads, &context));
+    CLI_TRY(context_make((mha_isa)o->isa, o->threads, &context));
     p->threads = mha_context_threads(context);
     p->l2_bytes = mha_context_l2(context);
-    return cli_check(EXPLAIN, mha_attention_explain(context, &p->desc, &p->q, &p->k, &p->v, &p->o,
-                                                    &p->outputs, &p->plan));
+    return cli_check(mha_attention_explain(context, &p->desc, &p->q, &p->k, &p->v, &p->o,
+                                           &p->outputs, &p->plan));
 }
 
 /* ---- What a query sees ----------------------------------------------------------------------- */

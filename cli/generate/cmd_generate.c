@@ -64,7 +64,7 @@ static const args_option option_table[] = {
 };
 
 const args_page generate_page = {
-    .command = GENERATE,
+    .command = "generate",
     .summary = "continue a text with a causal model",
     .usage = "generate [options] MODEL [TEXT]",
     .examples = "multihead generate demo \"the animal didn't cross the street because it\"\n"
@@ -137,11 +137,11 @@ static cli_exit read_ids(run *r, const char *text)
         int64_t id;
         if (!args_whole(text, blanks, &id, &end) || id < 0 || id >= r->desc.vocab_size)
             return cli_fail(
-                CLI_USAGE, GENERATE,
+                CLI_USAGE,
                 "--ids: '%.20s' does not begin with a token, a number from 0 to %" PRId64, text,
                 r->desc.vocab_size - 1);
         if (r->count == r->room)
-            return cli_fail(CLI_BAD_INPUT, GENERATE,
+            return cli_fail(CLI_BAD_INPUT,
                             "--ids: the model takes %" PRId64 " tokens, TEXT has more; shorten it",
                             r->room);
         r->ids[r->count++] = (int32_t)id;
@@ -152,7 +152,6 @@ static cli_exit read_ids(run *r, const char *text)
 static cli_exit read_text(run *r, const char *text)
 {
     const text_request request = {
-        .command = GENERATE,
         .folder = r->folder,
         .where = "",
         .model = r->model,
@@ -165,7 +164,7 @@ static cli_exit read_text(run *r, const char *text)
     } else {
         CLI_TRY(text_read(&request, &tokens));
         if (tokens->count > r->room)
-            return cli_fail(CLI_BAD_INPUT, GENERATE,
+            return cli_fail(CLI_BAD_INPUT,
                             "text: it has %" PRId64 " tokens, the model takes %" PRId64
                             "; shorten it",
                             tokens->count, r->room);
@@ -173,8 +172,7 @@ static cli_exit read_text(run *r, const char *text)
         arena_drop(tokens);
     }
     if (r->count > 0) return CLI_OK;
-    return cli_fail(CLI_USAGE, GENERATE,
-                    "no start: this model has no beginning-of-text token; give TEXT");
+    return cli_fail(CLI_USAGE, "no start: this model has no beginning-of-text token; give TEXT");
 }
 
 /* Wrap the prompt in the chat template, and set the token that ends the answer. */
@@ -185,12 +183,11 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
     r->end_count = mha_model_end_tokens(r->model, &r->ends);
     r->turn_end = -1;
     if (options->stops.count > 0 && !r->tokenizer)
-        return cli_fail(CLI_USAGE, GENERATE,
+        return cli_fail(CLI_USAGE,
                         "--stop: %s generates whole words or characters; use --max-tokens", folder);
     if (!options->chat) return CLI_OK;
     if (!r->tokenizer)
-        return cli_fail(CLI_UNSUPPORTED, GENERATE, "--chat: %s has no tokenizer of a chat model",
-                        folder);
+        return cli_fail(CLI_UNSUPPORTED, "--chat: %s has no tokenizer of a chat model", folder);
     CLI_TRY(generate_chat(r->tokenizer, folder, *text, &chat, &r->turn_end));
     *text = chat;
     return CLI_OK;
@@ -205,29 +202,29 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
                              .transport = ranks_transport()};
     char detail[512];
     mha_status status = mha_model_load(r->context, folder, &how, &r->model);
-    if (status == MHA_OK) return arena_keep(GENERATE, r->model, destroy_model);
+    if (status == MHA_OK) return arena_keep(r->model, destroy_model);
     if (options->ids || (status != MHA_ERR_UNSUPPORTED && status != MHA_ERR_FILE))
-        return cli_fail_status(GENERATE, status);
+        return cli_fail_status(status);
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
     how.flags = MHA_MODEL_NO_TOKENIZER;
     bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
     if (fine) mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
     mha_model_destroy(r->model);
     fine = fine && mha_transformer_predicts(&r->desc);
-    return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, GENERATE, "%s%s",
-                    detail, fine ? "; with --ids no tokenizer is needed" : "");
+    return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, "%s%s", detail,
+                    fine ? "; with --ids no tokenizer is needed" : "");
 }
 
 static cli_exit load(run *r, const generate_options *options, const char *folder)
 {
     r->folder = folder;
-    CLI_TRY(context_make(GENERATE, MHA_ISA_AUTO, options->threads, &r->context));
+    CLI_TRY(context_make(MHA_ISA_AUTO, options->threads, &r->context));
     CLI_TRY(load_model(r, options, folder));
     r->vocabulary = mha_model_vocabulary(r->model);
     mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
     if (!mha_transformer_predicts(&r->desc))
         return cli_fail(
-            CLI_UNSUPPORTED, GENERATE,
+            CLI_UNSUPPORTED,
             "%s: the model does not predict the next token (an encoder, the decoder of an "
             "encoder-decoder, or saved without its output layer); give a causal one",
             folder);
@@ -241,13 +238,13 @@ static cli_exit make_room(run *r, const generate_options *options, const char *t
 {
     const int64_t most = (int64_t)strlen(text) + 16;
     r->room = options->cache.streaming && most > r->desc.max_length ? most : r->desc.max_length;
-    return ARENA_ALLOC(GENERATE, r->room, &r->ids);
+    return ARENA_ALLOC(r->room, &r->ids);
 }
 
 static cli_exit begin(run *r, const generate_options *options)
 {
     mha_decoder_desc cache = {.struct_size = sizeof cache};
-    CLI_TRY(cache_fill(GENERATE, &options->cache, &cache));
+    CLI_TRY(cache_fill(&options->cache, &cache));
     const mha_generation_desc desc = {.struct_size = sizeof desc,
                                       .prompt = r->ids,
                                       .prompt_count = r->count,
@@ -258,16 +255,15 @@ static cli_exit begin(run *r, const generate_options *options)
                                       .stop_count = options->stops.count,
                                       .sampling = &r->how,
                                       .cache = &cache};
-    CLI_TRY(
-        cli_check(GENERATE, mha_generation_create(r->context, r->model, &desc, &r->generation)));
-    return arena_keep(GENERATE, r->generation, destroy_generation);
+    CLI_TRY(cli_check(mha_generation_create(r->context, r->model, &desc, &r->generation)));
+    return arena_keep(r->generation, destroy_generation);
 }
 
 /* End the line before anything is printed on stderr, which may be the same terminal. */
 static cli_exit end_line(const run *r)
 {
     if (r->begun) cli_print("\n");
-    return cli_finish_stdout(GENERATE, CLI_OK);
+    return cli_finish_stdout(CLI_OK);
 }
 
 /* Echo the prompt as given, without its chat template. */
@@ -276,7 +272,7 @@ static cli_exit show_prompt(run *r, const char *text)
     if (text) generate_print(text, strlen(text));
     for (int64_t i = 0; !r->tokenizer && i < r->count; i++) show_word(r, r->ids[i]);
     if (text) r->begun = true;
-    return cli_finish_stdout(GENERATE, CLI_OK);
+    return cli_finish_stdout(CLI_OK);
 }
 
 static bool is_named_end(const run *r, int32_t id)
@@ -315,9 +311,8 @@ static cli_exit write_tokens(run *r, mha_generation_step *step, int64_t *made)
         const mha_status status = mha_generation_next(r->context, r->generation, step);
         if (status != MHA_OK) {
             CLI_TRY(end_line(r));
-            return status == MHA_ERR_NUMERIC
-                       ? cli_fail(CLI_BAD_INPUT, GENERATE, "%s", mha_error_detail())
-                       : cli_fail_status(GENERATE, status);
+            return status == MHA_ERR_NUMERIC ? cli_fail(CLI_BAD_INPUT, "%s", mha_error_detail())
+                                             : cli_fail_status(status);
         }
         const bool token = step->state == MHA_GENERATION_CONTINUES;
         *made += token;
@@ -327,7 +322,7 @@ static cli_exit write_tokens(run *r, mha_generation_step *step, int64_t *made)
         } else if (token) {
             show_word(r, step->token);
         }
-        CLI_TRY(cli_finish_stdout(GENERATE, CLI_OK));
+        CLI_TRY(cli_finish_stdout(CLI_OK));
     }
     return CLI_OK;
 }
@@ -373,13 +368,11 @@ static cli_exit check_options(const generate_options *options, run *r)
                             .seed = (uint64_t)options->seed};
     r->quiet = options->quiet;
     if (r->how.temperature < 0 || r->how.temperature > 1e6)
-        return cli_fail(CLI_USAGE, GENERATE, "--temperature %g: expected 0 to 1000000",
-                        r->how.temperature);
+        return cli_fail(CLI_USAGE, "--temperature %g: expected 0 to 1000000", r->how.temperature);
     if (!(r->how.top_p > 0) || r->how.top_p > 1)
-        return cli_fail(CLI_USAGE, GENERATE, "--top-p %g: expected more than 0, at most 1",
-                        r->how.top_p);
+        return cli_fail(CLI_USAGE, "--top-p %g: expected more than 0, at most 1", r->how.top_p);
     if (!(r->how.min_p >= 0) || r->how.min_p > 1)
-        return cli_fail(CLI_USAGE, GENERATE, "--min-p %g: expected 0 to 1", r->how.min_p);
+        return cli_fail(CLI_USAGE, "--min-p %g: expected 0 to 1", r->how.min_p);
     return CLI_OK;
 }
 
@@ -387,14 +380,13 @@ static cli_exit check_options(const generate_options *options, run *r)
 static cli_exit check_text_options(const generate_options *options, bool text)
 {
     if (options->ids && options->stops.count > 0)
-        return cli_fail(CLI_USAGE, GENERATE,
-                        "--stop needs text, but --ids prints ids; use --max-tokens");
+        return cli_fail(CLI_USAGE, "--stop needs text, but --ids prints ids; use --max-tokens");
     if (options->ids && options->chat)
-        return cli_fail(CLI_USAGE, GENERATE,
+        return cli_fail(CLI_USAGE,
                         "--chat needs text, but TEXT is numbers with --ids; omit one of them");
     if (options->chat && !text)
         return cli_fail(
-            CLI_USAGE, GENERATE,
+            CLI_USAGE,
             "--chat: TEXT, the user's turn, is missing: multihead generate MODEL --chat TEXT");
     return CLI_OK;
 }

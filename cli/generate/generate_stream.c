@@ -38,13 +38,13 @@ cli_exit generate_chat(const mha_tokenizer *tokenizer, const char *folder, const
             has = has && mha_tokenizer_id(tokenizer, forms[i].tokens[k]) >= 0;
         if (!has) continue;
         const size_t room = strlen(forms[i].before) + strlen(text) + strlen(forms[i].after) + 1;
-        CLI_TRY(ARENA_ALLOC(GENERATE, (int64_t)room, prompt));
+        CLI_TRY(ARENA_ALLOC((int64_t)room, prompt));
         snprintf(*prompt, room, "%s%s%s", forms[i].before, text, forms[i].after);
         *end = mha_tokenizer_id(tokenizer, forms[i].tokens[2]);
         return CLI_OK;
     }
     return cli_fail(
-        CLI_UNSUPPORTED, GENERATE,
+        CLI_UNSUPPORTED,
         "--chat: %s has neither the tokens of ChatML (<|im_start|>) nor those of Llama 3 "
         "(<|start_header_id|>); write its template into TEXT",
         folder);

@@ -6,8 +6,6 @@
 
 #include <multihead/tokenizer.h>
 
-#define GENERATE "generate"
-
 /* Print text with line ends and tabs; escape other control characters. */
 void generate_print(const char *text, size_t bytes);
 

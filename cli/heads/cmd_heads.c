@@ -128,29 +128,26 @@ static cli_exit check(const heads_options *o)
 {
     const int maps = o->attention.count;
     if (maps > 0 && o->model)
-        return cli_fail(CLI_USAGE, HEADS, "'%s' and --attention: give either a model or maps",
-                        o->model);
+        return cli_fail(CLI_USAGE, "'%s' and --attention: give either a model or maps", o->model);
     if (o->tokens.count > 0 && o->tokens.count != maps)
-        return cli_fail(CLI_USAGE, HEADS,
+        return cli_fail(CLI_USAGE,
                         "--tokens is given %d times and --attention %d times; give one --tokens "
                         "per --attention, in the same order, or none",
                         o->tokens.count, maps);
     if (o->clusters.given && (o->clusters.value < 0 || o->clusters.value > 1))
-        return cli_fail(CLI_USAGE, HEADS, "--clusters %g: expected 0 to 1", o->clusters.value);
+        return cli_fail(CLI_USAGE, "--clusters %g: expected 0 to 1", o->clusters.value);
     if (o->clusters.given && ranks_transport())
-        return cli_fail(CLI_USAGE, HEADS,
-                        "--clusters runs on one rank; start it without a launcher");
+        return cli_fail(CLI_USAGE, "--clusters runs on one rank; start it without a launcher");
     if (!o->named && (o->clusters.given || o->pictures || o->headvis))
-        return cli_fail(CLI_USAGE, HEADS, "--%s requires texts; give --text FILE",
+        return cli_fail(CLI_USAGE, "--%s requires texts; give --text FILE",
                         o->pictures  ? "pictures"
                         : o->headvis ? "headvis"
                                      : "clusters");
     if (o->named || maps > 0 || o->words || o->random > 0) return CLI_OK;
-    return cli_fail(CLI_USAGE, HEADS,
-                    "nothing to measure on: give --text FILE, a text, or --random 10");
+    return cli_fail(CLI_USAGE, "nothing to measure on: give --text FILE, a text, or --random 10");
 }
 
-static void say_what_next(const heads_options *options, const heads_found *found,
+static void say_what_next(const heads_options *options, const mha_study_found *found,
                           const heads_row *rows, int64_t count)
 {
     if (options->page && strcmp(options->page, "-") != 0) {
@@ -158,7 +155,7 @@ static void say_what_next(const heads_options *options, const heads_found *found
         return;
     }
     if (options->csv || options->json || options->details || count == 0) return;
-    if (!found->of.texts) {
+    if (!found->texts) {
         cli_note(options->quiet,
                  "next: give a text, --text FILE or --example all, to fill the columns with -");
         return;
@@ -195,18 +192,18 @@ static cli_exit show(const heads_options *options, text_model *model, const head
     int64_t count = 0;
     CLI_TRY(heads_choose(options, found, &rows, &count));
     CLI_TRY(write_files(options, model, sources, found, rows, count));
-    if (options->page && !strcmp(options->page, "-")) return cli_finish_stdout(HEADS, CLI_OK);
+    if (options->page && !strcmp(options->page, "-")) return cli_finish_stdout(CLI_OK);
     if (options->json)
         CLI_TRY(heads_write_json(options, found, rows, count));
     else if (options->csv)
-        heads_print_csv(found, rows, count);
+        heads_print_csv(&found->of, rows, count);
     else if (!options->page || options->details) /* the page has the table */
         heads_print(options, found, rows, count);
     if (found->of.distances && !options->json && !options->csv)
         CLI_TRY(heads_print_clusters(options, found));
-    CLI_TRY(cli_finish_stdout(HEADS, CLI_OK));
+    CLI_TRY(cli_finish_stdout(CLI_OK));
     if (count == 0 && !options->page) cli_note(options->quiet, "no head matches the selection");
-    say_what_next(options, found, rows, count);
+    say_what_next(options, &found->of, rows, count);
     return CLI_OK;
 }
 
@@ -222,7 +219,7 @@ static cli_exit list_words(const text_model *model)
         cli_print("%s\n", text);
         arena_release(mark);
     }
-    return cli_finish_stdout(HEADS, CLI_OK);
+    return cli_finish_stdout(CLI_OK);
 }
 
 static cli_exit heads(const heads_options *options)
@@ -240,10 +237,10 @@ static cli_exit heads(const heads_options *options)
     cli_note(options->quiet || !options->spread || ranks_transport(),
              "--spread: a single process has all layers; start several with 'mpirun -n 4 multihead "
              "heads'");
-    CLI_TRY(text_model_open(HEADS, options->model, options->threads, options->spread, &model));
+    CLI_TRY(text_model_open(options->model, options->threads, options->spread, &model));
     if (options->words) return list_words(&model);
     if (model.encoder)
-        return cli_fail(CLI_UNSUPPORTED, HEADS,
+        return cli_fail(CLI_UNSUPPORTED,
                         "%s is an encoder-decoder; heads measures self-attention: give %s/encoder",
                         options->model, options->model);
     CLI_TRY(heads_sources_read(options, &model, &sources));

@@ -30,7 +30,7 @@ typedef struct word {
 
 /* A file being parsed. */
 typedef struct reading {
-    const char *command, *path;
+    const char *path;
     bool spaced;
     conllu *out;
     int64_t line;
@@ -44,15 +44,15 @@ typedef struct reading {
 
 static cli_exit bad(const reading *r, const char *what)
 {
-    return cli_fail(CLI_BAD_INPUT, r->command, "%s: line %" PRId64 ": %s", r->path, r->line, what);
+    return cli_fail(CLI_BAD_INPUT, "%s: line %" PRId64 ": %s", r->path, r->line, what);
 }
 
 /* Make room for one more element; items is the address of a pointer. */
-static cli_exit grow(const reading *r, void *items, int64_t count, int64_t *room, size_t size)
+static cli_exit grow(void *items, int64_t count, int64_t *room, size_t size)
 {
     if (count < *room) return CLI_OK;
     *room = *room ? 2 * *room : 16;
-    return arena_grow(r->command, *room, size, items);
+    return arena_grow(*room, size, items);
 }
 
 /* ---- columns ------------------------------------------------------------------------------- */
@@ -116,9 +116,9 @@ static cli_exit find_relation(reading *r, piece name, int *relation)
         if (is(name, c->names[i])) *relation = (int)i;
     if (*relation >= 0) return CLI_OK;
     if (c->relations == MOST_RELATIONS) return bad(r, "more than 256 kinds of relations");
-    if (!c->names) CLI_TRY(ARENA_ALLOC(r->command, MOST_RELATIONS, &c->names));
+    if (!c->names) CLI_TRY(ARENA_ALLOC(MOST_RELATIONS, &c->names));
     *relation = (int)c->relations;
-    CLI_TRY(arena_text(r->command, name.at, name.bytes, &c->names[c->relations++]));
+    CLI_TRY(arena_text(name.at, name.bytes, &c->names[c->relations++]));
     return CLI_OK;
 }
 
@@ -141,7 +141,7 @@ static cli_exit read_misc(reading *r, piece misc, word *w)
 
 static cli_exit add_unit(reading *r, const word *w)
 {
-    CLI_TRY(grow(r, &r->units, r->unit_count, &r->unit_room, sizeof *r->units));
+    CLI_TRY(grow(&r->units, r->unit_count, &r->unit_room, sizeof *r->units));
     r->units[r->unit_count++] = *w;
     return CLI_OK;
 }
@@ -156,7 +156,7 @@ static cli_exit add_word(reading *r, const piece columns[COLUMNS], word *w)
     CLI_TRY(find_relation(r, columns[DEPREL], &w->relation));
     if (id > r->covered) CLI_TRY(add_unit(r, w));
     w->unit = r->unit_count - 1;
-    CLI_TRY(grow(r, &r->words, r->count, &r->room, sizeof *r->words));
+    CLI_TRY(grow(&r->words, r->count, &r->room, sizeof *r->words));
     r->words[r->count++] = *w;
     return CLI_OK;
 }
@@ -192,9 +192,9 @@ static cli_exit make_text(const reading *r, conllu_sentence *s)
 {
     size_t bytes = 1;
     for (int64_t i = 0; i < r->unit_count; i++) bytes += r->units[i].form.bytes + 1;
-    CLI_TRY(ARENA_ALLOC(r->command, (int64_t)bytes, &s->text));
-    CLI_TRY(ARENA_ALLOC(r->command, r->unit_count, &s->begin));
-    CLI_TRY(ARENA_ALLOC(r->command, r->unit_count, &s->end));
+    CLI_TRY(ARENA_ALLOC((int64_t)bytes, &s->text));
+    CLI_TRY(ARENA_ALLOC(r->unit_count, &s->begin));
+    CLI_TRY(ARENA_ALLOC(r->unit_count, &s->end));
     for (int64_t i = 0; i < r->unit_count; i++) {
         const word *w = &r->units[i];
         s->begin[i] = (int64_t)s->bytes;
@@ -223,7 +223,7 @@ static cli_exit add_link(reading *r, const word *w, int64_t to, int relation, co
 static cli_exit make_links(reading *r, conllu_sentence *s)
 {
     static const char coref[] = "coref";
-    CLI_TRY(arena_alloc(r->command, r->count, 2 * sizeof *s->links, &s->links));
+    CLI_TRY(arena_alloc(r->count, 2 * sizeof *s->links, &s->links));
     for (int64_t i = 0; i < r->count; i++) {
         const word *w = &r->words[i];
         int relation = -1;
@@ -239,7 +239,7 @@ static cli_exit end_sentence(reading *r)
     conllu *c = r->out;
     if (r->unit_count == 0) return CLI_OK;
     if (r->covered > r->count) return bad(r, "the words of a multiword token are missing");
-    CLI_TRY(grow(r, &c->sentences, c->count, &r->sentences_room, sizeof *c->sentences));
+    CLI_TRY(grow(&c->sentences, c->count, &r->sentences_room, sizeof *c->sentences));
     conllu_sentence *s = &c->sentences[c->count++];
     *s = (conllu_sentence){.line = r->units[0].line};
     CLI_TRY(make_text(r, s));
@@ -269,15 +269,15 @@ static cli_exit take_file(reading *r, const char *text, size_t size)
     }
     CLI_TRY(end_sentence(r));
     if (r->out->count > 0) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, r->command, "%s: holds no sentence", r->path);
+    return cli_fail(CLI_BAD_INPUT, "%s: holds no sentence", r->path);
 }
 
-cli_exit conllu_read(const char *command, const char *path, bool spaced, conllu *out)
+cli_exit conllu_read(const char *path, bool spaced, conllu *out)
 {
     char *text = NULL;
     size_t size = 0;
     *out = (conllu){0};
-    CLI_TRY(texts_read_file(command, path, &text, &size));
-    reading r = {.command = command, .path = path, .spaced = spaced, .out = out};
+    CLI_TRY(texts_read_file(path, &text, &size));
+    reading r = {.path = path, .spaced = spaced, .out = out};
     return take_file(&r, text, size);
 }

@@ -35,6 +35,6 @@ typedef struct conllu {
 } conllu;
 
 /* spaced: separate all words, whatever SpaceAfter says. Errors are printed. */
-cli_exit conllu_read(const char *command, const char *path, bool spaced, conllu *out);
+cli_exit conllu_read(const char *path, bool spaced, conllu *out);
 
 #endif

@@ -15,8 +15,6 @@
 #include <multihead/heads.h>
 #include <multihead/render_heads.h>
 
-#define HEADS cli_running
-
 typedef struct heads_options {
     args_texts texts;             /* from the command line */
     args_texts attention, tokens; /* files of maps instead of a model, and of their tokens */
@@ -95,10 +93,17 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
  * first file and no net. */
 cli_exit heads_measure_arrays(const heads_options *options, text_model *model, heads_found *found);
 
+typedef struct heads_role {
+    mha_head_role is;
+    char name[MHA_STUDY_NAME_BYTES]; /* mha_study_role_name() */
+} heads_role;
+
 /* One head of the table. */
 typedef struct heads_row {
     int64_t layer, head;
     double key; /* the value that rows are sorted by, largest first; ties by layer and head */
+    heads_role *roles; /* mha_study_roles() */
+    int64_t role_count;
 } heads_row;
 
 /* The rows of --layer, --head, --role, --min and --sort. */
@@ -129,7 +134,7 @@ cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t he
 
 /* Members of a head's object, and of the whole. */
 cli_exit heads_corpus_json(mha_json *json, const heads_found *found, const heads_row *row);
-void heads_corpus_json_luck(mha_json *json, const heads_found *found);
+void heads_corpus_json_luck(mha_json *json, const mha_head_corpus *corpus);
 
 /* Results of 'ablate' and 'circuits' in addition to the scores, for the page and for arrays. */
 enum { HEADS_MOST_BESIDE = 8, HEADS_COMPOSITIONS = 3 };
@@ -152,9 +157,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
                           const heads_sources *sources, const heads_found *found,
                           const heads_row *rows, int64_t count, const heads_beside *beside);
 
-/* The cluster of each head of a layer. */
-cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,
-                        int64_t *clusters);
+/* Clusters of similar heads of each layer. */
 cli_exit heads_print_clusters(const heads_options *options, const heads_found *found);
 cli_exit heads_put_distances(mha_json *json, const heads_found *found, double cut);
 
@@ -179,15 +182,15 @@ size_t heads_whole_characters(const char *text, size_t bytes, size_t most);
 void heads_report_where(const heads_source *source, const mha_head_place *place, char *where,
                         size_t size);
 
-/* A token as written in its text, including spaces before it. */
+/* A token as written in its text, including spaces before it; borrows tokens. */
 cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
-                              char **text);
+                              const char **text);
 
 /* The folder of --npy (heads_npy.c), of all heads; beside may be NULL. */
 cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
                          const heads_beside *beside);
 
-void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count);
+void heads_print_csv(const mha_study_found *found, const heads_row *rows, int64_t count);
 /* The program and the source of a file: lines of its JSON. */
 void heads_json_begin(mha_json *json, const char *format, const heads_found *found, int64_t heads);
 

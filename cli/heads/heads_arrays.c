@@ -30,17 +30,17 @@ static cli_exit read_array(const char *path, text_maps *maps)
     mha_npy *array = NULL;
     int64_t shape[4];
     *maps = (text_maps){.path = path};
-    CLI_TRY(cli_check(HEADS, mha_npy_read(path, &array)));
-    CLI_TRY(arena_keep(HEADS, array, destroy_array));
+    CLI_TRY(cli_check(mha_npy_read(path, &array)));
+    CLI_TRY(arena_keep(array, destroy_array));
     maps->array = mha_npy_tensor(array);
-    CLI_TRY(map_arrays_shape(HEADS, path, &maps->array, shape));
+    CLI_TRY(map_arrays_shape(path, &maps->array, shape));
     maps->L = shape[0], maps->H = shape[1], maps->T = shape[2];
     if (shape[2] != shape[3])
-        return cli_fail(CLI_UNSUPPORTED, HEADS,
+        return cli_fail(CLI_UNSUPPORTED,
                         "%s: has %" PRId64 " rows and %" PRId64
                         " columns; heads measures self-attention, whose maps are square",
                         path, shape[2], shape[3]);
-    return ARENA_ALLOC(HEADS, maps->H * maps->T * maps->T, &maps->layer);
+    return ARENA_ALLOC(maps->H * maps->T * maps->T, &maps->layer);
 }
 
 static void load_layer(text_maps *maps, int64_t l)
@@ -75,8 +75,8 @@ static int by_label(const void *a, const void *b)
 static cli_exit number_tokens(const mha_tokens *tokens, int64_t **ids)
 {
     place_of *order;
-    CLI_TRY(ARENA_ALLOC(HEADS, tokens->count, ids));
-    CLI_TRY(ARENA_ALLOC(HEADS, tokens->count, &order));
+    CLI_TRY(ARENA_ALLOC(tokens->count, ids));
+    CLI_TRY(ARENA_ALLOC(tokens->count, &order));
     for (int64_t i = 0; i < tokens->count; i++) order[i] = (place_of){tokens->labels[i], i};
     qsort(order, (size_t)tokens->count, sizeof *order, by_label);
     for (int64_t i = 1; i < tokens->count; i++)
@@ -91,9 +91,9 @@ static cli_exit describe(const heads_options *options, int number, text_maps *ma
     maps->text = (mha_heads_text){.struct_size = sizeof maps->text};
     if (options->tokens.count > 0) {
         const char *path = options->tokens.items[number];
-        CLI_TRY(token_files_read(HEADS, path, &maps->tokens));
+        CLI_TRY(token_files_read(path, &maps->tokens));
         if (maps->tokens.count != maps->T)
-            return cli_fail(CLI_BAD_INPUT, HEADS,
+            return cli_fail(CLI_BAD_INPUT,
                             "%s: has %" PRId64 " rows, but %s has %" PRId64 " tokens", maps->path,
                             maps->T, path, maps->tokens.count);
         CLI_TRY(number_tokens(&maps->tokens, &ids));
@@ -117,13 +117,13 @@ ARENA_RELEASE(destroy_measures, mha_head_measures_destroy)
 static cli_exit begin(const heads_options *options, const text_maps *first, text_model *model,
                       heads_found *found)
 {
-    CLI_TRY(context_make(HEADS, MHA_ISA_AUTO, options->threads, &model->context));
-    CLI_TRY(maps_name_of_path(HEADS, first->path, &model->name));
+    CLI_TRY(context_make(MHA_ISA_AUTO, options->threads, &model->context));
+    CLI_TRY(maps_name_of_path(first->path, &model->name));
     memcpy(model->architecture, "maps", sizeof "maps");
     model->layers = first->L;
     model->heads = first->H;
     int64_t *heads;
-    CLI_TRY(ARENA_ALLOC(HEADS, first->L, &heads));
+    CLI_TRY(ARENA_ALLOC(first->L, &heads));
     for (int64_t l = 0; l < first->L; l++) heads[l] = first->H;
     *found =
         (heads_found){.model = model,
@@ -131,15 +131,15 @@ static cli_exit begin(const heads_options *options, const text_maps *first, text
                       .count = first->L * first->H};
     const mha_head_measures_desc desc = {
         .struct_size = sizeof desc, .layers = first->L, .heads = found->of.heads};
-    CLI_TRY(cli_check(HEADS, mha_head_measures_create(model->context, &desc, &found->of.texts)));
-    return arena_keep(HEADS, found->of.texts, destroy_measures);
+    CLI_TRY(cli_check(mha_head_measures_create(model->context, &desc, &found->of.texts)));
+    return arena_keep(found->of.texts, destroy_measures);
 }
 
 static cli_exit add(text_maps *maps, heads_found *found)
 {
     const int64_t shape[] = {maps->H, maps->T, maps->T};
     if (maps->L != found->of.layers || maps->H != found->model->heads)
-        return cli_fail(CLI_BAD_INPUT, HEADS,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: has %" PRId64 " layers of %" PRId64
                         " heads, the previous file %" PRId64 " of %" PRId64
                         "; give files of one model",
@@ -152,10 +152,10 @@ static cli_exit add(text_maps *maps, heads_found *found)
     }
     if (status == MHA_OK) status = mha_head_measures_end(found->of.texts);
     if (status == MHA_ERR_NUMERIC)
-        return cli_fail(CLI_BAD_INPUT, HEADS,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: %s; expected attention weights after softmax, whose rows sum to 1",
                         maps->path, mha_error_detail());
-    return cli_check(HEADS, status);
+    return cli_check(status);
 }
 
 cli_exit heads_measure_arrays(const heads_options *options, text_model *model, heads_found *found)

@@ -57,7 +57,7 @@ cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_distributions(mha_json *json, const heads_found *found, const heads_row *row)
+static void put_distributions(mha_json *json, const mha_head_corpus *corpus, const heads_row *row)
 {
 #define SPREAD(type, member) MHA_JSON_FIELD(type, mha_head_distribution, member)
     static const mha_json_field fields[] = {SPREAD(NUMBER, mean),   SPREAD(NUMBER, low),
@@ -69,7 +69,7 @@ static void put_distributions(mha_json *json, const heads_found *found, const he
     for (int n = 0; n < MHA_MEASURES; n++) {
         const mha_head_measure which = (mha_head_measure)n;
         const mha_head_distribution d =
-            mha_head_corpus_distribution(found->of.corpus, row->layer, row->head, which);
+            mha_head_corpus_distribution(corpus, row->layer, row->head, which);
         if (d.rows == 0) continue;
         mha_json_line(json, 6);
         mha_json_object(json, mha_measure_describe(which).name);
@@ -101,7 +101,7 @@ static cli_exit put_tokens(mha_json *json, const heads_found *found, const heads
     return CLI_OK;
 }
 
-static void put_places(mha_json *json, const heads_found *found, const heads_row *row)
+static void put_places(mha_json *json, const mha_head_corpus *corpus, const heads_row *row)
 {
 #define PLACE(type, member) MHA_JSON_FIELD(type, mha_head_place, member)
     static const mha_json_field fields[] = {
@@ -112,8 +112,8 @@ static void put_places(mha_json *json, const heads_found *found, const heads_row
     for (int n = 0; n < MHA_MEASURES; n++) {
         mha_head_place places[MHA_HEAD_CORPUS_MOST_PLACES];
         const int64_t count =
-            mha_head_corpus_places(found->of.corpus, row->layer, row->head, (mha_head_measure)n,
-                                   false, places, MHA_HEAD_CORPUS_MOST_PLACES);
+            mha_head_corpus_places(corpus, row->layer, row->head, (mha_head_measure)n, false,
+                                   places, MHA_HEAD_CORPUS_MOST_PLACES);
         if (count == 0) continue;
         mha_json_line(json, 6);
         mha_json_structs(json, mha_measure_describe((mha_head_measure)n).name, fields, places,
@@ -122,7 +122,7 @@ static void put_places(mha_json *json, const heads_found *found, const heads_row
     mha_json_end(json);
 }
 
-static void put_positions(mha_json *json, const heads_found *found, const heads_row *row)
+static void put_positions(mha_json *json, const mha_head_corpus *corpus, const heads_row *row)
 {
 #define BIN(type, member) MHA_JSON_FIELD(type, mha_head_position, member)
     static const mha_json_field fields[] = {BIN(INTEGER, first),   BIN(INTEGER, last),
@@ -130,8 +130,8 @@ static void put_positions(mha_json *json, const heads_found *found, const heads_
                                             BIN(NUMBER, distance), {0}};
 #undef BIN
     mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS];
-    const int64_t count = mha_head_corpus_positions(found->of.corpus, row->layer, row->head, bins);
-    const mha_head_rest rest = mha_head_corpus_rest(found->of.corpus, row->layer, row->head);
+    const int64_t count = mha_head_corpus_positions(corpus, row->layer, row->head, bins);
+    const mha_head_rest rest = mha_head_corpus_rest(corpus, row->layer, row->head);
     mha_json_line(json, 5);
     mha_json_structs(json, "positions", fields, bins, sizeof *bins, count);
     mha_json_line(json, 5);
@@ -144,22 +144,22 @@ static void put_positions(mha_json *json, const heads_found *found, const heads_
 
 cli_exit heads_corpus_json(mha_json *json, const heads_found *found, const heads_row *row)
 {
-    put_distributions(json, found, row);
+    put_distributions(json, found->of.corpus, row);
     CLI_TRY(put_tokens(json, found, row, MHA_HEAD_READS, "reads"));
     CLI_TRY(put_tokens(json, found, row, MHA_HEAD_WRITES, "writes"));
-    put_places(json, found, row);
-    put_positions(json, found, row);
+    put_places(json, found->of.corpus, row);
+    put_positions(json, found->of.corpus, row);
     return CLI_OK;
 }
 
-void heads_corpus_json_luck(mha_json *json, const heads_found *found)
+void heads_corpus_json_luck(mha_json *json, const mha_head_corpus *corpus)
 {
     mha_json_line(json, 2);
     mha_json_object(json, "luck");
     for (int n = 0; n < MHA_MEASURES; n++) {
         mha_json_line(json, 4);
         mha_json_number(json, mha_measure_describe((mha_head_measure)n).name,
-                        mha_head_corpus_luck(found->of.corpus, (mha_head_measure)n));
+                        mha_head_corpus_luck(corpus, (mha_head_measure)n));
     }
     mha_json_end(json);
 }

@@ -8,17 +8,10 @@
 /* Check before any work that such a folder can be created; messages name option. NULL: none. */
 cli_exit heads_folder_check(const char *option, const char *path);
 
-/* Create a temporary folder, in the arena, to be filled with files; NULL if none was created. */
-cli_exit heads_folder_make(const char *path, char **folder);
+/* Write the folder of path: fill(of) writes the files into *folder, a temporary one. Signals wait. */
+cli_exit heads_folder_write(const char *path, char **folder, cli_exit (*fill)(void *of), void *of);
 
 /* Create a subfolder to be filled with files; at most two. */
 cli_exit heads_folder_add(const char *folder, const char *name);
-
-/* Rename the folder if result is CLI_OK, else remove it. folder may be NULL. Returns result, or the
- * error. */
-cli_exit heads_folder_finish(const char *path, const char *folder, cli_exit result);
-
-/* Print why path cannot be written, from errno. */
-cli_exit heads_folder_fail(const char *path);
 
 #endif

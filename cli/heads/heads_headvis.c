@@ -46,7 +46,7 @@ typedef struct headvis {
     const heads_found *found;
     text_model *model;
     const heads_sources *sources;
-    const char *folder;
+    char *folder;
     shown_head *heads;         /* [head_count] */
     int64_t *head_at;          /* [layers, heads] index of the head, or -1 */
     int64_t head_count, count; /* count: texts */
@@ -56,8 +56,8 @@ typedef struct headvis {
     bool writing;
     int64_t text, tokens;
     mha_tokens *read;
-    int64_t *kinds; /* [tokens] */
-    char **strings; /* [tokens] */
+    int64_t *kinds;       /* [tokens] */
+    const char **strings; /* [tokens] */
     int64_t layer;
     int64_t *used;   /* [heads] weights kept of the layer's heads */
     int32_t *places; /* [heads][tokens * LARGEST] query * tokens + key */
@@ -146,7 +146,7 @@ static cli_exit append(const headvis *v, shown_head *head, put_fn *put)
     char path[PATH_BYTES];
     snprintf(path, sizeof path, "%s/heads/L%" PRId64 "H%" PRId64 ".json", v->folder,
              head->row.layer, head->row.head);
-    return cli_check(HEADS, files_append(path, draw_appended, &(appended){v, head, put}));
+    return cli_check(files_append(path, draw_appended, &(appended){v, head, put}));
 }
 
 static void begin_file(shown_head *head)
@@ -167,7 +167,7 @@ static void put_sequence(const headvis *v, shown_head *head)
     mha_json_integer(json, "interval", head->interval[v->text]);
     mha_json_integer(json, "seq_len", n);
     mha_json_decimals(json, "max_activation", (double)head->most[v->text], 4);
-    mha_json_texts(json, "tokens", (const char *const *)v->strings, n);
+    mha_json_texts(json, "tokens", v->strings, n);
     mha_json_array(json, "attention_indices");
     json->compact = true; /* most of the file */
     for (int64_t i = 0; i < v->used[h]; i++) mha_json_integer(json, NULL, v->places[first + i]);
@@ -237,16 +237,16 @@ static cli_exit read_text(headvis *v)
     CLI_TRY(heads_source_encode(v->options, v->model, source, &v->read));
     v->tokens = v->read->count;
     if (v->tokens > INT16_MAX)
-        return cli_fail(CLI_UNSUPPORTED, HEADS,
+        return cli_fail(CLI_UNSUPPORTED,
                         "--headvis: a text has %" PRId64 " tokens, at most %d; cut it with --cut",
                         v->tokens, INT16_MAX);
-    CLI_TRY(ARENA_ALLOC(HEADS, heads, &v->used));
+    CLI_TRY(ARENA_ALLOC(heads, &v->used));
     if (!v->writing) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, v->tokens, &v->kinds));
+    CLI_TRY(ARENA_ALLOC(v->tokens, &v->kinds));
     mha_study_kinds(v->found->study, v->read, v->kinds);
-    CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->places));
-    CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->weights));
-    CLI_TRY(ARENA_ALLOC(HEADS, v->tokens, &v->strings));
+    CLI_TRY(ARENA_ALLOC(heads * v->tokens * LARGEST, &v->places));
+    CLI_TRY(ARENA_ALLOC(heads * v->tokens * LARGEST, &v->weights));
+    CLI_TRY(ARENA_ALLOC(v->tokens, &v->strings));
     for (int64_t i = 0; i < v->tokens; i++)
         CLI_TRY(heads_report_spelled(source, v->read, i, &v->strings[i]));
     return CLI_OK;
@@ -259,13 +259,13 @@ static cli_exit run_texts(headvis *v, bool writing)
         const size_t mark = arena_mark();
         const text_visit visit = {
             .after_layer = look_at_layer, .user = v, .gates = v->found->gates ? &v->gates : NULL};
-        if (signals_came()) return cli_fail_status(HEADS, MHA_ERR_CALLBACK); /* silent */
+        if (signals_came()) return cli_fail_status(MHA_ERR_CALLBACK); /* silent */
         if (writing && !is_shown(v)) continue;
         CLI_TRY(read_text(v));
         const mha_status status = text_model_run(v->model, v->read, &visit);
         progress_clear(&v->progress);
         CLI_TRY(v->failed);
-        CLI_TRY(cli_check(HEADS, status));
+        CLI_TRY(cli_check(status));
         arena_release(mark);
     }
     return CLI_OK;
@@ -291,7 +291,7 @@ static cli_exit deal(headvis *v, shown_head *head)
 {
     const size_t mark = arena_mark();
     ranked *order;
-    CLI_TRY(ARENA_ALLOC(HEADS, v->count, &order));
+    CLI_TRY(ARENA_ALLOC(v->count, &order));
     for (int64_t i = 0; i < v->count; i++) order[i] = (ranked){head->most[i], i};
     qsort(order, (size_t)v->count, sizeof *order, by_most);
     for (int interval = 0; interval < INTERVALS; interval++) {
@@ -489,27 +489,28 @@ static mha_status draw_nothing(const void *user, const mha_sink *sink)
 static cli_exit make_heads(headvis *v, const heads_row *rows)
 {
     const int64_t all = v->found->of.layers * v->found->model->heads;
-    CLI_TRY(ARENA_ALLOC(HEADS, all, &v->head_at));
-    CLI_TRY(ARENA_ALLOC(HEADS, v->head_count, &v->heads));
-    CLI_TRY(ARENA_ALLOC(HEADS, v->count, &v->texts));
+    CLI_TRY(ARENA_ALLOC(all, &v->head_at));
+    CLI_TRY(ARENA_ALLOC(v->head_count, &v->heads));
+    CLI_TRY(ARENA_ALLOC(v->count, &v->texts));
     for (int64_t i = 0; i < v->count; i++) v->texts[i] = i * v->found->of.text_count / v->count;
     for (int64_t i = 0; i < all; i++) v->head_at[i] = -1;
     for (int64_t i = 0; i < v->head_count; i++) {
         shown_head *head = &v->heads[i];
         head->row = rows[i];
         v->head_at[rows[i].layer * v->found->model->heads + rows[i].head] = i;
-        CLI_TRY(ARENA_ALLOC(HEADS, v->count, &head->most));
-        CLI_TRY(ARENA_ALLOC(HEADS, v->count, &head->interval));
+        CLI_TRY(ARENA_ALLOC(v->count, &head->most));
+        CLI_TRY(ARENA_ALLOC(v->count, &head->interval));
         for (int side = 0; side < 2; side++)
-            CLI_TRY(ARENA_ALLOC(HEADS, v->found->of.kinds + 1, &head->mass[side]));
+            CLI_TRY(ARENA_ALLOC(v->found->of.kinds + 1, &head->mass[side]));
     }
     v->gates = mha_tensor_contiguous(v->found->gates, MHA_F32, 2,
                                      (int64_t[]){v->found->of.layers, v->found->model->heads});
     return CLI_OK;
 }
 
-static cli_exit fill(headvis *v)
+static cli_exit fill(void *of)
 {
+    headvis *v = of;
     char path[PATH_BYTES + 16];
     CLI_TRY(heads_folder_add(v->folder, "heads"));
     CLI_TRY(heads_folder_add(v->folder, "attributions"));
@@ -517,11 +518,11 @@ static cli_exit fill(headvis *v)
     for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(deal(v, &v->heads[i]));
     CLI_TRY(run_texts(v, true));
     for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(append(v, &v->heads[i], put_end));
-    CLI_TRY(cli_check(HEADS, files_draw_in(v->folder, "scatter_data.json", draw_scatter, v)));
-    CLI_TRY(cli_check(HEADS, files_draw_in(v->folder, "server_config.json", draw_nothing, v)));
+    CLI_TRY(cli_check(files_draw_in(v->folder, "scatter_data.json", draw_scatter, v)));
+    CLI_TRY(cli_check(files_draw_in(v->folder, "server_config.json", draw_nothing, v)));
     snprintf(path, sizeof path, "%s/attributions", v->folder);
-    CLI_TRY(cli_check(HEADS, files_draw_in(path, "manifest.json", draw_nothing, v)));
-    return cli_check(HEADS, files_draw_in(v->folder, "config.json", draw_config, v));
+    CLI_TRY(cli_check(files_draw_in(path, "manifest.json", draw_nothing, v)));
+    return cli_check(files_draw_in(v->folder, "config.json", draw_config, v));
 }
 
 cli_exit heads_write_headvis(const heads_options *options, text_model *model,
@@ -535,15 +536,8 @@ cli_exit heads_write_headvis(const heads_options *options, text_model *model,
                  .head_count = count,
                  .count = found->of.text_count < MOST_TEXTS ? found->of.text_count : MOST_TEXTS,
                  .progress = progress_begin(options->quiet)};
-    char *folder = NULL;
     CLI_TRY(make_heads(&v, rows));
-    signals_hold(); /* stop after the current text, and clean up */
-    cli_exit result = heads_folder_make(options->headvis, &folder);
-    v.folder = folder;
-    if (result == CLI_OK) result = fill(&v);
-    result = heads_folder_finish(options->headvis, folder, result);
-    signals_release();
-    CLI_TRY(result);
+    CLI_TRY(heads_folder_write(options->headvis, &v.folder, fill, &v));
     cli_note(options->quiet, "wrote %s: %" PRId64 " head%s in %" PRId64 " text%s, for HeadVis",
              options->headvis, count, words_s(count), v.count, words_s(v.count));
     return CLI_OK;

@@ -69,7 +69,7 @@ static cli_exit study_text(job *j, int64_t number, bool count)
                                     : mha_study_text(j->study, tokens, &visit);
     progress_clear(&j->progress);
     arena_release(mark);
-    return cli_check(HEADS, status);
+    return cli_check(status);
 }
 
 static cli_exit measure_text(job *j, int64_t number)
@@ -82,7 +82,7 @@ static cli_exit measure_drawn(job *j, int64_t number)
     (void)number;
     const mha_status status = mha_study_draw(j->study);
     progress_clear(&j->progress);
-    return cli_check(HEADS, status);
+    return cli_check(status);
 }
 
 /* Measure until all texts are done or a signal arrives; then the results so far are saved and
@@ -95,7 +95,7 @@ static cli_exit measure_all(job *j, cli_exit (*measure)(job *j, int64_t number))
     j->progress = progress_begin(j->options->quiet);
     signals_hold();
     while (result == CLI_OK && number >= 0 && !signals_came()) {
-        result = ranks_check(HEADS, mha_study_next(j->study, &number));
+        result = ranks_check(mha_study_next(j->study, &number));
         if (result == CLI_OK && number >= 0) result = measure(j, number);
     }
     if (ranks_transport()) signals_end();
@@ -112,7 +112,7 @@ static cli_exit measure_texts(job *j)
     int64_t texts, sequences;
     if (count == 0) return CLI_OK;
     for (int64_t i = 0; i < count; i++) CLI_TRY(study_text(j, i, true));
-    CLI_TRY(ranks_check(HEADS, mha_study_begin(j->study)));
+    CLI_TRY(ranks_check(mha_study_begin(j->study)));
     mha_study_resumes(j->study, &texts, &sequences);
     cli_note(j->options->quiet || texts == 0,
              "%s: continues after %" PRId64 " of %" PRId64 " text%s and %" PRId64
@@ -124,7 +124,7 @@ static cli_exit measure_texts(job *j)
 static cli_exit measure_random(job *j)
 {
     if (j->options->random == 0 || j->stopped) return CLI_OK;
-    CLI_TRY(ranks_check(HEADS, mha_study_begin_random(j->study)));
+    CLI_TRY(ranks_check(mha_study_begin_random(j->study)));
     if (j->is->random) return measure_all(j, measure_drawn);
     cli_note(j->options->quiet, "no random tokens: the model has too few words or positions");
     return CLI_OK;
@@ -153,7 +153,7 @@ static cli_exit make_gates(job *j)
     float *gates;
     if (j->options->without.count == 0) return CLI_OK;
     CLI_TRY(text_model_pick(j->model, NULL, &j->options->without, &picks));
-    CLI_TRY(ARENA_ALLOC(HEADS, picks.layers * picks.heads, &gates));
+    CLI_TRY(ARENA_ALLOC(picks.layers * picks.heads, &gates));
     for (int64_t i = 0; i < picks.layers * picks.heads; i++) gates[i] = picks.on[i] ? 0 : 1;
     j->gates = mha_tensor_contiguous(gates, MHA_F32, 2, (int64_t[]){picks.layers, picks.heads});
     j->without = picks.count;
@@ -184,9 +184,8 @@ static cli_exit begin_study(job *j)
         .ranks = ranks_transport(),
         .state = o->state ? &j->state.of : NULL,
     };
-    CLI_TRY(
-        ranks_check(HEADS, mha_study_create(j->model->context, j->model->model, &desc, &j->study)));
-    CLI_TRY(arena_keep(HEADS, j->study, destroy_study));
+    CLI_TRY(ranks_check(mha_study_create(j->model->context, j->model->model, &desc, &j->study)));
+    CLI_TRY(arena_keep(j->study, destroy_study));
     arena_drop(j->state.of.bytes);
     j->state.study = j->study;
     j->is = mha_study_results(j->study);
@@ -201,11 +200,11 @@ static cli_exit show_state(const job *j)
     const heads_options *o = j->options;
     if (!ranks_first()) return CLI_OK;
     if (!j->resumes)
-        return cli_fail(CLI_NO_INPUT, HEADS,
+        return cli_fail(CLI_NO_INPUT,
                         "%s: holds no scores; 'multihead heads %s --text FILE --state %s' measures "
                         "them",
                         o->state, o->model, o->state);
-    CLI_TRY(cli_check(HEADS, mha_study_restore(j->study)));
+    CLI_TRY(cli_check(mha_study_restore(j->study)));
     cli_note(o->quiet,
              "%s: %" PRId64 " text%s and %" PRId64 " random sequence%s; nothing is measured",
              o->state, j->is->text_count, words_s(j->is->text_count), j->is->random_count,
@@ -216,7 +215,7 @@ static cli_exit show_state(const job *j)
 static cli_exit measure(job *j, cli_exit *unsaved)
 {
     const heads_options *o = j->options;
-    if (o->alone && (j->resumes || o->random == 0)) return ranks_agree(HEADS, show_state(j));
+    if (o->alone && (j->resumes || o->random == 0)) return ranks_agree(show_state(j));
     cli_note(o->quiet || j->without == 0, "without %" PRId64 " head%s: output 0", j->without,
              words_s(j->without));
     CLI_TRY(measure_texts(j));
@@ -229,7 +228,7 @@ static cli_exit measure(job *j, cli_exit *unsaved)
 cli_exit heads_begin(const text_model *model, heads_found *found)
 {
     int64_t *heads, count = 0;
-    CLI_TRY(ARENA_ALLOC(HEADS, model->layers, &heads));
+    CLI_TRY(ARENA_ALLOC(model->layers, &heads));
     for (int64_t l = 0; l < model->layers; l++) {
         heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;
         count += heads[l];
@@ -246,7 +245,7 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
 {
     job *j; /* the study refers to it */
     *unsaved = CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, 1, &j));
+    CLI_TRY(ARENA_ALLOC(1, &j));
     *j = (job){.options = options, .model = model, .sources = sources};
     CLI_TRY(make_gates(j));
     CLI_TRY(begin_study(j));

@@ -3,7 +3,6 @@
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
-#include "common/signals.h"
 #include "heads/heads.h"
 #include "heads/heads_folder.h"
 
@@ -36,7 +35,7 @@ static cli_exit put(arrays *a, const char *file, const char *name, const char *p
     mha_json *json = &a->json;
     char path[NAME_BYTES + 8];
     snprintf(path, sizeof path, "%s.npy", file);
-    CLI_TRY(cli_check(HEADS, files_draw_in(a->folder, path, files_draw_npy, data)));
+    CLI_TRY(cli_check(files_draw_in(a->folder, path, files_draw_npy, data)));
     mha_json_object(json, NULL);
     mha_json_text(json, "file", path);
     mha_json_text(json, "name", name);
@@ -53,7 +52,7 @@ static cli_exit put(arrays *a, const char *file, const char *name, const char *p
     mha_json_text(json, "definition", definition);
     mha_json_end(json);
     a->count++;
-    return cli_check(HEADS, json->status);
+    return cli_check(json->status);
 }
 
 #define HEAD_AXES "[\"layer\", \"head\"]"
@@ -68,7 +67,7 @@ static mha_tensor of_heads(const arrays *a, void *data, mha_dtype dtype, int64_t
 static cli_exit empty(const arrays *a, int64_t more, double **numbers)
 {
     const int64_t count = a->layers * a->heads * more;
-    CLI_TRY(ARENA_ALLOC(HEADS, count, numbers));
+    CLI_TRY(ARENA_ALLOC(count, numbers));
     for (int64_t i = 0; i < count; i++) (*numbers)[i] = NAN;
     return CLI_OK;
 }
@@ -125,7 +124,7 @@ static cli_exit put_score(arrays *a, int64_t score)
     if (score >= relations) snprintf(file, sizeof file, "relation_%" PRId64, score - relations);
     CLI_TRY(empty(a, 1, &value));
     CLI_TRY(empty(a, 1, &chance));
-    CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads, &rows));
+    CLI_TRY(ARENA_ALLOC(a->layers * a->heads, &rows));
     for (int64_t l = 0; l < a->layers; l++)
         for (int64_t h = 0; h < a->found->of.heads[l]; h++) {
             const int64_t i = l * a->heads + h;
@@ -154,7 +153,7 @@ static cli_exit put_positions(arrays *a)
     CLI_TRY(empty(a, BINS, &distance));
     CLI_TRY(empty(a, 1, &mass));
     CLI_TRY(empty(a, 1, &moved));
-    CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads * BINS, &rows));
+    CLI_TRY(ARENA_ALLOC(a->layers * a->heads * BINS, &rows));
     for (int64_t l = 0; l < a->layers; l++)
         for (int64_t h = 0; h < a->found->of.heads[l]; h++) {
             mha_head_position bins[BINS];
@@ -238,7 +237,7 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     mha_json_integer(&json, "tokens", f->of.token_count);
     mha_json_integer(&json, "random", f->of.random_count);
     mha_json_lines(&json, 2);
-    if (f->of.corpus) heads_corpus_json_luck(&json, f);
+    if (f->of.corpus) heads_corpus_json_luck(&json, f->of.corpus);
     if (a->beside && a->beside->composition)
         mha_json_number(&json, "composition_chance", a->beside->composition_chance);
     mha_json_value(&json, "arrays");
@@ -247,15 +246,16 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     return mha_json_finish(&json);
 }
 
-static cli_exit fill(arrays *a)
+static cli_exit fill(void *of)
 {
+    arrays *a = of;
     for (int64_t s = 0; s < mha_study_score_count(&a->found->of); s++) CLI_TRY(put_score(a, s));
     if (a->found->of.corpus) CLI_TRY(put_positions(a));
     if (a->beside && a->beside->composition) CLI_TRY(put_composition(a));
     for (int64_t c = 0; a->beside && c < a->beside->column_count; c++) CLI_TRY(put_column(a, c));
     mha_json_end(&a->json);
-    CLI_TRY(cli_check(HEADS, mha_json_finish(&a->json)));
-    return cli_check(HEADS, files_draw_in(a->folder, "index.json", draw_index, a));
+    CLI_TRY(cli_check(mha_json_finish(&a->json)));
+    return cli_check(files_draw_in(a->folder, "index.json", draw_index, a));
 }
 
 cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
@@ -270,12 +270,8 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
     a.json.sink = &a.sink;
     mha_json_array(&a.json, NULL);
     mha_json_lines(&a.json, 4);
-    signals_hold(); /* the run is about to end */
-    cli_exit result = heads_folder_make(options->npy, &a.folder);
-    if (result == CLI_OK) result = fill(&a);
-    result = heads_folder_finish(options->npy, a.folder, result);
+    const cli_exit result = heads_folder_write(options->npy, &a.folder, fill, &a);
     mha_buffer_free(&a.index);
-    signals_release();
     CLI_TRY(result);
     cli_note(options->quiet, "wrote %s: %" PRId64 " arrays and index.json", options->npy, a.count);
     return CLI_OK;

@@ -15,13 +15,13 @@ static cli_exit check_state(const heads_options *o)
     struct stat status;
     if (!ranks_first()) return CLI_OK; /* only the first rank reads and writes the file */
     if (!strcmp(o->state, "-") || (stat(o->state, &status) == 0 && !S_ISREG(status.st_mode)))
-        return cli_fail(CLI_USAGE, HEADS, "--state %s is not a regular file; name a file on disk",
+        return cli_fail(CLI_USAGE, "--state %s is not a regular file; name a file on disk",
                         o->state);
     if ((o->page && files_same(o->state, o->page)) ||
         (o->text_file && files_same(o->state, o->text_file)))
-        return cli_fail(CLI_USAGE, HEADS, "--state and %s are the same file: %s",
+        return cli_fail(CLI_USAGE, "--state and %s are the same file: %s",
                         o->page && files_same(o->state, o->page) ? "-o" : "--text", o->state);
-    return cli_check(HEADS, files_check_place(o->state));
+    return cli_check(files_check_place(o->state));
 }
 
 cli_exit heads_parse(const args_page *page, int count, char *const *arguments, heads_options *o)
@@ -40,20 +40,20 @@ cli_exit heads_parse(const args_page *page, int count, char *const *arguments, h
                            : o->truncate && !o->named   ? "truncate"
                                                         : NULL;
     if (of_texts)
-        return cli_fail(CLI_USAGE, HEADS,
-                        "--%s requires a text: --text FILE, --example NAME or \"text\"", of_texts);
+        return cli_fail(CLI_USAGE, "--%s requires a text: --text FILE, --example NAME or \"text\"",
+                        of_texts);
     if (!o->model && o->attention.count == 0)
-        return cli_fail(CLI_USAGE, HEADS, "the model folder is missing: multihead %s MODEL", HEADS);
+        return cli_fail(CLI_USAGE, "the model folder is missing: multihead %s MODEL", cli_running);
     if (o->page && !strcmp(o->page, "-") && (o->json || o->csv || o->details))
-        return cli_fail(CLI_USAGE, HEADS, "-o - and --%s both write to stdout",
+        return cli_fail(CLI_USAGE, "-o - and --%s both write to stdout",
                         o->json  ? "json"
                         : o->csv ? "csv"
                                  : "details");
-    if (o->state) CLI_TRY(ranks_agree(HEADS, check_state(o)));
+    if (o->state) CLI_TRY(ranks_agree(check_state(o)));
     CLI_TRY(heads_folder_check("--npy", o->npy));
     CLI_TRY(heads_folder_check("--headvis", o->headvis));
     CLI_TRY(heads_folder_check("--pictures", o->pictures));
-    if (o->page) CLI_TRY(cli_check(HEADS, files_check_place(o->page)));
+    if (o->page) CLI_TRY(cli_check(files_check_place(o->page)));
     o->corpus = o->corpus || o->page || o->npy || o->headvis || o->pictures;
     o->drawn = o->random >= 0;
     o->alone = o->state && !o->named && !o->drawn;

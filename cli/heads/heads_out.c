@@ -11,15 +11,15 @@ enum { NAME_BYTES = MHA_STUDY_NAME_BYTES };
 
 /* ---- CSV ----------------------------------------------------------------------------------- */
 
-static void put_names(csv_out *csv, const heads_found *found)
+static void put_names(csv_out *csv, const mha_study_found *found)
 {
     static const char *const suffix[] = {"", "_chance", "_rows"};
     char name[NAME_BYTES], cell[2 * NAME_BYTES];
     csv_text(csv, "layer");
     csv_text(csv, "head");
     csv_text(csv, "roles");
-    for (int64_t s = 0; s < mha_study_score_count(&found->of); s++) {
-        mha_study_score_name(&found->of, s, name);
+    for (int64_t s = 0; s < mha_study_score_count(found); s++) {
+        mha_study_score_name(found, s, name);
         for (int i = 0; i < 3; i++) {
             snprintf(cell, sizeof cell, "%s%s", name, suffix[i]);
             csv_text(csv, cell);
@@ -28,30 +28,26 @@ static void put_names(csv_out *csv, const heads_found *found)
     csv_end_row(csv);
 }
 
-static void put_roles(csv_out *csv, const heads_found *found, const heads_row *row)
+static void put_roles(csv_out *csv, const heads_row *row)
 {
-    char name[NAME_BYTES], cell[MHA_STUDY_MOST_ROLES * NAME_BYTES] = "";
-    mha_head_role roles[MHA_STUDY_MOST_ROLES];
-    const int64_t count = mha_study_roles(&found->of, row->layer, row->head, roles);
+    char cell[MHA_STUDY_MOST_ROLES * NAME_BYTES] = "";
     size_t used = 0;
-    for (int64_t r = 0; r < count; r++) {
-        mha_study_role_name(&found->of, &roles[r], name);
-        used += (size_t)snprintf(cell + used, sizeof cell - used, "%s%s", r ? ";" : "", name);
-    }
+    for (int64_t r = 0; r < row->role_count; r++)
+        used += (size_t)snprintf(cell + used, sizeof cell - used, "%s%s", r ? ";" : "",
+                                 row->roles[r].name);
     csv_text(csv, cell);
 }
 
-void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count)
+void heads_print_csv(const mha_study_found *found, const heads_row *rows, int64_t count)
 {
     csv_out csv = {.sink = &files_stdout};
     put_names(&csv, found);
     for (int64_t i = 0; i < count; i++) {
         csv_integer(&csv, rows[i].layer);
         csv_integer(&csv, rows[i].head);
-        put_roles(&csv, found, &rows[i]);
-        for (int64_t s = 0; s < mha_study_score_count(&found->of); s++) {
-            const mha_head_score score =
-                mha_study_score(&found->of, rows[i].layer, rows[i].head, s);
+        put_roles(&csv, &rows[i]);
+        for (int64_t s = 0; s < mha_study_score_count(found); s++) {
+            const mha_head_score score = mha_study_score(found, rows[i].layer, rows[i].head, s);
             csv_number(&csv, score.value, 9, score.rows > 0);
             csv_number(&csv, score.chance, 9, score.rows > 0);
             csv_integer(&csv, score.rows);
@@ -83,15 +79,14 @@ static void put_score(mha_json *json, const char *name, mha_head_score s)
     mha_json_struct(json, name, fields, &s);
 }
 
-static void put_role(mha_json *json, const heads_found *found, const mha_head_role *role)
+static void put_role(mha_json *json, const heads_role *of)
 {
+    const mha_head_role *role = &of->is;
     const mha_role_info info = mha_role_describe(role->role);
-    char name[NAME_BYTES];
-    mha_study_role_name(&found->of, role, name);
     mha_json_line(json, 6);
     mha_json_object(json, NULL);
     mha_json_text(json, "role", info.name);
-    mha_json_text(json, "name", name);
+    mha_json_text(json, "name", of->name);
     mha_json_text(json, "evidence", role->evidence);
     put_score(json, "score", role->score);
     mha_json_number(json, "threshold", info.threshold);
@@ -100,11 +95,11 @@ static void put_role(mha_json *json, const heads_found *found, const mha_head_ro
     mha_json_end(json);
 }
 
-static void put_relation(mha_json *json, const char *name, const heads_found *found,
+static void put_relation(mha_json *json, const char *name, const mha_head_measures *texts,
                          const heads_row *row, int64_t relation, int direction)
 {
     const mha_head_relation r =
-        mha_head_measures_relation(found->of.texts, row->layer, row->head, relation, direction);
+        mha_head_measures_relation(texts, row->layer, row->head, relation, direction);
     mha_json_object(json, name);
     put_score(json, "accuracy", r.accuracy);
     put_score(json, "mass", r.mass);
@@ -113,38 +108,38 @@ static void put_relation(mha_json *json, const char *name, const heads_found *fo
     mha_json_end(json);
 }
 
-static void put_relations(mha_json *json, const heads_found *found, const heads_row *row)
+static void put_relations(mha_json *json, const mha_study_found *found, const heads_row *row)
 {
     mha_json_line(json, 5);
     mha_json_object(json, "relations");
-    for (int64_t r = 0; r < found->of.relation_count; r++) {
+    for (int64_t r = 0; r < found->relation_count; r++) {
         mha_json_line(json, 6);
-        mha_json_object(json, found->of.relations[r]);
-        put_relation(json, "forward", found, row, r, MHA_LINK_FORWARD);
+        mha_json_object(json, found->relations[r]);
+        put_relation(json, "forward", found->texts, row, r, MHA_LINK_FORWARD);
         mha_json_line(json, 8);
-        put_relation(json, "backward", found, row, r, MHA_LINK_BACKWARD);
+        put_relation(json, "backward", found->texts, row, r, MHA_LINK_BACKWARD);
         mha_json_end(json);
     }
     mha_json_end(json);
 }
 
-static void put_scores(mha_json *json, const heads_found *found, const heads_row *row)
+static void put_scores(mha_json *json, const mha_study_found *found, const heads_row *row)
 {
-    const int64_t count = mha_study_score_count(&found->of) - 2 * found->of.relation_count;
+    const int64_t count = mha_study_score_count(found) - 2 * found->relation_count;
     char name[NAME_BYTES];
     mha_json_line(json, 5);
     mha_json_object(json, "scores");
     for (int64_t s = 0; s < count; s++) {
-        mha_study_score_name(&found->of, s, name);
+        mha_study_score_name(found, s, name);
         mha_json_line(json, 6);
-        put_score(json, name, mha_study_score(&found->of, row->layer, row->head, s));
+        put_score(json, name, mha_study_score(found, row->layer, row->head, s));
     }
     mha_json_end(json);
 }
 
-static void put_details(mha_json *json, const heads_found *found, const heads_row *row)
+static void put_details(mha_json *json, const mha_head_measures *texts, const heads_row *row)
 {
-    const mha_head_details d = mha_head_measures_details(found->of.texts, row->layer, row->head);
+    const mha_head_details d = mha_head_measures_details(texts, row->layer, row->head);
     mha_json_line(json, 5);
     mha_json_integer(json, "diagonal_offset", d.diagonal_offset);
     mha_json_integer(json, "positional_offset", d.positional_offset);
@@ -157,17 +152,15 @@ static void put_details(mha_json *json, const heads_found *found, const heads_ro
 
 static void put_head(mha_json *json, const heads_found *found, const heads_row *row)
 {
-    mha_head_role roles[MHA_STUDY_MOST_ROLES];
-    const int64_t count = mha_study_roles(&found->of, row->layer, row->head, roles);
     mha_json_object(json, NULL);
     heads_json_head(json, row);
     mha_json_line(json, 5);
     mha_json_array(json, "roles");
-    for (int64_t r = 0; r < count; r++) put_role(json, found, &roles[r]);
+    for (int64_t r = 0; r < row->role_count; r++) put_role(json, &row->roles[r]);
     mha_json_end(json);
-    put_scores(json, found, row);
-    if (found->of.texts) put_details(json, found, row);
-    if (found->of.relation_count > 0) put_relations(json, found, row);
+    put_scores(json, &found->of, row);
+    if (found->of.texts) put_details(json, found->of.texts, row);
+    if (found->of.relation_count > 0) put_relations(json, &found->of, row);
     if (found->of.corpus && heads_corpus_json(json, found, row) != CLI_OK)
         json->status = MHA_ERR_CALLBACK;
     mha_json_end(json);
@@ -229,7 +222,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     mha_json_integer(&json, "repeats", f->of.plan ? f->of.plan->how.repeats : 0);
     mha_json_end(&json);
     put_measures(&json);
-    if (f->of.corpus) heads_corpus_json_luck(&json, f);
+    if (f->of.corpus) heads_corpus_json_luck(&json, f->of.corpus);
     if (f->gates) put_without(&json, f);
     mha_json_array(&json, "heads");
     mha_json_lines(&json, 4);
@@ -246,5 +239,5 @@ cli_exit heads_write_json(const heads_options *options, const heads_found *found
 {
     const json_job job = {.options = options, .found = found, .rows = rows, .count = count};
     mha_status status = files_draw("-", draw_json, &job);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(HEADS, status);
+    return status == MHA_OK ? CLI_OK : cli_fail_status(status);
 }

@@ -48,7 +48,7 @@ typedef struct pictures {
     const heads_found *found;
     text_model *model;
     const heads_sources *sources;
-    const char *folder;
+    char *folder;
     picture *items;
     int64_t count, made;
     mha_tensor gates;
@@ -64,7 +64,7 @@ static cli_exit add_places(pictures *p, const heads_row *row, mha_head_measure m
     const char *name = mha_measure_describe(measure).name;
     const int64_t held = mha_head_corpus_places(p->found->of.corpus, row->layer, row->head, measure,
                                                 false, places, FEW_PLACES);
-    CLI_TRY(arena_grow(HEADS, p->count + FEW_PLACES, sizeof *p->items, &p->items));
+    CLI_TRY(arena_grow(p->count + FEW_PLACES, sizeof *p->items, &p->items));
     for (int64_t i = 0; i < held && i < FEW_PLACES; i++) {
         if (places[i].row < 0 || places[i].key < 0 || !(places[i].value > 0)) continue;
         picture *made = &p->items[p->count++];
@@ -76,12 +76,12 @@ static cli_exit add_places(pictures *p, const heads_row *row, mha_head_measure m
 }
 
 /* The head with the largest mean. */
-static heads_row best_head(const heads_found *found, mha_head_measure measure)
+static heads_row best_head(const mha_study_found *found, mha_head_measure measure)
 {
     heads_row best = {.layer = -1};
-    for (int64_t l = 0; l < found->of.layers; l++)
-        for (int64_t h = 0; h < found->of.heads[l]; h++) {
-            const mha_head_score score = mha_study_score(&found->of, l, h, measure);
+    for (int64_t l = 0; l < found->layers; l++)
+        for (int64_t h = 0; h < found->heads[l]; h++) {
+            const mha_head_score score = mha_study_score(found, l, h, measure);
             if (score.rows > 0 && (best.layer < 0 || score.value > best.key))
                 best = (heads_row){.layer = l, .head = h, .key = score.value};
         }
@@ -109,7 +109,7 @@ static cli_exit choose(pictures *p, const heads_row *rows, int64_t count)
     for (int64_t i = 0; i < heads; i++)
         for (int n = 0; n < HEADS_PLACED; n++) {
             if (!is_wanted(p->options, heads_placed[n])) continue;
-            const heads_row row = selected ? rows[i] : best_head(p->found, heads_placed[n]);
+            const heads_row row = selected ? rows[i] : best_head(&p->found->of, heads_placed[n]);
             if (row.layer >= 0) CLI_TRY(add_places(p, &row, heads_placed[n]));
         }
     cli_note(p->options->quiet || !selected || count <= MOST_HEADS,
@@ -117,7 +117,7 @@ static cli_exit choose(pictures *p, const heads_row *rows, int64_t count)
              " heads; --head, --sort and --min choose others",
              (int)MOST_HEADS, count);
     if (p->count > 0) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, HEADS,
+    return cli_fail(CLI_BAD_INPUT,
                     "%s: there is no picture to draw: no such head has an example in a row that "
                     "sees at least %d tokens",
                     p->options->pictures, (int)MHA_HEAD_CORPUS_PLACE_KEYS);
@@ -236,7 +236,7 @@ static cli_exit draw_as(const pictures *p, const picture *made, const char *endi
 {
     char file[NAME_BYTES + 8];
     snprintf(file, sizeof file, "%s.%s", made->name, ending);
-    return cli_check(HEADS, files_draw_in(p->folder, file, draw, figure));
+    return cli_check(files_draw_in(p->folder, file, draw, figure));
 }
 
 static cli_exit draw_picture(pictures *p, const mha_tokens *tokens, picture *made)
@@ -245,9 +245,9 @@ static cli_exit draw_picture(pictures *p, const mha_tokens *tokens, picture *mad
     const char **row_labels, **col_labels;
     uint8_t *masked;
     describe(p, tokens, made);
-    CLI_TRY(ARENA_ALLOC(HEADS, rows, &row_labels));
-    CLI_TRY(ARENA_ALLOC(HEADS, columns, &col_labels));
-    CLI_TRY(ARENA_ALLOC(HEADS, rows * columns, &masked));
+    CLI_TRY(ARENA_ALLOC(rows, &row_labels));
+    CLI_TRY(ARENA_ALLOC(columns, &col_labels));
+    CLI_TRY(ARENA_ALLOC(rows * columns, &masked));
     for (int64_t r = 0; r < rows; r++) row_labels[r] = label_of(tokens, made->first + r);
     for (int64_t c = 0; c < columns; c++) col_labels[c] = label_of(tokens, made->at[c]);
     for (int64_t r = 0; r < rows; r++)
@@ -289,11 +289,11 @@ static cli_exit draw_text(pictures *p)
         picture *made = &p->items[i];
         if (made->place.text != p->text) continue;
         set_window(made, tokens->count, p->model->causal);
-        CLI_TRY(ARENA_ALLOC(HEADS, (made->end - made->first) * made->columns, &made->weights));
+        CLI_TRY(ARENA_ALLOC((made->end - made->first) * made->columns, &made->weights));
     }
     const mha_status status = text_model_run(p->model, tokens, &visit);
     progress_clear(&p->progress);
-    CLI_TRY(cli_check(HEADS, status));
+    CLI_TRY(cli_check(status));
     for (int64_t i = 0; i < p->count; i++)
         if (p->items[i].place.text == p->text) CLI_TRY(draw_picture(p, tokens, &p->items[i]));
     return CLI_OK;
@@ -403,17 +403,18 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
 
 /* ---- all -------------------------------------------------------------------------------------- */
 
-static cli_exit fill(pictures *p)
+static cli_exit fill(void *of)
 {
+    pictures *p = of;
     for (int64_t i = 0; i < p->count; i++) {
         const size_t mark = arena_mark();
         if (p->items[i].made) continue;
-        if (signals_came()) return cli_fail_status(HEADS, MHA_ERR_CALLBACK); /* silent */
+        if (signals_came()) return cli_fail_status(MHA_ERR_CALLBACK); /* silent */
         p->text = p->items[i].place.text;
         CLI_TRY(draw_text(p));
         arena_release(mark);
     }
-    return cli_check(HEADS, files_draw_in(p->folder, "index.html", draw_index, p));
+    return cli_check(files_draw_in(p->folder, "index.html", draw_index, p));
 }
 
 cli_exit heads_write_pictures(const heads_options *options, text_model *model,
@@ -427,15 +428,8 @@ cli_exit heads_write_pictures(const heads_options *options, text_model *model,
                   .gates = mha_tensor_contiguous(found->gates, MHA_F32, 2,
                                                  (int64_t[]){found->of.layers, model->heads}),
                   .progress = progress_begin(options->quiet)};
-    char *folder = NULL;
     CLI_TRY(choose(&p, rows, count));
-    signals_hold(); /* stop after the current text, and clean up */
-    cli_exit result = heads_folder_make(options->pictures, &folder);
-    p.folder = folder;
-    if (result == CLI_OK) result = fill(&p);
-    result = heads_folder_finish(options->pictures, folder, result);
-    signals_release();
-    CLI_TRY(result);
+    CLI_TRY(heads_folder_write(options->pictures, &p.folder, fill, &p));
     cli_note(options->quiet, "wrote %s: %" PRId64 " pictures and index.html", options->pictures,
              p.count);
     return CLI_OK;

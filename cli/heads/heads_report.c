@@ -32,25 +32,16 @@ typedef struct report {
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-static cli_exit text_of(char **to, const char *text)
-{
-    return arena_text(HEADS, text, strlen(text), to);
-}
-
 static cli_exit make_column(report *r, int64_t score, mha_heads_column *column)
 {
-    char name[NAME_BYTES], text[256], *kept;
+    char name[NAME_BYTES];
     mha_measure_info info = {.kind = MHA_KIND_SHARE};
     if (score < MHA_MEASURES) info = mha_measure_describe((mha_head_measure)score);
     mha_study_score_name(&r->found->of, score, name);
-    CLI_TRY(text_of(&kept, name));
-    column->name = kept;
+    CLI_TRY(arena_print(&column->name, "%s", name));
     mha_study_score_label(&r->found->of, score, name);
-    CLI_TRY(text_of(&kept, name));
-    column->label = kept;
-    snprintf(text, sizeof text, "%s (docs/heads.md)", mha_study_score_text(score));
-    CLI_TRY(text_of(&kept, text));
-    column->text = kept;
+    CLI_TRY(arena_print(&column->label, "%s", name));
+    CLI_TRY(arena_print(&column->text, "%s (docs/heads.md)", mha_study_score_text(score)));
     column->unit = info.kind == MHA_KIND_NATS     ? "nats"
                    : info.kind == MHA_KIND_TOKENS ? "tokens"
                                                   : NULL;
@@ -130,8 +121,8 @@ static cli_exit make_columns(report *r)
     const int64_t scores = mha_study_score_count(&r->found->of);
     mha_heads_column *columns;
     mha_heads_value *values;
-    CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_MOST_BESIDE, &columns));
-    CLI_TRY(ARENA_ALLOC(HEADS, scores, &r->column_of));
+    CLI_TRY(ARENA_ALLOC(scores + HEADS_MOST_BESIDE, &columns));
+    CLI_TRY(ARENA_ALLOC(scores, &r->column_of));
     for (int64_t c = 0; r->beside && c < r->beside->column_count; c++)
         columns[r->columns++] = r->beside->columns[c];
     for (int64_t s = 0; s < scores; s++) {
@@ -141,7 +132,7 @@ static cli_exit make_columns(report *r)
         r->column_of[s] = any ? r->columns : -1;
         if (any) CLI_TRY(make_column(r, s, &columns[r->columns++]));
     }
-    CLI_TRY(ARENA_ALLOC(HEADS, r->count * r->columns, &values));
+    CLI_TRY(ARENA_ALLOC(r->count * r->columns, &values));
     for (int64_t h = 0; h < r->count; h++) {
         mha_heads_value first[HEADS_MOST_BESIDE];
         if (r->beside) r->beside->values(r->beside->of, &r->rows[h], first);
@@ -171,14 +162,19 @@ static cli_exit tokens_of(report *r, int64_t text, const mha_tokens **tokens)
 
 /* The bytes of the text from one token to the next, including spaces; a special token's name. */
 cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
-                              char **text)
+                              const char **text)
 {
+    char *copy;
     int64_t begin = tokens->begin[i];
     const int64_t end = tokens->end[i];
-    if (tokens->special[i] || begin < 0 || end < begin || (size_t)end > source->bytes)
-        return text_of(text, tokens->labels[i]);
+    if (tokens->special[i] || begin < 0 || end < begin || (size_t)end > source->bytes) {
+        *text = tokens->labels[i];
+        return CLI_OK;
+    }
     if (i > 0 && tokens->end[i - 1] >= 0 && tokens->end[i - 1] < begin) begin = tokens->end[i - 1];
-    return arena_text(HEADS, source->text + begin, (size_t)(end - begin), text);
+    CLI_TRY(arena_text(source->text + begin, (size_t)(end - begin), &copy));
+    *text = copy;
+    return CLI_OK;
 }
 
 /* The tokens from first to end, and a more distant key separately. */
@@ -194,23 +190,23 @@ static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
     if (key >= end && key - row < 2 * AROUND) end = key + 1;
     if (first < 0) first = 0;
     if (end > n) end = n;
-    char **texts;
-    CLI_TRY(ARENA_ALLOC(HEADS, end - first + 2, &texts));
+    const char **texts;
+    CLI_TRY(ARENA_ALLOC(end - first + 2, &texts));
     place->key = key < 0 ? -1 : key - first;
     if (key >= 0 && key < first) {
         CLI_TRY(heads_report_spelled(source, tokens, key, &texts[count++]));
-        CLI_TRY(text_of(&texts[count++], " … "));
+        texts[count++] = " … ";
         place->key = 0;
     }
     place->query = row - first + count;
     for (int64_t i = first; i < end; i++)
         CLI_TRY(heads_report_spelled(source, tokens, i, &texts[count++]));
     if (key >= end) {
-        CLI_TRY(text_of(&texts[count++], " … "));
+        texts[count++] = " … ";
         place->key = count;
         CLI_TRY(heads_report_spelled(source, tokens, key, &texts[count++]));
     }
-    place->tokens = (const char *const *)texts;
+    place->tokens = texts;
     place->token_count = count;
     return CLI_OK;
 }
@@ -231,20 +227,18 @@ static cli_exit make_place(report *r, int64_t column, const mha_head_place *foun
                            mha_heads_place *place)
 {
     const heads_source *source = &r->sources->items[found->text];
-    char where[320], *kept;
+    char where[320];
     *place = (mha_heads_place){.column = column, .value = found->value};
     CLI_TRY(show_tokens(r, found, found->row, place));
     heads_report_where(source, found, where, sizeof where);
-    CLI_TRY(text_of(&kept, where));
-    place->where = kept;
-    return CLI_OK;
+    return arena_print(&place->where, "%s", where);
 }
 
 static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *card)
 {
     mha_heads_place *places;
     if (r->sources->count == 0) return CLI_OK; /* of a state alone */
-    CLI_TRY(ARENA_ALLOC(HEADS, HEADS_PLACED * FEW_PLACES, &places));
+    CLI_TRY(ARENA_ALLOC(HEADS_PLACED * FEW_PLACES, &places));
     for (int n = 0; n < HEADS_PLACED; n++) {
         mha_head_place found[FEW_PLACES];
         const int64_t held = mha_head_corpus_places(r->found->of.corpus, row->layer, row->head,
@@ -261,20 +255,13 @@ static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *car
 
 /* ---- the rest of a card ---------------------------------------------------------------------- */
 
-static cli_exit make_roles(const report *r, const heads_row *row, mha_heads_card *card)
+static cli_exit make_roles(const heads_row *row, mha_heads_card *card)
 {
-    mha_head_role found[MHA_STUDY_MOST_ROLES];
-    char name[NAME_BYTES], *kept;
     mha_heads_role *roles;
-    card->role_count = mha_study_roles(&r->found->of, row->layer, row->head, found);
-    CLI_TRY(ARENA_ALLOC(HEADS, card->role_count, &roles));
-    for (int64_t i = 0; i < card->role_count; i++) {
-        mha_study_role_name(&r->found->of, &found[i], name);
-        CLI_TRY(text_of(&kept, name));
-        roles[i].name = kept;
-        CLI_TRY(text_of(&kept, found[i].evidence));
-        roles[i].evidence = kept;
-    }
+    CLI_TRY(ARENA_ALLOC(row->role_count, &roles));
+    for (int64_t i = 0; i < row->role_count; i++)
+        roles[i] = (mha_heads_role){row->roles[i].name, row->roles[i].is.evidence};
+    card->role_count = row->role_count;
     card->roles = roles;
     return CLI_OK;
 }
@@ -283,18 +270,18 @@ static cli_exit make_list(const report *r, const heads_row *row, mha_head_token_
                           mha_heads_list *list)
 {
     heads_token tokens[HEADS_MOST_TOKENS];
-    char **names;
+    const char **names;
     double *values;
     CLI_TRY(heads_corpus_tokens(r->found, row->layer, row->head, kind, tokens, FEW_TOKENS,
                                 &list->count));
-    CLI_TRY(ARENA_ALLOC(HEADS, list->count, &names));
-    CLI_TRY(ARENA_ALLOC(HEADS, list->count, &values));
+    CLI_TRY(ARENA_ALLOC(list->count, &names));
+    CLI_TRY(ARENA_ALLOC(list->count, &values));
     for (int64_t i = 0; i < list->count; i++) {
-        CLI_TRY(text_of(&names[i], tokens[i].text));
+        names[i] = tokens[i].text;
         values[i] =
             tokens[i].found.expected > 0 ? tokens[i].found.mass / tokens[i].found.expected : 0;
     }
-    list->names = (const char *const *)names;
+    list->names = names;
     list->values = values;
     list->title = kind == MHA_HEAD_READS ? "Reads most from" : "Writes most at";
     list->text =
@@ -314,10 +301,10 @@ static cli_exit make_lines(const report *r, const heads_row *row, mha_heads_card
     const int64_t count =
         mha_head_corpus_positions(r->found->of.corpus, row->layer, row->head, bins);
     int64_t used = 0;
-    CLI_TRY(ARENA_ALLOC(HEADS, 2, &lines));
-    CLI_TRY(ARENA_ALLOC(HEADS, count, &x));
-    CLI_TRY(ARENA_ALLOC(HEADS, count, &entropy));
-    CLI_TRY(ARENA_ALLOC(HEADS, count, &distance));
+    CLI_TRY(ARENA_ALLOC(2, &lines));
+    CLI_TRY(ARENA_ALLOC(count, &x));
+    CLI_TRY(ARENA_ALLOC(count, &entropy));
+    CLI_TRY(ARENA_ALLOC(count, &distance));
     for (int64_t i = 0; i < count; i++) {
         if (bins[i].rows == 0) continue;
         x[used] = (double)(bins[i].first + bins[i].last) / 2;
@@ -334,33 +321,27 @@ static cli_exit make_lines(const report *r, const heads_row *row, mha_heads_card
 static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card *card)
 {
     const mha_head_rest rest = mha_head_corpus_rest(r->found->of.corpus, row->layer, row->head);
-    char note[256], *kept;
+    char note[256];
     int used = snprintf(note, sizeof note, "%.0f %% of its attention is on the first token",
                         100 * rest.mass);
     if (rest.moved_rows > 0)
         used += snprintf(note + used, sizeof note - (size_t)used,
                          ", and %.0f %% of its output comes from that token", 100 * rest.moved);
     snprintf(note + used, sizeof note - (size_t)used, ".");
-    if (rest.rows == 0) return CLI_OK;
-    CLI_TRY(text_of(&kept, note));
-    card->note = kept;
-    return CLI_OK;
+    return rest.rows == 0 ? CLI_OK : arena_print(&card->note, "%s", note);
 }
 
 static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
 {
-    char command[4096], *kept;
     *card = (mha_heads_card){.layer = row->layer, .head = row->head};
-    CLI_TRY(make_roles(r, row, card));
-    if (r->options->model) {
-        snprintf(command, sizeof command,
-                 "multihead view %s \"text\" --head L%" PRId64 "H%" PRId64 " -o view.html",
-                 r->options->model, row->layer, row->head);
-        CLI_TRY(text_of(&kept, command));
-        card->command = kept;
-    }
+    CLI_TRY(make_roles(row, card));
+    if (r->options->model)
+        CLI_TRY(arena_print(&card->command,
+                            "multihead view %s \"text\" --head L%" PRId64 "H%" PRId64
+                            " -o view.html",
+                            r->options->model, row->layer, row->head));
     mha_heads_list *lists;
-    CLI_TRY(ARENA_ALLOC(HEADS, 2 + HEADS_MOST_BESIDE, &lists));
+    CLI_TRY(ARENA_ALLOC(2 + HEADS_MOST_BESIDE, &lists));
     card->lists = lists;
     if (r->beside) CLI_TRY(r->beside->card(r->beside->of, row, lists, card));
     if (r->found->of.corpus) {
@@ -408,12 +389,12 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
                 .beside = beside};
     mha_heads_card *cards;
     char numbers[3][32], title[512];
-    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.read));
+    CLI_TRY(ARENA_ALLOC(sources->count, &r.read));
     if (count == 0)
-        return cli_fail(CLI_BAD_INPUT, HEADS,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: no head matches the selection, so there is no page to write",
                         options->page);
-    CLI_TRY(ARENA_ALLOC(HEADS, count, &cards));
+    CLI_TRY(ARENA_ALLOC(count, &cards));
     CLI_TRY(make_columns(&r));
     for (int64_t h = 0; h < count; h++) CLI_TRY(make_card(&r, &rows[h], &cards[h]));
     snprintf(numbers[0], sizeof numbers[0], "%" PRId64, found->of.text_count);
@@ -439,7 +420,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     r.page.head_count = count;
     r.page.first_head = first_head(&r);
     const mha_status status = files_draw(options->page, draw, &r.page);
-    if (status != MHA_OK) return cli_fail_status(HEADS, status);
+    if (status != MHA_OK) return cli_fail_status(status);
     cli_note(options->quiet || !strcmp(options->page, "-"),
              "wrote %s: %" PRId64 " heads, %" PRId64 " scores", options->page, count, r.columns);
     return CLI_OK;

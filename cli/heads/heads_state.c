@@ -22,11 +22,11 @@ cli_exit heads_state_begin(const heads_options *options, const text_model *model
         .kept = -1,
         .of = {.struct_size = sizeof state->of, .name = options->state, .every = every}};
     if (!state->path) return CLI_OK;
-    CLI_TRY(cli_check(HEADS, mha_model_digest(model->context, options->model,
-                                              MHA_MODEL_NO_TOKENIZER, &state->of.model)));
+    CLI_TRY(cli_check(mha_model_digest(model->context, options->model, MHA_MODEL_NO_TOKENIZER,
+                                       &state->of.model)));
     if (stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
     /* Unlike texts without a limit: a state of 1,000 heads has some 400 MB. */
-    CLI_TRY(texts_read_regular(HEADS, state->path, PTRDIFF_MAX, &bytes, &state->of.size));
+    CLI_TRY(texts_read_regular(state->path, PTRDIFF_MAX, &bytes, &state->of.size));
     state->of.bytes = bytes;
     return CLI_OK;
 }
@@ -55,11 +55,11 @@ static mha_status save(heads_state *state)
 void heads_state_save_if_due(heads_state *state)
 {
     if (!state->path || seconds_now() < state->due || done(state) == state->kept) return;
-    if (save(state) != MHA_OK) cli_warn(HEADS, "%s; measuring continues", mha_error_detail());
+    if (save(state) != MHA_OK) cli_warn("%s; measuring continues", mha_error_detail());
 }
 
 cli_exit heads_state_end(heads_state *state)
 {
     if (!state->path || done(state) == state->kept) return CLI_OK;
-    return cli_check(HEADS, save(state));
+    return cli_check(save(state));
 }

@@ -45,22 +45,18 @@ static int columns_that_fit(int64_t width)
 }
 
 /* "previous token 0.94, amod 0.80 (0.62)": the deciding score, for relations with the baseline. */
-static void list_roles(const heads_found *found, int64_t layer, int64_t head, char *line)
+static void list_roles(const mha_head_measures *texts, const heads_row *row, char *line)
 {
-    mha_head_role roles[MHA_STUDY_MOST_ROLES];
-    char name[NAME_BYTES];
-    const int64_t count = mha_study_roles(&found->of, layer, head, roles);
     size_t used = 0;
     snprintf(line, LINE_BYTES, "-");
-    for (int64_t i = 0; i < count && used + NAME_BYTES + 64 < LINE_BYTES; i++) {
-        const mha_head_role *r = &roles[i];
-        mha_study_role_name(&found->of, r, name);
-        used += (size_t)snprintf(line + used, LINE_BYTES - used, "%s%s %.2f", i ? ", " : "", name,
-                                 r->score.value);
+    for (int64_t i = 0; i < row->role_count && used + NAME_BYTES + 64 < LINE_BYTES; i++) {
+        const mha_head_role *r = &row->roles[i].is;
+        used += (size_t)snprintf(line + used, LINE_BYTES - used, "%s%s %.2f", i ? ", " : "",
+                                 row->roles[i].name, r->score.value);
         if (r->role == MHA_ROLE_LINKS)
             used += (size_t)snprintf(
                 line + used, LINE_BYTES - used, " (%.2f)",
-                mha_head_measures_relation(found->of.texts, layer, head, r->relation, r->direction)
+                mha_head_measures_relation(texts, row->layer, row->head, r->relation, r->direction)
                     .baseline);
         if (r->role == MHA_ROLE_POSITIONAL || r->role == MHA_ROLE_DIAGONAL)
             used += (size_t)snprintf(line + used, LINE_BYTES - used, " at %+" PRId64, r->offset);
@@ -84,33 +80,30 @@ static void print_title(const heads_found *found, int64_t width)
     cli_print_wrapped("", line, width);
 }
 
-static void print_row(table *t, const heads_found *found, const heads_row *row, int fit)
+static void print_row(table *t, const mha_study_found *found, const heads_row *row, int fit)
 {
     char line[LINE_BYTES];
     table_text(t, "L%" PRId64 "H%" PRId64, row->layer, row->head);
     for (int i = 0; i < fit; i++) {
-        const mha_head_score s =
-            mha_study_score(&found->of, row->layer, row->head,
-                            mha_study_score_find(&found->of, scores[i].field.name, true));
+        const mha_head_score s = mha_study_score(
+            found, row->layer, row->head, mha_study_score_find(found, scores[i].field.name, true));
         table_number(t, s.rows > 0 ? s.value : (double)NAN);
     }
-    list_roles(found, row->layer, row->head, line);
+    list_roles(found->texts, row, line);
     table_text(t, fit > 0 ? " %s" : "%s", line);
     table_end(t);
 }
 
 /* The evidence for each role, in a sentence. */
-static void print_details(const heads_found *found, const heads_row *row, int64_t width)
+static void print_details(const heads_row *row, int64_t width)
 {
-    mha_head_role roles[MHA_STUDY_MOST_ROLES];
     char line[LINE_BYTES];
-    const int64_t count = mha_study_roles(&found->of, row->layer, row->head, roles);
-    for (int64_t i = 0; i < count; i++) {
-        snprintf(line, sizeof line, "%s; %s", roles[i].evidence,
-                 mha_role_describe(roles[i].role).text);
+    for (int64_t i = 0; i < row->role_count; i++) {
+        snprintf(line, sizeof line, "%s; %s", row->roles[i].is.evidence,
+                 mha_role_describe(row->roles[i].is.role).text);
         cli_print_wrapped("  ", line, width);
     }
-    if (count == 0) cli_print_wrapped("  ", "no role found", width);
+    if (row->role_count == 0) cli_print_wrapped("  ", "no role found", width);
 }
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
@@ -126,7 +119,7 @@ void heads_print(const heads_options *options, const heads_found *found, const h
     cli_print("\n");
     table_head(&t, fit + 2);
     for (int64_t i = 0; i < count; i++) {
-        print_row(&t, found, &rows[i], fit);
-        if (options->details) print_details(found, &rows[i], terminal.columns);
+        print_row(&t, &found->of, &rows[i], fit);
+        if (options->details) print_details(&rows[i], terminal.columns);
     }
 }

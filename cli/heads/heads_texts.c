@@ -11,7 +11,7 @@ cli_exit heads_sources_add(heads_sources *sources, heads_source source)
 {
     if (sources->count == sources->room) {
         sources->room = sources->room ? 2 * sources->room : 64;
-        CLI_TRY(arena_grow(HEADS, sources->room, sizeof *sources->items, &sources->items));
+        CLI_TRY(arena_grow(sources->room, sizeof *sources->items, &sources->items));
     }
     sources->items[sources->count++] = source;
     return CLI_OK;
@@ -49,11 +49,11 @@ static cli_exit add_file(const heads_options *options, heads_sources *sources)
     size_t size = 0;
     if (!strcmp(path, "-") && isatty(STDIN_FILENO))
         return cli_fail(
-            CLI_USAGE, HEADS,
+            CLI_USAGE,
             "the text would be read from stdin, which is a terminal; pipe it in, or name "
             "a file");
-    CLI_TRY(texts_read_file(HEADS, path, &text, &size));
-    if (is_blank(text, size)) return cli_fail(CLI_BAD_INPUT, HEADS, "%s: holds no text", path);
+    CLI_TRY(texts_read_file(path, &text, &size));
+    if (is_blank(text, size)) return cli_fail(CLI_BAD_INPUT, "%s: holds no text", path);
     if (!options->whole) return add_lines(sources, path, text, size);
     return heads_sources_add(sources, (heads_source){.text = text, .bytes = size, .file = path});
 }
@@ -61,7 +61,7 @@ static cli_exit add_file(const heads_options *options, heads_sources *sources)
 static cli_exit add_gold(const heads_options *options, const text_model *model,
                          heads_sources *sources)
 {
-    CLI_TRY(conllu_read(HEADS, options->conllu, model->pieces == NULL, &sources->gold));
+    CLI_TRY(conllu_read(options->conllu, model->pieces == NULL, &sources->gold));
     for (int64_t i = 0; i < sources->gold.count; i++) {
         const conllu_sentence *s = &sources->gold.sentences[i];
         CLI_TRY(heads_sources_add(sources, (heads_source){.text = s->text,
@@ -89,7 +89,7 @@ static cli_exit add_examples(const heads_options *options, const text_model *mod
 {
     const char *text = NULL;
     const bool all = !strcmp(options->example, "all");
-    if (!all) CLI_TRY(texts_example(HEADS, options->example, &text));
+    if (!all) CLI_TRY(texts_example(options->example, &text));
     if (!all)
         CLI_TRY(heads_sources_add(sources, (heads_source){.text = text, .bytes = strlen(text)}));
     int left_out = 0, i = 0;
@@ -101,7 +101,7 @@ static cli_exit add_examples(const heads_options *options, const text_model *mod
             CLI_TRY(heads_sources_add(sources, (heads_source){.text = text, .bytes = bytes}));
     }
     if (all && left_out == i)
-        return cli_fail(CLI_BAD_INPUT, HEADS,
+        return cli_fail(CLI_BAD_INPUT,
                         "--example all: each sentence has words that the model does not know; "
                         "'multihead heads %s --words' lists those that it does",
                         options->model);

@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define HELP "help"
-
 static const char *const formats[] = {"text", "man", "bash", "zsh", "fish", NULL};
 
 enum { FORMAT_TEXT, FORMAT_MAN, FORMAT_BASH, FORMAT_ZSH, FORMAT_FISH };
@@ -37,7 +35,7 @@ static const char *topic_at(int i)
 }
 
 const args_page help_page = {
-    .command = HELP,
+    .command = "help",
     .bare = true,
     .summary = "explain a subcommand, 'exit-codes' or 'scores'",
     .usage = "help [SUBCOMMAND | exit-codes | scores]\n"
@@ -169,7 +167,7 @@ cli_exit cmd_help(int count, char *const *arguments)
         return CLI_OK;
     }
     if (topic && options.format != FORMAT_MAN)
-        return cli_fail(CLI_USAGE, HELP, "completions cover all subcommands: omit '%s'", topic);
+        return cli_fail(CLI_USAGE, "completions cover all subcommands: omit '%s'", topic);
     if (topic) CLI_TRY(cli_command_find(topic, &command));
     if (options.format == FORMAT_MAN) help_man(command);
     if (options.format == FORMAT_BASH) help_bash();

@@ -15,8 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAGE "page" /* the name in messages */
-
 typedef struct page_options {
     const char *model, *text, *output, *module;
     int quiet;
@@ -34,7 +32,7 @@ static const args_option option_table[] = {
 };
 
 const args_page page_page = {
-    .command = PAGE,
+    .command = "page",
     .summary = "write the serve page as one HTML file that runs the model",
     .usage = "page [options] MODEL [\"text\"]",
     .examples = "multihead page MODEL -o explorer.html\n"
@@ -73,7 +71,7 @@ static mha_status add_file(void *user, const char *name, const char *path)
         return mha_fail(MHA_ERR_UNSUPPORTED, "%s: more than %d files", path, (int)MOST_FILES);
     MHA_TRY(mha_file_read(path, MOST_BYTES, &bytes, &size));
     const size_t length = strlen(files->model) + (name ? strlen(name) + 1 : 0) + 1;
-    if (arena_keep(PAGE, bytes, forget) != CLI_OK || ARENA_ALLOC(PAGE, (int64_t)length, &own))
+    if (arena_keep(bytes, forget) != CLI_OK || ARENA_ALLOC((int64_t)length, &own))
         return MHA_ERR_CALLBACK;
     snprintf(own, length, "%s%s%s", files->model, name ? "/" : "", name ? name : "");
     files->items[files->count++] = (mha_explorer_file){own, bytes, size};
@@ -86,10 +84,30 @@ static int by_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static cli_exit add_model(const text_model *model, page_files *files)
+ARENA_RELEASE(end_buffer, mha_buffer_free)
+
+/* The snapshots of a training: the page needs no more of its state. */
+static cli_exit add_training(const mha_live *live, page_files *files)
+{
+    mha_buffer *buffer;
+    char *own;
+    const size_t length = strlen(files->model) + sizeof "/training.safetensors";
+    CLI_TRY(ARENA_ALLOC(1, &buffer));
+    CLI_TRY(arena_keep(buffer, end_buffer));
+    const mha_sink sink = mha_buffer_sink(buffer);
+    CLI_TRY(cli_check(mha_live_training(live, &sink)));
+    if (!buffer->size || files->count == MOST_FILES) return CLI_OK;
+    CLI_TRY(ARENA_ALLOC((int64_t)length, &own));
+    snprintf(own, length, "%s/training.safetensors", files->model);
+    files->items[files->count++] = (mha_explorer_file){own, buffer->data, buffer->size};
+    return CLI_OK;
+}
+
+static cli_exit add_model(const text_model *model, const mha_live *live, page_files *files)
 {
     files->model = model->name;
-    CLI_TRY(cli_check(PAGE, mha_model_files(model->folder, add_file, files)));
+    CLI_TRY(cli_check(mha_model_files(model->folder, add_file, files)));
+    CLI_TRY(add_training(live, files));
     qsort(files->items, (size_t)files->count, sizeof *files->items, by_name);
     return CLI_OK;
 }
@@ -106,17 +124,17 @@ static cli_exit add_module(const page_options *options, mha_explorer *explorer)
         if (files_beside_program(places[i], path, sizeof path))
             status = mha_file_read(path, MOST_BYTES, &bytes, &explorer->module_bytes);
     if (options->module)
-        CLI_TRY(cli_check(
-            PAGE, mha_file_read(options->module, MOST_BYTES, &bytes, &explorer->module_bytes)));
+        CLI_TRY(
+            cli_check(mha_file_read(options->module, MOST_BYTES, &bytes, &explorer->module_bytes)));
     else if (status)
-        return cli_fail(CLI_UNSUPPORTED, PAGE,
+        return cli_fail(CLI_UNSUPPORTED,
                         "the library compiled to WebAssembly is missing: build it with script/page "
                         "in the sources (it installs Debian's emscripten, 400 MB), or name "
                         "explorer.wasm.gz with --module");
     explorer->module = bytes;
-    CLI_TRY(arena_keep(PAGE, bytes, forget));
+    CLI_TRY(arena_keep(bytes, forget));
     if (explorer->module_bytes < 2 || memcmp(bytes, "\x1f\x8b", 2) != 0)
-        return cli_fail(CLI_BAD_INPUT, PAGE, "--module: %s is not compressed by gzip",
+        return cli_fail(CLI_BAD_INPUT, "--module: %s is not compressed by gzip",
                         options->module ? options->module : path);
     return CLI_OK;
 }
@@ -150,25 +168,26 @@ static cli_exit run(const page_options *options)
     mha_live *live = NULL;
     page_files *files;
     mha_explorer explorer = {.struct_size = sizeof explorer, .text = options->text};
-    CLI_TRY(text_model_open(PAGE, options->model, 0, false, &model));
+    CLI_TRY(text_model_open(options->model, 0, false, &model));
     if (model.encoder)
-        return cli_fail(CLI_UNSUPPORTED, PAGE,
+        return cli_fail(CLI_UNSUPPORTED,
                         "%s: an encoder-decoder needs two texts; write a page of %s/encoder",
                         options->model, options->model);
     CLI_TRY(check_text(options, &model));
     CLI_TRY(add_module(options, &explorer));
-    const mha_live_options how = {.struct_size = sizeof how, .name = model.name};
-    CLI_TRY(cli_check(PAGE, mha_live_create(model.context, model.model, &how, &live)));
-    CLI_TRY(arena_keep(PAGE, live, end_live));
-    CLI_TRY(ARENA_ALLOC(PAGE, 1, &files));
-    CLI_TRY(add_model(&model, files));
+    const mha_live_options how = {
+        .struct_size = sizeof how, .name = model.name, .folder = model.folder};
+    CLI_TRY(cli_check(mha_live_create(model.context, model.model, &how, &live)));
+    CLI_TRY(arena_keep(live, end_live));
+    CLI_TRY(ARENA_ALLOC(1, &files));
+    CLI_TRY(add_model(&model, live, files));
     explorer.path = explorer.name = model.name;
     explorer.files = files->items;
     explorer.file_count = files->count;
     const drawing drawn = {.live = live, .explorer = &explorer};
-    CLI_TRY(cli_check(PAGE, files_draw(options->output, draw, &drawn)));
+    CLI_TRY(cli_check(files_draw(options->output, draw, &drawn)));
     cli_note(options->quiet, "wrote %s: open it in a browser", options->output);
-    return cli_finish_stdout(PAGE, CLI_OK);
+    return cli_finish_stdout(CLI_OK);
 }
 
 cli_exit cmd_page(int count, char *const *arguments)

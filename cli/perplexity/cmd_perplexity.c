@@ -44,7 +44,7 @@ static const args_option option_table[] = {
 };
 
 const args_page perplexity_page = {
-    .command = PERPLEXITY,
+    .command = "perplexity",
     .summary = "measure how well a causal model predicts a text",
     .usage = "perplexity [options] MODEL --text FILE",
     .examples = "multihead perplexity novel --text novel.txt\n"
@@ -75,20 +75,20 @@ static cli_exit load(perplexity_run *r)
     const mha_model_options how = {.struct_size = sizeof how,
                                    .compute = (mha_compute)r->options->compute,
                                    .transport = ranks_transport()};
-    CLI_TRY(context_make(PERPLEXITY, MHA_ISA_AUTO, r->options->threads, &r->context));
-    CLI_TRY(cli_check(PERPLEXITY, mha_model_load(r->context, r->folder, &how, &r->model)));
-    CLI_TRY(arena_keep(PERPLEXITY, r->model, destroy_model));
+    CLI_TRY(context_make(MHA_ISA_AUTO, r->options->threads, &r->context));
+    CLI_TRY(cli_check(mha_model_load(r->context, r->folder, &how, &r->model)));
+    CLI_TRY(arena_keep(r->model, destroy_model));
     mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
     if (!mha_transformer_predicts(&r->desc))
         return cli_fail(
-            CLI_UNSUPPORTED, PERPLEXITY,
+            CLI_UNSUPPORTED,
             "%s: the model does not predict the next token (an encoder, or the decoder of "
             "an encoder-decoder); give a causal one",
             r->folder);
     const int64_t most = r->options->cache.streaming ? INT32_MAX : r->desc.max_length;
     r->limit = r->options->context ? r->options->context : most;
     if (r->limit <= most) return CLI_OK;
-    return cli_fail(CLI_USAGE, PERPLEXITY,
+    return cli_fail(CLI_USAGE,
                     "--context %" PRId64 ": the model takes %" PRId64 " tokens; lower it", r->limit,
                     most);
 }
@@ -100,10 +100,9 @@ static cli_exit read_text(perplexity_run *r)
     char where[160];
     size_t size;
     mha_tokens *tokens;
-    CLI_TRY(texts_read_utf8(PERPLEXITY, path, &text, &size));
+    CLI_TRY(texts_read_utf8(path, &text, &size));
     snprintf(where, sizeof where, "%.120s: ", name);
-    const text_request request = {.command = PERPLEXITY,
-                                  .folder = r->folder,
+    const text_request request = {.folder = r->folder,
                                   .where = where,
                                   .model = r->model,
                                   .how = {.flags = MHA_TOKENS_PLAIN, .max_tokens = -1},
@@ -113,7 +112,7 @@ static cli_exit read_text(perplexity_run *r)
     r->ids = tokens->ids;
     r->count = tokens->count;
     if (r->count < 2)
-        return cli_fail(CLI_BAD_INPUT, PERPLEXITY,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: has %" PRId64 " tokens; give a text of at least 2, since the first is "
                         "not predicted",
                         name, r->count);
@@ -130,12 +129,12 @@ static cli_exit make_room(perplexity_run *r)
                              .flags = MHA_DECODER_WINDOWS,
                              .capacity = capacity,
                              .max_step = o->chunk < capacity ? o->chunk : capacity};
-    CLI_TRY(cache_fill(PERPLEXITY, &o->cache, &desc));
-    CLI_TRY(cli_check(PERPLEXITY, mha_decoder_create(r->context, mha_model_transformer(r->model),
-                                                     &desc, &r->decoder)));
-    CLI_TRY(arena_keep(PERPLEXITY, r->decoder, destroy_decoder));
-    CLI_TRY(ARENA_ALLOC(PERPLEXITY, r->count, &r->losses));
-    return ARENA_ALLOC(PERPLEXITY, desc.max_step * r->desc.vocab_size, &r->logits);
+    CLI_TRY(cache_fill(&o->cache, &desc));
+    CLI_TRY(cli_check(
+        mha_decoder_create(r->context, mha_model_transformer(r->model), &desc, &r->decoder)));
+    CLI_TRY(arena_keep(r->decoder, destroy_decoder));
+    CLI_TRY(ARENA_ALLOC(r->count, &r->losses));
+    return ARENA_ALLOC(desc.max_step * r->desc.vocab_size, &r->logits);
 }
 
 /* ---- Measuring ------------------------------------------------------------------------------- */
@@ -162,11 +161,11 @@ static cli_exit step(perplexity_run *r, int64_t end)
         mha_tensor_contiguous(r->ids + at, MHA_I32, 2, (const int64_t[]){1, n});
     const mha_tensor logits =
         mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, n, V});
-    CLI_TRY(cli_check(PERPLEXITY, mha_decoder_step(r->context, r->decoder, &tokens, &logits)));
+    CLI_TRY(cli_check(mha_decoder_step(r->context, r->decoder, &tokens, &logits)));
     for (int64_t i = at; i < at + n && i + 1 < end; i++) {
         r->losses[i + 1] = loss_of(r->logits + (i - at) * V, V, r->ids[i + 1]);
         if (isnan(r->losses[i + 1]))
-            return cli_fail(CLI_BAD_INPUT, PERPLEXITY,
+            return cli_fail(CLI_BAD_INPUT,
                             "the model's logits are not finite: its weights are damaged, or too "
                             "large for 32 bits; download the model again");
         r->sum += r->losses[i + 1];
@@ -186,7 +185,7 @@ static cli_exit measure(perplexity_run *r)
         const int64_t begin = r->done - r->done % r->limit, left = r->count - begin;
         if (r->done == begin) {
             r->losses[begin] = NAN; /* not predicted */
-            CLI_TRY(cli_check(PERPLEXITY, mha_decoder_truncate(r->decoder, 0)));
+            CLI_TRY(cli_check(mha_decoder_truncate(r->decoder, 0)));
         }
         code = step(r, begin + (left < r->limit ? left : r->limit));
         r->seconds = seconds_now() - from;
@@ -244,8 +243,7 @@ cli_exit cmd_perplexity(int argument_count, char *const *arguments)
     perplexity_run r = {.options = &options};
     CLI_TRY(args_parse(&perplexity_page, argument_count, arguments, &options, &line));
     if (!options.text)
-        return cli_fail(CLI_USAGE, PERPLEXITY,
-                        "--text is missing: multihead perplexity MODEL --text FILE");
+        return cli_fail(CLI_USAGE, "--text is missing: multihead perplexity MODEL --text FILE");
     r.folder = line.plain.items[0];
     CLI_TRY(load(&r));
     CLI_TRY(read_text(&r));

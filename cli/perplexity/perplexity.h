@@ -6,8 +6,6 @@
 
 #include <multihead/model.h>
 
-#define PERPLEXITY "perplexity"
-
 typedef struct perplexity_options {
     const char *text;
     int64_t tokens, context, chunk, threads;

@@ -31,7 +31,7 @@ cli_exit perplexity_print(const perplexity_run *r)
                   cache->streaming ? ", positions in the cache" : "");
     cli_print("\n");
     cli_print("speed       %.1f tokens/s\n", (double)r->done / r->seconds);
-    return cli_finish_stdout(PERPLEXITY, CLI_OK);
+    return cli_finish_stdout(CLI_OK);
 }
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
@@ -67,5 +67,5 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
 
 cli_exit perplexity_write_json(const perplexity_run *r)
 {
-    return cli_check(PERPLEXITY, files_draw("-", draw_json, r));
+    return cli_check(files_draw("-", draw_json, r));
 }

@@ -71,7 +71,7 @@ static const args_option option_table[] = {
 };
 
 const args_page prune_page = {
-    .command = PRUNE,
+    .command = "prune",
     .summary = "remove heads from a model, least important first",
     .usage = "prune [options] MODEL --text FILE\n"
              "prune [options] MODEL --task NAME",
@@ -82,7 +82,7 @@ const args_page prune_page = {
                 "multihead prune demo --text lines.txt --kv-heads 2 -o grouped",
     .notes = "MODEL is a folder or a GGUF file, but not an encoder-decoder. A GGUF file can\n"
              "only be measured; -o needs a folder, whose tokenizer it copies. A model that\n"
-             "predicts the next token is judged by its accuracy, an encoder by the cosine of\n"
+             "predicts the next token is scored by its accuracy, an encoder by the cosine of\n"
              "its embeddings (the mean over tokens) to those of the full model. The reversed\n"
              "order and five random ones are measured for comparison.\n"
              "docs/pruning.md has the details.",
@@ -96,18 +96,16 @@ const args_page prune_page = {
 static cli_exit check_part(const char *option, const args_real *x)
 {
     if (!x->given || (x->value >= 0 && x->value <= 1)) return CLI_OK;
-    return cli_fail(CLI_USAGE, PRUNE, "%s is %g, expected 0 to 1", option, x->value);
+    return cli_fail(CLI_USAGE, "%s is %g, expected 0 to 1", option, x->value);
 }
 
 static cli_exit check_options(const prune_options *o)
 {
     const int ways = (o->keep >= 0) + o->fraction.given + o->stop.given;
     if (!o->text == !o->task)
-        return cli_fail(CLI_USAGE, PRUNE,
-                        o->text ? "--text and --task exclude each other"
-                                : "the data are missing: --text FILE or --task NAME");
-    if (ways > 1)
-        return cli_fail(CLI_USAGE, PRUNE, "--keep, --fraction and --stop exclude each other");
+        return cli_fail(CLI_USAGE, o->text ? "--text and --task exclude each other"
+                                           : "the data are missing: --text FILE or --task NAME");
+    if (ways > 1) return cli_fail(CLI_USAGE, "--keep, --fraction and --stop exclude each other");
     CLI_TRY(check_part("--fraction", &o->fraction));
     return check_part("--stop", &o->stop);
 }
@@ -118,7 +116,7 @@ static cli_exit find_measure(prune_options *o)
     if (!o->measured_by) return CLI_OK;
     for (o->measure = 0; (name = mha_importance_name((mha_importance)o->measure)); o->measure++)
         if (!strcmp(o->measured_by, name)) return CLI_OK;
-    return cli_fail(CLI_USAGE, PRUNE,
+    return cli_fail(CLI_USAGE,
                     "--measure %.40s: expected one of gradient, gradient-token, gradient-batch, "
                     "gradient-signed, ablation, mean-ablation",
                     o->measured_by);
@@ -132,14 +130,14 @@ static cli_exit check_places(const prune_options *o)
     for (int i = 0; i < 5; i++) {
         stdouts += paths[i] && !strcmp(paths[i], "-");
         if (!paths[i] || !strcmp(paths[i], "-")) continue;
-        CLI_TRY(cli_check(PRUNE, files_check_place(paths[i])));
+        CLI_TRY(cli_check(files_check_place(paths[i])));
         for (int k = 0; k < i; k++)
             if (paths[k] && files_same(paths[i], paths[k]))
-                return cli_fail(CLI_USAGE, PRUNE, "'%s' is named twice; give each output its own",
+                return cli_fail(CLI_USAGE, "'%s' is named twice; give each output its own",
                                 paths[i]);
     }
     if (stdouts <= 1) return CLI_OK;
-    return cli_fail(CLI_USAGE, PRUNE,
+    return cli_fail(CLI_USAGE,
                     "only one of --csv, --json, --svg, --pdf and --html can go to stdout");
 }
 
@@ -171,11 +169,10 @@ static cli_exit check_folder(const prune_options *o, const char *model)
 {
     if (!o->folder) return CLI_OK;
     if (files_same(o->folder, model))
-        return cli_fail(CLI_USAGE, PRUNE, "-o %s: is the model itself; name another folder",
-                        o->folder);
-    if (!o->dry_run) CLI_TRY(cli_check(PRUNE, files_check_folder(o->folder)));
+        return cli_fail(CLI_USAGE, "-o %s: is the model itself; name another folder", o->folder);
+    if (!o->dry_run) CLI_TRY(cli_check(files_check_folder(o->folder)));
     if (!is_gguf(model)) return CLI_OK;
-    return cli_fail(CLI_UNSUPPORTED, PRUNE,
+    return cli_fail(CLI_UNSUPPORTED,
                     "-o %s: %s is a GGUF file, whose tokenizer cannot be copied to a folder; "
                     "prune the model's Hugging Face folder, or omit -o",
                     o->folder, model);
@@ -190,9 +187,9 @@ static cli_exit check_outputs(const prune_options *o, const char *model)
 
 static cli_exit open_model(prune_job *job, const char *folder)
 {
-    CLI_TRY(text_model_open(PRUNE, folder, job->options->threads, false, &job->model));
+    CLI_TRY(text_model_open(folder, job->options->threads, false, &job->model));
     if (job->model.encoder)
-        return cli_fail(CLI_UNSUPPORTED, PRUNE, "%s: is an encoder-decoder, which cannot be pruned",
+        return cli_fail(CLI_UNSUPPORTED, "%s: is an encoder-decoder, which cannot be pruned",
                         folder);
     for (int64_t l = 0; l < job->model.desc.num_layers; l++) job->heads += prune_heads_of(job, l);
     return CLI_OK;
@@ -205,8 +202,8 @@ static cli_exit fill_options(const prune_job *job, prune_options *o)
     if (o->fraction.given)
         o->keep = job->heads - (int64_t)(o->fraction.value * (double)job->heads + 0.5);
     if (o->keep <= job->heads) return CLI_OK;
-    return cli_fail(CLI_USAGE, PRUNE, "--keep %" PRId64 ": the model has %" PRId64 " heads",
-                    o->keep, job->heads);
+    return cli_fail(CLI_USAGE, "--keep %" PRId64 ": the model has %" PRId64 " heads", o->keep,
+                    job->heads);
 }
 
 static cli_exit share(prune_job *job)
@@ -214,11 +211,11 @@ static cli_exit share(prune_job *job)
     const mha_transformer_desc *d = &job->model.desc;
     if (d->layer_heads || d->kv_heads % job->options->kv_heads != 0)
         return cli_fail(
-            CLI_USAGE, PRUNE,
+            CLI_USAGE,
             "--kv-heads %" PRId64 ": the model has %" PRId64 " key/value heads%s; choose a divisor",
             job->options->kv_heads, d->kv_heads, d->layer_heads ? ", not in every layer" : "");
-    CLI_TRY(cli_check(PRUNE, mha_transformer_share_kv(job->model.context, job->model.net,
-                                                      job->options->kv_heads, &job->made)));
+    CLI_TRY(cli_check(mha_transformer_share_kv(job->model.context, job->model.net,
+                                               job->options->kv_heads, &job->made)));
     CLI_TRY(prune_keep(job->made));
     job->shared_parameters = mha_transformer_size(job->made);
     CLI_TRY(prune_measure(job, job->model.net, &job->whole));
@@ -250,7 +247,7 @@ static cli_exit write_files(const prune_job *job)
                {job->options->pdf, prune_write_pdf},
                {job->options->html, prune_write_html}};
     for (int i = 0; i < 5; i++)
-        if (all[i].path) CLI_TRY(cli_check(PRUNE, files_draw(all[i].path, all[i].draw, job)));
+        if (all[i].path) CLI_TRY(cli_check(files_draw(all[i].path, all[i].draw, job)));
     return CLI_OK;
 }
 
@@ -275,7 +272,7 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
     CLI_TRY(check_options(&o));
     CLI_TRY(find_measure(&o));
     prune_job job = {.options = &o};
-    CLI_TRY(ranks_agree(PRUNE, ranks_first() ? check_outputs(&o, line.plain.items[0]) : CLI_OK));
+    CLI_TRY(ranks_agree(ranks_first() ? check_outputs(&o, line.plain.items[0]) : CLI_OK));
     CLI_TRY(open_model(&job, line.plain.items[0]));
     CLI_TRY(fill_options(&job, &o));
     CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));

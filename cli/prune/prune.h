@@ -11,8 +11,6 @@
 #include <multihead/importance.h>
 #include <multihead/render.h>
 
-#define PRUNE "prune"
-
 enum {
     PRUNE_RANDOM = 5, /* random orders */
     PRUNE_TIMES = 3   /* passes; the fastest counts */

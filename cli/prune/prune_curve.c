@@ -138,7 +138,7 @@ cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_q
     tally all;
     double loss = 0;
     const mha_importance_data data = data_of(&job->data, &all);
-    CLI_TRY(cli_check(PRUNE, mha_gated_loss(job->model.context, net, &data, NULL, &loss)));
+    CLI_TRY(cli_check(mha_gated_loss(job->model.context, net, &data, NULL, &loss)));
     *quality = quality_from(&all, loss);
     return CLI_OK;
 }
@@ -151,8 +151,7 @@ static cli_exit measure_time(prune_job *job, const float *gates, prune_point *po
     const mha_tensor keep = mha_tensor_contiguous((void *)(uintptr_t)gates, MHA_F32, 2, shape);
     mha_transformer *net = NULL;
     const size_t mark = arena_mark();
-    CLI_TRY(
-        cli_check(PRUNE, mha_transformer_prune(job->model.context, job->model.net, &keep, &net)));
+    CLI_TRY(cli_check(mha_transformer_prune(job->model.context, job->model.net, &keep, &net)));
     CLI_TRY(prune_keep(net));
     point->parameters = mha_transformer_size(net);
     for (int i = 0; i < PRUNE_TIMES; i++) {
@@ -189,9 +188,9 @@ cli_exit prune_order(prune_job *job)
                                 .progress = measuring,
                                 .progress_user = job,
                                 .transport = ranks_transport()};
-    CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->order));
-    CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->scores));
-    CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->importance));
+    CLI_TRY(ARENA_ALLOC(all, &job->order));
+    CLI_TRY(ARENA_ALLOC(all, &job->scores));
+    CLI_TRY(ARENA_ALLOC(all, &job->importance));
     plan_stages(job);
     mha_status status = mha_head_importance(job->model.context, job->model.net, &desc, &data,
                                             job->importance, NULL);
@@ -204,7 +203,7 @@ cli_exit prune_order(prune_job *job)
     if (status == MHA_OK)
         status = mha_head_order(job->model.context, job->model.net, &desc, &data, &call);
     job->count = call.count;
-    return ranks_check(PRUNE, status);
+    return ranks_check(status);
 }
 
 void prune_gates(const prune_job *job, const int64_t *order, int64_t removed, float *gates)
@@ -288,8 +287,8 @@ static cli_exit gather_points(order_run *run)
     const size_t bytes = (size_t)count * sizeof *run->found;
     const point_found *all = t ? run->all_found : run->found;
     if (t)
-        CLI_TRY(ranks_check(PRUNE, mha_transport_gather(t, 0, run->found, bytes,
-                                                        ranks_first() ? run->all_found : NULL)));
+        CLI_TRY(ranks_check(
+            mha_transport_gather(t, 0, run->found, bytes, ranks_first() ? run->all_found : NULL)));
     for (int64_t i = 0; ranks_first() && i < count * (t ? t->size : 1); i++)
         if (all[i].known) *quality_of(&run->job->points[i % count], run->number) = all[i].quality;
     return CLI_OK;
@@ -314,7 +313,7 @@ static cli_exit measure_order(order_run *run)
                                       .points = job->point_count - run->first,
                                       .losses = run->losses + run->first};
     if (status == MHA_OK) status = mha_head_curve(job->model.context, job->model.net, &data, &call);
-    CLI_TRY(ranks_check(PRUNE, status));
+    CLI_TRY(ranks_check(status));
     if (job->data.predicts) return gather_points(run);
     for (int64_t p = run->first; p < job->point_count; p++)
         *quality_of(&job->points[p], run->number) = quality_from(&run->all, run->losses[p]);
@@ -325,7 +324,7 @@ static cli_exit make_points(prune_job *job)
 {
     const int64_t step = job->options->step, count = (job->count + step - 1) / step + 1;
     const int64_t wanted = job->options->keep >= 0 ? job->heads - job->options->keep : 0;
-    CLI_TRY(ARENA_ALLOC(PRUNE, count + 1, &job->points));
+    CLI_TRY(ARENA_ALLOC(count + 1, &job->points));
     for (int64_t at = 0, p = 0;; at += step) {
         if (at > job->count) at = job->count;
         if (p > 0 && wanted > job->points[p - 1].removed && wanted < at) /* one in between */
@@ -345,13 +344,13 @@ cli_exit prune_curve(prune_job *job)
     order_run run = {.job = job};
     float *gates;
     CLI_TRY(make_points(job));
-    CLI_TRY(ARENA_ALLOC(PRUNE, all, &run.order));
-    CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.removed));
-    CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.losses));
-    CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.found));
+    CLI_TRY(ARENA_ALLOC(all, &run.order));
+    CLI_TRY(ARENA_ALLOC(job->point_count, &run.removed));
+    CLI_TRY(ARENA_ALLOC(job->point_count, &run.losses));
+    CLI_TRY(ARENA_ALLOC(job->point_count, &run.found));
     if (ranks_transport())
-        CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count * ranks_transport()->size, &run.all_found));
-    CLI_TRY(ARENA_ALLOC(PRUNE, all, &gates));
+        CLI_TRY(ARENA_ALLOC(job->point_count * ranks_transport()->size, &run.all_found));
+    CLI_TRY(ARENA_ALLOC(all, &gates));
     for (; run.number < 2 + PRUNE_RANDOM; run.number++) CLI_TRY(measure_order(&run));
     ranks_release();
     if (!ranks_first()) return CLI_OK;
@@ -373,7 +372,7 @@ cli_exit prune_choose(prune_job *job)
         const int64_t wanted = job->heads - o->keep;
         for (job->chosen = 0; job->chosen < job->point_count; job->chosen++)
             if (job->points[job->chosen].removed == wanted) return CLI_OK;
-        return cli_fail(CLI_USAGE, PRUNE,
+        return cli_fail(CLI_USAGE,
                         "%" PRId64 " heads cannot be kept: there are %" PRId64
                         ", and --min-per-layer allows at most %" PRId64 " go",
                         o->keep, job->heads, job->count);

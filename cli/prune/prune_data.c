@@ -36,9 +36,9 @@ typedef struct sequences {
 static cli_exit begin_list(sequences *list)
 {
     *list = (sequences){.room = 64, .token_room = 4096};
-    CLI_TRY(ARENA_ALLOC(PRUNE, list->room, &list->items));
-    CLI_TRY(ARENA_ALLOC(PRUNE, list->token_room, &list->ids));
-    return ARENA_ALLOC(PRUNE, list->token_room, &list->targets);
+    CLI_TRY(ARENA_ALLOC(list->room, &list->items));
+    CLI_TRY(ARENA_ALLOC(list->token_room, &list->ids));
+    return ARENA_ALLOC(list->token_room, &list->targets);
 }
 
 /* Make room for one more sequence of length tokens. */
@@ -46,12 +46,12 @@ static cli_exit grow(sequences *list, int64_t length)
 {
     if (list->count == list->room) {
         list->room *= 2;
-        CLI_TRY(arena_grow(PRUNE, list->room, sizeof *list->items, &list->items));
+        CLI_TRY(arena_grow(list->room, sizeof *list->items, &list->items));
     }
     if (length <= list->token_room - list->tokens) return CLI_OK;
     while (length > list->token_room - list->tokens) list->token_room *= 2;
-    CLI_TRY(arena_grow(PRUNE, list->token_room, sizeof *list->ids, &list->ids));
-    return arena_grow(PRUNE, list->token_room, sizeof *list->targets, &list->targets);
+    CLI_TRY(arena_grow(list->token_room, sizeof *list->ids, &list->ids));
+    return arena_grow(list->token_room, sizeof *list->targets, &list->targets);
 }
 
 /* The targets are the next tokens. */
@@ -78,17 +78,17 @@ static int longer(const void *a, const void *b)
 
 static cli_exit allocate(prune_data *d, int64_t tokens, int64_t width)
 {
-    CLI_TRY(ARENA_ALLOC(PRUNE, d->sequences, &d->lengths));
-    CLI_TRY(ARENA_ALLOC(PRUNE, tokens, &d->ids));
-    CLI_TRY(ARENA_ALLOC(PRUNE, tokens, &d->targets));
-    CLI_TRY(ARENA_ALLOC(PRUNE, d->sequences * width, &d->embeddings));
-    CLI_TRY(ARENA_ALLOC(PRUNE, d->sequences * width, &d->directions));
-    CLI_TRY(ARENA_ALLOC(PRUNE, 4 * d->batches, &d->tensors));
-    CLI_TRY(ARENA_ALLOC(PRUNE, d->batches, &d->inputs));
-    CLI_TRY(ARENA_ALLOC(PRUNE, d->batches, &d->input_list));
-    CLI_TRY(ARENA_ALLOC(PRUNE, d->batches, &d->target_list));
-    CLI_TRY(ARENA_ALLOC(PRUNE, d->batches, &d->embedding_list));
-    return ARENA_ALLOC(PRUNE, d->batches, &d->direction_list);
+    CLI_TRY(ARENA_ALLOC(d->sequences, &d->lengths));
+    CLI_TRY(ARENA_ALLOC(tokens, &d->ids));
+    CLI_TRY(ARENA_ALLOC(tokens, &d->targets));
+    CLI_TRY(ARENA_ALLOC(d->sequences * width, &d->embeddings));
+    CLI_TRY(ARENA_ALLOC(d->sequences * width, &d->directions));
+    CLI_TRY(ARENA_ALLOC(4 * d->batches, &d->tensors));
+    CLI_TRY(ARENA_ALLOC(d->batches, &d->inputs));
+    CLI_TRY(ARENA_ALLOC(d->batches, &d->input_list));
+    CLI_TRY(ARENA_ALLOC(d->batches, &d->target_list));
+    CLI_TRY(ARENA_ALLOC(d->batches, &d->embedding_list));
+    return ARENA_ALLOC(d->batches, &d->direction_list);
 }
 
 /* Batch i: sequences first .. first + B - 1, padded to the first one's length. */
@@ -176,8 +176,7 @@ static cli_exit remember(prune_job *job)
                                       .loss = keep_embeddings,
                                       .user = d};
     draw_directions(d, d->sequences * d->embedding_list[0]->shape[1], (uint64_t)job->options->seed);
-    return cli_check(PRUNE,
-                     mha_gated_loss(job->model.context, job->model.net, &data, NULL, &unused));
+    return cli_check(mha_gated_loss(job->model.context, job->model.net, &data, NULL, &unused));
 }
 
 static cli_exit finish(prune_job *job, sequences *list)
@@ -215,7 +214,7 @@ cli_exit prune_data_from_text(prune_job *job)
     sequences list;
     const uint32_t flags = job->model.desc.flags;
     job->data.predicts = job->model.causal && !(flags & MHA_TRANSFORMER_NO_OUTPUT);
-    CLI_TRY(texts_read_file(PRUNE, job->options->text, &text, &size));
+    CLI_TRY(texts_read_file(job->options->text, &text, &size));
     CLI_TRY(begin_list(&list));
     const int64_t most = job->options->lines;
     int64_t number = 0;
@@ -227,7 +226,7 @@ cli_exit prune_data_from_text(prune_job *job)
         at += bytes + 1;
     }
     if (list.count == 0)
-        return cli_fail(CLI_BAD_INPUT, PRUNE,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: no line with enough words to measure; give sentences, one per line",
                         job->options->text);
     return finish(job, &list);
@@ -244,8 +243,7 @@ static cli_exit find_task(prune_job *job, const train_task **task)
         const size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", (*task)->name);
     }
-    return cli_fail(CLI_USAGE, PRUNE, "--task %.40s: expected one of %s", job->options->task,
-                    names);
+    return cli_fail(CLI_USAGE, "--task %.40s: expected one of %s", job->options->task, names);
 }
 
 static cli_exit check_task(const prune_job *job, const train_task *task)
@@ -257,7 +255,7 @@ static cli_exit check_task(const prune_job *job, const train_task *task)
     for (int64_t i = 0; same && i < task->word_count; i++)
         same = strcmp(mha_vocabulary_word(m->vocabulary, i), task->words[i]) == 0;
     if (same) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, PRUNE,
+    return cli_fail(CLI_BAD_INPUT,
                     "%s: does not know the words of the task '%s'; give the model of 'multihead "
                     "train %s -o', or a text with --text",
                     m->folder, task->name, task->name);

@@ -28,7 +28,7 @@ ARENA_RELEASE(destroy, mha_transformer_destroy)
 
 cli_exit prune_keep(mha_transformer *net)
 {
-    return arena_keep(PRUNE, net, destroy);
+    return arena_keep(net, destroy);
 }
 
 cli_exit prune_make(prune_job *job)
@@ -36,7 +36,7 @@ cli_exit prune_make(prune_job *job)
     const mha_transformer_desc *d = &job->model.desc;
     const int64_t shape[] = {d->num_layers, d->num_heads};
     float *gates;
-    CLI_TRY(ARENA_ALLOC(PRUNE, shape[0] * shape[1], &gates));
+    CLI_TRY(ARENA_ALLOC(shape[0] * shape[1], &gates));
     prune_gates(job, job->order, job->points[job->chosen].removed, gates);
     const mha_tensor keep = mha_tensor_contiguous(gates, MHA_F32, 2, shape);
     const mha_status status =
@@ -44,7 +44,7 @@ cli_exit prune_make(prune_job *job)
             ? silence(job, gates)
             : mha_transformer_prune(job->model.context, job->model.net, &keep, &job->made);
     if (job->made) CLI_TRY(prune_keep(job->made));
-    return cli_check(PRUNE, status);
+    return cli_check(status);
 }
 
 cli_exit prune_save(prune_job *job)
@@ -56,7 +56,7 @@ cli_exit prune_save(prune_job *job)
     const mha_status status =
         mha_checkpoint_save(folder, job->made ? job->made : job->model.net, &settings);
     signals_release();
-    CLI_TRY(cli_check(PRUNE, status));
+    CLI_TRY(cli_check(status));
     cli_note(job->options->quiet, "wrote %s; to see it: multihead view %s \"a text\"", folder,
              folder);
     return CLI_OK;

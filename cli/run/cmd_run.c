@@ -181,7 +181,7 @@ static const args_option option_table[] = {
 enum { DEFAULT_HEADS = 2 /* of the example for --module */ };
 
 const args_page run_page = {
-    .command = RUN,
+    .command = "run",
     .summary = "compute attention of arrays in .npy or .safetensors files",
     .usage = "run --q FILE --k FILE --v FILE [options]\n"
              "run --x FILE [options]\n"
@@ -300,17 +300,17 @@ static cli_exit run(const run_options *o)
     mha_context *context = NULL;
     run_problem problem;
     run_results results;
-    CLI_TRY(context_make(RUN, (mha_isa)o->isa, o->threads, &context));
+    CLI_TRY(context_make((mha_isa)o->isa, o->threads, &context));
     if (o->delta) {
         CLI_TRY(run_delta(context));
-        return cli_finish_stdout(RUN, CLI_OK);
+        return cli_finish_stdout(CLI_OK);
     }
     CLI_TRY(run_problem_make(o, context, &problem));
     CLI_TRY(run_compute(&problem, &results));
     CLI_TRY(run_write(&problem, &results));
     if (o->trace) CLI_TRY(run_trace(&problem, &results));
     if (!o->trace && !run_has_files(o)) CLI_TRY(run_print_result(&problem, &results));
-    CLI_TRY(cli_finish_stdout(RUN, CLI_OK));
+    CLI_TRY(cli_finish_stdout(CLI_OK));
     run_say(&problem, &results);
     return CLI_OK;
 }

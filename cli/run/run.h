@@ -11,9 +11,8 @@
 #include <multihead/multihead.h>
 #include <multihead/sink.h>
 
-#define RUN "run" /* the name in messages */
-#define RUN_BAD_INPUT(...) cli_fail(CLI_BAD_INPUT, RUN, __VA_ARGS__)
-#define RUN_USAGE(...) cli_fail(CLI_USAGE, RUN, __VA_ARGS__)
+#define RUN_BAD_INPUT(...) cli_fail(CLI_BAD_INPUT, __VA_ARGS__)
+#define RUN_USAGE(...) cli_fail(CLI_USAGE, __VA_ARGS__)
 
 /* ---- What can be read and written ------------------------------------------------------------ */
 

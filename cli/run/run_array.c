@@ -17,10 +17,10 @@ cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, mha_ten
 {
     int64_t count;
     *array = mha_tensor_contiguous(NULL, dtype, ndim, shape);
-    CLI_TRY(cli_check(RUN, mha_tensor_count(array, &count)));
+    CLI_TRY(cli_check(mha_tensor_count(array, &count)));
     array->data = arena_try(count, mha_dtype_size(dtype));
     if (array->data) return CLI_OK;
-    return cli_fail(CLI_NO_MEMORY, RUN,
+    return cli_fail(CLI_NO_MEMORY,
                     "out of memory: an array of %" PRId64 " elements of %zu bytes; --pick-heads "
                     "and --pick-rows write only a part of weights and scores",
                     count, mha_dtype_size(dtype));
@@ -36,7 +36,7 @@ cli_exit run_array_count(int64_t count, mha_tensor *array)
 cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, mha_tensor *array)
 {
     CLI_TRY(run_array_make(dtype, tensor->ndim, tensor->shape, array));
-    return cli_check(RUN, mha_tensor_convert(tensor, array));
+    return cli_check(mha_tensor_convert(tensor, array));
 }
 
 /* ---- Changing the type ----------------------------------------------------------------------- */
@@ -102,7 +102,7 @@ static cli_exit convert(const char *option, const char *text, bool quiet, const 
     if (from->dtype == MHA_F16 || from->dtype == MHA_BF16)
         return run_array_convert(from, dtype, to);
     CLI_TRY(run_array_make(dtype, from->ndim, from->shape, to));
-    CLI_TRY(cli_check(RUN, mha_tensor_count(from, &count)));
+    CLI_TRY(cli_check(mha_tensor_count(from, &count)));
     for (int64_t i = 0; i < count; i++)
         CLI_TRY(convert_element(option, text, from, i, to, &rounded));
     if (from->dtype == MHA_F64)
@@ -161,33 +161,33 @@ static cli_exit open_safetensors(const char *text, size_t path_bytes, bool head,
 {
     char *path, names[256];
     mha_safetensors *file = NULL;
-    CLI_TRY(arena_text(RUN, text, path_bytes, &path));
-    CLI_TRY(cli_check(RUN, mha_safetensors_open(path, &file)));
-    CLI_TRY(arena_keep(RUN, file, close_safetensors));
+    CLI_TRY(arena_text(text, path_bytes, &path));
+    CLI_TRY(cli_check(mha_safetensors_open(path, &file)));
+    CLI_TRY(arena_keep(file, close_safetensors));
     from->owner = file;
     const char *name = text[path_bytes] ? text + path_bytes + 1 : NULL;
     int64_t count = mha_safetensors_count(file);
     int64_t index = name ? mha_safetensors_find(file, name) : count == 1 ? 0 : -1;
     if (index < 0) {
         name_list(file, names, sizeof names);
-        return cli_fail(name ? CLI_BAD_INPUT : CLI_USAGE, RUN,
+        return cli_fail(name ? CLI_BAD_INPUT : CLI_USAGE,
                         "%s: %s%s%s it has %" PRId64 ": %s; write FILE.safetensors:NAME", path,
                         name ? "no tensor '" : "which of its tensors?", name ? name : "",
                         name ? "';" : "", count, names);
     }
-    return cli_check(RUN, head ? mha_safetensors_peek(file, index, &from->array)
-                               : mha_safetensors_tensor(file, index, &from->array));
+    return cli_check(head ? mha_safetensors_peek(file, index, &from->array)
+                          : mha_safetensors_tensor(file, index, &from->array));
 }
 
 static cli_exit open_npy(const char *path, bool head, source *from)
 {
     if (!strcmp(path, "-")) return RUN_USAGE("-: arrays are not read from a pipe; give a file");
-    if (head) return cli_check(RUN, mha_npy_peek(path, &from->array));
+    if (head) return cli_check(mha_npy_peek(path, &from->array));
     mha_npy *npy = NULL;
-    CLI_TRY(cli_check(RUN, mha_npy_read(path, &npy)));
+    CLI_TRY(cli_check(mha_npy_read(path, &npy)));
     from->owner = npy;
     from->array = mha_npy_tensor(npy);
-    return arena_keep(RUN, npy, destroy_npy);
+    return arena_keep(npy, destroy_npy);
 }
 
 /* The length of the path in "a.safetensors" or "a.safetensors:name"; 0 for other texts. */
@@ -278,7 +278,7 @@ static cli_exit make_random(const run_problem *p, const char *option, const char
     if (p->heads_only) return CLI_OK;
     CLI_TRY(run_array_make(dtype, ndim, shape, array));
     random_source random = random_make((uint64_t)p->options->seed, stream_of(option));
-    CLI_TRY(cli_check(RUN, mha_tensor_count(array, &count)));
+    CLI_TRY(cli_check(mha_tensor_count(array, &count)));
     for (int64_t i = 0; i < count; i++) {
         if (kind == RUN_U8)
             ((uint8_t *)array->data)[i] = random_chance(&random, 0.5);

@@ -61,8 +61,8 @@ static cli_exit make_maps(delta *x)
 {
     for (int n = 0; n < MAPS; n++) {
         const mha_recurrent_desc desc = desc_of(x, n);
-        CLI_TRY(cli_check(RUN, mha_recurrent_visit_rows(x->context, &desc, &x->q, &x->k, 1, 0,
-                                                        copy_rows, x->maps[n])));
+        CLI_TRY(cli_check(mha_recurrent_visit_rows(x->context, &desc, &x->q, &x->k, 1, 0, copy_rows,
+                                                   x->maps[n])));
     }
     return CLI_OK;
 }
@@ -140,8 +140,8 @@ static cli_exit step(delta *x, int t)
     for (int c = 0; c < SIZE; c++)
         for (int d = 0; d < SIZE; d++)
             old[c] += (double)decays[t] * (double)x->s[d][c] * (double)keys[t][d];
-    CLI_TRY(cli_check(RUN, mha_recurrent_forward(x->context, &desc, &q, &k, &v, x->state, &o)));
-    CLI_TRY(cli_check(RUN, mha_recurrent_state_read(x->state, &s)));
+    CLI_TRY(cli_check(mha_recurrent_forward(x->context, &desc, &q, &k, &v, x->state, &o)));
+    CLI_TRY(cli_check(mha_recurrent_state_read(x->state, &s)));
     cli_print("\n    Token %d: a = %g, b = %g\n", t, (double)decays[t], (double)strengths[t]);
     print_pair("old = (a S)^T k ", old[0], old[1]);
     print_pair("u = b (v - old) ", (double)strengths[t] * ((double)values[t][0] - old[0]),
@@ -155,8 +155,8 @@ static cli_exit show_steps(delta *x)
 {
     const mha_recurrent_state_desc size = {
         .struct_size = sizeof size, .batch = 1, .heads = 1, .head_dim = SIZE};
-    CLI_TRY(cli_check(RUN, mha_recurrent_state_create(x->context, &size, &x->state)));
-    CLI_TRY(arena_keep(RUN, x->state, destroy));
+    CLI_TRY(cli_check(mha_recurrent_state_create(x->context, &size, &x->state)));
+    CLI_TRY(arena_keep(x->state, destroy));
     cli_print(
         "\n 4. Delta rule: erase what the key retrieves, write the difference by strength b\n");
     for (int t = 0; t < TOKENS; t++) CLI_TRY(step(x, t));

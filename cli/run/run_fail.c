@@ -142,5 +142,5 @@ cli_exit run_check(const run_problem *p, mha_status status)
     }
     if (status == MHA_ERR_SHAPE) say_shapes(p, detail, &out);
     if (status == MHA_ERR_SHAPE || status == MHA_ERR_NUMERIC) return RUN_BAD_INPUT("%s", out.text);
-    return cli_fail_status(RUN, mha_fail(status, "%s", out.text));
+    return cli_fail_status(mha_fail(status, "%s", out.text));
 }

@@ -63,10 +63,10 @@ static cli_exit add_positions(run_problem *p)
     const int64_t all[] = {x.ndim == 3 ? x.shape[0] : 1, rows, width};
     mha_tensor sum;
     CLI_TRY(run_array_make(MHA_F32, 2, all + 1, &module->encoding));
-    CLI_TRY(cli_check(RUN, mha_sinusoidal_encoding(p->context, 0, &module->encoding)));
+    CLI_TRY(cli_check(mha_sinusoidal_encoding(p->context, 0, &module->encoding)));
     CLI_TRY(run_array_make(MHA_F32, 3, all, &sum));
     const mha_tensor from = mha_tensor_contiguous(x.data, MHA_F32, 3, all);
-    CLI_TRY(cli_check(RUN, mha_add_positions(p->context, NULL, &from, &module->encoding, &sum)));
+    CLI_TRY(cli_check(mha_add_positions(p->context, NULL, &from, &module->encoding, &sum)));
     module->x = mha_tensor_contiguous(sum.data, MHA_F32, x.ndim, x.shape);
     if (!p->options->memory) module->memory = module->x;
     return CLI_OK;
@@ -114,15 +114,15 @@ static cli_exit project(mha_context *context, const mha_tensor *x, const mha_ten
     *y = mha_tensor_contiguous(NULL, MHA_F32, x->ndim, shape);
     if (!x->data) return CLI_OK; /* only shapes are known so far */
     CLI_TRY(run_array_make(MHA_F32, x->ndim, shape, y));
-    CLI_TRY(cli_check(RUN, mha_tensor_count(x, &count)));
-    CLI_TRY(cli_check(RUN, mha_linear_create(context, weight, NULL, &linear)));
-    CLI_TRY(arena_keep(RUN, linear, destroy_linear));
+    CLI_TRY(cli_check(mha_tensor_count(x, &count)));
+    CLI_TRY(cli_check(mha_linear_create(context, weight, NULL, &linear)));
+    CLI_TRY(arena_keep(linear, destroy_linear));
     const int64_t rows = inputs ? count / inputs : 0;
     const mha_tensor from = mha_tensor_contiguous(x->data, MHA_F32, 2, (int64_t[]){rows, inputs});
     const mha_tensor to = mha_tensor_contiguous(y->data, MHA_F32, 2, (int64_t[]){rows, outputs});
     mha_status status = mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &from, &to);
     arena_drop(linear);
-    return cli_check(RUN, status);
+    return cli_check(status);
 }
 
 cli_exit run_module_make(run_problem *p)

@@ -79,7 +79,7 @@ cli_exit run_check_outputs(const run_options *o)
         if (!strcmp(path, "-"))
             on_stdout = option;
         else
-            CLI_TRY(cli_check(RUN, files_check_place(path)));
+            CLI_TRY(cli_check(files_check_place(path)));
     }
     return CLI_OK;
 }
@@ -264,8 +264,8 @@ cli_exit run_write(const run_problem *p, const run_results *results)
         const char *path = path_of(o, i);
         if (!path) continue;
         const bool array = i < RUN_OUTPUT_COUNT;
-        CLI_TRY(cli_check(RUN, array ? files_write_npy(path, &results->saved[i])
-                                     : files_draw(path, draw_json, &job)));
+        CLI_TRY(cli_check(array ? files_write_npy(path, &results->saved[i])
+                                : files_draw(path, draw_json, &job)));
         if (strcmp(path, "-") != 0)
             cli_note(o->quiet, "wrote %s%s%s%s%s", path, array ? ": " : "",
                      array ? type_text(&results->saved[i]) : "", array ? " " : "",

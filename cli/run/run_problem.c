@@ -12,7 +12,7 @@ static cli_exit load(const run_problem *p, const char *option, const char *text,
                      const mha_tensor **tensor)
 {
     mha_tensor *array;
-    CLI_TRY(ARENA_ALLOC(RUN, 1, &array));
+    CLI_TRY(ARENA_ALLOC(1, &array));
     *tensor = array;
     return run_array_read(p, option, text, kind, array);
 }
@@ -231,12 +231,12 @@ static cli_exit fill_slopes(run_problem *p)
     if (!p->options->alibi || mha_tensor_count(&p->q, &elements) != MHA_OK || elements == 0)
         return CLI_OK;
     mha_tensor *slopes;
-    CLI_TRY(ARENA_ALLOC(RUN, 1, &slopes));
+    CLI_TRY(ARENA_ALLOC(1, &slopes));
     p->desc.alibi_slopes = slopes;
     *slopes = mha_tensor_contiguous(NULL, MHA_F32, 1, &heads);
     if (p->heads_only) return CLI_OK;
     CLI_TRY(run_array_make(MHA_F32, 1, &heads, slopes));
-    return cli_check(RUN, mha_alibi_slopes(heads, slopes->data));
+    return cli_check(mha_alibi_slopes(heads, slopes->data));
 }
 
 static cli_exit load_list(const run_problem *p, const char *option, const char *text,
@@ -281,7 +281,7 @@ static cli_exit ragged_positions(const run_problem *p, const int64_t *starts, in
                                  const int64_t *offsets, int64_t offset, const mha_tensor **ids)
 {
     mha_tensor *made;
-    CLI_TRY(ARENA_ALLOC(RUN, 1, &made));
+    CLI_TRY(ARENA_ALLOC(1, &made));
     CLI_TRY(run_array_make(MHA_I64, 1, &rows, made));
     int64_t *id = made->data, t = 0;
     for (int64_t b = 0; b < p->desc.sequences; b++) {

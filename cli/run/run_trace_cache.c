@@ -43,9 +43,9 @@ static cli_exit start(decoding *d)
                               .head_dim = p->k.shape[3],
                               .value_head_dim = p->v.shape[3]};
     cache_types(cache - 1, &desc.type, &desc.key_scales);
-    CLI_TRY(cli_check(RUN, mha_kv_cache_count(&desc, &sizes)));
-    CLI_TRY(cli_check(RUN, mha_kv_cache_create(p->context, &desc, &d->cache)));
-    CLI_TRY(arena_keep(RUN, d->cache, destroy));
+    CLI_TRY(cli_check(mha_kv_cache_count(&desc, &sizes)));
+    CLI_TRY(cli_check(mha_kv_cache_create(p->context, &desc, &d->cache)));
+    CLI_TRY(arena_keep(d->cache, destroy));
     const size_t size = mha_dtype_size(desc.type);
     d->exact = desc.type == MHA_F32 || desc.type == p->k.dtype;
     d->bytes = desc.kv_heads * (desc.head_dim + desc.value_head_dim) * (int64_t)size;

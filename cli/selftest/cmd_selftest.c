@@ -24,8 +24,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SELFTEST "selftest"
-
 typedef struct test_options {
     int64_t problems, seed;
     int quiet;
@@ -40,7 +38,7 @@ static const args_option option_table[] = {
 };
 
 const args_page selftest_page = {
-    .command = SELFTEST,
+    .command = "selftest",
     .bare = true,
     .summary = "check the fast kernels against plain arithmetic",
     .usage = "selftest [options]",
@@ -75,7 +73,7 @@ typedef struct random_problem {
 
 static cli_exit make_floats(random_source *r, int64_t count, double size, float **out)
 {
-    CLI_TRY(ARENA_ALLOC(SELFTEST, count, out));
+    CLI_TRY(ARENA_ALLOC(count, out));
     for (int64_t i = 0; i < count; i++) (*out)[i] = random_float(r, size);
     return CLI_OK;
 }
@@ -92,7 +90,7 @@ static cli_exit make_mask(random_source *r, random_problem *p)
         p->desc.key_lengths = p->key_lengths;
     }
     if (random_below(r, 3) == 0) {
-        CLI_TRY(ARENA_ALLOC(SELFTEST, p->T * p->S, &p->keep));
+        CLI_TRY(ARENA_ALLOC(p->T * p->S, &p->keep));
         for (int64_t i = 0; i < p->T * p->S; i++) p->keep[i] = random_below(r, 4) != 0;
         p->keep_tensor = mha_tensor_contiguous(p->keep, MHA_U8, 2, (int64_t[]){p->T, p->S});
         p->desc.keep_mask = &p->keep_tensor;
@@ -137,7 +135,7 @@ static cli_exit solve(mha_context *context, random_problem *p, mha_path path, mh
     desc.path = path;
     desc.compute = compute;
     desc.flags |= MHA_ATTENTION_STRICT;
-    return cli_check(SELFTEST, mha_attention_forward(context, &desc, &q, &k, &v, &o, NULL));
+    return cli_check(mha_attention_forward(context, &desc, &q, &k, &v, &o, NULL));
 }
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
@@ -219,7 +217,7 @@ static cli_exit make_runners(contender *runners, int *count)
     for (int i = 0; i < MOST_RUNNERS; i++) {
         if (isas[i] == MHA_ISA_AUTO || !mha_isa_available(isas[i])) continue;
         runners[*count] = (contender){.isa = isas[i]};
-        CLI_TRY(context_make(SELFTEST, isas[i], 1, &runners[(*count)++].context));
+        CLI_TRY(context_make(isas[i], 1, &runners[(*count)++].context));
     }
     return CLI_OK;
 }
@@ -333,7 +331,7 @@ cli_exit cmd_selftest(int count, char *const *arguments)
     int runner_count;
     random_source r = {(uint64_t)options.seed};
     CLI_TRY(make_runners(runners, &runner_count));
-    CLI_TRY(context_make(SELFTEST, runners[runner_count - 1].isa, 3, &three));
+    CLI_TRY(context_make(runners[runner_count - 1].isa, 3, &three));
     progress shown = progress_begin(options.quiet);
     for (int64_t i = 0; i < options.problems; i++) {
         progress_show(&shown, (double)i / (double)options.problems,

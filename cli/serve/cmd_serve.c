@@ -32,7 +32,7 @@ static const args_option option_table[] = {
 };
 
 const args_page serve_page = {
-    .command = SERVE,
+    .command = "serve",
     .summary = "see heads in a browser while you type, and switch them off",
     .usage = "serve [options] MODEL [\"text\"]",
     .examples = "multihead serve MODEL\n"
@@ -64,15 +64,15 @@ static cli_exit open_model(const serve_options *options, text_model *model)
 {
     const bool progress = screen_shows_progress(options->quiet);
     if (progress) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
-    const cli_exit code = text_model_open(SERVE, options->model, options->threads, false, model);
+    const cli_exit code = text_model_open(options->model, options->threads, false, model);
     if (progress) cli_print_to(stderr, "\r\033[K");
     CLI_TRY(code);
     if (model->encoder)
-        return cli_fail(CLI_UNSUPPORTED, SERVE,
+        return cli_fail(CLI_UNSUPPORTED,
                         "%s: an encoder-decoder needs two texts; serve %s/encoder, or use 'view'",
                         options->model, options->model);
     if (options->max_tokens <= model->max_length) return CLI_OK;
-    return cli_fail(CLI_USAGE, SERVE, "--max-tokens %" PRId64 ": the model takes at most %" PRId64,
+    return cli_fail(CLI_USAGE, "--max-tokens %" PRId64 ": the model takes at most %" PRId64,
                     options->max_tokens, model->max_length);
 }
 
@@ -94,20 +94,20 @@ static cli_exit run(const serve_options *options)
     snprintf(words, sizeof words, "'multihead heads %.400s --words' lists them", options->model);
     const mha_live_options how = {.struct_size = sizeof how,
                                   .name = model.name,
+                                  .folder = options->model,
                                   .max_tokens = options->max_tokens,
                                   .advise_words = words,
                                   .is_over = is_over};
-    CLI_TRY(cli_check(SERVE, mha_live_create(model.context, model.model, &how, &site.live)));
-    CLI_TRY(arena_keep(SERVE, site.live, forget));
+    CLI_TRY(cli_check(mha_live_create(model.context, model.model, &how, &site.live)));
+    CLI_TRY(arena_keep(site.live, forget));
     CLI_TRY(serve_listen(options->address, (int)options->port, &site));
     if (serve_is_open(&site))
-        cli_warn(SERVE,
-                 "%s is reachable from other machines: anyone with the address below can read the "
+        cli_warn("%s is reachable from other machines: anyone with the address below can read the "
                  "texts and use this machine; nothing is encrypted",
                  options->address);
     signals_hold();
     print_address(&site, options->text);
-    cli_exit code = cli_finish_stdout(SERVE, CLI_OK);
+    cli_exit code = cli_finish_stdout(CLI_OK);
     cli_note(options->quiet, "open the address in a browser; Ctrl-C ends");
     if (code == CLI_OK) code = serve_until_end(&site);
     signals_release();
@@ -119,7 +119,7 @@ static cli_exit run(const serve_options *options)
 static cli_exit run(const serve_options *options)
 {
     (void)options;
-    return cli_fail(CLI_UNSUPPORTED, SERVE,
+    return cli_fail(CLI_UNSUPPORTED,
                     "this program was built without libmicrohttpd (MHA_SERVE=OFF); install "
                     "libmicrohttpd-dev and build again");
 }

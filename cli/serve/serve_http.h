@@ -14,8 +14,6 @@
 
 #include <multihead/live.h>
 
-#define SERVE "serve" /* the name in messages */
-
 enum {
     SERVE_TOKEN_BYTES = 32,      /* hexadecimal digits of 128 random bits */
     SERVE_MOST_BODY = 1 << 20,   /* bytes: 4,096 tokens are about 20 KB of text */

@@ -331,7 +331,7 @@ static cli_exit make_token(char token[SERVE_TOKEN_BYTES + 1])
 {
     unsigned char bytes[SERVE_TOKEN_BYTES / 2];
     if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
-        return cli_fail(CLI_UNSUPPORTED, SERVE, "the system provides no random numbers: %s",
+        return cli_fail(CLI_UNSUPPORTED, "the system provides no random numbers: %s",
                         strerror(errno));
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(token + 2 * i, 3, "%02x", bytes[i]);
     return CLI_OK;
@@ -367,7 +367,7 @@ static cli_exit read_address(const char *text, int port, server *s)
                                    .ai_socktype = SOCK_STREAM};
     snprintf(number, sizeof number, "%d", port);
     if (strlen(text) >= SERVE_ADDRESS_BYTES - 2 || getaddrinfo(text, number, &hints, &found) != 0)
-        return cli_fail(CLI_USAGE, SERVE,
+        return cli_fail(CLI_USAGE,
                         "--address %s: expected a numeric address, such as 127.0.0.1, or "
                         "0.0.0.0 for all interfaces",
                         text);
@@ -410,14 +410,14 @@ cli_exit serve_listen(const char *address, int port, serve_site *site)
     s->site = site;
     CLI_TRY(make_token(site->token));
     CLI_TRY(read_address(address ? address : "127.0.0.1", port, s));
-    CLI_TRY(arena_keep(SERVE, s, stop));
+    CLI_TRY(arena_keep(s, stop));
     s->daemon = MHD_start_daemon(
         MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL, on_request, s, MHD_OPTION_NOTIFY_CONNECTION,
         on_connection, s, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT,
         (unsigned)MOST_CONNECTIONS, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
         MHD_OPTION_UNESCAPE_CALLBACK, leave_escaped, NULL, MHD_OPTION_END);
     if (!s->daemon || !listen_at(s))
-        return cli_fail(CLI_NO_OUTPUT, SERVE, "cannot listen at %s port %d: %s; try another --port",
+        return cli_fail(CLI_NO_OUTPUT, "cannot listen at %s port %d: %s; try another --port",
                         site->address, port, strerror(errno));
     site->port = ntohs(((const struct sockaddr_in *)(const void *)&s->address)->sin_port);
     return CLI_OK;
@@ -459,9 +459,9 @@ static cli_exit take_turn(server *s)
     if (MHD_get_timeout(s->daemon, &ms) != MHD_YES || ms > TICK_MS) ms = TICK_MS;
     struct timeval wait = {.tv_usec = (suseconds_t)ms * 1000};
     if (select(most + 1, &reads, &writes, &errors, &wait) < 0)
-        return errno == EINTR ? CLI_OK
-                              : cli_fail(CLI_INTERNAL, SERVE, "cannot wait for the socket: %s",
-                                         strerror(errno));
+        return errno == EINTR
+                   ? CLI_OK
+                   : cli_fail(CLI_INTERNAL, "cannot wait for the socket: %s", strerror(errno));
     MHD_run_from_select(s->daemon, &reads, &writes, &errors);
     if (FD_ISSET(s->listener, &reads)) take_connection(s);
     look_at_clock(s);

@@ -93,7 +93,7 @@ static const char *task_at(int i)
 }
 
 const args_page train_page = {
-    .command = TRAIN,
+    .command = "train",
     .summary = "train a small transformer and watch its heads specialise",
     .usage = "train [options] TASK | --text FILE",
     .examples = "multihead train sentences -o demo\n"
@@ -193,7 +193,7 @@ static cli_exit step(train_run *run)
         mha_status status = mha_fail(MHA_ERR_CALLBACK, "stopped by a signal");
         status = mha_transport_agree(ranks_transport(), status);
         run->stopped = status == MHA_ERR_CALLBACK;
-        return run->stopped ? CLI_OK : ranks_check(TRAIN, status);
+        return run->stopped ? CLI_OK : ranks_check(status);
     }
     return train_model_step(&run->model, &run->stopped);
 }
@@ -275,20 +275,18 @@ static cli_exit find_task(const args_texts *plain, const train_task **task)
                                  names[count]);
     }
     if (plain->count > 1)
-        return cli_fail(CLI_USAGE, TRAIN,
+        return cli_fail(CLI_USAGE,
                         "one task at a time: '%s' is one argument too many; -o %s writes there",
                         plain->items[1], plain->items[1]);
     if (plain->count == 0)
-        return cli_fail(CLI_USAGE, TRAIN, "name one task of: %s; or give --text FILE", all);
+        return cli_fail(CLI_USAGE, "name one task of: %s; or give --text FILE", all);
     for (size_t i = 0; i < count; i++)
         if (!strcmp(plain->items[0], names[i])) *task = train_tasks[i];
     if (*task) return CLI_OK;
     const char *near = mha_nearest_name(plain->items[0], names, count);
     if (near)
-        return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; did you mean '%s'?", plain->items[0],
-                        near);
-    return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; expected one of %s", plain->items[0],
-                    all);
+        return cli_fail(CLI_USAGE, "unknown task '%s'; did you mean '%s'?", plain->items[0], near);
+    return cli_fail(CLI_USAGE, "unknown task '%s'; expected one of %s", plain->items[0], all);
 }
 
 /* Another number of heads at the same width. */
@@ -296,9 +294,8 @@ static cli_exit set_heads(int64_t heads, mha_transformer_desc *model)
 {
     const int64_t width = model->head_dim ? model->head_dim * model->num_heads : model->embed_dim;
     if (width % heads != 0)
-        return cli_fail(CLI_USAGE, TRAIN,
-                        "--heads %" PRId64 ": expected a divisor of the width %" PRId64, heads,
-                        width);
+        return cli_fail(CLI_USAGE, "--heads %" PRId64 ": expected a divisor of the width %" PRId64,
+                        heads, width);
     if (model->head_dim) model->head_dim = width / heads;
     model->num_heads = heads;
     return CLI_OK;
@@ -320,7 +317,7 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
     if (recipe->decay < 0) recipe->decay = 0;
     if (o->tries) recipe->tries = o->tries;
     if (o->batch && task->draws_all && o->batch != recipe->batch)
-        return cli_fail(CLI_USAGE, TRAIN,
+        return cli_fail(CLI_USAGE,
                         "--batch is %" PRId64
                         ", but each step of the task %s takes all of its %" PRId64
                         " sequences; omit --batch",
@@ -329,10 +326,10 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
     if (o->every) recipe->every = o->every;
     if (o->dropout.given) recipe->dropout = o->dropout.value;
     if (!(recipe->dropout >= 0 && recipe->dropout <= 1))
-        return cli_fail(CLI_USAGE, TRAIN, "--dropout is %g, expected 0 to 1", recipe->dropout);
+        return cli_fail(CLI_USAGE, "--dropout is %g, expected 0 to 1", recipe->dropout);
     if (!o->learning_rate.given) return CLI_OK;
     if (!(o->learning_rate.value > 0 && o->learning_rate.value <= 1))
-        return cli_fail(CLI_USAGE, TRAIN, "--learning-rate is %g, expected more than 0, at most 1",
+        return cli_fail(CLI_USAGE, "--learning-rate is %g, expected more than 0, at most 1",
                         o->learning_rate.value);
     recipe->learning_rate = o->learning_rate.value;
     return CLI_OK;
@@ -403,7 +400,7 @@ static cli_exit learn(const train_options *options, train_run *run, train_verdic
 {
     CLI_TRY(train_save_begin(options->fresh, run));
     if (!run->done && run->model.step > run->model.recipe.steps)
-        return cli_fail(CLI_USAGE, TRAIN,
+        return cli_fail(CLI_USAGE,
                         "%s: is already at step %" PRId64 ", --steps is %" PRId64
                         "; give more, or --fresh to start over",
                         options->folder, run->model.step, run->model.recipe.steps);
@@ -418,7 +415,7 @@ static cli_exit run_training(const train_options *options, const train_task *tas
                      .seed = (uint64_t)options->seed,
                      .pictures = !options->no_report && ranks_first()};
     CLI_TRY(make_recipe(options, task, &run.model.recipe));
-    CLI_TRY(context_make(TRAIN, MHA_ISA_AUTO, options->threads, &run.model.context));
+    CLI_TRY(context_make(MHA_ISA_AUTO, options->threads, &run.model.context));
     /* Hold signals from the first file to the last, so that none loses completed work. */
     signals_hold();
     CLI_TRY(learn(options, &run, &verdict));
@@ -429,8 +426,7 @@ static cli_exit run_training(const train_options *options, const train_task *tas
 static cli_exit train_on_text(const train_options *options, const args_texts *plain)
 {
     if (plain->count > 0)
-        return cli_fail(CLI_USAGE, TRAIN, "'%s' and --text: give a task or a text",
-                        plain->items[0]);
+        return cli_fail(CLI_USAGE, "'%s' and --text: give a task or a text", plain->items[0]);
     const train_text_options how = {.path = options->text,
                                     .characters = options->characters,
                                     .context = options->context,

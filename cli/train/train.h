@@ -12,8 +12,6 @@
 #include <multihead/optimizer.h>
 #include <multihead/training.h>
 
-#define TRAIN "train"
-
 enum {
     TRAIN_MOST_LAYERS = 12,
     TRAIN_MOST_HEADS = 32,

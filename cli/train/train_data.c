@@ -13,11 +13,11 @@ cli_exit train_batch_make(int64_t most, int64_t longest, int64_t probes, train_b
 {
     const int64_t tokens = most * longest;
     *batch = (train_batch){.most = most, .longest = longest, .probe_room = most * probes};
-    CLI_TRY(ARENA_ALLOC(TRAIN, tokens, &batch->tokens));
-    CLI_TRY(ARENA_ALLOC(TRAIN, tokens, &batch->targets));
-    CLI_TRY(ARENA_ALLOC(TRAIN, tokens, &batch->source));
-    CLI_TRY(ARENA_ALLOC(TRAIN, tokens, &batch->weights));
-    CLI_TRY(ARENA_ALLOC(TRAIN, most, &batch->lengths));
-    CLI_TRY(ARENA_ALLOC(TRAIN, most, &batch->source_lengths));
-    return ARENA_ALLOC(TRAIN, batch->probe_room, &batch->probes);
+    CLI_TRY(ARENA_ALLOC(tokens, &batch->tokens));
+    CLI_TRY(ARENA_ALLOC(tokens, &batch->targets));
+    CLI_TRY(ARENA_ALLOC(tokens, &batch->source));
+    CLI_TRY(ARENA_ALLOC(tokens, &batch->weights));
+    CLI_TRY(ARENA_ALLOC(most, &batch->lengths));
+    CLI_TRY(ARENA_ALLOC(most, &batch->source_lengths));
+    return ARENA_ALLOC(batch->probe_room, &batch->probes);
 }

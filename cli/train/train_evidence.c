@@ -128,9 +128,8 @@ cli_exit train_evidence_make(const train_run *run, const train_finding *found, i
     mha_transformer_describe(run->model.decoder, &d);
     const int64_t heads = d.num_layers * d.num_heads;
     *e = (train_evidence){0};
-    CLI_TRY(ARENA_ALLOC(TRAIN, EVIDENCE_SERIES * 2 * run->looks + EVIDENCE_COLUMNS * heads,
-                        &e->numbers));
-    CLI_TRY(arena_alloc(TRAIN, (TRAIN_MOST_FRAMES + 1) * heads, sizeof(float *), &e->panels));
+    CLI_TRY(ARENA_ALLOC(EVIDENCE_SERIES * 2 * run->looks + EVIDENCE_COLUMNS * heads, &e->numbers));
+    CLI_TRY(arena_alloc((TRAIN_MOST_FRAMES + 1) * heads, sizeof(float *), &e->panels));
     make_curves(run, e);
     make_columns(run, found, d.num_layers, d.num_heads, e);
     make_frames(run, example, heads, e);

@@ -19,6 +19,14 @@ static int64_t cells(const train_model *model)
            (model->encoder ? model->probe.S : model->probe.T);
 }
 
+static cli_exit keep_ids(const train_model *model, train_frames *frames)
+{
+    frames->tokens = model->probe.T;
+    CLI_TRY(ARENA_ALLOC(frames->tokens, &frames->ids));
+    memcpy(frames->ids, model->probe.tokens, (size_t)frames->tokens * sizeof *frames->ids);
+    return CLI_OK;
+}
+
 cli_exit train_frames_make(train_model *model, train_frames *frames)
 {
     int64_t bytes = 0;
@@ -26,12 +34,13 @@ cli_exit train_frames_make(train_model *model, train_frames *frames)
     for (int i = 0; i < frames->examples; i++) {
         CLI_TRY(train_report_set_text(model, model->task->examples[i]));
         frames->size[i] = cells(model);
+        if (i == 0) CLI_TRY(keep_ids(model, frames));
         bytes += frames->size[i] * (int64_t)sizeof(float);
     }
     if (bytes * LEAST > most_bytes) return CLI_OK; /* too large: none */
     frames->most = most_bytes / bytes < TRAIN_MOST_FRAMES ? most_bytes / bytes : TRAIN_MOST_FRAMES;
     for (int i = 0; i < frames->examples; i++)
-        CLI_TRY(ARENA_ALLOC(TRAIN, frames->most * frames->size[i], &frames->maps[i]));
+        CLI_TRY(ARENA_ALLOC(frames->most * frames->size[i], &frames->maps[i]));
     return CLI_OK;
 }
 

@@ -14,6 +14,8 @@ typedef struct train_frames {
     int64_t spacing;     /* evaluations between two snapshots */
     double steps[TRAIN_MOST_FRAMES];
     int examples;
+    int32_t *ids; /* [tokens] of the first example */
+    int64_t tokens;
     int64_t size[TRAIN_EXAMPLES]; /* of a frame: heads x rows x columns of all layers */
     float *maps[TRAIN_EXAMPLES];  /* [most, size] */
 } train_frames;

@@ -18,9 +18,9 @@ static cli_exit part_make(train_model *model, const mha_transformer_desc *desc, 
     mha_transformer_init init = model->recipe.init;
     init.struct_size = sizeof init;
     init.seed = seed;
-    CLI_TRY(cli_check(TRAIN, mha_transformer_create(model->context, desc, net)));
-    CLI_TRY(arena_keep(TRAIN, *net, destroy_net));
-    return cli_check(TRAIN, mha_transformer_initialise(model->context, *net, &init));
+    CLI_TRY(cli_check(mha_transformer_create(model->context, desc, net)));
+    CLI_TRY(arena_keep(*net, destroy_net));
+    return cli_check(mha_transformer_initialise(model->context, *net, &init));
 }
 
 static cli_exit make_trainer(train_model *model)
@@ -41,9 +41,9 @@ static cli_exit make_trainer(train_model *model)
                                    .clip = r->clip,
                                    .head_grade = grade > 0 && grade < 1 ? grade : 0,
                                    .transport = ranks_transport()};
-    CLI_TRY(ranks_check(TRAIN, mha_trainer_create(model->context, model->decoder, model->encoder,
-                                                  &desc, &model->trainer)));
-    return arena_keep(TRAIN, model->trainer, destroy_trainer);
+    CLI_TRY(ranks_check(mha_trainer_create(model->context, model->decoder, model->encoder, &desc,
+                                           &model->trainer)));
+    return arena_keep(model->trainer, destroy_trainer);
 }
 
 cli_exit train_model_make(uint64_t seed, train_model *model)
@@ -56,7 +56,7 @@ cli_exit train_model_make(uint64_t seed, train_model *model)
     desc.vocab_size = encoder.vocab_size = task->word_count;
     desc.max_length = encoder.max_length = task->longest;
     if (desc.num_layers > TRAIN_MOST_LAYERS || desc.num_heads > TRAIN_MOST_HEADS)
-        return cli_fail(CLI_USAGE, TRAIN, "%lld layers of %lld heads, at most %d of %d",
+        return cli_fail(CLI_USAGE, "%lld layers of %lld heads, at most %d of %d",
                         (long long)desc.num_layers, (long long)desc.num_heads,
                         (int)TRAIN_MOST_LAYERS, (int)TRAIN_MOST_HEADS);
     CLI_TRY(train_batch_make(recipe.batch, task->longest, task->probes, &model->batch));
@@ -65,9 +65,9 @@ cli_exit train_model_make(uint64_t seed, train_model *model)
     CLI_TRY(part_make(model, &desc, seed, &model->decoder));
     if (encoder.num_layers > 0) CLI_TRY(part_make(model, &encoder, seed + 1, &model->encoder));
     CLI_TRY(make_trainer(model));
-    return ARENA_ALLOC(
-        TRAIN, desc.num_layers * desc.num_heads * model->probe.most * task->longest * task->longest,
-        &model->probabilities);
+    return ARENA_ALLOC(desc.num_layers * desc.num_heads * model->probe.most * task->longest *
+                           task->longest,
+                       &model->probabilities);
 }
 
 /* ---- steps and looks ----------------------------------------------------------------------- */
@@ -126,7 +126,7 @@ cli_exit train_model_step(train_model *model, bool *stopped)
                           "the loss is not finite after step %lld"
                           "; give a smaller --learning-rate, and --fresh to start over",
                           (long long)model->step + 1);
-    CLI_TRY(ranks_check(TRAIN, status));
+    CLI_TRY(ranks_check(status));
     model->step = mha_trainer_steps(model->trainer);
     return CLI_OK;
 }
@@ -144,9 +144,9 @@ cli_exit train_model_look(train_model *model, const mha_tensor *gates, double *l
     const mha_tensor probabilities = mha_tensor_contiguous(
         model->probabilities, MHA_F32, 5,
         (int64_t[]){d.num_layers, batch->B, d.num_heads, batch->T, encoded ? batch->S : batch->T});
-    CLI_TRY(cli_check(TRAIN, mha_trainer_evaluate(model->trainer, &v.batch,
-                                                  encoded ? NULL : &probabilities,
-                                                  encoded ? &probabilities : NULL, &logits, loss)));
+    CLI_TRY(
+        cli_check(mha_trainer_evaluate(model->trainer, &v.batch, encoded ? NULL : &probabilities,
+                                       encoded ? &probabilities : NULL, &logits, loss)));
     model->logits = logits.data;
     return CLI_OK;
 }

@@ -50,7 +50,7 @@ cli_exit train_print(const train_task *task, int64_t count)
     train_batch batch;
     random_source r = random_make(TRAIN_SPLIT_REPORT, 3);
     if (task->recipe->encoder.num_layers > 0)
-        return cli_fail(CLI_UNSUPPORTED, TRAIN,
+        return cli_fail(CLI_UNSUPPORTED,
                         "--print: a sequence of '%s' is two texts, which CoNLL-U cannot link",
                         task->name);
     CLI_TRY(train_batch_make(AT_ONCE, task->longest, task->probes, &batch));
@@ -65,5 +65,5 @@ cli_exit train_print(const train_task *task, int64_t count)
              b++) /* a small task draws all its sequences */
             print_sequence(task, &batch, b, done + b + 1);
     }
-    return cli_finish_stdout(TRAIN, CLI_OK);
+    return cli_finish_stdout(CLI_OK);
 }

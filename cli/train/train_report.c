@@ -195,11 +195,10 @@ cli_exit train_report_set_text(train_model *model, const char *text)
         size_t length = strcspn(text, " ");
         int32_t id = word_number(model->task, text, length);
         if (id < 0)
-            return cli_fail(CLI_BAD_INPUT, TRAIN, "the task '%s' does not know the word '%.*s'",
+            return cli_fail(CLI_BAD_INPUT, "the task '%s' does not know the word '%.*s'",
                             model->task->name, (int)length, text);
         if (batch->T == batch->longest)
-            return cli_fail(CLI_BAD_INPUT, TRAIN, "more than %lld words",
-                            (long long)batch->longest - 1);
+            return cli_fail(CLI_BAD_INPUT, "more than %lld words", (long long)batch->longest - 1);
         batch->tokens[batch->T++] = id;
         text += length + (text[length] == ' ');
     }
@@ -210,7 +209,7 @@ cli_exit train_report_set_text(train_model *model, const char *text)
 static cli_exit add_tokens(const train_task *task, const int32_t *ids, int64_t count,
                            mha_tokens *tokens)
 {
-    CLI_TRY(maps_make_tokens(TRAIN, count, tokens));
+    CLI_TRY(maps_make_tokens(count, tokens));
     for (int64_t i = 0; i < count; i++) {
         tokens->ids[i] = ids[i];
         tokens->labels[i] = task->words[ids[i]];
@@ -224,17 +223,14 @@ static cli_exit make_maps(train_model *model, const char *text, mha_maps *maps)
 {
     const train_batch *batch = &model->probe;
     mha_transformer_desc d;
-    char name[96];
     mha_transformer_describe(model->decoder, &d);
     if (model->task->text) /* its best step */
-        snprintf(name, sizeof name, "a text of %s %s", words_count(model->task->text->count).text,
-                 model->task->splitting == MHA_SPLIT_CHARACTERS ? "characters" : "words");
+        CLI_TRY(
+            arena_print(&maps->name, "a text of %s %s", words_count(model->task->text->count).text,
+                        model->task->splitting == MHA_SPLIT_CHARACTERS ? "characters" : "words"));
     else
-        snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
-    char *kept;
-    CLI_TRY(arena_text(TRAIN, name, strlen(name), &kept));
+        CLI_TRY(arena_print(&maps->name, "%s, step %" PRId64, model->task->name, model->step));
     maps->struct_size = sizeof *maps;
-    maps->name = kept;
     maps->kind = "transformer, trained here";
     maps->text[0] = text;
     maps->text_bytes[0] = text ? strlen(text) : 0;
@@ -245,10 +241,10 @@ static cli_exit make_maps(train_model *model, const char *text, mha_maps *maps)
     CLI_TRY(add_tokens(model->task, batch->tokens, batch->T, &maps->rows));
     maps->cols = maps->rows;
     if (model->encoder) CLI_TRY(add_tokens(model->task, batch->source, batch->S, &maps->cols));
-    CLI_TRY(ARENA_ALLOC(TRAIN, d.num_layers, &maps->layer));
+    CLI_TRY(ARENA_ALLOC(d.num_layers, &maps->layer));
     const int64_t count = d.num_heads * maps->rows.count * maps->cols.count;
     for (int64_t l = 0; l < d.num_layers; l++) {
-        CLI_TRY(maps_add_layer(TRAIN, maps, l));
+        CLI_TRY(maps_add_layer(maps, l));
         memcpy(maps->layer[l], model->probabilities + l * count, (size_t)count * sizeof(float));
     }
     return CLI_OK;
@@ -260,10 +256,10 @@ static cli_exit print_map(const train_finding *found, const mha_maps *maps)
     char head[64];
     mha_maps one = *maps;
     maps_picks picks;
-    view_options chosen = {.command = TRAIN};
+    view_options chosen = {0};
     snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, found->layer, found->head);
     chosen.heads = (args_texts){.items = {head}, .count = 1};
-    CLI_TRY(maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps->layers, maps->heads, &picks));
+    CLI_TRY(maps_pick(&chosen.layers, &chosen.heads, maps->layers, maps->heads, &picks));
     one.on = picks.on;
     return view_print(&chosen, &one);
 }
@@ -305,14 +301,13 @@ static cli_exit write_html(const train_run *run, const train_finding *found, int
     train_evidence evidence;
     mha_maps all = *maps;
     maps_picks picks;
-    view_options options = {.command = TRAIN,
-                            .folder = run->folder,
+    view_options options = {.folder = run->folder,
                             .html = example ? "report-2.html" : "report.html",
                             .quiet = quiet,
                             .extra = &evidence.extra};
     choose_first(run, found, example, maps, &options);
     CLI_TRY(train_evidence_make(run, found, example, &evidence));
-    CLI_TRY(maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &picks));
+    CLI_TRY(maps_pick(&options.layers, &options.heads, maps->layers, maps->heads, &picks));
     all.on = picks.on;
     return view_write_files(&options, &all);
 }

@@ -28,7 +28,7 @@ static cli_exit folder_path(const train_run *run, const char *name, char path[PA
 {
     int length = snprintf(path, PATH_BYTES, "%s/%s", run->folder, name);
     if (length > 0 && length < PATH_BYTES) return CLI_OK;
-    return cli_fail(CLI_NO_OUTPUT, TRAIN, "the folder's name is too long");
+    return cli_fail(CLI_NO_OUTPUT, "the folder's name is too long");
 }
 
 /* Everything that training depends on. */
@@ -78,6 +78,7 @@ static void list_state(train_run *run, state_list *list)
     train_frames *f = &run->frames;
     if (f->count > 0) {
         add(list, "frame_steps", f->steps, MHA_F64, f->count, 0);
+        add(list, "example", f->ids, MHA_I32, f->tokens, 0);
         add(list, "frames", f->maps[0], MHA_F32, f->count, f->size[0]);
         if (f->examples > 1) add(list, "frames_2", f->maps[1], MHA_F32, f->count, f->size[1]);
     }
@@ -129,25 +130,25 @@ static cli_exit save_state(train_run *run)
     mha_file *file = NULL;
     mha_status status = mha_file_create_in(run->folder, STATE, &file);
     if (status == MHA_OK) status = write_state(run, mha_file_sink(file));
-    return cli_check(TRAIN, mha_file_finish(file, status));
+    return cli_check(mha_file_finish(file, status));
 }
 
 static cli_exit foreign(const char *path, const char *what)
 {
-    return cli_fail(CLI_BAD_INPUT, TRAIN, "%s: %s; --fresh starts over, -o names another folder",
-                    path, what);
+    return cli_fail(CLI_BAD_INPUT, "%s: %s; --fresh starts over, -o names another folder", path,
+                    what);
 }
 
 /* Create the model and the records of an attempt, and release those of the last one. */
 static cli_exit make_try(train_run *run)
 {
-    CLI_TRY(ranks_share(TRAIN, &run->attempt, sizeof run->attempt));
+    CLI_TRY(ranks_share(&run->attempt, sizeof run->attempt));
     arena_release(run->mark);
     run->curve = NULL;
     run->looks = run->room = run->best_step = 0;
     CLI_TRY(train_model_make(train_try_seed(run->seed, run->attempt), &run->model));
     if (run->model.recipe.patience > 0) {
-        CLI_TRY(ARENA_ALLOC(TRAIN, mha_transformer_size(run->model.decoder), &run->best));
+        CLI_TRY(ARENA_ALLOC(mha_transformer_size(run->model.decoder), &run->best));
         run->best_loss = INFINITY;
     }
     return run->pictures ? train_frames_make(&run->model, &run->frames) : CLI_OK;
@@ -177,7 +178,7 @@ static cli_exit grow_curve(train_run *run, int64_t looks)
 {
     if (looks <= run->room) return CLI_OK;
     run->room = looks < 64 ? 64 : 2 * looks;
-    return arena_grow(TRAIN, run->room * TRAIN_CURVE_COLUMNS, sizeof *run->curve, &run->curve);
+    return arena_grow(run->room * TRAIN_CURVE_COLUMNS, sizeof *run->curve, &run->curve);
 }
 
 static cli_exit read_curve(train_run *run, const char *path, const mha_safetensors *file)
@@ -228,10 +229,10 @@ static cli_exit read_frames(train_run *run, const char *path, const mha_safetens
 /* Parameters and state have changed: recompute everything derived from them. */
 static cli_exit take_parameters(train_run *run)
 {
-    CLI_TRY(cli_check(TRAIN, mha_transformer_update(run->model.context, run->model.decoder)));
+    CLI_TRY(cli_check(mha_transformer_update(run->model.context, run->model.decoder)));
     if (run->model.encoder)
-        CLI_TRY(cli_check(TRAIN, mha_transformer_update(run->model.context, run->model.encoder)));
-    return cli_check(TRAIN, mha_trainer_resume(run->model.trainer, run->model.step));
+        CLI_TRY(cli_check(mha_transformer_update(run->model.context, run->model.encoder)));
+    return cli_check(mha_trainer_resume(run->model.trainer, run->model.step));
 }
 
 static cli_exit read_parameters(train_run *run, const char *path, const mha_safetensors *file)
@@ -264,12 +265,12 @@ static cli_exit read_state(const char *path, const mha_safetensors *file, train_
         !(strtod(seconds, NULL) < 1e9))
         return foreign(path, "not a training state");
     if (strcmp(name, run->model.task->name) != 0)
-        return cli_fail(CLI_BAD_INPUT, TRAIN,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: a training of '%s', not of '%s'; -o names "
                         "another folder",
                         path, name, run->model.task->name);
     if (seed != run->seed)
-        return cli_fail(CLI_BAD_INPUT, TRAIN,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: begun with --seed %" PRIu64
                         "; give that, or --fresh, or another folder",
                         path, seed);
@@ -277,7 +278,7 @@ static cli_exit read_state(const char *path, const mha_safetensors *file, train_
     CLI_TRY(make_try(run));
     describe(&run->model, settings);
     if (strcmp(settings, saved) != 0)
-        return cli_fail(CLI_BAD_INPUT, TRAIN,
+        return cli_fail(CLI_BAD_INPUT,
                         "%s: begun with other settings (%s); give those, or "
                         "--fresh, or another folder",
                         path, saved);
@@ -311,7 +312,7 @@ cli_exit train_save_share(train_run *run, train_verdict *verdict)
     if (!ranks_transport()) return CLI_OK;
     if (run->looks > 0)
         memcpy(x.point, run->curve + (run->looks - 1) * TRAIN_CURVE_COLUMNS, sizeof x.point);
-    CLI_TRY(ranks_share(TRAIN, &x, sizeof x));
+    CLI_TRY(ranks_share(&x, sizeof x));
     if (ranks_first()) return CLI_OK;
     run->seconds = x.seconds;
     run->model.step = x.step;
@@ -336,8 +337,8 @@ static cli_exit share_state(train_run *run)
     for (int64_t i = 0; i < list.count && list.tensors[i].dtype == MHA_F32 &&
                         list.tensors[i].data != run->best && list.tensors[i].ndim == 1;
          i++)
-        CLI_TRY(ranks_share(TRAIN, list.tensors[i].data,
-                            (size_t)list.tensors[i].shape[0] * sizeof(float)));
+        CLI_TRY(
+            ranks_share(list.tensors[i].data, (size_t)list.tensors[i].shape[0] * sizeof(float)));
     return ranks_first() ? CLI_OK : take_parameters(run);
 }
 
@@ -356,7 +357,7 @@ static cli_exit begin(bool fresh, train_run *run)
     mha_safetensors *file;
     mha_status status = mha_safetensors_open(path, &file);
     if (status == MHA_ERR_FORMAT) return foreign(path, "is not a safetensors file");
-    CLI_TRY(cli_check(TRAIN, status));
+    CLI_TRY(cli_check(status));
     const cli_exit code = read_state(path, file, run);
     mha_safetensors_close(file);
     return code;
@@ -445,7 +446,7 @@ static cli_exit save_model(const train_run *run, const char *name, mha_transform
     if (lstat(path, &there) == 0 && S_ISLNK(there.st_mode))
         unlink(path); /* a link may lead out of
                                                                              the folder */
-    return cli_check(TRAIN, mha_checkpoint_save(path, net, &settings));
+    return cli_check(mha_checkpoint_save(path, net, &settings));
 }
 
 /* The saved model has the lowest held-out loss; the state has both models. */
@@ -454,14 +455,14 @@ static cli_exit take_best(train_run *run)
     mha_transformer *net = run->model.decoder;
     if (!run->best || run->best_step == 0) return CLI_OK;
     memcpy(mha_transformer_data(net), run->best, (size_t)mha_transformer_size(net) * sizeof(float));
-    return cli_check(TRAIN, mha_transformer_update(run->model.context, net));
+    return cli_check(mha_transformer_update(run->model.context, net));
 }
 
 cli_exit train_save_folder(train_run *run)
 {
     if (!run->folder) return take_best(run);
     CLI_TRY(save_state(run));
-    CLI_TRY(cli_check(TRAIN, files_draw_in(run->folder, "curve.csv", draw_curve, run)));
+    CLI_TRY(cli_check(files_draw_in(run->folder, "curve.csv", draw_curve, run)));
     CLI_TRY(take_best(run));
     CLI_TRY(save_model(run, run->model.encoder ? "decoder" : ".", run->model.decoder));
     return run->model.encoder ? save_model(run, "encoder", run->model.encoder) : CLI_OK;

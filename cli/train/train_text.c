@@ -29,10 +29,10 @@ static const size_t most_bytes = (size_t)1 << 30;
 
 static cli_exit read_file(const char *path, char **bytes, size_t *size)
 {
-    CLI_TRY(texts_read_regular(TRAIN, path, most_bytes, bytes, size));
+    CLI_TRY(texts_read_regular(path, most_bytes, bytes, size));
     texts_unmark(*bytes, size);
     if (*size > 0) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is empty", path);
+    return cli_fail(CLI_BAD_INPUT, "--text %s: is empty", path);
 }
 
 /* ---- counting words ------------------------------------------------------------------------ */
@@ -75,8 +75,8 @@ static cli_exit grow(table *t)
 {
     t->room = t->room ? 2 * t->room : 1024;
     t->slot_count = 2 * t->room;
-    CLI_TRY(arena_grow(TRAIN, t->room, sizeof *t->entries, &t->entries));
-    CLI_TRY(arena_grow(TRAIN, t->slot_count, sizeof *t->slots, &t->slots));
+    CLI_TRY(arena_grow(t->room, sizeof *t->entries, &t->entries));
+    CLI_TRY(arena_grow(t->slot_count, sizeof *t->slots, &t->slots));
     for (int64_t i = 0; i < t->slot_count; i++) t->slots[i] = -1;
     for (int64_t i = 0; i < t->count; i++) *slot_of(t, t->entries[i].word, t->entries[i].bytes) = i;
     return CLI_OK;
@@ -102,13 +102,13 @@ static cli_exit split(const char *path, const char *bytes, size_t size, mha_spli
     for (size_t at = 0, from = 0;;) {
         mha_status status = mha_split_next(how, bytes, size, &at, &from);
         if (status == MHA_ERR_UTF8)
-            return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: not UTF-8 text: %s", path,
+            return cli_fail(CLI_BAD_INPUT, "--text %s: not UTF-8 text: %s", path,
                             mha_error_detail());
-        CLI_TRY(cli_check(TRAIN, status));
+        CLI_TRY(cli_check(status));
         if (from == size) return CLI_OK;
         if (text->count == room) {
             room = room ? 2 * room : 4096;
-            CLI_TRY(arena_grow(TRAIN, room, sizeof *text->tokens, &text->tokens));
+            CLI_TRY(arena_grow(room, sizeof *text->tokens, &text->tokens));
         }
         int64_t index;
         CLI_TRY(find_entry(words, bytes + from, at - from, &index));
@@ -128,14 +128,14 @@ static int by_count(const void *a, const void *b)
 
 static cli_exit add_word(train_text *text, const char *word, size_t bytes)
 {
-    return arena_text(TRAIN, word, bytes, &text->words[text->word_count++]);
+    return arena_text(word, bytes, &text->words[text->word_count++]);
 }
 
 static cli_exit choose_words(table *words, int64_t most, int64_t least_count, train_text *text)
 {
     entry **order;
-    CLI_TRY(arena_alloc(TRAIN, words->count + SPECIALS, sizeof(char *), &text->words));
-    CLI_TRY(arena_alloc(TRAIN, words->count, sizeof(entry *), &order));
+    CLI_TRY(arena_alloc(words->count + SPECIALS, sizeof(char *), &text->words));
+    CLI_TRY(arena_alloc(words->count, sizeof(entry *), &order));
     for (int64_t i = 0; i < words->count; i++) order[i] = &words->entries[i];
     qsort(order, (size_t)words->count, sizeof *order, by_count);
     CLI_TRY(add_word(text, "<s>", 3));
@@ -156,7 +156,7 @@ static cli_exit divide(const train_text_options *o, train_text *text, int64_t *c
     const int64_t room = whole / MOST_PARTS; /* for one sequence and its next word */
     *context = o->context ? o->context : usual < room - 1 ? usual : room - 1;
     if (*context + 1 > room || *context < LEAST_CONTEXT)
-        return cli_fail(CLI_BAD_INPUT, TRAIN,
+        return cli_fail(CLI_BAD_INPUT,
                         "--text %s: %" PRId64 " %s are too few, at least %" PRId64 " are needed%s",
                         o->path, whole, o->characters ? "characters" : "words and marks",
                         MOST_PARTS * ((o->context ? o->context : LEAST_CONTEXT) + 1),
@@ -280,14 +280,13 @@ static cli_exit check_words(const train_text_options *o, const train_text *text)
 {
     const double part = 100.0 * (double)text->unknown / (double)text->count;
     if (text->word_count == SPECIALS)
-        return cli_fail(CLI_BAD_INPUT, TRAIN,
+        return cli_fail(CLI_BAD_INPUT,
                         "--text %s: none of the %" PRId64
                         " words and marks for training occurs twice, so there is nothing to learn; "
                         "give a longer text, or --chars",
                         o->path, text->held_out[0]);
     if (part > 40)
         cli_warn(
-            TRAIN,
             "--text %s: %.0f %% of the text is <unk>, words that do not occur twice%s, so that "
             "most targets are <unk>; give a longer text%s",
             o->path, part, o->words ? " or are beyond --words" : "",

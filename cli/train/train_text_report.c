@@ -31,9 +31,9 @@ typedef struct counts {
 static cli_exit count(const train_text *text, counts *c)
 {
     c->pair_count = text->held_out[0] - 1;
-    CLI_TRY(ARENA_ALLOC(TRAIN, text->word_count, &c->words));
-    CLI_TRY(ARENA_ALLOC(TRAIN, text->word_count, &c->follow));
-    CLI_TRY(ARENA_ALLOC(TRAIN, c->pair_count, &c->pairs));
+    CLI_TRY(ARENA_ALLOC(text->word_count, &c->words));
+    CLI_TRY(ARENA_ALLOC(text->word_count, &c->follow));
+    CLI_TRY(ARENA_ALLOC(c->pair_count, &c->pairs));
     for (int64_t i = 0; i < text->held_out[0]; i++) c->words[text->tokens[i]]++;
     for (int64_t i = 0; i < c->pair_count; i++)
         c->pairs[i] = (uint64_t)text->tokens[i] << 32 | (uint64_t)text->tokens[i + 1];

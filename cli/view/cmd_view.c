@@ -48,7 +48,7 @@ static const args_option option_table[] = {
     ROW_HEADING("What heads write"),
     TEXT("desk", desk, "LAYER",
          "show what each head of a layer adds to the residual\n"
-         "stream; files have every term of every head",
+         "stream; files contain these vectors for each token",
          .excludes = "--attention --contrast --from --layer --head --hide",
          .why = "it shows all heads of its layer at all tokens of a text"),
     ROW_HEADING("Output (may be combined; one FILE may be - for stdout)"),
@@ -119,7 +119,7 @@ static const args_option option_table[] = {
 };
 
 const args_page view_page = {
-    .command = VIEW,
+    .command = "view",
     .summary = "draw what every attention head attends to",
     .usage = "view [options] MODEL \"text\" [\"second text\"]\n"
              "view [options] --attention MAPS.npy --tokens FILE",
@@ -157,18 +157,17 @@ static cli_exit check_texts(const view_options *options)
                          : options->desk   ? "desk"
                                            : NULL;
     if (!options->model || !*options->model)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "the model folder is missing: multihead view MODEL \"text\"");
+        return cli_fail(CLI_USAGE, "the model folder is missing: multihead view MODEL \"text\"");
     if (texts == 0)
-        return cli_fail(CLI_USAGE, VIEW,
+        return cli_fail(CLI_USAGE,
                         "the text is missing: multihead view %s \"text\", or "
                         "--example animal",
                         options->model);
     if (texts > 2)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "%d texts given, at most 2 are accepted; put quotes around each", texts);
+        return cli_fail(CLI_USAGE, "%d texts given, at most 2 are accepted; put quotes around each",
+                        texts);
     if (texts > 1 && of_one)
-        return cli_fail(CLI_USAGE, VIEW, "--%s takes one text; omit the second", of_one);
+        return cli_fail(CLI_USAGE, "--%s takes one text; omit the second", of_one);
     return CLI_OK;
 }
 
@@ -178,15 +177,15 @@ static cli_exit check(const view_options *options, const args_line *line)
     double lo, hi;
     CLI_TRY(args_check(&view_page, line));
     if (options->attention && options->model)
-        return cli_fail(CLI_USAGE, VIEW,
+        return cli_fail(CLI_USAGE,
                         "--attention takes weights from a file: '%s' is one argument too many",
                         options->model);
     if (!options->attention) CLI_TRY(check_texts(options));
     const size_t bytes = options->contrast ? strlen(options->contrast) : 0,
                  valid = bytes ? mha_utf8_span(options->contrast, bytes, NULL) : 0;
     if (valid < bytes)
-        return cli_fail(CLI_BAD_INPUT, VIEW,
-                        "--contrast: byte %zu is not valid UTF-8; type it as UTF-8", valid);
+        return cli_fail(CLI_BAD_INPUT, "--contrast: byte %zu is not valid UTF-8; type it as UTF-8",
+                        valid);
     CLI_TRY(view_check_range(options, &range, &lo, &hi));
     return view_check_outputs(options);
 }
@@ -217,7 +216,7 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
 {
     mha_maps *maps;
     view_options drawn = *options;
-    CLI_TRY(maps_new(VIEW, &maps));
+    CLI_TRY(maps_new(&maps));
     maps->text[0] = found->source.text[0];
     maps->text_bytes[0] = found->source.text_bytes[0];
     drawn.json = NULL;
@@ -230,7 +229,7 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     ranks_release();
     if (!ranks_first()) return CLI_OK;
     if (options->json) {
-        CLI_TRY(cli_check(VIEW, files_draw(options->json, draw_answer, found)));
+        CLI_TRY(cli_check(files_draw(options->json, draw_answer, found)));
         if (strcmp(options->json, "-") != 0)
             cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json,
                      found->answer->count);
@@ -253,7 +252,7 @@ static cli_exit ask(const view_options *options)
     CLI_TRY(write_answer(options, &model, &found));
     if (!ranks_first()) return CLI_OK;
     if (options->terminal || !view_has_files(options)) CLI_TRY(view_ask_print(options, &found));
-    CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
+    CLI_TRY(cli_finish_stdout(CLI_OK));
     if (!view_has_files(options))
         cli_note(options->quiet, "next: add -o report.html for the maps and this table in one "
                                  "file, or --sort effect for another order");
@@ -266,7 +265,7 @@ static cli_exit view(const view_options *options)
     mha_cards *cards = NULL;
     text_model model = {0};
     view_options drawn = *options;
-    CLI_TRY(maps_new(VIEW, &maps));
+    CLI_TRY(maps_new(&maps));
     CLI_TRY(options->attention  ? view_array_maps(options, maps)
             : options->contrast ? view_contrast_maps(options, &model, maps)
                                 : view_model_maps(options, &model, maps, &cards));
@@ -278,14 +277,14 @@ static cli_exit view(const view_options *options)
     view_warn_of_idle_names(options, maps);
     CLI_TRY(view_write_files(&drawn, maps));
     if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, maps));
-    CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
+    CLI_TRY(cli_finish_stdout(CLI_OK));
     say_what_next(options, maps);
     return CLI_OK;
 }
 
 cli_exit cmd_view(int count, char *const *arguments)
 {
-    view_options options = {.command = VIEW};
+    view_options options = {0};
     args_line line = {0};
     CLI_TRY(args_parse(&view_page, count, arguments, &options, &line));
     options.model = line.plain.count > 0 ? line.plain.items[0] : NULL;

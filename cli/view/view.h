@@ -10,8 +10,6 @@
 
 #include <stddef.h>
 
-#define VIEW "view" /* the name in messages */
-
 /* Texts of a report next to its maps, for all heads of a model in order. */
 typedef struct view_extra {
     const mha_curve *curves;
@@ -29,9 +27,8 @@ typedef struct view_options {
     const char *attention, *tokens, *key_tokens; /* files: weights from anywhere */
     args_texts layers, heads, hide;
     const char *html, *svg, *png, *pdf, *json, *npy; /* outputs */
-    const char *folder;  /* the model of the files, if any; NULL: the names of the files; no
+    const char *folder; /* the model of the files, if any; NULL: the names of the files; no
                           * option */
-    const char *command; /* the name in messages; no option */
     const char *range;
     const char *contrast;  /* the text to compare with */
     const char *from, *to; /* words: rank heads that attend from one to the other */

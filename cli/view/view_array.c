@@ -17,7 +17,7 @@ static cli_exit fill_layers(const mha_tensor *tensor, mha_maps *maps)
     int64_t size = maps->heads * maps->rows.count * maps->cols.count;
     for (int64_t l = 0; l < maps->layers; l++) {
         if (mha_maps_count(maps, l) == 0) continue;
-        CLI_TRY(maps_add_layer(VIEW, maps, l));
+        CLI_TRY(maps_add_layer(maps, l));
         for (int64_t i = 0; i < size; i++)
             maps->layer[l][i] = map_arrays_element(tensor, l * size + i);
     }
@@ -79,16 +79,14 @@ static void warn_of_numbers(const view_options *options, const mha_maps *maps)
         for (int64_t h = 0; h < maps->heads; h++)
             if (maps->on[l * maps->heads + h]) doubt_map(maps, l, h, &doubts);
     if (doubts.not_finite > 0)
-        cli_warn(VIEW, "%s: %" PRId64 " values are NaN or infinite; they are marked in the picture",
+        cli_warn("%s: %" PRId64 " values are NaN or infinite; they are marked in the picture",
                  options->attention, doubts.not_finite);
     if (doubts.negative > 0 && options->cmap != MHA_CMAP_DIVERGING) {
-        cli_warn(VIEW,
-                 "%s: %" PRId64 " values are negative (least %.4g): not attention weights; --cmap "
+        cli_warn("%s: %" PRId64 " values are negative (least %.4g): not attention weights; --cmap "
                  "diverging draws both signs",
                  options->attention, doubts.negative, doubts.least);
     } else if (doubts.negative == 0 && doubts.bad_sums > 0) {
-        cli_warn(VIEW,
-                 "%s: row %" PRId64 " of L%" PRId64 "H%" PRId64 " sums to %.4g%s (%" PRId64
+        cli_warn("%s: row %" PRId64 " of L%" PRId64 "H%" PRId64 " sums to %.4g%s (%" PRId64
                  " such rows): are these scores before the softmax? The picture shows the "
                  "unchanged numbers",
                  options->attention, doubts.row, doubts.layer, doubts.head, doubts.sum,
@@ -102,14 +100,14 @@ static cli_exit check_count(const char *array, const char *axis, int64_t wanted,
                             int64_t count)
 {
     if (wanted == count) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, VIEW, "%s: has %" PRId64 " %s, but %s has %" PRId64 " tokens%s",
-                    array, wanted, axis, file, count,
+    return cli_fail(CLI_BAD_INPUT, "%s: has %" PRId64 " %s, but %s has %" PRId64 " tokens%s", array,
+                    wanted, axis, file, count,
                     axis[0] == 'c' ? "; name a file for the columns with --key-tokens" : "");
 }
 
 static cli_exit read_labels(const view_options *options, const int64_t shape[4], mha_maps *maps)
 {
-    CLI_TRY(token_files_read(VIEW, options->tokens, &maps->rows));
+    CLI_TRY(token_files_read(options->tokens, &maps->rows));
     CLI_TRY(check_count(options->attention, "rows", shape[2], options->tokens, maps->rows.count));
     if (!options->key_tokens) {
         maps->cols = maps->rows;
@@ -117,7 +115,7 @@ static cli_exit read_labels(const view_options *options, const int64_t shape[4],
         return check_count(options->attention, "columns", shape[3], options->tokens,
                            maps->cols.count);
     }
-    CLI_TRY(token_files_read(VIEW, options->key_tokens, &maps->cols));
+    CLI_TRY(token_files_read(options->key_tokens, &maps->cols));
     /* "keys" and not "columns": advice to name a file would not help here. */
     return check_count(options->attention, "keys", shape[3], options->key_tokens, maps->cols.count);
 }
@@ -128,13 +126,13 @@ static cli_exit read_heads(const view_options *options, const mha_tensor *tensor
 {
     int64_t shape[4];
     maps_picks picks;
-    CLI_TRY(map_arrays_shape(VIEW, options->attention, tensor, shape));
+    CLI_TRY(map_arrays_shape(options->attention, tensor, shape));
     CLI_TRY(read_labels(options, shape, maps));
-    CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, shape[0], shape[1], &picks));
+    CLI_TRY(maps_pick(&options->layers, &options->heads, shape[0], shape[1], &picks));
     maps->on = picks.on;
     maps->layers = shape[0];
     maps->heads = shape[1];
-    return ARENA_ALLOC(VIEW, shape[0], &maps->layer);
+    return ARENA_ALLOC(shape[0], &maps->layer);
 }
 
 ARENA_RELEASE(destroy_array, mha_npy_destroy)
@@ -142,12 +140,12 @@ ARENA_RELEASE(destroy_array, mha_npy_destroy)
 static cli_exit read_maps(const view_options *options, const mha_tensor *head, mha_maps *maps)
 {
     mha_npy *array = NULL;
-    CLI_TRY(cli_check(VIEW, mha_npy_read(options->attention, &array)));
-    CLI_TRY(arena_keep(VIEW, array, destroy_array));
+    CLI_TRY(cli_check(mha_npy_read(options->attention, &array)));
+    CLI_TRY(arena_keep(array, destroy_array));
     const mha_tensor tensor = mha_npy_tensor(array);
     if (tensor.dtype != head->dtype || tensor.ndim != head->ndim ||
         memcmp(tensor.shape, head->shape, (size_t)head->ndim * sizeof *head->shape) != 0)
-        return cli_fail(CLI_BAD_INPUT, VIEW, "%s: changed while it was read; try again",
+        return cli_fail(CLI_BAD_INPUT, "%s: changed while it was read; try again",
                         options->attention);
     CLI_TRY(fill_layers(&tensor, maps));
     arena_drop(array);
@@ -157,11 +155,11 @@ static cli_exit read_maps(const view_options *options, const mha_tensor *head, m
 cli_exit view_array_maps(const view_options *options, mha_maps *maps)
 {
     mha_tensor head;
-    CLI_TRY(cli_check(VIEW, mha_npy_peek(options->attention, &head)));
+    CLI_TRY(cli_check(mha_npy_peek(options->attention, &head)));
     CLI_TRY(read_heads(options, &head, maps));
     CLI_TRY(read_maps(options, &head, maps));
     char *name;
-    CLI_TRY(maps_name_of_path(VIEW, options->attention, &name));
+    CLI_TRY(maps_name_of_path(options->attention, &name));
     maps->name = name;
     warn_of_numbers(options, maps);
     return CLI_OK;

@@ -21,7 +21,7 @@ cli_exit view_ask_columns(const view_ask *ask, const mha_maps *maps,
         {"effect", "Effect of removing the head on the first word's row."}};
     double *values;
     const int64_t count = maps_count(maps);
-    CLI_TRY(ARENA_ALLOC(VIEW, MHA_ANSWER_MEASURES * count, &values));
+    CLI_TRY(ARENA_ALLOC(MHA_ANSWER_MEASURES * count, &values));
     for (int by = 0; by < MHA_ANSWER_MEASURES; by++) {
         double *column = values + by * count;
         int64_t panel = 0, next = 0;

@@ -23,12 +23,12 @@ static cli_exit check_layer(const view_options *options, const text_model *model
 {
     const char *end;
     if (model->encoder)
-        return cli_fail(CLI_UNSUPPORTED, VIEW,
+        return cli_fail(CLI_UNSUPPORTED,
                         "--desk shows self-attention; give the encoder alone: %s/encoder",
                         options->model);
     if (args_whole(options->desk, "", layer, &end) && *layer >= 0 && *layer < model->layers)
         return CLI_OK;
-    return cli_fail(CLI_USAGE, VIEW, "--desk %s: expected a layer, 0 to %" PRId64, options->desk,
+    return cli_fail(CLI_USAGE, "--desk %s: expected a layer, 0 to %" PRId64, options->desk,
                     model->layers - 1);
 }
 
@@ -50,11 +50,11 @@ static cli_exit measure(desk *d)
                               &tokens));
     d->source.rows = *tokens;
     d->of.struct_size = sizeof d->of;
-    CLI_TRY(arena_keep(VIEW, &d->of, forget_desk));
+    CLI_TRY(arena_keep(&d->of, forget_desk));
     const mha_status status = mha_desk_measure(model.context, model.net, tokens, layer, &d->of);
     if (status == MHA_ERR_MODEL)
-        return cli_fail(CLI_BAD_INPUT, VIEW, "--desk %" PRId64 ": %s", layer, mha_error_detail());
-    return cli_check(VIEW, status);
+        return cli_fail(CLI_BAD_INPUT, "--desk %" PRId64 ": %s", layer, mha_error_detail());
+    return cli_check(status);
 }
 
 /* ---- Out ------------------------------------------------------------------------------------- */
@@ -80,9 +80,9 @@ static cli_exit make_show(const desk *d, mha_show **show)
                             .cmap = (mha_cmap)o->cmap,
                             .scale = (mha_scale)(o->scale > 0 ? o->scale - 1 : 0)};
     CLI_TRY(view_check_range(o, &how.range, &how.lo, &how.hi));
-    CLI_TRY(ARENA_ALLOC(VIEW, 1, show));
-    CLI_TRY(cli_check(VIEW, mha_show_desk(&d->of, &d->source, &how, *show)));
-    return arena_keep(VIEW, *show, forget_show);
+    CLI_TRY(ARENA_ALLOC(1, show));
+    CLI_TRY(cli_check(mha_show_desk(&d->of, &d->source, &how, *show)));
+    return arena_keep(*show, forget_show);
 }
 
 static cli_exit write_files(const desk *d)
@@ -103,13 +103,13 @@ static cli_exit write_files(const desk *d)
                {o->json, draw_json, d}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (!all[i].path) continue;
-        CLI_TRY(cli_check(VIEW, files_draw(all[i].path, all[i].draw, all[i].user)));
+        CLI_TRY(cli_check(files_draw(all[i].path, all[i].draw, all[i].user)));
         if (strcmp(all[i].path, "-") != 0)
             cli_note(o->quiet, "wrote %s: %" PRId64 " heads of layer %" PRId64, all[i].path,
                      d->of.heads, d->of.layer);
     }
     if (!o->npy) return CLI_OK;
-    CLI_TRY(cli_check(VIEW, files_write_npy(o->npy, &terms)));
+    CLI_TRY(cli_check(files_write_npy(o->npy, &terms)));
     if (strcmp(o->npy, "-") != 0)
         cli_note(o->quiet, "wrote %s: %" PRId64 " heads, %" PRId64 " tokens, %" PRId64 " features",
                  o->npy, d->of.heads, d->of.tokens, d->of.features);
@@ -179,14 +179,14 @@ static void print_desk(const desk *d)
 cli_exit view_desk(const view_options *options)
 {
     desk *d;
-    CLI_TRY(ARENA_ALLOC(VIEW, 1, &d));
+    CLI_TRY(ARENA_ALLOC(1, &d));
     d->options = options;
     CLI_TRY(measure(d));
     ranks_release();
     if (!ranks_first()) return CLI_OK;
     if (view_has_files(options)) CLI_TRY(write_files(d));
     if (options->terminal || !view_has_files(options)) print_desk(d);
-    CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
+    CLI_TRY(cli_finish_stdout(CLI_OK));
     if (!view_has_files(options))
         cli_note(options->quiet, "next: add -o desk.html for every term of every head");
     return CLI_OK;

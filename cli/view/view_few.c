@@ -30,8 +30,8 @@ cli_exit view_few(const mha_show *made, const mha_maps *all, int64_t width, mha_
     const mha_link **link;
     int64_t panel = 0, count = 0;
     uint8_t *on;
-    CLI_TRY(ARENA_ALLOC(VIEW, heads, &on));
-    CLI_TRY(ARENA_ALLOC(VIEW, heads, &link));
+    CLI_TRY(ARENA_ALLOC(heads, &on));
+    CLI_TRY(ARENA_ALLOC(heads, &link));
     for (int64_t i = 0; i < heads; i++) link[i] = &made->links[all->on[i] ? panel++ : 0];
     for (int64_t l = 0; l < all->layers; l++) {
         const int64_t begin = l * all->heads, end = begin + all->heads;

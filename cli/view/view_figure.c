@@ -16,7 +16,7 @@ cli_exit view_check_range(const view_options *options, mha_range *range, double 
     const char *rest;
     if (!args_decimal(text, ":", lo, &rest) || !*rest || !args_decimal(rest + 1, "", hi, &rest) ||
         *lo >= *hi)
-        return cli_fail(CLI_USAGE, VIEW,
+        return cli_fail(CLI_USAGE,
                         "--range %s: expected shared, head or LO:HI, two numbers with LO below HI",
                         text);
     *range = MHA_RANGE_FIXED;
@@ -35,8 +35,7 @@ void view_warn_of_idle_names(const view_options *options, const mha_maps *maps)
     for (int i = 0; i < options->hide.count; i++)
         for (const char *at = options->hide.items[i]; (name = mha_show_idle(maps, at, &bytes));
              at = name + bytes)
-            cli_warn(options->command,
-                     "--hide: no token is '%.*s'; write tokens as the picture labels them",
+            cli_warn("--hide: no token is '%.*s'; write tokens as the picture labels them",
                      (int)bytes, name);
 }
 
@@ -62,7 +61,7 @@ cli_exit view_show(const view_options *options, const mha_maps *maps, const char
                             .remark = remark,
                             .cards = options->cards};
     CLI_TRY(view_check_range(options, &how.range, &how.lo, &how.hi));
-    CLI_TRY(ARENA_ALLOC(options->command, 1, show));
-    CLI_TRY(cli_check(options->command, mha_show_make(maps, &how, *show)));
-    return arena_keep(options->command, *show, forget);
+    CLI_TRY(ARENA_ALLOC(1, show));
+    CLI_TRY(cli_check(mha_show_make(maps, &how, *show)));
+    return arena_keep(*show, forget);
 }

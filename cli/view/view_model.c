@@ -22,7 +22,7 @@ static cli_exit take_text(const char *text, size_t bytes, mha_maps *maps)
 {
     int i = maps->text[0] ? 1 : 0;
     char *copy;
-    CLI_TRY(arena_text(VIEW, text, bytes, &copy));
+    CLI_TRY(arena_text(text, bytes, &copy));
     maps->text[i] = copy;
     maps->text_bytes[i] = bytes;
     return CLI_OK;
@@ -35,12 +35,12 @@ static cli_exit take_text_file(const char *path, mha_maps *maps)
     size_t size;
     if (!strcmp(path, "-") && isatty(STDIN_FILENO))
         return cli_fail(
-            CLI_USAGE, VIEW,
+            CLI_USAGE,
             "the text would be read from stdin, which is a terminal; pipe it in, or give "
             "it in quotes");
-    CLI_TRY(texts_read_utf8(VIEW, path, &text, &size));
+    CLI_TRY(texts_read_utf8(path, &text, &size));
     if (strspn(text, " \t\r\n") == size)
-        return cli_fail(CLI_BAD_INPUT, VIEW, "%s: the text is empty; give at least one word",
+        return cli_fail(CLI_BAD_INPUT, "%s: the text is empty; give at least one word",
                         strcmp(path, "-") != 0 ? path : "stdin");
     return take_text(text, size, maps);
 }
@@ -50,7 +50,7 @@ cli_exit view_take_texts(const view_options *options, mha_maps *maps)
 {
     const char *text = NULL;
     if (options->example) {
-        CLI_TRY(texts_example(VIEW, options->example, &text));
+        CLI_TRY(texts_example(options->example, &text));
         CLI_TRY(take_text(text, strlen(text), maps));
     }
     if (options->text_file) CLI_TRY(take_text_file(options->text_file, maps));
@@ -83,7 +83,7 @@ static cli_exit tokenise(const view_options *options, const text_model *model, c
         CLI_TRY(text_model_encode(model, &limits, text[0], bytes[0], text[1], bytes[1], rows));
         *cols = *rows;
     } else if (!text[1]) {
-        return cli_fail(CLI_USAGE, VIEW,
+        return cli_fail(CLI_USAGE,
                         "%s: an encoder-decoder takes two texts, a source and a target; %s/encoder "
                         "takes one",
                         options->model, options->model);
@@ -140,8 +140,7 @@ static void warn_of_not_finite(const view_options *options, const mha_maps *maps
         for (int64_t j = 0; j < size; j++) count += !isfinite(map[j]);
     }
     if (count > 0)
-        cli_warn(VIEW,
-                 "%s: %" PRId64 " attention weights are NaN or infinite: the model's weights are "
+        cli_warn("%s: %" PRId64 " attention weights are NaN or infinite: the model's weights are "
                  "damaged, or too large for 32 bits; download the model again",
                  options->model, count);
 }
@@ -149,20 +148,17 @@ static void warn_of_not_finite(const view_options *options, const mha_maps *maps
 /* Set the fields of maps that describe their model. */
 cli_exit view_name_source(const text_model *model, mha_maps *maps)
 {
-    char *kind;
-    CLI_TRY(arena_text(VIEW, model->architecture, strlen(model->architecture), &kind));
     maps->layers = model->layers;
     maps->heads = model->heads;
     maps->name = model->name;
-    maps->kind = kind;
-    return CLI_OK;
+    return arena_print(&maps->kind, "%s", model->architecture);
 }
 
 cli_exit view_open_model(const view_options *options, text_model *model)
 {
     progress shown = progress_begin(options->quiet);
     progress_show(&shown, 0, "loading %s", options->model);
-    CLI_TRY(text_model_open(VIEW, options->model, options->threads, true, model));
+    CLI_TRY(text_model_open(options->model, options->threads, true, model));
     progress_clear(&shown);
     return CLI_OK;
 }
@@ -172,9 +168,9 @@ ARENA_RELEASE(free_cards, mha_cards_free)
 
 static cli_exit make_cards(const mha_study *study, mha_cards **cards)
 {
-    CLI_TRY(ARENA_ALLOC(VIEW, 1, cards));
-    CLI_TRY(cli_check(VIEW, mha_cards_make(mha_study_results(study), *cards)));
-    return arena_keep(VIEW, *cards, free_cards);
+    CLI_TRY(ARENA_ALLOC(1, cards));
+    CLI_TRY(cli_check(mha_cards_make(mha_study_results(study), *cards)));
+    return arena_keep(*cards, free_cards);
 }
 
 enum { RANDOM_SEQUENCES = 4 };
@@ -201,9 +197,8 @@ static cli_exit run_text(const view_options *options, const text_model *model,
     const mha_study_desc how = {
         .struct_size = sizeof how, .progress = show_study, .progress_user = &run};
     mha_study *study = NULL;
-    if (roles)
-        CLI_TRY(cli_check(VIEW, mha_study_create(model->context, model->model, &how, &study)));
-    CLI_TRY(arena_keep(VIEW, study, destroy_study));
+    if (roles) CLI_TRY(cli_check(mha_study_create(model->context, model->model, &how, &study)));
+    CLI_TRY(arena_keep(study, destroy_study));
     const mha_maps_desc desc = {
         .struct_size = sizeof desc,
         .flags = (twins ? MHA_MAPS_TWINS : 0) | (options->neurons ? MHA_MAPS_NEURONS : 0),
@@ -218,7 +213,7 @@ static cli_exit run_text(const view_options *options, const text_model *model,
         .progress_user = &run};
     const mha_status status = mha_maps_run(model->context, model->model, &desc, maps);
     progress_clear(&run.shown);
-    CLI_TRY(cli_check(VIEW, status));
+    CLI_TRY(cli_check(status));
     if (measured) CLI_TRY(make_cards(study, cards));
     arena_drop(study);
     return CLI_OK;
@@ -234,7 +229,7 @@ cli_exit view_model_maps(const view_options *options, text_model *model, mha_map
     CLI_TRY(text_model_pick(model, &options->layers, &options->heads, &picks));
     CLI_TRY(tokenise(options, model, maps, &rows, &cols));
     if (options->neurons && model->encoder)
-        return cli_fail(CLI_UNSUPPORTED, VIEW,
+        return cli_fail(CLI_UNSUPPORTED,
                         "--neurons shows self-attention; give the encoder alone: %s/encoder",
                         options->model);
     maps->name = model->name;
@@ -259,15 +254,15 @@ cli_exit view_contrast_maps(const view_options *options, text_model *model, mha_
     view_options again = other_options(options);
     mha_maps *other;
     bool same;
-    CLI_TRY(maps_new(VIEW, &other));
+    CLI_TRY(maps_new(&other));
     again.texts.items[again.texts.count++] = options->contrast;
     CLI_TRY(view_model_maps(options, model, maps, NULL));
     CLI_TRY(view_model_maps(&again, model, other, NULL));
     const mha_status status = mha_maps_subtract(maps, other, &same);
     if (status == MHA_ERR_SIZE || status == MHA_ERR_UNSUPPORTED)
-        return cli_fail(status == MHA_ERR_SIZE ? CLI_BAD_INPUT : CLI_UNSUPPORTED, VIEW,
-                        "--contrast: %s", mha_error_detail());
-    CLI_TRY(cli_check(VIEW, status));
-    if (same) cli_warn(VIEW, "--contrast: both texts have the same tokens, all differences are 0");
+        return cli_fail(status == MHA_ERR_SIZE ? CLI_BAD_INPUT : CLI_UNSUPPORTED, "--contrast: %s",
+                        mha_error_detail());
+    CLI_TRY(cli_check(status));
+    if (same) cli_warn("--contrast: both texts have the same tokens, all differences are 0");
     return CLI_OK;
 }

@@ -15,13 +15,13 @@
 /* ---- .npy ------------------------------------------------------------------------------------ */
 
 /* The selected heads as one array [layers, heads, T, S]. */
-static cli_exit collect(const char *command, const mha_maps *maps, mha_tensor *tensor)
+static cli_exit collect(const mha_maps *maps, mha_tensor *tensor)
 {
     const int64_t size = maps->rows.count * maps->cols.count, count = maps_count(maps);
     int64_t layers = 0;
     for (int64_t l = 0; l < maps->layers; l++) layers += mha_maps_count(maps, l) > 0;
     float *to;
-    CLI_TRY(ARENA_ALLOC(command, count * size, &to));
+    CLI_TRY(ARENA_ALLOC(count * size, &to));
     const int64_t shape[] = {layers, count / layers, maps->rows.count, maps->cols.count};
     *tensor = mha_tensor_contiguous(to, MHA_F32, 4, shape);
     for (int64_t i = 0; i < maps->layers * maps->heads; i++) {
@@ -33,11 +33,11 @@ static cli_exit collect(const char *command, const mha_maps *maps, mha_tensor *t
     return CLI_OK;
 }
 
-static cli_exit write_npy(const char *command, const mha_maps *maps, const char *path)
+static cli_exit write_npy(const mha_maps *maps, const char *path)
 {
     mha_tensor tensor;
-    CLI_TRY(collect(command, maps, &tensor));
-    return cli_check(command, files_write_npy(path, &tensor));
+    CLI_TRY(collect(maps, &tensor));
+    return cli_check(files_write_npy(path, &tensor));
 }
 
 /* ---- Pictures and JSON ----------------------------------------------------------------------- */
@@ -115,9 +115,8 @@ bool view_has_files(const view_options *options)
 cli_exit view_check_picks(const view_options *options, const mha_maps *maps)
 {
     if (!options->npy || maps_rectangular(maps)) return CLI_OK;
-    return cli_fail(CLI_USAGE, options->command,
-                    "--npy: one array needs the same heads of every layer; "
-                    "choose with --layer and plain head numbers, or use --json");
+    return cli_fail(CLI_USAGE, "--npy: one array needs the same heads of every layer; "
+                               "choose with --layer and plain head numbers, or use --json");
 }
 
 cli_exit view_check_outputs(const view_options *options)
@@ -128,19 +127,19 @@ cli_exit view_check_outputs(const view_options *options)
         if (!path) continue;
         for (int j = 0; j < i; j++)
             if (path_of(options, j) && files_same(path, path_of(options, j)))
-                return cli_fail(CLI_USAGE, options->command, "%s and %s both write '%s'",
-                                outputs[j].option, outputs[i].option, path);
+                return cli_fail(CLI_USAGE, "%s and %s both write '%s'", outputs[j].option,
+                                outputs[i].option, path);
         if (strcmp(path, "-") != 0) {
-            CLI_TRY(cli_check(options->command, files_check_place(path)));
+            CLI_TRY(cli_check(files_check_place(path)));
             continue;
         }
         if (on_stdout)
-            return cli_fail(CLI_USAGE, options->command,
+            return cli_fail(CLI_USAGE,
                             "%s and %s both write to stdout; one of them needs a "
                             "file",
                             on_stdout, outputs[i].option);
         if (outputs[i].binary && isatty(STDOUT_FILENO))
-            return cli_fail(CLI_USAGE, options->command,
+            return cli_fail(CLI_USAGE,
                             "%s -: stdout is a terminal; name a file, or use a "
                             "pipe",
                             outputs[i].option);
@@ -153,14 +152,13 @@ static cli_exit draw(const output_job *job, int i)
 {
     const char *path = path_of(job->options, i), *folder = job->options->folder;
     mha_show *show = NULL;
-    if (!outputs[i].draw) return write_npy(job->options->command, job->maps, path);
+    if (!outputs[i].draw) return write_npy(job->maps, path);
     if (outputs[i].kind != DATA) CLI_TRY(view_show(job->options, job->maps, NULL, &show));
     output_job drawn = *job;
     drawn.show = show;
     const void *what = outputs[i].kind == PICTURE ? (const void *)&show->figure : &drawn;
-    return cli_check(job->options->command, folder
-                                                ? files_draw_in(folder, path, outputs[i].draw, what)
-                                                : files_draw(path, outputs[i].draw, what));
+    return cli_check(folder ? files_draw_in(folder, path, outputs[i].draw, what)
+                            : files_draw(path, outputs[i].draw, what));
 }
 
 static cli_exit write_one(const output_job *job, int i)
@@ -202,7 +200,7 @@ static cli_exit print_picks(const view_options *options, const mha_maps *maps, c
     mha_show *show;
     CLI_TRY(view_show(options, maps, remark, &show));
     show->figure.dark = screen_dark(options->paper);
-    return cli_check(options->command, mha_render_terminal(&show->figure, terminal, &files_stdout));
+    return cli_check(mha_render_terminal(&show->figure, terminal, &files_stdout));
 }
 
 cli_exit view_print(const view_options *options, const mha_maps *maps)

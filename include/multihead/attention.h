@@ -40,16 +40,16 @@
  *     visible keys of that row NaN. A non-finite element v[.., s, d] of a visible key makes
  *     o[.., d] of that row non-finite and nothing else.
  *   - p is 0 for every key that a query does not see, in every row.
- *   - Finite scores must stay within +-2.3e38; scores of +-1e4 and beyond are fine. Values must
+ *   - Finite scores must stay within +-2.3e38; scores of +-1e4 and more are supported. Values must
  *     stay within +-6e35, since up to 512 of them are summed before the division
  *     (docs/numerics.md 3.9).
  *
  * Types: q, k, v, o and bias may each be f32, f16 or bf16, in any mixture. All arithmetic is in f32
  * (on the plain path in double, then rounded to f32); elements are converted in registers, and
  * no copy of a tensor is made. Widening every input to f32, which is exact, gives the same bits.
- * Only o may have another type than f32: it is rounded from f32 to nearest, ties to even, with
- * subnormals kept. Values too large for o's type become infinite (in f16 from 65520 on), and a
- * negative result may round to -0. A NaN or an infinity of any type is treated as above.
+ * Of the outputs, only o may have a type other than f32: it is rounded from f32 to nearest, ties to
+ * even, with subnormals kept. Values too large for o's type become infinite (in f16 from 65520 on),
+ * and a negative result may round to -0. A NaN or an infinity of any type is treated as above.
  *
  * Reproducibility: the bits of every output are the same for any number of threads, any batch size
  * and any amount of padding, and with or without optional outputs. docs/numerics.md explains how
@@ -89,8 +89,8 @@ typedef enum mha_path {
     MHA_PATH_PLAIN = 2  /* the formula directly, row by row, in double */
 } mha_path;
 
-/* The two products, Q K^T and P V, in arithmetic other than f32 (mha_compute in base.h), on
- * request; MHA_COMPUTE_INT8 applies to linear layers only and is MHA_ERR_ARGUMENT here.
+/* On request the two products, Q K^T and P V, use arithmetic other than f32 (mha_compute in
+ * base.h). MHA_COMPUTE_INT8 applies to linear layers only and is MHA_ERR_ARGUMENT here.
  *
  * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k
  * and v of any type are rounded to bf16, which changes nothing in tensors of bf16; weights
@@ -133,8 +133,8 @@ typedef struct mha_attention_desc {
     mha_path path;
     float scale; /* 0: 1/sqrt(D), unless MHA_ATTENTION_SCALE_GIVEN. Negative is allowed */
     /* Query t is at key position i = t + q_offset. 0 aligns top-left; S - T aligns bottom-right
-     * (the queries are the last ones); may be negative, from -2^60 to 2^60. Only together with
-     * something that uses positions: causal, window, ALiBi, T5, Shaw, or the outputs diagonal and
+     * (the queries are the last ones); may be negative, from -2^60 to 2^60. Allowed only if
+     * something uses positions: causal, window, ALiBi, T5, Shaw, or the outputs diagonal and
      * offset_mass. */
     int64_t q_offset;
     const int64_t *q_offsets;    /* [B], instead of q_offset; NULL: q_offset for all */
@@ -169,8 +169,8 @@ typedef struct mha_attention_desc {
     uint64_t dropout_seed;
 
     /* Ragged batches without padding: q, o are [1,H,queries,D], k, v [1,Hk,keys,D], and sequence b
-     * has queries query_starts[b] .. query_starts[b+1]-1 and keys key_starts[b] .. . In
-     * [B,H] above B is the number of sequences; inputs of shape [B,T] or [B,S] are packed like q
+     * has queries query_starts[b] .. query_starts[b+1]-1 and keys key_starts[b] .. key_starts[b+1]-1.
+     * In [B,H] above, B is the number of sequences; inputs of shape [B,T] or [B,S] are packed like q
      * and k, as [1,queries] or [1,keys]. t and s count from each sequence's start, and dense inputs
      * and outputs over S have as many columns as the longest sequence has keys. */
     const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
@@ -238,13 +238,13 @@ typedef enum mha_score_stage {
  *          top_keys -1; first_token, diagonal, offset_mass, column_sums and averages are NaN where
  *          such a p enters.
  *
- * Cost: outputs that need p recompute the scores of their rows without a T x S array. Row
- * statistics and probabilities of all rows share one pass, 0.7 to 0.8 of the forward pass (top keys
- * up to 0.6 more if many weights are nearly equal; probabilities 0.4 for writing them). Column
- * sums, scores and the average take another pass each, 0.8 to 1. The average is part of the forward
- * pass, and adds 0.2 to 0.4, for up to 4,096 keys without dropout if lse is the only other output.
- * The cost of chosen rows is proportional to their number. docs/numerics.md 3.13 has the figures
- * and the bounds. */
+ * Cost, relative to the forward pass: outputs that need p recompute the scores of their rows
+ * without a T x S array. Row statistics and probabilities of all rows share one pass of 0.7 to 0.8.
+ * Writing probabilities adds 0.4; top keys add up to 0.6 if many weights are nearly equal. Column
+ * sums, scores and the average take another pass each, of 0.8 to 1. For up to 4,096 keys, without
+ * dropout and with lse as the only other output, the average is computed in the forward pass and
+ * adds only 0.2 to 0.4. The cost of selected rows is proportional to their number. docs/numerics.md
+ * 3.13 has the error bounds. */
 typedef struct mha_attention_outputs {
     uint32_t struct_size;
     uint32_t flags;

@@ -5,10 +5,11 @@
  *
  *   p[s]     = exp(score[s] - lse)                     (before dropout)
  *   x[s]     = sum_d g[d] (v[s,d] + shaw_values[clip(s-i),d])
- *   w[s] = the derivative of the loss with respect to p[s]: 0, unless the call has gradients of
- *   probabilities delta    = sum_d g[d] o[d] + sum_s p[s] w[s] - lse_gradient ds[s]    = p[s] (c
- *   kept[s] x[s] + w[s] - delta)    with respect to the score after the cap dx[s]    = ds[s] (1 -
- *   tanh^2)                      likewise before it; ds[s] without a cap
+ *   w[s]     = the derivative of the loss with respect to p[s]; 0 unless the call has gradients of
+ *              probabilities
+ *   delta    = sum_d g[d] o[d] + sum_s p[s] w[s] - lse_gradient
+ *   ds[s]    = p[s] (c kept[s] x[s] + w[s] - delta)    with respect to the score after the cap
+ *   dx[s]    = ds[s] (1 - tanh^2)                      likewise before it; ds[s] without a cap
  *
  *   dq[t]             = scale sum_s dx[t,s] (k[s] + shaw_keys[clip(s-i)])
  *   dk[s]             = scale sum_t dx[t,s] q[t]       also over the query heads of the group
@@ -91,8 +92,8 @@ typedef struct mha_attention_gradients {
     const mha_tensor *scale; /* one element: any number of dims, all 1 */
 
     /* In: gradients of the loss with respect to outputs of the forward call other than o. NULL: it
-     * does not depend on them. f32, any strides, also 0. S is that of the outputs; all heads, all
-     * rows. */
+     * does not depend on them. f32, any strides, also 0. S is that of the outputs; all heads and
+     * rows are included. */
     const mha_tensor *lse_gradient;                   /* [B,H,T] */
     const mha_tensor *probabilities_gradient;         /* [B,H,T,S] */
     const mha_tensor *average_probabilities_gradient; /* [B,T,S] */

@@ -78,7 +78,7 @@
 extern "C" {
 #endif
 
-/* Which i8 keys share a scale. */
+/* The i8 keys that share a scale. */
 typedef enum mha_kv_scales {
     MHA_KV_SCALES_POSITION = 0, /* a position of a head */
     MHA_KV_SCALES_CHANNEL = 1   /* a channel of a head in 16 positions */
@@ -256,8 +256,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, c
  *   q [B,H,T,D] in    o [B,H,T,Dv] out    types and outputs as there; S is the longest length;
  *                                         scores of keys that a sequence does not hold are -inf
  *
- * desc selects the kind of attention, likewise (NULL: every query sees all keys of its sequence, as
- * in cross-attention; generation sets MHA_ATTENTION_CAUSAL). key_lengths are the
+ * desc selects the kind of attention (NULL: every query sees all keys of its sequence, as in
+ * cross-attention; generation sets MHA_ATTENTION_CAUSAL). key_lengths are the
  * cache's. If anything depends on positions (causal, window, ALiBi, T5, Shaw, the outputs diagonal
  * and offset_mass), q_offsets NULL and q_offset 0 mean that the queries are the last T positions of
  * each sequence: q_offsets[b] = length[b] - T. After an append with counts, set q_offsets to the

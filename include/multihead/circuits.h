@@ -73,16 +73,17 @@ typedef struct mha_circuits {
     uint32_t reserved; /* 0 */
     double *qk_values; /* [L,H,D] singular values of M_QK, the largest first */
     double *ov_values; /* [L,H,D] of M_OV */
-    float *queries;    /* [L,H,K,E] q_k: the query direction whose keys lie along ... */
-    float *keys;       /* [L,H,K,E] ... k_k */
-    float *reads;      /* [L,H,K,E] r_k: the direction that a head reads ... */
-    float *writes;     /* [L,H,K,E] ... and w_k, the direction it then adds */
-    /* [L,H] sum of the eigenvalues over the sum of their absolute values, -1 to 1, 0 if all are 0,
-     * of
-     *   copying   U M_OV T^T  [V,V] from tokens to logits: 1 raises the logit of the token it reads,
-     *             -1 lowers it
-     *   matching  T M_QK T^T  [V,V] from query tokens to key tokens: 1 attends to the same token
-     * with T the token embeddings and U the output, its norm folded in; without an output T */
+    float *queries;    /* [L,H,K,E] q_k, a direction of queries */
+    float *keys;       /* [L,H,K,E] k_k, the direction of keys that q_k matches */
+    float *reads;      /* [L,H,K,E] r_k, a direction that the head reads */
+    float *writes;     /* [L,H,K,E] w_k, the direction that it writes for r_k */
+    /* [L,H] the sum of the eigenvalues divided by the sum of their absolute values: -1 to 1, 0 if
+     * all are 0. The matrices are
+     *   copying   U M_OV T^T  [V,V], from tokens to logits. 1: the head raises the logit of the token
+     *             that it reads; -1: it lowers it
+     *   matching  T M_QK T^T  [V,V], from query tokens to key tokens. 1: it attends to the same token
+     * T are the token embeddings and U the output matrix with its norm folded in, or T if there is
+     * no output */
     double *copying, *matching;
 } mha_circuits;
 

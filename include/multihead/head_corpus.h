@@ -124,9 +124,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_number(mha_head_corpus *corpus,
  * Memory   scratch of the call; keeps H S floats, and the Gram matrices W_O[h]^T W_O[h] of the layer,
  *          H Dv^2 floats, for later texts: weight must not change.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no text is open in the measures it is attached to, a
- *          layer), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM.
- * Rows where sum_j alpha_j ||W_O[h] v_j|| is not below 2^20 are skipped.
- *
+ *          layer), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM. Rows whose sum_j alpha_j ||W_O[h]
+ *          v_j|| is 2^20 or more are skipped.
  * Threads  one.   Accuracy  norms within Dv 2^-22 of ||W_O[h]|| ||v_j||, the same bits everywhere.
  * Since    0.1
  */
@@ -165,8 +164,8 @@ typedef struct mha_head_distribution {
     int64_t texts;      /* with at least one row */
 } mha_head_distribution;
 
-/** Memory none. Errors none: zeros for numbers out of range. Threads any while no text is open.
- * Since 0.1 */
+/** The distribution of a head's score; zeros for numbers out of range. Memory none. Errors none.
+ * Threads any while no text is open. Since 0.1 */
 MHA_API mha_head_distribution mha_head_corpus_distribution(const mha_head_corpus *corpus,
                                                            int64_t layer, int64_t head,
                                                            mha_head_measure measure);
@@ -250,7 +249,7 @@ typedef struct mha_head_rest {
     int64_t rows, moved_rows; /* moved_rows 0: no values were given */
 } mha_head_rest;
 
-/** Memory none. Errors none. Threads as distribution. Since 0.1 */
+/** The attention sink of a head. Memory none. Errors none. Threads as distribution. Since 0.1 */
 MHA_API mha_head_rest mha_head_corpus_rest(const mha_head_corpus *corpus, int64_t layer,
                                            int64_t head);
 

@@ -1,4 +1,4 @@
-/* multihead: how similar heads are, by where they attend and by what they write.
+/* multihead: the similarity of heads in their attention and in their outputs.
  *
  * Two heads may attend alike and write differently, or the reverse; a pair is redundant only if
  * both agree. For heads g and h over the rows t of any number of texts:
@@ -46,8 +46,7 @@ typedef struct mha_head_distances mha_head_distances;
  * width 0: maps only.
  *
  * Memory   the caller owns *distances and calls mha_head_distances_destroy(); the context must
- *          outlive it. 8 width^2 bytes per pair, twice that with a weight, and another 40 width^2
- *          from the first mha_head_distances_end() or _merge() on.
+ *          outlive it. 8 width^2 bytes per pair, twice that with a weight.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (counts), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NUMERIC
  *          (a weight is not finite), MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  one call at a time per context.
@@ -67,8 +66,8 @@ MHA_API void mha_head_distances_destroy(mha_head_distances *distances);
  *   p [heads,R,S] in    f32, any strides, as from mha_attention_visit_rows(); S may differ from
  *                       call to call
  *
- * Rows are first normalised to sum to 1 (a sink takes part of the mass); a pair's row counts if
- * both heads have one.
+ * Rows are first normalised to sum to 1 (a sink takes part of the mass). A row counts for a pair if
+ * it is not 0 in either head.
  *
  * Memory   borrows p for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM; MHA_ERR_NUMERIC (a weight is
@@ -95,34 +94,6 @@ MHA_API MHA_NODISCARD mha_status mha_head_distances_rows(mha_head_distances *dis
  */
 MHA_API MHA_NODISCARD mha_status mha_head_distances_outputs(mha_head_distances *distances,
                                                             const mha_tensor *z);
-
-/**
- * End a text: the sums over its rows are added to those of earlier texts without rounding. This is
- * needed only to merge; without it all rows are one text.
- *
- * Memory   as mha_head_distances_create() states, allocated once.
- * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_NUMERIC (a sum over the rows is 2^100 or more).
- *          Nothing is then changed.
- * Threads  one; uses the context's.
- * Accuracy exact to 2^-128 per text, rounded once when read: the same bits for any order of texts.
- * Since    0.1
- */
-MHA_API MHA_NODISCARD mha_status mha_head_distances_end(mha_head_distances *distances);
-
-/**
- * Add the measurements of other texts, for example of another process's share of a corpus. `from`
- * is unchanged.
- *
- * Results are bit-identical to one object that measured all texts, for any division of the texts
- * and any order of merging.
- *
- * Memory   as mha_head_distances_end().
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open, the same object, heads, width or weight
- *          differ); MHA_ERR_NOMEM. Nothing is then changed.
- * Threads  one; from may be of another context that is not in use.   Since  0.1
- */
-MHA_API MHA_NODISCARD mha_status mha_head_distances_merge(mha_head_distances *distances,
-                                                          const mha_head_distances *from);
 
 /* 0 where there were no rows. */
 typedef struct mha_head_pair {

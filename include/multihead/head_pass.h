@@ -1,11 +1,9 @@
-/* multihead: measuring the heads of a transformer while texts, such as a corpus, run through it.
+/* multihead: measure the heads of a transformer on texts, such as a corpus.
  *
  * Each text takes one call of mha_head_pass_run(): the text runs through the transformer once, and
  * the rows of each layer's attention are recomputed from its queries and keys, a block at a time,
  * so that no map is kept. It fills mha_head_measures (heads.h) and mha_head_distances
- * (head_distances.h). Parts of a corpus may be measured separately and merged
- * (mha_head_measures_merge(); mha_head_distances_merge(), for which the caller ends each text of
- * the distances).
+ * (head_distances.h). Measures of parts of a corpus may be merged (mha_head_measures_merge()).
  *
  * Helpers for a corpus: ranks of tokens by frequency, the words in which tokens begin, and repeated
  * random tokens.

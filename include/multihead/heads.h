@@ -152,15 +152,15 @@ typedef enum mha_measure_kind {
     X(VERTICAL, "vertical", SHARE, "vertical stripes", "mass on the best one to three columns",    \
       "Kovaleva 2019")                                                                             \
     X(HORIZONTAL, "horizontal", PLAIN, "horizontal stripes",                                       \
-      "share of broad rows where most rows are sharp", "ours")                                     \
+      "share of rows with an evenness above 0.9, if most are below 0.6; otherwise 0", "ours")      \
     X(CUT, "cut", SHARE, "two segments", "as block, for the two segments of the best single cut",  \
       "ours")                                                                                      \
     X(FAMILY_DIAGONAL, "family_diagonal", SHARE, "densest diagonals",                              \
-      "mass on an eighth of the map: best diagonals", "Jiang 2024")                                \
+      "mass on the densest diagonals that fill an eighth of the map", "Jiang 2024")                \
     X(FAMILY_VERTICAL, "family_vertical", SHARE, "densest columns",                                \
-      "mass on an eighth of the map: best columns", "Jiang 2024")                                  \
+      "mass on the densest columns that fill an eighth of the map", "Jiang 2024")                  \
     X(FAMILY_BLOCK, "family_block", SHARE, "densest blocks",                                       \
-      "mass on an eighth of the map: best blocks", "Jiang 2024")                                   \
+      "mass on the densest cells of a 16 x 16 grid that fill an eighth of the map", "Jiang 2024")  \
     X(RAREST, "rarest", SHARE, "points to the rarest token",                                       \
       "share of texts whose densest column is the rarest token", "Voita 2019")                     \
     X(RAREST_TWO, "rarest_two", SHARE, "points to one of the two rarest",                          \
@@ -348,7 +348,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_signed(mha_head_measures *mea
  *          sums to more than 1.001). On error nothing of p is counted.
  * Threads  one; uses the context's.
  * Accuracy sums over a text are in double, in the order of j and t; those over texts are exact to
- * 2^-128 per text and rounded once: the same bits for any number of threads, any division
+ *          2^-128 per text and rounded once: the same bits for any number of threads, any division
  *          into blocks and any order of texts.
  * Since    0.1
  */

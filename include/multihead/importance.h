@@ -215,7 +215,7 @@ typedef struct mha_head_order_call {
 
 /**
  * The order in which to remove heads: the `step` least important ones of all layers are closed, the
- * rest is measured again, and so on. (Among equal scores the earlier head goes first.)
+ * rest is measured again, and so on. (Among equal scores the earlier head is removed first.)
  *
  * Heads that desc->gates closes from the beginning are not in the order. The means of mean ablation
  * are measured on the full model; removed heads output 0.

@@ -5,7 +5,7 @@
  *   page            the page, HTML
  *   page.css, page.js
  *   look            maps of all heads and predictions, JSON: tokens, maps (the data of a report), map, next,
- *                   patched, seconds
+ *                   patched, seconds; training (the text of the training's snapshots), for which maps has frames
  *   generate        the next token, the text that it adds and the size of the cache, JSON
  *   trace           the stream at a token, and a head with one pair of tokens step by step (trace.h), JSON
  *   plane           queries and keys of a head as points in a plane (mha_trials_plane()), JSON
@@ -51,6 +51,9 @@ typedef struct mha_live_options {
      * called */
     bool (*is_over)(void *user);
     void *user;
+    /* The model's folder. If `multihead train` made it, its training.safetensors holds snapshots, which the page
+     * plays back. NULL: none */
+    const char *folder;
 } mha_live_options;
 
 typedef struct mha_live mha_live;
@@ -60,7 +63,7 @@ typedef struct mha_live mha_live;
  *
  * Memory   the caller owns *live, which borrows context, model, name, advise_words and user.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (max_tokens beyond the model's positions); MHA_ERR_UNSUPPORTED
- *          (an encoder-decoder); MHA_ERR_NOMEM.
+ *          (an encoder-decoder); those of mha_safetensors_open() but MHA_ERR_FILE; MHA_ERR_NOMEM.
  * Threads  one call at a time per context, also for all calls on *live.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_live_create(mha_context *context, mha_model *model,
@@ -108,6 +111,15 @@ MHA_API MHA_NODISCARD mha_status mha_live_answer(mha_live *live, const mha_live_
 MHA_API MHA_NODISCARD mha_status mha_live_explorer(const mha_live *live,
                                                    const mha_explorer *explorer,
                                                    const mha_sink *sink);
+
+/**
+ * Write the snapshots of the training that the page plays back, in 8 bits, as a training.safetensors that
+ * mha_live_create() reads. Without snapshots nothing is written.
+ *
+ * Memory   borrows for the call.   Errors  MHA_ERR_NULL, MHA_ERR_NOMEM, or the status of the sink.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_live_training(const mha_live *live, const mha_sink *sink);
 
 #ifdef __cplusplus
 }

@@ -40,8 +40,8 @@
 extern "C" {
 #endif
 
-/* A loaded model. Never changes after loading, so any number of threads may use one, each with its
- * own context. Its weights stay in their files, which are mapped: do not truncate them. */
+/* A loaded model. It never changes after loading, so any number of threads may use one, each with
+ * its own context. Its weights stay in their files, which are mapped: do not truncate them. */
 typedef struct mha_model mha_model;
 
 /* mha_model_options.flags */

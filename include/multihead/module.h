@@ -65,7 +65,7 @@ typedef struct mha_module_desc {
     uint32_t reserved;             /* 0 */
 } mha_module_desc;
 
-/* Parameters and their packed copies. Never changes during a forward call, so any number of
+/* Parameters and their packed copies. A forward call does not change a module, so any number of
  * threads may use one module, each with its own context. */
 typedef struct mha_module mha_module;
 

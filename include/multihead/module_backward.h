@@ -40,8 +40,8 @@ typedef struct mha_module_gradients {
     const mha_tensor *const *parameters;   /* [parameters_count], in the order and of the shapes of
                                               mha_module_parameter_at(); entries may be NULL */
     int64_t parameters_count;
-    /* Of the tensors in the call's descriptor: bias, tables, gates, ... q, k and v stay NULL, and
-     * the flags apply to these only. If a loss depends on the call's lse, probabilities or their
+    /* Gradients of the tensors in the call's descriptor: bias, tables, gates, ... q, k and v stay
+     * NULL, and the flags apply to these only. If a loss depends on the call's lse, probabilities or their
      * average, pass its gradients here, with the batch axis; those of probabilities not with
      * MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
     const mha_attention_gradients *attention;
@@ -58,8 +58,8 @@ typedef struct mha_module_gradients {
  *          Scratch from the context: q, k, v and heads twice, and the largest weight.
  * Errors   as mha_module_run(); MHA_ERR_ARGUMENT for a cache, or the gradient of an input that is
  *          not given; MHA_ERR_UNSUPPORTED for MHA_QK_NORM_L2, for gradients of gates and scale with
- *          MHA_MODULE_BIAS_KV, and of probabilities with that or MHA_MODULE_ZERO_ATTN. Nothing is then written; after MHA_ERR_NOMEM the gradients are
- *          unspecified.
+ *          MHA_MODULE_BIAS_KV, and of probabilities with that or MHA_MODULE_ZERO_ATTN. Nothing is
+ *          then written, except that after MHA_ERR_NOMEM the gradients are unspecified.
  * Threads  one call at a time per context; parameters must not change meanwhile.
  * Accuracy as mha_linear_backward() (nn.h) and mha_attention_backward().
  * Since    0.1

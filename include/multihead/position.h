@@ -5,7 +5,7 @@
  * Letters: B batch, H heads, T tokens, D head size, E width of an embedding, P rows of a table.
  * All numbers are f32 and all strides are free, even of the last axis. Every function computes in
  * double and rounds each result once; bits do not depend on the number of threads, on strides or on
- * the instruction set (except for the C library's sin, cos and pow).
+ * the instruction set.
  *
  * Example, given mha_context *context, mha_tensor q, mha_tensor k:
  *
@@ -37,7 +37,7 @@ typedef struct mha_positions {
 /* ---- Rotary position embedding --------------------------------------------------------------- */
 
 /* Which two elements of a head rotate together, i = 0 .. rotary_dim / 2 - 1. Weights are trained
- * for one of the two; with the other a model computes nonsense. */
+ * for one of the two; with the other the results are wrong, without an error. */
 typedef enum mha_rope_pairing {
     MHA_ROPE_INTERLEAVED = 0, /* 2 i and 2 i + 1: as published; GPT-J, ChatGLM, Cohere */
     MHA_ROPE_HALVES = 1       /* i and i + rotary_dim / 2: GPT-NeoX, Llama in transformers */
@@ -160,7 +160,7 @@ MHA_API MHA_NODISCARD mha_status mha_alibi_slopes(int64_t num_heads, float *slop
  * Memory   fills *bucket, 0 .. buckets - 1.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT: fewer than 2 buckets, two-sided fewer than 4 or an odd
  *          number; max_distance (0: 128) not above n/2.
- * Threads  any.   Accuracy  exact: powers of the ratio that are whole fall into the upper bucket.
+ * Threads  any.   Accuracy  exact: a distance on a boundary belongs to the upper bucket.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_t5_bucket(int64_t relative, int64_t buckets,
@@ -182,7 +182,8 @@ typedef enum mha_qk_norm_kind {
  *   x, y [B,H,T,D]     weight [D], or [H,D] per head, or NULL: 1
  *
  * y may be the same view as x, else they must not overlap. A vector of zeros gives zeros for any
- * epsilon. A non-finite element makes its vector NaN (infinity: zeros and a NaN) and no other.
+ * epsilon. A NaN makes its vector NaN; an infinity makes its vector zeros and one NaN. Other vectors
+ * do not change.
  *
  * Memory   all borrowed for the call. Nothing is allocated.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (kind; epsilon negative or not finite), MHA_ERR_SHAPE,

@@ -211,7 +211,7 @@ typedef struct mha_recurrent_gradients {
  *   G   = G + scale q_t dO_t^T         dq_t = scale S_t dO_t        du = G^T k_t
  *   dv_t = b_t du + skip_t dO_t        db_t = du . (v_t - S'^T k_t)   (without the delta rule du . v_t)
  *   dskip_t = dO_t . v_t
- *   dk_t = G u_t - b_t S' du           (second term, also of the next line: delta rule only)
+ *   dk_t = G u_t - b_t S' du           (terms with b_t, here and in the next line: delta rule only)
  *   G   = G - b_t k_t du^T             dlog_decay_t = sum_c G S', of each channel, or of all
  *   G   = diag(a_t) G                  dinitial = G at the end
  *

@@ -429,7 +429,7 @@ typedef struct mha_report {
     bool first_cell;
     int64_t first_row, first_col;
     mha_view view;  /* the view that opens */
-    bool only_view; /* only this view and its controls; the other views one click away */
+    bool only_view; /* show only this view and its controls until a click shows the others */
     const int64_t
         *line_panels; /* [line_panel_count] panels of first_panel's group whose lines are drawn at
                          first; NULL: first_panel */

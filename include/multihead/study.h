@@ -131,6 +131,10 @@ MHA_API void mha_tokens_sentences(int64_t count, const char *const *labels, cons
  */
 MHA_API size_t mha_token_label(const mha_model *model, int32_t id, char *label, size_t size);
 
+/** Whether a text writer writes nothing for a token, such as <s>. Also true without a tokenizer.
+ * Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_token_is_special(const mha_model *model, int32_t id);
+
 /** The number of ids with a token; larger ids only pad the vocabulary. Returns 0 without a tokenizer.
  * Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_token_count(const mha_model *model);

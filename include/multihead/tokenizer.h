@@ -41,7 +41,7 @@ extern "C" {
  * Loading
  * --------------------------------------------------------------------------------------------- */
 
-/* A loaded tokenizer. Never changes after loading, so any number of threads may use one. */
+/* A loaded tokenizer. It never changes after loading, so any number of threads may use one. */
 typedef struct mha_tokenizer mha_tokenizer;
 
 typedef struct mha_tokenizer_options {

@@ -6,7 +6,7 @@
  *   clip           gradients of both together to a norm
  *   update         AdamW (optimizer.h), learning rate by schedule, weight decay on matrices only
  *
- * The caller provides the data and decides when to stop:
+ * The caller provides the data and decides when to stop.
  *
  * Letters: B sequences of T tokens, S of a source; V words; E width.
  *

@@ -7,12 +7,12 @@
  *                 x = x + feed_forward(norm(x))
  *   logits = norm(x) W_out^T                                        [B,T,V]
  *
- * Post-norm blocks take x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
- * 2017). Blocks with branch norms take x = x + norm'(f(norm(x))) (Gemma 2). Parallel blocks compute
- * both parts from the same x: x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX). The
- * feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x). Without one
- * (ff_dim 0) layers are attention alone. With a residual scale r, x = x + r f(norm(x)); with a logit
- * scale l, logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become
+ * Post-norm blocks compute x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
+ * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2). Parallel blocks
+ * compute both parts from the same x: x = x + attention(norm(x)) + feed_forward(norm'(x))
+ * (GPT-NeoX). The feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
+ * With ff_dim 0 a layer has no feed-forward part. With a residual scale r, x = x + r f(norm(x));
+ * with a logit scale l, logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become
  * c tanh(logits / c).
  *
  * One flat array holds every parameter, so an optimizer is a single loop; a table lists their
@@ -57,6 +57,8 @@ typedef enum mha_norm {
     MHA_NORM_LAYER = 1, /* weight and bias */
     MHA_NORM_RMS = 2    /* weight */
 } mha_norm;
+/* Names of the values of an enum, in their order, as in config.json: initializers of an array. */
+#define MHA_NORM_NAMES "none", "layer", "rms"
 
 typedef enum mha_position_encoding {
     MHA_ENCODING_NONE = 0,
@@ -65,6 +67,7 @@ typedef enum mha_position_encoding {
     MHA_ENCODING_SINUSOIDAL = 2, /* added likewise, fixed (Vaswani et al. 2017, section 3.5) */
     MHA_ENCODING_ROTARY = 3      /* queries and keys are rotated, halves paired as in Llama */
 } mha_position_encoding;
+#define MHA_ENCODING_NAMES "none", "learned", "sinusoidal", "rotary"
 
 typedef enum mha_feed_forward {
     MHA_FEED_FORWARD_GELU = 0,
@@ -74,6 +77,7 @@ typedef enum mha_feed_forward {
     MHA_FEED_FORWARD_GEGLU = 4,     /* gated, with GELU */
     MHA_FEED_FORWARD_GEGLU_TANH = 5 /* gated, with MHA_ACTIVATION_GELU_TANH (Gemma) */
 } mha_feed_forward;
+#define MHA_FEED_FORWARD_NAMES "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh"
 
 /* mha_transformer_desc.flags */
 enum {
@@ -307,8 +311,8 @@ typedef struct mha_transformer_source {
 /* With a transport, each rank computes a run of consecutive layers (pipeline parallelism). Runs are
  * in order and have numbers of parameters as equal as whole layers allow; the output counts as the
  * last layer. With more ranks than layers some ranks have none. A rank reads only the matrices of
- * its own layers; the first also reads the token embedding, and every rank all other parameters. A
- * decoder has the caches of its own layers.
+ * its own layers; the first also reads the token embedding, and every rank reads all other
+ * parameters. A decoder has the caches of its own layers.
  *
  * All ranks make the same calls with the same arguments, and each returns results bit-identical to
  * one process: forward calls, decoders, mha_transformer_logits(). Ranks wait for each other inside

@@ -59,7 +59,7 @@ typedef struct mha_trial {
     double noise;
     mha_trial_head noisy;
     uint64_t noise_seed;
-    /* Of mha_trial_choice.p_drawn, as in mha_sampling (sampling.h); 0: temperature 1, all tokens. top_k is at most
+    /* For mha_trial_choice.p_drawn, as in mha_sampling (sampling.h); 0: temperature 1, all tokens. top_k is at most
      * MHA_TRIAL_TOP */
     double temperature;
     int64_t top_k;

@@ -1,5 +1,5 @@
-/* Ablation of sets of heads, text by text. One full pass keeps the stream before every layer. Each
- * set restarts at the first layer that it changes. */
+/* Ablation of sets of heads, text by text. One full pass saves the stream before every layer. Each
+ * set then restarts at the first layer that it changes. */
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
@@ -11,7 +11,7 @@
 
 /* ---- means ----------------------------------------------------------------------------------- */
 
-/* Add a layer's heads of the current text to sums [H D]. */
+/* Add the outputs of a layer's heads for the current text to sums [H D]. */
 static void add_heads(const mhai_effect_run *r, const mha_effect_text *text, const float *heads,
                       int64_t layer, double *sums)
 {
@@ -109,7 +109,8 @@ static int64_t first_layer(const mha_transformer_desc *d, const mha_head_sets *s
     return layer;
 }
 
-/* The cost of a text: the unchanged pass, the other text when resampling, and one pass per set. */
+/* The cost of a text: the unchanged pass, a pass over the other text when
+ * resampling, and one pass per set. */
 static int64_t text_work(const mha_transformer *t, mha_ablation kind, const mha_effect_text *text,
                          const mha_head_sets *sets)
 {
@@ -129,7 +130,7 @@ typedef struct sets_job {
     double *whole, *without; /* [texts, M], [count, texts, M] */
 } sets_job;
 
-/* Duplicate heads count once. */
+/* Whether a head already has a patch; duplicates count once. */
 static bool is_patched(const mhai_effect_run *r, int64_t head)
 {
     for (int64_t k = 0; k < r->patch_count; k++)
@@ -137,8 +138,8 @@ static bool is_patched(const mhai_effect_run *r, int64_t head)
     return false;
 }
 
-/* Run a text without the heads of a set, from the first layer that the set changes. An empty set
- * gives the measures of the unchanged pass. */
+/* Run a text without the heads of a set, from the first layer that the set changes. For an empty
+ * set, this gives the measures of the unchanged pass. */
 static mha_status run_set(mhai_effect_run *r, const sets_job *job, int64_t i, int64_t s,
                           double *values)
 {

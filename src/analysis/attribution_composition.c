@@ -18,10 +18,10 @@
 #include <math.h>
 #include <string.h>
 
-/* A layer's weights, multiplied by the weights of the norm before it. */
+/* The weights of a layer, multiplied by those of the norm before it. */
 typedef struct composer_layer {
     mha_tensor q, k, v, o, norm;               /* norm.ndim 0: none */
-    int64_t H, Hk;                             /* 0: all its heads are pruned */
+    int64_t H, Hk;                             /* 0: all heads are pruned */
     double *gram_q, *gram_k, *gram_v, *gram_o; /* [heads][D,D] */
 } composer_layer;
 
@@ -31,11 +31,11 @@ typedef struct composer {
     mha_composition out;
     int64_t L, H, D, E;
     composer_layer *layers;
-    float *stack;                 /* [(H + 2 Hk) D, E] of the reader */
+    float *stack;                 /* [(H + 2 Hk) D, E] of the reading layer */
     float *turned;                /* [H D, E], W_O' transposed */
     float *products;              /* [(H + 2 Hk) D, H' D] */
     double *squares;              /* [threads][2][D,D] */
-    int64_t reader, writer, done; /* done: pairs of layers */
+    int64_t reader, writer, done; /* done: number of finished pairs of layers */
 } composer;
 
 /* ---- weights ------------------------------------------------------------------------------- */
@@ -64,7 +64,7 @@ static double norm_at(const composer_layer *layer, int64_t e)
     return layer->norm.ndim ? (double)((const float *)layer->norm.data)[e] : 1;
 }
 
-/* gram [D,D] of the rows of a head of q, k or v. */
+/* The Gram matrix [D,D] of the rows of a head of q, k or v. */
 static void gram_of_rows(const composer *c, const composer_layer *layer, const mha_tensor *weight,
                          int64_t head, double *gram)
 {
@@ -80,7 +80,7 @@ static void gram_of_rows(const composer *c, const composer_layer *layer, const m
         }
 }
 
-/* gram [D,D] of the columns of a head of W_O. */
+/* The Gram matrix [D,D] of the columns of a head of W_O. */
 static void gram_of_columns(const composer *c, const composer_layer *layer, int64_t head,
                             double *gram)
 {
@@ -94,7 +94,7 @@ static void gram_of_columns(const composer *c, const composer_layer *layer, int6
     }
 }
 
-/* Item: head h of layer l. */
+/* Items are heads h of layer l. */
 static void make_grams(void *argument, int64_t item, int worker)
 {
     const composer *c = argument;
@@ -135,7 +135,7 @@ static double product_norm(const composer *c, const double *G, const float *M, i
             }
         }
     const double sum = mhai_attribution_dot(gm, mf, D * D);
-    return sum < 0 ? 0 : sqrt(sum); /* rounding may give less than 0 */
+    return sum < 0 ? 0 : sqrt(sum); /* may be negative after rounding */
 }
 
 static void put(const composer *c, const mha_tensor *out, int64_t h, int64_t g, double above,
@@ -145,7 +145,7 @@ static void put(const composer *c, const mha_tensor *out, int64_t h, int64_t g, 
     mhai_attribution_at(out, c->reader, h, c->writer)[g] = below == 0 ? 0 : (float)(above / below);
 }
 
-/* Item: one head of the reading layer, compared with all heads of the writing layer. */
+/* Items are heads of the reading layer. Each is compared with all heads of the writing layer. */
 static void score_head(void *argument, int64_t h, int worker)
 {
     const composer *c = argument;
@@ -167,7 +167,7 @@ static void score_head(void *argument, int64_t h, int worker)
     }
 }
 
-/* The reader's q, k and v stacked, with the norm's weights. */
+/* Stack q, k and v of the reading layer, multiplied by the norm's weights. */
 static int64_t stack_reader(const composer *c)
 {
     const composer_layer *to = &c->layers[c->reader];
@@ -182,7 +182,7 @@ static int64_t stack_reader(const composer *c)
     return rows;
 }
 
-/* All readers after one writing layer. */
+/* Process all layers that can read from one writing layer. */
 static mha_status read_writer(composer *c, const mha_linear *linear)
 {
     const int64_t columns = c->layers[c->writer].H * c->D;
@@ -225,7 +225,7 @@ static mha_status take(const composer *c, int64_t a, int64_t b, size_t size, voi
     return mha_scratch_alloc(c->context, mhai_times(a, b), size, pointer);
 }
 
-/* One allocation holds all Gram matrices. */
+/* Allocate all Gram matrices at once. */
 static mha_status take_grams(composer *c)
 {
     const int64_t square = c->D * c->D;

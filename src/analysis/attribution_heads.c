@@ -1,6 +1,5 @@
-/* The attention of heads from some tokens of a text to others. One run gives weights and shares.
- * One run per head, with that head ablated, gives its effect. Only the requested rows are
- * computed. */
+/* How heads attend from some tokens of a text to others. One run gives weights and fractions. For
+ * the effects, one more run per head ablates that head. Only the requested rows are computed. */
 #include "analysis/attribution.h"
 #include "analysis/row_source.h"
 
@@ -19,9 +18,9 @@ typedef struct head_run {
     const mha_head_attribution_desc *d;
     mha_head_attribution *found;
     mha_tensor tokens;   /* [1,T] */
-    int64_t T, H, width; /* of an output row */
+    int64_t T, H, width; /* width of an output row */
     mha_activations *kept;
-    float *output, *whole; /* [T,width] of a run; rows of `from` with all heads */
+    float *output, *whole; /* [T,width] output of a run; rows of `from` with all heads */
     float *gates;          /* [L,H] */
     float *rows, *heads;   /* [H, rows, T] weights; [H D] of one query */
 } head_run;
@@ -44,11 +43,11 @@ static const float *row_of(const head_run *f, int64_t row)
     return f->output + (f->d->from_first + row) * f->width;
 }
 
-/* log softmax of a row at one token. */
+/* The log softmax of a row at one token. */
 static double log_probability(const float *row, int64_t count, int64_t token)
 {
     double most = -INFINITY, sum = 0;
-    for (int64_t i = 0; i < count; i++) /* fmax() here crashes gcc 12 for aarch64 */
+    for (int64_t i = 0; i < count; i++) /* gcc 12 for aarch64 crashes on fmax() here */
         if ((double)row[i] > most) most = (double)row[i];
     for (int64_t i = 0; i < count; i++) sum += mha_exp((double)row[i] - most);
     return (double)row[token] - most - mha_log(sum);
@@ -75,7 +74,7 @@ static int64_t argmax(const float *row, int64_t count)
 
 /* ---- weights and shares ---------------------------------------------------------------------- */
 
-/* The weights of all heads of a layer in row number r of `from`. */
+/* The weights of all heads of a layer, in row r of `from`. */
 static mha_status weigh_row(head_run *f, const mha_layer_view *view, int64_t r)
 {
     const int64_t H = view->q.shape[1], t = f->d->from_first + r;
@@ -91,8 +90,8 @@ static mha_status weigh_row(head_run *f, const mha_layer_view *view, int64_t r)
     return mha_attention_forward(f->context, &desc, &q, &view->k, &view->v, &o, &outputs);
 }
 
-/* Mean over the rows of `from` of the sum over the columns of `to`, optionally as a fraction of
- * each row's sum. */
+/* Sum over the columns of `to`, averaged over the rows of `from`. part: as a
+ * fraction of each row's sum. */
 static double mass(const head_run *f, int64_t head, bool part)
 {
     const mha_head_attribution_desc *d = f->d;
@@ -150,7 +149,7 @@ static double change(const head_run *f)
     return sum / (double)rows;
 }
 
-/* The heads of each layer that has any, in order. */
+/* Measure the effect of each head, layer by layer. */
 static mha_status measure_effects(head_run *f)
 {
     const int64_t layers = f->t->desc.num_layers;

@@ -19,12 +19,12 @@ typedef struct logit_job {
     mha_context *context;
     const mha_transformer *t;
     const mha_activations *a;
-    int64_t row; /* b T + t */
+    int64_t row; /* row number b T + t */
     int64_t E;
     double *u; /* [E] */
-    double *p; /* [max(H D, F)] of a part: W^T u */
+    double *p; /* [max(H D, F)] W^T u for a part */
     mha_attribution out;
-    double sum; /* of all terms so far */
+    double sum; /* of the terms so far */
 } logit_job;
 
 static const float *row_of(const logit_job *job, const mha_tensor *x)
@@ -39,7 +39,7 @@ static double dot(const double *u, const float *x, int64_t count)
     return sum;
 }
 
-/* p = W^T u for W [E, columns]. */
+/* p = W^T u, for W [E, columns]. */
 static void pull_back(const logit_job *job, const mha_tensor *weight)
 {
     const int64_t columns = weight->shape[1];
@@ -56,7 +56,7 @@ static double add_term(logit_job *job, double term)
     return term;
 }
 
-/* Propagate u backwards through a norm; x is the norm's input. */
+/* Propagate u backwards through a norm with input x. */
 static mha_status through_norm(logit_job *job, int64_t layer, const char *prefix, const float *x)
 {
     const mha_transformer_desc *d = &job->t->desc;
@@ -82,7 +82,7 @@ static mha_status through_norm(logit_job *job, int64_t layer, const char *prefix
     return MHA_OK;
 }
 
-/* The bias of a part's last linear layer; 0 if it has none. */
+/* Add the bias of a part's last linear layer, if it has one. */
 static mha_status add_bias(logit_job *job, int64_t layer, const char *name, double *term)
 {
     mha_tensor bias;
@@ -126,12 +126,13 @@ static mha_status add_feed_forward(logit_job *job, int64_t layer, const mha_laye
     return MHA_OK;
 }
 
-/* Propagate u backwards through one part of a layer. */
+/* Propagate u backwards through a part of a layer. */
 static mha_status walk_part(logit_job *job, int64_t layer, mha_layer_part part)
 {
     static const char *const norms[] = {"self_attn_norm", "cross_attn_norm", "mlp_norm"};
     mha_layer_view view = {.struct_size = sizeof view};
-    const mha_scratch_mark mark = mha_scratch_top(job->context); /* for a source's matrices */
+    const mha_scratch_mark mark = mha_scratch_top(job->context); /* matrices from a source use
+                                                                  * scratch */
     MHA_TRY(mha_activations_layer(job->a, layer, part, &view));
     if (mhai_transformer_has(job->t, MHA_TRANSFORMER_POST_NORM))
         MHA_TRY(through_norm(job, layer, norms[part], row_of(job, &view.sum)));
@@ -198,7 +199,7 @@ static mha_status check_target(const mha_transformer *t, const mha_activations *
     return MHA_OK;
 }
 
-/* A token's row of W_out. */
+/* Read a token's row of W_out. */
 static void read_row(const logit_job *job, int64_t token, float *row)
 {
     mhai_transformer_read_rows(job->t, job->t->output.weight, job->E, token, 1, 0, job->E, row);

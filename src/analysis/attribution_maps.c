@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 typedef struct map_job {
-    mhai_attribution_writer writer; /* its heads are the values */
+    mhai_attribution_writer writer; /* its heads are the value vectors */
     mha_norm_maps out;
     int64_t S, T, b;
     double *rows;  /* [threads][H,E] */
@@ -40,7 +40,7 @@ static void measure_key(void *argument, int64_t s, int worker)
     }
 }
 
-/* The weight of each head at a cell. */
+/* The weight of a head at a cell. */
 static double weight_of(const map_job *job, int64_t h, int64_t t, int64_t s)
 {
     return (double)mhai_attribution_at(job->out.probabilities, job->b, h, t)[s];
@@ -59,11 +59,11 @@ static void put_layer_row(const map_job *job, int64_t t)
             for (int64_t g = 0; g < H; g++) part += weight_of(job, g, t, s) * dots[h * H + g];
             sum += weight * part;
         }
-        out[s] = sum < 0 ? 0 : (float)sqrt(sum); /* rounding may give less than 0 */
+        out[s] = sum < 0 ? 0 : (float)sqrt(sum); /* may be negative after rounding */
     }
 }
 
-/* The layer's row comes first, because heads may overwrite the probabilities. */
+/* The layer's row is computed first, because the heads may overwrite the probabilities. */
 static void put_map_row(void *argument, int64_t t, int worker)
 {
     const map_job *job = argument;
@@ -195,7 +195,7 @@ static void roll_row(void *argument, int64_t item, int worker)
             sum[j] = weight;
             continue;
         }
-        if (weight == 0) continue; /* causal maps have half the cells */
+        if (weight == 0) continue; /* half of the cells of causal maps */
         const float *row = mhai_attribution_at(job->before, b, j, 0);
         for (int64_t s = 0; s < T; s++) sum[s] += weight * (double)row[s];
     }

@@ -1,5 +1,5 @@
-/* The terms that heads write: out_h[t] = W_O[h] z_h[t], one token at a time, in double. Threads
- * divide blocks of tokens; sums over tokens are kept per block and added in order. */
+/* The vectors that heads write: out_h[t] = W_O[h] z_h[t], one token at a time, in double. Threads
+ * process blocks of tokens. Sums over tokens are kept per block and added in order. */
 #include "analysis/attribution.h"
 
 #include "base/checked.h"
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TOKENS = 64 }; /* of a block */
+enum { TOKENS = 64 }; /* tokens per block */
 
 /* ---- shared -------------------------------------------------------------------------------- */
 
@@ -130,10 +130,10 @@ typedef struct write_job {
     mha_head_writing out;
     const float *bias;
     const int64_t *lengths;
-    int64_t T, blocks; /* blocks of each sequence */
+    int64_t T, blocks; /* blocks per sequence */
     double *rows;      /* [threads][H,E] */
     double *norms;     /* [threads][H] */
-    double *cosines;   /* [B blocks][H,H], each followed by counts */
+    double *cosines;   /* [B blocks][H,H], each followed by its counts */
 } write_job;
 
 static void put_terms(const write_job *job, int64_t b, int64_t t, const double *rows)

@@ -1,6 +1,6 @@
-/* Direct logit attribution of every head over texts. Each term has a direction u in the stream
- * after the last layer. A head's output W_O[h] z_h contributes u . W_O[h] z_h = (W_O[h]^T u) . z_h,
- * so one product of u with W_O serves all heads of a layer. */
+/* Direct logit attribution of each head over texts. Each term has a direction u in the stream after
+ * the last layer. The contribution of head h is u . W_O[h] z_h = (W_O[h]^T u) . z_h, so one product
+ * of u and W_O serves all heads of a layer. */
 #include "analysis/attribution.h"
 #include "analysis/effect_parts.h"
 
@@ -13,12 +13,12 @@
 typedef struct direct_job {
     const mhai_effect_run *r;
     const mha_effect_text *text;
-    float *heads, *end; /* of the current text */
-    double *mean;       /* [E] the mean of W_out's rows */
+    float *heads, *end; /* for the current text */
+    double *mean;       /* [E] the mean row of W_out */
     mha_tensor scale;   /* the final norm's weight; ndim 0: no norm */
     double *u;          /* [terms E] */
     double *p;          /* [workers, H D] */
-    double *shares;     /* [terms, H] of a layer, before scaling by the term's factor */
+    double *shares;     /* [terms, H] for a layer, not yet multiplied by the factors of terms */
     mha_tensor weight;  /* W_O of the current layer */
     int64_t layer;
 } direct_job;
@@ -38,7 +38,7 @@ static mha_status mean_output(const mhai_effect_run *r, double *mean)
     return MHA_OK;
 }
 
-/* Propagate u of a token backwards through the final norm: y = g (x - mean x) r + b. */
+/* Propagate u of a token backwards through the final norm, y = g (x - mean x) r + b. */
 static void aim(const direct_job *job, const mha_effect_term *term, float *row, double *u)
 {
     const mha_transformer_desc *d = job->r->d;
@@ -62,7 +62,7 @@ static void aim(const direct_job *job, const mha_effect_term *term, float *row, 
 
 /* ---- heads ----------------------------------------------------------------------------------- */
 
-/* One term: (W_O[h]^T u) . z_h of the heads of a layer. */
+/* Compute (W_O[h]^T u) . z_h of one term, for the heads of a layer. */
 static void share_of_term(void *argument, int64_t k, int worker)
 {
     const direct_job *job = argument;
@@ -90,7 +90,8 @@ static mha_status run_layer(mhai_effect_run *r, direct_job *job, int64_t i, int6
 {
     const int64_t H = r->d->num_heads, M = r->data.measures,
                   count = mhai_effect_heads_of(r, layer).q;
-    const mha_scratch_mark mark = mha_scratch_top(r->context); /* for a source's matrices */
+    const mha_scratch_mark mark = mha_scratch_top(r->context); /* matrices from a source
+                                                                * use scratch */
     if (count == 0) return MHA_OK;
     MHA_TRY(mhai_attribution_weight(r->context, r->t, layer, "self_attn.o_proj.weight", false,
                                     &job->weight));

@@ -1,4 +1,4 @@
-/* Effects of all heads by one gradient of each measure: sum over rows (r - z) . dM / dz. */
+/* Effects of all heads from one gradient per measure: the sum over rows of (r - z) . dM / dz. */
 #include "analysis/effect_parts.h"
 #include "base/need.h"
 
@@ -8,18 +8,18 @@
 typedef struct gradient_job {
     mha_activations *a;
     float *output, *slope; /* [rows V] */
-    float *instead;        /* layout as from mhai_effect_replace() */
+    float *instead;        /* in the layout of mhai_effect_replace() */
     float *given, *by;     /* [L] blocks of rows [H D]: z, and dM / dz as [L, B T, H D] */
     int64_t *map;
     double *estimates; /* [L H, texts, M] */
 } gradient_job;
 
-/* A forward pass, the gradient of the loss and a backward pass: about three passes for each measure
- * that a text can have. */
+/* A forward pass, the gradient of the loss and a backward pass count as three passes. They are
+ * needed for each measure of a text. */
 int64_t mhai_effect_gradient_work(const mha_transformer *t, mha_ablation kind,
                                   const mha_effect_text *text, int64_t measures)
 {
-    mha_effect_text all_rows = *text; /* logits of every row fit here */
+    mha_effect_text all_rows = *text; /* the logits of all rows fit */
     all_rows.term_count = mhai_effect_tokens(text);
     const int64_t whole = mhai_effect_pass_work(t, &all_rows, 0);
     return 3 * measures * whole +
@@ -35,7 +35,7 @@ static mha_status keep_heads(void *user, const mha_activations *a, int64_t layer
     return MHA_OK;
 }
 
-/* Factors of the terms of measure m by row. */
+/* The factors of the terms of measure m, by row. */
 static void sum_factors(const mha_effect_text *text, int64_t m, double *factors, int32_t *first)
 {
     for (int64_t i = 0; i < mhai_effect_tokens(text); i++) factors[i] = 0, first[i] = -1;
@@ -47,8 +47,8 @@ static void sum_factors(const mha_effect_text *text, int64_t m, double *factors,
     }
 }
 
-/* The gradient of measure m with respect to the logits: row by row sum_k factor_k
- * (onehot(token_k) - softmax). Cross-entropy has weight (softmax - onehot) of one token. */
+/* The gradient of measure m with respect to the logits. For each row it is sum_k factor_k
+ * (onehot(token_k) - softmax). A cross-entropy term is weight (softmax - onehot) of one token. */
 static mha_status slope_of(const mhai_effect_run *r, const gradient_job *job,
                            const mha_effect_text *text, int64_t m)
 {

@@ -1,6 +1,6 @@
-/* Patching between two prompts, head by head: a head's whole output, or only its effect along
- * paths to some receivers. Both prompts run once; the patched one then restarts at the sender's
- * layer. */
+/* Patching between two prompts, head by head: either a head's whole output, or only its
+ * effect along paths to some receivers. Both prompts run once. Each patched run then restarts
+ * at the sender's layer. */
 #include "analysis/effect_parts.h"
 
 #include "base/struct_copy.h"
@@ -13,13 +13,13 @@ typedef struct patching_job {
     mha_patching desc;
     mha_effect_text from;
     bool path;
-    float *stream, *heads, *qkv; /* of the prompt that is patched */
+    float *stream, *heads, *qkv; /* of the patched prompt */
     float *from_heads, *from_qkv;
-    float *received; /* inputs of the receivers after a sender, in the layout of qkv */
+    float *received; /* inputs of the receivers after the sender, in the layout of qkv */
     double *to_values, *values;
 } patching_job;
 
-/* The first row of a part of a head, in blocks laid out as in mhai_effect_kept. *stride is the
+/* The first row of a part of a head, in blocks as in mhai_effect_kept. *stride is the
  * distance between rows. */
 static const float *part_at(const mhai_effect_run *r, const float *heads, const float *qkv,
                             mha_patch_part part, int64_t layer, int64_t head, int64_t *stride)
@@ -119,8 +119,8 @@ static mha_status activation(mhai_effect_run *r, const patching_job *job, int64_
     return mhai_effect_score(r, &r->texts[0], values);
 }
 
-/* Run from the sender's layer on, with the sender taken from the other prompt and all other heads
- * unchanged. */
+/* Run from the sender's layer on. The sender's output is that of the other prompt; all
+ * other heads keep theirs. */
 static mha_status send(mhai_effect_run *r, const patching_job *job, int64_t layer, int64_t head)
 {
     r->patch_count = 0;
@@ -138,7 +138,7 @@ static mha_status path(mhai_effect_run *r, const patching_job *job, int64_t laye
                        double *values)
 {
     const mha_patching *desc = &job->desc;
-    int64_t first = r->d->num_layers; /* of the receivers after the sender */
+    int64_t first = r->d->num_layers; /* first layer with a receiver after the sender */
     for (int64_t k = 0; k < desc->receiver_count; k++)
         if (desc->receivers[k].layer > layer && desc->receivers[k].layer < first)
             first = desc->receivers[k].layer;

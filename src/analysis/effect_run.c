@@ -1,5 +1,5 @@
-/* A run over texts: checks, a pass with patches from a layer on, and the measures of its
- * predictions. Logits are computed in blocks, and only for rows that have terms. */
+/* A run over texts: checks, patched passes from a layer on, and the measures of predictions. Logits
+ * are computed in blocks, only for rows that have terms. */
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
@@ -114,7 +114,7 @@ mha_status mhai_effect_begin(mhai_effect_run *r, mha_context *context, const mha
 
 /* ---- a pass ---------------------------------------------------------------------------------- */
 
-/* Copy the rows that the map selects. */
+/* Copy the rows in the map. */
 static void keep_rows(const mhai_effect_kept *k, float *to, const float *from, int64_t rows,
                       int64_t width)
 {
@@ -185,7 +185,7 @@ void mhai_effect_patch(mhai_effect_run *r, const mha_effect_text *text, mha_patc
 
 /* ---- measures -------------------------------------------------------------------------------- */
 
-/* The terms first .. first + count - 1. */
+/* Evaluate the terms first .. first + count - 1. */
 static mha_status score_block(mhai_effect_run *r, const mha_effect_term *terms, int64_t count,
                               double *values)
 {
@@ -277,7 +277,7 @@ mha_status mhai_effect_replace(mhai_effect_run *r, int64_t i, float *heads, int6
     MHA_TRY(mhai_effect_pass(r, other, 0, NULL));
     r->kept = (mhai_effect_kept){0};
     return mhai_effect_step(r,
-                            mhai_effect_pass_work(r->t, text, 0)); /* as mha_effect_work() says */
+                            mhai_effect_pass_work(r->t, text, 0)); /* matches mha_effect_work() */
 }
 
 const float *mhai_effect_instead(const mhai_effect_run *r, const float *heads, int64_t layer,

@@ -1,5 +1,5 @@
-/* Statistics over texts: a mean with its interval, and the selection of heads to measure
- * exactly. */
+/* Statistics over texts: means with confidence intervals, and the choice of
+ * heads to measure exactly. */
 #include "base/need.h"
 #include "base/split_mix.h"
 
@@ -18,14 +18,14 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The sorted means of `replicates` bootstrap samples of `count` values. */
+/* Compute and sort the means of `replicates` bootstrap samples of `count` values. */
 static void draw_means(const double *values, int64_t count, int64_t replicates, uint64_t seed,
                        double *means)
 {
     uint64_t state = seed;
     for (int64_t i = 0; i < replicates; i++) {
         double sum = 0;
-        for (int64_t k = 0; k < count; k++) /* modulo bias: at most count / 2^64 */
+        for (int64_t k = 0; k < count; k++) /* the modulo bias is at most count / 2^64 */
             sum += values[mhai_split_mix(&state) % (uint64_t)count];
         means[i] = sum / (double)count;
     }
@@ -72,7 +72,7 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
     return status;
 }
 
-/* The head with the largest absolute effect that is not selected yet; -1: none. */
+/* The unselected head with the largest absolute effect; -1: none. */
 static int64_t largest(const double *effects, int64_t heads, int64_t measures, int64_t measure,
                        const int64_t *chosen, int64_t made)
 {

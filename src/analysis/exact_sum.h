@@ -1,7 +1,7 @@
-/* Sums of doubles without rounding, so that results do not depend on the order of terms: fixed
- * point of 256 bits in two's complement, in units of 2^-128. Terms are below 2^100 and counts below
- * 2^27; more terms are allowed if they are smaller. Bits of a term below one unit are truncated;
- * terms of at least 2^-76 have none. */
+/* Sums of doubles without rounding, so that results do not depend on the order of terms. A sum is a
+ * 256-bit fixed-point number in two's complement, in units of 2^-128. It can hold 2^27 terms of up
+ * to 2^100, or more terms that are smaller. Bits of a term below one unit are truncated; terms of
+ * at least 2^-76 have no such bits. */
 #ifndef MHAI_EXACT_SUM_H
 #define MHAI_EXACT_SUM_H
 
@@ -46,7 +46,7 @@ static inline void mhai_exact_add(mhai_exact *sum, double value)
     mhai_exact_join(sum, &more);
 }
 
-/* Rounded once, to the nearest double, ties to even. */
+/* The sum, rounded to the nearest double, ties to even. */
 static inline double mhai_exact_value(const mhai_exact *sum)
 {
     const int negative = sum->part[MHAI_EXACT_PARTS - 1] >> 63 != 0;

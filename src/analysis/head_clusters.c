@@ -1,6 +1,6 @@
-/* Average-link clustering: each step joins the two clusters with the smallest mean distance of
- * their members. Distances are updated by the rule of Lance and Williams 1967: d(a + b, c) =
- * (|a| d(a,c) + |b| d(b,c)) / (|a| + |b|). */
+/* Average-link clustering: each step merges the two clusters with the smallest mean distance
+ * between their members. Distances are updated by the rule of Lance and Williams (1967): d(a + b,
+ * c) = (|a| d(a,c) + |b| d(b,c)) / (|a| + |b|). */
 #include "base/checked.h"
 
 #include <multihead/component.h>
@@ -12,9 +12,10 @@ enum { MOST = 4096 };
 
 typedef struct clusters {
     int64_t count;
-    double *distance; /* [count,count] between clusters, by their first members */
-    int64_t *size;    /* [count] size of the cluster that begins here; 0: merged into another */
-    int64_t *head;    /* [count] first member of the cluster that an item is in */
+    double *distance; /* [count,count] between clusters, each identified by its first member */
+    int64_t *size;    /* [count] size of the cluster whose first member this is;
+                       * 0: merged into another */
+    int64_t *head;    /* [count] first member of the item's cluster */
 } clusters;
 
 static mha_status check(int64_t count, const double *distance, double cut)
@@ -33,7 +34,7 @@ static mha_status check(int64_t count, const double *distance, double cut)
     return MHA_OK;
 }
 
-/* The nearest two clusters, a before b; false if none are within cut. */
+/* Find the nearest two clusters, a < b. Returns false if no distance is within cut. */
 static bool nearest(const clusters *x, double cut, int64_t *a, int64_t *b)
 {
     double best = cut;

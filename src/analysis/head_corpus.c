@@ -1,4 +1,4 @@
-/* mha_head_corpus: creation, the end of a text, merging. */
+/* mha_head_corpus: creation, the end of a text, and merging. */
 #include "analysis/head_corpus.h"
 
 #include "base/checked.h"
@@ -13,7 +13,7 @@ enum { PLACES = 8, REPLICATES = 200, MOST_REPLICATES = MHA_HEAD_CORPUS_MOST_REPL
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Arrays of fixed size, one per line. */
+/* Arrays of fixed size. */
 #define CORPUS_ARRAYS(X)                                      \
     X(first_head, c->layers + 1)                              \
     X(head, c->heads)                                         \
@@ -186,7 +186,7 @@ double mhai_corpus_unit(mha_head_measure which)
                                      : MHAI_CORPUS_SHARE;
 }
 
-/* A random state for a purpose, a text and a number, each mixed in separately. */
+/* A random state that depends on a purpose, a text and a number. */
 static uint64_t state_of(const mha_head_corpus *c, uint64_t purpose, int64_t text, int64_t number)
 {
     uint64_t state = c->seed ^ purpose;
@@ -195,7 +195,8 @@ static uint64_t state_of(const mha_head_corpus *c, uint64_t purpose, int64_t tex
     return state;
 }
 
-/* Poisson(1) from 64 random bits: the number of its cumulative probabilities at or below them. */
+/* A Poisson(1) number from 64 random bits: the count of cumulative probabilities
+ * that do not exceed them. */
 static int64_t poisson(uint64_t bits)
 {
     const double u = (double)(bits >> 11) * 0x1p-53;
@@ -219,7 +220,7 @@ static void resample(mha_head_corpus *c, int64_t text)
     }
 }
 
-/* Head h receives the text's score of head order[h]. */
+/* Give head h the text's score of head order[h]. */
 static void permute(mha_head_corpus *c, int64_t text)
 {
     for (int64_t r = 0; r < c->permutations; r++) {
@@ -294,7 +295,7 @@ static void merge_sums(mhai_head_merge *pass, mhai_corpus_sum *to, const mhai_co
     }
 }
 
-/* The sums that are not integers. */
+/* Merge the sums that are not integers. */
 static void join_score(const mha_head_corpus *c, const mha_head_corpus *from, int64_t h, int n)
 {
     mhai_corpus_score *to = &c->head[h].score[n];

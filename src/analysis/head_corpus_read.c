@@ -1,4 +1,4 @@
-/* mha_head_corpus: the calls that read. */
+/* mha_head_corpus: the functions that return results. */
 #include "analysis/head_corpus.h"
 
 #include "base/checked.h"
@@ -33,8 +33,8 @@ static double edge_of(mha_head_measure which, int bin)
     }
 }
 
-/* The value of rank `rank`, estimated from the bins: values are taken as evenly spaced within a
- * bin. */
+/* Estimate the value at a rank from the bins. Values are assumed to be
+ * evenly spaced within a bin. */
 static double row_of_rank(const mhai_corpus_score *s, mha_head_measure which, double rank)
 {
     int64_t before = 0;
@@ -57,10 +57,11 @@ static void deciles(const mhai_corpus_score *s, mha_head_measure which, mha_head
     d->deciles[10] = s->largest;
 }
 
-/* The q-quantile of `numbers`, which it sorts. */
+/* The q-quantile of `numbers`, which are sorted in place. */
 static double quantile(double *numbers, int64_t count, double q)
 {
-    for (int64_t i = 1; i < count; i++) { /* insertion sort; nearly sorted on the second call */
+    for (int64_t i = 1; i < count; i++) { /* insertion sort: on the second call the
+                                           * numbers are nearly sorted */
         const double moved = numbers[i];
         int64_t at = i;
         for (; at > 0 && numbers[at - 1] > moved; at--) numbers[at] = numbers[at - 1];

@@ -1,4 +1,4 @@
-/* mha_head_corpus: input of rows and layers. */
+/* mha_head_corpus: adding rows and layers. */
 #include "analysis/head_corpus.h"
 
 #include "base/checked.h"
@@ -11,8 +11,8 @@
 
 /* ---- a row ----------------------------------------------------------------------------------- */
 
-/* Histograms: equal bins for shares (0 .. 1), correlations (-1 .. 1) and nats (0 .. 16). Distances
- * have 16 bins per doubling, from 1 / 16 on. */
+/* The bin of a value. Shares (0 .. 1), correlations (-1 .. 1) and nats (0 .. 16) have bins of equal
+ * width. Distances have 16 bins per factor of two, starting at 1 / 16. */
 static int bin_of(mha_head_measure which, double value)
 {
     const int last = MHA_HEAD_CORPUS_BINS - 1;
@@ -39,7 +39,7 @@ static void add_to_histogram(mhai_corpus_score *s, mha_head_measure which, doubl
     s->binned++;
 }
 
-/* Among equal rows keep the first. */
+/* Among equal values, keep the first row. */
 static void compete(mhai_corpus_score *s, double value, int64_t row, int64_t key)
 {
     const mhai_corpus_best best = {value, row, key, true};
@@ -68,8 +68,8 @@ void mhai_corpus_row(mhai_corpus_seen *seen, mha_head_measure which, double valu
     if (which == MHA_MEASURE_DISTANCE) at->distance += llrint(value * MHAI_CORPUS_TOKENS);
 }
 
-/* The first token is counted separately: the attention on it, and the part of the output that
- * comes from it. */
+/* Count the first token separately: the attention to it, and the part of the
+ * output that it contributes. */
 void mhai_corpus_moved(mhai_corpus_seen *seen, const mhai_head_fact *fact, const double *a)
 {
     mhai_corpus_head *head = seen->head;
@@ -162,7 +162,7 @@ typedef struct norm_job {
     int64_t keys, group;
 } norm_job;
 
-/* W_O[h]^T W_O[h]: one owner, sums over E in order. */
+/* W_O[h]^T W_O[h]. Each element has one owner, and its sum over E is in order. */
 static void make_gram(void *argument, int64_t h, int worker)
 {
     const norm_job *job = argument;

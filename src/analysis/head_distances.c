@@ -1,13 +1,9 @@
-/* Distances between heads: sums over pairs. One thread owns each pair.
+/* Distances between heads: sums over pairs. Each pair has one owner thread.
  *
- * The outputs of heads are never computed. With z the rows of a head before W_O and W its part of
- * W_O, out_g . out_h = z_g (W_g W_h') z_h'. For X = Z_g W_g, Y = Z_h W_h (columns centred)
- * ||X'Y||^2 = tr(W_g W_g' C W_h W_h' C') with C = Z_g' Z_h - sum_g sum_h' / rows. So only matrices
- * of width x width are stored per pair.
- *
- * Sums over the rows of a text are doubles, added in row order. Sums over finished texts are exact,
- * so objects may be merged in any order. */
-#include "analysis/exact_sum.h"
+ * The outputs of heads are never computed. With z the rows of a head before W_O, and W its part of
+ * W_O, out_g . out_h = z_g (W_g W_h') z_h'. With X = Z_g W_g and Y = Z_h W_h (columns centred),
+ * ||X'Y||^2 = tr(W_g W_g' C W_h W_h' C') for C = Z_g' Z_h - sum_g sum_h' / rows. So each pair only
+ * needs matrices of width x width. Sums are doubles, added in row order. */
 #include "base/checked.h"
 #include "base/math.h"
 #include "base/need.h"
@@ -30,23 +26,16 @@ typedef struct pair_rows {
 struct mha_head_distances {
     mha_context *context;
     mha_allocator allocator;
-    int64_t heads, width, count; /* count: pairs g <= h */
-    int64_t rows;                /* of outputs */
+    int64_t heads, width, count; /* count: number of pairs g <= h */
+    int64_t rows;                /* number of rows of outputs */
     pair_rows *pairs;
     double *gram; /* [count,width,width] W_g W_h', or NULL: the identity */
-    /* Sums over the rows since the last end: maps [count], cosine [count], z_g' z_h
-     * [count,width,width], z [heads,width]; and those of the finished texts, NULL before */
-    double *sums, *ended; /* ended: exact, rounded */
-    mhai_exact *exact;
-    bool open; /* rows were added since the last end */
+    /* Sums over the rows: maps [count], cosine [count], z_g' z_h [count,width,width], z
+     * [heads,width] */
+    double *sums;
 };
 
-/* Offsets of the sums. */
-static int64_t maps_at(int64_t pair)
-{
-    return pair;
-}
-
+/* Offsets in the sums. */
 static int64_t cosine_at(const mha_head_distances *d, int64_t pair)
 {
     return d->count + pair;
@@ -65,11 +54,6 @@ static int64_t z_at(const mha_head_distances *d, int64_t head)
 static int64_t all_sums(const mha_head_distances *d)
 {
     return z_at(d, d->heads);
-}
-
-static double sum_at(const mha_head_distances *d, int64_t place)
-{
-    return d->ended ? d->ended[place] + d->sums[place] : d->sums[place];
 }
 
 /* Pairs (0,0) (0,1) .. (0,H-1) (1,1) ... */
@@ -98,8 +82,6 @@ void mha_head_distances_destroy(mha_head_distances *d)
     mhai_give(&d->allocator, d->pairs, d->count, sizeof *d->pairs);
     mhai_give(&d->allocator, d->gram, d->count * d->width * d->width, sizeof *d->gram);
     mhai_give(&d->allocator, d->sums, all_sums(d), sizeof *d->sums);
-    mhai_give(&d->allocator, d->ended, all_sums(d), sizeof *d->ended);
-    mhai_give(&d->allocator, d->exact, all_sums(d), sizeof *d->exact);
     mha_allocator allocator = d->allocator;
     allocator.release(allocator.user, d, sizeof *d);
 }
@@ -199,10 +181,10 @@ typedef struct map_job {
     mha_head_distances *d;
     const mha_tensor *p;
     double *sums; /* [heads,R] */
-    double *logs; /* [heads,R] sum of a log a over the normalised row */
+    double *logs; /* [heads,R] sum of a log a over the row, normalised */
 } map_job;
 
-/* a log a; subnormal numbers give 0 */
+/* a log a; 0 for subnormal numbers */
 static double log_mass(double a)
 {
     return a > 1e-300 ? a * mhai_log(a) : 0;
@@ -223,7 +205,7 @@ static void sum_rows(void *argument, int64_t h, int worker)
     }
 }
 
-/* 2 JS = sum a log a + sum b log b - 2 sum m log m, m = (a + b) / 2; exactly 0 if a = b. */
+/* 2 JS = sum a log a + sum b log b - 2 sum m log m with m = (a + b) / 2. Exactly 0 if a = b. */
 static double divergence(const map_job *job, int64_t g, int64_t h, int64_t r)
 {
     const mha_tensor *p = job->p;
@@ -231,7 +213,7 @@ static double divergence(const map_job *job, int64_t g, int64_t h, int64_t r)
     double mixed = 0;
     for (int64_t j = 0; j < p->shape[2]; j++) {
         const double x = element(p, g, r, j), y = element(p, h, r, j);
-        if (x == 0 && y == 0) continue; /* true for half of a causal map */
+        if (x == 0 && y == 0) continue; /* half of the cells of causal maps */
         const double a = x / job->sums[row_g], b = y / job->sums[row_h];
         mixed += 2 * log_mass((a + b) / 2);
     }
@@ -248,7 +230,7 @@ static void compare_maps(void *argument, int64_t n, int worker)
     for (int64_t r = 0; r < rows; r++) {
         const double sum_g = job->sums[g * rows + r], sum_h = job->sums[h * rows + r];
         if (!(sum_g > 1e-30) || !(sum_h > 1e-30)) continue;
-        if (g != h) job->d->sums[maps_at(n)] += divergence(job, g, h, r) / 2 / log_2;
+        if (g != h) job->d->sums[n] += divergence(job, g, h, r) / 2 / log_2;
         job->d->pairs[n].map++;
     }
 }
@@ -266,7 +248,6 @@ mha_status mha_head_distances_rows(mha_head_distances *d, const mha_tensor *p)
     mha_parallel_for(d->context, d->heads, sum_rows, &job);
     mha_parallel_for(d->context, d->count, compare_maps, &job);
     mha_scratch_release(d->context, mark);
-    d->open = true;
     return MHA_OK;
 }
 
@@ -356,85 +337,9 @@ mha_status mha_head_distances_outputs(mha_head_distances *d, const mha_tensor *z
     mha_parallel_for(d->context, d->heads, measure_rows, &job);
     mha_parallel_for(d->context, d->count, compare_outputs, &job);
     d->rows += z->shape[1];
-    d->open = true;
 done:
     mha_scratch_release(d->context, mark);
     return status;
-}
-
-/* ---- texts, merging -------------------------------------------------------------------------- */
-
-enum { SUMS_PER_ITEM = 4096 };
-
-typedef struct exact_job {
-    mha_head_distances *d;
-    const mha_head_distances *from; /* the texts of another object; NULL: the open rows */
-} exact_job;
-
-static void add_exactly(void *argument, int64_t item, int worker)
-{
-    const exact_job *job = argument;
-    mha_head_distances *d = job->d;
-    const int64_t end = mhai_min_i64((item + 1) * SUMS_PER_ITEM, all_sums(d));
-    (void)worker;
-    for (int64_t i = item * SUMS_PER_ITEM; i < end; i++) {
-        if (job->from)
-            mhai_exact_join(&d->exact[i], &job->from->exact[i]);
-        else
-            mhai_exact_add(&d->exact[i], d->sums[i]), d->sums[i] = 0;
-        d->ended[i] = mhai_exact_value(&d->exact[i]);
-    }
-}
-
-static mha_status add_texts(mha_head_distances *d, const mha_head_distances *from)
-{
-    if (!d->exact) d->exact = mhai_take(&d->allocator, all_sums(d), sizeof *d->exact);
-    if (d->exact && !d->ended) d->ended = mhai_take(&d->allocator, all_sums(d), sizeof *d->ended);
-    if (!d->ended) return MHA_NO_MEMORY("mha_head_distances");
-    const int64_t items = (all_sums(d) + SUMS_PER_ITEM - 1) / SUMS_PER_ITEM;
-    mha_parallel_for(d->context, items, add_exactly, &(exact_job){d, from});
-    return MHA_OK;
-}
-
-mha_status mha_head_distances_end(mha_head_distances *d)
-{
-    if (!d) return mha_fail(MHA_ERR_NULL, "mha_head_distances_end: distances is NULL");
-    for (int64_t i = 0; i < all_sums(d); i++)
-        if (!(fabs(d->sums[i]) < 0x1p100))
-            return mha_fail(MHA_ERR_NUMERIC,
-                            "mha_head_distances_end: a sum of the text is %g, expected less than "
-                            "2^100; scale the outputs",
-                            d->sums[i]);
-    MHA_TRY(add_texts(d, NULL));
-    d->open = false;
-    return MHA_OK;
-}
-
-static bool alike(const mha_head_distances *d, const mha_head_distances *from)
-{
-    return d->heads == from->heads && d->width == from->width && !d->gram == !from->gram &&
-           (!d->gram || !memcmp(d->gram, from->gram,
-                                (size_t)(d->count * d->width * d->width) * sizeof *d->gram));
-}
-
-mha_status mha_head_distances_merge(mha_head_distances *d, const mha_head_distances *from)
-{
-    MHAI_NEED_AS("mha_head_distances_merge", "distances, from", d, from);
-    if (d == from || d->open || from->open)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_distances_merge: %s",
-                        d == from ? "both are the same object"
-                                  : "a text is open; call mha_head_distances_end() first");
-    if (!alike(d, from))
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_distances_merge: heads, width or weight differ");
-    if (!from->exact) return MHA_OK;
-    MHA_TRY(add_texts(d, from));
-    for (int64_t n = 0; n < d->count; n++) {
-        d->pairs[n].map += from->pairs[n].map;
-        d->pairs[n].output += from->pairs[n].output;
-    }
-    d->rows += from->rows;
-    return MHA_OK;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -442,9 +347,8 @@ mha_status mha_head_distances_merge(mha_head_distances *d, const mha_head_distan
 /* Element (i, j) of the centred C of a pair. */
 static double centred(const mha_head_distances *d, int64_t g, int64_t h, int64_t i, int64_t j)
 {
-    const double z_g = sum_at(d, z_at(d, g) + i), z_h = sum_at(d, z_at(d, h) + j);
-    return sum_at(d, cross_at(d, pair_at(d, g, h)) + i * d->width + j) -
-           z_g * z_h / (double)d->rows;
+    const double z_g = d->sums[z_at(d, g) + i], z_h = d->sums[z_at(d, h) + j];
+    return d->sums[cross_at(d, pair_at(d, g, h)) + i * d->width + j] - z_g * z_h / (double)d->rows;
 }
 
 static double gram_at(const mha_head_distances *d, int64_t h, int64_t i, int64_t j)
@@ -489,8 +393,8 @@ mha_head_pair mha_head_distances_pair(const mha_head_distances *d, int64_t g, in
     const pair_rows rows = d->pairs[pair];
     result.map_rows = rows.map;
     result.output_rows = rows.output;
-    if (rows.map > 0) result.maps = fmax(0, sum_at(d, maps_at(pair)) / (double)rows.map);
-    if (rows.output > 0) result.cosine = sum_at(d, cosine_at(d, pair)) / (double)rows.output;
+    if (rows.map > 0) result.maps = fmax(0, d->sums[pair] / (double)rows.map);
+    if (rows.output > 0) result.cosine = d->sums[cosine_at(d, pair)] / (double)rows.output;
     if (d->rows > 1) {
         const double x = alignment(d, first, first), y = alignment(d, second, second);
         if (x > 0 && y > 0) result.cka = alignment(d, first, second) / sqrt(x * y);

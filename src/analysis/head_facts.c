@@ -1,6 +1,5 @@
-/* The rows that each score applies to: the visible keys, and for each score the fraction of them
- * that is its target. This data is the same for all heads, so it is computed once per block of
- * rows. */
+/* The rows to which each score applies: their visible keys, and the fraction of these that are
+ * targets. All heads share this data, so it is computed once per block of rows. */
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
@@ -13,11 +12,11 @@ typedef struct fact_job {
     const mha_head_measures *m;
     int64_t row;
     mhai_head_fact *facts;
-    const double *unit; /* [S][width]: the inputs, each of length 1 or 0 */
+    const double *unit; /* [S][width]: the inputs, normalised to length 1, or 0 */
     int64_t width;
 } fact_job;
 
-/* The keys that the causal mask and the window leave to row i; sink keys are added. */
+/* The keys that the causal mask and the window allow for row i, without sink keys. */
 static void window_of(const mha_heads_text *x, int64_t i, int64_t *begin, int64_t *end)
 {
     *begin = 0, *end = x->keys;
@@ -31,7 +30,7 @@ static void window_of(const mha_heads_text *x, int64_t i, int64_t *begin, int64_
     *begin = mhai_min_i64(*begin, *end);
 }
 
-/* Masks of the layer's attention, in addition to those of the text. */
+/* Whether the layer's window and sinks allow a key, in addition to the masks of the text. */
 static bool is_inside(const mhai_head_window *w, int64_t i, int64_t j)
 {
     if (!w->on) return true;
@@ -94,8 +93,7 @@ static void count_keys(const mhai_head_text *text, mhai_head_fact *fact)
 
 /* ---- chances --------------------------------------------------------------------------------- */
 
-/* The chance of the targets among N keys. The row is not eligible if no key or every key is a
- * target. */
+/* The fraction of keys that are targets. The row is not eligible if none or all of them are. */
 static double chance_of(const mhai_head_fact *fact, int64_t targets)
 {
     if (targets < 1 || targets >= fact->keys) return -1;
@@ -168,7 +166,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
     const double keys = (double)fact->keys;
     for (int n = 0; n < MHA_MEASURES; n++) fact->chance[n] = -1;
     if (fact->keys < 1) return;
-    /* a softmax must place its mass, which a sink takes; a signed row need not place any */
+    /* A softmax must put its mass somewhere, often on a sink; a signed row need not. */
     const bool signs = m->signed_layer == m->layer;
     if (!signs && sees(fact, text, 0)) fact->chance[MHA_MEASURE_SINK] = 1 / keys;
     if (fact->keys < 2) return;
@@ -188,9 +186,9 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
 
 /* ---- cosines --------------------------------------------------------------------------------- */
 
-enum { LANES = 8 }; /* partial sums, so that the compiler vectorises */
+enum { LANES = 8 }; /* separate partial sums let the compiler vectorise */
 
-static double product(const double *a, const double *b, int64_t n) /* n a multiple of LANES */
+static double product(const double *a, const double *b, int64_t n) /* n is a multiple of LANES */
 {
     double sum[LANES] = {0};
     for (int64_t c = 0; c < n; c += LANES)

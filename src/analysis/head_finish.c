@@ -1,12 +1,12 @@
-/* Scores that need all rows of a map: the best columns, the best cut, the families of equal
- * area, and the token that a head points to. */
+/* Scores that need all rows of a map: the best columns, the best cut, families of equal area, and
+ * the token that a head points to. */
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
 
 #include <stdlib.h>
 
-/* A column, diagonal or block: its mass, and the number of its visible pairs. */
+/* A column, diagonal or block: its mass, and its number of visible pairs. */
 typedef struct part {
     double density;
     double mass;
@@ -19,7 +19,7 @@ size_t mhai_head_finish_bytes(const mha_head_measures *m)
     return (size_t)(mhai_max_i64(parts, MHAI_HEAD_GRID * MHAI_HEAD_GRID) + 1) * sizeof(part);
 }
 
-/* Densest first; ties by position. */
+/* Densest first; ties are ordered by position. */
 static int by_density(const void *a, const void *b)
 {
     const part *x = a, *y = b;
@@ -43,8 +43,8 @@ static double corrected(double value, double chance)
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-/* Columns that at least half of the rows see, densest first. A column seen by few rows could
- * resemble a stripe by chance. */
+/* List the columns that at least half of the rows see, densest first. A column seen by few rows
+ * could look like a stripe by chance. */
 static int64_t list_columns(const mha_head_measures *m, const mhai_head_map *map, part *parts)
 {
     int64_t count = 0;
@@ -56,8 +56,8 @@ static int64_t list_columns(const mha_head_measures *m, const mhai_head_map *map
     return count;
 }
 
-/* The best one, two or three columns together, over the rows that see at least one of them. At
- * least one column stays outside: all columns together would contain all mass. */
+/* The best set of one, two or three columns, over the rows that see at least one of them. At least
+ * one column must remain outside, because all columns together contain all mass. */
 static void vertical(const mha_head_measures *m, mhai_head_map *map, const part *parts,
                      int64_t count)
 {
@@ -83,8 +83,8 @@ static void vertical(const mha_head_measures *m, mhai_head_map *map, const part 
     for (int64_t n = 0; n < columns; n++) map->own.details.column[n] = parts[n].at;
 }
 
-/* The head points to the column with the largest mean. Only columns of words count, and the rarest
- * word must be among the eligible columns. */
+/* Whether the column with the largest mean is the rarest word. Only columns of words count, and the
+ * rarest word must be among the eligible ones. */
 static void rare(const mha_head_measures *m, mhai_head_map *map, const part *parts, int64_t count)
 {
     const mha_heads_text *x = &m->text.given;
@@ -125,8 +125,8 @@ static void cut(const mha_head_measures *m, mhai_head_map *map)
 
 /* ---- families -------------------------------------------------------------------------------- */
 
-/* The mass on the densest parts that fill an eighth of the visible pairs, with a fraction of the
- * last one. */
+/* The mass on the densest parts that cover an eighth of the visible pairs. The last
+ * part counts in proportion. */
 static void family(mhai_head_map *map, mha_head_measure which, part *parts, int64_t count)
 {
     double area = 0, mass = 0;
@@ -174,7 +174,7 @@ void mhai_head_finish_map(const mha_head_measures *m, mhai_head_map *map, void *
     rare(m, map, parts, columns);
     cut(m, map);
     families(m, map, parts);
-    const bool sharp = 2 * map->sharp_rows > map->rows; /* the median row */
+    const bool sharp = 2 * map->sharp_rows > map->rows; /* so is the median row */
     add(map, MHA_MEASURE_HORIZONTAL, sharp ? (double)map->broad_rows / (double)map->rows : 0, 0,
         map->rows);
 }

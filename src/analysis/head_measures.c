@@ -1,9 +1,9 @@
-/* mha_head_measures: creation, destruction, and the calls that feed it.
+/* mha_head_measures: creation, destruction, and input.
  *
- * A layer's rows go into separate sums (maps). After the last row they are added to the sums of all
- * texts, so an interrupted text has no effect. Heads are divided among the threads. One thread owns
- * each sum and adds its terms in a fixed order. Sums over texts are exact, so texts may arrive and
- * objects be merged in any order. */
+ * The rows of a layer are added to separate sums (maps). After the last row, these are added to the
+ * sums over all texts, so an unfinished text has no effect. Heads are divided among the threads.
+ * Each sum has one owner thread, which adds its terms in a fixed order. Sums over texts are exact,
+ * so texts can be added, and objects merged, in any order. */
 #include "analysis/head_measures.h"
 #include "analysis/head_corpus.h"
 
@@ -29,7 +29,7 @@ static int64_t ats(const mha_head_measures *m)
     return 2 * m->offsets + 1;
 }
 
-/* The number of summed doubles of a head, which join() visits. */
+/* Number of doubles per head that join() sums. */
 int64_t mhai_head_measures_exacts(const mha_head_measures *m)
 {
     return 2 * MHA_MEASURES + 2 * ats(m) + 6 * m->relations;
@@ -40,7 +40,7 @@ static int64_t far_links(const mha_head_measures *m)
     return m->layers * 2 * m->relations * (2 * MHAI_HEAD_FAR_LINK + 1);
 }
 
-/* Arrays of fixed size except first_head, one per line. */
+/* Arrays of fixed size, except first_head. */
 #define MEASURE_ARRAYS(X)                                \
     X(kept, heads_of(m))                                 \
     X(exact, heads_of(m) * mhai_head_measures_exacts(m)) \
@@ -224,7 +224,7 @@ static mha_status check_layer(const mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-/* Prepare the rows of a layer. */
+/* Check that the layer can start. */
 static mha_status check_fresh(const char *function, const mha_head_measures *m, int64_t layer)
 {
     MHA_TRY(check_layer(m, layer));
@@ -267,7 +267,7 @@ mha_status mha_head_measures_signed(mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-/* The frequency of each offset of a link depends on the keys that the layer sees, not on heads. */
+/* Count the offsets of links. These depend on the keys that the layer sees, not on heads. */
 static void count_offsets(mha_head_measures *m, int64_t layer)
 {
     const mhai_head_text *x = &m->text;
@@ -343,7 +343,7 @@ static mha_status begin_layer(mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-/* Adds to the exact sums of a head in order. */
+/* Adds to the exact sums of a head, in order. */
 typedef struct adder {
     mhai_head_merge *pass;
     mhai_exact *to;
@@ -375,7 +375,7 @@ static void add_count(const adder *x, int64_t *to, int64_t from)
     mhai_head_merge_counts(x->pass, to, &from, 1, MHAI_COUNT_MOST);
 }
 
-/* The strongest text; ties go to the earlier one. */
+/* Keep the text with the highest score. Among equal scores, keep the earlier one. */
 static void join_details(mhai_head_kept *to, const mhai_head_kept *from, int64_t texts)
 {
     mha_head_details *d = &to->details;
@@ -393,8 +393,8 @@ static void join_details(mhai_head_kept *to, const mhai_head_kept *from, int64_t
     }
 }
 
-/* Add to head number h. exact: the exact sums of from's doubles, or NULL; texts: number of texts
- * before those of `from`. */
+/* Add sums to head h. exact: the exact sums behind the doubles in from, or NULL. texts: number of
+ * texts before those of `from`. */
 static void join(mha_head_measures *m, int64_t h, const mhai_head_kept *from,
                  const mhai_exact *exact, int64_t texts, mhai_head_merge *pass)
 {
@@ -454,7 +454,7 @@ static mha_status check_alike(const mha_head_measures *m, const mha_head_measure
                     "mha_head_measures_merge: the two were created from different descriptions");
 }
 
-/* texts: the number of m's texts before those of `from`. */
+/* texts: number of texts in m before those of `from`. */
 static void merge_sums(mha_head_measures *m, const mha_head_measures *from, int64_t texts,
                        mhai_head_merge *pass)
 {
@@ -503,9 +503,9 @@ typedef struct row_job {
     mha_head_measures *m;
     const mha_tensor *p;
     const mhai_head_fact *facts;
-    double *row; /* [workers][2][S]: as given; as shares of its mass */
+    double *row; /* [workers][2][S]: the row as given, and as fractions of its mass */
     bool signs;
-    int64_t *fault; /* [H] 1 + r S + j for an invalid weight in row r at key j; or 0 */
+    int64_t *fault; /* [H] 1 + r S + j for an invalid weight in row r at key j, otherwise 0 */
 } row_job;
 
 static void read_row(const mha_tensor *p, int64_t h, int64_t r, double *row)
@@ -584,7 +584,7 @@ static void add_head(void *argument, int64_t h, int worker)
     }
 }
 
-/* Allocate everything for the rows before the first count. */
+/* Memory for all rows, allocated before the first row is counted. */
 typedef struct row_memory {
     mhai_head_fact *facts;
     double *rows;

@@ -1,5 +1,4 @@
-/* Preparation of texts for a corpus pass: ranks of tokens, words of tokens, repeated random
- * tokens. */
+/* Texts for a corpus pass: ranks of tokens, words of tokens, and repeated random tokens. */
 #include "base/checked.h"
 #include "base/need.h"
 #include "base/split_mix.h"
@@ -91,7 +90,7 @@ static int64_t below(uint64_t *state, int64_t n)
     return (int64_t)((mhai_split_mix(state) >> 32) * (uint64_t)n >> 32);
 }
 
-/* The first `block` elements of a shuffle. */
+/* Shuffle, but only the first `block` elements. */
 static void shuffle(const mha_repeated_tokens *d, int64_t pool_count, int32_t *pool)
 {
     uint64_t seed = d->seed, mixed = mhai_split_mix(&seed) ^ d->sequence,

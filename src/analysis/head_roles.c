@@ -1,11 +1,11 @@
-/* Roles: the scores that reach their thresholds, and the sentence that states the evidence. */
+/* Roles: scores that reach their thresholds, and the sentence that states the evidence. */
 #include "analysis/head_measures.h"
 #include <multihead/component.h>
 
 #include <string.h>
 
-/* Minimum distance above chance, whatever the threshold: in a row of two keys half of the mass
- * is no evidence. */
+/* Minimum distance above chance, whatever the threshold. In a row of two keys, half of
+ * the mass is no evidence. */
 static const double above_chance = 0.1;
 
 enum { VALUE = 0, CORRECTED = 1 };
@@ -43,7 +43,7 @@ static bool reaches(const mha_role_info *info, const mha_head_score *score)
     return (info->corrected ? score->corrected : score->value) >= info->threshold;
 }
 
-/* A more specific role of the head implies this one. */
+/* Whether a more specific role of the head implies this one. */
 static bool is_told(const role_search *x, mha_role role)
 {
     const bool *has = x->has;
@@ -99,7 +99,7 @@ static void search_links(role_search *x)
         for (int direction = 0; direction < 2; direction++) {
             const mha_head_relation found =
                 mha_head_measures_relation(x->m, x->layer, x->head, r, direction);
-            /* tolerate rounding in exact differences such as 10 of 100 points */
+            /* 10 of 100 points may differ from the threshold by rounding */
             if (found.accuracy.rows < info->least_rows ||
                 found.accuracy.value - found.baseline < info->threshold - 1e-12)
                 continue;

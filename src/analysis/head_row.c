@@ -1,5 +1,5 @@
-/* Adds one row of one head to the head's sums. Sums run over keys in order, and rows arrive in
- * order, so that results do not depend on the division into blocks. */
+/* Adding a row of a head to the head's sums. Sums go over keys in order, and rows arrive in order,
+ * so results do not depend on the division into blocks. */
 #include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 #include "base/math.h"
@@ -10,7 +10,7 @@
 /* Results of one pass over a row. */
 typedef struct row_sums {
     double total, entropy, distance, separators;
-    double largest, word; /* of all keys; of those that are not separators */
+    double largest, word; /* largest weight; mass on keys that are not separators */
     int64_t largest_key;
     double segment, segment_entropy;
     double bin[MHAI_HEAD_CUTS + 1], bin_entropy[MHAI_HEAD_CUTS + 1];
@@ -20,7 +20,7 @@ typedef struct row_work {
     const mha_head_measures *m;
     const mhai_head_text *text;
     const mhai_head_fact *fact;
-    const double *a, *given; /* given: with signs */
+    const double *a, *given; /* given: the same row with signs */
     mhai_head_map *map;
     row_sums sums;
 } row_work;
@@ -36,7 +36,7 @@ static void count(row_work *x, mha_head_measure which, double value)
     if (x->map->seen) mhai_corpus_row(x->map->seen, which, value, x->fact, x->sums.largest_key);
 }
 
-/* -a log a; subnormal numbers give 0 */
+/* -a log a; 0 for subnormal numbers */
 static double entropy_of(double a)
 {
     return a > 1e-300 ? -a * mhai_log(a) : 0;
@@ -72,7 +72,7 @@ static void pass(row_work *x)
     }
 }
 
-/* Whether a key was visible to the row. */
+/* Count the keys that the row sees. */
 static void count_area(row_work *x)
 {
     const mhai_head_fact *fact = x->fact;
@@ -96,7 +96,8 @@ static double weight(const row_work *x, int64_t j)
     return j >= 0 && j < x->text->given.keys ? x->a[j] : 0;
 }
 
-/* mass * (entropy inside / log of its number of keys): 0 for one key, mass if spread evenly. */
+/* mass times the evenness of its distribution, the entropy divided by the log of the number of
+ * keys. 0 for one key; mass if spread evenly. */
 static double even_mass(double mass, double entropy, int64_t keys)
 {
     if (!(mass > 1e-300) || keys < 2) return 0;
@@ -157,8 +158,8 @@ static void rarest(row_work *x)
     count(x, MHA_MEASURE_RARE, mass);
 }
 
-/* Pearson's correlation over the visible keys except i. Rows in which either is constant are
- * skipped. */
+/* Pearson correlation over the visible keys except i. Rows where either side
+ * is constant are skipped. */
 static void similar(row_work *x)
 {
     const mhai_head_fact *fact = x->fact;
@@ -179,7 +180,7 @@ static void similar(row_work *x)
         cc += c * c;
         ac += a * c;
     }
-    /* Below this, differences are rounding: weights are floats. */
+    /* Smaller variances are rounding errors, because weights are floats. */
     const double least = 1e-14 * n;
     if (aa > least * mean_a * mean_a && cc > least)
         count(x, MHA_MEASURE_COSINE, ac / sqrt(aa * cc));
@@ -209,7 +210,7 @@ static void cuts(row_work *x)
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* A word is visible if any of its tokens is. */
+/* Whether any token of a word is visible. */
 static bool sees_word(const row_work *x, int64_t word)
 {
     for (int64_t j = x->text->word_begin[word]; j < x->text->word_end[word]; j++)
@@ -240,7 +241,7 @@ static void test_probe(row_work *x, const mhai_head_probe *probe, double total)
     sum->share += 1 / (double)seen;
 }
 
-/* A word counts only if all its rows are measured. */
+/* Whether any row of the word is skipped. The word then does not count. */
 static bool is_skipped(const mhai_head_text *text, const mhai_head_probe *probe)
 {
     const uint8_t *skip = text->given.skip_queries;

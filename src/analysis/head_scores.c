@@ -1,4 +1,4 @@
-/* The calls that read the sums of mha_head_measures. */
+/* Functions that return scores from the sums of mha_head_measures. */
 #include "analysis/head_measures.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ mha_measure_info mha_measure_describe(mha_head_measure measure)
 
 /* ---- one head -------------------------------------------------------------------------------- */
 
-/* The results for a head without sums. */
+/* Results of a head without sums. */
 static const mha_head_offset no_offset;
 static const mha_head_relation no_relation;
 
@@ -43,9 +43,9 @@ mha_head_score mhai_head_scores_share(double value, double chance, int64_t rows)
     return score;
 }
 
-/* The offset with the best corrected score. An offset needs at least half as many rows as the most
- * frequent one, because a far offset has only a cell or two in short texts. Ties go to the nearest
- * offset, and at equal distance to the negative one. */
+/* The offset with the best corrected score. It must have at least half as many rows as the most
+ * frequent offset, because in short texts a far offset has only a cell or two. Among equals, the
+ * nearest offset is first; at the same distance, the negative one. */
 static int64_t best_offset(const mha_head_measures *m, const mhai_head_kept *kept, bool largest)
 {
     int64_t most = 0, best = 0;
@@ -100,7 +100,7 @@ mha_head_details mha_head_measures_details(const mha_head_measures *m, int64_t l
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* The most frequent offset; ties go to the nearest. */
+/* Find the most frequent offset; among equals, the nearest. */
 static void find_baseline(const mha_head_measures *m, int64_t layer, int64_t slot,
                           mha_head_relation *relation)
 {

@@ -1,4 +1,5 @@
-/* A measurement of heads as bytes: the public calls, the description, mha_head_measures. */
+/* Serialisation of a head measurement: the public functions, the description,
+ * and mha_head_measures. */
 #include "analysis/head_state.h"
 
 #include "base/checked.h"
@@ -12,7 +13,7 @@ static const uint64_t FIRST_CHECK = UINT64_C(0xCBF29CE484222325);
 
 /* ---- mha_head_measures ----------------------------------------------------------------------- */
 
-/* Any text in details must be one that was added. */
+/* Texts in details must have been added. */
 static void put_details(mhai_state_io *io, mhai_head_kept *kept, int64_t texts)
 {
     mha_head_details *d = &kept->details;
@@ -39,8 +40,8 @@ static void put_links(mhai_state_io *io, mhai_head_link_sum *link, mhai_exact **
     }
 }
 
-/* In the order of the exact sums (head_measures.c: join()). Reading recomputes the doubles from
- * them. */
+/* Uses the order of the exact sums (join() in head_measures.c). Reading recomputes
+ * the doubles from them. */
 static void put_head(mhai_state_io *io, const mha_head_measures *m, int64_t h, int64_t texts)
 {
     mhai_head_kept *kept = &m->kept[h];
@@ -165,11 +166,11 @@ typedef struct described {
     char **names;  /* [relations] */
 } described;
 
-/* Magic, version, length, check. */
+/* Check magic, version, length and checksum. */
 static mha_status check_bytes(mhai_state_io *io, const uint8_t *bytes, size_t size, size_t *used)
 {
     uint64_t head[HEAD_WORDS], check = FIRST_CHECK, word;
-    if (size < sizeof head) /* bytes may be NULL, which io would interpret as writing */
+    if (size < sizeof head) /* bytes may be NULL, which would make io write */
         return mha_fail(MHA_ERR_FORMAT, "state of heads: too short to be one");
     *io = (mhai_state_io){.from = bytes, .count = (int64_t)(size / 8), .what = "the head"};
     for (int i = 0; i < HEAD_WORDS; i++) mhai_state_word(io, &head[i]);
@@ -218,7 +219,7 @@ static mha_status read_name(mhai_state_io *io, mha_context *context, char **name
     return io->status;
 }
 
-/* Minimum number of words of the sums; false if it exceeds an int64. */
+/* The minimum number of words of the sums; false if it exceeds int64. */
 static bool least_words(const described *d, int64_t *words)
 {
     const int64_t each =
@@ -229,8 +230,8 @@ static bool least_words(const described *d, int64_t *words)
            mhai_add_i64(heads, layers, words);
 }
 
-/* The description. The sizes in it are compared with the length of the data before memory is
- * allocated. */
+/* Read the description. Sizes are compared with the length of the data
+ * before memory is allocated. */
 static mha_status read_desc(mhai_state_io *io, mha_context *context, described *d)
 {
     void *memory;
@@ -280,7 +281,7 @@ static mha_status read_corpus(mhai_state_io *io, mha_context *context, const des
     if (!mhai_state_corpus_words(&desc, d->heads, d->desc.layers, &words) ||
         words > io->count - io->at)
         return too_short(io);
-    /* 0 selects the default number, -1 none */
+    /* In a description, 0 means the default number, and -1 means none. */
     if (desc.places == 0) desc.places = -1;
     if (desc.replicates == 0) desc.replicates = -1;
     if (desc.permutations == 0) desc.permutations = -1;

@@ -1,4 +1,4 @@
-/* A corpus as words of a state. */
+/* Serialisation of a corpus. */
 #include "analysis/head_state.h"
 
 #include "base/checked.h"
@@ -27,7 +27,8 @@ bool mhai_state_corpus_words(const mha_head_corpus_desc *d, int64_t heads, int64
            mhai_add_i64(of_heads, of_layers, words);
 }
 
-/* The bins must add up to the number of rows; smallest and largest must be in order. */
+/* When read, the bins must add up to the number of rows, and smallest and
+ * largest must be in order. */
 static void put_histogram(mhai_state_io *io, mhai_corpus_score *s)
 {
     int64_t rows = 0;

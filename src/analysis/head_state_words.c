@@ -1,4 +1,4 @@
-/* Words of a state: written to a sink, read from memory. */
+/* Words of a serialised state: written to a sink, or read from memory. */
 #include "analysis/head_state.h"
 
 #include <math.h>
@@ -63,7 +63,7 @@ void mhai_state_number(mhai_state_io *io, int64_t *x, int64_t low, int64_t high)
     uint64_t word = io->from ? 0 : (uint64_t)*x;
     mhai_state_word(io, &word);
     if (!io->from) return;
-    /* two's complement: implementation-defined in C17, true on every supported platform */
+    /* implementation-defined in C17; two's complement on all supported platforms */
     int64_t value;
     memcpy(&value, &word, sizeof value);
     if (io->status == MHA_OK && (value < low || value > high)) {
@@ -90,9 +90,10 @@ void mhai_state_real(mhai_state_io *io, double *x)
     *x = 0;
 }
 
-/* Rows sum to 1.001 at most, and entropies may be slightly below 0 where a single weight is
- * above 1: the bounds allow a hundredth. Keys are below 2^40, their logarithm below 32. Where a
- * sink takes part of the row, two weights of 1/e have 1.0615 times the entropy of two of 1/2. */
+/* The bounds leave a margin of 0.01, because rows may sum to 1.001 and entropies may be slightly
+ * negative if a weight exceeds 1. Keys are below 2^40, and the logs of their number below 32. If a
+ * sink takes part of a row, two weights of 1/e have 1.0615 times the entropy of two weights of
+ * 1/2. */
 void mhai_state_sum(mhai_state_io *io, mhai_exact *sum, int64_t rows, mha_measure_kind kind)
 {
     for (int i = 0; i < MHAI_EXACT_PARTS; i++) mhai_state_word(io, &sum->part[i]);

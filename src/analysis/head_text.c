@@ -1,8 +1,8 @@
-/* Check a text, and prepare the data that the rows of every layer need: repeated tokens, the rarest
- * ranks, candidate cuts, and the links as probes.
+/* Check a text, and prepare data for the rows of all layers: repeated tokens, rarest tokens,
+ * candidate cuts, and links as probes.
  *
- * A probe is a link in one direction: the query rows of one word, and the word that they should
- * attend to. Probes are sorted by row, so the probes of one word are adjacent. */
+ * A probe is a link in one direction: the query rows of one word, and the word to which they should
+ * attend. Probes are sorted by row, so the probes of a word are adjacent. */
 #include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 
@@ -57,7 +57,7 @@ static mha_status check_numbers(const mha_heads_text *x)
     return MHA_OK;
 }
 
-/* Check that word numbers begin at 0 and rise by 0 or 1; count the words. */
+/* Check that word numbers start at 0 and increase by 0 or 1. Count the words. */
 static mha_status check_words(const mha_heads_text *x, int64_t *words)
 {
     *words = x->words ? 0 : x->keys;
@@ -96,7 +96,7 @@ static mha_status check_links(const mha_head_measures *m, const mha_heads_text *
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Lay out the text's arrays in memory; with NULL only the size is computed. */
+/* Lay out the text's arrays in memory. If memory is NULL, only compute the size. */
 static size_t lay_out(mhai_head_text *x, unsigned char *memory)
 {
     const int64_t S = x->given.keys, T = x->given.queries;
@@ -177,8 +177,8 @@ static mha_status find_same(const mha_head_measures *m, mhai_head_text *x)
     return MHA_OK;
 }
 
-/* The largest rank, and the largest rank of any other token. They are equal if two tokens share the
- * largest rank. */
+/* Find the largest rank, and the largest rank of the other tokens. They are equal if two tokens
+ * share the largest rank. */
 static void find_rarest(const mha_head_measures *m, mhai_head_text *x)
 {
     x->rarest = x->second = -1;
@@ -211,7 +211,7 @@ static void place_bins(mhai_head_text *x)
     x->cuts = 0;
     for (int64_t n = 0; S > 1 && n < MHAI_HEAD_CUTS; n++) {
         const int64_t cut = S <= MHAI_HEAD_CUTS ? n : n * S / MHAI_HEAD_CUTS;
-        if (cut < 4 || S - cut < 4) continue; /* a block has at least 4 rows */
+        if (cut < 4 || S - cut < 4) continue; /* a block must have at least 4 rows */
         x->cut_at[x->cuts++] = cut;
     }
     for (int64_t s = 0; s < S; s++) {
@@ -239,7 +239,7 @@ static void place_words(mhai_head_text *x)
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* The rows of a word; false if there are none. */
+/* Find the rows of a word. Returns false if there are none. */
 static bool rows_of_word(const mhai_head_text *x, int64_t word, int64_t *row, int64_t *end)
 {
     const int64_t shift = x->given.q_offset;

@@ -1,5 +1,5 @@
-/* The importance of heads: passes over the batches of the data, with gates closed one by one, or
- * with the gradient of all gates. */
+/* The importance of heads: passes over batches of data, either with gates closed one by one or with
+ * the gradients of all gates. */
 #include "analysis/importance_parts.h"
 
 #include "base/hash.h"
@@ -29,7 +29,8 @@ int64_t mhai_importance_heads(const mhai_importance_run *r, int64_t layer)
 static void run_of(const mha_transport *t, int32_t rank, int64_t count, int64_t *begin,
                    int64_t *end)
 {
-    const int64_t each = count / t->size, more = count % t->size; /* the first have one more */
+    const int64_t each = count / t->size, more = count % t->size; /* the first `more` ranks have one
+                                                                   * more */
     *begin = each * rank + (rank < more ? rank : more);
     *end = *begin + each + (rank < more);
 }
@@ -78,7 +79,7 @@ static mha_status check_input(const mhai_importance_run *r, int64_t i, mha_trans
                     (long long)i);
 }
 
-/* Mix an input into the mark that ranks compare. */
+/* Add an input to the hash that ranks compare. */
 static uint64_t add_input(uint64_t mark, const mha_transformer_input *input)
 {
     const mha_tensor *x = input->tokens;
@@ -189,7 +190,7 @@ void mhai_importance_end(mhai_importance_run *r)
 
 /* ---- a pass over the data ------------------------------------------------------------------ */
 
-/* Batch number i of a pass: its input and its output. Holds the tensors that input points to. */
+/* Input and output of batch i in a pass. input points to the tensors in this struct. */
 typedef struct turn {
     mha_transformer_input input;
     mha_tensor gates, means, output, slope;
@@ -217,7 +218,7 @@ static mha_status step(mhai_importance_run *r)
     return r->data.progress ? r->data.progress(r->done, r->passes, r->data.progress_user) : MHA_OK;
 }
 
-/* The mean loss with the current gates. */
+/* Compute the mean loss with the current gates. */
 static mha_status measure(mhai_importance_run *r, bool means, double *loss)
 {
     double sum = 0;
@@ -255,7 +256,7 @@ static double fold(mha_importance kind, const float *shares, int64_t B, int64_t 
     return kind == MHA_IMPORTANCE_GRADIENT_BATCH ? fabs(all) : sizes;
 }
 
-/* The contributions of batch i to each head, then the loss of each sequence. */
+/* Compute the contributions of batch i to each head, then the loss of each sequence. */
 static mha_status gradient_of(mhai_importance_run *r, int64_t i, double *part)
 {
     const int64_t L = r->d.num_layers, H = r->d.num_heads;
@@ -304,7 +305,7 @@ static bool is_open(float gate)
     return gate < 0 || gate > 0;
 }
 
-/* Whether the layer has the head, and its gate is open. */
+/* Whether the layer has this head and its gate is open. */
 static bool is_there(const mhai_importance_run *r, int64_t k)
 {
     return k % r->d.num_heads < mhai_importance_heads(r, k / r->d.num_heads) &&
@@ -336,7 +337,7 @@ static mha_status ablations(mhai_importance_run *r, double *loss)
     return MHA_OK;
 }
 
-/* Sums over tokens of the outputs of a layer's heads, [B,T,H D]. */
+/* Sum the outputs of a layer's heads [B,T,H D] over tokens. */
 static void add_heads(const mhai_importance_run *r, const mha_transformer_input *input,
                       int64_t layer, double *sums)
 {
@@ -347,7 +348,7 @@ static void add_heads(const mhai_importance_run *r, const mha_transformer_input 
             for (int64_t k = 0; k < wide; k++) sums[k] += (double)heads[(b * T + i) * wide + k];
 }
 
-/* Into r->means, with all gates open. */
+/* Measure r->means with all gates open. */
 static mha_status measure_means(mhai_importance_run *r)
 {
     const int64_t L = r->d.num_layers, H = r->d.num_heads, wide = H * r->d.head_dim;

@@ -1,4 +1,4 @@
-/* The loss while heads are removed in an order, and other orders for comparison. */
+/* The loss as heads are removed in a given order, and other orders for comparison. */
 #include "analysis/importance_parts.h"
 
 #include "base/checked.h"
@@ -11,7 +11,7 @@
 
 /* ---- orders ---------------------------------------------------------------------------------- */
 
-/* Check that each entry names a head that its layer has, once. */
+/* Check that each entry is an existing head, and that none repeats. */
 static mha_status check_order(const char *function, const mha_transformer_desc *d,
                               const int64_t *order, int64_t count)
 {
@@ -52,7 +52,7 @@ static mha_status begin_order(const char *function, const mha_transformer *trans
     return check_order(function, d, from, count);
 }
 
-/* Add a head, unless its layer would keep fewer than `least`. */
+/* Append a head, unless fewer than `least` heads would remain in its layer. */
 static void append(const mha_transformer_desc *d, int64_t least, int64_t head, int64_t *order,
                    int64_t *made)
 {
@@ -82,7 +82,7 @@ mha_status mha_head_order_reverse(const mha_transformer *transformer, const int6
                         &d));
     int64_t heads = 0, kept = 0;
     for (int64_t l = 0; l < d.num_layers; l++) heads += mhai_transformer_heads_of(&d, l, false).q;
-    int64_t *back = reversed + heads - count; /* after the other heads; may overlap order */
+    int64_t *back = reversed + heads - count; /* at the end of reversed; may overlap order */
     if (count > 0) memmove(back, order, (size_t)count * sizeof *back);
     for (int64_t k = 0; k < count / 2; k++) {
         const int64_t head = back[k];
@@ -117,7 +117,7 @@ static mha_status check_points(const mha_head_curve_call *c)
     return MHA_OK;
 }
 
-/* Written to `found` first, so that an error changes no output. */
+/* Writes to `found` first, so that an error changes no output. */
 static mha_status curve(mhai_importance_run *r, const mha_head_curve_call *c, void *memory,
                         double *found)
 {

@@ -1,5 +1,5 @@
-/* Losses of whole sequences and their gradients: cross-entropy, and the direction of the mean of
- * a sequence's rows. */
+/* Losses of whole sequences and their gradients: cross-entropy, and the direction of
+ * a sequence's mean row. */
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -30,7 +30,7 @@ static int64_t length_of(const int64_t *lengths, const mha_tensor *output, int64
 
 /* ---- cross-entropy ------------------------------------------------------------------------- */
 
-/* One sequence: rows of logits against the targets of the tokens within its length. */
+/* One sequence: rows of logits, and targets from its tokens. */
 static mha_status sequence(mha_context *context, int64_t b, int64_t length,
                            const mha_tensor *output, const mha_tensor *gradient,
                            const mha_tensor *targets, double *loss)
@@ -99,10 +99,10 @@ mha_status mha_mean_embedding(const mha_tensor *output, const int64_t *lengths,
     return MHA_OK;
 }
 
-/* The mean m of a sequence's rows along u (wanted->data): f = u.m / |m|. Its gradient with respect
- * to a row is (u - (u.m / |m|^2) m) / (|m| length), times factor. */
+/* f = u.m / |m| for the mean m of a sequence's rows and u = wanted->data. The gradient with respect
+ * to a row is factor * (u - (u.m / |m|^2) m) / (|m| length). */
 typedef struct along {
-    double value;      /* u.m / |m|; 0 where m is 0 */
+    double value;      /* u.m / |m|; 0 if m is 0 */
     double over, back; /* 1 / |m|, u.m / |m|^3 */
 } along;
 
@@ -130,7 +130,7 @@ static void slope(const mha_tensor *output, int64_t b, int64_t length, const flo
     }
 }
 
-/* offset + factor * (u.m / |m|), with u divided by its norm if requested. */
+/* offset + factor * (u.m / |m|). On request, u is divided by its norm. */
 static mha_status embedding_loss(const char *function, int64_t batch,
                                  const mha_transformer_input *input, const mha_tensor *output,
                                  const mha_tensor *gradient, bool cosine, double *losses,

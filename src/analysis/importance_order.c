@@ -1,12 +1,12 @@
-/* The order of removal: the least important heads first. After each round the remaining heads are
- * measured again. */
+/* The order in which to remove heads, least important first. The remaining heads are measured
+ * again after each round. */
 #include "analysis/importance_parts.h"
 #include "base/need.h"
 #include "base/struct_copy.h"
 
 #include <string.h>
 
-/* The least important open head of a layer that may lose one; -1: none. */
+/* The least important open head whose layer may lose a head; -1: none. */
 static int64_t least_of(const mhai_importance_run *r, const int64_t *open, int64_t least)
 {
     const int64_t H = r->d.num_heads;
@@ -19,7 +19,7 @@ static int64_t least_of(const mhai_importance_run *r, const int64_t *open, int64
     return found;
 }
 
-/* order, score of each removed head, and the number of open heads of each layer. */
+/* The order, the scores of removed heads, and the number of open heads per layer. */
 typedef struct going {
     int64_t *order, *open, count;
     double *scores;
@@ -38,7 +38,7 @@ static mha_status take(mhai_importance_run *r, going *g)
     return MHA_OK;
 }
 
-/* Passes of all rounds, for progress: each round closes `step` heads fewer. */
+/* The number of passes of all rounds, for progress. Each round closes `step` more heads. */
 static int64_t all_passes(const mhai_importance_run *r, const going *g, int64_t step, int64_t least)
 {
     int64_t go = 0, passes = 0, round = mhai_importance_passes(r);

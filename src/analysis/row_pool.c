@@ -1,4 +1,4 @@
-/* Maps with fewer cells than tokens: a cell is the weight of largest magnitude in its block. Rows
+/* Maps with fewer cells than tokens. A cell has the weight of largest magnitude in its block. Rows
  * are added one at a time. */
 #include "base/checked.h"
 #include "base/tensor.h"
@@ -12,7 +12,7 @@ typedef struct pool_job {
     const mha_tensor *p, *maps;
     const uint8_t *heads;
     int64_t row, cell;
-    int64_t first, count; /* rows of the maps that this call updates */
+    int64_t first, count; /* rows of the maps that this call changes */
 } pool_job;
 
 /* NaN counts as larger than any number. */
@@ -28,7 +28,7 @@ static void pool_row(const float *from, int64_t stride, int64_t keys, int64_t ce
             *to = larger(*to, from[s * stride]);
 }
 
-/* Item: all rows that pool into one row of a map, so that one thread writes it. */
+/* An item is all rows that pool into one row of a map, so that a single thread writes that row. */
 static void pool_block(void *argument, int64_t item, int worker)
 {
     const pool_job *x = argument;

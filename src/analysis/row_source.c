@@ -1,9 +1,9 @@
-/* A source of rows: the probabilities of attention, a block of query rows at a time.
+/* A source of attention probabilities, one block of query rows at a time.
  *
- * A block is a separate attention problem: the same keys, the queries of its rows, and every input
- * cut to these rows. Values have width 0, so the forward pass computes only the maximum and sum of
- * each row. The bits of a row do not depend on other rows (docs/numerics.md), so they do not depend
- * on the division into blocks. */
+ * Each block is a separate attention problem with all keys, the queries of its rows, and every
+ * input restricted to these rows. Values have width 0, so the forward pass only computes the
+ * maximum and sum of each row. A row's result does not depend on other rows (docs/numerics.md), so
+ * it does not depend on the division into blocks. */
 #include "analysis/row_source.h"
 
 #include "base/checked.h"
@@ -13,28 +13,28 @@
 #include <multihead/component.h>
 #include <multihead/heads.h>
 
-/* The default block: 4 MiB of floats, but at most 64 rows, which are enough to share a pass over
- * the keys. */
+/* Default size of a block: 4 MiB of floats, but at most 64 rows, which are enough to
+ * amortise a pass over the keys. */
 enum { BLOCK_FLOATS = 1 << 20, BLOCK_ROWS = 64 };
 
 typedef struct row_source {
     mha_context *context;
-    mha_attention_desc desc; /* the caller's, without inputs that rows do not need */
+    mha_attention_desc desc; /* the caller's, without the inputs that rows do not need */
     const mha_tensor *q, *k;
     int64_t block_rows;
     mha_rows_fn fn;
     void *user;
 } row_source;
 
-/* One sequence: where its rows and keys begin, and how many there are. */
+/* A sequence: the first of its rows and keys, and their numbers. */
 typedef struct row_sequence {
     int64_t b, batch, q0, k0, T, S;
 } row_sequence;
 
 /* ---- cutting ------------------------------------------------------------------------------- */
 
-/* Elements from .. from+count-1 of the axis `right` axes before the last one; an axis that
- * broadcasts or is missing is unchanged. */
+/* Restrict an axis to elements from .. from+count-1. It is the axis `right` places before the last.
+ * A missing or broadcast axis is left alone. */
 static void cut(mha_tensor *tensor, int right, int64_t from, int64_t count)
 {
     const int axis = tensor->ndim - 1 - right;
@@ -45,7 +45,7 @@ static void cut(mha_tensor *tensor, int right, int64_t from, int64_t count)
     tensor->shape[axis] = count;
 }
 
-/* The caller's inputs, cut; desc points to them. */
+/* Copies of the caller's inputs, restricted to a block. desc points to them. */
 typedef struct cut_inputs {
 #define OWN(name, type, axes, stage) mha_tensor name;
     MHA_ATTENTION_INPUTS(OWN)
@@ -61,10 +61,10 @@ typedef struct cut_inputs {
 typedef struct row_block {
     const row_sequence *seq;
     int64_t row, rows;
-    int64_t block_row; /* of keep_blocks; see block_end() */
+    int64_t block_row; /* row of keep_blocks (see block_end()) */
 } row_block;
 
-/* An input cut to a block, by its axes (MHA_ATTENTION_INPUTS). */
+/* Restrict an input to a block, according to its axes in MHA_ATTENTION_INPUTS. */
 static void cut_BHTS(mha_tensor *tensor, const row_block *to)
 {
     cut(tensor, 3, to->seq->batch, 1);
@@ -95,7 +95,7 @@ static void cut_BH(mha_tensor *tensor, const row_block *to)
     cut(tensor, 1, to->seq->b, 1);
 }
 
-/* Inputs that do not depend on the sequence are unchanged. */
+/* For inputs that are the same for all sequences. */
 static void stay(mha_tensor *tensor, const row_block *to)
 {
     (void)tensor, (void)to;
@@ -109,7 +109,7 @@ static void shifted(void *user, int64_t b, int64_t h, int64_t query, int64_t que
                     int64_t keys, uint8_t *keep, int64_t keep_stride)
 {
     const struct shifted_callback *to = user;
-    (void)b; /* 0 here */
+    (void)b; /* always 0 here */
     to->fn(to->user, to->b, h, query + to->row, queries, key, keys, keep, keep_stride);
 }
 
@@ -130,7 +130,8 @@ static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq,
     desc.query_starts = desc.key_starts = desc.q_offsets = NULL;
     desc.sequences = 0;
     desc.q_offset = from->q_offsets ? from->q_offsets[seq->b] : from->q_offset;
-    /* Limited to the largest that attention accepts; beyond it, results do not change. */
+    /* Limited to the largest offset that attention accepts. Larger offsets
+     * give the same results. */
     desc.q_offset =
         mhai_reads_positions(from) ? mhai_min_i64(desc.q_offset + row, (int64_t)1 << 60) : 0;
     if (from->key_lengths) desc.key_lengths = from->key_lengths + seq->b;
@@ -183,7 +184,7 @@ static mha_status visit_block(const row_source *x, const row_sequence *seq, int6
     return x->fn(x->user, seq->b, row, &map);
 }
 
-/* Up to `rows` rows of one sequence, and of one row of the caller's blocks. */
+/* The end of a block: at most `rows` rows, all in one sequence and in one row of keep_blocks. */
 static int64_t block_end(const row_source *x, const row_sequence *seq, int64_t row, int64_t rows)
 {
     int64_t count = mhai_min_i64(rows, seq->T - row);
@@ -213,7 +214,7 @@ static mha_status visit_sequence(const row_source *x, const row_sequence *seq)
     return status;
 }
 
-/* Reject everything that mha_attention_forward() would reject, before the first row. */
+/* Before the first row, reject everything that mha_attention_forward() would reject. */
 static mha_status check(const row_source *x)
 {
     const mha_attention_desc *desc = &x->desc;

@@ -1,4 +1,4 @@
-/* The steps between the projections of queries, keys and values and the output projection. */
+/* The steps between the projections of q, k and v and the output projection. */
 #include "attend/attend.h"
 
 #include "base/checked.h"
@@ -21,7 +21,7 @@ static mha_status rotate(const mhai_attend *a, const mha_tensor *x, const mha_po
     return mha_rope_apply(a->context, &rope, x, x);
 }
 
-/* The weight of a norm [D] as a read-only tensor. */
+/* View the weight of a norm [D] as a read-only tensor. */
 static mha_tensor view_weight(const float *weight, int64_t D)
 {
     union {
@@ -46,8 +46,8 @@ mha_status mhai_attend_check(mha_context *context, const mhai_attend *a, int64_t
     return mha_qk_norm(context, a->qk_norm, a->qk_norm_epsilon, &none, NULL, &none);
 }
 
-/* Whether the queries and keys of each token are contiguous and share a position, so that one
- * call can rotate both. */
+/* Whether queries and keys of a token are contiguous and have the same position, so that
+ * one call can rotate both. */
 static bool joined(const mhai_attend *a, const mha_tensor *q, const mha_tensor *k)
 {
     const mha_positions *x = &a->query_positions, *y = &a->key_positions;
@@ -76,7 +76,7 @@ static float *sink_row(const mhai_attend *a, int64_t b, int64_t h, int64_t j)
     return a->sinks->keys + ((b * a->k.shape[1] + h) * a->sinks->count + j) * a->k.shape[3];
 }
 
-/* Store new keys that are sinks, before their rotation. */
+/* Store those new keys that are sinks, before they are rotated. */
 static void keep_sinks(const mhai_attend *a)
 {
     const mha_tensor *k = &a->k;
@@ -89,7 +89,7 @@ static void keep_sinks(const mhai_attend *a)
                        (size_t)k->shape[3] * sizeof(float));
 }
 
-/* The shift of the sinks for a row. A padding row has the shift of its neighbour. */
+/* The shift of the sinks for a row. Padding uses the shift of the nearest row. */
 static int64_t shift_of(const mhai_attend *a, int64_t b, int64_t t)
 {
     const int64_t first = a->firsts[b], last = first + mhai_max_i64(a->counts[b], 1) - 1;
@@ -128,7 +128,7 @@ static mha_status place_sinks(const mhai_attend *a, int64_t b, int64_t shift, fl
     return MHA_OK;
 }
 
-/* Attend with rows t .. end - 1, whose sinks have the same positions. */
+/* Attend with rows t .. end - 1, for which the sinks have the same positions. */
 static mha_status attend_part(const mhai_attend *a, int64_t t, int64_t end, int64_t *numbers,
                               float *room)
 {
@@ -148,7 +148,7 @@ static mha_status attend_part(const mhai_attend *a, int64_t t, int64_t end, int6
     return mhai_kv_cache_attend(a->context, a->cache, &desc, firsts, &q, &heads, &a->outputs);
 }
 
-/* Whether the sinks have the same positions as for the previous row. */
+/* Whether the sinks have the same positions for row t as for the row before. */
 static bool same_places(const mhai_attend *a, int64_t t)
 {
     for (int64_t b = 0; b < a->q.shape[0]; b++)
@@ -199,7 +199,7 @@ mha_status mhai_attend_run(const mhai_attend *a)
 
 /* ---- backward ------------------------------------------------------------------------------ */
 
-/* Copy the vectors of [B,H,T,D] to rows [B*T*H,D], or back. The rows of a token are contiguous. */
+/* Copy vectors [B,H,T,D] to rows [B*T*H,D], or back. The rows of a token are contiguous. */
 static void copy_vectors(const mha_tensor *x, float *rows, bool out)
 {
     const size_t bytes = (size_t)x->shape[3] * sizeof(float);

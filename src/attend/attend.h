@@ -1,5 +1,5 @@
-/* Attention without its projections, for modules and transformers: normalise and rotate queries
- * and keys, then attend, with or without a cache. The order is that of Llama and its
+/* Attention without its projections, for modules and transformers: normalise and rotate queries and
+ * keys, then attend, with or without a cache. The order of the steps is that of Llama and its
  * descendants, including Qwen 3. */
 #ifndef MHAI_ATTEND_H
 #define MHAI_ATTEND_H
@@ -8,26 +8,26 @@
 #include <multihead/cache.h>
 #include <multihead/position.h>
 
-/* Sinks that stay next to a window (StreamingLLM, Xiao et al. 2024): a query at position i sees
- * sink j at position j + max(0, i + 1 - count - window), as if the discarded tokens had never
- * existed. */
+/* Sinks that move along with a window (StreamingLLM, Xiao et al. 2024). A query at
+ * position i sees sink j at position j + max(0, i + 1 - count - window), as if the
+ * discarded tokens had never existed. */
 typedef struct mhai_attend_sinks {
-    float *keys; /* [B,Hk,count,D] before rotation, kept between steps */
+    float *keys; /* [B,Hk,count,D] before rotation; persist between steps */
     int64_t count, window;
-    mha_tensor cosines, sines; /* [B,T,width / 2] of the call's rows */
-    /* The same for any positions: [rows,width], each row with cosines first, then sines. Width
-     * 0: keys do not rotate. */
+    mha_tensor cosines, sines; /* [B,T,width / 2] for the call's rows */
+    /* Compute them for any positions: [rows,width], each row with cosines and then sines. Width
+     * 0: keys are not rotated. */
     mha_status (*turn)(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
                        float *turns);
     const void *encoding;
     int64_t width;
 } mhai_attend_sinks;
 
-/* The first part holds the settings of a layer, the second those of a call. */
+/* Settings of a layer, followed by those of a call. */
 typedef struct mhai_attend {
     mha_qk_norm_kind qk_norm;
     float qk_norm_epsilon;
-    const float *q_norm, *k_norm; /* [D] weights of the norms; NULL: no norms */
+    const float *q_norm, *k_norm; /* [D] weights of the norms, or NULL */
     bool rotates;
     mha_rope_desc rope; /* without positions */
     mha_attention_desc desc;
@@ -35,33 +35,32 @@ typedef struct mhai_attend {
     mha_context *context;
     mha_positions query_positions, key_positions;
     mha_attention_outputs outputs;
-    mha_kv_cache *cache;            /* NULL: none */
-    const mhai_attend_sinks *sinks; /* require a cache with a window, firsts, counts and
-                                       desc.q_offsets; NULL: sinks keep their positions */
-    const int64_t *firsts, *counts; /* [B] with a cache, see mha_kv_cache_append_rows() */
-    mha_tensor q, k, v, heads;      /* q [B,H,T,D], k, v [B,Hk,S,..]; ndim 0: absent, with a cache
-                                  only */
+    mha_kv_cache *cache;            /* or NULL */
+    const mhai_attend_sinks *sinks; /* requires a cache with a window, firsts, counts and
+                                     * desc.q_offsets; NULL: sinks keep their positions */
+    const int64_t *firsts, *counts; /* [B] with a cache (see mha_kv_cache_append_rows()) */
+    mha_tensor q, k, v, heads;      /* q [B,H,T,D]; k, v [B,Hk,S,..]; with a cache,
+                                     * ndim 0: absent */
 } mhai_attend;
 
-/* Check that the norms and the rotation fit heads of D elements. */
+/* Check that norms and rotation are valid for heads of D elements. */
 MHA_NODISCARD mha_status mhai_attend_check(mha_context *context, const mhai_attend *a, int64_t D);
 
 /* Normalise and rotate q and k in place. */
 MHA_NODISCARD mha_status mhai_attend_position(const mhai_attend *a);
 
-/* Compute heads from q, k and v. With a cache: append k and v, then attend to all its keys;
- * after an error the caller truncates the cache. */
+/* Compute the heads from q, k and v. With a cache, append k and v, then attend to all keys in it.
+ * After an error, the caller truncates the cache. */
 MHA_NODISCARD mha_status mhai_attend_run(const mhai_attend *a);
 
-/* The input of a norm, and the gradient of its weight, which accumulates; weight NULL: not
- * requested. */
+/* The input of a norm and the gradient of its weight, which is added to.
+ * weight NULL: not requested. */
 typedef struct mhai_attend_norm {
-    const mha_tensor *input; /* shaped like q or k; ignored without norms */
+    const mha_tensor *input; /* shaped like q or k; unused without norms */
     float *weight;           /* [D] */
 } mhai_attend_norm;
 
-/* Convert dq and dk in place from gradients after rotation and norm to gradients of the
- * projections. */
+/* Backpropagate dq and dk in place through rotation and norms, to the projections. */
 MHA_NODISCARD mha_status mhai_attend_position_backward(const mhai_attend *a, const mha_tensor *dq,
                                                        const mha_tensor *dk,
                                                        const mhai_attend_norm *q_norm,

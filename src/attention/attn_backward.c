@@ -1,5 +1,5 @@
-/* The public calls of attention backward: check, prepare the data that every path needs, run a
- * path, write the sums of the parameters. */
+/* The public backward calls: check, prepare the data that every path needs, run a path, and write
+ * the gradients of parameters. */
 #include "attention/attn_backward.h"
 
 #include "attention/attn_row.h"
@@ -18,7 +18,7 @@
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* Never read or written: a valid address for tensors without elements. */
+/* A valid address for tensors without elements, never read or written. */
 static float nothing;
 
 static mha_status check_wanted(const mhai_attn_problem *p, const char *name,
@@ -80,7 +80,7 @@ static mha_status check_gradients(const mha_attention_desc *desc,
     return check_scale(p, gradients->scale, &x->scale);
 }
 
-/* Check an argument other than o_gradient. */
+/* Check an optional gradient of an output other than o. */
 static mha_status check_given(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
                               int ndim, const int64_t *shape, mha_tensor *own)
 {
@@ -106,7 +106,7 @@ static mha_status check_loss(const mha_attention_gradients *gradients, mhai_back
                        &x->average_gradient);
 }
 
-/* No gradient may overlap an input or another gradient. */
+/* Check that no gradient overlaps an input or another gradient. */
 static mha_status check_overlap(const mhai_backward_problem *x, const mha_attention_desc *desc)
 {
     const mhai_attn_problem *p = &x->p;
@@ -139,7 +139,7 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, names[i], outputs[i]));
         for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++) {
-            /* The k and v of a part may be elsewhere; its caller has checked them. */
+            /* In a part, k and v may be elsewhere; the caller has checked them. */
             if (p->part && (inputs[j].tensor == &p->k || inputs[j].tensor == &p->v)) continue;
             MHA_TRY(
                 mhai_tensor_check_disjoint(names[i], outputs[i], inputs[j].name, inputs[j].tensor));
@@ -150,7 +150,8 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     return MHA_OK;
 }
 
-/* Check the tensors that only the backward needs; explain accepts calls without them. */
+/* Check the tensors that only the backward needs.
+ * mha_attention_backward_explain() may omit them. */
 static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *lse,
                                         const mha_tensor *o_gradient, bool need_data,
                                         mhai_backward_problem *x)
@@ -169,8 +170,8 @@ static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *l
     return mhai_tensor_check_last("o_gradient", &x->o_gradient);
 }
 
-/* Bound B H T S, the product from which work items are counted. It must not overflow for a
- * ragged batch of many sequences, one of them long. */
+/* Check that B H T S does not overflow, because numbers of work items derive from it. A ragged
+ * batch of many sequences with one long one could exceed it. */
 static mha_status check_size(const mhai_attn_problem *p)
 {
     int64_t pairs;
@@ -222,10 +223,10 @@ static double f32_at(const mha_tensor *x, int64_t i)
 typedef struct preparation {
     mhai_backward_problem *x;
     const mhai_kernels *kernels;
-    float *room; /* [threads][MHAI_MAX_ROWS][D + 2 Dv] for rows that are not f32 */
+    float *room; /* [threads][MHAI_MAX_ROWS][D + 2 Dv], for rows that are not f32 */
 } preparation;
 
-/* Rows of a head as f32: in place, or widened into room. */
+/* Rows of a head as f32: in place, or converted in room. */
 static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int64_t row, int rows,
                               float *room, int64_t *stride)
 {
@@ -236,8 +237,8 @@ static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int
     return first;
 }
 
-/* Compute deltas and their terms in the gradient of the sink. An o of 0 contributes nothing for
- * any dO: a query without keys has no gradient, except through its lse, which is the sink. */
+/* Compute the deltas, and their terms in the sink's gradient. Rows with o = 0 contribute nothing,
+ * whatever dO is: a query without keys affects the loss only through its lse, which is the sink. */
 static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h, int64_t row,
                           float *room)
 {
@@ -285,7 +286,7 @@ void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h
     for (int64_t t = 0; t < seq.T; t++) *sum += terms[t];
 }
 
-/* A row's weight sum; NaN if not finite. */
+/* The weight sum of a row; NaN if it is not finite. */
 static double weight_sum(const mhai_backward_problem *x, int64_t row)
 {
     return isfinite(x->weight_sums[row]) ? x->weight_sums[row] : (double)NAN;
@@ -320,8 +321,8 @@ static mha_status take_rows(mha_context *context, const mhai_attn_problem *p, do
     return mha_scratch_zeros(context, count, sizeof(double), rows);
 }
 
-/* Place the requested sums one after the other in memory (NULL: count only). Returns their
- * number, or -1 if it is too large. */
+/* Lay out the requested sums in memory (NULL: only count). Returns their
+ * number, or -1 on overflow. */
 static int64_t lay_out_sums(mhai_backward_problem *x, double *memory)
 {
     const mhai_attn_problem *p = &x->p;
@@ -385,7 +386,7 @@ mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *
     return MHA_OK;
 }
 
-/* Compute delta of every row, without weight_sums, and the terms of the sinks' gradient. */
+/* Compute delta of every row, without weight_sums, and the sink terms. */
 void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room)
 {
     mha_parallel_for(context, x->p.H, prepare_head,
@@ -491,8 +492,8 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_back
     return status;
 }
 
-/* Count matrix products per pair: every walk recomputes the score and dO v. The tiled path sums
- * the parameters in the walk for dq, which may be the walk for dk and dv too. */
+/* Flops per pair. Each walk recomputes the score and dO v. The tiled path adds the sums of
+ * parameters in the walk for dq, even if that walk also computes dk and dv. */
 static double flops_of_pair(const mhai_backward_plan *plan)
 {
     const mhai_backward_problem *x = &plan->x;

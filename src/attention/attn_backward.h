@@ -1,5 +1,4 @@
-/* Internals of the attention layer: a checked backward call, and the data that its two paths
- * share. */
+/* Internals of the attention layer: a checked backward call, and data that both paths share. */
 #ifndef MHAI_ATTN_BACKWARD_H
 #define MHAI_ATTN_BACKWARD_H
 
@@ -7,8 +6,8 @@
 
 #include <multihead/backward.h>
 
-/* Sums of parameter gradients over all pairs, in double; NULL: not requested. A path adds them
- * in an order that does not depend on threads. They are written out at the end. */
+/* Sums of parameter gradients over all pairs, in double; NULL: not requested. Each path has a fixed
+ * order of additions, which does not depend on threads. */
 typedef struct mhai_backward_sums {
     double *alibi, *gates;           /* [B, H] */
     double *t5;                      /* [buckets, H] */
@@ -20,42 +19,42 @@ typedef struct mhai_backward_sums {
 typedef struct mhai_backward_problem {
     mhai_attn_problem p; /* o and lse are inputs */
     mha_tensor o_gradient;
-    mha_tensor lse_gradient, probabilities_gradient, average_gradient; /* data NULL: not passed */
-    bool dropped; /* the last two are with respect to p after dropout */
+    mha_tensor lse_gradient, probabilities_gradient, average_gradient; /* data NULL: not given */
+    bool dropped; /* the last two are gradients of p after dropout */
     /* Requested gradients; data NULL: not requested. */
     mha_tensor q, k, v, bias, alibi, t5, shaw_keys, shaw_values, sinks, gates, scale;
     bool accumulate;
-    double *delta;       /* [batch, H, rows] per row of q; NaN: the row is not finite */
-    double *weight_sums; /* likewise sum_s p w, the last term of delta; NULL: no gradients of p
-                            are passed */
-    double *sink_terms;  /* likewise the term of the sink's gradient; NULL: not requested */
+    double *delta;       /* [batch, H, rows of q]; NaN: the row is not finite */
+    double *weight_sums; /* same shape: sum_s p w, the last term of delta; NULL if no
+                          * gradients of p are given */
+    double *sink_terms;  /* same shape: the term of the sink's gradient; NULL: not requested */
     mhai_backward_sums sums;
 } mhai_backward_problem;
 
-/* delta of a row. `row` is an index on the tensors' third axis. */
+/* delta of a row. `row` is an index on the third axis. */
 static inline double mhai_backward_delta(const mhai_backward_problem *x, int64_t batch, int64_t h,
                                          int64_t row)
 {
     return x->delta[(batch * x->p.H + h) * x->p.q.shape[2] + row];
 }
 
-/* Whether gradients of p itself are passed. */
+/* Whether the caller gives gradients of p. */
 static inline bool mhai_backward_has_weights(const mhai_backward_problem *x)
 {
     return x->probabilities_gradient.data || x->average_gradient.data;
 }
 
-/* Add the last term of delta and of the sinks' gradients, once weight_sums are computed. */
+/* Add weight_sums to delta and to the sink terms. */
 void mhai_backward_join_weights(mhai_backward_problem *x);
 
-/* Gradients of parameters that need a walk over the pairs: all except sinks and the dense bias. */
+/* Whether a parameter's gradient needs a walk over the pairs. Sinks and the dense bias do not. */
 static inline bool mhai_backward_has_sums(const mhai_backward_problem *x)
 {
     return x->alibi.data || x->gates.data || x->t5.data || x->shaw_keys.data ||
            x->shaw_values.data || x->scale.data;
 }
 
-/* Keys of a sequence in the tensors, including those beyond its length. */
+/* Keys of a sequence in the tensors, including keys after its length. */
 static inline int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int64_t b)
 {
     return p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
@@ -66,14 +65,13 @@ static inline double mhai_backward_gate(const mhai_attn_problem *p, int64_t b, i
     return p->gates.data ? (double)mhai_attn_f32(&p->gates, b, h) : 1;
 }
 
-/* Write one finished element: the sum, plus the old value if the call accumulates. Adding +0
- * turns -0 into +0. */
+/* Write a finished element, or add it if the call accumulates. Adding +0 turns -0 into +0. */
 static inline void mhai_backward_write(const mhai_backward_problem *x, float *out, double sum)
 {
     *out = (float)(x->accumulate ? (double)*out + sum : sum) + 0.0f;
 }
 
-/* The broadcast bias gradient: its shape and strides over the axes B, H, T, S. */
+/* Shape and strides of the broadcast bias gradient over the axes B, H, T, S. */
 typedef struct mhai_backward_bias {
     int64_t shape[4], stride[4]; /* a missing axis has shape 1 and stride 0 */
 } mhai_backward_bias;
@@ -87,52 +85,52 @@ static inline mhai_backward_bias mhai_backward_bias_of(const mhai_backward_probl
     return made;
 }
 
-/* Bytes of a piece of scratch, with rounding. Cannot overflow for a table that exists. */
+/* Bytes of a piece of scratch, with alignment. Tables exist in memory, so this cannot overflow. */
 static inline size_t mhai_backward_piece(int64_t count, size_t size)
 {
     return (size_t)count * size + 64;
 }
 
-/* The plan of a call, like that of the forward (attn_plan.h). */
+/* The plan of a backward call, like that of the forward (attn_plan.h). */
 typedef struct mhai_backward_plan {
     mhai_backward_problem x;
     const mhai_attn_backend *backend;
     int threads;
     size_t worker_bytes;        /* scratch per thread */
-    size_t shared_bytes;        /* bound on all other scratch */
-    bool both;                  /* tiled: dq, dk and dv in one walk */
-    int walks;                  /* tiled: walks that compute pairs */
+    size_t shared_bytes;        /* upper bound on all other scratch */
+    bool both;                  /* tiled: one walk computes dq, dk and dv */
+    int walks;                  /* tiled: number of walks that compute pairs */
     mha_attention_plan account; /* flops, bytes and pairs are set only if requested */
 } mhai_backward_plan;
 
-/* Check a call and write its plan into a zeroed struct; part as in mhai_attn_problem. */
+/* Check a call and plan it in a zeroed struct. part: as in mhai_attn_problem. */
 MHA_NODISCARD mha_status mhai_backward_plan_call(const mha_context *context,
                                                  const mha_attention_backward_call *call,
                                                  const mhai_attn_part *part, bool need_data,
                                                  mhai_backward_plan *plan);
 
-/* Copy a caller's call, for the public function `name`. */
+/* Copy the caller's struct, for the public function `name`. */
 MHA_NODISCARD mha_status mhai_backward_copy_call(const char *name,
                                                  const mha_attention_backward_call *given,
                                                  mha_attention_backward_call *call);
 
-/* Allocate zeroed scratch for all requested sums; x->sums points into it. */
+/* Allocate zeroed scratch for the requested sums, and point x->sums to it. */
 MHA_NODISCARD mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *x,
                                                  double **sums, int64_t *count);
 
-/* Allocate scratch for the values of each row and for *room, and compute the values. */
+/* Allocate scratch for the values per row and for *room, and compute these values. */
 MHA_NODISCARD mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *x,
                                                  float **room);
 void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room);
 
-/* Add the terms of a sequence's rows, in order, to the gradient of a head's sink. */
+/* Add the sink terms of a sequence's rows to the gradient of a head's sink, in order. */
 void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h, double *sum);
 
-/* The same for the terms of weight_sums, after all rows of all sequences have been added. */
+/* The same for the terms of weight_sums. Call it after the rows of all sequences are added. */
 void mhai_backward_add_sink_weights(const mhai_backward_problem *x, int64_t b, int64_t h,
                                     double *sum);
 
-/* Write the sums of all parameters into their gradients. */
+/* Write the gradients of all parameters. */
 void mhai_backward_write_parameters(const mhai_backward_problem *x);
 
 #endif

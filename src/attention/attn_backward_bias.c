@@ -1,5 +1,5 @@
-/* The gradient of the dense bias, which may be broadcast over any axis. Cells that share an
- * element are added in the order of sequences, heads, queries, keys. */
+/* The gradient of the dense bias, which may be broadcast over any axis. Each element adds its cells
+ * in the order of sequences, heads, queries, keys. */
 #include "attention/attn_backward_cells.h"
 
 #include <string.h>
@@ -9,8 +9,8 @@ static mhai_attn_range whole(int64_t count)
     return (mhai_attn_range){0, count};
 }
 
-/* Number of pieces along each axis: sequences, heads, chunks, blocks. The bias treats a ragged
- * batch as one batch entry, in which every sequence has its own queries. */
+/* Number of pieces along each axis: sequences, heads, chunks, blocks. For the bias, a ragged batch
+ * has a single entry, and each sequence has its own queries in it. */
 static void bias_pieces(const mhai_cells_job *job, int64_t pieces[4])
 {
     const mhai_attn_problem *p = job->p;
@@ -39,7 +39,7 @@ mhai_bias_item mhai_cells_bias_item(const mhai_cells_job *job, int64_t item)
     for (int i = 3; i >= 0; i--) {
         int64_t at = item % pieces[i];
         item /= pieces[i];
-        /* An axis with one piece covers the whole range: its length is 1, or it is broadcast. */
+        /* An axis in one piece is broadcast or has length 1. The piece covers it all. */
         range[i] = pieces[i] == 1 ? whole(counts[i]) : (mhai_attn_range){at, at + 1};
     }
     return (mhai_bias_item){range[0], range[1],           range[2],

@@ -1,4 +1,5 @@
-/* A worker's memory, its loaded rows and keys, and cells (attn_backward_cells.h). */
+/* Cells: a worker's memory, loading of rows and keys, and the computation
+ * (attn_backward_cells.h). */
 #include "attention/attn_backward_cells.h"
 
 #include "base/checked.h"
@@ -33,8 +34,8 @@ static void lay_out_rows(const mhai_attn_problem *p, mhai_carver *c, mhai_cells_
     w->diagonal = mhai_carve(c, MHAI_CELL_KEYS + MHAI_CELL_QUERIES, sizeof(double));
 }
 
-/* Sizes cannot overflow: every factor is bounded by constants of this library, or by
- * attn_check.c (Shaw tables). */
+/* Sizes cannot overflow: constants of this library or attn_check.c (Shaw
+ * tables) bound all factors. */
 static mhai_cells_space lay_out(const mhai_cells_job *job, unsigned char *memory)
 {
     const mhai_attn_problem *p = job->p;
@@ -111,7 +112,7 @@ static void scale_rows(const mhai_cells_job *job, const mha_tensor *x, const mha
                              factor);
 }
 
-/* Load q and dO of the rows; non-finite rows become 0, and their delta is NaN. */
+/* Load q and dO of the rows. Rows that are not finite are replaced by 0; their delta is NaN. */
 static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w)
 {
     const mhai_attn_problem *p = job->p;
@@ -127,8 +128,8 @@ static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
     scale_rows(job, &job->x->o_gradient, c, 1, w->g);
 }
 
-/* Set positions and visible keys of the rows. In a plain problem the last row sees every key
- * that the others see. */
+/* Set positions and visible keys of the rows. In a plain problem, the last
+ * row sees the most keys. */
 static void place_rows(const mhai_cells_job *job, mhai_cells_chunk *c, mhai_cells_space *w)
 {
     if (!job->plain) {
@@ -139,8 +140,6 @@ static void place_rows(const mhai_cells_job *job, mhai_cells_chunk *c, mhai_cell
     if (c->c.rows > 0) c->c.limit = mhai_attn_limit(job->p, &c->c.seq, c->t + c->c.rows - 1);
 }
 
-/* Load the chunk of at most MHAI_CELL_QUERIES queries from t on. panels: also pack q and dO as
- * right operands of products. */
 mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_space *w, int64_t b,
                                        int64_t h, int64_t t, bool panels)
 {
@@ -182,7 +181,6 @@ static mhai_pack pack_of(const mha_tensor *x, const mhai_attn_sequence *seq, int
                        .half = true};
 }
 
-/* Load the block of keys and values from key on; with panels also packed as right operands. */
 void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
                            const mhai_attn_sequence *seq, int64_t hk, int64_t key, bool rows)
 {
@@ -198,7 +196,7 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
-/* Set everything that the scores and values of a strip need, except visibility. */
+/* Set all inputs of a strip's scores and values except visibility. */
 static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
                       const mhai_cells_space *w, const mhai_attn_block *block, mhai_attn_strip *s,
                       mhai_shaw_back *shaw)
@@ -215,8 +213,8 @@ static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
     }
 }
 
-/* The number of visible keys of each row of a strip in a block of a plain problem. Returns that
- * of the last row, which sees the most. */
+/* Plain problems: count the visible keys of each row of a strip in a block. Return the count of the
+ * last row, which sees the most. */
 static int see_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, const mhai_cell *at,
                      int64_t first, int rows, int ends[MHAI_MAX_ROWS])
 {
@@ -227,7 +225,7 @@ static int see_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, const
     return ends[rows - 1];
 }
 
-/* The same for any other problem, including the terms of its scores. */
+/* Other problems: the same, and the terms of the scores. */
 static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                        const mhai_cell *at, mhai_attn_strip *s, mhai_tile_back *back,
                        mhai_shaw_back *shaw, mhai_dropout *dropout)
@@ -245,8 +243,8 @@ static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mha
     return true;
 }
 
-/* The loss's derivatives with respect to p for keys begin .. end of a row, counted from key; 0
- * where p is 0, so that hidden keys have no effect. */
+/* Gradients of the loss with respect to p, for keys begin .. end - 1 of a row, relative to key.
+ * They are set to 0 where p is 0, so that hidden keys have no effect. */
 static void read_weights(const mhai_backward_problem *x, const mhai_cells_chunk *c, int64_t row,
                          int64_t key, const float *p, int begin, int end, double *w)
 {
@@ -267,8 +265,7 @@ static void read_weights(const mhai_backward_problem *x, const mhai_cells_chunk 
     for (int j = begin; j < end; j++) w[j] = p[j] == 0 ? 0 : w[j];
 }
 
-/* begin is a multiple of the lane count, so a key's lane does not depend on the other keys that
- * the strip sees. */
+/* begin is a multiple of LANES, so each key always has the same lane. */
 static double sum_weights(const float *p, const double *w, int begin, int end)
 {
     enum { LANES = 8 };
@@ -281,8 +278,8 @@ static double sum_weights(const float *p, const double *w, int begin, int end)
     return all;
 }
 
-/* If the loss depends on p itself: add p w to ds, or only sum it. p is computed as in the
- * forward, by a separate product, and is 0 at hidden keys. */
+/* For a loss that depends on p: add p w to ds, or only sum it. p is computed by a separate product,
+ * as in the forward, and is 0 for hidden keys. */
 static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
                         const mhai_cells_space *w, const mhai_cell *at, const mhai_attn_strip *s)
 {
@@ -308,7 +305,7 @@ static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
     }
 }
 
-/* Compute strip i of the cell and store the range of keys that it sees; 0 .. 0 if none. */
+/* Compute strip i of the cell. Store the range of keys that it sees; 0 .. 0 if none. */
 static void run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                       int64_t i, float *share, mhai_cell *at)
 {
@@ -358,8 +355,8 @@ void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, cons
         }
 }
 
-/* Compute the hull of the strips, and whether their ends form stairs. A strip that sees no keys
- * begins and ends where the hull begins. */
+/* Find the hull of the strips, and whether their ends increase like stairs. A strip that sees no
+ * keys gets an empty range at the beginning of the hull. */
 static void find_hull(mhai_cell *at)
 {
     at->begin = MHAI_CELL_KEYS;
@@ -377,8 +374,6 @@ static void find_hull(mhai_cell *at)
     }
 }
 
-/* Compute P and ds of the chunk against the packed block at key, and add the gates' share to
- * *share in the order of the rows. Returns false if nothing is visible. */
 bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                     int64_t key, double *share, mhai_cell *at)
 {
@@ -415,7 +410,6 @@ bool mhai_cells_plain(const mhai_attn_problem *p)
     return !(p->uses & ~takes);
 }
 
-/* ds -> dx */
 void mhai_cells_pass_cap(const mhai_cells_job *job, const mhai_cells_chunk *c,
                          const mhai_cells_space *w, const mhai_cell *at)
 {
@@ -431,7 +425,6 @@ void mhai_cells_pass_cap(const mhai_cells_job *job, const mhai_cells_chunk *c,
 
 /* ---- Shaw's tables --------------------------------------------------------------------------- */
 
-/* Pack Shaw's tables, once for all chunks. */
 mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job)
 {
     const mhai_attn_problem *p = job->p;

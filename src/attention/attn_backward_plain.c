@@ -1,6 +1,6 @@
 /* The plain path of the backward: the formulas of backward.h, one pair at a time, in double. It
- * accepts any head size and shares no code with the tiles. Each gradient has its own walk, which
- * recomputes the pairs, so that each output has one owner and one order:
+ * accepts any head size and shares no code with the tiled path. Each gradient has a separate walk
+ * that recomputes the pairs. So every output has one owner and a fixed order of additions:
  *
  *   dq by query rows     dk, dv by keys     parameters by query heads     bias by its elements */
 #include "attention/attn_backward.h"
@@ -16,14 +16,14 @@
 
 typedef struct plain_job {
     const mhai_backward_problem *x;
-    unsigned char *memory; /* per worker: sums in double, rows as f32, the callback's bytes */
+    unsigned char *memory; /* per worker: sums in double, rows as f32, bytes from the callback */
     size_t worker_bytes;
     double
         *by_head; /* [H] of shaw_keys, shaw_values and scale, before they are summed over heads */
     int64_t head_sums;
 } plain_job;
 
-/* A visible pair's terms in the gradients; all NaN if an element of the row is not finite. */
+/* The terms of a visible pair in the gradients; all NaN if the row is not finite. */
 typedef struct pair {
     bool visible;
     double kept; /* p after dropout */
@@ -35,7 +35,7 @@ static int64_t widest(const mhai_attn_problem *p)
     return mhai_max_i64(p->D, p->Dv);
 }
 
-/* The loss's derivative with respect to p of key s, dropout included. */
+/* The gradient of the loss with respect to p of key s, with dropout. */
 static double weight_gradient(const mhai_backward_problem *x, const mhai_attn_query *r, int64_t s,
                               double weight, double factor)
 {
@@ -91,7 +91,7 @@ static float *worker_room(const plain_job *job, int worker)
     return (float *)(void *)(worker_sums(job, worker) + job->x->p.D + job->x->p.Dv);
 }
 
-/* Set the query and call the callback for all its keys. */
+/* Set up the query, and run the callback for all its keys. */
 static mhai_attn_query query_at(const plain_job *job, const mhai_attn_sequence *seq, int64_t h,
                                 int64_t t, int worker)
 {
@@ -179,7 +179,7 @@ static pair pair_of_key(const plain_job *job, const mhai_attn_sequence *seq, int
     return pair_at(job, &r, s);
 }
 
-/* Items are keys of the tensors; all key/value heads of a row in memory are consecutive. */
+/* An item is a key row of the tensors; all key/value heads of a row are consecutive. */
 static void run_key(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
@@ -252,7 +252,6 @@ static void run_head(void *argument, int64_t h, int worker)
     }
 }
 
-/* Sum over heads, in order. */
 static void sum_heads(const plain_job *job)
 {
     const mhai_attn_problem *p = &job->x->p;
@@ -270,8 +269,7 @@ static void sum_heads(const plain_job *job)
 
 /* ---- the dense bias -------------------------------------------------------------------------- */
 
-/* Indices 0 .. length-1 of an axis that one element of the gradient sums over: all, or only its
- * index. */
+/* The indices of an axis that one element of the gradient sums over: all, or its own. */
 static mhai_attn_range taken_in(int64_t shape, int64_t index, int64_t length)
 {
     return shape == 1 ? (mhai_attn_range){0, length} : (mhai_attn_range){index, index + 1};
@@ -307,7 +305,7 @@ static void run_bias(void *argument, int64_t item, int worker)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* Number of sums per head that are added over heads later: scale and Shaw's tables. */
+/* Number of sums per head that are later summed over heads: scale and Shaw's tables. */
 static mha_status head_sums(const mhai_backward_problem *x, int64_t *count)
 {
     const mhai_attn_problem *p = &x->p;
@@ -324,7 +322,7 @@ static mha_status head_sums(const mhai_backward_problem *x, int64_t *count)
 
 static mha_status scratch_bytes(const mhai_backward_problem *x, size_t *worker, size_t *shared)
 {
-    int64_t doubles; /* an upper bound: the rows are floats, D + max(D, Dv) + Dv */
+    int64_t doubles; /* an upper bound: rows take D + max(D, Dv) + Dv floats */
     int64_t sums;
     if (!mhai_add_i64(x->p.D, x->p.Dv, &doubles) || !mhai_mul_i64(doubles, 3, &doubles) ||
         !mhai_add_i64(doubles, x->p.S / 8 + 8, &doubles) ||
@@ -370,8 +368,7 @@ mha_status mhai_plain_run_backward(mha_context *context, mhai_backward_plan *pla
         mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_weights, &job);
         mhai_backward_join_weights(x);
     }
-    MHA_TRY(run_parameters(context, &job)); /* the last call that may fail; no output is written
-                                               before it */
+    MHA_TRY(run_parameters(context, &job)); /* may fail, so it runs before any output is written */
     if (x->q.data) mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_query, &job);
     if (x->k.data || x->v.data)
         mha_parallel_for(context, p->k.shape[0] * p->k.shape[2] * p->Hk, run_key, &job);

@@ -1,18 +1,18 @@
-/* The tiled path of the backward. p is recomputed from lse; memory does not depend on T x S.
+/* The tiled path of the backward. p is recomputed from lse, so memory does not depend on T x S.
  *
- * A kernel computes c p kept and ds for a cell: a chunk of queries of one head against a block of
- * keys (attn_backward_cells.h). The walks use the cells as follows:
+ * A kernel computes c p after dropout and ds for a cell: a chunk of queries of one head against a
+ * block of keys (attn_backward_cells.h). There are five walks over cells:
  *
  *   keys         for each block of a key/value head, all chunks of its query heads: dv += P^T dO,
  *                dk += dX^T q
- *   queries      for each chunk, all blocks: dq += dX k, and the sums of the parameters
- *   both         for each block of a key/value head, all chunks: dq, dk and dv at once, which
- *                avoids computing cells twice. For many heads, and if no parameters are requested
- *   bias         for each part of a bias, the cells that share its elements
- *   weights      before these, if the loss depends on p itself: for each chunk, all blocks: sum p w
+ *   queries      for each chunk, all blocks: dq += dX k, and the sums of parameters
+ *   both         for each block of a key/value head, all chunks: dq, dk and dv. Computes each cell
+ *                only once. Used with many heads, if no gradients of parameters are requested
+ *   bias         for each part of the bias, the cells that share its elements
+ *   weights      before the others, if the loss depends on p: for each chunk, all blocks: sum p w
  *
- * Each output has one owner. Its sums are chains over the cells' rows or keys, added in the order
- * of the cells in every walk. */
+ * Each output has one owner. Every walk adds cells, and the rows or keys in
+ * them, in the same order. */
 #include "attention/attn_backward_cells.h"
 #include "attention/attn_row.h"
 #include "base/context.h"
@@ -22,15 +22,15 @@
 #include <math.h>
 #include <string.h>
 
-/* Chunks whose parameter sums are kept until they are added in order. */
+/* Number of chunks whose parameter sums are kept, to be added in order. */
 enum { WAVE = 32 };
 
-/* The limit of the floats of dq that a worker holds in the walk `both`: 16 MiB. */
+/* Limit on the floats of dq that a worker holds in the walk `both`: 16 MiB. */
 static const int64_t most_held = 1 << 22;
 
 /* ---- gradients of queries, keys and values --------------------------------------------------- */
 
-/* dq += dX k for the rows of the chunk, strip by strip over the visible keys. */
+/* dq += dX k for the rows of the chunk. Each strip covers only the keys that it sees. */
 static void add_queries(const mhai_cells_job *job, const mhai_cells_chunk *c,
                         const mhai_cells_space *w, const mhai_cell *at, float *dq)
 {
@@ -49,9 +49,8 @@ static void add_queries(const mhai_cells_job *job, const mhai_cells_chunk *c,
     }
 }
 
-/* out[key] += sum over the chunk's rows of a[row][key] b[row]. Under a causal mask, keys between
- * the ends of two strips are visible only from the second strip on, and the zeros of the earlier
- * strips are skipped. */
+/* out[key] += sum over the chunk's rows of a[row][key] b[row]. Under a causal mask, the keys after
+ * the end of a strip are 0 in all strips up to it. These strips are skipped. */
 static void add_by_key(const mhai_cells_job *job, const mhai_cells_chunk *c, const float *a,
                        const float *b, const mhai_cell *at, int64_t columns, float *out)
 {
@@ -88,8 +87,8 @@ void mhai_cells_write_rows(const mhai_cells_job *job, const mha_tensor *out, int
 
 /* ---- sums of the parameters ------------------------------------------------------------------ */
 
-/* Sum ds by distance, then add these sums to T5's buckets and, times the distance, to ALiBi's
- * slope. */
+/* Sum ds by distance. Add the sums to the T5 buckets and, times the
+ * distance, to the ALiBi slope. */
 static void add_by_distance(const mhai_cells_job *job, const mhai_cells_chunk *c,
                             mhai_cells_space *w, const mhai_cell *at, mhai_cells_sums *sums)
 {
@@ -156,8 +155,8 @@ static void add_table(const mhai_cells_job *job, const mhai_cells_chunk *c, cons
                                               .out_stride = mhai_cells_padded(columns)});
 }
 
-/* The scale's gradient: the sum of q . dX k over the rows. Rows without visible keys contribute
- * 0, even if their queries are not finite. */
+/* The gradient of the scale: the sum of q . dX k over the rows. Rows without visible keys add 0,
+ * even if their queries are not finite. */
 static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
                           const mhai_cells_space *w, const float *sums)
 {
@@ -165,8 +164,8 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
     for (int64_t r = 0; r < c->c.rows; r++) {
         const float *dq = sums + r * mhai_cells_padded(job->p->D);
         const float *q = mhai_attn_read(&job->p->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t + r,
-                                        w->q + r * job->p->D); /* overwrites the scaled queries,
-                                                                  which are no longer needed */
+                                        w->q + r * job->p->D); /* overwrites the scaled
+                                                                * queries, no longer needed */
         for (int64_t d = 0; d < job->p->D; d++)
             if (dq[d] != 0) sum += (double)q[d] * (double)dq[d];
     }
@@ -175,7 +174,7 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* The same arrays from row t of a sequence on; t is the first row of a chunk. */
+/* The same arrays, from row t of a sequence on, where a chunk begins. */
 static mhai_cells_rows rows_from(const mhai_cells_job *job, const mhai_cells_rows *all, int64_t t)
 {
     const mhai_attn_problem *p = job->p;
@@ -187,8 +186,7 @@ static mhai_cells_rows rows_from(const mhai_cells_job *job, const mhai_cells_row
     return rows;
 }
 
-/* Process a cell with visible pairs and a loaded block: add to its rows and, if requested, its
- * keys. */
+/* Add a cell with visible pairs and a loaded block to its rows and, if requested, to its keys. */
 static void add_cell(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                      int64_t key, bool keys, const mhai_cells_rows *to)
 {
@@ -299,7 +297,7 @@ void mhai_cells_add_sums(const mhai_cells_job *job, int64_t heads, int64_t b, in
     if (to->shaw_values) sum_table(&p->shaw_values, p->Dv, 1, from->shaw_values, to->shaw_values);
 }
 
-/* Add the sums of a wave of chunks, in order. */
+/* Add the sums of a wave of chunks in order. */
 static void sum_wave(const mhai_cells_job *job, int64_t items)
 {
     for (int64_t i = 0; i < items; i++) {
@@ -321,7 +319,7 @@ mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
     double *t5 = NULL;
     float *shaw_keys = NULL, *shaw_values = NULL;
     MHA_TRY(mha_scratch_alloc(context, count, sizeof **sums, sums));
-    /* The tables exist, so their sizes cannot overflow. */
+    /* The tables exist in memory, so these sizes cannot overflow. */
     if (x->t5.data)
         MHA_TRY(mha_scratch_alloc(context, count, (size_t)buckets * sizeof(double), &t5));
     if (x->shaw_keys.data)
@@ -348,8 +346,8 @@ static void walk_queries(mha_context *context, mhai_cells_job *job)
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* One block of keys of a key/value head, with all queries that see it. dq, if not NULL, holds
- * all rows of the head and is added to. */
+/* Run a block of keys of a key/value head against all queries that see it. dq has all rows of the
+ * head (NULL: not requested). */
 static void run_block(const mhai_cells_job *job, mhai_cells_space *w, const mhai_attn_sequence *seq,
                       int64_t hk, int64_t key, float *dq)
 {
@@ -427,7 +425,8 @@ void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* Whether to compute dq, dk and dv in one walk: if no thread is then idle for long. */
+/* Whether to compute dq, dk and dv in one walk, which has few work items. They must be numerous, or
+ * divide evenly among the threads. */
 static bool choose_both(const mhai_backward_problem *x, int threads)
 {
     const mhai_attn_problem *p = &x->p;
@@ -451,7 +450,7 @@ mhai_cells_job mhai_cells_job_of(const mha_context *context, const mhai_backward
     return job;
 }
 
-/* Work items of each walk; 0: the walk is not needed. */
+/* Number of work items of each walk; 0: no walk. */
 typedef struct walks {
     int64_t weights, both, queries, keys, bias;
 } walks;
@@ -469,7 +468,7 @@ static walks walks_of(const mhai_cells_job *job)
                    .bias = x->bias.data ? mhai_cells_bias_items(job) : 0};
 }
 
-/* The tables and a wave's sums, allocated by mhai_cells_pack_tables() and _take_sums(). */
+/* Scratch of mhai_cells_pack_tables() and mhai_cells_take_sums(). */
 static size_t shared_bytes(const mhai_backward_problem *x)
 {
     const mhai_attn_problem *p = &x->p;
@@ -510,7 +509,7 @@ mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *pla
     MHA_TRY(mhai_cells_pack_tables(context, &job));
     if (mhai_backward_has_sums(&plan->x))
         MHA_TRY(mhai_cells_take_sums(context, &job, WAVE, &job.sums));
-    /* the last call that may fail; no output is written before it */
+    /* may fail, so it runs before any output is written */
     if (w.weights > 0) mhai_cells_walk_weights(context, &job);
     if (w.weights > 0) mhai_backward_join_weights(&plan->x);
     if (w.both > 0) mha_parallel_for(context, w.both, run_both, &job);

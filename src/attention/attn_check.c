@@ -1,4 +1,4 @@
-/* Check a caller's arguments and fill in the problem. Files below this one check nothing. */
+/* Check a call's arguments and fill in the problem. The layers below do not check anything. */
 #include "attention/attn.h"
 
 #include "base/checked.h"
@@ -9,10 +9,10 @@
 
 #include <math.h>
 
-/* Never read or written: a valid address for pointer arithmetic. */
+/* A valid address for pointer arithmetic, never read or written. */
 static double nothing;
 
-/* Check q, k, v or o: four axes, each tensor with its own type. */
+/* Check q, k, v or o, which have four axes and may differ in type. */
 static mha_status check_tensor(const char *name, const mha_tensor *given, const int64_t *shape,
                                bool need_data, mha_tensor *tensor)
 {
@@ -43,7 +43,7 @@ mha_status mhai_attn_check_starts(const char *name, const int64_t *starts, int64
     return MHA_OK;
 }
 
-/* Split the one long sequence of the packed tensors into the caller's sequences. */
+/* Split the packed tensors into the sequences of a ragged batch. */
 static mha_status check_ragged(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
     if (!desc->query_starts && !desc->key_starts && desc->sequences == 0) return MHA_OK;
@@ -84,7 +84,7 @@ static mha_status check_lengths(const mhai_attn_problem *p)
 
 static mha_status check_window(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    const int64_t open = INT64_MAX / 4; /* larger than any distance; sums cannot overflow */
+    const int64_t open = INT64_MAX / 4; /* exceeds any distance, and sums of it cannot overflow */
     p->window = desc->flags & MHA_ATTENTION_WINDOW;
     if (!p->window && (desc->left_keys || desc->right_keys || desc->sink_keys ||
                        desc->global_keys || desc->global_queries))
@@ -138,24 +138,24 @@ static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem 
 enum { TYPE_U8 = MHA_U8, TYPE_I32 = MHA_I32, TYPE_F32 = MHA_F32, TYPE_REAL = -1 };
 enum { AXES_BHTS, AXES_BLOCKS, AXES_BT, AXES_BS, AXES_BH, AXES_H, AXES_RH, AXES_RD, AXES_RV };
 
-/* Allowed axes of a tensor: broadcast to the last `dims` of shape, or exactly those. */
+/* The axes that a tensor may have: the last `dims` of shape with broadcasting, or exactly these. */
 typedef struct axes {
     bool exact;
     int dims;
     int64_t shape[4];
 } axes;
 
-/* A row of MHA_ATTENTION_INPUTS for one call. */
+/* A row of MHA_ATTENTION_INPUTS, for one call. */
 typedef struct input {
     const char *name;
     const mha_tensor *given;
     int use;
     int type;
     int axes;
-    void *to; /* its form in the problem */
+    void *to; /* where the problem stores it */
 } input;
 
-/* Strides of a tensor as seen through the axes, right-aligned. */
+/* Strides of a tensor over these axes, right-aligned. */
 static mha_status take_broadcast(const input *x, const axes *most, const mha_tensor *tensor)
 {
     mhai_attn_broadcast *to = x->to;
@@ -185,7 +185,7 @@ static mha_status take_table(const input *x, const axes *expected, const mha_ten
 
 static mha_status take_inputs(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    /* Ragged: the tensors' batch is 1, and their rows are those of all sequences. */
+    /* In a ragged batch, the batch axis has length 1 and the row axis covers all sequences. */
     const int64_t batch = p->q.shape[0], rows = p->q.shape[2], keys = p->k.shape[2];
     const int64_t high = mhai_max_i64(1, p->block_queries), wide = mhai_max_i64(1, p->block_keys);
     const axes lengths[] = {
@@ -252,7 +252,8 @@ static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
 static mha_status check_shaw(const char *name, const mha_tensor *given)
 {
     if (!given) return MHA_OK;
-    if (given->shape[0] > INT32_MAX) /* a row stride of 0 permits any number of rows */
+    if (given->shape[0] > INT32_MAX) /* with a row stride of 0, the shape
+                                      * alone does not bound memory */
         return mha_fail(MHA_ERR_SIZE, "%s: dim 0 is %lld, at most %d distances", name,
                         (long long)given->shape[0], INT32_MAX);
     if (given->shape[0] % 2 == 0)
@@ -266,7 +267,7 @@ static mha_status check_sinks(const mhai_attn_problem *p)
     const mha_tensor *sinks = &p->sink_logits;
     for (int64_t h = 0; sinks->data && p->need_data && h < p->H; h++) {
         float sink = ((const float *)sinks->data)[h * sinks->stride[0]];
-        if (!(sink <= 0x1p127f)) /* its product with log2 e must be finite */
+        if (!(sink <= 0x1p127f)) /* times log2 e, it must be finite */
             return mha_fail(MHA_ERR_NUMERIC,
                             "sink_logits[%lld] is %g, expected a number up to 2^127, or -inf",
                             (long long)h, (double)sink);
@@ -274,7 +275,7 @@ static mha_status check_sinks(const mhai_attn_problem *p)
     return MHA_OK;
 }
 
-/* A non-finite gate would turn the 0 of a query without keys into NaN. */
+/* Reject gates that are not finite: they would turn the 0 of a query without keys into NaN. */
 static mha_status check_gates(const mhai_attn_problem *p)
 {
     for (int64_t b = 0; p->gates.data && p->need_data && b < p->B; b++)
@@ -294,7 +295,7 @@ static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem
     if (p->first_head < 0 || p->first_head > (INT64_C(1) << 32) - p->H)
         return mha_fail(MHA_ERR_ARGUMENT, "first_head is %lld, expected 0 .. 2^32 - %lld",
                         (long long)p->first_head, (long long)p->H);
-    /* Its reciprocal and its product with log2 e must be finite. */
+    /* 1 / softcap and softcap times log2 e must be finite. */
     if (p->softcap != 0 && !(p->softcap >= 0x1p-126f && p->softcap <= 0x1p127f))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "softcap is %g, expected a number in 2^-126 .. 2^127, or 0 for none",
@@ -352,7 +353,7 @@ static mha_status check_scale(const mha_attention_desc *desc, mhai_attn_problem 
     return MHA_OK;
 }
 
-/* Record the options in use that are not tensors. */
+/* Record which of the options that are not tensors are in use. */
 static void note_options(mhai_attn_problem *p)
 {
     if (p->causal) p->uses |= MHAI_USES(causal);
@@ -417,8 +418,8 @@ static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const m
     MHA_TRY(check_tensor("v", v, (int64_t[]){p->B, p->Hk, p->S, -1}, need_data, &p->v));
     p->Dv = p->v.shape[3];
     if (p->D == 0) return mha_fail(MHA_ERR_SHAPE, "q: dim 3, the head size, is 0");
-    /* Row counts are added and multiplied below in any order. Bound them so that this cannot
-     * overflow, even if another length is 0. */
+    /* Row counts are multiplied and added below in any order. Bound their product so that nothing
+     * overflows, even if another length is 0. */
     int64_t pairs = 1;
     bool fits = true;
     for (int i = 0; i < 4; i++)
@@ -434,7 +435,7 @@ mha_tensor mhai_attn_list_view(const int64_t *list, int64_t count)
     return mha_tensor_contiguous((void *)(uintptr_t)list, MHA_I64, 1, &count);
 }
 
-/* No output may overlap an input or another output. */
+/* Check that no output overlaps an input or another output. */
 static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_desc *desc)
 {
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
@@ -444,7 +445,7 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
                      offsets = mhai_attn_list_view(p->want.offsets, p->want.offsets_count);
     const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
                                       {"q", &p->q},      {"k", &p->k},    {"v", &p->v}};
-    /* The k and v of a part may be elsewhere; its caller has checked them for overlap. */
+    /* In a part, k and v may be elsewhere; the caller has checked their overlap. */
     const size_t count_inputs = sizeof inputs / sizeof inputs[0] - (p->part ? 2 : 0);
     for (int i = 0; i < count; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, outputs[i].name, outputs[i].tensor));
@@ -471,7 +472,7 @@ mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, 
     mhai_attn_problem p = {.need_data = need_data, .part = part};
     MHA_TRY(check_inputs(q, k, v, need_data, &p));
     MHA_TRY(check_desc(&own, &wanted, &p));
-    const int64_t *rows = p.q.shape; /* [batch, H, T] of the tensors */
+    const int64_t *rows = p.q.shape; /* [batch, H, T] */
     const int64_t o_shape[] = {rows[0], p.H, rows[2], p.Dv};
     if (o || need_data) {
         MHA_TRY(check_tensor("o", o, o_shape, need_data, &p.o));

@@ -1,6 +1,6 @@
-/* Column sums: the weight that each key receives, summed over queries in double, in order. A
- * call with all queries starts at 0 and rounds the result. A part continues the unrounded sums
- * of the earlier parts. */
+/* Column sums: the weight that each key receives, summed over queries in order, in double. A
+ * call with all queries starts at 0 and rounds the result. A part continues the unrounded
+ * sums of the earlier parts. */
 #include "attention/attn.h"
 
 #include <multihead/component.h>

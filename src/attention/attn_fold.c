@@ -1,4 +1,4 @@
-/* See attn_fold.h. The rows' sums are in separate memory, to which a chunk's workspace points. */
+/* See attn_fold.h. The sums of rows are stored outside the workspaces, which point to them. */
 #include "attention/attn_fold.h"
 
 #include "base/checked.h"
@@ -14,7 +14,7 @@ bool mhai_attn_folds(const mhai_attn_problem *p, const mhai_attn_backend *backen
            !mhai_attn_wants(&p->want.scores);
 }
 
-/* Floats of a row's sums. */
+/* Number of floats of a row's sums. */
 static int64_t floats_of_row(const mhai_attn_problem *p)
 {
     return mhai_attn_padded_values(p) + 2 + mhai_attn_padded_shaw(&p->shaw_values);
@@ -51,14 +51,14 @@ mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan
 
 /* ---- a chunk --------------------------------------------------------------------------------- */
 
-/* Index of a chunk's first row among the rows of all items. */
+/* Index of a chunk's first row, counted over all items. */
 static int64_t place_of(const mhai_attn_problem *p, const mhai_attn_chunk *c)
 {
     const int64_t before = p->query_starts ? c->seq.q0 : c->seq.b * p->T;
     return before * p->H + c->hk * p->group * c->seq.T + c->first;
 }
 
-/* Point the workspace's sums to those of the fold. */
+/* Let the workspace's sums point to those of the fold. */
 static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
                           mhai_attn_workspace *w)
 {
@@ -70,7 +70,7 @@ static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
     w->shaw_values = fold->shaw + place * mhai_attn_padded_shaw(&p->shaw_values);
 }
 
-/* Load the rows. New rows begin with the sums over no keys; others keep their sums. */
+/* Load the rows. New rows start with sums over no keys; others continue. */
 static void load_rows(const mhai_attn_fold *fold, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = &fold->plan.p;
@@ -95,12 +95,10 @@ static void place(mhai_attn_problem *p, mhai_attn_part *part, const mhai_attn_ke
 
 typedef struct keys_job {
     const mhai_attn_fold *fold;
-    const mhai_attn_keys *keys;
-    int64_t count, first_item;
+    const mhai_attn_keys *keys; /* NULL: none */
 } keys_job;
 
-/* Load the rows once for all keys of the call. The walk reads the worker's own copy of the
- * problem, whose keys are replaced for each element of the list. */
+/* The walk reads a copy of the problem, in which the keys are replaced. */
 static void fold_item(void *argument, int64_t i, int worker)
 {
     const keys_job *job = argument;
@@ -114,33 +112,24 @@ static void fold_item(void *argument, int64_t i, int worker)
         .walk = &walk, .next = walk.tiling.items, .planned = -1, .fetch = {.run = MHAI_FETCH_RUNS}};
     const mhai_attn_visitor visitor = mhai_attn_forward_visitor(&item);
     mhai_attn_workspace w = mhai_attn_workspace_of(&walk, worker);
-    mhai_attn_chunk c = mhai_attn_chunk_of_item(&walk, job->first_item + i);
-    bool loaded = false;
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(&walk, i);
     mhai_attn_place_rows(&walk, &c, &w);
-    for (int64_t n = 0; n < job->count; n++) {
-        const mhai_attn_keys *keys = &job->keys[n];
-        place(&p, &part, keys);
+    int64_t begin = 0, end = 0;
+    if (job->keys) {
+        place(&p, &part, job->keys);
         c.seq = mhai_attn_sequence_of(&p, c.seq.b);
-        const int64_t begin = mhai_max_i64(0, keys->begin - c.seq.k0);
-        const int64_t end = mhai_min_i64(c.limit.end, keys->end - c.seq.k0);
-        if (begin < end && !loaded) {
-            load_rows(fold, &c, &w);
-            loaded = true;
-        }
-        for (int64_t key = begin; key < end; key += MHAI_KEY_BLOCK)
-            mhai_attn_walk_block(&walk, &c, &w, key, &visitor);
+        begin = mhai_max_i64(0, job->keys->begin - c.seq.k0);
+        end = mhai_min_i64(c.limit.end, job->keys->end - c.seq.k0);
     }
-    if (!loaded && !fold->begun) load_rows(fold, &c, &w);
+    if (begin < end || !fold->begun) load_rows(fold, &c, &w);
+    for (int64_t key = begin; key < end; key += MHAI_KEY_BLOCK)
+        mhai_attn_walk_block(&walk, &c, &w, key, &visitor);
 }
 
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
-                         int64_t count, int64_t turn, int64_t turns)
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys)
 {
-    const int64_t items = fold->walk.tiling.items;
-    const int64_t first = items * turn / turns, end = items * (turn + 1) / turns;
-    keys_job job = {fold, keys, count, first};
-    if (first < end) mha_parallel_for(context, end - first, fold_item, &job);
-    if (turn + 1 == turns) fold->begun = true;
+    mha_parallel_for(context, fold->walk.tiling.items, fold_item, &(keys_job){fold, keys});
+    fold->begun = true;
 }
 
 void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys)
@@ -182,9 +171,9 @@ static void finish_item(void *argument, int64_t i, int worker)
     mhai_attn_write_rows(&fold->walk, &c, &w);
 }
 
-/* Without any keys, the rows have not been initialised. */
+/* Without keys, the rows were never initialised. */
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
 {
-    if (!fold->begun) mhai_attn_fold_keys(context, fold, NULL, 0, 0, 1);
+    if (!fold->begun) mhai_attn_fold_keys(context, fold, NULL);
     mha_parallel_for(context, fold->walk.tiling.items, finish_item, fold);
 }

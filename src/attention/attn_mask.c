@@ -1,8 +1,8 @@
 /* Masks of a strip of rows against a key block.
  *
- * Causal, lengths and windows give one interval of keys per row and cost nothing. Other masks
- * (exempt keys outside the window, documents, block patterns, a callback) need one byte per pair
- * of the strip, but only where they leave a block neither all visible nor all hidden. */
+ * Causal, lengths and windows allow one interval of keys per row, which costs nothing. Other masks
+ * (keys exempt from the window, documents, block patterns, a callback) need one byte per pair, and
+ * only where a block is neither fully visible nor fully hidden. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
@@ -55,8 +55,8 @@ mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_c
     return block;
 }
 
-/* Whether a row of the chunk keeps a pattern block in the key block. Rows that share a head and
- * a pattern row are looked up once, so that the hidden blocks of a long pattern cost almost
+/* Whether a row of the chunk keeps a pattern block within the key block. Rows with the same head
+ * and pattern row are looked up once, so that hidden blocks of a long pattern cost almost
  * nothing. */
 static bool pattern_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          const mhai_attn_block *block)
@@ -93,7 +93,8 @@ static int inside(int64_t key, const mhai_attn_block *block)
     return (int)mhai_max_i64(0, mhai_min_i64(key - block->key, block->keys));
 }
 
-/* One row's interval; true if bytes must distinguish exempt from hidden keys in it. */
+/* The interval of one row. Returns true if it also contains hidden keys,
+ * so that bytes are needed. */
 static bool row_interval(const mhai_attn_workspace *w, const mhai_attn_block *block, int64_t row,
                          int *begin, int *end)
 {
@@ -114,8 +115,8 @@ static bool row_interval(const mhai_attn_workspace *w, const mhai_attn_block *bl
     return !touching;
 }
 
-/* Narrow a row's interval to the hull of its kept pattern blocks; true if some inside it are
- * hidden. */
+/* Narrow a row's interval to the hull of its kept pattern blocks. Returns true if the hull
+ * also contains hidden ones. */
 static bool row_pattern(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                         const mhai_attn_workspace *w, const mhai_attn_block *block, int64_t row,
                         int *begin, int *end)
@@ -143,7 +144,7 @@ static bool row_pattern(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     return holes;
 }
 
-/* Whether all rows of a strip belong to one row of the pattern. */
+/* Whether all rows of a strip have the same row of the pattern. */
 static bool one_pattern_row(const mhai_attn_problem *p, const mhai_attn_workspace *w,
                             const mhai_attn_strip *strip)
 {
@@ -154,7 +155,7 @@ static bool one_pattern_row(const mhai_attn_problem *p, const mhai_attn_workspac
     return true;
 }
 
-/* Find the runs of panels that a pattern row keeps, if blocks are whole panels. */
+/* If pattern blocks are whole panels, find the runs of panels that a pattern row keeps. */
 static void find_runs(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       const mhai_attn_strip *strip, mhai_tile_mask *mask)
@@ -177,7 +178,7 @@ static void find_runs(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     }
 }
 
-/* Clip the runs to the tile. The remaining runs may end before it. */
+/* Clip the runs to the tile. The runs that remain may end before the tile does. */
 static void trim_runs(mhai_tile *tile, mhai_tile_mask *mask)
 {
     int runs = 0;
@@ -203,7 +204,7 @@ static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_chunk *c,
            mhai_attn_flag(&p->global_keys, c->seq.batch, c->seq.s0 + s);
 }
 
-/* Call the callback for the strip: once for each run of consecutive queries of one head. */
+/* Call the callback for a strip, once per run of consecutive queries of one head. */
 static void call_back(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       const mhai_attn_strip *strip)
@@ -260,7 +261,7 @@ static int between(int least, int x, int most)
 
 /* ---- a strip --------------------------------------------------------------------------------- */
 
-/* Documents of the strip and of the block: -1 none in common, 0 all equal, 1 mixed. */
+/* Compare the documents of strip and block: -1 none in common, 0 all equal, 1 mixed. */
 static int compare_documents(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                              const mhai_attn_workspace *w, const mhai_attn_block *block,
                              const mhai_attn_strip *strip)

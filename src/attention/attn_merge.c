@@ -1,5 +1,5 @@
-/* Merge partial results by their log-sum-exp: the mean of the parts' outputs, weighted by
- * exp(lse_k - max lse). Queries are merged one at a time, parts in order, in double. */
+/* Merge partial results by their log-sum-exp: the mean of the parts' outputs with weights exp(lse_k
+ * - max lse). Computed per query, with parts in order, in double. */
 #include "base/checked.h"
 #include "base/math.h"
 #include "base/tensor.h"
@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { ROWS = 64, COLUMNS = 64 }; /* queries per work item; elements of a row at a time */
+enum { ROWS = 64, COLUMNS = 64 }; /* queries per work item; columns computed at a time */
 
 typedef struct merge_job {
     const mha_attention_part *parts;
@@ -21,7 +21,7 @@ typedef struct merge_job {
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* 48 bytes hold "parts[-9223372036854775808].lse". */
+/* "parts[-9223372036854775808].lse" fits in 48 bytes. */
 static mha_status check_part(const mha_attention_part *part, int64_t k, const mha_tensor *o)
 {
     char o_name[48], lse_name[48];
@@ -44,7 +44,7 @@ static mha_status check_overlap(const mha_attention_part *part, const mha_tensor
     return mhai_tensor_check_disjoint("lse", lse, "a part's o", part->o);
 }
 
-/* Queries of all heads and sequences; 0 if nothing is to be written. */
+/* Number of queries over all heads and sequences; 0 if there is nothing to write. */
 static mha_status count_rows(const mha_tensor *o, bool lse, int64_t *rows)
 {
     *rows = o->shape[3] > 0 || lse ? 1 : 0;
@@ -86,8 +86,8 @@ static int64_t offset(const mha_tensor *x, const int64_t at[3])
     return at[0] * x->stride[0] + at[1] * x->stride[1] + at[2] * x->stride[2];
 }
 
-/* Compute the weights of the parts, -1 for an empty one. *sum is their sum, 0 if all are empty.
- * Returns the lse. */
+/* Compute the weights of the parts; -1 for an empty part. *sum is their sum, or 0 if all are
+ * empty. Returns the lse. */
 static double weigh(const merge_job *job, const int64_t at[3], double *weight, double *sum)
 {
     double most = -INFINITY;
@@ -108,8 +108,8 @@ static double weigh(const merge_job *job, const int64_t at[3], double *weight, d
     return most + mhai_log(*sum);
 }
 
-/* Compute columns d .. d+columns-1 of a query. A part without keys (weight -1) is not read. A
- * part whose weight underflows to 0 is read, because it may hold infinities. */
+/* Compute columns d .. d+columns-1 of a query. Empty parts (weight -1) are not read. A part with
+ * weight 0 after underflow is read, because it may hold infinities. */
 static void mix(const merge_job *job, const int64_t at[3], const double *weight, double sum,
                 int64_t d, int64_t columns)
 {

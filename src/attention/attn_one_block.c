@@ -1,12 +1,11 @@
-/* Problems whose keys fit in one block, with no features except causal, lengths, a dense mask
- * and a bias. Each chunk is one kernel call, which processes its strips from queries to outputs.
- * The general walk sets up each strip and block (attn_walk.c), which would take longer than the
- * products. */
+/* Problems with a single key block and no features except causal, lengths, a dense mask and a bias.
+ * One kernel call computes a chunk from queries to outputs. The general walk (attn_walk.c) would
+ * spend more time on setting up strips and blocks than on products. */
 #include "attention/attn_tiles.h"
 
-/* With fewer rows than MANY_ROWS, or more keys per row than KEYS_A_ROW, products wait for
- * memory. Panels of keys that stay in L1 are then faster (tile_rows_tmpl.c): twice as fast for
- * one row over 512 keys, equal for four rows over 64 keys. */
+/* With fewer than MANY_ROWS rows, or more than KEYS_A_ROW keys per row, products wait for memory.
+ * Panels of keys that stay in L1 are then faster (tile_rows_tmpl.c): twice as fast for one row over
+ * 512 keys, and equal for four rows over 64 keys. */
 enum { MANY_ROWS = 8, KEYS_A_ROW = 16 };
 
 static const int takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
@@ -16,7 +15,7 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
 {
     const int64_t rows = tiling->chunk_rows;
     if (p->pages || p->compute != MHA_COMPUTE_F32 || p->S > MHAI_KEY_BLOCK) return false;
-    if (tiling->items == 0 || p->S == 0) return false; /* nothing runs */
+    if (tiling->items == 0 || p->S == 0) return false; /* nothing to run */
     if (rows < MANY_ROWS && p->S > KEYS_A_ROW * rows) return false;
     if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||
         p->o.dtype != MHA_F32 || p->D % 16 != 0 || p->Dv % 16 != 0)
@@ -25,13 +24,14 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
     return tiling->scored_rows == 0 && tiling->kept_rows == 0 && tiling->split_blocks == 0;
 }
 
-/* Each strip reads each value once, so a copy does not pay with few strips or contiguous rows. */
+/* Each strip reads every value once, so copying them only pays with several strips and rows
+ * that are not contiguous. */
 static bool copies_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c)
 {
     return c->rows > walk->kernels->tile_rows && walk->p->v.stride[2] != walk->p->Dv;
 }
 
-/* A broadcast input from the chunk's first head and the sequence's first query on. */
+/* A broadcast input, starting at the chunk's first head and the sequence's first query. */
 static mhai_dense dense_of(const mhai_attn_broadcast *x, const mhai_attn_chunk *c)
 {
     if (!x->data) return (mhai_dense){.at = NULL};

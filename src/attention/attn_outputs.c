@@ -1,4 +1,4 @@
-/* Probabilities, scores and statistics of rows: a second, row-major pass over tiles, with the
+/* Probabilities, scores and statistics of rows: a second row-major pass over tiles, which uses the
  * final maximum and sum of each row. Its scores are bit-identical to those of the forward pass. */
 #include "attention/attn_tiles.h"
 
@@ -9,17 +9,17 @@
 
 #include <math.h>
 
-/* A pass over some rows, and the outputs that it writes. */
+/* A pass over some rows, with the outputs that it writes. */
 typedef struct outputs_pass {
     const mhai_attn_walk *walk;
     const mhai_attn_kept *kept;
     bool statistics;
     const mha_tensor *probabilities, *scores; /* NULL: not in this pass */
-    mhai_attn_problem bare;                   /* the problem without the terms that `scores`
-                                                 excludes */
+    mhai_attn_problem bare;                   /* the problem without the terms that are
+                                               * excluded from `scores` */
 } outputs_pass;
 
-/* A chunk of a pass, and the position of its rows on the axes of probabilities and scores. */
+/* A chunk of a pass, with the indices of its rows on the axes of probabilities and scores. */
 typedef struct outputs_chunk {
     const outputs_pass *pass;
     int64_t out_head, out_row;
@@ -72,7 +72,7 @@ static int64_t *row_i64(const mha_tensor *x, const mhai_attn_chunk *c, const mha
     return mhai_attn_data(x, c->seq.batch, w->head[r], c->seq.q0 + w->query[r]);
 }
 
-/* Write a strip's rows of a matrix: the tile's results, with `outside` around them. */
+/* Write a strip's rows of a matrix: the tile's results, and `outside` for all other keys. */
 static void write_strip(const outputs_chunk *x, const mha_tensor *matrix, const mhai_attn_chunk *c,
                         const mhai_attn_block *block, const mhai_attn_strip *s, float outside)
 {
@@ -91,7 +91,7 @@ static void write_strip(const outputs_chunk *x, const mha_tensor *matrix, const 
 
 /* ---- statistics ------------------------------------------------------------------------------ */
 
-/* Among equal weights the earliest key comes first, since keys arrive in order. */
+/* Keys arrive in order, so among equal weights the earliest key is first. */
 static void insert_top(float *weights, int64_t *keys, int64_t count, float weight, int64_t key)
 {
     int64_t i = count - 1;
@@ -113,7 +113,7 @@ static void add_top(const mhai_attn_wanted *want, const mhai_attn_chunk *c,
         if (p[j] > weights[count - 1]) insert_top(weights, keys, count, p[j], block->key + j);
 }
 
-/* Store p of a key at a fixed position, if the tile contains it. */
+/* If the tile contains the key at this position, store its p. */
 static void add_place(const mhai_attn_block *block, const mhai_attn_strip *s, int r, int64_t key,
                       float *out)
 {
@@ -165,7 +165,7 @@ static void fill(float *out, int64_t count, float value)
     for (int64_t i = 0; i < count; i++) out[i] = value;
 }
 
-/* Set the state before the first tile. It is final for a row without keys. */
+/* Initialise the statistics. For a row without keys, these are the results. */
 static void start_statistics(const outputs_pass *pass, const mhai_attn_chunk *c,
                              mhai_attn_workspace *w)
 {
@@ -186,7 +186,7 @@ static void start_statistics(const outputs_pass *pass, const mhai_attn_chunk *c,
     }
 }
 
-/* The weights of a row whose sum is NaN have no order. */
+/* A row whose sum is NaN has no order of weights. */
 static void finish_statistics(const outputs_pass *pass, const mhai_attn_chunk *c,
                               const mhai_attn_workspace *w)
 {
@@ -237,7 +237,7 @@ static void probabilities_strip(void *user, const mhai_attn_chunk *c, mhai_attn_
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* Raw and capped scores are those of a problem without masks and without later terms. */
+/* The problem whose scores are raw or capped scores: no masks and no later terms. */
 static mhai_attn_problem bare_problem(const mhai_attn_problem *p)
 {
     mhai_attn_problem bare = *p;
@@ -249,7 +249,8 @@ static mhai_attn_problem bare_problem(const mhai_attn_problem *p)
     bare.uses &= ~(MHAI_MASKS | MHAI_BIASES);
     bare.causal = bare.window = false;
     if (p->pages)
-        bare.uses |= MHAI_USES(key_lengths); /* pages hold no keys after these lengths */
+        bare.uses |= MHAI_USES(key_lengths); /* there are no keys in the pages after
+                                              * these lengths */
     else
         bare.key_lengths = NULL;
     bare.key_begins = NULL;
@@ -272,7 +273,7 @@ static void scores_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspa
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* Write all outputs of the pass for the rows of one chunk. */
+/* Write all outputs of the pass for one chunk. */
 static void run_chunk(const outputs_pass *pass, mhai_attn_chunk *c, mhai_attn_workspace *w,
                       int64_t out_head, int64_t out_row)
 {
@@ -293,7 +294,7 @@ static void run_chunk(const outputs_pass *pass, mhai_attn_chunk *c, mhai_attn_wo
     mhai_attn_walk_chunk(&bare, c, w, &visitor);
 }
 
-/* Process all rows, in the items of the forward pass. */
+/* Compute all rows, with the same items as the forward pass. */
 static void run_item(void *argument, int64_t item, int worker)
 {
     const outputs_pass *pass = argument;
@@ -307,7 +308,7 @@ static int64_t chosen(const int64_t *list, int64_t i)
     return list ? list[i] : i;
 }
 
-/* The sequence that holds a row of the tensors' batch entry. */
+/* The sequence that contains a row of the batch. */
 static int64_t sequence_of_row(const mhai_attn_problem *p, int64_t batch, int64_t row)
 {
     if (!p->query_starts) return batch;
@@ -322,8 +323,8 @@ static int64_t sequence_of_row(const mhai_attn_problem *p, int64_t batch, int64_
     return low;
 }
 
-/* Process chosen rows. An item is a piece of the row list, for one chosen head of one batch
- * entry. A piece is walked in runs of rows of one sequence. */
+/* Compute chosen rows. An item is a piece of the row list, for one chosen head of one batch entry.
+ * Runs of rows of one sequence form a chunk. */
 static void run_chosen(void *argument, int64_t item, int worker)
 {
     const outputs_pass *pass = argument;

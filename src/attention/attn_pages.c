@@ -7,13 +7,13 @@
 #include <math.h>
 #include <string.h>
 
-/* The keys or the values in the pages. */
+/* The keys, or the values, in the pages. */
 typedef struct page_rows {
     const mhai_attn_pages *pages;
     const unsigned char *at;
-    int64_t bytes, width; /* bytes of a run; elements of a position */
-    bool turned;          /* keys: runs are transposed */
-    bool channels;        /* runs end with powers */
+    int64_t bytes, width; /* bytes per run; elements per position */
+    bool turned;          /* keys: transposed within a run */
+    bool channels;        /* powers of channels follow a run */
 } page_rows;
 
 static page_rows keys_of(const mhai_attn_problem *p)
@@ -39,7 +39,7 @@ static const int8_t *powers_of(const page_rows *x, const unsigned char *run)
     return (const int8_t *)(run + x->bytes - mhai_round_up(x->width, MHAI_LINE));
 }
 
-/* The run that holds position s of a sequence. *lane is the position's index in it. */
+/* The run that contains position s of a sequence, and the position's index in it (*lane). */
 static const unsigned char *run_of(const page_rows *x, int64_t b, int64_t hk, int64_t s, int *lane)
 {
     const int64_t page = x->pages->table[b * x->pages->entries + s / x->pages->page_size];
@@ -61,7 +61,7 @@ int64_t mhai_attn_gathered_bytes(const mhai_attn_problem *p)
     return gathers(p) ? MHAI_BLOCK_RUNS * (p->pages->key_bytes + p->pages->value_bytes) : 0;
 }
 
-/* Copy a position of one run to a position in another. */
+/* Copy a position from one run to another. */
 static void copy_lane(const page_rows *x, const unsigned char *from, int from_lane,
                       unsigned char *to, int to_lane)
 {
@@ -79,7 +79,7 @@ static void copy_lane(const page_rows *x, const unsigned char *from, int from_la
                (size_t)size);
 }
 
-/* Copy the run that begins at position s of a sequence to `to`, up to position `end`. */
+/* Copy the run that begins at position s of a sequence to `to`, but no positions from `end` on. */
 static void gather_run(const page_rows *x, int64_t b, int64_t hk, int64_t s, int64_t end,
                        unsigned char *to)
 {
@@ -97,7 +97,7 @@ static mhai_run run_at(const page_rows *x, const unsigned char *at)
         .at = at, .scale = scales_of(x, at), .powers = powers_of(x, at), .type = x->pages->type};
 }
 
-/* Find `count` runs from position `key` on, in place. */
+/* Set pointers to `count` runs from position `key` on, without copying. */
 static void runs_in_place(const page_rows *x, int64_t b, int64_t hk, int64_t key, int64_t count,
                           mhai_run *runs)
 {
@@ -115,8 +115,8 @@ static void runs_in_place(const page_rows *x, int64_t b, int64_t hk, int64_t key
     }
 }
 
-/* Find the runs of a block, and those after it, for `left` positions from `first` on. After the
- * last run its pointer is repeated, for prefetches only. */
+/* Set pointers to the runs of a block and those after it, which hold `left` positions from `first`
+ * on. The last pointer is repeated for prefetches. */
 static void find_runs(const page_rows *x, int64_t b, int64_t hk, int64_t first, int64_t left,
                       unsigned char *gathered, mhai_run *runs)
 {

@@ -1,6 +1,6 @@
-/* Keys and values in the pages of a cache: runs of MHAI_RUN positions of a head (kernels.h),
- * several per page. A walk reads a block through one pointer per run. If pages are not whole
- * runs, their positions are gathered first. */
+/* Keys and values in the pages of a cache. A page holds runs of MHAI_RUN positions of a head
+ * (kernels.h). Blocks are read through one pointer per run. If pages are not whole runs, positions
+ * are copied to form runs first. */
 #ifndef MHAI_ATTN_PAGES_H
 #define MHAI_ATTN_PAGES_H
 
@@ -11,16 +11,17 @@ struct mhai_attn_workspace;
 typedef struct mhai_attn_pages {
     mha_dtype type;                     /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
     const unsigned char *keys, *values; /* [heads][pages][runs of a page] */
-    int64_t key_bytes, value_bytes;     /* bytes of a run; the scales of MHA_I8 are its last line */
-    bool channels; /* keys of MHA_I8: the powers of a run are its last line or lines; page_size
-                      is a multiple of MHAI_RUN, or each sequence is one page */
-    int64_t pages, page_size; /* the pages of a head are contiguous, so that pages used in order
-                                 are read sequentially */
+    int64_t key_bytes, value_bytes;     /* bytes per run; with MHA_I8, its
+                                         * last line holds the scales */
+    bool channels; /* MHA_I8 keys: the last lines of a run hold the powers of channels; page_size is
+                    * a multiple of MHAI_RUN, or each sequence has one page */
+    int64_t pages, page_size; /* pages of a head are contiguous in memory, so that reading pages
+                               * in order is sequential */
     const int32_t *table;     /* [B][entries] pages of each sequence */
     int64_t entries;
 } mhai_attn_pages;
 
-/* Bytes of a run of `width` elements: numbers, then scales, or the powers of channels. */
+/* Bytes of a run of `width` elements: the numbers, then scales or powers of channels. */
 static inline int64_t mhai_attn_run_bytes(mha_dtype type, int64_t width, bool channels)
 {
     const int64_t numbers = width * MHAI_RUN * (int64_t)mha_dtype_size(type);
@@ -28,7 +29,7 @@ static inline int64_t mhai_attn_run_bytes(mha_dtype type, int64_t width, bool ch
     return mhai_round_up(numbers, MHAI_LINE) + mhai_round_up(scales, MHAI_LINE);
 }
 
-/* Index of the run that holds a position of a page of head hk. */
+/* Index of the run with a position of a page of head hk. */
 static inline int64_t mhai_attn_page_run(const mhai_attn_pages *pages, int64_t page, int64_t hk,
                                          int64_t position)
 {
@@ -36,14 +37,14 @@ static inline int64_t mhai_attn_page_run(const mhai_attn_pages *pages, int64_t p
     return (hk * pages->pages + page) * runs + position / MHAI_RUN;
 }
 
-/* Bytes of a workspace for gathered runs of a block; 0: runs are read in place. */
+/* Bytes of memory for the copied runs of a block; 0: runs are not copied. */
 int64_t mhai_attn_gathered_bytes(const mhai_attn_problem *p);
 
-/* Fill in pointers to the runs of the block at `key`, and to the runs to prefetch. */
+/* Set pointers to the runs of the block at `key`, and to the next runs for prefetching. */
 void mhai_attn_find_runs(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,
                          int64_t key, struct mhai_attn_workspace *w);
 
-/* Convert key or value s of a sequence to f32, in room. */
+/* Convert key or value s of a sequence to f32 in room. */
 void mhai_attn_page_key(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,
                         int64_t s, float *room);
 void mhai_attn_page_value(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,

@@ -1,6 +1,6 @@
-/* The plain path: the formula of attention.h, one row of scores at a time, in double. It accepts
- * any head size and shares no code with the tiles. `path plain` and selftest use it as the
- * reference. */
+/* The plain path: the formula of attention.h, one row of scores at a time, in double. It
+ * accepts any head size and shares no code with the tiled path. It is the reference of
+ * `path plain` and selftest. */
 #include "attention/attn_pages.h"
 #include "attention/attn_plan.h"
 #include "attention/attn_row.h"
@@ -23,17 +23,17 @@ typedef struct plain_job {
 
 typedef struct row {
     mhai_attn_query at;
-    double *w; /* [S] scores, then weights; HIDDEN where a key is not visible */
+    double *w; /* [S] scores, then weights; HIDDEN for hidden keys */
     double max, sum;
     double *o;       /* [Dv] */
-    double *columns; /* [S] column sums of a walk over many rows */
+    double *columns; /* [S] column sums over many rows */
     uint8_t *keep;   /* [S] the callback's result */
 } row;
 
 /* No weight, log-weight or score has this value. */
 static const double HIDDEN = -INFINITY;
 
-/* Turn scores into exp(score - max). Also compute max and the sum, including the sink's term. */
+/* Turn scores into exp(score - max). Compute max, and the sum with the sink's term. */
 static void weigh_row(const mhai_attn_problem *p, row *r)
 {
     const mhai_attn_query *at = &r->at;
@@ -73,7 +73,7 @@ static void write_output(const mhai_attn_problem *p, const row *r)
     double gate = p->gates.data ? (double)mhai_attn_f32(&p->gates, r->at.seq.b, r->at.h) : 1;
     void *out = mhai_attn_data(&p->o, r->at.seq.batch, r->at.h, r->at.seq.q0 + r->at.t);
     float *wide = p->o.dtype == MHA_F32 ? out : r->at.wide;
-    /* Adding +0 turns -0 into +0: neither path returns -0. */
+    /* Adding +0 turns -0 into +0. No path returns -0. */
     for (int64_t d = 0; d < p->Dv; d++)
         wide[d] = r->sum == 0 ? 0.0f : (float)(r->o[d] / r->sum * gate) + 0.0f;
     if (wide != out) mhai_narrow(p->o.dtype, out, wide, p->Dv);
@@ -88,7 +88,7 @@ static float probability(const row *r, int64_t s)
     return seen ? (float)(r->w[s] / r->sum) : 0.0f;
 }
 
-/* The value of key s in probabilities and average_probabilities. */
+/* The element of key s in probabilities and average_probabilities. */
 static float shown_probability(const mhai_attn_problem *p, const row *r, int64_t s)
 {
     if (!p->want.dropped) return probability(r, s);
@@ -97,7 +97,7 @@ static float shown_probability(const mhai_attn_problem *p, const row *r, int64_t
     return factor > 0 ? (float)(r->w[s] / r->sum * factor) : 0.0f;
 }
 
-/* Row (i, j) of the axes of probabilities and scores. */
+/* Write the row at indices (i, j) of probabilities and scores. */
 static void write_matrices(const mhai_attn_problem *p, const row *r, int64_t i, int64_t j)
 {
     const mha_score_stage stage = p->want.stage;
@@ -132,7 +132,7 @@ static int64_t *i64_row(const mha_tensor *x, const row *r)
            (r->at.seq.q0 + r->at.t) * x->stride[2];
 }
 
-/* -sum p log p; -log p is log sum - (score - max), so the rounding of p does not matter. */
+/* -sum p log p, with -log p = log sum - (score - max), so that rounding of p has little effect. */
 static double entropy(const row *r)
 {
     double sum = 0;
@@ -152,7 +152,7 @@ static int64_t largest_key(const mhai_attn_problem *p, const row *r)
     return best;
 }
 
-/* Insert into a descending list; among equal weights the earlier key stays first. */
+/* Insert into descending order. Among equal weights, earlier keys come first. */
 static void write_top(const mhai_attn_problem *p, const row *r)
 {
     const mhai_attn_wanted *want = &p->want;
@@ -196,7 +196,7 @@ static void write_statistics(const mhai_attn_problem *p, const row *r)
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
-/* Set the row's memory. Returns room for a query and a key as f32. */
+/* Set up the row's memory. Returns room for a query and a key in f32. */
 static float *give_memory(const plain_job *job, int worker, row *r)
 {
     const mhai_attn_problem *p = job->p;
@@ -208,7 +208,7 @@ static float *give_memory(const plain_job *job, int worker, row *r)
     return room;
 }
 
-/* Compute row `at` of head h. `at` is an index in the rows of q of all sequences. */
+/* Compute row `at` of head h. `at` counts the rows of q over all sequences. */
 static row row_at(const plain_job *job, int worker, int64_t at, int64_t h)
 {
     int64_t t;
@@ -221,7 +221,7 @@ static row row_at(const plain_job *job, int worker, int64_t at, int64_t h)
     return r;
 }
 
-/* Items are rows of q; all heads of a row in memory are consecutive. */
+/* Items are rows of q, each with all heads, which are consecutive. */
 static void run_row(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
@@ -232,7 +232,7 @@ static void run_row(void *argument, int64_t item, int worker)
     write_output(p, &r);
 }
 
-/* Items are the chosen rows: batch, head, row. */
+/* Items are chosen rows, by batch, head and row. */
 static void run_chosen(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
@@ -245,7 +245,7 @@ static void run_chosen(void *argument, int64_t item, int worker)
     write_matrices(p, &r, i, j);
 }
 
-/* Items are rows of q. The mean over heads is summed in order. */
+/* Items are rows of q. The mean adds the heads in order. */
 static void run_average(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
@@ -262,7 +262,7 @@ static void run_average(void *argument, int64_t item, int worker)
     for (int64_t s = 0; p->H > 0 && s < p->S; s++) out[s] /= (float)p->H;
 }
 
-/* Items are heads of sequences. Processes every row, in order. */
+/* Items are heads of sequences. Rows are added in order. */
 static void run_columns(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;

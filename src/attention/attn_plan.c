@@ -1,4 +1,4 @@
-/* Plan a checked problem: choose the back end that accepts it, and compute the cost of a call. */
+/* Planning of a checked problem: the choice of the back end, and the costs of a call. */
 #include "attention/attn_plan.h"
 
 #include "attention/attn_pages.h"
@@ -9,7 +9,7 @@
 
 #include <multihead/component.h>
 
-/* Tried in this order. A new back end is a row here. */
+/* Back ends in the order in which they are tried. */
 static const mhai_attn_backend backends[] = {
     {.path = MHA_PATH_TILED,
      .compute = MHA_COMPUTE_BF16,
@@ -110,7 +110,7 @@ double mhai_attn_tensor_bytes(const mha_tensor *tensor)
     return bytes;
 }
 
-/* o counts even if its strides are not given. */
+/* Bytes of the outputs. o counts even if explain is called without it. */
 static double output_bytes(const mhai_attn_problem *p)
 {
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
@@ -132,7 +132,7 @@ mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes)
     return mhai_attn_add_scratch(bytes, s->split, 1);
 }
 
-/* Bytes of the keys and values that the call reads. */
+/* Bytes of keys and values that the call reads. */
 static double past_bytes(const mhai_attn_problem *p)
 {
     const double runs = (double)(p->B * p->Hk) * (double)p->S / MHAI_RUN;

@@ -1,4 +1,4 @@
-/* Positions of tokens; encodings that are added to embeddings; ALiBi's slopes and T5's buckets. */
+/* Positions of tokens, sinusoidal encodings, ALiBi slopes, and T5 buckets. */
 #include "attention/attn_position.h"
 
 #include "attention/attn.h"
@@ -8,8 +8,8 @@
 
 #include <multihead/component.h>
 
-/* Rows per work item: enough to amortise its hand-over and the powers that the sinusoidal
- * encoding computes for each block of rows. */
+/* Rows per work item. This many amortise the cost of an item, and of the powers that the sinusoidal
+ * encoding computes per block of rows. */
 enum { BLOCK_ROWS = 16, CHUNK = 128 };
 
 /* ---- positions ------------------------------------------------------------------------------ */
@@ -92,7 +92,7 @@ typedef struct sinusoid_job {
     int64_t start;
 } sinusoid_job;
 
-/* A block of rows, which share the frequencies of the angles. */
+/* Compute a block of rows, which share the frequencies. */
 static void sinusoid_block(void *argument, int64_t block, int worker)
 {
     const sinusoid_job *job = argument;

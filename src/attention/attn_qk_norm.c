@@ -1,4 +1,4 @@
-/* Normalise the vectors of each head. */
+/* Normalisation of the vectors of each head. */
 #include "attention/attn.h"
 #include "attention/attn_position.h"
 #include "base/checked.h"
@@ -13,12 +13,12 @@ enum { BLOCK_VECTORS = 32 };
 typedef struct norm_job {
     const mha_tensor *x, *y;
     const float *weight;      /* NULL: 1 */
-    int64_t weight_stride[2]; /* over h, d */
+    int64_t weight_stride[2]; /* over h and d */
     mha_qk_norm_kind kind;
     double epsilon;
 } norm_job;
 
-/* 1 / norm. A vector of zeros stays zero: the product is 0 * 0, not 0 * infinity. */
+/* 1 / norm. Finite for a vector of zeros, so that the product is 0 * 0, not 0 * infinity. */
 static double inverse_norm(const norm_job *job, const float *x)
 {
     const int64_t D = job->x->shape[3], step = job->x->stride[3];
@@ -84,7 +84,8 @@ mha_status mha_qk_norm(mha_context *context, mha_qk_norm_kind kind, float epsilo
                         (double)epsilon);
     const int64_t *n = x->shape;
     if (n[0] == 0 || n[1] == 0 || n[2] == 0 || n[3] == 0) return MHA_OK;
-    int64_t vectors = n[0] * n[1] * n[2]; /* y holds all of them, so the product cannot overflow */
+    int64_t vectors = n[0] * n[1] * n[2]; /* y has this many vectors in memory, so the
+                                           * product cannot overflow */
     mha_parallel_for(context, mhai_ceil_div(vectors, BLOCK_VECTORS), norm_block, &job);
     return MHA_OK;
 }

@@ -1,4 +1,4 @@
-/* Rotary position embedding. The angles of a token are computed once for all heads. */
+/* Rotary position embedding. The angles of a token are computed once and used for all heads. */
 #include "attention/attn.h"
 #include "attention/attn_position.h"
 #include "base/checked.h"
@@ -11,8 +11,8 @@
 
 #include <math.h>
 
-/* Tokens per work item, which share the powers of base; pairs of cosines and sines computed at a
- * time. */
+/* BLOCK_TOKENS: tokens per work item, which share the powers of the base. CHUNK: pairs of cosines
+ * and sines computed at a time. */
 enum { BLOCK_TOKENS = 16, CHUNK = 128 };
 
 typedef struct rope_job {
@@ -23,8 +23,8 @@ typedef struct rope_job {
     bool inverse, in_place;
     double base, factor;
     const float *cosines, *sines; /* NULL: computed from base and factor */
-    /* Strides of both tables: over b, over t (or over positions; the stride over b is then 0),
-     * over pairs. */
+    /* Strides of both tables: over b, over t, over pairs. If the table is indexed by position, the
+     * stride over b is 0 and the stride over t is per position. */
     int64_t cos_stride[3], sin_stride[3];
     bool by_position;
 } rope_job;
@@ -52,7 +52,7 @@ static void angle_turns(const rope_job *job, int64_t b, int64_t t, const double 
     }
 }
 
-/* Rotate pairs of one head. Both elements are read before either is written: x may be y. */
+/* Rotate the pairs of one head. x may be y: both elements are read before either is written. */
 static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step, int64_t pairs,
                         int64_t pair_step, int64_t mate, const double *cosine, const double *sine)
 {
@@ -64,7 +64,7 @@ static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step
     }
 }
 
-/* Prefetch a head of a token: one or a few lines, far from the next head. */
+/* Prefetch a head of a token, which has few cache lines far from the next head. */
 enum { TOKENS_AHEAD = 4 };
 
 static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,
@@ -96,7 +96,7 @@ static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, in
     }
 }
 
-/* Copy the elements that do not rotate. */
+/* Copy elements that are not rotated. */
 static void copy_rest(const rope_job *job, int64_t b, int64_t t)
 {
     const int64_t x_step = job->x->stride[3], y_step = job->y->stride[3];
@@ -167,7 +167,7 @@ static mha_status check_numbers(const mha_rope_desc *desc, int64_t D, rope_job *
     return MHA_OK;
 }
 
-/* Check one table and set its strides: over b, over t or positions, over pairs. */
+/* Check a table and set its strides. */
 static mha_status check_table(const char *name, const mha_tensor *table, const rope_job *job,
                               int64_t stride[3])
 {
@@ -191,7 +191,7 @@ static mha_status check_table(const char *name, const mha_tensor *table, const r
     return mhai_tensor_check_disjoint("y", y, name, table);
 }
 
-/* Check the tables, if any; *rows is their number of positions, -1: unlimited. */
+/* Check the tables, if given. *rows is their number of positions; -1: unlimited. */
 static mha_status check_tables(const mha_rope_desc *desc, rope_job *job, int64_t *rows)
 {
     const mha_tensor *cosines = desc->cos_table, *sines = desc->sin_table;

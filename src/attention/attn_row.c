@@ -1,4 +1,4 @@
-/* See attn_row.h. Implements the formula of attention.h; shares no code with the tiles. */
+/* See attn_row.h. The formula of attention.h; shares no code with the tiled path. */
 #include "attention/attn_row.h"
 
 #include "attention/attn_pages.h"
@@ -24,8 +24,8 @@ const float *mhai_attn_read(const mha_tensor *x, int64_t b, int64_t h, int64_t t
 
 bool mhai_attn_finite(const float *x, int64_t n)
 {
-    /* Without a branch, so that the loop is vectorised. An element is finite unless all bits of
-     * the exponent are set. */
+    /* No branches, so that the compiler vectorises the loop. An element is not finite if all bits
+     * of its exponent are set. */
     uint32_t bad = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
@@ -88,7 +88,7 @@ static double dense_bias(const mhai_attn_problem *p, const mhai_attn_query *r, i
     return (double)bias;
 }
 
-/* q (k + shaw); NaN if the pair is not finite. */
+/* q (k + shaw); NaN if it is not finite. */
 static double product_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
 {
     const float *k = r->wide;

@@ -1,5 +1,5 @@
-/* A worker's memory, and the rows of a chunk in it: positions, visible keys, queries, and sums
- * by distance of Shaw's relative positions. */
+/* A worker's memory and the rows of a chunk in it: positions, visible keys, queries, and the sums
+ * by distance for Shaw's relative positions. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
@@ -23,16 +23,15 @@ int64_t mhai_attn_padded_shaw(const mha_tensor *table)
     return table->data ? mhai_round_up(table->shape[0], MHAI_PANEL) : 0;
 }
 
-/* Each run of consecutive queries of one head has its own table of distances. */
+/* Each run of consecutive queries of one head needs a table of terms by distance. */
 static int64_t relative_floats(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
     if (!mhai_attn_has_relative(p)) return 0;
     return tiling->runs * MHAI_KEY_BLOCK + tiling->chunk_rows;
 }
 
-/* Lay out a workspace in memory; with memory NULL only its size is computed. Sizes cannot
- * overflow: every factor is bounded by constants of this library, or by attn_check.c (Shaw
- * tables). */
+/* See attn_tiles.h. Sizes cannot overflow: constants of this library or attn_check.c (Shaw
+ * tables) bound all factors. */
 mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
                                       int tile_rows, unsigned char *memory)
 {
@@ -90,9 +89,9 @@ mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worke
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* Extend a hull by a range that is not empty; it starts as {INT64_MAX, INT64_MIN}. It branches
- * because the hull rarely changes: storing it for each row, to be loaded for the next, costs as
- * much as the rest of placing a row. */
+/* Extend a hull, which starts as {INT64_MAX, INT64_MIN}, by a nonempty range. The branches are
+ * deliberate: the hull rarely changes, and storing it for every row would cost as much as the
+ * rest of placing a row. */
 static void widen(mhai_attn_range *hull, int64_t begin, int64_t end)
 {
     if (begin >= end) return;
@@ -100,7 +99,7 @@ static void widen(mhai_attn_range *hull, int64_t begin, int64_t end)
     if (end > hull->end) hull->end = end;
 }
 
-/* Set the position and visible keys of row r, query i of a head. */
+/* Set position and visible keys of row r, which is query i of a head. */
 static void place_row(const mhai_attn_problem *p, mhai_attn_chunk *c, mhai_attn_workspace *w,
                       int64_t r, int64_t head, int64_t i)
 {
@@ -117,7 +116,7 @@ static void place_row(const mhai_attn_problem *p, mhai_attn_chunk *c, mhai_attn_
     c->global_query |= global;
 }
 
-/* The softmax starts without keys, or with the sink: a key with a score but no value. */
+/* Start the softmax without keys, or with the sink, which has a score but no value. */
 static void start_row(const mhai_attn_problem *p, mhai_attn_workspace *w, int64_t r)
 {
     w->m[r] = -INFINITY;
@@ -195,7 +194,7 @@ void mhai_attn_multiply_rows(const mhai_kernels *kernels, int64_t rows, int64_t 
 
 /* ---- Shaw's relative positions --------------------------------------------------------------- */
 
-/* Compute every row's products with the table of keys, and set the sums by distance to 0. */
+/* Multiply every row by the table of keys, and clear the sums by distance. */
 static void start_shaw(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = walk->p;
@@ -220,8 +219,8 @@ void mhai_attn_load_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_at
     start_shaw(walk, c, w);
 }
 
-/* After a tile, update a row's sums by distance: w = a w + sum of p at that distance, keys in
- * order. */
+/* After a tile, update a row's sums by distance: w = a w + sum of p at that
+ * distance, in the order of keys. */
 void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                                const mhai_attn_workspace *w, const mhai_attn_block *block,
                                const mhai_attn_strip *strip)
@@ -238,7 +237,7 @@ void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk
     }
 }
 
-/* Add the table of values times the sums, MHAI_GEMM_BLOCK distances at a time. */
+/* Add the sums times the table of values, MHAI_GEMM_BLOCK distances at a time. */
 void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                                   mhai_attn_workspace *w)
 {
@@ -246,7 +245,8 @@ void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_ch
     const int64_t rows = table->shape[0];
     for (int64_t i = 0; table->data && i < rows; i += MHAI_GEMM_BLOCK) {
         int64_t inner = mhai_min_i64(MHAI_GEMM_BLOCK, rows - i);
-        for (int64_t d = 0; d < walk->p->Dv; d++) /* packed transposed: outputs are columns d */
+        for (int64_t d = 0; d < walk->p->Dv; d++) /* the table is packed transposed: columns d are
+                                                   * outputs */
             for (int64_t j = 0; j < inner; j++)
                 w->shaw_panels[d / MHAI_PANEL * inner * MHAI_PANEL + j * MHAI_PANEL +
                                d % MHAI_PANEL] =

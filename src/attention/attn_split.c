@@ -1,12 +1,12 @@
-/* Few queries of few key/value heads would leave threads idle, so the threads share the key blocks.
+/* A few queries of a few key/value heads would leave threads idle, so threads share the key blocks.
  *
- * The online softmax is sequential: the contribution of a block depends on the maximum so far. So
- * there are three passes. Each has exactly the operations that one thread would perform per block,
- * in an order that does not affect results:
+ * Online softmax is sequential: the contribution of a block depends on the maximum so far.
+ * The work is therefore divided into three passes. They perform the same operations per
+ * block as one thread would:
  *
- *   scores    of each block, masked, and each row's maximum in it       any order
- *   values    p = 2^(score - maximum so far), their sum, and p V         any order
- *   join      o = 2^(old maximum - new) o + p V, likewise the sum        in the order of keys
+ *   scores    masked scores of each block, and the maximum of each row    any order
+ *   values    p = 2^(score - maximum so far), their sum, and p V          any order
+ *   join      o = 2^(old maximum - new) o + p V, likewise the sum         in the order of keys
  *
  * Maxima are exact, so the result is bit-identical to that of one thread. If an element is not
  * finite, everything is recomputed on the general path. Ranks run the same passes, each over its
@@ -20,20 +20,20 @@
 #include <math.h>
 #include <string.h>
 
-/* Results of a block of a chunk for the next pass. */
+/* Results of a chunk's block, for the next pass. */
 typedef struct split_part {
     float *s;        /* [rows][MHAI_SCORE_STRIDE] scores */
     float *o;        /* [rows][values, padded] p V */
-    float *m, *l;    /* [rows] maximum, NaN if the row's strip sees nothing; sum */
-    float *unfinite; /* not 0: compute the block on the general path */
+    float *m, *l;    /* [rows] maximum, NaN if the strip of the row sees nothing; sum */
+    float *unfinite; /* nonzero: the block needs the general path */
 } split_part;
 
 typedef struct split_job {
     const mhai_attn_stretch *stretch;
-    bool values; /* the current pass */
+    bool values; /* second pass */
 } split_job;
 
-/* One item of a pass. */
+/* An item of a pass. */
 typedef struct split_item {
     const split_job *job;
     int64_t chunk, block;
@@ -59,7 +59,7 @@ static split_part part_of(const mhai_attn_stretch *stretch, int64_t chunk, int64
     return part;
 }
 
-/* Update m, the row's maximum over all earlier keys, with the maximum of these keys. */
+/* Update a row's maximum over all earlier keys with that of the next keys. */
 static void raise_maximum(float of_keys, float *m)
 {
     if (of_keys > *m) *m = of_keys;
@@ -107,7 +107,7 @@ static void split_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspac
     *part_of(item->job->stretch, item->chunk, item->block).unfinite = 1;
 }
 
-/* The maxima of a chunk's rows over all keys up to the end of a block. */
+/* Compute the maxima of a chunk's rows over all keys up to the end of a block. */
 static void raise_to(const mhai_attn_stretch *stretch, const split_item *item,
                      const mhai_attn_chunk *c, float *m)
 {

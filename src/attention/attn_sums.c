@@ -1,5 +1,5 @@
-/* Sums of probabilities across rows: the mean over heads, and the weight that each key receives.
- * Each output element has one owner and one order. */
+/* Sums of probabilities over rows: the mean over heads, and the weight that each key receives. Each
+ * output element has one owner and a fixed order of additions. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
@@ -27,7 +27,7 @@ static float *average_row(const mhai_attn_problem *p, const mhai_attn_sequence *
     return (float *)x->data + seq->batch * x->stride[0] + (seq->q0 + t) * x->stride[1];
 }
 
-/* The rows of a strip are ordered by head, so each element adds its heads in order. */
+/* The rows of a strip are ordered by head, so each element adds heads in order. */
 static void average_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                           const mhai_attn_block *block, mhai_attn_strip *s)
 {
@@ -47,7 +47,7 @@ static void average_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     }
 }
 
-/* Returns the number of queries of an item, and sets a chunk of them without heads and rows. */
+/* Return the number of queries of an item, and set *c to a chunk of them without heads and rows. */
 static int64_t average_item(const mhai_attn_walk *walk, int64_t item, mhai_attn_chunk *c)
 {
     const mhai_attn_problem *p = walk->p;
@@ -109,7 +109,7 @@ void mhai_attn_keep_scores(const mhai_attn_walk *walk, const mhai_attn_workspace
         w->scored[at + r] = (mhai_attn_range){s->tile.begin, s->tile.end};
 }
 
-/* The rows of a chunk are ordered by head. */
+/* The rows of a chunk are ordered by head, so each element adds heads in order. */
 static void add_scored(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                        const mhai_attn_workspace *w)
 {
@@ -154,7 +154,7 @@ typedef struct column_sums {
     const sums_job *job;
     const mhai_attn_key_item *item;
     int64_t columns; /* of the item */
-    int64_t head;    /* head whose sums are in progress */
+    int64_t head;    /* the current head */
 } column_sums;
 
 static void begin_head(const column_sums *x, const mhai_attn_workspace *w)
@@ -169,7 +169,7 @@ static void end_head(const column_sums *x, const mhai_attn_workspace *w)
                           w->columns);
 }
 
-/* Advance to a later head, skipping heads whose rows do not see the block. */
+/* Advance to a later head. Heads whose rows do not see the block are skipped. */
 static void go_to_head(column_sums *x, const mhai_attn_workspace *w, int64_t head)
 {
     while (x->head < head) {

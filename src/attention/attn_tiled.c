@@ -1,14 +1,14 @@
-/* The tiled path: online softmax over key blocks. Memory does not depend on T or S, except for few
- * queries whose keys threads share (attn_split.c).
+/* The tiled path: online softmax over key blocks. Memory does not depend on T or S, except when
+ * threads share the keys of a few queries (attn_split.c).
  *
  * Work is divided into chunks of query rows of one key/value head. A chunk packs one key block at a
- * time and walks its strips of rows over it (attn_walk.c):
+ * time and runs its strips of rows over it (attn_walk.c):
  *
  *   for each key block:  for each strip that sees it:  (pack)  scores -> mask -> softmax -> + P V
  *
  * Each output row has one owner, and its arithmetic depends only on the positions of its keys. So
- * the division into chunks, strips and threads changes no bit. Other outputs of the probabilities
- * need further passes, with the final maximum and sum of each row. */
+ * results do not depend on the division into chunks, strips and threads. Other outputs of
+ * probabilities need additional passes with the final maximum and sum of each row. */
 #include "attention/attn_split.h"
 
 #include "base/checked.h"
@@ -18,9 +18,9 @@
 #include <math.h>
 #include <string.h>
 
-/* With at most this many keys, rows of the next item that are not contiguous are prefetched only
- * into L2: 128 tokens 3 KB apart take 6 % less time. Contiguous rows, and blocks of 512 keys,
- * are 1 to 2 % faster with prefetches into L1. */
+/* With at most this many keys, the next item's rows are prefetched only into L2 unless they are
+ * contiguous: with 128 tokens 3 KB apart, this takes 6 % less time. For contiguous rows and for
+ * blocks of 512 keys, prefetching into L1 is 1 to 2 % faster. */
 enum { FETCH_L2_KEYS = 256 };
 
 typedef struct tiled_job {
@@ -58,7 +58,7 @@ static struct mhai_fetch_run fetch_run(const mha_tensor *x, int64_t b, int64_t h
     return (struct mhai_fetch_run){mhai_attn_row(x, b, h, first), x->stride[2], rows};
 }
 
-/* Prefetch the keys and values of the block at key that exist. */
+/* Prefetch the keys and values of the block at key, as far as they exist. */
 static void fetch_block(const mhai_attn_problem *p, const mhai_attn_chunk *c, int64_t key,
                         mhai_fetch *fetch)
 {
@@ -79,9 +79,8 @@ static void fetch_item(const mhai_attn_walk *walk, int64_t item, mhai_fetch *fet
     fetch->run = 0;
 }
 
-/* Prefetch, by the last tiles of a block, the data that the worker reads next: the chunk's next
- * block, or the queries and the first block of the next item. Earlier prefetches would be
- * evicted. */
+/* Let the last tiles of a block prefetch what the worker reads next: the chunk's next block, or the
+ * queries and first block of the next item. Prefetching earlier would evict it again. */
 static void plan_fetch(mhai_attn_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
                        int64_t first)
 {
@@ -167,7 +166,7 @@ void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     }
 }
 
-/* Called when all keys of a chunk are processed. */
+/* Finish a chunk after all its keys. */
 static void finish_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const tiled_job *job = user;
@@ -187,15 +186,15 @@ static void run_rows(void *user, int64_t next, mhai_attn_chunk *c, mhai_attn_wor
     finish_chunk(user, c, w);
 }
 
-/* Compute a chunk of the average over heads. The next chunk is not known here. */
+/* Compute a chunk for the average over heads. The next chunk is unknown here. */
 static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const tiled_job *job = user;
     run_rows(user, job->walk.tiling.items, c, w);
 }
 
-/* Queries, keys and values of the next item are prefetched while this one is computed, if all
- * rows have the same length (score_fetching() requires it) and this item takes long enough. */
+/* While an item is computed, the next item's queries, keys and values are prefetched. This requires
+ * that all rows have the same length (see score_fetching()) and that the item takes long enough. */
 static void run_one_block(const tiled_job *job, int64_t item, const mhai_attn_chunk *c,
                           const mhai_attn_workspace *w, bool *done)
 {
@@ -220,7 +219,7 @@ static void run_item(void *argument, int64_t item, int worker)
     bool done = false;
     if (job->one_block) run_one_block(job, item, &c, &w, &done);
     if (done) return;
-    run_rows(argument, item + 1, &c, &w); /* a worker takes items in order */
+    run_rows(argument, item + 1, &c, &w); /* a worker takes consecutive items */
 }
 
 mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)
@@ -236,7 +235,7 @@ mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)
     if (t->split_blocks > 0)
         MHA_TRY(mhai_attn_split(context, &job.walk, finish_chunk, &job, &done));
     if (done)
-        ; /* computed by threads that share keys */
+        ; /* done by threads that share keys */
     else if (t->alone)
         for (int64_t item = 0; item < t->forward_items; item++) run_item(&job, item, 0);
     else
@@ -255,7 +254,7 @@ const char *mhai_tiled_refuses(const mha_context *context, const mhai_attn_probl
                : "a head size above 256 is beyond the tiled path";
 }
 
-/* The reason to report: how keys and values are read, and which passes follow. */
+/* The reason in the plan: how keys and values are read, and which passes follow. */
 static const char *reason_of(const mhai_attn_plan *plan, bool in_place)
 {
     if (plan->tiling.scored_rows > 0)

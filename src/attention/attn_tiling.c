@@ -1,4 +1,4 @@
-/* The division of a problem by the tiled path, and the plan that follows. */
+/* How the tiled path divides a problem, and the resulting plan. */
 #include "attention/attn_split.h"
 
 #include "base/checked.h"
@@ -6,28 +6,28 @@
 
 #include <multihead/component.h>
 
-/* Each chunk packs its key blocks again, so a chunk should be long (packing 512 keys costs about
- * as much as 15 query rows against them). Its q and o should stay in a 1 MiB L2 with the packed
- * block. Each row of a list has its own table of distances, 2 KiB. */
+/* Each chunk packs its key blocks again, so chunks should be long: packing 512 keys costs about as
+ * much as 15 query rows against them. But q and o of a chunk should fit in a 1 MiB L2 cache, with
+ * the packed block. Each row of a list has its own table of distances, 2 KiB. */
 enum {
     LONGEST_CHUNK = 768,
     SHORTEST_CHUNK = 256,
     LEAST_QUERIES = 64,
-    MOST_SPLIT_FLOATS = 1 << 26, /* 256 MiB: 32 rows over a million keys */
+    MOST_SPLIT_FLOATS = 1 << 26, /* 256 MiB: 32 rows against a million keys */
     LONGEST_LIST = 128
 };
 
-/* Bound on the runs of consecutive queries of one head in a chunk. */
+/* Upper bound on the runs of consecutive queries of one head in a chunk. */
 static int64_t runs_of(const mhai_attn_problem *p, const mhai_attn_tiling *t)
 {
     const int64_t rows = t->chunk_rows;
-    bool narrow = p->query_starts || p->want.average.data; /* heads may have one query each */
+    bool narrow = p->query_starts || p->want.average.data; /* a head may have a single query */
     int64_t runs = mhai_min_i64(rows, p->group);
     if (!narrow && p->T > 0) runs = mhai_min_i64(runs, rows / p->T + 2);
     return p->want.rows ? mhai_max_i64(runs, t->chosen_rows) : runs;
 }
 
-/* Queries per item of the average, whose rows are those of all heads. */
+/* Queries per item of the average over heads. An item has the rows of all heads. */
 static int64_t average_queries(const mhai_attn_problem *p, int threads, int64_t chunk_rows)
 {
     int64_t queries = p->group > 0 ? chunk_rows / p->group : 0;
@@ -36,10 +36,10 @@ static int64_t average_queries(const mhai_attn_problem *p, int threads, int64_t 
     return mhai_max_i64(queries, LEAST_QUERIES);
 }
 
-/* Rows whose scores against all keys are kept until their maximum and sum are known; the average
- * over heads is then computed from them. The limit is 2 MiB, which the last-level cache can hold
- * with all other data. With many keys, so few rows fit that packing the keys for them costs more
- * than a second pass. */
+/* The number of rows whose scores against all keys are kept for the average over heads, until
+ * their maximum and sum are known. The limit of 2 MiB leaves room for other data in the
+ * last-level cache. With many keys, only few rows fit, and packing keys for so few rows costs
+ * more than a second pass. */
 static int64_t scored_rows(const mhai_attn_problem *p, int64_t chunk_rows, int tile_rows)
 {
     const mhai_attn_wanted *want = &p->want;
@@ -52,8 +52,8 @@ static int64_t scored_rows(const mhai_attn_problem *p, int64_t chunk_rows, int t
     return rows;
 }
 
-/* A lower bound on the nanoseconds of a forward pass, at 100 operations or 10 bytes of keys and
- * values per nanosecond. */
+/* A lower bound on the nanoseconds of a forward pass: 100 operations, or 10 bytes of keys and
+ * values, per nanosecond. */
 static double least_time(const mhai_attn_problem *p)
 {
     const double keys = (double)p->B * (double)p->S * (double)(p->D + p->Dv);
@@ -63,8 +63,8 @@ static double least_time(const mhai_attn_problem *p)
     return operations / 100 + bytes / 10;
 }
 
-/* Whether visibility may need bytes per pair, which are composed for one strip at a time; chunks
- * of several strips then use packed keys. Block patterns may cut strips anywhere. */
+/* Whether masks may need bytes per pair, which are composed for one strip at a time, so that chunks
+ * of several strips need packed keys. Block patterns may cut strips anywhere. */
 static bool composes_masks(const mhai_attn_problem *p, int64_t rows, int tile_rows)
 {
     const int intervals = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
@@ -82,7 +82,7 @@ bool mhai_attn_takes_apart(const mhai_attn_problem *p, int64_t rows, int tile_ro
            mhai_attn_by_rows(p, rows, tile_rows);
 }
 
-/* The end of the keys that causal and lengths allow any row to see. */
+/* The end of the keys that causal and lengths allow for any row. */
 static int64_t last_key(const mhai_attn_problem *p)
 {
     int64_t end = 0;
@@ -93,7 +93,7 @@ static int64_t last_key(const mhai_attn_problem *p)
     return end;
 }
 
-/* A bound on how many of these keys the rows of a sequence see together. */
+/* An upper bound on how many of these keys all rows of a sequence together see. */
 static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
 {
     if (!p->window || p->global_keys.data || p->global_queries.data) return keys;
@@ -102,12 +102,12 @@ static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
     return mhai_min_i64(keys, left + p->T + right + mhai_min_i64(p->sink_keys, keys));
 }
 
-/* Threads share key blocks if chunks cannot be divided evenly and the work pays for two wake-ups
- * (measured as in runs_single_threaded(), with a margin of three). They keep the scores of all
- * keys, which must not take too much memory. */
+/* Threads share key blocks if chunks do not divide evenly among them, and if the work justifies
+ * waking threads twice (measured as for runs_single_threaded(), with a factor of three). The scores
+ * of all keys are kept, so their size is limited. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
-    enum { IN_VAIN = 8 }; /* blocks that a window hides take 1.5 of the 27 us of a group of 8 */
+    enum { IN_VAIN = 8 }; /* hidden blocks take 1.5 of the 27 us of a group of 8 */
     int64_t floats;
     if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return;
     if (!mhai_attn_takes_apart(p, t->chunk_rows, tile_rows)) return;
@@ -122,16 +122,15 @@ static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, m
     t->split_floats = floats;
 }
 
-/* A sleeping thread takes about ten microseconds to wake and to return (3.5 with nothing to do
- * on an idle machine, measured with empty items; much more on a busy one). A second thread
- * therefore pays above about 30 microseconds of work. A host's own parallel-for decides for
- * itself. */
+/* Waking a thread and returning from it takes about ten microseconds. (Measured with empty items:
+ * 3.5 on an idle machine, much more on a busy one.) A second thread therefore pays off from about
+ * 30 microseconds of work. A host's own parallel-for makes this decision itself. */
 static bool runs_single_threaded(const mha_context *context, const mhai_attn_problem *p)
 {
     return !context->host_parallel_for && least_time(p) < 30e3;
 }
 
-/* Chunks of all key/value heads of all sequences. */
+/* Count the chunks of all key/value heads of all sequences. */
 static mha_status count_chunks(const mhai_attn_problem *p, int64_t chunk_rows, int64_t *chunks)
 {
     *chunks = 0;
@@ -149,7 +148,7 @@ static int64_t rows_of_chunk(const mhai_attn_problem *p, int threads, int tile_r
 {
     const int64_t rows = p->group * p->T, heads = p->B * p->Hk;
     int64_t chunks = mhai_ceil_div(rows, LONGEST_CHUNK);
-    /* More, shorter chunks if there are too few for the threads. */
+    /* Make chunks shorter if there are too few for the threads. */
     if (heads > 0 && heads * chunks < 4 * (int64_t)threads && threads > 1) {
         int64_t wanted = mhai_ceil_div(4 * (int64_t)threads, heads);
         int64_t most = mhai_max_i64(1, rows / SHORTEST_CHUNK);

@@ -1,8 +1,8 @@
-/* The features that a problem uses, from the one list of a descriptor's tensors
+/* The features that a problem uses, derived from the list of a descriptor's tensors
  * (MHA_ATTENTION_INPUTS) and the options below.
  *
- * A problem has a bit for each feature in use. A path states which bits it supports and rejects
- * all others, including those that are added later: an old fast path never ignores a new mask. */
+ * A problem has one bit per feature in use. A path declares the bits that it supports and rejects
+ * all others. So a path never ignores a mask that is added later. */
 #ifndef MHAI_ATTN_USES_H
 #define MHAI_ATTN_USES_H
 
@@ -25,7 +25,7 @@ enum { MHAI_ATTN_OPTIONS(MHAI_USE_OPTION) MHA_ATTENTION_INPUTS(MHAI_USE_INPUT) M
 _Static_assert(MHAI_USE_COUNT <= 30, "a bit of an int for each");
 #define MHAI_USES(name) (1 << MHAI_USE_##name)
 
-/* The stage of the formula that reads a tensor. */
+/* The part of the formula that reads a tensor. */
 enum {
     MHAI_STAGE_PRODUCT,
     MHAI_STAGE_BIAS,
@@ -34,7 +34,7 @@ enum {
     MHAI_STAGE_RESULT
 };
 
-/* The bits of all inputs of a stage. */
+/* The bits of all inputs of a part. */
 #define MHAI_MASK_BIT(name, type, axes, stage) \
     | (MHAI_STAGE_##stage == MHAI_STAGE_MASK ? MHAI_USES(name) : 0)
 #define MHAI_BIAS_BIT(name, type, axes, stage) \
@@ -43,8 +43,8 @@ enum {
     | (MHAI_STAGE_##stage == MHAI_STAGE_DISTANCE ? MHAI_USES(name) : 0)
 enum { MHAI_DISTANCES = 0 MHA_ATTENTION_INPUTS(MHAI_DISTANCE_BIT) };
 
-/* The features that hide keys, those that are added to capped scores, and those that read
- * positions of queries. */
+/* Features that hide keys, that are added to capped scores, and that depend
+ * on positions of queries. */
 enum {
     MHAI_MASKS = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
                  MHAI_USES(window) | MHAI_USES(sink_keys) |
@@ -54,15 +54,15 @@ enum {
                      MHAI_USES(shaw_values) | MHAI_DISTANCES
 };
 
-/* An input that broadcasts to up to four axes: data NULL means absent. */
+/* An input that broadcasts to up to four axes. data NULL: absent. */
 typedef struct mhai_attn_broadcast {
     const void *data;
     int64_t stride[4];
     mha_dtype dtype;
 } mhai_attn_broadcast;
 
-/* How a problem stores a tensor, by its axes: strides of four axes; strides of two axes, as axes
- * 2 and 3; or as given. */
+/* How a problem stores a tensor, by its kind of axes: strides of four axes; strides of two axes,
+ * stored as axes 2 and 3; or unchanged. */
 typedef mhai_attn_broadcast mhai_form_BHTS, mhai_form_BLOCKS;
 typedef mhai_attn_broadcast mhai_form_BT, mhai_form_BS, mhai_form_BH;
 typedef mha_tensor mhai_form_H, mhai_form_RH, mhai_form_RD, mhai_form_RV;

@@ -1,5 +1,5 @@
-/* Positions and visible keys of a query: the symbolic masks, and the terms that depend on
- * distance. Both paths use them. */
+/* Position and visible keys of a query, as far as no mask tensor is involved, and the terms that
+ * depend on distance. Used by both paths. */
 #include "attention/attn.h"
 
 #include "base/checked.h"
@@ -30,7 +30,7 @@ mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
     return seq;
 }
 
-/* Visible pairs of one head. */
+/* Number of visible pairs of one head. */
 static int64_t visible_keys(const mhai_attn_problem *p, const mhai_attn_sequence *seq)
 {
     int64_t pairs = 0;
@@ -56,9 +56,10 @@ int64_t mhai_attn_visible_pairs(const mhai_attn_problem *p)
     return pairs * p->H;
 }
 
-/* Half of the buckets (a quarter, two-sided) are exact distances. The rest grow by a constant
- * ratio up to max_distance; farther distances share the last bucket. At the first distance of a
- * bucket, `steps` may round to just below an integer, hence the small shift before truncation. */
+/* Half of the buckets (a quarter if two-sided) are exact distances. The others grow by a
+ * constant ratio up to max_distance, and the last one includes all larger distances. At the
+ * first distance of a bucket, `steps` may be rounded to just below an integer, so a small number
+ * is added before truncation. */
 int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool one_sided)
 {
     int64_t side = 0, distance = -rel;

@@ -5,12 +5,12 @@
 
 #include <multihead/component.h>
 
-/* The most rows that tile_rows_forward accepts in several strips. */
+/* The largest number of rows for tile_rows_forward with several strips. */
 enum { FEW_ROWS = 56 };
 
 /* ---- work items ---------------------------------------------------------------------------- */
 
-/* The sequence of an item: by division, or by search if sequences have different lengths. */
+/* The sequence of an item: by division or, if lengths differ, by search. */
 static int64_t sequence_of_item(const mhai_attn_walk *walk, int64_t *item)
 {
     const mhai_attn_problem *p = walk->p;
@@ -32,7 +32,7 @@ static int64_t sequence_of_item(const mhai_attn_walk *walk, int64_t *item)
     return low;
 }
 
-/* Items run backwards: under a causal mask the last rows of a head have the most work. */
+/* Items run backwards, because under a causal mask the last rows of a head have the most work. */
 mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item)
 {
     const mhai_attn_problem *p = walk->p;
@@ -63,8 +63,8 @@ static mha_status index_items(mha_context *context, size_t bytes, mhai_attn_walk
     return MHA_OK;
 }
 
-/* The threshold is 2^32 p, rounded down. p = 1 drops everything: the scale of 0 drops the
- * largest random word too. */
+/* The threshold is 2^32 p, rounded down. p = 1 needs a scale of 0, because the threshold does not
+ * drop the largest random word. */
 mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p)
 {
     double threshold = (double)p->dropout * 4294967296.0;
@@ -90,8 +90,8 @@ mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan
 
 /* ---- strips -------------------------------------------------------------------------------- */
 
-/* Fill the terms by distance for each run of consecutive queries of one head. A run's table
- * begins with the distance of its last row to the block's key 0; earlier rows begin at later
+/* Fill the terms by distance for each run of consecutive queries of one head. The first entry of a
+ * run is the distance from its last row to key 0 of the block. Earlier rows start at later
  * entries. */
 void mhai_attn_fill_relative(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                              const mhai_attn_workspace *w, const mhai_attn_block *block)
@@ -128,7 +128,7 @@ void mhai_attn_set_score_terms(const mhai_attn_problem *p, const mhai_attn_chunk
     s->masked |= relative || table || p->softcap > 0;
 }
 
-/* Rows per strip, for the fewest strips of nearly equal height. */
+/* Rows per strip if there are as few strips as possible, of nearly equal height. */
 static int64_t even_rows(int64_t rows, int64_t most)
 {
     return rows > 0 ? mhai_ceil_div(rows, mhai_ceil_div(rows, most)) : 0;
@@ -136,12 +136,14 @@ static int64_t even_rows(int64_t rows, int64_t most)
 
 int64_t mhai_attn_strip_rows(const mhai_attn_problem *p, int64_t chunk_rows, int64_t tile_rows)
 {
-    const bool cut = p->keep_blocks.data && p->block_queries >= tile_rows; /* at any row */
+    const bool cut = p->keep_blocks.data && p->block_queries >= tile_rows; /* strips may end at any
+                                                                            * row */
     return cut ? mhai_min_i64(tile_rows, p->T) : even_rows(chunk_rows, tile_rows);
 }
 
-/* Rows of the strip that begins at row `first`. If a pattern's blocks are higher than strips,
- * a strip lies in one row of the pattern and skips the keys that this row hides. */
+/* Rows of the strip that begins at row `first`. If the blocks of a pattern are at least as high as
+ * strips, a strip stays within one row of the pattern, so that it can skip the keys hidden
+ * there. */
 static int64_t strip_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, int64_t first)
 {
     const mhai_attn_problem *p = walk->p;
@@ -155,8 +157,7 @@ static int64_t strip_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, 
     return even_rows(left, most);
 }
 
-/* Make the strip at row `first` of the chunk against a block; false if it sees no key of the
- * block. */
+/* Set up the strip at row `first` of the chunk. Returns false if it sees no key of the block. */
 static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                        const mhai_attn_workspace *w, const mhai_attn_block *block, bool seen,
                        int64_t first, mhai_attn_strip *s)
@@ -182,7 +183,7 @@ static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     return true;
 }
 
-/* Called after the block is packed and checked for non-finite elements. */
+/* Finish a strip's arguments, once the block is packed and checked for non-finite elements. */
 static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       mhai_attn_strip *s)
@@ -205,7 +206,7 @@ static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     s->tile.mask = s->masked || s->mask.poison ? &s->mask : NULL;
 }
 
-/* Narrow a chunk's block to the keys that the window and begin allow any of its rows to see. */
+/* Narrow a block to the keys that the window and begin allow for any row of the chunk. */
 static void narrow_block(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          mhai_attn_block *block)
 {
@@ -217,7 +218,7 @@ static void narrow_block(const mhai_attn_problem *p, const mhai_attn_chunk *c,
         (int)mhai_max_i64(block->pack_begin, mhai_min_i64(block->keys, c->window.end - block->key));
 }
 
-/* runs: those of the block, NULL without pages. */
+/* runs: the runs of the block in pages, or NULL. */
 static mhai_pack pack_of(const mha_tensor *x, const mhai_run *runs, const mhai_attn_chunk *c,
                          const mhai_attn_block *block, float *out, uint8_t *bad, bool *any_bad)
 {
@@ -233,7 +234,7 @@ static mhai_pack pack_of(const mha_tensor *x, const mhai_run *runs, const mhai_a
                        .any_bad = any_bad};
 }
 
-/* Pack the block's keys, and its values if requested, when the first strip needs them. */
+/* Pack the block's keys, and its values if requested, for the first strip that needs them. */
 static void pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                        bool values, mhai_attn_block *block)
 {
@@ -243,7 +244,8 @@ static void pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mha
     const int64_t first = block->pack_begin;
     mhai_pack pack = pack_of(&walk->p->k, pages ? w->key_runs : NULL, c, block,
                              w->k + first * walk->p->D, w->bad_key, &block->bad);
-    pack.whole = true; /* a bad key's finite elements might overflow to -inf, as if hidden */
+    pack.whole = true; /* the finite elements of such a key might overflow to
+                        * -inf, as if it were hidden */
     const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
     if (bf16)
         walk->kernels->bf16_keys(&pack, walk->pairs);
@@ -275,9 +277,9 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 
 /* ---- the walks ------------------------------------------------------------------------------- */
 
-/* Whether tile_rows_forward accepts these types and sizes, in the memory of a packed block of
- * values. With several strips it is faster only if keys come from memory; for a short sequence,
- * packing is faster. */
+/* Whether tile_rows_forward accepts these types and sizes, with its memory in place of a packed
+ * block of values. With several strips, it is faster than packing only if keys come from memory,
+ * not for short sequences. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows)
 {
     if (p->compute != MHA_COMPUTE_F32) return false;
@@ -287,8 +289,8 @@ bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_ro
            rows * (p->Dv + MHAI_SCORE_STRIDE) <= MHAI_KEY_BLOCK * p->Dv;
 }
 
-/* Process all strips of a chunk of few rows at once; false if they must be processed one by one.
- * Several strips need separate scores and masks, but composed bytes exist for one strip only. */
+/* Process all strips of a small chunk at once. Returns false if they must be processed one by one:
+ * several strips need separate masks, but there is memory for the mask bytes of only one. */
 static bool walk_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                       const mhai_attn_block *block, const mhai_attn_visitor *visitor)
 {
@@ -391,8 +393,8 @@ mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t ite
                                 .key = item % blocks * MHAI_KEY_BLOCK};
 }
 
-/* False if a chunk sees no key of the block, judged by its first and last query. This makes the
- * cost of a walk under a window or a causal mask proportional to its pairs. */
+/* Returns false if no row of a chunk sees a key of the block, judged by the first and last query.
+ * So under a window or a causal mask, the cost of a walk is proportional to its pairs. */
 static bool chunk_near(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                        const mhai_attn_block *block)
 {

@@ -1,5 +1,4 @@
-/* Checks of mha_attention_outputs: shapes, lists, and that no output overlaps another or an
- * input. */
+/* Checks of mha_attention_outputs: shapes, lists, and overlaps with inputs and other outputs. */
 #include "attention/attn.h"
 
 #include "base/struct_copy.h"
@@ -23,7 +22,7 @@ bool mhai_attn_wants_statistics(const mhai_attn_wanted *want)
            want->top_keys.data;
 }
 
-/* Never read or written: a valid address for pointer arithmetic. */
+/* A valid address for pointer arithmetic, never read or written. */
 static double nothing;
 
 mha_status mhai_attn_check_output(const char *name, const mha_tensor *given, mha_dtype dtype,
@@ -41,7 +40,7 @@ mha_status mhai_attn_check_output(const char *name, const mha_tensor *given, mha
 
 /* ---- lists ---------------------------------------------------------------------------------- */
 
-/* NULL with a count of 0 means all `most`; entries must be in 0 .. most-1. */
+/* Check a list of indices below `most`. NULL with a count of 0 means all. */
 static mha_status check_list(const char *name, const int64_t *list, int64_t count, int64_t most,
                              int64_t *chosen)
 {
@@ -193,7 +192,7 @@ double mhai_attn_passes(const mhai_attn_problem *p, bool tiled, bool scored)
     const bool some = want->heads || want->rows;
     const double rows = (double)p->H * (double)p->q.shape[2];
     const double chosen = (double)want->heads_count * (double)want->rows_count;
-    const double part = rows > 0 ? chosen / rows : 0; /* chosen rows as a share of all rows */
+    const double part = rows > 0 ? chosen / rows : 0; /* fraction of rows that are chosen */
     const bool statistics = mhai_attn_wants_statistics(want);
     const bool probabilities = mhai_attn_wants(&p->probabilities);
     double count = mhai_attn_wants(&want->average) && !scored;

@@ -1,21 +1,21 @@
-/* elu(x) + 1, without branches, so that the compiler vectorises it, and without fma, so that the
- * result is bit-identical on all machines.
+/* elu(x) + 1. Without branches, so that the compiler vectorises it. Without fma, so that the result
+ * is bit-identical on all machines.
  *
  *   exp(x) = 2^n e^r    n = round(x log2 e), r = x - n ln 2, |r| <= 0.3466
  *
- * e^r is computed by its Taylor series up to r^7. The remainder is below r^8 / 8! e^|r|, a relative
- * error of 0.13 u. ln 2 is split into two parts, the first with 9 bits, so that x - n first is
- * exact and the error of r is at most 0.3 u. The sums cost 0.75 u inside and 1 u for the last
- * addition: 2.2 u together. Scaling by 2^n is exact while the result is normal, which -87
- * ensures. */
+ * e^r is a Taylor series up to r^7. Its remainder is below r^8 / 8! e^|r|, a relative error of
+ * 0.13 u. ln 2 is split into two parts. The first has 9 bits, so that its product with n and
+ * the difference from x are exact; r has an error of at most 0.3 u. The sums add 0.75 u, and
+ * the last addition 1 u: 2.2 u in total. Scaling by 2^n is exact if the result is normal, which
+ * the bound of -87 ensures. */
 #include "attention/feature_map.h"
 
 #include <string.h>
 
-/* x <= 0. Anything below -87 counts as -87; NaN gives an arbitrary number. */
+/* x <= 0. Numbers below -87 count as -87. The result for NaN is unspecified. */
 static inline float exp_of(float x)
 {
-    const float round_to_int = 12582912.0f; /* 1.5 * 2^23: its last bit has the value 1 */
+    const float round_to_int = 12582912.0f; /* 1.5 * 2^23: the unit in the last place is 1 */
     const float ln2_first = 0.693359375f, ln2_rest = -2.12194440e-4f;
     x = x > -87.0f ? x : -87.0f;
     float shifted = x * 1.44269504f + round_to_int;
@@ -31,7 +31,7 @@ static inline float exp_of(float x)
     uint32_t bits, power;
     memcpy(&bits, &p, sizeof bits);
     memcpy(&power, &shifted, sizeof power);
-    bits += power << 23; /* the low bits of shifted hold n */
+    bits += power << 23; /* n is in the low bits of shifted */
     memcpy(&p, &bits, sizeof p);
     return p;
 }

@@ -1,11 +1,12 @@
-/* Linear attention with a running state: keys are added to S and z one after the other, and a query
- * reads S and z after every key that it sees has been added.
+/* Linear attention with a running state. Keys are added to S and z one by one. A query reads S and
+ * z once all keys that it sees have been added.
  *
- * S is kept in panels (kernels.h), [F][32] for each 32 columns of the values, so that the matrix
- * kernel serves both: a key adds phi(k) v^T (F rows, one input), a query multiplies by S (one row
- * per query head, F inputs). On every instruction set a key's product is rounded before it is
- * added. Each sum has one fixed order: keys one by one for S and z, features in order for o. So
- * dividing keys into calls, rows into strips or heads among threads changes no bit. */
+ * S is stored in panels (kernels.h): [F][32] for each 32 columns of the values. So the matrix
+ * kernel serves both to add a key, phi(k) v^T (F rows, one input), and to multiply a query by S
+ * (one row per query head, F inputs). On all instruction sets, the product of a key is rounded
+ * before it is added. Sums have a fixed order: keys one by one for S and z, features in order
+ * for o. So results do not depend on the division of keys into calls, of rows into strips, or
+ * of heads among threads. */
 #include "attention/feature_map.h"
 #include "attention/linear_problem.h"
 
@@ -20,7 +21,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK = 64 }; /* rows whose features are computed together */
+enum { BLOCK = 64 }; /* rows whose features are computed at a time */
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
@@ -44,7 +45,7 @@ static mha_status check_desc(const mha_linear_attention_desc *d)
     return MHA_OK;
 }
 
-/* Check shapes, lengths, offsets and ragged batches as in attention. */
+/* Check shapes, lengths, offsets and ragged batches, as in attention. */
 static mha_status check_shapes(const mha_linear_attention_desc *d, const mha_tensor *q,
                                const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
                                mhai_attn_problem *problem)
@@ -129,15 +130,15 @@ mha_status mhai_linear_check(const mha_linear_attention_desc *desc, const mha_te
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* The sums over the keys so far. */
+/* Sums over the keys so far. */
 typedef struct state {
     float *s; /* panels [Dv/32][F][32] */
     float *z; /* [F] */
 } state;
 
-/* A worker's memory in addition to a state. */
+/* Memory of a worker, besides a state. */
 typedef struct workspace {
-    float *rows;         /* [BLOCK][D] keys or queries, gathered */
+    float *rows;         /* [BLOCK][D] copies of keys or queries */
     float *key_features; /* [BLOCK][F] */
     float *features;     /* of queries: [group][BLOCK][F] (causal) or [BLOCK][F] */
     float *value;        /* [Dv], padded with zeros */
@@ -150,12 +151,12 @@ typedef struct linear_job {
     int64_t padded; /* Dv rounded up to panels */
     int64_t query_rows, sum_rows;
     int64_t state_floats, work_floats;
-    float *states;  /* one per worker (causal) or one per key/value head */
+    float *states;  /* one per worker if causal, otherwise one per key/value head */
     float *work;    /* one per worker */
-    int64_t blocks; /* blocks of the queries of the longest sequence; not causal */
+    int64_t blocks; /* query blocks of the longest sequence; not causal */
 } linear_job;
 
-/* 16 floats are 64 bytes: parts stay aligned. */
+/* Round up to 16 floats (64 bytes) to keep the parts aligned. */
 static bool add_floats(int64_t *total, int64_t a, int64_t b)
 {
     int64_t product;
@@ -170,7 +171,7 @@ static mha_status size_job(linear_job *job)
     int64_t s = 0, w = 0;
     bool fits = a->Dv < INT64_MAX - MHAI_PANEL;
     job->padded = fits ? mhai_round_up(a->Dv, MHAI_PANEL) : 0;
-    job->query_rows = a->causal ? a->group * BLOCK : BLOCK; /* q has `group` heads unless T is 0 */
+    job->query_rows = a->causal ? a->group * BLOCK : BLOCK; /* T = 0 allows a q without heads */
     job->sum_rows = a->causal ? a->group : BLOCK;
     fits = fits && a->group < INT64_MAX / BLOCK && add_floats(&s, job->padded, p->F) &&
            add_floats(&s, p->F, 1) && add_floats(&w, BLOCK, a->D) && add_floats(&w, BLOCK, p->F) &&
@@ -281,12 +282,13 @@ static void join_key(const linear_job *job, const workspace *w, const state *sum
                                                   .out_stride = MHAI_PANEL});
 }
 
-/* A sequence while the keys of one head are added. */
+/* The state of a walk over the keys of one head in a sequence. */
 typedef struct walk {
     mhai_attn_sequence seq;
     int64_t hk;
     int64_t next;   /* the next key to add */
-    int64_t mapped; /* keys before this one have features, from the last multiple of BLOCK on */
+    int64_t mapped; /* end of the keys whose features are computed; they start
+                     * at a multiple of BLOCK */
 } walk;
 
 static void join_keys(const linear_job *job, const workspace *w, const state *sums, walk *at,
@@ -307,7 +309,7 @@ static void join_keys(const linear_job *job, const workspace *w, const state *su
 
 /* ---- queries ------------------------------------------------------------------------------- */
 
-/* phi(q) . z in sixteen partial sums, added by halves. */
+/* phi(q) . z with sixteen partial sums, which are then added in halves. */
 static float normalizer(const float *features, const float *z, int64_t n)
 {
     float lane[16] = {0};
@@ -327,20 +329,20 @@ static bool all_zero(const float *x, int64_t n)
     return true;
 }
 
-/* Divide a row in place, then write it in o's type. */
+/* Divide a row in place and write it to o. */
 static void write_row(const linear_job *job, const state *sums, const float *features, float *row,
                       void *out)
 {
     const int64_t F = job->p->F, Dv = job->p->a.Dv;
     float total = normalizer(features, sums->z, F);
-    /* A NaN in a query that sees no key has no effect. */
+    /* NaN in a query that sees no key has no effect. */
     if (isnan(total) && all_zero(sums->z, F)) total = 0;
     for (int64_t d = 0; d < Dv; d++) row[d] = total == 0 ? 0.0f : row[d] / total;
     mhai_narrow(job->p->a.o.dtype, out, row, Dv);
 }
 
-/* Answer the queries of some rows. Row r has its features at r * stride and its result at
- * out + r * out_stride. */
+/* Compute the results of some query rows. Row r has its features at r * stride, and its result goes
+ * to out + r * out_stride. */
 static void answer(const linear_job *job, const workspace *w, const state *sums,
                    const float *features, int64_t stride, int64_t rows, void *out,
                    int64_t out_stride)
@@ -367,7 +369,7 @@ static void answer(const linear_job *job, const workspace *w, const state *sums,
 
 /* ---- the call ------------------------------------------------------------------------------ */
 
-/* Causal: process keys and queries of one key/value head together. */
+/* Causal: process the keys and queries of a key/value head together. */
 static void run_causal(void *argument, int64_t item, int worker)
 {
     const linear_job *job = argument;
@@ -394,7 +396,7 @@ static void run_causal(void *argument, int64_t item, int worker)
     }
 }
 
-/* Not causal, first pass: compute the state of one key/value head. */
+/* Not causal, first pass: compute the state of a key/value head. */
 static void run_keys(void *argument, int64_t item, int worker)
 {
     const linear_job *job = argument;
@@ -408,7 +410,7 @@ static void run_keys(void *argument, int64_t item, int worker)
     save_state(job, at.seq.b, at.hk, &sums);
 }
 
-/* Not causal, second pass: process a block of queries of all heads that share the state. */
+/* Not causal, second pass: process a block of queries of all heads that share a state. */
 static void run_queries(void *argument, int64_t item, int worker)
 {
     const linear_job *job = argument;

@@ -1,6 +1,6 @@
-/* Linear attention backward with two running states in double. S, in a forward walk with the
- * queries, gives dq. R, the queries' terms of the gradients, in a backward walk with the keys,
- * gives dk and dv. One thread walks each key/value head. */
+/* Linear attention backward, with two running states in double. A forward walk over queries with
+ * state S computes dq. A backward walk over keys computes dk and dv. Its state R sums the queries'
+ * terms of the gradients. Each key/value head is walked by one thread. */
 #include "attention/attn_row.h"
 #include "attention/feature_map.h"
 #include "attention/linear_problem.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 
 typedef struct linear_back {
-    mhai_linear_problem p;    /* its o is o_gradient */
+    mhai_linear_problem p;    /* o is o_gradient */
     mha_tensor q, k, v, s, z; /* gradients; data NULL: not requested */
     bool accumulate;
     mha_feature_map_gradient_fn map_gradient;
@@ -25,7 +25,7 @@ typedef struct linear_back {
     size_t worker_bytes;
 } linear_back;
 
-/* One worker's memory. */
+/* Memory of one worker. */
 typedef struct workspace {
     double *s, *z; /* [F][Dv], [F]: S and z, then R and r */
     double *sums;  /* [max(F, Dv)] */
@@ -113,7 +113,7 @@ static mha_status size_workspace(const linear_back *x, size_t *bytes)
     return MHA_OK;
 }
 
-/* Compute the features of a row of q or k. The row itself is stored in w->row or read in place. */
+/* Compute the features of a row of q or k. The row is read in place, or converted in w->row. */
 static const float *map_row(const linear_back *x, const workspace *w, const mha_tensor *from,
                             int64_t batch, int64_t h, int64_t t)
 {
@@ -127,7 +127,7 @@ static void write(const linear_back *x, float *out, double sum)
     *out = (float)(x->accumulate ? (double)*out + sum : sum) + 0.0f;
 }
 
-/* Write the gradient of a row of q or k, given the gradient of its features in w->sums. */
+/* Write the gradient of a row of q or k, from the gradient of its features in w->sums. */
 static void write_mapped(const linear_back *x, const workspace *w, const float *row,
                          const mha_tensor *out, int64_t batch, int64_t h, int64_t t)
 {
@@ -198,13 +198,13 @@ static void run_query(const linear_back *x, const workspace *w, const mhai_attn_
         for (int64_t d = 0; d < Dv; d++) w->sums[i] += w->s[i * Dv + d] * (double)g[d];
         go += (double)w->features[i] * w->sums[i];
     }
-    bool none = m == 0 || (isnan(m) && all_zero(w->z, F)); /* a NaN in a query that sees no key */
+    bool none = m == 0 || (isnan(m) && all_zero(w->z, F)); /* NaN from a query that sees no key */
     numbers[0] = none ? 0 : 1 / m;
     numbers[1] = none ? 0 : go / m;
     for (int64_t i = 0; i < F; i++)
         w->sums[i] = none ? 0 : (w->sums[i] - numbers[1] * w->z[i]) * numbers[0];
     if (!x->q.data) return;
-    if (none) { /* even if features are not finite */
+    if (none) { /* write zeros even if features are not finite */
         float *to = mhai_attn_row(&x->q, seq->batch, h, row);
         for (int64_t d = 0; d < x->p.a.D; d++) write(x, to + d, 0);
         return;
@@ -214,7 +214,7 @@ static void run_query(const linear_back *x, const workspace *w, const mhai_attn_
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* R += a g^T / m and r -= a (g . o) / m for query t of all heads of the group. */
+/* R += a g^T / m and r -= a (g . o) / m for query t of all heads in the group. */
 static void join_query(const linear_back *x, const workspace *w, const mhai_attn_sequence *seq,
                        int64_t hk, int64_t t)
 {
@@ -254,8 +254,8 @@ static void run_key(const linear_back *x, const workspace *w, const mhai_attn_se
     write_mapped(x, w, k, &x->k, seq->batch, hk, key);
 }
 
-/* Write the zero gradients of a key that no query sees: beyond the sequence's length, or after
- * the last query's position. */
+/* Write zero gradients of the keys that no query sees: keys after the length,
+ * or after the last query. */
 static void write_unseen(const linear_back *x, const mhai_attn_sequence *seq, int64_t hk, int64_t s)
 {
     const mha_tensor *out[] = {&x->k, &x->v};

@@ -1,8 +1,8 @@
 /* Block patterns: each row of blocks is a union of intervals, residues and a random sample.
  *
- * The sample takes each of the row's free blocks, in order, with probability needed / left
- * (selection sampling; Knuth, The Art of Computer Programming 2, 3.4.2). It needs no memory, and
- * every subset of the right size is equally likely, up to the 32 bits of a draw. */
+ * The sample takes each free block of a row, in order, with probability needed / left (selection
+ * sampling; Knuth, The Art of Computer Programming 2, 3.4.2). It needs no memory, and all subsets
+ * of the right size are equally likely, up to the 32 bits of a draw. */
 #include "base/checked.h"
 #include "base/philox.h"
 #include "base/struct_copy.h"
@@ -11,8 +11,8 @@
 #include <multihead/component.h>
 #include <multihead/patterns.h>
 
-/* Replaces the sequence index in attention's dropout. It is far from any such index, so that
- * both may use one seed. */
+/* Used in place of a sequence index in the random stream of attention's dropout. No sequence has
+ * this index, so both may use one seed. */
 static const uint32_t NO_BATCH = 0x70617474;
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -65,7 +65,7 @@ static mha_status check_desc(const mha_pattern_desc *d)
     return MHA_OK;
 }
 
-/* Return the tensor with a head axis in front. */
+/* Check the tensor, and add a head axis if it has none. */
 static mha_status check_blocks(const mha_tensor *given, mha_tensor *blocks)
 {
     if (!given) return mha_fail(MHA_ERR_NULL, "keep_blocks: is NULL");
@@ -135,7 +135,8 @@ static void draw(const pattern_row *x)
             group = c / 4;
             mhai_dropout_words(word, key, NO_BATCH, (uint32_t)x->head, (uint32_t)x->row, group);
         }
-        /* Below needed / left, in 32 bits; certain if all remaining blocks are needed. */
+        /* true with probability needed / left, in 32 bits; certain if all
+         * remaining blocks are needed */
         if (((uint64_t)word[c % 4] * (uint64_t)left) >> 32 < (uint64_t)needed) {
             x->cell[c * x->stride] = 1;
             needed--;

@@ -1,5 +1,5 @@
-/* Overflow-checked arithmetic on sizes (false: the result does not fit), and allocation of arrays
- * and of blocks that are divided into parts. */
+/* Arithmetic on sizes with overflow checks (false: the result does not fit), and allocation of
+ * arrays and of blocks that are divided into parts. */
 #ifndef MHAI_CHECKED_H
 #define MHAI_CHECKED_H
 
@@ -45,8 +45,8 @@ static inline int64_t mhai_round_up(int64_t a, int64_t b)
     return mhai_ceil_div(a, b) * b;
 }
 
-/* Allocate count zeroed elements of size bytes, aligned to a cache line. NULL if there is not
- * enough memory. A count of 0 allocates one byte. Release with mhai_give() and the same numbers. */
+/* Allocate count zeroed elements of size bytes, aligned to a cache line. Returns NULL if out of
+ * memory. A count of 0 allocates one byte. Release with mhai_give() and the same numbers. */
 static inline void *mhai_take(const mha_allocator *a, int64_t count, size_t size)
 {
     size_t bytes;
@@ -57,7 +57,7 @@ static inline void *mhai_take(const mha_allocator *a, int64_t count, size_t size
     return memory;
 }
 
-/* mhai_take() into *pointer, a pointer to any type; the error names `what`. */
+/* mhai_take() into *pointer, which may have any pointer type. Errors name `what`. */
 static inline mha_status mhai_take_for(const char *what, const mha_allocator *a, int64_t count,
                                        size_t size, void *pointer)
 {
@@ -69,7 +69,7 @@ static inline mha_status mhai_take_for(const char *what, const mha_allocator *a,
                     "%s: cannot allocate %lld elements of %zu bytes", what, (long long)count, size);
 }
 
-/* a b, both at least 0. INT64_MAX on overflow: an allocation of that size fails. */
+/* a b for nonnegative factors. INT64_MAX on overflow; allocating that size fails. */
 static inline int64_t mhai_times(int64_t a, int64_t b)
 {
     int64_t product;
@@ -82,14 +82,14 @@ static inline void mhai_give(const mha_allocator *a, void *memory, int64_t count
     if (memory) a->release(a->user, memory, bytes ? bytes : 1);
 }
 
-/* Divides a block of memory into parts. If memory is NULL, only `used` is computed. */
+/* Divides a block of memory into parts. If memory is NULL, it only computes `used`. */
 typedef struct mhai_carver {
     unsigned char *memory;
     size_t used;
 } mhai_carver;
 
-/* The next part: count elements, rounded up to whole cache lines. On overflow `used` becomes
- * PTRDIFF_MAX: an allocation of that size fails. */
+/* Get the next part: count elements, rounded up to whole cache lines. On overflow, `used` becomes
+ * PTRDIFF_MAX; allocating that size fails. */
 static inline void *mhai_carve(mhai_carver *c, int64_t count, size_t size)
 {
     void *part = c->memory ? c->memory + c->used : NULL;

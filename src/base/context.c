@@ -1,4 +1,4 @@
-/* Contexts: validate the requests of the caller and of the environment. */
+/* Contexts: validation of the settings that come from the caller and the environment. */
 #define _DEFAULT_SOURCE /* madvise */
 #include "base/context.h"
 
@@ -13,8 +13,8 @@
 
 enum { MOST_THREADS = 1024 };
 
-/* Size from which huge pages are requested. Matrices are also read by columns, one page per row:
- * with pages of 4 KiB a training step of width 512 takes 7 % longer. */
+/* Minimum size for huge pages. Matrices are also read by columns, one page per row; with 4 KiB
+ * pages, a training step of width 512 takes 7 % longer. */
 enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 2 * HUGE_PAGE };
 
 static void *default_alloc(void *user, size_t bytes, size_t alignment)

@@ -14,7 +14,7 @@ struct mha_context {
     int64_t l2;                            /* L2 bytes per core, for block sizes */
     mha_parallel_for_fn host_parallel_for; /* NULL: use the pool */
     void *host_user;
-    mhai_pool *pool; /* NULL with one thread or with a parallel-for of the host */
+    mhai_pool *pool; /* NULL: one thread, or the host's parallel-for */
     mhai_scratch scratch;
 };
 

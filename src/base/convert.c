@@ -1,4 +1,4 @@
-/* Conversions between floating types, of contiguous rows and of tensors with any strides. */
+/* Conversions between floating types, for contiguous rows and for tensors with any strides. */
 #include "base/convert.h"
 
 #include "base/half.h"
@@ -35,7 +35,7 @@ void mhai_narrow(mha_dtype type, void *out, const float *in, int64_t n)
 
 /* ---- single elements ------------------------------------------------------------------------- */
 
-/* Every type is exact in double. */
+/* An element as double, which represents every type exactly. */
 static double element(mha_dtype type, const void *in)
 {
     switch (type) {
@@ -46,14 +46,15 @@ static double element(mha_dtype type, const void *in)
     }
 }
 
-/* Round to odd: an inexact result gets an odd last bit. A half is shorter than f32 by more than two
- * bits, so rounding the result to a half gives the half nearest to x (Boldo & Melquiond 2008). */
+/* Round to odd: if the result is inexact, its last bit is set. A half has fewer bits than
+ * f32 by more than two, so rounding the result to a half gives the half nearest to x
+ * (Boldo & Melquiond 2008). */
 static float to_odd(double x)
 {
     float near = (float)x;
     if (isnan(x) || (double)near == x) return near;
     uint32_t bits = mhai_float_bits(near);
-    if (fabs((double)near) > fabs(x)) bits--; /* towards zero, also from infinity */
+    if (fabs((double)near) > fabs(x)) bits--; /* towards zero, even from infinity */
     return mhai_float_of_bits(bits | 1u);
 }
 
@@ -81,7 +82,7 @@ static void convert_run(const mha_tensor *in, const mha_tensor *out, int64_t n, 
         mhai_widen(in->dtype, from, n, (float *)(void *)to);
     else if (dense && in->dtype == MHA_F32 && out->dtype != MHA_F64)
         mhai_narrow(out->dtype, to, (const float *)(const void *)from, n);
-    else /* no step after the last element: the stride of a single element may be anything */
+    else /* do not step past the last element: the stride of a single element is arbitrary */
         for (int64_t i = 0; i < n; i++)
             if (in->dtype == out->dtype)
                 memcpy(to + i * to_step, from + i * from_step, from_size);
@@ -89,7 +90,7 @@ static void convert_run(const mha_tensor *in, const mha_tensor *out, int64_t n, 
                 set_element(out->dtype, to + i * to_step, element(in->dtype, from + i * from_step));
 }
 
-/* Convert along the axes from `axis` on; recurses at most MHA_MAX_DIMS deep. */
+/* Convert along the axes from `axis` on. Recursion is at most MHA_MAX_DIMS deep. */
 static void convert_axes(const mha_tensor *in, const mha_tensor *out, int axis, const char *from,
                          char *to)
 {

@@ -1,6 +1,6 @@
-/* Instruction sets. An instruction set is available if the processor has it and the operating
- * system saves its registers. __builtin_cpu_supports() is not used: it depends on the compiler's
- * run-time library, and always returns false with zig, which builds the wheels. */
+/* Instruction sets. One is available if the processor has it and the operating system saves its
+ * registers. __builtin_cpu_supports() depends on the compiler's run-time library and always returns
+ * false with zig, which builds the wheels, so it is not used. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/cpu.h"
 
@@ -51,7 +51,7 @@ bool mhai_isa_from_name(const char *name, mha_isa *isa)
 }
 
 #if defined(MHAI_HAVE_X86)
-/* XCR0: one bit per kind of registers that the operating system saves. */
+/* XCR0: a bit for each kind of register that the operating system saves. */
 static unsigned saved_registers(void)
 {
     unsigned low, high;
@@ -78,7 +78,7 @@ static unsigned ask_processor(void)
     return features;
 }
 
-/* Queried once: CPUID takes about 20 microseconds in a virtual machine. */
+/* Queried only once, because CPUID takes about 20 microseconds in a virtual machine. */
 unsigned mhai_cpu_features(void)
 {
     static atomic_uint known;

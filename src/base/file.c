@@ -1,14 +1,14 @@
-/* Atomic file writes: the bytes go to a temporary file in the same folder, which is synced and
+/* Atomic file writes. The bytes go to a temporary file in the same folder, which is synced and
  * renamed at the end. Open descriptors, such as /dev/stdout, and files that are not regular cannot
- * be replaced. They are written directly.
+ * be replaced, so they are written directly.
  *
- * A killed writer leaves its temporary file behind; the next writer of the same file removes it.
- * A live writer locks its temporary file from creation until the rename, and the kernel releases
- * the lock of a dead one. Only the holder of the lock may unlink or rename, and only after checking
- * that the name still refers to the locked file. So no process removes another writer's file.
+ * If a writer is killed, its temporary file remains; the next writer of the same file removes it. A
+ * live writer holds a lock on its temporary file from creation to rename. The kernel releases the
+ * lock of a dead process. Only the holder of the lock may unlink or rename the file, and only after
+ * checking that the name still refers to it. So no process removes the file of another live writer.
  *
- * On a file system shared by several machines a lock may be local to one machine. There temporary
- * files get names that no process removes, not even on the server, where the file system is
+ * On a file system shared by several machines, locks may be local to one machine. Temporary files
+ * there get names that no process removes, not even on the server, where the file system is
  * local. */
 #define _GNU_SOURCE /* realpath, flock, fstatfs, O_PATH */
 #include "need.h"
@@ -29,22 +29,22 @@
 #include <sys/vfs.h>
 #endif
 
-/* NUMBERS exceeds the number of temporary files in use in a folder. A file left by a killed writer
- * has a number of SWEPT or more only if that many processes wrote the same file at once. */
+/* NUMBERS exceeds the number of temporary files in use in a folder. A killed writer leaves a file
+ * with a number of SWEPT or more only if that many processes wrote the same file at once. */
 enum { BLOCK = 1 << 16, NUMBERS = 1 << 20, SWEPT = 16, HOPS = 40 };
 
 struct mha_file {
     mha_sink sink;
     char *path;      /* as the caller passed it, for messages */
-    char *name;      /* in its folder; symbolic links are followed unless it is our own folder */
-    char *temporary; /* likewise; NULL: write to the descriptor directly */
+    char *name;      /* in its folder; symbolic links are resolved except in our own folder */
+    char *temporary; /* in the same folder; NULL: write directly to the descriptor */
     int folder, descriptor;
     size_t used;
     mha_status status;
     char block[BLOCK];
 };
 
-/* Shorten a long path to its end, which distinguishes files, to leave room for the reason. */
+/* Shorten a long path to its end, which identifies the file, to leave room for the reason. */
 static mha_status refuse(const mha_file *file, const char *what, int error)
 {
     size_t length = strlen(file->path), most = 200;
@@ -107,7 +107,8 @@ static bool same_file(const struct stat *a, const struct stat *b)
 
 /* ---- the temporary file -------------------------------------------------------------------- */
 
-/* Whether every process that may write in a folder sees our locks. Processes of one kernel do. */
+/* Whether locks work between all processes that may write in this folder, which holds
+ * if they share a kernel. */
 static bool locks_are_known(int folder)
 {
 #if defined(__linux__)
@@ -125,8 +126,8 @@ static bool locks_are_known(int folder)
     return false;
 }
 
-/* Lock the file unless another process has; check that the name still refers to it. Returns 0 or an
- * errno. */
+/* Lock the file unless another process has locked it, then check that the name still refers to it.
+ * Returns 0 or an errno. */
 static int lock(int folder, const char *name, int descriptor)
 {
     struct stat opened, named;
@@ -146,7 +147,7 @@ static void remove_if_abandoned(int folder, const char *name)
 }
 
 /* Create the temporary file with the first free number. If another writer removed the file before
- * it was locked, continue with the next number. */
+ * it was locked, try the next number. */
 static mha_status open_temporary(mha_file *file, mode_t mode)
 {
     const bool locks = locks_are_known(file->folder);
@@ -177,7 +178,7 @@ static mha_status open_temporary(mha_file *file, mode_t mode)
     return refuse(file, "cannot write: no new file can be made there", error);
 }
 
-/* A folder without read permission can only be opened with O_PATH, and not synced. */
+/* Without read permission, a folder can only be opened with O_PATH and cannot be synced. */
 static int open_folder(const char *path)
 {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -187,7 +188,7 @@ static int open_folder(const char *path)
     return folder;
 }
 
-/* Returns 0 or an errno; 0 where the file system cannot sync a folder. */
+/* Sync a descriptor. Returns 0 or an errno; 0 if the file system cannot sync folders. */
 static int sync_out(int descriptor)
 {
     while (fsync(descriptor) != 0)
@@ -195,7 +196,7 @@ static int sync_out(int descriptor)
     return 0;
 }
 
-/* Split path in place and open its folder; *name is the rest. */
+/* Split path in place and open its folder. *name is the last component. */
 static int open_parent(char *path, const char **name)
 {
     char *slash = strrchr(path, '/');
@@ -216,7 +217,7 @@ static mha_status replace(mha_file *file, const struct stat *present)
 
 /* ---- the path of the caller ------------------------------------------------------------------ */
 
-/* /proc/123/fd, whose links lead to open files of a process. */
+/* Whether this is /proc/123/fd, whose links are the open files of a process. */
 static bool holds_descriptors(const char *folder)
 {
 #if defined(__linux__)
@@ -229,8 +230,8 @@ static bool holds_descriptors(const char *folder)
 #endif
 }
 
-/* The descriptor that a path such as /dev/stdout or /dev/fd/3 leads to through links; -1: none. The
- * descriptor may belong to another process. */
+/* The descriptor to which a path such as /dev/stdout or /dev/fd/3 leads through links; -1: none. It
+ * may belong to another process. */
 static int find_descriptor(const char *path)
 {
     char at[2 * PATH_MAX], link[PATH_MAX], folder[PATH_MAX];
@@ -254,9 +255,9 @@ static int find_descriptor(const char *path)
     return -1;
 }
 
-/* Continue an open file at its position: duplicate a descriptor of this process, or append to the
- * file of another process. Pipes and devices have no position and are opened again. Sockets cannot
- * be opened again. */
+/* Continue an open file at its position: duplicate a descriptor of this process, or append to a
+ * file of another process. Pipes and devices have no position and are opened again. Sockets
+ * cannot be opened again. */
 static mha_status write_directly(mha_file *file, const struct stat *present, int number)
 {
     struct stat own;
@@ -269,7 +270,7 @@ static mha_status write_directly(mha_file *file, const struct stat *present, int
     return file->descriptor >= 0 ? MHA_OK : refuse(file, "cannot write", errno);
 }
 
-/* A file without write permission is not replaced either. */
+/* A file without write permission must not be replaced. */
 static mha_status open_target(mha_file *file)
 {
     struct stat present;
@@ -294,7 +295,8 @@ static mha_status open_target(mha_file *file)
     return replace(file, exists ? &present : NULL);
 }
 
-/* Create a folder and sync its parent: after a power cut it must exist if its files do. */
+/* Create a folder and sync its parent, so that after a power failure the folder
+ * exists if its files do. */
 static mha_status make_folder(mha_file *file, const char *folder)
 {
     const char *name;
@@ -372,11 +374,11 @@ const mha_sink *mha_file_sink(mha_file *file)
     return &file->sink;
 }
 
-/* The content is synced before the name: after a power cut the file is the old or the new one,
- * never an empty one. */
+/* Sync the content before the rename. After a power failure, the file is the old or
+ * the new one, never empty. */
 static mha_status take_name(mha_file *file)
 {
-    int error = sync_out(file->descriptor); /* network file systems report a full disk only here */
+    int error = sync_out(file->descriptor); /* network file systems report a full disk here */
     if (error) return refuse(file, "cannot write", error);
     if (renameat(file->folder, file->temporary, file->folder, file->name) != 0)
         return refuse(file, "cannot rename the finished file to that name", errno);
@@ -392,7 +394,7 @@ mha_status mha_file_finish(mha_file *file, mha_status status)
     if (!status) status = file->status;
     if (!status) status = write_out(file, file->block, file->used);
     if (!status && file->temporary) status = take_name(file);
-    if (file->temporary) unlinkat(file->folder, file->temporary, 0); /* while the lock is held */
+    if (file->temporary) unlinkat(file->folder, file->temporary, 0); /* still under the lock */
     if (close(file->descriptor) != 0 && !status) status = refuse(file, "cannot write", errno);
     release(file);
     return status;

@@ -7,8 +7,8 @@
 
 int mhai_format_list(char *text, size_t size, const char *format, va_list arguments)
 {
-    /* The locale object for "C" is a constant of the C library, so this cannot fail. uselocale()
-     * affects this thread only. */
+    /* Cannot fail, because the locale object for "C" is a constant in the C library. uselocale()
+     * only affects this thread. */
     const locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     const locale_t before = plain ? uselocale(plain) : (locale_t)0;
     const int length = vsnprintf(text, size, format, arguments);

@@ -7,11 +7,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 
-/* vsnprintf() in the locale "C". Preserves errno and the host's locale. */
+/* vsnprintf() in the "C" locale. Preserves errno and the host's locale. */
 int mhai_format_list(char *text, size_t size, const char *format, va_list arguments)
     MHA_PRINTF(3, 0);
 
-/* snprintf() in the locale "C". */
+/* snprintf() in the "C" locale. */
 #define mhai_format mha_format
 
 #endif

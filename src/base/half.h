@@ -1,7 +1,8 @@
 /* f16 (IEEE binary16) and bf16 as bit patterns. Conversion to f32 is exact. Conversion from f32
- * rounds to nearest, ties to even, keeps subnormals, and overflows to infinity; a NaN becomes quiet
- * and keeps its upper bits. The processors' instructions do the same. Static inline, since kernels
- * are compiled per instruction set; free of branches, so that compilers vectorise loops. */
+ * rounds to nearest, ties to even, keeps subnormals, and overflows to infinity. NaN becomes quiet
+ * and keeps its upper bits. Processors' instructions do the same. The functions are static
+ * inline, because kernels are compiled per instruction set, and have no branches, so that
+ * compilers vectorise loops. */
 #ifndef MHAI_HALF_H
 #define MHAI_HALF_H
 
@@ -31,7 +32,7 @@ static inline uint16_t mhai_f32_to_bf16(float x)
 {
     uint32_t bits = mhai_float_bits(x);
     uint32_t rounded =
-        bits + 0x7FFFu + ((bits >> 16) & 1u); /* a carry into the exponent is correct */
+        bits + 0x7FFFu + ((bits >> 16) & 1u); /* a carry into the exponent gives the right result */
     uint32_t nan = bits | 0x00400000u;
     return (uint16_t)(((bits & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded) >> 16);
 }
@@ -52,11 +53,12 @@ static inline uint16_t mhai_f32_to_f16(float x)
 {
     uint32_t bits = mhai_float_bits(x), size = bits & 0x7FFFFFFFu;
     uint32_t normal = (size - (112u << 23) + 0x0FFFu + ((size >> 13) & 1u)) >> 13;
-    /* f32 at 1/2 and subnormal f16 both have spacing 2^-24, so the addition rounds correctly. */
+    /* f32 near 1/2 and subnormal f16 both have a spacing of 2^-24, so the
+     * addition rounds correctly. */
     uint32_t subnormal = mhai_float_bits(mhai_float_of_bits(size) + 0.5f) - 0x3F000000u;
     uint32_t nan = 0x7E00u | ((size >> 13) & 0x03FFu);
     uint32_t half = size < 0x38800000u ? subnormal : normal;
-    half = size >= 0x477FF000u ? 0x7C00u : half; /* from 65520, halfway to 2^16, on */
+    half = size >= 0x477FF000u ? 0x7C00u : half; /* from 65520 on, halfway to 2^16 */
     half = size > 0x7F800000u ? nan : half;
     return (uint16_t)(half | ((bits >> 16) & 0x8000u));
 }

@@ -1,4 +1,4 @@
-/* FNV-1a, 64 bits: to compare bytes among ranks. Not collision-resistant. */
+/* FNV-1a, 64 bits, to compare data between ranks. Not collision-resistant. */
 #ifndef MHAI_HASH_H
 #define MHAI_HASH_H
 

@@ -34,7 +34,7 @@ static void put_line(mha_json *json, int indent)
 
 static void put_escaped(mha_json *json, const char *text, const char *end)
 {
-    const char *run = text; /* start of the bytes to write unchanged */
+    const char *run = text; /* start of the bytes that are written unchanged */
     put(json, "\"", 1);
     while (text < end) {
         const char *from = text;
@@ -59,9 +59,9 @@ static void put_escaped(mha_json *json, const char *text, const char *end)
     put(json, "\"", 1);
 }
 
-/* Values of json->open[depth]. At depth 0: DONE once the outermost value has begun. In an object or
- * an array: OBJECT or ARRAY, and FILLED once it has a value. json->line and json->lines[depth] are
- * the indentation plus 1; 0: no line breaks. */
+/* Values of json->open[depth]. At depth 0, DONE is set once the outermost value has begun. In an
+ * object or array, OBJECT or ARRAY is set, and FILLED once it has a value. json->line and
+ * json->lines[depth] are the indentation plus 1; 0: no line breaks. */
 enum { DONE = 1, OBJECT = 2, ARRAY = 4, FILLED = 8 };
 
 static bool refuse(mha_json *json, const char *name, const char *why)
@@ -72,7 +72,7 @@ static bool refuse(mha_json *json, const char *name, const char *why)
     return false;
 }
 
-/* Write the separators before a value; false if a value is not allowed here. */
+/* Write the separators before a value. Returns false if no value is allowed here. */
 static bool begin(mha_json *json, const char *name)
 {
     uint8_t *open = &json->open[json->depth];

@@ -1,10 +1,10 @@
 /* Elementary functions (math.h).
  *
- * exp uses Tang's tables (ACM TOMS 15, 1989). log uses a table of logarithms of short numbers, as
- * Tang's does (ACM TOMS 16, 1990), with the reduced argument in two parts. sin and cos use Cody and
- * Waite's reduction (1980), for large arguments that of Payne and Hanek (SIGNUM 18, 1983).
- * Double-double steps are those of Dekker (1971) and Knuth; they are exact unless a comment states
- * an error. */
+ * exp uses Tang's tables (ACM TOMS 15, 1989). log uses a table of logarithms of short numbers,
+ * as Tang's does (ACM TOMS 16, 1990), with a reduced argument in two parts. sin and cos use
+ * the reduction of Cody and Waite (1980), and for large arguments that of Payne and Hanek
+ * (SIGNUM 18, 1983). Double-double operations are from Dekker (1971) and Knuth, and exact
+ * unless an error is stated. */
 #include "base/math.h"
 
 #include "base/math_tables.h"
@@ -20,7 +20,7 @@ _Static_assert(FLT_EVAL_METHOD == 0, "double arithmetic must be that of double")
 
 typedef mhai_two two;
 
-/* |a| >= |b| or a = 0. */
+/* Requires |a| >= |b| or a = 0. */
 static inline two two_sum(double a, double b)
 {
     const double sum = a + b;
@@ -55,10 +55,10 @@ static double from_bits(uint64_t bits)
     return x;
 }
 
-/* Adding it rounds numbers below 2^51 to integers, which are then the low bits of the sum. */
+/* Adding this constant rounds numbers below 2^51 to integers, in the low bits of the sum. */
 static const double shift = 0x1.8p52;
 
-/* p[0] + p[1] x + ...; the number of terms is odd and at least 3. Even and odd powers are separate
+/* p[0] + p[1] x + ... The number of terms is odd and at least 3. Even and odd powers form separate
  * chains, which halves the latency. */
 static inline double polynomial(const double *p, int terms, double x)
 {
@@ -73,13 +73,13 @@ static inline double polynomial(const double *p, int terms, double x)
 
 /* ---- exp ------------------------------------------------------------------------------------- */
 
-/* 2^n (high + low), relative error 2^-58. */
+/* 2^n (high + low), with a relative error of 2^-58. */
 typedef struct power {
     two value; /* from 0.98 to 2 */
     int64_t n;
 } power;
 
-/* 2^(k / 32) e^r, |r| < 0.0109; shifted is k + shift. */
+/* 2^(k / 32) e^r for |r| < 0.0109, where shifted = k + shift. */
 static inline power table_times(double shifted, double r)
 {
     const int64_t k = (int64_t)(bits_of(shifted) - bits_of(shift));
@@ -88,11 +88,11 @@ static inline power table_times(double shifted, double r)
     return (power){{row[0], row[1] + row[0] * more}, (k - (k & 31)) / 32};
 }
 
-/* e^(x + low), |x| < 1100, |low| < 2^-40. */
+/* e^(x + low) for |x| < 1100, |low| < 2^-40. */
 static inline power exp_of(double x, double low)
 {
     const double shifted = x * EXP_PER_LN2 + shift, k = shifted - shift;
-    /* k < 2^16, so its product with 37 bits is exact */
+    /* k < 2^16, so its product with a 37-bit number is exact */
     return table_times(shifted, x - k * LN2_32_HIGH - (k * LN2_32_LOW - low));
 }
 
@@ -124,14 +124,14 @@ double mhai_exp2(double x)
 
 /* ---- log ------------------------------------------------------------------------------------- */
 
-/* log x for finite x > 0, not normalised. high is a multiple of 2^-43, so sums of its parts are
- * exact below 2^10. The error of low is at most 2^-62 of the sum. */
+/* log x for finite x > 0, not normalised. high is a multiple of 2^-43, so sums of such numbers are
+ * exact below 2^10. low has an error of at most 2^-62 of the result. */
 static inline two log_parts(double x)
 {
     int n = 0;
     uint64_t bits = bits_of(x);
     if (bits >> 52 == 0) bits = bits_of(x * 0x1p54), n = -54;
-    /* x = 2^n z with z >= 45.5 / 64; j / 64 is nearest to z, j from 45 or 46 to 91 */
+    /* x = 2^n z with z >= 45.5 / 64. j / 64 is the nearest to z, with j from 45 or 46 to 91. */
     const uint64_t least = 0x3FE6C00000000000u;
     const uint64_t over = bits - least;
     n += (int)((int64_t)over >> 52);
@@ -139,14 +139,14 @@ static inline two log_parts(double x)
     const double shifted = z * 64 + shift, near = shifted - shift,
                  f = z - near * 0x1p-6; /* exact */
     const double *row = log_table[(bits_of(shifted) & 127) - LOG_FIRST];
-    /* r = f 64 / j in two parts. The remainder is exact, since r_high j has 44 bits. */
+    /* r = f 64 / j in two parts. The remainder is exact, because r_high j has 44 bits. */
     const double r = f * row[0], r_high = r + 0x1.8p9 - 0x1.8p9;
     const double r_low = (f - r_high * (near * 0x1p-6)) * row[0];
     return (two){n * LN2_HIGH + row[1] + r_high,
                  row[2] + n * LN2_LOW + (r_low + r * r * polynomial(log_terms, 7, r))};
 }
 
-/* The result of log for x that is not positive and finite. */
+/* log of x that is not positive and finite. */
 static double log_special(double x)
 {
     return x == 0 ? -INFINITY : x > 0 ? x : x < 0 ? NAN : x;
@@ -187,7 +187,8 @@ double mhai_power(mhai_two log_x, double y)
 
 /* ---- tanh ------------------------------------------------------------------------------------ */
 
-/* (E - 1) / (E + 1) with E = e^2|x|, both in two parts, the quotient corrected by its remainder. */
+/* (E - 1) / (E + 1) with E = e^2|x|. Both are in two parts, and the quotient is
+ * corrected by its remainder. */
 double mhai_tanh(double x)
 {
     const double size = fabs(x);
@@ -207,7 +208,7 @@ double mhai_tanh(double x)
 
 /* ---- sin, cos -------------------------------------------------------------------------------- */
 
-/* sin(x.high + x.low), |x| slightly above pi / 4 at most. */
+/* sin(x.high + x.low) for |x| up to slightly above pi / 4. */
 static double small_sin(two x)
 {
     const double z = x.high * x.high;
@@ -220,8 +221,8 @@ static double small_cos(two x)
     return most + (1 - most - half + (z * z * polynomial(cos_terms, 7, z) - x.high * x.low));
 }
 
-/* x = n pi / 2 + the result, |x| < 2^20 (Cody and Waite). The products of n and 33 bits and the
- * first difference are exact. The rounding error of the last part is below 2^-130. */
+/* x = n pi / 2 + the result, for |x| < 2^20 (Cody and Waite). The products of n and 33-bit numbers
+ * and the first difference are exact. The last part has a rounding error below 2^-130. */
 static two reduce(double x, uint32_t *n)
 {
     const double shifted = x * PER_HALF_PI + shift, k = shifted - shift;
@@ -232,7 +233,7 @@ static two reduce(double x, uint32_t *n)
     return two_sum(t, s_low + t_low - k * HALF_PI_4);
 }
 
-/* High and low word of a product. */
+/* The high word of a product, and the low word. */
 static uint64_t wide_product(uint64_t a, uint64_t b, uint64_t *low)
 {
     const uint64_t a1 = a >> 32, a0 = a & UINT32_MAX, b1 = b >> 32, b0 = b & UINT32_MAX;
@@ -248,9 +249,9 @@ static uint64_t some_bits(int from)
     return from % 64 ? word[0] << from % 64 | word[1] >> (64 - from % 64) : word[0];
 }
 
-/* The same for 2^20 <= x < 2^1024 (Payne and Hanek). With x = m 2^e, bits of 2 / pi that contribute
- * multiples of 4 are skipped. The next 192 bits suffice, since no x is nearer than 2^-62 to a
- * multiple of pi / 2. */
+/* The same for 2^20 <= x < 2^1024 (Payne and Hanek). For x = m 2^e, skip the bits of 2 / pi
+ * that contribute multiples of 4. The next 192 bits suffice, because no x is within 2^-62
+ * of a multiple of pi / 2. */
 static two reduce_large(double x, uint32_t *n)
 {
     const uint64_t bits = bits_of(x), m = (bits & 0xFFFFFFFFFFFFFu) | UINT64_C(1) << 52;

@@ -1,11 +1,11 @@
-/* Elementary functions in double, made of + - * / and integer operations only. So results depend
- * neither on the processor nor on the C library, which selects variants by processor. src/ must
- * call these instead of libm's (tools/check_style.py). Functions that are exact or correctly
- * rounded (such as sqrt, fma, floor and ldexp) are taken from libm.
+/* Elementary functions in double, computed with + - * / and integer operations only. So results
+ * depend neither on the processor nor on the C library, whose variants depend on the processor.
+ * src/ must call these instead of libm (tools/check_style.py), except for functions that are exact
+ * or correctly rounded, such as sqrt, fma, floor and ldexp.
  *
- * Error bounds are in units in the last place of the result; docs/numerics.md, section 14, derives
+ * Error bounds are in units in the last place of the result. docs/numerics.md, section 14, derives
  * them, and tests/kernels/test_math.c tests them. NaN propagates. Zeros, infinities and subnormals
- * follow C's Annex F unless noted. */
+ * follow Annex F of C unless noted. */
 #ifndef MHAI_MATH_H
 #define MHAI_MATH_H
 
@@ -15,13 +15,13 @@ double mhai_log(double x);   /* 0.55 */
 double mhai_log1p(double x); /* 0.55 */
 double mhai_tanh(double x);  /* 0.6 */
 
-/* A number as an unevaluated sum; the second part is at most half an ulp of the first. */
+/* An unevaluated sum of two numbers. The second is at most half an ulp of the first. */
 typedef struct mhai_two {
     double high, low;
 } mhai_two;
 
-/* x^y = mhai_power(mhai_log_two(x), y) for finite x > 0 and |y| <= 1: 0.55. Several y may share one
- * logarithm. */
+/* x^y = mhai_power(mhai_log_two(x), y) for finite x > 0 and |y| <= 1: 0.55. A logarithm can
+ * be used for several y. */
 mhai_two mhai_log_two(double x);
 double mhai_power(mhai_two log_x, double y);
 

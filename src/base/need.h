@@ -4,11 +4,12 @@
 
 #include <multihead/component.h>
 
-/* Report MHA_ERR_NULL, "function: name is NULL", with name `index` of the list `names`. */
+/* Report MHA_ERR_NULL as "function: name is NULL", where name is entry
+ * `index` of the list `names`. */
 mha_status mhai_need_fail(const char *function, const char *names, size_t index);
 
-/* Return that error for the first of these variables that is NULL. MHAI_NEED_AS: under the given
- * names. */
+/* Return that error for the first of these variables that is NULL.
+ * MHAI_NEED_AS uses the given names. */
 #define MHAI_NEED(function, ...) MHAI_NEED_AS(function, #__VA_ARGS__, __VA_ARGS__)
 #define MHAI_NEED_AS(function, names, ...)                                    \
     do {                                                                      \

@@ -1,6 +1,6 @@
 /* Philox 4x32-10, a counter-based generator (Salmon et al. 2011): four random words per counter and
- * key. It has no state, so every tiling and every order of work gets the same numbers. Static
- * inline, since kernels are compiled per instruction set. */
+ * key. It has no state, so the numbers do not depend on tiling or on the order of work. Static
+ * inline, because kernels are compiled per instruction set. */
 #ifndef MHAI_PHILOX_H
 #define MHAI_PHILOX_H
 
@@ -22,7 +22,7 @@ static inline void mhai_philox(uint32_t word[4], const uint32_t key[2])
     }
 }
 
-/* Attention dropout: the words of keys 4 group .. 4 group + 3 of a row. */
+/* Attention dropout: the random words of keys 4 group .. 4 group + 3 in a row. */
 static inline void mhai_dropout_words(uint32_t word[4], const uint32_t seed[2], uint32_t batch,
                                       uint32_t head, uint32_t query, int64_t group)
 {

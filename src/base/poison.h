@@ -1,4 +1,4 @@
-/* Tell AddressSanitizer which memory must not be accessed; no-ops without it. */
+/* Tells AddressSanitizer which memory must not be accessed. No-ops without it. */
 #ifndef MHAI_POISON_H
 #define MHAI_POISON_H
 

@@ -1,19 +1,19 @@
 /* A pool of POSIX threads.
  *
- * The caller is worker 0. The others sleep on a condition variable between runs. Each worker takes
- * the items of its own share first, from an atomic counter, and then helps with other shares. So
- * consecutive runs of the same shape find their weights and rows in the right cache.
+ * The caller is worker 0. The others sleep on a condition variable between runs. Each worker first
+ * takes the items of its own share, from an atomic counter, and then helps with other shares. So in
+ * consecutive runs of the same shape, weights and rows are in the right cache.
  *
- * Workers poll for a short time before they sleep, and the caller before it sleeps at the end of a
- * run: the runs of a training step follow each other faster than a sleeping thread wakes. They poll
- * atomic variables, and then take the mutex as if they had slept. The threads are POSIX ones,
- * because glibc builds C11 threads on internals that the thread sanitizer cannot see.
+ * Workers poll for a short time before they sleep. The caller does the same at the end of a run.
+ * The runs of a training step follow each other faster than a sleeping thread wakes. After polling
+ * atomic variables, threads lock the mutex as if they had slept. C11 threads are not used: glibc
+ * builds them on internals that the thread sanitizer cannot see.
  *
- * Sleeping workers are kept off the caller's CPU. Without that, the kernel of a virtual machine was
- * observed to wake them on the caller's CPU despite an idle one, and to move them milliseconds
- * later: a run of a few milliseconds after a pause took longer with two threads than with one.
+ * Sleeping workers are kept off the caller's CPU. Otherwise the kernel of a virtual machine was
+ * observed to wake them there despite an idle CPU, and to move them only milliseconds later. After
+ * a pause, a run of a few milliseconds then took longer with two threads than with one.
  *
- * After a fork the child has none of the threads and possibly a locked mutex. So the pool stores
+ * After a fork, the child has none of the threads, and the mutex may be locked. So the pool stores
  * the process id, and starts again in another process. */
 #define _GNU_SOURCE /* sched_getcpu, pthread_setaffinity_np */
 #include "base/pool.h"
@@ -32,13 +32,13 @@ typedef struct worker {
     mhai_pool *pool;
     pthread_t thread;
     int index;
-    bool asleep; /* under the mutex, as is kept_off */
+    bool asleep; /* under the mutex, like kept_off */
     bool kept_off;
 #if defined(__linux__)
     cpu_set_t allowed; /* its affinity before it was kept off the caller's CPU */
 #endif
-    int64_t end; /* of this worker's share of the items */
-    /* The next item of the share, in a separate cache line. */
+    int64_t end; /* end of this worker's share of the items */
+    /* The next item of the share; in its own cache line. */
     _Alignas(64) _Atomic int64_t next;
 } worker;
 
@@ -49,14 +49,14 @@ struct mhai_pool {
     int started;  /* threads that exist */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
-    bool watchful;               /* poll: there is a processor for each worker */
-    _Atomic uint64_t generation; /* written under the mutex, as are the next three */
-    _Atomic int busy;            /* threads that have not finished the current run */
+    bool watchful;               /* polling: there is a processor for each worker */
+    _Atomic uint64_t generation; /* written under the mutex, like the next three */
+    _Atomic int busy;            /* threads still working on the current run */
     _Atomic bool quit;
     mha_parallel_body body;
     void *argument;
     int64_t step;
-    _Atomic int looking; /* idle threads that poll */
+    _Atomic int looking; /* idle threads that are polling */
     worker workers[];    /* [capacity]; the caller is the first */
 };
 
@@ -89,8 +89,8 @@ static void share_out(mhai_pool *pool, int64_t items)
     }
 }
 
-/* PATIENCE: microseconds of polling, about ten times the cost of sleeping and waking. LOOKS: polls
- * per reading of the clock. */
+/* PATIENCE: time to poll in microseconds, about ten times the cost of sleeping and waking. LOOKS:
+ * polls per reading of the clock. */
 enum { PATIENCE = 50, LOOKS = 32 };
 
 static int64_t microseconds(void)
@@ -120,8 +120,8 @@ static bool is_done(mhai_pool *pool)
     return atomic_load_explicit(&pool->busy, memory_order_relaxed) == 0;
 }
 
-/* Poll for at most PATIENCE: a worker until there is a run other than `seen`, the caller until its
- * run is done. */
+/* Poll for at most PATIENCE. A worker waits for a run other than `seen`, the caller
+ * for the end of its run. */
 static void look(mhai_pool *pool, uint64_t seen, bool caller)
 {
     if (!pool->watchful) return;
@@ -133,7 +133,7 @@ static void look(mhai_pool *pool, uint64_t seen, bool caller)
 }
 
 #if defined(__linux__)
-/* Keeping off more workers would cost the caller more time than it gains. */
+/* Beyond this number, keeping workers off would cost the caller more time than it saves. */
 enum { MOST_KEPT_OFF = 15 };
 
 static void keep_off(worker *w, int processor)
@@ -145,7 +145,7 @@ static void keep_off(worker *w, int processor)
         CPU_COUNT(&others) > 0 && pthread_setaffinity_np(w->thread, sizeof others, &others) == 0;
 }
 
-/* Does nothing with more workers than processors, since no CPU is free then. */
+/* No-op if there are more workers than processors, because no CPU is free then. */
 static void keep_sleepers_off(mhai_pool *pool)
 {
     const int here = pool->watchful ? sched_getcpu() : -1;
@@ -154,7 +154,7 @@ static void keep_sleepers_off(mhai_pool *pool)
         if (pool->workers[i].asleep) keep_off(&pool->workers[i], here);
 }
 
-/* The worker is awake: restore its affinity. */
+/* Restore the affinity of a worker that is awake. */
 static void let_go(worker *self)
 {
     if (self->kept_off) (void)sched_setaffinity(0, sizeof self->allowed, &self->allowed);
@@ -200,8 +200,8 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* Create the synchronisation objects and the threads of a pool in this process.
- * Signals are blocked in the workers, so that the host's handlers run in the host's threads. */
+/* Create the synchronisation objects and threads of a pool in this process. Workers block signals,
+ * so that the host's handlers run in the host's threads. */
 static void start(mhai_pool *pool)
 {
     pthread_mutex_init(&pool->mutex, NULL);
@@ -278,7 +278,7 @@ void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void 
     pthread_mutex_lock(&pool->mutex);
     pool->body = body;
     pool->argument = argument;
-    /* Take small items several at a time; 64 steps per thread keep the load balanced. */
+    /* Take several small items at a time. 64 steps per thread keep the load balanced. */
     pool->step = items / ((int64_t)(pool->started + 1) * 64);
     if (pool->step < 1) pool->step = 1;
     share_out(pool, items);

@@ -1,4 +1,4 @@
-/* A small pool of threads for one context. */
+/* A small thread pool for one context. */
 #ifndef MHAI_POOL_H
 #define MHAI_POOL_H
 
@@ -6,16 +6,16 @@
 
 typedef struct mhai_pool mhai_pool;
 
-/* A pool that runs bodies on up to `workers` threads; the caller is worker 0. If the system
- * refuses threads, the pool has fewer. NULL only if memory is short. */
+/* Create a pool of up to `workers` threads. The caller is worker 0. If the system refuses threads,
+ * there are fewer. Returns NULL only if out of memory. */
 mhai_pool *mhai_pool_create(const mha_allocator *allocator, int workers);
 void mhai_pool_destroy(mhai_pool *pool);
 
-/* True if all other threads are polling: starting a run then costs almost nothing, while waking
- * threads takes about ten microseconds or more. The answer may be outdated on return. */
+/* Whether all other threads are polling. Starting a run then costs almost nothing, while waking
+ * threads takes ten microseconds or more. The answer may be outdated on return. */
 bool mhai_pool_is_awake(mhai_pool *pool);
 
-/* Call body(argument, item, worker) once for each item < items; return when all are done. */
+/* Call body(argument, item, worker) once for each item < items. Returns when all are done. */
 void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void *argument);
 
 #endif

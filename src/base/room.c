@@ -1,5 +1,5 @@
-/* See mha_room in component.h. Pieces are separate allocations, so that sanitizers detect
- * overruns. */
+/* See mha_room in component.h. Each piece is a separate allocation, so that
+ * sanitizers detect overruns. */
 #include <multihead/component.h>
 
 #include <stddef.h>
@@ -9,11 +9,11 @@
 typedef struct mha_room_piece {
     struct mha_room_piece *before;
     void *thing;                  /* NULL: the piece is `memory` */
-    void (*release)(void *thing); /* NULL: only free() the piece */
+    void (*release)(void *thing); /* NULL: free() the piece, nothing else */
     max_align_t memory[];
 } piece;
 
-/* Size of count elements, at least one; false if it exceeds the largest object size. */
+/* The size of count elements, at least one. Returns false if it exceeds the largest object size. */
 static bool count_bytes(int64_t count, size_t size, size_t *bytes)
 {
     return count >= 0 && !__builtin_mul_overflow((size_t)(count > 0 ? count : 1), size, bytes) &&
@@ -35,7 +35,7 @@ static void push(mha_room *room, piece *p)
     room->count++;
 }
 
-/* Pointers of all types have one representation. */
+/* Pointers of all types have the same representation. */
 mha_status mha_room_alloc(mha_room *room, int64_t count, size_t size, void *pointer)
 {
     size_t bytes;
@@ -67,7 +67,7 @@ mha_status mha_room_keep(mha_room *room, void *thing, void (*release)(void *thin
     return MHA_OK;
 }
 
-/* The link to the piece of a thing, searched from the newest on; NULL: it is not in the room. */
+/* The link to the piece with this thing, searched from the newest on; NULL: not in the room. */
 static piece **find(mha_room *room, const void *thing)
 {
     for (piece **at = &room->last; *at; at = &(*at)->before)

@@ -7,8 +7,8 @@
 
 enum { ALIGNMENT = 64, SMALLEST_BLOCK = 64 * 1024 };
 
-/* Under AddressSanitizer a red zone of equal size follows each piece, so offset n of a block is at
- * n * SPREAD, whatever the number of pieces. Sizes and offsets do not count red zones. */
+/* With AddressSanitizer, a red zone of equal size follows each piece. Sizes and offsets do not
+ * include red zones, so offset n of a block is at n * SPREAD. */
 enum { SPREAD = 1 + MHAI_RED_ZONES };
 
 static unsigned char *at(const mhai_scratch *scratch, size_t block, size_t offset)
@@ -47,7 +47,7 @@ static mha_status push_block(mhai_scratch *scratch, size_t bytes)
     if (i == MHAI_SCRATCH_BLOCKS)
         return mha_fail(MHA_ERR_NOMEM, "scratch: more than %d blocks before the first call ended",
                         (int)MHAI_SCRATCH_BLOCKS);
-    /* Doubling keeps the number of blocks in a first call small. */
+    /* Doubling limits the number of blocks during the first call. */
     size_t last = i > 0 ? scratch->block[i - 1].bytes : SMALLEST_BLOCK / 2;
     size_t want = last <= SIZE_MAX / 2 && bytes < 2 * last ? 2 * last : bytes;
     void *memory = take_block(scratch, want);
@@ -63,7 +63,7 @@ static mha_status push_block(mhai_scratch *scratch, size_t bytes)
     return MHA_OK;
 }
 
-/* Replace the blocks of an empty stack by one of their total size. If that fails, the next call
+/* Replace the blocks of an empty stack with one of their total size. If that fails, the next call
  * allocates blocks again. */
 static void merge_blocks(mhai_scratch *scratch)
 {
@@ -107,7 +107,8 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
     mhai_scratch *scratch = &context->scratch;
     void *memory = NULL;
     size_t bytes;
-    memcpy(pointer, &memory, sizeof memory); /* pointers of all types have one representation */
+    memcpy(pointer, &memory, sizeof memory); /* pointers of all types have the same
+                                              * representation */
     if (count < 0 || (uint64_t)count > SIZE_MAX || !mhai_mul_size((size_t)count, size, &bytes) ||
         bytes > PTRDIFF_MAX - ALIGNMENT)
         return mha_fail(MHA_ERR_SIZE, "scratch: %lld elements of %zu bytes do not fit in memory",
@@ -115,7 +116,7 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
     const size_t asked = bytes;
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes == 0) bytes = ALIGNMENT;
-    size_t top = scratch->blocks - 1; /* wraps if there is none; not used then */
+    size_t top = scratch->blocks - 1; /* wraps around if there is no block; then unused */
     if (scratch->blocks == 0 || scratch->block[top].bytes - scratch->block[top].used < bytes) {
         MHA_TRY(push_block(scratch, bytes));
         top = scratch->blocks - 1;
@@ -123,7 +124,7 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
     memory = at(scratch, top, scratch->block[top].used);
     memcpy(pointer, &memory, sizeof memory);
     scratch->block[top].used += bytes;
-    MHAI_POISON(memory, SPREAD * bytes); /* mhai_scratch_spare() may have unpoisoned it */
+    MHAI_POISON(memory, SPREAD * bytes); /* may have been unpoisoned by mhai_scratch_spare() */
     MHAI_UNPOISON(memory, asked);
     return MHA_OK;
 }

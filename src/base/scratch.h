@@ -1,5 +1,5 @@
 /* The scratch stack: a few blocks, merged into one when the stack is empty. In the steady state
- * there is one block, and nothing is allocated. */
+ * there is a single block, and nothing is allocated. */
 #ifndef MHAI_SCRATCH_H
 #define MHAI_SCRATCH_H
 
@@ -14,17 +14,17 @@ typedef struct mhai_scratch {
         unsigned char *memory;
         size_t bytes, used;
     } block[MHAI_SCRATCH_BLOCKS];
-    size_t blocks; /* in use; the last block is the top */
+    size_t blocks; /* number in use; the last block is the top */
 } mhai_scratch;
 
-/* Make the stack one free block of at least `bytes`. The stack must be empty. */
+/* Make the empty stack a single free block of at least `bytes`. */
 MHA_NODISCARD mha_status mhai_scratch_reserve(mhai_scratch *scratch, size_t bytes);
 
-/* The free part of the top block, NULL if it is smaller than `bytes`. It is not allocated: the next
+/* The free part of the top block; NULL if it is smaller than `bytes`. It stays free: the next
  * allocation may return the same memory. */
 void *mhai_scratch_spare(mha_context *context, size_t bytes);
 
-/* Allocate and release: a later allocation of the same amount at this mark cannot fail. */
+/* Allocate and release, so that a later allocation of this size at this mark cannot fail. */
 MHA_NODISCARD mha_status mhai_scratch_ensure(mha_context *context, int64_t count, size_t size);
 
 void mhai_scratch_free(mhai_scratch *scratch);

@@ -1,4 +1,4 @@
-/* SplitMix64 (Steele, Lea and Flood 2014): random numbers from a 64-bit state. */
+/* SplitMix64 (Steele, Lea and Flood 2014), a random generator with a 64-bit state. */
 #ifndef MHAI_SPLIT_MIX_H
 #define MHAI_SPLIT_MIX_H
 

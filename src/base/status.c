@@ -1,6 +1,6 @@
 /* Status texts and the thread-local error detail.
  *
- * The detail is set once, where a failure is detected; callers leave it unchanged. */
+ * The detail is set where a failure is detected. Callers do not change it. */
 #include "format.h"
 #include "need.h"
 
@@ -29,7 +29,7 @@ const char *mha_error_detail(void)
     return detail;
 }
 
-/* Remove a UTF-8 sequence that snprintf() truncated. */
+/* Remove a UTF-8 sequence that snprintf() cut off. */
 static void trim_partial_utf8(char *text, size_t length)
 {
     size_t start = length;
@@ -43,7 +43,7 @@ static void trim_partial_utf8(char *text, size_t length)
 
 mha_status mha_fail(mha_status status, const char *format, ...)
 {
-    /* Built in a buffer, since an argument may be the current detail itself. */
+    /* Formatted in a separate buffer, because an argument may be the current detail. */
     char text[DETAIL_BYTES];
     va_list arguments;
     va_start(arguments, format);

@@ -1,15 +1,15 @@
-/* See base.h and struct_copy.h. The rules are those of Linux' copy_struct_from_user(): fields are
- * only appended, zero keeps the old meaning, and a set field that this build does not know is an
- * error. */
+/* See base.h and struct_copy.h. The rules are those of copy_struct_from_user() in Linux:
+ * fields are only appended, zero means the old behaviour, and a nonzero field that this build
+ * does not know is an error. */
 #include "base/struct_copy.h"
 
 #include <multihead/component.h>
 
 #include <string.h>
 
-/* Fields consist of units of 4 or 8 bytes, aligned to their size, so every valid size is a multiple
- * of 8 (of 4 with 32-bit pointers). The limit is far above the size of any struct, and rejects most
- * uninitialised sizes. */
+/* Fields consist of aligned units of 4 or 8 bytes, so every valid size is a multiple of 8
+ * (of 4 with 32-bit pointers). The limit is far above the size of any struct and rejects
+ * most uninitialised sizes. */
 enum { UNIT = sizeof(void *) < 8 ? 4 : 8, MOST_BYTES = 4096 };
 
 mha_status mha_struct_check_size(const char *name, uint32_t size, size_t least)

@@ -1,4 +1,4 @@
-/* Tensor views: construction, and the checks that every public call begins with. */
+/* Tensor views: construction, and the checks at the beginning of every public call. */
 #include "base/tensor.h"
 
 #include "base/checked.h"
@@ -36,7 +36,7 @@ mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim, const in
     mha_tensor tensor = {.data = data, .dtype = dtype, .ndim = -1};
     if (ndim < 0 || ndim > MHA_MAX_DIMS || (ndim > 0 && !shape)) return tensor;
     tensor.ndim = ndim;
-    /* mhai_tensor_check() detects overflow; unsigned arithmetic keeps it defined here. */
+    /* Unsigned, so that overflow is defined here. mhai_tensor_check() detects it. */
     uint64_t step = 1;
     for (int i = ndim - 1; i >= 0; i--) {
         tensor.shape[i] = shape[i];
@@ -104,11 +104,11 @@ static bool is_empty(const mha_tensor *tensor)
     return false;
 }
 
-/* Find the lowest and the highest element offset. Returns the first axis whose offsets in bytes
- * overflow, or -1. Unused strides (an axis of length 1, an empty tensor) have the same limit, since
- * later code may compute with them. An axis of an empty tensor may have any length below 2^63
- * (NumPy's strides are then 0), but counts as at most 2^31: no loop over an empty tensor is
- * longer. */
+/* Find the lowest and the highest element offset. Returns the first axis whose byte offsets
+ * overflow, or -1. Unused strides (an axis of length 1, an empty tensor) have the same limit,
+ * because later code may compute with them. An axis of an empty tensor may have any length
+ * below 2^63, as in NumPy, where strides are then 0. It counts as at most 2^31: no loop over an
+ * empty tensor is longer. */
 static int element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
 {
     const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes per element, two ends, a margin */
@@ -132,12 +132,12 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
     if (tensor->dtype != dtype)
         return mha_fail(MHA_ERR_DTYPE, "%s: dtype is %s, expected %s", name,
                         mha_dtype_name(tensor->dtype), mha_dtype_name(dtype));
-    if (mha_dtype_size(dtype) == 0) /* any dtype is accepted */
+    if (mha_dtype_size(dtype) == 0) /* any dtype will do */
         return mha_fail(MHA_ERR_DTYPE, "%s: %d is not an element type", name, (int)dtype);
     if (tensor->ndim != ndim)
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected %d", name,
                         (int)tensor->ndim, ndim);
-    if (ndim < 0 || ndim > MHA_MAX_DIMS) /* the size is checked by the caller */
+    if (ndim < 0 || ndim > MHA_MAX_DIMS) /* the caller checks the size */
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, possible are 0 to %d", name, ndim,
                         (int)MHA_MAX_DIMS);
     for (int i = 0; i < ndim; i++) {
@@ -182,8 +182,8 @@ mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor)
 
 mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor)
 {
-    /* A sufficient condition that every usual layout meets: in order of strides, each axis steps
-     * over the whole span of the axes with smaller strides. */
+    /* Sufficient, and met by all usual layouts: in order of increasing stride, each axis steps over
+     * the span of the previous axes. */
     int64_t step[MHA_MAX_DIMS], extent[MHA_MAX_DIMS];
     int axes = 0;
     for (int i = 0; i < tensor->ndim; i++) {
@@ -223,7 +223,7 @@ bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *en
 }
 
 /* Elements are at base + an offset below span + a multiple of period, in bytes. lattice_of()
- * returns false if the view does not have this form. */
+ * returns false for views without this form. */
 typedef struct lattice {
     uintptr_t base;
     int64_t span;
@@ -242,8 +242,8 @@ static bool lattice_of(const mha_tensor *tensor, int64_t period, lattice *seen)
     return seen->span <= period;
 }
 
-/* Views that share rows, as q, k and v of one projection do, are disjoint if their columns are.
- * Sums do not overflow, since both views passed element_span(). */
+/* Views with shared rows, such as q, k and v of one projection, are disjoint if their columns are.
+ * Sums cannot overflow, because both views passed element_span(). */
 static bool interleaved(const mha_tensor *a, const mha_tensor *b)
 {
     for (int i = 0; i < a->ndim; i++) {

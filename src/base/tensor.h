@@ -1,37 +1,38 @@
-/* Checks of tensor views that a public call makes before it touches memory. */
+/* Checks of tensor views that a public call makes before it accesses memory. */
 #ifndef MHAI_TENSOR_H
 #define MHAI_TENSOR_H
 
 #include <multihead/base.h>
 
-/* Check dtype, ndim and shape (an entry of -1 matches any; shape NULL matches all), and that every
- * element lies inside the address space. name is the argument's name, for the error text. */
+/* Check dtype, ndim and shape (-1 matches any length; shape NULL matches all), and that all
+ * elements are inside the address space. name is the argument's name for messages. */
 MHA_NODISCARD mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor,
                                            mha_dtype dtype, int ndim, const int64_t *shape);
 
-/* The tensor is not NULL and is f32, f16 or bf16, the types that attention reads and writes. */
+/* Check that the tensor is not NULL and has a type that attention reads and
+ * writes: f32, f16 or bf16. */
 MHA_NODISCARD mha_status mhai_tensor_check_real(const char *name, const mha_tensor *tensor);
 
-/* The last axis has stride 1, or the tensor is empty or the axis has one element. */
+/* Check that the last axis has stride 1 or length 1, or that the tensor is empty. */
 MHA_NODISCARD mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor);
 
-/* No two elements of an output share memory. Also rejects a few unusual layouts whose elements do
- * not overlap. */
+/* Check that no two elements of an output share memory. A few unusual layouts without
+ * overlap are also rejected. */
 MHA_NODISCARD mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor);
 
-/* output shares no byte with other: compares their address ranges, or their columns if both have
- * rows of the same stride (q, k, v side by side). NULL and empty tensors are disjoint. */
+/* Check that output shares no memory with other, by address ranges or, if their rows have the same
+ * stride, by columns (q, k, v side by side). NULL and empty tensors are disjoint. */
 MHA_NODISCARD mha_status mhai_tensor_check_disjoint(const char *name, const mha_tensor *output,
                                                     const char *other_name,
                                                     const mha_tensor *other);
 
-/* True if both have the same elements in the same order. */
+/* Whether both have the same elements in the same order. */
 bool mhai_tensor_same(const mha_tensor *a, const mha_tensor *b);
 
-/* The address range of a tensor's elements; false if it has none, or an impossible ndim. */
+/* The address range of a tensor's elements. Returns false if it has none, or ndim is invalid. */
 bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end);
 
-/* The same view with two axes exchanged. */
+/* The same view with two axes swapped. */
 mha_tensor mhai_tensor_swap(const mha_tensor *tensor, int a, int b);
 
 #endif

@@ -1,12 +1,12 @@
-/* Decoding of untrusted UTF-8: see json.h. */
+/* Decoding of untrusted UTF-8 (json.h). */
 #include <multihead/json.h>
 
 #include <string.h>
 
 enum { REPLACEMENT = 0xFFFD };
 
-/* Length of the sequence at s if its first two bytes are well-formed, otherwise 0 (Unicode 15,
- * table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF). */
+/* Length of the sequence at s if its first two bytes are well-formed, otherwise 0. (Unicode 15,
+ * table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF.) */
 static int sequence_length(const unsigned char *s)
 {
     if (s[0] < 0x80) return 1;
@@ -28,7 +28,7 @@ bool mha_text_hidden(uint32_t code)
 
 uint32_t mha_text_next(const char **text, const char *end, bool *hidden)
 {
-    unsigned char s[4] = {0}; /* the longest sequence; zeros after the end */
+    unsigned char s[4] = {0}; /* room for the longest sequence, with zeros after the end */
     memcpy(s, *text, end - *text < 4 ? (size_t)(end - *text) : 4);
     int length = sequence_length(s);
     uint32_t code = length == 1   ? s[0]

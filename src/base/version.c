@@ -1,4 +1,4 @@
-/* The version, which the build reads from multihead.h (src/compute.cmake). */
+/* The version, which the build takes from multihead.h (src/compute.cmake). */
 #include <multihead/base.h>
 
 const char *mha_version(void)

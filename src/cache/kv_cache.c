@@ -1,4 +1,4 @@
-/* Creating a cache, appending to it, and attention on it. */
+/* Creating a cache, appending to it, and attention with it. */
 #include "cache/kv_cache.h"
 
 #include "attention/attn_plan.h"
@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { WINDOW_PAGE = 32 }; /* by default: a panel of keys, and little unused memory */
+enum { WINDOW_PAGE = 32 }; /* default: a panel of keys, which wastes little memory */
 
 /* ---- creation ------------------------------------------------------------------------------ */
 
@@ -41,7 +41,7 @@ static mha_status check_window(mha_kv_cache_desc *d)
     return MHA_OK;
 }
 
-/* Powers require whole runs. */
+/* Channel powers require whole runs. */
 static mha_status check_channels(const mha_kv_cache_desc *d)
 {
     if (d->key_scales != MHA_KV_SCALES_CHANNEL) return MHA_OK;
@@ -86,8 +86,8 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     return check_channels(d);
 }
 
-/* Pages that a sequence may hold at once: between appends those of the sinks and of the window,
- * during an append also those of the new rows. */
+/* The most pages of a sequence at any time: those of the sinks and the window, and during an append
+ * those of the new rows. */
 static int64_t most_pages(const mha_kv_cache_desc *d)
 {
     const int64_t all = mhai_ceil_div(d->capacity, d->page_size);
@@ -109,7 +109,7 @@ static int64_t value_bytes(const mha_kv_cache_desc *d)
     return mhai_attn_run_bytes(d->type, d->value_head_dim, false);
 }
 
-/* Bytes of a run of keys and of a run of values, without scales. */
+/* Bytes of a run of keys plus a run of values, without scales. */
 static int64_t number_bytes(const mha_kv_cache_desc *d)
 {
     const int64_t each = MHAI_RUN * (int64_t)mha_dtype_size(d->type);
@@ -117,20 +117,20 @@ static int64_t number_bytes(const mha_kv_cache_desc *d)
            mhai_round_up(each * d->value_head_dim, MHAI_LINE);
 }
 
-/* Whether the numbers and scales of all runs of a head fit in int64. */
+/* Whether the size of all runs of a head, with scales, fits in int64. */
 static bool is_countable(int64_t width)
 {
     int64_t numbers;
     return mhai_mul_i64(width, MHAI_RUN * 8, &numbers) && numbers <= PTRDIFF_MAX / 64;
 }
 
-/* Pages to allocate: with a window, one more for the empty page. */
+/* Number of pages to allocate. A window needs one more, the empty page. */
 static int64_t pool_of(const mha_kv_cache_desc *d)
 {
     return d->pages + (d->window > 0);
 }
 
-/* Bytes of all pages' keys or values. */
+/* Bytes of all keys or of all values. */
 static bool count_bytes(const mha_kv_cache_desc *d, int64_t run, int64_t *page, int64_t *all)
 {
     if (d->page_size > PTRDIFF_MAX - MHAI_RUN) return false;
@@ -167,11 +167,11 @@ static bool count_parts(const mha_kv_cache_desc *d, mha_kv_cache_sizes *s, parts
                          ? d->pages * d->kv_heads * mhai_ceil_div(d->page_size, MHAI_RUN) *
                                (key_bytes(d) + value_bytes(d) - number_bytes(d))
                          : 0;
-    s->total_bytes = at->values + values; /* the empty page, too */
+    s->total_bytes = at->values + values; /* including the empty page */
     return true;
 }
 
-/* Page numbers and indices of table entries must fit in int32. */
+/* Check that page numbers and indices of table entries fit in int32. */
 static mha_status check_pages(mha_kv_cache_desc *d)
 {
     int64_t entries;
@@ -334,7 +334,7 @@ mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache, const mhai_kv_row
 typedef void store_row(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                        mha_dtype type, const void *from);
 
-/* Store rows of every head of sequence b after its present ones. */
+/* Append rows of all heads to sequence b. */
 static void store_rows(const mha_kv_cache *cache, int64_t b, const mhai_kv_rows *rows,
                        const mha_tensor *x, store_row *to)
 {
@@ -395,7 +395,7 @@ static mha_tensor shape_of(const mha_kv_cache *cache, const int64_t *lengths, in
     return mhai_kv_cache_shape(cache, longest, width);
 }
 
-/* Whether the call reads the positions of queries. */
+/* Whether the call depends on the positions of queries. */
 static bool reads_positions(const mha_attention_desc *d)
 {
     return (d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW)) || d->alibi_slopes ||
@@ -411,7 +411,7 @@ void mhai_kv_cache_place_queries(mha_attention_desc *desc, const mha_attention_o
     desc->q_offsets = offsets;
 }
 
-/* A call sees at most the cache's window, which is also its default. */
+/* Set the window of a call, which is at most the cache's and defaults to it. */
 static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
                               const mha_attention_outputs *wanted)
 {
@@ -441,7 +441,7 @@ static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
     return MHA_OK;
 }
 
-/* Check that the first counted row of each sequence sees no discarded position. */
+/* Check that the first row of each sequence that is not padding sees no discarded position. */
 static mha_status check_window_held(const mha_kv_cache *cache, const mha_attention_desc *d,
                                     const int64_t *firsts)
 {

@@ -1,5 +1,5 @@
-/* The cache of keys and values: pages of runs (attention/attn_pages.h), a page table per
- * sequence, and a reference count per page. */
+/* A cache of keys and values: pages of runs (attention/attn_pages.h), a page table per sequence,
+ * and a reference count per page. */
 #ifndef MHAI_KV_CACHE_H
 #define MHAI_KV_CACHE_H
 
@@ -22,20 +22,20 @@ struct mha_kv_cache {
     int32_t *table; /* [B][entries]; unused entries are undefined */
 };
 
-/* A page of zeros after all others, for discarded positions of a window. */
+/* A page of zeros after all others, used for positions that the window discarded. */
 static inline int32_t mhai_kv_empty_page(const mha_kv_cache *cache)
 {
     return (int32_t)cache->desc.pages;
 }
 
-/* The pages of the sinks. */
+/* Number of pages of the sinks. */
 static inline int64_t mhai_kv_sink_pages(const mha_kv_cache *cache)
 {
     return mhai_ceil_div(cache->desc.sink_keys, cache->desc.page_size);
 }
 
-/* Rows of an append. Of n rows, sequence b takes counts[b] (NULL: the rest), beginning at
- * firsts[b] (NULL: 0). */
+/* Rows to append. Of n rows, sequence b takes counts[b] (NULL: all that follow), from
+ * firsts[b] on (NULL: 0). */
 typedef struct mhai_kv_rows {
     int64_t n;
     const int64_t *firsts, *counts;
@@ -56,55 +56,55 @@ static inline int64_t mhai_kv_count(const mhai_kv_rows *rows, int64_t b)
 /* Empty the cache and free all pages. */
 void mhai_kv_pages_reset(mha_kv_cache *cache);
 
-/* Whether sequence b can be cut to its first `length` positions without needing discarded ones. */
+/* Check that sequence b can be truncated to `length` positions without needing discarded ones. */
 MHA_NODISCARD mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b,
                                                       int64_t length);
 
-/* Cut sequence b to its first `length` positions. */
+/* Truncate sequence b to `length` positions. */
 void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length);
 
-/* Whether the free pages suffice for the rows of every sequence. */
+/* Check that there are enough free pages for the rows of all sequences. */
 MHA_NODISCARD mha_status mhai_kv_pages_check(const mha_kv_cache *cache, const mhai_kv_rows *rows);
 
-/* After the check: free the pages that no new position sees, and give each sequence its own
- * pages for its rows. Cannot fail; lengths are unchanged. */
+/* After this check, free pages that no new position sees, and give each sequence pages for its rows
+ * that it does not share. Cannot fail. Lengths do not change. */
 void mhai_kv_pages_take(mha_kv_cache *cache, const mhai_kv_rows *rows);
 
 /* ---- kv_rows.c: positions in runs ----------------------------------------------------------- */
 
-/* Store row `from` of k or v at `position` of head h of sequence b. Its page must exist. */
+/* Store row `from` as k or v at `position` of head h of sequence b. The page must exist. */
 void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                        mha_dtype type, const void *from);
 void mhai_kv_store_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                          mha_dtype type, const void *from);
 
-/* Likewise for a stored key. Its page must belong to this sequence only. */
+/* Overwrite a stored key in the same way. Its page must not be shared. */
 void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                          mha_dtype type, const void *from);
 
 /* ---- kv_cache.c ----------------------------------------------------------------------------- */
 
-/* Check that every sequence can take its rows. */
+/* Check that every sequence has room for its rows. */
 MHA_NODISCARD mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache,
                                                   const mhai_kv_rows *rows);
 
-/* Keys or values of this many positions as attention expects them: a tensor with a shape, whose
- * memory is not read. */
+/* Keys or values of this many positions as a tensor for attention: only its shape
+ * is used, not its memory. */
 mha_tensor mhai_kv_cache_shape(const mha_kv_cache *cache, int64_t positions, int64_t width);
 
-/* Place queries by default at the last T positions of each of B sequences. offsets [B] holds the
- * result. */
+/* Set the default positions of queries, the last T positions of each of B
+ * sequences, in offsets [B]. */
 void mhai_kv_cache_place_queries(mha_attention_desc *desc, const mha_attention_outputs *outputs,
                                  const int64_t *lengths, int64_t B, int64_t T, int64_t *offsets);
 
-/* mha_kv_cache_attention(). Rows before firsts[b] are padding, which may see less than the
- * window; firsts NULL: no padding. */
+/* mha_kv_cache_attention(). Rows before firsts[b] are padding, which may see less than the window.
+ * firsts NULL: no padding. */
 MHA_NODISCARD mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
                                               const mha_attention_desc *desc, const int64_t *firsts,
                                               const mha_tensor *q, const mha_tensor *o,
                                               const mha_attention_outputs *outputs);
 
-/* mha_attention_explain() of a call with the cache, for sequences of the given lengths. */
+/* mha_attention_explain() of a call with the cache, for sequences of these lengths. */
 MHA_NODISCARD mha_status mhai_kv_cache_explain(const mha_context *context,
                                                const mha_kv_cache *cache, const int64_t *lengths,
                                                const mha_attention_desc *desc, const mha_tensor *q,

@@ -1,6 +1,6 @@
-/* The page tables of sequences. A sequence of length n has ceil(n / page_size) entries; the
- * last may be partly filled. A shared page is copied before a write. With a window, entries
- * between the sinks and the first visible position refer to the empty page. */
+/* The page tables of sequences. A sequence of length n has ceil(n / page_size) entries; the last
+ * page may be partly filled. Shared pages are copied on write. With a window, entries between the
+ * sinks and the first visible position refer to the empty page. */
 #include "cache/kv_cache.h"
 
 #include "base/checked.h"
@@ -42,14 +42,14 @@ static void release(mha_kv_cache *cache, int32_t page)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-/* The first entry that a query at `position` needs, except the sinks'. */
+/* The first entry after the sinks' that a query at `position` needs. */
 static int64_t first_needed(const mha_kv_cache *cache, int64_t position)
 {
     const int64_t before = mhai_max_i64(0, position) - (cache->desc.window - 1);
     return mhai_max_i64(0, before) / cache->desc.page_size;
 }
 
-/* Whether all positions that a query at `length` sees are still stored. */
+/* Whether all positions that a query at `length` sees are in the cache. */
 static bool holds_window(const mha_kv_cache *cache, int64_t discarded, int64_t length)
 {
     return pages_of(cache, length) <= mhai_kv_sink_pages(cache) ||
@@ -107,8 +107,8 @@ static int32_t partial_page(const mha_kv_cache *cache, int64_t b)
     return length % size == 0 ? -1 : row_of(cache, b)[length / size];
 }
 
-/* Whether sequence b must copy its last page. If all holders of a page append to it, the last of
- * them need not copy. */
+/* Whether sequence b must copy its last page. If all sequences that share a page append to it, the
+ * last of them can keep it. */
 static bool copies_page(const mha_kv_cache *cache, const mhai_kv_rows *rows, int64_t b)
 {
     const int32_t page = partial_page(cache, b);
@@ -119,8 +119,8 @@ static bool copies_page(const mha_kv_cache *cache, const mhai_kv_rows *rows, int
     return cache->references[page] - before > 1;
 }
 
-/* The number of pages that become free when every sequence discards what it no longer needs;
- * `sign` -1 removes their references, 1 restores them. */
+/* The number of pages that become free when every sequence discards its unneeded entries. A sign of
+ * -1 removes their references; 1 restores them. */
 static int64_t count_discarded(const mha_kv_cache *cache, const mhai_kv_rows *rows, int sign)
 {
     int64_t freed = 0;
@@ -160,7 +160,7 @@ static int32_t take_page(mha_kv_cache *cache)
     return page;
 }
 
-/* Copy the runs of a page that begin below position `used`. */
+/* Copy the runs of a page that start below position `used`. */
 static void copy_runs(const mha_kv_cache *cache, const unsigned char *at, int64_t bytes,
                       int32_t from, int32_t to, int64_t used)
 {
@@ -243,7 +243,7 @@ mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to, int6
     return MHA_OK;
 }
 
-/* Marks a page in the counts as seen. */
+/* Marks a page as seen in the counts. */
 static const int32_t SEEN = 1 << 30;
 
 static mha_status check_page(const mha_kv_cache *cache, const int32_t *pages, int64_t i)
@@ -262,7 +262,7 @@ static mha_status check_page(const mha_kv_cache *cache, const int32_t *pages, in
     return MHA_OK;
 }
 
-/* Check that each entry is a page in use, and that none occurs twice. */
+/* Check that each entry is a page in use, and that no page repeats. */
 static mha_status check_pages(mha_kv_cache *cache, const int32_t *pages, int64_t count)
 {
     mha_status status = MHA_OK;
@@ -277,8 +277,8 @@ static mha_status check_pages(mha_kv_cache *cache, const int32_t *pages, int64_t
     return status;
 }
 
-/* The end of the entries that refer to the empty page. They must lie between the sinks and
- * the window. */
+/* Check that entries for the empty page are between the sinks and the
+ * window, and return their end. */
 static mha_status check_discarded(const mha_kv_cache *cache, const int32_t *pages, int64_t count,
                                   int64_t length, int64_t *end)
 {

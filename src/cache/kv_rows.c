@@ -1,4 +1,4 @@
-/* Convert positions to the cache's type, in runs. */
+/* Conversion of positions to the cache's type, in runs. */
 #include "base/convert.h"
 #include "cache/kv_cache.h"
 
@@ -7,11 +7,11 @@
 
 enum { PIECE = 256 }; /* elements converted at a time */
 
-/* The destination of a position. */
+/* Where a position is stored. */
 typedef struct place {
     mha_dtype type;
     unsigned char *at; /* element 0 */
-    int64_t step;      /* elements between two elements of the position */
+    int64_t step;      /* distance between elements of the position */
     float *scale;      /* MHA_I8 */
 } place;
 
@@ -20,7 +20,7 @@ static void widen_piece(mha_dtype type, const void *from, int64_t i, int64_t n, 
     mhai_widen(type, (const char *)from + i * (int64_t)mha_dtype_size(type), n, piece);
 }
 
-/* max |x| / 127, rounded up to 17 significant bits, so that its products with 7 bits are exact;
+/* max |x| / 127, rounded up to 17 significant bits, so that products with 7-bit numbers are exact.
  * 0 if too small, NaN if an element is not finite. */
 static float scale_of(mha_dtype type, const void *from, int64_t width)
 {
@@ -95,7 +95,7 @@ static float *scale_at(unsigned char *run, int64_t bytes, int64_t lane)
 
 enum { LEAST_POWER = -126, MOST_POWER = 121 }; /* 127 * 2^121 is below the largest float */
 
-/* The least power at which finite x becomes a number of at most 127. */
+/* The smallest power for which finite x becomes a number of at most 127. */
 static int power_of(float x)
 {
     int power;
@@ -104,14 +104,14 @@ static int power_of(float x)
     return part <= 0 || power < LEAST_POWER ? LEAST_POWER : power > MOST_POWER ? MOST_POWER : power;
 }
 
-/* Rescale the numbers of a channel to a larger power. */
+/* Rescale the numbers of a channel for a larger power. */
 static void raise_power(int8_t *numbers, int by)
 {
     for (int64_t i = 0; i < MHAI_RUN; i++)
         numbers[i] = (int8_t)nearbyintf(ldexpf((float)numbers[i], -by));
 }
 
-/* Store number `lane` of a channel, rescaling the others if necessary. */
+/* Store number `lane` of a channel. Rescales the others if necessary. */
 static void store_channel(int8_t *numbers, int64_t lane, int8_t *power, float x)
 {
     numbers[lane] = 0;
@@ -157,7 +157,8 @@ void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t 
 {
     const mhai_attn_pages *pages = &cache->pages;
     unsigned char *run = run_at(cache, pages->keys, pages->key_bytes, b, h, position);
-    if (position % pages->page_size % MHAI_RUN == 0) { /* other keys are read with this one */
+    if (position % pages->page_size % MHAI_RUN == 0) { /* first key of a run: clear the others,
+                                                        * which are read with it */
         memset(run, 0, (size_t)pages->key_bytes);
         if (pages->channels) clear_powers(cache, run);
     }

@@ -1,6 +1,6 @@
-/* The QK and OV circuits of heads, layer by layer: weights are read and folded, then each head is
- * an independent item. Tall matrices are [E,D] in column order, so that a head's rows of W_Q are
- * used as stored. circuits.h has the formulas. */
+/* The QK and OV circuits of heads, layer by layer. Weights are read and folded; then each head is
+ * an independent item. Tall matrices [E,D] are stored by columns, so that a head's rows of W_Q are
+ * used as they are. circuits.h has the formulas. */
 #include "circuits/circuits_lapack.h"
 #include "circuits/circuits_weights.h"
 
@@ -21,10 +21,10 @@ typedef struct circuits_layer {
     mhai_weight q, k, v, o;
     mhai_weight norm, q_norm, k_norm, branch_norm;
     int64_t index, H, Hk;
-    int64_t rotary; /* elements that rotate */
+    int64_t rotary; /* number of elements that are rotated */
     mha_rope_pairing pairing;
     double *cosines, *sines; /* [rotary / 2] of R */
-    double *read, *found;    /* [Hk D,E] W_V and W_K times Gram matrices */
+    double *read, *found;    /* [Hk D,E] W_V and W_K, multiplied by Gram matrices */
 } circuits_layer;
 
 typedef struct circuits_job {
@@ -32,7 +32,7 @@ typedef struct circuits_job {
     const mha_transformer *t;
     mha_circuits_desc desc;
     mha_circuits out;
-    int64_t L, H, D, E, K, rank; /* rank: the largest of any circuit */
+    int64_t L, H, D, E, K, rank; /* rank: the maximum over all circuits */
     bool centred, pre_norm;
     double *copies, *matches; /* [E,E] Gram matrices, or NULL */
     circuits_room *rooms;     /* [threads] */
@@ -50,7 +50,7 @@ void mhai_circuits_centre(double *x, int64_t count)
     for (int64_t e = 0; e < count; e++) x[e] -= sum / (double)count;
 }
 
-/* A row of W_Q, W_K or W_V after the norm before the layer; scales [D] or none. */
+/* Load a row of W_Q, W_K or W_V, folded with the norm before the layer. scales: [D] or NULL. */
 static void load_row(const circuits_job *job, const mhai_weight *weight, const mhai_weight *scales,
                      int64_t row, double *to)
 {
@@ -68,7 +68,7 @@ static void load_rows(const circuits_job *job, const mhai_weight *weight, const 
         load_row(job, weight, scales, head * job->D + d, to + d * job->E);
 }
 
-/* The columns of W_O, followed by the norm of the branch. */
+/* Load the columns of W_O, folded with the branch norm. */
 static void load_columns(const circuits_job *job, int64_t head, double *to)
 {
     const mhai_weight *o = &job->layer.o;
@@ -81,7 +81,7 @@ static void load_columns(const circuits_job *job, int64_t head, double *to)
     }
 }
 
-/* x = R x, for the rows d of x [D,count] by rows of `stride` and elements of `step`. */
+/* x = R x, over the rows d of x [D,count]. Rows are `stride` apart, elements `step`. */
 static void turn(const circuits_job *job, double *x, int64_t count, int64_t stride, int64_t step)
 {
     const circuits_layer *l = &job->layer;
@@ -106,7 +106,7 @@ static double dot(const double *a, const double *b, int64_t count)
     return sum;
 }
 
-/* Sum of eigenvalues over sum of their sizes, of core [D,D], which is overwritten. */
+/* The sum of eigenvalues of core [D,D], divided by the sum of their magnitudes. Overwrites core. */
 static bool eigenvalue_score(const circuits_job *job, const circuits_room *room, double *score)
 {
     double *real = room->pairs, *imaginary = real + job->D, sum = 0, sizes = 0;
@@ -121,7 +121,7 @@ static bool eigenvalue_score(const circuits_job *job, const circuits_room *room,
     return true;
 }
 
-/* core = read [D,E] (by rows) times tall [E,D]. */
+/* core = read [D,E] (stored by rows) times tall [E,D]. */
 static void fill_core(const circuits_job *job, const double *read, const double *tall, double *core)
 {
     for (int64_t j = 0; j < job->D; j++)
@@ -129,7 +129,7 @@ static void fill_core(const circuits_job *job, const double *read, const double 
             core[j * job->D + i] = dot(read + i * job->E, tall + j * job->E, job->E);
 }
 
-/* R of a QR decomposition, [rank,D] by columns of `rank`. */
+/* Extract R of a QR decomposition, [rank,D], stored by columns. */
 static void take_r(const circuits_job *job, const double *tall, double *r)
 {
     for (int64_t j = 0; j < job->D; j++)
@@ -137,7 +137,8 @@ static void take_r(const circuits_job *job, const double *tall, double *r)
             r[j * job->rank + i] = i <= j ? tall[j * job->E + i] : 0;
 }
 
-/* core [rank,rank] = left_r right_r^T, both [rank,D]; right_r is rotated for the QK circuit. */
+/* core [rank,rank] = left_r right_r^T, both [rank,D]. For the QK circuit,
+ * right_r is rotated first. */
 static void multiply_r(const circuits_job *job, const circuits_room *room, bool turned)
 {
     const int64_t n = job->rank;
@@ -151,8 +152,8 @@ static void multiply_r(const circuits_job *job, const circuits_room *room, bool 
         }
 }
 
-/* Fix the signs of a pair: the largest element of the left vector is positive; among elements that
- * are equal up to rounding, the first. */
+/* The sign that makes the largest element of the left vector positive. Among elements that are
+ * equal up to rounding, the first counts. */
 static double sign_of(const double *vector, int64_t count)
 {
     int64_t at = 0;
@@ -161,7 +162,7 @@ static double sign_of(const double *vector, int64_t count)
     return count > 0 && vector[at] < 0 ? -1 : 1;
 }
 
-/* ends [E,K] = Q times the first K columns of u (transposed: rows of vt). */
+/* ends [E,K] = Q times the first K columns of u (transposed: the first K rows of vt). */
 static bool lift(const circuits_job *job, const circuits_room *room, const double *tall,
                  const double *tau, const double *small, bool rows)
 {
@@ -194,7 +195,7 @@ static bool put_vectors(const circuits_job *job, const circuits_room *room, floa
     return true;
 }
 
-/* The singular values and vectors of left right^T, both [E,D] and overwritten. */
+/* Compute the singular values and vectors of left right^T. Both are [E,D] and overwritten. */
 static bool decompose(const circuits_job *job, const circuits_room *room, bool turned,
                       double *values, float *left, float *right)
 {
@@ -271,7 +272,7 @@ static void do_head(void *argument, int64_t h, int worker)
 
 /* ---- one layer ------------------------------------------------------------------------------ */
 
-/* Item: a row of W_V or W_K times a Gram matrix, if a head of its group is chosen. */
+/* Items are rows of W_V or W_K. Multiply a row by a Gram matrix if its group has a chosen head. */
 static void read_row(void *argument, int64_t item, int worker)
 {
     const circuits_job *job = argument;

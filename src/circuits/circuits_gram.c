@@ -1,20 +1,19 @@
-/* The Gram matrix of tokens: a sum of E x E outer products over V rows. One thread sums each
- * element in token order, for any number of threads. */
+/* The Gram matrix of tokens: a sum of E x E outer products over V rows. Each element is summed by
+ * one thread in the order of tokens, so results do not depend on the number of threads. */
 #include "circuits/circuits_weights.h"
 
 #include <string.h>
 
-enum { STRIP = 128, BLOCK = 8 }; /* rows of tokens at a time; rows of the result of an item */
+enum { STRIP = 128, BLOCK = 8 }; /* token rows per step; result rows per item */
 
 typedef struct gram_job {
-    int64_t E, rows; /* of the strip */
+    int64_t E, rows; /* rows in the strip */
     bool symmetric;
     const double *a, *b; /* [STRIP,E] */
     double *gram;
 } gram_job;
 
-/* Item: BLOCK rows of the result. Processes four tokens at a time, so that sums stay in
- * registers. */
+/* An item is BLOCK rows of the result. Four tokens at a time, so that sums stay in registers. */
 static void add_rows(void *argument, int64_t item, int worker)
 {
     const gram_job *job = argument;
@@ -23,7 +22,7 @@ static void add_rows(void *argument, int64_t item, int worker)
     for (int64_t i = item * BLOCK; i < end; i++) {
         double *row = job->gram + i * E;
         const int64_t columns = job->symmetric ? i + 1 : E;
-        for (int64_t s = 0; s < job->rows; s += 4) { /* rows are padded by 0 to a multiple of 4 */
+        for (int64_t s = 0; s < job->rows; s += 4) { /* padded with zeros to a multiple of 4 */
             const double *a = job->a + s * E + i, *b = job->b + s * E;
             const double a0 = a[0], a1 = a[E], a2 = a[2 * E], a3 = a[3 * E];
             for (int64_t j = 0; j < columns; j++)
@@ -54,7 +53,7 @@ static void transpose(double *x, int64_t E)
         }
 }
 
-/* Convert from rows of tables to tokens: A gram B^T. */
+/* Convert the Gram matrix of table rows to that of tokens: A gram B^T. */
 static void map_both(const mhai_tokens *a, const mhai_tokens *b, double *gram)
 {
     for (int64_t i = 0; i < a->E; i++) mhai_tokens_map(b, gram + i * a->E);

@@ -1,6 +1,6 @@
-/* LAPACKE's _work functions with matrices in column order call LAPACK directly, without
- * transposition or allocation. A negative result would mean that LAPACK rejects an argument, an
- * internal error. */
+/* The _work functions of LAPACKE call LAPACK directly for matrices stored by columns, without
+ * transposition or allocation. A negative result means that LAPACK rejects an argument, which
+ * would be an internal error. */
 #include "circuits/circuits_lapack.h"
 
 #include <lapacke.h>

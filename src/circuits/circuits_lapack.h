@@ -1,28 +1,28 @@
-/* The four decompositions of circuits, of matrices in column order, in preallocated scratch; LAPACK
- * allocates nothing. Only this header's source includes LAPACK. */
+/* The decompositions of circuits, for matrices stored by columns, in preallocated scratch. LAPACK
+ * allocates nothing. Only circuits_lapack.c includes LAPACK. */
 #ifndef MHAI_CIRCUITS_LAPACK_H
 #define MHAI_CIRCUITS_LAPACK_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Whether [E,D] and [D,D] fit LAPACK's 32-bit integers. */
+/* Whether the sizes [E,D] and [D,D] fit in LAPACK's 32-bit integers. */
 bool mhai_lapack_fits(int64_t E, int64_t D);
 
-/* The number of doubles of workspace for the calls below, for tall matrices of E x D and square
- * ones of D x D. */
+/* The workspace of the functions below in doubles, for tall matrices E x D
+ * and square ones D x D. */
 int64_t mhai_lapack_room(int64_t E, int64_t D);
 
-/* Each returns false if LAPACK does not converge. m rows, n columns; a is overwritten. */
+/* These functions return false if LAPACK does not converge. m rows, n columns. a is overwritten. */
 
 /* a = Q R: R in the upper triangle, Q below it and in tau [min(m,n)]. */
 bool mhai_lapack_qr(int64_t m, int64_t n, double *a, double *tau, double *room, int64_t size);
 
-/* c [m,k] = Q c, with the rank reflectors of q [m,.]. */
+/* c [m,k] = Q c, with `rank` reflectors in q [m,.]. */
 bool mhai_lapack_times_q(int64_t m, int64_t k, int64_t rank, const double *q, const double *tau,
                          double *c, double *room, int64_t size);
 
-/* a [n,n] = u diag(values) vt, the largest value first; u and vt NULL: values only. */
+/* a [n,n] = u diag(values) vt, largest value first. u and vt may both be NULL. */
 bool mhai_lapack_svd(int64_t n, double *a, double *values, double *u, double *vt, double *room,
                      int64_t size);
 

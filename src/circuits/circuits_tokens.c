@@ -1,11 +1,11 @@
-/* The tokens at the ends of directions. The map between rows of a table and tokens is applied to
- * the directions, so that the stored rows are multiplied directly. */
+/* The tokens at both ends of directions. The map from table rows to tokens is applied to the
+ * directions, so that stored rows are multiplied directly. */
 #include "circuits/circuits_weights.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { STRIP = 256, BLOCK = 16 }; /* tokens per step; directions of an item: one cache line */
+enum { STRIP = 256, BLOCK = 16 }; /* tokens per step; directions per item, a cache line */
 
 typedef struct ends_job {
     mha_context *context;
@@ -15,12 +15,13 @@ typedef struct ends_job {
     int64_t M, N, E;
     int32_t *ids;
     float *values, *products; /* [M,2,N]; [STRIP,M] */
-    int64_t *listed;          /* [M] tokens so far, up to N */
+    int64_t *listed;          /* [M] number of tokens so far, up to N */
     const double *weights;    /* [STRIP] */
-    int64_t first, rows;      /* the strip */
+    int64_t first, rows;      /* rows of the strip */
 } ends_job;
 
-/* Insert a token after those of the same value, which have smaller ids. sign -1: smallest first. */
+/* Insert a token after others with the same value, whose ids are smaller.
+ * sign -1: smallest first. */
 static void insert(const ends_job *job, int64_t m, int end, int64_t listed, int32_t id, float value)
 {
     int32_t *ids = job->ids + (m * 2 + end) * job->N;
@@ -36,7 +37,7 @@ static void insert(const ends_job *job, int64_t m, int end, int64_t listed, int3
     values[at] = value;
 }
 
-/* Item: BLOCK directions, all tokens of the strip. */
+/* An item is BLOCK directions, with all tokens of the strip. */
 static void list_tokens(void *argument, int64_t item, int worker)
 {
     const ends_job *job = argument;
@@ -54,7 +55,7 @@ static void list_tokens(void *argument, int64_t item, int worker)
     }
 }
 
-/* Directions in the basis of the table's rows. */
+/* Transform the directions to the basis of table rows. */
 static mha_status pull_directions(const ends_job *job, const float *directions, float *to)
 {
     double *own;

@@ -1,4 +1,4 @@
-/* Weights by name, checked to be finite, since LAPACK may not terminate on other values. */
+/* Weights by name. They are checked to be finite, because otherwise LAPACK might not terminate. */
 #include "circuits/circuits_weights.h"
 
 #include <math.h>
@@ -112,7 +112,7 @@ void mhai_tokens_pull(const mhai_tokens *tokens, double *x)
     for (int64_t e = 0; e < tokens->E; e++) x[e] *= tokens->scale;
 }
 
-/* The divisor of a norm; centred for LayerNorm. */
+/* The divisor of a norm. centred: for LayerNorm. */
 static double norm_of(const mhai_tokens *tokens, const double *x, bool centred)
 {
     double mean = 0, squares = 0;

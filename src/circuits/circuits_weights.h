@@ -7,14 +7,14 @@
 
 #include <stdbool.h>
 
-/* mha_scratch_alloc() of a x b elements, both at least 0. */
+/* mha_scratch_alloc() of a x b elements, with a, b >= 0. */
 MHA_NODISCARD mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t size,
                                             void *pointer);
 
 bool mhai_circuits_pre_norm(const mha_transformer_desc *d);
 
-/* A parameter in scratch, with finite elements. A vector has 1 column. If the transformer has no
- * parameter of that name, data is NULL and rows and columns are 0. */
+/* A parameter in scratch. All elements are finite. A vector has 1 column. Without a parameter of
+ * that name, data is NULL, and rows and columns are 0. */
 typedef struct mhai_weight {
     const float *data;
     int64_t rows, columns;
@@ -23,8 +23,8 @@ typedef struct mhai_weight {
 MHA_NODISCARD mha_status mhai_circuits_weight(mha_context *context, const mha_transformer *t,
                                               int64_t layer, const char *name, mhai_weight *weight);
 
-/* The tokens of one side: t = weight A row, with a row of a table, the linear map A, and the factor
- * of the division by a norm. */
+/* The tokens of one side: t = weight A row, where row is a row of a table, A a linear map, and
+ * weight comes from the division by a norm. */
 typedef struct mhai_tokens {
     mha_parameter table; /* [V,E] */
     int64_t V, E;
@@ -32,8 +32,8 @@ typedef struct mhai_tokens {
     const float *gain;   /* [E] or NULL; scratch */
     bool centred, first; /* first: centred before gain */
     bool layer;          /* norms are LayerNorm */
-    bool normed;         /* rows are divided: */
-    bool pre_norm;       /* weighted also by the divisor of the first layer's norm */
+    bool normed;         /* rows are divided by a norm */
+    bool pre_norm;       /* weight also includes the divisor of the first layer's norm */
     double epsilon;
 } mhai_tokens;
 
@@ -41,22 +41,22 @@ MHA_NODISCARD mha_status mhai_circuits_tokens(mha_context *context, const mha_tr
                                               mha_token_side side, uint32_t flags,
                                               mhai_tokens *tokens);
 
-/* x without its mean. */
+/* Subtract the mean from x. */
 void mhai_circuits_centre(double *x, int64_t count);
 
-/* A x and A^T x, in place. */
+/* Replace x with A x, or with A^T x. */
 void mhai_tokens_map(const mhai_tokens *tokens, double *x);
 void mhai_tokens_pull(const mhai_tokens *tokens, double *x);
 
 /* Compute the weight of a row; room [E] is scratch. */
 double mhai_tokens_weight(const mhai_tokens *tokens, const float *row, double *room);
 
-/* Read rows of the table, all finite. */
+/* Read rows of the table, and check that they are finite. */
 MHA_NODISCARD mha_status mhai_tokens_read(const mha_transformer *t, const mhai_tokens *tokens,
                                           int64_t first, int64_t rows, float *to);
 
-/* gram [E,E] = sum over tokens of t_a^T t_b in the order of tokens, with the weight of a to the
- * given power. progress may be NULL. */
+/* gram [E,E] = sum of t_a^T t_b over tokens in order, with the weight of a to the given
+ * power. progress may be NULL. */
 MHA_NODISCARD mha_status mhai_circuits_gram(mha_context *context, const mha_transformer *t,
                                             const mhai_tokens *a, const mhai_tokens *b, int power,
                                             const mha_circuits_desc *desc, double *gram);

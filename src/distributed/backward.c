@@ -1,8 +1,8 @@
-/* mha_distributed_backward(). A rank first processes the queries of its group and the heads of its
- * part (exchange.h), which gives their dq. Then it processes its share of the blocks of keys, with
- * one query head of each key/value head at a time. Both passes run the code of one process
- * (attn_backward_share.h). A rank that shares its keys with no other rank makes the call of one
- * process. At the end, sums over all queries are passed from piece to piece (sums.h). */
+/* mha_distributed_backward(). First, a rank processes the queries of its group and the heads of its
+ * part (exchange.h), which gives their dq. Second, it processes its share of the key blocks, one
+ * query head of each key/value head at a time. Both passes run the same code as a single process
+ * (attn_backward_share.h). A rank that shares its keys with no other rank simply makes the call of
+ * a single process. Finally, sums over all queries are passed from piece to piece (sums.h). */
 #include "distributed/sums.h"
 
 #include "base/checked.h"
@@ -16,15 +16,14 @@
 #include <stddef.h>
 #include <string.h>
 
-/* One side of a call: the arguments of the caller, or the problem that this rank computes. */
+/* One side of a call: the caller's arguments, or the problem that this rank computes. */
 typedef struct side {
     mhai_slice_call call;
     const mha_tensor *lse, *o_gradient;
     mha_attention_gradients gradients;
 } side;
 
-/* Indices in the exchanges: of tensors over queries (for dq, and for dk and dv), and of tensors
- * over keys. */
+/* Indices in the exchanges: of tensors over queries (for dq, and for dk and dv), and over keys. */
 enum {
     Q,
     O,
@@ -48,24 +47,24 @@ typedef struct back_call {
     mhai_split split;
     mhai_masks masks;
     mhai_roles roles;
-    mhai_exchange rows, step, keys; /* for dq; for a step of dk and dv; for keys */
+    mhai_exchange rows, step, keys; /* exchanges for dq, for a step of dk and dv, and for keys */
     int rows_at[PLACES], step_at[PLACES], kv_at[2], keys_at[4];
-    mha_tensor delta; /* for this rank's rows of all heads */
+    mha_tensor delta; /* of all heads, for this rank's rows */
     mha_tensor inputs[MHAI_HEAD_INPUTS], gradient_inputs[MHAI_HEAD_INPUTS];
-    bool alone;       /* no other rank shares its keys, and no sum includes other ranks' terms */
-    bool bias_by_row; /* a gradient is requested of a bias with a row for each query */
-    mhai_backward_share *shares; /* for the pieces of the group */
+    bool alone;                  /* no other rank has its keys or adds to its sums */
+    bool bias_by_row;            /* the gradient of a bias with a row per query is requested */
+    mhai_backward_share *shares; /* one per piece of the group */
     int64_t share_count;
-    mhai_backward_problem problem; /* of all heads and the caller's rows: parameters */
+    mhai_backward_problem problem; /* all heads and the caller's rows, for parameters */
     mhai_sums sums;
-    float *dk, *dv; /* for this rank's keys of a head, with padded rows */
+    float *dk, *dv; /* for this rank's keys of a head, rows padded */
     mhai_backward_block *blocks;
     int64_t block_count;
 } back_call;
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* Check a gradient over keys, which the checks of slices do not cover. */
+/* Check a gradient over keys. The checks of slices do not cover it. */
 static mha_status check_keys(const char *name, const mha_tensor *given, const mha_tensor *like)
 {
     if (!given) return MHA_OK;
@@ -91,15 +90,14 @@ static mha_status check_given(back_call *c, const mha_attention_gradients *gradi
 
 /* ---- the bias -------------------------------------------------------------------------------- */
 
-/* The size of the bias along an axis of [B,H,T,S]. */
+/* The length of the bias along an axis of [B,H,T,S]. */
 static int64_t bias_axis(const mha_tensor *bias, int axis)
 {
     const int at = bias ? bias->ndim - 4 + axis : -1;
     return at >= 0 && at < MHA_MAX_DIMS ? bias->shape[at] : 1;
 }
 
-/* Agree whether the bias has a row for each query. The bias of a rank with one row does not show
- * it. */
+/* Agree whether the bias has a row per query. A rank with a single query cannot tell. */
 static mha_status agree_on_bias(back_call *c)
 {
     const int64_t rows = bias_axis(c->given.call.desc.bias, 2);
@@ -112,7 +110,7 @@ static mha_status agree_on_bias(back_call *c)
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-/* Check and plan a piece, which begins at row `first` of the `all` rows of a side. */
+/* Check and plan a piece that begins at row `first` of the `all` rows of a side. */
 static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
                              const mha_piece *piece, int64_t first, mhai_slice *s,
                              mhai_backward_plan *plan)
@@ -139,7 +137,7 @@ static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
     if (c->bias_by_row)
         MHA_TRY(mhai_slice_cut("gradients.bias", &g.bias, g.bias->ndim - 2, true, all, first, rows,
                                &cut[6]));
-    if (k.shape[2] != c->split.given.keys) { /* only the number of the caller's keys matters */
+    if (k.shape[2] != c->split.given.keys) { /* only their number matters */
         k.shape[2] = v.shape[2] = c->split.given.keys;
         k.stride[2] = v.stride[2] = 0;
     }
@@ -161,7 +159,7 @@ static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
                     "256) is not over ranks");
 }
 
-/* Check the gradients that the plan does not cover: keys, values, and their gradients. */
+/* Check the overlaps that the plan does not cover: keys, values, and their gradients. */
 static mha_status check_apart(const back_call *c)
 {
     const side *s = &c->given;
@@ -201,7 +199,7 @@ static mha_status check_apart(const back_call *c)
     return MHA_OK;
 }
 
-/* Treat the caller's rows as one piece. */
+/* Check the caller's rows as a single piece. */
 static mha_status check_rows(back_call *c)
 {
     const mha_piece piece = {0, c->split.rows};
@@ -214,7 +212,7 @@ static mha_status check_rows(back_call *c)
                         "them at another rank; its gradient needs either at all ranks");
     MHA_TRY(plan_piece(c, &c->given, c->split.rows, &piece, 0, &s, &plan));
     c->problem = plan.x;
-    c->problem.p.part = NULL; /* it belongs to the slice */
+    c->problem.p.part = NULL; /* the slice owns it */
     return check_apart(c);
 }
 
@@ -289,7 +287,7 @@ static mha_status list_tensors(void *user, size_t *bytes)
     return MHA_OK;
 }
 
-/* Choose the roles. Sums of a bias may be over heads, which must then stay at one rank. */
+/* Choose the roles. If a bias gradient is summed over heads, one rank must have all heads. */
 static mha_status choose(back_call *c)
 {
     const mha_attention_desc *d = &c->given.call.desc;
@@ -307,7 +305,7 @@ static void replace_masks(const mhai_exchange *e, const int *at, mha_attention_d
         if (at[MASKS + i] >= 0) *mhai_slice_mask(d, i) = mhai_exchange_at(e, at[MASKS + i]);
 }
 
-/* Cut the gradients per head, like their tensors. */
+/* Select heads of those gradients that have a head axis. */
 static void cut_heads(back_call *c, mha_attention_gradients *g)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);
@@ -391,7 +389,7 @@ static mha_status take_shares(back_call *c)
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* List this rank's share of the blocks of all sequences. */
+/* List this rank's share of the key blocks of all sequences. */
 static int64_t list_blocks(const back_call *c, mhai_backward_block *blocks)
 {
     const mha_attention_desc *d = &c->given.call.desc;
@@ -442,8 +440,8 @@ static mha_tensor one_head(const mha_tensor *x, int64_t h)
     return head;
 }
 
-/* Begin the step of query head `step` of this rank's key/value heads, with all its rows and keys.
- * delta contains the terms of o. */
+/* Begin the step of query head `step` of each of this rank's key/value heads, with all rows and
+ * keys. delta already includes the terms of o. */
 static mha_status begin_step(back_call *c, int64_t step, mhai_backward_share *share)
 {
     const mhai_exchange *e = &c->step;
@@ -483,7 +481,7 @@ static mha_status begin_step(back_call *c, int64_t step, mhai_backward_share *sh
     return MHA_OK;
 }
 
-/* Run a step. A mask shared by all heads is received only in the first step. */
+/* Run a step. Masks that all heads share are received only in the first step. */
 static mha_status run_step(back_call *c, int64_t step)
 {
     mhai_backward_share share;
@@ -513,7 +511,7 @@ static void write_keys(const back_call *c, const mhai_cells_job *job, const mha_
                               sums + b * rows * mhai_cells_padded(to->shape[3]), factor);
 }
 
-/* Process all query heads of each key/value head in order: this is the order of the sums. */
+/* Process the query heads of each key/value head in order, which is the order of the sums. */
 static mha_status run_keys(back_call *c)
 {
     const mha_head_piece own = mhai_roles_heads(&c->roles, c->split.t->rank);
@@ -552,7 +550,7 @@ static void fill_common(back_call *c)
                                   g->probabilities_gradient,
                                   g->average_probabilities_gradient};
     const mha_tensor *tables[] = {d->t5_table, d->shaw_values, d->shaw_keys};
-    c->common.gradients = (int32_t)(g->flags & 3); /* others are rejected */
+    c->common.gradients = (int32_t)(g->flags & 3); /* all other flags are rejected */
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         c->common.gradients = c->common.gradients << 1 | (wanted[i] != NULL);
     for (int i = 0; i < 3; i++)
@@ -561,7 +559,7 @@ static void fill_common(back_call *c)
     c->common.q_types |= (int32_t)c->given.o_gradient->dtype << 24;
 }
 
-/* Allocate delta for all heads and the rows of this rank. */
+/* Allocate delta for all heads and this rank's rows. */
 static mha_status take_delta(back_call *c)
 {
     const int64_t shape[] = {c->common.batch, c->common.heads, c->split.rows};
@@ -592,7 +590,7 @@ static mha_status make(back_call *c)
     MHA_TRY(mhai_sums_take(&c->sums));
     if (!wants_keys(c)) return MHA_OK;
     MHA_TRY(take_keys(c));
-    /* Reserve memory before the exchange: other ranks rely on this rank's messages. */
+    /* Reserve memory before the exchange, because other ranks rely on this rank's messages. */
     const mha_scratch_mark mark = mha_scratch_top(c->context);
     if (c->common.heads > 0) MHA_TRY(begin_step(c, 0, &rehearsed));
     mha_scratch_release(c->context, mark);
@@ -621,7 +619,7 @@ static mha_status begin(back_call *c, const mha_sequence_split *given,
     return status == MHA_ERR_RANK ? status : mha_transport_agree(t, status);
 }
 
-/* Copy the rows of a piece to the group's delta. */
+/* Copy the rows of a piece into the group's delta. */
 static void keep_delta(const back_call *c, const mhai_backward_share *share, int64_t local)
 {
     const mha_tensor *to = mhai_exchange_at(&c->rows, c->rows_at[DELTA]);

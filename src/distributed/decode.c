@@ -1,16 +1,17 @@
-/* mha_distributed_decode(): all ranks have the few queries; keys and values stay at their ranks.
+/* mha_distributed_decode(). All ranks have the few queries; keys and values stay where they are.
+ * There are two methods:
  *
  *   at once     scores of all pieces; broadcast maxima; values of all pieces; join, piece by piece
  *   serial      fold, piece by piece
  *
- * Both end with a chain: the rows' sums are passed from piece to piece in the order of keys, and
+ * Both end with a chain: the sums of rows are passed from piece to piece in the order of keys, and
  * the last rank broadcasts them. Joining adds sums of blocks that were computed before
- * (attn_split.c); folding computes them (attn_fold.c). The chain is the smallest volume that
- * preserves the order. Gathering the blocks' sums at one rank would avoid the latency of the chain,
- * but its volume would grow with the number of blocks.
+ * (attn_split.c). Folding computes them (attn_fold.c). The chain preserves the order with the least
+ * traffic. Gathering the sums of all blocks at one rank would avoid its latency, but traffic would
+ * grow with the number of blocks.
  *
- * The exchanged numbers reveal values that are not finite: a maximum or a sum l is then NaN. All
- * ranks then start again serially, which supports such values. */
+ * If a value is not finite, an exchanged maximum or sum is NaN. All ranks then restart with the
+ * serial method, which supports such values. */
 #include "distributed/distributed.h"
 
 #include "attention/attn_fold.h"
@@ -36,23 +37,23 @@ typedef struct call {
     mha_key_split given;
     mhai_slice_call whole;
     mha_tensor k, v;         /* of this rank */
-    mha_tensor all_k, all_v; /* shapes of the tensors over all ranks */
-    int64_t keys, own_keys;  /* S, and the keys of this rank */
+    mha_tensor all_k, all_v; /* shapes over all ranks */
+    int64_t keys, own_keys;  /* S, and the number of keys of this rank */
     mhai_attn_part part;
     mhai_attn_plan plan;
     mhai_attn_fold fold;
     int64_t rows; /* B H T */
     size_t sums;  /* bytes of their sums */
     bool at_once;
-    float *maxima;   /* [pieces][rows] the maximum of each piece, then of all pieces before it */
-    float *received; /* likewise */
-    float *parts;    /* results of the blocks of this rank */
-    bool unfinite;   /* this rank has values that are not finite */
+    float *maxima;   /* [pieces][rows] maximum of each piece, later of all pieces before it */
+    float *received; /* same shape */
+    float *parts;    /* results of this rank's blocks */
+    bool unfinite;   /* some value of this rank is not finite */
 } call;
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-/* A piece with keys. If it is at this rank, `local` is its first row. */
+/* A piece with keys. If this rank has it, it begins at row `local`. */
 typedef struct piece {
     int64_t number, begin, end, local;
     int32_t rank;
@@ -61,7 +62,7 @@ typedef struct piece {
 
 static const piece before_all = {.number = -1};
 
-/* Advance to the next piece with keys; false: none. */
+/* Advance to the next piece with keys. Returns false if there is none. */
 static bool next_piece(const call *c, piece *p)
 {
     if (p->own) p->local += p->end - p->begin;
@@ -108,7 +109,7 @@ static mha_status check_pieces(call *c)
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* Number of positions of a sequence of this length at this rank. */
+/* Number of positions that this rank has of a sequence of this length. */
 static int64_t own_positions(const call *c, int64_t length)
 {
     int64_t count = 0;
@@ -132,7 +133,7 @@ static mha_status take_cache(call *c)
     return MHA_OK;
 }
 
-/* Check k or v of this rank, and make its placeholder in the problem of all keys. */
+/* Check k or v of this rank, and set up its shape in the problem of all keys. */
 static mha_status take_tensor(call *c, const char *name, const mha_tensor *x, mha_tensor *own,
                               mha_tensor *all)
 {
@@ -142,7 +143,7 @@ static mha_status take_tensor(call *c, const char *name, const mha_tensor *x, mh
     *own = *all = *x;
     all->shape[2] = c->keys;
     all->stride[2] = 0;
-    /* Without rows the tensor may have no memory. */
+    /* A tensor without rows may have no memory. */
     if (!all->data && c->own_keys == 0 && c->whole.q) all->data = c->whole.q->data;
     return MHA_OK;
 }
@@ -154,7 +155,7 @@ static mha_status take_keys(call *c)
     return take_tensor(c, "v", c->given.v, &c->v, &c->all_v);
 }
 
-/* A cache holds only this rank's part of each sequence, so set the positions of the queries. */
+/* Set the positions of queries: a cache has only this rank's part of each sequence. */
 static mha_status take_lengths(call *c)
 {
     const mha_kv_cache *cache = c->given.cache;
@@ -182,7 +183,7 @@ static mha_status take_lengths(call *c)
     return MHA_OK;
 }
 
-/* Check overlaps with keys and values, which the checks of a part do not cover. */
+/* Check overlaps with keys and values. The checks of a part do not cover them. */
 static mha_status check_apart(const call *c)
 {
     const mha_tensor *results[] = {c->whole.o, c->whole.outputs.lse};
@@ -206,7 +207,7 @@ static mha_status check_takes(const call *c)
                         : "the only output beside o is lse; mha_distributed_forward() has others");
 }
 
-/* Plan the problem of all keys; this rank has some of them. */
+/* Plan the problem of all keys. This rank has some of them. */
 static mha_status plan_call(call *c, bool need_data)
 {
     const mhai_slice_call *w = &c->whole;
@@ -230,14 +231,14 @@ static mha_status plan_call(call *c, bool need_data)
     MHA_TRY(check_apart(c));
     const mhai_attn_problem *p = &c->plan.p;
     c->rows = p->B * p->H * p->T;
-    /* Make the same choice on all instruction sets, so that ranks agree. */
+    /* The choice must not depend on the instruction set, so that ranks agree. */
     c->at_once = mhai_attn_takes_apart(p, p->group * p->T, MHAI_LEAST_ROWS);
     return mhai_attn_fold_bytes(&c->plan, &c->sums);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Floats of the maxima, and of the results of this rank's blocks. */
+/* The sizes in floats of the maxima, and of the results of this rank's blocks. */
 static mha_status count_floats(const call *c, int64_t *maxima, int64_t *parts)
 {
     const mhai_attn_tiling *tiling = &c->plan.tiling;
@@ -278,7 +279,7 @@ static mhai_attn_keys keys_of(const call *c, const piece *p)
                             .end = p->local + p->end - p->begin};
 }
 
-/* Locate a piece's keys, and the results of its blocks. */
+/* Set the keys of a piece, and where the results of its blocks are. */
 static mhai_attn_stretch place(call *c, const piece *p)
 {
     const mhai_attn_keys keys = keys_of(c, p);
@@ -327,7 +328,7 @@ static void join_piece(call *c, const piece *p)
 static void fold_piece(call *c, const piece *p)
 {
     const mhai_attn_keys keys = keys_of(c, p);
-    mhai_attn_fold_keys(c->context, &c->fold, &keys, 1, 0, 1);
+    mhai_attn_fold_keys(c->context, &c->fold, &keys);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -339,8 +340,8 @@ static bool any_nan(const float *x, int64_t count)
     return false;
 }
 
-/* Reduce the maximum of each piece and row to rank 0 through a tree, and broadcast it. NaN is
- * preserved. */
+/* Reduce the maximum of each piece and row to rank 0 in a tree, then
+ * broadcast it. NaN propagates. */
 static mha_status share_maxima(call *c)
 {
     const mha_transport *t = c->t;
@@ -359,7 +360,7 @@ static mha_status share_maxima(call *c)
     return mha_transport_broadcast(t, 0, c->maxima, bytes);
 }
 
-/* Replace the maxima of each piece by those of all pieces before it. */
+/* Replace the maximum of each piece with that of all pieces before it. */
 static void accumulate_maxima(call *c)
 {
     for (int64_t r = 0; r < c->rows; r++) {
@@ -372,8 +373,7 @@ static void accumulate_maxima(call *c)
     }
 }
 
-/* Pass the sums of rows from piece to piece, starting at the first. The last rank broadcasts
- * them. */
+/* Pass the sums of rows from piece to piece. The last rank broadcasts them. */
 static mha_status chain(call *c, void (*add)(call *c, const piece *p))
 {
     const mha_transport *t = c->t;
@@ -393,7 +393,7 @@ static mha_status chain(call *c, void (*add)(call *c, const piece *p))
     return mha_transport_broadcast(t, at, c->fold.o, c->sums);
 }
 
-/* Sets *done, unless a value is not finite. */
+/* Sets *done unless some value is not finite. */
 static mha_status run_at_once(call *c, bool *done)
 {
     *done = false;
@@ -418,15 +418,15 @@ static mha_status run(call *c)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-/* The values that all ranks must agree on, besides the shapes and the descriptor. */
+/* Values on which all ranks must agree, besides shapes and descriptor. */
 typedef struct decode_common {
     mhai_slice_common of_call;
     uint64_t pieces, queries; /* hashes */
     int64_t cached, type, key_scales;
 } decode_common;
 
-/* Hash the queries. Ranks with different tokens, for example after sampling, would add sums of
- * different rows. */
+/* Hash the queries. If tokens differ between ranks, for example after sampling, sums of
+ * different rows would be added. */
 static uint64_t hash_queries(const mha_tensor *q)
 {
     uint64_t hash = MHAI_HASH_START;
@@ -438,7 +438,7 @@ static uint64_t hash_queries(const mha_tensor *q)
     return hash;
 }
 
-/* Check the arguments without which ranks cannot even agree on an error. */
+/* Check the arguments that ranks need to agree on anything, even on an error. */
 static mha_status check_arguments(const char *name, const mha_context *context,
                                   const mha_key_split *keys)
 {
@@ -482,12 +482,12 @@ static mha_status make_common(const call *c, bool need_data, decode_common *comm
     return MHA_OK;
 }
 
-/* Check this rank's arguments and memory, then agree with all ranks; *c is then ready to run or to
- * explain. */
+/* Check this rank's arguments and memory, then agree with all ranks. Afterwards, *c
+ * can be run or explained. */
 static mha_status agree(call *c, bool need_data, mha_status status)
 {
     decode_common common;
-    memset(&common, 0, sizeof common); /* including padding, since it is compared as bytes */
+    memset(&common, 0, sizeof common); /* also clears padding, because it is compared as bytes */
     if (status == MHA_OK) status = plan_call(c, need_data);
     if (status == MHA_OK) status = make_common(c, need_data, &common);
     if (status == MHA_OK && need_data) status = take_memory(c);
@@ -513,7 +513,7 @@ mha_status mha_distributed_decode(mha_context *context, const mha_key_split *key
 
 /* ---- the plan of a call ---------------------------------------------------------------------- */
 
-/* The number of this rank's children in a tree of messages from root. */
+/* The number of this rank's children in the broadcast tree from root. */
 static int64_t children_of(const mha_transport *t, int32_t root)
 {
     const int64_t place = ((int64_t)t->rank - root + t->size) % t->size;

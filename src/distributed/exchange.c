@@ -68,7 +68,7 @@ static int64_t rows_before(const mhai_owned *all, int64_t count, int32_t rank)
     return 0;
 }
 
-/* Append rows; merge them with the last piece if they are adjacent and of the same rank. */
+/* Append rows. Adjacent rows of the same rank extend the last piece. */
 static void append(mhai_roles *r, mhai_extent extent, int64_t begin, int64_t end, int32_t rank)
 {
     mhai_owned *all = r->rows[extent];
@@ -136,7 +136,7 @@ mha_head_piece mhai_roles_heads(const mhai_roles *r, int32_t rank)
 {
     mha_head_piece piece = {0, r->heads, 0, r->kv_heads};
     if (r->parts > 1 && mha_split_heads(r->heads, r->kv_heads, rank % r->parts, r->parts, &piece))
-        piece = (mha_head_piece){0}; /* the caller has checked that heads divide */
+        piece = (mha_head_piece){0}; /* the caller has checked the divisibility */
     return piece;
 }
 
@@ -146,7 +146,7 @@ int32_t mhai_roles_sharer(const mhai_roles *r, int32_t rank)
     return rank / r->parts * of_head + rank % r->parts % of_head;
 }
 
-/* The group or the sharer whose rows of an extent a rank needs. */
+/* The group or sharer whose rows of an extent a rank needs. */
 static int32_t share_of(const mhai_roles *r, mhai_extent extent, int32_t rank)
 {
     return extent == MHAI_SHARED_KEYS ? mhai_roles_sharer(r, rank) : rank / r->parts;
@@ -201,7 +201,7 @@ static bool over_keys(const mhai_moved *m)
     return m->extent > MHAI_EVERY_QUERY;
 }
 
-/* Number of heads of a tensor that a rank computes. *first: the first among those of the owner. */
+/* Number of heads of a tensor that a rank computes. *first: index of the first one at the owner. */
 static int64_t heads_of(const mhai_exchange *e, const mhai_moved *m, int32_t rank, int64_t *first)
 {
     const mha_head_piece p = mhai_roles_heads(e->roles, rank);
@@ -230,10 +230,10 @@ void mhai_exchange_shape(mhai_exchange *e)
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* A run of rows of an owner that a rank computes. */
+/* A run of an owner's rows that a rank computes. */
 typedef struct run {
-    int64_t owned, local, rows; /* positions of the first row at either rank */
-    int64_t i, j;               /* where to look for the next run */
+    int64_t owned, local, rows; /* first row at the owner and at the rank; number of rows */
+    int64_t i, j;               /* where to continue the search */
 } run;
 
 static bool next_run(const mhai_exchange *e, const mhai_moved *m, int32_t owner, int32_t rank,
@@ -275,7 +275,7 @@ static size_t message_bytes(const mhai_exchange *e, int32_t owner, int32_t rank,
     return bytes;
 }
 
-/* The layouts of rows: at their owner, at the rank that computes, in a message. */
+/* Layouts of rows: at their owner, at the rank that computes them, and in a message. */
 typedef enum place { OWNED, LOCAL, MESSAGE } place;
 
 static mha_tensor tensor_at(const mhai_exchange *e, const mhai_moved *m, int32_t rank, place at)
@@ -288,7 +288,7 @@ static mha_tensor tensor_at(const mhai_exchange *e, const mhai_moved *m, int32_t
     return x;
 }
 
-/* Copy the rows of all tensors that a rank computes for an owner, from one layout to another. */
+/* Copy the rows of all tensors that a rank computes for an owner between two layouts. */
 static void copy(const mhai_exchange *e, int32_t owner, int32_t rank, bool back, place from,
                  place to, unsigned char *message)
 {
@@ -311,7 +311,7 @@ static void copy(const mhai_exchange *e, int32_t owner, int32_t rank, bool back,
     }
 }
 
-/* The partners in round n: send to rank + n, receive from rank - n. */
+/* The partners in round n: rank + n to send to, rank - n to receive from. */
 typedef struct turn {
     int32_t to, from;
     size_t sent, received;
@@ -359,7 +359,7 @@ static mha_status move_round(mhai_exchange *e, int32_t n, bool back)
     return MHA_OK;
 }
 
-/* A rank sends to one other rank at a time, so that each message has the full bandwidth. */
+/* A rank sends to one rank at a time, so that each message gets the full bandwidth. */
 mha_status mhai_exchange_move(mhai_exchange *e, bool back)
 {
     const int32_t own = e->roles->s->t->rank;
@@ -397,7 +397,7 @@ static void room_bytes(const mhai_exchange *e, size_t room[2])
 mha_status mhai_exchange_bytes(const mhai_exchange *e, size_t *bytes)
 {
     size_t room[2], each = 0;
-    for (int i = 0; i < e->count; i++) { /* first: messages consist of parts of them */
+    for (int i = 0; i < e->count; i++) { /* first, because messages consist of parts of these */
         MHA_TRY(local_bytes(&e->moved[i], &each));
         MHA_TRY(mhai_attn_add_scratch(bytes, each, 1));
     }

@@ -1,6 +1,6 @@
 /* mha_distributed_forward(). A rank computes the rows of its group and the heads of its part
- * (exchange.h). With one group this is the call of one process on some heads. With several, each
- * piece of the rows is computed as a part of all rows (mhai_attn_part), with all keys. */
+ * (exchange.h). With one group, it makes the call of a single process for some heads. With several,
+ * each piece of rows is computed as a part of all rows (mhai_attn_part), with all keys. */
 #include "distributed/exchange.h"
 
 #include "base/context.h"
@@ -11,11 +11,11 @@
 
 #include <string.h>
 
-/* column_sums if groups share keys: sums are passed from piece to piece, in the order of
- * queries. */
+/* column_sums if several groups have the same keys. Sums are passed from piece to piece
+ * in the order of queries. */
 typedef struct columns {
     const mhai_roles *roles;
-    int64_t piece; /* the current piece, among those of all groups */
+    int64_t piece; /* index of the current piece among those of all groups */
     int64_t count; /* number of sums, B heads S; 0: not requested */
     mhai_attn_columns part;
 } columns;
@@ -23,7 +23,8 @@ typedef struct columns {
 /* The state of a call. */
 typedef struct call {
     mha_context *context;
-    mhai_slice_call whole, own; /* the caller's arguments; the problem that this rank computes */
+    mhai_slice_call whole, own; /* the caller's arguments, and the problem that
+                                 * this rank computes */
     mhai_split split;
     mhai_masks masks;
     mhai_roles roles;
@@ -31,8 +32,8 @@ typedef struct call {
     int at[MHAI_ROW_INPUTS + MHAI_ROW_OUTPUTS +
            5]; /* indices in the exchange: q, k, v, o, column_sums, masks, outputs */
     mha_tensor inputs[MHAI_HEAD_INPUTS];
-    bool alone;         /* there is one group */
-    mhai_slice *slices; /* several groups: one for each piece of the group's rows */
+    bool alone;         /* there is a single group */
+    mhai_slice *slices; /* several groups: one slice per piece of the group's rows */
     int64_t count;
     columns columns;
 } call;
@@ -41,8 +42,8 @@ enum { Q, K, V, O, COLUMNS, MASKS, OUTPUTS = MASKS + MHAI_ROW_INPUTS };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* Check column_sums, and that outputs do not overlap keys and values. The check of rows covers
- * neither. */
+/* Check column_sums, and that outputs do not overlap keys and values, which the check
+ * of rows does not cover. */
 static mha_status check_keys(const mhai_slice_call *w, bool need_data)
 {
     mha_attention_outputs o = w->outputs;
@@ -68,7 +69,7 @@ static mha_status check_keys(const mhai_slice_call *w, bool need_data)
     return o.column_sums ? mhai_attn_check_apart(&w->desc, "column_sums", &to) : MHA_OK;
 }
 
-/* Check the caller's rows as one piece. Of keys and values only the number matters. */
+/* Check the caller's rows as a single piece. Only the number of keys and values matters. */
 static mha_status check(const call *c, bool need_data)
 {
     const mha_piece piece = {0, c->split.rows};
@@ -88,7 +89,7 @@ static mha_status check(const call *c, bool need_data)
 
 /* ---- the exchange ---------------------------------------------------------------------------- */
 
-/* Rows stay at their ranks if outputs over pairs are requested. */
+/* Whether rows stay where they are, because outputs over pairs are requested. */
 static bool keeps_rows(const call *c)
 {
     const mha_attention_outputs *o = &c->whole.outputs;
@@ -104,7 +105,7 @@ static void add_result(call *c, int i, const mha_tensor *x, int ndim, bool last,
     e->moved[c->at[i]].returns = true;
 }
 
-/* List the tensors. With one part rows stay at their ranks; a single rank also keeps its keys. */
+/* List the tensors. With one part, rows are not moved. A single rank does not move keys either. */
 static mha_status list_tensors(void *user, size_t *bytes)
 {
     call *c = user;
@@ -148,7 +149,7 @@ static void replace(const call *c, int i, const mha_tensor **x)
     if (c->at[i] >= 0) *x = mhai_exchange_at(&c->exchange, c->at[i]);
 }
 
-/* Replace the caller's tensors by those of the exchange, and select heads of the shared inputs. */
+/* Replace the caller's tensors with those of the exchange, and select heads of shared inputs. */
 static void make_own(call *c)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);
@@ -191,7 +192,7 @@ static mhai_attn_call call_of(call *c, int64_t i)
     return made;
 }
 
-/* The largest scratch of any slice, and the visible pairs of all slices. */
+/* Find the largest scratch of any slice, and the visible pairs of all slices. */
 static mha_status count_scratch(call *c, bool need_data, size_t *most, double *pairs)
 {
     *most = 0, *pairs = 0;
@@ -251,7 +252,7 @@ static mha_status make_columns(call *c, bool need_data)
     return MHA_OK;
 }
 
-/* Round the sums. They are complete at the group of the last piece. */
+/* Round the sums, which are complete at the group of the last piece. */
 static void round_columns(const call *c)
 {
     const mha_tensor *x = c->own.outputs.column_sums;
@@ -273,7 +274,7 @@ static void round_columns(const call *c)
     }
 }
 
-/* Count the messages that pass the sums from piece to piece. */
+/* Count the messages that pass sums from piece to piece. */
 static void count_columns(const call *c, mha_distributed_plan *plan)
 {
     const mhai_roles *r = &c->roles;
@@ -289,7 +290,7 @@ static void count_columns(const call *c, mha_distributed_plan *plan)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* Reserve memory before the exchange: other ranks rely on this rank's messages. */
+/* Reserve memory before the exchange, because other ranks rely on this rank's messages. */
 static mha_status reserve(call *c)
 {
     size_t bytes;
@@ -309,7 +310,8 @@ static mha_status make(call *c, bool need_data)
     return need_data ? reserve(c) : MHA_OK;
 }
 
-/* Check this rank's arguments, then agree with all ranks; *c is then ready to run or to explain. */
+/* Check this rank's arguments, then agree with all ranks. Afterwards, *c
+ * can be run or explained. */
 static mha_status begin(call *c, const mha_sequence_split *given, bool need_data)
 {
     mhai_slice_common common;

@@ -1,4 +1,4 @@
-/* Heads over ranks: assign heads to ranks, and gather the results of all ranks. */
+/* Heads divided among ranks: the assignment of heads, and the gathering of results. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/tensor.h"
@@ -12,7 +12,7 @@
 
 /* ---- assignment ------------------------------------------------------------------------------ */
 
-/* The first element of piece i of count; sizes of pieces differ by at most one. */
+/* The first element of piece i of count. Pieces differ in size by at most one. */
 static int64_t cut_at(int64_t length, int64_t i, int64_t count)
 {
     return length / count * i + length % count * i / count;
@@ -49,11 +49,11 @@ typedef struct gathering {
     const mha_transport *t;
     int axis;
     mha_tensor piece, whole;
-    int64_t *extents;     /* [size] elements of each rank along the axis */
-    unsigned char *bytes; /* the pieces, concatenated */
+    int64_t *extents;     /* [size] length of each rank's piece along the axis */
+    unsigned char *bytes; /* all pieces, concatenated */
 } gathering;
 
-/* The values that all ranks must agree on. */
+/* Values on which all ranks must agree. */
 typedef struct gather_common {
     int64_t axis, dtype, ndim, shape[MHA_MAX_DIMS];
 } gather_common;
@@ -97,7 +97,7 @@ static mha_status share_extents(const gathering *g)
                     left > 0 ? "less" : "more", (long long)g->whole.shape[g->axis], g->axis);
 }
 
-/* The piece of a rank in the layout of messages. */
+/* View the piece of a rank in the layout of messages. */
 static mha_tensor block_of(const gathering *g, int32_t rank, size_t *size)
 {
     int64_t shape[MHA_MAX_DIMS], before = 0, rest = 1;
@@ -112,8 +112,8 @@ static mha_tensor block_of(const gathering *g, int32_t rank, size_t *size)
                                  shape);
 }
 
-/* Gather over a ring: each rank sends its own block to the next rank, then each block that it
- * receives. */
+/* Gather in a ring: each rank sends its own block to the next rank, then each
+ * block that it receives. */
 static mha_status go_round(const gathering *g)
 {
     const mha_transport *t = g->t;
@@ -155,7 +155,7 @@ static mha_status spread(const gathering *g)
     return MHA_OK;
 }
 
-/* status: the status of this rank so far. */
+/* status: the result of this rank's checks so far. */
 static mha_status gather(mha_context *context, const mha_transport *t, mha_status status, int axis,
                          const mha_tensor *piece, const mha_tensor *whole)
 {
@@ -199,7 +199,7 @@ mha_status mha_distributed_gather(mha_context *context, const mha_transport *tra
 /* ---- mixing ---------------------------------------------------------------------------------- */
 
 typedef struct mixing {
-    mha_tensor all;  /* [B,H,T,Dv] in the memory layout [B,T,H,Dv] */
+    mha_tensor all;  /* [B,H,T,Dv], stored as [B,T,H,Dv] */
     mha_tensor x, y; /* [B T, H Dv], [B T, e] */
     mha_tensor own;  /* y as [B,T,e] */
 } mixing;

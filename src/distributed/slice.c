@@ -33,7 +33,7 @@ mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc, con
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &call->desc, sizeof call->desc,
                              offsetof(mha_attention_desc, left_keys), desc));
     MHA_TRY(mhai_attn_copy_outputs(outputs, &call->outputs));
-    call->desc.struct_size = sizeof call->desc; /* in case the caller set none */
+    call->desc.struct_size = sizeof call->desc; /* the caller may not have set it */
     call->outputs.struct_size = sizeof call->outputs;
     return MHA_OK;
 }
@@ -88,8 +88,8 @@ mha_tensor mhai_slice_view(const mha_tensor *x, bool columns)
     return made;
 }
 
-/* A rank without rows is ignored, since its tensors have not been checked. If no rank has two rows,
- * a tensor with one row may have another row at each rank. */
+/* Ranks without rows are ignored, because their tensors are not checked. If no rank has two rows, a
+ * tensor with one row may differ between ranks. */
 mha_status mhai_slice_masks(const mhai_slice_call *call, const mhai_split *split, mhai_masks *m)
 {
     enum { AXES = 4, ROWS = MHAI_ROW_INPUTS * AXES, NUMBERS };
@@ -109,7 +109,7 @@ mha_status mhai_slice_masks(const mhai_slice_call *call, const mhai_split *split
     return MHA_OK;
 }
 
-/* Rows first .. first + rows of an axis. */
+/* Restrict an axis to rows first .. first + rows - 1. */
 static void cut(const mha_tensor *x, int axis, int64_t first, int64_t rows, mha_tensor *to)
 {
     *to = *x;
@@ -176,7 +176,7 @@ static uint64_t add_list(uint64_t hash, const int64_t *list, int64_t count)
     return given ? mhai_hash(hash, list, (size_t)count * sizeof *list) : hash;
 }
 
-/* A bit for each input that is given. */
+/* One bit per given input. */
 static uint64_t given_of(const mha_attention_desc *d)
 {
     uint64_t bits = d->keep_callback != NULL;
@@ -186,7 +186,7 @@ static uint64_t given_of(const mha_attention_desc *d)
     return bits;
 }
 
-/* A bit for each requested output, and whether outputs have selected heads or rows. */
+/* One bit per requested output, and bits for selected heads or rows. */
 static int32_t outputs_of(const mha_attention_outputs *given)
 {
     mha_attention_outputs o = *given;
@@ -231,7 +231,7 @@ static void fill_common(const mhai_slice_call *call, const mhai_split *split, mh
 mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split,
                             mhai_slice_common *common)
 {
-    memset(common, 0, sizeof *common); /* including padding, since it is compared as bytes */
+    memset(common, 0, sizeof *common); /* also clears padding, because it is compared as bytes */
     common->version = mha_version_number();
     if (call->status != MHA_OK) return call->status;
     MHA_TRY(mhai_tensor_check_real("q", call->q));
@@ -262,8 +262,8 @@ mha_status mhai_slice_cut(const char *name, const mha_tensor **x, int axis, bool
     return MHA_OK;
 }
 
-/* For each sequence: the number of queries before the piece, and the start of its queries in the
- * piece. */
+/* For each sequence, set the number of queries before the piece, and where its
+ * queries start in the piece. */
 static mha_status place_sequences(mha_context *context, const mhai_slice_call *call,
                                   const mha_piece *piece, mhai_slice *s)
 {
@@ -304,7 +304,7 @@ mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,
     }
     for (int i = 0; i < MHAI_ROW_OUTPUTS; i++) {
         const mhai_row_output *of = &mhai_row_outputs[i];
-        if (s->outputs.rows && i > MHAI_FIRST_PAIRS) continue; /* these have selected rows */
+        if (s->outputs.rows && i > MHAI_FIRST_PAIRS) continue; /* these have only selected rows */
         MHA_TRY(mhai_slice_cut(of->name, mhai_slice_output(&s->outputs, i),
                                of->ndim - 1 - of->columns, false, all, first, rows,
                                &s->results[i]));

@@ -12,7 +12,7 @@
 
 /* ---- cutting --------------------------------------------------------------------------------- */
 
-/* The first row of piece i of count, in whole chunks. */
+/* The first row of piece i of count. Pieces consist of whole chunks. */
 static int64_t cut_at(int64_t length, int64_t i, int64_t count)
 {
     const int64_t chunks = mhai_ceil_div(length, MHA_SPLIT_ROWS);
@@ -85,7 +85,7 @@ static int compare_owned(const void *a, const void *b)
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Allocate room for the pieces of all ranks, `most` per rank. */
+/* Allocate memory for the pieces of all ranks, `most` per rank. */
 static mha_status take_pieces(mha_context *context, const mha_transport *t, int64_t most,
                               mhai_owned **all, mhai_owned **own)
 {
@@ -97,7 +97,7 @@ static mha_status take_pieces(mha_context *context, const mha_transport *t, int6
     return MHA_OK;
 }
 
-/* Gather the pieces of all ranks at all ranks, sorted. */
+/* Gather the pieces of all ranks on every rank, and sort them. */
 static mha_status share_pieces(const mha_transport *t, const mha_piece *pieces, int64_t count,
                                int64_t most, mhai_owned *own, mhai_owned *all, int64_t *all_count)
 {
@@ -118,7 +118,7 @@ static mha_status share_pieces(const mha_transport *t, const mha_piece *pieces, 
     return MHA_OK;
 }
 
-/* Validate the list of pieces, which is the same at all ranks, so the result is the same. */
+/* Validate the list of pieces. Both the list and the result are the same on all ranks. */
 static mha_status check_cover(const char *name, const mhai_owned *all, int64_t count,
                               int64_t length)
 {

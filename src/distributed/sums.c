@@ -19,7 +19,7 @@ mha_status mhai_sums_take(mhai_sums *s)
     return MHA_OK;
 }
 
-/* Pass the sums to the rank that adds next. */
+/* Pass the sums on to the rank that adds next. */
 static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32_t *at, int32_t to)
 {
     const mha_transport *t = s->roles->s->t;
@@ -31,7 +31,7 @@ static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32
     return t->rank == to ? mha_transport_receive(t, from, sums, bytes) : MHA_OK;
 }
 
-/* Visit the pieces in order, for each sequence and some heads of a part. */
+/* Called for the pieces in order, for each sequence and some heads of a part. */
 typedef mha_status visit_fn(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
                             const mhai_backward_share *share, int32_t *at);
 
@@ -65,8 +65,8 @@ static mha_status add_parameters(const mhai_sums *s, int64_t b, int64_t h, int64
     return MHA_OK;
 }
 
-/* If no sum is over heads, the heads of a part are sent together. Each head keeps the order of
- * sequences and pieces. */
+/* If nothing is summed over heads, all heads of a part are sent together. For each head, the order
+ * of sequences and pieces is the same. */
 static mha_status run_parameters(mhai_sums *s)
 {
     const mhai_backward_problem *x = s->x;
@@ -100,7 +100,7 @@ static void add_item(void *argument, int64_t i, int worker)
                                  worker);
 }
 
-/* Add the items of a sequence and a head: all its keys. */
+/* Add the items of a sequence and a head, for all its keys. */
 static mha_status add_bias(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
                            const mhai_backward_share *share, int32_t *at)
 {

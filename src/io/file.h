@@ -1,5 +1,5 @@
-/* Files for the readers and writers: mapped, read whole, or written; and names of files and tensors
- * for error messages. */
+/* Files for readers and writers: mapped, read whole, or written. Also shortens names of files and
+ * tensors for error messages. */
 #ifndef MHAI_FILE_H
 #define MHAI_FILE_H
 
@@ -11,26 +11,26 @@
 #error "safetensors, GGUF and .npy are read and written as they lie in memory: little-endian only"
 #endif
 
-/* A name truncated at a UTF-8 boundary, to leave room for the rest of a message. Returned by value,
- * so that it can be used as an argument: mha_fail(..., mhai_show_path(path).text). */
+/* A name cut at a UTF-8 boundary, to leave room for the rest of a message. Returned by value, so
+ * that it can be an argument: mha_fail(..., mhai_show_path(path).text). */
 typedef struct mhai_shown {
     char text[168];
 } mhai_shown;
 
-/* The end of a path, which distinguishes files. */
+/* The end of a path, which identifies the file. */
 mhai_shown mhai_show_path(const char *path);
 
-/* The beginning of a name or a piece of text that came from a file. */
+/* The beginning of a name or text from a file. */
 mhai_shown mhai_show_name(const char *name);
 
 /* mha_fail() with "PATH: " before the text. */
 mha_status mhai_path_fail(mha_status status, const char *path, const char *format, ...)
     MHA_PRINTF(3, 4);
 
-/* A regular file opened for reading. */
+/* Open a regular file for reading. */
 MHA_NODISCARD mha_status mhai_file_open(const char *path, int *fd, size_t *size);
 
-/* A regular file mapped read-only. A file without content has bytes NULL and size 0. */
+/* A regular file, mapped read-only. If it is empty, bytes is NULL and size is 0. */
 typedef struct mhai_file_view {
     const unsigned char *bytes;
     size_t size;
@@ -39,12 +39,12 @@ typedef struct mhai_file_view {
 MHA_NODISCARD mha_status mhai_file_map(const char *path, mhai_file_view *view);
 void mhai_file_unmap(mhai_file_view *view);
 
-/* Convert count elements of a file, aligned or not, to another type. Errors: those of
- * mha_tensor_convert(). */
+/* Convert count elements from a file to another type. They may be unaligned. Errors: those
+ * of mha_tensor_convert(). */
 MHA_NODISCARD mha_status mhai_file_convert(const unsigned char *from, mha_dtype from_type,
                                            int64_t count, mha_dtype to_type, void *to);
 
-/* The address of the data of tensor `index`. */
+/* Where the data of tensor `index` is in memory. */
 typedef struct mhai_extent {
     int64_t begin, end, index;
 } mhai_extent;
@@ -55,12 +55,12 @@ void mhai_file_sort_extents(mhai_extent *extents, int64_t count);
 /* Write bytes to a sink, which may be NULL. */
 MHA_NODISCARD mha_status mhai_file_append(const mha_sink *sink, const void *bytes, size_t size);
 
-/* Check a tensor's view and return the number of bytes of its elements in a file. Messages use
- * name. */
+/* Check a tensor's view, and return the number of bytes of its elements in a file.
+ * name is used in messages. */
 MHA_NODISCARD mha_status mhai_file_tensor_bytes(const char *name, const mha_tensor *tensor,
                                                 int64_t *bytes);
 
-/* Append a checked tensor's elements in row order. */
+/* Append the elements of a checked tensor in row order. */
 MHA_NODISCARD mha_status mhai_file_append_tensor(const mha_sink *sink, const mha_tensor *tensor);
 
 #endif

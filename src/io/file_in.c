@@ -1,5 +1,5 @@
-/* Reading files: mapped or whole. A FIFO would block forever and a device has no length, so both
- * are rejected before reading. */
+/* Reading files, mapped or whole. Only regular files are accepted: a FIFO would block forever, and
+ * a device has no length. */
 #include "io/file.h"
 
 #include <multihead/component.h>
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool continues(char c) /* a UTF-8 sequence */
+static bool continues(char c) /* inside a UTF-8 sequence */
 {
     return ((unsigned char)c & 0xC0) == 0x80;
 }
@@ -35,7 +35,7 @@ mhai_shown mhai_show_path(const char *path)
 
 mha_status mhai_path_fail(mha_status status, const char *path, const char *format, ...)
 {
-    char text[512]; /* the length that mha_fail() keeps */
+    char text[512]; /* mha_fail() keeps this many bytes */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
@@ -67,7 +67,7 @@ static const char *kind_of(mode_t mode)
 
 mha_status mhai_file_open(const char *path, int *fd, size_t *size)
 {
-    /* Without O_NONBLOCK, opening a FIFO waits for a writer. */
+    /* O_NONBLOCK, because opening a FIFO would otherwise wait for a writer. */
     int opened = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (opened < 0)
         return mhai_path_fail(MHA_ERR_FILE, path, "%s",
@@ -109,7 +109,7 @@ mha_status mhai_file_map(const char *path, mhai_file_view *view)
 
 void mhai_file_unmap(mhai_file_view *view)
 {
-    /* munmap takes a pointer to non-const; the bytes are not written. */
+    /* munmap takes a non-const pointer, but does not write. */
     if (view->bytes) munmap((void *)(uintptr_t)view->bytes, view->size);
     *view = (mhai_file_view){NULL, 0};
 }
@@ -147,10 +147,10 @@ void mhai_file_sort_extents(mhai_extent *extents, int64_t count)
     if (count > 0) qsort(extents, (size_t)count, sizeof *extents, by_begin);
 }
 
-/* Read exactly size bytes. It is an error if the file shrinks during the read. */
+/* Read exactly size bytes. Fails if the file shrinks meanwhile. */
 static mha_status read_all(int fd, const char *path, char *bytes, size_t size)
 {
-    const size_t chunk = (size_t)1 << 30; /* Linux reads at most 2 GB at a time */
+    const size_t chunk = (size_t)1 << 30; /* Linux reads at most 2 GB per call */
     for (size_t done = 0; done < size;) {
         ssize_t got = read(fd, bytes + done, size - done < chunk ? size - done : chunk);
         if (got < 0 && errno == EINTR) continue;

@@ -1,4 +1,4 @@
-/* Write files through the public writer (sink.h). A failed write leaves no partial file. */
+/* Writing files through the public writer (sink.h). If writing fails, no partial file remains. */
 #include "io/file.h"
 
 #include <multihead/component.h>

@@ -1,5 +1,5 @@
-/* An open GGUF file: its tensors and metadata (gguf.h defines the format; gguf_header.c checks it,
- * gguf_blocks.c decodes elements). */
+/* An open GGUF file: tensors and metadata. gguf.h defines the format, gguf_header.c checks it, and
+ * gguf_blocks.c decodes elements. */
 #include "io/gguf_blocks.h"
 #include "io/gguf_parts.h"
 
@@ -167,7 +167,7 @@ static mha_status check_element(const mha_gguf_value *value, int64_t element, co
                            mhai_gguf_value_kinds[value->type].name, expected);
 }
 
-/* The bits of a number; those of a signed one are sign-extended. */
+/* The bits of a number. Signed types are sign-extended. */
 static uint64_t bits_of(const mha_gguf_value *value, int64_t element)
 {
     const size_t bytes = mhai_gguf_value_kinds[value->type].bytes;
@@ -205,7 +205,7 @@ mha_status mha_gguf_real(const mha_gguf_value *value, int64_t element, double *r
     const uint64_t bits = bits_of(value, element);
     if (f32) {
         float narrow;
-        memcpy(&narrow, &bits, sizeof narrow); /* the lower half comes first */
+        memcpy(&narrow, &bits, sizeof narrow); /* takes the low half, which is first */
         *real = (double)narrow;
     } else if (f64) {
         memcpy(real, &bits, sizeof bits);

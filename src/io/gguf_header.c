@@ -1,4 +1,4 @@
-/* Reading the header of a GGUF file (gguf.h defines the format).
+/* Reading the header of a GGUF file (format in gguf.h).
  *
  * The header is untrusted and read in one pass. Each size is first compared with the rest of the
  * file, and tables grow with the bytes read, not with a claimed count. Names are copied and
@@ -19,10 +19,10 @@ typedef struct reader {
     size_t at;
     const char *what; /* "key", "tensor"; NULL before both */
     uint64_t index, count;
-    const char *name; /* of the current item; NULL: not read yet */
+    const char *name; /* name of the current item; NULL: not read yet */
 } reader;
 
-/* The item being read, for messages: "tensor 3 of 20 ('a.weight')". */
+/* The current item for messages: "tensor 3 of 20 ('a.weight')". */
 static mhai_shown where(const reader *r)
 {
     mhai_shown shown = {"the first fields"};
@@ -45,7 +45,7 @@ static mha_status too_large(const reader *r, const char *what)
                     where(r).text, what);
 }
 
-/* The next count items of size bytes. */
+/* Read the next count items of size bytes. */
 static mha_status take(reader *r, uint64_t count, size_t size, const unsigned char **bytes)
 {
     const size_t left = r->file->view.size - r->at;
@@ -67,7 +67,7 @@ static mha_status take_number(reader *r, void *number, size_t size)
     return MHA_OK;
 }
 
-/* A name or key, appended to the others. */
+/* Read a name or key, and append it to the others. */
 static mha_status take_name(reader *r, size_t *name)
 {
     mhai_vector *names = &r->file->names;
@@ -153,7 +153,7 @@ static mha_status take_entry(reader *r)
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-/* Dimensions and type, and the sizes derived from them. */
+/* Read dimensions and type, and derive the sizes. */
 static mha_status take_layout(reader *r, mha_gguf_tensor *made)
 {
     uint32_t ndim = 0, type = 0;
@@ -202,7 +202,7 @@ static mha_status take_tensor(reader *r)
     MHA_TRY(take_layout(r, &made.shown));
     MHA_TRY(take_number(r, &offset, sizeof offset));
     if (offset > INT64_MAX) return too_large(r, "bytes");
-    made.shown.offset = (int64_t)offset; /* relative to the data, until place() */
+    made.shown.offset = (int64_t)offset; /* relative to the data until place() */
     return mhai_vector_push(&r->file->tensors, &made);
 }
 
@@ -224,8 +224,8 @@ static mha_status read_alignment(const mha_gguf *file, uint32_t *alignment)
                           file->path.text);
 }
 
-/* The address of the data of the tensor being read; an error if it is not aligned or not in the
- * file. Offsets are relative to data. */
+/* Compute the address of the current tensor's data. Its offset is relative to data. Fails if it is
+ * unaligned or outside the file. */
 static mha_status place(const reader *r, uint32_t alignment, size_t data, mha_gguf_tensor *shown)
 {
     const size_t size = r->file->view.size;
@@ -299,7 +299,7 @@ static mha_status take_version(reader *r)
                     r->file->path.text, version);
 }
 
-/* Read count items, each with `one`. */
+/* Read count items with the function `one`. */
 static mha_status take_all(reader *r, const char *what, uint64_t count, mha_status (*one)(reader *))
 {
     if (count > INT32_MAX)
@@ -316,7 +316,7 @@ static mha_status take_all(reader *r, const char *what, uint64_t count, mha_stat
     return MHA_OK;
 }
 
-/* Build the lexicon of item names. The first member of an item is the offset of its name. */
+/* Build the lexicon of item names. The first field of an item is the offset of its name. */
 static mha_status index_names(const mha_gguf *file, const char *what, const mhai_vector *items,
                               mhai_lexicon *lexicon)
 {

@@ -8,17 +8,17 @@
 
 #include <multihead/gguf.h>
 
-/* A metadata entry: an array, or another value as an array of length 1. */
+/* A metadata entry. A value that is not an array is stored as an array of length 1. */
 typedef struct mhai_gguf_entry {
-    size_t key; /* in names */
+    size_t key; /* offset in names */
     mha_gguf_value_type type;
     bool array;
     int64_t count;
-    size_t at; /* of numbers: offset in the file; of strings: index in starts */
+    size_t at; /* numbers: offset in the file; strings: index in starts */
 } mhai_gguf_entry;
 
 typedef struct mhai_gguf_tensor {
-    size_t name; /* in names */
+    size_t name; /* offset in names */
     mha_gguf_tensor shown;
 } mhai_gguf_tensor;
 
@@ -27,7 +27,7 @@ struct mha_gguf {
     mhai_shown path;
     mha_allocator allocator;
     mhai_vector names;   /* of char, each NUL-terminated */
-    mhai_vector starts;  /* of uint64_t: offsets of the strings of an entry, and of their end */
+    mhai_vector starts;  /* of uint64_t: offsets of an entry's strings, and of their end */
     mhai_vector entries; /* of mhai_gguf_entry */
     mhai_vector tensors; /* of mhai_gguf_tensor */
     mhai_lexicon keys, tensor_names;
@@ -48,7 +48,7 @@ static inline mhai_gguf_tensor *mhai_gguf_tensor_at(const mha_gguf *file, int64_
     return (mhai_gguf_tensor *)file->tensors.items + index;
 }
 
-/* The types of values, by number. */
+/* Types of values, by number. */
 typedef struct mhai_gguf_value_kind {
     const char *name;
     size_t bytes;
@@ -57,7 +57,7 @@ typedef struct mhai_gguf_value_kind {
 enum { MHAI_GGUF_VALUE_KINDS = 13 };
 extern const mhai_gguf_value_kind mhai_gguf_value_kinds[MHAI_GGUF_VALUE_KINDS];
 
-/* Fill the tables of a mapped file whose vectors exist. */
+/* Fill the tables of a mapped file. Its vectors must be initialised. */
 MHA_NODISCARD mha_status mhai_gguf_read_header(mha_gguf *file);
 
 #endif

@@ -7,16 +7,16 @@
 
 #include <pthread.h>
 
-/* If jansson cannot allocate, it drops the current value and continues. It then reports malformed
- * text, or returns a document with missing pieces of names and numbers, and may read beyond the end
- * of its buffer. Therefore all further allocations of a parse fail after the first failure.
+/* If jansson cannot allocate, it drops the current value and continues. It may then report
+ * malformed text, return a document with parts of names and numbers missing, or read beyond its
+ * buffer. Therefore, after the first failed allocation, all further allocations of a parse fail.
  *
- * Its allocators are global to the process, which may also use jansson. The replacements are
- * installed only during a parse, forward the calls of other threads, and free nothing
- * themselves. */
+ * jansson's allocators are global to the process, and the process may use jansson too. So the
+ * replacements are installed only during a parse, forward the calls of other threads, and
+ * free nothing themselves. */
 static _Thread_local enum { ELSEWHERE, PARSING, SHORT_OF_MEMORY } state;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int parsing; /* threads */
+static int parsing; /* number of threads */
 static json_malloc_t host_malloc;
 static json_free_t host_free;
 

@@ -7,7 +7,7 @@
 static int by_text(const void *a, const void *b)
 {
     const mhai_lexicon_entry *left = a, *right = b;
-    return strcmp(left->text, right->text); /* as unsigned bytes, as the C standard defines it */
+    return strcmp(left->text, right->text); /* strcmp() compares unsigned bytes (C standard) */
 }
 
 int32_t mhai_lexicon_build(mhai_lexicon_entry *entries, int32_t count, mhai_lexicon *lexicon)
@@ -35,7 +35,8 @@ int32_t mhai_lexicon_find(const mhai_lexicon *lexicon, const char *text)
     return -1;
 }
 
-/* The first of entries [low, high), which agree before byte at, whose byte at is at least byte. */
+/* The first of entries [low, high) whose byte `at` is at least `byte`. The
+ * entries agree before it. */
 static int32_t lower_bound(const mhai_lexicon_entry *entries, int32_t low, int32_t high, int32_t at,
                            int byte)
 {
@@ -61,7 +62,7 @@ void mhai_lexicon_branch_make(const mhai_lexicon *lexicon, const char *prefix,
     }
     branch->entries = entries;
     branch->prefix = at;
-    branch->first[0] = low; /* no text holds a zero byte, but the prefix itself ends with one */
+    branch->first[0] = low; /* byte 0 ends the prefix itself */
     for (int byte = 1; byte <= 256; byte++)
         branch->first[byte] = lower_bound(entries, branch->first[byte - 1], high, at, byte);
 }
@@ -76,7 +77,7 @@ int32_t mhai_lexicon_longest(const mhai_lexicon_branch *branch, const char *text
     int32_t high = branch->first[(unsigned char)text[0] + 1];
     for (size_t depth = 1; low < high; depth++) {
         const int32_t at = branch->prefix + (int32_t)depth;
-        if (entries[low].size == at) { /* the shortest entry comes first */
+        if (entries[low].size == at) { /* the shortest entry is first */
             id = entries[low].id;
             *matched = depth;
             low++;

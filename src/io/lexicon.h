@@ -1,15 +1,15 @@
-/* A set of texts with ids that finds the longest one that a text begins with.
+/* A set of texts with ids that finds the longest one with which a text begins.
  *
- * Texts are sorted by bytes, so all with a common prefix are adjacent. A search narrows the range
+ * Texts are sorted by bytes, so texts with a common prefix are adjacent. A search narrows the range
  * of matching entries byte by byte, in at most (bytes compared) * log2(texts) steps. Unlike a hash
- * table it has no collisions that a file could provoke. */
+ * table, it has no collisions that a malicious file could provoke. */
 #ifndef MHAI_LEXICON_H
 #define MHAI_LEXICON_H
 
 #include "io/vector.h"
 
 typedef struct mhai_lexicon_entry {
-    const char *text; /* zero-terminated, borrowed */
+    const char *text; /* NUL-terminated, borrowed */
     int32_t size;
     int32_t id;
 } mhai_lexicon_entry;
@@ -19,25 +19,25 @@ typedef struct mhai_lexicon {
     int32_t count;
 } mhai_lexicon;
 
-/* Sort entries, which the caller still owns, into a lexicon. Returns an index i such that entries i
- * and i + 1 have the same text; -1 if all differ, as required. */
+/* Sort entries, which the caller owns, into a lexicon. If entries i and i + 1 have the same text,
+ * return i. Return -1 if all differ, as they must. */
 int32_t mhai_lexicon_build(mhai_lexicon_entry *entries, int32_t count, mhai_lexicon *lexicon);
 
-/* The id of a text; -1: not found. */
+/* The id of a text; -1: none. */
 int32_t mhai_lexicon_find(const mhai_lexicon *lexicon, const char *text);
 
-/* The entries with a common prefix, by the next byte. */
+/* Entries with a common prefix, indexed by their next byte. */
 typedef struct mhai_lexicon_branch {
     const mhai_lexicon_entry *entries;
-    int32_t prefix;     /* its bytes */
+    int32_t prefix;     /* length of the prefix in bytes */
     int32_t first[257]; /* entries first[b] .. first[b + 1] - 1 have byte b after the prefix */
 } mhai_lexicon_branch;
 
 void mhai_lexicon_branch_make(const mhai_lexicon *lexicon, const char *prefix,
                               mhai_lexicon_branch *branch);
 
-/* The id of the longest entry that consists of the prefix and at least one byte of the beginning of
- * text; -1: none. *matched is the number of bytes of text. */
+/* The id of the longest entry that consists of the prefix and one or more bytes from the beginning
+ * of text; -1: none. *matched is the number of these bytes. */
 int32_t mhai_lexicon_longest(const mhai_lexicon_branch *branch, const char *text, size_t size,
                              size_t *matched);
 

@@ -1,4 +1,4 @@
-/* Find the name that a mistyped word most likely means. */
+/* Find the name most similar to a mistyped word. */
 #include <multihead/io.h>
 
 #include <string.h>
@@ -10,7 +10,7 @@ static int least_of(int a, int b)
     return a < b ? a : b;
 }
 
-/* Edits that turn a into b: insert, remove, replace, swap two neighbours. */
+/* The number of edits that turn a into b: insert, remove, replace, or swap two neighbours. */
 static int edit_distance(const char *a, const char *b)
 {
     size_t n = strlen(a), m = strlen(b);
@@ -28,8 +28,8 @@ static int edit_distance(const char *a, const char *b)
     return cost[n][m];
 }
 
-/* A prefix counts as near: "--trunc" for "--truncate", and "--output" for "--out". So does one word
- * of a name: "--mask" for "--keep-mask". */
+/* Prefixes count as similar: "--trunc" and "--truncate", "--output" and "--out". So does a word in
+ * a name: "--mask" and "--keep-mask". */
 static bool is_part(const char *word, size_t length, const char *name)
 {
     size_t whole = strlen(name);
@@ -43,7 +43,7 @@ const char *mha_nearest_name(const char *word, const char *const *names, size_t 
 {
     const char *best = NULL;
     size_t length = strlen(word);
-    int bound = length > 4 ? 3 : 2; /* this distance and above are too far */
+    int bound = length > 4 ? 3 : 2; /* distances from here on are too large */
     for (size_t i = 0; i < count; i++) {
         int distance = edit_distance(word, names[i]);
         if (distance >= bound && is_part(word, length, names[i])) distance = bound - 1;

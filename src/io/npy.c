@@ -19,7 +19,7 @@ enum { MOST_HEADER_BYTES = 1 << 16, MOST_DESCR_BYTES = 32 };
 
 struct mha_npy {
     mha_tensor tensor;
-    char bytes[]; /* aligned as malloc aligns: for any element type */
+    char bytes[]; /* as aligned as malloc: for any element type */
 };
 
 static const struct {
@@ -27,7 +27,7 @@ static const struct {
     mha_dtype dtype;
 } descrs[] = {
     {"<f4", MHA_F32}, {"<f8", MHA_F64}, {"<f2", MHA_F16}, {"|i1", MHA_I8},
-    {"<i4", MHA_I32}, {"<i8", MHA_I64}, {"|u1", MHA_U8}, /* the type name that u8 is written as */
+    {"<i4", MHA_I32}, {"<i8", MHA_I64}, {"|u1", MHA_U8}, /* written for u8 */
     {"|b1", MHA_U8},  {"<i1", MHA_I8},  {"<u1", MHA_U8},
 };
 
@@ -58,7 +58,7 @@ static void skip_blanks(cursor *c)
     while (c->at < c->end && (*c->at == ' ' || *c->at == '\t' || *c->at == '\n')) c->at++;
 }
 
-/* Consume text if it comes next, after white space. */
+/* Skip white space, and consume text if it follows. */
 static bool take(cursor *c, const char *text)
 {
     size_t length = strlen(text);
@@ -68,7 +68,7 @@ static bool take(cursor *c, const char *text)
     return true;
 }
 
-/* A quoted string without escapes, shorter than MOST_DESCR_BYTES. */
+/* Read a quoted string without escapes, shorter than MOST_DESCR_BYTES. */
 static mha_status read_string(cursor *c, char *text)
 {
     skip_blanks(c);
@@ -158,7 +158,7 @@ static mha_status read_literal(cursor *c, header *h)
     return MHA_OK;
 }
 
-/* Read the fixed part and set the cursor to the literal. */
+/* Read the fixed part, and set the cursor to the literal. */
 static mha_status read_frame(const char *path, const mhai_file_view *view, cursor *c)
 {
     const unsigned char *bytes = view->bytes;
@@ -195,7 +195,7 @@ static mha_status find_dtype(const char *path, const char *descr, mha_dtype *dty
         descr);
 }
 
-/* Convert the array in Fortran order to C order in `to`. */
+/* Copy an array in Fortran order to `to` in C order. */
 static void copy_fortran(const mha_tensor *to, const unsigned char *from, int64_t count)
 {
     size_t size = mha_dtype_size(to->dtype);
@@ -212,7 +212,7 @@ static void copy_fortran(const mha_tensor *to, const unsigned char *from, int64_
     }
 }
 
-/* The number of bytes of an array. Its data must fill the rest of the file. */
+/* Compute the number of bytes of an array, which must fill the rest of the file. */
 static mha_status measure(const char *path, const mha_tensor *tensor, size_t rest, size_t *bytes)
 {
     int64_t count;
@@ -226,7 +226,7 @@ static mha_status measure(const char *path, const mha_tensor *tensor, size_t res
     return MHA_OK;
 }
 
-/* The checked content of the header; *data and *bytes locate the elements in the file. */
+/* Read and check the header. *data and *bytes locate the elements in the file. */
 static mha_status read_header(const char *path, const mhai_file_view *view, header *h,
                               mha_tensor *tensor, const unsigned char **data, size_t *bytes)
 {
@@ -251,7 +251,7 @@ static mha_status read_array(const char *path, const mhai_file_view *view, mha_n
     if (!made) return mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate %zu bytes", bytes);
     tensor.data = made->bytes;
     made->tensor = tensor;
-    if (h.fortran && bytes > 0) /* an empty array may have axes of any size */
+    if (h.fortran && bytes > 0) /* axes of an empty array may have any size */
         copy_fortran(&tensor, data, (int64_t)(bytes / mha_dtype_size(tensor.dtype)));
     else if (bytes > 0)
         memcpy(made->bytes, data, bytes);
@@ -294,7 +294,7 @@ void mha_npy_destroy(mha_npy *array)
     free(array);
 }
 
-/* The header of a version 1 file, padded so that the data begins at a multiple of 64. */
+/* Build the header of a version 1 file, padded so that data begins at a multiple of 64. */
 static size_t build_head(const mha_tensor *tensor, const char *descr, char *head, size_t room)
 {
     char shape[MHA_MAX_DIMS * 24] = "";
@@ -306,7 +306,7 @@ static size_t build_head(const mha_tensor *tensor, const char *descr, char *head
     size_t length = (size_t)snprintf(
         head, room, "\x93NUMPY%c%c%c%c{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", 1,
         0, 0, 0, descr, shape);
-    size_t padded = (length + 64) / 64 * 64; /* at least one byte of padding, for the newline */
+    size_t padded = (length + 64) / 64 * 64; /* at least one byte of padding, the newline */
     memset(head + length, ' ', padded - length);
     head[padded - 1] = '\n';
     head[8] = (char)((padded - 10) & 0xFF);

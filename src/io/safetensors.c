@@ -1,8 +1,8 @@
-/* Read safetensors (io.h defines the format; safetensors_out.c writes it).
+/* Reading safetensors. io.h defines the format; safetensors_out.c writes it.
  *
- * The header is untrusted. It is parsed as JSON. Then each tensor's type, shape and offsets are
- * checked for consistency. Finally all tensors are sorted by offset: each must begin where the
- * previous one ended, and the last must end with the file. So no view reaches outside the mapping,
+ * The header is untrusted. It is parsed as JSON; then the type, shape and offsets of each tensor
+ * are checked for consistency. Finally all tensors are sorted by offset. Each must begin where the
+ * previous one ends, and the last must end with the file. So no view reaches outside the mapping,
  * and every byte belongs to exactly one tensor. */
 #include "io/file.h"
 #include "io/json_file.h"
@@ -22,8 +22,8 @@ typedef struct entry {
     const mhai_safetensors_type *type;
     const json_t *shape;  /* array of non-negative integers */
     int64_t begin, end;   /* offsets into the data */
-    _Atomic(void *) copy; /* an aligned copy, made on request if the data in the mapping is not
-                           * aligned */
+    _Atomic(void *) copy; /* an aligned copy, made on request if the data in
+                           * the mapping is unaligned */
 } entry;
 
 struct mha_safetensors {
@@ -35,8 +35,8 @@ struct mha_safetensors {
     entry *entries; /* [count] in the order of the header */
 };
 
-/* The key under which an entry stores its index. The format does not use this key. Names are found
- * by jansson's hash table, which is seeded at random against crafted names. */
+/* Key for an entry's index, not used by the format. jansson's hash table finds names; its seed is
+ * random as a protection against crafted names. */
 static const char index_key[] = "index";
 
 static mha_status bad(const char *path, const char *tensor, const char *what)
@@ -46,7 +46,7 @@ static mha_status bad(const char *path, const char *tensor, const char *what)
                           mhai_show_name(tensor).text, what);
 }
 
-/* The integer at place in a JSON array, at least 0; -1 if it is not one. */
+/* The nonnegative integer at a place in a JSON array; -1 if it is anything else. */
 static int64_t whole_number(const json_t *array, size_t place)
 {
     const json_t *value = json_array_get(array, place);
@@ -190,7 +190,7 @@ static mha_status check_cover(const char *path, const mha_safetensors *file)
     return status;
 }
 
-/* The length field and the JSON after it. */
+/* Read the length field and the JSON header. */
 static mha_status read_header(const char *path, mha_safetensors *file)
 {
     const unsigned char *bytes = file->view.bytes;
@@ -256,7 +256,7 @@ int64_t mha_safetensors_find(const mha_safetensors *file, const char *name)
 {
     if (!file || !name) return -1;
     const json_t *index = json_object_get(json_object_get(file->header, name), index_key);
-    return json_is_integer(index) ? (int64_t)json_integer_value(index) : -1; /* no metadata */
+    return json_is_integer(index) ? (int64_t)json_integer_value(index) : -1; /* metadata has none */
 }
 
 const char *mha_safetensors_metadata(const mha_safetensors *file, const char *key)
@@ -311,7 +311,7 @@ mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mh
                             "tensor '%s': cannot allocate %zu bytes, which the file has unaligned",
                             mhai_show_name(from->name).text, bytes);
         memcpy(copy, mhai_safetensors_data(file, index), bytes);
-        /* All threads use the first thread's copy. */
+        /* If another thread was first, use its copy. */
         if (!atomic_compare_exchange_strong(&from->copy, &first, copy)) free(copy);
         found.data = first ? first : copy;
     }

@@ -1,5 +1,5 @@
-/* Write safetensors. Tensors are sorted by element size, largest first. The header is padded to 8
- * bytes, so every tensor is aligned without holes, which the format forbids. */
+/* Writing safetensors. Tensors are sorted by element size, largest first, and the header is padded
+ * to 8 bytes. So every tensor is aligned without gaps, which the format forbids. */
 #include "io/file.h"
 #include "io/safetensors_types.h"
 
@@ -24,7 +24,7 @@ static mha_status check_text(const char *what, const char *text)
     return MHA_OK;
 }
 
-/* Store value under a key that must be new. Consumes the reference to value. */
+/* Add a value under a new key. Consumes the reference to value. */
 static mha_status add_new(json_t *object, const char *what, const char *key, json_t *value)
 {
     if (!value) return MHA_NO_MEMORY("header of safetensors");
@@ -54,7 +54,7 @@ static mha_status add_metadata(json_t *header, const char *const *metadata)
     return MHA_OK;
 }
 
-/* Describe one tensor with data at *offset, and advance *offset to its end. */
+/* Describe a tensor whose data is at *offset, and advance *offset to its end. */
 static mha_status add_tensor(json_t *header, const char *name, const mha_tensor *tensor,
                              int64_t *offset)
 {
@@ -91,7 +91,8 @@ static mha_status build_header(const char *const *names, const mha_tensor *tenso
     return MHA_OK;
 }
 
-/* json_dumps() silently omits a key if its buffer cannot grow. This buffer has a fixed size. */
+/* Uses a buffer of fixed size, because json_dumps() silently omits a key
+ * if its buffer cannot grow. */
 static mha_status write_text(const json_t *header, char **text)
 {
     const size_t bytes = json_dumpb(header, NULL, 0, JSON_COMPACT);

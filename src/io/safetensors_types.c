@@ -1,5 +1,5 @@
-/* See safetensors_types.h. Types without an mha_dtype are listed too, so that a file with such
- * tensors can be opened and checked. */
+/* See safetensors_types.h. Types without an mha_dtype are included, so that files with such tensors
+ * can be opened and checked. */
 #include "io/safetensors_types.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@ static const mhai_safetensors_type types[] = {
     {"F16", 16, true, MHA_F16},    {"BF16", 16, true, MHA_BF16},
     {"I8", 8, true, MHA_I8},       {"U8", 8, true, MHA_U8},
     {"I32", 32, true, MHA_I32},    {"I64", 64, true, MHA_I64},
-    {"BOOL", 8, true, MHA_U8}, /* after U8, the type that u8 is written as */
+    {"BOOL", 8, true, MHA_U8}, /* after U8, because u8 is written as the first match */
     {"I16", 16, false, MHA_U8},    {"U16", 16, false, MHA_U8},
     {"U32", 32, false, MHA_U8},    {"U64", 64, false, MHA_U8},
     {"C64", 64, false, MHA_U8},    {"F8_E4M3", 8, false, MHA_U8},

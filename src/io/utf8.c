@@ -6,13 +6,13 @@
 #include <stdbool.h>
 #include <utf8proc.h>
 
-/* The number of bytes (at least 1) of the first character, or of its valid prefix. *whole is the
- * length of a character with this first byte, 0 if there is none. */
+/* The length (at least 1) of the first character, or of its valid prefix. *whole is the length of a
+ * character with this first byte; 0 if the byte is invalid. */
 static size_t begin_of_character(const unsigned char *s, size_t count, size_t *whole)
 {
     *whole = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4;
     if (s[0] > 0xF4) *whole = 0;
-    /* The second byte excludes overlong forms, surrogates and values above 10FFFF. */
+    /* The range of the second byte excludes overlong forms, surrogates and values above 10FFFF. */
     unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
     unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
     size_t length = 1;

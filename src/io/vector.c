@@ -27,7 +27,7 @@ mha_allocator mhai_vector_allocator(mha_allocator wanted)
     return wanted.alloc ? wanted : (mha_allocator){library_alloc, library_release, NULL};
 }
 
-/* Allocators need not support 0 bytes. */
+/* Allocators need not support size 0. */
 static size_t bytes_of(size_t count, size_t size)
 {
     return count > 0 && size > 0 ? count * size : 1;
@@ -51,7 +51,7 @@ mhai_vector mhai_vector_make(const mha_allocator *allocator, size_t size)
 
 void mhai_vector_free(mhai_vector *vector)
 {
-    if (!vector->allocator) return; /* never initialised */
+    if (!vector->allocator) return; /* was never initialised */
     mhai_vector_release(vector->allocator, vector->items, vector->capacity, vector->size);
     *vector = mhai_vector_make(vector->allocator, vector->size);
 }
@@ -76,7 +76,7 @@ mha_status mhai_vector_add(mhai_vector *vector, size_t count, void **first)
     if (count > SIZE_MAX - vector->count)
         return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate %zu items more", count);
     if (vector->count + count > vector->capacity) MHA_TRY(reserve(vector, vector->count + count));
-    /* Avoid arithmetic on NULL if nothing is appended to an empty vector. */
+    /* Avoid arithmetic on NULL when nothing is appended to an empty vector. */
     *first = vector->items ? (char *)vector->items + vector->count * vector->size : NULL;
     vector->count += count;
     return MHA_OK;
@@ -95,7 +95,7 @@ mha_status mhai_vector_push(mhai_vector *vector, const void *item)
     return mhai_vector_append(vector, item, 1);
 }
 
-/* The header before the items of a block. */
+/* Header of a block, before its items. */
 typedef struct block_head {
     mha_allocator allocator;
     size_t bytes;

@@ -1,5 +1,5 @@
-/* Select the kernels of int8 arithmetic for an instruction set. All are bit-identical, so a
- * processor with AVX-512 but without VNNI uses those of AVX2. */
+/* Select the int8 kernels for an instruction set. All are bit-identical, so a processor with
+ * AVX-512 but without VNNI uses the AVX2 ones. */
 #include "kernels/int8.h"
 
 #include "base/cpu.h"

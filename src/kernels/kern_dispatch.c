@@ -1,4 +1,4 @@
-/* Select the kernel table of an instruction set. No other file depends on the list of tables. */
+/* Select the kernel table of an instruction set. No other file lists the tables. */
 #include "kernels/kernels.h"
 
 #include "base/cpu.h"

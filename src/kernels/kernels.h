@@ -11,45 +11,44 @@
 
 enum {
     MHAI_PANEL = 32,       /* columns of a panel */
-    MHAI_KEY_BLOCK = 512,  /* keys per softmax step; results depend on this and on the next
-                              constant */
-    MHAI_GEMM_BLOCK = 128, /* inputs whose products are summed before the sum is added to the
-                              output */
-    MHAI_MAX_ROWS = 16,    /* largest tile_rows of all instruction sets */
-    MHAI_LEAST_ROWS = 12   /* number of rows that every instruction set accepts */
+    MHAI_KEY_BLOCK = 512,  /* keys per softmax step; changing this or the next
+                            * constant changes results */
+    MHAI_GEMM_BLOCK = 128, /* products of this many inputs are summed, then added to the output */
+    MHAI_MAX_ROWS = 16,    /* the largest tile_rows of any instruction set */
+    MHAI_LEAST_ROWS = 12   /* every instruction set accepts this many rows */
 };
 
-/* A cache stores keys and values in runs of MHAI_RUN positions of a head. The first position is a
- * multiple of MHAI_RUN. All runs of a call have the same type. */
+/* A cache stores keys and values in runs of MHAI_RUN positions of a head. Runs start at multiples
+ * of MHAI_RUN. All runs of a call have the same type. */
 enum { MHAI_RUN = 16, MHAI_BLOCK_RUNS = MHAI_KEY_BLOCK / MHAI_RUN };
 enum { MHAI_BAD_POWER = 127 }; /* all 16 elements are NaN */
 typedef struct mhai_run {
     const void *at;     /* keys are transposed, [head_dim][16]; values are rows, [16][value_dim] */
-    const float *scale; /* MHA_I8: [16], one factor per position; element = number * factor, which
-                           is exact */
-    const int8_t *powers; /* keys of MHA_I8: [head_dim], or NULL. Replaces scale: element = number *
-                             2^powers[c]. From -126 to 121, or MHAI_BAD_POWER: the channel is NaN
-                             since an element was not finite */
+    const float *scale; /* MHA_I8: [16], one factor per position; element =
+                         * number * factor, exactly */
+    const int8_t *powers; /* MHA_I8 keys: [head_dim], or NULL. Used instead of scale: element =
+                           * number * 2^powers[c]. From -126 to 121; MHAI_BAD_POWER: the channel is
+                           * NaN because some element was not finite */
     mha_dtype type;       /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
 } mhai_run;
 
-/* Copy a matrix into panels. If requested, record the source rows that hold a non-finite element,
- * and pack those elements as 0, so that packed data is finite. */
+/* Copy a matrix into panels. On request, mark the source rows with non-finite elements, and pack 0
+ * instead of those elements, so that packed data is finite. */
 typedef struct mhai_pack {
     float *out;
     const void *in; /* [rows, cols], cols contiguous */
-    mha_dtype type; /* of in: MHA_F32 (0, the default), MHA_F16 or MHA_BF16 */
-    int64_t stride; /* of rows, in elements */
+    mha_dtype type; /* type of in: MHA_F32 (0, the default), MHA_F16 or MHA_BF16 */
+    int64_t stride; /* between rows, in elements */
     int64_t rows, cols;
-    uint8_t *bad;  /* [rows], set to 1 if a row is not finite, 0 otherwise; NULL: not requested,
-                      and elements are packed unchanged */
-    bool *any_bad; /* set to true if any row is not finite; never cleared */
-    const mhai_run *runs; /* the runs that hold the rows: keys for pack_panels, values for
-                             pack_values. Replaces in, type and stride. NULL: none */
-    const float *scale;   /* MHA_I8 (runs only): [rows] */
-    bool whole;           /* pack_panels: a row that is not finite becomes 0 */
-    bool half; /* a last panel of at most 16 columns needs no zeros beyond column 16: for keys,
-                  which become columns, and for values of exactly 16 columns */
+    uint8_t *bad;         /* [rows], set to 1 if a row is not finite, otherwise 0; NULL:
+                    * elements are packed unchanged */
+    bool *any_bad;        /* set to true if any row is not finite; never cleared */
+    const mhai_run *runs; /* runs that hold the rows: keys for pack_panels, values for pack_values.
+                           * Used instead of in, type and stride; NULL: not used */
+    const float *scale;   /* MHA_I8 (only in runs): [rows] */
+    bool whole;           /* pack_panels: pack a row that is not finite as 0 */
+    bool half; /* a last panel of at most 16 columns needs no zeros after column 16; for keys, which
+                * become columns, and for values of exactly 16 columns */
 } mhai_pack;
 /* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
  * pack_coded: decode columns column .. column + columns - 1 of coded rows: panel [columns][32].
@@ -58,19 +57,19 @@ typedef struct mhai_pack {
  * pack_values: rows stay inner: out [ceil(cols/32)][MHAI_KEY_BLOCK][32], rows <= MHAI_KEY_BLOCK.
  *              Columns are zero-padded to a panel, and rows to the next multiple of 16. */
 
-/* scale_row: out[i] = in[i] * factor; *finite: every in[i] is finite. If not, the row becomes
- * 0. scale_rows: the same for the rows of `in`, stored contiguously in `out`; of mhai_pack, only
- * these two, type, stride, rows and cols are read. */
+/* scale_row: out[i] = in[i] * factor. *finite: whether all in[i] are finite; otherwise the row
+ * becomes 0. scale_rows: the same for the rows of `in`, stored contiguously in `out`. It only reads
+ * in, out, type, stride, rows and cols of mhai_pack. */
 
-/* Non-finite keys, values and queries that a tile must handle (attention.h, special values). */
+/* Non-finite keys, values and queries of a tile (see special values in attention.h). */
 typedef struct mhai_poison {
     const uint8_t *bad_query; /* [rows of the strip] */
     const uint8_t *bad_key;   /* [MHAI_KEY_BLOCK] */
     const uint8_t *bad_value; /* [MHAI_KEY_BLOCK] */
-    const void *values;       /* unpacked values, from the block's key 0 on */
+    const void *values;       /* unpacked values, from key 0 of the block on */
     mha_dtype value_type;
-    int64_t value_stride;       /* of keys, in elements */
-    const mhai_run *value_runs; /* replaces the three fields above; NULL: none */
+    int64_t value_stride;       /* between keys, in elements */
+    const mhai_run *value_runs; /* used instead of the three fields above; or NULL */
     int64_t value_dim;
     uint8_t *visible; /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK], working memory */
 } mhai_poison;
@@ -86,59 +85,59 @@ typedef struct mhai_poison {
  */
 enum { MHAI_MAX_RUNS = MHAI_KEY_BLOCK / MHAI_PANEL / 2 };
 typedef struct mhai_tile_mask {
-    int runs; /* intervals of panels that any row sees; 0: one, the tile */
+    int runs; /* intervals of panels that some row sees; 0: one, the tile */
     int run_begin[MHAI_MAX_RUNS], run_end[MHAI_MAX_RUNS]; /* multiples of 32, except the end of
                                                              the tile */
     int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS];         /* keys of the block; begin <= end */
-    const uint8_t *keep[MHAI_MAX_ROWS];                   /* at the block's key 0 */
-    int64_t keep_stride;                                  /* of keys */
+    const uint8_t *keep[MHAI_MAX_ROWS];                   /* from key 0 of the block on */
+    int64_t keep_stride;                                  /* between keys */
     const void *bias[MHAI_MAX_ROWS];
     mha_dtype bias_type;
     int64_t bias_stride;
     const float *relative[MHAI_MAX_ROWS];
     const float *shaw[MHAI_MAX_ROWS];
-    int64_t shaw_center[MHAI_MAX_ROWS]; /* table row of the block's key 0, before clipping */
+    int64_t shaw_center[MHAI_MAX_ROWS]; /* table row for key 0 of the block, before clipping */
     int64_t shaw_last;
     float softcap;             /* 0: none */
     const mhai_poison *poison; /* NULL: all elements are finite */
 } mhai_tile_mask;
 
-/* Dropout of a strip's probabilities after they are summed: p becomes 0 if the random word of (row,
- * key) is below threshold, and p * scale otherwise. */
+/* Dropout of a strip's probabilities, after they were summed: p becomes 0 if the random word of
+ * (row, key) is below threshold, otherwise p * scale. */
 typedef struct mhai_dropout {
     uint32_t seed[2];
     uint32_t threshold;
     float scale;
-    int64_t key; /* the block's key 0 */
+    int64_t key; /* key 0 of the block */
     uint32_t query[MHAI_MAX_ROWS], head[MHAI_MAX_ROWS], batch;
 } mhai_dropout;
 
-/* Statistics of tile_probabilities over the keys of the tile: -sum p log p in nats, and the largest
- * p. -log p is computed from the score, so it is accurate for small p. Undefined for a row whose
- * sum is NaN. */
+/* Statistics over the keys of a tile, for tile_probabilities: -sum p log p in nats, and
+ * the largest p. -log p is computed from the score, so it is accurate for small p.
+ * Undefined if the row's sum is NaN. */
 typedef struct mhai_tile_statistics {
     const float *log_sum; /* [rows] in: log2 of l; NULL: entropy is not requested */
     float entropy[MHAI_MAX_ROWS], largest[MHAI_MAX_ROWS];
 } mhai_tile_statistics;
 
-/* Rows of head_dim floats to prefetch while a tile's scores are computed: 16 rows per panel, one
+/* Rows of head_dim floats to prefetch during the computation of scores: 16 rows per panel, one
  * cache line per inner index. */
 enum { MHAI_FETCH_RUNS = 3 };
 typedef struct mhai_fetch {
-    int run; /* the current one */
-    bool l2; /* prefetch to L2 only: with short blocks, later data would evict the current data
-                from L1, especially if rows are pages apart and map to the same sets */
+    int run; /* the current run */
+    bool l2; /* prefetch only to L2: with short blocks, prefetched data would evict current data
+              * from L1, especially if rows are pages apart and map to the same sets */
     struct mhai_fetch_run {
         const float *at;
-        int64_t stride, rows; /* rows: not prefetched yet */
+        int64_t stride, rows; /* rows: remaining */
     } runs[MHAI_FETCH_RUNS];
 } mhai_fetch;
 
-/* A strip of query rows and one key block. Scores are in log2 units: q is already multiplied by
- * scale * log2 e. */
+/* A strip of query rows and one key block. Scores are in log2 units, because q includes the
+ * factor scale * log2 e. */
 typedef struct mhai_tile {
     int rows;       /* 1 .. the table's tile_rows */
-    int begin, end; /* keys that any row sees; begin is a multiple of 32 */
+    int begin, end; /* keys that some row sees; begin is a multiple of 32 */
     int64_t head_dim;
     int64_t value_panels, value_dim; /* columns of o from value_dim on are undefined */
     const float *q;                  /* [rows][head_dim], contiguous */
@@ -155,7 +154,7 @@ typedef struct mhai_tile {
     mhai_tile_statistics *statistics; /* tile_probabilities: out; NULL: not requested */
     mhai_fetch *fetch;                /* tile_forward: advanced with each panel; or NULL */
     float factor;                     /* bf16_forward: scale * log2 e, not included in q */
-    bool pairs;                       /* bf16_forward: as when q, k and v were packed */
+    bool pairs;                       /* bf16_forward: as for packing q, k and v */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* tile_forward: one step of the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, alg.
@@ -167,24 +166,25 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 
 /* add_probabilities: out[j] += 2^(s[j] - m) / l, j < n; bit-identical to tile_probabilities. */
 
-/* Keys and values of a block that are not packed, for up to MHAI_ROWS_TILES strips; value_dim is a
- * multiple of 32. */
+/* Unpacked keys and values of a block, for up to MHAI_ROWS_TILES strips.
+ * value_dim is a multiple of 32. */
 enum { MHAI_ROWS_TILES = 10, MHAI_RUNS_AHEAD = 11 };
 typedef struct mhai_tile_rows {
-    const float *k, *v; /* from the block's key 0 on */
+    const float *k, *v; /* from key 0 of the block on */
     int64_t k_stride, v_stride;
-    const mhai_run *key_runs, *value_runs; /* replace k and v: the block's runs, and MHAI_RUNS_AHEAD
-                                              more to prefetch. NULL: none */
-    float *run;                            /* [16][value_panels * 32], working memory for runs */
+    const mhai_run *key_runs, *value_runs; /* used instead of k and v: the runs of the block, and
+                                            * MHAI_RUNS_AHEAD more to prefetch; or NULL */
+    float *run;                            /* [16][value_panels * 32], working
+                                            * memory for values in runs */
     int keys;                              /* readable rows of the block */
     int64_t readable; /* readable rows of k and v, including those of later blocks */
-    int tiles;        /* each has a separate s */
-    float *panel;     /* [head_dim][32], working memory, also for runs */
+    int tiles;        /* each tile has its own s */
+    float *panel;     /* [head_dim][32], working memory */
     float *o;         /* [rows of all tiles][value_panels * 32], working memory */
 } mhai_tile_rows;
-/* tile_rows_forward: tile_forward of each tile, from these rows instead of the tile's k and v;
- * without poison. If an element is not finite, visible or not, *done is false, and only working
- * memory has changed. */
+/* tile_rows_forward: tile_forward of each tile, with these rows instead of the tile's k and v,
+ * and without poison. If any element is not finite, visible or not, *done is false and only
+ * working memory has changed. */
 
 /* The same in parts, for blocks that are processed independently (no dropout, no alpha):
  * tile_rows_scores: s = the masked scores, m = their maximum.
@@ -192,39 +192,39 @@ typedef struct mhai_tile_rows {
  * s = p, l = sum p, rows->o = p V.
  * join_row: with a = 2^(old_max - max): l = a l + sum, o = a o + sums; n is a multiple of 32. */
 
-/* A mask byte or a bias per head, query and key; strides in elements. */
+/* Mask bytes or biases per head, query and key. Strides are in elements. */
 typedef struct mhai_dense {
     const void *at; /* NULL: none */
     mha_dtype type;
     int64_t head, row, key;
 } mhai_dense;
 
-/* Rows of queries and all keys of a sequence, if those are one block. Row r is query
- * (first + r) % queries of head (first + r) / queries. There may be a causal mask, a dense mask and
- * a bias. All tensors are f32; head_dim and value_dim are multiples of 16. */
+/* Query rows and all keys of a sequence that form one block. Row r is query (first + r) % queries
+ * of head (first + r) / queries. A causal mask, a dense mask and a bias are supported. All tensors
+ * are f32. head_dim and value_dim are multiples of 16. */
 typedef struct mhai_one_block {
     int64_t first, rows, queries;
     int keys;               /* <= MHAI_KEY_BLOCK */
     const float *q, *k, *v; /* q: query 0 of head 0; k, v: key 0 */
-    int64_t q_head, q_row;  /* strides, in elements */
+    int64_t q_head, q_row;  /* strides in elements */
     int64_t k_row, v_row;
     float *o;
     int64_t o_head, o_row;
     int64_t head_dim, value_dim;
-    float factor; /* of q: scale * log2 e */
+    float factor; /* applied to q: scale * log2 e */
     bool causal;
     int64_t offset; /* position of query 0 */
     mhai_dense keep, bias;
     float *m, *l;       /* [rows] out; or NULL */
-    float *panels;      /* [16][head_dim][32], working memory, as the next three */
+    float *panels;      /* [16][head_dim][32], working memory, like the next three */
     float *values;      /* [value_dim / 32][512][32]; NULL: values are read in place */
     float *scaled;      /* [rows of a strip][head_dim] */
     float *s;           /* [rows of a strip][MHAI_SCORE_STRIDE] */
     mhai_fetch *fetch;  /* advanced with each panel; not NULL */
     bool fetch_outputs; /* rows of o may be far apart */
 } mhai_one_block;
-/* one_block_forward: tile_forward of all strips, and finish_row of the results. If an element is
- * not finite, visible or not, *done is false, and o, m and l are undefined; the caller then
+/* one_block_forward: tile_forward of all strips, then finish_row. If any element is not
+ * finite, visible or not, *done is false and o, m and l are undefined. The caller then
  * computes the rows in tiles. */
 
 /* bf16 arithmetic: elements are rounded to bf16, and become 0 if below 2^-50 in magnitude. The
@@ -263,7 +263,7 @@ typedef struct mhai_gemm {
     int64_t out_stride;
     const float *from; /* [rows][from_stride], the addend; NULL: out */
     int64_t from_stride;
-    /* Data of later calls to prefetch into L2; NULL: nothing. next_w: next_floats contiguous floats
+    /* Data of later calls to prefetch into L2; NULL: none. next_w: next_floats contiguous floats
      * per panel. next_x: next_rows rows of next_lines cache lines, divided among the panels. */
     const float *next_w, *next_x;
     int64_t next_floats, next_rows, next_stride, next_lines;
@@ -272,13 +272,13 @@ typedef struct mhai_gemm {
 enum { MHAI_GATHER = MHAI_MAX_ROWS * MHAI_SCORE_STRIDE };
 
 /* gemm_stored: gemm_strip with weights stored in rows, for at most 32 outputs and MHAI_GEMM_BLOCK
- * inputs. Of `gemm`, w is not read; transposed, gather, from and the prefetching are not used. */
+ * inputs. It ignores w, transposed, gather, from and the prefetch fields of `gemm`. */
 typedef struct mhai_gemm_stored {
     mhai_gemm gemm;
-    const void *w;  /* [cols][stride], `inner` inputs per row; any alignment */
+    const void *w;  /* [cols][stride], `inner` inputs per row; may be unaligned */
     mha_dtype type; /* MHA_F16 or MHA_BF16 */
     int64_t stride;
-    const void *next; /* rows of the next call, to prefetch into L2; any address */
+    const void *next; /* rows of the next call, to prefetch into L2; may be any address */
 } mhai_gemm_stored;
 
 /* activate_gelu: x[i] = x[i] Phi(x[i]), with the normal distribution Phi.
@@ -290,8 +290,8 @@ typedef struct mhai_gemm_stored {
  * exp_row: p[i] = exp(x[i] - max); also returns the maximum of x and the sum of p. n >= 1; p may
  *          be x. */
 
-/* Layer norm (centred) or RMS norm (no bias) of up to MHAI_MAX_ROWS rows, in double. The sums of a
- * row are in index order. */
+/* Layer norm (centred) or RMS norm (without bias) of up to MHAI_MAX_ROWS rows, in double. Rows are
+ * summed in the order of their elements. */
 typedef struct mhai_norm_strip {
     int rows;
     int64_t n;
@@ -303,18 +303,18 @@ typedef struct mhai_norm_strip {
     float *y;                   /* [rows][y_stride]; may be the same memory as z */
     int64_t y_stride;
 } mhai_norm_strip;
-/* Gradients. norm.y is dx, or NULL; it may be the same memory as dy. norm.bias is not read. */
+/* Gradients. norm.y is dx, which may be NULL or equal to dy. norm.bias is not read. */
 typedef struct mhai_norm_strip_back {
     mhai_norm_strip norm;
     const float *dy; /* [rows][dy_stride] */
     int64_t dy_stride;
     bool add;     /* add to dx */
-    double *sums; /* [2][n], or NULL. Each row in order adds dy times the normed z to sums[0] and,
-                     if centred, dy to sums[1] */
+    double *sums; /* [2][n], or NULL. Row by row, dy times the normalised z is added to sums[0] and,
+                   * if centred, dy to sums[1] */
 } mhai_norm_strip_back;
 
-/* Rotary embedding of one token's heads, in double: elements i and mate + i of a head, as a complex
- * number, are multiplied by cosine[i] + sine[i] * sqrt(-1). y may be x. */
+/* Rotary embedding of the heads of a token, in double. Elements i and mate + i of a head form a
+ * complex number, which is multiplied by cosine[i] + sine[i] * sqrt(-1). y may be x. */
 typedef struct mhai_turn {
     int64_t heads, pairs, mate;
     const float *x; /* [heads][x_stride] */
@@ -324,9 +324,9 @@ typedef struct mhai_turn {
     const double *cosine, *sine; /* [pairs] */
 } mhai_turn;
 
-/* row_deltas, for up to MHAI_MAX_ROWS rows of q, o and dO: delta [MHAI_MAX_ROWS] = dO . o in
- * double, summed in index order without zeros of o; 0 beyond the rows. finite[row]: all three rows
- * are finite. */
+/* row_deltas, for up to MHAI_MAX_ROWS rows of q, o and dO. delta [MHAI_MAX_ROWS] = dO . o in
+ * double, summed in order, without the terms where o is 0; unused rows get 0. finite[row]: whether
+ * all three rows are finite. */
 typedef struct mhai_deltas {
     int rows;
     int64_t head_dim, value_dim;
@@ -334,25 +334,25 @@ typedef struct mhai_deltas {
     int64_t q_stride, o_stride, g_stride;
 } mhai_deltas;
 
-/* The backward pass of a strip and one key block. The fields of the tile that determine scores and
- * dropout are as in tile_forward, without poison; v, o, m, l and alpha are not read. */
+/* The backward pass of a strip and a key block. Scores and dropout are determined by the same
+ * fields of the tile as in tile_forward, without poison. v, o, m, l and alpha are not read. */
 typedef struct mhai_tile_back {
     mhai_tile tile;
     int64_t value_dim;
-    const float *g;     /* [rows][value_dim] dO; 0 if the row is not finite */
-    const float *v;     /* the block's values, packed like keys: [16][value_dim][32] */
+    const float *g;     /* [rows][value_dim] dO; 0 if a row is not finite */
+    const float *v;     /* values of the block, packed like keys: [16][value_dim][32] */
     float *x;           /* [rows][MHAI_SCORE_STRIDE] */
     float *slope;       /* [rows][MHAI_SCORE_STRIDE], written only with a softcap */
     const float *lse;   /* [rows] in log2 units; +inf: the row sees no key */
     const float *delta; /* [rows] dO . o; NaN: the row is not finite */
     const float *gate;  /* [rows] */
-    float *share;       /* [rows] out: sum of p kept x; NULL: not requested */
-    const int *ends;    /* [rows] if the tile has no mask: row r sees keys begin .. ends[r]; NULL:
-                           the tile's end */
+    float *share;       /* [rows] out: sum of p x after dropout; NULL: not requested */
+    const int *ends;    /* [rows], for tiles without a mask: row r sees keys begin .. ends[r] - 1;
+                         * NULL: up to the tile's end */
     const struct mhai_shaw_back *shaw; /* NULL: none */
 } mhai_tile_back;
 
-/* g times Shaw's table of values; the fields are those of mhai_tile_mask. */
+/* g times Shaw's table of values; fields as in mhai_tile_mask. */
 typedef struct mhai_shaw_back {
     const float *table[MHAI_MAX_ROWS];
     int64_t center[MHAI_MAX_ROWS], last;
@@ -361,8 +361,8 @@ typedef struct mhai_shaw_back {
  * s = gate p kept, x = p (gate kept x - delta), slope = 1 - tanh^2. `kept` is the dropout factor.
  * s and x are 0 at hidden keys, and NaN at visible keys of a row that is not finite. */
 
-/* add_product: out[r, :] += sum over i < inner of a[r][i] b[i, :]; each sum is one chain over i. If
- * the last panel has at most 16 columns, its second half may be skipped. */
+/* add_product: out[r, :] += sum over i < inner of a[r][i] b[i, :], as one chain over i. The second
+ * half of a last panel with at most 16 columns may be skipped. */
 typedef struct mhai_product {
     int64_t rows, inner, cols;
     const float *a; /* [rows][a_stride]; transposed: [inner][a_stride] */
@@ -388,14 +388,14 @@ typedef struct mhai_write {
 
 typedef struct mhai_kernels {
     mha_isa isa;
-    int tile_rows;  /* rows of a strip */
-    int block_rows; /* rows of a register block: tile_rows, or half of it */
+    int tile_rows;  /* rows per strip */
+    int block_rows; /* rows per register block: tile_rows, or half of it */
 #define MHAI_KERNEL(name, arguments) void(*name) arguments;
 #include "kernels/kernels.inc"
 #undef MHAI_KERNEL
 } mhai_kernels;
 
-/* True if VDPBF16PS is available, so that `pairs` of the bf16 kernels may be true. */
+/* Whether VDPBF16PS is available, so that the bf16 kernels accept `pairs`. */
 bool mhai_kernels_have_pairs(const mhai_kernels *kernels);
 
 /* The table of an available instruction set (mha_isa_available()). */

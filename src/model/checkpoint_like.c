@@ -1,5 +1,4 @@
-/* Copy from another folder the files of its tokenizer, unchanged, and the ids of its special
- * tokens. */
+/* Take the tokenizer's files and the ids of special tokens from another folder. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/checkpoint_parts.h"

@@ -1,5 +1,5 @@
-/* Loading a transformer. config.json is untrusted: before allocating anything of its sizes, check
- * that the weights file holds as many numbers as it describes. */
+/* Loading a transformer. config.json is untrusted: before any allocation based on its sizes, check
+ * that the weights file has as many numbers. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/checkpoint_parts.h"
@@ -15,20 +15,20 @@
 
 static const size_t most_config_bytes = 16u << 20;
 
-/* Four times that of Llama 3.1. */
+/* Four times the number of angles of Llama 3.1. */
 enum { MOST_ANGLES = 1 << 26 };
 
-/* A load under way. */
+/* A load in progress. */
 typedef struct loading {
     mha_context *context;
-    const char *config; /* the path of config.json, for messages */
+    const char *config; /* path of config.json, for messages */
     mha_gguf *gguf;     /* NULL: a folder */
     const mha_model_options *how;
-    bool array; /* copy parameters into an array; false: they stay in the file */
+    bool array; /* copy parameters into an array; false: read them from the file */
     const mhai_family *family, *listed; /* in family.c */
     mhai_family renamed;
     mhai_family_plan plan;
-    mhai_stored *stored; /* the transformer's, once created */
+    mhai_stored *stored; /* owned by the transformer once that exists */
     bool *used;          /* [tensors of the file] */
     int64_t types;       /* from config.json */
     mha_transformer *made;
@@ -45,7 +45,7 @@ static bool same_rotation(const mha_layer_desc *a, const mha_layer_desc *b)
     return memcmp(&like_b, a, sizeof like_b) == 0;
 }
 
-/* Layers with different rotations, each with a table. */
+/* The number of different rotations. Each has its own table. */
 static int64_t count_rotations(const mha_transformer_desc *d)
 {
     int64_t count = 0;
@@ -60,7 +60,7 @@ static int64_t count_rotations(const mha_transformer_desc *d)
     return count > 0 ? count : 1;
 }
 
-/* No weight confirms the number of positions, so the tables of angles have a bound of their own. */
+/* The number of positions appears in no weight, so the tables of angles need a separate bound. */
 static mha_status check_positions(const mhai_config *config, const mha_transformer_desc *d)
 {
     if (d->positions != MHA_ENCODING_ROTARY && d->positions != MHA_ENCODING_SINUSOIDAL)
@@ -96,8 +96,8 @@ void mhai_checkpoint_free_plan(mhai_family_plan *plan)
 
 /* ---- before allocation --------------------------------------------------------------------- */
 
-/* A lower bound of the transformer's numbers: norms and biases are not counted. A double cannot
- * overflow here. */
+/* A lower bound for the number of parameters, which ignores norms and biases. The bounds of the
+ * sizes prevent overflow of a double. */
 static double numbers_described(const mha_transformer_desc *d)
 {
     const double E = (double)d->embed_dim, kv = (double)(d->kv_heads ? d->kv_heads : d->num_heads);
@@ -142,7 +142,7 @@ static mha_status check_numbers(const loading *l)
     const mhai_weights *weights = &l->stored->weights;
     mha_tensor tensor;
     double held = 0;
-    int64_t unread = -1; /* not ignored, of a type that is not supported */
+    int64_t unread = -1; /* a tensor of an unsupported type, unless ignored */
     for (int64_t i = 0; i < weights->count; i++) {
         double count = 1;
         if (mhai_weights_peek(weights, i, &tensor) != MHA_OK) {
@@ -160,8 +160,8 @@ static mha_status check_numbers(const loading *l)
                           described, remedy(l));
 }
 
-/* Check the embeddings first: their error is the clearest if a wrong config.json lies beside the
- * weights. */
+/* Check the embeddings first. They give the clearest error if config.json
+ * belongs to another model. */
 static mha_status check_embeddings(loading *l)
 {
     char name[MHAI_WEIGHT_NAME];
@@ -178,9 +178,8 @@ static mha_status check_embeddings(loading *l)
     return mhai_weights_check(&l->stored->weights, name, &table, &unused);
 }
 
-/* The file of a decoder may lack the output layer, as for embedding models
- * (AutoModel.save_pretrained()). If the output is tied to the embeddings, the file may hold both
- * copies. */
+/* A decoder's file may lack the output layer: AutoModel.save_pretrained() omits it. A file with
+ * tied embeddings may hold both copies. */
 static mha_status check_output(loading *l)
 {
     const mhai_weights *weights = &l->stored->weights;
@@ -211,7 +210,8 @@ static void use(loading *l, const char *name)
     l->used[mhai_weights_find(&l->stored->weights, name)] = true;
 }
 
-/* A parameter's name in the file. Old files call a norm's weight and bias gamma and beta. */
+/* The name of a parameter in the file. Old files call the weight and bias
+ * of a norm gamma and beta. */
 static const mhai_weight_name *name_of(const loading *l, const mha_parameter *p,
                                        char name[MHAI_WEIGHT_NAME])
 {
@@ -248,7 +248,7 @@ static mha_status find_weights(loading *l)
     return MHA_OK;
 }
 
-/* Copy the parameters into the array, if any. */
+/* Copy the parameters into the array, if there is one. */
 static mha_status read_weights(loading *l)
 {
     float *data = mha_transformer_data(l->made);
@@ -261,7 +261,7 @@ static mha_status read_weights(loading *l)
     return MHA_OK;
 }
 
-/* Drop a table of types that are all 0: training saves one, since BERT requires it. */
+/* Drop a type table of zeros. Training writes one because BERT requires it. */
 static mha_status check_types(loading *l)
 {
     mha_transformer_desc *d = &l->plan.desc;
@@ -299,8 +299,8 @@ static mha_status check_all_used(const loading *l)
 
 /* ---- the folder ---------------------------------------------------------------------------- */
 
-/* Pack f32 once. Other types are converted in each product, since their files are chosen to fit in
- * memory. f32 is also converted in each product if products round its weights. */
+/* Pack f32 weights once. Other types are converted in every product to save memory. So are f32
+ * weights if products round them. */
 static mha_status create_from(loading *l)
 {
     const mha_compute compute = l->how->compute;
@@ -319,7 +319,7 @@ static mha_status create_from(loading *l)
                     : mha_transformer_create_from(l->context, &l->plan.desc, &source, &l->made);
 }
 
-/* Check that int8 arithmetic finds coded rows. */
+/* Check that int8 arithmetic has quantised rows to work on. */
 static mha_status check_compute(const loading *l)
 {
     if (l->how->compute != MHA_COMPUTE_INT8 || mhai_weights_have_blocks(&l->stored->weights))
@@ -330,7 +330,7 @@ static mha_status check_compute(const loading *l)
         "multiplies; take a quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic");
 }
 
-/* An invalid description means an error in config.json. */
+/* Report an invalid description as an error in config.json. */
 static mha_status create(loading *l)
 {
     char detail[400];

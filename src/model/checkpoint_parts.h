@@ -1,4 +1,4 @@
-/* Internals of checkpoints: functions shared by loading and saving, and the steps of saving. */
+/* Functions that loading and saving of checkpoints share, and the steps of saving. */
 #ifndef MHAI_CHECKPOINT_PARTS_H
 #define MHAI_CHECKPOINT_PARTS_H
 
@@ -6,28 +6,27 @@
 
 #include <multihead/checkpoint.h>
 
-/* Read and validate config.json, with bounds above those of any model. Saving reads the config.json
- * that it is about to write, so it rejects every model that loading would reject. Free the plan
- * even on failure. */
+/* Read and validate config.json, with bounds above those of any real model. Saving passes the
+ * config.json that it is about to write, and so rejects all models that loading would reject. The
+ * caller frees the plan, even after an error. */
 MHA_NODISCARD mha_status mhai_checkpoint_read_plan(const mhai_config *config,
                                                    const mhai_family *family,
                                                    mhai_family_plan *plan);
 void mhai_checkpoint_free_plan(mhai_family_plan *plan);
 
-/* Write one JSON file of a folder. A failed write leaves no partial file. */
+/* Write a JSON file to a folder. If writing fails, no partial file remains. */
 MHA_NODISCARD mha_status mhai_checkpoint_write_json(const char *folder, const char *name,
                                                     const json_t *root);
 
-/* Validate the words of settings; vocabulary becomes {word: id}. The caller owns it. */
+/* Validate the words of settings, and set vocabulary to {word: id}, which the caller owns. */
 MHA_NODISCARD mha_status mhai_checkpoint_vocabulary(const mha_checkpoint_settings *settings,
                                                     int64_t vocab_size, json_t **vocabulary);
 
-/* Write tokenizer.json and tokenizer_config.json. */
 MHA_NODISCARD mha_status mhai_checkpoint_write_words(const char *folder,
                                                      const mha_checkpoint_settings *settings,
                                                      int64_t max_length, json_t *vocabulary);
 
-/* Copy from another folder: the ids of special tokens; the files of the tokenizer. */
+/* Copy the ids of special tokens, or the tokenizer's files, from another folder. */
 MHA_NODISCARD mha_status mhai_checkpoint_like_ids(const char *like, json_t *root);
 MHA_NODISCARD mha_status mhai_checkpoint_like_files(const char *like, const char *folder);
 

@@ -1,4 +1,4 @@
-/* Saving a transformer: everything is validated and named before the first file is opened. */
+/* Saving a transformer. Everything is validated before the first file is opened. */
 #include "io/file.h"
 #include "model/checkpoint_parts.h"
 #include "model/folder.h"
@@ -21,7 +21,7 @@ typedef struct output {
 static int append(const char *bytes, size_t size, void *user)
 {
     output *out = user;
-    /* jansson continues after a key that it could not write */
+    /* jansson continues after a failed write */
     if (out->status == MHA_OK) out->status = mhai_file_append(out->sink, bytes, size);
     return out->status == MHA_OK ? 0 : -1;
 }
@@ -31,7 +31,7 @@ mha_status mhai_checkpoint_write_json(const char *folder, const char *name, cons
     mha_file *file;
     MHA_TRY(mha_file_create_in(folder, name, &file));
     output out = {mha_file_sink(file), MHA_OK};
-    /* Nine digits are enough to read back the same float. */
+    /* Nine digits identify a float. */
     if (json_dump_callback(root, append, &out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0 &&
         out.status == MHA_OK)
         out.status = MHA_NO_MEMORY("checkpoint");
@@ -43,7 +43,7 @@ mha_status mhai_checkpoint_write_json(const char *folder, const char *name, cons
 
 static bool put_id(json_t *root, const char *key, const json_t *vocabulary, const char *word)
 {
-    /* null, not absent: transformers has default ids for Llama models */
+    /* null instead of no key, because transformers has default ids for Llama models */
     return mhai_put(root, key,
                     word ? json_integer(json_integer_value(json_object_get(vocabulary, word)))
                          : json_null());
@@ -94,7 +94,7 @@ static void free_list(weight_list *list)
     free(list->numbers);
 }
 
-/* BERT adds an embedding of the segment; the transformer may have none. */
+/* BERT always adds a segment embedding. Write zeros if the transformer has none. */
 static mha_status add_segments(const mha_transformer_desc *desc, weight_list *list)
 {
     list->zeros = calloc((size_t)desc->embed_dim, 2 * sizeof(float));
@@ -105,7 +105,7 @@ static mha_status add_segments(const mha_transformer_desc *desc, weight_list *li
     return MHA_OK;
 }
 
-/* All parameters, from the transformer's array or read into one. */
+/* All parameters: the transformer's array, or a copy. */
 static mha_status find_numbers(mha_transformer *transformer, weight_list *list, float **data)
 {
     *data = mha_transformer_data(transformer);
@@ -135,7 +135,7 @@ static mha_status list_weights(const mhai_family *family, const mha_transformer_
     for (int64_t i = 0; i < count; i++) {
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(transformer, i, &p));
-        /* a decoder's output has no prefix, unlike the rest */
+        /* all names have a prefix, except a decoder's output */
         const bool inner =
             family->shape & MHA_MODEL_SHAPE_CAUSAL && strcmp(p.name, "lm_head.weight");
         char name[MHAI_WEIGHT_NAME];
@@ -175,7 +175,7 @@ static mha_status save(const char *folder, mha_transformer *transformer,
     return write_weights(folder, list);
 }
 
-/* This library's folders describe none of these. */
+/* Reject mixers that this library's folders cannot describe. */
 static mha_status check_mixers(const mha_transformer *transformer)
 {
     mha_transformer_desc d;

@@ -1,4 +1,4 @@
-/* The tokenizer of a folder: one token for each word. The settings define how texts are split. */
+/* The tokenizer of a saved folder: one token per word. The settings say how texts are split. */
 #include "io/file.h"
 #include "model/checkpoint_parts.h"
 
@@ -69,7 +69,7 @@ mha_status mhai_checkpoint_vocabulary(const mha_checkpoint_settings *settings, i
     return status;
 }
 
-/* A special token is matched verbatim in a text, and omitted when decoding. */
+/* Special tokens are matched verbatim in a text, and omitted by decoding. */
 static bool add_special(json_t *list, const json_t *vocabulary, const char *word)
 {
     if (!word) return true;
@@ -84,7 +84,7 @@ static bool add_special(json_t *list, const json_t *vocabulary, const char *word
     return json_array_append_new(list, token) == 0;
 }
 
-/* Put a token before every text if the model was trained to begin with one. */
+/* Prepend the beginning token if the model was trained with one. */
 static json_t *beginning(const mha_checkpoint_settings *s, const json_t *vocabulary)
 {
     const char *bos = s->bos_word;
@@ -111,7 +111,7 @@ static json_t *splitting(mha_splitting how)
     }
 }
 
-/* Without a decoder, words are joined with a space and characters without one. */
+/* Without a decoder, words are joined by spaces, and characters without them. */
 static json_t *decoder(mha_splitting how)
 {
     return how == MHA_SPLIT_CHARACTERS ? json_pack("{s:s}", "type", "Fuse") : json_null();

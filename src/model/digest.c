@@ -1,5 +1,5 @@
-/* Digests of the files of a model. Pieces of a file are hashed by the rounds of XXH64 (Collet
- * 2014), seeded by their offsets. The hashes are added, so that threads can share a file. */
+/* Digests of model files. Each piece of a file is hashed with the rounds of XXH64 (Collet 2014),
+ * seeded with its offset. The hashes are summed, so that threads can hash pieces in any order. */
 #include "io/file.h"
 #include "model/folder.h"
 #include "model/model_weights.h"
@@ -59,7 +59,7 @@ typedef struct job {
     size_t begin, end;
     unsigned char *rooms; /* [threads][PIECE] */
     _Atomic uint64_t sum;
-    atomic_int error; /* an errno; EIO: the file was shortened */
+    atomic_int error; /* an errno; EIO if the file was truncated */
 } job;
 
 static void add_piece(void *argument, int64_t item, int worker)
@@ -80,7 +80,7 @@ static void add_piece(void *argument, int64_t item, int worker)
     j->sum += hash((uint64_t)item, room, count);
 }
 
-/* The bytes begin .. end, or to the end of the file. */
+/* Hash bytes begin .. end - 1, or up to the end of the file. */
 static mha_status add_file(mha_context *context, const char *path, size_t begin, size_t end,
                            uint64_t *digest)
 {
@@ -104,12 +104,12 @@ static mha_status add_file(mha_context *context, const char *path, size_t begin,
     return status;
 }
 
-/* Hash the files of a list that exist. */
+/* Hash those files of a list that exist. */
 static mha_status add_files(mha_context *context, const char *folder, const char *const *names,
                             uint64_t *digest)
 {
     for (; *names; names++) {
-        *digest = turn(*digest, 9) + P5; /* include the name in the hash */
+        *digest = turn(*digest, 9) + P5; /* also hash the name */
         if (!mhai_model_holds(folder, *names)) continue;
         char *path = mhai_model_join(folder, *names);
         if (!path) return mhai_path_fail(MHA_ERR_NOMEM, folder, "cannot allocate names");
@@ -143,7 +143,7 @@ static mha_status add_weights(mha_context *context, const char *folder, uint64_t
     return status;
 }
 
-/* A folder without parts, or a GGUF file. */
+/* Hash a folder without parts, or a GGUF file. */
 static mha_status add_part(mha_context *context, const char *path, bool tokens,
                            mha_model_digests *digests)
 {

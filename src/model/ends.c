@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Far more than any model has; lookup is linear. */
+/* Far above the number in any model. Lookup is linear. */
 enum { MOST_ENDS = 1024 };
 
 static const size_t most_config_bytes = 16u << 20;
@@ -32,7 +32,7 @@ mha_status mhai_ends_add(mhai_ends *ends, int64_t id, int64_t vocab_size)
 static mha_status add_json(const char *path, const json_t *root, int64_t vocab_size,
                            mhai_ends *ends)
 {
-    const json_t *text = json_object_get(root, "text_config"); /* of a model of several parts */
+    const json_t *text = json_object_get(root, "text_config"); /* multimodal models have one */
     const json_t *value = json_object_get(json_is_object(text) ? text : root, "eos_token_id");
     const bool list = json_is_array(value);
     const size_t count = list ? json_array_size(value) : 1;
@@ -68,7 +68,7 @@ mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends
 
 /* ---- GGUF files ---------------------------------------------------------------------------- */
 
-/* llama.cpp also ends a text at these, since converters do not always name them. */
+/* llama.cpp also ends a text at these tokens, since some files do not list them. */
 static bool is_end(const char *text, size_t size)
 {
     static const char *const names[] = {"<|eot_id|>",

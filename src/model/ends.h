@@ -1,25 +1,25 @@
-/* The tokens that end a text, collected from all files that name any. The rule is the same for
- * folders and GGUF files. */
+/* The tokens that end a text, from all files that list any. Folders and GGUF
+ * files follow the same rule. */
 #ifndef MHAI_ENDS_H
 #define MHAI_ENDS_H
 
 #include <multihead/gguf.h>
 
 typedef struct mhai_ends {
-    int32_t *ids; /* [count] without duplicates; owned */
+    int32_t *ids; /* [count], no duplicates; owned */
     int64_t count;
 } mhai_ends;
 
-/* Add a token of 0 .. vocab_size - 1; ignore other numbers. */
+/* Add a token. Ids outside 0 .. vocab_size - 1 are ignored. */
 MHA_NODISCARD mha_status mhai_ends_add(mhai_ends *ends, int64_t id, int64_t vocab_size);
 
-/* Add the tokens of config.json and generation_config.json. Errors: MHA_ERR_MODEL (neither a number
- * nor a list of numbers, or too many), those of mhai_json_read() except for a missing
- * generation_config.json. */
+/* Add the tokens listed in config.json and generation_config.json. The latter may be missing.
+ * Errors: those of mhai_json_read(), and MHA_ERR_MODEL (neither a number nor a list of
+ * numbers, or too many). */
 MHA_NODISCARD mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size,
                                              mhai_ends *ends);
 
-/* Add the tokens that the metadata names, and those that llama.cpp recognises by their text. */
+/* Add the tokens listed in the metadata, and those that llama.cpp recognises by their text. */
 MHA_NODISCARD mha_status mhai_ends_of_gguf(const mha_gguf *file, int64_t vocab_size,
                                            mhai_ends *ends);
 

@@ -1,4 +1,4 @@
-/* Model folders: which files exist. */
+/* Which files a model folder has. */
 #include "model/folder.h"
 
 #include "io/file.h"
@@ -43,8 +43,7 @@ bool mhai_model_is_gguf(const char *path)
 bool mhai_model_holds(const char *folder, const char *name)
 {
     struct stat status;
-    char path[PATH_MAX]; /* without an allocation: lack of memory must not look like a missing
-                          * file */
+    char path[PATH_MAX]; /* on the stack: a failed allocation must not look like a missing file */
     const int length = snprintf(path, sizeof path, "%s/%s", folder, name);
     return length > 0 && (size_t)length < sizeof path && stat(path, &status) == 0;
 }
@@ -70,7 +69,7 @@ mha_status mhai_model_check_folder(const char *folder)
     if (!S_ISDIR(status.st_mode))
         return mhai_path_fail(MHA_ERR_FILE, folder,
                               "neither a folder nor a GGUF file; a model folder has %s", contents);
-    if (access(folder, X_OK) != 0) /* otherwise every file in it would appear to be missing */
+    if (access(folder, X_OK) != 0) /* otherwise all files would appear to be missing */
         return mhai_path_fail(MHA_ERR_FILE, folder, "its files cannot be opened: %s",
                               strerror(errno));
     if (!mhai_model_holds(folder, "config.json"))

@@ -1,5 +1,5 @@
-/* A GGUF file as a model folder: its metadata in the form of config.json, and its names of
- * weights. */
+/* Reading a GGUF file like a model folder: its metadata as config.json,
+ * and its names of weights. */
 #ifndef MHAI_GGUF_CONFIG_H
 #define MHAI_GGUF_CONFIG_H
 
@@ -7,21 +7,19 @@
 
 #include <multihead/gguf.h>
 
-/* Convert the metadata to the config.json of the same model, for a family to read. The caller frees
- * *root with json_decref(). Errors: MHA_ERR_MODEL (a key is missing or of another type),
- * MHA_ERR_UNSUPPORTED (the architecture, or a part of it that no family supports),
- * MHA_ERR_NOMEM. */
+/* Convert the metadata to the config.json of the same model. The caller frees *root with
+ * json_decref(). Errors: MHA_ERR_MODEL (a key is missing or has another type), MHA_ERR_UNSUPPORTED
+ * (the architecture, or a feature that no family supports), MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **root);
 
-/* The family with GGUF's names instead of those of transformers. */
+/* The family, with GGUF's names of weights. */
 mhai_family mhai_gguf_family(const mhai_family *family);
 
-/* Convert the status of reading metadata: a value of another type or out of range is an error of
- * the model. */
+/* Convert the status of a metadata read: a value of the wrong type or out of range is
+ * an error of the model. */
 mha_status mhai_gguf_status(mha_status status);
 
-/* Create the tokenizer that the metadata describes. Errors: those of mha_tokenizer_load() except
- * for files. */
+/* Create the tokenizer in the metadata. Errors: those of mha_tokenizer_load(), except for files. */
 MHA_NODISCARD mha_status mhai_gguf_tokenizer(const mha_gguf *file, const char *path,
                                              mha_tokenizer **tokenizer);
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Memory of the description. */
+/* Owns the memory of the description. */
 typedef struct reading {
     const mha_gguf *file;
     mhai_vocabulary_desc desc;
@@ -31,7 +31,7 @@ static bool find(const reading *r, const char *key, mha_gguf_value *value)
     return mha_gguf_key_find(r->file, key) >= 0 && mha_gguf_value_of(r->file, key, value) == MHA_OK;
 }
 
-/* A short text, or the default if the key is absent. */
+/* Read a short string, or the default if the key is absent. */
 static mha_status read_word(const reading *r, const char *key, const char *fallback, char *word,
                             size_t room)
 {
@@ -45,7 +45,7 @@ static mha_status read_word(const reading *r, const char *key, const char *fallb
     return MHA_OK;
 }
 
-/* An array of strings; empty if the key is absent. */
+/* Read an array of strings; empty if the key is absent. */
 static mha_status read_texts(const reading *r, const char *key, mhai_text **texts, int64_t *count)
 {
     mha_gguf_value value;
@@ -58,7 +58,7 @@ static mha_status read_texts(const reading *r, const char *key, mhai_text **text
     return MHA_OK;
 }
 
-/* An array with an element for each token. */
+/* Find an array with one element per token. */
 static mha_status find_array(const reading *r, const char *key, mha_gguf_value *value, bool *found)
 {
     *found = find(r, key, value);
@@ -110,7 +110,7 @@ static mha_status read_flag(const reading *r, const char *key, bool fallback, bo
     return find(r, key, &value) ? mha_gguf_bool(&value, 0, flag) : MHA_OK;
 }
 
-/* The flags have llama.cpp's defaults. */
+/* Read everything. Absent flags have llama.cpp's defaults. */
 static mha_status read_all(reading *r)
 {
     mhai_vocabulary_desc *d = &r->desc;

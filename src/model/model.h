@@ -1,4 +1,4 @@
-/* The contents of a loaded model. */
+/* A loaded model. */
 #ifndef MHAI_MODEL_H
 #define MHAI_MODEL_H
 
@@ -11,10 +11,10 @@ struct mha_model {
     mha_allocator allocator;
     mha_model_info info;
     mha_transformer *transformer;
-    mha_tokenizer *tokenizer; /* at most one is set; both NULL: loaded without a tokenizer */
+    mha_tokenizer *tokenizer; /* at most one is set; both are NULL if loaded without a tokenizer */
     mha_vocabulary *vocabulary;
     mhai_ends ends;
-    mha_model *encoder; /* the encoder, if this model is a decoder of an encoder-decoder; or NULL */
+    mha_model *encoder; /* the encoder of an encoder-decoder; otherwise NULL */
 };
 
 #endif

@@ -25,7 +25,7 @@ mhai_shown mhai_config_name(const mhai_config *config, const char *key)
 mha_status mhai_config_fail(mha_status status, const mhai_config *config, const char *key,
                             const char *format, ...)
 {
-    char text[512]; /* the length that mha_fail() keeps */
+    char text[512]; /* mha_fail() keeps this many bytes */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
@@ -112,7 +112,6 @@ mha_status mhai_config_bool(const mhai_config *config, const char *key, bool fal
     return mhai_config_fail(MHA_ERR_MODEL, config, key, "is neither true nor false");
 }
 
-/* A number that becomes a float, from low to high and not 0. */
 mha_status mhai_config_real(const mhai_config *config, const char *key, double fallback, double low,
                             double high, float *value)
 {
@@ -136,7 +135,6 @@ mha_status mhai_config_float(const mhai_config *config, const char *key, float *
     return MHA_OK;
 }
 
-/* The index of a text field among count known values. */
 mha_status mhai_config_choice(const mhai_config *config, const char *key, const char *fallback,
                               const char *const *known, int count, int *choice)
 {

@@ -1,5 +1,5 @@
-/* A model's forward call. It validates the batch and its outputs before writing any byte. Then the
- * transformer runs, and each layer's outputs are copied as soon as the layer is done. */
+/* The forward call of a model. It validates the batch and all outputs before it writes anything.
+ * The outputs of a layer are copied as soon as the transformer has computed that layer. */
 #include "model/model.h"
 
 #include <multihead/component.h>
@@ -14,7 +14,6 @@ static mha_status check_reserved(const char *name, uint32_t reserved)
                     (unsigned)reserved);
 }
 
-/* A call with validated arguments. */
 typedef struct model_call {
     mha_context *context;
     const mha_model *model;
@@ -101,8 +100,8 @@ static mha_status check_shape(const char *name, const mha_tensor *tensor, int nd
     return MHA_OK;
 }
 
-/* No two elements share memory if each axis, from the smallest stride up, steps over the span of
- * all smaller ones. Computes the lowest element and one past the highest. */
+/* Elements do not share memory if each axis, in order of increasing stride, steps over the span of
+ * all smaller ones. Compute the lowest address and the end. */
 static mha_status check_strides(const char *name, const mha_tensor *tensor, int64_t *low,
                                 int64_t *high)
 {
@@ -210,7 +209,8 @@ static mha_status check_outputs(const mha_model_info *info, const model_call *pa
         spans all = {.count = 0};
         MHA_TRY(check_attention(info, pass, l, &all));
         if (want->hidden && l == 0) {
-            spans first = all; /* it may share memory with hidden[1], which is written after it */
+            spans first = all; /* hidden[0] may share memory with hidden[1], which
+                                * is written later */
             MHA_TRY(check_output("hidden[0]", -1, want->hidden[0], 3, shape, &first));
         }
         if (want->hidden)
@@ -223,7 +223,7 @@ static mha_status check_outputs(const mha_model_info *info, const model_call *pa
 
 /* ---- the run ------------------------------------------------------------------------------- */
 
-/* Copy rows of 1 to 3 leading axes from one tensor to another of the same shape. */
+/* Copy rows between two tensors of the same shape, with 1 to 3 leading axes. */
 static void copy_rows(const mha_tensor *from, const mha_tensor *to)
 {
     const int last = to->ndim - 1;
@@ -298,7 +298,7 @@ static mha_status want_of_layers(const model_call *p, const mha_attention_output
     return MHA_OK;
 }
 
-/* Copy them, since an output may share memory with the caller's. */
+/* Copy the lengths, since an output may overwrite the caller's. */
 static mha_status copy_lengths(const model_call *p, const int64_t **lengths)
 {
     void *memory;

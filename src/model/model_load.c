@@ -1,4 +1,4 @@
-/* Models: a folder's transformer and its tokenizer. */
+/* Loading a model: a transformer and its tokenizer. */
 #include "model/model.h"
 
 #include "io/file.h"
@@ -27,7 +27,7 @@ static mha_status check_vocabulary(const char *folder, const mha_model *model)
     return check_count(folder, info.vocab_size, model->info.vocab_size);
 }
 
-/* WordPiece, BPE, or whole words as mha_checkpoint_save() writes them. */
+/* Load WordPiece, BPE, or whole words from mha_checkpoint_save(). */
 static mha_status load_tokenizer(const char *folder, mha_model *model)
 {
     mha_status status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
@@ -36,8 +36,7 @@ static mha_status load_tokenizer(const char *folder, mha_model *model)
         if (status == MHA_OK)
             return check_count(folder, mha_vocabulary_count(model->vocabulary),
                                model->info.vocab_size);
-        if (status == MHA_ERR_UNSUPPORTED) /* neither worked: report the first error, which says
-                                            * more */
+        if (status == MHA_ERR_UNSUPPORTED) /* neither worked: the first error is more specific */
             status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
     }
     MHA_TRY(status);
@@ -65,7 +64,7 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
     model->ends = loaded->ends;
 }
 
-/* The tokenizer's end of text is one of the ends of the files. */
+/* Add the tokenizer's end token to those of the files. */
 static mha_status add_end(mha_model *model)
 {
     mha_tokenizer_info info = {.struct_size = sizeof info, .eos_id = -1};
@@ -74,7 +73,7 @@ static mha_status add_end(mha_model *model)
     return mhai_ends_add(&model->ends, info.eos_id, model->info.vocab_size);
 }
 
-/* A folder, or a GGUF file. */
+/* Load a folder or a GGUF file. */
 static mha_status load_one(mha_context *context, const char *path, const mha_model_options *options,
                            mha_model *model)
 {
@@ -175,7 +174,7 @@ static mha_status check_options(const mha_model_options *own)
     return MHA_OK;
 }
 
-/* All ranks must have the same model. */
+/* Check that all ranks have the same model. */
 static mha_status agree(mha_context *context, const char *path, const mha_model_options *options,
                         mha_status status)
 {
@@ -243,7 +242,7 @@ mha_status mha_model_describe(const mha_model *model, mha_model_info *info)
     if (!model || !info) return mha_fail(MHA_ERR_NULL, "mha_model_describe: NULL argument");
     uint32_t size = info->struct_size;
     MHA_TRY(mha_struct_check_size("mha_model_info", size, sizeof *info));
-    memset(info, 0, size); /* fields of a newer caller */
+    memset(info, 0, size); /* clears fields that only a newer caller knows */
     *info = model->info;
     info->struct_size = size;
     return MHA_OK;

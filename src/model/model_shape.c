@@ -1,5 +1,5 @@
-/* The shape of a model's attention from config.json, without reading weights. A table has each
- * architecture's names of sizes and its attention biases. */
+/* The shape of a model's attention, from config.json alone. A table lists the names of sizes and
+ * the attention biases of each architecture. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/folder.h"
@@ -107,7 +107,7 @@ mha_status mha_model_read_shape(const char *folder, mha_model_shape *shape)
     MHA_TRY(mha_struct_check_size("mha_model_shape", size, sizeof *shape));
     mha_model_shape made = {0};
     MHA_TRY(mhai_model_is_gguf(folder) ? read_gguf(folder, &made) : read_folder(folder, &made));
-    memset(shape, 0, size); /* fields of a newer caller */
+    memset(shape, 0, size); /* clears fields that only a newer caller knows */
     *shape = made;
     shape->struct_size = size;
     return MHA_OK;

@@ -18,7 +18,7 @@ static const size_t most_index_bytes = 64u << 20;
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-/* Open path as one more shard; takes ownership of path. */
+/* Open another shard. Takes ownership of path. */
 static mha_status open_shard(mhai_weights *weights, char *path)
 {
     mhai_shard *grown = NULL;
@@ -46,7 +46,7 @@ static bool is_open(const mhai_weights *weights, const char *name)
     return false;
 }
 
-/* A file that the index names must be in the folder of the index. */
+/* Open a file that the index names. It must be in the same folder as the index. */
 static mha_status open_named(mhai_weights *weights, const char *folder, const json_t *value)
 {
     const char *name = json_string_value(value);
@@ -67,7 +67,7 @@ static mha_status open_named(mhai_weights *weights, const char *folder, const js
     return open_shard(weights, mhai_model_join(folder, name));
 }
 
-/* Reject duplicate weights: the result would depend on the order of the files. */
+/* Reject duplicate weights, since the result would depend on the order of files. */
 static mha_status check_single(const mhai_weights *weights)
 {
     for (int64_t i = 0; i < weights->shards; i++)
@@ -149,7 +149,7 @@ const char *mhai_weights_name(const mhai_weights *weights, int64_t index)
     return mha_safetensors_name(shard->file, index - shard->first);
 }
 
-/* A tensor of a GGUF file is read as f32, whatever the type of its blocks. */
+/* GGUF tensors are read as f32, whatever their block type. */
 static mha_status peek_gguf(const mha_gguf *file, int64_t index, mha_tensor *tensor)
 {
     mha_gguf_tensor found;
@@ -222,7 +222,8 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
         return mhai_path_fail(MHA_ERR_MODEL, path, "weight '%s' has shape %s, %s asks for %s", name,
                               has, weights->asks, wants);
     }
-    if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL); /* readable? */
+    /* reads nothing; checks the type */
+    if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL);
     if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
         return MHA_OK;
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,

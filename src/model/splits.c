@@ -1,6 +1,6 @@
-/* Splitting texts: at white space, at punctuation, or into characters. The rules are those of the
- * pre-tokenizers WhitespaceSplit, Punctuation and Split that checkpoint_words.c writes, so that
- * other programs read the same words. */
+/* Splitting texts at white space, at punctuation, or into characters. The rules match the
+ * pre-tokenizers WhitespaceSplit, Punctuation and Split, which checkpoint_words.c writes, so that
+ * other programs split texts the same way. */
 #include <multihead/checkpoint.h>
 #include <multihead/component.h>
 
@@ -14,7 +14,7 @@ static bool is_space(utf8proc_int32_t code)
            c == UTF8PROC_CATEGORY_ZL || c == UTF8PROC_CATEGORY_ZP;
 }
 
-/* Punctuation as defined by Unicode, and in ASCII also $ + < = > ^ ` | ~ */
+/* Punctuation as defined by Unicode, plus $ + < = > ^ ` | ~ */
 static bool is_punctuation(utf8proc_int32_t code)
 {
     const utf8proc_category_t c = utf8proc_category(code);
@@ -24,7 +24,7 @@ static bool is_punctuation(utf8proc_int32_t code)
     return c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO;
 }
 
-/* The character at text + at: its bytes and class. */
+/* Find the size and class of the character at text + at. */
 static mha_status look(const char *text, size_t at, size_t bytes, size_t *step,
                        utf8proc_int32_t *code)
 {

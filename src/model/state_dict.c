@@ -1,5 +1,5 @@
-/* See multihead/state.h. Loading checks and converts everything before setting the first parameter.
- * Setting checked parameters cannot fail. */
+/* See multihead/state.h. Loading checks and converts all parameters before it sets the first one.
+ * Setting them cannot fail. */
 #include "io/file.h"
 #include "model/model_weights.h"
 
@@ -14,14 +14,14 @@
 /* Far more than any module has. */
 enum { MOST_PARAMETERS = 32 };
 
-/* The tensors of a state, by full name and by the module's name. */
+/* The tensors of a state, with their full names and their names in the module. */
 typedef struct state {
     const char *path, *prefix;
     int64_t count;
     const char *own[MOST_PARAMETERS];
     char *name[MOST_PARAMETERS];
     mha_tensor tensor[MOST_PARAMETERS];
-    float *memory[MOST_PARAMETERS]; /* of tensors that are not views of a file */
+    float *memory[MOST_PARAMETERS]; /* memory of tensors that are not views of a file */
 } state;
 
 static void free_state(state *s)
@@ -32,7 +32,7 @@ static void free_state(state *s)
     }
 }
 
-/* Names and shapes of all tensors of the module; no data yet. */
+/* List names and shapes of the module's tensors, without data. */
 static mha_status list_state(const mha_module *module, const char *path, const char *prefix,
                              state *s)
 {
@@ -50,7 +50,7 @@ static mha_status list_state(const mha_module *module, const char *path, const c
     return MHA_OK;
 }
 
-/* Allocate tensor i, of count floats. */
+/* Allocate tensor i, with count floats. */
 static mha_status own_memory(state *s, int64_t i, int64_t *count)
 {
     MHA_TRY(mha_tensor_count(&s->tensor[i], count));
@@ -101,7 +101,7 @@ static mha_status read_tensor(const mha_safetensors *file, state *s, int64_t i)
     return mha_safetensors_read(file, index, MHA_F32, count, s->memory[i]);
 }
 
-/* Reject other tensors under the prefix. */
+/* Reject unknown tensors under the prefix. */
 static mha_status check_unexpected(const mha_safetensors *file, const state *s)
 {
     size_t length = strlen(s->prefix);

@@ -15,7 +15,7 @@ static bool is_fused(mhai_weight_form form)
     return form >= MHAI_FUSED && form <= MHAI_FUSED_GROUPS;
 }
 
-/* The rows of each part of a fused weight in one block. */
+/* The number of blocks in a fused weight, and the rows of each part in a block. */
 typedef struct fusion {
     int64_t blocks, parts[5];
 } fusion;
@@ -92,8 +92,8 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* The file's row of row i. A rotation of neighbouring pairs orders its rows 0, D/2, 1, D/2 + 1,
- * ... */
+/* The row in the file of row i. Files with rotated pairs next to each other store rows
+ * 0, D/2, 1, D/2 + 1, ... */
 static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
 {
     const int64_t D = p->head_dim;
@@ -106,7 +106,7 @@ static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
     }
 }
 
-/* Rows are columns in the file. */
+/* Read rows that are columns in the file. */
 static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
                         int64_t columns, float *to)
 {
@@ -127,7 +127,7 @@ static bool in_order(const mhai_stored_parameter *p)
            (p->form < MHAI_FUSED_HEADS || p->form > MHAI_FUSED_GROUPS);
 }
 
-/* Read adjacent rows of the file together. */
+/* Read rows. Those that are adjacent in the file are read together. */
 static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
                       int64_t columns, float *to)
 {

@@ -1,36 +1,36 @@
-/* The parameters of a transformer in a file with another type, order or scale. */
+/* Parameters of a transformer that are read from a file with another type, order or scale. */
 #ifndef MHAI_STORED_H
 #define MHAI_STORED_H
 
 #include "model/arch/family.h"
 #include "model/model_weights.h"
 
-/* The location of one parameter, and the conversion of its rows. */
+/* Where a parameter is, and how its rows are converted. */
 typedef struct mhai_stored_parameter {
     mhai_elements from;
     mhai_weight_form form;
     bool transposed;
-    int64_t columns;     /* in the library; 1 for a vector */
+    int64_t columns;     /* columns in the library; 1 for a vector */
     int64_t total;       /* columns in the file, if transposed */
-    int64_t first;       /* row in the file of row 0; or column */
-    int64_t block, step; /* of fused rows: `block` consecutive rows every `step` rows of the file */
+    int64_t first;       /* file row (or, if transposed, column) of row 0 */
+    int64_t block, step; /* fused rows: `block` consecutive rows every `step` rows of the file */
     int64_t head_dim;
 } mhai_stored_parameter;
 
-/* The user data of a source (mha_transformer_source.user): the parameters and their open files. */
+/* The user data of a mha_transformer_source: parameters and their open files. */
 typedef struct mhai_stored {
     mhai_weights weights;
     mhai_stored_parameter *parameters;
 } mhai_stored;
 
-/* Locate parameter p of a transformer, whose weight has this name in the file. row: its row of the
- * family's names; NULL: none. Errors: as mhai_weights_check(). */
+/* Locate parameter p of a transformer in the file, by the name of its weight. row: its entry in the
+ * family's names, or NULL. Errors: those of mhai_weights_check(). */
 MHA_NODISCARD mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan *plan,
                                           const mha_transformer_desc *d, const mha_parameter *p,
                                           const mhai_weight_name *row, const char *name,
                                           mhai_stored_parameter *stored);
 
-/* mha_transformer_source.read, .read_coded, .find_rows and .release. */
+/* The functions of a mha_transformer_source. */
 void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_t rows,
                       int64_t column, int64_t columns, float *to);
 bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, int64_t rows,

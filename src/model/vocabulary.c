@@ -1,5 +1,4 @@
-/* The words of a folder that mha_checkpoint_save() wrote. Any other content of tokenizer.json is
- * rejected. */
+/* The words of a folder written by mha_checkpoint_save(). Any other tokenizer.json is rejected. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/folder.h"
@@ -53,7 +52,7 @@ static mha_status find(const mha_vocabulary *v, const char *path, const char *wh
     return MHA_OK;
 }
 
-/* Require every id from 0 on exactly once. */
+/* Check that each id from 0 on occurs exactly once. */
 static mha_status list_words(const char *path, mha_vocabulary *v)
 {
     const char *word;
@@ -87,7 +86,7 @@ static mha_status read_beginning(const char *path, const json_t *root, mha_vocab
     return find(v, path, "post_processor", word ? word : "", &v->begin);
 }
 
-/* Read one of the pre-tokenizers that mha_checkpoint_save() writes. */
+/* Read a pre-tokenizer written by mha_checkpoint_save(). */
 static bool read_splitting(const json_t *root, mha_splitting *splitting)
 {
     const json_t *how = json_object_get(root, "pre_tokenizer");
@@ -123,7 +122,7 @@ static mha_status read_words(const char *path, const json_t *root, mha_vocabular
     return read_beginning(path, root, v);
 }
 
-/* eos_token is a text, or an object that holds one. */
+/* eos_token is a string, or an object that contains one. */
 static mha_status read_end(const char *path, const json_t *root, mha_vocabulary *v)
 {
     const json_t *token = json_object_get(root, "eos_token");
@@ -131,7 +130,7 @@ static mha_status read_end(const char *path, const json_t *root, mha_vocabulary 
     return find(v, path, "eos_token", json_string_value(token), &v->end);
 }
 
-/* Read one file of the folder; an optional missing file reads as empty. */
+/* Read a JSON file of the folder. A missing optional file counts as empty. */
 static mha_status read_json(const char *folder, const char *name, bool optional,
                             mha_status (*read)(const char *, const json_t *, mha_vocabulary *),
                             mha_vocabulary *v)
@@ -139,7 +138,7 @@ static mha_status read_json(const char *folder, const char *name, bool optional,
     json_t *root = NULL;
     char *path = mhai_model_join(folder, name);
     if (!path) return mha_fail(MHA_ERR_NOMEM, "vocabulary: cannot allocate a name");
-    /* model_max_length may exceed 64 bits, which only reals can hold; ids are integers */
+    /* model_max_length may exceed 64 bits, so read it as a real; ids are integers */
     mha_status status = optional ? mhai_json_read_reals(path, most_bytes, &root)
                                  : mhai_json_read(path, most_bytes, &root);
     if (status == MHA_OK)
@@ -203,7 +202,7 @@ int32_t mha_vocabulary_end(const mha_vocabulary *v)
     return v->end;
 }
 
-/* The token of a word, which ends with a zero byte. */
+/* Find the token of a NUL-terminated word. */
 static mha_status look_up(const mha_vocabulary *v, const char *word, int32_t *id)
 {
     const json_t *found = json_object_get(v->ids, word);
@@ -213,7 +212,7 @@ static mha_status look_up(const mha_vocabulary *v, const char *word, int32_t *id
                     mhai_show_name(word).text, (long long)v->count);
 }
 
-/* The output arrays; begin and end may be NULL. */
+/* Output arrays. begin and end may be NULL. */
 typedef struct token_room {
     int32_t *ids;
     int64_t *begin, *end;
@@ -230,7 +229,7 @@ static mha_status put_token(token_room *out, int32_t id, int64_t begin, int64_t 
     return MHA_OK;
 }
 
-/* One piece, bytes [from, to) of a text into which this function may write zero bytes. */
+/* Encode bytes [from, to) as one token. Temporarily writes a NUL into text. */
 static mha_status encode_piece(const mha_vocabulary *v, char *text, size_t from, size_t to,
                                token_room *out)
 {
@@ -242,7 +241,7 @@ static mha_status encode_piece(const mha_vocabulary *v, char *text, size_t from,
     return status == MHA_OK ? put_token(out, id, (int64_t)from, (int64_t)to) : status;
 }
 
-/* Whether a word between white space is a special token, which is not split at punctuation. */
+/* Whether a word is a special token, which is not split at punctuation. */
 static bool is_special(const mha_vocabulary *v, const char *word, size_t bytes)
 {
     const int32_t special[] = {v->begin, v->end, v->unknown};

@@ -1,5 +1,5 @@
-/* Lenient matching of typed texts for vocabularies of whole words: case and attached
- * punctuation. */
+/* Tolerant matching of typed texts for word vocabularies: ignores case,
+ * and separates punctuation. */
 #include "io/file.h"
 
 #include <multihead/checkpoint.h>
@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The most lookups per mark, which bounds the cost of a text of marks only. */
+/* MOST_MARKS bounds the number of lookups per mark in a text of many marks. */
 enum { WORD_BYTES = 256, MOST_MARKS = 8 };
 
-/* The input text, and the output tokens. */
+/* Input text and output tokens. */
 typedef struct reading {
     const mha_vocabulary *vocabulary;
     const char *text;
@@ -32,7 +32,7 @@ static mha_status put(reading *r, int32_t id, int64_t begin, int64_t end)
     return MHA_OK;
 }
 
-/* ASCII only, independent of the locale: the words that 'multihead train' teaches are ASCII. */
+/* Independent of the locale. ASCII is enough for the words that 'multihead train' teaches. */
 static bool is_digit(char c)
 {
     return c >= '0' && c <= '9';
@@ -75,8 +75,8 @@ static int32_t look_up(const mha_vocabulary *v, const char *text, size_t bytes)
     return -1;
 }
 
-/* The longest word at the beginning of text: first with its trailing marks, dropped one at a time,
- * then without them; otherwise its first mark. *bytes becomes its length; -1: none. */
+/* Find the longest known word at the beginning of text. Trailing marks are dropped one at a time.
+ * If that fails, try the first mark. *bytes is set to the length; -1: none. */
 static int32_t first_word(const mha_vocabulary *v, const char *text, size_t *bytes)
 {
     const size_t most = *bytes;
@@ -92,8 +92,8 @@ static int32_t first_word(const mha_vocabulary *v, const char *text, size_t *byt
     return id;
 }
 
-/* The most similar word of the vocabulary, ignoring case. A single letter is similar to every
- * word, so it has none. */
+/* The most similar word of the vocabulary, ignoring case. None for a single letter, which is
+ * similar to every word. */
 static const char *nearest(const mha_vocabulary *v, const char *word)
 {
     const int64_t count = mha_vocabulary_count(v);
@@ -106,7 +106,7 @@ static const char *nearest(const mha_vocabulary *v, const char *word)
     return near;
 }
 
-/* Report the error, with the position of the word in place of the next token. */
+/* Report an unknown word. Its position replaces that of the next token. */
 static mha_status unknown(const reading *r, size_t from, size_t bytes)
 {
     char word[WORD_BYTES] = "";
@@ -119,7 +119,7 @@ static mha_status unknown(const reading *r, size_t from, size_t bytes)
                     near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
 
-/* The text between two spaces, bytes [from, to). */
+/* Encode bytes [from, to), which contain no space. */
 static mha_status read_piece(reading *r, size_t from, size_t to)
 {
     while (from < to) {

@@ -1,5 +1,5 @@
-/* The multi-head attention module: its description, creation and destruction. Its calls are in
- * module_forward.c, its parameters by name in module_parameters.c. */
+/* The multi-head attention module: description, creation, destruction. See module_forward.c for its
+ * calls and module_parameters.c for its parameters by name. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
@@ -17,7 +17,7 @@ enum {
 
 static mha_status check_positive(const char *name, int64_t value)
 {
-    /* The bound keeps every product of two of these within 64 bits. */
+    /* The bound prevents overflow when two of these numbers are multiplied. */
     if (value < 1 || value > INT32_MAX)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_desc: %s is %lld, expected 1..%d", name,
                         (long long)value, INT32_MAX);
@@ -71,7 +71,7 @@ static mha_status create_projections(mha_context *context, mha_module *module)
     return MHA_OK;
 }
 
-/* Create the vectors that the flags request: zeros, or ones for the weights of norms. */
+/* Create the vectors that the flags request: ones for the weights of norms, otherwise zeros. */
 static mha_status create_vectors(mha_module *module)
 {
     const mha_module_desc *d = &module->desc;

@@ -1,7 +1,7 @@
-/* The backward call of a module: the steps of the forward call in reverse, on rows [B * T, width].
+/* The backward call of a module: the forward steps in reverse, on rows [B * T, width].
  *
- * The call is checked by the checks of the forward call. q, k, v, heads and lse are among its
- * outputs, so only the input of a norm is recomputed. */
+ * It is checked like the forward call, whose outputs include q, k, v, heads and lse. So only the
+ * inputs of norms are recomputed. */
 #include "base/checked.h"
 #include "base/convert.h"
 #include "base/need.h"
@@ -25,14 +25,14 @@ typedef struct call {
     mhai_forward f;
     mha_module_gradients out;
     mha_attention_gradients wanted;
-    mha_attention_backward_call attend; /* of the heads */
-    mha_tensor out_gradient;            /* [B,T,E]; query, key and value below have the same axes */
+    mha_attention_backward_call attend; /* the backward call of attention */
+    mha_tensor out_gradient;            /* [B,T,E]; query, key and value have the same axes */
     mha_tensor query, key, value;
     target projection[MHAI_PROJECTIONS];
     float *vector[MHAI_VECTORS];
     mha_tensor sinks;
     float *heads, *dheads, *dq, *dk, *dv; /* rows */
-    float *weight;                        /* the gradient of one projection */
+    float *weight;                        /* gradient of one projection */
     mha_tensor view_dheads, view_dq, view_dk, view_dv;
 } call;
 
@@ -49,7 +49,7 @@ static mha_tensor rows_of(float *data, int64_t rows, int64_t cols)
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
-/* A view with a batch axis of a tensor with or without one. */
+/* View a tensor with a batch axis, which it may lack. */
 static mha_status view_of(const call *c, const char *name, const mha_tensor *given, mha_dtype type,
                           const int64_t shape[3], mha_tensor *view)
 {
@@ -64,7 +64,7 @@ static mha_status view_of(const call *c, const char *name, const mha_tensor *giv
     return MHA_OK;
 }
 
-/* Run the checks of the forward call, which ignore data pointers while they count scratch. */
+/* Run the checks of the forward call. They ignore data pointers while they measure scratch. */
 static mha_status check_call(call *c, const mha_module_call *given, mha_module_call *own)
 {
     static const char *const names[] = {"query", "key", "value", "q", "k", "v", "heads", "lse"};
@@ -100,7 +100,7 @@ static mha_status check_call(call *c, const mha_module_call *given, mha_module_c
     return MHA_OK;
 }
 
-/* Divide a parameter's gradient among the projections that the parameter covers. */
+/* Divide the gradient of a parameter among the projections in it. */
 static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradient)
 {
     const mha_module *module = c->f.module;
@@ -127,8 +127,8 @@ static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradi
     return MHA_OK;
 }
 
-/* Outputs must not overlap anything. The gradients of the inputs may be one tensor if they are
- * accumulated. */
+/* Check that outputs overlap nothing. Gradients of inputs may be the same tensor
+ * if they are accumulated. */
 static mha_status check_overlap(const call *c, const mha_module_call *own)
 {
     const mha_tensor *outputs[MAX_OUTPUTS] = {c->out.query, c->out.key, c->out.value};
@@ -160,7 +160,7 @@ static mha_status check_overlap(const call *c, const mha_module_call *own)
     return MHA_OK;
 }
 
-/* Check the gradients of attention's outputs; attention checks their shapes. */
+/* Check the gradients of attention's outputs. Attention itself checks their shapes. */
 static mha_status check_loss(const call *c)
 {
     const mha_attention_gradients *w = &c->wanted;
@@ -257,14 +257,15 @@ static mha_status take_rows(call *c)
     return MHA_OK;
 }
 
-/* Set the sinks of the module, and the gradients that attention writes. */
+/* Set the module's sinks, and where attention writes its gradients. */
 static mha_status prepare_attention(call *c)
 {
     const mha_module *module = c->f.module;
     const int64_t H = module->desc.num_heads;
     mha_attention_gradients *w = &c->wanted;
     w->q = &c->view_dq, w->k = &c->view_dk, w->v = &c->view_dv;
-    if (w->flags & MHA_GRADIENTS_ACCUMULATE) { /* meant for the caller's tensors, so begin at 0 */
+    if (w->flags & MHA_GRADIENTS_ACCUMULATE) { /* accumulation is for the caller's
+                                                * tensors, so clear these */
         memset(c->dq, 0, (size_t)(c->f.B * c->f.T * H * module->desc.head_dim) * sizeof(float));
         memset(c->dk, 0,
                (size_t)(c->f.B * c->f.S * module->projection[MHAI_K]->outputs) * sizeof(float));
@@ -295,7 +296,7 @@ static mha_status prepare_attention(call *c)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-static void *row_at(const mha_tensor *x, int64_t row) /* row of [B,L,width] */
+static void *row_at(const mha_tensor *x, int64_t row) /* row of a tensor [B,L,width] */
 {
     const int64_t at = row / x->shape[1] * x->stride[0] + row % x->shape[1] * x->stride[1];
     return (char *)x->data + at * (int64_t)mha_dtype_size(x->dtype);
@@ -307,7 +308,7 @@ static bool one_run(const mha_tensor *x)
            (x->shape[0] <= 1 || x->stride[0] == x->shape[1] * x->stride[1]);
 }
 
-/* [B,L,width] as rows of f32: in place, or copied to scratch. */
+/* A tensor [B,L,width] as f32 rows: in place, or copied to scratch. */
 static mha_status read_rows(call *c, const mha_tensor *x, mha_tensor *rows)
 {
     const int64_t count = x->shape[0] * x->shape[1], width = x->shape[2];
@@ -321,7 +322,7 @@ static mha_status read_rows(call *c, const mha_tensor *x, mha_tensor *rows)
     return MHA_OK;
 }
 
-/* Compute the gradients of y = x W^T + b from dy [rows, outputs]. dx: NULL if not requested. */
+/* Compute the gradients of y = x W^T + b from dy [rows, outputs]. dx NULL: not requested. */
 static mha_status linear(call *c, int projection, const mha_tensor *x, const mha_tensor *dy,
                          uint32_t flags, const mha_tensor *dx)
 {
@@ -343,7 +344,7 @@ static mha_status linear(call *c, int projection, const mha_tensor *x, const mha
                                               .dbias = to->bias.data ? &to->bias : NULL});
 }
 
-/* Go back through one of the input projections. */
+/* Backpropagate through an input projection. */
 static mha_status project(call *c, int projection, const mha_tensor *x, float *dy,
                           const mha_tensor *dx)
 {
@@ -373,7 +374,7 @@ static mha_status project(call *c, int projection, const mha_tensor *x, float *d
     return MHA_OK;
 }
 
-/* The input of the norm of q or k, projected again. */
+/* Project q or k again, to get the input of its norm. */
 static mha_status norm_input(call *c, int projection, const mha_tensor *x, const mha_tensor *like,
                              mha_tensor *view)
 {
@@ -383,14 +384,14 @@ static mha_status norm_input(call *c, int projection, const mha_tensor *x, const
     mha_tensor in;
     MHA_TRY(read_rows(c, x, &in));
     MHA_TRY(take(c, rows, layer->outputs, &memory));
-    MHA_TRY(mhai_linear_run(c->f.context, layer, MHA_ACTIVATION_NONE, in.data, in.stride[0], rows,
-                            memory, layer->outputs));
+    MHA_TRY(
+        mhai_linear_run(c->f.context, layer, in.data, in.stride[0], rows, memory, layer->outputs));
     *view = *like;
     view->data = memory;
     return MHA_OK;
 }
 
-/* Go back from q and k after norm and rotation to the outputs of their projections. */
+/* Backpropagate through rotation and norms of q and k. */
 static mha_status position(call *c)
 {
     mha_tensor q, k;
@@ -406,7 +407,7 @@ static mha_status position(call *c)
     return MHA_OK;
 }
 
-/* Go back from out to the heads. */
+/* Backpropagate from out to the heads. */
 static mha_status mix(call *c)
 {
     const mhai_forward *f = &c->f;

@@ -1,6 +1,6 @@
-/* A call with a cache: append the new keys and values, attend to all cached keys, or both.
- * Everything that can fail precedes the change of the cache, except attention, whose scratch is
- * reserved. If attention fails, the lengths are restored. */
+/* A call with a cache: append new keys and values, attend to all cached keys, or both. Everything
+ * that can fail precedes the change of the cache. The exception is attention, whose scratch is
+ * reserved; if it fails, the lengths are restored. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "cache/kv_cache.h"
@@ -31,7 +31,7 @@ static mha_status check_cache(const mhai_forward *f)
     return check_size("value_head_dim", c.value_head_dim, d->value_head_dim);
 }
 
-/* The cache determines lengths and the positions of a step's tokens. */
+/* Reject lengths and positions in the descriptor, which the cache determines. */
 static mha_status check_desc(const mhai_forward *f)
 {
     const mha_attention_desc *d = &f->at.desc;
@@ -54,8 +54,8 @@ static mha_status check_desc(const mhai_forward *f)
 
 /* ---- preparation ----------------------------------------------------------------------------- */
 
-/* Determine the lengths before and after the call, and the first query positions. Also called while
- * scratch is counted. */
+/* Determine the lengths before and after the call, and the first position of queries. Also runs
+ * while scratch is measured. */
 static mha_status take_lengths(mhai_forward *f)
 {
     const mha_attention_desc *d = &f->at.desc;
@@ -99,7 +99,7 @@ mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan)
     if (!f->has_query) return MHA_OK;
     MHA_TRY(mhai_kv_cache_explain(f->context, f->at.cache, f->new_lengths, &f->at.desc, &f->at.q,
                                   &f->at.heads, &f->at.outputs, plan));
-    size_t more = ((size_t)f->B + 16) * sizeof(int64_t); /* scratch of attention on the cache */
+    size_t more = ((size_t)f->B + 16) * sizeof(int64_t); /* scratch of attention with the cache */
     if (plan->scratch_bytes > PTRDIFF_MAX - more)
         return mha_fail(MHA_ERR_SIZE, "module: its scratch overflows 64 bits");
     plan->scratch_bytes += more;
@@ -109,7 +109,7 @@ mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan)
 
 /* ---- the work ------------------------------------------------------------------------------ */
 
-/* The context keeps its scratch: after this, the same amount cannot fail. */
+/* Reserve scratch. The context keeps it, so allocating the same amount again cannot fail. */
 static mha_status reserve(mhai_forward *f)
 {
     return mhai_scratch_ensure(f->context, (int64_t)f->attention_bytes, 1);

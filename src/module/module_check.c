@@ -1,4 +1,4 @@
-/* Check the arguments of a call: shapes and overlaps of every tensor, viewed with a batch axis. */
+/* Check the arguments of a call: shapes and overlaps of all tensors, viewed with a batch axis. */
 #include "base/checked.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
@@ -13,11 +13,11 @@ static const char *const output_names[MHAI_OUTPUTS] = {
 
 /* ---- views --------------------------------------------------------------------------------- */
 
-/* Never read or written: a valid address for pointer arithmetic. */
+/* A valid address for pointer arithmetic, never read or written. */
 static float nothing;
 
-/* Check a tensor of the call against a shape with a batch axis, and return a view of that shape.
- * While scratch is counted, a tensor may have no data. */
+/* Check a tensor against a shape with a batch axis, and return a view of that shape. While scratch
+ * is measured, tensors may have no data. */
 static mha_status view_of(const mhai_forward *f, const char *name, const mha_tensor *given,
                           mha_dtype type, int ndim, const int64_t *shape, mha_tensor *view)
 {
@@ -41,7 +41,7 @@ static mha_status view_of(const mhai_forward *f, const char *name, const mha_ten
     return MHA_OK;
 }
 
-/* One of the tensors that may be f32, f16 or bf16, [B,L,width]. */
+/* The same for a tensor [B,L,width] of f32, f16 or bf16. */
 static mha_status real_view_of(const mhai_forward *f, const char *name, const mha_tensor *given,
                                const int64_t shape[3], mha_tensor *view)
 {
@@ -85,7 +85,7 @@ static mha_status check_inputs(mhai_forward *f, const mha_module_call *call)
     return real_view_of(f, "out", call->out, (int64_t[]){f->B, f->T, d->embed_dim}, &f->out);
 }
 
-/* The number of columns of outputs over keys. Attention checks the offsets themselves. */
+/* The number of columns of outputs over keys. Attention checks the key offsets themselves. */
 static int64_t count_columns(const mhai_forward *f)
 {
     const mha_attention_desc *d = &f->at.desc;
@@ -98,7 +98,7 @@ static int64_t count_columns(const mhai_forward *f)
     return longest;
 }
 
-/* Read the caller's outputs. Outputs that attention also has may be in either struct. */
+/* Read the caller's outputs. Outputs that attention also has may be requested in either struct. */
 static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *outputs,
                                const mha_tensor *given[MHAI_OUTPUTS])
 {
@@ -141,8 +141,8 @@ static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *output
     return MHA_OK;
 }
 
-/* Check the shape of every output, and that it does not overlap itself, an input, or another
- * output. */
+/* Check the shape of each output, and that it overlaps neither itself, nor an
+ * input, nor another output. */
 static mha_status check_outputs(mhai_forward *f, const mha_module_outputs *outputs)
 {
     const mha_module_desc *d = &f->module->desc;
@@ -179,7 +179,7 @@ typedef struct named {
     const mha_tensor *tensor;
 } named;
 
-/* Check that an output does not overlap the tensors of the descriptor, which are also inputs. */
+/* Check that an output does not overlap the descriptor's tensors, which are inputs too. */
 static mha_status check_desc_overlap(const mha_attention_desc *d, const char *name,
                                      const mha_tensor *output)
 {
@@ -189,7 +189,7 @@ static mha_status check_desc_overlap(const mha_attention_desc *d, const char *na
     return MHA_OK;
 }
 
-/* List all requested outputs. Attention checks the shapes of its own, and their overlaps. */
+/* List all requested outputs. Attention checks shapes and overlaps of its own outputs. */
 enum { ATTENTION_OUTPUTS = 13 };
 static int list_outputs(const mhai_forward *f, named list[1 + MHAI_OUTPUTS + ATTENTION_OUTPUTS])
 {
@@ -237,7 +237,7 @@ static mha_status check_overlap(const mhai_forward *f)
     return MHA_OK;
 }
 
-/* Reject fields of the descriptor that only the module may set. */
+/* Reject descriptor fields that only the module may set. */
 static mha_status check_conflicts(const mhai_forward *f)
 {
     if ((f->module->desc.flags & MHA_MODULE_SINKS) && f->at.desc.sink_logits)

@@ -36,7 +36,7 @@ static double log_sum(double a, double b) /* log(exp(a) + exp(b)); NaN if either
     return most == -INFINITY ? most : most + mhai_log1p(mhai_exp(least - most));
 }
 
-/* Add a key of score 0 to the sinks of the call. */
+/* Add the key with score 0 to the sinks of the call. */
 static mha_status add_zero_key(mhai_forward *f)
 {
     const int64_t heads = f->module->desc.num_heads;
@@ -92,8 +92,8 @@ double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r
     return cap > 0 ? cap * mhai_tanh(score / cap) : score;
 }
 
-/* The dropout factor of the learned key's weight. Its key number is 2^34 - 1, the largest that
- * dropout supports, whatever the number of keys. */
+/* The dropout factor of the learned key's weight. Its key number is always 2^34 - 1, the largest
+ * that dropout supports. */
 static double dropout_factor(const mhai_forward *f, const mhai_module_row *r)
 {
     const double dropout = (double)f->at.desc.dropout;
@@ -131,10 +131,10 @@ static void merge_value(const mhai_forward *f, const mhai_module_row *r, double 
     weight *= mhai_module_learned_factor(f, r);
     for (int64_t i = 0; i < d->value_head_dim; i++)
         o[i] =
-            (float)((double)o[i] * keep + weight * (double)v[i]) + 0.0f; /* no -0, as attention */
+            (float)((double)o[i] * keep + weight * (double)v[i]) + 0.0f; /* no -0, like attention */
 }
 
-/* p' = keep p, and the new columns. A masked key stays 0 even in a row of NaNs. */
+/* p' = keep p, and the additional columns. Masked keys stay 0, even in a row of NaNs. */
 static void merge_probabilities(const mhai_forward *f, const mhai_module_row *r, double keep,
                                 double weight, double lse)
 {

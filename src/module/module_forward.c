@@ -1,8 +1,8 @@
-/* One forward call: project q, k, v; attend; mix with W_o.
+/* A forward call: project q, k, v; attend; project the heads with W_o.
  *
- * The projections write [B, T, H * D], which the attention layer reads as [B, H, T, D] by strides,
- * so nothing is copied between the four steps. Everything that can fail precedes the first write
- * to an output and the change of a cache. */
+ * The projections write [B, T, H * D], which attention reads as [B, H, T, D] through strides,
+ * so nothing is copied between the steps. Everything that can fail precedes the first write
+ * to an output or a cache. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/convert.h"
@@ -16,7 +16,7 @@
 
 /* ---- f16 and bf16 -------------------------------------------------------------------------- */
 
-/* Reserve scratch for the tensor as f32, unless it is f32. */
+/* Reserve scratch for a conversion of the tensor to f32, if needed. */
 static mha_status take_f32(mhai_forward *f, int which, mha_tensor *x)
 {
     void *memory;
@@ -36,7 +36,7 @@ static bool is_same(const mha_tensor *x, const mha_tensor *y)
     return same;
 }
 
-/* In self-attention a shared tensor is converted once. While scratch is counted, data may be
+/* In self-attention, the shared tensor is converted once. While scratch is measured, data may be
  * missing, so tensors are not compared. */
 static mha_status take_all_f32(mhai_forward *f)
 {
@@ -96,8 +96,8 @@ static mha_status take_heads(mhai_forward *f, int64_t length, int64_t heads, int
     return MHA_OK;
 }
 
-/* Reserve the probabilities, and the part that attention writes. Attention also writes their
- * average, unless keys are added later. */
+/* Reserve the probabilities, and the part of them that attention writes. Attention also writes
+ * their average unless columns are added later. */
 static mha_status take_probabilities(mhai_forward *f)
 {
     const int64_t H = f->module->desc.num_heads, columns = f->columns + f->extra;
@@ -140,15 +140,15 @@ static mha_status take_scratch(mhai_forward *f, const mha_module_call *call)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* y[b] = x[b] W^T + b for [B, length, width] x of any outer strides and contiguous y. If rows are
- * equally spaced and weights are packed, it is added to *jobs as one product; otherwise it is
- * computed at once. */
+/* y[b] = x[b] W^T + b, for contiguous y and x [B, length, width] with any outer strides.
+ * If rows are equally spaced and weights are packed, add it to *jobs as one product.
+ * Otherwise compute it now. */
 static mha_status project_in(const mhai_forward *f, int projection, const mha_tensor *x,
                              const mha_tensor *y, mhai_matmul *jobs, int *count)
 {
     const mha_linear *l = f->module->projection[projection];
     const int64_t length = x->shape[1];
-    if (f->B == 0 || length == 0) return MHA_OK; /* x and y may have no memory */
+    if (f->B == 0 || length == 0) return MHA_OK; /* x and y may have no data */
     const bool even = x->stride[0] == length * x->stride[1] || f->B == 1;
     if (even && l->weight) {
         jobs[(*count)++] = mhai_linear_job(l, MHA_ACTIVATION_NONE, x->data, x->stride[1],
@@ -156,14 +156,13 @@ static mha_status project_in(const mhai_forward *f, int projection, const mha_te
         return MHA_OK;
     }
     for (int64_t b = 0; b < (even ? 1 : f->B); b++)
-        MHA_TRY(mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
-                                (const float *)x->data + b * x->stride[0], x->stride[1],
-                                even ? f->B * length : length,
+        MHA_TRY(mhai_linear_run(f->context, l, (const float *)x->data + b * x->stride[0],
+                                x->stride[1], even ? f->B * length : length,
                                 (float *)y->data + b * length * l->outputs, l->outputs));
     return MHA_OK;
 }
 
-/* Project queries, keys and values with one fork and join. */
+/* Project queries, keys and values in one parallel step. */
 static mha_status project_all(const mhai_forward *f)
 {
     mhai_matmul jobs[MHAI_MATMULS];
@@ -175,14 +174,14 @@ static mha_status project_all(const mhai_forward *f)
     return MHA_OK;
 }
 
-/* prepare() has reserved its scratch. */
+/* Project the heads. prepare() has reserved the scratch. */
 static mha_status project_out(const mhai_forward *f)
 {
     const mha_linear *l = f->module->projection[MHAI_O];
     if (f->B == 0 || f->T == 0 || !f->out.data) return MHA_OK;
     bool one_run = f->out.stride[0] == f->T * f->out.stride[1] || f->B == 1;
     for (int64_t b = 0; b < (one_run ? 1 : f->B); b++)
-        MHA_TRY(mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
+        MHA_TRY(mhai_linear_run(f->context, l,
                                 (const float *)f->at.heads.data + b * f->T * l->inputs, l->inputs,
                                 one_run ? f->B * f->T : f->T,
                                 (float *)f->out.data + b * f->out.stride[0], f->out.stride[1]));
@@ -202,7 +201,7 @@ static void copy_heads(const mhai_forward *f, const mha_tensor *from, int output
                        (size_t)from->shape[3] * sizeof(float));
 }
 
-/* Average over heads, summed in the same order as in attention. */
+/* Average over heads, in the same order as attention. */
 static void average_heads(const mhai_forward *f)
 {
     if (!f->wanted[MHAI_OUT_AVERAGE] || !f->extra) return;
@@ -230,7 +229,7 @@ static mha_status compute(mhai_forward *f)
     MHA_TRY(mhai_attend_position(&f->at));
     MHA_TRY(f->at.cache ? mhai_module_cached_attend(f) : mhai_attend_run(&f->at));
     if (!f->has_query) return MHA_OK;
-    mhai_module_extra_merge(f); /* nothing can fail from here on */
+    mhai_module_extra_merge(f); /* nothing below can fail */
     MHA_TRY(project_out(f));
     convert(f, MHAI_OUT, &f->out);
     copy_heads(f, &f->at.q, MHAI_OUT_Q);
@@ -243,8 +242,8 @@ static mha_status compute(mhai_forward *f)
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-/* Reserve the scratch of products with borrowed weights, so that none fails once outputs are
- * written. */
+/* Reserve the scratch of products with borrowed weights, so that they cannot fail
+ * after an output is written. */
 static mha_status reserve_rows(const mhai_forward *f, mha_attention_plan *plan)
 {
     size_t most = 0;
@@ -260,8 +259,8 @@ static mha_status reserve_rows(const mhai_forward *f, mha_attention_plan *plan)
     return mhai_scratch_ensure(f->context, (int64_t)most, 1);
 }
 
-/* Check everything and reserve scratch. Explaining attention rejects a bad descriptor before any
- * work. */
+/* Check everything and reserve scratch. mha_attention_explain() rejects invalid descriptors
+ * before any work is done. */
 static mha_status prepare(mhai_forward *f, const mha_module_call *call, mha_attention_plan *plan)
 {
     *plan = (mha_attention_plan){.reason = ""};

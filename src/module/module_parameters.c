@@ -1,9 +1,9 @@
-/* Parameters of a module by their PyTorch names: one list for setting, getting and listing.
+/* Parameters of a module by their PyTorch names, with one list for setting, getting and listing.
  *
- * A projection's parameters have up to three names: as part of in_proj, as in an
- * nn.MultiheadAttention whose weights cannot be joined (q_proj_weight), and as in a linear layer
- * (q_proj.weight). A state_dict follows PyTorch's rule: in_proj_weight if the three weights have
- * one shape, otherwise the separate weights; biases are always joined. */
+ * Parameters of a projection have up to three names: a part of in_proj, the name in an
+ * nn.MultiheadAttention with separate weights (q_proj_weight), and the name in a linear layer
+ * (q_proj.weight). A state_dict follows PyTorch: in_proj_weight if the three weights have the same
+ * shape, otherwise separate weights. Biases are always joined. */
 #include "base/convert.h"
 #include "base/need.h"
 #include "base/tensor.h"
@@ -19,7 +19,7 @@ typedef enum listed { ALWAYS, NEVER, IF_ALIKE, UNLESS_ALIKE } listed; /* in a st
 typedef struct entry {
     const char *name;
     kind kind;
-    int first, count; /* the projections that it covers, in order; or the vector */
+    int first, count; /* the projections in it, in order; or the vector */
     int ndim;
     listed listed;
 } entry;
@@ -49,7 +49,7 @@ enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
 /* ---- the list ------------------------------------------------------------------------------ */
 
-/* Whether q, k and v have weights of one shape, so that one tensor can hold all three. */
+/* Whether the weights of q, k and v have the same shape, so that one tensor can hold them. */
 static bool alike(const mha_module *module)
 {
     const mha_linear *q = module->projection[MHAI_Q];
@@ -116,7 +116,7 @@ int64_t mha_module_parameter_count(const mha_module *module)
     mha_module_parameter p;
     int64_t sum = 0;
     for (int64_t i = 0; mha_module_parameter_at(module, i, &p); i++) {
-        int64_t count = 1; /* the tensor is in memory, so this cannot overflow */
+        int64_t count = 1; /* cannot overflow, because the tensor is in memory */
         for (int d = 0; d < p.ndim; d++) count *= p.shape[d];
         sum += count;
     }
@@ -150,14 +150,14 @@ static mha_status find(const mha_module *module, const char *name, const mha_ten
     return mhai_tensor_check(name, value, value ? value->dtype : MHA_F32, e->ndim, shape);
 }
 
-/* The address of element i of a vector, in a tensor whose other axes have one element. */
+/* Address of element i of a vector in a tensor whose other axes have length 1. */
 static void *vector_element(const mha_tensor *tensor, int64_t i)
 {
     const int64_t at = i * tensor->stride[tensor->ndim - 1];
     return (char *)tensor->data + at * (int64_t)mha_dtype_size(tensor->dtype);
 }
 
-/* Allocate panels for all weights of an entry, or for none. */
+/* Allocate panels for all weights of an entry, or for none of them. */
 static mha_status take_panels(mha_module *module, const entry *e)
 {
     mha_status status = MHA_OK;

@@ -1,4 +1,4 @@
-/* Internal to the module: its parts, and the state of a forward call. */
+/* Internals of the module: its parts, and the state of a forward call. */
 #ifndef MHAI_MODULE_PARTS_H
 #define MHAI_MODULE_PARTS_H
 
@@ -9,7 +9,7 @@
 
 enum { MHAI_Q, MHAI_K, MHAI_V, MHAI_O, MHAI_PROJECTIONS };
 
-/* Parameters outside of linear layers: one run of floats each. */
+/* Parameters outside of linear layers: contiguous floats. */
 enum {
     MHAI_BIAS_K, /* [Hk*D] */
     MHAI_BIAS_V, /* [Hk*Dv] */
@@ -23,14 +23,14 @@ struct mha_module {
     mha_allocator allocator;
     mha_module_desc desc; /* every default filled in */
     mha_linear *projection[MHAI_PROJECTIONS];
-    float *vector[MHAI_VECTORS]; /* NULL: not a parameter of this module */
+    float *vector[MHAI_VECTORS]; /* NULL: the module does not have it */
     int64_t vector_length[MHAI_VECTORS];
 };
 
 /* The tensors of a call. */
 enum { MHAI_QUERY, MHAI_KEY, MHAI_VALUE, MHAI_OUT, MHAI_GIVEN };
 
-/* Outputs of the module itself, in the order of f->each. */
+/* Outputs of the module itself, in the order of mhai_forward.each. */
 enum {
     MHAI_OUT_P,
     MHAI_OUT_AVERAGE,
@@ -42,58 +42,59 @@ enum {
     MHAI_OUTPUTS
 };
 
-/* One forward call: sizes, checked inputs, and views of scratch. All views have a batch axis, even
- * if the tensors of the caller lack it. */
+/* A forward call: sizes, checked inputs, and views of scratch. All views have a batch axis, even if
+ * the caller's tensors do not. */
 typedef struct mhai_forward {
     mha_context *context;
     const mha_module *module;
-    int64_t B, T, S;          /* S: rows of key and value */
+    int64_t B, T, S;          /* S: length of key and value */
     int64_t columns;          /* keys of the longest sequence: S, unless the batch is ragged */
-    int64_t extra;            /* columns after those: bias_k, zeros */
-    bool has_query, has_keys; /* which of them the call projects */
-    bool unbatched;           /* the caller's tensors lack the batch axis */
-    bool measuring;           /* only count scratch: tensors may have no data */
+    int64_t extra;            /* columns after these: bias_k, zeros */
+    bool has_query, has_keys; /* whether the call projects them */
+    bool unbatched;           /* the caller's tensors have no batch axis */
+    bool measuring;           /* only measure scratch; tensors may have no data */
     int64_t bytes;            /* scratch reserved so far */
-    size_t attention_bytes;   /* scratch that attention on the cache will need */
-    int64_t *lengths, *new_lengths, *query_starts; /* [B] in the cache: before, after; of queries */
-    mha_tensor query, key, value, out;             /* f32: the caller's, or copies in scratch */
-    mha_tensor given[MHAI_GIVEN];                  /* the caller's, unless f32; data NULL: f32 */
-    mhai_attend at; /* desc: the caller's plus the module's own parameters; q, k, v, heads:
-                       [B,H,T,D] views of [B,T,H*D] scratch */
-    mha_tensor each[MHAI_OUTPUTS]; /* the caller's; data NULL: not requested */
+    size_t attention_bytes;   /* scratch of attention with the cache */
+    int64_t *lengths, *new_lengths, *query_starts; /* [B] lengths in the cache before and after the
+                                                    * call; starts of queries */
+    mha_tensor query, key, value, out;             /* f32: the caller's tensors, or copies in
+                                                    * scratch */
+    mha_tensor given[MHAI_GIVEN];                  /* the caller's tensors that are not f32;
+                                                    * otherwise data is NULL */
+    mhai_attend at; /* desc: the caller's, with the module's parameters added; q, k, v, heads:
+                     * [B,H,T,D] views of [B,T,H*D] scratch */
+    mha_tensor each[MHAI_OUTPUTS]; /* the caller's tensors; data NULL: not requested */
     bool wanted[MHAI_OUTPUTS];
-    mha_tensor probabilities, narrow; /* all columns; those that attention fills */
+    mha_tensor probabilities, narrow; /* all columns; those that attention writes */
     mha_tensor lse, sinks;
     mha_tensor query_ids, key_ids;
 } mhai_forward;
 
-/* module_scratch.c: allocate memory for a call; while counting, only add its size. */
+/* module_scratch.c: allocate scratch for a call. While measuring, only add up the size. */
 MHA_NODISCARD mha_status mhai_module_take(mhai_forward *f, int64_t count, size_t size,
                                           void *pointer);
 
-/* module_check.c: read a call's arguments into f. */
+/* module_check.c: read the arguments of a call into f. */
 MHA_NODISCARD mha_status mhai_module_check(mhai_forward *f, const mha_module_call *call);
 
-/* module_position.c: the norms and the rotation of a module, and the positions of a call's
- * tokens. */
+/* module_position.c: norms and rotation of a module, and positions of a call's tokens. */
 mhai_attend mhai_module_attend(const mha_module *module);
 MHA_NODISCARD mha_status mhai_module_position_check(mha_context *context, mha_module_desc *desc);
 MHA_NODISCARD mha_status mhai_module_position_prepare(mhai_forward *f, const mha_module_call *call);
 
-/* module_cached.c: a call with a cache. Check it and reserve scratch; plan attention; append,
- * attend, or both. */
+/* module_cached.c: a call with a cache. Check it and reserve scratch; plan attention; run it. */
 MHA_NODISCARD mha_status mhai_module_cached_prepare(mhai_forward *f);
 MHA_NODISCARD mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan);
 MHA_NODISCARD mha_status mhai_module_cached_attend(mhai_forward *f);
 
-/* module_extra.c: keys to which every query attends, in addition to those of the call. prepare()
- * adds them to the descriptor as far as possible, and requests the outputs of attention that
- * merge() needs. merge() runs on the results of attention. */
+/* module_extra.c: extra keys to which every query attends. prepare() adds them to the descriptor as
+ * far as possible, and requests the outputs of attention that merge() needs. merge() adds the rest
+ * to the results of attention. */
 int64_t mhai_module_extra_keys(const mha_module *module);
 MHA_NODISCARD mha_status mhai_module_extra_prepare(mhai_forward *f);
 void mhai_module_extra_merge(mhai_forward *f);
 
-/* Row t of head h at batch index b of the tensors; sequence and query are the caller's indices. */
+/* Row t of head h at batch index b of the tensors. sequence and query are indices of the caller. */
 typedef struct mhai_module_row {
     int64_t b, h, t;
     int64_t sequence, query;
@@ -104,12 +105,13 @@ static inline float *mhai_module_row_of(const mha_tensor *x, const mhai_module_r
     return (float *)x->data + r->b * x->stride[0] + r->h * x->stride[1] + r->t * x->stride[2];
 }
 
-/* Row i of the B T rows, at head 0; the learned key's score there, and the factor of its weight. */
+/* Row i of B T rows, at head 0; the score of the learned key there, and
+ * the factor of its weight. */
 mhai_module_row mhai_module_row_at(const mhai_forward *f, int64_t i);
 double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r);
 double mhai_module_learned_factor(const mhai_forward *f, const mhai_module_row *r);
 
-/* module_parameters.c: the destination of the parameter at an index: weights or biases of `count`
+/* module_parameters.c: where the parameter at an index is stored: weights or biases of `count`
  * projections from `first` on, or vector `first`. */
 typedef struct mhai_module_place {
     bool weight, vector;
@@ -118,8 +120,8 @@ typedef struct mhai_module_place {
 bool mhai_module_place_at(const mha_module *module, int64_t index, mhai_module_place *place);
 
 /* module_backward_extra.c: add the learned key's terms to dq [B,H,T,D], and compute its own
- * gradients (NULL: not requested) from those of the heads and of lse (NULL: none). f->q, f->heads
- * and f->lse are from the forward call. */
+ * gradients (NULL: not requested) from the gradients of heads and lse (NULL: none). f->q, f->heads
+ * and f->lse come from the forward call. */
 MHA_NODISCARD mha_status mhai_module_extra_backward(mhai_forward *f, const mha_tensor *dheads,
                                                     const mha_tensor *dlse, const mha_tensor *dq,
                                                     float *bias_k, float *bias_v);

@@ -1,4 +1,4 @@
-/* The norms and the rotation of queries and keys, and the positions of tokens. */
+/* Norms and rotation of queries and keys, and positions of tokens. */
 #include "base/checked.h"
 #include "module/module_parts.h"
 
@@ -23,10 +23,10 @@ mhai_attend mhai_module_attend(const mha_module *module)
     return attend_of(&module->desc, module->vector[MHAI_Q_NORM], module->vector[MHAI_K_NORM]);
 }
 
-/* Fill in defaults, and reject settings without their flags. */
+/* Fill in defaults, and reject settings whose flag is missing. */
 mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
 {
-    static const float weight = 1; /* placeholder for weights */
+    static const float weight = 1; /* stands in for the weights */
     const bool norms = d->flags & MHA_MODULE_QK_NORM, rotates = d->flags & MHA_MODULE_ROPE;
     if (d->reserved != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_desc: reserved is %u, expected 0",
@@ -49,7 +49,7 @@ mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
 
 /* ---- positions of tokens ------------------------------------------------------------------- */
 
-/* Positions within each sequence of a ragged batch, offset by its `first`. */
+/* Positions in each sequence of a ragged batch, starting at its `first`. */
 static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows, bool query,
                            mha_tensor *ids, mha_positions *positions)
 {
@@ -61,7 +61,7 @@ static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows,
     for (int64_t i = 0; id && i < rows; i++) id[i] = 0;
     for (int64_t b = 0; id && b < d->sequences; b++) {
         int64_t first = query ? d->q_offsets ? d->q_offsets[b] : d->q_offset : 0;
-        if (starts[b] < 0) continue; /* attention rejects it later */
+        if (starts[b] < 0) continue; /* attention will reject it */
         for (int64_t i = starts[b]; i < starts[b + 1] && i < rows; i++)
             if (!mhai_add_i64(first, i - starts[b], &id[i]))
                 return mha_fail(MHA_ERR_SIZE, "q_offset: position %lld of sequence %lld overflows",
@@ -70,8 +70,8 @@ static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows,
     return MHA_OK;
 }
 
-/* The caller's positions, or the defaults. Keys begin at 0 or at the cache's length; queries have
- * the positions that the masks use. */
+/* Use the caller's positions, or defaults. By default, keys start at 0 or at the cache's length,
+ * and queries have the positions that masks use. */
 static mha_status resolve(mhai_forward *f, const mha_positions *given, bool query,
                           mha_positions *positions)
 {

@@ -1,4 +1,4 @@
-/* A short causal convolution of each channel. The last inputs are its state. */
+/* A short causal convolution per channel. Its state is the last inputs. */
 #include "nn/nn_check.h"
 
 #include "base/checked.h"
@@ -15,12 +15,12 @@ typedef struct convolution {
     bool silu;
 } convolution;
 
-/* A work item: some channels of a sequence. */
+/* A work item: some channels of one sequence. */
 typedef struct piece {
     const convolution *job;
     int64_t b, first, count, taps;
     float weight[MOST][CHANNELS], bias[CHANNELS];
-    float before[MOST][CHANNELS]; /* the inputs before the first one, oldest first */
+    float before[MOST][CHANNELS]; /* the inputs before the first row, oldest first */
     float ones[CHANNELS];
 } piece;
 
@@ -74,7 +74,7 @@ static void convolve_row(const piece *p, int64_t t)
         memcpy(y, sum, (size_t)p->count * sizeof *y);
 }
 
-/* Process rows from the last to the first, so that y may be x. */
+/* Processes rows from last to first, so that y may be x. */
 static void run_piece(void *argument, int64_t index, int worker)
 {
     const convolution *job = argument;

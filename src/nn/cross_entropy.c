@@ -1,4 +1,4 @@
-/* Cross-entropy of rows of logits, and its gradient in the same pass. */
+/* Cross-entropy of rows of logits; the gradient is computed in the same pass. */
 #include "nn/cross_entropy.h"
 
 #include "nn/nn_check.h"
@@ -12,8 +12,8 @@
 typedef struct loss_job {
     const mhai_kernels *kernels;
     const mha_tensor *logits, *targets, *weights, *dlogits;
-    float mean;       /* without weights: the weight of each counted row */
-    float *p;         /* [workers][V], if no gradient is requested */
+    float mean;       /* without weights: the weight of each row that counts */
+    float *p;         /* [workers][V], used if no gradient is requested */
     double *row_loss; /* [M] */
 } loss_job;
 
@@ -35,7 +35,8 @@ static void loss_row(void *argument, int64_t row, int worker)
         return;
     }
     const float *logits = mhai_nn_row(job->logits, row);
-    double wanted = (double)logits[target]; /* read before p, which may be the same memory */
+    double wanted = (double)logits[target]; /* read it before writing p, which
+                                             * may be the same memory */
     float max, sum;
     job->kernels->exp_row(p, logits, n, &max, &sum);
     job->row_loss[row] = sum > 0 ? mhai_log((double)sum) + ((double)max - wanted) : (double)NAN;
@@ -77,7 +78,7 @@ static mha_status check(const loss_job *job, const mha_tensor *losses, int64_t *
     return mhai_tensor_check_disjoint("losses", losses, "weights", job->weights);
 }
 
-/* Add the losses of rows in order, whichever thread computed them. */
+/* Add the losses in the order of rows, so that the sum does not depend on threads. */
 static double total_loss(const loss_job *job, const mha_tensor *losses)
 {
     double total = 0;
@@ -89,7 +90,7 @@ static double total_loss(const loss_job *job, const mha_tensor *losses)
     return total;
 }
 
-/* Compute every row's loss, and the gradient if requested. */
+/* Compute the loss of every row and, if requested, the gradient. */
 static mha_status run(mha_context *context, loss_job *job)
 {
     job->kernels = mhai_kernels_for(context->isa);

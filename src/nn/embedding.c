@@ -3,7 +3,7 @@
 
 #include "base/checked.h"
 
-/* Columns of the table per work item. Its owner adds all rows in order. */
+/* Columns of the table per work item. One thread owns them and adds all rows in order. */
 enum { OWNED_COLUMNS = 16 };
 
 typedef struct embedding_job {

@@ -9,8 +9,8 @@
 typedef struct rows_job {
     const mhai_kernels *kernels;
     mha_activation activation;
-    bool silu;                        /* SiLU replaces activation */
-    const mha_tensor *gate, *up, *dy; /* gate is x in ungated layers */
+    bool silu;                        /* SiLU instead of `activation` */
+    const mha_tensor *gate, *up, *dy; /* ungated: gate is x */
     const mha_tensor *y, *dgate, *dup;
 } rows_job;
 
@@ -94,7 +94,7 @@ mha_status mha_activation_backward(mha_context *context, mha_activation activati
 
 /* ---- gated linear units --------------------------------------------------------------------- */
 
-/* Elements of a row per step: outputs may alias inputs. */
+/* Elements processed at a time through a buffer, because outputs may alias inputs. */
 enum { PIECE = 256 };
 
 static void glu_row(void *argument, int64_t row, int worker)

@@ -1,4 +1,4 @@
-/* Linear layers: y = activation(x W^T + b) on packed weights. */
+/* Linear layers: y = activation(x W^T + b) with packed weights. */
 #include "nn/linear.h"
 
 #include "base/checked.h"
@@ -22,7 +22,7 @@ static mha_status allocate(const mha_allocator *allocator, int64_t count, float 
     return MHA_OK;
 }
 
-/* Create a layer with the shape of `like`. If packed, it has panels of this many floats. */
+/* Create a layer with the shape of `like`. packed: with panels of this many floats. */
 static mha_status create(mha_context *context, const mha_linear *like, bool packed, int64_t floats,
                          mha_linear **linear)
 {
@@ -259,11 +259,11 @@ mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation,
                          .c_stride = y_stride};
 }
 
-mha_status mhai_linear_run(mha_context *context, const mha_linear *linear,
-                           mha_activation activation, const float *x, int64_t x_stride,
-                           int64_t rows, float *y, int64_t y_stride)
+mha_status mhai_linear_run(mha_context *context, const mha_linear *linear, const float *x,
+                           int64_t x_stride, int64_t rows, float *y, int64_t y_stride)
 {
-    const mhai_matmul job = mhai_linear_job(linear, activation, x, x_stride, rows, y, y_stride);
+    const mhai_matmul job =
+        mhai_linear_job(linear, MHA_ACTIVATION_NONE, x, x_stride, rows, y, y_stride);
     if (!linear->weight) return mhai_matmul_run_rows(context, &job, &linear->rows);
     mhai_matmul_run(context, &job);
     return MHA_OK;

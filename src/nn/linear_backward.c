@@ -49,11 +49,11 @@ static mha_status check(const mha_linear_gradients *c)
 
 typedef struct bias_job {
     const mha_tensor *dy, *dbias;
-    int64_t owned; /* columns per work item */
+    int64_t owned; /* number of columns per work item */
 } bias_job;
 
-/* Use as many columns per item as the number of threads allows: rows are pages apart, and each
- * begins with a cache miss. The sums stay in L1. */
+/* Make items as wide as the number of threads allows. Rows are pages apart, and each begins with a
+ * cache miss. The sums stay in L1. */
 enum { MOST_COLUMNS = 1024 };
 
 /* Sum columns in double, with rows in order. */
@@ -72,8 +72,7 @@ static void sum_columns(void *argument, int64_t item, int worker)
     for (int64_t i = 0; i < columns; i++) out[i] = (float)((double)out[i] + sum[i]);
 }
 
-/* Reserve the scratch of the larger product first, so that nothing can fail between the
- * products. */
+/* Reserve scratch for the larger product first, so that nothing can fail between the products. */
 static mha_status reserve(mha_context *context, int64_t dx_inner, int64_t dweight_inner,
                           int64_t cols)
 {
@@ -103,7 +102,7 @@ mha_status mha_linear_backward(mha_context *context, const mha_linear_gradients 
                                                    .accumulate = c.flags & MHA_GRADIENT_ADD,
                                                    .c = dx->data,
                                                    .c_stride = dx->stride[0]},
-                                    weight->data, weight->stride[0], false));
+                                    weight->data, weight->stride[0]));
     if (dweight)
         MHA_TRY(mhai_matmul_packing(context,
                                     &(mhai_matmul){.rows = outputs,
@@ -115,7 +114,7 @@ mha_status mha_linear_backward(mha_context *context, const mha_linear_gradients 
                                                    .accumulate = true,
                                                    .c = dweight->data,
                                                    .c_stride = dweight->stride[0]},
-                                    c.x->data, c.x->stride[0], false));
+                                    c.x->data, c.x->stride[0]));
     bias_job job = {dy, c.dbias, mhai_ceil_div(outputs, mha_context_threads(context))};
     job.owned = mhai_min_i64(MOST_COLUMNS, mhai_round_up(job.owned, 16));
     if (c.dbias && outputs > 0)

@@ -1,9 +1,8 @@
-/* Matrix products on packed panels; see matmul.h.
+/* Matrix products with packed panels; see matmul.h.
  *
- * The output is divided into blocks of rows and groups of panels; each block has one owner. The
- * owner processes MHAI_GEMM_BLOCK inner indices at a time. Their products are summed in registers
- * and then added to the output, which is initialised with the bias. The order is the same for every
- * shape. */
+ * The output is divided into blocks of rows and groups of panels, each with one owner. The owner
+ * processes MHAI_GEMM_BLOCK inner indices at a time. It sums their products in registers, and adds
+ * the sums to the output, which starts with the bias. The order is the same for all shapes. */
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -11,8 +10,8 @@
 
 #include <string.h>
 
-/* A group of panels times 128 inputs, 16 KiB each, stays in L2 while the strips of a row block are
- * multiplied with it. */
+/* A group of panels times 128 inputs, 16 KiB per panel, stays in L2 while the strips of a row
+ * block are multiplied by it. */
 enum { PANEL_BYTES = MHAI_GEMM_BLOCK * MHAI_PANEL * 4, PAGE = 1024 /* floats */ };
 
 int64_t mhai_matmul_chain(bool pairs)
@@ -38,14 +37,13 @@ static const float *panels_at(const mhai_matmul *job, int64_t input, int64_t col
            mhai_matmul_place_of(mhai_matmul_chain(job->pairs), job->inner, job->cols, input, col);
 }
 
-/* Copying a strip costs about a tenth of its product with one panel, and saves as much in each
- * product: the copied rows have a stride known to the kernel and lie in separate sets of L1. */
+/* Copying a strip costs about a tenth of its product with one panel, and saves as much in every
+ * product: copied rows have a constant stride and do not share cache sets in L1. */
 enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_SCORE_STRIDE, GATHER_COLUMNS = MHAI_MAX_ROWS };
 
 /* ---- the product --------------------------------------------------------------------------- */
 
-/* Prefetch the strip's part of the next block of inner indices, and its share of the block's
- * panels. */
+/* Prefetch the strip's part of the next inner indices, and its share of the next panels. */
 static void fetch_next(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input, int64_t col,
                        int64_t strip, int64_t strips)
 {
@@ -64,8 +62,7 @@ static void fetch_next(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input,
     g->next_lines = g->transposed ? 2 : mhai_ceil_div(inner, 16);
 }
 
-/* Place the sums: each block of inner indices reads those of the previous block and writes its
- * own. */
+/* Keep sums in separate memory until the last block of inner indices, which writes the output. */
 static void place_sums(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input, float *sums)
 {
     g->from = input > 0 ? sums : g->out;
@@ -75,13 +72,13 @@ static void place_sums(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input,
     g->out_stride = MHAI_SUMS_STRIDE;
 }
 
-/* Multiply one block of inner indices with all strips of one row block. */
+/* Multiply all strips of a row block by one block of inner indices. */
 static void run_inner(const mhai_matmul_plan *run, int64_t row, int64_t rows, int64_t panel,
                       int64_t panels, int64_t input, float *sums)
 {
     const mhai_matmul *job = run->job;
     _Alignas(64) float buffer[MHAI_GATHER];
-    /* Balance the register blocks: 16 rows become 5, 5 and 6. */
+    /* Balance the strips: 16 rows become 5, 5 and 6. */
     const int64_t units = mhai_ceil_div(rows, run->kernels->block_rows);
     const int64_t in_strip = run->kernels->tile_rows / run->kernels->block_rows;
     const int64_t strips = mhai_ceil_div(units, in_strip);
@@ -124,18 +121,18 @@ void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float
     }
 }
 
-/* Multiply all inner indices for one row block. sums: memory of this worker, or NULL. */
+/* Multiply a row block by all inner indices. sums: memory of the worker, or NULL. */
 static void run_panels(const mhai_matmul_plan *run, int64_t row, int64_t rows, int64_t panel,
                        int64_t panels, float *sums)
 {
     int64_t input = 0;
-    do { /* at least once: without inner indices the output is the bias */
+    do { /* at least once: without inner indices, the output is the bias */
         run_inner(run, row, rows, panel, panels, input, sums);
         input += run->chain;
     } while (input < run->job->inner);
 }
 
-/* The first row of block i. Blocks have about the same size, in whole register blocks. */
+/* The first row of block i. Blocks are whole register blocks, and nearly equal. */
 static int64_t block_begin(const mhai_matmul_plan *run, int64_t i)
 {
     const int64_t unit = run->kernels->block_rows;
@@ -146,7 +143,7 @@ static int64_t block_begin(const mhai_matmul_plan *run, int64_t i)
 void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker)
 {
     const mhai_matmul *job = run->job;
-    /* Process consecutive row blocks with one group, whose panels stay in cache. */
+    /* Consecutive items are row blocks of the same group, whose panels stay in cache. */
     const int64_t row = block_begin(run, item % run->blocks);
     const int64_t rows = block_begin(run, item % run->blocks + 1) - row;
     int64_t panel = item / run->blocks * run->group_panels, col = panel * MHAI_PANEL;
@@ -157,9 +154,9 @@ void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker)
         mhai_activate(run->kernels, run->job->activation, job->c + r * job->c_stride + col, cols);
 }
 
-/* One thread reads 250,000 weights from L2 in about 10 us, and multiplies each with 8 rows in about
- * the same time. From there on, threads that are awake pay off. Sleeping threads take longer to
- * wake (30 to 50 us in a virtual machine), and sharing saves at most half of the time. */
+/* One thread reads 250,000 weights from L2 in about 10 us, and multiplies each by 8 rows in about
+ * the same time. Above that, threads that are awake pay off. Sleeping threads take longer to wake
+ * (30 to 50 us in a virtual machine), and sharing saves at most half of the time. */
 bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int count)
 {
     const bool asleep = context->pool && !mhai_pool_is_awake(context->pool);
@@ -169,8 +166,8 @@ bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int
     return context->num_threads > 1 && work > (asleep ? 0x1p23 : 0x1p20);
 }
 
-/* Weights of up to TIMES_L2 times the size of L2 are in the last-level cache. One register block
- * reads memory at full speed without prefetching. */
+/* Weights of up to TIMES_L2 times the size of L2 are in the last-level cache. With one register
+ * block, memory is read at full speed without prefetching. */
 static bool from_memory(const mhai_matmul *job, const mhai_kernels *kernels, int64_t l2)
 {
     enum { TIMES_L2 = 8 };
@@ -190,11 +187,11 @@ mhai_matmul_plan mhai_matmul_divide(const mhai_matmul *job, const mha_context *c
     if (job->rows == 0 || job->cols == 0) return run;
     const int64_t panels = mhai_ceil_div(job->cols, MHAI_PANEL);
     run.blocks = mhai_ceil_div(job->rows, (int64_t)MHAI_BLOCK_STRIPS * kernels->tile_rows);
-    /* Few rows: narrower groups, so that every thread has some. */
+    /* With few rows, make groups narrower, so that every thread gets some. */
     const int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
     run.group_panels = mhai_ceil_div(panels, wanted);
-    /* One row reads each weight once, in memory order. With more rows, the next group is prefetched
-     * while one is processed; with few strips a group takes little time. */
+    /* A single row reads each weight once, in memory order. With more rows, the next group is
+     * prefetched while one is processed. With few strips, a group takes little time. */
     if (job->rows > 1) {
         const int64_t share = run.fetches && run.blocks == 1 ? 4 : 2;
         const int64_t fit =
@@ -221,7 +218,7 @@ mha_status mhai_matmul_reserve(mha_context *context, const mhai_matmul *job)
     return mhai_scratch_ensure(context, 1, sums_bytes(context->num_threads));
 }
 
-/* Items of the first product precede those of the next. */
+/* Items of the first product come first. */
 static void run_item(void *argument, int64_t item, int worker)
 {
     const mhai_matmul_plan *run = argument;
@@ -232,8 +229,8 @@ static void run_item(void *argument, int64_t item, int worker)
 void mhai_matmul_run_all(mha_context *context, const mhai_matmul *jobs, int count)
 {
     const int64_t threads = mhai_matmul_shares(context, jobs, count) ? context->num_threads : 1;
-    mhai_matmul_plan runs[MHAI_MATMULS]; /* a worker processes one of them at a time: they share
-                                          * sums */
+    mhai_matmul_plan runs[MHAI_MATMULS]; /* they share sums, because a worker
+                                          * processes one at a time */
     int64_t items = 0;
     for (int i = 0; i < count; i++) {
         runs[i] = mhai_matmul_divide(&jobs[i], context, threads);
@@ -282,7 +279,7 @@ static void pack_panel(void *argument, int64_t panel, int worker)
                          .cols = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input)});
 }
 
-/* Rows are the inner loop: several rows for all panels, so that memory is read sequentially. */
+/* The inner loop is over rows: several rows for all panels, so that memory is read sequentially. */
 static void pack_rows(void *argument, int64_t item, int worker)
 {
     const pack_job *job = argument;
@@ -328,7 +325,7 @@ void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool
 }
 
 mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job, const float *b,
-                               int64_t stride, bool transposed)
+                               int64_t stride)
 {
     void *panels;
     int64_t floats;
@@ -337,7 +334,7 @@ mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job, con
                         (long long)job->inner, (long long)job->cols);
     mha_scratch_mark mark = mha_scratch_top(context);
     MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &panels));
-    mhai_matmul_pack(context, b, stride, transposed, job->inner, job->cols, panels);
+    mhai_matmul_pack(context, b, stride, false, job->inner, job->cols, panels);
     mhai_matmul packed = *job;
     packed.panels = panels;
     MHA_TRY(mhai_matmul_reserve(context, job));

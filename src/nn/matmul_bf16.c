@@ -1,5 +1,5 @@
 /* Products in bf16 arithmetic (docs/numerics.md 15.2). Rows of both factors are rounded. If the
- * processor multiplies pairs of bf16, an inner index is a pair. */
+ * processor multiplies pairs of bf16, each inner index is a pair. */
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -10,14 +10,14 @@
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Panels of W, or of some of its rows. Packing a chain needs twice its size, which extends into the
- * room of the next chain. So chains are packed in memory order, with spare room after the last
- * one. */
+/* Panels of W, or of some of its rows. While a chain is packed it needs twice its size,
+ * and overlaps the next chain's memory. So chains are packed in memory order, with spare
+ * memory after the last. */
 typedef struct bf16_weights {
     const mhai_kernels *kernels;
     bool pairs;
     int64_t inputs, cols;
-    int64_t step; /* inputs that are packed together; longer than a chain only for a single panel */
+    int64_t step; /* inputs packed at a time; more than a chain only for a single panel */
     float *panels, *bias;
 } bf16_weights;
 
@@ -42,8 +42,8 @@ static float *place_of(const bf16_weights *w, int64_t panel, int64_t input)
                                             indices(w->pairs, input), panel * MHAI_PANEL);
 }
 
-/* Pack a step of rows into a panel: rows at in, with the given type and stride. If in is NULL, the
- * panel already contains them as floats. */
+/* Pack a step of rows into a panel, from `in` with its type and stride. If `in` is NULL, the panel
+ * already contains them as floats. */
 static void pack_step(const bf16_weights *w, mhai_pack rows, int64_t panel, int64_t input)
 {
     uint8_t bad[MHAI_PANEL];
@@ -59,8 +59,8 @@ static void pack_step(const bf16_weights *w, mhai_pack rows, int64_t panel, int6
         if (bad[i]) w->bias[panel * MHAI_PANEL + i] = nanf("");
 }
 
-/* Describe a step of rows that are not in memory: read them, or decode them in place for a single
- * panel. */
+/* Describe a step of rows that are not in memory. They are read or, for a single
+ * panel, decoded in place. */
 static mhai_pack read_step(const mhai_rows_job *r, const bf16_weights *w, int64_t panel,
                            int64_t col, int64_t input, float *read)
 {
@@ -129,7 +129,7 @@ void mhai_matmul_pack_bf16(const mhai_kernels *kernels, mha_dtype type, const vo
 
 enum { ROUND_ROWS = 16 };
 
-/* A product that rounds the rows of a into x. */
+/* A product whose rows of a are rounded into x. */
 typedef struct bf16_job {
     const mhai_matmul *job;
     const mhai_kernels *kernels;
@@ -153,7 +153,7 @@ static size_t rows_bytes(int64_t rows, int64_t inner)
 size_t mhai_rows_bf16_bytes(const mha_context *context, int64_t rows, int64_t inner)
 {
     const int64_t room = mhai_round_up(inner, 2) * MHAI_PANEL * context->num_threads;
-    return rows_bytes(rows, inner) + 64 + (size_t)room * sizeof(float); /* 64: alignment */
+    return rows_bytes(rows, inner) + 64 + (size_t)room * sizeof(float); /* 64 for alignment */
 }
 
 static void round_rows(void *argument, int64_t item, int worker)
@@ -170,7 +170,7 @@ static void round_rows(void *argument, int64_t item, int worker)
     }
 }
 
-/* Make the job with rounded rows, in scratch that the caller releases. */
+/* Make the job, with rounded rows in scratch that the caller releases. */
 static mha_status round_all(mha_context *context, const mhai_matmul *job, bf16_job *j,
                             mhai_matmul *rounded)
 {

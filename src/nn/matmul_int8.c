@@ -1,7 +1,7 @@
 /* Products with coded weights in int8 arithmetic (docs/numerics.md 13).
  *
- * Activations are quantised first, MHAI_READ_INPUTS inputs of all rows at a time. A worker codes
- * some tiles (rows of W that are read together) and multiplies them with all rows. */
+ * Activations are quantised first, MHAI_READ_INPUTS inputs of all rows at a time. Then each worker
+ * codes some tiles (rows of W that are read together) and multiplies all rows by them. */
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -10,7 +10,7 @@
 
 enum { INT8_TILES = 16, INT8_FEW = 8, INT8_ROUND = 16 };
 
-/* Each begins at a cache line. */
+/* Aligned to a cache line. */
 typedef struct int8_coded {
     _Alignas(64) mha_coded rows;
 } int8_coded;
@@ -22,8 +22,8 @@ typedef struct int8_job {
     mhai_int8_block *blocks;
     int8_coded *coded; /* [threads][tiles] */
     const float *zeros;
-    int64_t tiles; /* rows of W that are coded together */
-    int64_t group; /* panels per item; items in f32 (r.group) have one */
+    int64_t tiles; /* number of tiles coded together */
+    int64_t group; /* panels per item; items in f32 have r.group */
 } int8_job;
 
 /* Rows `first` .. first + count - 1 of W. */
@@ -47,7 +47,7 @@ static void int8_round(void *argument, int64_t item, int worker)
         }
 }
 
-/* Compute tiles whose first inputs are already coded: multiply all rows by these inputs, then code
+/* Compute tiles whose first inputs are already coded. Multiply all rows by these inputs, then code
  * and multiply the next ones. */
 static void int8_tiles(const int8_job *j, const int8_tile *tile, int64_t tiles, int8_coded *coded)
 {
@@ -85,7 +85,7 @@ static void int8_tiles(const int8_job *j, const int8_tile *tile, int64_t tiles, 
         mhai_activate(j->r.kernels, job->activation, job->c + row * job->c_stride + first, cols);
 }
 
-/* Compute rows of W without a coded form in f32. */
+/* Compute rows of W that have no coded form, in f32. */
 static void int8_group(void *argument, int64_t item, int worker)
 {
     const int8_job *j = argument;
@@ -109,7 +109,7 @@ static void int8_group(void *argument, int64_t item, int worker)
     }
 }
 
-/* Scratch bytes of all rows, of each worker, and of the f32 path. */
+/* Scratch bytes for all rows, for each worker, and for the f32 path. */
 static size_t bytes_of(const mha_context *context, int64_t rows, int64_t inner, int64_t tiles)
 {
     const size_t row = (size_t)mhai_int8_kernels_for(context->isa)->row_stride * sizeof(int32_t) +

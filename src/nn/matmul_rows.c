@@ -1,4 +1,4 @@
-/* Products with weights in rows, packed some columns at a time; see matmul.h. */
+/* Products with weights in rows, which are packed some columns at a time (matmul.h). */
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -17,8 +17,8 @@ mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col)
     return s;
 }
 
-/* Pack columns of W^T from `col` on, for inputs first .. first + inner - 1, into panel number
- * `panel` of panels with `cols` columns. first is a multiple of MHAI_READ_INPUTS. */
+/* Pack columns of W^T from `col` on, for inputs first .. first + inner - 1, into panel `panel`. The
+ * panels have `cols` columns in total. first is a multiple of MHAI_READ_INPUTS. */
 static void pack_read(const mhai_rows_job *r, int64_t col, int64_t first, int64_t inner,
                       float *panels, int64_t panel, int64_t cols, float *read)
 {
@@ -80,7 +80,7 @@ mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_rows *from, in
 
 /* ---- the product with rows ------------------------------------------------------------------- */
 
-/* Pack columns of at most one group of panels, and multiply them with all rows. */
+/* Pack the columns of at most one group, and multiply all rows by them. */
 static void run_many(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
 {
     const int64_t cols = end - first;
@@ -104,7 +104,7 @@ static void run_many(const mhai_rows_job *r, int64_t first, int64_t end, int wor
     for (int64_t i = 0; i < run.items; i++) mhai_matmul_block(&run, i, 0);
 }
 
-/* Likewise for few rows: some inputs of a panel at a time, which stay in L1. */
+/* The same for few rows: some inputs of a panel at a time, in L1. */
 static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
 {
     const mhai_matmul *job = r->job;
@@ -112,7 +112,7 @@ static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int work
     float *read = r->read + worker * MHAI_READ_FLOATS;
     for (int64_t col = first; col < end; col += MHAI_PANEL) {
         const mhai_stored_rows stored = mhai_rows_stored(r, col);
-        const bool halves = stored.at && stored.type != MHA_F32; /* a kernel reads these in place */
+        const bool halves = stored.at && stored.type != MHA_F32; /* read in place by a kernel */
         for (int64_t input = 0; input < job->inner || input == 0; input += MHAI_READ_INPUTS) {
             const int64_t count = mhai_min_i64(MHAI_READ_INPUTS, job->inner - input);
             if (!halves) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
@@ -162,7 +162,7 @@ static void run_group(void *argument, int64_t item, int worker)
     mhai_rows_columns(r, first, mhai_min_i64(r->job->cols, first + r->group * MHAI_PANEL), worker);
 }
 
-/* Panels per step and thread, so that every thread has some. */
+/* Number of panels per step and thread, so that every thread gets some. */
 static int64_t group_of(const mha_context *context, int64_t inner, int64_t cols)
 {
     const int64_t panels = mhai_ceil_div(cols, MHAI_PANEL),

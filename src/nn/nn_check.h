@@ -1,4 +1,4 @@
-/* Checks shared by the layers, and rows of checked matrices. */
+/* Checks that the layers share, and rows of checked matrices. */
 #ifndef MHAI_NN_CHECK_H
 #define MHAI_NN_CHECK_H
 
@@ -14,13 +14,13 @@ MHA_NODISCARD mha_status mhai_nn_matrix(const char *name, const mha_tensor *tens
 /* Check a contiguous f32 vector. */
 MHA_NODISCARD mha_status mhai_nn_vector(const char *name, const mha_tensor *tensor, int64_t length);
 
-/* Likewise for outputs, which may be NULL. */
+/* The same for outputs, which may be NULL. */
 MHA_NODISCARD mha_status mhai_nn_out_matrix(const char *name, const mha_tensor *tensor,
                                             int64_t rows, int64_t cols);
 MHA_NODISCARD mha_status mhai_nn_out_vector(const char *name, const mha_tensor *tensor,
                                             int64_t length);
 
-/* Check that output shares no memory with other, or is the same view. */
+/* Check that output is the same view as other, or shares no memory with it. */
 MHA_NODISCARD mha_status mhai_nn_alias(const char *name, const mha_tensor *output,
                                        const char *other_name, const mha_tensor *other);
 

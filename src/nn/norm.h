@@ -5,9 +5,9 @@
 #include "kernels/kernels.h"
 #include "nn/nn_check.h"
 
-/* Layer norm. Without a mean, and thus without a bias, it is RMS norm. */
+/* Layer norm, or RMS norm if there is no mean and no bias. */
 typedef struct mhai_norm {
-    const char *function; /* for messages */
+    const char *function; /* name in messages */
     bool centred;
     const mha_tensor *x, *residual, *weight, *bias;
     double epsilon;
@@ -15,11 +15,11 @@ typedef struct mhai_norm {
 
 MHA_NODISCARD mha_status mhai_norm_check(const mhai_norm *norm);
 
-/* Rows that share vectors; a kernel call processes this many rows. */
+/* Number of rows per kernel call. */
 enum { MHAI_NORM_ROWS = MHAI_MAX_ROWS };
 
-/* The kernels' description of at most MHAI_NORM_ROWS rows from `row` on. Without a residual they
- * are read in place. With one, z = x + residual is stored first, rounded once. */
+/* The kernel arguments for at most MHAI_NORM_ROWS rows from `row` on. Without a residual, rows are
+ * read in place. With one, z = x + residual is stored first, rounded once. */
 mhai_norm_strip mhai_norm_strip_at(const mhai_norm *norm, int64_t row, float *z, int64_t z_stride);
 
 #endif

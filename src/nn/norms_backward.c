@@ -1,5 +1,5 @@
-/* Gradients of layer norm and RMS norm. Rows are processed in blocks of fixed length. The sums of a
- * block for weight and bias go to scratch, and are added in the order of blocks. */
+/* Gradients of layer norm and RMS norm. Rows are processed in blocks of fixed length. The sums of
+ * each block for weight and bias are kept in scratch, and added in the order of blocks. */
 #include "nn/norm.h"
 
 #include "base/checked.h"
@@ -18,7 +18,7 @@ typedef struct backward_job {
     const mha_tensor *dy, *dx;
     bool add;
     float *z;     /* [workers][MHAI_NORM_ROWS][N]; NULL: no residual */
-    double *sums; /* [blocks][2][N] of dy n and dy; NULL: not requested */
+    double *sums; /* [blocks][2][N] sums of dy n and dy; NULL: not requested */
 } backward_job;
 
 static void run_block(void *argument, int64_t block, int worker)

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-/* Parameters per work item. It also fixes the order of sums in the norm. */
+/* Parameters per work item. Changing it changes the order of sums in the norm. */
 enum { PIECE = 4096 };
 
 static mha_status check_number(const char *name, double value, double least, double most)
@@ -27,7 +27,7 @@ static mha_status check_count(const char *function, int64_t count, const void *a
     return MHA_OK;
 }
 
-/* x^n by squaring, with products only. */
+/* x^n by repeated squaring. */
 static double power(double x, int64_t n)
 {
     double result = 1;
@@ -165,10 +165,10 @@ mha_status mha_sgd_step(mha_context *context, const mha_sgd *settings, int64_t c
 typedef struct norm_job {
     int64_t count;
     const float *gradient;
-    double *sums; /* the sum of each piece */
+    double *sums; /* one sum per piece */
 } norm_job;
 
-/* Pieces per work item. Their sums, one chain of additions per piece, use parallel lanes. */
+/* Pieces per work item. Each has a chain of additions; the chains run in parallel lanes. */
 enum { ABREAST = 4 };
 
 static void norm_pieces(void *argument, int64_t item, int worker)

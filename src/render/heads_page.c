@@ -328,7 +328,7 @@ static void write_script(mhai_writer *w, const mha_heads_page *p)
     mhai_sink_bytes(w, mhai_html_heads_script.bytes, mhai_html_heads_script.size);
 }
 
-static void fill(mhai_writer *w, const mha_heads_page *p, const char *name, size_t length)
+static mha_status fill(const void *p, const char *name, size_t length, mhai_writer *w)
 {
     static const struct {
         const char *name;
@@ -339,26 +339,13 @@ static void fill(mhai_writer *w, const mha_heads_page *p, const char *name, size
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         if (strlen(places[i].name) == length && !memcmp(places[i].name, name, length))
             places[i].write(w, p);
+    return MHA_OK;
 }
 
 mha_status mha_render_heads_page(const mha_heads_page *given, const mha_sink *sink)
 {
     mha_heads_page page;
-    mhai_writer writer;
     if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "mha_render_heads_page: sink is NULL");
     MHA_TRY(check(given, &page));
-    mhai_sink_open(&writer, sink);
-    const char *at = (const char *)mhai_html_heads_template.bytes;
-    const char *end = at + mhai_html_heads_template.size;
-    while (at < end && !writer.status) {
-        const char *mark = at;
-        while (mark < end && !(mark[0] == '{' && mark + 1 < end && mark[1] == '{')) mark++;
-        mhai_sink_bytes(&writer, at, (size_t)(mark - at));
-        if (mark == end) break;
-        const char *name = mark + 2, *close = name;
-        while (close < end && *close != '}') close++;
-        fill(&writer, &page, name, (size_t)(close - name));
-        at = close + 2;
-    }
-    return mhai_sink_flush(&writer);
+    return mhai_html_fill(&mhai_html_heads_template, fill, &page, sink);
 }

@@ -88,13 +88,21 @@ static void write_asset(const mhai_html_asset *asset, mhai_writer *writer)
     mhai_sink_bytes(writer, asset->bytes, asset->size);
 }
 
+/* Divides the parts of a live page's style and script, so that explorer.js finds those of a report. */
+static const char divider[] = "/*|*/\n";
+
 void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer)
 {
     mhai_sink_text(writer, "\"use strict\";\n(() => {\n");
     write_asset(&mhai_html_strings, writer);
-    if (carrier) write_asset(&mhai_html_translations, writer);
+    if (carrier) {
+        mhai_sink_text(writer, divider);
+        write_asset(&mhai_html_translations, writer);
+        mhai_sink_text(writer, divider);
+    }
     write_asset(&mhai_html_script, writer);
     if (carrier) {
+        mhai_sink_text(writer, divider);
         write_asset(&mhai_html_live_script, writer);
         write_asset(carrier, writer);
     }
@@ -117,6 +125,7 @@ static void write_style(const mhai_html_page *page, mhai_writer *writer)
     if (page->explorer) mhai_sink_text(writer, policy);
     mhai_sink_text(writer, "<style>\n");
     write_asset(&mhai_html_style, writer);
+    if (page->live) mhai_sink_text(writer, divider);
     if (page->live) write_asset(&mhai_html_live_style, writer);
     mhai_sink_text(writer, "</style>\n");
 }
@@ -141,9 +150,15 @@ static void write_live(const mhai_html_page *page, mhai_writer *writer)
     if (!page->explorer) write_asset(&mhai_html_server, writer);
 }
 
-static mha_status fill(const mhai_html_page *page, const char *name, size_t length, bool maps,
-                       mhai_writer *writer)
+typedef struct html_job {
+    const mhai_html_page *page;
+    bool maps;
+} html_job;
+
+static mha_status fill(const void *of, const char *name, size_t length, mhai_writer *writer)
 {
+    const html_job *job = of;
+    const mhai_html_page *page = job->page;
     static const struct {
         const char *name;
         void (*write)(const mhai_html_page *page, mhai_writer *writer);
@@ -155,16 +170,17 @@ static mha_status fill(const mhai_html_page *page, const char *name, size_t leng
             places[i].write(page, writer);
     if (length == 7 && !memcmp(name, "picture", 7) && page->picture.size)
         mhai_sink_bytes(writer, page->picture.data, page->picture.size);
-    if (length == 4 && !memcmp(name, "data", 4)) return mhai_html_write_data(page, maps, writer);
+    if (length == 4 && !memcmp(name, "data", 4))
+        return mhai_html_write_data(page, job->maps, writer);
     return MHA_OK;
 }
 
-mha_status mhai_html_write_page(const mhai_html_page *page, bool maps, const mha_sink *sink)
+mha_status mhai_html_fill(const mhai_html_asset *template, mhai_html_fill_fn *fill_place,
+                          const void *of, const mha_sink *sink)
 {
     mhai_writer writer;
     mhai_sink_open(&writer, sink);
-    const char *at = (const char *)mhai_html_template.bytes;
-    const char *end = at + mhai_html_template.size;
+    const char *at = (const char *)template->bytes, *end = at + template->size;
     while (at < end && !writer.status) {
         const char *mark = at;
         while (mark < end && !(mark[0] == '{' && mark + 1 < end && mark[1] == '{')) mark++;
@@ -172,10 +188,15 @@ mha_status mhai_html_write_page(const mhai_html_page *page, bool maps, const mha
         if (mark == end) break;
         const char *name = mark + 2, *close = name;
         while (close < end && *close != '}') close++;
-        MHA_TRY(fill(page, name, (size_t)(close - name), maps, &writer));
+        MHA_TRY(fill_place(of, name, (size_t)(close - name), &writer));
         at = close + 2;
     }
     return mhai_sink_flush(&writer);
+}
+
+mha_status mhai_html_write_page(const mhai_html_page *page, bool maps, const mha_sink *sink)
+{
+    return mhai_html_fill(&mhai_html_template, fill, &(html_job){page, maps}, sink);
 }
 
 static mha_status count_write(void *user, const void *bytes, size_t count)

@@ -20,6 +20,12 @@ extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_stri
     mhai_html_server, mhai_html_server_script, mhai_html_explorer, mhai_html_explorer_script,
     mhai_html_worker;
 
+/* Write a template, whose {{NAME}} fill() writes. */
+typedef mha_status mhai_html_fill_fn(const void *of, const char *name, size_t length,
+                                     mhai_writer *writer);
+mha_status mhai_html_fill(const mhai_html_asset *template, mhai_html_fill_fn *fill, const void *of,
+                          const mha_sink *sink);
+
 /* How values are written: all cells or blocks of pool x pool, in 32 (exact), 16 or 8 bits; of the
  * frames every frame_step-th and the last, always in 8 bits. */
 typedef struct mhai_html_coding {

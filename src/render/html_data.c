@@ -239,7 +239,7 @@ mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writ
     write_options(page, &json);
     write_views(page, &json);
     write_labels(page, &json);
-    write_cmaps(&json);
+    if (!page->map_tokens) write_cmaps(&json); /* a live page has them */
     mhai_html_write_curves(&page->report, &json);
     mhai_html_write_columns(page, &json);
     MHA_TRY(write_maps(page, maps, &json));

@@ -165,20 +165,18 @@ double mhai_text_em(const char *text)
     return em;
 }
 
-/* Cut where `width` of the code points passes limit; the ellipsis takes `last` of it. */
-static void cut(mhai_text *text, double limit, double (*width)(uint32_t), const char *ellipsis,
-                double last)
+/* Cut where `width` of the code points passes limit; the ellipsis takes 1 of it. */
+static void cut(mhai_text *text, double limit, double (*width)(uint32_t), const char *ellipsis)
 {
     double total = 0;
     const char *next = text->text, *end = next;
     uint32_t code;
     while ((code = mhai_text_next(&next)) != 0) {
         total += width(code);
-        if (total <= limit - last) end = next;
+        if (total <= limit - 1) end = next;
         if (total > limit) {
             size_t keep = (size_t)(end - text->text);
-            snprintf(text->text + keep, sizeof text->text - keep, "%s",
-                     last > limit ? "" : ellipsis);
+            snprintf(text->text + keep, sizeof text->text - keep, "%s", limit < 1 ? "" : ellipsis);
             return;
         }
     }
@@ -191,12 +189,12 @@ static double columns_of(uint32_t code)
 
 void mhai_text_cut_columns(mhai_text *text, int64_t columns, bool ascii)
 {
-    cut(text, (double)columns, columns_of, ascii ? "~" : "\xE2\x80\xA6", 1);
+    cut(text, (double)columns, columns_of, ascii ? "~" : "\xE2\x80\xA6");
 }
 
 void mhai_text_cut_em(mhai_text *text, double em)
 {
-    cut(text, em, code_em, "\xE2\x80\xA6", 1);
+    cut(text, em, code_em, "\xE2\x80\xA6");
 }
 
 /* Width of a short piece of UTF-8. */

@@ -123,6 +123,7 @@ static mha_status look(mhai_live_asked *a)
     MHA_TRY(make_trial(a));
     mha_json_object(&json, NULL);
     mha_json_integer(&json, "tokens", a->trial.count);
+    if (a->live->training.frames) mha_json_text(&json, "training", a->live->training.text);
     mhai_live_model(a, &json);
     if (!a->request.no_maps) {
         mha_json_value(&json, "maps");
@@ -303,6 +304,7 @@ static mha_status prepare(mha_live *live)
     const mha_transformer *net = mha_model_transformer(live->model);
     live->desc.struct_size = sizeof live->desc;
     mha_transformer_describe(net, &live->desc);
+    MHA_TRY(mhai_live_training_read(live));
     return mha_trials_create(live->context, net, &how, &live->trials);
 }
 
@@ -316,14 +318,16 @@ mha_status mha_live_create(mha_context *context, mha_model *model, const mha_liv
     MHA_TRY(mha_struct_read("mha_live_options", &made.options, sizeof made.options,
                             sizeof made.options, options, options->struct_size));
     MHA_TRY(mha_model_describe(model, &made.info));
-    MHA_TRY(prepare(&made));
-    *live = malloc(sizeof made);
-    if (!*live) {
-        mha_trials_destroy(made.trials);
-        return mha_fail(MHA_ERR_NOMEM, "out of memory for a live page");
+    mha_status status = prepare(&made);
+    if (status == MHA_OK && !(*live = malloc(sizeof made)))
+        status = mha_fail(MHA_ERR_NOMEM, "out of memory for a live page");
+    if (status == MHA_OK) {
+        **live = made;
+        return MHA_OK;
     }
-    **live = made;
-    return MHA_OK;
+    mha_trials_destroy(made.trials);
+    mha_room_release(&made.training.room, 0);
+    return status;
 }
 
 void mha_live_destroy(mha_live *live)
@@ -332,5 +336,6 @@ void mha_live_destroy(mha_live *live)
     mhai_live_forget_decoder(live);
     mhai_live_forget(live);
     mha_trials_destroy(live->trials);
+    mha_room_release(&live->training.room, 0);
     free(live);
 }

@@ -17,6 +17,17 @@ typedef struct mhai_live_decoding {
     int64_t room;
 } mhai_live_decoding;
 
+/* Snapshots of a training: maps of one text. */
+typedef struct mhai_live_training {
+    int64_t frames, cells,
+        tokens;     /* cells: of all maps of a frame. No frames: nothing is recorded */
+    double *steps;  /* [frames] */
+    uint8_t *codes; /* [frames, cells] */
+    int32_t *ids;   /* [tokens] the text, which no request but this one matches */
+    char *text;
+    mha_room room; /* owns them */
+} mhai_live_training;
+
 struct mha_live {
     mha_context *context;
     mha_model *model;
@@ -29,6 +40,7 @@ struct mha_live {
     mha_transformer_desc varied_desc;
     mha_trials *varied_trials;
     mhai_live_decoding decoding;
+    mhai_live_training training;
 };
 
 /* The request being answered. */
@@ -71,6 +83,11 @@ void mhai_live_forget(mha_live *live);
 MHA_NODISCARD mha_status mhai_live_trace(mhai_live_asked *a);
 /* Its queries and keys as points. */
 MHA_NODISCARD mha_status mhai_live_plane(mhai_live_asked *a);
+
+/* live_training.c: read the snapshots in the model's folder, if any; add them to the maps of their text. */
+MHA_NODISCARD mha_status mhai_live_training_read(mha_live *live);
+MHA_NODISCARD mha_status mhai_live_frames(mhai_live_asked *a, const mha_figure *figure,
+                                          mha_report *report);
 
 /* live_maps.c: small maps of all heads; the map of the selected head as floats, and as JSON if it
  * is small enough to send with the others; a report. */

@@ -226,38 +226,22 @@ static mha_status append(mhai_live_asked *a, const char *text, size_t bytes, gen
     return MHA_OK;
 }
 
-/* Whether a token has no text: <s>. */
-static mha_status is_special(const mhai_live_asked *a, int32_t id, bool *special)
-{
-    mha_text_writer *alone;
-    const char *text;
-    size_t bytes = 0, rest = 0;
-    bool stopped;
-    MHA_TRY(mha_text_writer_create(a->live->model, NULL, 0, &alone));
-    mha_status status = mha_text_writer_add(alone, id, &text, &bytes, &stopped);
-    if (status == MHA_OK) status = mha_text_writer_end(alone, &text, &rest);
-    mha_text_writer_destroy(alone);
-    *special = bytes + rest == 0;
-    return status;
-}
-
 /* Generate tokens until their text consists of complete characters. */
 static mha_status generate_text(mhai_live_asked *a, generating *g)
 {
     const char *text;
     size_t bytes;
-    bool stopped, special = false;
+    bool stopped;
     for (int64_t t = 0; t < a->trial.count; t++)
         MHA_TRY(mha_text_writer_add(g->writer, g->ids[t], &text, &bytes, &stopped));
-    for (int i = 0; i < MOST_TOKENS && g->bytes == 0 && !special; i++) {
+    for (int i = 0; i < MOST_TOKENS && g->bytes == 0; i++) {
         if (a->trial.count >= a->live->options.max_tokens)
             return mha_fail(MHA_ERR_SIZE,
                             "the text has %" PRId64 " tokens, the maximum; shorten it",
                             a->trial.count);
         MHA_TRY(compute_logits(a, g));
         MHA_TRY(choose(a, g));
-        MHA_TRY(is_special(a, g->id, &special));
-        if (g->ended || special) return MHA_OK;
+        if (g->ended || mha_token_is_special(a->live->model, g->id)) return MHA_OK;
         g->ids[a->trial.count++] = g->id;
         MHA_TRY(mha_text_writer_add(g->writer, g->id, &text, &bytes, &stopped));
         MHA_TRY(append(a, text, bytes, g));

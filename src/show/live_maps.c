@@ -65,12 +65,13 @@ mha_status mhai_live_maps(mhai_live_asked *a)
     MHA_TRY(make_maps(a, cell));
     MHA_TRY(mha_show_make(&a->maps, NULL, &show));
     show.report.text = NULL;
+    mha_status status = mhai_live_frames(a, &show.page, &show.report);
     /* Use 8 bits if 32 do not fit, but never fewer cells. The text around the maps takes about 200
      * bytes per head and 30 per token, plus the page's colours. */
     show.report.most_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
     if (show.report.most_bytes < LIVE_BYTES) show.report.most_bytes = LIVE_BYTES;
-    const mha_status status =
-        mha_render_live_maps(&show.page, &show.report, map_tokens(a), a->sink);
+    if (status == MHA_OK)
+        status = mha_render_live_maps(&show.page, &show.report, map_tokens(a), a->sink);
     mha_show_free(&show);
     return status;
 }

@@ -15,8 +15,8 @@ static void put_floats(mha_json *json, const char *name, const float *x, int64_t
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-static const char *const norms[] = {NULL, "layer", "rms"};
-static const char *const feed_forwards[] = {"gelu", "relu", "swiglu", "gelu", "geglu", "geglu"};
+static const char *const norms[] = {MHA_NORM_NAMES};
+static const char *const feed_forwards[] = {MHA_FEED_FORWARD_NAMES};
 
 static void put_model(const mhai_live_asked *a, mha_json *json)
 {
@@ -35,7 +35,7 @@ static void put_model(const mhai_live_asked *a, mha_json *json)
     mha_json_integer(json, "head_dim", d->head_dim);
     mha_json_integer(json, "feed_forward_width", d->ff_dim);
     mha_json_text(json, "feed_forward", d->ff_dim ? feed_forwards[d->feed_forward] : NULL);
-    mha_json_text(json, "norm", norms[d->norm]);
+    mha_json_text(json, "norm", d->norm ? norms[d->norm] : NULL);
     mha_json_text(json, "positions", d->positions ? mhai_live_positions[d->positions] : NULL);
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         mha_json_bool(json, flags[i].name, d->flags & flags[i].flag);

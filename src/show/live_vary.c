@@ -126,7 +126,7 @@ mha_status mhai_live_choose(mhai_live_asked *a)
 
 /* ---- in the answer --------------------------------------------------------------------------- */
 
-const char *const mhai_live_positions[] = {"none", "learned", "sinusoidal", "rotary", NULL};
+const char *const mhai_live_positions[] = {MHA_ENCODING_NAMES, NULL};
 
 /* The greatest common divisor of the numbers of key/value heads, over layers with heads; 0: none
  * can be merged. */

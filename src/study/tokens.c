@@ -128,6 +128,12 @@ size_t mha_token_label(const mha_model *model, int32_t id, char *to, size_t size
     return label(&reader, id, to, size);
 }
 
+bool mha_token_is_special(const mha_model *model, int32_t id)
+{
+    mhai_reader reader;
+    return mhai_reader_make(model, &reader) != MHA_OK || mhai_piece_of(&reader, id).special;
+}
+
 int64_t mha_token_count(const mha_model *model)
 {
     mhai_reader reader;

@@ -50,8 +50,8 @@ static mha_status drop_mark(mhai_normalizer *n, const mhai_char *ch)
     return mhai_unicode_is_mark(ch->c) ? MHA_OK : lower(n, ch);
 }
 
-/* Stable, by combining class. A text may have any number of consecutive marks, so an O(n^2) sort is
- * not safe. */
+/* Sort stably by combining class. A text may have any number of consecutive marks, so an O(n^2)
+ * sort could be exploited. */
 mha_status mhai_tokenizer_sort_marks(const mhai_vector *waiting, mhai_vector *sorted)
 {
     const mhai_waiting *from = waiting->items;
@@ -70,8 +70,8 @@ mha_status mhai_tokenizer_sort_marks(const mhai_vector *waiting, mhai_vector *so
     return MHA_OK;
 }
 
-/* The k-th character of the sorted decompositions is assigned to the k-th decomposed character,
- * even if sorting moved another one there. Hugging Face computes offsets in this way. */
+/* Assign the k-th character of the sorted decompositions to the k-th decomposed character, even if
+ * sorting moved another character there. This is how Hugging Face computes offsets. */
 static mha_status release_sorted(mhai_normalizer *n)
 {
     const mhai_waiting *waiting = n->waiting.items, *sorted = n->sorted.items;

@@ -1,4 +1,4 @@
-/* The BERT pre-tokenizer: splits at white space, which is dropped, and makes each punctuation
+/* The BERT pre-tokenizer. It splits at white space, which is dropped, and makes each punctuation
  * character a separate word. */
 #include "tokenizer/tokenizer_parts.h"
 

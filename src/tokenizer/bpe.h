@@ -2,8 +2,8 @@
  * adjacent pair with the lowest merge rank is merged, repeatedly.
  *
  *   byte-level     symbols are bytes, which the vocabulary writes as letters (GPT-2, Llama 3, Qwen)
- *   SentencePiece  symbols are characters, "\u2581" for a space, "<0x0A>" for bytes of characters
- *                  that the vocabulary lacks (Llama 2, Gemma, Mistral) */
+ *   SentencePiece  symbols are characters; "\u2581" is a space, and "<0x0A>" a byte of a character
+ *                  that the vocabulary does not have (Llama 2, Gemma, Mistral) */
 #ifndef MHAI_BPE_H
 #define MHAI_BPE_H
 
@@ -22,56 +22,56 @@ enum {
 };
 
 typedef struct mhai_text {
-    const char *text; /* need not end with a zero byte */
+    const char *text; /* not NUL-terminated */
     size_t size;
 } mhai_text;
 
 typedef struct mhai_vocabulary_desc mhai_vocabulary_desc;
 struct mhai_vocabulary_desc {
-    const char *where;       /* name in messages, such as a file's path */
+    const char *where;       /* name of the source in messages, such as the path of a file */
     const char *model;       /* "gpt2" (byte-level) or "llama" (SentencePiece) */
-    const char *splitter;    /* "gpt-2", "llama-bpe", "qwen2" ...; of "gpt2" only */
+    const char *splitter;    /* "gpt-2", "llama-bpe", "qwen2" ...; only for "gpt2" */
     const mhai_text *tokens; /* [count] */
-    const int32_t *types;    /* [count] MHAI_TOKEN_NORMAL and so on; NULL: all are normal */
-    const float *scores;     /* [count] "llama": tokens of higher scores are merged first */
+    const int32_t *types;    /* [count] MHAI_TOKEN_NORMAL etc.; NULL: all are normal */
+    const float *scores;     /* [count] "llama": merge tokens with higher scores first */
     int64_t count;
-    const mhai_text *merges; /* [merge_count] "gpt2": "a b", highest priority first */
+    const mhai_text *merges; /* [merge_count] "gpt2": "a b", in order of priority */
     int64_t merge_count;
     int32_t bos_id, eos_id, unk_id, pad_id; /* -1: none */
-    bool add_bos, add_eos;                  /* around every text */
-    bool add_space_prefix;                  /* before every text; "llama" only */
+    bool add_bos, add_eos;                  /* add them to every text */
+    bool add_space_prefix;                  /* add it to every text; "llama" only */
 };
 
-/* Create a tokenizer; desc and its arrays are borrowed for the call. options may be NULL. Errors:
- * those of mha_tokenizer_load(), except for files. */
+/* Create a tokenizer. desc and its arrays are only read during the call. options may be NULL.
+ * Errors: those of mha_tokenizer_load(), except for files. */
 MHA_NODISCARD mha_status mhai_tokenizer_make(const mhai_vocabulary_desc *desc,
                                              const mha_tokenizer_options *options,
                                              mha_tokenizer **tokenizer);
 
-/* Whether llama.cpp puts a first token before texts by default for this splitter. */
+/* Whether llama.cpp by default adds a first token for this splitter. */
 bool mhai_splitter_adds_bos(const char *name);
 
 /* ---- Internals ------------------------------------------------------------------------------- */
 
 enum { MHAI_BPE_STEPS = 16 };
 
-/* A step that normalises (before the first that splits) or splits. */
+/* A step, which normalises or splits. All normalising steps come first. */
 typedef struct mhai_step {
     enum {
         MHAI_STEP_NFC,
-        MHAI_STEP_PREPEND, /* text, unless a word begins with it or the scheme excludes it */
-        MHAI_STEP_REPLACE, /* matches by text */
-        MHAI_STEP_SPLIT    /* at matches */
+        MHAI_STEP_PREPEND, /* add text before a word, unless the word begins with it or
+                            * the scheme excludes it */
+        MHAI_STEP_REPLACE, /* replace matches with text */
+        MHAI_STEP_SPLIT    /* split at matches */
     } what;
-    struct mhai_pattern *pattern; /* NULL: literal */
+    struct mhai_pattern *pattern; /* NULL: match text literally */
     char *literal, *text;
     size_t literal_size, text_size;
     enum {
         MHAI_ALWAYS,
         MHAI_UNLESS_THERE,
         MHAI_FIRST
-    } prepend; /* FIRST: only at the beginning of
-                                                                  * the text */
+    } prepend; /* FIRST: only at the beginning of the text */
     enum mhai_split {
         MHAI_ISOLATED,
         MHAI_REMOVED,
@@ -79,7 +79,7 @@ typedef struct mhai_step {
         MHAI_WITH_NEXT,
         MHAI_CONTIGUOUS
     } split;
-    bool invert; /* swap matches and the text between them */
+    bool invert; /* swap the roles of matches and the text between them */
 } mhai_step;
 
 typedef struct mhai_pair {
@@ -89,31 +89,32 @@ typedef struct mhai_pair {
 struct mhai_bpe {
     mha_allocator allocator;
     mhai_step steps[MHAI_BPE_STEPS];
-    int32_t normal_count, step_count; /* numbers of normalising steps and of all steps */
+    int32_t normal_count, step_count; /* number of normalising steps, and of all steps */
     bool byte_level, byte_fallback, fuse_unk, ignore_merges, has_unk;
-    bool trim_offsets, trim_prefix; /* ByteLevel's post-processor */
-    bool marks_spaces;              /* by U+2581 */
-    int32_t unk;                    /* -1: characters that the vocabulary lacks are dropped */
-    int32_t byte_ids[256];          /* of single bytes; -1: none */
-    mhai_vector pairs;              /* of mhai_pair, by left, then by right */
-    int32_t *first;                 /* [first_count]: the pairs of a left token begin here */
+    bool trim_offsets, trim_prefix; /* settings of ByteLevel's post-processor */
+    bool marks_spaces;              /* spaces are written as U+2581 */
+    int32_t unk;                    /* -1: drop unknown characters */
+    int32_t byte_ids[256];          /* tokens of single bytes; -1: none */
+    mhai_vector pairs;              /* of mhai_pair, sorted by left, then by right */
+    int32_t *first;                 /* [first_count]: where the pairs of a left token begin */
     size_t first_count;
-    const char *unk_text; /* borrowed while loading */
+    const char *unk_text; /* borrowed during loading */
 };
 
-/* The bytes of the letters in byte-level vocabularies: the letter of a byte, and the reverse (-1:
- * no byte). */
+/* Byte-level vocabularies write each byte as a letter. The letter of a byte, and the byte
+ * of a letter (-1: none). */
 int32_t mhai_bpe_letter(int byte);
 int mhai_bpe_byte(int32_t letter);
 
 MHA_NODISCARD mha_status mhai_bpe_create(const mha_allocator *allocator, mhai_bpe **bpe);
 void mhai_bpe_destroy(mhai_bpe *bpe);
 
-/* Append a step; copies its texts. Errors: MHA_ERR_UNSUPPORTED (too many), MHA_ERR_NOMEM. */
+/* Append a step, with copies of its texts. Errors: MHA_ERR_UNSUPPORTED (too many
+ * steps), MHA_ERR_NOMEM. */
 typedef struct mhai_step_desc {
-    mhai_step like; /* what, prepend, split, invert */
+    mhai_step like; /* its what, prepend, split and invert */
     const char *pattern, *literal, *text;
-    bool own; /* the pattern is built in and trusted */
+    bool own; /* the pattern is built-in, and thus trusted */
 } mhai_step_desc;
 
 MHA_NODISCARD mha_status mhai_bpe_add_step(mhai_bpe *bpe, const char *where,
@@ -125,25 +126,25 @@ MHA_NODISCARD mha_status mhai_bpe_add_split(mhai_bpe *bpe, const char *where, co
 MHA_NODISCARD mha_status mhai_bpe_add_digits(mhai_bpe *bpe, const char *where, bool individual);
 MHA_NODISCARD mha_status mhai_bpe_add_spaces(mhai_bpe *bpe, const char *where);
 
-/* Sort the pairs that were appended to bpe->pairs with their ranks by left, then right token. Of
- * duplicates the last is used. */
+/* Sort the pairs in bpe->pairs, which have their ranks, by left and then by right token. Among
+ * duplicates, the last one counts. */
 MHA_NODISCARD mha_status mhai_bpe_index(mha_tokenizer *t);
 
-/* Append the pairs that are implied by scores. */
+/* Append the pairs that follow from scores. */
 MHA_NODISCARD mha_status mhai_bpe_score_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *desc);
 
 /* ---- Texts with their source positions ------------------------------------------------------- */
 
-/* Bytes with their positions in the source. Without columns, byte i is byte base + i of the
- * source. */
+/* Bytes with their positions in the source. Without columns, byte i is
+ * byte base + i of the source. */
 typedef struct mhai_stretch {
     const char *text;
     size_t size;
-    const int64_t *begin, *end; /* [size] of the character that contains a byte */
+    const int64_t *begin, *end; /* [size] range of the character that contains the byte */
     int64_t base;
 } mhai_stretch;
 
-/* The source range of bytes [from, to), which are not empty, in whole characters. */
+/* The source range, in whole characters, of the nonempty bytes [from, to). */
 void mhai_stretch_place(const mhai_stretch *stretch, size_t from, size_t to, int64_t *begin,
                         int64_t *end);
 
@@ -156,14 +157,13 @@ mhai_draft mhai_draft_make(const mha_allocator *allocator);
 void mhai_draft_free(mhai_draft *draft);
 mhai_stretch mhai_draft_stretch(const mhai_draft *draft);
 
-/* Append bytes that all have one source position; append a copy of bytes [from, to) of a
- * stretch. */
+/* Append bytes that share one source position, or a copy of bytes [from, to) of a stretch. */
 MHA_NODISCARD mha_status mhai_draft_add(mhai_draft *draft, const char *text, size_t size,
                                         int64_t begin, int64_t end);
 MHA_NODISCARD mha_status mhai_draft_copy(mhai_draft *draft, const mhai_stretch *stretch,
                                          size_t from, size_t to);
 
-/* Whether a text is certainly in normal form C already; compose a stretch to this form. */
+/* Whether a text is known to be in normal form C; convert a stretch to this form. */
 bool mhai_nfc_is_plain(const char *text, size_t size);
 MHA_NODISCARD mha_status mhai_nfc(const mha_allocator *allocator, const mhai_stretch *stretch,
                                   mhai_draft *draft);

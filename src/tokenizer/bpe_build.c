@@ -49,7 +49,7 @@ mha_status mhai_bpe_index(mha_tokenizer *t)
     return MHA_OK;
 }
 
-/* The id of a text of size bytes; text has room for them and a zero byte. */
+/* Find the id of a text of size bytes. `text` is memory for a NUL-terminated copy. */
 static mha_status look_up(const mhai_loader *l, mhai_vector *text, const char *first,
                           size_t first_size, const char *second, size_t second_size, size_t merge,
                           int32_t *id)
@@ -122,7 +122,7 @@ static mha_status find_unknown(const mhai_loader *l)
     return MHA_OK;
 }
 
-/* The templates were read before the vocabulary existed. */
+/* Check the templates, which were read before the vocabulary existed. */
 static mha_status check_templates(const mhai_loader *l)
 {
     const mha_tokenizer *t = l->tokenizer;
@@ -150,7 +150,7 @@ static mha_status build(mhai_loader *l)
 
 /* ---- The bytes of tokens --------------------------------------------------------------------- */
 
-/* A token with a character that is not a byte's letter stands for itself. */
+/* Decode letters to bytes. A token with any other character stands for itself. */
 static size_t speak_letters(const mha_tokenizer *t, const char *token, char *bytes)
 {
     size_t count = 0;

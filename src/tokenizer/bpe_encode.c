@@ -1,9 +1,9 @@
-/* BPE encoding. The text between added tokens is normalised. The text between the added tokens of
- * the normalised text is split into words, and the symbols of each word are merged.
+/* BPE encoding. The text between added tokens is normalised. Normalised text between added tokens
+ * is then split into words, and the symbols of each word are merged.
  *
- * The symbols of a word are in a linked list, and the possible merges in a heap, so a word of n
- * symbols takes O(n log n) steps in the worst case. */
-#define _GNU_SOURCE /* memmem, which is linear */
+ * The symbols of a word form a linked list, and the possible merges a heap, so a word of n symbols
+ * takes O(n log n) steps in the worst case. */
+#define _GNU_SOURCE /* memmem, which takes linear time */
 #include "tokenizer/bpe_encode.h"
 
 #include "tokenizer/bpe.h"
@@ -14,8 +14,8 @@
 
 #include <string.h>
 
-/* The most normalised bytes per byte of text; SentencePiece has 3. Short texts are treated as
- * longer. */
+/* The limit of normalised bytes per byte of text; SentencePiece produces up to 3. Short texts count
+ * as SHORT_BYTES longer. */
 enum { MOST_GROWTH = 4, SHORT_BYTES = 1024 };
 
 /* A part of a stretch. */
@@ -29,7 +29,7 @@ typedef struct symbol {
     int32_t before, after;
 } symbol;
 
-/* A possible merge: the symbol at an index and the next one. */
+/* A possible merge, of the symbol at an index with the next one. */
 typedef struct candidate {
     int32_t rank, place, merged;
 } candidate;
@@ -42,9 +42,9 @@ typedef struct encoder {
     mhai_tokens *tokens;
     mhai_matcher matcher;
     mhai_stretch normal;  /* the current segment, normalised */
-    mhai_stretch words;   /* the text between two of its added tokens */
-    mhai_draft drafts[4]; /* of normal, alternating, and of words */
-    mhai_vector parts[2]; /* of part, alternating: the words */
+    mhai_stretch words;   /* the text between two added tokens in it */
+    mhai_draft drafts[4]; /* for normal, alternating; for words */
+    mhai_vector parts[2]; /* of part, used alternately: the words */
     int draft, turn;
     mhai_vector symbols, heap; /* of symbol, candidate */
     mhai_vector letters;       /* of char */
@@ -52,7 +52,7 @@ typedef struct encoder {
 
 static mha_status encode_word(encoder *e, const part *word);
 
-/* Remove all words of a list except the last ones. */
+/* Encode and remove all words of a list, except the last `stay`. */
 static mha_status encode_words(encoder *e, mhai_vector *words, size_t stay)
 {
     part *all = words->items;
@@ -65,7 +65,7 @@ static mha_status encode_words(encoder *e, mhai_vector *words, size_t stay)
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
-/* The first match at or after byte at, within bytes [begin, end). */
+/* Find the first match at or after byte at, within bytes [begin, end). */
 static mha_status next_match(encoder *e, const mhai_step *step, const char *text, size_t begin,
                              size_t at, size_t end, size_t *from, size_t *to)
 {
@@ -83,14 +83,14 @@ static mha_status add_part(mhai_vector *parts, size_t from, size_t to)
     return from < to ? mhai_vector_push(parts, &made) : MHA_OK;
 }
 
-/* Turns matches and the text between them into consecutive parts. */
+/* Turns matches, and the text between them, into consecutive parts. */
 typedef struct divider {
     const mhai_step *step;
     mhai_vector *parts;
-    size_t first;   /* of parts, the first of this split */
+    size_t first;   /* index of the first part of this split */
     bool before;    /* whether the last part was a match */
-    bool held;      /* a match waits for the following text */
-    size_t waiting; /* where it begins */
+    bool held;      /* a match is waiting for the text after it */
+    size_t waiting; /* where that match begins */
 } divider;
 
 static mha_status divide(divider *d, size_t from, size_t to, bool matched)
@@ -123,8 +123,8 @@ static mha_status divide(divider *d, size_t from, size_t to, bool matched)
     return add_part(d->parts, from, to);
 }
 
-/* words: encode parts at once as words, except for the last, which may grow. The text is then not
- * split beyond the requested number of tokens. */
+/* If words is set, all parts but the last, which may grow, are encoded immediately. Splitting then
+ * stops as soon as there are enough tokens. */
 static mha_status split_part(encoder *e, const mhai_step *step, const part *p, bool words,
                              mhai_vector *parts)
 {
@@ -139,8 +139,8 @@ static mha_status split_part(encoder *e, const mhai_step *step, const part *p, b
     return words ? encode_words(e, parts, 0) : MHA_OK;
 }
 
-/* Append a step's own text, with `rest` bytes still to come. The growth is bounded, since a chain
- * of growing steps could use any amount of memory. */
+/* Append a step's own text. `rest` bytes are still to come. Growth is limited, because a chain of
+ * growing steps could use any amount of memory. */
 static mha_status add_text(const encoder *e, const mhai_step *step, int64_t begin, int64_t end,
                            size_t rest, mhai_draft *draft)
 {
@@ -165,7 +165,7 @@ static mha_status prepend(const encoder *e, const mhai_step *step, const mhai_st
     return add_text(e, step, begin, end, s->size - p->from, draft);
 }
 
-/* The replacement of a match has the position of its last character. */
+/* Replace matches. A replacement has the position of the match's last character. */
 static mha_status replace(encoder *e, const mhai_step *step, const mhai_stretch *s, const part *p,
                           mhai_draft *draft)
 {
@@ -180,7 +180,7 @@ static mha_status replace(encoder *e, const mhai_step *step, const mhai_stretch 
     return MHA_OK;
 }
 
-/* Apply a step that changes a part of a text; the result is appended to a draft. */
+/* Apply a rewriting step to a part of a text, and append the result to a draft. */
 static mha_status rewrite(encoder *e, const mhai_step *step, const mhai_stretch *s, const part *p,
                           mhai_draft *draft)
 {
@@ -194,7 +194,7 @@ static void clear(mhai_draft *draft)
     draft->bytes.count = draft->begin.count = draft->end.count = 0;
 }
 
-/* The other of two drafts, emptied. */
+/* Switch to the other of two drafts, and clear it. */
 static mhai_draft *turn_draft(encoder *e, int first)
 {
     e->draft ^= 1;
@@ -222,7 +222,7 @@ static mha_status normalize(encoder *e, size_t from, size_t to)
     return MHA_OK;
 }
 
-/* Apply a step to every part in order; the results become one text again, in the same order. */
+/* Apply a step to all parts. The results form one text again, in the same order. */
 static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_vector *parts,
                                 mhai_vector *made)
 {
@@ -237,8 +237,8 @@ static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_ve
     return MHA_OK;
 }
 
-/* Split bytes [from, to) of the normalised text into words; returns those that were not encoded at
- * once. */
+/* Split bytes [from, to) of the normalised text into words. Returns the words
+ * that are not encoded yet. */
 static mha_status split(encoder *e, size_t from, size_t to, bool encoded, mhai_vector **words)
 {
     e->words = e->normal;
@@ -269,11 +269,11 @@ static mha_status split(encoder *e, size_t from, size_t to, bool encoded, mhai_v
 
 static bool is_blank(int32_t c)
 {
-    return c == 0x120 || mhai_unicode_is_space(c); /* the letter of a space */
+    return c == 0x120 || mhai_unicode_is_space(c); /* 0x120 is the letter of a space */
 }
 
-/* As ByteLevel's post-processor: exclude white space at a token's ends, except for the space that
- * was inserted before the text. Counts characters. */
+/* Exclude white space at the ends of a token, like ByteLevel's post-processor, but keep a space
+ * that was inserted before the text. Counts characters. */
 static void trim(const encoder *e, const char *token, size_t size, mhai_found_token *found)
 {
     size_t leading = 0, trailing = 0;
@@ -363,7 +363,7 @@ static candidate heap_pop(mhai_vector *heap)
     return top;
 }
 
-/* Push the pair of the symbol at an index and the next one, if it can be merged. */
+/* Push the pair of the symbol at an index and its successor, if it can be merged. */
 static mha_status consider(encoder *e, int32_t place)
 {
     const symbol *symbols = e->symbols.items;
@@ -412,7 +412,8 @@ static mha_status add_symbol(encoder *e, int32_t id, size_t from, size_t to)
     return MHA_OK;
 }
 
-/* A symbol that the vocabulary lacks: an unknown token, part of the previous one, or nothing. */
+/* Handle a symbol that is not in the vocabulary: add an unknown token, extend the
+ * previous one, or drop it. */
 static mha_status add_unknown(encoder *e, size_t from, size_t to, bool *pending)
 {
     symbol *symbols = e->symbols.items;
@@ -446,7 +447,7 @@ static mha_status add_character(encoder *e, size_t from, size_t to, bool *pendin
     return MHA_OK;
 }
 
-/* Whether a word as a whole is a token. */
+/* Find a token that is the whole word. */
 static mha_status find_whole(encoder *e, const part *word, int32_t *id)
 {
     const char *text = e->words.text + word->from;

@@ -1,5 +1,5 @@
-/* The settings of a BPE tokenizer from tokenizer.json. Every setting that this tokenizer would
- * handle differently is an error by name. */
+/* The settings of a BPE tokenizer from tokenizer.json. Any setting that this tokenizer would handle
+ * differently is rejected by name. */
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer_load.h"
 
@@ -17,11 +17,11 @@ typedef struct reader {
     mhai_loader *l;
     mhai_bpe *bpe;
     mhai_shown path;
-    bool has_bytes;    /* ByteLevel was among the pre_tokenizers */
-    bool has_template; /* of the post_processor */
+    bool has_bytes;    /* ByteLevel is one of the pre_tokenizers */
+    bool has_template; /* the post_processor has a template */
 } reader;
 
-/* A row of a list of supported types. */
+/* A supported type. */
 typedef struct row {
     const char *type;
     mha_status (*read)(reader *r, const json_t *json);
@@ -38,7 +38,7 @@ static mha_status malformed(const reader *r, const char *part, const char *what)
     return mha_fail(MHA_ERR_FORMAT, "%s: %s: %s", r->path.text, part, what);
 }
 
-/* Read an object by its type, or a "Sequence" of them; null and absence mean none. */
+/* Read an object by its type, or a "Sequence" of objects. null or no object means none. */
 static mha_status read_part(reader *r, const char *part, const char *list, const row *rows,
                             const json_t *json, int depth)
 {
@@ -77,7 +77,7 @@ static mha_status get_pattern(const reader *r, const char *part, const json_t *j
     return MHA_OK;
 }
 
-/* Append a step that may have a pattern; messages name its part of the file. */
+/* Append a step, which may have a pattern. part is its place in the file, for messages. */
 static mha_status add_step(const reader *r, const char *part, const mhai_step_desc *desc)
 {
     char where[208];
@@ -118,7 +118,7 @@ static const row normalizers[] = {
 
 /* ---- pre_tokenizer --------------------------------------------------------------------------- */
 
-/* Its bytes become letters, which later steps would not recognise. */
+/* Check that ByteLevel is last: later steps would see letters instead of bytes. */
 static mha_status check_last(const reader *r)
 {
     return r->has_bytes ? refuse(r, "pre_tokenizer", "another step behind ByteLevel") : MHA_OK;
@@ -223,7 +223,7 @@ static mha_status add_part(const reader *r, mhai_template *to, int32_t id, int32
     return MHA_OK;
 }
 
-/* {"SpecialToken": {"id": "<s>", "type_id": 0}}, whose ids are in "special_tokens". */
+/* Read {"SpecialToken": {"id": "<s>", "type_id": 0}}. Its ids are in "special_tokens". */
 static mha_status read_special(const reader *r, const json_t *special_tokens, const json_t *json,
                                int32_t type, mhai_template *to)
 {
@@ -262,7 +262,7 @@ static mha_status read_list(const reader *r, const json_t *processor, const char
     return MHA_OK;
 }
 
-/* Require each text exactly once, the first before the second. */
+/* Check that each text occurs once, the first before the second. */
 static mha_status check_template(const reader *r, const mhai_template *template, int32_t texts)
 {
     int32_t seen = 0;
@@ -284,7 +284,7 @@ static mha_status read_template(reader *r, const json_t *json)
     return check_template(r, &templates[1], 2);
 }
 
-/* <s> A </s> and <s> A </s> </s> B </s>, all of segment 0. */
+/* Build <s> A </s> and <s> A </s> </s> B </s>, all in segment 0. */
 static mha_status read_roberta(reader *r, const json_t *json)
 {
     mhai_template *templates = r->l->tokenizer->templates;
@@ -354,7 +354,8 @@ static mha_status read_model(reader *r, const json_t *model)
     r->bpe->unk_text = json_string_value(json);
     if (json && !json_is_null(json) && json_string_length(json) == 0)
         return malformed(r, "model", "unk_token must be a text that is not empty");
-    if (json_string_length(json) > MHAI_ADDED_BYTES) /* looked up for each unknown byte */
+    if (json_string_length(json) > MHAI_ADDED_BYTES) /* limited, because it is looked
+                                                      * up for each unknown byte */
         return refuse(r, "model", "an unk_token of so many bytes");
     if (!json_is_array(merges)) return malformed(r, "model", "merges must be a list");
     for (size_t i = 0; i < json_array_size(merges); i++) {

@@ -1,6 +1,6 @@
-/* Normal form C with the positions of Hugging Face's tokenizers: the k-th character of the text
- * that is kept or replaced has the k-th position; characters composed into it have none. As there,
- * decomposition and composition are those of Unicode 9.0 (unicode_bert.h). */
+/* Normal form C with the positions of Hugging Face's tokenizers. The k-th character of the text
+ * that is kept or replaced has the k-th position. Characters composed into it have none. As in
+ * those tokenizers, decomposition and composition are those of Unicode 9.0 (unicode_bert.h). */
 #include "tokenizer/bpe.h"
 
 #include "tokenizer/unicode_bert.h"
@@ -9,8 +9,8 @@
 
 #include <utf8proc.h>
 
-/* A pending character. change is the number of characters of the text that it stands for, minus
- * one: 1 for a character added by decomposition, -1 for one that absorbed another. */
+/* A pending character. change + 1 is the number of characters of the text that it replaces. change
+ * is 1 for a character added by decomposition, and -1 for one that absorbed another. */
 typedef struct moving {
     int32_t c;
     int change, combining;
@@ -18,14 +18,14 @@ typedef struct moving {
 
 typedef struct composer {
     const mhai_stretch *text;
-    size_t at;          /* the next character of the text without a position in the draft */
-    int64_t begin, end; /* the last one with a position */
+    size_t at;          /* next character of the text that has no position in the draft yet */
+    int64_t begin, end; /* last position that was assigned */
     mhai_draft *draft;
     mhai_vector waiting, sorted; /* of mhai_waiting: marks of one starter */
-    mhai_vector kept;            /* of moving: marks that were not composed */
+    mhai_vector kept;            /* of moving: marks that do not compose */
     moving starter;
     bool has_starter;
-    int last; /* combining class of the last mark kept; -1: none */
+    int last; /* combining class of the last kept mark; -1: none */
 } composer;
 
 bool mhai_nfc_is_plain(const char *text, size_t size)
@@ -59,7 +59,7 @@ static mha_status emit(composer *c, const moving *m)
     return mhai_draft_add(c->draft, bytes, (size_t)size, begin, end);
 }
 
-/* Compose two characters; 0: they do not compose. */
+/* Compose two characters. Returns 0 if they do not compose. */
 static int32_t compose(int32_t a, int32_t b)
 {
     utf8proc_int32_t pair[3] = {a, b}, parts[MHAI_DECOMPOSE_MAX];

@@ -10,12 +10,13 @@
 const char mhai_gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-/* Rust's numeric characters: those of Unicode 17, while patterns use Unicode 16. */
+/* Numeric characters in Rust, from Unicode 17, while patterns use Unicode 16. */
 static const char digit_pattern[] = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
 
 /* ---- Letters of bytes ------------------------------------------------------------------------ */
 
-/* Printable characters of Latin-1 stand for themselves, the others follow U+0100 in their order. */
+/* Printable Latin-1 characters stand for themselves. The others are mapped to
+ * U+0100 and up, in order. */
 static bool stands_for_itself(int byte)
 {
     return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;

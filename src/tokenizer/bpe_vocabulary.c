@@ -1,4 +1,4 @@
-/* A BPE tokenizer of a vocabulary in memory, as in GGUF files (bpe.h). */
+/* A BPE tokenizer from a vocabulary in memory, as in GGUF files (bpe.h). */
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer_load.h"
 
@@ -11,15 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Every boundary of a token is a lookup of two pieces, so long tokens take quadratic time. */
+/* Longest token that is split at every boundary to find its pairs, which takes quadratic time. */
 enum { MOST_PIECE = 256 };
 
 #define SPACE_AND_LETTERS "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
 #define OTHERS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
-/* llama.cpp's names of the settings in tokenizer.json. Names with the same splitter share a row if
- * NFC and merges are also equal. */
+/* llama.cpp's names for settings in tokenizer.json. Names share a row if splitter, NFC
+ * and merges are all equal. */
 static const struct splitter {
     const char *names;
     bool digits, nfc, ignore_merges, add_bos;
@@ -45,7 +45,7 @@ static const struct splitter {
      .pattern = ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}|" OTHERS},
 };
 
-/* The row that has a name; NULL: none. */
+/* The row with this name; NULL: none. */
 static const struct splitter *find_splitter(const char *name)
 {
     const size_t size = strlen(name);
@@ -175,7 +175,7 @@ static mha_status set_pieces(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
     return MHA_OK;
 }
 
-/* A special id of the file. If given, its token must exist. */
+/* Check a special id. If given, its token must exist. */
 static mha_status check_id(const mhai_vocabulary_desc *d, const char *name, int32_t id)
 {
     if (id >= -1 && id < d->count) return MHA_OK;
@@ -230,7 +230,7 @@ static int by_score(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* The normal token of exactly these bytes; -1: none. */
+/* The normal token with exactly these bytes; -1: none. */
 static int32_t find_piece(const mha_tokenizer *t, const mhai_vocabulary_desc *d, const char *text,
                           size_t size)
 {
@@ -240,7 +240,7 @@ static int32_t find_piece(const mha_tokenizer *t, const mhai_vocabulary_desc *d,
     return !d->types || d->types[id] == MHAI_TOKEN_NORMAL ? id : -1;
 }
 
-/* Append all pairs that a token can be made of. */
+/* Append all pairs that form a token. */
 static mha_status add_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, int32_t id,
                             int32_t rank)
 {
@@ -261,8 +261,8 @@ static mha_status add_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, int
     return MHA_OK;
 }
 
-/* Merge the pair that makes the token of the highest score first, as SentencePiece does. Tokens of
- * equal score share a rank; among their pairs the leftmost is merged first. */
+/* Rank pairs like SentencePiece: first the pair whose token has the highest score. Tokens with
+ * equal scores share a rank, and the leftmost of their pairs is merged first. */
 static mha_status rank_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, scored *order)
 {
     int32_t count = 0;

@@ -16,21 +16,21 @@ struct mhai_pattern {
     mha_allocator allocator;
     pcre2_general_context *general;
     pcre2_code *code;
-    /* The steps of a match between two callouts: the cost of every item once, and the cost of the
-     * most expensive repeated item for each byte in between. */
+    /* The steps of a match between two callouts: weight is the cost of every item once, and dearest
+     * that of the most expensive repeated item, for each byte in between. */
     uint64_t weight, dearest;
     mhai_shown shown;
-    char where[208]; /* the part of a path in messages, and the part of the file */
+    char where[208]; /* end of the path, and the place in the file, for messages */
 };
 
 enum {
-    MOST_BYTES = 4096,          /* of a pattern; GPT-4o's has 300 */
-    MOST_COUNT = 1000,          /* of a repetition {...}, which PCRE2 compares without counting a
-                                 * step */
-    MOST_KIBIBYTES = 64 * 1024, /* of memory for one match */
-    MOST_WEIGHT = 1024,         /* of a pattern, see below; those of known models have at most 74 */
-    FIRST_STEPS = 100000,       /* for all matches of a text, plus */
-    MORE_STEPS = 3000,          /* for each byte; known models take at most 850 */
+    MOST_BYTES = 4096,          /* in a pattern; GPT-4o's has 300 */
+    MOST_COUNT = 1000,          /* in a repetition {...}, which PCRE2 matches
+                                 * without counting steps */
+    MOST_KIBIBYTES = 64 * 1024, /* memory for one match */
+    MOST_WEIGHT = 1024,         /* for a pattern, see below; known models have at most 74 */
+    FIRST_STEPS = 100000,       /* for all matches of a text, and in addition */
+    MORE_STEPS = 3000,          /* per byte; known models take at most 850 */
     CALLOUT_STEPS = 10          /* the cost of a callout */
 };
 
@@ -39,7 +39,7 @@ enum {
 static void *allocate(size_t size, void *user)
 {
     void *memory = NULL, *items = NULL;
-    /* The block's own header stores the size, which PCRE2 does not pass on free. */
+    /* The block stores its own size, because PCRE2 frees memory without a size. */
     if (mhai_vector_block_make(user, 0, 1, size, &memory, &items) != MHA_OK) return NULL;
     return items;
 }
@@ -57,11 +57,11 @@ typedef struct scanner {
     size_t size, at;
     mhai_shown shown;
     uint64_t weight, dearest; /* as in mhai_pattern */
-    uint64_t members, least;  /* of the item: of its class, and of its repetitions */
-    int depth, folded;        /* open groups, and their number when (?i: opened; 0:
-                               * case-sensitive */
-    bool folds;               /* somewhere */
-    mhai_vector counted;      /* the pattern with step-counting callouts */
+    uint64_t members, least;  /* of the current item: of its class, and of its repetitions */
+    int depth, folded;        /* number of open groups, now and when (?i: was opened; folded
+                               * is 0 if case-sensitive */
+    bool folds;               /* some part is case-insensitive */
+    mhai_vector counted;      /* the pattern, with callouts that count steps */
 } scanner;
 
 static mha_status refuse(const scanner *s, size_t from, size_t to, const char *what)
@@ -76,7 +76,7 @@ static bool looks(const scanner *s, const char *text)
     return s->size - s->at >= size && memcmp(s->text + s->at, text, size) == 0;
 }
 
-/* \p{L}, \P{Lu}, \p{^N}: general categories, which both define by Unicode alone. */
+/* Scan \p{L}, \P{Lu}, \p{^N}: general categories, which both engines define by Unicode alone. */
 static mha_status take_property(scanner *s)
 {
     static const char groups[] = "CLMNPSZ";
@@ -107,8 +107,8 @@ static mha_status take_escape(scanner *s)
     return MHA_OK;
 }
 
-/* One byte that stands for itself. In (?i:...), Oniguruma matches some characters with several
- * ("ss" for "\u00DF"), PCRE2 does not. */
+/* Scan a byte that stands for itself. In (?i:...), Oniguruma, unlike PCRE2, matches some characters
+ * with several others ("ss" with "\u00DF"). */
 static mha_status take_byte(scanner *s)
 {
     const size_t from = s->at++;
@@ -117,7 +117,7 @@ static mha_status take_byte(scanner *s)
     return refuse(s, from, s->at, "in (?i:...), the character");
 }
 
-/* [^...], without nested classes and set operations. */
+/* Scan [^...], without nested classes and set operations. */
 static mha_status take_class(scanner *s)
 {
     const size_t from = s->at++;
@@ -134,7 +134,7 @@ static mha_status take_class(scanner *s)
             MHA_TRY(take_byte(s));
     }
     if (s->at < s->size) s->at++;
-    return MHA_OK; /* PCRE2 reports the missing part */
+    return MHA_OK; /* PCRE2 will report the missing part */
 }
 
 static mha_status take_group(scanner *s)
@@ -162,7 +162,7 @@ static void leave_group(scanner *s)
     s->at++;
 }
 
-/* In (?i:...), Oniguruma also matches these with one character. */
+/* Scan a literal. In (?i:...), Oniguruma may match several characters with one. */
 static mha_status take_literal(scanner *s)
 {
     static const char *const pairs[] = {"ss", "ff", "fi", "fl", "st"};
@@ -172,7 +172,8 @@ static mha_status take_literal(scanner *s)
     return take_byte(s);
 }
 
-/* {2}, {1,3}, {1,}. A + after it has another meaning in Oniguruma; so do {,3} and {2}? in PCRE2. */
+/* Scan {2}, {1,3}, {1,}. Oniguruma interprets a + after it differently; PCRE2 interprets
+ * {,3} and {2}? differently. */
 static mha_status take_count(scanner *s)
 {
     const size_t from = s->at++;
@@ -203,7 +204,7 @@ static bool looks_repeated(const scanner *s)
     return looks(s, "*") || looks(s, "+") || looks(s, "?") || looks(s, "{");
 }
 
-/* *, +, ?, {...}, and ? (as few as possible) or + (all or nothing) after it. */
+/* Scan *, +, ?, {...}, followed by ? (as few as possible), + (possessive) or nothing. */
 static mha_status take_repetition(scanner *s)
 {
     if (looks(s, "{")) {
@@ -223,9 +224,9 @@ static mha_status add_callout(scanner *s)
     return mhai_vector_append(&s->counted, callout, sizeof callout - 1);
 }
 
-/* An item with its repetition. Every construct that can match in several ways (a repeated item,
- * each alternative of a group) ends in a callout. All attempts of a match pass it and are counted,
- * and between two callouts no item is tried twice. */
+/* Scan an item with its repetition. Everything that can match in several ways (a repeated item,
+ * each alternative of a group) ends in a callout. All attempts of a match pass through callouts and
+ * are counted. Between two callouts, no item is tried twice. */
 static mha_status take_item(scanner *s)
 {
     const size_t from = s->at;
@@ -275,17 +276,17 @@ static mha_status compile(mhai_pattern *p, const char *text, size_t size, uint32
     pcre2_code_free(p->code);
     pcre2_compile_context *context = pcre2_compile_context_create(p->general);
     if (!context) return MHA_NO_MEMORY("tokenizer: regular expression");
-    pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* the line end that . excludes */
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* the only line end that . does not match */
     options |= PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
     p->code = pcre2_compile((PCRE2_SPTR)text, size, options, &error, &offset, context);
     pcre2_compile_context_free(context);
     return p->code ? MHA_OK : explain(error, offset, p);
 }
 
-/* Compile the pattern as written first, so that errors have the right offset.
+/* Compile the original pattern first, so that errors have the right offset.
  *
- * If a match begins with one letter of either case, PCRE2 searches the rest of the text for both,
- * for every match again; this is disabled here. */
+ * If matches begin with a certain letter in either case, PCRE2 searches the rest of the text for
+ * both cases, again for every match. This optimisation is disabled. */
 static mha_status make(mhai_pattern *p, scanner *s, bool own)
 {
     uint32_t empty = 0, first = 0;
@@ -345,8 +346,8 @@ void mhai_pattern_free(mhai_pattern *pattern)
 
 /* ---- Matching -------------------------------------------------------------------------------- */
 
-/* Every item may have been tried since the previous callout. A repeated item may have been tried at
- * every byte passed, forwards or backwards. */
+/* Count the steps since the previous callout. Every item may have been tried once, and a repeated
+ * item at every byte passed, forwards or backwards. */
 static int count_steps(pcre2_callout_block *block, void *user)
 {
     mhai_matcher *m = user;
@@ -362,14 +363,14 @@ static int count_steps(pcre2_callout_block *block, void *user)
 mha_status mhai_matcher_make(const mha_allocator *allocator, mhai_matcher *m)
 {
     *m = (mhai_matcher){.subject = mhai_vector_make(allocator, 1), .most_steps = FIRST_STEPS};
-    /* PCRE2 passes the pointer through; the functions only read the allocator. */
+    /* PCRE2 only passes the pointer on, and the functions only read the allocator. */
     void *user = (void *)(uintptr_t)allocator;
     m->general = pcre2_general_context_create(allocate, release, user);
     m->data = m->general ? pcre2_match_data_create(1, m->general) : NULL;
     m->context = m->data ? pcre2_match_context_create(m->general) : NULL;
     if (!m->context) return MHA_NO_MEMORY("tokenizer: regular expression");
     pcre2_set_callout(m->context, count_steps, m);
-    pcre2_set_match_limit(m->context, UINT32_MAX); /* of one match only */
+    pcre2_set_match_limit(m->context, UINT32_MAX); /* PCRE2's own limit applies to one match only */
     pcre2_set_heap_limit(m->context, MOST_KIBIBYTES);
     return MHA_OK;
 }
@@ -382,10 +383,10 @@ void mhai_matcher_free(mhai_matcher *m)
     if (m->subject.allocator) mhai_vector_free(&m->subject);
 }
 
-/* Characters that Oniguruma in the tokenizers (Unicode 16) and PCRE2 10.42 (Unicode 14) classify
- * differently. Each has a substitute of the same number of bytes that both classify as Oniguruma
- * does the original. Generated by comparing both for every code point. U+180E is white space in
- * PCRE2 only. */
+/* Characters that PCRE2 10.42 (Unicode 14) classifies differently from Oniguruma in the tokenizers
+ * (Unicode 16). Each has a substitute with the same number of bytes, which both classify as
+ * Oniguruma classifies the original. Generated by comparing both for every code point. U+180E is
+ * white space in PCRE2 only. */
 static const struct {
     int32_t first, last, stand_in;
 } newer[] = {{0x0897, 0x0897, 0x0816},    {0x0CF3, 0x0CF3, 0x0903},    {0x0ECE, 0x0ECE, 0x0816},
@@ -452,7 +453,7 @@ mha_status mhai_matcher_text(mhai_matcher *m, const char *text, size_t from, siz
     m->most_steps += MORE_STEPS * (uint64_t)(to - from);
     for (size_t at = from; at < to;) {
         const size_t first = at;
-        if ((unsigned char)text[at] < 0xE0) { /* none of them is below U+0800 */
+        if ((unsigned char)text[at] < 0xE0) { /* all of them are U+0800 or above */
             at++;
             continue;
         }

@@ -1,4 +1,4 @@
-/* Queries about a tokenizer, and helpers of its public functions. */
+/* Queries about a tokenizer, and helpers for its public functions. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"

@@ -1,5 +1,5 @@
-/* The added tokens of a tokenizer, from up to four places: "added_tokens" of tokenizer.json,
- * "added_tokens_decoder" of tokenizer_config.json, and the names in this file and in
+/* The added tokens of a tokenizer, from up to four places: "added_tokens" in tokenizer.json,
+ * "added_tokens_decoder" in tokenizer_config.json, and the names in the latter file and in
  * special_tokens_map.json. */
 #include "tokenizer/tokenizer_load.h"
 
@@ -9,14 +9,14 @@
 
 #include <string.h>
 
-/* An earlier definition of a token; NULL: none. */
+/* Find an earlier definition of a token; NULL: none. */
 static mhai_added *find(const mhai_loader *l, const char *text)
 {
     const json_t *place = json_object_get(l->added_places, text);
     return place ? (mhai_added *)l->added.items + json_integer_value(place) : NULL;
 }
 
-/* Add a token, or check that its definition agrees with an earlier one. */
+/* Add a token, or check that it agrees with an earlier definition. */
 static mha_status add(mhai_loader *l, const mhai_added *token)
 {
     mhai_added *before = find(l, token->text);
@@ -40,7 +40,7 @@ static mha_status add(mhai_loader *l, const mhai_added *token)
     return MHA_OK;
 }
 
-/* An element of one of the two lists, with its options. */
+/* Add an element of one of the two lists, with its options. */
 static mha_status add_listed(mhai_loader *l, const char *path, const json_t *json, mhai_added token)
 {
     token.path = path;
@@ -66,7 +66,7 @@ static mha_status add_json_list(mhai_loader *l)
     return MHA_OK;
 }
 
-/* {"100": {"content": "[UNK]", ...}, ...} */
+/* Read {"100": {"content": "[UNK]", ...}, ...}. */
 static mha_status add_decoder_list(mhai_loader *l)
 {
     const char *path = l->folder.paths[MHAI_CONFIG_JSON], *key;
@@ -87,7 +87,7 @@ static mha_status add_decoder_list(mhai_loader *l)
     return MHA_OK;
 }
 
-/* If both lists are given, transformers uses one and ignores the other. */
+/* Compare the lists if both exist. transformers would use one and ignore the other. */
 static mha_status compare_lists(const mhai_loader *l)
 {
     const mhai_added *added = l->added.items;
@@ -104,7 +104,8 @@ static mha_status compare_lists(const mhai_loader *l)
     return MHA_OK;
 }
 
-/* A token that is only named. Unless a list defines more, it is matched verbatim in the text. */
+/* Add a token that is only named. Unless a list defines its options, it is
+ * matched verbatim in the text. */
 static mha_status add_named(mhai_loader *l, const char *path, const char *key, const json_t *json)
 {
     mhai_added token = {.id = -1, .path = path};
@@ -125,7 +126,7 @@ static bool ends_with_token(const char *key)
     return length >= 6 && strcmp(key + length - 6, "_token") == 0;
 }
 
-/* Add all tokens that a file names: "sep_token", "my_own_token", a list of further ones. */
+/* Add all tokens that a file names: "sep_token", "my_own_token", and a list of others. */
 static mha_status add_file_names(mhai_loader *l, int file)
 {
     const char *path = l->folder.paths[file], *key;
@@ -156,7 +157,7 @@ static bool in_vocabulary(const mhai_loader *l, const char *text)
     return false;
 }
 
-/* Add [UNK] and the others by their usual names, if no file names them and the class is BERT's. */
+/* For BERT's class, add [UNK] etc. under their usual names if no file names them. */
 static mha_status add_default_names(mhai_loader *l)
 {
     if (!l->folder.defaults) return MHA_OK;
@@ -172,7 +173,7 @@ static mha_status add_default_names(mhai_loader *l)
     return MHA_OK;
 }
 
-/* Append the added tokens that the vocabulary lacks; ids must have no gaps. */
+/* Append the added tokens that are not in the vocabulary. Their ids must have no gaps. */
 static mha_status append_extra(mhai_loader *l)
 {
     const mhai_added *added = l->added.items;
@@ -198,7 +199,7 @@ static mha_status append_extra(mhai_loader *l)
 
 mha_status mhai_tokenizer_added_read(mhai_loader *l)
 {
-    l->added_places = json_object(); /* if out of memory, the first token reports it */
+    l->added_places = json_object(); /* out of memory is reported by the first token */
     MHA_TRY(add_json_list(l));
     MHA_TRY(add_decoder_list(l));
     MHA_TRY(compare_lists(l));

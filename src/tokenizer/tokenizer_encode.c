@@ -1,5 +1,5 @@
-/* Encoding: the tokens of a text from its kind of tokenizer, truncation, the template. Also the
- * public function that shows the words of a text. */
+/* Encoding: the tokens of a text, truncation, and the template. Also the public function that
+ * returns the words of a text. */
 #include "tokenizer/tokenizer_parts.h"
 
 #include <multihead/component.h>
@@ -27,7 +27,7 @@ static mha_status cut_one(const char *name, int64_t excess, int64_t *count)
     return MHA_OK;
 }
 
-/* The shorter text is truncated only if it does not fit into half of the room. */
+/* Truncate the longer text first. The shorter one is only truncated beyond half of the room. */
 static void cut_longest(int64_t room, int64_t count[2])
 {
     const int longer = count[1] > count[0] || (count[0] == count[1]) ? 1 : 0;
@@ -36,7 +36,7 @@ static void cut_longest(int64_t room, int64_t count[2])
     count[longer] = room - count[shorter];
 }
 
-/* Replace the numbers of tokens of the two texts by the numbers to keep. */
+/* Replace the numbers of tokens of two texts with the numbers to keep. */
 static mha_status truncate_counts(const mha_encode_options *options, int64_t added, bool paired,
                                   int64_t count[2])
 {
@@ -49,7 +49,7 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
     const int64_t excess = count[0] + count[1] - room;
     if (excess <= 0) return MHA_OK;
     if (room == 0 && options->truncation != MHA_TRUNCATE_NEVER) {
-        count[0] = count[1] = 0; /* for every kind of truncation, as in Hugging Face */
+        count[0] = count[1] = 0; /* for any kind of truncation, as in Hugging Face */
         return MHA_OK;
     }
     switch (options->truncation) {
@@ -172,7 +172,7 @@ static mha_status check_options(const mha_encode_options *options)
     return MHA_OK;
 }
 
-/* Encode one text; stop at the maximum. */
+/* Encode one text, up to the maximum number of tokens. */
 static mha_status encode(const mha_tokenizer *tokenizer, const mha_encode_options *options,
                          const char *text, size_t size, mhai_tokens *tokens)
 {
@@ -221,7 +221,7 @@ void mha_encoding_free(mha_encoding *encoding)
 
 /* ---- mha_tokenizer_words --------------------------------------------------------------------- */
 
-/* One block: allocator and size, the four columns, the text. */
+/* Return everything in one block: allocator and size, the four columns, the text. */
 static mha_status hand_over(const mha_allocator *allocator, const mhai_vector *normalized,
                             const mhai_vector *found_words, mha_words *words)
 {

@@ -1,4 +1,5 @@
-/* Added tokens in a text: the tokens, the white space that they include, the text between them. */
+/* Finding added tokens in a text, with the white space that they include, and
+ * the text between them. */
 #include "tokenizer/tokenizer_parts.h"
 
 #include "tokenizer/pattern.h"
@@ -8,7 +9,7 @@
 
 #include <utf8proc.h>
 
-/* The character that ends before byte at, which is not 0. */
+/* The character that ends before byte at. at must not be 0. */
 static int32_t before(const char *text, size_t at, size_t *begin)
 {
     do at--;
@@ -17,13 +18,13 @@ static int32_t before(const char *text, size_t at, size_t *begin)
     return mhai_utf8_next(text, &at);
 }
 
-/* The class \w of Rust's regular expressions, of Unicode 16. */
+/* The class \w of Rust's regular expressions (Unicode 16). */
 static bool is_word(int32_t c)
 {
     c = mhai_pattern_stand_in(c);
     if ((c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
         (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189))
-        return true; /* letters in circles and squares are symbols, and alphabetic */
+        return true; /* letters in circles and squares: symbols, but alphabetic */
     switch (utf8proc_category(c)) {
     case UTF8PROC_CATEGORY_LU:
     case UTF8PROC_CATEGORY_LL:
@@ -47,7 +48,8 @@ static bool stands_alone(const char *text, size_t size, size_t from, size_t to)
            !(to < size && is_word(mhai_utf8_next(text, &to)));
 }
 
-/* Not before least: a previous token includes that white space. */
+/* Extend a token to the left over white space, but not before `least`,
+ * where a previous token ends. */
 static size_t strip_left(const char *text, size_t from, size_t least)
 {
     size_t begin;
@@ -76,7 +78,7 @@ mha_status mhai_tokenizer_find(const mha_tokenizer *tokenizer, const mhai_lexico
         size_t from = at, to = at + matched;
         at = to;
         if ((flags & MHAI_SINGLE_WORD) && !stands_alone(text, size, from, to)) continue;
-        /* White space that the previous token includes is not used again. */
+        /* The previous token already includes this white space. */
         if (from < done) continue;
         if (flags & MHAI_LSTRIP) from = strip_left(text, from, done);
         if (flags & MHAI_RSTRIP) to = strip_right(text, size, to);

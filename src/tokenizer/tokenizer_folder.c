@@ -1,5 +1,5 @@
-/* See tokenizer_folder.h. If files contradict each other, transformers silently uses one. Here a
- * contradiction is an error. */
+/* See tokenizer_folder.h. If files contradict each other, transformers silently uses one of them.
+ * Here, a contradiction is an error. */
 #include "tokenizer/tokenizer_folder.h"
 
 #include "io/file.h"
@@ -137,14 +137,14 @@ static mha_status read_config(mhai_folder *f)
     const double tokens = json_number_value(length);
     if (length && !json_is_null(length) && !(json_is_number(length) && tokens >= 1))
         return mhai_path_fail(MHA_ERR_FORMAT, path, "model_max_length must be a number from 1");
-    /* transformers writes 1e30 for "no limit known". */
+    /* transformers writes 1e30 if no limit is known. */
     f->max_length = tokens >= 1 && tokens < 1e15 ? (int64_t)tokens : 0;
     return MHA_OK;
 }
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
-/* A path in the folder; NULL if out of memory. */
+/* The path of a file in the folder; NULL if out of memory. */
 static char *join(const char *folder, const char *name)
 {
     const size_t length = strlen(folder), rest = strlen(name);
@@ -156,7 +156,7 @@ static char *join(const char *folder, const char *name)
     return path;
 }
 
-/* Whether any file exists there, so that an unreadable file is an error and not a missing one. */
+/* Whether anything exists there. An unreadable file must be an error, not a missing file. */
 static bool exists(const char *path)
 {
     struct stat status;
@@ -174,7 +174,7 @@ static mha_status read_file(mhai_folder *f, int file)
                           mhai_show_json(f->json[file]));
 }
 
-/* Tokens of older folders that only this file defines. */
+/* Reject a file that, in older folders, is the only one to define some tokens. */
 static mha_status refuse_added_tokens_file(const char *path, const mhai_folder *f)
 {
     if (f->json[MHAI_TOKENIZER_JSON] ||

@@ -1,4 +1,4 @@
-/* Loading a tokenizer: read its folder into lists, and build searchable sets from them. */
+/* Loading a tokenizer: read its folder into lists, and build searchable sets from these. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* Copy all texts into one block; the tokens then no longer borrow from the folder. */
+/* Copy all texts into one block, so that tokens no longer borrow from the folder. */
 static mha_status copy_texts(mhai_loader *l)
 {
     mha_tokenizer *t = l->tokenizer;
@@ -38,8 +38,8 @@ static mha_status copy_texts(mhai_loader *l)
     return MHA_OK;
 }
 
-/* Add tokens [from, to) to the lexicon, without empty ones: blank lines of vocab.txt, which only
- * use up ids. */
+/* Add tokens [from, to) to the lexicon, except empty ones, which are blank lines of
+ * vocab.txt and only take up ids. */
 static int32_t fill_entries(mha_tokenizer *t, int32_t from, int32_t to)
 {
     int32_t count = 0;
@@ -61,13 +61,13 @@ static mha_status build_vocabulary(mhai_loader *l)
         return mhai_path_fail(
             MHA_ERR_FORMAT, l->vocabulary_path, "token '%s' is there twice, with ids %d and %d",
             mhai_show_name(first[twice].text).text, first[twice].id, first[twice + 1].id);
-    /* Added tokens were compared with each other when they were read. */
+    /* Duplicates among added tokens were detected when they were read. */
     (void)mhai_lexicon_build(extra, fill_entries(t, t->model_count, t->count), &t->extra);
     mhai_lexicon_branch_make(&t->vocabulary, "", &t->first_pieces);
     return MHA_OK;
 }
 
-/* The id of an added token, which must agree with its file. */
+/* Find the id of an added token, which must match its file. */
 static mha_status resolve(const mhai_loader *l, const mhai_added *added, int32_t *id)
 {
     *id = mha_tokenizer_id(l->tokenizer, added->text);
@@ -81,7 +81,8 @@ static mha_status resolve(const mhai_loader *l, const mhai_added *added, int32_t
     return MHA_OK;
 }
 
-/* Append the normalised text of an added token and a zero byte to texts; *size is without it. */
+/* Append the normalised text of an added token to texts, NUL-terminated. *size
+ * does not include the NUL. */
 static mha_status normalize_added(const mha_tokenizer *t, const mhai_added *added,
                                   mhai_vector *texts, size_t *size)
 {
@@ -99,7 +100,7 @@ static mha_status check_length(const mhai_added *added, size_t size)
                           mhai_show_name(added->text).text, size, (int)MHAI_ADDED_BYTES);
 }
 
-/* Add the entries of one kind of added tokens, from entry first on. */
+/* Add the entries of added tokens of one kind, from entry first on. */
 static mha_status fill_added(mhai_loader *l, bool normal, size_t first, int32_t *count)
 {
     mha_tokenizer *t = l->tokenizer;
@@ -119,7 +120,7 @@ static mha_status fill_added(mhai_loader *l, bool normal, size_t first, int32_t 
         }
         entries[(*count)++] = (mhai_lexicon_entry){t->tokens[id], (int32_t)size, id};
     }
-    /* The normalised texts no longer move from here on. */
+    /* From here on, the normalised texts do not move. */
     const char *text = t->normal_texts.items;
     for (int32_t i = 0; normal && i < *count; i++) {
         entries[i].text = text;
@@ -152,7 +153,7 @@ static mha_status build_added(mhai_loader *l)
     return MHA_OK;
 }
 
-/* Store the bytes of each token, once the added ones are known. */
+/* Store the bytes of all tokens, after the added tokens are known. */
 static void speak(mha_tokenizer *t)
 {
     char *to = t->spoken;

@@ -4,17 +4,17 @@
 
 #include "tokenizer/tokenizer_folder.h"
 
-/* An added token: it is matched as a whole, before the text is split into words. */
+/* An added token. It is matched as a whole before the text is split into words. */
 typedef struct mhai_added {
     const char *text;         /* borrowed from the folder */
     int32_t id;               /* -1: not given */
-    bool normal;              /* matched in the normalised text, its own text normalised */
-    uint8_t flags;            /* MHAI_IS_SPECIAL and so on */
-    bool in_json, in_decoder; /* which of the two lists define it */
-    const char *path;         /* the file that named it first */
+    bool normal;              /* both its text and the searched text are normalised */
+    uint8_t flags;            /* MHAI_IS_SPECIAL etc. */
+    bool in_json, in_decoder; /* whether these two lists define it */
+    const char *path;         /* the first file that named it */
 } mhai_added;
 
-/* A merge of two tokens, whose texts need not be NUL-terminated. */
+/* A merge of two tokens. Their texts need not be NUL-terminated. */
 typedef struct mhai_merge {
     const char *left, *right; /* borrowed */
     int32_t left_size, right_size;
@@ -23,44 +23,44 @@ typedef struct mhai_merge {
 struct mhai_loader {
     mhai_folder folder;
     mha_allocator allocator;
-    mhai_vector tokens;   /* of const char *: by id, borrowed from the folder */
+    mhai_vector tokens;   /* of const char *, indexed by id, borrowed from the folder */
     mhai_vector added;    /* of mhai_added */
     json_t *added_places; /* {text: index in added} */
     int32_t model_count;
-    const char *vocabulary_path;               /* the name of the vocabulary in messages */
-    mhai_vector merges;                        /* of mhai_merge, highest priority first; BPE only */
+    const char *vocabulary_path;               /* name of the vocabulary in messages */
+    mhai_vector merges;                        /* of mhai_merge, in order of priority; BPE only */
     const struct mhai_vocabulary_desc *scores; /* instead of merges; NULL: none */
     mha_tokenizer *tokenizer;
 };
 
-/* Read the settings of WordPiece, and its template once the vocabulary exists. */
+/* Read the settings of WordPiece; read its template once the vocabulary exists. */
 MHA_NODISCARD mha_status mhai_wordpiece_read(mhai_loader *loader);
 MHA_NODISCARD mha_status mhai_wordpiece_template(mhai_loader *loader);
 
-/* Read the settings of BPE, and templates of the texts alone. */
+/* Read the settings of BPE; set templates without special tokens. */
 MHA_NODISCARD mha_status mhai_bpe_read(mhai_loader *loader);
 void mhai_bpe_plain_templates(mha_tokenizer *tokenizer);
 
-/* Create a tokenizer from a loader with tokens, added tokens and settings. */
+/* Create the tokenizer from a loader that has tokens, added tokens and settings. */
 MHA_NODISCARD mha_status mhai_tokenizer_finish(mhai_loader *loader);
 
-/* Initialise a loader, which must be freed even if this fails. Errors: the options',
- * MHA_ERR_NOMEM. */
+/* Initialise a loader. It must be freed even after an error. Errors: those of the
+ * options, MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_loader_begin(const mha_tokenizer_options *options,
                                            mhai_loader *loader);
 
-/* Free a loader. If status is MHA_OK, *tokenizer receives the result; returns status. */
+/* Free a loader. If status is MHA_OK, set *tokenizer to the result. Returns status. */
 MHA_NODISCARD mha_status mhai_loader_end(mhai_loader *loader, mha_status status,
                                          mha_tokenizer **tokenizer);
 
-/* Fill tokens and model_count from tokenizer.json or vocab.txt. */
+/* Set tokens and model_count from tokenizer.json or vocab.txt. */
 MHA_NODISCARD mha_status mhai_tokenizer_vocab_read(mhai_loader *loader);
 
-/* If both files exist, they must hold the same tokens, with or without the added ones, which are in
- * tokens by now. */
+/* If both files exist, check that they have the same tokens, with or without added ones. tokens
+ * already includes the added ones. */
 MHA_NODISCARD mha_status mhai_tokenizer_vocab_compare(mhai_loader *loader);
 
-/* Fill added from all files, and append to tokens those whose ids follow the vocabulary's. */
+/* Collect the added tokens of all files. Append those whose ids follow the vocabulary to tokens. */
 MHA_NODISCARD mha_status mhai_tokenizer_added_read(mhai_loader *loader);
 
 #endif

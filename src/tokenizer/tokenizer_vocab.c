@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* The end of a line without the white space before it. */
+/* The length of a line without trailing white space. */
 static size_t trim(const char *line, size_t size)
 {
     while (size > 0) {
@@ -21,7 +21,7 @@ static size_t trim(const char *line, size_t size)
     return size;
 }
 
-/* Split vocab.txt into its lines, in place, and trim white space at their ends. */
+/* Split vocab.txt into lines, in place, without trailing white space. */
 static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
 {
     const char *path = l->folder.paths[MHAI_VOCAB_TXT];
@@ -40,7 +40,7 @@ static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
         const char *newline = memchr(text + at, '\n', size - at);
         const size_t length = newline ? (size_t)(newline - (text + at)) : size - at;
         const char *line = text + at;
-        text[at + trim(line, length)] = '\0'; /* the buffer ends with a zero byte */
+        text[at + trim(line, length)] = '\0'; /* the buffer ends with a NUL */
         at += length + 1;
         if (lines->count == INT32_MAX - 1)
             return mhai_path_fail(MHA_ERR_SIZE, path, "more than %d lines", INT32_MAX - 1);
@@ -49,7 +49,7 @@ static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
     return MHA_OK;
 }
 
-/* model.vocab of tokenizer.json, {"token": id, ...}: the ids must be 0 .. n - 1. */
+/* Read model.vocab of tokenizer.json, {"token": id, ...}. The ids must be 0 .. n - 1. */
 static mha_status read_json_vocabulary(mhai_loader *l)
 {
     const char *path = l->folder.paths[MHAI_TOKENIZER_JSON];

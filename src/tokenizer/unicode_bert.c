@@ -1,5 +1,5 @@
-/* See unicode_bert.h. The tables are the observed behaviour of Hugging Face's tokenizer for every
- * code point (docs/tokenizer.md); tests/python/test_tokenizer_hf.py repeats the comparison. */
+/* See unicode_bert.h. The tables record the behaviour of Hugging Face's tokenizer for every code
+ * point (docs/tokenizer.md). tests/python/test_tokenizer_hf.py repeats the comparison. */
 #include "tokenizer/unicode_bert.h"
 
 #include <utf8proc.h>
@@ -10,7 +10,7 @@ typedef struct span {
     int32_t first, last;
 } span;
 
-/* Cc, Cf and Co of Unicode 8.0 outside ASCII. Unassigned code points are not among them. */
+/* Cc, Cf and Co in Unicode 8.0, outside ASCII, without unassigned code points. */
 static const span controls[] = {
     {0x0080, 0x009F},     {0x00AD, 0x00AD},   {0x0600, 0x0605},   {0x061C, 0x061C},
     {0x06DD, 0x06DD},     {0x070F, 0x070F},   {0x180E, 0x180E},   {0x200B, 0x200F},
@@ -20,7 +20,7 @@ static const span controls[] = {
     {0x100000, 0x10FFFD},
 };
 
-/* P* of Unicode 8.0 outside ASCII. */
+/* P* in Unicode 8.0, outside ASCII. */
 static const span puncts[] = {
     {0x00A1, 0x00A1},   {0x00A7, 0x00A7},   {0x00AB, 0x00AB},   {0x00B6, 0x00B7},
     {0x00BB, 0x00BB},   {0x00BF, 0x00BF},   {0x037E, 0x037E},   {0x0387, 0x0387},
@@ -62,7 +62,7 @@ static const span puncts[] = {
     {0x16B37, 0x16B3B}, {0x16B44, 0x16B44}, {0x1BC9F, 0x1BC9F}, {0x1DA87, 0x1DA8B},
 };
 
-/* Mn of Unicode 8.0, without the few that decompose into others. */
+/* Mn in Unicode 8.0, without the few that decompose into others. */
 static const span marks[] = {
     {0x0300, 0x033F},   {0x0342, 0x0342},   {0x0345, 0x036F},   {0x0483, 0x0487},
     {0x0591, 0x05BD},   {0x05BF, 0x05BF},   {0x05C1, 0x05C2},   {0x05C4, 0x05C5},
@@ -136,8 +136,8 @@ static const span marks[] = {
     {0x1DAA1, 0x1DAAF}, {0x1E8D0, 0x1E8D6}, {0xE0100, 0xE01EF},
 };
 
-/* Characters with a combining class in Unicode 9.0 that are not in the table above: Mc, and Mn of
- * 9.0. */
+/* Characters with a combining class in Unicode 9.0 that are not in the table above: Mc, and
+ * Mn that is new in 9.0. */
 static const span other_combining[] = {
     {0x08D4, 0x08E1},   {0x1B44, 0x1B44},   {0x1BAA, 0x1BAA},   {0x1BF2, 0x1BF3},
     {0x1DFB, 0x1DFB},   {0x302E, 0x302F},   {0xA953, 0xA953},   {0xA9C0, 0xA9C0},
@@ -149,7 +149,7 @@ static const span other_combining[] = {
 
 static bool among(const span *spans, size_t count, int32_t c)
 {
-    size_t low = 0, high = count; /* the first span that ends at c or later is in [low, high] */
+    size_t low = 0, high = count; /* the first span that ends at or after c is in [low, high] */
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         if (spans[middle].last < c)
@@ -204,8 +204,8 @@ int mhai_unicode_combining(int32_t c)
     return utf8proc_get_property(c)->combining_class;
 }
 
-/* Outside the BMP, the characters with a decomposition in Unicode 9.0. Later versions added none
- * inside it. */
+/* Characters outside the BMP with a decomposition in Unicode 9.0. Inside the BMP,
+ * later versions added none. */
 static const span decomposed[] = {
     {0x1109A, 0x1109A}, {0x1109C, 0x1109C}, {0x110AB, 0x110AB}, {0x1112E, 0x1112F},
     {0x1134B, 0x1134C}, {0x114BB, 0x114BC}, {0x114BE, 0x114BE}, {0x115BA, 0x115BB},
@@ -220,11 +220,11 @@ int mhai_unicode_decompose(int32_t c, int32_t parts[MHAI_DECOMPOSE_MAX])
     const utf8proc_ssize_t count =
         utf8proc_decompose_char(c, parts, MHAI_DECOMPOSE_MAX, UTF8PROC_DECOMPOSE, &boundary);
     if (count >= 1 && count <= MHAI_DECOMPOSE_MAX) return (int)count;
-    parts[0] = c; /* no known decomposition has more than four parts */
+    parts[0] = c; /* no known decomposition has more than four characters */
     return 1;
 }
 
-/* Capitals of Unicode 14 to 17, which older versions of utf8proc lack. */
+/* Capitals of Unicode 14 to 17, unknown to older versions of utf8proc. */
 static const struct {
     int32_t first, last, step, difference;
 } new_capitals[] = {
@@ -241,7 +241,7 @@ int mhai_unicode_lower(int32_t c, int32_t lowered[MHAI_LOWER_MAX])
         if (c >= 'A' && c <= 'Z') lowered[0] = c + ('a' - 'A');
         return 1;
     }
-    if (c == 0x130) { /* I with a dot: the only capital that becomes two characters */
+    if (c == 0x130) { /* I with a dot is the only capital that becomes two characters */
         lowered[0] = 'i';
         lowered[1] = 0x307;
         return 2;

@@ -1,9 +1,9 @@
-/* Unicode for the BERT tokenizer: classes of characters, decomposition, case.
+/* Unicode for the BERT tokenizer: character classes, decomposition, and case.
  *
  * Results match the Rust crates of Hugging Face's tokenizer, which use several versions of Unicode:
- * general categories of 8.0, decomposition and combining classes of 9.0, lower case and white space
- * of the newest. They do not depend on the version of utf8proc, which provides decompositions,
- * combining classes and lower case for the characters of that version. */
+ * 8.0 for general categories, 9.0 for decomposition and combining classes, and the newest for lower
+ * case and white space. utf8proc provides decompositions, combining classes and lower case, but
+ * results do not depend on its version. */
 #ifndef MHAI_UNICODE_BERT_H
 #define MHAI_UNICODE_BERT_H
 
@@ -16,7 +16,7 @@
 /* ---- Classes of characters ------------------------------------------------------------------- */
 
 bool mhai_unicode_is_space(int32_t c);   /* White_Space */
-bool mhai_unicode_is_control(int32_t c); /* Cc, Cf and Co, without tab and the two line ends */
+bool mhai_unicode_is_control(int32_t c); /* Cc, Cf and Co, except tab and the two line ends */
 bool mhai_unicode_is_mark(int32_t c);    /* Mn */
 bool mhai_unicode_is_punct(int32_t c);   /* P*, and all ASCII except letters, digits and spaces */
 bool mhai_unicode_is_cjk(int32_t c);     /* the ideographs that BERT treats as words */
@@ -25,13 +25,13 @@ bool mhai_unicode_is_cjk(int32_t c);     /* the ideographs that BERT treats as w
 
 enum { MHAI_DECOMPOSE_MAX = 4, MHAI_LOWER_MAX = 2 };
 
-/* The canonical combining class; 0 for a starter. */
+/* The canonical combining class; 0 for starters. */
 int mhai_unicode_combining(int32_t c);
 
-/* Write the full canonical decomposition; returns the number of characters, 1 if there is none. */
+/* Write the full canonical decomposition, or c itself. Returns the number of characters. */
 int mhai_unicode_decompose(int32_t c, int32_t parts[MHAI_DECOMPOSE_MAX]);
 
-/* Lower case without context; returns the number of characters. */
+/* Lower case without context. Returns the number of characters. */
 int mhai_unicode_lower(int32_t c, int32_t lowered[MHAI_LOWER_MAX]);
 
 #endif

@@ -1,9 +1,9 @@
-/* WordPiece as in BERT: normalise a text character by character, split it into words, and split
- * every word into the longest pieces of the vocabulary.
+/* WordPiece as in BERT. A text is normalised character by character and split into words, and every
+ * word is split into the longest pieces of the vocabulary.
  *
- * Only the resulting tokens are stored: each step passes its results to the next, so memory does
- * not depend on the length of segments or words. A segment is kept only if added tokens are matched
- * in normalised text. */
+ * Only the resulting tokens are stored. Each step passes its results on to the next, so memory does
+ * not depend on the length of segments or words. The exception is a segment in which added tokens
+ * are matched in normalised form. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "tokenizer/unicode_bert.h"
@@ -18,7 +18,7 @@ typedef struct encoder {
     mhai_tokens *tokens;
     mhai_normalizer normalizer;
     mhai_splitter splitter;
-    /* A segment's normalised text, with the source position of each byte. */
+    /* The normalised text of a segment, with the source position of each byte. */
     mhai_vector bytes, begin, end; /* of char, int64_t, int64_t */
 } encoder;
 
@@ -41,7 +41,7 @@ static mha_status push_unknown(encoder *e, const mhai_word *word)
     return push_word(e, e->tokenizer->named[MHAI_UNK], word->first, word->last);
 }
 
-/* Repeatedly take the longest piece that the rest begins with. If there is none, the whole word
+/* Repeatedly take the longest piece with which the rest begins. If there is none, the whole word
  * becomes the unknown token. */
 static mha_status cut_word(void *user, const mhai_word *word)
 {
@@ -103,7 +103,7 @@ static mha_status take_normal_token(void *user, int32_t id, size_t from, size_t 
     return push_word(e, id, begin[from], end[to - 1]);
 }
 
-/* The text between two added tokens: normalised and split separately. */
+/* Encode the text between two added tokens, which is normalised and split separately. */
 static mha_status encode_segment(void *user, size_t from, size_t to)
 {
     encoder *e = user;
@@ -187,7 +187,7 @@ static mha_status normalize(const mha_tokenizer *t, const char *text, mhai_vecto
 
 /* ---- The row --------------------------------------------------------------------------------- */
 
-/* "##ing" continues a word. */
+/* Pieces such as "##ing" continue a word. */
 static size_t speak(const mha_tokenizer *t, const char *token, char *bytes)
 {
     const size_t size = strlen(token), skip = size > 2 && strncmp(token, "##", 2) == 0 ? 2 : 0;

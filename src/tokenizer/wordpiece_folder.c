@@ -1,6 +1,6 @@
 /* The settings of a WordPiece tokenizer. If files contradict each other, transformers silently uses
- * one. Here a contradiction is an error. Every setting of tokenizer.json that this tokenizer would
- * handle differently is also an error. */
+ * one of them. Here, a contradiction is an error. So is any setting of tokenizer.json that this
+ * tokenizer would handle differently. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
@@ -112,7 +112,7 @@ static mha_status check_normalizer(mhai_folder *f, mhai_rules *own)
     }
     const bool differs[4] = {rules.clean != own->clean, rules.cjk != own->cjk,
                              rules.strip != own->strip, rules.lower != own->lower};
-    for (int i = 3; i >= 0; i--) /* lowercase first: strip_accents may only follow it */
+    for (int i = 3; i >= 0; i--) /* lowercase is first, because strip_accents may only follow it */
         if (differs[i])
             return mhai_path_fail(MHA_ERR_MODEL, path,
                                   "%s contradicts tokenizer_config.json, where do_lower_case and "
@@ -124,7 +124,7 @@ static mha_status check_normalizer(mhai_folder *f, mhai_rules *own)
 /* The parts of the two templates: [CLS] A [SEP], and [CLS] A [SEP] B [SEP]. */
 typedef struct part {
     const char *kind;
-    int named; /* MHAI_NAMED: not a special token but sequence */
+    int named; /* MHAI_NAMED: the text `sequence`, not a special token */
     const char *sequence;
     int type;
 } part;
@@ -177,7 +177,7 @@ static mha_status read_template(mhai_folder *f, const json_t *processor)
     return MHA_OK;
 }
 
-/* {"type": "BertProcessing", "sep": ["[SEP]", 102], "cls": ["[CLS]", 101]} */
+/* Read {"type": "BertProcessing", "sep": ["[SEP]", 102], "cls": ["[CLS]", 101]}. */
 static mha_status read_bert_processing(mhai_folder *f, const json_t *processor)
 {
     const char *path = f->paths[MHAI_TOKENIZER_JSON];
@@ -201,7 +201,7 @@ static mha_status check_processor(mhai_folder *f)
     const json_t *root = f->json[MHAI_TOKENIZER_JSON];
     const json_t *processor = json_object_get(root, "post_processor");
     const char *type = json_string_value(json_object_get(processor, "type"));
-    /* BERT's class builds its own template; a generic class would add no special tokens. */
+    /* BERT's class builds its own template. A generic class without one adds no special tokens. */
     if ((!processor || json_is_null(processor)) && !f->generic) return MHA_OK;
     if (type && strcmp(type, "BertProcessing") == 0) return read_bert_processing(f, processor);
     MHA_TRY(
@@ -236,7 +236,7 @@ mha_status mhai_wordpiece_read(mhai_loader *loader)
 
 /* ---- The template ---------------------------------------------------------------------------- */
 
-/* Optional: encoding works without a mask or padding token. */
+/* Check the special tokens. Those for masks and padding are optional. */
 static mha_status check_named(const mhai_loader *l)
 {
     static const int needed[] = {MHAI_UNK, MHAI_CLS, MHAI_SEP};

@@ -1,5 +1,4 @@
-/* The activations that a forward call keeps: one block of memory, divided into the arrays that
- * the backward call reads. */
+/* Activations that the forward call saves for the backward call, in one block of memory. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -8,7 +7,7 @@
 
 #include <string.h>
 
-/* If memory is NULL, only the size is counted. */
+/* Divides a block of memory into arrays. If memory is NULL, it only counts the floats. */
 typedef struct carver {
     float *memory;
     int64_t used;
@@ -120,7 +119,7 @@ static mha_status allocate(const mha_activations *a, int64_t count, size_t size,
     return mhai_take_for("activations", &a->allocator, count, size, pointer);
 }
 
-/* Place the arrays of token numbers, and count the floats. */
+/* Set the integer arrays, and count the floats. */
 static mha_status measure(mha_activations *a, int32_t *numbers, int64_t *floats)
 {
     carver counter = {0};

@@ -1,4 +1,4 @@
-/* The next token: temperature, top k, top p, min p (sampling.h). */
+/* Sampling of the next token: temperature, top-k, top-p, min-p (sampling.h). */
 #include "base/split_mix.h"
 #include "base/struct_copy.h"
 
@@ -21,7 +21,7 @@ static double uniform(uint64_t seed, uint64_t step)
     return (double)(mhai_split_mix(&state) >> 11) * 0x1p-53;
 }
 
-/* Most likely first; among equals, the lower token first. */
+/* Highest weight first; ties go to the lower token. */
 static int by_weight(const void *a, const void *b)
 {
     const candidate *x = a, *y = b;

@@ -1,4 +1,4 @@
-/* A transformer in training: creating a trainer, and its state. */
+/* Creating a trainer; saving and restoring its state. */
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
@@ -16,7 +16,7 @@
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
-/* Allocate rows * cols floats; none if rows is 0. */
+/* Allocate rows * cols floats; nothing if rows is 0. */
 static mha_status take(const mha_trainer *t, int64_t rows, int64_t cols, float **memory)
 {
     int64_t count;
@@ -37,7 +37,6 @@ static mha_status take(const mha_trainer *t, int64_t rows, int64_t cols, float *
     return MHA_OK;
 }
 
-/* Release what take() allocated. */
 static void give(const mha_trainer *t, float *memory, int64_t rows, int64_t cols)
 {
     if (memory)
@@ -69,8 +68,7 @@ void mha_trainer_destroy(mha_trainer *t)
     allocator.release(allocator.user, t, sizeof *t);
 }
 
-/* The learning rate of head h is grade^h times that of head 0: in its rows of W_V and its columns
- * of W_O. */
+/* Head h learns at grade^h times the rate of head 0, in its rows of W_V and its columns of W_O. */
 static mha_status fill_rates(mhai_trained *own, double grade)
 {
     for (int64_t i = 0; i < own->size; i++) own->rates[i] = 1;
@@ -115,7 +113,7 @@ static mha_status of_desc(mha_status status)
     return mha_fail(status, "mha_trainer_desc: %s", detail);
 }
 
-/* Check the settings of mha_adamw_step() and mha_learning_rate() before any step. */
+/* Check the optimizer's settings before the first step. */
 static mha_status check_optimizer(mha_context *context, const mha_trainer_desc *d)
 {
     float none[4] = {0};
@@ -191,7 +189,7 @@ static mha_status check_nets(const mha_transformer *transformer, const mha_trans
                     (long long)e.embed_dim, (long long)d.memory_dim);
 }
 
-/* The gradients of both parts are one array, so that they are added and sent together. */
+/* Both parts share one array of gradients, so that ranks send and add it at once. */
 static mha_status take_gradient(mha_trainer *t)
 {
     int64_t size;

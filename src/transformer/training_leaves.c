@@ -1,5 +1,5 @@
-/* See training_leaves.h. Leaves of a small model are computed concurrently, one per thread. In a
- * large model, all threads share each leaf. */
+/* See training_leaves.h. In a small model, each thread computes whole leaves. In a large model, all
+ * threads work on one leaf at a time. */
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
@@ -21,8 +21,7 @@ static mha_tensor sequences(const mha_tensor *x, int64_t begin, int64_t end)
     return part;
 }
 
-/* Sequences begin .. end - 1 of an input. *tokens and *types store the tensors to which the result
- * points. */
+/* Sequences begin .. end - 1 of an input. The result points to *tokens and *types. */
 static mha_transformer_input input_of(const mha_transformer_input *all, int64_t begin, int64_t end,
                                       mha_tensor *tokens, mha_tensor *types)
 {
@@ -35,12 +34,12 @@ static mha_transformer_input input_of(const mha_transformer_input *all, int64_t 
         part.token_types = types;
     }
     if (all->lengths) part.lengths = all->lengths + begin;
-    /* Attention counts sequences from 0, so each leaf gets its own seed. */
+    /* Dropout numbers sequences from 0 in each call, so each leaf gets its own seed. */
     if (begin > 0) part.dropout_seed = mhai_split_mix(&state);
     return part;
 }
 
-/* Leaf number i of a batch. */
+/* A leaf of a batch. */
 typedef struct leaf {
     mha_transformer_input input, source;
     mha_tensor tokens, types, source_tokens, source_types;
@@ -48,7 +47,7 @@ typedef struct leaf {
     mha_tensor rows, targets, weights;          /* [b T,V], [b T] */
 } leaf;
 
-/* If weights is NULL, every row has the weight *mean: a leaf cannot average over the batch. */
+/* Without weights, every row has weight *mean, because a leaf cannot average over the batch. */
 static void cut(const mhai_views *v, const mhai_desk *desk, int64_t begin, int64_t end,
                 const float *mean, leaf *part)
 {
@@ -78,7 +77,7 @@ static void cut(const mhai_views *v, const mhai_desk *desk, int64_t begin, int64
     part->input.memory_lengths = part->source.lengths;
 }
 
-/* Compute the parameters' gradient [size] and the loss of a leaf. */
+/* Compute the loss of a leaf and the gradient [size] of the parameters. */
 static mha_status learn_leaf(const mha_trainer *t, const mhai_desk *desk, leaf *part,
                              float *gradient, double *loss)
 {
@@ -126,7 +125,7 @@ static void release_locked(void *user, void *memory, size_t bytes)
     pthread_mutex_unlock(&t->helpers.mutex);
 }
 
-/* Floats of a desk in addition to its activations. */
+/* Floats of a desk, not counting its activations. */
 static int64_t desk_floats(const mha_trainer *t)
 {
     return t->helpers.tokens * t->main.d.vocab_size +
@@ -174,7 +173,7 @@ static mha_status desk_make(mha_trainer *t, mhai_desk *desk)
     return MHA_OK;
 }
 
-/* Make `count` helpers, each with room for the largest leaf of this batch. */
+/* Make `count` desks, each with room for the largest leaf of this batch. */
 static mha_status helpers_make(mha_trainer *t, int64_t count, int64_t tokens, int64_t source)
 {
     mhai_helpers *h = &t->helpers;
@@ -203,7 +202,7 @@ static mha_status helpers_make(mha_trainer *t, int64_t count, int64_t tokens, in
 
 /* ---- all leaves of a rank -------------------------------------------------------------------- */
 
-/* Concurrent leaves, each with a desk and memory for its gradient. */
+/* Leaves computed at the same time, each with a desk and a gradient. */
 typedef struct group {
     mha_trainer *t;
     const mhai_views *v;
@@ -227,7 +226,7 @@ static mha_status learn_one(const group *g, int64_t i)
     return learn_leaf(g->t, &g->desks[i], &part, node->gradient, &node->loss);
 }
 
-/* Keep the error text, which is thread-local. */
+/* Copy the error text, because it is thread-local. */
 static void learn_item(void *argument, int64_t item, int worker)
 {
     const group *g = argument;
@@ -237,7 +236,7 @@ static void learn_item(void *argument, int64_t item, int worker)
         snprintf(g->ends[item].detail, sizeof g->ends[item].detail, "%s", mha_error_detail());
 }
 
-/* The first buffer that holds no sum. Buffer 0 is the trainer's own gradient. */
+/* The first buffer that no sum uses. Buffer 0 is the trainer's own gradient. */
 static float *unused(float *const *buffers, const mhai_nodes *own, const mhai_node *next,
                      int64_t count)
 {
@@ -249,8 +248,8 @@ static float *unused(float *const *buffers, const mhai_nodes *own, const mhai_no
     }
 }
 
-/* Number of leaves computed at a time. More than one makes small models faster; large models would
- * only need more memory. With fewer leaves than half of the threads, threads would be idle. */
+/* The number of leaves to compute at the same time. More than one helps only if the gradient stays
+ * in cache, and only if the leaves occupy at least half of the threads. */
 static int64_t abreast(const mha_trainer *t, int64_t count)
 {
     const int64_t threads = mha_context_threads(t->context);
@@ -267,7 +266,7 @@ static mha_status take(mha_trainer *t, int64_t count, float **buffers)
     return MHA_OK;
 }
 
-/* Compute the next `count` leaves, and add them to the sums. */
+/* Compute the next `count` leaves and add them to the sums. */
 static mha_status learn_group(group *g, int64_t count, float *const *buffers, mhai_nodes *own)
 {
     for (int64_t i = 0; i < count; i++)

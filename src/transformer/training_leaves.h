@@ -5,7 +5,6 @@
 #include "transformer/training_parts.h"
 #include "transformer/training_tree.h"
 
-/* A batch as tensors. */
 typedef struct mhai_views {
     mha_training_batch batch;
     mha_transformer_input input, source;
@@ -14,9 +13,9 @@ typedef struct mhai_views {
     int64_t counted;                   /* targets that are not -1 */
 } mhai_views;
 
-/* Add the gradients of this rank's leaves as far as the tree allows. The caller sets own->leaves.
- * The first buffer for sums is the trainer's own gradient; the others are on the context's scratch
- * stack. */
+/* Add up the gradients of this rank's leaves as far as the tree allows. The caller sets
+ * own->leaves. The first sum uses the trainer's own gradient; the others use the context's
+ * scratch. */
 MHA_NODISCARD mha_status mhai_leaves_learn(mha_trainer *t, const mhai_views *v, mhai_nodes *own);
 
 void mhai_helpers_free(mha_trainer *t);

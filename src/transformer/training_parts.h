@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-/* A transformer in training, or its encoder. */
+/* A decoder or encoder in training. */
 typedef struct mhai_trained {
     mha_transformer *net;
     mha_transformer_desc d;
@@ -18,7 +18,7 @@ typedef struct mhai_trained {
     float *gradient; /* part of the trainer's gradient */
 } mhai_trained;
 
-/* The context and memory with which one worker computes a leaf. */
+/* The context and the memory that one worker needs for a leaf. */
 typedef struct mhai_desk {
     mha_context *context;
     mha_activations *kept, *encoder_kept;
@@ -26,11 +26,11 @@ typedef struct mhai_desk {
     float *memory, *memory_gradient; /* [source,E] */
 } mhai_desk;
 
-/* One desk per thread, for small models whose threads would wait for each other at every layer.
- * Their memory comes from the trainer's allocator, one allocation at a time. */
+/* One desk per thread. Small models need this, because their threads would otherwise wait for each
+ * other at every layer. The memory comes from the trainer's allocator. */
 typedef struct mhai_helpers {
     pthread_mutex_t mutex;
-    int64_t count, tokens, source; /* tokens and source: of each desk */
+    int64_t count, tokens, source; /* tokens and source are sizes per desk */
     mhai_desk *desks;
 } mhai_helpers;
 
@@ -38,11 +38,12 @@ struct mha_trainer {
     mha_context *context;
     mha_allocator allocator;
     mha_trainer_desc desc;
-    mha_transport transport;         /* of size 1: a single process */
-    bool compared;                   /* all ranks have the same parameters and state */
-    mhai_trained main, encoder;      /* encoder.net NULL: none */
-    int64_t steps, size;             /* size: floats of both */
-    float *gradient;                 /* [size] of both */
+    mha_transport transport;         /* size 1: a single process */
+    bool compared;                   /* all ranks were found to have the same
+                                      * parameters and state */
+    mhai_trained main, encoder;      /* encoder.net is NULL without an encoder */
+    int64_t steps, size;             /* size: floats of main and encoder together */
+    float *gradient;                 /* [size] */
     float *logits;                   /* [max_tokens,V] */
     float *memory, *memory_gradient; /* [max_source,E] */
     mhai_helpers helpers;

@@ -1,4 +1,4 @@
-/* Training steps and evaluation: the batch as tensors, the gradient leaf by leaf, the update. */
+/* Training steps and evaluation: checks of the batch, gradients, and the update. */
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
@@ -35,7 +35,7 @@ static mha_status copy_input(const char *name, const mha_transformer_input *give
                     strcmp(name, "input") == 0 ? "tokens" : name);
 }
 
-/* [B,T] as [B T]. */
+/* View [B,T] as [B T]. */
 static mha_status flatten(const char *name, const mha_tensor *given, mha_dtype dtype,
                           const int64_t *shape, mha_tensor *flat)
 {
@@ -95,7 +95,8 @@ static mha_status see(mha_trainer *t, const mha_training_batch *batch, bool targ
     return see_source(t, v);
 }
 
-/* Check that there is a target and that weights are finite. Cross-entropy checks the rest. */
+/* Check that the batch has a target and that its weights are finite.
+ * Cross-entropy checks the rest. */
 static mha_status check_rows(mhai_views *v, bool learns)
 {
     const int64_t T = v->input.tokens->shape[1];
@@ -141,7 +142,7 @@ static mha_status loss_of(mha_trainer *t, mhai_views *v, double *loss)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* Reject outputs of a whole batch: a step never holds all of it at once. */
+/* Reject outputs, because a step computes one leaf at a time. */
 static mha_status check_outputs(const mha_transformer_input *input)
 {
     if (!input->last_hidden && !input->outputs && !input->after_layer) return MHA_OK;
@@ -150,7 +151,7 @@ static mha_status check_outputs(const mha_transformer_input *input)
                     "mha_trainer_evaluate() has them");
 }
 
-/* The gradient of the whole batch, on every rank. */
+/* Compute the gradient of the whole batch, on every rank. */
 static mha_status learn(mha_trainer *t, const mhai_views *v, double *loss)
 {
     const int64_t *shape = v->input.tokens->shape;
@@ -221,8 +222,8 @@ static uint64_t hash_of_state(const mha_trainer *t)
     return hash;
 }
 
-/* Check that all ranks received the same data and, before the first step, have the same
- * parameters. */
+/* Check that all ranks received the same batch. Before the first step, also
+ * compare their parameters. */
 static mha_status compare(mha_trainer *t, const mhai_views *v, mha_status status)
 {
     uint64_t batch = 0, state = 0;
@@ -255,7 +256,7 @@ static mha_status move_part(mha_trainer *t, mhai_trained *own, mha_adamw setting
     return mha_transformer_update(t->context, own->net);
 }
 
-/* Report the cause of a non-finite loss: the initial parameters, or the steps. */
+/* Report whether the initial parameters or the training steps made the loss non-finite. */
 static mha_status not_finite(const mha_trainer *t, double loss)
 {
     const mhai_trained *parts[] = {&t->main, &t->encoder};
@@ -282,7 +283,7 @@ static mha_status not_finite(const mha_trainer *t, double loss)
         t->steps ? "choose a smaller learning rate" : "begin with smaller parameters");
 }
 
-/* Do everything that can fail, before any parameter changes. */
+/* Finish everything that can fail before any parameter changes. */
 static mha_status prepare_move(mha_trainer *t, double loss, double *rate, double *norm)
 {
     const mhai_trained *parts[] = {&t->main, &t->encoder};

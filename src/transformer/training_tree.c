@@ -8,10 +8,10 @@
 
 #include <string.h>
 
-/* Default limits: at most LEAVES leaves, each of at least LEAST tokens (LEAST_LARGE in a large
- * model). Measured: leaves of 64 tokens cost the demo's model nothing, since its gradient stays in
- * a core's cache. With 20 million parameters, each addition goes to memory: a step takes 6 to 8 %
- * longer with leaves of 256 tokens, and 2 % longer with 512 tokens (docs/training.md). */
+/* Defaults: at most LEAVES leaves, each with at least LEAST tokens (LEAST_LARGE in a large model).
+ * In the demo's model, leaves of 64 tokens cost nothing, because the gradient stays in a core's
+ * cache. With 20 million parameters, each addition goes to memory: a step takes 6 to 8 % longer
+ * with leaves of 256 tokens, and 2 % longer with 512 (docs/training.md). */
 enum { LEAVES = 8, LEAST = 64, LEAST_LARGE = 512, LARGE = 1 << 20 };
 
 enum { PIECE = 16384 /* floats per work item */ };
@@ -49,10 +49,11 @@ static void add_piece(void *argument, int64_t item, int worker)
     for (int64_t i = item * PIECE; i < end; i++) job->to[i] += job->from[i];
 }
 
-/* Whether the tree adds y to x, its left neighbour. */
+/* Whether x and y are the two halves of a node. y follows x. */
 static bool are_halves(int64_t leaves, const mhai_node *x, const mhai_node *y)
 {
-    const int64_t size = x->end - x->begin; /* a power of two, since leaves follow */
+    const int64_t size = x->end - x->begin; /* x has a right neighbour, so its
+                                             * size is a power of two */
     return x->begin % (2 * size) == 0 && (y->end - y->begin == size || y->end == leaves);
 }
 
@@ -70,7 +71,7 @@ void mhai_tree_add(mha_context *context, mhai_nodes *to, mhai_node node, int64_t
     }
 }
 
-/* Add leaves begin .. end - 1 to nodes. Returns the maximum number of nodes at any time. */
+/* Add leaves begin .. end - 1 to nodes. Return the peak number of nodes. */
 static int64_t count_nodes(int64_t begin, int64_t end, mhai_nodes *nodes)
 {
     int64_t most = 0;
@@ -99,7 +100,7 @@ typedef struct exchange {
     float *arrived; /* [parts][own piece] */
 } exchange;
 
-/* Pieces begin at multiples of 16 floats. */
+/* Pieces are aligned to 16 floats. */
 static int64_t piece_begin(const exchange *x, int32_t rank)
 {
     const int64_t lines = mhai_ceil_div(x->size, 16);
@@ -111,7 +112,7 @@ static int64_t piece_size(const exchange *x, int32_t rank)
     return piece_begin(x, rank + 1) - piece_begin(x, rank);
 }
 
-/* The nodes that remain at a rank, without their gradients. */
+/* The partial sums of a rank, without their gradients. */
 static mhai_nodes nodes_of(const exchange *x, int32_t rank)
 {
     const int64_t leaves = x->own->leaves, ranks = x->transport->size;
@@ -143,8 +144,8 @@ static mha_status wait_all(exchange *x)
     return MHA_OK;
 }
 
-/* Send every rank its piece of every partial sum, with rotating partners, so that not all send
- * to rank 0 first. */
+/* Send every rank its piece of each partial sum. Each rank starts with a different partner, so that
+ * they do not all send to rank 0 first. */
 static mha_status scatter(exchange *x)
 {
     const mha_transport *t = x->transport;
@@ -168,7 +169,7 @@ static mha_status scatter(exchange *x)
     return wait_all(x);
 }
 
-/* Continue the tree over the partial sums of all ranks, which are in the order of leaves. */
+/* Continue the tree over the partial sums of all ranks, in the order of their leaves. */
 static void fold(const exchange *x, float *gradient)
 {
     const mha_transport *t = x->transport;
@@ -225,8 +226,8 @@ static mha_status prepare(exchange *x, double **losses)
 {
     const mha_transport *t = x->transport;
     for (int32_t r = 0; r < t->size; r++) x->parts += nodes_of(x, r).count;
-    /* to each rank: own nodes, and a piece of the result; from all: their nodes, and a piece
-     * each */
+    /* sends to each rank: own nodes, and a piece of the result; receives from each rank: its nodes,
+     * and a piece of the result */
     const int64_t transfers = (int64_t)t->size * (x->own->count + 2) + x->parts;
     MHA_TRY(mha_scratch_alloc(x->context, transfers, sizeof *x->transfers, &x->transfers));
     MHA_TRY(

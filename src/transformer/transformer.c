@@ -1,4 +1,4 @@
-/* A transformer's parameters: one flat array, a table of names, and packed copies of matrices. */
+/* Parameters of a transformer: one flat array, a table of names, and packed matrices. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -16,7 +16,7 @@
 
 /* ---- description --------------------------------------------------------------------------- */
 
-/* The bound keeps products of two of these within 64 bits. */
+/* The bound prevents overflow when two of these numbers are multiplied. */
 static mha_status check_number(const char *name, int64_t value, int64_t least)
 {
     if (value >= least && value <= INT32_MAX) return MHA_OK;
@@ -59,8 +59,8 @@ static mha_status check_layer(mha_transformer_desc *d, int64_t layer)
                     (long long)layer, (long long)heads, (long long)kv);
 }
 
-/* Check the numbers of heads per layer. Lists that only repeat num_heads and kv_heads become
- * NULL. */
+/* Check the numbers of heads per layer. A list that only repeats num_heads or
+ * kv_heads becomes NULL. */
 static mha_status check_layers(mha_transformer_desc *d)
 {
     bool same = true;
@@ -76,7 +76,7 @@ static mha_status check_layers(mha_transformer_desc *d)
     return MHA_OK;
 }
 
-/* Check that the settings of a block do not exclude each other. */
+/* Reject combinations of block settings that exclude each other. */
 static mha_status check_blocks(const mha_transformer_desc *d)
 {
     const uint32_t norms = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM;
@@ -96,7 +96,7 @@ static mha_status check_blocks(const mha_transformer_desc *d)
     return MHA_OK;
 }
 
-/* MHA_TRANSFORMER_BIAS equals all bias flags together. */
+/* MHA_TRANSFORMER_BIAS stands for all bias flags. */
 static void join_biases(mha_transformer_desc *d)
 {
     const uint32_t single =
@@ -188,7 +188,8 @@ static mha_status fill_defaults(mha_transformer_desc *d)
 
 /* ---- layout -------------------------------------------------------------------------------- */
 
-/* The table under construction. If table is NULL, only numbers and sizes are counted. */
+/* A parameter table under construction. If table is NULL, parameters and
+ * floats are only counted. */
 typedef struct layout {
     mha_transformer *t;
     int64_t layer;
@@ -237,8 +238,8 @@ static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
     return step;
 }
 
-/* Add contiguous linear layers that share an input; a NULL name ends the list early. bias: the flag
- * that gives these layers biases; 0: none does. */
+/* Add linear layers with a shared input, contiguous in memory. A NULL name ends the list early.
+ * bias: the flag that enables their biases; 0: they have none. */
 static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
                                     const char *const *names, const int64_t *outputs)
 {
@@ -259,7 +260,7 @@ static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
     return place;
 }
 
-/* Add the parameters of a layer other than projections. */
+/* Add the parameters of a layer that are not projections. */
 static void add_extras(layout *l, const mha_layer_desc *of, int64_t heads,
                        mhai_place_attention *place)
 {
@@ -370,7 +371,7 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
     layer->down = add_linear(l, bias, d->ff_dim, down, &d->embed_dim);
 }
 
-/* Visit everything that has parameters. */
+/* Add all parameters to the table. */
 static mha_status lay_out(mha_transformer *t)
 {
     const mha_transformer_desc *d = &t->desc;
@@ -416,7 +417,7 @@ static mha_status allocate(const mha_transformer *t, int64_t count, size_t size,
     return mhai_take_for("transformer", &t->allocator, count, size, pointer);
 }
 
-/* Create the packed matrix, or a layer that reads it from a source. */
+/* Pack the matrix, or make a layer that reads it from a source. */
 static mha_status make_linear(mha_context *context, const mha_transformer *t,
                               mhai_place_linear *place)
 {
@@ -446,7 +447,8 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-/* Linear layer i, below LINEARS L + 1. NULL: the transformer or this rank lacks it. */
+/* Linear layer i, less than LINEARS L + 1. NULL if the transformer or this
+ * rank does not have it. */
 enum { LINEARS = 7 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
@@ -493,7 +495,7 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
     return MHA_OK;
 }
 
-/* Copy the lists of heads, so that the caller need not keep them. */
+/* Copy the lists of heads, so that the caller may free them. */
 static mha_status copy_lists(mha_transformer *t)
 {
     mha_transformer_desc *d = &t->desc;
@@ -537,7 +539,7 @@ static mha_status make_data(mha_transformer *t)
     return MHA_OK;
 }
 
-/* Allocate room for the parameters that are not left in the source. */
+/* Allocate memory for the parameters that do not stay in the source. */
 static mha_status make_held(mha_transformer *t)
 {
     MHA_TRY(allocate(t, t->parameter_count, sizeof *t->held_at, &t->held_at));
@@ -694,7 +696,7 @@ mha_tensor mhai_transformer_rows(const float *data, int64_t rows, int64_t cols, 
 {
     union {
         const float *in;
-        void *out; /* the view is writable; callers that may only read get it const */
+        void *out; /* a view is writable; read-only callers get it as const */
     } pointer = {data};
     mha_tensor tensor =
         mha_tensor_contiguous(pointer.out, MHA_F32, 2, (const int64_t[]){rows, cols});

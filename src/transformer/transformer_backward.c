@@ -1,5 +1,5 @@
-/* The backward call of a transformer: the steps of the forward call in reverse. One buffer holds
- * the gradient of the stream; each step adds its contribution. */
+/* The backward call of a transformer: the forward steps in reverse. Each step adds its contribution
+ * to the gradient of the stream, which is a single buffer. */
 #include "transformer/transformer_call.h"
 #include "transformer/transformer_parts.h"
 
@@ -14,7 +14,6 @@
 
 #include <string.h>
 
-/* One call. */
 typedef struct call {
     mha_context *context;
     const mha_transformer *t;
@@ -22,14 +21,14 @@ typedef struct call {
     mha_activations *a;
     mha_transformer_gradients out;
     float *dx;            /* [tokens,E] the gradient of the stream */
-    float *dy;            /* [tokens,E] the gradient of a step's output: dx itself in a plain
-                             block without a residual scale */
+    float *dy;            /* [tokens,E] the gradient of a step's output; same as
+                           * dx in a plain block */
     float *din;           /* [tokens,E] the gradient of a step's input */
-    float *wide;          /* [tokens, widest] of qkv, heads or the feed-forward layer */
-    float *also;          /* the same size, for heads and activations */
+    float *wide;          /* [tokens, widest] for qkv, heads or the feed-forward layer */
+    float *also;          /* same size, for heads and activations */
     float *memory;        /* [memory rows, 2 Hk D] */
     float *gates, *sinks; /* [H] */
-    float *t5;            /* the largest table */
+    float *t5;            /* room for the largest table */
 } call;
 
 static mha_tensor stream(const call *c, const float *data)
@@ -46,13 +45,13 @@ static mha_status take(const call *c, int64_t rows, int64_t cols, float **memory
 
 /* ---- norms, linear layers -------------------------------------------------------------------- */
 
-/* The gradient of the parameters at an offset; NULL if not requested. */
+/* The gradient of the parameters at this offset; NULL if not requested. */
 static float *place_of(const call *c, int64_t offset)
 {
     return c->out.parameters ? c->out.parameters + offset : NULL;
 }
 
-/* dx (+)= the gradient through norm(x) of dy. */
+/* Backpropagate dy through norm(x), and store or add the result in dx. */
 static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, const float *dy,
                        uint32_t flags, float *dx)
 {
@@ -76,7 +75,7 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
                    : mha_rms_norm_backward(c->context, &norms);
 }
 
-/* Compute dx (NULL: not requested) from dy, and the gradients of the parameters. */
+/* Compute the gradients of the parameters and of the input (dx; NULL: not requested). */
 static mha_status linear(const call *c, const mhai_place_linear *place, const mha_tensor *x,
                          const mha_tensor *dy, uint32_t flags, const mha_tensor *dx)
 {
@@ -112,7 +111,7 @@ static void scale_stream(const call *c)
         c->dy[i] = c->t->desc.residual_scale * c->dx[i];
 }
 
-/* Begin a step: go back through the norm after the sum, or through the branch norm. */
+/* Begin a step: backpropagate through the post-norm or the branch norm. */
 static mha_status begin_step(const call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
@@ -122,7 +121,7 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
     return step->z && branch ? norm(c, &place->post, step->z, c->dy, 0, c->dy) : MHA_OK;
 }
 
-/* End a step: add din, the gradient of the step's input, to that of the stream. */
+/* End a step: add the gradient of its input, din, to that of the stream. */
 static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
     if (mhai_transformer_pre_norm(c->t))
@@ -138,7 +137,7 @@ static void add_gates(const call *c, const mha_tensor *to, int64_t layer, mhai_h
     for (int64_t h = 0; h < heads.q; h++) row[h] += c->gates[h];
 }
 
-/* Add each head's output times its gradient, per token. Both are rows [H D]. */
+/* Per head and token, add the dot product of output and gradient. Both are rows [H D]. */
 static void add_heads(const call *c, const float *heads, const float *gradient, int64_t layer)
 {
     const mha_activations *a = c->a;
@@ -157,7 +156,7 @@ static void add_heads(const call *c, const float *heads, const float *gradient, 
             }
 }
 
-/* Go back through a layer's norms and rotation. The inputs of the norms are projected again. */
+/* Backpropagate through a layer's rotation and norms, whose inputs are projected again. */
 static mha_status position(const call *c, const mhai_place_attention *place,
                            const mhai_kept_attention *kept, const mhai_attend *x, int64_t layer,
                            const mhai_qkv *gradient)
@@ -181,7 +180,7 @@ static mha_status position(const call *c, const mhai_place_attention *place,
     return MHA_OK;
 }
 
-/* Attention overwrites the gradient of a parameter. Add it to the caller's. */
+/* Add to the caller's gradient. Attention itself would overwrite it. */
 static void add_numbers(const call *c, int64_t offset, const mha_tensor *numbers)
 {
     const int64_t count = numbers->shape[0] * (numbers->ndim > 1 ? numbers->shape[1] : 1);
@@ -189,7 +188,7 @@ static void add_numbers(const call *c, int64_t offset, const mha_tensor *numbers
     for (int64_t i = 0; i < count; i++) to[i] += ((const float *)numbers->data)[i];
 }
 
-/* Add the gradient [tokens, H D] of the outputs of heads. */
+/* Add the gradient [tokens, H D] of the heads' outputs. */
 static void add_outputs(const call *c, const float *gradient, int64_t layer)
 {
     const mha_tensor *to = c->out.head_outputs;
@@ -202,7 +201,7 @@ static void add_outputs(const call *c, const float *gradient, int64_t layer)
     }
 }
 
-/* Go back through the attention itself: from the heads' gradient in c->also to those of q, k, v. */
+/* Backpropagate through attention: from the heads (c->also) to q, k and v. */
 static mha_status attention(const call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, int64_t layer, bool cross)
 {
@@ -243,7 +242,7 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     return cross ? MHA_OK : position(c, place, kept, x, layer, &gradient);
 }
 
-/* A layer without heads: the stream's gradient passes unchanged, and the bias receives it. */
+/* A layer without heads only adds a bias. */
 static mha_status only_bias(const call *c, const mhai_place_attention *place)
 {
     const int64_t width = c->t->desc.embed_dim, rows = mhai_tokens(c->a);
@@ -312,8 +311,8 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
     return end_step(c, &place->ff, &kept->ff);
 }
 
-/* The gradient of the logits before scale and softcap. For a softcap the logits are recomputed in
- * scratch. */
+/* The gradient of the logits before scale and softcap. For a softcap the logits are computed again,
+ * in scratch. */
 static mha_status through_softcap(const call *c, const mha_tensor *last, mha_tensor *dlogits)
 {
     const int64_t rows = dlogits->shape[0], width = dlogits->shape[1];
@@ -337,7 +336,7 @@ static mha_status through_softcap(const call *c, const mha_tensor *last, mha_ten
     return MHA_OK;
 }
 
-/* From the output's gradient to that of the stream after the last layer. */
+/* Backpropagate from the output to the stream after the last layer. */
 static mha_status begin(const call *c, const mha_tensor *output_gradient)
 {
     const int64_t rows = mhai_tokens(c->a);

@@ -1,4 +1,4 @@
-/* A forward call, or a decoder's step, in progress. */
+/* A forward call, or a decoder step, in progress. */
 #ifndef MHAI_TRANSFORMER_CALL_H
 #define MHAI_TRANSFORMER_CALL_H
 
@@ -13,8 +13,8 @@ typedef struct mhai_call {
     const mhai_step *step; /* NULL: whole sequences */
 } mhai_call;
 
-/* transformer_delta.c: a recurrent mixer between its projections. mhai_delta_position() replaces
- * projected rows by the inputs of the recurrence; mhai_delta_run() computes the heads;
+/* transformer_delta.c: a recurrent mixer between its projections. mhai_delta_position() turns the
+ * projected rows into the inputs of the recurrence. mhai_delta_run() computes the heads.
  * mhai_delta_check_outputs() checks the requested outputs. */
 MHA_NODISCARD mha_status mhai_delta_position(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_run(const mhai_call *c, int64_t layer);
@@ -23,7 +23,8 @@ MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t la
 /* A short convolution: write the input of W_o to kept->heads. */
 MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer);
 
-/* Multiply the outputs of heads by the gates of their layer. A gated delta net norms them first. */
+/* Multiply the heads' outputs by the gates of their layer. A gated delta
+ * net normalises them first. */
 void mhai_gate_heads(const mhai_call *c, int64_t layer);
 
 static inline int64_t mhai_tokens(const mha_activations *a)
@@ -31,18 +32,18 @@ static inline int64_t mhai_tokens(const mha_activations *a)
     return a->B * a->T;
 }
 
-/* Check a whole call and the requested outputs of c->input; write the batch to c->a. */
+/* Check the call and the outputs that c->input requests, and store the batch in c->a. */
 MHA_NODISCARD mha_status mhai_call_check(mhai_call *c, const mha_transformer_input *input,
                                          const mha_tensor *output);
 MHA_NODISCARD mha_status mhai_call_check_outputs(mhai_call *c, const mha_tensor *output);
 
-/* Agree among all ranks that they make this call. */
+/* Agree with all ranks that each of them makes this call. */
 MHA_NODISCARD mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *output,
                                          mha_status status);
 
-/* Called after a layer by the rank that computes it: send the stream to the next rank, and the
- * layer's outputs to all. It returns only errors of the transport: a rank that failed still
- * sends, so that no rank waits, until all agree at the end. */
+/* Called after each layer by its rank: send the stream to the next rank, and the requested outputs
+ * to all. A rank that failed still sends, so that no rank waits forever; the error is exchanged at
+ * the end. Returns only errors of the transport. */
 MHA_NODISCARD mha_status mhai_call_hand_on(const mhai_call *c, int64_t layer);
 
 /* Whether this rank receives a layer's outputs. */
@@ -51,15 +52,15 @@ bool mhai_call_sees(const mhai_call *c, int64_t layer);
 /* Whether this rank has the stream after the last layer. */
 bool mhai_call_has_end(const mhai_call *c);
 
-/* The part [B,H,T,S] of one layer in an output over all layers. */
+/* The part [B,H,T,S] of one layer in an output for all layers. */
 mha_tensor mhai_call_layer_part(const mha_tensor *wanted, int64_t layer);
 
-/* The tensors of a layer's outputs; NULL: not requested. */
+/* List the tensors of a layer's outputs; NULL: not requested. */
 enum { MHAI_CALL_OUTPUTS = 12 };
 void mhai_call_list_outputs(const mha_attention_outputs *outputs,
                             const mha_tensor *list[MHAI_CALL_OUTPUTS]);
 
-/* Read the requested outputs of a layer's attention, except lse, which is the call's own. */
+/* Read the requested outputs of a layer's attention, except lse. */
 MHA_NODISCARD mha_status mhai_call_read_outputs(const mha_attention_outputs *given, int64_t layer,
                                                 mha_attention_outputs *own);
 

@@ -117,7 +117,7 @@ static mha_status check_probabilities(const mhai_call *c, const char *name,
     return mhai_tensor_check_output(name, tensor);
 }
 
-/* The caller's numbers as a tensor, only to check overlaps. */
+/* View the caller's numbers as a tensor, to check overlaps. */
 static mha_tensor view_counts(const int64_t *counts, int64_t batch)
 {
     union {
@@ -127,7 +127,7 @@ static mha_tensor view_counts(const int64_t *counts, int64_t batch)
     return mha_tensor_contiguous(pointer.out, MHA_I64, 1, &batch);
 }
 
-/* Check an output against the inputs and, from number `first` on, against other outputs. */
+/* Check that an output overlaps no input and none of the outputs from number `first` on. */
 static mha_status check_apart(const mhai_call *c, const mha_tensor *output, const char *name,
                               const mha_tensor *written, size_t first)
 {
@@ -155,7 +155,7 @@ static mha_status check_apart(const mhai_call *c, const mha_tensor *output, cons
     return written ? mhai_transformer_patches_apart(&c->input, name, written) : MHA_OK;
 }
 
-/* Requested outputs of a layer; attention compares them with its own inputs. */
+/* List the requested outputs of a layer. Attention itself compares them with its inputs. */
 void mhai_call_list_outputs(const mha_attention_outputs *x,
                             const mha_tensor *list[MHAI_CALL_OUTPUTS])
 {
@@ -198,7 +198,6 @@ static mha_status check_rows(const char *name, const mha_tensor *x, const int64_
     return mhai_tensor_check_output(name, x);
 }
 
-/* The batch and its requested outputs. */
 mha_status mhai_call_check_outputs(mhai_call *c, const mha_tensor *output)
 {
     const mha_transformer_desc *d = &c->t->desc;

@@ -1,5 +1,5 @@
-/* The forward call of a transformer. Each step reads the stream, adds its result, and keeps the
- * activations that its gradient will need. */
+/* The forward call of a transformer. Each step reads the stream, adds its result, and saves the
+ * activations for the backward call. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -11,13 +11,13 @@
 
 #include <string.h>
 
-/* Padding of a step is not validated. */
+/* Padding in a decoder step is not validated. */
 static bool is_padding(const mhai_call *c, int64_t b, int64_t t)
 {
     return c->step && (t < c->step->firsts[b] || t - c->step->firsts[b] >= c->step->counts[b]);
 }
 
-/* Look up rows of a table by [B,T] indices. Row 0 if there are no indices, and for padding. */
+/* Look up the rows of a table for indices [B,T]. Without indices, and for padding, use row 0. */
 static mha_status load_numbers(const mhai_call *c, const char *name, const mha_tensor *from,
                                int64_t count, int32_t *to)
 {
@@ -34,7 +34,7 @@ static mha_status load_numbers(const mhai_call *c, const char *name, const mha_t
     return MHA_OK;
 }
 
-/* Rows of the table of positions. */
+/* Look up the rows of the position table. */
 static void load_positions(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
@@ -93,7 +93,7 @@ typedef struct add_job {
     float scale, *sum;
 } add_job;
 
-/* Numbers per work item: adding them takes about as long as waking a thread. */
+/* Floats per work item: adding this many takes about as long as waking a thread. */
 enum { ADDED = 1 << 15 };
 
 static void add_piece(void *argument, int64_t piece, int worker)
@@ -194,7 +194,7 @@ static mha_status project(const mhai_call *c, const mhai_place_linear *place,
     return project_to(c, place, activation, x, rows, place->outputs, y);
 }
 
-/* The input of a step: the stream, or its norm. */
+/* Compute the input of a step: the stream or, with pre-norm, its norm. */
 static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
@@ -202,14 +202,14 @@ static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                                            : MHA_OK;
 }
 
-/* The destination of a step's function. */
+/* Where a step's function writes its result. */
 static float *added_by(const mhai_call *c, const mhai_kept_step *step, float *next)
 {
     return mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM) && step->z ? step->z : next;
 }
 
-/* next = x + y. Post-norm: followed by a norm. Branch norm: with a norm of y. y is at
- * added_by(). */
+/* next = x + y, where y is at added_by(). With post-norm, the sum is normalised; with branch norm,
+ * y is normalised before the addition. */
 static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
                            const mhai_kept_step *step, float *next)
 {
@@ -228,7 +228,7 @@ static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
     return MHA_OK;
 }
 
-/* Add (1 - gate) times each head's mean; the heads are already multiplied by their gates. */
+/* Add (1 - gate) times each head's mean. The heads are already multiplied by their gates. */
 static void add_means(const mhai_call *c, float *heads, int64_t layer)
 {
     const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
@@ -252,7 +252,7 @@ mha_tensor mhai_call_layer_part(const mha_tensor *wanted, int64_t layer)
     return part;
 }
 
-/* Set the parts of pruned heads to 0. */
+/* Set the outputs of pruned heads to 0. */
 static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
 {
     const mha_tensor part = mhai_call_layer_part(wanted, layer);
@@ -265,7 +265,7 @@ static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
     }
 }
 
-/* A layer without heads: only the bias of the output remains. */
+/* A layer without heads only adds its output bias. */
 static mha_status only_bias(const mhai_call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, float *next)
 {
@@ -308,7 +308,7 @@ static void prepare_step(const mhai_step *s, int64_t layer, bool cross, mhai_att
     x->rope.sin_table = &s->sinks[layer].sines;
 }
 
-/* Prepare a layer's attention between its projections. */
+/* Set up a layer's attention after q, k and v are projected. */
 static mha_status prepare(const mhai_call *c, int64_t layer, bool cross, mhai_call_attention *made)
 {
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
@@ -435,7 +435,7 @@ typedef struct embed_job {
     float scale, *x;
 } embed_job;
 
-/* Three numbers are added in double and rounded once. For two, f32 gives the same sum. */
+/* Add three numbers in double and round once. For two, f32 gives the same sum. */
 static void embed_row(void *argument, int64_t row, int worker)
 {
     const embed_job *job = argument;
@@ -471,7 +471,7 @@ static mha_status embed(const mhai_call *c)
                           : MHA_OK;
 }
 
-/* Begin the stream before the first layer of the run. */
+/* Compute the stream before the first layer of the run. */
 static mha_status begin_stream(const mhai_call *c)
 {
     const mha_tensor *from = c->input.stream;
@@ -531,8 +531,8 @@ static mha_status run_layer(const mhai_call *c, int64_t i)
     return d->ff_dim > 0 ? feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
 }
 
-/* status: whether this rank can continue. After its own error a rank computes nothing more, but
- * still sends and receives everything that the others expect. */
+/* status: whether this rank can continue. After an error, a rank computes nothing more. It still
+ * sends and receives everything that the other ranks expect. */
 static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     const mha_transformer *t = c->t;
@@ -551,12 +551,12 @@ static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status sta
     return status == MHA_OK ? write_output(c, output) : status;
 }
 
-/* Tokens of a piece. Shorter pieces start the last rank earlier, but products of fewer rows take
- * longer per row. */
+/* Tokens per piece. Shorter pieces let the last rank start earlier, but matrix
+ * products are slower per row. */
 enum { PIECE = 64 };
 
-/* Pipeline a step's tokens through the ranks in pieces: while a rank computes one, the previous
- * rank computes the next. */
+/* Pipeline the tokens of a step through the ranks: while a rank computes one piece, the rank
+ * before it computes the next. */
 static mha_status forward_pieces(mhai_call *c, const mha_tensor *output)
 {
     const mhai_step *whole = c->step;
@@ -599,7 +599,7 @@ static mha_status forward_all(mhai_call *c, const mha_tensor *output)
     return status;
 }
 
-/* The whole call, on all ranks. status: whether this rank can take part. */
+/* Run the call on all ranks. status: whether this rank can take part. */
 static mha_status run(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     if (status == MHA_OK) status = load_tokens(c);
@@ -616,8 +616,8 @@ size_t mhai_transformer_product_bytes(const mha_context *context, const mha_tran
                : 0;
 }
 
-/* Check the requested outputs of every layer, and reserve the scratch of the largest layer. The
- * stack keeps it, so that nothing fails after an output is written. */
+/* Check the requested outputs of every layer, and reserve scratch for the largest one. Afterwards
+ * the call cannot fail once it has written an output. */
 static mha_status reserve(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
@@ -646,7 +646,7 @@ static mha_status reserve(const mhai_call *c)
     return mhai_scratch_ensure(c->context, (int64_t)most, 1);
 }
 
-/* Prepare a call with activations in its scratch. */
+/* Prepare a call whose activations are in scratch. */
 static mha_status prepare_passing(mhai_call *c, const mha_transformer_input *input,
                                   const mha_tensor *output)
 {
@@ -686,7 +686,7 @@ mha_status mha_transformer_forward(mha_context *context, const mha_transformer *
         return status;
     }
     const mha_status status = run(&c, output, mhai_call_check(&c, input, output));
-    if (status != MHA_OK) activations->T = -1; /* they hold no batch */
+    if (status != MHA_OK) activations->T = -1; /* mark the activations as invalid */
     return status;
 }
 
@@ -697,6 +697,6 @@ mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t,
     mhai_call c = {.context = context, .t = t, .input = {.tokens = tokens}, .a = a, .step = step};
     if (status == MHA_OK) status = mhai_call_check_outputs(&c, output);
     status = run(&c, output, status);
-    a->T = -1; /* keys of earlier tokens are missing, so a backward call is not possible */
+    a->T = -1; /* keys of earlier tokens are missing, so there is no backward call */
     return status;
 }

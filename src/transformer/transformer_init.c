@@ -1,5 +1,5 @@
-/* Random parameters. Every number depends only on seed and place, not on the order of loops or the
- * number of threads. */
+/* Random parameters. Each number depends only on the seed and its place, not on
+ * the number of threads. */
 #include "transformer/transformer_parts.h"
 
 #include "base/math.h"
@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-/* A standard normal number for a place (Box and Muller 1958) from u in (0, 1] and an angle. */
+/* A standard normal number (Box and Muller 1958) from u in (0, 1] and an angle. */
 static double normal(uint64_t seed, int64_t place)
 {
     uint32_t word[4] = {(uint32_t)place, (uint32_t)(place >> 32), 0x6D686131u, 0};
@@ -26,7 +26,8 @@ static bool ends_with(const char *text, const char *end)
     return length >= part && strcmp(text + length - part, end) == 0;
 }
 
-/* Matrices that write to the residual stream are divided by the square root of their number. */
+/* Matrices that write to the residual stream get a deviation divided by the
+ * square root of their number. */
 static double deviation(const mha_transformer *t, const mha_transformer_init *init,
                         const mha_parameter *p)
 {
@@ -40,7 +41,7 @@ static double deviation(const mha_transformer *t, const mha_transformer_init *in
     return writes ? std / sqrt(writers) : std;
 }
 
-/* grade to the power of the head of element [row, col]; 1 if it belongs to no head. */
+/* grade to the power of the head that owns element [row, col]; 1 if no head owns it. */
 static double grade_of(const mha_transformer *t, const mha_transformer_init *init,
                        const mha_parameter *p, int64_t row, int64_t col)
 {

@@ -1,5 +1,5 @@
-/* Per-layer settings of self-attention: norms, rotation, masks, score terms; and the encodings
- * of positions. */
+/* Per-layer settings of self-attention (norms, rotation, masks, score terms),
+ * and position encodings. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -14,7 +14,7 @@ enum { KNOWN_FLAGS = MHA_LAYER_OUTPUT_GATE * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
-/* Reject settings without the flag or the kind of positions that they need. */
+/* Reject settings that need a flag or position encoding that is not selected. */
 static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_desc *l)
 {
     const bool rotary = d->positions == MHA_ENCODING_ROTARY;
@@ -40,7 +40,7 @@ static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_
     return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: %s: only with %s", name, needs);
 }
 
-/* Fill in the defaults of nonlinear scaling; rope_factor has its own default. */
+/* Fill in defaults of nonlinear scaling. The default of rope_factor is set elsewhere. */
 static mha_status fill_scaling(mha_layer_desc *l)
 {
     const bool yarn = l->rope_scaling == MHA_ROPE_SCALING_YARN;
@@ -53,7 +53,7 @@ static mha_status fill_scaling(mha_layer_desc *l)
     if (yarn && l->rope_amplitude == 0)
         l->rope_amplitude =
             l->rope_factor > 1 ? (float)(0.1 * mha_log((double)l->rope_factor) + 1) : 1;
-    /* Llama 3 interpolates between the two by turns; YaRN rounds them outwards. */
+    /* Llama 3 interpolates between low and high, so they must differ. YaRN rounds them outwards. */
     if (!(l->rope_low > 0) || isinf(l->rope_high) ||
         !(yarn ? l->rope_high >= l->rope_low : l->rope_high > l->rope_low) ||
         !(l->rope_factor >= 1e-6F) || isinf(l->rope_factor) || !isfinite(l->rope_amplitude) ||
@@ -73,8 +73,8 @@ static bool in_bounds(int64_t value, int64_t most)
     return value >= 1 && value <= most;
 }
 
-/* Check the sizes of a recurrent mixer, which has no settings of attention. The bounds keep the
- * width of a row within 64 bits. */
+/* Check the sizes of a recurrent mixer, and reject attention settings. The bounds prevent overflow
+ * in the width of a row. */
 static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer_desc *l,
                                   int64_t layer)
 {
@@ -174,7 +174,7 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
     return MHA_OK;
 }
 
-/* Read one layer of the caller's array. All layers have the struct_size of the first. */
+/* Read one layer of the caller's array. Every layer has the struct_size of the first. */
 static mha_status read_layer(const void *given, uint32_t size, mha_layer_desc *own)
 {
     uint32_t said;
@@ -188,7 +188,7 @@ static mha_status read_layer(const void *given, uint32_t size, mha_layer_desc *o
     return MHA_OK;
 }
 
-/* An error of a layer, with its number. */
+/* Add the layer's number to its error. */
 static mha_status fail_layer(mha_status status, int64_t layer)
 {
     char detail[240];
@@ -226,8 +226,8 @@ static mha_layer_desc rotation_of(const mha_layer_desc *l)
                             .rope_original_length = l->rope_original_length};
 }
 
-/* Find or create the table of a rotation. It has room for every position; its pages are not touched
- * yet. */
+/* Find or create the table of a rotation. It has room for all positions;
+ * untouched pages cost no memory. */
 static mha_status take_encoding(mha_transformer *t, int64_t width, const mha_layer_desc *layer,
                                 mhai_encoding **taken)
 {
@@ -265,12 +265,12 @@ void mhai_transformer_free_encodings(mha_transformer *t)
     }
 }
 
-static double clamp(double x, double low, double high)
+static double clamp(double x, double most)
 {
-    return x < low ? low : x > high ? high : x;
+    return x < 0 ? 0 : x > most ? most : x;
 }
 
-/* The pair that makes this number of turns within the training length. */
+/* The (fractional) pair that makes this number of turns over the original length. */
 static double pair_of_turns(const mha_layer_desc *r, double turns)
 {
     const double length = (double)r->rope_original_length, pi = 3.14159265358979323846;
@@ -278,20 +278,20 @@ static double pair_of_turns(const mha_layer_desc *r, double turns)
            (2 * mha_log((double)r->rope_base));
 }
 
-/* The divisor of the frequency of pair i, in addition to that of the base. */
+/* The extra divisor of the frequency of pair i. */
 static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
 {
     const double factor = (double)r->rope_factor, low = (double)r->rope_low,
                  high = (double)r->rope_high;
-    double slow; /* 1: divided by factor, 0: unchanged */
+    double slow; /* 1: divide by factor, 0: unchanged */
     if (r->rope_scaling == MHA_ROPE_SCALING_LLAMA3) {
         const double turns = (double)r->rope_original_length * frequency / 6.28318530717958647693;
-        slow = clamp((high - turns) / (high - low), 0, 1);
+        slow = clamp((high - turns) / (high - low), 1);
     } else {
         const double last = (double)(r->rotary_dim - 1);
-        const double from = clamp(floor(pair_of_turns(r, high)), 0, last);
-        const double to = clamp(ceil(pair_of_turns(r, low)), 0, last);
-        slow = clamp(((double)i - from) / (to > from ? to - from : 1e-3), 0, 1);
+        const double from = clamp(floor(pair_of_turns(r, high)), last);
+        const double to = clamp(ceil(pair_of_turns(r, low)), last);
+        slow = clamp(((double)i - from) / (to > from ? to - from : 1e-3), 1);
     }
     return 1 / (slow / factor + (1 - slow));
 }
@@ -301,7 +301,7 @@ static double frequency_of(const mha_layer_desc *r, int64_t i)
     return mha_exp(-2 * (double)i / (double)r->rotary_dim * mha_log((double)r->rope_base));
 }
 
-/* Cosines and sines are the results of rotating (1, 0). */
+/* Rotating (1, 0) gives the cosine and the sine. */
 mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, int64_t begin,
                                   int64_t rows, float *first)
 {
@@ -317,7 +317,7 @@ mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, 
         mha_tensor x = mha_tensor_bthd(first, 1, rows, 1, width);
         return mha_rope_apply(context, &rope, &x, &x);
     }
-    for (int64_t i = 0; i < half; i++) { /* each pair separately, at its own frequency */
+    for (int64_t i = 0; i < half; i++) { /* one pair at a time, at its own frequency */
         const double frequency = frequency_of(r, i);
         mha_tensor x = mha_tensor_bthd(first + i, 1, rows, 1, 2);
         x.stride[2] = width;
@@ -358,7 +358,7 @@ mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *
     return status;
 }
 
-/* The settings of a layer without a description. */
+/* The default settings of a layer. */
 static mha_layer_desc usual_layer(const mha_transformer_desc *d)
 {
     return (mha_layer_desc){.rotary_dim = d->head_dim, .rope_base = d->rope_base, .rope_factor = 1};
@@ -430,7 +430,7 @@ static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads
     return mha_attention_explain(context, &a->desc, &q, &k, &k, &q, NULL, &plan);
 }
 
-/* The parameters that attention reads directly. */
+/* Set up views of the parameters that attention reads directly. */
 static mha_status view_parameters(mha_transformer *t, const mha_layer_desc *l, mhai_heads heads,
                                   mhai_place_attention *place)
 {
@@ -456,7 +456,7 @@ static mha_status view_parameters(mha_transformer *t, const mha_layer_desc *l, m
     return MHA_OK;
 }
 
-/* A layer without heads has no parameters, but its description is checked as well. */
+/* A layer without heads has no parameters. Its description is checked nevertheless. */
 static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t layer)
 {
     const mha_transformer_desc *d = &t->desc;

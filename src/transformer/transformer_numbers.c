@@ -1,5 +1,5 @@
-/* The elements of a transformer's parameters: in the flat array, or with a source, held in memory
- * or read from it. */
+/* Access to a transformer's parameters. They are in the flat array or, with a source, in memory
+ * or read from the source. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -11,7 +11,7 @@ mha_transformer *mhai_transformer_share(const mha_transformer *t)
 {
     union {
         const mha_transformer *given;
-        mha_transformer *own; /* set so that it can be destroyed */
+        mha_transformer *own; /* so that it can be destroyed */
     } pointer = {t};
     if (!t->owners) return NULL;
     atomic_fetch_add(t->owners, 1);

@@ -1,5 +1,4 @@
-/* Patches: values that replace the outputs of heads, and the stream before the first layer of a
- * call. */
+/* Patches: values that replace outputs of heads, or the stream before the first layer. */
 #include "transformer/transformer_parts.h"
 
 #include "base/struct_copy.h"
@@ -8,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Read patch number i; the caller's struct may be shorter or longer. */
+/* Read patch i. The caller's struct may be shorter or longer. */
 static mha_status read_patch(const mha_transformer_input *input, int64_t i, mha_head_patch *own)
 {
     const unsigned char *first = (const unsigned char *)input->patches;
@@ -85,7 +84,7 @@ mha_status mhai_transformer_patches_apart(const mha_transformer_input *input, co
     return MHA_OK;
 }
 
-/* Destination of a patch: row i is at the result + i stride. */
+/* Destination of a patch. Row i is at offset i * stride. */
 static float *place_of(const mha_activations *a, const mha_head_patch *p, int64_t *stride)
 {
     const mhai_mix mix = mhai_transformer_mix(&a->transformer->desc, p->layer);

@@ -1,5 +1,5 @@
-/* Transformers made from others: with heads removed, with key/value heads averaged into fewer, or
- * with the same parameters under another description. */
+/* Derived transformers: with heads removed, with key/value heads averaged, or with the same
+ * parameters and another description. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -9,31 +9,32 @@
 
 #include <string.h>
 
-/* The heads of the old layer from which those of the new layer are made. */
+/* The old heads that make up the heads of a new layer. */
 typedef struct heads_plan {
-    int64_t q, kv;    /* of the new layer */
+    int64_t q, kv;    /* heads of the new layer */
     int64_t *from_q;  /* [q] */
-    int64_t *from_kv; /* [kv], the first of `merged` heads that become one */
-    int64_t merged;   /* key/value heads that are averaged; 1: copied */
+    int64_t *from_kv; /* [kv], the first of `merged` heads that are averaged */
+    int64_t merged;   /* number of heads averaged into one; 1: copied */
 } heads_plan;
 
-/* How a parameter changes: its rows or its columns belong to heads, `block` of them per head. */
+/* How a parameter changes. Heads own its rows or its columns, `block` per head. */
 typedef struct part {
     mha_parameter old;
-    const int64_t *rows, *columns; /* the old head of each new one; NULL: all, in order */
+    const int64_t *rows, *columns; /* the old head of each new head; NULL: all, in order */
     int64_t block, merged;
 } part;
 
-/* A smaller transformer: the plans for it and, if the old one has a source, its own source. */
+/* A derived transformer in progress. It is also the source of the new transformer if
+ * the old one has a source. */
 typedef struct pruning {
     mha_allocator allocator;
     const mha_transformer *from;
-    mha_transformer *shared; /* a share of `from`, if it must outlive the call */
+    mha_transformer *shared; /* another owner of `from`, if it must outlive the call */
     heads_plan *plans;       /* [L] */
     int64_t layers;
-    const mha_transformer_desc *as; /* during creation: its description; NULL: that of `from` */
-    bool whole;                     /* a copy: no head is removed, and num_heads stays */
-    int64_t *lists;                 /* the arrays that plans point to */
+    const mha_transformer_desc *as; /* the new description, during creation; NULL: that of `from` */
+    bool whole;                     /* a copy: keeps all heads, and num_heads */
+    int64_t *lists;                 /* memory of the arrays in plans */
     int64_t list_count;
     part *parts; /* [parameters] */
     int64_t part_count;
@@ -67,7 +68,7 @@ static mha_status take(const pruning *x, int64_t count, size_t size, void *point
     return mhai_take_for("pruning", &x->allocator, count, size, pointer);
 }
 
-/* Allocate plans without heads, and room for heads. */
+/* Allocate plans and room for their heads. */
 static mha_status take_plans(pruning *x, const mha_transformer_desc *d)
 {
     x->layers = d->num_layers;
@@ -91,8 +92,8 @@ static mha_status begin(mha_context *context, const mha_transformer *from, pruni
     return take_plans(x, &from->desc);
 }
 
-/* Plan the heads of a layer with keep != 0. Groups of different sizes are divided into groups of
- * equal size: the greatest common divisor. Each has its own copy of the key/value head. */
+/* Plan a layer of the heads with keep != 0. If groups then differ in size, divide them into groups
+ * whose size is the greatest common divisor. Each new group gets a copy of its key/value head. */
 static void plan_kept(const mha_transformer *t, int64_t layer, const float *keep, heads_plan *plan)
 {
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, false);
@@ -110,7 +111,7 @@ static void plan_kept(const mha_transformer *t, int64_t layer, const float *keep
     }
 }
 
-/* Plan all heads of a layer; every `merged` adjacent key/value heads are merged into one. */
+/* Plan a layer of all heads. Every `merged` adjacent key/value heads become one. */
 static void plan_all(const mha_transformer *t, int64_t layer, int64_t merged, heads_plan *plan)
 {
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, false);
@@ -154,8 +155,8 @@ static int64_t old_place(const int64_t *heads, int64_t block, int64_t i)
     return heads ? heads[i / block] * block + i % block : i;
 }
 
-/* The number of new places from i on, at most `most`, that are also contiguous in the old
- * parameter. */
+/* The number of new elements from i on, at most `most`, that are
+ * contiguous in the old parameter. */
 static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t most)
 {
     if (!heads) return most;
@@ -164,8 +165,8 @@ static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t mo
     return n < most ? n : most;
 }
 
-/* Copy contiguous parts of old rows to [rows, columns]; in one read if all columns are
- * contiguous. */
+/* Copy old rows to [rows, columns] in contiguous runs; in one read if all
+ * columns are contiguous. */
 static void read_old(const pruning *x, const part *p, int64_t row, int64_t rows, int64_t column,
                      int64_t columns, float *to)
 {
@@ -180,7 +181,7 @@ static void read_old(const pruning *x, const part *p, int64_t row, int64_t rows,
         }
 }
 
-/* The mean of the rows of merged heads, in double. */
+/* Average the rows of merged heads, in double. */
 static void read_merged(const pruning *x, const part *p, int64_t row, int64_t column,
                         int64_t columns, float *to)
 {
@@ -216,7 +217,7 @@ static void read_pruned(const void *user, int64_t parameter, int64_t row, int64_
 
 /* ---- making -------------------------------------------------------------------------------- */
 
-/* The description of the new transformer, with its lists in heads and kv. */
+/* The description of the new transformer, whose lists are written to heads and kv. */
 static mha_transformer_desc describe(const pruning *x, const mha_transformer *from, int64_t *heads,
                                      int64_t *kv)
 {
@@ -238,7 +239,7 @@ static mha_transformer_desc describe(const pruning *x, const mha_transformer *fr
     return d;
 }
 
-/* If `source` is set, the transformer has its own source, to which x then belongs. */
+/* If `source` is set, the new transformer owns x as its source. */
 static mha_status create(mha_context *context, pruning *x, const mha_transformer *from, bool source,
                          mha_transformer **to)
 {
@@ -285,8 +286,8 @@ static mha_status fill(mha_context *context, pruning *x, const mha_transformer *
     return mha_transformer_update(context, to);
 }
 
-/* Make the new transformer by the plans in x. Afterwards x is freed, or belongs to the transformer.
- * status: the status of the previous steps. */
+/* Make the new transformer from the plans in x, which it then owns or frees. status: the result
+ * of the previous steps. */
 static mha_status finish(mha_context *context, pruning *x, const mha_transformer *from, bool source,
                          mha_status status, mha_transformer **made)
 {
@@ -343,7 +344,7 @@ mha_status mha_transformer_copy(mha_context *context, const mha_transformer *tra
     return finish(context, x, transformer, false, status, copy);
 }
 
-/* Plan all heads of a layer with kv_heads key/value heads. */
+/* Plan a layer that keeps all heads and has kv_heads key/value heads. */
 static mha_status plan_shared(const mha_transformer *t, int64_t layer, int64_t kv_heads,
                               heads_plan *plan)
 {

@@ -1,10 +1,9 @@
-/* A transformer whose layers are divided among ranks. Each rank has a run of consecutive layers,
- * and only it reads their weights. The stream is sent from rank to rank. Ranks sum nothing, so the
- * result is bit-identical to that of one process.
+/* A transformer whose layers are divided among ranks. Each rank has consecutive layers, and only
+ * that rank reads their weights. The stream goes from rank to rank. Nothing is summed across ranks,
+ * so the result is bit-identical to that of one process.
  *
- * Every rank makes every call. A layer's requested outputs (attention, activations) are sent to
- * all ranks as one piece of memory; otherwise only the stream is sent. Every rank returns the
- * outputs of one process, so callers need not consider ranks. */
+ * Every rank makes every call and returns the same outputs as a single process. The requested
+ * outputs of a layer (attention, activations) are broadcast; otherwise only the stream is sent. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -13,7 +12,7 @@
 
 /* ---- assignment of layers -------------------------------------------------------------------- */
 
-/* Elements of a layer's matrices; L: of the output's. */
+/* Number of elements of a layer's matrices; layer L is the output. */
 static int64_t weight_of(const mha_transformer *t, int64_t layer)
 {
     int64_t count = 0;
@@ -26,8 +25,8 @@ static int64_t weight_of(const mha_transformer *t, int64_t layer)
     return count;
 }
 
-/* Ranks get equal shares of all parameters, in order. A layer belongs to the rank whose share
- * contains its middle. */
+/* Divide the parameters into equal shares, in order. A layer belongs to the rank whose
+ * share contains its middle. */
 mha_status mhai_spread_make(mha_transformer *t)
 {
     const mha_transport *ranks = t->source.transport;
@@ -46,11 +45,11 @@ mha_status mhai_spread_make(mha_transformer *t)
     return MHA_OK;
 }
 
-/* Hash shapes, settings, and the parameters that every rank holds: norms, biases, positions. */
+/* Hash shapes, settings, and the parameters on every rank: norms, biases, positions. */
 void mhai_spread_hash(mha_transformer *t)
 {
     mha_transformer_desc d = t->desc;
-    d.layer_heads = d.layer_kv_heads = NULL; /* the hash of the shapes covers them */
+    d.layer_heads = d.layer_kv_heads = NULL; /* covered by the hash of the shapes */
     d.layers = NULL;
     t->hash = mhai_hash(MHAI_HASH_START, &d, sizeof d);
     if (t->desc.layers)
@@ -90,7 +89,7 @@ bool mhai_call_sees(const mhai_call *c, int64_t layer)
     return mhai_spread_mine(c->t, layer) || !(c->input.flags & MHA_INPUT_OWN_LAYERS);
 }
 
-/* A decoder makes many steps, so the tokens of a step are not compared. */
+/* A decoder makes many steps, so their tokens are not compared. */
 mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *output, mha_status status)
 {
     const mha_transformer_input *x = &c->input;
@@ -116,7 +115,7 @@ mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *output, mha_sta
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* Broadcast a tensor axis by axis, until the rest is contiguous. */
+/* Broadcast a tensor axis by axis, down to contiguous parts. */
 static mha_status give_axes(const mha_transport *ranks, int32_t root, const mha_tensor *x, int axis,
                             char *data)
 {
@@ -173,7 +172,7 @@ static mha_status give_layer(const mhai_call *c, int64_t layer, float *next, siz
     return give_outputs(c, layer);
 }
 
-/* Whether all ranks need the end of the stream, not only the rank of the output. */
+/* Whether all ranks need the last stream, not only the rank of the output. */
 static bool all_end(const mhai_call *c)
 {
     return shows(c) || c->input.last_hidden ||

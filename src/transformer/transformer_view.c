@@ -1,11 +1,11 @@
-/* The activations of a forward call as views, for analyses of heads; and parameters by name. */
+/* Views of the activations of a forward call, and of parameters by name. */
 #include "base/need.h"
 #include "transformer/transformer_parts.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* A view [B,T,width] of activations, which are rows of tokens. */
+/* A view [B,T,width] of activations. */
 static mha_tensor tokens_view(const mha_activations *a, const float *data, int64_t width)
 {
     mha_tensor rows = mhai_transformer_rows(data, a->B * a->T, width, width);

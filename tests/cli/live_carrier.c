@@ -30,7 +30,8 @@ int main(int count, char **arguments)
     mha_context *context = NULL;
     mha_model *model = NULL;
     mha_live *live = NULL;
-    const mha_live_options options = {.struct_size = sizeof options, .name = arguments[count - 1]};
+    const mha_live_options options = {
+        .struct_size = sizeof options, .name = arguments[count - 1], .folder = arguments[1]};
     int failed = count != 3 || mha_context_create(NULL, &context) ||
                  mha_model_load(context, arguments[1], NULL, &model) ||
                  mha_live_create(context, model, &options, &live);

@@ -57,14 +57,14 @@ static void gives_zeroed_memory_of_its_own(void **state)
     enum { PIECES = 300, SIZE = 50 };
     double *pieces[PIECES];
     for (int i = 0; i < PIECES; i++) {
-        assert_int_equal(ARENA_ALLOC("test", SIZE, &pieces[i]), CLI_OK);
+        assert_int_equal(ARENA_ALLOC(SIZE, &pieces[i]), CLI_OK);
         for (int j = 0; j < SIZE; j++) assert_true(pieces[i][j] == 0);
         for (int j = 0; j < SIZE; j++) pieces[i][j] = i;
     }
     for (int i = 0; i < PIECES; i++)
         for (int j = 0; j < SIZE; j++) assert_true(pieces[i][j] == i);
     char *none = NULL;
-    assert_int_equal(ARENA_ALLOC("test", 0, &none), CLI_OK);
+    assert_int_equal(ARENA_ALLOC(0, &none), CLI_OK);
     assert_non_null(none);
 }
 
@@ -73,13 +73,12 @@ static void says_what_was_too_large(void **state)
     (void)state;
     double *x = (double *)said;
     listen();
-    const cli_exit code = ARENA_ALLOC("test", INT64_C(1) << 60, &x); /* 2^63 bytes */
+    const cli_exit code = ARENA_ALLOC(INT64_C(1) << 60, &x); /* 2^63 bytes */
     stop_listening();
     assert_int_equal(code, CLI_NO_MEMORY);
     assert_null(x);
-    assert_string_equal(said,
-                        "multihead: test: out of memory: 1152921504606846976 elements of 8 bytes, "
-                        "8 EiB in total; make the input smaller, or free memory\n");
+    assert_string_equal(said, "multihead: out of memory: 1152921504606846976 elements of 8 bytes, "
+                              "8 EiB in total; make the input smaller, or free memory\n");
     assert_null(arena_try((INT64_C(1) << 61) + 1, 8)); /* 8, if the product could pass 2^64 */
     assert_null(arena_try(-1, 1));
     assert_int_equal(arena_mark(), 0);
@@ -89,10 +88,10 @@ static void grows_and_keeps_what_was_there(void **state)
 {
     (void)state;
     int *x = NULL, *first;
-    assert_int_equal(ARENA_ALLOC("test", 1, &first), CLI_OK);
+    assert_int_equal(ARENA_ALLOC(1, &first), CLI_OK);
     *first = -7;
     for (int64_t n = 1; n <= 1 << 16; n *= 2) {
-        assert_int_equal(arena_grow("test", n, sizeof *x, &x), CLI_OK);
+        assert_int_equal(arena_grow(n, sizeof *x, &x), CLI_OK);
         for (int64_t i = n / 2; i < n; i++) x[i] = (int)i;
     }
     for (int i = 0; i < 1 << 16; i++) assert_int_equal(x[i], i);
@@ -100,7 +99,7 @@ static void grows_and_keeps_what_was_there(void **state)
     assert_int_equal(arena_mark(), 2); /* still one object */
     int *same = x;
     listen();
-    assert_int_equal(arena_grow("test", INT64_MAX, sizeof *x, &x), CLI_NO_MEMORY);
+    assert_int_equal(arena_grow(INT64_MAX, sizeof *x, &x), CLI_NO_MEMORY);
     stop_listening();
     assert_ptr_equal(x, same);
     assert_int_equal(x[(1 << 16) - 1], (1 << 16) - 1);
@@ -110,19 +109,19 @@ static void copies_texts(void **state)
 {
     (void)state;
     char *copy, *empty;
-    assert_int_equal(arena_text("test", "word and more", 4, &copy), CLI_OK);
+    assert_int_equal(arena_text("word and more", 4, &copy), CLI_OK);
     assert_string_equal(copy, "word");
-    assert_int_equal(arena_text("test", NULL, 0, &empty), CLI_OK);
+    assert_int_equal(arena_text(NULL, 0, &empty), CLI_OK);
     assert_string_equal(empty, "");
 }
 
 static void ends_things_last_come_first(void **state)
 {
     (void)state;
-    assert_int_equal(arena_keep("test", a, end), CLI_OK);
-    assert_int_equal(arena_keep("test", NULL, end), CLI_OK);
-    assert_int_equal(arena_keep("test", b, end), CLI_OK);
-    assert_int_equal(arena_keep("test", c, end), CLI_OK);
+    assert_int_equal(arena_keep(a, end), CLI_OK);
+    assert_int_equal(arena_keep(NULL, end), CLI_OK);
+    assert_int_equal(arena_keep(b, end), CLI_OK);
+    assert_int_equal(arena_keep(c, end), CLI_OK);
     arena_close();
     assert_string_equal(ended, "cba");
     arena_close();
@@ -133,12 +132,12 @@ static void a_mark_keeps_what_came_before(void **state)
 {
     (void)state;
     char *text;
-    arena_keep("test", a, end);
+    arena_keep(a, end);
     const size_t mark = arena_mark();
     for (int i = 0; i < 3; i++) {
-        arena_keep("test", b, end);
-        assert_int_equal(arena_text("test", "x", 1, &text), CLI_OK);
-        arena_keep("test", c, end);
+        arena_keep(b, end);
+        assert_int_equal(arena_text("x", 1, &text), CLI_OK);
+        arena_keep(c, end);
         arena_release(mark);
         assert_int_equal(arena_mark(), mark);
     }
@@ -151,10 +150,10 @@ static void drops_one_from_the_middle(void **state)
 {
     (void)state;
     char *text;
-    arena_keep("test", a, end);
-    arena_keep("test", b, end);
-    assert_int_equal(arena_text("test", "x", 1, &text), CLI_OK);
-    arena_keep("test", c, end);
+    arena_keep(a, end);
+    arena_keep(b, end);
+    assert_int_equal(arena_text("x", 1, &text), CLI_OK);
+    arena_keep(c, end);
     arena_drop(b);
     assert_string_equal(ended, "b");
     arena_drop(b); /* no longer exists */
@@ -178,9 +177,9 @@ static void end_and_drop(void *thing)
 static void a_destructor_may_drop_another(void **state)
 {
     (void)state;
-    arena_keep("test", a, end);
-    arena_keep("test", b, end);
-    arena_keep("test", c, end_and_drop);
+    arena_keep(a, end);
+    arena_keep(b, end);
+    arena_keep(c, end_and_drop);
     arena_close();
     assert_string_equal(ended, "cab");
 }

@@ -10,6 +10,7 @@ import pathlib
 import re
 import subprocess
 
+import numpy as np
 from playwright import sync_api
 import pytest
 
@@ -268,6 +269,44 @@ def test_a_station_is_an_address(visit, new_page):
     settled(again)
     assert again.locator("#live-text").input_value() == "the king was too old"
     assert again.locator("#tour-link").get_attribute("href") == "#station=window"
+
+
+def test_the_training_plays_back(visit, new_page, trained):
+    """The station shows the snapshots that `train` recorded, and an address restores one."""
+    from safetensors.numpy import load_file
+    page, state = visit(reduced_motion="reduce"), load_file(trained / "training.safetensors")
+    assert at_station(page, "roles") == (["0", "3"], "3") and state["frame_steps"].tolist() == [0, 3]
+    text = page.locator("#live-text").input_value()
+    answer = json.loads(next(native(trained, [("look", json.dumps({"text": text}))]))[1])
+    side, first = answer["maps"]["rows"], state["frames"].reshape(2, 8, -1)[0]
+    assert answer["training"] == text and len(state["example"]) == side and first.shape[1] == side ** 2
+    for coded, weights in zip(answer["maps"]["frames"][0]["maps"], first, strict=True):
+        codes, seen = np.frombuffer(base64.b64decode(coded["data"]), np.uint8), np.tri(side, dtype=bool).ravel()
+        assert ((codes == 255) == ~seen).all() and coded["greatest"] == 1
+        assert np.abs(codes[seen] / 253 - np.sqrt(weights[seen])).max() <= 0.5 / 253 + 1e-6
+    page.locator("#tour-play").click()
+    page.keyboard.press(".")
+    expect(page.locator("#frame-label")).to_have_text("step 3")
+    page.keyboard.press(",")
+    expect(page.locator("#frame-label")).to_have_text("step 0")
+    shown = page.locator("#readout").inner_text()
+    page.wait_for_function("() => location.hash.includes('frame=0')")
+    again = new_page(locale="de")
+    again.goto(page.evaluate("location.href"))
+    settled(again)
+    expect(again.locator("#frame-label")).to_have_text("Schritt 0")
+    again.locator("#live-language").select_option("en")
+    settled(again)
+    expect(again.locator("#readout")).to_have_text(shown, use_inner_text=True)
+    type_text(page, f"{text} was")
+    expect(page.locator("#player")).to_be_hidden()
+
+
+def test_a_station_says_how_to_record(visit, tmp_path):
+    page = visit(write(TINY, tmp_path / "page.html", "the cat sat"))
+    at_station(page, "roles")
+    expect(page.locator("#tour-text")).to_contain_text("multihead train")
+    expect(page.locator("#tour-play")).to_be_hidden()
 
 
 # ---- accessibility ---------------------------------------------------------------------------------

@@ -638,7 +638,6 @@ def test_version():
     assert multihead.__version__ == "{MAJOR}.{MINOR}.{PATCH}{SUFFIX}".format_map(found)
 
 
-@pytest.mark.gate(0)
 def test_types(tmp_path):
     """mypy --strict accepts the package and a correct program that uses it, and rejects wrong ones."""
     pytest.importorskip("mypy")

@@ -1,6 +1,5 @@
 /* Distances between heads: rows and outputs computed by hand, random ones against plain loops over the outputs,
  * clusters computed by hand; merging, blocks, threads and errors. */
-#include "support/failing_alloc.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
@@ -255,157 +254,7 @@ static void test_random(void **state)
     }
 }
 
-/* ---- merging --------------------------------------------------------------------------------- */
-
-static void expect_same(const mha_head_distances *a, const mha_head_distances *b)
-{
-    for (int g = 0; g < HEADS; g++)
-        for (int h = 0; h < HEADS; h++) {
-            const mha_head_pair x = mha_head_distances_pair(a, g, h),
-                                y = mha_head_distances_pair(b, g, h);
-            assert_memory_equal(&x, &y, sizeof x);
-        }
-}
-
-static void feed_text(mha_head_distances *d, sample *x, int64_t block)
-{
-    feed(d, x, block);
-    assert_int_equal(mha_head_distances_end(d), MHA_OK);
-}
-
-/* Texts of very different sizes, measured in order by one object, and divided at random among three, in reverse order:
- * merged in any order they have the same bits. */
-static void test_merge(void **state)
-{
-    enum { TEXTS = 9, PARTS = 3 };
-    static sample texts[TEXTS];
-    (void)state;
-    for (int n = 0; n < rng_cases(20, 300); n++) {
-        rng r = rng_make(rng_run_seed(), (uint64_t)n);
-        const bool weighted = rng_chance(&r, 0.7);
-        mha_head_distances *all, *plain, *part[PARTS];
-        for (int i = 0; i < TEXTS; i++) {
-            make_sample(&texts[i], &r);
-            const float size = ldexpf(1, (int)rng_between(&r, -9, 9));
-            for (int c = 0; c < HEADS * ROWS * WIDTH; c++) (&texts[i].z[0][0][0])[c] *= size;
-        }
-        const mha_tensor w = weight_of(&texts[0]), *weight = weighted ? &w : NULL;
-        all = make(one, HEADS, WIDTH, weight), plain = make(one, HEADS, WIDTH, weight);
-        for (int i = 0; i < TEXTS; i++) {
-            feed_text(all, &texts[i], ROWS);
-            feed(plain, &texts[i], ROWS);
-        }
-        for (int k = 0; k < PARTS; k++) part[k] = make(k ? one : several, HEADS, WIDTH, weight);
-        for (int i = TEXTS - 1; i >= 0; i--)
-            feed_text(part[rng_between(&r, 0, PARTS - 1)], &texts[i], rng_between(&r, 1, 9));
-        const int to = (int)rng_between(&r, 0, PARTS - 1);
-        for (int k = 1; k < PARTS; k++)
-            assert_int_equal(mha_head_distances_merge(part[to], part[(to + k) % PARTS]), MHA_OK);
-        expect_same(all, part[to]);
-        /* The texts as one, which is not exact: some thousand products per sum, as in test_random. */
-        for (int g = 0; g < HEADS; g++)
-            for (int h = 0; h < HEADS; h++) {
-                const mha_head_pair x = mha_head_distances_pair(all, g, h),
-                                    y = mha_head_distances_pair(plain, g, h);
-                expect(x.maps, y.maps, 1e-12);
-                expect(x.cosine, y.cosine, 1e-12);
-                expect(x.cka, y.cka, 1e-10);
-                assert_int_equal(x.map_rows, y.map_rows);
-                assert_int_equal(x.output_rows, y.output_rows);
-            }
-        mha_head_distances_destroy(all);
-        mha_head_distances_destroy(plain);
-        for (int k = 0; k < PARTS; k++) mha_head_distances_destroy(part[k]);
-    }
-}
-
-/* One text has the bits of its rows, ended or not; rows of the next text are visible before its end. */
-static void test_end(void **state)
-{
-    static sample x;
-    rng r = rng_make(rng_run_seed(), 0);
-    (void)state;
-    make_sample(&x, &r);
-    mha_head_distances *open = make(one, HEADS, WIDTH, NULL), *d = make(one, HEADS, WIDTH, NULL);
-    feed(open, &x, ROWS);
-    feed_text(d, &x, ROWS);
-    expect_same(open, d);
-    feed(d, &x, ROWS);
-    assert_int_equal(mha_head_distances_pair(d, 0, 1).output_rows, 2 * ROWS);
-    expect(mha_head_distances_pair(d, 0, 1).maps, mha_head_distances_pair(open, 0, 1).maps, 1e-15);
-    expect(mha_head_distances_pair(d, 0, 1).cka, mha_head_distances_pair(open, 0, 1).cka, 1e-12);
-    mha_head_distances_destroy(d);
-    mha_head_distances_destroy(open);
-}
-
-static void refuse_merge(mha_head_distances *d, const mha_head_distances *from, const char *text)
-{
-    assert_int_equal(mha_head_distances_merge(d, from), MHA_ERR_ARGUMENT);
-    if (!strstr(mha_error_detail(), text)) fail_msg("%s: no '%s'", mha_error_detail(), text);
-}
-
-static void test_merge_refusals(void **state)
-{
-    static sample x, other;
-    rng r = rng_make(rng_run_seed(), 1);
-    float huge[2][1][1] = {{{0x1p60f}}, {{0x1p60f}}};
-    const mha_tensor z = mha_tensor_contiguous(huge, MHA_F32, 3, (int64_t[]){2, 1, 1});
-    (void)state;
-    make_sample(&x, &r);
-    make_sample(&other, &r);
-    const mha_tensor weight = weight_of(&x), changed = weight_of(&other);
-    mha_head_distances *const all[] = {
-        make(one, HEADS, WIDTH, &weight), make(one, HEADS, WIDTH, &changed),
-        make(one, HEADS, WIDTH, NULL), make(one, HEADS + 1, WIDTH, NULL), make(one, 2, 1, NULL)};
-    mha_head_distances *d = all[0], *same = make(several, HEADS, WIDTH, &weight);
-    assert_int_equal(mha_head_distances_merge(NULL, d), MHA_ERR_NULL);
-    assert_int_equal(mha_head_distances_merge(d, NULL), MHA_ERR_NULL);
-    assert_int_equal(mha_head_distances_end(NULL), MHA_ERR_NULL);
-    refuse_merge(d, d, "the same object");
-    for (int n = 1; n < 5; n++) refuse_merge(d, all[n], "differ");
-    refuse_merge(all[2], all[3], "differ");
-    assert_int_equal(mha_head_distances_merge(d, same), MHA_OK); /* neither has a text */
-    feed(same, &x, ROWS);
-    refuse_merge(d, same, "a text is open");
-    refuse_merge(same, d, "a text is open");
-    assert_int_equal(mha_head_distances_end(same), MHA_OK);
-    assert_int_equal(mha_head_distances_merge(d, same), MHA_OK);
-    expect_same(d, same);
-    assert_int_equal(mha_head_distances_outputs(all[4], &z), MHA_OK);
-    assert_int_equal(mha_head_distances_end(all[4]), MHA_ERR_NUMERIC);
-    expect(mha_head_distances_pair(all[4], 0, 1).cosine, 1, 0);
-    for (int n = 0; n < 5; n++) mha_head_distances_destroy(all[n]);
-    mha_head_distances_destroy(same);
-}
-
-/* After an allocation failure a text remains open, and a merge changes nothing. */
-static mha_status ended_and_merged(mha_context *context, failing_alloc *memory, void *user)
-{
-    sample *x = user;
-    mha_head_distances *d = make(context, HEADS, WIDTH, NULL),
-                       *to = make(context, HEADS, WIDTH, NULL);
-    feed(d, x, ROWS);
-    failing_from_here(memory);
-    mha_status status = mha_head_distances_end(d);
-    if (status == MHA_OK) status = mha_head_distances_merge(to, d);
-    assert_int_equal(mha_head_distances_pair(d, 0, 1).output_rows, ROWS);
-    assert_int_equal(mha_head_distances_pair(to, 0, 1).output_rows, status == MHA_OK ? ROWS : 0);
-    mha_head_distances_destroy(d);
-    mha_head_distances_destroy(to);
-    return status;
-}
-
-static void test_merge_memory(void **state)
-{
-    static sample x;
-    rng r = rng_make(rng_run_seed(), 2);
-    (void)state;
-    make_sample(&x, &r);
-    assert_true(failing_each(ended_and_merged, &x) > 3);
-}
-
-/* ---- the rest
- * ------------------------------------------------------------------------------------ */
+/* ---- the rest -------------------------------------------------------------------------------- */
 
 static void test_redundant(void **state)
 {
@@ -455,6 +304,5 @@ static int make_contexts(void **state)
 }
 
 RUN_TESTS_BETWEEN(make_contexts, NULL, TEST(test_maps), TEST(test_outputs), TEST(test_clusters),
-                  TEST(test_equal_distances), TEST(test_random), TEST(test_merge), TEST(test_end),
-                  TEST(test_merge_refusals), TEST(test_merge_memory), TEST(test_redundant),
+                  TEST(test_equal_distances), TEST(test_random), TEST(test_redundant),
                   TEST(test_refusals))

@@ -120,6 +120,8 @@ static void pieces_of_a_pair(void **state)
     assert_int_equal(mha_token_label(model, t.ids[2], label, sizeof label), 4);
     assert_string_equal(label, "ban");
     assert_int_equal(mha_token_label(model, -1, NULL, 0), 1);
+    assert_true(mha_token_is_special(model, t.ids[0]));
+    assert_false(mha_token_is_special(model, t.ids[2]));
     mha_tokens_free(&t);
     mha_model_destroy(model);
 }

@@ -181,4 +181,4 @@ class Generation:
             with default_context() as handle:
                 check(self._library.mha_generation_next(handle, self._handle, C.byref(step)))
             if step.bytes:
-                yield C.string_at(text.value, step.bytes).decode()
+                yield C.string_at(text.value or 0, step.bytes).decode()

@@ -1,7 +1,7 @@
-/* Decode blocks of GGUF files to 8 bits, and from there to f32. Compiled once for each instruction
- * set; gguf.h has the formulas. Results are bit-identical: all products with a number of a block
- * are exact, so fusing them with the sum does not matter, and a number's own offset is included in
- * its 8 bits. MHAI_GGUF_CODECS is the table's name. */
+/* Decoding of GGUF blocks to 8-bit numbers, and from there to f32. Compiled once per instruction
+ * set; gguf.h has the formulas. Results are bit-identical, because all products with a number of a
+ * block are exact (so fused operations do not matter), and a number's own offset is included in its
+ * 8 bits. MHAI_GGUF_CODECS is the name of the table. */
 #include "io/gguf_blocks.h"
 
 #include <string.h>
@@ -61,12 +61,12 @@ static void bf16(const unsigned char *from, int64_t count, float *to)
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* A decoded block: the numbers, and a scale and an offset of each run. */
+/* A decoded block: numbers, and a scale and an offset per run. */
 #define BLOCK_ARGUMENTS \
     const unsigned char *from, int8_t *restrict to, float *restrict scale, float *restrict offset
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* Sixteen bytes; compilers do not vectorise loops over bytes into such vectors. */
+/* Sixteen bytes. Compilers do not vectorise loops over bytes into such vectors. */
 typedef uint64_t bytes __attribute__((vector_size(16)));
 typedef int8_t numbers __attribute__((vector_size(16)));
 #define EACH(byte) (UINT64_C(0x0101010101010101) * (byte))
@@ -84,7 +84,7 @@ ALWAYS_INLINE void store(int8_t *to, bytes x, int minus)
     memcpy(to, &n, sizeof n);
 }
 
-/* Low nibbles of 16 bytes, then high ones, with the fifth bits, if any. */
+/* The low nibbles of 16 bytes, then the high ones, with their fifth bits if there are any. */
 ALWAYS_INLINE void nibbles(const unsigned char *q, const bytes fifth[2], int minus, int8_t *to)
 {
     const bytes x = load(q);
@@ -142,7 +142,7 @@ ALWAYS_INLINE void q5_1_block(BLOCK_ARGUMENTS)
     *offset = f16_at(from + 2);
 }
 
-/* Q4_K, or with h Q5_K: eight runs of 32, each with a scale and a minimum of 6 bits. */
+/* Q4_K or, with h, Q5_K: eight runs of 32, each with a scale and a minimum of 6 bits. */
 ALWAYS_INLINE void k_block(const unsigned char *h, const unsigned char *q, BLOCK_ARGUMENTS)
 {
     const float d = f16_at(from), m = f16_at(from + 2);
@@ -238,8 +238,7 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 enum {
     ROWS = MHA_CODED_ROWS,
     PARTS = ROWS / LANES,
-    MOST_DWORDS = 80 /* of a row; 256 columns have at most 53, and rows are five cache lines
-                      * apart */
+    MOST_DWORDS = 80 /* per row; 256 columns have at most 53, and rows are five cache lines apart */
 };
 
 ALWAYS_INLINE dwords load_lanes(const void *from)
@@ -270,7 +269,7 @@ ALWAYS_INLINE void turn_square(dwords x[LANES])
         x[i + 2] = MIX(y[i + 1], y[i + 3], 0, 1, LANES, LANES + 1);
         x[i + 3] = MIX(y[i + 1], y[i + 3], 2, 3, LANES + 2, LANES + 3);
     }
-    /* Part q of four of x[4 g + c] receives column 4 q + c of rows 4 g and the following. */
+    /* Part q of four of x[4 g + c] gets column 4 q + c of rows 4 g .. 4 g + 3. */
 #if defined(__AVX512F__)
     UNROLL for (int c = 0; c < 4; c++)
     {
@@ -296,8 +295,8 @@ ALWAYS_INLINE void turn_square(dwords x[LANES])
 #endif
 }
 
-/* Prefetch part `part` of `parts` of the blocks `ahead` bytes ahead into L2. This never faults.
- * Prefetching all at once would exceed the cache misses that a core can have in flight. */
+/* Prefetch part `part` of `parts` of the blocks that are `ahead` bytes ahead into L2. Never faults.
+ * Prefetching all at once would need more cache misses in flight than a core supports. */
 ALWAYS_INLINE void fetch(const unsigned char *const rows[ROWS], int64_t size, int64_t ahead,
                          int64_t part, int64_t parts)
 {
@@ -337,8 +336,8 @@ ALWAYS_INLINE floats half_lanes(dwords x)
 #endif
 }
 
-/* Store for row r and the following rows: the numbers of columns `at` to `at` + 3, or the scale and
- * offset of a run. */
+/* Store the results for row r and the rows after it: numbers of columns `at` to `at` + 3, or the
+ * scale and offset of a run. */
 ALWAYS_INLINE void put_numbers(mha_coded *to, int64_t at, int r, dwords x, int minus)
 {
     store_lanes(to->number[at / 4][r], (dwords)((smalls)x - (int8_t)minus));
@@ -362,8 +361,8 @@ ALWAYS_INLINE dwords spread_lanes(dwords bits)
     return ((bits & 15) * 0x204081u & 0x1010101u) << 4;
 }
 
-/* Low nibbles of four dwords, then high ones, with the fifth bits from the previous dword, if
- * any. */
+/* The low nibbles of four dwords, then the high ones, with fifth bits from the
+ * previous dword, if any. */
 ALWAYS_INLINE void nibble_lanes(bool fifth, bool has_offset, int minus, LANES_ARGUMENTS)
 {
     const dwords d = load_lanes(x[0] + r), bits = load_lanes(x[1] + r);
@@ -400,7 +399,7 @@ ALWAYS_INLINE floats whole_lanes(dwords x)
     return __builtin_convertvector((wholes)x, floats);
 }
 
-/* Q4_K, and with h Q5_K. */
+/* Q4_K or, with h, Q5_K. */
 ALWAYS_INLINE void k_lanes(const uint32_t (*h)[ROWS], const uint32_t (*q)[ROWS], LANES_ARGUMENTS)
 {
     const dwords d = load_lanes(x[0] + r), s0 = load_lanes(x[1] + r), s1 = load_lanes(x[2] + r),
@@ -447,8 +446,8 @@ ALWAYS_INLINE void q6_k_lanes(LANES_ARGUMENTS)
     }
 }
 
-/* Copy a block that is not made of dwords to dwords. Its scale of two bytes becomes a dword at the
- * beginning or the end. */
+/* Copy a block whose size is not a multiple of 4 to dwords. Its scale of two bytes becomes a dword
+ * at the beginning or the end. */
 ALWAYS_INLINE void scale_first(const unsigned char *from, int size, uint32_t *to)
 {
     uint16_t scale;
@@ -468,7 +467,7 @@ ALWAYS_INLINE void as_it_is(const unsigned char *from, int size, uint32_t *to)
     memcpy(to, from, (size_t)size);
 }
 
-/* Rows that consist of dwords are transposed from the file, if they are long enough. */
+/* Blocks of whole dwords are transposed directly from the file, if rows are long enough. */
 #define CODE(name, elements, size, of_run, of_offsets, gather)                                    \
     static void name##_code(const unsigned char *const rows[ROWS], int64_t blocks, int64_t ahead, \
                             mha_coded *to)                                                        \
@@ -501,7 +500,7 @@ CODE(q4_k, 256, 144, 32, 1, as_it_is)
 CODE(q5_k, 256, 176, 32, 1, as_it_is)
 CODE(q6_k, 256, 210, 16, 0, scale_last)
 
-/* LANES dwords of a row of Q8_0, without its scales, from number 4 `at` on. */
+/* Load LANES dwords of numbers from a row of Q8_0, skipping its scales, from number 4 `at` on. */
 ALWAYS_INLINE dwords q8_0_part(const unsigned char *row, int64_t at)
 {
     const unsigned char *from = row + at / 8 * 34 + 2 + at % 8 * 4;
@@ -515,7 +514,7 @@ ALWAYS_INLINE dwords q8_0_part(const unsigned char *row, int64_t at)
 #endif
 }
 
-/* Transpose to the destination; the last dwords may be written twice. */
+/* Transpose into the destination. The last dwords may be written twice. */
 ALWAYS_INLINE void q8_0_numbers(const unsigned char *const rows[ROWS], int64_t count, int64_t ahead,
                                 mha_coded *to)
 {

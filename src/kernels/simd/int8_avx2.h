@@ -1,5 +1,5 @@
-/* AVX2: byte products saturate, so numbers have 16 bits here, two per dword; results are exact.
- * int8_portable.h documents the names. */
+/* AVX2: byte products saturate, so this uses 16-bit numbers, two per dword, whose products are
+ * exact. int8_portable.h documents the names. */
 #ifndef MHAI_SIMD_INT8_H
 #define MHAI_SIMD_INT8_H
 
@@ -40,8 +40,8 @@ static inline __attribute__((always_inline)) vi vi_weights(vi four, int part)
              : _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
     return _mm256_srai_epi16(_mm256_shuffle_epi8(four, places), 8);
 }
-/* One asm statement, because gcc 12 would load all rows first and spill the sums. The products may
- * reuse the register of either factor: sums, columns, a row and the products take all 16. */
+/* A single asm statement, because gcc 12 would load all rows first and spill the sums. The product
+ * may overwrite the register of a factor: sums, columns, a row and the product take all 16. */
 static inline __attribute__((always_inline)) vi vi_dot(vi sum, vi inputs, vi weights)
 {
     vi products;

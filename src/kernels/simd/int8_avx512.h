@@ -41,7 +41,7 @@ static inline vi vi_weights(vi four, int part)
     return _mm512_xor_si512(four, _mm512_set1_epi32((int32_t)0x80808080u));
 }
 
-/* Not the intrinsic: with it, gcc 12 moves every accumulator to the stack and back. */
+/* asm, because with the intrinsic gcc 12 moves every accumulator to the stack and back. */
 static inline __attribute__((always_inline)) vi vi_dot(vi sum, vi inputs, vi weights)
 {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(inputs));

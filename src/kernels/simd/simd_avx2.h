@@ -41,7 +41,7 @@ static inline __m256i first_lanes(int64_t n)
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane);
 }
-/* Masks are used for tails only: a masked store takes about 12 cycles on AMD processors. */
+/* Masks are only used for tails, because a masked store takes about 12 cycles on AMD processors. */
 static inline vf vf_load_n(const float *p, int64_t n)
 {
     if (n >= VF_LANES) return vf_load(p);
@@ -97,7 +97,7 @@ static inline void vf_store_bf16(uint16_t *p, vf x)
 }
 static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
 {
-    const int at = (k << 24) + 0x808080; /* 0x80 gives zero */
+    const int at = (k << 24) + 0x808080; /* 0x80 selects zero */
     const __m256i places = _mm256_setr_epi32(at, at + (4 << 24), at + (8 << 24), at + (12 << 24),
                                              at, at + (4 << 24), at + (8 << 24), at + (12 << 24));
     return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(_mm256_castps_si256(bytes), places));
@@ -203,7 +203,8 @@ static inline float vf_max16(const vf part[2])
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-/* Transpose four columns of eight rows; rows[i] holds row i below and row i + 4 above. */
+/* Transpose four columns of eight rows. rows[i] has row i in its lower half,
+ * row i + 4 in its upper. */
 static inline __attribute__((always_inline)) void four_columns(const __m256 rows[4], float *out,
                                                                int64_t ld)
 {
@@ -228,7 +229,7 @@ static inline __attribute__((always_inline)) void transpose(const vf rows[8], fl
     four_columns(high, out + 4 * ld, ld);
 }
 
-/* Join the halves of rows while loading them, which needs no shuffle. */
+/* Combine halves of rows while loading, which needs no shuffle. */
 static inline __attribute__((always_inline)) void transpose_from(const float *in, int64_t stride,
                                                                  float *out, int64_t ld)
 {

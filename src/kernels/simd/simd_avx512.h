@@ -139,7 +139,7 @@ static inline vf vf_fma(vf a, vf b, vf c)
     return _mm512_fmadd_ps(a, b, c);
 }
 /* The instruction broadcasts the factor from memory. A separate broadcast would occupy a port and,
- * with four rows of halves, take a quarter of the multiply-add throughput (Zen 4). */
+ * with four rows of halves, cost a quarter of the multiply-add throughput (Zen 4). */
 #define HAS_FMA1
 static inline __attribute__((always_inline)) vf vf_fma1(const float *a, vf b, vf c)
 {
@@ -238,7 +238,7 @@ static inline __attribute__((always_inline)) void transpose(const vf rows[16], f
     }
 }
 
-/* bf16, for processors that have VDPBF16PS. */
+/* bf16, for processors with VDPBF16PS. */
 #define HAS_PAIRS
 static inline vf vf_pair(vf even, vf odd)
 {
@@ -248,7 +248,7 @@ static inline vf vf_pair(vf even, vf odd)
     return _mm512_castsi512_ps(
         _mm512_permutexvar_epi16(places, (__m512i)_mm512_cvtne2ps_pbh(odd, even)));
 }
-/* Not the intrinsic: with it, gcc 12 moves every accumulator to the stack and back. */
+/* asm, because with the intrinsic gcc 12 moves every accumulator to the stack and back. */
 static inline __attribute__((always_inline)) vf vf_pairs(vf a, vf b, vf c)
 {
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));

@@ -25,9 +25,9 @@ static inline vf vf_set1(float x)
 {
     return vdupq_n_f32(x);
 }
-/* The empty asm is a scheduling barrier: each row is loaded while the previous one is used.
- * Otherwise gcc 12 loads all rows first and spills sums. The barrier also prevents ld1r, which
- * would occupy a multiply unit. */
+/* The empty asm is a scheduling barrier, so that each row is loaded while the previous one is in
+ * use. Otherwise gcc 12 loads all rows first and spills sums. It also prevents ld1r, which would
+ * occupy a multiply unit. */
 static inline __attribute__((always_inline)) vf vf_load1(const float *p)
 {
     float x = *p;
@@ -146,8 +146,8 @@ static inline vf vf_fma(vf a, vf b, vf c)
 {
     return vfmaq_f32(c, a, b);
 }
-/* Not vmaxq_f32: for NaN, and for zeros of both signs, every instruction set must select the same
- * operand. */
+/* Not vmaxq_f32, because all instruction sets must select the same operand for NaN and for
+ * zeros of different signs. */
 static inline vf vf_max(vf a, vf b)
 {
     return vbslq_f32(vcgtq_f32(a, b), a, b);

@@ -119,7 +119,7 @@ static inline vf select(vi mask, vf yes, vf no)
     return (vf)((mask & (vi)yes) | (~mask & (vi)no));
 }
 
-/* Load halves into the lower bits of lanes; base/half.h has the formulas. */
+/* Load halves into the low bits of lanes (formulas in base/half.h). */
 static inline vi halves(const uint16_t *p)
 {
     typedef uint16_t vh __attribute__((vector_size(8)));

@@ -1,6 +1,6 @@
-/* Activations and their gradients, and the exponentials of a loss. Contracts in kernels.h. */
+/* Activations, their gradients, and exponentials for a loss. Contracts in kernels.h. */
 
-/* Valid lanes of the vector at index i of n. */
+/* Number of valid lanes in the vector at index i of n. */
 static inline int64_t lanes_at(int64_t i, int64_t n)
 {
     return n - i < VF_LANES ? n - i : VF_LANES;
@@ -30,7 +30,7 @@ static void gelu_backward(float *dx, const float *x, const float *dy, int64_t n)
 /* 2 sqrt(2 / pi), and 0.044715 times that. */
 static const float gelu_slope = 0x1.988454p+0f, gelu_cube = 0x1.2444f2p-4f;
 
-/* min(x^2, 1024), which cannot overflow; beyond the limit the sigmoid is 0 or 1. */
+/* min(x^2, 1024). The limit prevents overflow; above it, the sigmoid is 0 or 1. */
 ALWAYS_INLINE vf gelu_square(vf x)
 {
     const vf most = vf_set1(1024.0f), square = vf_mul(x, x);
@@ -64,10 +64,10 @@ static void gelu_tanh_backward(float *dx, const float *x, const float *dy, int64
     }
 }
 
-/* Prefetch distance in floats. Rows are short, and usually the next row follows in memory. */
+/* Prefetch distance in floats. Rows are short, and the next row usually follows in memory. */
 enum { AHEAD = 512 };
 
-/* Prefetch the memory that will be written. */
+/* Prefetch memory that will be written. */
 ALWAYS_INLINE void fetch_output(const float *p)
 {
     __builtin_prefetch(p, 1, 3);
@@ -101,7 +101,7 @@ static void swiglu_backward(float *dgate, float *dup, const float *gate, const f
     }
 }
 
-/* The VF_LANES entries of x at i; entries beyond n are -inf. */
+/* Load x from i on; lanes after n are -inf. */
 ALWAYS_INLINE vf load_or_less(const float *x, int64_t i, int64_t n)
 {
     float part[VF_LANES];

@@ -1,6 +1,6 @@
-/* Attention in bf16 arithmetic (kernels.h; docs/numerics.md 15). With an instruction for pairs, two
- * neighbours along the inner dimension take the place of a float. Without it, numbers are floats
- * rounded to bf16, and each pair is swapped: the instruction adds the odd product first. */
+/* Attention in bf16 arithmetic (kernels.h; docs/numerics.md 15). If the processor multiplies pairs,
+ * two neighbours along the inner dimension replace a float. Otherwise numbers are floats rounded to
+ * bf16, with each pair swapped, because the instruction adds the odd product first. */
 
 static const float bf16_least = 0x1p-50f, bf16_most = 0x1.FEp127f, bf16_limit = 0x1p59f;
 
@@ -18,8 +18,8 @@ ALWAYS_INLINE vf bf16_nearest(vf x)
     return vf_load_bf16(half);
 }
 
-/* True if all magnitudes are below the limit and no element is NaN. zero: sums of x * 0, which keep
- * a NaN, while a maximum loses it. */
+/* Whether all magnitudes are below the limit and no element is NaN. zero is a sum of x * 0, which
+ * detects NaN; a maximum would not. */
 ALWAYS_INLINE bool bf16_fits(vf max, vf zero)
 {
     float sizes[VF_LANES], zeros[VF_LANES];
@@ -57,19 +57,20 @@ static void bf16_row(float *row, int64_t n, bool pairs, bool *fits)
         vf_store_n(row + whole, 1, last);
 }
 
-/* Panels of floats to convert to bf16 in place: inner indices first .. inner - 1; first is even. */
+/* Panels of floats to convert to bf16 in place, for inner indices first ..
+ * inner - 1. first is even. */
 typedef struct bf16_panels {
     float *panels;
     int64_t columns, stride; /* total number of columns; floats between panels */
     int64_t first, inner;
     bool pairs;
-    const mhai_pack *keys; /* set keys with an element of 2^59 or more to 0; or NULL */
+    const mhai_pack *keys; /* keys with an element of 2^59 or more become 0; NULL: not requested */
 } bf16_panels;
 
 /* Convert VF_LANES columns of a panel. Returns the largest magnitude in each column, or NaN. */
 ALWAYS_INLINE vf bf16_columns(const bf16_panels *x, float *panel)
 {
-    vf max = vf_zero(), zero = vf_zero(); /* zero: keeps NaN, which a maximum loses */
+    vf max = vf_zero(), zero = vf_zero(); /* zero: detects NaN, which a maximum ignores */
     for (int64_t i = x->first; i < x->inner; i += 2) {
         const bool both = i + 1 < x->inner;
         float *at = panel + i * MHAI_PANEL;
@@ -105,8 +106,8 @@ static void bf16_convert(const bf16_panels *x)
 }
 
 #ifdef HAS_PAIRS
-/* Packing of bf16 rows without conversion. Returns false if an element is out of range; then the
- * whole piece must be converted through floats. */
+/* Pack bf16 rows without conversion. Returns false if an element is out of range; the whole piece
+ * must then be converted through floats. */
 enum {
     PAIRS = 2 * VF_LANES,
     BF16_LEAST_BITS = 0x2680,
@@ -114,7 +115,7 @@ enum {
     BF16_INFINITE_BITS = 0x7F80
 };
 
-/* The first `cols` columns of row r of the matrix at `at`; zeros if r >= rows. */
+/* Load the first `cols` columns of row r of the matrix at `at`; zeros if r >= rows. */
 ALWAYS_INLINE vf stored_pairs(const uint16_t *at, int64_t stride, int r, int64_t rows, int64_t cols,
                               pair_sizes *sizes)
 {
@@ -122,7 +123,7 @@ ALWAYS_INLINE vf stored_pairs(const uint16_t *at, int64_t stride, int r, int64_t
     return load_pairs(at + r * stride, cols, sizes);
 }
 
-/* Transpose up to VF_LANES keys, PAIRS elements of each. */
+/* Transpose PAIRS elements of up to VF_LANES keys. */
 ALWAYS_INLINE void stored_square(const uint16_t *at, int64_t stride, int64_t rows, int64_t cols,
                                  float *out, pair_sizes *sizes)
 {
@@ -140,7 +141,7 @@ ALWAYS_INLINE void stored_square(const uint16_t *at, int64_t stride, int64_t row
 }
 
 /* The position of prefetching, which runs ahead of packing in memory order (value_tmpl.c). It
- * continues beyond the last row, since the following memory is often packed next. */
+ * continues after the last row, because the memory after it is often packed next. */
 typedef struct line_cursor {
     const mhai_pack *pack;
     int64_t row, col;
@@ -262,7 +263,7 @@ static void bf16_values(const mhai_pack *pack, int64_t first, bool pairs)
 
 /* ---- the tile -------------------------------------------------------------------------------- */
 
-/* Offset in floats of column j, in a row of pairs or of floats. */
+/* Offset of column j in floats, in a row of pairs or of floats. */
 ALWAYS_INLINE int64_t pair_at(bool pairs, int64_t j)
 {
     return pairs ? j / 2 : j;
@@ -283,7 +284,7 @@ static void bf16_score_panel(const mhai_tile *t, int key)
                            .scale = factor});
 }
 
-/* Load probabilities; only underflow needs a check. */
+/* Load probabilities, which can only underflow. */
 ALWAYS_INLINE vf load_weight(const float *p)
 {
     const vf x = vf_load(p);

@@ -9,7 +9,7 @@
 enum {
     BLOCK_COLS = TILE_VECTORS * VF_LANES,
     PANEL_VECTORS = MHAI_PANEL / VF_LANES,
-    FEW_ROWS = PANEL_VECTORS > TILE_VECTORS ? 2 : 0, /* rows whose sums may be as wide as a panel */
+    FEW_ROWS = PANEL_VECTORS > TILE_VECTORS ? 2 : 0, /* rows whose sums can be a whole panel wide */
     HALF_PANEL = MHAI_PANEL / 2,
     HALF_VECTORS = BLOCK_COLS > HALF_PANEL ? TILE_VECTORS / 2 : TILE_VECTORS,
     LINE = 16 /* floats of a cache line */
@@ -17,11 +17,11 @@ enum {
 
 typedef enum block_finish {
     FINISH_STORE,    /* c = sum */
-    FINISH_FETCH,    /* c = sum; prefetches rows that will be read soon */
+    FINISH_FETCH,    /* c = sum; also prefetches rows that are read soon */
     FINISH_FETCH_L2, /* the same, into L2 only */
     FINISH_SCALE,    /* c = sum * scale[row] */
     FINISH_RESCALE,  /* c = fma(c, scale[row], sum) */
-    FINISH_ADD,      /* c = start + sum */
+    FINISH_ADD,      /* c = start + sum; also prefetches data of later blocks */
     FINISH_ADD_FETCH /* c = start + sum; prefetches the data of later blocks */
 } block_finish;
 
@@ -34,16 +34,16 @@ typedef struct block {
     float *c;
     int64_t c_stride;
     const float *scale; /* FINISH_SCALE, FINISH_RESCALE: [rows] */
-    const float *start; /* the addend: c itself or another row; stride 0: one row for all */
+    const float *start; /* the addend: c itself or another row; stride 0: the same for all rows */
     int64_t start_stride;
     int fetching;      /* number of register blocks that prefetch */
-    const float *next; /* prefetched, one line per inner index. FINISH_ADD_FETCH: advances by
-                          next_step floats; FINISH_FETCH: rows of next_lines lines */
+    const float *next; /* data to prefetch, one line per inner index. FINISH_ADD_FETCH: advances by
+                        * next_step floats; FINISH_FETCH: rows of next_lines lines */
     int64_t next_step;
     int64_t next_lines, next_gap; /* next_gap: floats from the end of a row to the next row */
 } block;
 
-/* Prefetch into L2 and L1; never faults. */
+/* Prefetch into L2 and L1. Never faults. */
 ALWAYS_INLINE void fetch(const void *p)
 {
     __builtin_prefetch(p, 0, 3);
@@ -82,9 +82,9 @@ ALWAYS_INLINE vf multiply_add(bool pairs, vf a, vf b, vf c)
     return vf_fma(a, b, c);
 }
 
-/* pairs: each element of A and B is a pair of bf16 (simd_portable.h). transposed: A is stored as
- * [inner][rows], and C = A^T B. stride: the stride of A if constant, otherwise 0. A constant saves
- * 5 % at 14 rows, whose strides would not all fit in registers. */
+/* pairs: elements of A and B are pairs of bf16 (simd_portable.h). transposed: A is stored as
+ * [inner][rows], and C = A^T B. stride: the stride of A if it is a constant, otherwise 0. A
+ * constant saves 5 % at 14 rows, because not all strides would fit in registers. */
 ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool pairs,
                               bool transposed, int64_t stride, const block *t)
 {
@@ -93,14 +93,14 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool p
         vf_zero();
     const float *a = t->a, *b = t->b;
     const int64_t inner = t->inner, a_stride = stride ? stride : t->a_stride;
-    /* Two pointers, so that the strides of 14 rows fit in registers. */
+    /* With two pointers, the strides of 14 rows fit in registers. */
     const int split = transposed || stride ? rows : (rows + 1) / 2;
     const float *lower = a + split * a_stride;
     if (split < rows) __asm__("" : "+r"(lower));
     const float *next = t->next;
     const int64_t step = t->next_step;
     int64_t lines = t->next_lines;
-    if (adds(finish)) /* prefetch the addend during the sums: it may be far away */
+    if (adds(finish)) /* prefetch the addend during the sums, as it may be far away */
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < vectors * VF_LANES; j += LINE) fetch(t->c + r * t->c_stride + j);
     UNROLL_INNER for (int64_t i = 0; i < inner; i++)
@@ -148,7 +148,7 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool p
         if (n <= most)                                                                    \
             block_body(n <= most ? n : 1, vectors, finish, pairs, transposed, stride, t); \
         return;
-/* clang-format would move one more case to a separate line on each run. */
+/* clang-format would move another case to its own line on every run. */
 /* clang-format off */
 #define DEFINE_BLOCK_OF(name, most_rows, width, finish_kind, of_pairs, is_transposed,           \
                         constant_stride)                                                        \
@@ -222,7 +222,7 @@ static block_function adding_columns(int64_t a_stride)
                                          : block_add_columns;
 }
 
-/* One register block, by the function that prefetches while t->fetching is positive. */
+/* One register block. Uses the function that prefetches while t->fetching is positive. */
 ALWAYS_INLINE void block_call(block_function fetching, block_function others, int rows, block *t)
 {
     if (t->fetching <= 0) {
@@ -256,15 +256,15 @@ ALWAYS_INLINE void strip_product(block_function fetching, block_function others,
     if (t->start) t->start -= rows * t->start_stride;
 }
 
-/* A whole panel, in one or several register blocks. Modifies t: loading a copy that was just stored
- * in parts would wait for all earlier stores. */
+/* A whole panel, in one or several register blocks. Modifies t, because loading a copy that was
+ * just stored in parts would wait for all earlier stores. */
 ALWAYS_INLINE void panel_product(block_function fetching, block_function others, int rows, block *t)
 {
     for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {
         strip_product(fetching, others, rows, t);
         t->b += BLOCK_COLS;
         t->c += BLOCK_COLS;
-        if (t->start) t->start += BLOCK_COLS; /* NULL if nothing is added */
+        if (t->start) t->start += BLOCK_COLS; /* NULL: nothing is added */
     }
 }
 

@@ -1,6 +1,6 @@
 /* A strip of rows times packed weights, for one block of inputs. Contract in kernels.h. */
 
-/* The last panel may have fewer columns than the register block, so it is computed in a buffer. */
+/* A last panel with fewer columns than the register block is computed in a buffer. */
 static void gemm_partial_panel(block_function blocks, int rows, block *t, int64_t cols)
 {
     float buffer[MHAI_MAX_ROWS * MHAI_PANEL] = {0};
@@ -20,7 +20,7 @@ static void gemm_partial_panel(block_function blocks, int rows, block *t, int64_
 
 enum { FETCHED = 64 / sizeof(float) }; /* a cache line */
 
-/* Prefetch a panel's share of the rows that the next block of inputs reads. */
+/* Prefetch a panel's share of the rows that the next block of inputs needs. */
 static void fetch_next_rows(const mhai_gemm *g, int64_t panel)
 {
     const int64_t end = (panel + 1) * g->next_rows / g->panels;
@@ -55,8 +55,9 @@ static void gather_columns(const mhai_gemm *g)
         }
 }
 
-/* *calls: register blocks of a panel that prefetch its share of the next weights; *step: floats per
- * input in each. With fewer than 4 floats the same line would be prefetched repeatedly. */
+/* Set *calls to the number of a panel's register blocks that prefetch its share of the next
+ * weights, and *step to the floats per input in each. With fewer than 4 floats, the same line would
+ * be prefetched repeatedly. */
 static void share_fetching(const mhai_gemm *g, int *calls, int64_t *step)
 {
     const int64_t most = MHAI_PANEL / BLOCK_COLS * ((g->rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
@@ -110,7 +111,7 @@ static void gemm_strip(const mhai_gemm *g)
         if (cols < MHAI_PANEL)
             gemm_partial_panel(blocks, g->rows, &t, cols);
         else if (g->rows <= FEW_ROWS && !g->transposed && !g->pairs)
-            few_add_rows(g->rows, &t); /* contiguous memory, read at its bandwidth */
+            few_add_rows(g->rows, &t); /* contiguous memory, read at full bandwidth */
         else
             panel_product(fetching, blocks, g->rows, &t);
     }

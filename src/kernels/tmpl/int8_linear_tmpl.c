@@ -1,8 +1,8 @@
 /* Linear layers in int8 arithmetic for one instruction set, and the table of their kernels.
  * Included by isa/int8_*.c. All code here must be static, as in table_tmpl.c.
  *
- * Activations are quantised in blocks of 32 with one unit, and multiplied by the small numbers of a
- * file. Each lane is an output, so there are no sums across lanes. */
+ * Activations are quantised in blocks of 32 with a common unit, and multiplied by the small numbers
+ * of a file. Each lane is an output, so nothing is summed across lanes. */
 #include "base/half.h"
 #include "kernels/int8.h"
 
@@ -12,12 +12,13 @@
 
 enum {
     BLOCK_COLS = SUM_VECTORS * VF_LANES,
-    /* Dwords between rows of activations. A constant, so that the strides of 14 rows need no
-     * registers; not a power of two, so that rows do not share cache sets. */
+    /* Dwords between rows of activations. It is a constant, so that the strides of 14 rows need no
+     * registers, and not a power of two, so that rows do not share cache sets. */
     ROW_STRIDE = MHA_CODED_COLUMNS / GROUP + 16
 };
 
-static const float int8_least = 0x1p-80f;      /* blocks below it become 0: no subnormal units */
+static const float int8_least = 0x1p-80f;      /* smaller blocks become 0, so that
+                                                * units are not subnormal */
 static const float int8_input_limit = 0x1p93f; /* keeps units * scales and sums finite */
 
 ALWAYS_INLINE vf int8_load(const float *x, int64_t left)
@@ -86,7 +87,7 @@ static void int8_inputs(const float *x, int64_t n, int32_t *small, mhai_int8_blo
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Up to BLOCK_ROWS rows, and BLOCK_COLS outputs from `lane` on. */
+/* Up to BLOCK_ROWS rows of BLOCK_COLS outputs, from `lane` on. */
 typedef struct int8_strip {
     const mha_coded *w;
     int64_t inputs;
@@ -96,8 +97,8 @@ typedef struct int8_strip {
     float (*y)[MHAI_PANEL];
 } int8_strip;
 
-/* y += sum * (scale * unit) + offset * shift for one run, shift = unit * the sum of small numbers;
- * each operation is rounded. */
+/* For one run: y += sum * (scale * unit) + offset * shift, where shift = unit * the sum of small
+ * numbers. Each operation is rounded. */
 ALWAYS_INLINE void int8_join(bool has_offsets, const int8_strip *t, int64_t run, int row, int j,
                              vi sum, float unit, float shift)
 {
@@ -165,7 +166,7 @@ static __attribute__((noinline)) void int8_linear_block(int rows, const int8_str
 /* clang-format on */
 _Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
-/* Sums the outputs of a strip in a local buffer: in memory, rows may be pages apart. */
+/* Adds up the outputs of a strip in a local buffer, because rows in memory may be pages apart. */
 static void int8_strip_rows(const mhai_int8_product *p, int64_t row, int rows)
 {
     _Alignas(64) float y[BLOCK_ROWS][MHAI_PANEL];

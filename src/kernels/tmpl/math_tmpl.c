@@ -1,15 +1,15 @@
-/* Elementary functions on vectors. Operations and their order are the same on every instruction
- * set, so results are bit-identical wherever vf_fma rounds once. Coefficients are minimax fits made
- * for this library, rounded to f32; the errors given are those of the rounded polynomials. */
+/* Elementary functions on vectors. The operations and their order are the same on every instruction
+ * set, so results are bit-identical wherever vf_fma rounds once. The coefficients are minimax fits
+ * for this library, rounded to f32. Stated errors are those of the rounded polynomials. */
 
-/* 2^x for x <= 127; 0 below -126, since FMAs on subnormals stall; NaN remains NaN. The relative
- * error of the polynomial is 1.09e-7, of the result below 3.5 u (u = 2^-24). exp2(0) is exactly 1,
- * so skipping an empty key block is exact. */
+/* 2^x for x <= 127. 0 below -126, because FMAs on subnormals stall. NaN remains NaN. The relative
+ * error is 1.09e-7 for the polynomial, and below 3.5 u for the result (u = 2^-24). exp2(0) is
+ * exactly 1, so that an empty key block can be skipped. */
 static const float exp2_terms[] = {0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f,
                                    1.0f};
 
-/* Vectors processed together: one is a chain of 40 cycles, and no processor looks far enough ahead
- * to overlap it with the following vectors. */
+/* Vectors to interleave. A single one is a chain of 40 cycles, too long for out-of-order execution
+ * to overlap with the next vectors. */
 enum { EXP2_VECTORS = LANES16 > 1 ? LANES16 : 2 };
 ALWAYS_INLINE void exp2_vectors(int count, vf x[])
 {
@@ -30,8 +30,8 @@ ALWAYS_INLINE vf vf_exp2(vf x)
     return x;
 }
 
-/* tanh(x): an odd polynomial for |x| < 5/8 (relative error 8.6e-9); beyond, (1 - e) / (1 + e) with
- * e = exp(-2 |x|), where cancellation is small. */
+/* tanh(x). For |x| < 5/8, an odd polynomial (relative error 8.6e-9); otherwise (1 - e) / (1 + e)
+ * with e = exp(-2 |x|), where cancellation is small. */
 static inline vf vf_tanh(vf x)
 {
     const vf one = vf_set1(1.0f);
@@ -55,7 +55,7 @@ static inline float scalar_exp2(float x)
     return lanes[0];
 }
 
-/* erfc(z) for z >= 1, as 2^(-z Q(z)): absolute error of the fit 4.2e-9. */
+/* erfc(z) for z >= 1, as 2^(-z Q(z)). The fit has an absolute error of 4.2e-9. */
 static inline vf erfc_tail(vf z)
 {
     vf q = vf_set1(1.81477099e-05f);
@@ -68,7 +68,7 @@ static inline vf erfc_tail(vf z)
     return vf_exp2(vf_mul(vf_sub(vf_zero(), z), q));
 }
 
-/* erf(z) / z for |z| < 1 as a polynomial in z^2: relative error 5.4e-8. */
+/* erf(z) / z for |z| < 1, a polynomial in z^2. Relative error 5.4e-8. */
 static inline vf erf_ratio(vf z2)
 {
     vf p = vf_set1(-0.000563142123f);
@@ -79,9 +79,9 @@ static inline vf erf_ratio(vf z2)
     return vf_fma(p, z2, vf_set1(1.12837911f));
 }
 
-/* Phi(x) = erfc(-x / sqrt 2) / 2, the normal distribution. The tail formula is used on both sides,
- * so there is no cancellation for x < 0. The fit is valid for |z| <= 4.2; erfc is below 3e-9
- * beyond. */
+/* Phi(x) = erfc(-x / sqrt 2) / 2, the normal distribution. Both sides use the tail formula, so
+ * there is no cancellation for x < 0. The fit is valid for |z| <= 4.2; above, erfc is below
+ * 3e-9. */
 static inline vf vf_normal(vf x)
 {
     const vf one = vf_set1(1.0f), half = vf_set1(0.5f);
@@ -94,7 +94,7 @@ static inline vf vf_normal(vf x)
     return vf_where_below(x, vf_zero(), phi_negative, vf_sub(one, phi_negative));
 }
 
-/* 1 / (1 + exp(-x)) by e = exp(-|x|), which cannot overflow. 0 below -87.3. */
+/* 1 / (1 + exp(-x)), computed from e = exp(-|x|), which cannot overflow. 0 below -87.3. */
 static inline vf vf_sigmoid(vf x)
 {
     const vf one = vf_set1(1.0f);

@@ -1,10 +1,10 @@
-/* Attention to keys that form one block. Nothing is rescaled, so each strip is computed from
- * queries to outputs in one pass. The contract is in kernels.h. Results are bit-identical to
- * tile_forward, which has the same chains, maxima and sums. Its additional step,
- * fma(0, alpha, sum), can only change the sign of a 0, which finish_row removes.
+/* Attention to keys that form one block. Nothing is rescaled, so each strip goes from queries to
+ * outputs in one pass. The contract is in kernels.h. Results are bit-identical to tile_forward,
+ * whose chains, maxima and sums are the same. Its additional step, fma(0, alpha, sum), can only
+ * change the sign of a zero, which finish_row removes.
  *
- * Non-finite elements are not handled here. `finite`, a sum of x * 0, detects them, and the caller
- * then computes all rows in tiles. */
+ * Non-finite elements are only detected here, by `finite`, a sum of x * 0. The caller then
+ * computes all rows in tiles. */
 
 /* ---- products ---------------------------------------------------------------------------------
  * Products of weights and values with two features that block_tmpl.c lacks: values in rows at any
@@ -43,7 +43,7 @@ ALWAYS_INLINE void one_body(int rows, int vectors, const one_product *t)
         const vf divisor = vf_set1(t->sum[r]);
         UNROLL for (int j = 0; j < vectors; j++)
         {
-            vf x = vf_add(vf_div(sum[r][j], divisor), vf_zero()); /* as finish_row does */
+            vf x = vf_add(vf_div(sum[r][j], divisor), vf_zero()); /* like finish_row */
             finite = vf_fma(x, vf_zero(), finite);
             vf_store(t->out[r] + t->column + j * VF_LANES, x);
         }
@@ -70,7 +70,7 @@ ALWAYS_INLINE void one_body(int rows, int vectors, const one_product *t)
 DEFINE_ONE(one_values, TILE_VECTORS)
 DEFINE_ONE(one_half_values, HALF_VECTORS)
 
-/* All rows of a strip, by a function for those of a register block. */
+/* All rows of a strip, by a function for register blocks. */
 ALWAYS_INLINE void one_strip_product(void (*blocks)(int, const one_product *), int rows,
                                      one_product t)
 {
@@ -87,12 +87,12 @@ ALWAYS_INLINE void one_strip_product(void (*blocks)(int, const one_product *), i
 /* ---- a strip --------------------------------------------------------------------------------- */
 
 typedef struct one_strip {
-    int rows, end;           /* keys that any row sees */
+    int rows, end;           /* keys that some row sees */
     int ends[MHAI_MAX_ROWS]; /* keys that each row sees */
     const float *q[MHAI_MAX_ROWS];
     float *o[MHAI_MAX_ROWS];
     float m[MHAI_MAX_ROWS], l[MHAI_MAX_ROWS];
-    mhai_tile_mask mask; /* with a mask or a bias only */
+    mhai_tile_mask mask; /* used only with a mask or bias */
 } one_strip;
 
 ALWAYS_INLINE const void *dense_row(const mhai_dense *x, int64_t head, int64_t query)
@@ -101,7 +101,7 @@ ALWAYS_INLINE const void *dense_row(const mhai_dense *x, int64_t head, int64_t q
     return x->at ? (const char *)x->at + (head * x->head + query * x->row) * size : NULL;
 }
 
-/* A row's part of the mask. */
+/* Set a row's part of the mask. */
 static void mask_one_row(const mhai_one_block *x, int64_t head, int64_t query, int row,
                          one_strip *s)
 {
@@ -111,8 +111,8 @@ static void mask_one_row(const mhai_one_block *x, int64_t head, int64_t query, i
     s->mask.bias[row] = dense_row(&x->bias, head, query);
 }
 
-/* Find the next rows; advances *head and *query. Prefetches rows of outputs, which may be far
- * away. */
+/* Find the next rows, and advance *head and *query. Prefetches output
+ * rows, which may be far apart. */
 ALWAYS_INLINE void place_strip(const mhai_one_block *x, int64_t *head, int64_t *query, one_strip *s)
 {
     s->end = 0;
@@ -167,7 +167,7 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
     for (int r = 0; r < s->rows; r++) divisor[r] = s->l[r] == 0 ? 1.0f : s->l[r];
     for (int64_t column = 0; column < x->value_dim; column += BLOCK_COLS) {
         const int64_t in_panel = column % MHAI_PANEL;
-        const bool whole = x->value_dim - column >= BLOCK_COLS; /* otherwise half a panel remains */
+        const bool whole = x->value_dim - column >= BLOCK_COLS; /* otherwise, half a panel */
         one_strip_product(
             whole ? one_values : one_half_values, s->rows,
             (one_product){.inner = s->end,
@@ -185,8 +185,8 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
 
 /* ---- the keys -------------------------------------------------------------------------------- */
 
-/* Pack the keys, and the values if requested. The second half of the last panel of keys is skipped
- * if it has none. */
+/* Pack the keys and, if requested, the values. An empty second half of the last
+ * panel of keys is skipped. */
 static bool pack_one_block(const mhai_one_block *x)
 {
     const mhai_pack keys = {.in = x->k, .stride = x->k_row, .rows = x->keys, .cols = x->head_dim};

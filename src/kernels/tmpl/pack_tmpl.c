@@ -17,7 +17,7 @@ static inline bool element_finite(float x)
     return x * 0.0f == 0.0f;
 }
 
-/* Find the rows with non-finite elements: called only if there is one. */
+/* Find the rows with non-finite elements. Only called if there are any. */
 ALWAYS_INLINE void find_bad_rows(mha_dtype type, const mhai_pack *pack)
 {
     for (int64_t r = 0; r < pack->rows; r++) {
@@ -27,7 +27,7 @@ ALWAYS_INLINE void find_bad_rows(mha_dtype type, const mhai_pack *pack)
     }
 }
 
-/* Number of independent sums of x * 0, which remain 0 while all x are finite. */
+/* Number of independent sums of x * 0, which stay 0 while all x are finite. */
 enum { FINITE_SUMS = 4 };
 
 ALWAYS_INLINE bool sums_are_zero(const vf sum[FINITE_SUMS])
@@ -36,8 +36,8 @@ ALWAYS_INLINE bool sums_are_zero(const vf sum[FINITE_SUMS])
     return vf_sum16(part) == 0;
 }
 
-/* Prefetch rows that are packed later: hardware prefetchers do not find rows that are pages apart.
- * Addresses outside of the tensor are never read. */
+/* Prefetch rows that are packed later. Hardware prefetchers do not find rows that are pages apart.
+ * Addresses outside the tensor are not dereferenced. */
 ALWAYS_INLINE void fetch_element(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col)
 {
     const int64_t size = run_size(type);
@@ -45,7 +45,7 @@ ALWAYS_INLINE void fetch_element(mha_dtype type, const mhai_pack *pack, int64_t 
         (const void *)((uintptr_t)pack->in + (uintptr_t)((row * pack->stride + col) * size)));
 }
 
-/* VF_LANES rows from column col on; rows beyond the matrix are zeros. */
+/* Load VF_LANES rows from column col on. Missing rows are zeros. */
 ALWAYS_INLINE void load_square(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
                                int64_t cols, vf rows[VF_LANES])
 {
@@ -63,7 +63,7 @@ ALWAYS_INLINE void pack_square(mha_dtype type, const mhai_pack *pack, int64_t ro
     transpose(rows, out, ld);
 }
 
-/* The same for a panel, while prefetching the next panel unless it is close. */
+/* The same for a panel. Also prefetches the next panel unless it is close. */
 ALWAYS_INLINE void pack_panel_square(mha_dtype type, const mhai_pack *pack, bool near, int64_t row,
                                      int64_t col, int64_t cols, float *out, int64_t ld,
                                      vf finite[FINITE_SUMS])
@@ -78,8 +78,8 @@ ALWAYS_INLINE void pack_panel_square(mha_dtype type, const mhai_pack *pack, bool
     transpose(rows, out, ld);
 }
 
-/* The first `columns` columns of a panel: rows of the matrix from `row` on. False if an element is
- * not finite. */
+/* Pack the first `columns` columns of a panel, which are rows of the matrix from `row` on. Returns
+ * false if an element is not finite. */
 ALWAYS_INLINE bool pack_panel_part(mha_dtype type, const mhai_pack *pack, bool near, int64_t row,
                                    int64_t columns, float *panel)
 {
@@ -107,7 +107,7 @@ ALWAYS_INLINE bool pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row
     return pack_panel_part(type, pack, false, row, MHAI_PANEL, panel);
 }
 
-/* Set the rows marked as bad to 0, or only their non-finite elements. */
+/* Clear the rows marked as bad, or only their non-finite elements. */
 static void clear_bad_columns(const mhai_pack *pack)
 {
     for (int64_t r = 0; r < pack->rows; r++) {
@@ -129,7 +129,7 @@ ALWAYS_INLINE void pack_panels_as(mha_dtype type, const mhai_pack *pack)
     clear_bad_columns(pack);
 }
 
-/* Mark the keys of a panel that are not finite. */
+/* Mark the keys of a panel that have non-finite elements. */
 static void note_bad_columns(const mhai_pack *pack, int64_t row, const float *panel)
 {
     vf sum[PANEL_VECTORS] = {vf_zero()};
@@ -197,10 +197,10 @@ static void pack_coded(const mha_coded *rows, int64_t column, int64_t columns, f
         unpack_runs(32, rows, column, columns, panel);
 }
 
-/* Number of rows that are prefetched before they are packed. */
+/* Prefetch distance in rows. */
 enum { VALUES_AHEAD = 16 };
 
-/* The first n lanes times `scale`, which may be NaN; the others are 0. */
+/* The first n lanes times `scale`, which may be NaN; zeros in the others. */
 ALWAYS_INLINE vf scaled(vf x, float scale, int64_t n)
 {
     float lanes[VF_LANES];
@@ -210,7 +210,7 @@ ALWAYS_INLINE vf scaled(vf x, float scale, int64_t n)
     return n > 0 ? vf_load_n(lanes, n) : vf_zero();
 }
 
-/* `columns` columns of a row, or the last ones, zero-padded. */
+/* Pack `columns` columns of a row, or the last ones, padded with zeros. */
 ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
                                   int columns, bool whole, vf finite[FINITE_SUMS])
 {
@@ -228,7 +228,7 @@ ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t
     }
 }
 
-/* Row by row, so that each is read once and contiguously. */
+/* Goes row by row, so that each row is read once and contiguously. */
 ALWAYS_INLINE void pack_values_as(mha_dtype type, const mhai_pack *pack)
 {
     const int64_t padding = (16 - pack->rows % 16) % 16, part = pack->cols % MHAI_PANEL;
@@ -305,7 +305,7 @@ ALWAYS_INLINE void scale_row_as(mha_dtype type, float *out, const void *in, int6
 static void scale_row(float *out, mha_dtype type, const void *in, int64_t n, float factor,
                       bool *finite){BY_TYPE(type, scale_row_as, out, in, n, factor, finite)}
 
-/* Non-finite elements are located at the end, row by row, only if there are any. */
+/* If there are non-finite elements, locate them at the end, row by row. */
 ALWAYS_INLINE void scale_rows_as(mha_dtype type, const mhai_pack *rows, float factor)
 {
     bool finite;

@@ -1,9 +1,9 @@
-/* Sums along rows in double, rotary embedding and delta. A row's terms are added in index order,
- * one chain per row; 16 transposed rows are 16 chains in parallel. Contracts in kernels.h. */
+/* Sums along rows in double, rotary embedding, and delta. Each row is one chain, in the order of
+ * its elements; 16 transposed rows are 16 parallel chains. Contracts in kernels.h. */
 
 enum { VD_LANES = VF_LANES / 2, TURNED_PARTS = MHAI_MAX_ROWS / VD_LANES, TURNED_COLUMNS = 64 };
 
-/* Load VD_LANES of n numbers from i on; 0 beyond n. */
+/* Load VD_LANES numbers from i on; zeros after the last of n. */
 ALWAYS_INLINE vd vd_load_at(const float *x, int64_t i, int64_t n)
 {
     float part[VD_LANES] = {0};
@@ -43,10 +43,11 @@ ALWAYS_INLINE vd vd_set1(double x)
     return x - (vd){0};
 }
 
-/* Transpose columns col .. col + cols - 1 of up to 16 rows: out [cols][16], 0 for missing rows. */
+/* Transpose columns col .. col + cols - 1 of up to 16 rows: out
+ * [cols][16], zeros for missing rows. */
 ALWAYS_INLINE void turn_rows_of(const mhai_pack *pack, int64_t col, int64_t cols, float *out)
 {
-    for (int64_t c = 0; c < cols; c += VF_LANES) { /* the following rows are often needed next */
+    for (int64_t c = 0; c < cols; c += VF_LANES) { /* the rows that follow are often needed next */
         for (int r = 0; r < MHAI_MAX_ROWS; r++)
             fetch_element(MHA_F32, pack, MHAI_MAX_ROWS + r, col + c);
         for (int r = 0; r < MHAI_MAX_ROWS; r += VF_LANES)
@@ -58,7 +59,7 @@ ALWAYS_INLINE void turn_rows_of(const mhai_pack *pack, int64_t col, int64_t cols
 static void turn_rows(const float *x, int64_t stride, int rows, int64_t col, int64_t cols,
                       float out[TURNED_COLUMNS * MHAI_MAX_ROWS])
 {
-    if (rows == MHAI_MAX_ROWS) /* a constant avoids the test for missing rows */
+    if (rows == MHAI_MAX_ROWS) /* as a constant, this avoids the test for missing rows */
         turn_rows_of(&(mhai_pack){.in = x, .stride = stride, .rows = MHAI_MAX_ROWS}, col, cols,
                      out);
     else
@@ -105,7 +106,7 @@ ALWAYS_INLINE vd delta_term(vd o, vd g)
     return (vd)((bits)(o * g) & (bits)(o != vd_set1(0)));
 }
 
-/* All queries at once. */
+/* Check all queries at once. */
 static bool queries_finite(const mhai_deltas *d)
 {
     vf sum = vf_zero();

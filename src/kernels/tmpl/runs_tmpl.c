@@ -1,10 +1,11 @@
-/* Runs of a cache (kernels.h). Numbers are converted in registers for few rows, and to floats in L1
- * if several register blocks share them. */
+/* Runs of a cache (kernels.h). For few rows, numbers are converted in registers. If several
+ * register blocks need them, they are converted to floats in L1. */
 
 enum {
-    RUN_ROWS = 8,                                        /* at most without a copy */
-    RUN_PART = VF_LANES == 16 ? 8 : 4,                   /* per step */
-    RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? 10 : 24, /* registers for sums, of 16 or 32 */
+    RUN_ROWS = 8,                                        /* up to this many rows, nothing
+                                                          * is copied */
+    RUN_PART = VF_LANES == 16 ? 8 : 4,                   /* vectors per step */
+    RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? 10 : 24, /* registers for sums, out of 16 or 32 */
     RUN_LINE = 64                                        /* bytes of a cache line */
 };
 
@@ -15,7 +16,7 @@ enum {
     case MHA_BF16: function(MHA_BF16, __VA_ARGS__); break; \
     default: function(MHA_F32, __VA_ARGS__);               \
     }
-/* For keys, MHA_U8, which no run has, means MHA_I8 with powers. */
+/* No run has type MHA_U8. For keys, it stands for MHA_I8 with powers. */
 #define RUN_POWERS MHA_U8
 #define BY_KEY_TYPE(run, function, ...)                 \
     if ((run)->powers) {                                \
@@ -29,7 +30,7 @@ ALWAYS_INLINE int64_t run_size(mha_dtype type)
     return type == MHA_F32 ? 4 : type == MHA_I8 || type == RUN_POWERS ? 1 : 2;
 }
 
-/* The factors of the numbers of channels c .. c + n - 1 <= c + VF_LANES - 1. */
+/* Factors of channels c .. c + n - 1, with n <= VF_LANES. */
 ALWAYS_INLINE vf run_factors(const mhai_run *run, int64_t c, int64_t n)
 {
     const vf power = load_n_as(MHA_I8, run->powers, c, n);
@@ -38,7 +39,7 @@ ALWAYS_INLINE vf run_factors(const mhai_run *run, int64_t c, int64_t n)
                           vf_set1(__builtin_nanf("")));
 }
 
-/* Elements of VF_LANES positions of a run of keys; factor: of channel c of RUN_POWERS. */
+/* Elements of VF_LANES positions of a run of keys. factor: that of channel c, for RUN_POWERS. */
 ALWAYS_INLINE vf key_lanes(mha_dtype type, const mhai_run *run, int64_t c, int lane,
                            const float *factor)
 {
@@ -57,7 +58,7 @@ ALWAYS_INLINE vf value_lanes(mha_dtype type, const mhai_run *run, int64_t cols, 
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
-/* Half a panel; positions from `keys` on are zeros. */
+/* Convert half a panel. Positions from `keys` on are zeros. */
 ALWAYS_INLINE void run_columns_as(mha_dtype type, const mhai_run *run, int64_t keys, int64_t dim,
                                   float *panel)
 {
@@ -96,8 +97,8 @@ ALWAYS_INLINE void run_rows_as(mha_dtype type, const mhai_run *run, int keys, in
             vf_store(out + key * cols + c, value_lanes(type, run, cols, key, c));
 }
 
-/* The values of some positions as floats: in place, or converted into room. cols is a multiple of
- * 32. */
+/* The values of some positions as floats: in place, or converted in room.
+ * cols is a multiple of 32. */
 static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float *room)
 {
     if (run->type == MHA_F32) return run->at;
@@ -105,9 +106,9 @@ static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float 
     return room;
 }
 
-/* Prefetch bytes that are needed soon from L2 to L1, and later ones from memory to L2. Runs, each a
- * separate stream, then reach 87 to 98 % of the read bandwidth (Zen 5). With loads instead of
- * prefetches to L1 they reach 76 to 84 %. */
+/* Prefetch bytes that are needed soon from L2 to L1, and later ones from memory to L2. Each run is
+ * a separate stream. Runs then reach 87 to 98 % of the read bandwidth (Zen 5); with loads instead
+ * of the prefetches to L1, only 76 to 84 %. */
 ALWAYS_INLINE void fetch_run(const char *next, const char *later, int64_t bytes)
 {
     UNROLL for (int64_t i = 0; i < bytes; i += RUN_LINE)
@@ -117,7 +118,7 @@ ALWAYS_INLINE void fetch_run(const char *next, const char *later, int64_t bytes)
     }
 }
 
-/* The same for the factors of a run, whose lines no hardware prefetcher finds. */
+/* The same for a run's factors, which hardware prefetchers do not find. */
 ALWAYS_INLINE void fetch_scales(mha_dtype type, const mhai_run *next, const mhai_run *later,
                                 int64_t dim)
 {
@@ -127,7 +128,7 @@ ALWAYS_INLINE void fetch_scales(mha_dtype type, const mhai_run *next, const mhai
             fetch_run((const char *)next->powers + c, (const char *)later->powers + c, RUN_LINE);
 }
 
-/* sum[j] += *weight x[j]; several vectors share one broadcast. */
+/* sum[j] += *weight x[j]. Several vectors share one broadcast. */
 ALWAYS_INLINE void run_add(const float *weight, int vectors, const vf *x, vf *sum)
 {
 #ifdef HAS_FMA1
@@ -140,8 +141,8 @@ ALWAYS_INLINE void run_add(const float *weight, int vectors, const vf *x, vf *su
     UNROLL for (int j = 0; j < vectors; j++) sum[j] = vf_fma(all, x[j], sum[j]);
 }
 
-/* For one row of bytes, each vector is used before the next one is converted. (Zen 4 assigns
- * instructions to its four pipes in order: 2.0 cycles per vector, the optimum, instead of 2.6.) */
+/* For one row of bytes, use each vector before converting the next. Zen 4 assigns instructions to
+ * its four pipes in order, so this takes 2.0 cycles per vector, the optimum, instead of 2.6. */
 #ifdef HAS_FMA1
 #define RUN_APART(rows, type) ((rows) == 1 && run_size(type) == 1)
 #define RUN_KEEP_ORDER __asm__ volatile("" ::: "memory")
@@ -152,8 +153,8 @@ ALWAYS_INLINE void run_add(const float *weight, int vectors, const vf *x, vf *su
 
 /* ---- scores of few rows -------------------------------------------------------------------- */
 
-/* Runs in parallel: as many as make up a cache line per element, if registers hold the sums. Two
- * runs of floats if one has too few chains. */
+/* Number of runs processed in parallel: enough for a whole cache line per element, if registers can
+ * hold the sums. Two runs of floats if one has too few chains. */
 #define RUNS_OF(rows, type)                                        \
     (run_size(type) == 1 && RUN_SUMS / ((rows)*LANES16) >= 4   ? 4 \
      : run_size(type) <= 2 && RUN_SUMS / ((rows)*LANES16) >= 2 ? 2 \
@@ -161,15 +162,16 @@ ALWAYS_INLINE void run_add(const float *weight, int vectors, const vf *x, vf *su
                                                                : 1)
 
 typedef struct run_scores {
-    const mhai_run *runs; /* and those after, to be fetched */
+    const mhai_run *runs; /* followed by runs to prefetch */
     int64_t dim;
     const float *q;
-    float *s;       /* of the first run */
-    float *factors; /* of RUN_POWERS: [runs][dim] */
+    float *s;       /* scores of the first run */
+    float *factors; /* for RUN_POWERS: [runs][dim] */
 } run_scores;
 
-/* Compute the scores of `count` runs; store those of the first `kept`. Meanwhile prefetch the next
- * runs, one line per element: runs of floats in parallel, others in sequence, one per part. */
+/* Compute the scores of `count` runs, and store those of the first `kept`. Also prefetch the next
+ * runs, one line per element: runs of floats in parallel, others one after the other, one per
+ * part. */
 ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x, int kept)
 {
     enum { MOST = 4 * LANES16 };
@@ -240,13 +242,13 @@ DEFINE_RUN_SCORES(run_scores_i8, MHA_I8)
 DEFINE_RUN_SCORES(run_scores_powers, RUN_POWERS)
 #undef RUN_CASE
 
-/* Rows of the next part; parts have nearly equal heights. */
+/* Rows of the next part. Parts have nearly equal heights. */
 ALWAYS_INLINE int run_part_rows(int left)
 {
     return left <= RUN_PART ? left : left <= 2 * RUN_PART ? (left + 1) / 2 : RUN_PART;
 }
 
-/* Write factors [runs][dim], and possibly some floats after them. */
+/* Write factors [runs][dim]. May write some floats beyond them. */
 static void find_factors(const mhai_run *run, int runs, int64_t dim, float *factors)
 {
     for (; runs > 0; runs--, run++, factors += dim)
@@ -254,7 +256,7 @@ static void find_factors(const mhai_run *run, int runs, int64_t dim, float *fact
             vf_store(factors + c, run_factors(run, c, dim - c < VF_LANES ? dim - c : VF_LANES));
 }
 
-/* All rows are multiplied by a few runs while those are in L1. */
+/* Multiply all rows by a few runs while these are in L1. */
 ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all, int runs)
 {
     const int step = run_size(type) == 1 ? 4 : 2;
@@ -279,16 +281,16 @@ ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all
 
 /* ---- values for few rows ------------------------------------------------------------------- */
 
-/* Vectors of columns per row, as the registers for sums allow. Floats need no registers for
- * conversion. */
+/* Vectors of columns per row, limited by the registers for sums. Floats need no
+ * registers for conversion. */
 #define RUN_WIDTH(rows, type) ((RUN_SUMS + 2 * ((type) == MHA_F32)) / (rows) >= 4 ? 4 : 2)
 
 typedef struct run_values {
-    const mhai_run *run; /* and those after, to be fetched */
-    int runs;            /* processed in order while sums stay in registers */
+    const mhai_run *run; /* followed by runs to prefetch */
+    int runs;            /* number of runs to process while sums stay in registers */
     int end;             /* number of positions */
     int64_t cols;
-    const float *p; /* [rows][MHAI_SCORE_STRIDE], of position 0 */
+    const float *p; /* [rows][MHAI_SCORE_STRIDE], from position 0 on */
     float *o;       /* [rows][cols] */
 } run_values;
 
@@ -332,7 +334,7 @@ ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const 
             run_values_key(rows, vectors, type, &run, cols, key, col, x->p + first + key, sum);
         }
     }
-    __asm__("" : "+r"(o), "+r"(cols)); /* otherwise addresses are kept in vector registers */
+    __asm__("" : "+r"(o), "+r"(cols)); /* keeps addresses out of vector registers */
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++)
         vf_store(o + r * cols + j * VF_LANES, sum[r][j]);
 }
@@ -365,7 +367,7 @@ DEFINE_RUN_VALUES(run_values_bf16, MHA_BF16)
 DEFINE_RUN_VALUES(run_values_i8, MHA_I8)
 #undef RUN_CASE
 
-/* Runs per step: at most 8 KB for heads of 128. */
+/* Number of runs per step: at most 8 KB for heads of 128. */
 ALWAYS_INLINE int run_step(mha_dtype type)
 {
     return type == MHA_F32 ? 1 : 2;

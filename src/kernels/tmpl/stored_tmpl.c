@@ -1,5 +1,5 @@
 /* Products of few rows with weights stored in rows of f16 or bf16. Pairs of neighbours are
- * transposed as one float, which halves the work, and converted to f32 in registers. */
+ * transposed like a single float, which halves the work, and converted to f32 in registers. */
 
 enum { PAIR_ROWS = MHAI_GEMM_BLOCK / 2, PAIR_COLUMNS = 2 * VF_LANES };
 
@@ -13,7 +13,7 @@ ALWAYS_INLINE vf odd_of(mha_dtype type, vf pairs)
     return type == MHA_F16 ? vf_odd_f16(pairs) : vf_odd_bf16(pairs);
 }
 
-/* The first n <= PAIR_COLUMNS of a row as pairs, then zeros. */
+/* Load the first n <= PAIR_COLUMNS of a row as pairs, padded with zeros. */
 ALWAYS_INLINE vf load_halves(const uint16_t *p, int64_t n)
 {
     uint16_t part[PAIR_COLUMNS] = {0};
@@ -22,7 +22,7 @@ ALWAYS_INLINE vf load_halves(const uint16_t *p, int64_t n)
     return vf_load((const float *)(const void *)part);
 }
 
-/* Transpose rows of weights to columns of pairs; prefetch those of the next call evenly. */
+/* Transpose rows of weights to columns of pairs. Prefetches for the next call are spread evenly. */
 ALWAYS_INLINE void transpose_halves(const mhai_gemm_stored *s, float *panel)
 {
     enum { BYTES = MHAI_GEMM_BLOCK * sizeof(uint16_t), LINE_BYTES = LINE * sizeof(float) };
@@ -51,7 +51,7 @@ typedef struct stored_block {
     int64_t row, column;
 } stored_block;
 
-/* One chain over the inputs, in order. */
+/* Each sum is one chain over the inputs, in order. */
 ALWAYS_INLINE void stored_body(int rows, mha_dtype type, const stored_block *t)
 {
     const mhai_gemm *g = t->gemm;

@@ -1,6 +1,6 @@
-/* All kernels of one instruction set and their table; included by isa/isa_*.c, which name the set
- * and include its simd header first. All code here and in included files must be static: other
- * code compiled with machine flags could be linked into code for machines without them. */
+/* All kernels of one instruction set, and their table. Included by isa/isa_*.c, which first include
+ * the set's simd header. All code here and in included files must be static. Otherwise the linker
+ * could use code compiled with machine flags on machines without these instructions. */
 #include "base/half.h"
 #include "base/philox.h"
 #include "kernels/kernels.h"

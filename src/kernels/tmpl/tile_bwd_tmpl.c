@@ -1,7 +1,7 @@
 /* The backward pass of a strip of query rows and one key block, and the products for the gradients
  * of keys and values. Contracts in kernels.h. */
 
-/* Mask the scores of one row as in the forward pass; compute the slope of the softcap at each. */
+/* Mask the scores of a row as in the forward pass, and compute the slope of the softcap. */
 static void mask_row_back(const mhai_tile_back *b, int row)
 {
     const mhai_tile *t = &b->tile;
@@ -31,7 +31,7 @@ static void dropout_factors(const mhai_tile *t, int row, float *factor)
     }
 }
 
-/* The result of a row that is not finite. */
+/* The results of a row that is not finite. */
 static void nan_row(float *s, float *x, int begin, int end)
 {
     for (int j = begin; j < end; j++)
@@ -44,8 +44,8 @@ typedef struct back_row {
     vf lse, delta, gate;
 } back_row;
 
-/* Process VF_LANES keys from j on with probabilities p; returns p kept x. Hidden keys are excluded
- * by a select, since x may have overflowed there. */
+/* Process VF_LANES keys from j on, with probabilities p. Returns p x after dropout. A select
+ * excludes hidden keys, where x may have overflowed. */
 ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
 {
     const vf hidden = vf_set1(-0x1.fffffep127f);
@@ -60,9 +60,9 @@ ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
     return vf_mul(kept, x);
 }
 
-/* A probability is at most 1, but the rounding errors of a score of 1e11 and of its log-sum-exp are
- * in the thousands. Clamping the exponent to the range of exp2 makes instruction sets agree. NaN
- * remains NaN. */
+/* A probability is at most 1. But for scores near 1e11, rounding errors of the score and the
+ * log-sum-exp are in the thousands. The exponent is clamped to the range of exp2, so that
+ * instruction sets agree. NaN remains NaN. */
 ALWAYS_INLINE void back_some(int count, const back_row *r, bool drops, int begin, vf sum[LANES16])
 {
     vf p[EXP2_VECTORS];
@@ -139,7 +139,7 @@ static void tile_backward(const mhai_tile_back *b)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* One panel of the outputs, or its first half, in blocks of nearly equal height. */
+/* A panel of the outputs, or its first half, in blocks of nearly equal height. */
 static void add_panel(const mhai_product *g, int64_t column)
 {
     const bool same =
@@ -173,7 +173,7 @@ static void add_product(const mhai_product *g)
     for (int64_t column = 0; column < g->cols; column += MHAI_PANEL) add_panel(g, column);
 }
 
-/* out = out + in * factor in double; may give -0, which write_rows() turns into 0. */
+/* out = out + in * factor in double. May give -0, which write_rows() turns into 0. */
 static void add_row(const mhai_write *w, const float *in, float *out)
 {
     const vd factor = vd_set1((double)w->factor);

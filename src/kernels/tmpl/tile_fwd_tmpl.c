@@ -8,7 +8,7 @@ ALWAYS_INLINE float *score_row(const mhai_tile *t, int row)
     return t->s + row * MHAI_SCORE_STRIDE;
 }
 
-/* S = Q K^T by whole panels; a last panel with few keys is halved. */
+/* S = Q K^T by whole panels. For a last panel with few keys, only the first half is computed. */
 static void score_panels(const mhai_tile *t, int begin, int end)
 {
     const bool whole_blocks = (int)HALF_VECTORS == (int)TILE_VECTORS;
@@ -27,7 +27,7 @@ static void score_panels(const mhai_tile *t, int begin, int end)
     }
 }
 
-/* Relative positions on keys: the row's products with the table, constant beyond its ends. */
+/* Add relative positions on keys: the row's products with the table, constant outside it. */
 static void add_shaw(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
 {
     const float *table = mask->shaw[row];
@@ -38,7 +38,7 @@ static void add_shaw(const mhai_tile_mask *mask, int row, float *s, int begin, i
     }
 }
 
-/* softcap tanh(s / softcap). The result is in log2 units. */
+/* softcap tanh(s / softcap), in log2 units. */
 static void cap_scores(float *s, float softcap, int begin, int end)
 {
     const vf inverse = vf_set1(1.0f / softcap), cap = vf_set1(softcap * log2_e);
@@ -51,7 +51,7 @@ static void add_relative(float *s, const float *relative, int begin, int end)
     for (int j = begin; j < end; j++) s[j] = scalar_fma(relative[j], log2_e, s[j]);
 }
 
-/* A bias of -inf drops the key, whatever the score; this is a select, not an addition. */
+/* Add a bias. -inf drops the key whatever its score, so it is selected, not added. */
 static void add_bias(float *s, const float *bias, int64_t stride, int begin, int end)
 {
     for (int j = begin; j < end; j++) {
@@ -74,7 +74,7 @@ static void widen_bias(mha_dtype type, const void *bias, int64_t stride, int beg
     for (; j < end; j++) out[j] = element_as(type, bias, j * stride);
 }
 
-/* Stride 1 as a constant, so that the usual case is vectorised. */
+/* A constant stride of 1 lets the compiler vectorise the usual case. */
 static void add_bias_row(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
 {
     float wide[MHAI_KEY_BLOCK];
@@ -104,8 +104,8 @@ static void hide(float *s, int begin, int end)
     for (int j = begin; j < end; j++) s[j] = -__builtin_inff();
 }
 
-/* Mask a row, except the gaps between runs, and without bias and bytes for keys before `from`. The
- * cap works on whole vectors; numbers outside the interval are overwritten later. */
+/* Mask a row, except gaps between runs. Bias and bytes are applied from key `from` on. The cap
+ * works on whole vectors; numbers outside the interval are overwritten later. */
 static void mask_interval(const mhai_tile *t, int row, int from)
 {
     const mhai_tile_mask *mask = t->mask;
@@ -131,9 +131,9 @@ static void mask_row(const mhai_tile *t, int row, int from)
 
 /* ---- dense masks, a panel at a time: right after its products, while its scores are in L1 ---- */
 
-/* Rows of masks are far apart, where no hardware prefetcher finds the next one. These prefetches
- * complete while the panel's scores are computed. (Always inlined: gcc drops calls of functions
- * that only prefetch.) */
+/* Prefetch the next row of a mask, which hardware prefetchers do not find because rows are far
+ * apart. The data arrives while the panel's scores are computed. (Always inlined, because gcc drops
+ * calls of functions that only prefetch.) */
 ALWAYS_INLINE void fetch_dense(const mhai_tile *t, int key)
 {
     const mhai_tile_mask *mask = t->mask;
@@ -145,7 +145,7 @@ ALWAYS_INLINE void fetch_dense(const mhai_tile *t, int key)
     }
 }
 
-/* The same as add_bias and drop_keys. */
+/* add_bias and drop_keys for a panel. */
 ALWAYS_INLINE void mask_panel_as(mha_dtype type, const mhai_tile *t, int key)
 {
     const vf none = vf_set1(-__builtin_inff()), least = vf_set1(-0x1.fffffep127f);
@@ -172,7 +172,7 @@ static void mask_panel(const mhai_tile *t, int key)
     BY_TYPE(t->mask->bias_type, mask_panel_as, t, key)
 }
 
-/* True if the mask has a bias or bytes with contiguous keys, and no earlier terms. */
+/* Whether the mask has a bias or bytes with contiguous keys, and no terms before them. */
 static bool dense_mask(const mhai_tile_mask *mask)
 {
     if (!mask || mask->shaw[0] || mask->softcap > 0 || mask->relative[0]) return false;
@@ -181,7 +181,7 @@ static bool dense_mask(const mhai_tile_mask *mask)
     return mask->bias[0] || mask->keep[0];
 }
 
-/* The products of one panel, while prefetching rows that the next tiles read. */
+/* Compute the products of a panel, and prefetch rows that the next tiles read. */
 static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
 {
     struct mhai_fetch_run *run = &f->runs[f->run];
@@ -209,7 +209,7 @@ static void score_packed(const mhai_tile *t, int key)
         score_panels(t, key, key + 1);
 }
 
-/* Compute scores by a function for one panel. Bias and bytes are applied up to the returned key. */
+/* Compute scores panel by panel. Returns the key up to which bias and bytes are already applied. */
 ALWAYS_INLINE int masked_panels(const mhai_tile *t, void (*scores)(const mhai_tile *, int))
 {
     const bool dense = dense_mask(t->mask);
@@ -230,8 +230,8 @@ static int masked_scores(const mhai_tile *t)
     return masked_panels(t, score_packed);
 }
 
-/* Set the scores of visible keys to NaN if the key or the query is not finite. Packed data has
- * zeros there, so a score of -inf always means "not visible". */
+/* Set scores of visible keys to NaN if the key or the query is not finite. Packed data is finite,
+ * so a score of -inf always means "not visible". */
 static void poison_row(const mhai_tile *t, int row)
 {
     const mhai_poison *poison = t->mask->poison;
@@ -248,7 +248,7 @@ static float float_weight(const float *s, int j)
     return s[j];
 }
 
-/* The products with non-finite value elements, which the packed values left out. */
+/* Add the products with non-finite elements of values, which are 0 in the packed values. */
 ALWAYS_INLINE void poison_values(const mhai_tile *t, int row, float (*weight)(const float *, int))
 {
     const mhai_poison *poison = t->mask->poison;
@@ -262,7 +262,7 @@ ALWAYS_INLINE void poison_values(const mhai_tile *t, int row, float (*weight)(co
     }
 }
 
-/* Several chains, since a maximum has a latency of four cycles on some processors. */
+/* Number of chains, because a maximum has a latency of four cycles on some processors. */
 enum { MAX_VECTORS = LANES16 > 4 ? LANES16 : 4 };
 
 ALWAYS_INLINE void max_start(vf max[MAX_VECTORS])
@@ -298,7 +298,7 @@ static float row_max(const float *s, int begin, int end)
     return max_end(max);
 }
 
-/* p = 2^(s - m) in place; returns the sum, 16 lanes by key position, then the fixed tree. */
+/* p = 2^(s - m) in place. Returns the sum: 16 lanes by key position, then the fixed tree. */
 ALWAYS_INLINE void exp_some(int count, float *s, vf top, vf sum[LANES16])
 {
     vf p[EXP2_VECTORS];
@@ -308,7 +308,7 @@ ALWAYS_INLINE void exp_some(int count, float *s, vf top, vf sum[LANES16])
     UNROLL for (int i = 0; i < count; i++) sum[i % LANES16] = vf_add(sum[i % LANES16], p[i]);
 }
 
-/* Positions from the end to the next multiple of 16 are hidden. */
+/* Positions from the end up to the next multiple of 16 must be hidden. */
 ALWAYS_INLINE void exp_lanes(float *s, int begin, int end, float m, vf sum[LANES16])
 {
     enum { STEP = EXP2_VECTORS * VF_LANES };
@@ -326,8 +326,8 @@ static float row_exp(float *s, int begin, int end, float m)
     return vf_sum16(sum);
 }
 
-/* Mask the scores of one row (masked_scores did so before `from`), and hide the columns that pad
- * the last 16 lanes. Returns the padded end. */
+/* Mask the scores of a row from `from` on, and hide the columns that pad the last 16 lanes.
+ * Returns the padded end. */
 static int prepare_row(const mhai_tile *t, int row, int from)
 {
     int end = (t->end + 15) / 16 * 16;
@@ -349,7 +349,7 @@ static void drop_row(const mhai_tile *t, int row)
     }
 }
 
-/* The computed panels: those of the mask, or the whole tile. */
+/* Intervals of computed panels: those of the mask, or the whole tile. */
 typedef struct tile_runs {
     int count;
     const int *begin, *end;
@@ -373,9 +373,9 @@ ALWAYS_INLINE void runs_exp(float *s, const tile_runs *runs, float top, vf sums[
     UNROLL for (int i = 0; i < LANES16; i++) sums[i] = sum[i];
 }
 
-/* A step of the online softmax of masked scores; alpha is the factor of each row's earlier sums.
- * Maxima and sums are separate passes over the rows, so that a processor overlaps the chains of
- * successive rows. In one pass, those chains would take a third of the time. */
+/* A step of online softmax on masked scores. alpha receives the factor of each row's earlier sums.
+ * Maxima and sums are separate passes over the rows, so that the processor overlaps the chains of
+ * successive rows. In a single pass, those chains would take a third of the time. */
 static void softmax_rows(const mhai_tile *t, const tile_runs *runs, float alpha[MHAI_MAX_ROWS])
 {
     vf sums[TILE_ROWS][LANES16];
@@ -460,8 +460,8 @@ static void forward_runs(const mhai_tile *t)
     weigh_runs(t, alpha);
 }
 
-/* O = alpha O + P V for one panel and keys begin .. end. Uses the function `whole`, or `half` for a
- * last panel with few columns. */
+/* O = alpha O + P V for one panel and keys begin .. end - 1. Uses `whole`, or `half` for a last
+ * panel with few columns. */
 ALWAYS_INLINE void weigh_panel(block_function whole, block_function half, const mhai_tile *t,
                                int64_t panel, int64_t begin, int64_t end, const float *alpha)
 {
@@ -496,7 +496,7 @@ static void tile_forward(const mhai_tile *t)
         for (int row = 0; row < t->rows; row++) poison_values(t, row, float_weight);
 }
 
-/* A row whose sum is NaN: NaN where a key is visible, 0 where not. */
+/* A row whose sum is NaN: NaN for visible keys, otherwise 0. */
 static void nan_probabilities(float *s, int begin, int end)
 {
     for (int j = begin; j < end; j++) s[j] = s[j] == -__builtin_inff() ? 0.0f : __builtin_nanf("");
@@ -510,9 +510,9 @@ static void row_probabilities(float *s, int begin, int end, float m, float l)
     for (int j = begin; j < end; j += VF_LANES) vf_store(s + j, vf_div(vf_load(s + j), sum));
 }
 
-/* row_probabilities of a row with keys; returns -sum p log p. -log p = (m - s + log2 l) ln 2 does
- * not depend on the rounding of p. Hidden keys get a finite distance at which p is flushed to 0.
- * l >= 1, since the largest score of the row contributed 1, so no term is negative. */
+/* row_probabilities of a row with keys. Returns -sum p log p. Since -log p = (m - s + log2 l) ln 2,
+ * the result does not depend on the rounding of p. Hidden keys get a finite distance for which p
+ * underflows to 0. No term is negative: the largest score contributes 1 to l, so l >= 1. */
 static float row_entropy(float *s, int begin, int end, float m, float l, float log_sum)
 {
     vf sum[LANES16];
@@ -582,8 +582,8 @@ static void tile_drop(const mhai_tile *t)
     for (int row = 0; row < t->rows; row++) drop_row(t, row);
 }
 
-/* Adding +0 turns -0 into +0, so the sign of a zero does not depend on the number of empty key
- * blocks. */
+/* Adding +0 turns -0 into +0. Otherwise the sign of a zero would depend on the
+ * number of empty key blocks. */
 ALWAYS_INLINE void finish_row_as(mha_dtype type, void *out, const float *in, int64_t n, float sum,
                                  float gate)
 {

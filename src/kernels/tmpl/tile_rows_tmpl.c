@@ -1,13 +1,13 @@
-/* Strips of query rows against keys and values that lie in rows, for calls whose queries are too
- * few to pay for packing a block. The contract is in kernels.h.
+/* Strips of query rows against unpacked keys and values, for calls with too few queries to justify
+ * packing a block. The contract is in kernels.h.
  *
- * Keys are packed one panel at a time, which all strips use in L1; for few rows they are transposed
- * in registers. Values are read in place. Each score has the same chain over d as in tile_forward,
- * and each output the same chain over the block's keys, so results are bit-identical. */
+ * Keys are packed one panel at a time, in L1, for all strips. For few rows they are transposed in
+ * registers instead. Values are read in place. The chains are those of tile_forward, over d for
+ * scores and over the block's keys for outputs, so results are bit-identical. */
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* Pack 32 keys. Products with the previous panel prefetched them. */
+/* Pack 32 keys, which were prefetched during the products with the previous panel. */
 static void whole_panel(const float *k, int64_t stride, int64_t dim, float *panel)
 {
     for (int64_t c = 0; c < dim; c += VF_LANES)
@@ -15,13 +15,14 @@ static void whole_panel(const float *k, int64_t stride, int64_t dim, float *pane
             transpose_from(k + i * stride + c, stride, panel + c * MHAI_PANEL + i, MHAI_PANEL);
 }
 
-/* Keys for the rows of one register block, transposed in registers, LINE keys at a time. `next` is
- * touched meanwhile. */
+/* Keys for the rows of a register block, transposed in registers, LINE keys at a time.
+ * Meanwhile, `next` is touched. */
 typedef struct key_rows {
     const float *k;
     int64_t stride, dim;
     const float *next; /* LINE rows ahead */
-    bool dense;        /* rows are contiguous: touch lines in memory order, otherwise row by row */
+    bool dense;        /* rows are contiguous, so touch lines in memory order;
+                        * otherwise row by row */
     int64_t far;       /* as in value_rows */
 } key_rows;
 
@@ -37,7 +38,7 @@ static key_rows keys_at(const mhai_tile_rows *x, int64_t dim, int64_t key)
                       .far = dense ? FAR : LINE * x->k_stride};
 }
 
-/* Scores of LINE keys. */
+/* Compute the scores of LINE keys. */
 ALWAYS_INLINE void few_body(int rows, const key_rows *x, const float *q, float *s)
 {
     vf sum[BLOCK_ROWS][LANES16];
@@ -91,7 +92,7 @@ static void few_panel(const mhai_tile *t, const mhai_tile_rows *x, int key)
     }
 }
 
-/* Scores of the last keys, if they fill only half a panel. */
+/* Compute the scores of the last keys, which fill only half a panel. */
 static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, const mhai_pack *pack)
 {
     enum { HALF = MHAI_PANEL / 2, WIDTH = BLOCK_COLS < HALF ? BLOCK_COLS : HALF };
@@ -110,8 +111,8 @@ static void half_panel(const mhai_tile *t, const mhai_tile_rows *x, int key, con
                                   .o_stride = MHAI_SCORE_STRIDE});
 }
 
-/* Scores of strip i for the panel at `key`, if it sees any of it. The first products also prefetch
- * the next panel, 16 keys each. */
+/* Compute the scores of strip i for the panel at `key`, if it sees any of its keys. The first
+ * products also prefetch the next panel, 16 keys each. */
 static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int i, int key)
 {
     if (key < t->begin || key >= t->end) return;
@@ -138,7 +139,7 @@ static void score_panel(const mhai_tile *t, const mhai_tile_rows *x, int i, int 
     }
 }
 
-/* Keys in runs. */
+/* Compute scores of keys in runs. */
 static void run_key_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin,
                            int end)
 {
@@ -194,8 +195,7 @@ static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
     }
 }
 
-/* Checks row 0 only: a non-finite element of a key makes its score infinite or NaN for every
- * query. */
+/* Checks row 0 only. A non-finite key makes its score infinite or NaN for every query. */
 static bool rows_finite(const mhai_tile *t)
 {
     vf sum = vf_zero();
@@ -207,8 +207,8 @@ static bool rows_finite(const mhai_tile *t)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* Add the values from `key` on that one strip sees, some columns at a time. Meanwhile the first
- * strip touches the following values, if they are readable. */
+/* Add the values from `key` on that a strip sees, some columns at a time. The first strip also
+ * touches the values after them, if they are readable. */
 static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int keys, float *o)
 {
     const int64_t cols = t->value_panels * MHAI_PANEL;
@@ -243,7 +243,7 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
     }
 }
 
-/* Add the values of a run, in L1, that one strip sees. */
+/* Add the values of a run that a strip sees. They are in L1. */
 static void run_part(const mhai_tile *t, const float *v, int key, int keys, float *o)
 {
     const int64_t cols = t->value_panels * MHAI_PANEL;
@@ -260,7 +260,7 @@ static void run_part(const mhai_tile *t, const float *v, int key, int keys, floa
         value_strip(value_packed, value_packed, t->rows, &part);
 }
 
-/* Values in runs. */
+/* Compute sums of values in runs. */
 static void run_value_sums(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin,
                            int end)
 {
@@ -288,7 +288,7 @@ static void run_value_sums(const mhai_tile *const *tiles, const mhai_tile_rows *
     }
 }
 
-/* Sums of all strips, contiguous in x->o. */
+/* Compute the sums of all strips, contiguously in x->o. */
 static void rows_values(const mhai_tile *const *tiles, const mhai_tile_rows *x, int begin, int end)
 {
     const int64_t cols = tiles[0]->value_panels * MHAI_PANEL;
@@ -309,7 +309,7 @@ static void rows_values(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
     }
 }
 
-/* A non-finite value makes its column non-finite. */
+/* A non-finite value makes the sum of its column non-finite. */
 static bool sums_finite(const float *sums, int64_t n)
 {
     vf sum = vf_zero();
@@ -318,7 +318,7 @@ static bool sums_finite(const float *sums, int64_t n)
     return vf_sum16(part) == 0;
 }
 
-/* A strip's state before the block, in case it must restart. */
+/* The state of a strip before the block, for a restart. */
 typedef struct rows_state {
     float m[MHAI_MAX_ROWS], l[MHAI_MAX_ROWS], alpha[MHAI_MAX_ROWS];
 } rows_state;
@@ -358,7 +358,7 @@ static bool rows_join(const mhai_tile *const *tiles, const mhai_tile_rows *x,
     return finite;
 }
 
-/* The keys that any of the strips sees. */
+/* Find the range of keys that any strip sees. */
 static void rows_range(const mhai_tile *const *tiles, int count, int *begin, int *end)
 {
     *begin = tiles[0]->begin;

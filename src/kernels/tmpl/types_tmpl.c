@@ -1,11 +1,11 @@
-/* Tensor elements of all types as f32, converted in registers while they are read or written.
- * `type` is a constant wherever these functions are inlined into an important loop. */
+/* Tensor elements of any type as f32, converted in registers while they are read or written. `type`
+ * is a constant in all performance-critical loops. */
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* UNROLL: a loop over registers, whose count is a constant. UNROLL_INNER: the loop over the inner
- * indices of a product, INNER_STEPS at a time. (If unrolled by hand, gcc schedules the steps as one
- * and moves sums between registers.) */
+/* UNROLL: for a loop over registers, whose count is a constant. UNROLL_INNER: for the loop over the
+ * inner indices of a product, INNER_STEPS at a time. (If unrolled by hand, gcc schedules all steps
+ * together and moves sums between registers.) */
 #define PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -19,7 +19,7 @@
 enum { LANES16 = 16 / VF_LANES };
 
 #ifndef HAS_TRANSPOSE_FROM
-/* VF_LANES rows in memory, transposed. */
+/* Load VF_LANES rows, transposed. */
 ALWAYS_INLINE void transpose_from(const float *in, int64_t stride, float *out, int64_t ld)
 {
     vf rows[VF_LANES];
@@ -35,14 +35,14 @@ ALWAYS_INLINE vf vf_mul1(const float *a, vf b)
 }
 #endif
 
-/* The rows of a strip's next register block, given the number of rows left. */
+/* Rows of a strip's next register block, if this many rows are left. */
 ALWAYS_INLINE int block_rows(int left)
 {
     if (left <= BLOCK_ROWS) return left;
-    return left <= 2 * BLOCK_ROWS ? (left + 1) / 2 : BLOCK_ROWS; /* 4 and 3 rather than 6 and 1 */
+    return left <= 2 * BLOCK_ROWS ? (left + 1) / 2 : BLOCK_ROWS; /* 4 and 3 instead of 6 and 1 */
 }
 
-/* function(constant, ...), so that the compiler generates one body per type. */
+/* Call function(constant, ...), so that the compiler makes one body per type. */
 #define BY_TYPE(type, function, ...)                       \
     switch (type) {                                        \
     case MHA_F16: function(MHA_F16, __VA_ARGS__); break;   \
@@ -58,7 +58,8 @@ ALWAYS_INLINE vf load_as(mha_dtype type, const void *p, int64_t i)
                            : vf_load_bf16((const uint16_t *)p + i);
 }
 
-/* The first n <= VF_LANES elements from i on, then zeros; no others are read. */
+/* Load the first n <= VF_LANES elements from i on, padded with zeros. Does
+ * not read other elements. */
 ALWAYS_INLINE vf load_n_as(mha_dtype type, const void *p, int64_t i, int64_t n)
 {
     if (n == VF_LANES) return load_as(type, p, i);
@@ -94,7 +95,7 @@ static inline float element_as(mha_dtype type, const void *p, int64_t i)
     return type == MHA_F16 ? mhai_f16_to_f32(half) : mhai_bf16_to_f32(half);
 }
 
-/* The value as stored; the tile holds 0 instead. */
+/* The original element, which is 0 in the packed values. */
 static inline float poison_value(const mhai_poison *x, int key, int64_t col)
 {
     if (!x->value_runs) return element_as(x->value_type, x->values, key * x->value_stride + col);

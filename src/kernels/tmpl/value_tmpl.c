@@ -1,34 +1,34 @@
-/* Products of rows of weights and values stored in rows, for some of the keys at a time. Each call
- * continues the chains of the previous one, so keys may be divided in any way, in order. */
+/* Products of rows of weights with values stored in rows, for some of the keys at a time. Each call
+ * continues the chains of the previous one, so results do not depend on the division of keys. */
 
 enum {
-    VALUE_KEYS = 16, /* values read at a time: their rows are in L1 for all groups of columns */
-    VALUE_WIDE = 4,  /* vectors of columns whose sums leave registers for values */
+    VALUE_KEYS = 16, /* values read at a time, so that all groups of columns find them in L1 */
+    VALUE_WIDE = 4,  /* vectors of columns per group, which leaves registers for values */
     VALUE_FULL = 8,
     FULL_ROWS = BLOCK_ROWS * TILE_VECTORS / VALUE_FULL,
-    FAR = 2048 /* floats from the touched line to the one prefetched into L2: two pages */
+    FAR = 2048 /* distance in floats (two pages) from a touched line to the
+                * line prefetched into L2 */
 };
 
-/* Load data that is needed soon line by line in memory order, whatever the order of its use.
- * Without this, squares and columns are read at a third of the speed of a detected stream. Not
- * every processor detects streams of prefetches. Many lines at once are half as fast as a few at a
- * time. */
+/* Load data that is needed soon in memory order, whatever the order of its use. Without this,
+ * squares and columns are read at a third of the speed of a detected stream. Not every processor
+ * detects streams of prefetches. Touching many lines at once is half as fast as a few at a time. */
 ALWAYS_INLINE void touch(const float *p)
 {
     (void)*(const volatile char *)p;
 }
 
-/* Prefetch into L2. Addresses outside of the tensor are never read. */
+/* Prefetch into L2. Addresses outside the tensor are not dereferenced. */
 ALWAYS_INLINE void fetch_far(const float *p, int64_t elements)
 {
     fetch_l2((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)));
 }
 
-/* Touch a line that is needed soon, and prefetch one that is needed later. A touched line causes a
- * wait, since a processor tracks few outstanding loads; a prefetch into L2 two pages ahead does
- * not. (Zen 4, 4 rows: 84 to 90 % of the speed of a read-only loop, instead of 76 %, or 68 % if
- * rows are not aligned to lines. Prefetching into L1 is slower than none; prefetching into L2
- * without the touch is slower than with it.) */
+/* Touch a line that is needed soon, and prefetch one that is needed later. A touch stalls, because
+ * a processor tracks few outstanding loads. A prefetch into L2, two pages ahead, does not. (Zen 4,
+ * 4 rows: 84 to 90 % of the speed of a read-only loop, instead of 76 %, or 68 % if rows are not
+ * aligned to lines. Prefetching into L1 is slower than nothing. Prefetching into L2 without the
+ * touch is slower than with it.) */
 ALWAYS_INLINE void touch_and_fetch(const float *p, int64_t far)
 {
     touch(p);
@@ -43,9 +43,9 @@ typedef struct value_rows {
     int64_t v_stride;
     float *o;
     int64_t o_stride;
-    const float *next; /* data to touch: as many columns per key, next_stride apart */
+    const float *next; /* data to touch: the same number of columns per key, next_stride apart */
     int64_t next_stride;
-    int64_t far; /* floats from the touched line to the one prefetched into L2 */
+    int64_t far; /* distance in floats from a touched line to the line prefetched into L2 */
 } value_rows;
 
 /* o += P V over `vectors` registers of columns, continuing the chains. */
@@ -55,7 +55,7 @@ ALWAYS_INLINE void value_body(int rows, int vectors, bool ahead, const value_row
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_load(x->o + r * x->o_stride + j * VF_LANES);
     const int group =
-        vectors < (int)TILE_VECTORS ? vectors : TILE_VECTORS; /* that registers hold */
+        vectors < (int)TILE_VECTORS ? vectors : TILE_VECTORS; /* limited by registers */
     const float *v = x->v, *next = x->next;
     for (int64_t i = 0; i < x->keys; i++, v += x->v_stride) {
         vf value[VALUE_FULL];
@@ -101,12 +101,12 @@ ALWAYS_INLINE void value_body(int rows, int vectors, bool ahead, const value_row
 DEFINE_VALUES(value_full, VALUE_FULL, FULL_ROWS, true)
 DEFINE_VALUES(value_wide, VALUE_WIDE, FULL_ROWS, true)
 DEFINE_VALUES(value_ahead, TILE_VECTORS, BLOCK_ROWS, true)
-DEFINE_VALUES(value_packed, TILE_VECTORS, BLOCK_ROWS, false) /* of data in L1 */
+DEFINE_VALUES(value_packed, TILE_VECTORS, BLOCK_ROWS, false) /* for data in L1 */
 DEFINE_VALUES(value_half, TILE_VECTORS / 2, BLOCK_ROWS, false)
 
 typedef void (*value_function)(int rows, const value_rows *x);
 
-/* All rows of a strip, by functions for those of a register block. */
+/* All rows of a strip, by functions for register blocks. */
 ALWAYS_INLINE void value_strip(value_function first, value_function others, int rows, value_rows *x)
 {
     if (BLOCK_ROWS == TILE_ROWS) {

@@ -10,10 +10,9 @@
 #include <string.h>
 
 static const mhai_weight_name own_names[] = {MHAI_NAME(NULL, NULL)};
-static const char *const norms[] = {"none", "layer", "rms"};
-static const char *const positions[] = {"none", "learned", "sinusoidal", "rotary"};
-static const char *const feed_forwards[] = {"gelu",      "relu",  "swiglu",
-                                            "gelu_tanh", "geglu", "geglu_tanh"};
+static const char *const norms[] = {MHA_NORM_NAMES};
+static const char *const positions[] = {MHA_ENCODING_NAMES};
+static const char *const feed_forwards[] = {MHA_FEED_FORWARD_NAMES};
 
 static const struct {
     const char *name;

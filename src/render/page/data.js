@@ -42,6 +42,7 @@ let same, rowItems, colItems, rowWord, colWord, valueWord, frames, special, canH
 
 // Everything that follows from the data alone. A live page takes new data whenever its text changes.
 function takeData(next) {
+    next.cmaps ??= data.cmaps;
     data = next;
     panels = data.panels;
     unit = data.token_count ? 1 : data.cell_tokens;

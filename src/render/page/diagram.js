@@ -220,10 +220,11 @@ function headButtons(layer, l) {
 
 function feedForwardBlock(layer, l) {
     const {model, tokens} = diagram.trace, T = tokens, E = model.width, F = model.feed_forward_width;
-    const reads = model.norm && !model.post_norm, gated = model.feed_forward.endsWith("glu");
+    const reads = model.norm && !model.post_norm, activation = model.feed_forward.replace("_tanh", "");
+    const gated = activation.endsWith("glu");
     const way = make("div", "dg-way", arrow([T, E]),
         ...(reads ? [operation(t("diagram.norm")), arrow([T, E])] : []),
-        operation(...(gated ? [math("W", "gate"), " "] : []), math("W", "up"), ` ${model.feed_forward}`),
+        operation(...(gated ? [math("W", "gate"), " "] : []), math("W", "up"), ` ${activation}`),
         arrow([T, F]), operation(math("W", "down")), arrow([T, E]),
         make("span", "small", model.parallel ? t("diagram.adds.parallel") : addsText(diagram.trace)));
     return blockOf(make("h3", "", t("diagram.feed-forward", {n: l})), way,

@@ -95,12 +95,21 @@ async function post(place, state, signal) {
     await parts.opened;
     const bytes = await call({place, request: JSON.stringify(state)});
     if (signal?.aborted) throw ended();
-    return new Response(bytes);
+    return new Response(place === "save" ? completed(new TextDecoder().decode(bytes)) : bytes);
+}
+
+// A report of the library here lacks its style and script, which this page has too (write_script() of html.c).
+function completed(report) {
+    const partsOf = selector => document.querySelector(selector).textContent.split("/*|*/\n");
+    const [style] = partsOf("style"), [strings, , script] = partsOf("body > script:not([type])");
+    return report.replace("<style>\n", () => `<style>${style}`)
+        .replace('\n"use strict";\n(() => {\n', () => strings + script);
 }
 
 // -- another model -------------------------------------------------------------------------------
 
 const MOST_BYTES = 2 ** 31 - 2 ** 20; // of a file: what an object in the library's memory may have
+const MOST_TRAINING = 2 ** 26;     // of a training's state, which is read whole for its snapshots
 const gigabytes = bytes => `${(bytes / 1e9).toFixed(1)} GB`;
 
 function tell(text, progress) {
@@ -117,7 +126,7 @@ function showReading({reading, done, size}) {
 
 // A GGUF file by itself, or the files of a folder: its name, and paths as the library requests them.
 function modelOf(list, folder) {
-    const usable = list.filter(({name}) => !name.startsWith("."));
+    const usable = list.filter(({name, size}) => !name.startsWith(".") && !(name === "training.safetensors" && size > MOST_TRAINING));
     const gguf = usable.filter(({name}) => /\.gguf$/i.test(name));
     if (!usable.length) throw new Error(t("explorer.nothing"));
     if (gguf.length > 1) throw new Error(t("explorer.many", {n: gguf.length}));

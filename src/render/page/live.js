@@ -104,6 +104,8 @@ const sameTokens = (a, b) => a.length === b.length && a.every((item, i) => item.
 
 function renew(maps, map) {
     const first = !panels.length, followed = state.scale === data.scale, before = rowItems;
+    stop();
+    state.frame = -1;
     takeData(maps);
     forgetDrawn();
     if (map) takeCells(panels.find(panel => panel.name === map.head), bytesOf(map.data));
@@ -119,6 +121,7 @@ function renew(maps, map) {
     if (!sameTokens(before, rowItems)) placeCell();
     if (restoring) restorePlace();
     restoring = false;
+    showPlayer();
     buildStrips();
     listHiding();
     markView();
@@ -382,6 +385,7 @@ function pickHead(i, event) {
 
 live = {
     shown: askForMap,
+    plays: () => Boolean(answer?.training),
     moved() {
         if (asked.chosenRow && answer?.next && answer.next.row !== rowOfPrediction()) ask("next");
     },

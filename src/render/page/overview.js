@@ -134,6 +134,10 @@ function groupRow(group) {
     return line;
 }
 
+let pointer = ""; // where it moved last: a map that scrolls below it is not pointed at
+const pointOf = event => `${event.clientX} ${event.clientY}`;
+addEventListener("pointermove", event => { pointer = pointOf(event); });
+
 function makeThumb(i) {
     const canvas = make("canvas", ""), {name, badge} = panels[i];
     const button = make("button", "thumb", canvas, make("span", "thumb-name", name));
@@ -143,7 +147,7 @@ function makeThumb(i) {
     button.dataset.panel = i;
     button.addEventListener("click", event => pickThumb(i, event));
     button.addEventListener("pointerenter", event => {
-        if (event.pointerType !== "touch" && state.view !== "model") peek(i);
+        if (event.pointerType !== "touch" && state.view !== "model" && pointOf(event) !== pointer) peek(i);
     });
     return {button, canvas, i, seen: false, drawn: null};
 }

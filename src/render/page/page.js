@@ -315,7 +315,7 @@ const keys = [
 function buildHelp() {
     const mapKeys = ["arrows", "ends", "pages", "enter", "escape"].map(name =>
         [t(`key.${name}`), t(`key.${name}.does`)]);
-    const idle = [...(frames.length ? [] : ["p", ",", "."]),
+    const idle = [...(frames.length || live?.plays() ? [] : ["p", ",", "."]),
         ...(panels.some(panel => panel.twin) ? [] : ["n"]), ...(panels.length > 1 ? [] : ["b"])];
     for (const [key, text] of [...mapKeys, ...keys.filter(([key]) => !idle.includes(key))])
         byId("help-keys").append(make("dt", "", make("kbd", "", key)), make("dd", "", text));

@@ -5,26 +5,31 @@ const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 let playing = 0; // the timer, or 0
 
 const frameLabel = () => state.frame < 0 ? t("player.now")
-    : frames[state.frame].label ?? String(frames[state.frame].at);
+    : labelOf(frames[state.frame]);
+const labelOf = ({label, at}) => label ? given(label) : String(at);
 
 function buildPlayer() {
-    byId("player").hidden = !frames.length || !panels.length;
-    if (byId("player").hidden) return;
     const slider = byId("frame");
-    slider.max = frames.length;
-    slider.value = frames.length;
     slider.addEventListener("input", () => {
         const at = Number(slider.value); // stop() draws the player as it was
         stop();
         setFrame(at);
     });
     byId("play").addEventListener("click", togglePlay);
+    showPlayer();
+}
+
+// With new data: if it has frames.
+function showPlayer() {
+    byId("player").hidden = !frames.length || !panels.length;
+    if (byId("player").hidden) return;
+    byId("frame").max = frames.length;
     drawPlayer();
 }
 
 // The number of snapshots; at one of them, the values of the charts.
 function aboutFrames() {
-    const last = frames[frames.length - 1].label ?? "";
+    const last = labelOf(frames.at(-1));
     const all = data.frame_step > 1
         ? t("player.kept", {n: frames.length, all: data.frame_count, last})
         : t("player.count", {n: frames.length, last});

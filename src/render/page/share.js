@@ -73,6 +73,7 @@ function placeText() {
     if (state.view === "lines") text.set("heads", [...state.lit].map(i => panels[i].name).join(","));
     if (state.beside >= 0) text.set("beside", panels[state.beside].name);
     for (const name in first) if (state[name] !== first[name]) text.set(name, state[name]);
+    if (state.frame >= 0) text.set("frame", frames[state.frame].at);
     live?.tell(text);
     return text.toString().replace(/%2C/g, ",");
 }
@@ -99,6 +100,7 @@ function restorePlace() {
         chooseStrongestCell();
     }
     if (beside >= 0) state.beside = beside;
+    state.frame = frames.findIndex(frame => String(frame.at) === text.get("frame"));
     const lit = (text.get("heads") ?? "").split(",").map(panelOf)
         .filter(i => i >= 0 && panels[i].group === panels[state.panel].group);
     if (lit.length) state.lit = new Set(lit);
@@ -124,5 +126,7 @@ function onAddress() {
     markThumbs();
     markScores();
     markChoices();
+    scales.clear();
+    showPlayer();
     drawAll();
 }

@@ -114,7 +114,8 @@ const STATIONS = [
         return {...numberOptions(hidden, [T * T - hidden, T * T / 2, T * T].map(Math.round)),
             values: {T, all: T * T, hidden, seen: T * T - hidden}};
     }},
-    {name: "roles", view: "map", place: () => strongestOf(headBy(i => -evenness(i))), ask() {
+    {name: "roles", view: "map", plays: true, place: () => strongestOf(headBy(i => -evenness(i))), ask() {
+        if (frames.length) return askTraining(state.panel);
         const {options, right, best} = headOptions(everyHead(), evenness);
         const sharp = headBy(i => -evenness(i));
         return {options, right, values: {head: nameOf(best), tokens: fixed(evenness(best), 1), sharp: nameOf(sharp),
@@ -174,6 +175,17 @@ const STATIONS = [
                 cells: rowItems.length * W, all: rowItems.length ** 2}};
     }}
 ];
+
+// The snapshot from which on a head has less than half of its way to the final map before it: the weight that still
+// moves.
+function askTraining(i) {
+    const value = ({kind, value}, k) => kind && kind[k] !== VALUE ? 0 : value[k];
+    const last = cellsOf(panels[i]), left = frames.map(({maps}) => cellsOf(maps[i])).map(cells =>
+        cells.value.reduce((sum, _, k) => sum + Math.abs(value(cells, k) - value(last, k)) / 2, 0) / cells.rows);
+    const found = left.findIndex(share => share < left[0] / 2), k = found < 0 ? frames.length - 1 : found;
+    return {...numberOptions(frames[k].at, frames.slice(Math.max(k - 2, 0), k + 4).map(({at}) => at)), key: "training",
+        values: {head: nameOf(i), step: frames[k].at, share: percent(left[k]), before: percent(left[0])}};
+}
 
 // How many tokens a head attends to as if evenly: e to the entropy of a row, on average.
 const evenness = i => mean(rowItems.map((_, r) => Math.exp(weightsOf(i, r)

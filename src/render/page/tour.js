@@ -7,11 +7,11 @@ const station = () => STATIONS[tour.at];
 // -- the state of a station ----------------------------------------------------------------------
 
 function openStation(at) {
-    const {text, off} = STATIONS[at];
+    const {text, off, plays} = STATIONS[at];
     tour.at = at;
     tour.waits = true;
     tour.key = "";
-    asked.text = byId("live-text").value = text ?? TOUR_TEXT;
+    asked.text = byId("live-text").value = (plays && answer?.training) || text || TOUR_TEXT;
     asked.off = new Set(off ?? []);
     asked.patched.clear();
     asked.chosenRow = false;
@@ -26,6 +26,8 @@ function openStation(at) {
 function followTour() {
     tour.text = asked.text;
     if (tour.at < 0) return;
+    drawStation();
+    if (tour.waits && station().plays && answer.training && answer.training !== asked.text) return openStation(tour.at);
     if (tour.waits) {
         tour.waits = false;
         placeStation(station());
@@ -78,18 +80,18 @@ async function askQuestion(key) {
     }
 }
 
-function drawQuestion({options, values}) {
+function drawQuestion({options, values, key = station().name}) {
     byId("tour-question").hidden = false;
-    byId("tour-asks").replaceChildren(...tNodes(`tour.${station().name}.asks`, values));
+    byId("tour-asks").replaceChildren(...tNodes(`tour.${key}.asks`, values));
     byId("tour-options").replaceChildren();
     buildChoices(byId("tour-options"), "tour-option", options.map((text, i) => [String(i), text]), "", answerWith);
 }
 
 function answerWith(value) {
-    const {options, right, values} = tour.question, good = Number(value) === right;
+    const {options, right, values, key = station().name} = tour.question, good = Number(value) === right;
     byId("tour-answer").classList.toggle("right", good);
     byId("tour-answer").replaceChildren(make("b", "", t(good ? "tour.right" : "tour.wrong", {answer: options[right]})),
-        " ", ...tNodes(`tour.${station().name}.answer`, values));
+        " ", ...tNodes(`tour.${key}.answer`, values));
 }
 
 // -- drawing -------------------------------------------------------------------------------------
@@ -100,10 +102,12 @@ function drawStation() {
     byId("tour-panel").hidden = !open;
     if (!open) return;
     byId("tour-station").value = String(tour.at);
-    byId("tour-text").textContent = t(`tour.${station().name}.text`);
+    const {name, plays} = station(), more = plays && t(answer?.training ? "tour.training.text" : "tour.training.none");
+    byId("tour-text").textContent = [t(`tour.${name}.text`), more].filter(Boolean).join(" ");
+    byId("tour-play").hidden = !plays || !frames.length;
     byId("tour-back").disabled = tour.at === 0;
     byId("tour-on").disabled = tour.at === STATIONS.length - 1;
-    byId("tour-link").href = `#station=${station().name}`;
+    byId("tour-link").href = `#station=${name}`;
 }
 
 function closeTour() {
@@ -111,6 +115,15 @@ function closeTour() {
     drawStation();
     byId("tour-open").focus();
     rememberPlace();
+}
+
+// The player comes to the top, below what stays there.
+function playTraining() {
+    const panel = byId("live-panel"), stays = getComputedStyle(panel).position === "sticky";
+    byId("player").style.scrollMarginTop = `${stays ? panel.offsetHeight : 0}px`;
+    byId("player").scrollIntoView();
+    byId("play").focus({preventScroll: true});
+    togglePlay();
 }
 
 // A link to a station sets its state; an address with a text of its own is that of a reader at a station.
@@ -127,6 +140,7 @@ function buildTour() {
     STATIONS.forEach(({name}, i) => byId("tour-station").append(
         new Option(t("tour.title", {n: i + 1, name: t(`tour.${name}`)}), String(i))));
     byId("tour-open").addEventListener("click", () => { openStation(0); byId("tour-station").focus(); });
+    byId("tour-play").addEventListener("click", playTraining);
     byId("tour-close").addEventListener("click", closeTour);
     byId("tour-station").addEventListener("change", event => openStation(Number(event.target.value)));
     byId("tour-back").addEventListener("click", () => openStation(tour.at - 1));

@@ -325,8 +325,15 @@ texts.de = {
     "tour.masks.asks": "Es sind {T} Token. Wie viele Zellen jeder Karte sind verdeckt?",
     "tour.masks.answer": "Von {T} × {T} = {all} Zellen sind {seen} sichtbar und {hidden} verdeckt: T (T − 1) / 2.",
     "tour.roles": "Köpfe, die sich spezialisieren",
-    "tour.roles.text": "Vor dem Training verteilt jeder Kopf sein Gewicht auf alle Token; das Training macht manche " +
-        "scharf. „multihead train“ legt neben das Modell einen Bericht: sein Abspielknopf zeigt, wie die Karten entstehen.",
+    "tour.roles.text": "Vor dem Training verteilt jeder Kopf sein Gewicht auf alle Token; das Training macht manche scharf.",
+    "tour.training.text": "Sehen Sie zu: Dieses Modell wurde beim Training aufgenommen. Unten, über den Karten, zeigt der " +
+        "Schieberegler jede Aufnahme. Die Tasten „,“ und „.“ gehen einzeln weiter, „p“ spielt ab.",
+    "tour.training.none": "Von diesem Modell gibt es keine Aufnahmen des Trainings. „multihead train sentences -o model“ macht " +
+        "welche; danach „multihead page model“, oder öffnen Sie hier den Ordner „model“.",
+    "tour.training.asks": "Beobachten Sie {head} im Training. Ab welchem Schritt ist er mehr als halb auf dem Weg zu seiner " +
+        "endgültigen Karte?",
+    "tour.training.answer": "Bei Schritt {step} müssen noch {share} seines Gewichts zu anderen Token wandern; vor dem Training waren " +
+        "es {before}.",
     "tour.roles.asks": "Welcher Kopf verteilt sein Gewicht auf die meisten Token?",
     "tour.roles.answer": "{head}: im Mittel {tokens} Token (e hoch Entropie). Der schärfste ist {sharp}: {few}.",
     "tour.it": "Wer ist „it“?",
@@ -572,6 +579,7 @@ texts.de = {
     "card.link": "„{from}“ schaut auf „{to}“: {weight} (Mittel der gezeigten Köpfe: {mean}).",
     "card.link.only": "„{from}“ schaut auf „{to}“: {weight}.",
     "given.layer {n}": "Schicht {n}",
+    "given.step {n}": "Schritt {n}",
     "given.Each square is a head. Rows are queries, columns are keys; brighter cells have larger weights.":
         "Jedes Quadrat ist ein Kopf. Zeilen sind Queries, Spalten sind Keys; hellere Zellen haben größere Gewichte."
 };

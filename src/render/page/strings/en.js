@@ -321,8 +321,15 @@ const texts = {en: {
     "tour.masks.asks": "There are {T} tokens. How many cells of each map are hidden?",
     "tour.masks.answer": "Of {T} × {T} = {all} cells, {seen} are visible and {hidden} are hidden: T (T − 1) / 2.",
     "tour.roles": "Heads that specialise",
-    "tour.roles.text": "Before training every head spreads its weight over all tokens; training makes some sharp. " +
-        "“multihead train” saves a report beside the model: its Play button shows how the maps form.",
+    "tour.roles.text": "Before training every head spreads its weight over all tokens; training makes some sharp.",
+    "tour.training.text": "Watch it: this model was recorded while it was trained. Below, the slider above the maps shows " +
+        "each snapshot. The keys “,” and “.” step through them, “p” plays them.",
+    "tour.training.none": "This model has no snapshots of its training. To record some, run “multihead train sentences -o model”, " +
+        "then “multihead page model”, or open the folder “model” here.",
+    "tour.training.asks": "Watch {head} in the training. From which step on has it come more than half of the way to its " +
+        "final map?",
+    "tour.training.answer": "At step {step}, {share} of its weight has still to move to other tokens; before the training it was " +
+        "{before}.",
     "tour.roles.asks": "Which head spreads its weight over most tokens?",
     "tour.roles.answer": "{head}: {tokens} tokens on average (e to the entropy). The sharpest is {sharp}: {few}.",
     "tour.it": "Who is “it”?",
@@ -564,6 +571,7 @@ const texts = {en: {
     "card.link": "“{from}” attends to “{to}”: {weight} (mean of the heads shown: {mean}).",
     "card.link.only": "“{from}” attends to “{to}”: {weight}.",
     "given.layer {n}": "layer {n}",
+    "given.step {n}": "step {n}",
     "given.Each square is a head. Rows are queries, columns are keys; brighter cells have larger weights.":
         "Each square is a head. Rows are queries, columns are keys; brighter cells have larger weights."
 }};

@@ -1,0 +1,38 @@
+/* State of the conversion of metadata to config.json, shared by
+ * gguf_config.c and gguf_rotation.c. */
+#ifndef MHAI_GGUF_READING_H
+#define MHAI_GGUF_READING_H
+
+#include "model/arch/family.h"
+
+#include <multihead/gguf.h>
+
+typedef struct mhai_gguf_reading {
+    const mha_gguf *file;
+    const char *path;
+    const char *name; /* name of the architecture, with which its keys begin */
+    const struct architecture *of;
+    json_t *root, *names; /* names: those of fields; owned by root */
+} mhai_gguf_reading;
+
+/* An integer field of root; 0 if absent. */
+int64_t mhai_gguf_count(const mhai_gguf_reading *r, const char *field);
+
+/* Find the value of "llama.KEY"; false if there is none. */
+bool mhai_gguf_key(const mhai_gguf_reading *r, const char *key, mha_gguf_value *value);
+
+mha_status mhai_gguf_refuse(const mhai_gguf_reading *r, const mha_gguf_value *value,
+                            const char *why);
+
+/* Read a number, or an array of equal numbers. */
+mha_status mhai_gguf_number(const mhai_gguf_reading *r, const mha_gguf_value *value, bool real,
+                            json_t **number);
+
+/* Copy a value into a field of object. Messages use the key's name. */
+mha_status mhai_gguf_take(const mhai_gguf_reading *r, const mha_gguf_value *value, bool real,
+                          json_t *object, const char *field);
+
+/* Read the rotation into root, which must already have heads and widths. */
+mha_status mhai_gguf_rotation(const mhai_gguf_reading *r);
+
+#endif
