@@ -12,7 +12,8 @@ static const mhai_weight_name names[] = {MHAI_STATE_SPACE_NAMES,
                                          MHAI_NAME("mlp.down_proj", "feed_forward.down_proj"),
                                          MHAI_NAME(NULL, NULL)};
 
-static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor", 1e4, 0.5, true};
+/* transformers ignores a partial_rotary_factor outside rope_parameters. */
+static const mhai_rope_kind rope = {NULL, "rope_theta", NULL, 1e4, 0.5, true};
 
 extern const mhai_family mhai_family_bamba;
 

@@ -186,6 +186,7 @@ typedef struct mhai_mixing {
     mha_status (*usual)(const mhai_config *config, int64_t layer, bool *mixes);
     mha_layer_desc mixer, attention;
     int64_t heads, kv_heads;
+    const char *list; /* another name of layer_types; NULL: none */
 } mhai_mixing;
 MHA_NODISCARD mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing,
                                           mhai_family_plan *plan);

@@ -39,7 +39,7 @@ static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
 {
     static const char *const kinds[] = {"nope", "rope"};
     mha_transformer_desc *d = &plan->desc;
-    mhai_mixing mixing = {.usual = every_layer};
+    mhai_mixing mixing = {.usual = every_layer, .list = "layers_block_type"};
     bool biased;
     int rotates;
     MHA_TRY(mhai_read_decoder(config, &mhai_family_granitemoehybrid, false, plan));

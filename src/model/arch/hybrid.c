@@ -28,12 +28,13 @@ static mha_status read_layers(const mhai_config *config, const mhai_mixing *mixi
                               mhai_family_plan *plan)
 {
     const int64_t layers = plan->desc.num_layers;
-    const bool listed = !mhai_config_absent(config, "layer_types");
-    const json_t *list = listed ? json_object_get(config->root, "layer_types") : NULL;
+    const bool other = mhai_config_absent(config, "layer_types") && mixing->list;
+    const char *key = other ? mixing->list : "layer_types";
+    const bool listed = !mhai_config_absent(config, key);
+    const json_t *list = listed ? json_object_get(config->root, key) : NULL;
     if (listed && (!json_is_array(list) || (int64_t)json_array_size(list) != layers))
-        return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                              "'layer_types' is not a list of %lld, one for each layer",
-                              (long long)layers);
+        return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                                "is not a list of %lld, one for each layer", (long long)layers);
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = 0; i < layers; i++) {
         bool mixes;

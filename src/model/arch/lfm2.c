@@ -73,7 +73,8 @@ static mha_status read_lfm2(const mhai_config *config, mhai_family_plan *plan)
         {.mixer = MHA_MIXER_SHORT_CONVOLUTION, .conv_kernel = (int32_t)kernel},
         {.flags = MHA_LAYER_QK_NORM},
         0,
-        0};
+        0,
+        NULL};
     MHA_TRY(mhai_read_mixing(config, &mixing, plan));
     return mhai_read_rope(config, plan);
 }
