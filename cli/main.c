@@ -17,7 +17,7 @@ static cli_exit run_command(const char *name, int count, char *const *arguments)
     bool done;
     CLI_TRY(cli_command_find(name, &command));
     cli_running = command->name;
-    CLI_TRY(args_help(command->page, count, arguments, &done));
+    CLI_TRY(args_help(command->name, command->summary, command->page, count, arguments, &done));
     if (done) return CLI_OK;
     if (ranks_transport() && !cli_command_knows_ranks(command))
         return cli_fail(CLI_USAGE,

@@ -237,9 +237,13 @@ static cli_exit add_work(effects_job *j, const mha_head_sets *sets, double *tota
     return CLI_OK;
 }
 
+/* The first head of the layer at a place, of those that have heads. */
 static int64_t head_at(const effects_job *j, int64_t place, int64_t places)
 {
-    const int64_t layer = place * j->effects->found->of.layers / places;
+    const int64_t *heads = j->effects->found->of.heads, layers = j->effects->found->of.layers;
+    int64_t with = 0, layer = 0;
+    for (int64_t l = 0; l < layers; l++) with += heads[l] > 0;
+    for (int64_t skip = place * with / places; heads[layer] == 0 || skip-- > 0;) layer++;
     return layer * j->model->heads;
 }
 
@@ -283,7 +287,7 @@ static cli_exit reckon(effects_job *j)
 static cli_exit find_means(effects_job *j, effect_set *set)
 {
     const mha_transformer_desc *d = &j->model->desc;
-    const int64_t shape[] = {d->num_layers, d->num_heads * d->head_dim};
+    const int64_t shape[] = {d->num_layers, mha_transformer_heads_width(d)};
     float *means;
     if (j->effects->kind != MHA_ABLATION_MEAN) return CLI_OK;
     CLI_TRY(ARENA_ALLOC(shape[0] * shape[1], &means));
@@ -561,7 +565,8 @@ static cli_exit measure(effects_job *j)
 static bool has_gradient(const mha_transformer_desc *d)
 {
     for (int64_t l = 0; d->layers && l < d->num_layers; l++)
-        if (d->layers[l].flags & MHA_LAYER_QK_NORM && d->layers[l].qk_norm == MHA_QK_NORM_L2)
+        if (d->layers[l].experts.count > 0 ||
+            (d->layers[l].flags & MHA_LAYER_QK_NORM && d->layers[l].qk_norm == MHA_QK_NORM_L2))
             return false;
     return true;
 }
@@ -577,8 +582,8 @@ cli_exit ablate_measure(ablate_effects *e)
     e->estimated = has_gradient(&e->model->desc);
     if (!e->estimated)
         cli_note(o->heads.quiet,
-                 "the gradient of this model's query and key norm is not supported: "
-                 "heads are not chosen by estimates");
+                 "gradients through experts, or this model's query and key norm, are not "
+                 "supported: heads are not chosen by estimates");
     const int64_t heads = e->estimated ? DEFAULT_HEADS : e->found->count;
     j.heads = o->head_count >= 0 ? o->head_count : heads;
     if (e->chosen) j.heads = e->chosen_count;

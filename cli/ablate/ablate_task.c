@@ -229,7 +229,7 @@ cli_exit ablate_read_task(ablate_effects *effects)
 
 /* ---- receivers ------------------------------------------------------------------------------- */
 
-/* "L18H6.k" names a query head; its keys and values are those of the key/value head that it reads. */
+/* "L18H6.k" names a head; what it shares with others is that of its group. */
 static bool take_receiver(const text_model *model, const char *text, size_t bytes,
                           mha_path_receiver *receiver)
 {
@@ -248,8 +248,11 @@ static bool take_receiver(const text_model *model, const char *text, size_t byte
     const int64_t heads = d->layer_heads ? d->layer_heads[receiver->layer] : d->num_heads;
     const int64_t kv = d->layer_kv_heads ? d->layer_kv_heads[receiver->layer] : d->kv_heads;
     if (receiver->head >= heads) return false;
+    const bool attends = !d->layers || !d->layers[receiver->layer].mixer;
     receiver->part = (mha_patch_part)(MHA_PATCH_QUERY + (part - parts));
-    if (receiver->part != MHA_PATCH_QUERY) receiver->head /= heads / kv;
+    /* Heads of a group share keys and values, in a gated delta net queries and keys. */
+    if (receiver->part != (attends ? MHA_PATCH_QUERY : MHA_PATCH_VALUE))
+        receiver->head /= heads / kv;
     return true;
 }
 

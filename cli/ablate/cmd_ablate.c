@@ -53,8 +53,6 @@ static const args_option option_table[] = {
 };
 
 const args_page ablate_page = {
-    .command = "ablate",
-    .summary = "measure the effect of ablating each head of a model",
     .usage = "ablate [options] MODEL \"text\" ...\n"
              "ablate [options] MODEL --text FILE\n"
              "ablate [options] MODEL --task FILE",

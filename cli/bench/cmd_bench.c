@@ -85,8 +85,6 @@ static const char *work_at(int i)
 }
 
 const args_page bench_page = {
-    .command = "bench",
-    .summary = "measure attention as a fraction of the machine's peak",
     .usage = "bench WORK [options]",
     .examples = "multihead bench forward --heads 8 --head-dim 64 --length 2048 --threads 1\n"
                 "multihead bench forward --causal --json > before.json\n"

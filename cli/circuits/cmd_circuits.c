@@ -42,8 +42,6 @@ static const args_option option_table[] = {
 };
 
 const args_page circuits_page = {
-    .command = "circuits",
-    .summary = "show what heads read and write, from the weights alone",
     .usage = "circuits [options] MODEL",
     .examples = "multihead circuits MODEL\n"
                 "multihead circuits MODEL --sort copying --min 0.9\n"

@@ -44,7 +44,7 @@ static cli_exit unknown_option(const args_page *page, const char *shown, const c
     const char *near = mha_nearest_name(shown + strspn(shown, "-"), names, count);
     if (near) return cli_fail(CLI_USAGE, "unknown option '%s'; did you mean '--%s'?", shown, near);
     return cli_fail(CLI_USAGE, "unknown option '%s'; 'multihead %s --help' lists them all", shown,
-                    page->command);
+                    cli_running);
 }
 
 /* strtoll() and strtod() accept more than these: leading blanks, a plus, hexadecimals, names. */
@@ -288,9 +288,9 @@ static void print_lines(FILE *file, const char *prefix, const char *text)
     }
 }
 
-static void print_head(FILE *file, const args_page *page)
+static void print_head(FILE *file, const char *command, const char *summary, const args_page *page)
 {
-    cli_print_to(file, "multihead %s: %s\n\nUsage:\n", page->command, page->summary);
+    cli_print_to(file, "multihead %s: %s\n\nUsage:\n", command, summary);
     print_lines(file, "  multihead ", page->usage);
     cli_print_to(file, "\nExamples:\n");
     print_lines(file, "  ", page->examples);
@@ -323,9 +323,8 @@ static void print_option(const args_option *option)
     cli_print("\n");
 }
 
-static void print_help(const args_page *page)
+static void print_rest(const args_page *page)
 {
-    print_head(stdout, page);
     for (size_t i = 0; i < page->option_count; i++)
         if (page->options[i].kind == ARGS_HEADING)
             cli_print("\n%s:\n", page->options[i].name);
@@ -344,13 +343,14 @@ static bool wants_help(int count, char *const *arguments)
     return false;
 }
 
-cli_exit args_help(const args_page *page, int count, char *const *arguments, bool *done)
+cli_exit args_help(const char *command, const char *summary, const args_page *page, int count,
+                   char *const *arguments, bool *done)
 {
     const bool whole = wants_help(count, arguments);
     *done = whole || (count == 0 && !page->bare);
-    if (whole) print_help(page);
+    if (*done) print_head(whole ? stdout : stderr, command, summary, page);
+    if (whole) print_rest(page);
     if (whole || !*done) return CLI_OK;
-    print_head(stderr, page);
-    cli_print_to(stderr, "\n'multihead %s --help' lists all options.\n", page->command);
+    cli_print_to(stderr, "\n'multihead %s --help' lists all options.\n", command);
     return CLI_USAGE;
 }

@@ -62,8 +62,6 @@ typedef struct args_moved {
 } args_moved;
 
 typedef struct args_page {
-    const char *command;  /* "view" */
-    const char *summary;  /* one line */
     const char *usage;    /* the text after "multihead ", lines separated by \n */
     const char *examples; /* command lines, separated by \n */
     const char *notes;    /* paragraphs after the options, or NULL */
@@ -108,9 +106,10 @@ void args_imply(const args_page *page, const char *name, args_line *line);
 /* Report an option that lacks one that it needs, or that is combined with one that it excludes. */
 cli_exit args_check(const args_page *page, const args_line *line);
 
-/* Print help if it is requested or needed; sets *done if help was printed. The whole page goes
+/* Print help of a subcommand if it is requested or needed; sets *done if help was printed. The whole page goes
  * to stdout if -h or --help precedes any "--". Usage and examples go to stderr, with CLI_USAGE,
  * if a call without arguments is not valid. */
-cli_exit args_help(const args_page *page, int count, char *const *arguments, bool *done);
+cli_exit args_help(const char *command, const char *summary, const args_page *page, int count,
+                   char *const *arguments, bool *done);
 
 #endif

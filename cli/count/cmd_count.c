@@ -46,8 +46,6 @@ static const args_option option_table[] = {
 };
 
 const args_page count_page = {
-    .command = "count",
-    .summary = "count parameters, operations and bytes of attention",
     .usage = "count [options] --embed E --heads H\n"
              "count [options] --like NAME\n"
              "count [options] MODEL",

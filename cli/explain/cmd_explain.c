@@ -98,8 +98,6 @@ static const args_option option_table[] = {
 };
 
 const args_page explain_page = {
-    .command = "explain",
-    .summary = "show what would run, why, and what it costs",
     .usage = "explain [options] --embed E --heads H\n"
              "explain [options] --like NAME\n"
              "explain [options] MODEL\n"

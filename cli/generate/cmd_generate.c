@@ -64,8 +64,6 @@ static const args_option option_table[] = {
 };
 
 const args_page generate_page = {
-    .command = "generate",
-    .summary = "continue a text with a causal model",
     .usage = "generate [options] MODEL [TEXT]",
     .examples = "multihead generate demo \"the animal didn't cross the street because it\"\n"
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"

@@ -96,8 +96,6 @@ static const args_moved moved[] = {
 };
 
 const args_page heads_page = {
-    .command = "heads",
-    .summary = "measure what every head does, over texts",
     .usage = "heads [options] MODEL --text FILE\n"
              "heads [options] MODEL \"text\" ...\n"
              "heads [options] --attention FILE.npy",

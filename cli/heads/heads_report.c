@@ -345,9 +345,11 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
     card->lists = lists;
     if (r->beside) CLI_TRY(r->beside->card(r->beside->of, row, lists, card));
     if (r->found->of.corpus) {
-        CLI_TRY(make_list(r, row, MHA_HEAD_READS, &lists[card->list_count++]));
-        CLI_TRY(make_list(r, row, MHA_HEAD_WRITES, &lists[card->list_count]));
-        card->list_count += lists[card->list_count].count > 0;
+        for (int n = 0; n < 2; n++) {
+            mha_heads_list *list = &lists[card->list_count];
+            CLI_TRY(make_list(r, row, n ? MHA_HEAD_WRITES : MHA_HEAD_READS, list));
+            card->list_count += list->count > 0;
+        }
     }
     if (!r->found->of.corpus) return CLI_OK;
     CLI_TRY(make_note(r, row, card));

@@ -90,6 +90,17 @@ void heads_sort(heads_row *rows, int64_t count)
     if (count > 0) qsort(rows, (size_t)count, sizeof *rows, by_key);
 }
 
+/* The score that a name may mean: one that begins with it, as the headings of the table do. */
+static const char *near_score(const char *wanted)
+{
+    const char *names[MHA_MEASURES];
+    for (int n = 0; n < MHA_MEASURES; n++) {
+        names[n] = mha_measure_describe((mha_head_measure)n).name;
+        if (!strncmp(names[n], wanted, strlen(wanted))) return names[n];
+    }
+    return mha_nearest_name(wanted, names, MHA_MEASURES);
+}
+
 static cli_exit find_sort(const heads_options *options, const mha_study_found *found,
                           int64_t *score)
 {
@@ -97,11 +108,14 @@ static cli_exit find_sort(const heads_options *options, const mha_study_found *f
     const bool plain =
         !options->sort || !strcmp(options->sort, "layer") || !strcmp(options->sort, "role");
     if (!plain) *score = mha_study_score_find(found, options->sort, true);
-    if (!plain && *score < 0)
-        return cli_fail(CLI_USAGE,
-                        "--sort %s: no such score; expected layer, role, a column of --csv or a "
-                        "relation of --conllu",
-                        options->sort);
+    if (!plain && *score < 0) {
+        const char *near = near_score(options->sort);
+        return cli_fail(
+            CLI_USAGE,
+            "--sort %s: no such score%s%s%s; expected layer, role, a column of --csv or a "
+            "relation of --conllu",
+            options->sort, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+    }
     if (options->min.given && *score < 0)
         return cli_fail(CLI_USAGE, "--min requires --sort and the name of a score");
     return CLI_OK;

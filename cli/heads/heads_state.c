@@ -6,9 +6,23 @@
 #include "common/signals.h"
 #include "common/texts.h"
 
+#include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 
 enum { DEFAULT_EVERY = 60 };
+
+/* Whether a state may follow: a file of another kind, of any size, is not read further. */
+static bool begins(const char *path)
+{
+    static const char magic[] = "MUNHEADS"; /* src/study/study_state.c */
+    char first[sizeof magic] = "";
+    FILE *file = fopen(path, "rb");
+    if (!file) return true; /* the reader reports the error */
+    const size_t got = fread(first, 1, sizeof magic - 1, file);
+    fclose(file);
+    return got == sizeof magic - 1 && strcmp(first, magic) == 0;
+}
 
 cli_exit heads_state_begin(const heads_options *options, const text_model *model,
                            heads_state *state)
@@ -25,6 +39,10 @@ cli_exit heads_state_begin(const heads_options *options, const text_model *model
     CLI_TRY(cli_check(mha_model_digest(model->context, options->model, MHA_MODEL_NO_TOKENIZER,
                                        &state->of.model)));
     if (stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
+    if (!begins(state->path))
+        return cli_fail(CLI_BAD_INPUT,
+                        "%s: is not a state of measured heads; remove it to start over",
+                        state->path);
     /* Unlike texts without a limit: a state of 1,000 heads has some 400 MB. */
     CLI_TRY(texts_read_regular(state->path, PTRDIFF_MAX, &bytes, &state->of.size));
     state->of.bytes = bytes;

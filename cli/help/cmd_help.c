@@ -35,9 +35,7 @@ static const char *topic_at(int i)
 }
 
 const args_page help_page = {
-    .command = "help",
     .bare = true,
-    .summary = "explain a subcommand, 'exit-codes' or 'scores'",
     .usage = "help [SUBCOMMAND | exit-codes | scores]\n"
              "help [SUBCOMMAND] --format man\n"
              "help --format bash|zsh|fish",
@@ -151,7 +149,7 @@ static cli_exit print_topic(const char *topic)
         return CLI_OK;
     }
     CLI_TRY(cli_command_find(topic, &command));
-    return args_help(command->page, 1, help, &done);
+    return args_help(command->name, command->summary, command->page, 1, help, &done);
 }
 
 cli_exit cmd_help(int count, char *const *arguments)

@@ -10,20 +10,21 @@ static void put_names(const args_page *page)
 }
 
 /* The pattern of an option before the cursor's word: view:-o|view:--output) */
-static void put_pattern(const args_page *page, const args_option *option)
+static void put_pattern(const char *command, const args_option *option)
 {
     cli_print("    ");
-    if (option->letter) cli_print("%s:-%c | ", page->command, option->letter);
-    cli_print("%s:--%s)", page->command, option->name);
+    if (option->letter) cli_print("%s:-%c | ", command, option->letter);
+    cli_print("%s:--%s)", command, option->name);
 }
 
-static void put_values(const args_page *page)
+static void put_values(const cli_command *command)
 {
+    const args_page *page = command->page;
     for (size_t i = 0; i < page->option_count; i++) {
         const args_option *option = &page->options[i];
         const char kind = option->kind == ARGS_HEADING ? 0 : help_value_kind(option);
         if (!kind) continue;
-        put_pattern(page, option);
+        put_pattern(command->name, option);
         if (kind == 'c') {
             cli_print(" words='");
             for (int c = 0; option->choices[c]; c++)
@@ -35,11 +36,12 @@ static void put_values(const args_page *page)
     }
 }
 
-static void put_words(const args_page *page)
+static void put_words(const cli_command *command)
 {
-    cli_print("    %s:-*) words='", page->command);
+    const args_page *page = command->page;
+    cli_print("    %s:-*) words='", command->name);
     put_names(page);
-    cli_print("' ;;\n    %s:*) ", page->command);
+    cli_print("' ;;\n    %s:*) ", command->name);
     if (page->word) {
         cli_print("words='");
         for (int i = 0; page->word(i); i++) cli_print("%s%s", i ? " " : "", page->word(i));
@@ -74,14 +76,14 @@ void help_bash(void)
               "    :) words='");
     for (int i = 0; (command = cli_command_at(i)); i++) cli_print("%s ", command->name);
     cli_print("--help --version' ;;\n");
-    for (int i = 0; (command = cli_command_at(i)); i++) put_values(command->page);
+    for (int i = 0; (command = cli_command_at(i)); i++) put_values(command);
     cli_print("    *) ;;\n    esac\n"
               "    if [[ -z $words && $kind != none && $kind != files ]]; then\n"
               "        [[ $kind == plain ]] && command=$command:\n"
               "        kind=words\n"
               "        case $command:$current in\n"
               "        *::*) kind=files ;;\n");
-    for (int i = 0; (command = cli_command_at(i)); i++) put_words(command->page);
+    for (int i = 0; (command = cli_command_at(i)); i++) put_words(command);
     cli_print("    *) ;;\n    esac\n    fi\n"
               "    case $kind in\n"
               "    words) mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$current\") ;;\n"

@@ -9,12 +9,12 @@ static void put_quoted(const char *text)
     cli_print("'");
 }
 
-static void put_option(const args_page *page, const args_option *option)
+static void put_option(const char *command, const args_option *option)
 {
     char text[256];
     const char kind = help_value_kind(option);
     help_short(option, text, sizeof text);
-    cli_print("complete -c multihead -n '__fish_seen_subcommand_from %s' -l %s", page->command,
+    cli_print("complete -c multihead -n '__fish_seen_subcommand_from %s' -l %s", command,
               option->name);
     if (option->letter) cli_print(" -s %c", option->letter);
     if (kind == 'f') cli_print(" -rF");
@@ -30,9 +30,10 @@ static void put_option(const args_page *page, const args_option *option)
     cli_print("\n");
 }
 
-static void put_words(const args_page *page)
+static void put_words(const cli_command *command)
 {
-    cli_print("complete -c multihead -n '__fish_seen_subcommand_from %s' ", page->command);
+    const args_page *page = command->page;
+    cli_print("complete -c multihead -n '__fish_seen_subcommand_from %s' ", command->name);
     if (!page->word) {
         cli_print("-F\n");
         return;
@@ -56,8 +57,8 @@ void help_fish(void)
     }
     for (int i = 0; (command = cli_command_at(i)); i++) {
         const args_page *page = command->page;
-        put_words(page);
+        put_words(command);
         for (size_t o = 0; o < page->option_count; o++)
-            if (page->options[o].kind != ARGS_HEADING) put_option(page, &page->options[o]);
+            if (page->options[o].kind != ARGS_HEADING) put_option(command->name, &page->options[o]);
     }
 }

@@ -122,13 +122,13 @@ static void put_endings(const cli_command *but)
 static void put_command(const cli_command *command)
 {
     const args_page *page = command->page;
-    put_title(page->command);
-    cli_print(".SH NAME\nmultihead\\-%s \\- ", page->command);
-    put_text(page->summary);
+    put_title(command->name);
+    cli_print(".SH NAME\nmultihead\\-%s \\- ", command->name);
+    put_text(command->summary);
     cli_print("\n.SH SYNOPSIS\n");
     put_unfilled("multihead ", page->usage);
     cli_print(".SH DESCRIPTION\n");
-    put_lines("", page->notes ? page->notes : page->summary);
+    put_lines("", page->notes ? page->notes : command->summary);
     cli_print(".SH OPTIONS\n");
     for (size_t i = 0; i < page->option_count; i++) {
         const args_option *option = &page->options[i];

@@ -44,9 +44,10 @@ static void put_option(const args_option *option)
     cli_print("' \\\n");
 }
 
-static void put_command(const args_page *page)
+static void put_command(const cli_command *command)
 {
-    cli_print("    %s)\n      _arguments -s -S \\\n", page->command);
+    const args_page *page = command->page;
+    cli_print("    %s)\n      _arguments -s -S \\\n", command->name);
     for (size_t i = 0; i < page->option_count; i++)
         if (page->options[i].kind != ARGS_HEADING) put_option(&page->options[i]);
     cli_print("        '*:argument:");
@@ -84,7 +85,7 @@ void help_zsh(void)
         "  shift words\n"
         "  ((CURRENT--))\n"
         "  case $subcommand in\n");
-    for (int i = 0; (command = cli_command_at(i)); i++) put_command(command->page);
+    for (int i = 0; (command = cli_command_at(i)); i++) put_command(command);
     cli_print("  esac\n"
               "}\n"
               "if [[ $funcstack[1] == _multihead ]]; then _multihead \"$@\"; "

@@ -32,8 +32,6 @@ static const args_option option_table[] = {
 };
 
 const args_page page_page = {
-    .command = "page",
-    .summary = "write the serve page as one HTML file that runs the model",
     .usage = "page [options] MODEL [\"text\"]",
     .examples = "multihead page MODEL -o explorer.html\n"
                 "multihead page MODEL \"the king was cold\"",

@@ -44,8 +44,6 @@ static const args_option option_table[] = {
 };
 
 const args_page perplexity_page = {
-    .command = "perplexity",
-    .summary = "measure how well a causal model predicts a text",
     .usage = "perplexity [options] MODEL --text FILE",
     .examples = "multihead perplexity novel --text novel.txt\n"
                 "multihead perplexity smollm2.gguf --text book.txt --tokens 4096 --cache int8\n"

@@ -71,8 +71,6 @@ static const args_option option_table[] = {
 };
 
 const args_page prune_page = {
-    .command = "prune",
-    .summary = "remove heads from a model, least important first",
     .usage = "prune [options] MODEL --text FILE\n"
              "prune [options] MODEL --task NAME",
     .examples = "multihead prune demo --task sentences --svg curve.svg\n"

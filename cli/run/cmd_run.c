@@ -181,8 +181,6 @@ static const args_option option_table[] = {
 enum { DEFAULT_HEADS = 2 /* of the example for --module */ };
 
 const args_page run_page = {
-    .command = "run",
-    .summary = "compute attention of arrays in .npy or .safetensors files",
     .usage = "run --q FILE --k FILE --v FILE [options]\n"
              "run --x FILE [options]\n"
              "run --x FILE --module --heads H [options]\n"

@@ -38,9 +38,7 @@ static const args_option option_table[] = {
 };
 
 const args_page selftest_page = {
-    .command = "selftest",
     .bare = true,
-    .summary = "check the fast kernels against plain arithmetic",
     .usage = "selftest [options]",
     .examples = "multihead selftest\n"
                 "multihead selftest --problems 1000 --seed 7",

@@ -32,8 +32,6 @@ static const args_option option_table[] = {
 };
 
 const args_page serve_page = {
-    .command = "serve",
-    .summary = "see heads in a browser while you type, and switch them off",
     .usage = "serve [options] MODEL [\"text\"]",
     .examples = "multihead serve MODEL\n"
                 "multihead serve MODEL \"When Mary and John went out, John gave a drink to\"\n"

@@ -27,7 +27,8 @@ typedef struct train_options {
     const char *folder, *resume;
     int64_t seed, steps, tries, batch, layers, heads, embed, ff, every, seconds, threads;
     args_real learning_rate, dropout;
-    const char *text;
+    const char *text, *mixer;
+    mha_layer_desc mixers[TRAIN_MOST_LAYERS];
     int64_t context, words;
     int characters;
     int no_report, quiet, fresh;
@@ -43,6 +44,9 @@ static const args_option option_table[] = {
            "set the number of heads per layer, at the same width"),
     NUMBER("embed", embed, 2, 4096, "set the width of the model"),
     NUMBER("ff", ff, 0, 65536, "set the width of the feed-forward layers; 0: none"),
+    ROW_TEXT("mixer", train_options, mixer, "LIST",
+             "set the mixer of all layers, or of each: attention, gdn\n(gated delta net); for "
+             "induction and --text"),
     ROW_HEADING("Your own text instead of a task"),
     ROW_TEXT(
         "text", train_options, text, "FILE",
@@ -75,13 +79,14 @@ static const args_option option_table[] = {
              "start over even if the folder holds a training run", .needs = "--output FOLDER"),
     ROW_FLAG(0, "no-report", train_options, no_report, 1, "skip the measurements and the reports"),
     ROW_HEADING("Other"),
-    NUMBER("print", print, 1, 1000000,
-           "print N held-out sequences as CoNLL-U, with links to\nthe words to attend to, instead "
-           "of training",
-           .excludes =
-               "--text --layers --heads --embed --ff --seed --steps --tries --seconds --batch "
-               "--every --learning-rate --dropout --output --fresh --no-report",
-           .why = "it trains nothing"),
+    NUMBER(
+        "print", print, 1, 1000000,
+        "print N held-out sequences as CoNLL-U, with links to\nthe words to attend to, instead "
+        "of training",
+        .excludes =
+            "--text --mixer --layers --heads --embed --ff --seed --steps --tries --seconds --batch "
+            "--every --learning-rate --dropout --output --fresh --no-report",
+        .why = "it trains nothing"),
     ROW_THREADS(train_options),
     ROW_QUIET(train_options, "print no progress on stderr"),
     ROW_HELP,
@@ -93,12 +98,11 @@ static const char *task_at(int i)
 }
 
 const args_page train_page = {
-    .command = "train",
-    .summary = "train a small transformer and watch its heads specialise",
     .usage = "train [options] TASK | --text FILE",
     .examples = "multihead train sentences -o demo\n"
                 "multihead train sentences --seed 3 --heads 8\n"
                 "multihead train induction --layers 1      (the control: it fails)\n"
+                "multihead train induction --mixer gdn,attention -o hybrid\n"
                 "multihead train reverse -o reverse\n"
                 "multihead train --text novel.txt -o novel",
     .notes = "Tasks: sentences (which noun is \"it\"?), pronouns (the same for an encoder),\n"
@@ -301,8 +305,49 @@ static cli_exit set_heads(int64_t heads, mha_transformer_desc *model)
     return CLI_OK;
 }
 
+/* Read a list of mixers: one for all layers, or one for each. */
+static cli_exit set_mixers(train_options *o, const train_task *task, mha_transformer_desc *model)
+{
+    int64_t count = 0;
+    bool attends = true;
+    for (const char *at = o->mixer, *end; *at; at = *end ? end + 1 : end, count++) {
+        end = at + strcspn(at, ",");
+        const int kind = train_mixer_of(at, (size_t)(end - at));
+        if (kind < 0 || count == TRAIN_MOST_LAYERS)
+            return cli_fail(
+                CLI_USAGE, "--mixer %s: expected up to %d of attention, gdn, such as gdn,attention",
+                o->mixer, (int)TRAIN_MOST_LAYERS);
+        o->mixers[count].mixer = (mha_mixer)kind;
+        attends = attends && !kind;
+    }
+    if (count > 1 && !o->layers) model->num_layers = count;
+    if (count > 1 && count != model->num_layers)
+        return cli_fail(CLI_USAGE,
+                        "--mixer %s: %" PRId64 " mixers for %" PRId64
+                        " layers; give one for all, or one for each",
+                        o->mixer, count, model->num_layers);
+    if (attends) return CLI_OK;
+    if (!task->hybrid_goal)
+        return cli_fail(
+            CLI_USAGE,
+            "--mixer %s: the goal of the task %s is for attention; choose induction, or "
+            "--text",
+            o->mixer, task->name);
+    const int64_t width = model->head_dim ? model->head_dim : model->embed_dim / model->num_heads;
+    for (int64_t i = 0; i < model->num_layers; i++) {
+        mha_layer_desc *l = &o->mixers[i];
+        *l =
+            (mha_layer_desc){.struct_size = sizeof *l, .mixer = o->mixers[count > 1 ? i : 0].mixer};
+        if (!l->mixer) continue;
+        l->conv_kernel = 4;
+        l->key_dim = l->value_dim = width;
+    }
+    model->layers = o->mixers;
+    return CLI_OK;
+}
+
 /* The task's recipe with the changes of the options. */
-static cli_exit make_recipe(const train_options *o, const train_task *task, train_recipe *recipe)
+static cli_exit make_recipe(train_options *o, const train_task *task, train_recipe *recipe)
 {
     *recipe = *task->recipe;
     mha_transformer_desc *parts[] = {&recipe->model, &recipe->encoder};
@@ -312,6 +357,7 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
         if (o->ff >= 0) parts[i]->ff_dim = o->ff;
         if (o->heads) CLI_TRY(set_heads(o->heads, parts[i]));
     }
+    if (o->mixer) CLI_TRY(set_mixers(o, task, &recipe->model));
     if (o->steps) recipe->steps = o->steps;
     if (task->text) recipe->decay = recipe->steps - recipe->warm_up; /* down to 0 at the end */
     if (recipe->decay < 0) recipe->decay = 0;
@@ -339,7 +385,7 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
 static void print_goal(const train_run *run)
 {
     const train_task *task = run->model.task;
-    cli_print("  goal:     %s\n", task->goal);
+    cli_print("  goal:     %s\n", run->model.recipe.model.layers ? task->hybrid_goal : task->goal);
     if (run->looks == 0) return;
     const double *last = run->curve + (run->looks - 1) * TRAIN_CURVE_COLUMNS;
     cli_print("  reached:  %.1f %%", 100 * last[TRAIN_CURVE_RIGHT]);
@@ -407,7 +453,7 @@ static cli_exit learn(const train_options *options, train_run *run, train_verdic
     return train_all(options, run, verdict);
 }
 
-static cli_exit run_training(const train_options *options, const train_task *task)
+static cli_exit run_training(train_options *options, const train_task *task)
 {
     train_verdict verdict = TRAIN_GO_ON;
     train_run run = {.model.task = task,
@@ -423,7 +469,7 @@ static cli_exit run_training(const train_options *options, const train_task *tas
     return ranks_first() ? finish(options, &run, verdict) : CLI_OK;
 }
 
-static cli_exit train_on_text(const train_options *options, const args_texts *plain)
+static cli_exit train_on_text(train_options *options, const args_texts *plain)
 {
     if (plain->count > 0)
         return cli_fail(CLI_USAGE, "'%s' and --text: give a task or a text", plain->items[0]);

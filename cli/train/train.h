@@ -85,7 +85,8 @@ typedef struct train_scores {
     int64_t rows;                                      /* of `previous` and `first` */
 } train_scores;
 
-/* For all probes, or for one kind (0 if there are none). */
+/* Weights are those of attention, and shares |M| / sum |M| of a row of a signed map.
+ * For all probes, or for one kind (0 if there are none). */
 double train_accuracy(const train_scores *s);
 double train_accuracy_of(const train_scores *s, int kind);
 double train_right(const train_scores *s, int kind, int64_t layer, int64_t head);
@@ -115,7 +116,9 @@ typedef struct train_ask {
 
 struct train_task {
     const char *name, *summary;
-    const char *goal;               /* the goal that ends training, in words */
+    const char *goal; /* the goal that ends training, in words */
+    const char
+        *hybrid_goal; /* that of models with other mixers than attention; NULL: it has none */
     const char *kinds[TRAIN_KINDS]; /* names of the kinds of probes; NULL: only one */
     const char *const *words;       /* [word_count] the vocabulary */
     int64_t word_count, longest;    /* tokens, of a sequence */
@@ -148,6 +151,12 @@ struct train_task {
 extern const train_task *const train_tasks[];
 extern const train_task train_sentences, train_pronouns, train_induction, train_ioi, train_reverse,
     train_agreement, train_brackets;
+
+/* The mixer of a name in --mixer (attention, gdn); -1: none. */
+int train_mixer_of(const char *name, size_t length);
+
+/* The mixers of a recipe's layers, as in --mixer; empty if all attend. */
+void train_recipe_mixers(const train_recipe *recipe, char *text, size_t size);
 
 /* ---- a model in training --------------------------------------------------------------------- */
 

@@ -34,11 +34,19 @@ static double matrices(const mha_transformer *net, double rows, double memory)
     return flops;
 }
 
-static double attention(const mha_transformer *net, double pairs)
+/* Products of pairs of tokens, or of each of `rows` tokens with a state (recurrent.h has the cost). */
+static double attention(const mha_transformer *net, double pairs, double rows)
 {
     mha_transformer_desc d;
+    double flops = 0;
     mha_transformer_describe(net, &d);
-    return 12 * (double)d.num_layers * (double)d.num_heads * (double)d.head_dim * pairs;
+    for (int64_t i = 0; i < d.num_layers; i++) {
+        const mha_layer_desc *l = d.layers ? &d.layers[i] : NULL;
+        const double D = l ? (double)l->key_dim : 0, Dv = l ? (double)l->value_dim : 0;
+        flops +=
+            l && l->mixer ? (26 * D * Dv + 512 * (D + Dv)) * rows : 12 * (double)d.head_dim * pairs;
+    }
+    return (double)d.num_heads * flops;
 }
 
 double train_model_flops(train_model *model)
@@ -51,10 +59,11 @@ double train_model_flops(train_model *model)
     model->task->draw(&ask, &model->batch);
     const double rows = (double)(b->B * b->T), memory = (double)(b->B * b->S);
     double flops = matrices(decoder, rows, memory) +
-                   attention(decoder, pairs_of(b->lengths, b->lengths, b->B, causal));
+                   attention(decoder, pairs_of(b->lengths, b->lengths, b->B, causal), rows);
     if (encoder)
-        flops += attention(decoder, pairs_of(b->lengths, b->source_lengths, b->B, false)) +
-                 matrices(encoder, memory, 0) +
-                 attention(encoder, pairs_of(b->source_lengths, b->source_lengths, b->B, false));
+        flops +=
+            attention(decoder, pairs_of(b->lengths, b->source_lengths, b->B, false), rows) +
+            matrices(encoder, memory, 0) +
+            attention(encoder, pairs_of(b->source_lengths, b->source_lengths, b->B, false), memory);
     return flops;
 }

@@ -5,7 +5,31 @@
 
 #include <multihead/component.h>
 
+#include <stdio.h>
+#include <string.h>
+
 enum { PROBE_SEQUENCES = 60 };
+
+/* ---- mixers -------------------------------------------------------------------------------- */
+
+static const char *const mixers[] = {"attention", "gdn"}; /* by mha_mixer */
+
+int train_mixer_of(const char *name, size_t length)
+{
+    for (int i = 0; i < (int)(sizeof mixers / sizeof *mixers); i++)
+        if (strlen(mixers[i]) == length && !strncmp(mixers[i], name, length)) return i;
+    return -1;
+}
+
+void train_recipe_mixers(const train_recipe *recipe, char *text, size_t size)
+{
+    const mha_layer_desc *layers = recipe->model.layers;
+    *text = '\0';
+    for (int64_t i = 0; layers && i < recipe->model.num_layers; i++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, size - used, "%s%s", i ? "," : "", mixers[layers[i].mixer]);
+    }
+}
 
 /* ---- making -------------------------------------------------------------------------------- */
 

@@ -36,13 +36,15 @@ static void describe(const train_model *model, char text[SETTINGS_BYTES])
 {
     const train_recipe *r = &model->recipe;
     const mha_transformer_desc *d = &r->model;
+    char mixers[TRAIN_MOST_LAYERS * 16];
+    train_recipe_mixers(r, mixers, sizeof mixers);
     snprintf(text, SETTINGS_BYTES,
              "layers %" PRId64 " heads %" PRId64 " head_dim %" PRId64 " embed %" PRId64
              " ff %" PRId64 " batch %" PRId64 " every %" PRId64
-             " learning-rate %.9g dropout %.9g decay %" PRId64 "%s%s",
+             " learning-rate %.9g dropout %.9g decay %" PRId64 "%s%s%s%s",
              d->num_layers, d->num_heads, d->head_dim, d->embed_dim, d->ff_dim, r->batch, r->every,
-             r->learning_rate, r->dropout, r->decay, model->task->mark ? " text " : "",
-             model->task->mark ? model->task->mark : "");
+             r->learning_rate, r->dropout, r->decay, *mixers ? " mixer " : "", mixers,
+             model->task->mark ? " text " : "", model->task->mark ? model->task->mark : "");
 }
 
 /* ---- the state ----------------------------------------------------------------------------- */

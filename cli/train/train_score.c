@@ -78,6 +78,23 @@ static int64_t largest(const float *x, int64_t n)
     return at;
 }
 
+static int64_t largest_weight(const float *row, int64_t n)
+{
+    int64_t at = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (fabsf(row[i]) > fabsf(row[at])) at = i;
+    return at;
+}
+
+/* The divisor of the weights of a row. */
+static double mass_of(const mha_transformer_desc *d, int64_t layer, const float *row, int64_t n)
+{
+    double sum = 0;
+    if (!d->layers || !d->layers[layer].mixer) return 1;
+    for (int64_t i = 0; i < n; i++) sum += fabs((double)row[i]);
+    return sum > 0 ? sum : 1;
+}
+
 /* Row `row` of a head's map of sequence b. */
 static const float *map_row(const train_model *model, const mha_transformer_desc *d, int64_t layer,
                             int64_t b, int64_t head, int64_t row)
@@ -95,30 +112,31 @@ static bool is_right(const train_task *task, int64_t word, int32_t target)
            (task->class_of && task->class_of((int32_t)word) == task->class_of(target));
 }
 
-static void score_row(const train_probe *p, const float *row, int64_t keys, int64_t layer,
-                      int64_t head, train_scores *s)
+static void score_row(const train_probe *p, const float *row, int64_t keys, double mass,
+                      int64_t layer, int64_t head, train_scores *s)
 {
-    const int64_t most = largest(row, keys);
+    const int64_t most = largest_weight(row, keys);
     for (int i = 0; i < p->rights; i++) {
-        s->right[p->kind][layer][head] += (double)row[p->right[i]];
+        s->right[p->kind][layer][head] += fabs((double)row[p->right[i]]) / mass;
         s->hits[p->kind][layer][head] += p->right[i] == most;
     }
-    if (p->wrong >= 0) s->wrong[p->kind][layer][head] += (double)row[p->wrong];
+    if (p->wrong >= 0) s->wrong[p->kind][layer][head] += fabs((double)row[p->wrong]) / mass;
 }
 
 static void score_probe(const train_model *model, const mha_transformer_desc *d,
                         const train_probe *p, train_scores *s)
 {
     const train_batch *batch = &model->probe;
-    const int64_t at = p->b * batch->T + p->row;
+    const int64_t at = p->b * batch->T + p->row, keys = model->encoder ? batch->S : batch->T;
     s->probes[p->kind]++;
     s->correct[p->kind] +=
         is_right(model->task, largest(model->logits + at * d->vocab_size, d->vocab_size),
                  batch->targets[at]);
     for (int64_t layer = 0; layer < d->num_layers; layer++)
-        for (int64_t head = 0; head < d->num_heads; head++)
-            score_row(p, map_row(model, d, layer, p->b, head, p->row),
-                      model->encoder ? batch->S : batch->T, layer, head, s);
+        for (int64_t head = 0; head < d->num_heads; head++) {
+            const float *row = map_row(model, d, layer, p->b, head, p->row);
+            score_row(p, row, keys, mass_of(d, layer, row, keys), layer, head, s);
+        }
 }
 
 static void score_previous(const train_model *model, const mha_transformer_desc *d, train_scores *s)
@@ -130,8 +148,9 @@ static void score_previous(const train_model *model, const mha_transformer_desc 
             for (int64_t layer = 0; layer < d->num_layers; layer++)
                 for (int64_t head = 0; head < d->num_heads; head++) {
                     const float *map = map_row(model, d, layer, b, head, row);
-                    s->previous[layer][head] += (double)map[row - 1];
-                    s->first[layer][head] += (double)map[0];
+                    const double mass = mass_of(d, layer, map, batch->T);
+                    s->previous[layer][head] += fabs((double)map[row - 1]) / mass;
+                    s->first[layer][head] += fabs((double)map[0]) / mass;
                 }
         }
 }

@@ -256,6 +256,7 @@ static void make_task(const train_text_options *o, int64_t context, train_text *
         .name = "text",
         .summary = "the text of a file: predict the next word",
         .goal = "the next word",
+        .hybrid_goal = "the next word",
         .words = (const char *const *)text->words,
         .word_count = text->word_count,
         .longest = context,

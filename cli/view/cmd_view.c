@@ -119,8 +119,6 @@ static const args_option option_table[] = {
 };
 
 const args_page view_page = {
-    .command = "view",
-    .summary = "draw what every attention head attends to",
     .usage = "view [options] MODEL \"text\" [\"second text\"]\n"
              "view [options] --attention MAPS.npy --tokens FILE",
     .examples = "multihead view MODEL \"The cat sat on the mat\"\n"

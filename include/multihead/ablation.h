@@ -97,7 +97,7 @@ typedef struct mha_ablation_desc {
      * and i, mod (texts - 1): never itself. Sequence b reads sequence b mod its B, position t
      * position t mod its length */
     uint64_t seed;
-    const mha_tensor *means; /* MEAN: f32 [L,H D] in, mha_effect_means() */
+    const mha_tensor *means; /* MEAN: in, mha_effect_means() */
 } mha_ablation_desc;
 
 /** "zero", "mean", "resample"; NULL if unknown. Memory static. Errors none. Threads any. Since 0.1 */
@@ -106,7 +106,7 @@ MHA_API const char *mha_ablation_name(mha_ablation kind);
 /**
  * The mean of every head's output over all tokens of all texts, those within lengths.
  *
- *   means f32 [L,H D] out
+ *   means f32 [L,mha_transformer_heads_width()] out
  *
  * Memory   scratch from the context.   Errors  as mha_effect_sets().   Threads  one call per context.
  * Accuracy summed in double in the order of the texts, rounded once.   Cost  a pass over the texts.

@@ -247,6 +247,32 @@ MHA_API MHA_NODISCARD mha_status mha_short_convolution(
     mha_context *context, uint32_t flags, const mha_tensor *x, const mha_tensor *weight,
     const mha_tensor *bias, const mha_tensor *state, const mha_tensor *y);
 
+/* A call of mha_short_convolution_backward(). Each output may be NULL. */
+typedef struct mha_convolution_gradients {
+    uint32_t struct_size;
+    uint32_t flags;                      /* MHA_CONVOLUTION_SILU, as in the forward call */
+    const mha_tensor *x, *weight, *bias; /* in, as in the forward call, before it overwrote x */
+    const mha_tensor *dy;                /* [B,T,C] in */
+    const mha_tensor *dx;                /* [B,T,C] out, may be dy itself */
+    const mha_tensor *dweight;           /* [C,K] out */
+    const mha_tensor *dbias;             /* [C] out */
+} mha_convolution_gradients;
+
+/**
+ * The gradients of mha_short_convolution() without a state; with dz = dy silu'(z), or dy:
+ *
+ *   dx[t,c] = sum_k weight[c,k] dz[t + K - 1 - k,c]
+ *   dweight[c,k] += sum_t x[t - K + 1 + k,c] dz[t,c]       dbias[c] += sum_t dz[t,c]
+ *
+ * Memory   none.
+ * Errors   as mha_short_convolution(); MHA_ERR_ARGUMENT (dbias without bias). Nothing is then written.
+ * Threads  one call per context; bits do not depend on their number.
+ * Accuracy dz and dx in f32, sums over tokens in double, rounded once.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status
+mha_short_convolution_backward(mha_context *context, const mha_convolution_gradients *call);
+
 /**
  * y = (z - mean(z)) / sqrt(var(z) + epsilon) * weight + bias per row, z = x + residual
  * (Ba et al. 2016; var divides by N).

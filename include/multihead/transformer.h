@@ -11,9 +11,9 @@
  * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2). Parallel blocks
  * compute both parts from the same x: x = x + attention(norm(x)) + feed_forward(norm'(x))
  * (GPT-NeoX). The feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
- * With ff_dim 0 a layer has no feed-forward part. With a residual scale r, x = x + r f(norm(x));
- * with a logit scale l, logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become
- * c tanh(logits / c).
+ * With ff_dim 0 a layer has no feed-forward part; it may also have routed experts
+ * (mha_experts_desc). With a residual scale r, x = x + r f(norm(x)); with a logit scale l,
+ * logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become c tanh(logits / c).
  *
  * One flat array holds every parameter, so an optimizer is a single loop; a table lists their
  * names and shapes. Alternatively the parameters stay in a source, such as a file, and are read
@@ -110,8 +110,11 @@ enum {
     MHA_LAYER_NO_ROPE = 1 << 5,          /* no rotation in this layer */
     MHA_LAYER_ROPE_INTERLEAVED = 1 << 6, /* MHA_ROPE_INTERLEAVED; default MHA_ROPE_HALVES */
     /* Each head's output is multiplied by sigmoid(W_g x) before W_o (Qiu et al. 2025, Gated
-     * Attention). Forward calls only */
-    MHA_LAYER_OUTPUT_GATE = 1 << 7
+     * Attention) */
+    MHA_LAYER_OUTPUT_GATE = 1 << 7,
+    /* With MHA_LAYER_QK_NORM: one norm spans the queries, or the keys, of all heads (OLMoE),
+     * with a weight for each of their numbers. Forward only */
+    MHA_LAYER_QK_NORM_ROW = 1 << 8
 };
 
 /* The mechanism that mixes the tokens of a layer. */
@@ -127,11 +130,11 @@ typedef enum mha_mixer {
      *   heads   = rms_norm(o) o_norm * silu(W_g x)     for each head separately, and then W_o
      *
      * Its heads are the layer's heads, each of value_dim numbers; kv_heads are those of q and k, of
-     * key_dim numbers. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS. Forward calls and decoders only */
+     * key_dim numbers. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS */
     MHA_MIXER_GATED_DELTA = 1,
     /* A short convolution between two gates (LFM2), W_o (W_c x * conv(W_b x * W_x x)). It mixes each of
      * the E channels separately, so the layer has no heads (layer_heads is 0) and no map. Needs
-     * MHA_TRANSFORMER_CAUSAL. Forward calls and decoders only */
+     * MHA_TRANSFORMER_CAUSAL */
     MHA_MIXER_SHORT_CONVOLUTION = 2,
     /* A state space (Mamba-2, Dao and Gu 2024). With x = norm(stream), and q and k (C and B there)
      * shared by the heads of a group:
@@ -141,7 +144,8 @@ typedef enum mha_mixer {
      *   o       = mha_recurrent_forward(q, k, v) with scale 1 and skip D
      *   heads   = rms_norm(o * silu(W_g x)) o_norm     over all channels of a group, and then W_o
      *
-     * b is clipped to step_least .. step_most. Heads, sizes and needs are those of a gated delta net */
+     * b is clipped to step_least .. step_most. Heads, sizes and needs are those of a gated delta net.
+     * Forward calls and decoders only */
     MHA_MIXER_STATE_SPACE = 3
 } mha_mixer;
 
@@ -158,7 +162,37 @@ typedef enum mha_rope_scaling {
     MHA_ROPE_SCALING_YARN = 2
 } mha_rope_scaling;
 
-/* The mixer of one layer. Self-attention: fields of mha_attention_desc (attention.h), mha_rope_desc
+/* mha_experts_desc.flags */
+enum {
+    MHA_EXPERTS_SIGMOID = 1 << 0,    /* scores are sigmoids, not a softmax over all experts */
+    MHA_EXPERTS_NORMALISED = 1 << 1, /* weights of a token's experts are divided by their sum */
+    MHA_EXPERTS_SCORE_BIAS = 1 << 2, /* a bias takes part in the choice, not in the weights */
+    MHA_EXPERTS_SHARED_GATE = 1 << 3 /* the shared expert's output times sigmoid(W_s x) */
+};
+
+/* A feed-forward layer of routed experts (Shazeer et al. 2017; Fedus et al. 2022). Each expert is
+ * a gated feed-forward layer, and each token uses `used` of them. With x = norm(stream):
+ *
+ *   s = softmax(W_r x), or sigmoid(W_r x)                         for each expert
+ *   chosen: the `used` experts with the largest s + score_bias; of equal ones the first
+ *   w = s                               or s / (sum of the chosen s + sum_epsilon)
+ *   y = shared(x) [sigmoid(W_s x)] + scale sum of w expert(x) over the chosen, in order
+ *
+ * A matrix of an expert is read only if a token chose the expert. Needs a gated feed_forward.
+ * Forward calls and decoders only */
+typedef struct mha_experts_desc {
+    int64_t count;      /* 0: the layer has none, and the rest is 0. At most MHA_EXPERTS_MOST */
+    int64_t used;       /* 1 .. count */
+    int64_t ff_dim;     /* F of each expert; 0: that of the transformer */
+    int64_t shared_dim; /* F of the shared expert, which every token uses; 0: none */
+    float scale;        /* 0: 1 */
+    float sum_epsilon;  /* with MHA_EXPERTS_NORMALISED */
+    uint32_t flags;
+    uint32_t reserved; /* 0 */
+} mha_experts_desc;
+enum { MHA_EXPERTS_MOST = 1 << 16 };
+
+/* The mixer of one layer, and its experts. Self-attention: fields of mha_attention_desc (attention.h), mha_rope_desc
  * and mha_qk_norm() (position.h), which have the formulas. All zero: plain attention. */
 typedef struct mha_layer_desc {
     uint32_t struct_size;
@@ -180,10 +214,11 @@ typedef struct mha_layer_desc {
     float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */
     int64_t rope_original_length; /* positions of training; required with LLAMA3 and YARN */
     /* Of a gated delta net or state space, or mixer and conv_kernel of a short convolution; all other
-     * fields are then 0. The sizes are required */
+     * fields but experts are then 0. The sizes are required */
     mha_mixer mixer;
     int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
     int64_t key_dim, value_dim;
+    mha_experts_desc experts; /* in place of a feed-forward layer of ff_dim */
     float step_least, step_most; /* of a state space; step_most 0: infinite */
 } mha_layer_desc;
 
@@ -365,6 +400,10 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
 
+/** The number of elements of all heads of the widest layer, of a description with every default filled in: H D, or more
+ * with mixers whose heads are wider. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_transformer_heads_width(const mha_transformer_desc *desc);
+
 /** The description with every default filled in. Memory fills the whole struct of this header.
  * Errors none. Threads any. Since 0.1 */
 MHA_API void mha_transformer_describe(const mha_transformer *transformer,
@@ -404,7 +443,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   embed_types.weight [type_count,E]         embed_norm.weight .bias
  *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
- *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc
+ *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc; [H D] and
+ *                                             [Hk D] with MHA_LAYER_QK_NORM_ROW
  *   layers.N.self_attn.sinks [H]              alibi_slopes [H]
  *   layers.N.self_attn.relative_attention_bias.weight [t5_buckets,H]
  *   layers.N.self_attn.g_proj.weight .bias    with MHA_LAYER_OUTPUT_GATE
@@ -419,6 +459,9 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.cross_attn_norm, cross_attn      likewise
  *   layers.N.mlp_norm, mlp_post_norm          likewise
  *   layers.N.mlp.gate_proj.weight .bias (gated)     up_proj, down_proj likewise
+ *   layers.N.mlp.router.weight [count,E]      shared_expert_gate.weight [1,E], score_bias [count],
+ *   layers.N.mlp.experts.K.gate_proj.weight   up_proj, down_proj likewise; shared_expert likewise:
+ *                                             in place of the line above in a layer of experts
  *   norm.weight .bias                         lm_head.weight [V,E]
  *
  * Memory   fills *parameter.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1
@@ -467,7 +510,9 @@ typedef struct mha_transformer_init {
 /**
  * Random parameters: matrices N(0, 1 / inputs), those that write to the residual stream (o_proj,
  * down_proj) scaled further by 1 / sqrt(number of such matrices); embeddings with embedding_std
- * and position_std; biases 0, norms 1. Drawn by Philox from the seed and the index of each number:
+ * and position_std; biases 0, norms 1. Of other mixers than attention: convolutions N(0, 1 / K),
+ * A_log = ln U(1, 16), dt_bias such that log(1 + exp(dt_bias)) is log-uniform in 0.001 .. 0.1 (Dao
+ * and Gu 2024). Drawn by Philox from the seed and the index of each number:
  * the same on every machine. Calls mha_transformer_update().
  *
  * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED.
@@ -519,9 +564,9 @@ typedef struct mha_transformer_input {
     const mha_tensor *cross_gates; /* likewise for cross-attention */
     float dropout;                 /* of attention probabilities; 0 outside training */
     uint64_t dropout_seed;         /* a new one for each step; each layer derives its own from it */
-    /* f32 [L,H D] in, for mean ablation by gates: the gated output of a self-attention head is gate
-     * z + (1 - gate) mean at every token; NULL: mean 0. A gated delta net has value_dim numbers per
-     * head; if its heads together exceed H D, rows are that long. Forward calls only */
+    /* f32 [L,mha_transformer_heads_width()] in, for mean ablation by gates: the gated output of a
+     * self-attention head is gate z + (1 - gate) mean at every token; NULL: mean 0. A gated delta
+     * net has value_dim numbers per head. Forward calls only */
     const mha_tensor *head_means;
     const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
     const mha_tensor *last_hidden; /* f32 [B,T,E] out: the input of W_out; NULL. Forward calls
@@ -630,13 +675,17 @@ typedef struct mha_layer_view {
     mha_tensor lse;          /* [B,H,T] */
     mha_tensor heads;        /* [B,H,T,D] each head's output, times its gates */
     mha_tensor concatenated; /* [B,T,H D] the same memory, heads side by side: the input of W_o */
-    mha_tensor hidden;       /* [B,T,F] of a feed-forward layer: the input of W_down */
+    mha_tensor hidden;       /* [B,T,F] of a feed-forward layer without experts: W_down's input */
     /* How heads are computed from q, k and v, without gates, dropout and lengths: for
      * mha_attention_visit_rows(). Its tensors are the transformer's */
     mha_attention_desc attention;
     /* Of a gated delta net or state space: q, k [B,Hk,T,key_dim], the inputs of its recurrence, v
-     * [B,H,T,value_dim], no lse; f32 [B,H,T]; and of a state space D [1,H,1] */
-    mha_tensor log_decay, strength, skip;
+     * [B,H,T,value_dim], no lse; and f32 [B,H,T] */
+    mha_tensor log_decay, strength;
+    /* Of a feed-forward layer with experts, [B,T,used]: the numbers of each token's experts (i32),
+     * in ascending order, and their weights (f32) times scale */
+    mha_tensor experts, expert_weights;
+    mha_tensor skip; /* of a state space, f32 [1,H,1]: D */
 } mha_layer_view;
 
 /**
@@ -712,8 +761,8 @@ typedef struct mha_transformer_gradients {
      * summed over its elements. Where gates are 1, its sum over the tokens of a sequence is the
      * gradient with respect to the gate of that sequence */
     const mha_tensor *heads;
-    /* f32 [L,B,T,H D], of self-attention: the gradient with respect to the outputs of the
-     * heads, side by side as in mha_layer_view.concatenated */
+    /* f32 [L,B,T,mha_transformer_heads_width()], of self-attention: the gradient with respect to
+     * the outputs of the heads, side by side as in mha_layer_view.concatenated */
     const mha_tensor *head_outputs;
 } mha_transformer_gradients;
 

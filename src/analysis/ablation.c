@@ -11,12 +11,12 @@
 
 /* ---- means ----------------------------------------------------------------------------------- */
 
-/* Add the outputs of a layer's heads for the current text to sums [H D]. */
+/* Add the outputs of a layer's heads for the current text to sums. */
 static void add_heads(const mhai_effect_run *r, const mha_effect_text *text, const float *heads,
                       int64_t layer, double *sums)
 {
     const int64_t B = text->tokens->shape[0], T = text->tokens->shape[1];
-    const int64_t wide = mhai_effect_heads_of(r, layer).q * r->d->head_dim;
+    const int64_t wide = mhai_effect_wide(r, layer);
     const float *block = heads + mhai_effect_block(r, layer, r->heads);
     for (int64_t b = 0; b < B; b++)
         for (int64_t t = 0; t < (text->lengths ? text->lengths[b] : T); t++)
@@ -25,7 +25,7 @@ static void add_heads(const mhai_effect_run *r, const mha_effect_text *text, con
 
 static mha_status sum_heads(mhai_effect_run *r, double *sums, int64_t *tokens)
 {
-    const int64_t L = r->d->num_layers, wide = r->d->num_heads * r->d->head_dim;
+    const int64_t L = r->d->num_layers, wide = mha_transformer_heads_width(r->d);
     float *heads;
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->heads, &heads));
     for (int64_t i = 0; i < r->data.texts; i++)
@@ -44,7 +44,7 @@ static mha_status sum_heads(mhai_effect_run *r, double *sums, int64_t *tokens)
 
 static mha_status take_means(mhai_effect_run *r, const mha_tensor *means)
 {
-    const int64_t L = r->d->num_layers, wide = r->d->num_heads * r->d->head_dim;
+    const int64_t L = r->d->num_layers, wide = mha_transformer_heads_width(r->d);
     int64_t tokens = 0;
     double *sums;
     MHA_TRY(mhai_nn_out_matrix("means", means, L, wide));
@@ -184,9 +184,8 @@ static mha_status run_sets(mhai_effect_run *r, sets_job *job)
     const int64_t L = r->d->num_layers;
     const bool rows = r->desc.kind == MHA_ABLATION_RESAMPLE;
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->d->embed_dim, &job->stream));
-    MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, rows ? r->heads : r->d->head_dim,
-                               &job->heads));
-    memset(job->heads, 0, (size_t)r->d->head_dim * sizeof *job->heads); /* for ZERO */
+    MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, r->heads, &job->heads));
+    memset(job->heads, 0, (size_t)r->heads * sizeof *job->heads); /* for ZERO */
     MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &job->map));
     if (!job->whole) {
         MHA_TRY(mha_scratch_alloc(r->context, r->data.texts * r->data.measures, sizeof *job->whole,
@@ -227,7 +226,6 @@ mha_status mha_effect_work(const mha_transformer *transformer, const mha_ablatio
     int64_t all = 0;
     MHAI_NEED("mha_effect_work", transformer, work);
     const mha_transformer_desc *d = &transformer->desc;
-    MHA_TRY(mhai_transformer_plain_mixers("effects of heads", transformer));
     MHA_TRY(mhai_struct_copy("mha_effect_data", &own, sizeof own, sizeof own, data));
     MHA_TRY(mhai_struct_copy("mha_ablation_desc", &how, sizeof how, sizeof how, desc));
     if (sets) MHA_TRY(check_sets(d, sets, &checked));

@@ -116,12 +116,19 @@ static mha_status add_attention(logit_job *job, int64_t layer, bool cross,
 static mha_status add_feed_forward(logit_job *job, int64_t layer, const mha_layer_view *view)
 {
     mha_tensor weight;
-    double bias;
+    double bias, term = 0;
+    if (view->hidden.ndim == 0) { /* experts: what they add to the stream */
+        const float *x = row_of(job, &view->stream), *sum = row_of(job, &view->sum);
+        for (int64_t e = 0; e < job->E; e++) term += job->u[e] * ((double)sum[e] - (double)x[e]);
+        term = add_term(job, term);
+        if (job->out.feed_forward) job->out.feed_forward[layer] = term;
+        return MHA_OK;
+    }
     MHA_TRY(mhai_attribution_weight(job->context, job->t, layer, "mlp.down_proj.weight", false,
                                     &weight));
     MHA_TRY(add_bias(job, layer, "mlp.down_proj.bias", &bias));
     pull_back(job, &weight);
-    const double term = add_term(job, dot(job->p, row_of(job, &view->hidden), weight.shape[1]));
+    term = add_term(job, dot(job->p, row_of(job, &view->hidden), weight.shape[1]));
     if (job->out.feed_forward) job->out.feed_forward[layer] = term + bias;
     return MHA_OK;
 }

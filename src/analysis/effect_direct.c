@@ -17,7 +17,7 @@ typedef struct direct_job {
     double *mean;       /* [E] the mean row of W_out */
     mha_tensor scale;   /* the final norm's weight; ndim 0: no norm */
     double *u;          /* [terms E] */
-    double *p;          /* [workers, H D] */
+    double *p;          /* [workers, elements of all heads] */
     double *shares;     /* [terms, H] for a layer, not yet multiplied by the factors of terms */
     mha_tensor weight;  /* W_O of the current layer */
     int64_t layer;
@@ -67,7 +67,7 @@ static void share_of_term(void *argument, int64_t k, int worker)
 {
     const direct_job *job = argument;
     const mhai_effect_run *r = job->r;
-    const int64_t E = r->d->embed_dim, D = r->d->head_dim, H = r->d->num_heads;
+    const int64_t E = r->d->embed_dim, D = mhai_effect_mix(r, job->layer).Dv, H = r->d->num_heads;
     const int64_t count = mhai_effect_heads_of(r, job->layer).q, wide = count * D;
     const float *z =
         job->heads + mhai_effect_block(r, job->layer, r->heads) + job->text->terms[k].row * wide;
@@ -93,7 +93,8 @@ static mha_status run_layer(mhai_effect_run *r, direct_job *job, int64_t i, int6
     const mha_scratch_mark mark = mha_scratch_top(r->context); /* matrices from a source
                                                                 * use scratch */
     if (count == 0) return MHA_OK;
-    MHA_TRY(mhai_attribution_weight(r->context, r->t, layer, "self_attn.o_proj.weight", false,
+    const mhai_place_linear *out = &r->t->layers[layer].self.out;
+    MHA_TRY(mhai_transformer_matrix(r->context, r->t, out->weight, out->outputs, out->inputs,
                                     &job->weight));
     job->layer = layer;
     mha_parallel_for(r->context, job->text->term_count, share_of_term, job);

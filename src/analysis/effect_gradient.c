@@ -9,7 +9,7 @@ typedef struct gradient_job {
     mha_activations *a;
     float *output, *slope; /* [rows V] */
     float *instead;        /* in the layout of mhai_effect_replace() */
-    float *given, *by;     /* [L] blocks of rows [H D]: z, and dM / dz as [L, B T, H D] */
+    float *given, *by;     /* [L] blocks of rows: z, and dM / dz as [L, B T, widest] */
     int64_t *map;
     double *estimates; /* [L H, texts, M] */
 } gradient_job;
@@ -29,7 +29,8 @@ int64_t mhai_effect_gradient_work(const mha_transformer *t, mha_ablation kind,
 static mha_status keep_heads(void *user, const mha_activations *a, int64_t layer)
 {
     const mhai_effect_run *r = user;
-    const int64_t wide = mhai_effect_heads_of(r, layer).q * r->d->head_dim;
+    const int64_t wide = mhai_effect_wide(r, layer);
+    if (wide == 0) return MHA_OK;
     memcpy(r->kept.heads + mhai_effect_block(r, layer, r->heads), a->layers[layer].self.heads,
            (size_t)(a->B * a->T * wide) * sizeof(float));
     return MHA_OK;
@@ -78,8 +79,8 @@ static mha_status slope_of(const mhai_effect_run *r, const gradient_job *job,
 static double estimate(const mhai_effect_run *r, const gradient_job *job,
                        const mha_effect_text *text, int64_t layer, int64_t head)
 {
-    const int64_t D = r->d->head_dim, rows = mhai_effect_tokens(text);
-    const int64_t wide = mhai_effect_heads_of(r, layer).q * D, all = r->d->num_heads * D;
+    const int64_t D = mhai_effect_mix(r, layer).Dv, rows = mhai_effect_tokens(text);
+    const int64_t wide = mhai_effect_wide(r, layer), all = mha_transformer_heads_width(r->d);
     const float *z = job->given + mhai_effect_block(r, layer, r->heads) + head * D;
     const float *by = job->by + layer * rows * all + head * D;
     int64_t stride;
@@ -97,7 +98,7 @@ static mha_status run_measure(mhai_effect_run *r, const gradient_job *job, int64
     const mha_effect_text *text = &r->texts[i];
     const int64_t *tokens = text->tokens->shape, L = r->d->num_layers, H = r->d->num_heads;
     const int64_t shape[] = {tokens[0], tokens[1], r->d->vocab_size};
-    const int64_t wide[] = {L, tokens[0], tokens[1], H * r->d->head_dim};
+    const int64_t wide[] = {L, tokens[0], tokens[1], mha_transformer_heads_width(r->d)};
     const mha_tensor output = mha_tensor_contiguous(job->output, MHA_F32, 3, shape);
     const mha_tensor slope = mha_tensor_contiguous(job->slope, MHA_F32, 3, shape);
     const mha_tensor by = mha_tensor_contiguous(job->by, MHA_F32, 4, wide);
@@ -149,11 +150,10 @@ static mha_status take_scratch(mhai_effect_run *r, gradient_job *job)
     const bool rows = r->desc.kind == MHA_ABLATION_RESAMPLE;
     MHA_TRY(mhai_effect_floats(r, r->rows, V, &job->output));
     MHA_TRY(mhai_effect_floats(r, r->rows, V, &job->slope));
-    MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, rows ? r->heads : r->d->head_dim,
-                               &job->instead));
-    memset(job->instead, 0, (size_t)r->d->head_dim * sizeof *job->instead); /* for ZERO */
+    MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, r->heads, &job->instead));
+    memset(job->instead, 0, (size_t)r->heads * sizeof *job->instead); /* for ZERO */
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->heads, &job->given));
-    MHA_TRY(mhai_effect_floats(r, L * r->rows, r->d->num_heads * r->d->head_dim, &job->by));
+    MHA_TRY(mhai_effect_floats(r, L * r->rows, mha_transformer_heads_width(r->d), &job->by));
     MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &job->map));
     for (int64_t i = 0; i < r->data.texts; i++)
         r->total += mhai_effect_gradient_work(r->t, r->desc.kind, &r->texts[i], r->data.measures);

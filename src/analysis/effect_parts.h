@@ -12,8 +12,8 @@ enum { MHAI_EFFECT_ROWS = 128 }; /* rows of logits per block, a good size for ma
 /* The data that a pass saves: [L] blocks with the run's number of rows; NULL: not saved. */
 typedef struct mhai_effect_kept {
     float *stream;      /* E per row: the stream before the layer */
-    float *heads;       /* H D per row: the outputs of the layer's heads */
-    float *qkv;         /* (H + 2 Hk) D per row: the inputs of attention */
+    float *heads;       /* the outputs of the layer's heads, side by side */
+    float *qkv;         /* its queries, keys, values and what follows them (mhai_mix) */
     float *end;         /* E per row, a single block: the stream after the last layer */
     const int64_t *map; /* saved row i is row map[i] of the pass; NULL: all rows */
     int64_t count;      /* number of rows in map */
@@ -32,7 +32,7 @@ typedef struct mhai_effect_run {
     float *in, *logits;      /* [MHAI_EFFECT_ROWS, E], [.., V] */
     int32_t *targets;        /* [MHAI_EFFECT_ROWS] */
     double *losses;          /* [MHAI_EFFECT_ROWS] */
-    mha_head_patch *patches; /* [2 L (H + 2 Hk)] patches of the current pass, and their values */
+    mha_head_patch *patches; /* [6 L H] patches of the current pass, and their values */
     mha_tensor *values;
     int64_t patch_count;
     mhai_effect_kept kept; /* of the current pass */
@@ -89,6 +89,17 @@ static inline int64_t mhai_effect_tokens(const mha_effect_text *text)
 static inline mhai_heads mhai_effect_heads_of(const mhai_effect_run *r, int64_t layer)
 {
     return mhai_transformer_heads_of(r->d, layer, false);
+}
+
+static inline mhai_mix mhai_effect_mix(const mhai_effect_run *r, int64_t layer)
+{
+    return mhai_transformer_mix(r->d, layer);
+}
+
+/* Elements of the outputs of a layer's heads. */
+static inline int64_t mhai_effect_wide(const mhai_effect_run *r, int64_t layer)
+{
+    return mhai_effect_heads_of(r, layer).q * mhai_effect_mix(r, layer).Dv;
 }
 
 /* The number of multiplications by parameters to run a text from a layer on, with its logits.

@@ -24,17 +24,16 @@ typedef struct patching_job {
 static const float *part_at(const mhai_effect_run *r, const float *heads, const float *qkv,
                             mha_patch_part part, int64_t layer, int64_t head, int64_t *stride)
 {
-    const mhai_heads count = mhai_effect_heads_of(r, layer);
-    const int64_t D = r->d->head_dim;
+    const mhai_mix mix = mhai_effect_mix(r, layer);
     if (part == MHA_PATCH_OUTPUT) {
-        *stride = count.q * D;
-        return heads + mhai_effect_block(r, layer, r->heads) + head * D;
+        *stride = mhai_effect_wide(r, layer);
+        return heads + mhai_effect_block(r, layer, r->heads) + head * mix.Dv;
     }
-    *stride = (count.q + 2 * count.kv) * D;
-    const int64_t begin = part == MHA_PATCH_QUERY ? 0
-                          : part == MHA_PATCH_KEY ? count.q
-                                                  : count.q + count.kv;
-    return qkv + mhai_effect_block(r, layer, r->qkv) + (begin + head) * D;
+    *stride = mix.width;
+    const int64_t begin = part == MHA_PATCH_QUERY ? head * mix.D
+                          : part == MHA_PATCH_KEY ? (mix.q + head) * mix.D
+                                                  : (mix.q + mix.k) * mix.D + head * mix.Dv;
+    return qkv + mhai_effect_block(r, layer, r->qkv) + begin;
 }
 
 static void patch_part(mhai_effect_run *r, const float *heads, const float *qkv,
@@ -47,8 +46,11 @@ static void patch_part(mhai_effect_run *r, const float *heads, const float *qkv,
 
 static int64_t count_of(const mhai_effect_run *r, mha_patch_part part, int64_t layer)
 {
-    const mhai_heads heads = mhai_effect_heads_of(r, layer);
-    return part == MHA_PATCH_OUTPUT || part == MHA_PATCH_QUERY ? heads.q : heads.kv;
+    const mhai_mix mix = mhai_effect_mix(r, layer);
+    return part == MHA_PATCH_OUTPUT  ? mhai_effect_heads_of(r, layer).q
+           : part == MHA_PATCH_QUERY ? mix.q
+           : part == MHA_PATCH_KEY   ? mix.k
+                                     : mix.v;
 }
 
 static mha_status pass_from(mhai_effect_run *r, const patching_job *job, int64_t layer)
@@ -62,7 +64,7 @@ static mha_status pass_from(mhai_effect_run *r, const patching_job *job, int64_t
 static mha_status check_receivers(const mhai_effect_run *r, const patching_job *job)
 {
     const mha_patching *desc = &job->desc;
-    const int64_t most = r->d->num_layers * (r->d->num_heads + 2 * r->d->kv_heads);
+    const int64_t most = r->d->num_layers * 3 * r->d->num_heads;
     if (!job->path && (desc->receivers || desc->receiver_count))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_patching: receivers belong to mha_path_patching()");
     if (desc->receiver_count < 0 || desc->receiver_count > most ||

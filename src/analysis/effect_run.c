@@ -84,7 +84,7 @@ mha_status mhai_effect_floats(const mhai_effect_run *r, int64_t rows, int64_t wi
 static mha_status take_scratch(mhai_effect_run *r)
 {
     const int64_t E = r->d->embed_dim, V = r->d->vocab_size, L = r->d->num_layers;
-    const int64_t most = 2 * L * (r->d->num_heads + 2 * r->d->kv_heads);
+    const int64_t most = 6 * L * r->d->num_heads;
     MHA_TRY(mhai_effect_floats(r, r->rows, E, &r->last));
     MHA_TRY(mhai_effect_floats(r, MHAI_EFFECT_ROWS, E, &r->in));
     MHA_TRY(mhai_effect_floats(r, MHAI_EFFECT_ROWS, V, &r->logits));
@@ -98,16 +98,14 @@ static mha_status take_scratch(mhai_effect_run *r)
 mha_status mhai_effect_begin(mhai_effect_run *r, mha_context *context, const mha_transformer *t,
                              const mha_effect_data *data)
 {
-    MHA_TRY(mhai_transformer_plain_mixers("effects of heads", t));
     *r = (mhai_effect_run){.context = context, .t = t, .d = &t->desc};
     MHA_TRY(mhai_struct_copy("mha_effect_data", &r->data, sizeof r->data, sizeof r->data, data));
     MHA_TRY(check_data(r));
     MHA_TRY(mha_scratch_alloc(context, r->data.texts, sizeof *r->texts, &r->texts));
     for (int64_t i = 0; i < r->data.texts; i++) MHA_TRY(read_text(r, i));
     for (int64_t l = 0; l < r->d->num_layers; l++) {
-        const mhai_heads heads = mhai_effect_heads_of(r, l);
-        r->heads = mhai_max_i64(r->heads, heads.q * r->d->head_dim);
-        r->qkv = mhai_max_i64(r->qkv, (heads.q + 2 * heads.kv) * r->d->head_dim);
+        r->heads = mhai_max_i64(r->heads, mhai_effect_wide(r, l));
+        r->qkv = mhai_max_i64(r->qkv, mhai_effect_mix(r, l).width);
     }
     return take_scratch(r);
 }
@@ -131,15 +129,13 @@ static mha_status keep(void *user, const mha_activations *a, int64_t layer)
     const mhai_effect_run *r = user;
     const mhai_effect_kept *k = &r->kept;
     const mhai_kept_attention *self = &a->layers[layer].self;
-    const mhai_heads heads = mhai_effect_heads_of(r, layer);
-    const int64_t rows = a->B * a->T, E = r->d->embed_dim, D = r->d->head_dim;
+    const int64_t rows = a->B * a->T, E = r->d->embed_dim, wide = mhai_effect_wide(r, layer);
     if (k->stream) keep_rows(k, k->stream + mhai_effect_block(r, layer, E), self->step.x, rows, E);
-    if (k->heads)
-        keep_rows(k, k->heads + mhai_effect_block(r, layer, r->heads), self->heads, rows,
-                  heads.q * D);
-    if (k->qkv)
+    if (k->heads && wide)
+        keep_rows(k, k->heads + mhai_effect_block(r, layer, r->heads), self->heads, rows, wide);
+    if (k->qkv && wide)
         keep_rows(k, k->qkv + mhai_effect_block(r, layer, r->qkv), self->qkv, rows,
-                  (heads.q + 2 * heads.kv) * D);
+                  mhai_effect_mix(r, layer).width);
     if (k->end && layer == r->d->num_layers - 1)
         keep_rows(k, k->end, mhai_transformer_next(a, layer, MHA_PART_FEED_FORWARD), rows, E);
     return MHA_OK;
@@ -169,8 +165,11 @@ void mhai_effect_patch(mhai_effect_run *r, const mha_effect_text *text, mha_patc
                        int64_t layer, int64_t head, const float *values, int64_t stride,
                        const uint8_t *rows)
 {
-    const int64_t shape[] = {text->tokens->shape[0], text->tokens->shape[1], r->d->head_dim};
-    const mha_tensor data = mhai_transformer_vector(values, r->d->head_dim);
+    const mhai_mix mix = mhai_effect_mix(r, layer);
+    const bool by_value = part == MHA_PATCH_OUTPUT || part == MHA_PATCH_VALUE;
+    const int64_t D = by_value ? mix.Dv : mix.D;
+    const int64_t shape[] = {text->tokens->shape[0], text->tokens->shape[1], D};
+    const mha_tensor data = mhai_transformer_vector(values, D);
     mha_tensor *tensor = &r->values[r->patch_count];
     *tensor = mha_tensor_contiguous(data.data, MHA_F32, 3, shape);
     tensor->stride[0] = shape[1] * stride;
@@ -252,7 +251,7 @@ mha_status mhai_effect_read_ablation(mhai_effect_run *r, const mha_ablation_desc
         return mha_fail(MHA_ERR_NULL, "mha_ablation_desc: mean ablation needs means, of "
                                       "mha_effect_means()");
     return mhai_nn_matrix("means", r->desc.means, r->d->num_layers,
-                          r->d->num_heads * r->d->head_dim);
+                          mha_transformer_heads_width(r->d));
 }
 
 static int64_t other_text(const mhai_effect_run *r, int64_t i)
@@ -283,11 +282,11 @@ mha_status mhai_effect_replace(mhai_effect_run *r, int64_t i, float *heads, int6
 const float *mhai_effect_instead(const mhai_effect_run *r, const float *heads, int64_t layer,
                                  int64_t head, int64_t *stride)
 {
-    const int64_t D = r->d->head_dim;
+    const int64_t D = mhai_effect_mix(r, layer).Dv;
     *stride = 0;
     if (r->desc.kind == MHA_ABLATION_ZERO) return heads;
     if (r->desc.kind == MHA_ABLATION_MEAN) return mhai_nn_row(r->desc.means, layer) + head * D;
-    *stride = mhai_effect_heads_of(r, layer).q * D;
+    *stride = mhai_effect_wide(r, layer);
     return heads + mhai_effect_block(r, layer, r->heads) + head * D;
 }
 
@@ -298,9 +297,11 @@ int64_t mhai_effect_pass_work(const mha_transformer *t, const mha_effect_text *t
     const mha_transformer_desc *d = &t->desc;
     int64_t numbers = 0;
     for (int64_t l = layer; l < d->num_layers; l++) {
-        const mhai_heads heads = mhai_transformer_heads_of(d, l, false);
-        numbers += 2 * (heads.q + heads.kv) * d->head_dim +
-                   (mhai_transformer_gated(t) ? 3 : 2) * d->ff_dim;
+        const mhai_mix mix = mhai_transformer_mix(d, l);
+        const mha_experts_desc *x = mhai_transformer_experts(d, l);
+        numbers += mix.width + mix.out +
+                   (mhai_transformer_gated(t) ? 3 : 2) *
+                       (x ? x->used * x->ff_dim + x->shared_dim : d->ff_dim);
     }
     return (mhai_effect_tokens(text) * numbers + text->term_count * d->vocab_size) * d->embed_dim;
 }

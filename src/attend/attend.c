@@ -31,11 +31,21 @@ static mha_tensor view_weight(const float *weight, int64_t D)
     return mha_tensor_contiguous(pointer.out, MHA_F32, 1, &D);
 }
 
-static mha_status normalise(const mhai_attend *a, const mha_tensor *x, const float *weight)
+/* The vectors of a norm: those of heads, or of all heads of a token together. */
+static mha_tensor normed(const mhai_attend *a, const mha_tensor *x)
+{
+    mha_tensor rows = *x;
+    if (!a->norms_row) return rows;
+    rows.shape[3] *= rows.shape[1];
+    rows.shape[1] = 1;
+    return rows;
+}
+
+static mha_status normalise(const mhai_attend *a, const mha_tensor *given, const float *weight)
 {
     if (!weight) return MHA_OK;
-    const mha_tensor w = view_weight(weight, x->shape[3]);
-    return mha_qk_norm(a->context, a->qk_norm, a->qk_norm_epsilon, x, &w, x);
+    const mha_tensor x = normed(a, given), w = view_weight(weight, x.shape[3]);
+    return mha_qk_norm(a->context, a->qk_norm, a->qk_norm_epsilon, &x, &w, &x);
 }
 
 mha_status mhai_attend_check(mha_context *context, const mhai_attend *a, int64_t D)
@@ -212,16 +222,18 @@ static void copy_vectors(const mha_tensor *x, float *rows, bool out)
             }
 }
 
-static mha_status normalise_back(const mhai_attend *a, const mha_tensor *dx, const float *weight,
+static mha_status normalise_back(const mhai_attend *a, const mha_tensor *given, const float *weight,
                                  const mhai_attend_norm *norm)
 {
+    const mha_tensor gradient = normed(a, given), *dx = &gradient;
     const int64_t D = dx->shape[3], count = dx->shape[0] * dx->shape[1] * dx->shape[2];
     void *memory;
     if (!weight) return MHA_OK;
+    const mha_tensor input = normed(a, norm->input);
     const mha_scratch_mark mark = mha_scratch_top(a->context);
     MHA_TRY(mha_scratch_alloc(a->context, 2 * count * D, sizeof(float), &memory));
     float *inputs = memory, *gradients = inputs + count * D;
-    copy_vectors(norm->input, inputs, true);
+    copy_vectors(&input, inputs, true);
     copy_vectors(dx, gradients, true);
     const int64_t shape[] = {count, D};
     const mha_tensor x = mha_tensor_contiguous(inputs, MHA_F32, 2, shape);

@@ -26,8 +26,9 @@ typedef struct mhai_attend_sinks {
 /* Settings of a layer, followed by those of a call. */
 typedef struct mhai_attend {
     mha_qk_norm_kind qk_norm;
+    bool norms_row; /* one norm for all heads of a token, whose vectors are then contiguous */
     float qk_norm_epsilon;
-    const float *q_norm, *k_norm; /* [D] weights of the norms, or NULL */
+    const float *q_norm, *k_norm; /* [D], or with norms_row [H D] and [Hk D]; NULL: no norms */
     bool rotates;
     mha_rope_desc rope; /* without positions */
     mha_attention_desc desc;
@@ -57,7 +58,7 @@ MHA_NODISCARD mha_status mhai_attend_run(const mhai_attend *a);
  * weight NULL: not requested. */
 typedef struct mhai_attend_norm {
     const mha_tensor *input; /* shaped like q or k; unused without norms */
-    float *weight;           /* [D] */
+    float *weight;           /* shaped like that of the norm */
 } mhai_attend_norm;
 
 /* Backpropagate dq and dk in place through rotation and norms, to the projections. */

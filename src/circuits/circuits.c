@@ -55,7 +55,7 @@ static void load_row(const circuits_job *job, const mhai_weight *weight, const m
                      int64_t row, double *to)
 {
     const float *norm = job->layer.norm.data, *from = weight->data + row * job->E;
-    const double scale = scales && scales->data ? (double)scales->data[row % job->D] : 1;
+    const double scale = scales && scales->data ? (double)scales->data[row % scales->rows] : 1;
     for (int64_t e = 0; e < job->E; e++)
         to[e] = (double)from[e] * scale * (norm ? (double)norm[e] : 1);
     if (norm && job->centred) mhai_circuits_centre(to, job->E);

@@ -96,6 +96,20 @@ void mhai_checkpoint_free_plan(mhai_family_plan *plan)
 
 /* ---- before allocation --------------------------------------------------------------------- */
 
+/* Numbers of the experts, less those of the dense layers in whose place they are. */
+static double experts_described(const mha_transformer_desc *d)
+{
+    const double E = (double)d->embed_dim;
+    double all = 0;
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++) {
+        const mha_experts_desc *x = &d->layers[i].experts;
+        if (x->count > 0)
+            all += E * ((double)x->count * (3 * (double)x->ff_dim + 1) +
+                        3 * (double)(x->shared_dim - d->ff_dim));
+    }
+    return all;
+}
+
 /* A lower bound for the number of parameters, which ignores norms and biases. The bounds of the
  * sizes prevent overflow of a double. */
 static double numbers_described(const mha_transformer_desc *d)
@@ -103,20 +117,20 @@ static double numbers_described(const mha_transformer_desc *d)
     const double E = (double)d->embed_dim, kv = (double)(d->kv_heads ? d->kv_heads : d->num_heads);
     const double D = (double)(d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
     const double memory = (double)(d->memory_dim ? d->memory_dim : d->embed_dim);
-    const double q = 2 * E * (double)d->num_heads * D;
-    double layers = (double)d->num_layers * (q + 2 * E * kv * D), layer = 0;
-    if (d->layer_heads) layers = 0;
-    for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
-        layers += !d->layers || !d->layers[i].mixer
-                      ? 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i])
-                  : d->layers[i].mixer == MHA_MIXER_SHORT_CONVOLUTION
+    double layers = 0, layer = 0;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
+        const double heads = (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
+        const double groups = d->layer_heads ? (double)d->layer_kv_heads[i] : kv;
+        layers += !l || !l->mixer ? 2 * E * D * (heads + groups)
+                  : l->mixer == MHA_MIXER_SHORT_CONVOLUTION
                       ? 4 * E * E
-                      : E * (2 * (double)d->layer_kv_heads[i] * (double)d->layers[i].key_dim +
-                             3 * (double)d->layer_heads[i] * (double)d->layers[i].value_dim);
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        layers += (double)d->layers[i].t5_buckets *
-                  (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
-    if (d->flags & MHA_TRANSFORMER_CROSS) layer += q + 2 * memory * kv * D;
+                      : E * (2 * groups * (double)l->key_dim + 3 * heads * (double)l->value_dim);
+        if (l) layers += (double)l->t5_buckets * heads;
+    }
+    if (d->flags & MHA_TRANSFORMER_CROSS)
+        layer += 2 * E * (double)d->num_heads * D + 2 * memory * kv * D;
+    layers += experts_described(d);
     const bool gated = d->feed_forward == MHA_FEED_FORWARD_SWIGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU_TANH;
@@ -215,15 +229,20 @@ static void use(loading *l, const char *name)
 static const mhai_weight_name *name_of(const loading *l, const mha_parameter *p,
                                        char name[MHAI_WEIGHT_NAME])
 {
-    const mhai_weight_name *row = mhai_family_name(l->family, p->name, name);
+    const mhai_weights *weights = &l->stored->weights;
+    const mhai_weight_name *row = mhai_family_name(l->family, p->name, name), *next = row;
+    while (next && mhai_weights_find(weights, name) < 0)
+        next = mhai_family_next_name(l->family, p->name, next, name);
+    if (next != row && mhai_weights_find(weights, name) >= 0) return next;
+    if (next != row) mhai_family_name(l->family, p->name, name); /* for the message */
     if (p->kind != MHA_PARAMETER_NORM || !l->family->old_norms ||
-        mhai_weights_find(&l->stored->weights, name) >= 0)
+        mhai_weights_find(weights, name) >= 0)
         return row;
     char old[MHAI_WEIGHT_NAME];
     const char *tail = strrchr(name, '.');
     snprintf(old, sizeof old, "%.*s.%s", (int)(tail - name), name,
              strcmp(tail, ".weight") == 0 ? "gamma" : "beta");
-    if (mhai_weights_find(&l->stored->weights, old) >= 0) memcpy(name, old, sizeof old);
+    if (mhai_weights_find(weights, old) >= 0) memcpy(name, old, sizeof old);
     return row;
 }
 
@@ -381,7 +400,6 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     mhai_config text = *config;
     MHA_TRY(mhai_family_find(config, &l->listed));
     l->config = config->path;
-    MHA_TRY(mhai_family_check_loads(config, l->listed));
     MHA_TRY(mhai_family_enter(l->listed, &text));
     l->renamed = mhai_gguf_family(l->listed);
     l->family = l->gguf ? &l->renamed : l->listed;

@@ -60,6 +60,23 @@ static void find_part(const mha_transformer_desc *d, const mha_parameter *p,
     *total = f.blocks * stored->step;
 }
 
+/* A matrix of one expert in a table of all. */
+static mha_status find_expert(const mhai_weights *weights, const mha_transformer_desc *d,
+                              const mha_parameter *p, const mhai_weight_name *row, const char *name,
+                              mhai_stored_parameter *stored)
+{
+    static const char experts[] = ".experts.";
+    const int64_t expert = strtoll(strstr(p->name, experts) + sizeof experts - 1, NULL, 10);
+    const int64_t parts = row->form == MHAI_EXPERT_PAIR ? 2 : 1, rows = p->shape[0];
+    const int64_t shape[] = {d->layers[p->layer].experts.count, parts * rows, p->shape[1]};
+    const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 3, shape);
+    int64_t index;
+    MHA_TRY(mhai_weights_check(weights, name, &table, &index));
+    stored->first = (expert * parts + row->part) * rows;
+    stored->from = mhai_weights_elements(weights, index);
+    return MHA_OK;
+}
+
 mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan *plan,
                             const mha_transformer_desc *d, const mha_parameter *p,
                             const mhai_weight_name *row, const char *name,
@@ -73,6 +90,8 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .columns = p->ndim == 2 ? p->shape[1] : 1,
         .head_dim = d->head_dim};
     if (is_fused(form)) find_part(d, p, row, stored, &total);
+    if (form == MHAI_EXPERT || form == MHAI_EXPERT_PAIR)
+        return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_LAST_ROWS) {
         stored->first = plan->first_position;
         total += plan->first_position;

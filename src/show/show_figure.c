@@ -194,6 +194,15 @@ static int write_link(const panel_maker *maker, const mha_link *link, char *out,
                                       : mha_format(out ? out + used : NULL, size - used, "."));
 }
 
+static bool rests(const char *badge)
+{
+    for (int role = 0; badge && role < MHA_ROLES; role++)
+        if (mha_study_role_rests((mha_role)role) &&
+            strcmp(badge, mha_role_describe((mha_role)role).name) == 0)
+            return true;
+    return false;
+}
+
 /* The role of a head, its link, and its resting place, the most specific first. */
 static mha_status write_detail(const panel_maker *maker, int64_t i, const mha_link *link)
 {
@@ -206,6 +215,7 @@ static mha_status write_detail(const panel_maker *maker, int64_t i, const mha_li
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, (int64_t)room + 1, &sentence));
     if (room) write_link(maker, link, sentence, room + 1);
     parts[1] = sentence;
+    if (room && rests(role->badge)) maker->panels[i].badge = NULL; /* the link says more */
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, (int64_t)(strlen(parts[0]) + room + strlen(parts[2]) + 3),
                            &detail));
     for (int k = 0; k < 3; k++) {

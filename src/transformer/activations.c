@@ -55,6 +55,25 @@ static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, 
     return kept;
 }
 
+static void carve_experts(carver *c, const mha_activations *a, int64_t index,
+                          mhai_kept_layer *layer)
+{
+    const mha_transformer *t = a->transformer;
+    const mha_experts_desc *x = mhai_transformer_experts(&t->desc, index);
+    const int64_t tokens = a->max_tokens, E = t->desc.embed_dim;
+    const int64_t width = mhai_max_i64(x->ff_dim, x->shared_dim);
+    void *chosen = carve(c, tokens, x->used), *rows = carve(c, tokens, 2); /* 64 bits each */
+    layer->experts =
+        (mhai_kept_experts){.scores = carve(c, tokens, t->layers[index].router.outputs),
+                            .weights = carve(c, tokens, x->used),
+                            .chosen = chosen,
+                            .rows = rows,
+                            .in = carve(c, tokens, E),
+                            .out = carve(c, tokens, E)};
+    layer->up = carve(c, tokens, 2 * width);
+    layer->act = carve(c, tokens, width);
+}
+
 static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai_kept_layer *layer)
 {
     const mha_transformer *t = a->transformer;
@@ -66,6 +85,10 @@ static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai
     if (d->flags & MHA_TRANSFORMER_PARALLEL) {
         layer->ff.from = layer->self.step.x;
         if (!mhai_transformer_pre_norm(t)) layer->ff.in = layer->ff.from;
+    }
+    if (mhai_transformer_experts(d, index)) {
+        carve_experts(c, a, index, layer);
+        return;
     }
     if (!a->passing || mhai_transformer_gated(t))
         layer->up = carve(c, a->max_tokens, mhai_transformer_up(t));

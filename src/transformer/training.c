@@ -75,11 +75,9 @@ static mha_status fill_rates(mhai_trained *own, double grade)
     for (int64_t i = 0; i < mha_transformer_parameters(own->net); i++) {
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(own->net, i, &p));
-        const bool rows = strstr(p.name, ".v_proj.weight"), cols = strstr(p.name, ".o_proj.weight");
-        for (int64_t k = 0; (rows || cols) && k < p.count; k++) {
-            int64_t head = (rows ? k / p.shape[1] : k % p.shape[1]) / own->d.head_dim;
-            for (; head > 0; head--) own->rates[p.offset + k] *= (float)grade;
-        }
+        for (int64_t k = 0; p.kind == MHA_PARAMETER_MATRIX && k < p.count; k++)
+            for (int64_t h = mhai_transformer_head_of(&own->d, &p, k); h > 0; h--)
+                own->rates[p.offset + k] *= (float)grade;
     }
     return MHA_OK;
 }
@@ -239,7 +237,7 @@ mha_status mha_trainer_create(mha_context *context, mha_transformer *transformer
     MHAI_NEED("mha_trainer_create", context, transformer, desc, trainer);
     MHA_TRY(mhai_struct_copy("mha_trainer_desc", &d, sizeof d,
                              offsetof(mha_trainer_desc, transport), desc));
-    MHA_TRY(mhai_transformer_plain_mixers("mha_trainer_create", transformer));
+    MHA_TRY(mhai_transformer_trains("mha_trainer_create", transformer));
     if (d.transport) MHA_TRY(mhai_ranks_check(d.transport));
     d.struct_size = sizeof d;
     const mha_allocator a = mha_context_allocator(context);

@@ -261,20 +261,22 @@ static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
 }
 
 /* Add the parameters of a layer that are not projections. */
-static void add_extras(layout *l, const mha_layer_desc *of, int64_t heads,
+static void add_extras(layout *l, const mha_layer_desc *of, mhai_heads heads,
                        mhai_place_attention *place)
 {
     const int64_t D = l->t->desc.head_dim;
     if (of->flags & MHA_LAYER_QK_NORM) {
-        place->q_norm = add(l, ".q_norm.weight", MHA_PARAMETER_NORM, D, 0);
-        place->k_norm = add(l, ".k_norm.weight", MHA_PARAMETER_NORM, D, 0);
+        const bool row = of->flags & MHA_LAYER_QK_NORM_ROW;
+        place->q_norm = add(l, ".q_norm.weight", MHA_PARAMETER_NORM, row ? heads.q * D : D, 0);
+        place->k_norm = add(l, ".k_norm.weight", MHA_PARAMETER_NORM, row ? heads.kv * D : D, 0);
     }
-    if (of->flags & MHA_LAYER_SINKS) place->sinks = add(l, ".sinks", MHA_PARAMETER_BIAS, heads, 0);
+    if (of->flags & MHA_LAYER_SINKS)
+        place->sinks = add(l, ".sinks", MHA_PARAMETER_BIAS, heads.q, 0);
     if (of->flags & MHA_LAYER_ALIBI)
-        place->slopes = add(l, ".alibi_slopes", MHA_PARAMETER_CONSTANT, heads, 0);
+        place->slopes = add(l, ".alibi_slopes", MHA_PARAMETER_CONSTANT, heads.q, 0);
     if (of->t5_buckets > 0)
         place->t5 =
-            add(l, ".relative_attention_bias.weight", MHA_PARAMETER_BIAS, of->t5_buckets, heads);
+            add(l, ".relative_attention_bias.weight", MHA_PARAMETER_BIAS, of->t5_buckets, heads.q);
 }
 
 static const char *const o_name[] = {"o_proj", NULL};
@@ -353,8 +355,33 @@ static mhai_place_attention add_attention(layout *l, bool cross)
                               (const int64_t[]){q, kv, kv, q});
     }
     place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, q, o_name, &d->embed_dim);
-    if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads.q, &place);
+    if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads, &place);
     return place;
+}
+
+static void add_experts(layout *l, const mha_experts_desc *x, mhai_place_layer *layer)
+{
+    static const char *const router[] = {"router", "shared_expert_gate", NULL};
+    static const char *const shared[] = {"shared_expert.gate_proj", "shared_expert.up_proj", NULL};
+    static const char *const down[] = {"shared_expert.down_proj", NULL};
+    static const char *const own[] = {"gate_proj", "up_proj", "down_proj"};
+    const int64_t E = l->t->desc.embed_dim;
+    const char *const plain[] = {router[0], x->flags & MHA_EXPERTS_SHARED_GATE ? router[1] : NULL,
+                                 NULL};
+    layer->router = add_linear(l, 0, E, plain, (const int64_t[]){x->count, 1});
+    if (x->flags & MHA_EXPERTS_SCORE_BIAS)
+        layer->score_bias = add(l, ".score_bias", MHA_PARAMETER_BIAS, x->count, 0);
+    if (x->shared_dim > 0) {
+        layer->up = add_linear(l, 0, E, shared, (const int64_t[]){x->shared_dim, x->shared_dim});
+        layer->down = add_linear(l, 0, x->shared_dim, down, &E);
+    }
+    layer->experts = l->t->parameter_count;
+    for (int64_t i = 0; i < 3 * x->count && !l->overflow; i++) {
+        char name[48];
+        const bool last = i % 3 == 2;
+        snprintf(name, sizeof name, ".experts.%lld.%s.weight", (long long)i / 3, own[i % 3]);
+        add(l, name, MHA_PARAMETER_MATRIX, last ? E : x->ff_dim, last ? x->ff_dim : E);
+    }
 }
 
 static void add_feed_forward(layout *l, mhai_place_layer *layer)
@@ -366,6 +393,11 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
     const uint32_t bias = MHA_TRANSFORMER_FF_BIAS;
     layer->ff = add_step(l, "mlp_norm", "mlp_post_norm");
     l->prefix = "mlp";
+    const mha_experts_desc *experts = mhai_transformer_experts(d, l->layer);
+    if (experts) {
+        add_experts(l, experts, layer);
+        return;
+    }
     layer->up = add_linear(l, bias, d->embed_dim, mhai_transformer_gated(l->t) ? gated : up,
                            (const int64_t[]){d->ff_dim, d->ff_dim});
     layer->down = add_linear(l, bias, d->ff_dim, down, &d->embed_dim);
@@ -449,7 +481,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
 
 /* Linear layer i, less than LINEARS L + 1. NULL if the transformer or this
  * rank does not have it. */
-enum { LINEARS = 7 };
+enum { LINEARS = 8 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 {
@@ -458,7 +490,7 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
             &layer->self.in,   &layer->self.out, &layer->cross.in, &layer->cross.memory,
-            &layer->cross.out, &layer->up,       &layer->down};
+            &layer->cross.out, &layer->up,       &layer->down,     &layer->router};
         place = all[i % LINEARS];
     } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
         return NULL;
@@ -474,6 +506,11 @@ static mha_status make_linears(mha_context *context, mha_transformer *t)
         MHA_TRY(make_linear(context, t, place));
         if (!place->packed->weight && place->inputs > t->most_inputs)
             t->most_inputs = place->inputs;
+    }
+    for (int64_t i = 0; i < t->desc.num_layers; i++) {
+        const mha_experts_desc *x = mhai_transformer_experts(&t->desc, i);
+        if (!x || !mhai_spread_mine(t, i)) continue;
+        t->most_inputs = mhai_max_i64(t->most_inputs, mhai_max_i64(t->desc.embed_dim, x->ff_dim));
     }
     return MHA_OK;
 }
@@ -658,6 +695,16 @@ bool mha_transformer_predicts(const mha_transformer_desc *desc)
 {
     const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
     return desc->flags & MHA_TRANSFORMER_CAUSAL && !(desc->flags & others);
+}
+
+int64_t mha_transformer_heads_width(const mha_transformer_desc *d)
+{
+    int64_t width = d->num_heads * d->head_dim;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const mhai_mix mix = mhai_transformer_mix(d, i);
+        if (mix.v > 0 && mix.out > width) width = mix.out;
+    }
+    return width;
 }
 
 void mha_transformer_describe(const mha_transformer *t, mha_transformer_desc *desc)

@@ -24,7 +24,7 @@ typedef struct call {
     float *dy;            /* [tokens,E] the gradient of a step's output; same as
                            * dx in a plain block */
     float *din;           /* [tokens,E] the gradient of a step's input */
-    float *wide;          /* [tokens, widest] for qkv, heads or the feed-forward layer */
+    float *wide;          /* [tokens, widest] for projected rows or the feed-forward layer */
     float *also;          /* same size, for heads and activations */
     float *memory;        /* [memory rows, 2 Hk D] */
     float *gates, *sinks; /* [H] */
@@ -141,8 +141,8 @@ static void add_gates(const call *c, const mha_tensor *to, int64_t layer, mhai_h
 static void add_heads(const call *c, const float *heads, const float *gradient, int64_t layer)
 {
     const mha_activations *a = c->a;
-    const int64_t H = mhai_transformer_heads_of(&c->t->desc, layer, false).q;
-    const int64_t D = c->t->desc.head_dim;
+    const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
+    const int64_t D = mix.Dv, H = mix.out / D;
     const mha_tensor *to = c->out.heads;
     for (int64_t b = 0; b < a->B; b++)
         for (int64_t h = 0; h < H; h++)
@@ -192,8 +192,7 @@ static void add_numbers(const call *c, int64_t offset, const mha_tensor *numbers
 static void add_outputs(const call *c, const float *gradient, int64_t layer)
 {
     const mha_tensor *to = c->out.head_outputs;
-    const int64_t T = c->a->T, D = c->t->desc.head_dim;
-    const int64_t wide = mhai_transformer_heads_of(&c->t->desc, layer, false).q * D;
+    const int64_t T = c->a->T, wide = mhai_transformer_mix(&c->t->desc, layer).out;
     for (int64_t i = 0; i < mhai_tokens(c->a); i++) {
         float *row = (float *)to->data + layer * to->stride[0] + i / T * to->stride[1] +
                      i % T * to->stride[2];
@@ -242,6 +241,23 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     return cross ? MHA_OK : position(c, place, kept, x, layer, &gradient);
 }
 
+/* Go back from the heads' gradient in c->also to that of the projected rows. */
+static mha_status mixer(const call *c, const mhai_place_attention *place,
+                        const mhai_kept_attention *kept, int64_t layer, bool cross)
+{
+    const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
+    mhai_mixer_back back = {
+        .call = {.context = c->context, .t = c->t, .input = c->input, .a = c->a},
+        .layer = layer,
+        .parameters = c->out.parameters,
+        .dheads = c->also,
+        .drows = c->wide,
+        .dgates = c->out.gates && mix.mixer ? mhai_nn_row(c->out.gates, layer) : NULL};
+    back.call.input.outputs = NULL;
+    if (!cross && (mix.gated || mix.mixer)) MHA_TRY(mhai_mixer_backward(&back));
+    return cross || !mix.mixer ? attention(c, place, kept, layer, cross) : MHA_OK;
+}
+
 /* A layer without heads only adds a bias. */
 static mha_status only_bias(const call *c, const mhai_place_attention *place)
 {
@@ -259,16 +275,17 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
                          const mhai_kept_attention *kept, int64_t layer, bool cross)
 {
     const int64_t rows = mhai_tokens(c->a);
+    const bool heads_given = mhai_transformer_heads_of(&c->t->desc, layer, cross).q > 0;
     MHA_TRY(begin_step(c, &place->step, &kept->step));
-    if (mhai_transformer_heads_of(&c->t->desc, layer, cross).q == 0) return only_bias(c, place);
+    if (place->out.outputs == 0) return only_bias(c, place);
     mha_tensor dy = stream(c, c->dy), din = stream(c, c->din), in = stream(c, kept->step.in);
     mha_tensor heads =
         mhai_transformer_rows(kept->heads, rows, place->out.inputs, place->out.inputs);
     mha_tensor dheads = mhai_transformer_rows(c->also, rows, place->out.inputs, place->out.inputs);
     MHA_TRY(linear(c, &place->out, &heads, &dy, 0, &dheads));
-    if (c->out.heads && !cross) add_heads(c, kept->heads, c->also, layer);
-    if (c->out.head_outputs && !cross) add_outputs(c, c->also, layer);
-    MHA_TRY(attention(c, place, kept, layer, cross));
+    if (c->out.heads && !cross && heads_given) add_heads(c, kept->heads, c->also, layer);
+    if (c->out.head_outputs && !cross && heads_given) add_outputs(c, c->also, layer);
+    MHA_TRY(mixer(c, place, kept, layer, cross));
     if (cross) {
         const mha_tensor *m = c->input.memory, *dm = c->out.memory;
         const int64_t count = c->a->B * c->a->S, width = place->memory.inputs;
@@ -410,7 +427,7 @@ static mha_status check_heads(const call *c)
     const mha_tensor *heads = c->out.heads;
     const int64_t shape[] = {c->t->desc.num_layers, c->a->B, c->t->desc.num_heads, c->a->T};
     const mha_tensor *outputs = c->out.head_outputs;
-    const int64_t wide[] = {shape[0], shape[1], shape[3], shape[2] * c->t->desc.head_dim};
+    const int64_t wide[] = {shape[0], shape[1], shape[3], mha_transformer_heads_width(&c->t->desc)};
     if (heads) MHA_TRY(mhai_tensor_check("heads", heads, MHA_F32, 4, shape));
     if (heads) MHA_TRY(mhai_tensor_check_output("heads", heads));
     if (!outputs) return MHA_OK;
@@ -467,17 +484,21 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
 static mha_status take_scratch(call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
-    const int64_t rows = mhai_tokens(c->a), q = d->num_heads * d->head_dim;
-    int64_t kv = 2 * d->kv_heads * d->head_dim, buckets = 0;
-    for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
-        kv = mhai_max_i64(kv, 2 * d->layer_kv_heads[i] * d->head_dim);
+    const int64_t rows = mhai_tokens(c->a), kv = 2 * d->kv_heads * d->head_dim;
+    int64_t heads = d->num_heads * d->head_dim, buckets = 0;
+    int64_t wide = mhai_max_i64(heads, mhai_transformer_up(c->t));
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const mhai_mix mix = mhai_transformer_mix(d, i);
+        heads = mhai_max_i64(heads, mix.out);
+        wide = mhai_max_i64(wide, mix.width);
+    }
     c->dx = c->dy = c->a->gradient;
     if (d->flags & (MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL) ||
         d->residual_scale < 1 || d->residual_scale > 1)
         MHA_TRY(take(c, rows, d->embed_dim, &c->dy));
     MHA_TRY(take(c, rows, d->embed_dim, &c->din));
-    MHA_TRY(take(c, rows, mhai_max_i64(q + kv, mhai_transformer_up(c->t)), &c->wide));
-    MHA_TRY(take(c, rows, mhai_max_i64(q, d->ff_dim), &c->also));
+    MHA_TRY(take(c, rows, wide, &c->wide));
+    MHA_TRY(take(c, rows, mhai_max_i64(heads, d->ff_dim), &c->also));
     MHA_TRY(take(c, c->a->B * c->a->S, kv, &c->memory));
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
         buckets = mhai_max_i64(buckets, d->layers[i].t5_buckets);
@@ -515,7 +536,7 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
                         "mha_transformer_backward: compute %s is forward only; load the model with "
                         "MHA_COMPUTE_F32",
                         mha_compute_name(transformer->source.compute));
-    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_backward", transformer));
+    MHA_TRY(mhai_transformer_trains("mha_transformer_backward", transformer));
     if (transformer->ranks)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_backward: the layers of this transformer are spread over "

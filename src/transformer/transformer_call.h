@@ -2,6 +2,7 @@
 #ifndef MHAI_TRANSFORMER_CALL_H
 #define MHAI_TRANSFORMER_CALL_H
 
+#include "base/math.h"
 #include "transformer/transformer_parts.h"
 
 typedef struct mhai_call {
@@ -23,9 +24,39 @@ MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t la
 /* A short convolution: write the input of W_o to kept->heads. */
 MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer);
 
+/* y = activation(x W^T + b) for `rows` rows. */
+MHA_NODISCARD mha_status mhai_call_project(const mhai_call *c, const mhai_place_linear *place,
+                                           mha_activation activation, const float *x, int64_t rows,
+                                           float *y);
+
+/* The gated hidden units act [rows, F] of up [rows, 2 F], gate and up. */
+MHA_NODISCARD mha_status mhai_call_gated(const mhai_call *c, int64_t rows, int64_t F, float *up,
+                                         float *act);
+
+/* The output y [tokens, E] of a layer of experts, from kept->ff.in. */
+MHA_NODISCARD mha_status mhai_experts_run(const mhai_call *c, int64_t layer, float *y);
+
 /* Multiply the heads' outputs by the gates of their layer. A gated delta
  * net normalises them first. */
 void mhai_gate_heads(const mhai_call *c, int64_t layer);
+
+/* The backward of what a layer computes between its projections, without attention itself. The kept heads become those
+ * before their gates. */
+typedef struct mhai_mixer_back {
+    mhai_call call;
+    int64_t layer;
+    float *parameters; /* gradients of all parameters, which are added to; NULL: not requested */
+    float *dheads; /* [tokens, mhai_mix.out] in: the gradient of W_o's input; out: before gates */
+    float *
+        drows; /* [tokens, mhai_mix.width] out: the gradient of projected rows; of attention, of gates alone */
+    float *dgates; /* [H] of the input's gates, of a gated delta net, added; NULL: not requested */
+} mhai_mixer_back;
+MHA_NODISCARD mha_status mhai_mixer_backward(const mhai_mixer_back *m);
+
+static inline double mhai_sigmoid(double x)
+{
+    return 1 / (1 + mha_exp(-x));
+}
 
 static inline int64_t mhai_tokens(const mha_activations *a)
 {

@@ -62,7 +62,6 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     MHA_TRY(mhai_struct_copy("mha_transformer_input", input, sizeof *input,
                              offsetof(mha_transformer_input, token_types), given));
     const int64_t gates[] = {t->desc.num_layers, t->desc.num_heads};
-    int64_t means = t->desc.num_heads * t->desc.head_dim;
     if (input->flags & ~(uint32_t)MHA_INPUT_OWN_LAYERS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_input: flags 0x%x are unknown",
                         (unsigned)input->flags);
@@ -84,11 +83,9 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     if (input->head_means && !input->gates)
         return mha_fail(MHA_ERR_ARGUMENT, "head_means stand for heads whose gates are closed, but "
                                           "there are no gates");
-    for (int64_t i = 0; i < gates[0]; i++)
-        if (mhai_transformer_mix(&t->desc, i).v > 0)
-            means = mhai_max_i64(means, mhai_transformer_mix(&t->desc, i).out);
     if (input->head_means)
-        MHA_TRY(mhai_nn_matrix("head_means", input->head_means, gates[0], means));
+        MHA_TRY(mhai_nn_matrix("head_means", input->head_means, gates[0],
+                               mha_transformer_heads_width(&t->desc)));
     MHA_TRY(mhai_transformer_check_patches(t, input));
     return check_memory(t, input);
 }

@@ -96,11 +96,6 @@ static double softplus(double x)
     return e < 1e-5 ? e - e * e / 2 : mha_log(1 + e);
 }
 
-static double sigmoid(double x)
-{
-    return 1 / (1 + mha_exp(-x));
-}
-
 /* Scale the queries and keys of a gated delta net to unit length. */
 static void position_heads(const mhai_mix *mix, float *x)
 {
@@ -129,7 +124,7 @@ static void position_row(void *argument, int64_t row, int worker)
         double step = softplus((double)gate[delta ? mix->v + h : h] + (double)shift[h]);
         if (step < (double)l->step_least) step = (double)l->step_least;
         if (step > most) step = most;
-        gate[h] = (float)(delta ? sigmoid((double)gate[h]) : step);
+        gate[h] = (float)(delta ? mhai_sigmoid((double)gate[h]) : step);
         gate[mix->v + h] = (float)(-mha_exp((double)rate[h]) * step);
     }
 }
@@ -172,20 +167,28 @@ mha_status mhai_convolution_run(const mhai_call *c, int64_t layer)
 
 /* ---- the recurrence -------------------------------------------------------------------------- */
 
+void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_tensor *log_decay,
+                      mha_tensor *strength)
+{
+    const mhai_mix mix = mhai_transformer_mix(&a->transformer->desc, layer);
+    float *first = rows + mix.gates + mix.out;
+    *strength = mha_tensor_contiguous(first, MHA_F32, 3, (const int64_t[]){a->B, mix.v, a->T});
+    strength->stride[0] = a->T * mix.width;
+    strength->stride[1] = 1;
+    strength->stride[2] = mix.width;
+    *log_decay = *strength;
+    log_decay->data = first + mix.v;
+}
+
 void mhai_recurrent_view(const mha_activations *a, int64_t layer, mha_layer_view *view)
 {
     const mha_transformer *t = a->transformer;
     const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
-    float *first = a->layers[layer].self.qkv + mix.gates + mix.out;
-    mha_tensor x = mha_tensor_contiguous(first, MHA_F32, 3, (const int64_t[]){a->B, mix.v, a->T});
-    x.stride[0] = a->T * mix.width;
-    x.stride[1] = 1;
-    x.stride[2] = mix.width;
+    mhai_delta_gates(a, layer, a->layers[layer].self.qkv, &view->log_decay, &view->strength);
     view->mixer = mix.mixer;
-    view->strength = view->log_decay = x;
-    view->log_decay.data = first + mix.v;
     if (mix.mixer != MHA_MIXER_STATE_SPACE) return;
-    x = mhai_transformer_vector(mhai_transformer_numbers(t, t->layers[layer].self.skip), mix.v);
+    const mha_tensor x =
+        mhai_transformer_vector(mhai_transformer_numbers(t, t->layers[layer].self.skip), mix.v);
     view->skip = mha_tensor_contiguous(x.data, MHA_F32, 3, (const int64_t[]){1, mix.v, 1});
 }
 
@@ -301,7 +304,7 @@ static void gate_delta(const layer_job *job, float *x, const float *gate)
             (open ? (double)open[h] : 1) / sqrt(squares / (double)mix->Dv + epsilon);
         for (int64_t d = 0; d < mix->Dv; d++) {
             const double g = (double)gate[d];
-            x[d] = (float)((double)x[d] * factor * (double)weight[d] * g * sigmoid(g));
+            x[d] = (float)((double)x[d] * factor * (double)weight[d] * g * mhai_sigmoid(g));
         }
     }
 }
@@ -318,7 +321,7 @@ static void gate_space(const layer_job *job, float *x, const float *gate)
         double squares = 0;
         for (int64_t i = first; i < first + channels; i++) {
             const double g = (double)gate[i];
-            x[i] = (float)((double)x[i] * g * sigmoid(g));
+            x[i] = (float)((double)x[i] * g * mhai_sigmoid(g));
             squares += (double)x[i] * (double)x[i];
         }
         const double factor = 1 / sqrt(squares / (double)channels + epsilon);
@@ -341,7 +344,7 @@ static void gate_row(void *argument, int64_t row, int worker)
         gate_delta(job, x, gate);
     else
         for (int64_t i = 0; i < mix->out; i++)
-            x[i] = (float)((double)x[i] * sigmoid((double)gate[i]));
+            x[i] = (float)((double)x[i] * mhai_sigmoid((double)gate[i]));
 }
 
 void mhai_gate_heads(const mhai_call *c, int64_t layer)

@@ -188,8 +188,8 @@ static mha_status project_to(const mhai_call *c, const mhai_place_linear *place,
     return mha_linear_forward(c->context, place->packed, activation, &in, &out);
 }
 
-static mha_status project(const mhai_call *c, const mhai_place_linear *place,
-                          mha_activation activation, const float *x, int64_t rows, float *y)
+mha_status mhai_call_project(const mhai_call *c, const mhai_place_linear *place,
+                             mha_activation activation, const float *x, int64_t rows, float *y)
 {
     return project_to(c, place, activation, x, rows, place->outputs, y);
 }
@@ -387,34 +387,47 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
     if (cross && !c->step)
         MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
     MHA_TRY(convolves ? mhai_convolution_run(c, layer) : run_heads(c, kept, layer, cross));
-    MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows,
-                    added_by(c, &kept->step, next)));
+    MHA_TRY(mhai_call_project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows,
+                              added_by(c, &kept->step, next)));
     return end_step(c, &place->step, &kept->step, next);
 }
 
-static mha_status feed_forward(const mhai_call *c, const mhai_place_layer *place,
-                               const mhai_kept_layer *kept, float *next)
+mha_status mhai_call_gated(const mhai_call *c, int64_t rows, int64_t F, float *up, float *act)
 {
-    const mha_transformer_desc *d = &c->t->desc;
-    const int64_t rows = mhai_tokens(c->a), wide = mhai_transformer_up(c->t);
+    const mha_tensor first = mhai_transformer_rows(up, rows, F, 2 * F);
+    const mha_tensor second = mhai_transformer_rows(up + F, rows, F, 2 * F);
+    const mha_tensor to = mhai_transformer_rows(act, rows, F, F);
+    if (c->t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU)
+        return mha_swiglu(c->context, &first, &second, &to);
+    return mha_glu(c->context, mhai_transformer_activation(c->t), &first, &second, &to);
+}
+
+static mha_status run_dense(const mhai_call *c, const mhai_place_layer *place,
+                            const mhai_kept_layer *kept, float *y)
+{
+    const int64_t rows = mhai_tokens(c->a), F = c->t->desc.ff_dim;
     const mha_activation activation = mhai_transformer_activation(c->t);
-    MHA_TRY(begin_step(c, &place->ff, &kept->ff));
     if (!kept->up) {
-        MHA_TRY(project(c, &place->up, activation, kept->ff.in, rows, kept->act));
+        MHA_TRY(mhai_call_project(c, &place->up, activation, kept->ff.in, rows, kept->act));
     } else {
-        MHA_TRY(project(c, &place->up, MHA_ACTIVATION_NONE, kept->ff.in, rows, kept->up));
-        mha_tensor first = mhai_transformer_rows(kept->up, rows, d->ff_dim, wide);
-        mha_tensor up = mhai_transformer_rows(kept->up + wide - d->ff_dim, rows, d->ff_dim, wide);
-        mha_tensor act = mhai_transformer_rows(kept->act, rows, d->ff_dim, d->ff_dim);
-        if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU)
-            MHA_TRY(mha_swiglu(c->context, &first, &up, &act));
-        else if (mhai_transformer_gated(c->t))
-            MHA_TRY(mha_glu(c->context, activation, &first, &up, &act));
-        else
-            MHA_TRY(mha_activation_forward(c->context, activation, &first, &act));
+        MHA_TRY(mhai_call_project(c, &place->up, MHA_ACTIVATION_NONE, kept->ff.in, rows, kept->up));
+        const mha_tensor up = mhai_transformer_rows(kept->up, rows, F, F);
+        const mha_tensor act = mhai_transformer_rows(kept->act, rows, F, F);
+        MHA_TRY(mhai_transformer_gated(c->t)
+                    ? mhai_call_gated(c, rows, F, kept->up, kept->act)
+                    : mha_activation_forward(c->context, activation, &up, &act));
     }
-    MHA_TRY(project(c, &place->down, MHA_ACTIVATION_NONE, kept->act, rows,
-                    added_by(c, &kept->ff, next)));
+    return mhai_call_project(c, &place->down, MHA_ACTIVATION_NONE, kept->act, rows, y);
+}
+
+static mha_status feed_forward(const mhai_call *c, int64_t layer, float *next)
+{
+    const mhai_place_layer *place = &c->t->layers[layer];
+    const mhai_kept_layer *kept = &c->a->layers[layer];
+    float *y = added_by(c, &kept->ff, next);
+    MHA_TRY(begin_step(c, &place->ff, &kept->ff));
+    MHA_TRY(mhai_transformer_experts(&c->t->desc, layer) ? mhai_experts_run(c, layer, y)
+                                                         : run_dense(c, place, kept, y));
     return end_step(c, &place->ff, &kept->ff, next);
 }
 
@@ -528,7 +541,7 @@ static mha_status run_layer(const mhai_call *c, int64_t i)
     MHA_TRY(attend(c, &place->self, &kept->self, i, false, mhai_transformer_next(c->a, i, 0)));
     if (d->flags & MHA_TRANSFORMER_CROSS)
         MHA_TRY(attend(c, &place->cross, &kept->cross, i, true, mhai_transformer_next(c->a, i, 1)));
-    return d->ff_dim > 0 ? feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
+    return d->ff_dim > 0 ? feed_forward(c, i, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
 }
 
 /* status: whether this rank can continue. After an error, a rank computes nothing more. It still

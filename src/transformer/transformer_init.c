@@ -10,11 +10,26 @@
 #include <math.h>
 #include <string.h>
 
+static void draw_words(uint64_t seed, int64_t place, uint32_t word[4])
+{
+    const uint32_t first[4] = {(uint32_t)place, (uint32_t)(place >> 32), 0x6D686131u, 0};
+    memcpy(word, first, sizeof first);
+    mhai_philox(word, (const uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)});
+}
+
+/* In (0, 1]. */
+static double uniform(uint64_t seed, int64_t place)
+{
+    uint32_t word[4];
+    draw_words(seed, place, word);
+    return ((double)word[0] + 1) / 4294967296.0;
+}
+
 /* A standard normal number (Box and Muller 1958) from u in (0, 1] and an angle. */
 static double normal(uint64_t seed, int64_t place)
 {
-    uint32_t word[4] = {(uint32_t)place, (uint32_t)(place >> 32), 0x6D686131u, 0};
-    mhai_philox(word, (const uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)});
+    uint32_t word[4];
+    draw_words(seed, place, word);
     double u = ((double)word[0] + 1) / 4294967296.0;
     double turn = (double)word[1] / 4294967296.0 + (double)word[2] / 18446744073709551616.0;
     return sqrt(-2 * mhai_log(u)) * mhai_cos_turns(turn);
@@ -41,17 +56,30 @@ static double deviation(const mha_transformer *t, const mha_transformer_init *in
     return writes ? std / sqrt(writers) : std;
 }
 
-/* grade to the power of the head that owns element [row, col]; 1 if no head owns it. */
+/* grade to the power of the head that owns an element; 1 if no head owns it. */
 static double grade_of(const mha_transformer *t, const mha_transformer_init *init,
-                       const mha_parameter *p, int64_t row, int64_t col)
+                       const mha_parameter *p, int64_t element)
 {
-    const mha_transformer_desc *d = &t->desc;
-    int64_t head = 0;
-    if (ends_with(p->name, "v_proj.weight")) head = row / d->head_dim;
-    if (ends_with(p->name, "o_proj.weight")) head = col / d->head_dim;
     double factor = 1;
-    for (; head > 0; head--) factor *= init->head_grade;
+    for (int64_t h = mhai_transformer_head_of(&t->desc, p, element); h > 0; h--)
+        factor *= init->head_grade;
     return factor;
+}
+
+/* Convolutions keep the variance of their input. Decays as in Mamba-2 (Dao and Gu 2024): exp(A_log) is uniform in
+ * 1 .. 16, and softplus(dt_bias) log-uniform in 0.001 .. 0.1. */
+static void draw_mixer(mha_transformer *t, const mha_transformer_init *init, const mha_parameter *p)
+{
+    float *to = t->data + p->offset;
+    const bool taps = ends_with(p->name, ".conv.weight"), rates = ends_with(p->name, ".A_log"),
+               shifts = ends_with(p->name, ".dt_bias");
+    for (int64_t i = 0; (taps || rates || shifts) && i < p->count; i++) {
+        const double part = uniform(init->seed, p->offset + i);
+        const double step = mha_exp((1 - part) * mha_log(0.001) + part * mha_log(0.1));
+        to[i] = (float)(taps    ? normal(init->seed, p->offset + i) / sqrt((double)p->shape[1])
+                        : rates ? mha_log(1 + 15 * part)
+                                : step + mha_log(1 - mha_exp(-step)));
+    }
 }
 
 static void draw(mha_transformer *t, const mha_transformer_init *init, const mha_parameter *p)
@@ -59,8 +87,7 @@ static void draw(mha_transformer *t, const mha_transformer_init *init, const mha
     const double std = deviation(t, init, p);
     for (int64_t i = 0; i < p->count; i++) {
         double x = std > 0 ? std * normal(init->seed, p->offset + i) : 0;
-        if (p->kind == MHA_PARAMETER_MATRIX)
-            x *= grade_of(t, init, p, i / p->shape[1], i % p->shape[1]);
+        if (p->kind == MHA_PARAMETER_MATRIX) x *= grade_of(t, init, p, i);
         t->data[p->offset + i] = (float)x;
     }
 }
@@ -95,6 +122,7 @@ mha_status mha_transformer_initialise(mha_context *context, mha_transformer *t,
             for (int64_t k = 0; k < p->count; k++)
                 t->data[p->offset + k] =
                     p->kind == MHA_PARAMETER_NORM && ends_with(p->name, "weight") ? 1.0f : 0.0f;
+        if (p->kind == MHA_PARAMETER_BIAS) draw_mixer(t, &own, p);
     }
     return mha_transformer_update(context, t);
 }

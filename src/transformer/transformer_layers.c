@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_OUTPUT_GATE * 2 - 1 };
+enum { KNOWN_FLAGS = MHA_LAYER_QK_NORM_ROW * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -21,8 +21,9 @@ static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_
     const char *name = NULL, *needs = NULL;
     if (!(l->flags & MHA_LAYER_WINDOW) && (l->left_keys || l->right_keys || l->sink_keys))
         name = "left_keys, right_keys and sink_keys", needs = "MHA_LAYER_WINDOW";
-    if (!(l->flags & MHA_LAYER_QK_NORM) && (l->qk_norm || l->qk_norm_epsilon != 0))
-        name = "qk_norm and qk_norm_epsilon", needs = "MHA_LAYER_QK_NORM";
+    if (!(l->flags & MHA_LAYER_QK_NORM) &&
+        (l->qk_norm || l->qk_norm_epsilon != 0 || l->flags & MHA_LAYER_QK_NORM_ROW))
+        name = "qk_norm, qk_norm_epsilon and MHA_LAYER_QK_NORM_ROW", needs = "MHA_LAYER_QK_NORM";
     if (l->t5_max_distance && !l->t5_buckets) name = "t5_max_distance", needs = "t5_buckets";
     if (!rotary && l->flags & MHA_LAYER_NO_ROPE)
         name = "MHA_LAYER_NO_ROPE", needs = "MHA_ENCODING_ROTARY";
@@ -85,7 +86,8 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                                   .key_dim = l->key_dim,
                                   .value_dim = l->value_dim,
                                   .step_least = space ? l->step_least : 0,
-                                  .step_most = space ? l->step_most : 0};
+                                  .step_most = space ? l->step_most : 0,
+                                  .experts = l->experts};
     if (memcmp(&sizes, l, sizeof sizes) != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim and "
@@ -123,8 +125,10 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
 static mha_status check_convolution(const mha_transformer_desc *d, const mha_layer_desc *l,
                                     int64_t layer)
 {
-    const mha_layer_desc sizes = {
-        .struct_size = l->struct_size, .mixer = l->mixer, .conv_kernel = l->conv_kernel};
+    const mha_layer_desc sizes = {.struct_size = l->struct_size,
+                                  .mixer = l->mixer,
+                                  .conv_kernel = l->conv_kernel,
+                                  .experts = l->experts};
     const int64_t heads = mhai_transformer_heads_of(d, layer, false).q;
     if (memcmp(&sizes, l, sizeof sizes) != 0 || heads != 0)
         return mha_fail(
@@ -148,6 +152,7 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
 
 static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
 {
+    MHA_TRY(mhai_experts_check(d, &l->experts));
     if ((unsigned)l->mixer > MHA_MIXER_STATE_SPACE)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: mixer is %d, expected 0..%d",
                         (int)l->mixer, MHA_MIXER_STATE_SPACE);
@@ -476,6 +481,7 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
                                 .right_keys = l->right_keys,
                                 .sink_keys = l->sink_keys},
                        .qk_norm = l->qk_norm,
+                       .norms_row = l->flags & MHA_LAYER_QK_NORM_ROW,
                        .qk_norm_epsilon = l->qk_norm_epsilon};
     if (l->flags & MHA_LAYER_SCALE_GIVEN) a->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
     if (l->flags & MHA_LAYER_WINDOW) a->desc.flags |= MHA_ATTENTION_WINDOW;

@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 enum { MHAI_NOWHERE = -1 };
 
@@ -48,7 +49,11 @@ typedef struct mhai_place_attention {
 typedef struct mhai_place_layer {
     mhai_place_attention self, cross; /* cross.in.packed NULL: none */
     mhai_place_step ff;
-    mhai_place_linear up, down; /* up: gate and up together if gated; packed NULL: none */
+    mhai_place_linear up, down; /* up: gate and up together if gated; packed NULL: none. With
+                                   experts, those of the shared expert */
+    mhai_place_linear router;   /* outputs 0: no experts; its last output may be the shared gate */
+    int64_t score_bias;
+    int64_t experts; /* the first parameter of the first expert: each has gate, up and down */
 } mhai_place_layer;
 
 /* One row per position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines.
@@ -159,10 +164,20 @@ typedef struct mhai_kept_attention {
     float *lse;    /* [B,H,T]; NULL in mixers other than attention */
 } mhai_kept_attention;
 
+/* The routing of a layer's tokens, and memory for the tokens of one expert, or of the shared one. */
+typedef struct mhai_kept_experts {
+    float *scores;   /* [tokens, mhai_place_layer.router.outputs] */
+    float *weights;  /* [tokens, used] */
+    int32_t *chosen; /* [tokens, used], ascending */
+    int64_t *rows;   /* [tokens] places in chosen of one expert's tokens */
+    float *in, *out; /* [tokens, E] of these tokens */
+} mhai_kept_experts;
+
 typedef struct mhai_kept_layer {
     mhai_kept_attention self, cross;
     mhai_kept_step ff;
     float *up, *act; /* [tokens, F or 2 F], [tokens, F]; up: NULL if passing and not gated */
+    mhai_kept_experts experts;
 } mhai_kept_layer;
 
 struct mha_activations {
@@ -269,6 +284,17 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
     return mix;
 }
 
+/* The head of an element of W_V or W_O; 0 also for elements that belong to no head. */
+static inline int64_t mhai_transformer_head_of(const mha_transformer_desc *d,
+                                               const mha_parameter *p, int64_t element)
+{
+    const bool rows = strstr(p->name, ".v_proj.weight"), cols = strstr(p->name, ".o_proj.weight");
+    if (!rows && !cols) return 0;
+    const mhai_mix mix = mhai_transformer_mix(d, p->layer);
+    if (mix.v == 0) return 0;
+    return (rows ? element / p->shape[1] : element % p->shape[1]) / mix.Dv;
+}
+
 /* Reject a layer that a function cannot compute: a mixer other than attention, or a gate. */
 MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
                                                        const mha_transformer *t);
@@ -282,6 +308,9 @@ mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cros
                               const float *memory);
 mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
                                   const float *data);
+/* The other inputs [B,H,T] of a recurrent mixer, in rows of its projection. */
+void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_tensor *log_decay,
+                      mha_tensor *strength);
 /* The other inputs of a recurrent mixer's recurrence: log_decay, strength and skip of a view. */
 void mhai_recurrent_view(const mha_activations *a, int64_t layer, mha_layer_view *view);
 /* The recurrence of such a view, which it points to. */
@@ -436,5 +465,18 @@ static inline int64_t mhai_transformer_up(const mha_transformer *t)
 {
     return (mhai_transformer_gated(t) ? 2 : 1) * t->desc.ff_dim;
 }
+
+/* transformer_experts.c. mhai_transformer_experts(): of a layer; NULL: it has none.
+ * mhai_experts_check() checks a description and fills in defaults. mhai_transformer_dense() rejects
+ * a transformer with experts, which `function` cannot compute; mhai_transformer_trains() also
+ * rejects other layers without gradients. */
+static inline const mha_experts_desc *mhai_transformer_experts(const mha_transformer_desc *d,
+                                                               int64_t layer)
+{
+    return d->layers && d->layers[layer].experts.count > 0 ? &d->layers[layer].experts : NULL;
+}
+MHA_NODISCARD mha_status mhai_experts_check(const mha_transformer_desc *d, mha_experts_desc *x);
+MHA_NODISCARD mha_status mhai_transformer_dense(const char *function, const mha_transformer *t);
+MHA_NODISCARD mha_status mhai_transformer_trains(const char *function, const mha_transformer *t);
 
 #endif

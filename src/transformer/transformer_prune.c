@@ -318,11 +318,25 @@ static mha_status check_keep(const mha_transformer *t, const mha_tensor *keep)
     return MHA_OK;
 }
 
+/* Without some heads, a norm of all heads would be another norm. */
+static mha_status check_layers(const char *function, const mha_transformer *t)
+{
+    MHA_TRY(mhai_transformer_plain_mixers(function, t));
+    MHA_TRY(mhai_transformer_dense(function, t));
+    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++)
+        if (t->desc.layers[i].flags & MHA_LAYER_QK_NORM_ROW)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "%s: a norm spans the queries of all heads of layer %lld "
+                            "(MHA_LAYER_QK_NORM_ROW), so no head can be removed",
+                            function, (long long)i);
+    return MHA_OK;
+}
+
 mha_status mha_transformer_prune(mha_context *context, const mha_transformer *transformer,
                                  const mha_tensor *keep, mha_transformer **pruned)
 {
     MHAI_NEED("mha_transformer_prune", context, transformer, pruned);
-    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_prune", transformer));
+    MHA_TRY(check_layers("mha_transformer_prune", transformer));
     MHA_TRY(check_keep(transformer, keep));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
@@ -335,7 +349,7 @@ mha_status mha_transformer_copy(mha_context *context, const mha_transformer *tra
                                 mha_transformer **copy)
 {
     MHAI_NEED("mha_transformer_copy", context, transformer, copy);
-    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_copy", transformer));
+    MHA_TRY(mhai_transformer_dense("mha_transformer_copy", transformer));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
@@ -363,7 +377,7 @@ mha_status mha_transformer_share_kv(mha_context *context, const mha_transformer 
                                     int64_t kv_heads, mha_transformer **shared)
 {
     MHAI_NEED("mha_transformer_share_kv", context, transformer, shared);
-    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_share_kv", transformer));
+    MHA_TRY(check_layers("mha_transformer_share_kv", transformer));
     pruning *x = NULL;
     mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)

@@ -69,6 +69,20 @@ static mha_status check_part(const mha_transformer *t, int64_t layer, mha_layer_
     return MHA_OK;
 }
 
+static void view_hidden(const mha_activations *a, int64_t layer, mha_layer_view *view)
+{
+    const mhai_kept_layer *kept = &a->layers[layer];
+    const mha_experts_desc *x = mhai_transformer_experts(&a->transformer->desc, layer);
+    if (!x) {
+        view->hidden = tokens_view(a, kept->act, a->transformer->desc.ff_dim);
+        return;
+    }
+    view->expert_weights = tokens_view(a, kept->experts.weights, x->used);
+    view->experts = view->expert_weights;
+    view->experts.data = kept->experts.chosen;
+    view->experts.dtype = MHA_I32;
+}
+
 mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_layer_part part,
                                  mha_layer_view *view)
 {
@@ -86,7 +100,7 @@ mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_la
     *view = (mha_layer_view){.struct_size = sizeof *view};
     if (part == MHA_PART_FEED_FORWARD) {
         view_step(a, &kept->ff, next, view);
-        view->hidden = tokens_view(a, kept->act, a->transformer->desc.ff_dim);
+        view_hidden(a, layer, view);
         return MHA_OK;
     }
     const bool cross = part == MHA_PART_CROSS_ATTENTION;

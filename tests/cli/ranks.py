@@ -112,8 +112,8 @@ def text_of_ranks():
     text = FOLDER / "text.txt"
     text.write_text("the cat sat on the mat , and the dog sat on the log .\n" * 200)
     folders = [FOLDER / "text-1", FOLDER / "text-2"]
-    more = [PROGRAM, "train", "--text", text, "--threads", "1", "--no-report", "--quiet", "--steps", "10" if LONG else "4",
-            "--every", "2", "-o"]
+    more = [PROGRAM, "train", "--text", text, "--mixer", "gdn,attention", "--threads", "1", "--no-report", "--quiet",
+            "--steps", "10" if LONG else "4", "--every", "2", "-o"]
     single, two = one([*more, folders[0]]), ranks(2, [*more, folders[1]])
     check(single.returncode == two.returncode == 0 and bits(folders[0]) == bits(folders[1]), f"--text: {single} {two}")
 

@@ -150,6 +150,11 @@ def bad_input(folder):
         (["ioi", "-o", str(kept)], 4, "begun with --seed 4"),
         (["induction", "-o", str(kept), "--seed", "4"], 4, "a training of 'ioi'"),
         (["ioi", "-o", str(kept), "--seed", "4", "--embed", "32"], 4, "other settings"),
+        (["ioi", "--mixer", "gdn"], 2, "the goal of the task ioi is for attention"),
+        (["induction", "--mixer", "gdn,mamba"], 2, "expected up to 12 of attention, gdn"),
+        (["induction", "--mixer", "gdn,,gdn"], 2, "expected up to 12"),
+        (["induction", "--mixer", "gdn," * 12 + "gdn"], 2, "expected up to 12"),
+        (["induction", "--mixer", "gdn,attention", "--layers", "3"], 2, "2 mixers for 3 layers"),
     ]
     for arguments, code, word in cases:
         result = train(*arguments)
@@ -265,6 +270,35 @@ def fewer_steps(folder):
     check(train(*task, "--steps", "15").returncode == 0, "as many steps as were done")
 
 
+def hybrids(folder):
+    """Mixers other than attention: threads and interruptions change no bit, and other commands open the model."""
+    task = ["induction", "--mixer", "gdn,attention", "--every", "2", "--embed", "16", "--batch", "4", "-o"]
+    whole, parts = folder / "whole", folder / "parts"
+    result = train(*task, str(whole), "--steps", "6", "--threads", "1")
+    check(result.returncode == 0 and "  goal:     98.5 % of the repeats\n" in result.stdout, f"hybrids: {result}")
+    for steps in ("2", "6"):
+        check(train(*task, str(parts), "--steps", steps, "--threads", "3").returncode == 0, f"hybrids, {steps} steps")
+    check(learned(parts) == learned(whole), "hybrids: resuming with 3 threads ends in other bits")
+    result = train("induction", "--mixer", "gdn", *task[3:], str(whole), "--steps", "6")
+    check(result.returncode == 4 and "begun with other settings" in result.stderr and
+          "mixer gdn,attention" in result.stderr, f"hybrids: {result}")
+    text = " ".join("abcdefgh" * 3)
+    for command, more in (("view", ["--layer", "0", "--npy", str(folder / "maps.npy")]), ("heads", ["--json"]),
+                          ("ablate", ["--json", "--random", "2", "--paths", "L1H0.k,L1H1.q", "--task", "TASK"])):
+        if command == "ablate":
+            (folder / "task").write_text("a b c d e a b\t c\t d\ta d c b e a b\n")
+            more[-1] = str(folder / "task")
+        else:
+            more = [text, *more]
+        result = subprocess.run([PROGRAM, command, str(whole), *more], capture_output=True, text=True, timeout=HANGS,
+                                env=environment())
+        check(result.returncode == 0 and ("--json" not in more or json.loads(result.stdout)),
+              f"hybrids: {command}: {result.stderr}")
+    result = subprocess.run([PROGRAM, "prune", str(whole), "--text", str(folder / "task")], capture_output=True, text=True,
+                            timeout=HANGS, env=environment())
+    check(result.returncode != 0 and "layer 0 is a gated delta net" in result.stderr, f"hybrids: prune: {result}")
+
+
 def new_tasks():
     """Agreement and brackets: a few steps and their output."""
     for name, kinds, words in (("agreement", "(none", ("fixed offset", "fixed position")),
@@ -367,6 +401,8 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
         (root / "full").mkdir()
         full_disk(root / "full")
         fewer_steps(root / "fewer")
+        (root / "hybrids").mkdir()
+        hybrids(root / "hybrids")
         new_tasks()
         goal_and_reached()
         not_finite(root / "nan")

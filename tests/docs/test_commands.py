@@ -104,7 +104,7 @@ head      weight  rank  arrives  rank   effect  rank
 L18H6     0.9115    #1   0.9679    #1   0.3928    #6
 memory of a command, at most 158 MB"""
 README = (commands.ROOT / "README.md").read_text(encoding="utf-8").replace("`heads` finds nine", "`heads` finds two")
-for old, new, count in (("", "", 0), ("finds two", "finds three", 1), ("first (0.90)", "first (0.91)", 1),
+for old, new, count in (("", "", 0), ("finds two", "finds three", 1), ("L18H6 (0.90)", "L18H6 (0.91)", 1),
                         ("0.91 of its", "0.92 of its", 1), ("falls by 0.39", "falls by 0.4", 1),
                         ("than 200 MB", "than 158 MB", 1), ("12.8 %", "11.8 %", 1),
                         ("fetches 84", "fetches 91", 1), ("## Read on", "## Read on\n\nIn 17 steps.", 1),
@@ -112,6 +112,17 @@ for old, new, count in (("", "", 0), ("finds two", "finds three", 1), ("first (0
     found = list(figures.wrong("README.md", README.replace(old, new), PRINTS, commands.ROOT))
     if len(found) != count:
         failures.append(f"figures: '{new}' for '{old}': {found}")
+
+# Figures below a marker: each is a number of the source, after rounding, or a hundredth of one.
+TABLE = "<!-- figures: {} -->\n\n| L1H2 | {} |\n| 2 | {} |\n\nThe end: 99.\n"
+for source, one, two, count in (("printed", "0.40", "1,250", 0), ("printed", "0.41", "1,250", 1), ("printed", "40 %", "7", 0),
+                                ("printed", "40", "7", 1), ("printed", "0.4", "8", 1), ("not times", "0.5", "8", 0),
+                                ("tests/docs/test_commands.py", "0.41", "1,250", 0), ("README.md", "0.123", "7", 2)):
+    found = list(figures.wrong("page.md", TABLE.format(source, one, two), "took 0.402, 1250 of 7", commands.ROOT))
+    if len(found) != count:
+        failures.append(f"figures: {source} {one} {two}: {found}")
+if list(figures.wrong("page.md", TABLE.format("printed", "3", "4"), None, commands.ROOT)):
+    failures.append("figures: compared with what was not run")
 
 for failure in failures:
     print("FAILED:", failure)

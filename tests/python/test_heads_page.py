@@ -254,7 +254,7 @@ def test_effects(folder, open_page):
     model, path = folder / "induction", folder / "effects.html"
     subprocess.run([PROGRAM, "train", "induction", "--steps", "4", "--every", "2", "--tries", "1", "--quiet", "-o", model],
                    check=True, capture_output=True)
-    subprocess.run([PROGRAM, "ablate", model, "--random", "3", "--with", "zero", "--heads", "2", "--pairs", "0",
+    subprocess.run([PROGRAM, "ablate", model, "--random", "3", "--with", "zero", "--heads", "2", "--pairs", "2",
                     "-o", path, "--quiet"], check=True, capture_output=True)
     data = json.loads(data_of(path.read_text()).group(2))
     effects = {c["name"]: c["values"] for c in data["columns"]}
@@ -271,6 +271,7 @@ def test_effects(folder, open_page):
     assert by_y == sorted(measured, key=lambda h: effects["effect_repeats"][h][0])
     page.locator(f"#layers [data-head='{measured[0]}']").click()
     card = page.locator(".hcard")
+    assert card.locator("h3").all_text_contents()[:2] == ["Pairs: interaction in loss on repeated random tokens", "Scores"]
     card.get_by_role("button", name="effect on loss on repeated random tokens", exact=True).click()
     expect(card.locator(".measure .about")).to_contain_text("change by zero ablation of the head")
     expect(card.locator(".measure .about")).to_contain_text("95 %")

@@ -203,7 +203,22 @@ WRONG = [  # arguments, the built-in class, the message
     (dict(outputs="top_keys", top=0), ValueError, "top: 0"),
     (dict(outputs="probabilities", heads=[4]), ValueError, r"heads\[0\] is 4"),
     (dict(outputs="probabilities", rows=[0.5]), TypeError, "rows: a sequence of whole numbers"),
-    (dict(heads=[0]), ValueError, "heads: this chooses what an output holds"),
+    *((dict(outputs=outputs, **given), ValueError, f"{next(iter(given))} has no meaning unless outputs has {needs}")
+      for given, needs in ((dict(heads=[0]), "probabilities or scores"), (dict(rows=[0]), "probabilities or scores"),
+                           (dict(offsets=[-1]), "offset_mass"), (dict(top=3), "top_keys or top_weights"),
+                           (dict(score_stage="biased"), "scores"),
+                           (dict(dropped_probabilities=True), "average_probabilities or probabilities"))
+      for outputs in ((), "lse")),
+    (dict(outputs="probabilities", dropped_probabilities="no"), TypeError, "dropped_probabilities: True or False"),
+    (dict(causal="no"), TypeError, "causal: True or False is expected, not 'no'"),
+    (dict(causal=2), TypeError, "causal: True or False is expected, not 2"),
+    (dict(strict="yes"), TypeError, "strict: True or False"),
+    (dict(scale="1"), TypeError, "scale: a number is expected, not '1'"),
+    (dict(sink_keys=2), ValueError, "sink_keys, global_keys and global_queries need window$"),
+    (dict(t5_one_sided=True), ValueError, "t5_max_distance and t5_one_sided have no meaning without t5_table$"),
+    (dict(need_weights=True), TypeError, 'did you mean outputs="probabilities"'),
+    (dict(alibi=True), TypeError, "did you mean alibi_slopes"),
+    (dict(key_lengths=3), TypeError, "key_lengths: a sequence of whole numbers is expected, not 3"),
     (dict(softcap=np.ones(2)), TypeError, "softcap: one number is expected"),
     (dict(casual=True), TypeError,
      r"'casual' is not an option of attention; did you mean causal\? The options are causal, scale"),
@@ -249,8 +264,9 @@ WRONG = [  # arguments, the built-in class, the message
 def test_wrong_arguments(given, kind, says):
     arguments = dict(q=Q, k=K, v=V) | given
     for _ in range(2):  # the second call is not affected by the first
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=says) as caught:
             multihead.attention(**arguments)
+        assert not re.search("mha_|MHA_", str(caught.value)), "a name of the C library"
     multihead.attention(Q, K, V)
 
 

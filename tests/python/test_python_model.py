@@ -128,7 +128,9 @@ def causal(model):
 
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 7},
-                                      {"temperature": 1.2, "top_k": 9, "min_p": 0.02, "seed": 3}])
+                                      {"temperature": 1.2, "top_k": 9, "min_p": 0.02, "seed": 3},
+                                      {"top_p": 0.9}, {"top_k": 9, "seed": 5}, {"min_p": 0.1},
+                                      {"temperature": 0, "top_p": 0.5}])
 def test_generates_the_program_s_text(folder, model, sampling):
     causal(model)
     prompt = "the animal didn't cross the street because it was too"
@@ -254,6 +256,16 @@ def test_errors_say_what_is_wrong(model, tmp_path):
         for name in ("random", "max_tokens"):
             with pytest.raises(error, match=f"^{name}: "):
                 model.heads(TEXTS[0], **{name: wrong})
+    tokens = model.tokenize("the street")
+    for given, of in (({"max_tokens": 9}, tokens), ({"truncate": True}, [1, 2]), ({"pair": "the"}, tokens)):
+        with pytest.raises(TypeError, match="only together with a text"):
+            model.attention(of, **given)
+    for wrong in (None, b"the", bytearray(b"the")):
+        with pytest.raises(TypeError, match="a str or token ids are expected"):
+            model.attention(wrong)
+    for given, match in (({"layers": 1}, "layers: a sequence"), ({"truncate": "no"}, "truncate: True or False")):
+        with pytest.raises(TypeError, match=match):
+            model.attention("the street", **given)
     if not model.predicts:
         for call in (model.generate, lambda: model.logits("the"), model.decoder):
             with pytest.raises(NotImplementedError, match="does not predict"):
@@ -261,9 +273,15 @@ def test_errors_say_what_is_wrong(model, tmp_path):
     else:
         for wrong, match in (({"temperature": -1}, "temperature"), ({"top_p": 0}, "top_p"),
                              ({"max_tokens": -1}, "max_tokens"), ({"type": "int4"}, "type"),
-                             ({"sinks": 3}, "sink")):
+                             ({"sinks": 3}, "sink"), ({"seed": 3}, "seed has no effect without temperature"),
+                             ({"stop": ["a", ""]}, "stop: a text is empty")):
             with pytest.raises(ValueError, match=match):
                 model.generate("the", **wrong)
+        for wrong in ({"temperature": "1"}, {"top_p": "1"}, {"top_k": 1.5}, {"max_tokens": None}):
+            with pytest.raises(TypeError, match=f"{next(iter(wrong))}: a (whole )?number is expected"):
+                model.generate("the", **wrong)
+        with pytest.raises(TypeError, match="prompt: a str or token ids"):
+            model.generate(b"the")
         for wrong, meant in (("max_new_tokens", "max_tokens"), ("temprature", "temperature"), ("windows", "window")):
             with pytest.raises(TypeError, match=f"'{wrong}' is not an option of generate; did you mean {meant}?"):
                 model.generate("the", **{wrong: 1})

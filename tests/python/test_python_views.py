@@ -176,6 +176,13 @@ def test_neuron_views_read_only_what_is_there(attention):
 def test_a_choice_of_no_layer_is_an_error():
     with pytest.raises(TypeError, match=r"attention: weights of layers are expected, not object; Model\.attention"):
         multihead.model_view(object(), ["a"])
+    given = [np.full((1, 2, 3, 3), 0.5, np.float32)]
+    for call, match in ((lambda: multihead.head_view(given, "abc"), "tokens: a list of texts is expected"),
+                        (lambda: multihead.head_view(given, list("abc"), heads=1), "heads: a sequence of whole numbers")):
+        with pytest.raises(TypeError, match=match):
+            call()
+    with pytest.raises(ValueError, match="layer: only together with a model's attention"):
+        multihead.heatmap(given[0][0, 0], list("abc"), layer=1)
     with pytest.raises(ValueError, match="include_layers: at least one"):
         multihead.head_view(maps(), TOKENS, include_layers=[])
     with pytest.raises(ValueError, match=r"layer: 7 is not in 0 \.\. 1"):

@@ -55,6 +55,8 @@ def attention(model, p, name, x, source, keep, rotary, gates, hook=None):
     heads = torch.softmax(scores, -1) @ v
     if gates is not None:
         heads = heads * gates[:, None, None]
+    if f"{name}.g_proj.weight" in p:
+        heads = heads * torch.sigmoid(split("g_proj", x, d.num_heads, T))
     if hook:
         heads = hook(name, "z", heads)
     return linear(p, f"{name}.o_proj", heads.transpose(1, 2).reshape(B, T, -1))
@@ -81,8 +83,8 @@ def seen(lengths, B, keys):
 
 
 def forward(model, p, tokens, lengths=None, memory=None, memory_lengths=None, gates=None,
-            cross_gates=None, hook=None):
-    """Logits, or with no_output the last x. hook(name of the attention, "q", "k", "v" or "z", [B,H,T,D]) returns a
+            cross_gates=None, hook=None, mixers=None):
+    """Logits, or with no_output the last x. mixers: {layer: f(p, x, gates)} in place of attention. hook(name of the attention, "q", "k", "v" or "z", [B,H,T,D]) returns a
     replacement; it is also called with ("stream", "end", x) after the last layer."""
     d = model.desc
     B, T = tokens.shape
@@ -103,9 +105,9 @@ def forward(model, p, tokens, lengths=None, memory=None, memory_lengths=None, ga
 
     for i in range(d.num_layers):
         layer = f"layers.{i}"
-        x = step(f"{layer}.self_attn_norm", x, lambda y: attention(
-            model, p, f"{layer}.self_attn", y, y, keep,
-            d.positions == training.POSITIONS["rotary"], None if gates is None else gates[i], hook))
+        own = None if gates is None else gates[i]
+        x = step(f"{layer}.self_attn_norm", x, lambda y: mixers[i](p, y, own) if i in (mixers or ()) else attention(
+            model, p, f"{layer}.self_attn", y, y, keep, d.positions == training.POSITIONS["rotary"], own, hook))
         if has["cross"]:
             x = step(f"{layer}.cross_attn_norm", x, lambda y: attention(
                 model, p, f"{layer}.cross_attn", y, memory,

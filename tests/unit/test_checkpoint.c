@@ -11,6 +11,7 @@
 #include <multihead/checkpoint.h>
 #include <multihead/io.h>
 #include <multihead/model.h>
+#include <multihead/nn.h>
 
 #include <float.h>
 #include <stdio.h>
@@ -210,6 +211,29 @@ static void round_trips_of_layers(void **state)
                                      .qk_norm_epsilon = FLT_MAX}};
     d.layers = ends;
     round_trip(d, "multihead");
+}
+
+/* Gated delta nets, short convolutions and output gates. */
+static void round_trips_of_mixers(void **state)
+{
+    (void)state;
+    const mha_layer_desc net = {.struct_size = sizeof net,
+                                .mixer = MHA_MIXER_GATED_DELTA,
+                                .conv_kernel = 4,
+                                .key_dim = 3,
+                                .value_dim = 7},
+                         gated = {.struct_size = sizeof gated, .flags = MHA_LAYER_OUTPUT_GATE},
+                         convolution = {.struct_size = sizeof convolution,
+                                        .mixer = MHA_MIXER_SHORT_CONVOLUTION,
+                                        .conv_kernel = MHA_CONVOLUTION_MOST};
+    const mha_layer_desc all[][2] = {{net, gated}, {net, net}, {convolution, net}};
+    mha_transformer_desc d = llama;
+    for (int i = 0; i < 3; i++) {
+        const int64_t heads[] = {0, d.num_heads}, kv[] = {0, d.num_heads};
+        d.layers = all[i];
+        if (i == 2) d.layer_heads = heads, d.layer_kv_heads = kv;
+        round_trip(d, "multihead");
+    }
 }
 
 /* Foreign formats do not support layers with different numbers of heads. */
@@ -764,6 +788,15 @@ static void foreign_layers(void **state)
     with_config("\"qk_norm_kind\": \"rms\"", "\"qk_norm_kind\": \"l1\"", MHA_ERR_UNSUPPORTED,
                 "known: rms, l2");
     with_config("\"t5_buckets\": 6", "\"t5_buckets\": 1", MHA_ERR_MODEL, "layer 1: ");
+    with_config("\"t5_buckets\": 6", "\"mixer\": \"mamba\"", MHA_ERR_UNSUPPORTED,
+                "known: attention, gated_delta");
+    with_config("\"t5_buckets\": 6", "\"mixer\": \"gated_delta\"", MHA_ERR_MODEL,
+                "leave the other fields 0");
+    with_config("\"t5_buckets\": 6", "\"conv_kernel\": 65", MHA_ERR_MODEL, "'conv_kernel' is 65");
+    with_config("\"t5_buckets\": 6",
+                "\"mixer\": \"gated_delta\", \"conv_kernel\": 4, \"key_dim\": 1048576, "
+                "\"value_dim\": 1048576",
+                MHA_ERR_MODEL, "describes at least");
     with_config("\"t5_buckets\": 6", "\"t5_buckets\": 1048576", MHA_ERR_MODEL, "numbers");
     with_config("\"t5_buckets\": 6", "\"t5_buckets\": 5", MHA_ERR_MODEL, "relative_attention_bias");
     with_config("\"softcap\": 2.5", "\"sofcap\": 2.5", MHA_ERR_UNSUPPORTED, "layers[0]: 'sofcap'");
@@ -921,7 +954,8 @@ RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_t
                   TEST(splittings_are_kept), TEST(words_are_located),
                   TEST(typed_words_are_normalised), TEST(foreign_words), TEST(foreign_configs),
                   TEST(foreign_configs_of_our_own), TEST(foreign_lists_of_heads),
-                  TEST(foreign_layers), TEST(round_trips_of_layers), TEST(like_another),
-                  TEST(round_trips_of_pruned_ones), TEST(unloadable_ones_are_not_saved),
-                  TEST(wrong_folders), TEST(types_that_are_not_read), TEST(damaged_files),
-                  TEST(unwritable), TEST(disk_full), TEST(failed_allocations_are_reported))
+                  TEST(foreign_layers), TEST(round_trips_of_layers), TEST(round_trips_of_mixers),
+                  TEST(like_another), TEST(round_trips_of_pruned_ones),
+                  TEST(unloadable_ones_are_not_saved), TEST(wrong_folders),
+                  TEST(types_that_are_not_read), TEST(damaged_files), TEST(unwritable),
+                  TEST(disk_full), TEST(failed_allocations_are_reported))

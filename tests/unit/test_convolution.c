@@ -1,4 +1,4 @@
-/* Short convolutions: against sums in double within the header's bound; the same bits for every division into calls and
+/* Short convolutions and their gradients: against sums in double within the header's bound; the same bits for every division into calls and
  * number of threads; in place; misuse. */
 #include "support/expect.h"
 #include "support/guarded.h"
@@ -133,6 +133,158 @@ static void parts_threads_and_places_change_no_bit(void **state)
     }
 }
 
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+static double weight_at(const trial *c, int64_t channel, int64_t k)
+{
+    return (double)*(float *)guarded_element(&c->weight.view, (int64_t[]){channel, k});
+}
+
+/* dz of a row in double, and a bound of the library's error: silu' has a slope below 0.5, and its kernel errors of some
+ * units of its factors. */
+static double dz_at(const trial *c, const guarded *dy, const int64_t *i, double *error)
+{
+    const double u = 0x1p-24, d = at(dy, i[0], i[1], i[2]);
+    double z = c->has_bias ? (double)*(float *)guarded_element(&c->bias.view, &i[2]) : 0;
+    double size = fabs(z);
+    *error = 0;
+    if (i[1] >= c->T) return 0;
+    if (!c->silu) return d;
+    for (int64_t k = 0; k < c->K; k++) {
+        const double term =
+            weight_at(c, i[2], k) * input_at(c, false, i[0], i[1] - c->K + 1 + k, i[2]);
+        z += term;
+        size += fabs(term);
+    }
+    const double s = 1 / (1 + exp(-z));
+    *error = fabs(d) * u * (0.5 * (double)(c->K + 1) * size + 2 * fabs(z) + 20);
+    return d * s * (1 + z * (1 - s));
+}
+
+static tally rows = {.name = "gradients of inputs"}, sums = {.name = "gradients of weights"};
+
+static void check_dx(const trial *c, const guarded *dy, const guarded *dx, const int64_t *i)
+{
+    const double u = 0x1p-24;
+    double exact = 0, bound = 0;
+    for (int64_t k = 0; k < c->K; k++) {
+        const int64_t from[] = {i[0], i[1] + c->K - 1 - k, i[2]};
+        double error = 0;
+        if (from[1] >= c->T) continue;
+        const double dz = dz_at(c, dy, from, &error), w = weight_at(c, i[2], k);
+        exact += w * dz;
+        bound += fabs(w) * (error + (double)(c->K + 1) * u * fabs(dz));
+    }
+    assert_true(tally_compare(&rows, at(dx, i[0], i[1], i[2]), exact, bound));
+}
+
+/* Gradients begin as `before`; k < 0: of the bias. */
+static void check_sum(const trial *c, const guarded *dy, int64_t channel, int64_t k, double got,
+                      double before)
+{
+    const double u = 0x1p-24;
+    double exact = before, bound = 0;
+    for (int64_t b = 0; b < c->B; b++)
+        for (int64_t t = 0; t < c->T; t++) {
+            double error;
+            const double dz = dz_at(c, dy, (int64_t[]){b, t, channel}, &error);
+            const double x = k < 0 ? 1 : input_at(c, false, b, t - c->K + 1 + k, channel);
+            exact += x * dz;
+            bound += fabs(x) * error;
+        }
+    assert_true(tally_compare(&sums, got, exact, bound + 1.01 * u * fabs(exact)));
+}
+
+static void gradients_are_within_their_bounds(void **state)
+{
+    mha_context *contexts[] = {context_with(1), context_with(3)};
+    (void)state;
+    for (int n = 0; n < 50; n++) {
+        rng r = rng_make(rng_run_seed(), 0xC200 + (uint64_t)n);
+        trial c = trial_make(&r);
+        guarded dy = guarded_filled(&r, 3, c.x.view.shape, LAYOUT_PAD, 1);
+        guarded dx[2], dweight[2], dbias[2];
+        for (int j = 0; j < 2; j++) { /* the second in place */
+            dx[j] = guarded_make(&r, MHA_F32, 3, c.x.view.shape, LAYOUT_PAD);
+            dweight[j] = guarded_make(&r, MHA_F32, 2, c.weight.view.shape, LAYOUT_PAD);
+            dbias[j] = guarded_make(&r, MHA_F32, 1, &c.C, LAYOUT_CONTIGUOUS);
+            int64_t i[3] = {0}, k[2] = {0};
+            if (!guarded_is_empty(&dx[j].view)) do
+                    *(float *)guarded_element(&dx[j].view, i) =
+                        j ? (float)at(&dy, i[0], i[1], i[2]) : NAN;
+                while (guarded_next(&dx[j].view, i));
+            do *(float *)guarded_element(&dweight[j].view, k) = 0.5f;
+            while (guarded_next(&dweight[j].view, k));
+            for (int64_t channel = 0; channel < c.C; channel++)
+                *(float *)guarded_element(&dbias[j].view, &channel) = -0.25f;
+            const mha_convolution_gradients call = {.struct_size = sizeof call,
+                                                    .flags = c.silu ? MHA_CONVOLUTION_SILU : 0,
+                                                    .x = &c.x.view,
+                                                    .weight = &c.weight.view,
+                                                    .bias = c.has_bias ? &c.bias.view : NULL,
+                                                    .dy = j ? &dx[j].view : &dy.view,
+                                                    .dx = &dx[j].view,
+                                                    .dweight = &dweight[j].view,
+                                                    .dbias = c.has_bias ? &dbias[j].view : NULL};
+            expect_ok(mha_short_convolution_backward(contexts[j], &call));
+            assert_true(guarded_gaps_intact(&dx[j]) && guarded_gaps_intact(&dweight[j]));
+        }
+        int64_t i[3] = {0};
+        if (!guarded_is_empty(&dx[0].view)) do
+                check_dx(&c, &dy, &dx[0], i);
+            while (guarded_next(&dx[0].view, i));
+        for (int64_t channel = 0; channel < c.C; channel++) {
+            for (int64_t k = 0; k < c.K; k++)
+                check_sum(
+                    &c, &dy, channel, k,
+                    (double)*(float *)guarded_element(&dweight[0].view, (int64_t[]){channel, k}),
+                    0.5);
+            if (c.has_bias)
+                check_sum(&c, &dy, channel, -1,
+                          (double)*(float *)guarded_element(&dbias[0].view, &channel), -0.25);
+        }
+        assert_true(guarded_same_bits(&dx[0].view, &dx[1].view, false));
+        assert_true(guarded_same_bits(&dweight[0].view, &dweight[1].view, false));
+        assert_true(guarded_same_bits(&dbias[0].view, &dbias[1].view, false));
+        for (int j = 0; j < 2; j++)
+            guarded_free(&dx[j]), guarded_free(&dweight[j]), guarded_free(&dbias[j]);
+        guarded_free(&dy);
+        trial_free(&c);
+    }
+    tally_judge(&rows);
+    tally_judge(&sums);
+}
+
+static void misuse_of_gradients_is_refused(void **state)
+{
+    mha_context *context = context_with(1);
+    float x[8] = {0}, dy[8] = {0}, w[130] = {0}, out[8];
+    const int64_t shape[] = {1, 4, 2};
+    const mha_tensor input = mha_tensor_contiguous(x, MHA_F32, 3, shape),
+                     upper = mha_tensor_contiguous(dy, MHA_F32, 3, shape),
+                     lower = mha_tensor_contiguous(out, MHA_F32, 3, shape),
+                     weight = mha_tensor_contiguous(w, MHA_F32, 2, (int64_t[]){2, 4}),
+                     wide = mha_tensor_contiguous(w, MHA_F32, 2, (int64_t[]){2, 65}),
+                     bias = mha_tensor_contiguous(w + 8, MHA_F32, 1, (int64_t[]){2});
+    const mha_convolution_gradients good = {
+        .struct_size = sizeof good, .x = &input, .weight = &weight, .dy = &upper, .dx = &lower};
+    mha_convolution_gradients call = good;
+    (void)state;
+    expect_ok(mha_short_convolution_backward(context, &call));
+    call.flags = 2;
+    expect_error(mha_short_convolution_backward(context, &call), MHA_ERR_UNSUPPORTED, "flags 0x2");
+    call = good, call.weight = &wide;
+    expect_error(mha_short_convolution_backward(context, &call), MHA_ERR_SHAPE,
+                 "a kernel of 65, expected 1..64");
+    call = good, call.dbias = &bias;
+    expect_error(mha_short_convolution_backward(context, &call), MHA_ERR_ARGUMENT,
+                 "dbias: the convolution has no bias");
+    call = good, call.dx = &input;
+    expect_error(mha_short_convolution_backward(context, &call), MHA_ERR_OVERLAP, "dx");
+    call = good, call.dweight = &weight;
+    expect_error(mha_short_convolution_backward(context, &call), MHA_ERR_OVERLAP, "dweight");
+}
+
 static void misuse_is_refused(void **state)
 {
     mha_context *context = context_with(1);
@@ -162,4 +314,5 @@ static void misuse_is_refused(void **state)
 }
 
 RUN_TESTS(TEST(outputs_and_states_are_within_the_bound),
-          TEST(parts_threads_and_places_change_no_bit), TEST(misuse_is_refused))
+          TEST(parts_threads_and_places_change_no_bit), TEST(gradients_are_within_their_bounds),
+          TEST(misuse_of_gradients_is_refused), TEST(misuse_is_refused))

@@ -1,16 +1,19 @@
 /* Transformers whose layers are gated delta nets or short convolutions, or have output gates: steps and threads change
- * no bit, maps equal their rows, heads can be switched off, and unsupported uses are rejected. */
+ * no bit, maps equal their rows, heads can be switched off, training learns, and unsupported uses are rejected. */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
 
+#include <multihead/ablation.h>
 #include <multihead/head_pass.h>
 #include <multihead/importance.h>
+#include <multihead/nn.h>
 #include <multihead/recurrent.h>
 #include <multihead/training.h>
 #include <multihead/transformer.h>
 
+#include <math.h>
 #include <string.h>
 
 enum { L = 3, B = 2, T = 90, V = 23, H = 4, E = 16 };
@@ -247,16 +250,10 @@ static void descriptions_vary(void **state)
 static void what_is_not_supported_is_refused(void **state)
 {
     mha_context *context = context_with(1);
-    float numbers[B * T * V] = {0};
+    float numbers[L * H] = {0};
     mha_transformer *t = make(context), *other = NULL;
     mha_decoder *decoder = NULL;
-    mha_trainer *trainer = NULL;
-    mha_activations *a = NULL;
     const mha_tensor keep = mha_tensor_contiguous(numbers, MHA_F32, 2, (const int64_t[]){L, H});
-    const mha_tensor dy = floats(numbers, T, V);
-    const mha_trainer_desc training = MHA_INIT(mha_trainer_desc);
-    const mha_transformer_gradients into = {.struct_size = sizeof into};
-    mha_transformer_input input = MHA_INIT(mha_transformer_input);
     mha_decoder_desc how = MHA_INIT(mha_decoder_desc);
     static const char said[] = "layer 0 is a gated delta net";
     (void)state;
@@ -264,13 +261,145 @@ static void what_is_not_supported_is_refused(void **state)
     expect_error(mha_decoder_create(context, t, &how, &decoder), MHA_ERR_UNSUPPORTED, said);
     expect_error(mha_transformer_prune(context, t, &keep, &other), MHA_ERR_UNSUPPORTED, said);
     expect_error(mha_transformer_share_kv(context, t, 1, &other), MHA_ERR_UNSUPPORTED, said);
-    expect_error(mha_transformer_copy(context, t, &other), MHA_ERR_UNSUPPORTED, said);
-    expect_error(mha_trainer_create(context, t, NULL, &training, &trainer), MHA_ERR_UNSUPPORTED,
-                 said);
-    expect_ok(mha_activations_create(context, t, B * T, 0, &a));
-    expect_error(mha_transformer_backward(context, t, &input, a, &dy, &into), MHA_ERR_UNSUPPORTED,
-                 said);
+    mha_transformer_destroy(t);
+}
+
+/* ---- training and effects -------------------------------------------------------------------- */
+
+enum { STEPS = 12 };
+
+/* Train a copy; its parameters go to `data`. */
+static void train(mha_context *context, const mha_transformer *from, float *data, double *loss)
+{
+    static int32_t ids[B * T], next[B * T];
+    mha_transformer *t = NULL;
+    mha_trainer *trainer = NULL;
+    expect_ok(mha_transformer_copy(context, from, &t));
+    const mha_trainer_desc how = {.struct_size = sizeof how,
+                                  .max_tokens = B * T,
+                                  .learning_rate = 0.02,
+                                  .clip = 1,
+                                  .head_grade = 0.5};
+    expect_ok(mha_trainer_create(context, t, NULL, &how, &trainer));
+    const mha_tensor tokens = draw(ids);
+    for (int i = 0; i < B * T; i++) next[i] = i % T ? ids[i - 1] : -1; /* the previous token */
+    const mha_tensor targets = mha_tensor_contiguous(next, MHA_I32, 2, (const int64_t[]){B, T});
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
+    const mha_training_batch batch = {
+        .struct_size = sizeof batch, .input = &input, .targets = &targets};
+    for (int i = 0; i < STEPS; i++) expect_ok(mha_trainer_step(trainer, &batch, &loss[i]));
+    memcpy(data, mha_transformer_data(t), (size_t)mha_transformer_size(t) * sizeof *data);
+    mha_trainer_destroy(trainer);
+    mha_transformer_destroy(t);
+}
+
+static void training_learns_with_the_same_bits_for_any_threads(void **state)
+{
+    mha_context *one = context_with(1), *several = context_with(3);
+    static float data[2][1 << 14];
+    double loss[2][STEPS];
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        mha_transformer *t = make_of(one, k ? &convolution : &net);
+        const mha_transformer_init init = {.struct_size = sizeof init, .seed = 3};
+        expect_ok(mha_transformer_initialise(one, t, &init));
+        assert_true(mha_transformer_size(t) <= 1 << 14);
+        train(one, t, data[0], loss[0]);
+        train(several, t, data[1], loss[1]);
+        assert_memory_equal(loss[0], loss[1], sizeof loss[0]);
+        assert_memory_equal(data[0], data[1], (size_t)mha_transformer_size(t) * sizeof(float));
+        assert_true(loss[0][STEPS - 1] < 0.8 * loss[0][0]);
+        mha_transformer_destroy(t);
+    }
+}
+
+/* Decays begin near 1: half-lives of some tokens to some hundreds. */
+static void decays_begin_near_1(void **state)
+{
+    mha_context *context = context_with(1);
+    mha_transformer *t = make(context);
+    const mha_transformer_init init = {.struct_size = sizeof init, .seed = 9};
+    mha_parameter rates, shifts, taps;
+    (void)state;
+    expect_ok(mha_transformer_initialise(context, t, &init));
+    expect_ok(mha_transformer_find(t, 0, "delta_net.A_log", &rates));
+    expect_ok(mha_transformer_find(t, 0, "delta_net.dt_bias", &shifts));
+    expect_ok(mha_transformer_find(t, 0, "delta_net.conv.weight", &taps));
+    const float *data = mha_transformer_data(t);
+    double squares = 0;
+    for (int64_t h = 0; h < H; h++) {
+        const double rate = exp((double)data[rates.offset + h]);
+        const double step = log1p(exp((double)data[shifts.offset + h]));
+        assert_true(rate > 1 && rate < 16 && step > 0.00099 && step < 0.101);
+    }
+    for (int64_t i = 0; i < taps.count; i++)
+        squares += (double)data[taps.offset + i] * (double)data[taps.offset + i];
+    const double mean = squares / (double)taps.count; /* 1 / K */
+    assert_true(mean > 0.15 && mean < 0.4);
+    mha_transformer_destroy(t);
+}
+
+/* The mean loss of sequence 0 with the heads whose gates are 0 off; dgates NULL: not requested. */
+static double loss_with(mha_context *context, const mha_transformer *t, int32_t *ids, float *gates,
+                        float *dgates)
+{
+    static float logits[T * V];
+    mha_activations *a = NULL;
+    double loss;
+    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T}),
+                     open = mha_tensor_contiguous(gates, MHA_F32, 2, (int64_t[]){L, H}),
+                     slopes = mha_tensor_contiguous(dgates, MHA_F32, 2, (int64_t[]){L, H}),
+                     all = mha_tensor_contiguous(logits, MHA_F32, 3, (int64_t[]){1, T, V}),
+                     rows = mha_tensor_contiguous(logits, MHA_F32, 2, (int64_t[]){T - 1, V}),
+                     next = mha_tensor_contiguous(ids + 1, MHA_I32, 1, (int64_t[]){T - 1});
+    const mha_transformer_input input = {
+        .struct_size = sizeof input, .tokens = &tokens, .gates = &open};
+    expect_ok(mha_activations_create(context, t, T, 0, &a));
+    expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));
+    expect_ok(mha_cross_entropy(context, &rows, &next, NULL, &loss, NULL, &rows));
+    memset(logits + (T - 1) * V, 0, V * sizeof *logits);
+    const mha_transformer_gradients into = {.struct_size = sizeof into, .gates = &slopes};
+    if (dgates) expect_ok(mha_transformer_backward(context, t, &input, a, &all, &into));
     mha_activations_destroy(a);
+    return loss;
+}
+
+/* Ablation by 0 is a closed gate, and its estimate the negative gradient of the gate. */
+static void effects_are_those_of_gates(void **state)
+{
+    mha_context *context = context_with(2);
+    static int32_t ids[B * T];
+    static mha_effect_term terms[T];
+    mha_transformer *t = make(context);
+    int64_t heads[L * H], first[L * H + 1], count = 0;
+    float gates[L * H], dgates[L * H] = {0};
+    double whole, without[L * H], estimates[L * H];
+    (void)state;
+    draw(ids);
+    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
+    expect_ok(mha_effect_loss(ids, 1, T, 1, 0, terms));
+    const mha_effect_text text = {
+        .struct_size = sizeof text, .tokens = &tokens, .terms = terms, .term_count = T - 1};
+    const mha_effect_text *texts[] = {&text};
+    const mha_effect_data data = {
+        .struct_size = sizeof data, .texts = 1, .measures = 1, .text = texts};
+    const mha_ablation_desc zero = {.struct_size = sizeof zero, .kind = MHA_ABLATION_ZERO};
+    for (int64_t k = 0; k < L * H; k++) {
+        gates[k] = 1;
+        if (k / H != 1 || k % H < 2) heads[count] = k, first[count] = count, count++;
+    }
+    first[count] = count;
+    const mha_head_sets sets = {
+        .struct_size = sizeof sets, .count = count, .first = first, .heads = heads};
+    expect_ok(mha_effect_sets(context, t, &zero, &data, &sets, &whole, without));
+    expect_ok(mha_effect_gradients(context, t, &zero, &data, estimates));
+    assert_true(fabs(loss_with(context, t, ids, gates, dgates) - whole) < 1e-5);
+    for (int64_t i = 0; i < count; i++) {
+        gates[heads[i]] = 0;
+        assert_true(fabs(loss_with(context, t, ids, gates, NULL) - without[i]) < 1e-5);
+        gates[heads[i]] = 1;
+        assert_true(fabs(estimates[heads[i]] + (double)dgates[heads[i]]) < 1e-5);
+    }
     mha_transformer_destroy(t);
 }
 
@@ -410,4 +539,6 @@ static void bytes_are_those_of_states(void **state)
 RUN_TESTS(TEST(steps_and_threads_change_no_bit), TEST(maps_are_rows_and_heads_switch_off),
           TEST(means_have_the_width_of_the_widest_layer), TEST(bytes_are_those_of_states),
           TEST(descriptions_vary), TEST(convolutions_are_checked),
-          TEST(what_is_not_supported_is_refused), TEST(descriptions_are_checked))
+          TEST(what_is_not_supported_is_refused), TEST(descriptions_are_checked),
+          TEST(training_learns_with_the_same_bits_for_any_threads), TEST(decays_begin_near_1),
+          TEST(effects_are_those_of_gates))

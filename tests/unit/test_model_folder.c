@@ -213,12 +213,11 @@ static void test_config_fields(void **state)
     } cases[] = {
         {"model_type", NULL, MHA_ERR_MODEL, "'model_type' is missing"},
         {"model_type", "\"model_type\": 5", MHA_ERR_MODEL, "'model_type' is not a string"},
-        {"model_type", "\"model_type\": \"mixtral\"", MHA_ERR_UNSUPPORTED,
-         "model_type 'mixtral' is not supported; supported: bert, roberta, electra, distilbert, "
-         "gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
-         "qwen3_next, qwen3_5_text, qwen3_5, lfm2, multihead"},
         {"model_type", "\"model_type\": \"parrot\"", MHA_ERR_UNSUPPORTED,
-         "model_type 'parrot' is not known; known: bert, "},
+         "model_type 'parrot' is not known; known: bert, roberta, electra, distilbert, "
+         "gpt2, gpt_neox, llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
+         "qwen3_next, qwen3_5_text, qwen3_5, lfm2, qwen3_moe, qwen3_5_moe_text, qwen3_5_moe, "
+         "olmoe, lfm2_moe, multihead"},
         {"hidden_size", NULL, MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": null", MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": \"36\"", MHA_ERR_MODEL, "not a whole number"},

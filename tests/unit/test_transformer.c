@@ -34,9 +34,38 @@ typedef struct example {
     mha_tensor tokens, token_types, target, memory, gates, cross_gates, output, gradient;
 } example;
 
-static mha_transformer_desc some_desc(rng *r)
+/* Gated heads, gated delta nets and short convolutions. */
+static void draw_mixers(rng *r, mha_transformer_desc *d, mha_layer_desc *layers, int64_t *heads)
+{
+    const uint32_t others = MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL;
+    const bool causal = d->flags & MHA_TRANSFORMER_CAUSAL && !(d->flags & others);
+    const int64_t kv = d->kv_heads ? d->kv_heads : d->num_heads;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const double kind = causal ? rng_uniform(r) : 0;
+        mha_layer_desc *l = &layers[i];
+        heads[i] = d->num_heads;
+        heads[d->num_layers + i] = kv;
+        if (kind < 0.4) {
+            l->flags |= MHA_LAYER_OUTPUT_GATE;
+            continue;
+        }
+        const bool delta = kind < 0.8 && d->norm == MHA_NORM_RMS;
+        *l = (mha_layer_desc){.struct_size = sizeof *l,
+                              .mixer = delta ? MHA_MIXER_GATED_DELTA : MHA_MIXER_SHORT_CONVOLUTION,
+                              .conv_kernel = (int32_t)rng_between(r, 1, 5),
+                              .key_dim = delta ? rng_between(r, 1, 9) : 0,
+                              .value_dim = delta ? rng_between(r, 1, 9) : 0};
+        if (!delta) heads[i] = heads[d->num_layers + i] = 0;
+    }
+    d->layers = layers;
+    d->layer_heads = heads;
+    d->layer_kv_heads = heads + d->num_layers;
+}
+
+static mha_transformer_desc some_desc(rng *r, bool mixed)
 {
     static mha_layer_desc layers[3];
+    static int64_t heads[6];
     mha_transformer_desc d = {.struct_size = sizeof d,
                               .vocab_size = rng_between(r, 5, MOST_VOCAB),
                               .max_length = 16,
@@ -70,6 +99,7 @@ static mha_transformer_desc some_desc(rng *r)
     }
     layers_draw(r, &d, layers);
     if (rng_chance(r, 0.6)) d.layers = layers;
+    if (mixed) draw_mixers(r, &d, layers, heads);
     return d;
 }
 
@@ -113,11 +143,11 @@ static void make_batch(example *e, rng *r)
     e->gradient = mha_tensor_contiguous(e->gradient_data, MHA_F32, 3, shape);
 }
 
-static example *example_make(mha_context *context, rng *r)
+static example *example_make_of(mha_context *context, rng *r, bool mixed)
 {
     example *e = calloc(1, sizeof *e);
     assert_non_null(e);
-    e->desc = some_desc(r);
+    e->desc = some_desc(r, mixed);
     e->t = random_transformer(context, r, &e->desc);
     make_batch(e, r);
     e->input = (mha_transformer_input){.struct_size = sizeof e->input, .tokens = &e->tokens};
@@ -132,6 +162,11 @@ static example *example_make(mha_context *context, rng *r)
     assert_int_equal(
         mha_activations_create(context, e->t, MOST_TOKENS, cross ? MOST_MEMORY : 0, &e->a), MHA_OK);
     return e;
+}
+
+static example *example_make(mha_context *context, rng *r)
+{
+    return example_make_of(context, r, false);
 }
 
 static void example_free(example *e)
@@ -270,20 +305,31 @@ static void check_example(mha_context *context, example *e, rng *r, double *wors
     free(g.parameters);
 }
 
-static void gradients_are_slopes(void **state)
+static void check_slopes(bool mixed)
 {
-    (void)state;
     double worst = 0;
     int tame = 0;
-    for (int i = 0; i < rng_cases(16, 400); i++) {
-        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+    for (int i = 0; i < rng_cases(mixed ? 8 : 16, 400); i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i + (mixed ? 1 << 16 : 0));
         mha_context *context = machines_context(2, i);
-        example *e = example_make(context, &r);
+        example *e = example_make_of(context, &r, mixed);
         check_example(context, e, &r, &worst, &tame);
         example_free(e);
     }
     printf("  largest difference of slopes / bound %.3f, %d slopes known to 2 %%\n", worst, tame);
     if (rng_whole_sample()) assert_true(worst > 0.01 && tame > 50);
+}
+
+static void gradients_are_slopes(void **state)
+{
+    (void)state;
+    check_slopes(false);
+}
+
+static void gradients_of_other_mixers_are_slopes(void **state)
+{
+    (void)state;
+    check_slopes(true);
 }
 
 /* The same bits with 1, 2 and 8 threads, and with padding: rows beyond a length change nothing. */
@@ -297,7 +343,7 @@ static void threads_and_padding_change_no_bit(void **state)
         for (int j = 0; j < 3; j++) {
             machines all = machines_make(j == 0 ? 1 : j == 1 ? 2 : 8);
             rng r = rng_make(rng_run_seed(), 500 + (uint64_t)i);
-            example *e = example_make(all.each[0].context, &r);
+            example *e = example_make_of(all.each[0].context, &r, i % 2);
             e->input.lengths = e->lengths;
             if (j == 2) /* other tokens in the padding */
                 for (int64_t k = 0; k < e->B * e->T; k++)
@@ -1082,7 +1128,20 @@ static void layers_are_checked(void **state)
         mha_status status;
         const char *words;
     } wrong[] = {
-        {{.flags = 1u << 8}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x100"},
+        {{.flags = 1u << 9}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x200"},
+        {{.flags = MHA_LAYER_QK_NORM_ROW}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_QK_NORM"},
+        {{.experts = {.count = 4, .used = 5}},
+         MHA_ERR_ARGUMENT,
+         "mha_experts_desc: 5 of 4 experts"},
+        {{.experts = {.used = 1}}, MHA_ERR_ARGUMENT, "1 of 0 experts are used"},
+        {{.experts = {.count = 1 << 17, .used = 1}}, MHA_ERR_ARGUMENT, "expected 1..65536 experts"},
+        {{.experts = {.count = 4, .used = 1, .flags = 16}}, MHA_ERR_UNSUPPORTED, "flags 0x10"},
+        {{.experts = {.count = 4, .used = 1, .ff_dim = 8, .scale = -1}},
+         MHA_ERR_ARGUMENT,
+         "scale is -1"},
+        {{.experts = {.count = 4, .used = 1, .ff_dim = 8}},
+         MHA_ERR_UNSUPPORTED,
+         "experts need a gated feed_forward"},
         {{.left_keys = 1}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_WINDOW"},
         {{.sink_keys = 1}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_WINDOW"},
         {{.flags = MHA_LAYER_WINDOW, .left_keys = -2}, MHA_ERR_ARGUMENT, "layer 1: window"},
@@ -1530,8 +1589,9 @@ static void failed_allocations_are_reported(void **state)
 }
 
 RUN_TESTS(TEST(parameters_have_names_and_places), TEST(seeds_give_the_same_beginning),
-          TEST(gradients_are_slopes), TEST(threads_and_padding_change_no_bit), TEST(views),
-          TEST(learns), TEST(keeps_nothing), TEST(create_errors), TEST(forward_errors),
-          TEST(layers_are_checked), TEST(layers_without_gradients), TEST(sources_change_no_bit),
+          TEST(gradients_are_slopes), TEST(gradients_of_other_mixers_are_slopes),
+          TEST(threads_and_padding_change_no_bit), TEST(views), TEST(learns), TEST(keeps_nothing),
+          TEST(create_errors), TEST(forward_errors), TEST(layers_are_checked),
+          TEST(layers_without_gradients), TEST(sources_change_no_bit),
           TEST(large_matrices_from_a_source), TEST(copies_are_the_same),
           TEST(decoding_from_a_source), TEST(source_errors), TEST(failed_allocations_are_reported))

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _abi, _tensor
 from ._call import (REAL, AttentionOptions, Inputs, Numbers, Prepared, finish, integer, prepared,
-                    run, with_options)
+                    run, truth, with_options)
 from ._library import Context, check, chosen, library, name_of, value_of
 
 if TYPE_CHECKING:
@@ -69,27 +69,34 @@ class _Request(NamedTuple):
     longest: int  # keys of the longest sequence of a ragged batch; -1: not ragged
 
 
+# The outputs that each argument describes.
+_MAPS = {"probabilities", "scores"}
+_CHOICES = {"heads": _MAPS, "rows": _MAPS, "offsets": {"offset_mass"}, "top": {"top_keys", "top_weights"},
+            "score_stage": {"scores"}, "dropped_probabilities": {"probabilities", "average_probabilities"}}
+
+
 def _request(outputs: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any],
              heads: Numbers | None, rows: Numbers | None, offsets: Numbers | None, top: int,
              score_stage: str, dropped: bool) -> _Request | None:
-    if not outputs:
-        for name, numbers in (("heads", heads), ("rows", rows), ("offsets", offsets)):
-            if numbers is not None:
-                raise ValueError(f"{name}: this chooses what an output holds, and outputs names none")
-        return None
     names = dict.fromkeys((outputs,) if isinstance(outputs, str) else outputs)
     for name in tuple(names):
         if name not in OUTPUTS:
             raise ValueError(f"outputs: {name!r} is not one of {', '.join(OUTPUTS)}")
         if name in _PAIRS:
             names[_PAIRS[name]] = None
+    dropped = truth(dropped, "dropped_probabilities")
+    for choice, given in (("heads", heads is not None), ("rows", rows is not None), ("offsets", offsets is not None),
+                          ("top", top != 1), ("score_stage", score_stage != "raw"), ("dropped_probabilities", dropped)):
+        if given and not names.keys() & _CHOICES[choice]:
+            raise ValueError(f"{choice} has no meaning unless outputs has {' or '.join(sorted(_CHOICES[choice]))}")
+    if not names:
+        return None
     longest = -1
     if options.get("key_starts") is not None:
         starts = _tensor.int64s(options["key_starts"], "key_starts")
         longest = int(np.diff(starts).max(initial=0))
     return _Request(tuple(names), _chosen(heads, "heads"), _chosen(rows, "rows"),
-                    _chosen(offsets, "offsets"), integer(top, "top"), score_stage, bool(dropped),
-                    longest)
+                    _chosen(offsets, "offsets"), integer(top, "top"), score_stage, dropped, longest)
 
 
 def _chosen(numbers: Numbers | None, name: str) -> tuple[int, ...] | None:
@@ -264,7 +271,8 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
     given: Mapping[str, Any] = {}
     if out is not None:
         o, address = _tensor.look_writable(out, "out")
-    if outputs or heads is not None or rows is not None or offsets is not None:
+    if outputs or heads is not None or rows is not None or offsets is not None or top != 1 or score_stage != "raw" or \
+            dropped_probabilities:
         request = _request(outputs, options, heads, rows, offsets, top, score_stage,
                            dropped_probabilities)
         if isinstance(outputs, Mapping):

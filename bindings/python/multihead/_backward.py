@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _tensor
-from ._call import REAL, AttentionOptions, Inputs, Prepared, finish, prepared, run, with_options
+from ._call import REAL, AttentionOptions, Inputs, Prepared, finish, prepared, run, truth, with_options
 from ._library import Context, library
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class _Backward:
                  given: Mapping[str, _tensor.Layout]) -> None:
         call = self.prepared = Prepared()
         gradients = self.gradients = _abi.AttentionGradients()
-        gradients.flags = (_abi.GRADIENT_FLAGS["accumulate"] * bool(accumulate)
-                           | _abi.GRADIENT_FLAGS["dropped_probabilities"] * bool(dropped))
+        gradients.flags = (_abi.GRADIENT_FLAGS["accumulate"] * truth(accumulate, "accumulate")
+                           | _abi.GRADIENT_FLAGS["dropped_probabilities"] * truth(dropped, "dropped_probabilities"))
         count = 0
         for count, (name, layout) in enumerate(key):
             if name not in _TYPES:

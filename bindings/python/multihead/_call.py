@@ -105,7 +105,8 @@ MEANT = {
     "dropout_p": "dropout", "scaling": "scale", "softmax_scale": "scale", "sm_scale": "scale",
     "window_size": "window", "sliding_window": "window=(n - 1, 0)", "logits_soft_cap": "softcap",
     "sinks": "sink_logits", "s_aux": "sink_logits", "cu_seqlens_q": "query_starts",
-    "cu_seqlens_k": "key_starts"}
+    "cu_seqlens_k": "key_starts", "alibi": "alibi_slopes", "need_weights": 'outputs="probabilities"',
+    "return_weights": 'outputs="probabilities"'}
 
 
 def unknown_option(name: str, of: str = "attention", options: Iterable[str] = AttentionOptions.__annotations__,
@@ -129,8 +130,17 @@ def integer(value: Any, name: str, kind: Any = C.c_int64) -> int:
     return int(number)
 
 
-def _real(value: Any, name: str) -> float:
+def truth(value: Any, name: str) -> bool:
+    """True or False; 0 and 1 are accepted, texts are not."""
+    if type(value) is bool or isinstance(value, (np.bool_, int)) and value in (0, 1):
+        return bool(value)
+    raise TypeError(f"{name}: True or False is expected, not {value!r:.60}")
+
+
+def real(value: Any, name: str) -> float:
     try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: a number is expected, not {value!r:.60}") from None
@@ -277,15 +287,15 @@ class Prepared:
             elif name == "keep_callback":
                 self.slot(name, C.c_void_p)
             elif name in _FLAGS:
-                desc.flags |= _abi.ATTENTION_FLAGS[name] * bool(value)
+                desc.flags |= _abi.ATTENTION_FLAGS[name] * truth(value, name)
             elif name in _NAMES:
                 setattr(desc, name, value_of(_NAMES[name], value, name))
             elif name in _INTEGERS:
                 setattr(desc, name, integer(value, name))
             elif name in _REALS:
-                setattr(desc, name, _real(value, name))
+                setattr(desc, name, real(value, name))
             elif name == "scale":
-                desc.scale = _real(value, name)
+                desc.scale = real(value, name)
                 desc.flags |= _abi.ATTENTION_FLAGS["scale_given"]
             elif name == "window":
                 desc.left_keys, desc.right_keys = (integer(side, name) for side in value)

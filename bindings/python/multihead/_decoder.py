@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from . import _abi, _tensor
+from ._call import truth
 from ._library import check, default_context, library
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def describe(type: str = "f32", page: int = 0, pages: int = 0, window: int = 0, 
         raise ValueError(f"type: {type!r} is not one of {', '.join(_TYPES)}")
     code, scales = _TYPES[type]
     return _abi.DecoderDesc(
-        flags=_abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * bool(streaming),
+        flags=_abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * truth(streaming, "streaming"),
         cache_type=_abi.DTYPES[code], key_scales=_abi.KV_SCALES[scales], page_size=page, pages=pages, window=window,
         sink_keys=(4 if window else 0) if sinks is None else sinks, batch=batch, capacity=capacity, max_step=max_step)
 

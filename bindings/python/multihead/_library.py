@@ -73,9 +73,12 @@ _CLASSES: dict[int, type[Error]] = {
 
 def check(status: int, names: Mapping[str, str] = {}) -> None:  # noqa: B006, read only
     """Raise the error of a status other than 0, with the library's details. `names` maps the library's argument names
-    to the caller's."""
+    to the caller's; flags become the options of the same name."""
     if status:
         detail = library.mha_error_detail().decode(errors="replace")
+        detail = re.sub(r"^mha_\w+(?:\(\))?: ", "", detail)
+        detail = re.sub(r"(?:the flag )?\bMHA_(?:ATTENTION|OUTPUT|LINEAR|DECODER)_([A-Z0-9_]+)",
+                        lambda flag: flag[1].lower(), detail)
         for theirs, ours in names.items():
             detail = re.sub(rf"\b{theirs}\b", ours, detail)
         raise _CLASSES.get(status, InvalidArgument)(detail, status)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 
 from . import _abi, _tensor
-from ._call import Numbers, check_axes, integer
+from ._call import Numbers, check_axes, integer, truth
 from ._library import Callbacks, Context, check, chosen, library
 
 Array = TypeVar("Array")
@@ -93,7 +93,7 @@ class _Call:
         for name in "qkv":
             check_axes(name, getattr(self, name).ndim)
         desc = self.desc = _abi.LinearAttentionDesc(
-            flags=_abi.LINEAR_FLAGS["causal"] * bool(causal),
+            flags=_abi.LINEAR_FLAGS["causal"] * truth(causal, "causal"),
             feature_map=_address(callbacks.forward), feature_dim=integer(feature_dim, "feature_dim"))
         if (query_starts is None) != (key_starts is None):
             raise ValueError("query_starts and key_starts belong together: give both")
@@ -231,7 +231,7 @@ def linear_attention_backward(
     if accumulate and not given:
         raise ValueError("accumulate: pass the arrays to add to, wanted={'q': array, ...}")
     gradients = _abi.LinearAttentionGradients(
-        flags=_abi.GRADIENT_FLAGS["accumulate"] * bool(accumulate),
+        flags=_abi.GRADIENT_FLAGS["accumulate"] * truth(accumulate, "accumulate"),
         feature_map_gradient=_address(callbacks.backward))
     found = {}
     for name in names:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _tensor
-from ._call import integer, unknown_option
+from ._call import integer, real, truth, unknown_option
 from ._decoder import Decoder, DecoderOptions, Generation, describe
 from ._heads import HeadScores, measure_heads
 from ._library import (Context, Unsupported, check, default_context, file_name, library,
@@ -90,6 +90,12 @@ class ModelAttention:
             raise ValueError("layers have different numbers of heads (the model is pruned): use "
                              "probabilities[layer]")
         return np.stack(maps) if maps else np.zeros((0, 0, 0, 0), np.float32)
+
+
+def _check_ids(text: Any, name: str) -> None:
+    """Bytes iterate as numbers, which are not token ids."""
+    if text is None or isinstance(text, (bytes, bytearray)):
+        raise TypeError(f"{name}: a str or token ids are expected, not {type(text).__name__}")
 
 
 class Model:
@@ -230,7 +236,7 @@ class Model:
         most = 0 if max_tokens is None else integer(max_tokens, "max_tokens")
         if max_tokens is not None and most < 1:
             raise ValueError(f"max_tokens: {most} is not a number of tokens from 1 on")
-        return [most, *["truncate"] * truncate]
+        return [most, *["truncate"] * truth(truncate, "truncate")]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of tokens, without special tokens. WordPiece words are joined without a space."""
@@ -247,8 +253,10 @@ class Model:
                 max_tokens: int | None, truncate: bool) -> Tokens:
         if isinstance(text, str):
             return self.tokenize(text, pair, max_tokens=max_tokens, truncate=truncate)
-        if pair is not None:
-            raise TypeError("pair: only together with a text")
+        _check_ids(text, "text")
+        for name, used in (("pair", pair is not None), ("max_tokens", max_tokens is not None), ("truncate", truncate)):
+            if used:
+                raise TypeError(f"{name}: only together with a text")
         if isinstance(text, Tokens):
             return text
         given = np.asarray(text)
@@ -299,7 +307,7 @@ class Model:
         for name in names:
             if name not in OUTPUTS:
                 raise ValueError(f"outputs: {name!r} is not one of {', '.join(OUTPUTS)}")
-        wanted = list(range(self.layers)) if layers is None else [int(n) for n in layers]
+        wanted = list(range(self.layers)) if layers is None else _tensor.int64s(layers, "layers").tolist()
         for layer in wanted:
             if not 0 <= layer < self.layers:
                 raise ValueError(f"layers: {layer} is not in 0 .. {self.layers - 1}")
@@ -418,23 +426,33 @@ class Model:
         return Decoder(self, **options)
 
     def stream(self, prompt: str | Sequence[int] = "", *, max_tokens: int = 64,
-               temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
-               seed: int = 0, stop: str | Sequence[str] = (), **cache: Any) -> Iterator[str]:
+               temperature: float | None = None, top_k: int = 0, top_p: float | None = None,
+               min_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (),
+               **cache: Any) -> Iterator[str]:
         """`generate`, yielding each piece of text as soon as it is complete."""
         self._must_predict()
         for name in cache:
             if name not in _CACHE:
                 raise unknown_option(name, "generate", (*_SAMPLING, *_CACHE), _MEANT)
-        sampling = _abi.Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-                                 seed=seed)
-        if not 0 < top_p <= 1:
+        narrows = bool(top_k) or top_p is not None or min_p is not None
+        if seed is not None and temperature is None and not narrows:
+            raise ValueError("seed has no effect without temperature, top_k, top_p or min_p")
+        share = 1.0 if top_p is None else real(top_p, "top_p")
+        if not 0 < share <= 1:
             raise ValueError(f"top_p: {top_p} is not above 0 and at most 1")
-        if max_tokens < 0:
+        if integer(max_tokens, "max_tokens") < 0:
             raise ValueError(f"max_tokens: {max_tokens} is not a number of tokens")
+        sampling = _abi.Sampling(
+            temperature=float(narrows) if temperature is None else real(temperature, "temperature"),
+            top_k=integer(top_k, "top_k"), top_p=share, min_p=0 if min_p is None else real(min_p, "min_p"),
+            seed=integer(seed or 0, "seed", C.c_uint64))
         stops = [utf8(text, "stop") for text in ((stop,) if isinstance(stop, str) else stop)]
+        if b"" in stops:
+            raise ValueError("stop: a text is empty")
         return iter(Generation(self, self._prompt(prompt), max_tokens, stops, sampling, describe(**cache)))
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        _check_ids(prompt, "prompt")
         ids = ([] if isinstance(prompt, str) else [self._token(i) for i in prompt]) or \
             read(self._handle, prompt if isinstance(prompt, str) else "", None, -1, "prompt").ids.tolist()
         if not ids:
@@ -443,13 +461,14 @@ class Model:
         return ids
 
     def generate(self, prompt: str | Sequence[int] = "", *, max_tokens: int = 64,
-                 temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
-                 seed: int = 0, stop: str | Sequence[str] = (), **cache: Any) -> str:
+                 temperature: float | None = None, top_k: int = 0, top_p: float | None = None,
+                 min_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (), **cache: Any) -> str:
         """Continue a text and return the continuation. Generates the same tokens as `multihead generate`.
 
             prompt       a text or token ids; "": from the beginning-of-text token
             max_tokens   maximum number of new tokens
-            temperature  0: the most likely token each time; else softmax(logits / temperature)
+            temperature  0: the most likely token each time; else softmax(logits / temperature). Default: 1 with top_k,
+                         top_p or min_p, else 0
             top_k        sample from the top_k most likely tokens only; 0: all
             top_p        sample from the most likely tokens whose probabilities add up to top_p
             min_p        sample from tokens with at least min_p times the highest probability

@@ -359,7 +359,8 @@ def int64s(values: Any, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         except (BufferError, RuntimeError, TypeError) as error:  # of another device
             raise TypeError(f"{name}: {error}: pass numbers in the CPU's memory") from None
     else:
-        found = np.asarray(values) if len(values) else np.empty(0, np.int64)
+        found = np.asarray(values)
+        found = found if found.size else np.empty(0, np.int64)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise TypeError(f"{name}: a sequence of whole numbers is expected, not {values!r:.60}")
     return np.ascontiguousarray(found, np.int64)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _abi
+from . import _abi, _tensor
 from ._library import check, file_name, font, library, render_library, value_of, version
 from ._tokens import Tokens
 
@@ -94,6 +94,8 @@ def _layers(values: Any, name: str, include: Sequence[int] | None,
 
 
 def _labels(tokens: Any, count: int, prettify: bool, name: str) -> list[str]:
+    if isinstance(tokens, str):
+        raise TypeError(f"{name}: a list of texts is expected, one for each row or column, not one text")
     texts = tokens.texts if isinstance(tokens, Tokens) else [str(token) for token in tokens]
     if len(texts) != count:
         raise ValueError(f"{name}: {len(texts)} tokens for {count} rows or columns of the maps")
@@ -183,7 +185,7 @@ class _Page:
         if chosen not in first:
             raise ValueError(f"layer: {chosen} is not one of {maps.numbers}")
         count = len(maps.layers[maps.numbers.index(chosen)])
-        lines = list(range(count)) if heads is None else [int(head) for head in heads]
+        lines = list(range(count)) if heads is None else _tensor.int64s(heads, "heads").tolist()
         if not all(0 <= head < count for head in lines):
             raise ValueError(f"heads: {lines} are not all in 0 .. {count - 1}")
         self.line_panels = (C.c_int64 * max(len(lines), 1))(*[first[chosen] + n for n in lines])
@@ -529,6 +531,8 @@ def heatmap(attention: Any, tokens: Any = None, key_tokens: Any = None, *, layer
         chosen = layer if layer is not None else (own or [0])[0]
         if own is not None and chosen not in own:
             raise ValueError(f"layer: {chosen} is not one of {own}")
+        if own is None and np.ndim(attention[0]) < 3:
+            raise ValueError("layer: only together with a model's attention, a list of layers [1,H,T,T]")
         if own is None and not 0 <= chosen < len(attention):
             raise ValueError(f"layer: {chosen} is not in 0 .. {len(attention) - 1}")
         stack = [attention[own.index(chosen) if own else chosen]]

@@ -377,6 +377,19 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
     return MHA_OK;
 }
 
+mha_status mhai_read_normed(const mhai_config *config, uint32_t flags, mhai_family_plan *plan)
+{
+    bool biased;
+    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
+    if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    MHA_TRY(mhai_plan_layers(plan));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
+        plan->layers[i].flags |= flags;
+        plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
+    }
+    return mhai_read_rope(config, plan);
+}
+
 mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
 {
     /* without an object, layers with a window are not scaled and have their own base */

@@ -12,21 +12,29 @@ extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family
     mhai_family_gpt2, mhai_family_gpt_neox, mhai_family_mistral, mhai_family_mixtral,
     mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
     mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5, mhai_family_lfm2,
-    mhai_family_qwen3_5_whole, mhai_family_bamba, mhai_family_granitemoehybrid;
+    mhai_family_qwen3_5_whole, mhai_family_qwen3_5_moe, mhai_family_qwen3_5_moe_whole,
+    mhai_family_qwen3_moe, mhai_family_olmoe, mhai_family_lfm2_moe, mhai_family_bamba,
+    mhai_family_granitemoehybrid;
 
 /* A transformer is saved as the first family that can describe it; the last one can describe
  * all. */
 static const mhai_family *const families[] = {
-    &mhai_family_bert,       &mhai_family_roberta, &mhai_family_electra,
-    &mhai_family_distilbert, &mhai_family_gpt2,    &mhai_family_gpt_neox,
-    &mhai_family_llama,      &mhai_family_mistral, &mhai_family_mixtral,
-    &mhai_family_qwen2,      &mhai_family_qwen3,   &mhai_family_gemma,
-    &mhai_family_gemma2,     &mhai_family_gemma3,  &mhai_family_phi3,
-    &mhai_family_qwen3_next, &mhai_family_qwen3_5, &mhai_family_qwen3_5_whole,
-    &mhai_family_lfm2,       &mhai_family_bamba,   &mhai_family_granitemoehybrid,
+    &mhai_family_bert,        &mhai_family_roberta,
+    &mhai_family_electra,     &mhai_family_distilbert,
+    &mhai_family_gpt2,        &mhai_family_gpt_neox,
+    &mhai_family_llama,       &mhai_family_mistral,
+    &mhai_family_mixtral,     &mhai_family_qwen2,
+    &mhai_family_qwen3,       &mhai_family_gemma,
+    &mhai_family_gemma2,      &mhai_family_gemma3,
+    &mhai_family_phi3,        &mhai_family_qwen3_next,
+    &mhai_family_qwen3_5,     &mhai_family_qwen3_5_whole,
+    &mhai_family_lfm2,        &mhai_family_qwen3_moe,
+    &mhai_family_qwen3_5_moe, &mhai_family_qwen3_5_moe_whole,
+    &mhai_family_olmoe,       &mhai_family_lfm2_moe,
+    &mhai_family_bamba,       &mhai_family_granitemoehybrid,
     &mhai_family_multihead};
 
-enum { FAMILIES = sizeof families / sizeof families[0] };
+enum { FAMILIES = sizeof families / sizeof families[0], MHAI_KNOWN = 24 * FAMILIES };
 
 const mhai_shape_keys mhai_usual_keys = {"hidden_size",         "num_hidden_layers",
                                          "num_attention_heads", "max_position_embeddings",
@@ -35,7 +43,7 @@ const mhai_shape_keys mhai_usual_keys = {"hidden_size",         "num_hidden_laye
 mha_status mhai_family_find(const mhai_config *config, const mhai_family **family)
 {
     const char *type = NULL;
-    char known[320] = "";
+    char known[MHAI_KNOWN] = "";
     if (!json_is_object(config->root))
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "is not a JSON object");
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
@@ -77,19 +85,6 @@ mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
                           outer ? "true" : "false", inner ? "true" : "false");
 }
 
-mha_status mhai_family_check_loads(const mhai_config *config, const mhai_family *family)
-{
-    char known[320] = "";
-    if (family->read) return MHA_OK;
-    for (int i = 0; i < FAMILIES; i++)
-        if (families[i]->read)
-            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s",
-                     known[0] ? ", " : "", families[i]->model_type);
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                          "model_type '%s' is not supported; supported: %s", family->model_type,
-                          known);
-}
-
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
 {
     int i = 0;
@@ -105,28 +100,42 @@ bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan
     return strncmp(name, family->layers, strlen(family->layers)) != 0;
 }
 
-const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *ours,
-                                         char theirs[MHAI_WEIGHT_NAME])
+/* Where a name has the number of an expert, and its length; 0: nowhere. */
+static int find_expert(const char *name, const char **number)
 {
+    static const char experts[] = ".experts.";
+    const char *at = strstr(name, experts);
+    *number = at ? at + sizeof experts - 1 : name;
+    return at ? (int)strcspn(*number, ".") : 0;
+}
+
+const mhai_weight_name *mhai_family_next_name(const mhai_family *family, const char *ours,
+                                              const mhai_weight_name *last,
+                                              char theirs[MHAI_WEIGHT_NAME])
+{
+    char key[MHAI_WEIGHT_NAME];
     int used = 0;
     if (strncmp(ours, "layers.", 7) == 0) {
         const int number = (int)strcspn(ours + 7, ".");
         used = snprintf(theirs, MHAI_WEIGHT_NAME, "%s%.*s.", family->layers, number, ours + 7);
         ours += 7 + number + 1;
     }
-    const char *tail = strrchr(ours, '.'); /* ".weight", ".bias" */
-    const size_t length = (size_t)(tail - ours);
-    for (const mhai_weight_name *name = family->names; name->ours; name++) {
-        if (strcmp(name->ours, ours) == 0) {
-            snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s", name->theirs);
-            return name;
-        }
-        if (strlen(name->ours) == length && strncmp(name->ours, ours, length) == 0) {
-            snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s%s", name->theirs, tail);
-            return name;
-        }
+    const char *expert, *tail = strrchr(ours, '.'); /* ".weight", ".bias" */
+    const int digits = find_expert(ours, &expert);
+    snprintf(key, sizeof key, "%.*s%s%s", (int)(expert - ours), ours, digits ? "*" : "",
+             expert + digits);
+    const size_t length = strlen(key) - strlen(tail), room = (size_t)(MHAI_WEIGHT_NAME - used);
+    for (const mhai_weight_name *name = last ? last + 1 : family->names; name->ours; name++) {
+        const bool whole = strcmp(name->ours, key) == 0;
+        if (!whole && (strlen(name->ours) != length || strncmp(name->ours, key, length) != 0))
+            continue;
+        const int begin = (int)strcspn(name->theirs, "*");
+        const bool counts = name->theirs[begin] == '*';
+        snprintf(theirs + used, room, "%.*s%.*s%s%s", begin, name->theirs, counts ? digits : 0,
+                 expert, name->theirs + begin + counts, whole ? "" : tail);
+        return name;
     }
-    snprintf(theirs + used, (size_t)(MHAI_WEIGHT_NAME - used), "%s", ours);
+    snprintf(theirs + used, room, "%s", ours);
     return NULL;
 }
 

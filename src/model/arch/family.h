@@ -43,11 +43,15 @@ typedef enum mhai_weight_form {
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
     MHAI_LAST_ROWS,    /* of a longer table */
     MHAI_PAIRED_ROWS,  /* of a rotation of neighbouring elements: 2 k and 2 k + 1 of each head */
-    MHAI_MINUS_EXP     /* stored as -exp() of the parameter */
+    MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
+    MHAI_EXPERT,       /* of a table of all experts, [experts, rows, columns] */
+    MHAI_EXPERT_PAIR   /* likewise, with gate and up of each expert concatenated */
 } mhai_weight_form;
 
 /* Our name and the family's name of a parameter. Either both omit the tail (".weight", ".bias") or
- * both are complete. part: 0 for the first part of a fused weight, then 1, 2 */
+ * both are complete. An asterisk stands for the number of an expert. part: 0 for the first part of
+ * a fused weight, then 1, 2. Of several rows with the same name of ours, the first applies whose
+ * weight the file has, otherwise our own name */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;
     mhai_weight_form form;
@@ -85,7 +89,7 @@ typedef struct mhai_family {
     const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
-    /* Describe the transformer. read is NULL if only the shape is known. */
+    /* Describe the transformer. */
     const char *layers;      /* before a layer's number */
     const char *prefix;      /* optional prefix of all names in files of others; "": none */
     const char *text_prefix; /* another one, of the text part of a model of several; NULL: none */
@@ -113,18 +117,21 @@ MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_
  * that affect the text and differ from it. */
 MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
 
-/* Reject a family for which only the shape of the attention is supported. */
-MHA_NODISCARD mha_status mhai_family_check_loads(const mhai_config *config,
-                                                 const mhai_family *family);
-
 /* The family that a transformer is saved as; never NULL. */
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc);
 
 bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan, const char *name);
 
-/* A family's name of a parameter, and its row of the table of names; NULL if it has none. */
-const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *ours,
-                                         char theirs[MHAI_WEIGHT_NAME]);
+/* A family's name of a parameter, and its row of the table of names, after the row `last` (NULL:
+ * from the beginning); NULL if there is none: our own name. */
+const mhai_weight_name *mhai_family_next_name(const mhai_family *family, const char *ours,
+                                              const mhai_weight_name *last,
+                                              char theirs[MHAI_WEIGHT_NAME]);
+static inline const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *ours,
+                                                       char theirs[MHAI_WEIGHT_NAME])
+{
+    return mhai_family_next_name(family, ours, NULL, theirs);
+}
 
 /* Shared by bert.c and its relatives: describe an encoder of that kind. */
 extern const mhai_weight_name mhai_bert_names[];
@@ -163,6 +170,11 @@ MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
 /* Read the rotation from config.json into every layer. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
+
+/* Read attention_bias and the rotation of layers whose queries and keys are normalised. flags: of
+ * mha_layer_desc, for every layer. */
+MHA_NODISCARD mha_status mhai_read_normed(const mhai_config *config, uint32_t flags,
+                                          mhai_family_plan *plan);
 
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
@@ -212,6 +224,73 @@ MHA_NODISCARD mha_status mhai_read_state_spaces(const mhai_config *config, mhai_
 /* Read Granite's multipliers of embeddings, residuals, scores and logits. Call it after the layers
  * are described. */
 MHA_NODISCARD mha_status mhai_read_multipliers(const mhai_config *config, mhai_family_plan *plan);
+
+/* The fields of routed experts in config.json (experts.c); NULL: the family has none of that name. */
+typedef struct mhai_experts_kind {
+    const char *count, *alias; /* the number of experts, and another name of it */
+    const char *inner;         /* the width of an expert; NULL: that of dense layers */
+    const char *shared;        /* of the shared expert */
+    const char *normalises;    /* whether weights are divided by their sum */
+    const char *scale;
+    const char *first; /* the number of dense layers before them */
+    float sum_epsilon;
+    uint32_t flags; /* of mha_experts_desc */
+    bool usual;     /* the default of `normalises` */
+    bool may_lack;  /* the number may be 0 */
+    bool steps;     /* decoder_sparse_step and mlp_only_layers are read */
+} mhai_experts_kind;
+
+/* Read the experts into all layers that have some. Call it after the layers' mixers are read. */
+MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai_experts_kind *kind,
+                                           mhai_family_plan *plan);
+
+/* Names of experts in folders: each in its own tensors with our names, or in tables of all. */
+#define MHAI_EXPERT_NAMES                                                                    \
+    MHAI_NAME("mlp.router", "mlp.gate"),                                                     \
+        {"mlp.experts.*.gate_proj.weight", "mlp.experts.gate_up_proj", MHAI_EXPERT_PAIR, 0}, \
+        {"mlp.experts.*.up_proj.weight", "mlp.experts.gate_up_proj", MHAI_EXPERT_PAIR, 1},   \
+    {                                                                                        \
+        "mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", MHAI_EXPERT, 0            \
+    }
+
+/* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are alike. The last
+ * name is that of A_log and dt_bias. */
+#define MHAI_DELTA_NAMES                                                                         \
+    {"norm", "norm", MHAI_PLUS_ONE, 0}, {"self_attn_norm", "input_layernorm", MHAI_PLUS_ONE, 0}, \
+        {"mlp_norm", "post_attention_layernorm", MHAI_PLUS_ONE, 0},                              \
+        {"self_attn.q_norm", "self_attn.q_norm", MHAI_PLUS_ONE, 0},                              \
+        {"self_attn.k_norm", "self_attn.k_norm", MHAI_PLUS_ONE, 0},                              \
+        {"self_attn.q_proj", "self_attn.q_proj", MHAI_FUSED_GATE, 0},                            \
+        {"self_attn.g_proj", "self_attn.q_proj", MHAI_FUSED_GATE, 1},                            \
+        {"delta_net.conv", "linear_attn.conv1d", MHAI_CONVOLUTION, 0},                           \
+        MHAI_NAME("delta_net.o_norm", "linear_attn.norm"),                                       \
+        MHAI_NAME("delta_net.o_proj", "linear_attn.out_proj"),                                   \
+        MHAI_NAME("delta_net", "linear_attn")
+#define MHAI_DELTA_FILES(names_)                                                        \
+    .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
+    .names = (names_), .ignores = mhai_delta_ignores, .shape = MHA_MODEL_SHAPE_CAUSAL,  \
+    .bias_key = "attention_bias", .rope = &mhai_delta_rope, .partial = true
+extern const mhai_rope_kind mhai_delta_rope;
+MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, const mhai_family *family,
+                                         mhai_family_plan *plan);
+bool mhai_delta_ignores(const mhai_family_plan *plan, const char *name);
+
+/* Shared by LFM2 and LFM2-MoE (lfm2.c): everything but the feed-forward layers and the rotation. */
+#define MHAI_LFM2_NAMES                                                                         \
+    MHAI_NAME("norm", "embedding_norm"), MHAI_NAME("self_attn_norm", "operator_norm"),          \
+        MHAI_NAME("mlp_norm", "ffn_norm"), MHAI_NAME("self_attn.o_proj", "self_attn.out_proj"), \
+        MHAI_NAME("self_attn.q_norm", "self_attn.q_layernorm"),                                 \
+        MHAI_NAME("self_attn.k_norm", "self_attn.k_layernorm"),                                 \
+        {"short_conv.b_proj", "conv.in_proj", MHAI_FUSED, 0},                                   \
+        {"short_conv.c_proj", "conv.in_proj", MHAI_FUSED, 1},                                   \
+        {"short_conv.x_proj", "conv.in_proj", MHAI_FUSED, 2},                                   \
+        {"short_conv.conv", "conv.conv", MHAI_CONVOLUTION, 0},                                  \
+        MHAI_NAME("short_conv.o_proj", "conv.out_proj"),                                        \
+        MHAI_NAME("mlp.gate_proj", "feed_forward.w1"),                                          \
+        MHAI_NAME("mlp.up_proj", "feed_forward.w3"), MHAI_NAME("mlp.down_proj", "feed_forward.w2")
+extern const mhai_rope_kind mhai_lfm2_rope;
+MHA_NODISCARD mha_status mhai_read_lfm2(const mhai_config *config, const mhai_family *family,
+                                        mhai_family_plan *plan);
 
 /* Return plan->layers, allocated if necessary. */
 MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);

@@ -3,23 +3,9 @@
 
 #include <multihead/component.h>
 
-static const mhai_weight_name names[] = {MHAI_NAME("norm", "embedding_norm"),
-                                         MHAI_NAME("self_attn_norm", "operator_norm"),
-                                         MHAI_NAME("mlp_norm", "ffn_norm"),
-                                         MHAI_NAME("self_attn.o_proj", "self_attn.out_proj"),
-                                         MHAI_NAME("self_attn.q_norm", "self_attn.q_layernorm"),
-                                         MHAI_NAME("self_attn.k_norm", "self_attn.k_layernorm"),
-                                         {"short_conv.b_proj", "conv.in_proj", MHAI_FUSED, 0},
-                                         {"short_conv.c_proj", "conv.in_proj", MHAI_FUSED, 1},
-                                         {"short_conv.x_proj", "conv.in_proj", MHAI_FUSED, 2},
-                                         {"short_conv.conv", "conv.conv", MHAI_CONVOLUTION, 0},
-                                         MHAI_NAME("short_conv.o_proj", "conv.out_proj"),
-                                         MHAI_NAME("mlp.gate_proj", "feed_forward.w1"),
-                                         MHAI_NAME("mlp.up_proj", "feed_forward.w3"),
-                                         MHAI_NAME("mlp.down_proj", "feed_forward.w2"),
-                                         MHAI_NAME(NULL, NULL)};
+static const mhai_weight_name names[] = {MHAI_LFM2_NAMES, MHAI_NAME(NULL, NULL)};
 
-static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor", 1e6, 1, true};
+const mhai_rope_kind mhai_lfm2_rope = {NULL, "rope_theta", "partial_rotary_factor", 1e6, 1, true};
 
 extern const mhai_family mhai_family_lfm2;
 
@@ -54,11 +40,12 @@ static mha_status adjust(const mhai_config *config, mha_transformer_desc *d)
     return MHA_OK;
 }
 
-static mha_status read_lfm2(const mhai_config *config, mhai_family_plan *plan)
+mha_status mhai_read_lfm2(const mhai_config *config, const mhai_family *family,
+                          mhai_family_plan *plan)
 {
     int64_t kernel;
     bool tied;
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_lfm2, true, plan));
+    MHA_TRY(mhai_read_decoder(config, family, true, plan));
     MHA_TRY(mhai_config_real(config, "norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
     MHA_TRY(mhai_config_unset(config, "conv_bias"));
     MHA_TRY(mhai_config_optional(config, "conv_L_cache", 1, MHA_CONVOLUTION_MOST, 3, &kernel));
@@ -66,7 +53,6 @@ static mha_status read_lfm2(const mhai_config *config, mhai_family_plan *plan)
                              mhai_desc_has(&plan->desc, MHA_TRANSFORMER_TIED), &tied));
     if (tied != mhai_desc_has(&plan->desc, MHA_TRANSFORMER_TIED))
         plan->desc.flags ^= MHA_TRANSFORMER_TIED;
-    MHA_TRY(adjust(config, &plan->desc));
     const mhai_mixing mixing = {
         "conv",
         is_convolution,
@@ -75,7 +61,13 @@ static mha_status read_lfm2(const mhai_config *config, mhai_family_plan *plan)
         0,
         0,
         NULL};
-    MHA_TRY(mhai_read_mixing(config, &mixing, plan));
+    return mhai_read_mixing(config, &mixing, plan);
+}
+
+static mha_status read_lfm2(const mhai_config *config, mhai_family_plan *plan)
+{
+    MHA_TRY(mhai_read_lfm2(config, &mhai_family_lfm2, plan));
+    MHA_TRY(adjust(config, &plan->desc));
     return mhai_read_rope(config, plan);
 }
 
@@ -83,6 +75,6 @@ const mhai_family mhai_family_lfm2 = {.model_type = "lfm2",
                                       MHAI_LLAMA_FILES(names),
                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
                                       .inner = "block_ff_dim",
-                                      .rope = &rope,
+                                      .rope = &mhai_lfm2_rope,
                                       .tied = true,
                                       .read = read_lfm2};

@@ -69,10 +69,12 @@ static const struct {
 } layer_flags[] = {{"scale_given", MHA_LAYER_SCALE_GIVEN},
                    {"window", MHA_LAYER_WINDOW},
                    {"qk_norm", MHA_LAYER_QK_NORM},
+                   {"qk_norm_row", MHA_LAYER_QK_NORM_ROW},
                    {"sinks", MHA_LAYER_SINKS},
                    {"alibi", MHA_LAYER_ALIBI},
                    {"no_rope", MHA_LAYER_NO_ROPE},
-                   {"rope_interleaved", MHA_LAYER_ROPE_INTERLEAVED}};
+                   {"rope_interleaved", MHA_LAYER_ROPE_INTERLEAVED},
+                   {"output_gate", MHA_LAYER_OUTPUT_GATE}};
 
 #define AT(name) #name, offsetof(mha_layer_desc, name)
 
@@ -80,16 +82,22 @@ static const struct {
     const char *name;
     size_t offset;
     int64_t low, high;
-} layer_counts[] = {{AT(left_keys), -1, INT64_MAX},          {AT(right_keys), -1, INT64_MAX},
-                    {AT(sink_keys), 0, INT64_MAX},           {AT(t5_buckets), 0, MHAI_MOST_WIDTH},
-                    {AT(t5_max_distance), 0, INT64_MAX},     {AT(rotary_dim), 0, MHAI_MOST_WIDTH},
-                    {AT(rope_original_length), 0, INT64_MAX}};
+} layer_counts[] = {{AT(left_keys), -1, INT64_MAX},
+                    {AT(right_keys), -1, INT64_MAX},
+                    {AT(sink_keys), 0, INT64_MAX},
+                    {AT(t5_buckets), 0, MHAI_MOST_WIDTH},
+                    {AT(t5_max_distance), 0, INT64_MAX},
+                    {AT(rotary_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(rope_original_length), 0, INT64_MAX},
+                    {AT(key_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(value_dim), 0, MHAI_MOST_WIDTH}};
 
 static const struct {
     const char *name;
     size_t offset;
 } layer_reals[] = {{AT(scale)},       {AT(softcap)},  {AT(qk_norm_epsilon)}, {AT(rope_base)},
-                   {AT(rope_factor)}, {AT(rope_low)}, {AT(rope_high)},       {AT(rope_amplitude)}};
+                   {AT(rope_factor)}, {AT(rope_low)}, {AT(rope_high)},       {AT(rope_amplitude)},
+                   {AT(step_least)},  {AT(step_most)}};
 
 enum {
     LAYER_FLAGS = sizeof layer_flags / sizeof layer_flags[0],
@@ -99,6 +107,10 @@ enum {
 
 static const char *const qk_norms[] = {"rms", "l2"};
 static const char *const scalings[] = {"linear", "llama3", "yarn"};
+static const char *const mixers[] = {"attention", "gated_delta", "short_convolution",
+                                     "state_space"};
+
+enum { MIXERS = sizeof mixers / sizeof mixers[0] };
 
 /* Omit the parameters that a layer does not have. */
 static bool write_layer(const mha_layer_desc *l, json_t *root)
@@ -107,6 +119,9 @@ static bool write_layer(const mha_layer_desc *l, json_t *root)
                 mhai_put_text(root, "qk_norm_kind", qk_norms[l->qk_norm]);
     if (l->rope_scaling)
         good = good && mhai_put_text(root, "rope_scaling", scalings[l->rope_scaling]);
+    if (l->mixer)
+        good = good && mhai_put_text(root, "mixer", mixers[l->mixer]) &&
+               mhai_put_count(root, "conv_kernel", l->conv_kernel);
     for (int i = 0; i < LAYER_FLAGS; i++)
         if (l->flags & layer_flags[i].flag)
             good = good && mhai_put_bool(root, layer_flags[i].name, true);
@@ -137,7 +152,8 @@ static bool write_layers(const mha_transformer_desc *d, json_t *root)
 
 static bool is_layer_key(const char *key)
 {
-    bool known = strcmp(key, "qk_norm_kind") == 0 || strcmp(key, "rope_scaling") == 0;
+    bool known = strcmp(key, "qk_norm_kind") == 0 || strcmp(key, "rope_scaling") == 0 ||
+                 strcmp(key, "mixer") == 0 || strcmp(key, "conv_kernel") == 0;
     for (int i = 0; i < LAYER_FLAGS; i++) known = known || strcmp(key, layer_flags[i].name) == 0;
     for (int i = 0; i < LAYER_COUNTS; i++) known = known || strcmp(key, layer_counts[i].name) == 0;
     for (int i = 0; i < LAYER_REALS; i++) known = known || strcmp(key, layer_reals[i].name) == 0;
@@ -167,6 +183,11 @@ static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
     l->qk_norm = (mha_qk_norm_kind)kind;
     MHA_TRY(mhai_config_choice(config, "rope_scaling", scalings[0], scalings, 3, &kind));
     l->rope_scaling = (mha_rope_scaling)kind;
+    MHA_TRY(mhai_config_choice(config, "mixer", mixers[0], mixers, MIXERS, &kind));
+    l->mixer = (mha_mixer)kind;
+    int64_t kernel;
+    MHA_TRY(mhai_config_optional(config, "conv_kernel", 1, MHA_CONVOLUTION_MOST, 0, &kernel));
+    l->conv_kernel = (int32_t)kernel;
     for (int i = 0; i < LAYER_FLAGS; i++) {
         bool set;
         MHA_TRY(mhai_config_bool(config, layer_flags[i].name, false, &set));

@@ -1,10 +1,11 @@
 /* Qwen 2: Llama with biases of q, k and v, and a window on some layers. Qwen 3: norms of queries
- * and keys instead. */
+ * and keys instead, and in Qwen3-MoE experts. */
 #include "model/arch/family.h"
 
 #include <multihead/component.h>
 
-static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_NAME(NULL, NULL)};
+static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_EXPERT_NAMES,
+                                         MHAI_NAME(NULL, NULL)};
 
 static mha_status read_qwen(const mhai_config *config, const mhai_family *family,
                             mhai_family_plan *plan)
@@ -19,7 +20,7 @@ static mha_status read_qwen(const mhai_config *config, const mhai_family *family
     return MHA_OK;
 }
 
-extern const mhai_family mhai_family_qwen2, mhai_family_qwen3;
+extern const mhai_family mhai_family_qwen2, mhai_family_qwen3, mhai_family_qwen3_moe;
 
 static mha_status read_qwen2(const mhai_config *config, mhai_family_plan *plan)
 {
@@ -30,17 +31,27 @@ static mha_status read_qwen2(const mhai_config *config, mhai_family_plan *plan)
 
 static mha_status read_qwen3(const mhai_config *config, mhai_family_plan *plan)
 {
-    bool biased;
     MHA_TRY(read_qwen(config, &mhai_family_qwen3, plan));
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
-    if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
-    MHA_TRY(mhai_plan_layers(plan));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
-        plan->layers[i].flags |= MHA_LAYER_QK_NORM;
-        plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
-    }
-    return mhai_read_rope(config, plan);
+    return mhai_read_normed(config, MHA_LAYER_QK_NORM, plan);
+}
+
+static mha_status read_qwen3_moe(const mhai_config *config, mhai_family_plan *plan)
+{
+    static const mhai_experts_kind kind = {.count = "num_local_experts",
+                                           .alias = "num_experts",
+                                           .inner = "moe_intermediate_size",
+                                           .normalises = "norm_topk_prob",
+                                           .may_lack = true,
+                                           .steps = true};
+    bool windowed;
+    MHA_TRY(mhai_read_decoder(config, &mhai_family_qwen3_moe, true, plan));
+    MHA_TRY(mhai_read_silu(config));
+    MHA_TRY(mhai_config_bool(config, "use_sliding_window", false, &windowed));
+    if (windowed) MHA_TRY(mhai_config_unset(config, "layer_types")); /* transformers ignores it */
+    if (windowed) MHA_TRY(mhai_read_windows(config, 4096, 0, 0, plan));
+    MHA_TRY(mhai_read_experts(config, &kind, plan));
+    return mhai_read_normed(config, MHA_LAYER_QK_NORM, plan);
 }
 
 const mhai_family mhai_family_qwen2 = {.model_type = "qwen2",
@@ -53,3 +64,9 @@ const mhai_family mhai_family_qwen3 = {.model_type = "qwen3",
                                        .shape = MHA_MODEL_SHAPE_CAUSAL,
                                        .bias_key = "attention_bias",
                                        .read = read_qwen3};
+
+const mhai_family mhai_family_qwen3_moe = {.model_type = "qwen3_moe",
+                                           MHAI_LLAMA_FILES(names),
+                                           .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                           .bias_key = "attention_bias",
+                                           .read = read_qwen3_moe};

@@ -1,4 +1,4 @@
-// The card of a head: its scores, tokens, examples, and the earlier heads that it reads.
+// The card of a head: its roles, pairs or tokens, the earlier heads that it reads, scores, places.
 
 const about = new Set(); // columns whose definition is open
 
@@ -133,9 +133,9 @@ function cardOf(h) {
         swatch.style.background = `var(${colour})`;
         return make("span", "", swatch, name);
     };
-    card.append(...arrowsOf(h), make("h3", "", "Scores"), make("p", "keys", key("mean", "--bar"), key("95 % interval", "--ink"),
+    card.append(...listsOf(h), ...arrowsOf(h), make("h3", "", "Scores"), make("p", "keys", key("mean", "--bar"), key("95 % interval", "--ink"),
         key("10 to 90 % of rows", "--series-2"), key("chance", "--muted"), key("permutation null", "--series-1")),
-    measuresOf(h), ...placesOf(h), ...listsOf(h));
+    measuresOf(h), ...placesOf(h));
     if (head.lines.length) card.append(make("div", "line-plots", ...head.lines.map(lineOf)));
     if (head.command) card.append(make("h3", "", "See it in a text"), make("p", "", make("code", "", head.command)));
     return card;

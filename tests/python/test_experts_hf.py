@@ -1,0 +1,228 @@
+"""Models with routed experts against transformers in float64: logits, steps, greedy tokens, heads, routing, both layouts
+of files, threads, and rejected models. The models are random."""
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import multihead
+from test_hybrid_hf import SIZES as HYBRID, TEXT, in_double, run, write_tokenizer
+
+SIZES = {name: size for name, size in HYBRID.items() if "head_dim" not in name and "linear" not in name}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SHARED = {**HYBRID, **EXPERTS, "shared_expert_intermediate_size": 32}
+CONV = {**EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"]}
+KINDS = {
+    "qwen3_next": ("Qwen3Next", {**SHARED, "mlp_only_layers": [1]}),
+    "qwen3_next, every second layer, plain weights": (
+        "Qwen3Next", {**SHARED, "num_experts": 5, "num_experts_per_tok": 5, "decoder_sparse_step": 2,
+                      "norm_topk_prob": False}),
+    "qwen3_next, tables, biases": ("Qwen3Next", {**SHARED, "num_experts": 33, "num_experts_per_tok": 7,
+                                                 "attention_bias": True}),
+    "qwen3_5_moe": ("Qwen3_5Moe", {**SHARED, "tie_word_embeddings": True}),
+    "qwen3_5_moe, tables": ("Qwen3_5Moe", {**SHARED, "moe_intermediate_size": 7}),
+    "qwen3_5_moe, one expert": ("Qwen3_5Moe", {**SHARED, "num_experts": 1, "num_experts_per_tok": 1}),
+    "qwen3_moe": ("Qwen3Moe", {**SIZES, **EXPERTS, "head_dim": 16}),
+    "qwen3_moe, window, some dense": (
+        "Qwen3Moe", {**SIZES, **EXPERTS, "head_dim": 8, "norm_topk_prob": True, "mlp_only_layers": [0, 3],
+                     "use_sliding_window": True, "sliding_window": 9, "attention_bias": True}),
+    "qwen3_moe, tables": ("Qwen3Moe", {**SIZES, **EXPERTS, "head_dim": 12, "num_experts": 40,
+                                       "num_experts_per_tok": 8, "tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 8}),
+    "mixtral, window": ("Mixtral", {**SIZES, "num_local_experts": 3, "num_experts_per_tok": 1, "head_dim": 10,
+                                    "sliding_window": 12}),
+    "mixtral, tables": ("Mixtral", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 3,
+                                    "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.5}}),
+    "olmoe": ("Olmoe", {**SIZES, "num_experts": 6, "num_experts_per_tok": 3}),
+    "olmoe, one group, biases": ("Olmoe", {**SIZES, "num_experts": 9, "num_experts_per_tok": 2, "norm_topk_prob": True,
+                                           "num_key_value_heads": 1, "attention_bias": True}),
+    "olmoe, tables": ("Olmoe", {**SIZES, "num_experts": 16, "num_experts_per_tok": 8, "num_key_value_heads": 4}),
+    "lfm2_moe": ("Lfm2Moe", {**SIZES, **CONV}),
+    "lfm2_moe, tables": ("Lfm2Moe", {**SIZES, **CONV, "routed_scaling_factor": 2.5, "num_experts": 12,
+                                     "num_dense_layers": 3, "tie_word_embeddings": False}),
+    "lfm2_moe, without bias": ("Lfm2Moe", {**SIZES, **CONV, "use_expert_bias": False, "norm_topk_prob": False,
+                                           "num_dense_layers": 0})}
+FAMILIES = [kind for kind in KINDS if "," not in kind]
+
+
+def make(kind, **changes):
+    name, sizes = KINDS[kind]
+    config = name + ("TextConfig" if name == "Qwen3_5Moe" else "Config")
+    if not hasattr(transformers, config):
+        pytest.skip(f"this transformers has no {config}")
+    torch.manual_seed(7)
+    config = getattr(transformers, config)(**{**sizes, **changes})
+    config._experts_implementation = "eager"  # the usual one is for float32 alone
+    net = getattr(transformers, name + "ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, p in [*net.named_parameters(), *net.named_buffers()]:
+            if p.ndim > 1:
+                p.normal_(0, .3 if "embed" in name else .5 if "conv" in name else .8 / p.shape[-1] ** .5)
+            elif "norm" in name or "bias" in name:
+                p += torch.randn_like(p) * .2
+    return net
+
+
+def save(net, folder, tables=False):
+    net.save_pretrained(folder, **({"save_original_format": False} if tables else {}))
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def made(request, tmp_path_factory):
+    net = make(request.param)
+    folder = save(net, tmp_path_factory.mktemp("experts"), "tables" in request.param)
+    names = load_file(folder / "model.safetensors")
+    assert any(name.endswith("gate_up_proj") for name in names) == ("tables" in request.param)
+    return net, multihead.Model(folder)
+
+
+def test_logits_are_those_of_transformers_in_double(made):
+    net, model = made
+    torch.manual_seed(1)
+    ids = torch.randint(0, 97, (1, 150))
+    with torch.no_grad():
+        rounded = net(ids).logits[0].numpy()
+    exact, ours = in_double(net, ids), model.logits(ids[0].tolist())
+    error, theirs = (np.linalg.norm(x - exact) for x in (ours, rounded))
+    assert error <= 2 * theirs
+
+
+def test_threads_batches_and_steps_change_no_bit(made):
+    ids, model = torch.randint(0, 97, (2, 150)).tolist(), made[1]
+    whole = [model.logits(row) for row in ids]
+    threads = multihead.get_threads()
+    for count in (1, 3):
+        multihead.set_threads(count)
+        assert np.array_equal(model.logits(ids[0]), whole[0])
+    multihead.set_threads(threads)
+    for size in (1, 7, 90):
+        decoder = model.decoder(batch=2)
+        for at in range(0, 150, size):
+            got = decoder.step([row[at:at + size] for row in ids], [len(row[at:at + size]) for row in ids])
+            for b in range(2):
+                assert np.array_equal(got[b], whole[b][at:at + size])
+
+
+def test_greedy_tokens_are_those_of_transformers(made):
+    net, model = made
+    ids = torch.randint(0, 97, (1, 9))
+    decoder, ours = model.decoder(), []
+    logits = decoder.prefill(ids[0].tolist())
+    for _ in range(50):
+        ours.append(int(logits.argmax()))
+        logits = decoder.step([ours[-1]])[0]
+    whole = ids[0].tolist() + ours
+    with torch.no_grad():
+        theirs = net(torch.tensor([whole])).logits[0].argmax(-1)
+    assert theirs[8:-1].tolist() == ours == model.logits(whole)[8:-1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("made", FAMILIES, indirect=True)
+def test_heads_are_switched_off(made):
+    net, model = made
+    layer = max(i for i, heads in enumerate(model.heads_of_layers) if heads == 4)
+    attention, ids = net.model.layers[layer].self_attn, torch.randint(0, 97, (1, 40))
+    out = attention.out_proj if hasattr(attention, "out_proj") else attention.o_proj
+    D = out.in_features // 4
+    with torch.no_grad():
+        kept = out.weight.clone()
+        out.weight[:, D:2 * D] = 0
+        theirs = net(ids).logits[0].numpy()
+        out.weight.copy_(kept)
+    ours = model.logits(ids[0].tolist(), without=[f"L{layer}H1"])
+    assert np.linalg.norm(ours - theirs) < 1e-4 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("made", [kind for kind in FAMILIES if not kind.startswith("qwen3_")] + ["qwen3_moe"],
+                         indirect=True)
+def test_the_program_shows_heads_and_refuses_the_rest(made, tmp_path):
+    model, text = made[1], tmp_path / "text.txt"
+    text.write_text((TEXT + "\n") * 3)
+    layer = next(i for i, heads in enumerate(model.heads_of_layers) if heads)
+    for command in (["view", model.path, TEXT, "--layer", layer, "--npy", tmp_path / "maps.npy", "--quiet"],
+                    ["heads", model.path, "--text", text, "--csv", "--random", 0]):
+        assert run(*command).returncode == 0
+    plain = all(model.heads_of_layers)
+    for command, words in ((["ablate", model.path, "--text", text], None), (["circuits", model.path], None),
+                           (["prune", model.path, "--text", text, "-o", tmp_path / "x"], "layer 0 has routed experts")):
+        done = run(*command)
+        if words or not plain:
+            assert done.returncode and "layer" in done.stderr, done.stderr
+        else:
+            assert done.returncode == 0, done.stderr
+
+
+REFUSED = {
+    "qwen3_next": [
+        ("num_experts_per_tok", 7, "'num_experts_per_tok' is 7, expected 1..6"),
+        ("num_experts_per_tok", 0, "'num_experts_per_tok' is 0, expected 1..6"),
+        ("num_experts_per_tok", None, "'num_experts_per_tok' is missing"),
+        ("num_experts", -1, "'num_experts' is -1, expected 0..65536"),
+        ("num_experts", 7, "describes at least"),
+        ("num_experts", 5, "layers.0.mlp.gate.weight' has shape \\[6, 48\\], config.json asks for \\[5, 48\\]"),
+        ("moe_intermediate_size", 23, "experts.0.gate_proj.weight' has shape \\[24, 48\\]"),
+        ("moe_intermediate_size", 1 << 21, "'moe_intermediate_size' is 2097152"),
+        ("shared_expert_intermediate_size", 31, "shared_expert.gate_proj.weight' has shape"),
+        ("decoder_sparse_step", 0, "'decoder_sparse_step' is 0"),
+        ("mlp_only_layers", 1, "'mlp_only_layers' is not a list"),
+        ("mlp_only_layers", [], "describes at least"),
+        ("mlp_only_layers", [1, 2], "weight .*layers.2.mlp.gate_proj.weight' is missing"),
+        ("norm_topk_prob", 1, "'norm_topk_prob'")],
+    "qwen3_5_moe": [
+        ("num_experts", 0, "'num_experts' is 0, expected 1..65536"),
+        ("num_experts", None, "'num_experts' is missing")],
+    "qwen3_moe": [
+        ("num_experts", 5, "'num_experts' is 5, 'num_local_experts' is 6|'num_local_experts' is 6, 'num_experts' is 5"
+                           "|'num_experts' is 5, .*leave the one"),
+        ("num_local_experts", None, "'num_experts' is missing")],
+    "mixtral": [
+        ("num_local_experts", 0, "'num_local_experts' is 0, expected 1..65536"),
+        ("num_experts_per_tok", 9, "'num_experts_per_tok' is 9, expected 1..8")],
+    "olmoe": [
+        ("clip_qkv", 8.0, "'clip_qkv' is set"),
+        ("num_key_value_heads", 1, "k_proj.weight' has shape|k_norm.weight' has shape")],
+    "lfm2_moe": [
+        ("use_expert_bias", False, "has weight .*expert_bias"),
+        ("num_dense_layers", 2, "weight .*layers.1.feed_forward.w1.weight' is missing"),
+        ("routed_scaling_factor", -1.0, "'routed_scaling_factor' is -1")]}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {kind: save(make(kind), tmp_path_factory.mktemp("refused")) for kind in REFUSED}
+
+
+@pytest.mark.parametrize("kind, field, value, error", [(kind, *row) for kind in REFUSED for row in REFUSED[kind]])
+def test_hostile_fields_are_refused(folders, kind, field, value, error):
+    path = folders[kind] / "config.json"
+    written = path.read_text()
+    path.write_text(json.dumps({**json.loads(written), field: value}))
+    with pytest.raises(multihead.Error, match=error):
+        multihead.Model(folders[kind])
+    path.write_text(written)
+
+
+@pytest.mark.parametrize("name, change, error", [
+    ("mlp.experts.gate_up_proj", lambda w: w[:-1], "gate_up_proj' has shape \\[5, 48, 48\\], .* \\[6, 48, 48\\]"),
+    ("mlp.experts.gate_up_proj", lambda w: w[:, :-1], "gate_up_proj' has shape"),
+    ("mlp.experts.down_proj", lambda w: w.transpose(1, 2), "down_proj' has shape"),
+    ("mlp.experts.down_proj", lambda w: w.flatten(0, 1), "down_proj' has shape"),
+    ("mlp.experts.down_proj", lambda w: w.long(), "down_proj' is i64"),
+    ("mlp.experts.down_proj", None, "experts.down_proj' is missing"),
+    ("mlp.gate.weight", None, "gate.weight' is missing"),
+    ("mlp.shared_expert_gate.weight", None, "shared_expert_gate.weight' is missing")])
+def test_hostile_tables_are_refused(tmp_path, name, change, error):
+    folder = save(make("qwen3_5_moe"), tmp_path, tables=True)
+    weights, full = load_file(folder / "model.safetensors"), f"model.layers.1.{name}"
+    if change:
+        weights[full] = change(weights[full]).contiguous()
+    else:
+        del weights[full]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(multihead.Error, match=error):
+        multihead.Model(folder)

@@ -1,0 +1,101 @@
+"""Gradients of hybrids against torch: autograd in float64 through transformers' gated delta net of Qwen 3.5, its
+convolution and gated norm; short convolutions and output gates by their formulas."""
+import ctypes as C
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import training_ctypes as training
+import transformer_torch as plain
+from multihead._abi import LayerDesc
+from test_hybrid_hf import Double
+from test_training_torch import batch, gradients_of, near
+
+SIZES = {"vocab_size": 23, "max_length": 80, "embed_dim": 32, "num_layers": 3, "num_heads": 4, "kv_heads": 2,
+         "head_dim": 8, "ff_dim": 40, "causal": True, "norm": "rms", "positions": "rotary", "feed_forward": "swiglu"}
+DELTA = {"mixer": 1, "conv_kernel": 4, "key_dim": 6, "value_dim": 10}
+GATED, CONVOLUTION = {"flags": 1 << 7}, {"mixer": 2, "conv_kernel": 3}
+MODELS = {"gdn, gated attention, gdn": (DELTA, GATED, {**DELTA, "conv_kernel": 1, "key_dim": 9}),
+          "convolution, gdn, convolution": (CONVOLUTION, DELTA, CONVOLUTION)}
+
+
+class Delta:
+    """transformers' layer as a function of our parameters."""
+
+    def __init__(self, layer, desc):
+        self.name, self.wide = f"layers.{layer}.delta_net", desc["value_dim"]
+        self.module = transformers.models.qwen3_5.modeling_qwen3_5.Qwen3_5GatedDeltaNet(
+            transformers.Qwen3_5TextConfig(
+                hidden_size=SIZES["embed_dim"], num_hidden_layers=1, layer_types=["linear_attention"],
+                linear_num_key_heads=SIZES["kv_heads"], linear_num_value_heads=SIZES["num_heads"],
+                linear_key_head_dim=desc["key_dim"], linear_value_head_dim=self.wide,
+                linear_conv_kernel_dim=desc["conv_kernel"], rms_norm_eps=1e-5), 0).double()
+
+    def __call__(self, p, x, gates):
+        def own(name):
+            return p[f"{self.name}.{name}"]
+        opened = own("o_proj.weight") * gates.repeat_interleave(self.wide)
+        parameters = {"in_proj_qkv.weight": torch.cat([own(f"{kind}_proj.weight") for kind in "qkv"]),
+                      "in_proj_z.weight": own("g_proj.weight"), "in_proj_b.weight": own("b_proj.weight"),
+                      "in_proj_a.weight": own("a_proj.weight"), "conv1d.weight": own("conv.weight")[:, None],
+                      "A_log": own("A_log"), "dt_bias": own("dt_bias"), "norm.weight": own("o_norm.weight"),
+                      "out_proj.weight": opened}
+        return torch.func.functional_call(self.module, parameters, (x,))
+
+
+class Convolution:
+    def __init__(self, layer, desc):
+        self.name, self.taps = f"layers.{layer}.short_conv", desc["conv_kernel"]
+
+    def __call__(self, p, x, gates):
+        b, c, y = (plain.linear(p, f"{self.name}.{kind}_proj", x) for kind in "bcx")
+        padded = torch.nn.functional.pad((b * y).transpose(1, 2), (self.taps - 1, 0))
+        mixed = torch.nn.functional.conv1d(padded, p[f"{self.name}.conv.weight"][:, None], groups=y.shape[-1])
+        return plain.linear(p, f"{self.name}.o_proj", c * mixed.transpose(1, 2))
+
+
+@pytest.fixture(autouse=True)
+def in_double(monkeypatch):
+    monkeypatch.setattr(transformers.models.qwen3_5.modeling_qwen3_5, "torch", Double())
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+def make(layers, seed=1):
+    descs = (LayerDesc * len(layers))(*(LayerDesc(**layer) for layer in layers))
+    heads = [0 if layer.get("mixer") == 2 else SIZES["num_heads"] for layer in layers]
+    kv = [min(n, SIZES["kv_heads"]) for n in heads]
+    lists = [(C.c_int64 * len(layers))(*numbers) for numbers in (heads, kv)]
+    model = training.Transformer(**SIZES, layers=descs, layer_heads=lists[0], layer_kv_heads=lists[1])
+    model.initialise(seed, embedding_std=0.5)
+    rng = np.random.default_rng(seed)
+    for name, value in model.parameters().items():
+        if value.ndim == 1 and "dt_bias" not in name:  # norms other than 1
+            value += 0.2 * rng.standard_normal(value.shape, np.float32)
+    model.update()
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("length", [12, 70])
+def test_gradients_are_those_of_autograd(name, length):
+    layers, rng = MODELS[name], np.random.default_rng(length)
+    model = make(layers)
+    mixers = {i: (Delta if layer["mixer"] == 1 else Convolution)(i, layer)
+              for i, layer in enumerate(layers) if "mixer" in layer}
+    tokens, lengths, targets = batch(rng, 3, length)
+    gates = rng.uniform(0.5, 1.5, (3, SIZES["num_heads"])).astype(np.float32)
+    loss, dlogits = training.cross_entropy(model.forward(tokens, lengths, gates=gates), targets)
+    dgates = np.zeros_like(gates)
+    model.backward(dlogits, gates=dgates)
+    p = plain.leaves(model, torch.float64) | {
+        "gates": torch.tensor(gates, dtype=torch.float64, requires_grad=True)}
+    exact_loss = plain.loss(plain.forward(model, p, torch.tensor(tokens), lengths, gates=p["gates"], mixers=mixers),
+                            torch.tensor(targets))
+    assert abs(loss - exact_loss.item()) <= 1e-6 * exact_loss.item()
+    exact = gradients_of(exact_loss, p)
+    near("gates", dgates, exact["gates"].numpy(), float(exact["gates"].abs().max()))
+    worst = max(near(name, ours, exact[name].numpy(), float(exact[name].abs().max()))
+                for name, ours in model.gradients().items())
+    print(f"  {name}, {length} tokens: worst gradient {worst:.1e} of its size")
