@@ -218,7 +218,7 @@ typedef struct mha_layer_desc {
     mha_mixer mixer;
     int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
     int64_t key_dim, value_dim;
-    mha_experts_desc experts; /* in place of a feed-forward layer of ff_dim */
+    mha_experts_desc experts;    /* in place of a feed-forward layer of ff_dim */
     float step_least, step_most; /* of a state space; step_most 0: infinite */
 } mha_layer_desc;
 
