@@ -245,8 +245,8 @@ static bool take_receiver(const text_model *model, const char *text, size_t byte
     const mha_transformer_desc *d = &model->desc;
     const char *const parts = "qkv", *part = strchr(parts, end[1]);
     if (!part || receiver->layer >= d->num_layers) return false;
-    const int64_t heads = d->layer_heads ? d->layer_heads[receiver->layer] : d->num_heads;
-    const int64_t kv = d->layer_kv_heads ? d->layer_kv_heads[receiver->layer] : d->kv_heads;
+    const int64_t heads = mha_transformer_heads(d, receiver->layer);
+    const int64_t kv = mha_transformer_kv_heads(d, receiver->layer);
     if (receiver->head >= heads) return false;
     const bool attends = !d->layers || !d->layers[receiver->layer].mixer;
     receiver->part = (mha_patch_part)(MHA_PATCH_QUERY + (part - parts));

@@ -153,9 +153,6 @@ typedef struct bench_report {
  * seconds. */
 double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth);
 
-/* The peak for the work's products: f32 or bf16 multiply-adds; 0: unknown. */
-double bench_peak(const bench_machine *machine, const bench_work *work);
-
 void bench_print_machine(const bench_machine *machine);
 void bench_print_row(const bench_machine *machine, const bench_row *row);
 

@@ -13,14 +13,15 @@
 #include <string.h>
 #include <time.h>
 
-double bench_peak(const bench_machine *machine, const bench_work *work)
+/* The peak for the work's products: f32 or bf16 multiply-adds; 0: unknown. */
+static double peak_of(const bench_machine *machine, const bench_work *work)
 {
     return work->shape.compute == MHA_COMPUTE_BF16 ? machine->bf16_peak : machine->fma_peak;
 }
 
 double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth)
 {
-    const double peak = bench_peak(machine, work), compute = peak > 0 ? work->flops / peak : 0;
+    const double peak = peak_of(machine, work), compute = peak > 0 ? work->flops / peak : 0;
     const double memory = work->bytes > 0 ? work->bytes / bandwidth : 0;
     return compute > memory ? compute : memory;
 }
@@ -143,7 +144,7 @@ static void put_shape(mha_json *json, const bench_shape *s)
 static void put_row(mha_json *json, const bench_machine *machine, const bench_row *row)
 {
     const bench_result *r = &row->result;
-    const double peak = bench_peak(machine, &row->work), flops = row->work.flops;
+    const double peak = peak_of(machine, &row->work), flops = row->work.flops;
     mha_json_text(json, "name", row->work.name);
     mha_json_text(json, "work", bench_kind_name(row->work.shape.kind));
     put_shape(json, &row->work.shape);

@@ -55,7 +55,8 @@ static int64_t side(tally *t, int64_t n, int64_t reach)
     return plus(t, times(t, far, n - far), far ? triangle(t, far - 1) : 0);
 }
 
-int64_t counts_visible(int64_t n, int64_t left, int64_t right)
+/* Pairs (t, s) with t - left <= s <= t + right, 0 <= t, s < n; -1: open. -1 on overflow. */
+static int64_t count_visible(int64_t n, int64_t left, int64_t right)
 {
     tally t = {false};
     int64_t pairs = plus(&t, n, plus(&t, side(&t, n, left), side(&t, n, right)));
@@ -109,7 +110,7 @@ bool counts_of(const counts_shape *s, counts *result)
         s->batch < 1 || s->length < 1 || s->element_bytes < 1)
         return false;
     c.pairs = times(&t, s->length, s->length);
-    c.visible_pairs = counts_visible(s->length, s->left, s->right);
+    c.visible_pairs = count_visible(s->length, s->left, s->right);
     if (c.visible_pairs < 0) return false;
     c.parameters = count_parameters(&t, s);
     c.flops = count_flops(&t, s, &c.parameters, c.visible_pairs);

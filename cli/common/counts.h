@@ -50,9 +50,6 @@ typedef struct counts {
 /* False if a count exceeds 2^63 - 1, or a size is not positive. */
 bool counts_of(const counts_shape *shape, counts *result);
 
-/* Pairs (t, s) with t - left <= s <= t + right, 0 <= t, s < n; -1: open. -1 on overflow. */
-int64_t counts_visible(int64_t n, int64_t left, int64_t right);
-
 /* A number of key/value heads to illustrate sharing: the shape's own if it shares, otherwise the
  * divisor of H nearest to 8 that is neither 1 nor H; 0 if there is none. */
 int64_t counts_group_example(const counts_shape *shape);

@@ -230,7 +230,7 @@ cli_exit heads_begin(const text_model *model, heads_found *found)
     int64_t *heads, count = 0;
     CLI_TRY(ARENA_ALLOC(model->layers, &heads));
     for (int64_t l = 0; l < model->layers; l++) {
-        heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;
+        heads[l] = mha_transformer_heads(&model->desc, l);
         count += heads[l];
     }
     *found = (heads_found){

@@ -238,6 +238,5 @@ cli_exit heads_write_json(const heads_options *options, const heads_found *found
                           const heads_row *rows, int64_t count)
 {
     const json_job job = {.options = options, .found = found, .rows = rows, .count = count};
-    mha_status status = files_draw("-", draw_json, &job);
-    return status == MHA_OK ? CLI_OK : cli_fail_status(status);
+    return cli_check(files_draw("-", draw_json, &job));
 }

@@ -421,8 +421,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     r.page.heads = cards;
     r.page.head_count = count;
     r.page.first_head = first_head(&r);
-    const mha_status status = files_draw(options->page, draw, &r.page);
-    if (status != MHA_OK) return cli_fail_status(status);
+    CLI_TRY(cli_check(files_draw(options->page, draw, &r.page)));
     cli_note(options->quiet || !strcmp(options->page, "-"),
              "wrote %s: %" PRId64 " heads, %" PRId64 " scores", options->page, count, r.columns);
     return CLI_OK;

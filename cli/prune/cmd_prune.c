@@ -189,7 +189,8 @@ static cli_exit open_model(prune_job *job, const char *folder)
     if (job->model.encoder)
         return cli_fail(CLI_UNSUPPORTED, "%s: is an encoder-decoder, which cannot be pruned",
                         folder);
-    for (int64_t l = 0; l < job->model.desc.num_layers; l++) job->heads += prune_heads_of(job, l);
+    for (int64_t l = 0; l < job->model.desc.num_layers; l++)
+        job->heads += mha_transformer_heads(&job->model.desc, l);
     return CLI_OK;
 }
 

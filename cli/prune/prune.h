@@ -91,7 +91,6 @@ cli_exit prune_choose(prune_job *job);
 
 /* Gates with the first `removed` heads of an order closed. */
 void prune_gates(const prune_job *job, const int64_t *order, int64_t removed, float *gates);
-int64_t prune_heads_of(const prune_job *job, int64_t layer);
 
 /* ---- prune_out.c */
 const char *prune_measured(const prune_job *job); /* "accuracy" or "cosine" */

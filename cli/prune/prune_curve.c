@@ -10,12 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int64_t prune_heads_of(const prune_job *job, int64_t layer)
-{
-    const mha_transformer_desc *d = &job->model.desc;
-    return d->layer_heads ? d->layer_heads[layer] : d->num_heads;
-}
-
 /* ---- progress -------------------------------------------------------------------------------- */
 
 /* Heads that may be removed. */
@@ -23,7 +17,7 @@ static int64_t heads_to_go(const prune_job *job)
 {
     int64_t count = 0;
     for (int64_t l = 0; l < job->model.desc.num_layers; l++) {
-        const int64_t more = prune_heads_of(job, l) - job->options->least;
+        const int64_t more = mha_transformer_heads(&job->model.desc, l) - job->options->least;
         count += more > 0 ? more : 0;
     }
     return count;
@@ -220,7 +214,8 @@ static void shuffle(const prune_job *job, uint64_t seed, int64_t *heads)
     random_source r = random_make((uint64_t)job->options->seed, 1 + seed);
     int64_t count = 0;
     for (int64_t l = 0; l < job->model.desc.num_layers; l++)
-        for (int64_t h = 0; h < prune_heads_of(job, l); h++) heads[count++] = l * H + h;
+        for (int64_t h = 0; h < mha_transformer_heads(&job->model.desc, l); h++)
+            heads[count++] = l * H + h;
     for (int64_t k = count - 1; k > 0; k--) {
         const int64_t other = random_below(&r, k + 1), kept = heads[k];
         heads[k] = heads[other];

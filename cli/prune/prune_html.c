@@ -81,7 +81,7 @@ static void add_maps(page *g)
     for (int64_t i = 0; i < L * H; i++) {
         g->importance[i] = (float)job->importance[i];
         g->turn[i] = (float)(job->count + 1);
-        g->missing[i] = i % H >= prune_heads_of(job, i / H);
+        g->missing[i] = i % H >= mha_transformer_heads(&job->model.desc, i / H);
     }
     for (int64_t k = 0; k < job->count; k++) g->turn[job->order[k]] = (float)(k + 1);
     for (int64_t i = 0; i < L + H; i++) {

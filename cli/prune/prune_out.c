@@ -102,7 +102,7 @@ static void print_kept(const prune_job *job)
     for (int64_t l = 0; l < job->model.desc.num_layers; l++) {
         int64_t kept = 0;
         cli_print("  layer %" PRId64 ":", l);
-        for (int64_t h = 0; h < prune_heads_of(job, l); h++) {
+        for (int64_t h = 0; h < mha_transformer_heads(&job->model.desc, l); h++) {
             bool gone = false;
             for (int64_t k = 0; k < p->removed; k++) gone = gone || job->order[k] == l * H + h;
             if (gone) continue;
@@ -236,7 +236,7 @@ static void json_heads(mha_json *json, const prune_job *job)
     const int64_t H = job->model.desc.num_heads;
     const int64_t removed = job->points[job->chosen].removed;
     for (int64_t l = 0; l < job->model.desc.num_layers; l++)
-        for (int64_t h = 0; h < prune_heads_of(job, l); h++) {
+        for (int64_t h = 0; h < mha_transformer_heads(&job->model.desc, l); h++) {
             int64_t place = -1;
             for (int64_t k = 0; k < job->count; k++)
                 if (job->order[k] == l * H + h) place = k;

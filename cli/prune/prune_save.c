@@ -15,7 +15,8 @@ static mha_status silence(prune_job *job, const float *gates)
     float *data = mha_transformer_data(job->made);
     for (int64_t l = 0; l < d->num_layers; l++) {
         mha_parameter p;
-        const int64_t heads = prune_heads_of(job, l), wide = heads * d->head_dim;
+        const int64_t heads = mha_transformer_heads(&job->model.desc, l),
+                      wide = heads * d->head_dim;
         if (heads == 0) continue;
         MHA_TRY(mha_transformer_find(job->made, l, "self_attn.o_proj.weight", &p));
         for (int64_t k = 0; k < p.count; k++)

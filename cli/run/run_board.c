@@ -9,7 +9,7 @@ enum { DEFAULT_LIMIT = 16, DEFAULT_HEADS = 4 };
 
 /* ---- The selection --------------------------------------------------------------------------- */
 
-/* A list, or the first ones. */
+/* The given list, or the first heads, rows or keys. */
 static cli_exit choose(const run_problem *p, const char *option, const char *text, const char *what,
                        int64_t count, int64_t most, mha_tensor *list)
 {
@@ -122,8 +122,9 @@ cli_exit run_board_make(const run_problem *p, run_board *board)
     return CLI_OK;
 }
 
-/* Choose the row to write out: the first shown row that sees two keys, else one; and its key of
- * largest weight. None if it is NaN, or if not all keys are shown. */
+/* Choose the row to write out: the first shown row that sees two keys, or one if none sees two.
+ * Also choose its key of largest weight. None if the weight is NaN, or if not all keys are shown.
+ * */
 static void find_sample(run_board *board)
 {
     const int64_t columns = board->columns.shape[0];

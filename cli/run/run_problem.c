@@ -120,7 +120,8 @@ static cli_exit load_tensors(run_problem *p)
     return CLI_OK;
 }
 
-/* Read integers in one axis; *count -1: any number of them, and *count becomes it. */
+/* Read integers in one axis. If *count is -1, any number of them is allowed, and *count becomes
+ * that number. */
 static cli_exit load_numbers(const run_problem *p, const char *option, const char *text,
                              int64_t *count, const int64_t **numbers)
 {
@@ -367,7 +368,7 @@ mha_dtype run_o_dtype(const run_options *o)
     return types[o->dtype];
 }
 
-/* --dtype: convert the tensors to that type; with heads_only without elements. */
+/* --dtype: convert the tensors to that type; with heads_only, change only their types. */
 static cli_exit convert_all(run_problem *p)
 {
     mha_tensor *const all[] = {&p->q, &p->k, &p->v};
@@ -382,9 +383,9 @@ static cli_exit convert_all(run_problem *p)
     return CLI_OK;
 }
 
-/* ---- All of it ------------------------------------------------------------------------------- */
+/* ---- The whole problem ----------------------------------------------------------------------- */
 
-/* Read all arrays and numbers of files and options. */
+/* Read all arrays and numbers from files and options. */
 static cli_exit gather(run_problem *p)
 {
     CLI_TRY(fill_numbers(p));
@@ -419,7 +420,7 @@ static void settle_offsets(run_problem *p)
     desc->q_offsets = NULL;
 }
 
-/* Check shapes by the files' headers, before reading any element. */
+/* Check shapes from the files' headers, before reading any element. */
 static cli_exit check_heads(const run_options *options, mha_context *context)
 {
     run_problem p = {.options = options, .context = context, .heads_only = true};

@@ -18,7 +18,8 @@ static void write_product(const char *letters, const mha_tensor *x, const mha_te
     run_print_product(x, t, weight, column, run_at(y, t, column));
 }
 
-/* y = x W^T: print W, y, and the sum behind one element of y. letters: of the rows of x and y. */
+/* y = x W^T: print W, y, and the sum behind one element of y. letters: the names of the rows of x
+ * and y. */
 static void show_product(run_board *board, const char *letters, char name, const mha_tensor *x,
                          const mha_tensor *weight, const mha_tensor *y, const mha_tensor *rows)
 {

@@ -45,8 +45,8 @@ static const args_option option_table[] = {
     NUMBER("embed", embed, 2, 4096, "set the width of the model"),
     NUMBER("ff", ff, 0, 65536, "set the width of the feed-forward layers; 0: none"),
     ROW_TEXT("mixer", train_options, mixer, "LIST",
-             "set the mixer of all layers, or of each: attention, gdn\n(gated delta net); for "
-             "induction and --text"),
+             "set the mixer of all layers, or of each: attention,\ngdn (gated delta net); "
+             "for induction and --text"),
     ROW_HEADING("Your own text instead of a task"),
     ROW_TEXT(
         "text", train_options, text, "FILE",

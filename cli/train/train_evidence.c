@@ -48,7 +48,7 @@ static void make_curves(const train_run *run, train_evidence *e)
                                           : "Also the weight of the head that attends most to the "
                                             "correct word, for its weakest kind.",
                     .x_axis = "step",
-                    .y_axis = "part",
+                    .y_axis = "share",
                     .series = e->series + 2,
                     .series_count = e->series_used - 2,
                     .timeline = true};

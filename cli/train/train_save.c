@@ -384,7 +384,8 @@ int64_t train_save_looked(const train_run *run)
     return (int64_t)run->curve[(run->looks - 1) * TRAIN_CURVE_COLUMNS + TRAIN_CURVE_STEP];
 }
 
-bool train_save_out_of_patience(const train_run *run)
+/* Whether the recipe's patience has run out. */
+static bool is_out_of_patience(const train_run *run)
 {
     const train_recipe *r = &run->model.recipe;
     return run->best && run->model.step - run->best_step >= r->patience * r->every;
@@ -406,7 +407,7 @@ cli_exit train_save_point(train_run *run, const train_scores *scores)
         run->best_loss = scores->loss;
         run->best_step = run->model.step;
     }
-    run->done = run->done || train_save_out_of_patience(run);
+    run->done = run->done || is_out_of_patience(run);
     point[TRAIN_CURVE_BEST] = train_best_right(&run->model.recipe, scores);
     CLI_TRY(train_frames_record(&run->model, run->looks, &run->frames));
     return run->folder ? save_state(run) : CLI_OK;

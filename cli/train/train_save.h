@@ -51,9 +51,6 @@ cli_exit train_save_try(train_run *run);
  * the current step, so that a run stopped between a step and its evaluation does not miss it. */
 int64_t train_save_looked(const train_run *run);
 
-/* Whether the recipe's patience has run out. */
-bool train_save_out_of_patience(const train_run *run);
-
 /* After an evaluation: save a point of the curve, and the state of training. */
 cli_exit train_save_point(train_run *run, const train_scores *scores);
 

@@ -57,7 +57,7 @@ static cli_exit measure(desk *d)
     return cli_check(status);
 }
 
-/* ---- Out ------------------------------------------------------------------------------------- */
+/* ---- Output ---------------------------------------------------------------------------------- */
 
 static mha_status draw_html(const void *user, const mha_sink *sink)
 {

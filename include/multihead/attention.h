@@ -15,7 +15,7 @@
  *   score         += bias[b,h,t,s] - slope[b,h] |s - i| + t5_table[bucket(s-i),h]
  *   score          = -inf where the mask drops key s for query t
  *   p[b,h,t,:]     = softmax of score[b,h,t,:] with exp(sink[h]) added to the denominator
- *   p              = p * kept / (1 - dropout)          kept is 0 or 1 by a counter-based generator
+ *   p              = p * kept / (1 - dropout)          kept: 0 or 1, from a counter-based generator
  *   o[b,h,t,:]     = gate[b,h] * sum_s p[b,h,t,s] * (v[b,hk,s,:] + shaw_values[clip(s-i),:])
  *   lse[b,h,t]     = log(exp(sink[h]) + sum_s exp(score[b,h,t,s]))      natural log, no dropout
  *
@@ -92,16 +92,17 @@ typedef enum mha_path {
 /* On request the two products, Q K^T and P V, use arithmetic other than f32 (mha_compute in
  * base.h). MHA_COMPUTE_INT8 applies to linear layers only and is MHA_ERR_ARGUMENT here.
  *
- * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k
- * and v of any type are rounded to bf16, which changes nothing in tensors of bf16; weights
- * exp(score - maximum) are rounded too before they multiply values, but not in their sum. It
- * supports everything that f32 does except Shaw's positions, outputs other than lse, path plain and
- * head sizes above 256; these are MHA_ERR_UNSUPPORTED, as is a backward pass.
+ * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, through mha_attention_forward().
+ * q, k and v of any type are rounded to bf16, which changes nothing in tensors of bf16; the weights
+ * exp(score - maximum) are also rounded before they multiply values, but their sum is that of the
+ * unrounded weights. It supports everything that f32 does except Shaw's positions, outputs other
+ * than lse, the plain path and head sizes above 256; these are MHA_ERR_UNSUPPORTED, as is a
+ * backward pass.
  *
- * Accuracy  against the same formula of the rounded q, k, v: |o - exact| is at most the bound of
- *           f32 plus 2^-8 (1 + 2^-7) sum_s p_s |v_s| + 2^-49 sum_s |v_s|; scores and
- *           lse have that of f32. For normal q, k, v (D = Dv = 64, S = 2048) the relative error of
- *           o is 0.16 % (docs/numerics.md 15).
+ * Accuracy  against the same formula for the rounded q, k, v: |o - exact| is at most the f32 bound
+ *           plus 2^-8 (1 + 2^-7) sum_s p_s |v_s| + 2^-49 sum_s |v_s|; scores and lse have the f32
+ *           bound. For normal q, k, v (D = Dv = 64, S = 2048) the relative error of o is 0.16 %
+ *           (docs/numerics.md 15).
  * Bits      as in f32: the same on AVX2, AVX-512 and NEON, for any number of threads, any batch,
  *           strides and padding. Processors with VDPBF16PS (Zen 4, Cooper Lake, Sapphire Rapids)
  *           use it. On others the bits are the same, but bf16 is no faster than f32.
@@ -146,12 +147,13 @@ typedef struct mha_attention_desc {
     int64_t left_keys, right_keys;    /* keys visible before and after position i, which is
                                          visible too; -1: unlimited. Only with
                                          MHA_ATTENTION_WINDOW */
-    int64_t sink_keys;                /* first keys, exempt from the window */
+    int64_t sink_keys;                /* number of first keys exempt from the window */
     const mha_tensor *global_keys;    /* u8, broadcasts to [B,S]: keys exempt from it */
     const mha_tensor *global_queries; /* u8, broadcasts to [B,T]: queries exempt from it */
-    const mha_tensor *query_documents, *key_documents; /* i32, broadcast to [B,T], [B,S]; both */
+    const mha_tensor *query_documents, *key_documents; /* i32, broadcast to [B,T], [B,S]; both or
+                                                          neither */
     const mha_tensor *keep_blocks; /* u8, up to 4 dims, broadcasts to [B,H,rows,cols] of blocks */
-    int64_t block_queries, block_keys; /* the size of a block, the last may be partial; only with
+    int64_t block_queries, block_keys; /* block size; the last block may be partial. Only with
                                           keep_blocks */
     mha_keep_fn keep_callback;
     void *keep_callback_user;
@@ -164,8 +166,8 @@ typedef struct mha_attention_desc {
     int64_t t5_max_distance;        /* 0: 128. Only with t5_table */
     const mha_tensor *shaw_keys;    /* f32 [2 k + 1, D], row clip(s - i, -k, k) + k (Shaw 2018) */
     const mha_tensor *shaw_values;  /* f32 [2 k + 1, Dv]; last axis contiguous, as in shaw_keys */
-    const mha_tensor *sink_logits;  /* f32 [H], not scaled (gpt-oss), to 2^127; -inf: none */
-    const mha_tensor *gates;        /* f32, finite, broadcasts to [B,H], factors of outputs */
+    const mha_tensor *sink_logits;  /* f32 [H], not scaled (gpt-oss), at most 2^127; -inf: none */
+    const mha_tensor *gates;        /* f32, finite, broadcasts to [B,H], multiply outputs */
     uint64_t dropout_seed;
 
     /* Ragged batches without padding: q, o are [1,H,queries,D], k, v [1,Hk,keys,D], and sequence b
@@ -173,7 +175,7 @@ typedef struct mha_attention_desc {
      * In [B,H] above, B is the number of sequences; inputs of shape [B,T] or [B,S] are packed like q
      * and k, as [1,queries] or [1,keys]. t and s count from each sequence's start, and dense inputs
      * and outputs over S have as many columns as the longest sequence has keys. */
-    const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
+    const int64_t *query_starts, *key_starts; /* [sequences + 1], both or neither */
     int64_t sequences;
 
     mha_compute compute; /* the arithmetic, f32 or bf16; default f32 */
@@ -190,7 +192,7 @@ typedef struct mha_attention_desc {
  *
  *   type   U8, I32, F32, or REAL: f32, f16 or bf16
  *   axes   broadcast: BHTS, BT, BS, BH, or BLOCKS: [B,H, T / block_queries, S / block_keys];
- *          exact: H, and the tables RH, RD, RV of any number of rows by H, D or Dv
+ *          exact: H, and the tables RH, RD, RV with any number of rows and H, D or Dv columns
  *   stage  where the formula reads it: PRODUCT: in scale * q k; BIAS: added to the capped score;
  *          DISTANCE: likewise, as a function of s - i; MASK: hides keys; RESULT: after the scores
  */
@@ -252,7 +254,7 @@ typedef struct mha_attention_outputs {
     const mha_tensor *probabilities;         /* [B,heads,rows,S] f32; without a sink, rows sum to 1
                                                 or are 0 */
     const mha_tensor *average_probabilities; /* [B,T,S] f32, mean over all heads, in f32: summed in
-                                                their order, then divided by H */
+                                                head order, then divided by H */
     const mha_tensor *scores;                /* [B,heads,rows,S] f32 at score_stage */
     mha_score_stage score_stage;
     uint32_t reserved; /* 0 */
@@ -288,9 +290,9 @@ typedef struct mha_attention_outputs {
  *
  * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other.
  *          Scratch comes from the context; its size is bounded for any T and S (tiled; up to 256
- *          MiB where threads share the keys of few queries, else a few MiB per thread), or is
- *          O(S) per thread (plain). Outputs that need the probabilities take 8 more bytes per row
- *          and head (tiled). In a steady state nothing is allocated.
+ *          MiB where there are few queries and threads divide their keys, else a few MiB per
+ *          thread), or is O(S) per thread (plain). Outputs that need the probabilities take 8 more
+ *          bytes per row and head (tiled). In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE,
  *          MHA_ERR_OVERLAP, MHA_ERR_SIZE, MHA_ERR_NOMEM; MHA_ERR_UNSUPPORTED with
  *          MHA_ATTENTION_STRICT if the path does not support the problem. On error no output byte
@@ -319,7 +321,7 @@ typedef struct mha_attention_sizes {
     int64_t queries;   /* T */
     int64_t keys;      /* S; 0: as many as queries */
     int64_t head_dim;  /* D */
-    int64_t value_dim; /* Dv; 0: as head_dim */
+    int64_t value_dim; /* Dv; 0: head_dim */
 } mha_attention_sizes;
 
 /**
@@ -361,7 +363,7 @@ typedef struct mha_attention_plan {
     mha_path path; /* MHA_PATH_TILED or MHA_PATH_PLAIN */
     mha_isa isa;
     const char *reason; /* why this path, one sentence, static text */
-    int64_t key_block;  /* keys per softmax step: a constant, part of the bits contract */
+    int64_t key_block;  /* keys per softmax step: a constant, since results depend on it */
     int64_t row_block;  /* maximum number of query rows that pass over those keys together */
     int64_t work_items; /* items that the threads share; 1: too small to wake another thread */
     /* Query-key pairs over B and H that causal, lengths, window and sink_keys allow. Neither

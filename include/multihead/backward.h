@@ -20,7 +20,7 @@
  *   dshaw_keys[r]     = scale sum of dx[t,s] q[t] over the pairs of row r
  *   dshaw_values[r]   = sum of c p[t,s] kept[t,s] g[t] over the pairs of row r
  *   dsink[h]          = -sum_bt exp(sink[h] - lse[t]) delta[t]
- *   dgate[b,h]        = sum_ts p[t,s] kept[t,s] x[t,s]       (from p: o is 0 where the gate is)
+ *   dgate[b,h]        = sum_ts p[t,s] kept[t,s] x[t,s]       (from p: o is 0 if the gate is 0)
  *   dscale            = sum dx[t,s] q[t] (k[s] + shaw_keys[clip(s-i)])
  *
  * where sum_d g[d] o[d] = sum_s p[s] c kept[s] x[s]. Dropout regenerates the forward's mask from the
@@ -45,7 +45,8 @@
  *     NaN, and nothing else. The gradient of a weight that is 0 has no effect.
  *
  * Reproducibility: the bits of every gradient are the same for any number of threads, any padding,
- * any strides, and whichever other gradients are requested; those of q, k, v for any batch size.
+ * any strides, and whichever other gradients are requested. Those of q, k and v are also the same
+ * for any batch size.
  *
  * Example, given mha_context *context, mha_attention_backward_call call, mha_tensor dq, mha_tensor
  * dk, mha_tensor dv:
@@ -92,8 +93,8 @@ typedef struct mha_attention_gradients {
     const mha_tensor *scale; /* one element: any number of dims, all 1 */
 
     /* In: gradients of the loss with respect to outputs of the forward call other than o. NULL: it
-     * does not depend on them. f32, any strides, also 0. S is that of the outputs; all heads and
-     * rows are included. */
+     * does not depend on them. f32, any strides, including 0. S is that of the outputs; all heads
+     * and rows are included. */
     const mha_tensor *lse_gradient;                   /* [B,H,T] */
     const mha_tensor *probabilities_gradient;         /* [B,H,T,S] */
     const mha_tensor *average_probabilities_gradient; /* [B,T,S] */
@@ -183,17 +184,18 @@ typedef struct mha_linear_attention_gradients {
  *
  * S is accumulated forward with the queries, R backward with the keys: time O((T + S) F Dv), and
  * memory independent of T S. Gradients with respect to the state after the call are not supported.
- * phi is the forward's, everything else is double. phi' of elu + 1 is 1 above 0, phi(x) below, 0
- * below -87. A query whose phi(q) . z is 0 has a gradient of 0 and contributes none. A non-finite
- * element makes the gradients of every query and key that sees it, or that it sees, NaN.
+ * phi is computed as in the forward pass, everything else in double. phi' of elu + 1 is 1 above 0,
+ * phi(x) below, 0 below -87. A query whose phi(q) . z is 0 has a gradient of 0 and contributes
+ * none. A non-finite element in a query or its o_gradient makes the gradients of that query and of
+ * every key that it sees NaN; one in a key or value does so for every query that sees it.
  *
  * Memory   everything is borrowed for the call; no two tensors may overlap, o_gradient included.
  *          Scratch: two doubles for each query, and a state in double for each thread.
  * Errors   as mha_linear_attention_forward(), where o means o_gradient; MHA_ERR_ARGUMENT for a
  *          state gradient without a state; MHA_ERR_UNSUPPORTED for a feature_map without its
  *          gradient. On error no output byte is written.
- * Threads  one call at a time per context. Threads share the key/value heads; bits do not depend on
- *          their number.
+ * Threads  one call at a time per context. Key/value heads are divided among the threads; bits do
+ *          not depend on the number of threads.
  * Accuracy the features' 2.5 u and the last rounding, with double precision in between.
  * Since    0.1
  */

@@ -26,7 +26,7 @@
  * round to nearest, ties to even. i8: for each position of each head, of k and of v,
  *
  *   s = max_i |x_i| / 127, rounded up to 17 significant bits
- *   n_i = x_i / s to the nearest integer
+ *   n_i = x_i / s rounded to the nearest integer
  *
  * and x_i is read as n_i s, which f32 holds exactly: |n_i s - x_i| <= s (1 + 2^-20) / 2. If any x_i
  * is not finite, all become NaN; if all are below 2^-100 in magnitude, all become 0. Every call
@@ -46,9 +46,10 @@
  * not finite makes its channel of the run NaN. A run keeps its scales when a part of it is
  * truncated. Values have a scale per position. page_size is a multiple of 16, or the capacity.
  *
- * Appending and attending in pieces of any size, down to one position, is bit-identical to the
- * whole causal sequence at once, except with MHA_KV_SCALES_CHANNEL: a row's arithmetic depends only
- * on the positions of its keys (attention.h; docs/numerics.md 1 has the cost).
+ * Appending and attending in pieces of any size, down to one position, is bit-identical to
+ * processing the whole causal sequence at once, except with MHA_KV_SCALES_CHANNEL: a row's
+ * arithmetic depends only on the positions of its keys (attention.h; docs/numerics.md 1 has the
+ * cost).
  *
  * The layout inside a page is private. Keys are stored as given: apply RoPE before appending.
  * Letters as in attention.h.
@@ -94,7 +95,8 @@ typedef struct mha_kv_cache_desc {
     int64_t value_head_dim;   /* Dv; 0: D */
     mha_dtype type;           /* as stored: MHA_F32 (0), MHA_F16, MHA_BF16 or MHA_I8 */
     uint32_t reserved;        /* 0 */
-    int64_t page_size;        /* positions per page, at most capacity (0) */
+    int64_t page_size;        /* positions per page, at most capacity; 0: capacity, or 32 with a
+                                 window */
     int64_t pages;            /* in total; 0: enough to fill all sequences */
     int64_t window;           /* positions that a query sees, its own included; 0: all */
     int64_t sink_keys;        /* with a window: first positions, always kept */
@@ -111,7 +113,7 @@ typedef struct mha_kv_cache_sizes {
     int64_t page_bytes;  /* keys, values and scales of all heads */
     int64_t scale_bytes; /* of all pages, part of page_bytes */
     int64_t table_bytes; /* lengths, tables and the list of free pages */
-    int64_t total_bytes; /* pages * page_bytes + table_bytes; with a window page_bytes more */
+    int64_t total_bytes; /* pages * page_bytes + table_bytes, plus page_bytes with a window */
 } mha_kv_cache_sizes;
 
 typedef struct mha_kv_cache mha_kv_cache;
@@ -165,8 +167,8 @@ MHA_API void mha_kv_cache_reset(mha_kv_cache *cache);
  * append began, any earlier position that its pages still hold, or one within the sinks.
  *
  * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no sequence b, it holds
- *                           fewer than length positions, or the window at length shows positions
- *                           that were discarded.
+ *                           fewer than length positions, or the window at length includes
+ *                           positions that were discarded.
  * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int64_t b,
@@ -193,8 +195,8 @@ MHA_API const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, 
  * Set sequence b to the `length` positions in these pages, in this order: a table kept by the
  * caller, for example the pages of a cached prefix that other sequences hold. The previous content
  * of b is discarded. Positions that were never appended to these pages have unspecified content,
- * finite or not. With a window, entries that its queries do not see may be `pages` of the
- * description: all from the sinks' last page to the window's first.
+ * finite or not. With a window, entries of pages that no later query sees may be `pages` of the
+ * description: those between the sinks' last page and the window's first.
  *
  *   pages [count], count = ceil(length / page_size)
  *
@@ -261,16 +263,16 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, c
  * cache's. If anything depends on positions (causal, window, ALiBi, T5, Shaw, the outputs diagonal
  * and offset_mass), q_offsets NULL and q_offset 0 mean that the queries are the last T positions of
  * each sequence: q_offsets[b] = length[b] - T. After an append with counts, set q_offsets to the
- * lengths before it: query t then belongs to the position of row t of k, and rows from counts[b]
- * on are meaningless.
+ * lengths before it: query t then has the position of row t of k, and rows from counts[b] on are
+ * meaningless.
  *
  * With a window, a desc without MHA_ATTENTION_WINDOW uses that of the cache; a desc with the flag may
  * only narrow it.
  *
- * Memory   as mha_attention_forward(), and B numbers of scratch. Outputs must not overlap q.
+ * Memory   as mha_attention_forward(), plus scratch for B numbers. Outputs must not overlap q.
  * Errors   as mha_attention_forward(); MHA_ERR_NULL (cache); MHA_ERR_ARGUMENT if desc has
  *          key_lengths, MHA_ERR_UNSUPPORTED if it has a ragged batch. With a window also
- *          MHA_ERR_ARGUMENT (left_keys or sink_keys show more than the cache keeps, or a query
+ *          MHA_ERR_ARGUMENT (left_keys or sink_keys include more than the cache keeps, or a query
  *          would see discarded positions), MHA_ERR_UNSUPPORTED (global_keys, global_queries, scores
  *          before masks). No output byte is written on an error.
  * Threads  one call at a time per context; any number may read a cache that does not change. Since

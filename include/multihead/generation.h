@@ -1,7 +1,7 @@
 /* multihead: continue a text token by token (libmultihead-model).
  *
- * A generation processes a prompt, then chooses a token from the logits (sampling.h), appends it and
- * continues until one of these comes first:
+ * A generation processes a prompt, then chooses a token from the logits (sampling.h), appends it
+ * and continues until the first of these:
  *
  *   an end token of the model (mha_model_end_tokens()) or of the caller, which is not part of the text;
  *   a stop text, before which the text ends;
@@ -48,10 +48,10 @@ typedef struct mha_generation_desc {
     const int32_t *ends;   /* [end_count] end tokens in addition to those of the model */
     int64_t end_count;
     const char *const *stops;      /* [stop_count] as for mha_text_writer_create() */
-    int64_t stop_count;            /* 0 for a model without tokenizer */
+    int64_t stop_count;            /* 0 for a model without a tokenizer */
     const mha_sampling *sampling;  /* NULL: the most likely token */
-    const mha_decoder_desc *cache; /* batch, capacity and max_step must be 0 and are chosen; NULL:
-                                      f32 */
+    const mha_decoder_desc *cache; /* batch, capacity and max_step must be 0: the library
+                                      chooses them. NULL: f32 */
 } mha_generation_desc;
 
 typedef enum mha_generation_state {
@@ -83,7 +83,7 @@ typedef struct mha_generation_step {
  *          max_tokens tokens (mha_decoder_create()), logits [V] and a text. The arrays of desc are
  *          copied.
  * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (not mha_transformer_predicts()); MHA_ERR_ARGUMENT (no
- *          prompt, a negative number, stops without tokenizer, batch, capacity or max_step of the
+ *          prompt, a negative number, stops without a tokenizer, batch, capacity or max_step of the
  *          cache); MHA_ERR_SIZE (the prompt exceeds the model's positions); as mha_sample_token(),
  *          mha_decoder_create() and mha_decoder_step().
  * Threads  one call per context.   Since  0.1
@@ -111,8 +111,8 @@ MHA_API MHA_NODISCARD mha_status mha_generation_next(mha_context *context,
  * Threads one. Since 0.1 */
 MHA_API void mha_generation_stop(mha_generation *generation);
 
-/** The decoder: its length and bytes. Memory owned by the generation. Errors none. Threads any. Since
- * 0.1 */
+/** The decoder, for its length and bytes. Memory owned by the generation. Errors none. Threads any.
+ * Since 0.1 */
 MHA_API const mha_decoder *mha_generation_decoder(const mha_generation *generation);
 
 #ifdef __cplusplus

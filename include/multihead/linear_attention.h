@@ -8,7 +8,7 @@
  *   o[b,h,t] = phi(q[b,h,t]) S[b,hk] / (phi(q[b,h,t]) . z[b,hk])
  *
  * with hk = h / (H/Hk), s over the keys that query t sees, and letters as in attention.h; F is the
- * number of features. Time is O((T + S) F Dv), memory does not depend on T or S. The map is
+ * number of features. Time is O((T + S) F Dv), and memory does not depend on T or S. The map is
  *
  *   phi(x)[i] = elu(x[i]) + 1 = x[i] + 1 for x[i] > 0, else exp(x[i])        F = D
  *
@@ -27,8 +27,8 @@
  *   - A query whose z is 0 in every element gives o = 0: it sees no key.
  *   - Keys and values that a query does not see never affect its result.
  *   - A non-finite element of a visible key or of the query makes o of that row NaN (with a
- *     caller's map: if its features do). A non-finite v[.., s, d] of a visible key makes o[.., d]
- *     non-finite and nothing else. Both remain in the output state.
+ *     caller's map, if the features are NaN). A non-finite v[.., s, d] of a visible key makes
+ *     o[.., d] non-finite and nothing else. Both remain in the output state.
  *   - Elements of q and k below -87 count as -87. Products of features must stay within the range
  *     of f32; where phi(q) . z underflows to 0, o is 0.
  *
@@ -76,11 +76,11 @@ typedef struct mha_linear_attention_desc {
                                    if causal */
     const int64_t *q_offsets;   /* [B], instead of q_offset */
     const int64_t *key_lengths; /* [B], 0 .. S; NULL: S for all */
-    /* The initial state, f32; both or none. */
+    /* The initial state, f32; both or neither. */
     const mha_tensor *state_s; /* [B,Hk,F,Dv] */
     const mha_tensor *state_z; /* [B,Hk,F] */
     /* Ragged batches, as in attention.h. B of the states is then `sequences`. */
-    const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
+    const int64_t *query_starts, *key_starts; /* [sequences + 1], both or neither */
     int64_t sequences;
 } mha_linear_attention_desc;
 
@@ -112,12 +112,12 @@ typedef struct mha_linear_attention_outputs {
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE,
  *          MHA_ERR_OVERLAP, MHA_ERR_SIZE, MHA_ERR_NOMEM, MHA_ERR_UNSUPPORTED. On error no output
  *          byte is written.
- * Threads  one call at a time per context; any number of contexts. Threads share the
- *          key/value heads and, if not causal, blocks of queries. The bits of every output are the
- *          same for any number of threads, any batch and any padding.
+ * Threads  one call at a time per context; any number of contexts. Key/value heads and, if not
+ *          causal, blocks of queries are divided among the threads. The bits of every output are
+ *          the same for any number of threads, any batch and any padding.
  * Accuracy |o - exact| <= 2 (n + F + 10) u max_s |v| to first order, n the number of visible keys,
- *          u = 2^-24, for features that are not negative; phi is within 2.5 u of elu + 1,
- *          relatively. An o of f16 or bf16 adds the bound of mha_tensor_convert().
+ *          u = 2^-24, for features that are not negative; phi's relative error is at most 2.5 u. An
+ *          o of f16 or bf16 adds the bound of mha_tensor_convert().
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status

@@ -104,7 +104,7 @@ MHA_API MHA_NODISCARD mha_status mha_live_answer(mha_live *live, const mha_live_
  * Write the page with the library and the session's model inside, which needs no server
  * (mha_render_explorer()).
  *
- *   explorer   files: those of the session's model
+ *   explorer   files: those of the session's model. text NULL: that of the training's snapshots, if any
  *
  * Memory   borrows for the call.   Errors  those of mha_render_explorer().   Threads  one.   Since  0.1
  */

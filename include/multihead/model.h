@@ -70,23 +70,24 @@ typedef struct mha_model_options {
 } mha_model_options;
 
 /**
- * Load a model folder, or a GGUF file (gguf.h) of any type of weights that mha_gguf_read() decodes.
- * Weights that are all f32 are packed once. If some have another type, matrices stay in their
- * stored type and are converted in each product (mha_transformer_create_from()), bit-identical to
- * converting them first. The prefix "bert." of weight names is optional; weights that the encoder
- * does not need (pooler, classifier) are ignored. options may be NULL. With a transport all ranks
- * return the same status, that of the lowest rank that failed; the detail of MHA_ERR_ARGUMENT names
- * the rank whose configuration, weights or tokenizer differ from those of rank 0.
+ * Load a model folder, or a GGUF file (gguf.h) with weights of any type that mha_gguf_read()
+ * decodes. If all weights are f32, they are packed once. If some have another type, matrices stay
+ * in their stored type and are converted in each product (mha_transformer_create_from()),
+ * bit-identical to converting them first. The prefix "bert." of weight names is optional; weights
+ * that the encoder does not need (pooler, classifier) are ignored. options may be NULL. With a
+ * transport all ranks return the same status, that of the lowest rank that failed; the detail of
+ * MHA_ERR_ARGUMENT names the rank whose configuration, weights or tokenizer differ from those of
+ * rank 0.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
- *          the model (the context need not); the tokenizer and temporary memory of loading use the
- *          C library's. The files of weights stay mapped, unless MHA_MODEL_ARRAY; nothing else of
- *          the folder stays open.
+ *          the model (the context need not); the tokenizer and temporary memory for loading use
+ *          malloc(). The weight files stay mapped unless MHA_MODEL_ARRAY is set; no other file
+ *          stays open.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options; a compute other than
  *          MHA_COMPUTE_F32, or a transport, with MHA_MODEL_ARRAY; ranks whose files differ);
  *          MHA_ERR_FILE (folder or file missing);
  *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
- *          missing, of a wrong type or out of range; a weight missing or of another shape than
+ *          missing, of a wrong type or out of range; a weight missing or of a shape other than
  *          config.json states); MHA_ERR_UNSUPPORTED (architecture, activation, position scheme or
  *          weight type; MHA_COMPUTE_INT8 where no weight is stored in blocks); MHA_ERR_UTF8;
  *          MHA_ERR_SIZE; MHA_ERR_NOMEM.
@@ -178,13 +179,13 @@ MHA_API MHA_NODISCARD mha_status mha_model_digest(mha_context *context, const ch
                                                   uint32_t flags, mha_model_digests *digests);
 
 /**
- * Call each(user, name, path) for every file that mha_model_load() reads of a folder, with its name in the
- * folder; of a GGUF file, call it once with name NULL. Other files, such as the state of a training, are left out. The
- * parts of an encoder-decoder are folders of their own.
+ * Call each(user, name, path) for every file that mha_model_load() reads from a folder, with its
+ * name in the folder; for a GGUF file, call it once with name NULL. Other files, such as training
+ * state, are left out. The parts of an encoder-decoder are folders of their own.
  *
  * Memory   the strings are valid during the call.
- * Errors   MHA_ERR_NULL; MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_MODEL (weights), MHA_ERR_NOMEM; a status
- *          that each returned, after which it is not called again.
+ * Errors   MHA_ERR_NULL; MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_MODEL (weights), MHA_ERR_NOMEM; a
+ *          status that each() returned, after which it is not called again.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_files(const char *folder,
@@ -216,9 +217,9 @@ typedef struct mha_model_outputs {
      * [B,H,T,T], their mean over heads, q, k, v, the heads before W_o, lse (module.h), with as many
      * heads as that layer has; for a layer without heads nothing is written */
     const mha_module_outputs *const *attention;
-    /* Called when layer's outputs (attention and hidden[layer + 1]) are complete. Outputs of
-     * different layers may share memory, so that a long text needs one layer's maps at a time.
-     * A status other than MHA_OK ends the pass and is returned. The callback must not use the
+    /* Called when a layer's outputs (attention and hidden[layer + 1]) are complete. Outputs of
+     * different layers may share memory, so that a long text needs memory for only one layer's
+     * maps. A status other than MHA_OK ends the pass and is returned. The callback must not use the
      * context. */
     mha_status (*after_layer)(void *user, int64_t layer);
     void *after_layer_user;
@@ -232,7 +233,8 @@ typedef struct mha_model_outputs {
  *
  * Memory   borrowed for the call. Scratch from the context, allocated before the first output is
  *          written: O(B T (E + intermediate_size)), and O(B H T T) if averages over heads are
- *          requested without the heads. In a steady state nothing is allocated.
+ *          requested without the probabilities of each head. In a steady state nothing is
+ *          allocated.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, negative sizes, ids outside the vocabulary,
  *          segments or lengths out of range); MHA_ERR_SIZE (more tokens than max_positions);
  *          MHA_ERR_UNSUPPORTED (a reserved field is set); MHA_ERR_SHAPE, MHA_ERR_DTYPE,

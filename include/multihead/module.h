@@ -39,10 +39,11 @@ enum {
     MHA_MODULE_NO_QKV_BIAS = 1 << 0, /* no b_q, b_k, b_v */
     MHA_MODULE_NO_OUT_BIAS = 1 << 1, /* no b_o */
     MHA_MODULE_BIAS_KV = 1 << 2,     /* an extra learned key and value: bias_k, bias_v */
-    MHA_MODULE_ZERO_ATTN = 1 << 3,   /* and a last one of zeros */
+    MHA_MODULE_ZERO_ATTN = 1 << 3,   /* a last key and value, of zeros */
     MHA_MODULE_SINKS = 1 << 4,       /* learned sink logits (attention.h): sinks */
     MHA_MODULE_ROPE = 1 << 5,        /* q and k are rotated by their positions */
-    MHA_MODULE_QK_NORM = 1 << 6      /* and normalised before that: q_norm.weight, k_norm.weight */
+    MHA_MODULE_QK_NORM = 1 << 6      /* q and k are normalised, before any rotation:
+                                        q_norm.weight, k_norm.weight */
 };
 
 typedef struct mha_module_desc {
@@ -55,13 +56,13 @@ typedef struct mha_module_desc {
     int64_t value_head_dim; /* Dv; 0: D */
     int64_t key_dim;        /* Ek; 0: E */
     int64_t value_dim;      /* Ev; 0: E */
-    /* With MHA_MODULE_ROPE, as the fields of mha_rope_desc (position.h). */
+    /* With MHA_MODULE_ROPE: like the fields of mha_rope_desc (position.h). */
     mha_rope_pairing rope_pairing;
-    /* With MHA_MODULE_QK_NORM, as the arguments of mha_qk_norm(). */
+    /* With MHA_MODULE_QK_NORM: like the arguments of mha_qk_norm(). */
     mha_qk_norm_kind qk_norm;
     int64_t rotary_dim;            /* even; 0: D */
     double rope_base, rope_factor; /* 0: 10000, 1 */
-    float qk_norm_epsilon;         /* 0: 1e-6, for MHA_QK_NORM_L2 1e-12 */
+    float qk_norm_epsilon;         /* 0: 1e-6, or 1e-12 for MHA_QK_NORM_L2 */
     uint32_t reserved;             /* 0 */
 } mha_module_desc;
 
@@ -96,7 +97,7 @@ MHA_API void mha_module_describe(const mha_module *module, mha_module_desc *desc
  * Set a parameter by its PyTorch name:
  *
  *   in_proj_weight [3 H*D, E]                     q, k, v in this order, if the three weights have
- *                                                 one shape (Hk = H, Dv = D, Ek = Ev = E)
+ *                                                 the same shape (Hk = H, Dv = D, Ek = Ev = E)
  *   q_proj_weight  [H*D, E]    k_proj_weight [Hk*D, Ek]    v_proj_weight [Hk*Dv, Ev]
  *   in_proj_bias   [H*D + Hk*D + Hk*Dv]           q, k, v in this order
  *   q_proj.weight, q_proj.bias and so on          the same, one linear layer each
@@ -119,15 +120,15 @@ MHA_API MHA_NODISCARD mha_status mha_module_set_parameter(mha_module *module, co
 /**
  * Use a weight in the caller's memory, by any of its names: for weights that change often, as in
  * training. Every call reads the current values, so an optimizer may change them in place without
- * another call. A packed copy from before is freed.
+ * another call. Any earlier packed copy is freed.
  *
  *   value: f32, f16 or bf16, the weight's shape, each row contiguous, rows any distance apart
  *
  * Results are bit-identical to mha_module_set_parameter(). Each call packs the weight with all
- * threads, some rows at a time that stay in cache. This makes it 3 % slower for 512 rows of query
- * (batch times length), 10 % for 128. Setting a weight takes a fifth of such a call, on one thread.
- * f16 and bf16 are read in place, with half the memory traffic. For generating text, one token at a
- * time, set f32 weights. Biases and vectors are small: set them.
+ * threads, a few rows at a time so that they stay in cache. This makes the call 3 % slower for 512
+ * query rows (batch times length), 10 % for 128. Setting a weight takes a fifth of such a call, on
+ * one thread. f16 and bf16 are read in place, with half the memory traffic. For generating text,
+ * one token at a time, set f32 weights. Biases and vectors are small: set them.
  *
  * Memory   value's memory is borrowed until the weight is borrowed or set again, or the module is
  *          destroyed, and must not change during a call. mha_module_scratch() includes the scratch
@@ -159,10 +160,11 @@ typedef struct mha_module_parameter {
 } mha_module_parameter;
 
 /**
- * Iterate over the parameters, index = 0, 1, ..., until it returns false: those of a state_dict of
- * PyTorch's nn.MultiheadAttention, with its names and order (in_proj_weight if the three weights
- * have one shape, else q_proj_weight, k_proj_weight, v_proj_weight; biases are always combined in
- * in_proj_bias), then those that the class does not have. Every parameter occurs once.
+ * Iterate over the parameters, index = 0, 1, ..., until the function returns false: first those in
+ * the state_dict of PyTorch's nn.MultiheadAttention, with its names and order (in_proj_weight if
+ * the three weights have the same shape, else q_proj_weight, k_proj_weight, v_proj_weight; biases
+ * are always combined in in_proj_bias), then those that the PyTorch class does not have. Every
+ * parameter occurs once.
  *
  * Memory   fills *parameter.   Errors   false beyond the last one, or if a pointer is NULL.
  * Threads  any.                Since    0.1
@@ -176,7 +178,7 @@ MHA_API int64_t mha_module_parameter_count(const mha_module *module);
 
 /* Outputs besides out; NULL: not requested. All f32, any strides with a contiguous last axis. S
  * includes the columns of bias_k and of the zeros, if the module has them: they come last. In a
- * ragged batch it is that of the longest sequence. */
+ * ragged batch S is that of the longest sequence. */
 typedef struct mha_module_outputs {
     uint32_t struct_size;
     uint32_t reserved;                       /* 0 */
@@ -187,8 +189,8 @@ typedef struct mha_module_outputs {
     const mha_tensor *v;                     /* [B,Hk,S,Dv] */
     const mha_tensor *heads;                 /* [B,H ,T,Dv] the input of W_o */
     const mha_tensor *lse;                   /* [B,H,T] */
-    /* Further outputs of attention (attention.h). Their tensors always have the batch axis; give no
-     * output both here and above. Not with MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
+    /* Further outputs of attention (attention.h). Their tensors always have the batch axis. Do not
+     * request an output both here and above. Not with MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
     const mha_attention_outputs *attention;
 } mha_module_outputs;
 
@@ -203,7 +205,8 @@ typedef struct mha_module_call {
     const mha_tensor *out;               /* [B,T,E ] out; NULL: compute outputs.heads only */
     const mha_module_outputs *outputs;   /* NULL: none */
     /* With MHA_MODULE_ROPE: positions of tokens. NULL: key s at s, query t at t + q_offset, as
-     * for masks; with a cache after its contents; ragged, from each sequence's start. */
+     * for masks; with a cache, positions after its contents; in a ragged batch, from each
+     * sequence's start. */
     const mha_positions *query_positions, *key_positions;
     mha_kv_cache *cache;   /* NULL: none */
     const int64_t *counts; /* [B] with a cache: see mha_module_run(); NULL: all */
@@ -215,12 +218,12 @@ typedef struct mha_module_call {
  *   query [B,T,E] in    key [B,S,Ek] in    value [B,S,Ev] in    out [B,T,E] out
  *
  * each f32, f16 or bf16: inputs are widened exactly, into scratch, and out is rounded once from
- * f32; everything between, and all other outputs, are f32. Self-attention passes the same tensor
+ * f32; everything in between and all other outputs are f32. Self-attention passes the same tensor
  * three times. attention describes mask, scale, path, window, softcap, ALiBi, T5, Shaw and so on.
- * Any strides, last axis contiguous: mha_tensor_tbe() views [T,B,E] memory. Without a batch axis,
- * query [T,E], key [S,Ek], value [S,Ev] and out [T,E], no output has one either (probabilities are
+ * Any strides, last axis contiguous: mha_tensor_tbe() views [T,B,E] memory. If query [T,E], key
+ * [S,Ek], value [S,Ev] and out [T,E] have no batch axis, neither does any output (probabilities are
  * [H,T,S]), and B is 1. out may be NULL if outputs.heads is requested: W_o is not applied and need
- * not be set. Ranks that share the heads use this (distributed.h).
+ * not be set. Ranks among which the heads are divided use this (distributed.h).
  *
  * After the projection q and k are normalised and then rotated, if the module has these steps.
  *
@@ -236,16 +239,16 @@ typedef struct mha_module_call {
  *                            and attend causally to everything in the cache. The first counts[b]
  *                            of them belong to sequence b; later rows of out are meaningless
  *   key, value               append only: an encoder's output, once, for cross-attention
- *   query, out               attend only, to everything in the cache, or as attention says; the
- *                            queries are at the last T positions unless q_offset is given.
- *                            mha_kv_cache_append() puts keys and values there that are already
+ *   query, out               attend only, to everything in the cache, or as call.attention says;
+ *                            the queries are at the last T positions unless q_offset is given.
+ *                            mha_kv_cache_append() stores keys and values that are already
  *                            projected (static_k and static_v of PyTorch's functional form)
  *
- * S in outputs is then the longest length, but outputs k and v have the new keys. Steps of any
- * sizes, down to one token, are bit-identical to the causal sequence in one call.
+ * S in outputs is then the longest length, but outputs k and v hold only the new keys. Steps of any
+ * size, down to one token, are bit-identical to the causal sequence in one call.
  *
- * Memory   borrowed for the call; scratch from the context, of the size of q, k, v, the heads and all
- *          tensors that are not f32 (mha_module_scratch()).
+ * Memory   borrowed for the call; scratch from the context, as large as q, k, v, the heads and all
+ *          tensors that are not f32 together (mha_module_scratch()).
  * Errors   as mha_attention_forward(); MHA_ERR_SHAPE names key and value lengths that differ, or
  *          sizes of a cache that are not the module's; MHA_ERR_SIZE if a cache is full;
  *          MHA_ERR_ARGUMENT if both the module and attention have sinks, for positions without

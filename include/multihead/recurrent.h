@@ -25,13 +25,13 @@
  *   M = scale (Q K^T * G) (I + tril(diag(b) (K K^T * G), -1))^-1 diag(b)      with the delta rule
  *   M = scale (Q K^T * G) diag(b)                                             without
  *
- * each plus diag(skip). G[t,j] = a_(j+1) ... a_t for j <= t, else 0 (for a decay per channel inside
+ * each plus diag(skip). G[t,j] = a_(j+1) ... a_t for j <= t, else 0 (decays per channel go inside
  * the products).
  * mha_recurrent_visit_rows() computes rows of M, as mha_attention_visit_rows() does for softmax.
  *
  * Arithmetic. Tokens are processed in chunks of MHA_RECURRENT_CHUNK, counted from the first token
  * of a sequence (the WY form, Bischof and Van Loan 1987; Yang et al. 2024), with f32 products and
- * decays in double. A token's arithmetic depends on it and earlier tokens only. So one call,
+ * decays in double. A token's arithmetic depends only on that token and earlier ones. So one call,
  * several calls of any length with a state, and single steps are bit-identical, for any number of
  * threads.
  *
@@ -92,7 +92,7 @@ typedef struct mha_recurrent_desc {
 typedef struct mha_recurrent_state_desc {
     uint32_t struct_size;
     uint32_t flags;    /* 0 */
-    int64_t batch;     /* B, required, as the next two */
+    int64_t batch;     /* B, required, like the next two */
     int64_t heads;     /* H */
     int64_t head_dim;  /* D */
     int64_t value_dim; /* Dv; 0: D */
@@ -130,8 +130,9 @@ MHA_API const int64_t *mha_recurrent_state_lengths(const mha_recurrent_state *st
 MHA_API void mha_recurrent_state_reset(mha_recurrent_state *state);
 
 /**
- * Copy the state of sequence `from` of one object to sequence `to` of another or the same one: a
- * branch, or a snapshot to return to. A state has no history: rolling back requires a snapshot.
+ * Copy the state of sequence from_b of `from` to sequence to_b of `to`, which may be the same
+ * object: a branch, or a snapshot to return to. A state has no history: rolling back requires a
+ * snapshot.
  *
  * Memory   copied.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no such sequence); MHA_ERR_SHAPE
  *                             (heads or sizes differ). Nothing is then changed.
@@ -178,11 +179,11 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_state_write(mha_recurrent_state *
  *          a chunk), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
  *          MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM. On error no output byte is written and
  *          the state is unchanged.
- * Threads  one call at a time per context and state. Threads share the heads.
+ * Threads  one call at a time per context and state. Heads are divided among the threads.
  * Accuracy for unit keys, 0 <= b <= 2, log_decay <= 0, with u = 2^-24 and w_j = |S_j| + |k_j| |u_j|
  *          (Frobenius): |o_t - exact| <= 3 scale |q_t| (D + 80) u sum_j G[t,j] w_j + u |skip_t v_t|
  *          (docs/numerics.md 16).
- * Cost     6 D Dv + 192 (D + Dv) floating-point operations per token and head, about.
+ * Cost     about 6 D Dv + 192 (D + Dv) floating-point operations per token and head.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_recurrent_forward(
@@ -192,8 +193,8 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_forward(
 /* ---- Backward -------------------------------------------------------------------------------- */
 
 /* The requested gradients, all f32; NULL: not requested. Requesting one does not change another's bits.
- * Shapes are those of the inputs: the gradient of an input that heads, sequences or tokens share is their
- * sum. q, k and v have a contiguous last axis, the others any strides. */
+ * Shapes are those of the inputs. If heads, sequences or tokens share an input, its gradient is
+ * summed over them. q, k and v have a contiguous last axis, the others any strides. */
 typedef struct mha_recurrent_gradients {
     uint32_t struct_size;
     uint32_t flags; /* MHA_GRADIENTS_ACCUMULATE */
@@ -224,11 +225,12 @@ typedef struct mha_recurrent_gradients {
  *          about 2 sqrt(T / 32) states of D Dv floats. Inputs that heads share: B H T D floats each.
  * Errors   as mha_recurrent_forward(); MHA_ERR_ARGUMENT for the gradient of an absent input. On error no
  *          output byte is written.
- * Threads  one call at a time per context. Threads share the heads; bits do not depend on their number.
+ * Threads  one call at a time per context. Heads are divided among the threads; bits do not depend
+ *          on the number of threads.
  * Accuracy f32 products, decays in double (docs/numerics.md 16). The gradient of a log_decay is a
  *          difference of sums over 32 tokens, and its error is relative to their size. It is 0 where
  *          the decay is 0.
- * Cost     20 D Dv + 320 (D + Dv) floating-point operations per token and head, about.
+ * Cost     about 20 D Dv + 320 (D + Dv) floating-point operations per token and head.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status
@@ -239,8 +241,9 @@ mha_recurrent_backward(mha_context *context, const mha_recurrent_desc *desc, con
 /* ---- The map --------------------------------------------------------------------------------- */
 
 /**
- * Visit rows of M, a block at a time, in the order of b and t: p [H,R,T] f32 of a mha_rows_fn, with
- * lengths[b] in place of T where lengths are given. Entries may be negative, and rows do not sum to 1.
+ * Visit rows of M, a block at a time, in the order of b and t: an mha_rows_fn receives p [H,R,T]
+ * f32, with lengths[b] in place of T where lengths are given. Entries may be negative, and rows do
+ * not sum to 1.
  *
  *   q, k, desc   as for mha_recurrent_forward(), from a state of 0
  *
@@ -256,7 +259,7 @@ mha_recurrent_backward(mha_context *context, const mha_recurrent_desc *desc, con
  * Accuracy for unit keys, 0 <= b <= 2 and log_decay <= 0, n = (t - j) / 32 + 2:
  *          |M - exact| <= 3 n (D + 80) u scale |q_t| b_j max_d G[t,j] (docs/numerics.md 16.2), and
  *          on the diagonal u |M| more with skip.
- * Cost     4 D floating-point operations per pair, about.   Since  0.1
+ * Cost     about 4 D floating-point operations per pair.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_recurrent_visit_rows(mha_context *context,
                                                           const mha_recurrent_desc *desc,

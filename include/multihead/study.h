@@ -70,7 +70,7 @@ typedef struct mha_tokens {
     int64_t *begin, *end; /* [T] byte range of each token in its text; -1: none */
     int8_t *sequence;     /* [T] 0: text, 1: pair, -1: neither */
     uint8_t *special;     /* [T] 1: a token that is not in the text, such as [CLS] */
-    uint8_t *separators;  /* [T] 1: ends a sentence: . ! ? ; or a special token but the first */
+    uint8_t *separators;  /* [T] 1: ends a sentence: . ! ? ; or any special token but the first */
     int64_t *sentences;   /* [T] sentence numbers, from 0; a separator belongs to the sentence that
                              it ends */
     const char **labels;  /* [T] mha_token_label(); NULL with MHA_TOKENS_PLAIN */
@@ -92,7 +92,7 @@ typedef struct mha_tokens {
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, max_tokens); MHA_ERR_UTF8; MHA_ERR_FORMAT
  *          (a word that is not in the vocabulary; the detail names the nearest one); MHA_ERR_SIZE
  *          (more than max_tokens without MHA_TOKENS_TRUNCATE); MHA_ERR_UNSUPPORTED (a pair for a
- *          model that takes a single text, a model without tokenizer, unknown flags);
+ *          model that takes a single text, a model without a tokenizer, unknown flags);
  *          MHA_ERR_NOMEM. After an error *tokens is unchanged.
  * Threads  any.   Cost  linear in the bytes.   Since  0.1
  */
@@ -118,9 +118,9 @@ MHA_API void mha_tokens_sentences(int64_t count, const char *const *labels, cons
 
 /**
  * Write the readable label of a token. A WordPiece token or a whole word is its text: "##ing". A BPE
- * token is the text that it adds, without a leading space; a token of spaces only has a U+2423 for
- * each, a line feed is "\n", and bytes of an incomplete character are "<0x9F>". A special token is its
- * name. An id that is not in the vocabulary is "?".
+ * token is the text that it adds, without a leading space; in a token of only spaces each becomes
+ * U+2423, a line feed is "\n", and bytes of an incomplete character are "<0x9F>". A special token
+ * is its name. An id that is not in the vocabulary is "?".
  *
  *   label [size] out   truncated to size bytes including the NUL, as by snprintf(); may be NULL if
  *                      size is 0
@@ -152,7 +152,7 @@ typedef struct mha_text_writer mha_text_writer;
  *   stops [stop_count]   texts that end the output and are not part of it; copied. "" is ignored
  *
  * Memory   the caller owns *writer, which borrows the model; allocated with malloc().
- * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (a model without tokenizer); MHA_ERR_NOMEM.
+ * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (a model without a tokenizer); MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_text_writer_create(const mha_model *model,
@@ -244,7 +244,8 @@ typedef struct mha_study_found {
     int64_t relation_count;
     int64_t text_count, token_count; /* measured texts, and their tokens */
     int64_t random_count;            /* measured sequences of random tokens */
-    mha_random_tokens *plan;         /* of these; NULL before mha_study_begin_random() */
+    mha_random_tokens *plan;         /* of the random sequences; NULL before
+                                        mha_study_begin_random() */
     int64_t lost_links;              /* gold links with a word that has no token */
     mha_head_corpus *corpus;         /* with MHA_STUDY_CORPUS, else NULL */
     /* [L] with MHA_STUDY_DISTANCES, else NULL; the element of a layer without heads is NULL */
@@ -254,15 +255,15 @@ typedef struct mha_study_found {
     const int64_t *counts; /* [V] occurrences of each id in the texts, special tokens excluded */
     const int64_t *ranks;  /* [V] 0: the most frequent */
     int64_t kinds;         /* distinct ids that occur; the corpus numbers tokens by these kinds */
-    /* [kinds] the id of each kind, ascending. Kind number `kinds` is every special token */
+    /* [kinds] the id of each kind, ascending. Kind number `kinds` stands for all special tokens */
     const int64_t *id_of;
 } mha_study_found;
 
 enum { MHA_STUDY_NAME_BYTES = 96, MHA_STUDY_MOST_ROLES = 64 };
 
-/** The number of scores: the MHA_MEASURES scores of texts, numbered as mha_head_measure; then
- * duplicate, induction and induction_mean on random tokens; then two per relation. Memory none. Errors
- * none. Threads any. Since 0.1 */
+/** The number of scores: the MHA_MEASURES scores of texts, numbered as in mha_head_measure; then
+ * duplicate, induction and induction_mean on random tokens; then two per relation. Memory none.
+ * Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_study_score_count(const mha_study_found *found);
 
 /** The name of a score: "induction"; "random_induction". A relation has two: "amod" for the dependent
@@ -276,7 +277,8 @@ MHA_API void mha_study_score_name(const mha_study_found *found, int64_t score,
 MHA_API void mha_study_score_label(const mha_study_found *found, int64_t score,
                                    char label[MHA_STUDY_NAME_BYTES]);
 
-/** The definition of a score in a sentence. Memory static text. Errors none. Threads any. Since 0.1 */
+/** The definition of a score, in one sentence. Memory static text. Errors none. Threads any. Since
+ * 0.1 */
 MHA_API const char *mha_study_score_text(int64_t score);
 
 /** The number of the score with this name, or -1. With `told`, and if random tokens were measured,
@@ -319,7 +321,7 @@ typedef struct mha_study mha_study;
 /* mha_study_desc.flags */
 enum {
     MHA_STUDY_OWN_LAYERS = 1 << 0, /* MHA_HEAD_PASS_OWN_LAYERS */
-    MHA_STUDY_CORPUS = 1 << 1,     /* keep a mha_head_corpus of texts */
+    MHA_STUDY_CORPUS = 1 << 1,     /* keep an mha_head_corpus of texts */
     MHA_STUDY_DISTANCES = 1 << 2,  /* measure the distances between the heads of each layer */
     MHA_STUDY_PREDICT = 1 << 3     /* gold links: MHA_HEADS_QUERY_PREDICTS */
 };
@@ -332,7 +334,8 @@ typedef struct mha_study_progress {
 } mha_study_progress;
 
 /* The saved state of a study: its results, and fingerprints of the model's files, the gates and the texts.
- * A study with the same fingerprints continues bit-identical to one that never stopped. */
+ * A study with the same fingerprints continues, with results bit-identical to those of one that
+ * never stopped. */
 typedef struct mha_study_state {
     uint32_t struct_size;
     uint32_t reserved;       /* 0 */
@@ -342,8 +345,9 @@ typedef struct mha_study_state {
     mha_model_digests model; /* of the files of the model; tokenizer: not used */
     /* The time between two merges of the results of several ranks. A single process ignores it */
     double every; /* seconds */
-    /* Called whenever all texts or sequences before the next one have results: after each one, or over
-     * ranks at rank 0 after each merge. It may call mha_study_write(). NULL: not called */
+    /* Called whenever all texts or sequences before the next one have results: after each one or,
+     * with several ranks, on rank 0 after each merge. It may call mha_study_write(). NULL: not
+     * called */
     void (*save)(void *user);
     void *save_user;
 } mha_study_state;
@@ -361,7 +365,7 @@ typedef struct mha_study_desc {
     int64_t sequences; /* sequences of random tokens that mha_study_next() counts */
     /* Divide the texts and sequences, or with MHA_STUDY_OWN_LAYERS the layers, among the ranks. All make
      * the same calls; rank 0 gets the results. create, begin, begin_random and next are collective:
-     * they return the same status at all ranks. NULL: one process */
+     * they return the same status on all ranks. NULL: one process */
     const mha_transport *ranks;
     const mha_study_state *state; /* read by mha_study_create(); NULL: nothing is saved */
 } mha_study_desc;
@@ -370,18 +374,18 @@ typedef struct mha_study_desc {
  * Create a study of a model's heads. Count all texts before measuring the first one: rare words are
  * determined from all of them. Call in this order:
  *
- *   mha_study_count() each text; mha_study_begin(); mha_study_text() each text, in the order of
- *   mha_study_next();
+ *   mha_study_count() for each text; mha_study_begin(); mha_study_text() for each text, in
+ *   the order of mha_study_next();
  *   mha_study_begin_random(); mha_study_draw() until mha_study_next() returns -1
  *
  * or call mha_study_measure(), which does all of it. desc may be NULL.
  *
  * Memory   the caller owns *study. The context, the model and everything desc points to must outlive
- *          it. 32 bytes per token of the vocabulary, plus that of mha_head_measures_create().
+ *          it. 32 bytes per token of the vocabulary, plus the memory of mha_head_measures_create().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size; a state of another version, model or gates),
- *          MHA_ERR_FORMAT (a damaged state), MHA_ERR_UNSUPPORTED (flags; an encoder-decoder; a model
- *          without tokenizer), MHA_ERR_NOMEM; over ranks as mha_transport_agree().
- * Threads  one call at a time per context, also for all calls on a study.   Since  0.1
+ *          MHA_ERR_FORMAT (a damaged state), MHA_ERR_UNSUPPORTED (flags; an encoder-decoder; a
+ *          model without a tokenizer), MHA_ERR_NOMEM; with ranks, as mha_transport_agree().
+ * Threads  one call at a time per context, including all calls on a study.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_create(mha_context *context, mha_model *model,
                                                   const mha_study_desc *desc, mha_study **study);
@@ -408,7 +412,8 @@ MHA_API MHA_NODISCARD mha_status mha_study_count(mha_study *study, const mha_tok
  * Rank the counted tokens by frequency, create found.texts with its corpus and distances, and restore
  * the texts of the state. A second call discards the results and keeps the counts.
  *
- * A word is rare if its kind ranks 500th or later by frequency, in a small corpus at the median or later.
+ * A word is rare if its kind ranks 500th or later by frequency, or, in a small corpus, at the
+ * median or later.
  *
  * Memory   that of mha_head_measures_create(), mha_head_corpus_create(), mha_head_pass_distances().
  * Errors   those of these calls; MHA_ERR_ARGUMENT (a state of other texts; the detail names a
@@ -422,8 +427,8 @@ MHA_API MHA_NODISCARD mha_status mha_study_begin(mha_study *study);
  * Without ranks and state the numbers are 0, 1, ... A state's texts and sequences, and the texts of other
  * ranks, are skipped.
  *
- * Memory   over ranks, at rank 0 that of another rank's results.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no begin call); over ranks as mha_transport_agree().
+ * Memory   with ranks, on rank 0, that of another rank's results.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no begin call); with ranks, as mha_transport_agree().
  * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_next(mha_study *study, int64_t *number);
@@ -461,8 +466,8 @@ MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 MHA_API MHA_NODISCARD mha_status mha_study_draw(mha_study *study);
 
 /**
- * Count and measure all texts, then `sequences` sequences of random tokens, which overrides the number
- * of the description.
+ * Count and measure all texts, then `sequences` sequences of random tokens, which overrides the
+ * number in the description.
  *
  *   texts [count]   visit [count], each may be NULL; visit NULL: none
  *
@@ -473,8 +478,8 @@ MHA_API MHA_NODISCARD mha_status mha_study_measure(mha_study *study, const mha_t
                                                    const mha_study_visit *const *visit,
                                                    int64_t sequences);
 
-/** Whether the study was created with a state that has results, and how many of each. Memory none. Errors
- * none. Threads one. Since 0.1 */
+/** Whether the study was created with a state that has results, and of how many texts and
+ * sequences. Memory none. Errors none. Threads one. Since 0.1 */
 MHA_API bool mha_study_resumes(const mha_study *study, int64_t *texts, int64_t *sequences);
 
 /** Give a new study the results of its state, without measuring; only mha_study_results() may be called

@@ -8,9 +8,9 @@
  *   logits = norm(x) W_out^T                                        [B,T,V]
  *
  * Post-norm blocks compute x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
- * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2). Parallel blocks
- * compute both parts from the same x: x = x + attention(norm(x)) + feed_forward(norm'(x))
- * (GPT-NeoX). The feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
+ * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2), or
+ * x = x + norm'(f(x)) (OLMo 2). Parallel blocks compute both parts from the same x:
+ * x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX). The feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
  * With ff_dim 0 a layer has no feed-forward part; it may also have routed experts
  * (mha_experts_desc). With a residual scale r, x = x + r f(norm(x)); with a logit scale l,
  * logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become c tanh(logits / c).
@@ -57,12 +57,13 @@ typedef enum mha_norm {
     MHA_NORM_LAYER = 1, /* weight and bias */
     MHA_NORM_RMS = 2    /* weight */
 } mha_norm;
-/* Names of the values of an enum, in their order, as in config.json: initializers of an array. */
+/* Initializers for an array of the names of an enum's values, in order, as in config.json. */
 #define MHA_NORM_NAMES "none", "layer", "rms"
 
 typedef enum mha_position_encoding {
     MHA_ENCODING_NONE = 0,
-    /* a table [max_length,E], with MHA_TRANSFORMER_PADDING one more row, added to the embeddings */
+    /* a table [max_length,E], one row longer with MHA_TRANSFORMER_PADDING, added to the
+     * embeddings */
     MHA_ENCODING_LEARNED = 1,
     MHA_ENCODING_SINUSOIDAL = 2, /* added likewise, fixed (Vaswani et al. 2017, section 3.5) */
     MHA_ENCODING_ROTARY = 3      /* queries and keys are rotated, halves paired as in Llama */
@@ -97,7 +98,9 @@ enum {
                                                 (GPT-NeoX) */
     /* Positions count only tokens other than padding_token, which has row 0 of the learned table
      * wherever it occurs (RoBERTa). Not causal */
-    MHA_TRANSFORMER_PADDING = 1 << 12
+    MHA_TRANSFORMER_PADDING = 1 << 12,
+    /* With MHA_TRANSFORMER_BRANCH_NORM: blocks read x itself, without a norm before them (OLMo 2) */
+    MHA_TRANSFORMER_NO_INPUT_NORM = 1 << 13
 };
 
 /* mha_layer_desc.flags */
@@ -113,7 +116,7 @@ enum {
      * Attention) */
     MHA_LAYER_OUTPUT_GATE = 1 << 7,
     /* With MHA_LAYER_QK_NORM: one norm spans the queries, or the keys, of all heads (OLMoE),
-     * with a weight for each of their numbers. Forward only */
+     * with a weight for each of their elements. Forward only */
     MHA_LAYER_QK_NORM_ROW = 1 << 8
 };
 
@@ -129,8 +132,8 @@ typedef enum mha_mixer {
      *   o       = mha_recurrent_forward(q, k, v) with MHA_RECURRENT_DELTA
      *   heads   = rms_norm(o) o_norm * silu(W_g x)     for each head separately, and then W_o
      *
-     * Its heads are the layer's heads, each of value_dim numbers; kv_heads are those of q and k, of
-     * key_dim numbers. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS */
+     * The layer's heads are those of v, each value_dim wide; its kv_heads are those of q and k,
+     * each key_dim wide. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS */
     MHA_MIXER_GATED_DELTA = 1,
     /* A short convolution between two gates (LFM2), W_o (W_c x * conv(W_b x * W_x x)). It mixes each of
      * the E channels separately, so the layer has no heads (layer_heads is 0) and no map. Needs
@@ -153,8 +156,8 @@ typedef enum mha_mixer {
  * and s = rope_factor: position pos rotates pair i by pos f'_i. */
 typedef enum mha_rope_scaling {
     MHA_ROPE_SCALING_LINEAR = 0, /* f' = f / s (Chen et al. 2023) */
-    /* f' = f / s below n f / (2 pi) = rope_low turns, f above rope_high, in between a mean of the
-     * two, weighted by the turns (Llama 3.1) */
+    /* A pair turns n f / (2 pi) times in n positions. f' = f / s below rope_low turns, f above
+     * rope_high, and in between a mean of the two, weighted by the turns (Llama 3.1) */
     MHA_ROPE_SCALING_LLAMA3 = 1,
     /* f'_i = f_i (1 - r_i) + f_i / s r_i; r rises from 0 to 1 between the i that turn rope_high and
      * rope_low times in n positions, rounded outwards. Cosines and sines are multiplied by
@@ -192,8 +195,9 @@ typedef struct mha_experts_desc {
 } mha_experts_desc;
 enum { MHA_EXPERTS_MOST = 1 << 16 };
 
-/* The mixer of one layer, and its experts. Self-attention: fields of mha_attention_desc (attention.h), mha_rope_desc
- * and mha_qk_norm() (position.h), which have the formulas. All zero: plain attention. */
+/* The mixer of one layer, and its experts. The fields of self-attention are those of
+ * mha_attention_desc (attention.h), mha_rope_desc and mha_qk_norm() (position.h), where the
+ * formulas are. All zero: plain attention. */
 typedef struct mha_layer_desc {
     uint32_t struct_size;
     uint32_t flags;
@@ -201,20 +205,20 @@ typedef struct mha_layer_desc {
     float softcap;            /* 0: none */
     int64_t left_keys;        /* with MHA_LAYER_WINDOW; -1: unlimited */
     int64_t right_keys;       /* likewise */
-    int64_t sink_keys;        /* first keys, exempt from the window */
+    int64_t sink_keys;        /* number of first keys exempt from the window */
     mha_qk_norm_kind qk_norm; /* with MHA_LAYER_QK_NORM; MHA_QK_NORM_L2 in forward calls only */
-    float qk_norm_epsilon;    /* 0: 1e-6, for MHA_QK_NORM_L2 1e-12 */
+    float qk_norm_epsilon;    /* 0: 1e-6, or 1e-12 for MHA_QK_NORM_L2 */
     int64_t t5_buckets;       /* 0: no T5 bias; one-sided if the transformer is causal */
     int64_t t5_max_distance;  /* 0: 128 */
     int64_t rotary_dim;       /* number of rotated elements; even, 0: D */
     float rope_base;          /* 0: that of the transformer */
-    float rope_factor;        /* 0: 1. With a scaling at least 1e-6 */
+    float rope_factor;        /* 0: 1; at least 1e-6 with LLAMA3 or YARN */
     mha_rope_scaling rope_scaling;
-    float rope_low, rope_high;    /* 0: Llama 3: 1 and 4, YaRN: 1 and 32. Not with LINEAR */
+    float rope_low, rope_high;    /* 0: 1, and 4 with LLAMA3 or 32 with YARN. Not with LINEAR */
     float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */
-    int64_t rope_original_length; /* positions of training; required with LLAMA3 and YARN */
-    /* Of a gated delta net or state space, or mixer and conv_kernel of a short convolution; all other
-     * fields but experts are then 0. The sizes are required */
+    int64_t rope_original_length; /* context length in training; required with LLAMA3 and YARN */
+    /* For a gated delta net or state space; a short convolution uses only mixer and conv_kernel. All other fields
+     * except experts are then 0. The sizes are required */
     mha_mixer mixer;
     int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
     int64_t key_dim, value_dim;
@@ -244,11 +248,10 @@ typedef struct mha_transformer_desc {
     float norm_epsilon;    /* 0: 1e-5 */
     float rope_base;       /* 0: 10000 */
     int32_t padding_token; /* with MHA_TRANSFORMER_PADDING; else 0 */
-    /* [L] heads of each layer's self-attention, 0 .. num_heads, together with head_dim; NULL:
-     * num_heads. A layer without heads adds only the bias of its output. Its only other
-     * attention parameters are those of a post-norm. Gates, probabilities and all other arrays
-     * with an axis H have room for num_heads. Copied; mha_transformer_describe() returns the
-     * transformer's own */
+    /* [L] heads of each layer's self-attention, 0 .. num_heads; requires head_dim. NULL: num_heads.
+     * A layer without heads adds only the bias of its output. Its only other attention parameters
+     * are those of a post-norm. Gates, probabilities and all other arrays with an axis H have room
+     * for num_heads. Copied; mha_transformer_describe() returns the transformer's own */
     const int64_t *layer_heads;
     /* [L], each a divisor of the layer's heads; NULL: kv_heads, or the layer's heads if kv_heads
      * equals num_heads */
@@ -257,7 +260,7 @@ typedef struct mha_transformer_desc {
      * each token; 0: none. With it the sum of the tables' rows is rounded only once */
     int64_t type_count;
     /* [L], all of the same struct_size: further settings of each layer's self-attention; NULL:
-     * none. Copied, as layer_heads */
+     * none. Copied, like layer_heads */
     const mha_layer_desc *layers;
     float embed_scale;    /* 0: 1; sqrt(E) in Gemma */
     float logit_softcap;  /* 0: none */
@@ -273,7 +276,8 @@ typedef struct mha_transformer mha_transformer;
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
  *          outlive it (the context need not). Tables of rotary positions take max_length D floats,
- *          of sinusoidal ones max_length E; activations and decoders touch only the rows they need.
+ *          those of sinusoidal ones max_length E; activations and decoders touch only the rows they
+ *          need.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_SIZE, MHA_ERR_UNSUPPORTED,
  *          MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
@@ -290,17 +294,18 @@ enum { MHA_SOURCE_PACK = 1 << 0 /* read matrices once and pack them: 4 bytes per
 typedef struct mha_transformer_source {
     uint32_t struct_size;
     uint32_t flags;
-    /* Read rows row .. row + rows - 1, and of these columns column .. column + columns - 1, of
-     * parameter number `parameter` into to [rows,columns], contiguous. A vector has one column.
-     * Called by several threads at once, with ranges inside the parameter. Must return the same
-     * numbers each time and cannot fail: do all checks earlier */
+    /* Read columns column .. column + columns - 1 of rows row .. row + rows - 1 of parameter number
+     * `parameter` into `to` [rows,columns], contiguous. A vector has one column. Called by several
+     * threads at once, with ranges inside the parameter. Must return the same numbers each time and
+     * cannot fail: do all checks earlier */
     void (*read)(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
     void (*release)(void *user); /* called by mha_transformer_destroy(); may be NULL */
     void *user;
     /* The same numbers as mha_coded: at most MHA_CODED_ROWS rows (other rows of *to are not used)
      * and at most MHA_CODED_COLUMNS columns, starting at a multiple of that, in whole runs. Returns
-     * false if they cannot be coded, for all columns of a row alike. NULL: no row can be coded */
+     * false if they cannot be coded; all columns of a row must give the same answer. NULL: no row
+     * can be coded */
     bool (*read_coded)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                        int64_t column, int64_t columns, mha_coded *to);
     mha_compute compute; /* the arithmetic of linear layers, see below */
@@ -318,7 +323,7 @@ typedef struct mha_transformer_source {
 
 /* With compute = MHA_COMPUTE_INT8 a linear layer y = x W^T + b whose rows of W can be coded is
  *
- *   in each row of x, of inputs 32 i .. 32 i + 31:
+ *   in each row of x, for inputs 32 i .. 32 i + 31:
  *     unit = max |x| / 127       x8 = round(x (127 / max |x|)), to nearest, ties to even
  *   y = b, and then for each run of inputs, in order (mha_coded in base.h; sums over the run):
  *     y = y + sum(number x8) (scale unit)
@@ -329,8 +334,8 @@ typedef struct mha_transformer_source {
  * a row of x with an element that is not finite, or of magnitude 2^93 or more, gives a row of NaN.
  *
  * Accuracy  |y - exact| <= sum |w| (0.5001 unit + 2^-80) + (n + 4) 2^-24 (|b| + sum of the
- *           magnitudes of the n terms above) + 2^-120: docs/numerics.md 13 has the derivation and
- *           figures of a model.
+ *           magnitudes of the n terms above) + 2^-120: docs/numerics.md 13 has the derivation
+ *           and measurements on a model.
  * Bits      the same on every instruction set including portable C, for any number of threads and
  *           of rows in a call, and any division into strips.
  *
@@ -347,7 +352,7 @@ typedef struct mha_transformer_source {
  * in order and have numbers of parameters as equal as whole layers allow; the output counts as the
  * last layer. With more ranks than layers some ranks have none. A rank reads only the matrices of
  * its own layers; the first also reads the token embedding, and every rank reads all other
- * parameters. A decoder has the caches of its own layers.
+ * parameters. On each rank a decoder has only the caches of that rank's layers.
  *
  * All ranks make the same calls with the same arguments, and each returns results bit-identical to
  * one process: forward calls, decoders, mha_transformer_logits(). Ranks wait for each other inside
@@ -358,9 +363,10 @@ typedef struct mha_transformer_source {
  * lengths and dropout between ranks (MHA_ERR_ARGUMENT). After MHA_ERR_RANK, an error of the
  * transport, the transformer must not be used again.
  *
- * Creating transformers and activations is local to a rank. A rank that fails there reports it by
- * mha_transport_agree(), with which the next call of every rank begins. mha_transformer_backward()
- * returns an error. A transformer pruned or copied from a spread one is not spread. */
+ * Creating transformers and activations is local to a rank. A rank that fails there reports it
+ * through mha_transport_agree(), with which the next call of every rank begins.
+ * mha_transformer_backward() returns an error. A transformer pruned or copied from a spread one is
+ * not spread. */
 
 /**
  * Create a transformer whose matrices and token embedding stay in their source: each product reads
@@ -378,10 +384,10 @@ typedef struct mha_transformer_source {
  *          matrices; source is copied. source->user must stay valid until release() is called,
  *          which happens when this transformer and those pruned from it are destroyed; an error
  *          here does not call it. Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of
- *          scratch per thread, more if 32 rows exceed 1 MiB. With MHA_COMPUTE_INT8 they take, if that
- *          is more, 832 bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread.
- *          With MHA_COMPUTE_BF16 they also take the inputs of all tokens, and 32 rows per thread.
- *          Backward calls take the size of one matrix.
+ *          scratch per thread, more if 32 rows exceed 1 MiB. With MHA_COMPUTE_INT8 they take 832
+ *          bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread, if that is
+ *          more. With MHA_COMPUTE_BF16 they also take the inputs of all tokens, and 32 rows per
+ *          thread. Backward calls take the size of one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; one other than MHA_COMPUTE_F32 with
  *          MHA_SOURCE_PACK; MHA_COMPUTE_INT8 without read_coded).
@@ -400,8 +406,15 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
 
-/** The number of elements of all heads of the widest layer, of a description with every default filled in: H D, or more
- * with mixers whose heads are wider. Memory none. Errors none. Threads any. Since 0.1 */
+/** The number of heads of a layer, of a description by mha_transformer_describe(). Memory none.
+ * Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer);
+
+/** The number of key/value heads of a layer. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64_t layer);
+
+/** The largest total width of the heads of a layer: H D, or more with mixers whose heads are wider.
+ * desc must have every default filled in. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_heads_width(const mha_transformer_desc *desc);
 
 /** The description with every default filled in. Memory fills the whole struct of this header.
@@ -439,7 +452,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
 /**
  * Parameter number index, in the order of the flat array:
  *
- *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E], or one more (padding_token)
+ *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E], or one row more (padding)
  *   embed_types.weight [type_count,E]         embed_norm.weight .bias
  *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
@@ -491,7 +504,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_read(const mha_transformer *tra
  * Apply changed parameters: pack the matrices again. With a source, read everything except the
  * matrices and the token embedding.
  *
- * Memory   nothing is allocated; with a source scratch of the context.
+ * Memory   nothing is allocated; with a source, scratch from the context.
  * Errors   MHA_ERR_NULL, those of mha_module_set_parameter(); with a source MHA_ERR_NOMEM.
  * Threads  no other thread may be using the transformer.   Since  0.1
  */
@@ -510,10 +523,10 @@ typedef struct mha_transformer_init {
 /**
  * Random parameters: matrices N(0, 1 / inputs), those that write to the residual stream (o_proj,
  * down_proj) scaled further by 1 / sqrt(number of such matrices); embeddings with embedding_std
- * and position_std; biases 0, norms 1. Of other mixers than attention: convolutions N(0, 1 / K),
+ * and position_std; biases 0, norms 1. For mixers other than attention: convolutions N(0, 1 / K),
  * A_log = ln U(1, 16), dt_bias such that log(1 + exp(dt_bias)) is log-uniform in 0.001 .. 0.1 (Dao
- * and Gu 2024). Drawn by Philox from the seed and the index of each number:
- * the same on every machine. Calls mha_transformer_update().
+ * and Gu 2024). Drawn by Philox from the seed and the index of each number: the same on every
+ * machine. Calls mha_transformer_update().
  *
  * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED.
  * Threads  no other thread may be using the transformer.   Since  0.1
@@ -560,7 +573,7 @@ typedef struct mha_transformer_input {
     const int64_t *lengths;        /* [B], 0 .. T; NULL: T. Later tokens are ignored */
     const mha_tensor *memory;      /* f32 [B,S,memory_dim], with MHA_TRANSFORMER_CROSS */
     const int64_t *memory_lengths; /* [B]; NULL: S */
-    const mha_tensor *gates;       /* f32 [L,H], times each head's output; NULL: 1 */
+    const mha_tensor *gates;       /* f32 [L,H], multiply each head's output; NULL: 1 */
     const mha_tensor *cross_gates; /* likewise for cross-attention */
     float dropout;                 /* of attention probabilities; 0 outside training */
     uint64_t dropout_seed;         /* a new one for each step; each layer derives its own from it */
@@ -569,8 +582,8 @@ typedef struct mha_transformer_input {
      * net has value_dim numbers per head. Forward calls only */
     const mha_tensor *head_means;
     const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
-    const mha_tensor *last_hidden; /* f32 [B,T,E] out: the input of W_out; NULL. Forward calls
-                                      only */
+    const mha_tensor *last_hidden; /* f32 [B,T,E] out: the input of W_out; or NULL. Forward
+                                      calls only */
     /* [L] pointers, each NULL or further outputs of that layer's self-attention (attention.h), with
      * as many heads as the layer has; lse is in mha_layer_view. A layer without heads writes
      * nothing. Outputs of different layers may share memory. Forward calls only */
@@ -679,8 +692,8 @@ typedef struct mha_layer_view {
     /* How heads are computed from q, k and v, without gates, dropout and lengths: for
      * mha_attention_visit_rows(). Its tensors are the transformer's */
     mha_attention_desc attention;
-    /* Of a gated delta net or state space: q, k [B,Hk,T,key_dim], the inputs of its recurrence, v
-     * [B,H,T,value_dim], no lse; and f32 [B,H,T] */
+    /* For a gated delta net or state space, f32 [B,H,T]. The tensors above are then the inputs of its recurrence,
+     * q and k [B,Hk,T,key_dim] and v [B,H,T,value_dim], without lse */
     mha_tensor log_decay, strength;
     /* Of a feed-forward layer with experts, [B,T,used]: the numbers of each token's experts (i32),
      * in ascending order, and their weights (f32) times scale */
@@ -709,7 +722,8 @@ typedef struct mha_stream_view {
                             was given (mha_transformer_input.stream) */
     mha_tensor first;    /* the stream before the first layer; ndim 0 if it was not run */
     mha_tensor last;     /* after the last layer, before the final norm */
-    mha_tensor normed;   /* after it, or the same as last without one; the input of W_out */
+    mha_tensor normed;   /* after the final norm, or the same as last without one; the input
+                            of W_out */
 } mha_stream_view;
 
 /** Views of the ends of the stream. Memory, Errors, Threads as mha_activations_layer().
@@ -741,7 +755,7 @@ typedef struct mha_layer_rotation {
 /**
  * The rotation of a layer's self-attention, scalings included (mha_rope_scaling).
  *
- * Memory   fills *rotation and what its frequencies point to.
+ * Memory   fills *rotation and the array that its frequencies point to.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer).
  * Threads  any.   Accuracy  relative error of frequencies at most 2^-48.   Since  0.1
  */
@@ -770,7 +784,7 @@ typedef struct mha_transformer_gradients {
  * The gradients of a loss whose gradient with respect to the output is output_gradient, after
  * mha_transformer_forward() with the same input and activations (which are consumed).
  *
- *   output_gradient as output, in
+ *   output_gradient in, with the shape of output
  *
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(), MHA_ERR_ARGUMENT if activations hold another batch; the
@@ -792,9 +806,9 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
  *   keep f32 [L,H] in, 1: keep, 0: remove
  *
  * A key/value head is removed with the last head that reads it. If the remaining groups differ in
- * size, key/value heads are repeated for groups of a size that divides all: exact, but it saves no
- * key/value heads. num_heads becomes the largest number of remaining heads in a layer, unless there
- * is cross-attention, which keeps all its heads.
+ * size, key/value heads are repeated so that all groups have one size, a common divisor of theirs:
+ * exact, but it saves no key/value heads. num_heads becomes the largest number of remaining heads
+ * in a layer, unless there is cross-attention, which keeps all its heads.
  *
  * Memory   the caller owns *pruned, as from mha_transformer_create(). With a source *pruned has one
  *          too, which reads from this transformer: its memory is then freed when both are
@@ -867,7 +881,7 @@ enum {
     /* Positions are those in the cache (StreamingLLM, Xiao et al. 2024): sinks stay adjacent to the
      * window, as if the discarded tokens did not exist, so a text may be longer than max_length. A
      * token at position i sees sink j at distance min(i, sink_keys + window - 1) - j. Requires
-     * rotary positions and window + sink_keys <= max_length. Steps of any sizes give the same bits;
+     * rotary positions and window + sink_keys <= max_length. Steps of any size give the same bits;
      * a step beyond the window attends token by token. Does not support forks. */
     MHA_DECODER_STREAMING = 1 << 1
 };
@@ -955,8 +969,8 @@ MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (layers with states); MHA_ERR_ARGUMENT if every sequence
- *          is shorter, or if a sequence has discarded tokens that its window would show afterwards.
- *          Every sequence is then unchanged.
+ *          is shorter, or if a sequence has discarded tokens that its window would include
+ *          afterwards. Every sequence is then unchanged.
  * Threads  no other thread may be using the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);

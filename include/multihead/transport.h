@@ -48,9 +48,6 @@ typedef struct mha_transport {
                           mha_transfer *transfer);
     /* Return when the transfer is complete, or MHA_ERR_RANK if the other rank is lost. */
     mha_status (*wait)(void *user, mha_transfer *transfer);
-    /* Test for completion without blocking; a complete transfer makes wait() return immediately.
-     * NULL: not supported. Called between pieces of work so that messages progress. */
-    mha_status (*test)(void *user, mha_transfer *transfer, bool *complete);
     /* Cancel a pending transfer after a failure. A receive then writes nothing more; a send may
      * still read its bytes, which must stay valid. */
     void (*cancel)(void *user, mha_transfer *transfer);

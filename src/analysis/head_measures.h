@@ -191,7 +191,4 @@ void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, c
 size_t mhai_head_finish_bytes(const mha_head_measures *m);
 void mhai_head_finish_map(const mha_head_measures *m, mhai_head_map *map, void *memory);
 
-/* head_scores.c */
-mha_head_score mhai_head_scores_share(double value, double chance, int64_t rows);
-
 #endif

@@ -32,7 +32,7 @@ static const mhai_head_kept *head_of(const mha_head_measures *m, int64_t layer, 
     return &m->kept[m->first_head[layer] + head];
 }
 
-mha_head_score mhai_head_scores_share(double value, double chance, int64_t rows)
+static mha_head_score share_of(double value, double chance, int64_t rows)
 {
     mha_head_score score = {0};
     if (rows == 0) return score;
@@ -57,7 +57,7 @@ static int64_t best_offset(const mha_head_measures *m, const mhai_head_kept *kep
         const mhai_head_at *at = &kept->at[offset + m->offsets];
         if (at->rows == 0 || 2 * at->rows < most) continue;
         const double value = largest ? (double)at->largest : at->mass;
-        const double score = mhai_head_scores_share(value, at->chance, at->rows).corrected;
+        const double score = share_of(value, at->chance, at->rows).corrected;
         if (score > best_score) best_score = score, best = offset;
     }
     return best;
@@ -69,8 +69,8 @@ mha_head_offset mha_head_measures_offset(const mha_head_measures *m, int64_t lay
     const mhai_head_kept *kept = head_of(m, layer, head);
     if (!kept || offset < -m->offsets || offset > m->offsets) return no_offset;
     const mhai_head_at *at = &kept->at[offset + m->offsets];
-    return (mha_head_offset){mhai_head_scores_share(at->mass, at->chance, at->rows),
-                             mhai_head_scores_share((double)at->largest, at->chance, at->rows)};
+    return (mha_head_offset){share_of(at->mass, at->chance, at->rows),
+                             share_of((double)at->largest, at->chance, at->rows)};
 }
 
 mha_head_score mha_head_measures_score(const mha_head_measures *m, int64_t layer, int64_t head,
@@ -83,7 +83,7 @@ mha_head_score mha_head_measures_score(const mha_head_measures *m, int64_t layer
     if (measure == MHA_MEASURE_POSITIONAL)
         return mha_head_measures_offset(m, layer, head, best_offset(m, kept, true)).largest;
     const mhai_head_sum *sum = &kept->sum[measure];
-    mha_head_score score = mhai_head_scores_share(sum->value, sum->chance, sum->rows);
+    mha_head_score score = share_of(sum->value, sum->chance, sum->rows);
     if (infos[measure].kind != MHA_KIND_SHARE) score.corrected = score.value;
     return score;
 }
@@ -126,8 +126,8 @@ mha_head_relation mha_head_measures_relation(const mha_head_measures *m, int64_t
         return result;
     const int64_t slot = 2 * relation + direction;
     const mhai_head_link_sum *sum = &kept->links[slot];
-    result.accuracy = mhai_head_scores_share((double)sum->hits, sum->chance, sum->links);
-    result.mass = mhai_head_scores_share(sum->mass, sum->share, sum->links);
+    result.accuracy = share_of((double)sum->hits, sum->chance, sum->links);
+    result.mass = share_of(sum->mass, sum->share, sum->links);
     find_baseline(m, layer, slot, &result);
     return result;
 }

@@ -26,7 +26,7 @@ typedef struct row_source {
     void *user;
 } row_source;
 
-/* A sequence: the first of its rows and keys, and their numbers. */
+/* A sequence: its first row and key, and the numbers of both. */
 typedef struct row_sequence {
     int64_t b, batch, q0, k0, T, S;
 } row_sequence;

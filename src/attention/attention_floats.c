@@ -1,4 +1,4 @@
-/* Attention of contiguous float arrays: builds tensors and descriptor for the caller. */
+/* Attention of contiguous float arrays: builds the tensors and the descriptor for the caller. */
 #include "base/struct_copy.h"
 
 #include <multihead/attention.h>
@@ -31,8 +31,8 @@ mha_status mha_attention_floats(mha_context *context, const mha_attention_sizes 
     const mha_tensor K = array(k, n.batch, n.kv_heads, n.keys, n.head_dim);
     const mha_tensor V = array(v, n.batch, n.kv_heads, n.keys, n.value_dim);
     const mha_tensor O = array(o, n.batch, n.heads, n.queries, n.value_dim);
-    const int64_t after = (int64_t)((uint64_t)n.keys - (uint64_t)n.queries); /* unsigned: not
-                                                                              * checked yet */
+    const int64_t after = (int64_t)((uint64_t)n.keys - (uint64_t)n.queries); /* unchecked,
+                                                                              * may overflow */
     const mha_attention_desc desc = {.struct_size = sizeof desc,
                                      .flags = n.flags,
                                      .q_offset = n.flags & MHA_ATTENTION_CAUSAL ? after : 0};

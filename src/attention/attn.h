@@ -78,9 +78,6 @@ MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const m
 MHA_NODISCARD mha_status mhai_attn_check_starts(const char *name, const int64_t *starts,
                                                 int64_t sequences, int64_t rows, int64_t *longest);
 
-/* 1 / sqrt(D). */
-float mhai_attn_default_scale(int64_t head_dim);
-
 /* View a list of numbers as a tensor. */
 mha_tensor mhai_attn_list_view(const int64_t *list, int64_t count);
 

@@ -226,7 +226,7 @@ typedef struct preparation {
     float *room; /* [threads][MHAI_MAX_ROWS][D + 2 Dv], for rows that are not f32 */
 } preparation;
 
-/* Rows of a head as f32: in place, or converted in room. */
+/* Rows of a head as f32: in place, or converted into `room`. */
 static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int64_t row, int rows,
                               float *room, int64_t *stride)
 {

@@ -355,8 +355,8 @@ void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, cons
         }
 }
 
-/* Find the hull of the strips, and whether their ends increase like stairs. A strip that sees no
- * keys gets an empty range at the beginning of the hull. */
+/* Find the hull of the strips, and whether their ends never decrease. A strip that sees no keys
+ * gets an empty range at the beginning of the hull. */
 static void find_hull(mhai_cell *at)
 {
     at->begin = MHAI_CELL_KEYS;

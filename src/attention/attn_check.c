@@ -336,7 +336,8 @@ static mha_status check_offset(const mha_attention_desc *desc, const mha_attenti
     return MHA_OK;
 }
 
-float mhai_attn_default_scale(int64_t head_dim)
+/* 1 / sqrt(D). */
+static float default_scale(int64_t head_dim)
 {
     return (float)(1.0 / sqrt((double)head_dim));
 }
@@ -344,8 +345,7 @@ float mhai_attn_default_scale(int64_t head_dim)
 static mha_status check_scale(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
     p->scale = desc->scale;
-    if (p->scale == 0 && !(desc->flags & MHA_ATTENTION_SCALE_GIVEN))
-        p->scale = mhai_attn_default_scale(p->D);
+    if (p->scale == 0 && !(desc->flags & MHA_ATTENTION_SCALE_GIVEN)) p->scale = default_scale(p->D);
     if (!isfinite(p->scale))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_attention_desc: scale is %g, expected a finite number",

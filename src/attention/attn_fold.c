@@ -58,7 +58,7 @@ static int64_t place_of(const mhai_attn_problem *p, const mhai_attn_chunk *c)
     return before * p->H + c->hk * p->group * c->seq.T + c->first;
 }
 
-/* Let the workspace's sums point to those of the fold. */
+/* Point the workspace's sums at those of the fold. */
 static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
                           mhai_attn_workspace *w)
 {

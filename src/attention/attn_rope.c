@@ -64,7 +64,7 @@ static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step
     }
 }
 
-/* Prefetch a head of a token, which has few cache lines far from the next head. */
+/* Prefetch each head of a token: it has few cache lines, far from those of the next head. */
 enum { TOKENS_AHEAD = 4 };
 
 static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,

@@ -22,7 +22,7 @@ const float *mhai_attn_read(const mha_tensor *x, int64_t b, int64_t h, int64_t t
     return room;
 }
 
-bool mhai_attn_finite(const float *x, int64_t n)
+static bool all_finite(const float *x, int64_t n)
 {
     /* No branches, so that the compiler vectorises the loop. An element is not finite if all bits
      * of its exponent are set. */
@@ -96,7 +96,7 @@ static double product_at(const mhai_attn_problem *p, const mhai_attn_query *r, i
         mhai_attn_page_key(p, &r->seq, r->hk, s, r->wide);
     else
         k = mhai_attn_read(&p->k, r->seq.batch, r->hk, r->seq.k0 + s, r->wide);
-    if (!r->finite || !mhai_attn_finite(k, p->D)) return NAN;
+    if (!r->finite || !all_finite(k, p->D)) return NAN;
     double product = mhai_attn_dot(r->q, k, p->D);
     if (p->shaw_keys.data)
         product += mhai_attn_dot(r->q, mhai_attn_shaw_row(&p->shaw_keys, r, s), p->D);
@@ -162,6 +162,6 @@ mhai_attn_query mhai_attn_query_at(const mhai_attn_problem *p, const mhai_attn_s
     r.limit = mhai_attn_limit(p, seq, t);
     r.window = mhai_attn_window(p, seq, t);
     r.q = mhai_attn_read(&p->q, seq->batch, h, seq->q0 + t, room);
-    r.finite = mhai_attn_finite(r.q, p->D);
+    r.finite = all_finite(r.q, p->D);
     return r;
 }

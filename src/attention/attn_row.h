@@ -49,7 +49,6 @@ double mhai_attn_dropout_at(const mhai_attn_problem *p, const mhai_attn_query *r
 int64_t mhai_attn_shaw_index(const mha_tensor *table, const mhai_attn_query *r, int64_t s);
 const float *mhai_attn_shaw_row(const mha_tensor *table, const mhai_attn_query *r, int64_t s);
 
-bool mhai_attn_finite(const float *x, int64_t n);
 double mhai_attn_dot(const float *x, const float *y, int64_t n);
 
 #endif

@@ -1,5 +1,5 @@
-/* Position and visible keys of a query, as far as no mask tensor is involved, and the terms that
- * depend on distance. Used by both paths. */
+/* Position and visible keys of a query, leaving out mask tensors, and the terms that depend on
+ * distance. Used by both paths. */
 #include "attention/attn.h"
 
 #include "base/checked.h"

@@ -6,8 +6,8 @@
  *   G     = diag(end) G + in^T Y
  *
  * A decay enters `in`, the pairs (through the earlier key) and `end`. The gradient of
- * its logarithm is the sum of x dx over later rows, minus that over keys as the earlier of a pair,
- * plus the part of `end`. */
+ * its logarithm is the sum of x dx over later rows, minus the same sum over keys as the earlier
+ * token of a pair, plus the contribution of `end`. */
 #include "attention/recurrent_backward.h"
 #include "base/checked.h"
 #include "base/convert.h"
@@ -24,7 +24,7 @@ static void put_row(const float *row, int64_t wide, int64_t rows, int64_t i, flo
         memcpy(panels + (c * rows) + i * MHAI_PANEL, row + c, MHAI_PANEL * sizeof *row);
 }
 
-/* Add a row of factors times rows of panels to a row. */
+/* out += a row of factors times the rows of panels. */
 static void add_rows(const mhai_back_place *at, const float *factors, int64_t stride, int64_t count,
                      const float *panels, int64_t rows, float *out)
 {
@@ -177,7 +177,7 @@ static void turn_product(const mhai_back_place *at, const float *rows, int64_t p
     }
 }
 
-/* dpairs = Y U^T, which is a product with one more state of BLOCK rows. */
+/* dpairs = Y U^T, computed like a product with a state of BLOCK rows. */
 static void pair_gradients(const mhai_back_place *at, int64_t rows)
 {
     const mhai_back_work *w = at->w;

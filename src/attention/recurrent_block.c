@@ -87,7 +87,7 @@ static void decay_rows(const mhai_recurrent *call, bool queries, mhai_recurrent_
     }
 }
 
-/* Multiply rows of x, from `first` on at distances of `stride`, by the panel of keys. */
+/* Multiply every stride-th row of x, from `first` on, by the panel of keys. */
 static void pair_rows(const mhai_recurrent *call, const mhai_kernels *kernels, int64_t first,
                       int64_t stride, int64_t rows, const mhai_recurrent_block *x)
 {

@@ -46,12 +46,23 @@ mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim, const in
     return tensor;
 }
 
+/* The same view with two axes swapped. */
+static mha_tensor swap_axes(const mha_tensor *tensor, int a, int b)
+{
+    mha_tensor swapped = *tensor;
+    swapped.shape[a] = tensor->shape[b];
+    swapped.shape[b] = tensor->shape[a];
+    swapped.stride[a] = tensor->stride[b];
+    swapped.stride[b] = tensor->stride[a];
+    return swapped;
+}
+
 mha_tensor mha_tensor_bthd_of(void *data, mha_dtype dtype, int64_t batch, int64_t length,
                               int64_t heads, int64_t head_dim)
 {
     mha_tensor memory =
         mha_tensor_contiguous(data, dtype, 4, (int64_t[]){batch, length, heads, head_dim});
-    return mhai_tensor_swap(&memory, 1, 2);
+    return swap_axes(&memory, 1, 2);
 }
 
 mha_tensor mha_tensor_bthd(float *data, int64_t batch, int64_t length, int64_t heads,
@@ -63,17 +74,7 @@ mha_tensor mha_tensor_bthd(float *data, int64_t batch, int64_t length, int64_t h
 mha_tensor mha_tensor_tbe(float *data, int64_t length, int64_t batch, int64_t width)
 {
     mha_tensor memory = mha_tensor_contiguous(data, MHA_F32, 3, (int64_t[]){length, batch, width});
-    return mhai_tensor_swap(&memory, 0, 1);
-}
-
-mha_tensor mhai_tensor_swap(const mha_tensor *tensor, int a, int b)
-{
-    mha_tensor swapped = *tensor;
-    swapped.shape[a] = tensor->shape[b];
-    swapped.shape[b] = tensor->shape[a];
-    swapped.stride[a] = tensor->stride[b];
-    swapped.stride[b] = tensor->stride[a];
-    return swapped;
+    return swap_axes(&memory, 0, 1);
 }
 
 mha_status mha_tensor_count(const mha_tensor *tensor, int64_t *count)
@@ -210,7 +211,8 @@ mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor)
     return MHA_OK;
 }
 
-bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end)
+/* The address range of a tensor's elements. Returns false if it has none, or ndim is invalid. */
+static bool range_of(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end)
 {
     if (!tensor || !tensor->data || (unsigned)tensor->ndim > MHA_MAX_DIMS || is_empty(tensor))
         return false;
@@ -265,8 +267,7 @@ mha_status mhai_tensor_check_disjoint(const char *name, const mha_tensor *output
                                       const char *other_name, const mha_tensor *other)
 {
     uintptr_t begin, end, other_begin, other_end;
-    if (!mhai_tensor_bytes(output, &begin, &end) ||
-        !mhai_tensor_bytes(other, &other_begin, &other_end))
+    if (!range_of(output, &begin, &end) || !range_of(other, &other_begin, &other_end))
         return MHA_OK;
     if (begin < other_end && other_begin < end && !interleaved(output, other))
         return mha_fail(MHA_ERR_OVERLAP, "%s overlaps %s: give it memory of its own", name,

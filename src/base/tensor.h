@@ -29,10 +29,4 @@ MHA_NODISCARD mha_status mhai_tensor_check_disjoint(const char *name, const mha_
 /* Whether both have the same elements in the same order. */
 bool mhai_tensor_same(const mha_tensor *a, const mha_tensor *b);
 
-/* The address range of a tensor's elements. Returns false if it has none, or ndim is invalid. */
-bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end);
-
-/* The same view with two axes swapped. */
-mha_tensor mhai_tensor_swap(const mha_tensor *tensor, int a, int b);
-
 #endif

@@ -15,7 +15,8 @@ mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t
 
 bool mhai_circuits_pre_norm(const mha_transformer_desc *d)
 {
-    return d->norm != MHA_NORM_NONE && !(d->flags & MHA_TRANSFORMER_POST_NORM);
+    const uint32_t others = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_INPUT_NORM;
+    return d->norm != MHA_NORM_NONE && !(d->flags & others);
 }
 
 static mha_status check_finite(const mha_parameter *p, const float *data, int64_t count)

@@ -120,7 +120,7 @@ static double numbers_described(const mha_transformer_desc *d)
     double layers = 0, layer = 0;
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
-        const double heads = (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
+        const double heads = (double)mha_transformer_heads(d, i);
         const double groups = d->layer_heads ? (double)d->layer_kv_heads[i] : kv;
         layers += !l || !l->mixer ? 2 * E * D * (heads + groups)
                   : l->mixer == MHA_MIXER_SHORT_CONVOLUTION

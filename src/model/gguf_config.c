@@ -101,6 +101,14 @@ static const mhai_weight_name phi3_names[] = {COMMON,
                                               {"mlp.up_proj", "ffn_up", MHAI_FUSED, 1},
                                               END};
 
+static const mhai_weight_name glm4_names[] = {COMMON,
+                                              MHAI_NAME("self_attn.q_proj", "attn_q"),
+                                              MHAI_NAME("self_attn.k_proj", "attn_k"),
+                                              MHAI_NAME("self_attn.v_proj", "attn_v"),
+                                              {"mlp.gate_proj", "ffn_up", MHAI_FUSED, 0},
+                                              {"mlp.up_proj", "ffn_up", MHAI_FUSED, 1},
+                                              END};
+
 /* ---- architectures ------------------------------------------------------------------------- */
 
 static const struct architecture {
@@ -121,6 +129,10 @@ static const struct architecture {
                      {"gptneox", "gpt_neox", fused_names, 0, NULL},
                      {"lfm2", "lfm2", lfm2_names, 0, "conv"},
                      {"qwen35", "qwen3_5_text", qwen35_names, 0, NULL},
+                     {"smollm3", "smollm3", llama_names, 0, NULL},
+                     {"stablelm", "stablelm", plain_names, 0, NULL},
+                     {"glm4", "glm4", glm4_names, 0, NULL},
+                     {"olmo2", "olmo2", plain_names, 0, NULL},
                      {"granitehybrid", "granitemoehybrid", granite_names, 0, "linear_attention"}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
@@ -430,6 +442,7 @@ static mha_status read_weights(const mhai_gguf_reading *r)
     if (!mhai_put_count(r->root, "vocab_size", table.dims[1]) ||
         !mhai_put_bool(r->root, "tie_word_embeddings", tied) ||
         !mhai_put_bool(r->root, "attention_bias", biased) ||
+        !mhai_put_bool(r->root, "use_qkv_bias", biased) ||
         !mhai_put_bool(r->root, "mlp_bias", mha_gguf_find(r->file, "blk.0.ffn_up.bias") >= 0))
         return MHA_NO_MEMORY("model");
     return MHA_OK;
@@ -447,6 +460,9 @@ static mha_status add_known(const mhai_gguf_reading *r)
     if (!causal) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
     if (mhai_gguf_key(r, "use_parallel_residual", &value))
         MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
+    /* converters write it for StableLM whatever the model has */
+    if (strcmp(r->name, "stablelm") == 0)
+        parallel = mha_gguf_find(r->file, "blk.0.ffn_norm.weight") < 0;
     bool good = mhai_put_bool(r->root, "use_parallel_residual", parallel) &&
                 mhai_put_bool(r->root, "block_auto_adjust_ff_dim", false);
     if (!json_object_get(r->root, "rope_theta"))

@@ -183,8 +183,8 @@ static mha_status check_attention(const mha_model_info *info, const model_call *
     const bool delta = of && of->key_dim > 0;
     const int64_t B = pass->B, T = pass->T, D = delta ? of->key_dim : info->head_dim;
     const int64_t Dv = delta ? of->value_dim : D;
-    const int64_t H = d.layer_heads ? d.layer_heads[layer] : info->heads;
-    const int64_t Hk = d.layer_heads ? d.layer_kv_heads[layer] : info->kv_heads;
+    const int64_t H = mha_transformer_heads(&d, layer);
+    const int64_t Hk = mha_transformer_kv_heads(&d, layer);
     const int64_t map[] = {B, H, T, T}, mean[] = {B, T, T}, row[] = {B, H, T};
     const int64_t query[] = {B, delta ? Hk : H, T, D}, key[] = {B, Hk, T, D};
     const int64_t value[] = {B, delta ? H : Hk, T, Dv}, heads[] = {B, H, T, Dv};

@@ -63,10 +63,10 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
         MHA_TRY(mhai_config_count(config, "head_dim", 1, MHAI_MOST_WIDTH, &shape->head_dim));
     bool bias = a->shape & MHA_MODEL_SHAPE_QKV_BIAS;
     if (a->bias_key) MHA_TRY(mhai_config_bool(config, a->bias_key, bias, &bias));
-    shape->flags = a->bias_key
-                       ? (a->shape & MHA_MODEL_SHAPE_CAUSAL) |
-                             (bias ? MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS : 0)
-                       : a->shape;
+    shape->flags = a->bias_key ? (a->shape & MHA_MODEL_SHAPE_CAUSAL) |
+                                     (bias ? MHA_MODEL_SHAPE_QKV_BIAS : 0) |
+                                     (bias && !a->biases_qkv ? MHA_MODEL_SHAPE_OUT_BIAS : 0)
+                               : a->shape;
     bool decoder = false;
     MHA_TRY(mhai_config_bool(config, keys->causal, false, &decoder));
     if (decoder) shape->flags |= MHA_MODEL_SHAPE_CAUSAL;

@@ -35,8 +35,8 @@ static fusion fusion_of_recurrent(const mha_layer_desc *l, int64_t heads, int64_
 static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
                         mhai_weight_form form)
 {
-    const int64_t heads = d->layer_heads ? d->layer_heads[p->layer] : d->num_heads;
-    const int64_t kv_heads = d->layer_heads ? d->layer_kv_heads[p->layer] : d->kv_heads;
+    const int64_t heads = mha_transformer_heads(d, p->layer);
+    const int64_t kv_heads = mha_transformer_kv_heads(d, p->layer);
     const int64_t D = d->head_dim;
     if (strstr(p->name, ".mlp.")) return (fusion){1, {d->ff_dim, d->ff_dim, 0, 0}};
     if (d->layers && d->layers[p->layer].mixer == MHA_MIXER_SHORT_CONVOLUTION)

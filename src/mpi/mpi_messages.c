@@ -126,9 +126,9 @@ static mha_status advance(pieces *p)
     return MHA_OK;
 }
 
-mha_status mhai_mpi_test(void *user, mha_transfer *transfer, bool *complete)
+/* Whether the transfer is complete, without blocking. */
+static mha_status test(mha_mpi *mpi, mha_transfer *transfer, bool *complete)
 {
-    mha_mpi *mpi = user;
     pieces *p = of(transfer);
     *complete = true;
     if (!p) return MHA_OK;
@@ -229,7 +229,7 @@ mha_status mhai_mpi_wait(void *user, mha_transfer *transfer)
     int32_t first = -1;
     while (first < 0) {
         bool complete;
-        MHA_TRY(mhai_mpi_test(mpi, transfer, &complete));
+        MHA_TRY(test(mpi, transfer, &complete));
         if (complete) return MHA_OK;
         const double t = now();
         if (begin_time <= 0) begin_time = t;

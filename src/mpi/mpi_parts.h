@@ -25,7 +25,6 @@ mha_status mhai_mpi_receive(void *user, int32_t from, int32_t tag, void *bytes, 
                             mha_transfer *transfer);
 mha_status mhai_mpi_wait(void *user, mha_transfer *transfer);
 void mhai_mpi_cancel(void *user, mha_transfer *transfer);
-mha_status mhai_mpi_test(void *user, mha_transfer *transfer, bool *complete);
 
 /* MHA_OK for MPI_SUCCESS, or MHA_ERR_RANK: "rank 3: operation: MPI's text". other is -1 if no rank
  * is involved. */

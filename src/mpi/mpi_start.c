@@ -76,7 +76,6 @@ static mha_status join(mha_mpi *mpi, MPI_Comm from)
                                      .send = mhai_mpi_send,
                                      .receive = mhai_mpi_receive,
                                      .wait = mhai_mpi_wait,
-                                     .test = mhai_mpi_test,
                                      .cancel = mhai_mpi_cancel};
     return MHA_OK;
 }

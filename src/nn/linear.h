@@ -12,7 +12,7 @@ struct mha_linear {
     mha_allocator allocator;
     const mhai_kernels *kernels; /* used for packing */
     int64_t inputs, outputs;     /* K, N */
-    float *weight;               /* from mhai_matmul_pack(); NULL: read from rows */
+    float *weight;               /* packed: mhai_matmul_place(); NULL: read from rows */
     bool bf16;                   /* from mhai_matmul_pack_bf16(); bias is NaN for rows
                       * that bf16 cannot represent */
     mhai_rows rows;              /* source of the weight; read is NULL without one */

@@ -39,7 +39,7 @@ static const float *panels_at(const mhai_matmul *job, int64_t input, int64_t col
 
 /* Copying a strip costs about a tenth of its product with one panel, and saves as much in every
  * product: copied rows have a constant stride and do not share cache sets in L1. */
-enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_SCORE_STRIDE, GATHER_COLUMNS = MHAI_MAX_ROWS };
+enum { GATHER_PANELS = 4 };
 
 /* ---- the product --------------------------------------------------------------------------- */
 
@@ -254,7 +254,6 @@ void mhai_matmul_run(mha_context *context, const mhai_matmul *job)
 enum { PACK_ROWS = 16 };
 
 typedef struct pack_job {
-    const mhai_kernels *kernels;
     const float *b;
     int64_t stride, inner, cols;
     float *panels;
@@ -263,20 +262,6 @@ typedef struct pack_job {
 static float *packed_at(const pack_job *job, int64_t input, int64_t col)
 {
     return job->panels + mhai_matmul_place(job->inner, job->cols, input, col);
-}
-
-static void pack_panel(void *argument, int64_t panel, int worker)
-{
-    const pack_job *job = argument;
-    (void)worker;
-    const int64_t col = panel * MHAI_PANEL;
-    for (int64_t input = 0; input < job->inner; input += MHAI_GEMM_BLOCK)
-        job->kernels->pack_panels(
-            &(mhai_pack){.out = packed_at(job, input, col),
-                         .in = job->b + col * job->stride + input,
-                         .stride = job->stride,
-                         .rows = mhai_min_i64(MHAI_PANEL, job->cols - col),
-                         .cols = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input)});
 }
 
 /* The inner loop is over rows: several rows for all panels, so that memory is read sequentially. */
@@ -309,34 +294,19 @@ bool mhai_matmul_panels(int64_t inner, int64_t cols, int64_t *floats)
            mhai_mul_i64(mhai_round_up(cols, MHAI_PANEL), inner, floats);
 }
 
-void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool transposed,
-                      int64_t inner, int64_t cols, float *panels)
-{
-    pack_job job = {.kernels = mhai_kernels_for(context->isa),
-                    .b = b,
-                    .stride = stride,
-                    .inner = inner,
-                    .cols = cols,
-                    .panels = panels};
-    if (transposed)
-        mha_parallel_for(context, mhai_ceil_div(cols, MHAI_PANEL), pack_panel, &job);
-    else
-        mha_parallel_for(context, mhai_ceil_div(inner, PACK_ROWS), pack_rows, &job);
-}
-
 mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job, const float *b,
                                int64_t stride)
 {
-    void *panels;
+    pack_job pack = {.b = b, .stride = stride, .inner = job->inner, .cols = job->cols};
     int64_t floats;
     if (!mhai_matmul_panels(job->inner, job->cols, &floats))
         return mha_fail(MHA_ERR_SIZE, "matrix: %lld x %lld elements overflow 64 bits",
                         (long long)job->inner, (long long)job->cols);
     mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &panels));
-    mhai_matmul_pack(context, b, stride, false, job->inner, job->cols, panels);
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &pack.panels));
+    mha_parallel_for(context, mhai_ceil_div(job->inner, PACK_ROWS), pack_rows, &pack);
     mhai_matmul packed = *job;
-    packed.panels = panels;
+    packed.panels = pack.panels;
     MHA_TRY(mhai_matmul_reserve(context, job));
     mhai_matmul_run(context, &packed);
     mha_scratch_release(context, mark);

@@ -17,7 +17,7 @@ typedef struct mhai_matmul {
     const float *a; /* [rows][inner]; transposed: [inner][rows] */
     int64_t a_stride;
     bool a_transposed;
-    const float *panels; /* b, from mhai_matmul_pack() */
+    const float *panels; /* b, packed: mhai_matmul_place() */
     bool pairs;          /* a and b are pairs of bf16, and inner and a_stride count pairs;
                  * chains have half as many */
     const float *bias;   /* [cols]; NULL: 0 */
@@ -48,10 +48,6 @@ int64_t mhai_matmul_place(int64_t inner, int64_t cols, int64_t input, int64_t co
 /* The number of floats of packed b [inner, cols]; false on overflow. */
 bool mhai_matmul_panels(int64_t inner, int64_t cols, int64_t *floats);
 
-/* Pack b [inner][cols] or, if transposed, [cols][inner], which is PyTorch's layout of a weight. */
-void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool transposed,
-                      int64_t inner, int64_t cols, float *panels);
-
 /* Rows of a matrix W that is not packed: in a file, quantised, in another order, or borrowed. */
 typedef struct mhai_rows {
     /* Read W[row .. row + rows)[column .. column + columns) into `to` [rows][columns]. May be
@@ -71,7 +67,7 @@ typedef struct mhai_rows {
     mha_compute compute; /* int8: use it for coded rows */
 } mhai_rows;
 
-/* mhai_matmul_pack() of b = W^T. Error: MHA_ERR_NOMEM for scratch. */
+/* Pack b = W^T. Error: MHA_ERR_NOMEM for scratch. */
 MHA_NODISCARD mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_rows *from,
                                                int64_t inner, int64_t cols, float *panels);
 

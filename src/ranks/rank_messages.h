@@ -11,8 +11,4 @@ MHA_NODISCARD mha_status mhai_ranks_check(const mha_transport *transport);
 MHA_NODISCARD mha_status mhai_ranks_most(const mha_transport *transport, int64_t *numbers,
                                          int64_t count);
 
-/* Complete a pending transfer: wait for it, or only test it. */
-MHA_NODISCARD mha_status mhai_ranks_settle(const mha_transport *transport, bool wait,
-                                           mha_transfer *transfer, bool *pending);
-
 #endif

@@ -39,17 +39,6 @@ mha_status mha_transport_receive(const mha_transport *t, int32_t from, void *byt
     return t->wait(t->user, &transfer);
 }
 
-mha_status mhai_ranks_settle(const mha_transport *t, bool wait, mha_transfer *transfer,
-                             bool *pending)
-{
-    bool complete = wait;
-    if (!*pending) return MHA_OK;
-    if (!wait && t->test) MHA_TRY(t->test(t->user, transfer, &complete));
-    if (!complete) return MHA_OK;
-    *pending = false;
-    return t->wait(t->user, transfer);
-}
-
 static mha_status check_root(const mha_transport *t, int32_t root, const void *bytes, size_t count)
 {
     MHA_TRY(mhai_ranks_check(t));

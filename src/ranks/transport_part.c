@@ -25,12 +25,6 @@ static mha_status wait(void *user, mha_transfer *transfer)
     return p->whole->wait(p->whole->user, transfer);
 }
 
-static mha_status test(void *user, mha_transfer *transfer, bool *complete)
-{
-    const mha_transport_part *p = user;
-    return p->whole->test(p->whole->user, transfer, complete);
-}
-
 static void cancel(void *user, mha_transfer *transfer)
 {
     const mha_transport_part *p = user;
@@ -71,7 +65,6 @@ mha_status mha_transport_part_make(const mha_transport *whole, const int32_t *ra
                                                .send = send,
                                                .receive = receive,
                                                .wait = wait,
-                                               .test = whole->test ? test : NULL,
                                                .cancel = cancel}};
     return MHA_OK;
 }

@@ -23,7 +23,6 @@ typedef struct mhai_scale {
     int64_t count;
 } mhai_scale;
 
-double mhai_scale_position(const mhai_scale *scale, double value);
 double mhai_scale_value(const mhai_scale *scale, double t);
 
 /* The scales of a figure: one, or one per panel. */

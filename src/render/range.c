@@ -83,7 +83,7 @@ static int64_t count_below(const mhai_scale *scale, double v, bool or_equal)
     return low;
 }
 
-double mhai_scale_position(const mhai_scale *scale, double value)
+static double position_of(const mhai_scale *scale, double value)
 {
     const mha_extent *e = &scale->extent;
     double v = value <= e->lo ? e->lo : value >= e->hi ? e->hi : value;
@@ -236,7 +236,7 @@ void mhai_palette_make(const mha_figure *figure, mhai_palette *palette)
 
 int mhai_palette_index(const mhai_scale *scale, double value)
 {
-    return (int)lround(255 * mhai_scale_position(scale, value));
+    return (int)lround(255 * position_of(scale, value));
 }
 
 double mhai_palette_luminance(const uint8_t rgb[3])

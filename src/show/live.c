@@ -219,7 +219,12 @@ mha_status mha_live_explorer(const mha_live *live, const mha_explorer *explorer,
 {
     if (!live || !explorer || !sink)
         return mha_fail(MHA_ERR_NULL, "live: live, explorer and sink are required");
-    return write_page(live, explorer, sink);
+    mha_explorer own = {0};
+    MHA_TRY(mha_struct_read("mha_explorer", &own, sizeof own, sizeof own, explorer,
+                            explorer->struct_size));
+    own.struct_size = sizeof own;
+    if (!own.text) own.text = live->training.text; /* its words may be the only ones known */
+    return write_page(live, &own, sink);
 }
 
 static mha_status style(mhai_live_asked *a)

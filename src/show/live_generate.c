@@ -20,8 +20,7 @@ static const mha_dtype cache_types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
 int64_t mhai_live_heads_of(const mha_transformer_desc *d, int64_t layer, bool kv)
 {
     if (d->layers && d->layers[layer].mixer) return 0;
-    if (!d->layer_heads) return kv && d->kv_heads ? d->kv_heads : d->num_heads;
-    return (kv ? d->layer_kv_heads : d->layer_heads)[layer];
+    return kv ? mha_transformer_kv_heads(d, layer) : mha_transformer_heads(d, layer);
 }
 
 /* The bytes of one position of one head: k, v and their scales. */

@@ -111,7 +111,7 @@ static mha_status make_map(mhai_live_asked *a, float **map, size_t *bytes)
     const mha_transformer_desc *d = a->desc;
     const mha_trial_head *head = &a->request.head;
     if (head->layer < 0 || head->layer >= d->num_layers ||
-        head->head >= (d->layer_heads ? d->layer_heads[head->layer] : d->num_heads))
+        head->head >= mha_transformer_heads(d, head->layer))
         return mha_fail(MHA_ERR_MODEL, "head: the model has no such head");
     one_head x = {.context = a->live->context, .cell = map_tokens(a), .head = head->head};
     const int64_t side = (a->trial.count + x.cell - 1) / x.cell;
@@ -248,10 +248,9 @@ mha_status mhai_live_save(mhai_live_asked *a)
 {
     const mhai_live_request *r = &a->request;
     const mha_transformer_desc *d = &a->live->desc;
-    int64_t patched, heads = d->num_layers * d->num_heads;
+    int64_t patched, heads = 0;
     mha_show show;
-    if (d->layer_heads) heads = 0;
-    for (int64_t l = 0; d->layer_heads && l < d->num_layers; l++) heads += d->layer_heads[l];
+    for (int64_t l = 0; l < d->num_layers; l++) heads += mha_transformer_heads(d, l);
     MHA_TRY(mha_trials_run(a->trials, &a->trial, -1, NULL, NULL, &patched));
     MHA_TRY(make_maps(a, mha_show_cell(heads, a->trial.count)));
     const mha_show_options options = {.struct_size = sizeof options,

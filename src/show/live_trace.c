@@ -27,6 +27,7 @@ static void put_model(const mhai_live_asked *a, mha_json *json)
     } flags[] = {{"causal", MHA_TRANSFORMER_CAUSAL},
                  {"post_norm", MHA_TRANSFORMER_POST_NORM},
                  {"branch_norm", MHA_TRANSFORMER_BRANCH_NORM},
+                 {"no_input_norm", MHA_TRANSFORMER_NO_INPUT_NORM},
                  {"parallel", MHA_TRANSFORMER_PARALLEL},
                  {"tied", MHA_TRANSFORMER_TIED}};
     mha_json_object(json, "model");

@@ -12,7 +12,7 @@
 
 /* A weight w is stored as TOP * sqrt(w), rounded: the code of a report's maps (html_map.c) whose largest weight is 1, so
  * that it is not rounded again. */
-enum { MOST_FRAMES = 12, TOP = 253, MOST_COUNT = 1 << 16 };
+enum { MOST_FRAMES = 12, MOST_CODES = 1 << 20, TOP = 253, MOST_COUNT = 1 << 16 };
 
 static const char FILE_NAME[] = "training.safetensors";
 
@@ -39,12 +39,22 @@ static int64_t count_steps(const mha_safetensors *file, const mha_tensor *steps)
     return count;
 }
 
+/* Maps of recurrent layers are signed. */
+static bool are_weights(const mha_tensor *frames)
+{
+    const float *values = frames->data;
+    if (frames->dtype != MHA_F32) return frames->dtype == MHA_U8;
+    for (int64_t i = 0; i < frames->shape[0] * frames->shape[1]; i++)
+        if (!(values[i] >= 0 && values[i] <= 1.001F)) return false;
+    return true;
+}
+
 /* Whether the file has snapshots of maps of this model. */
 static bool find_snapshots(const mha_live *live, const mha_safetensors *file, snapshots *s)
 {
     if (!find(file, "frame_steps", 1, &s->steps) || !find(file, "frames", 2, &s->frames) ||
         !find(file, "example", 1, &s->ids) || s->steps.dtype != MHA_F64 ||
-        s->ids.dtype != MHA_I32 || (s->frames.dtype != MHA_F32 && s->frames.dtype != MHA_U8))
+        s->ids.dtype != MHA_I32 || !are_weights(&s->frames))
         return false;
     const int64_t heads = live->info.layers * live->info.heads, side = s->ids.shape[0];
     const double *steps = s->steps.data;
@@ -53,18 +63,21 @@ static bool find_snapshots(const mha_live *live, const mha_safetensors *file, sn
             return false;
     s->count = count_steps(file, &s->steps);
     return s->count > 0 && !live->desc.layer_heads && heads <= MOST_COUNT / side &&
-           s->frames.shape[0] == s->steps.shape[0] && s->frames.shape[1] == heads * side * side;
+           s->frames.shape[0] == s->steps.shape[0] && s->frames.shape[1] == heads * side * side &&
+           s->frames.shape[1] <= MOST_CODES;
 }
 
 static uint8_t code_of(float weight)
 {
-    return (uint8_t)lroundf(TOP * sqrtf(weight > 0 ? fminf(weight, 1) : 0));
+    return (uint8_t)lroundf(TOP * sqrtf(fminf(weight, 1)));
 }
 
 /* Keep every n-th snapshot. */
 static mha_status keep_frames(const snapshots *s, mhai_live_training *t)
 {
-    const int64_t each = (s->count + MOST_FRAMES - 1) / MOST_FRAMES;
+    const int64_t fit = MOST_CODES / s->frames.shape[1],
+                  most = fit < MOST_FRAMES ? fit : MOST_FRAMES;
+    const int64_t each = (s->count + most - 1) / most;
     const int64_t kept = (s->count + each - 1) / each;
     t->cells = s->frames.shape[1];
     MHA_TRY(MHA_ROOM_ALLOC(&t->room, kept, &t->steps));

@@ -24,7 +24,7 @@ static mha_status choose(mha_room *room, const mha_transformer_desc *d, const ui
     uint8_t *list;
     MHA_TRY(MHA_ROOM_ALLOC(room, all, &list));
     for (int64_t i = 0; i < all; i++)
-        list[i] = (!wanted || wanted[i]) && (!d->layer_heads || i % H < d->layer_heads[i / H]);
+        list[i] = (!wanted || wanted[i]) && i % H < mha_transformer_heads(d, i / H);
     *on = list;
     return MHA_OK;
 }
@@ -288,7 +288,7 @@ static mha_status run_self(maps_run *run, mha_room *room)
     MHA_TRY(MHA_ROOM_ALLOC(room, maps->layers, &tensors));
     for (int64_t l = 0; l < maps->layers; l++) {
         const int64_t T = maps->rows.count;
-        const int64_t shape[] = {1, d.layer_heads ? d.layer_heads[l] : maps->heads, T, T};
+        const int64_t shape[] = {1, mha_transformer_heads(&d, l), T, T};
         if (!maps->layer[l]) continue;
         tensors[l] = mha_tensor_contiguous(maps->layer[l], MHA_F32, 4, shape);
         outputs[l] =

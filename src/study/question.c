@@ -56,7 +56,7 @@ static void list_heads(const mha_transformer_desc *d, const uint8_t *wanted, con
     const int64_t all = d->num_layers * d->num_heads;
     for (int64_t i = 0; i < all; i++) {
         const int64_t layer = i / d->num_heads, head = i % d->num_heads;
-        if ((wanted && !wanted[i]) || (d->layer_heads && head >= d->layer_heads[layer])) continue;
+        if ((wanted && !wanted[i]) || head >= mha_transformer_heads(d, layer)) continue;
         mha_answer_head *to = &a->heads[a->count++];
         *to = (mha_answer_head){.layer = layer, .head = head};
         for (int by = 0; by < MHA_ANSWER_MEASURES; by++) to->value[by] = values[by * all + i];

@@ -26,7 +26,7 @@ static mha_status make(mha_study *s)
                                  .relations = s->desc.relations,
                                  .relation_count = s->desc.relation_count};
     if (!whole) return mha_fail(MHA_ERR_NOMEM, "out of memory for a study");
-    for (int64_t l = 0; l < L; l++) s->heads[l] = d->layer_heads ? d->layer_heads[l] : d->num_heads;
+    for (int64_t l = 0; l < L; l++) s->heads[l] = mha_transformer_heads(d, l);
     return MHA_OK;
 }
 

@@ -328,8 +328,7 @@ static mha_status check(const tracing *g)
                         "trace: row %" PRId64 ", key %" PRId64 "; the text has %" PRId64 " tokens",
                         x->row, x->key, x->tokens);
     if (x->layer < 0) return MHA_OK;
-    if (x->layer < d->num_layers && x->head >= 0 &&
-        x->head < (d->layer_heads ? d->layer_heads[x->layer] : d->num_heads))
+    if (x->layer < d->num_layers && x->head >= 0 && x->head < mha_transformer_heads(d, x->layer))
         return MHA_OK;
     return mha_fail(MHA_ERR_MODEL, "the model has no head L%" PRId64 "H%" PRId64, x->layer,
                     x->head);

@@ -29,7 +29,7 @@ static mha_status check_heads(const mha_trials *trials, const mha_trial_head *he
     for (int64_t i = 0; i < count && status == MHA_OK; i++) {
         const int64_t layer = heads[i].layer, head = heads[i].head;
         if (layer < 0 || layer >= d->num_layers || head < 0 ||
-            head >= (d->layer_heads ? d->layer_heads[layer] : d->num_heads))
+            head >= mha_transformer_heads(d, layer))
             status =
                 mha_fail(MHA_ERR_MODEL, "the model has no head L%" PRId64 "H%" PRId64, layer, head);
         else if (seen[layer * d->num_heads + head])

@@ -126,10 +126,6 @@ MHA_NODISCARD mha_status mhai_bpe_add_split(mhai_bpe *bpe, const char *where, co
 MHA_NODISCARD mha_status mhai_bpe_add_digits(mhai_bpe *bpe, const char *where, bool individual);
 MHA_NODISCARD mha_status mhai_bpe_add_spaces(mhai_bpe *bpe, const char *where);
 
-/* Sort the pairs in bpe->pairs, which have their ranks, by left and then by right token. Among
- * duplicates, the last one counts. */
-MHA_NODISCARD mha_status mhai_bpe_index(mha_tokenizer *t);
-
 /* Append the pairs that follow from scores. */
 MHA_NODISCARD mha_status mhai_bpe_score_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *desc);
 

@@ -22,7 +22,9 @@ static int by_pair(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-mha_status mhai_bpe_index(mha_tokenizer *t)
+/* Sort the pairs in bpe->pairs, which have their ranks, by left and then by right token. Among
+ * duplicates, the last one counts. */
+static mha_status index_pairs(mha_tokenizer *t)
 {
     mhai_bpe *bpe = t->bpe;
     mhai_pair *pairs = bpe->pairs.items;
@@ -142,7 +144,7 @@ static mha_status build(mhai_loader *l)
     mhai_vector_free(&text);
     MHA_TRY(status);
     if (l->scores) MHA_TRY(mhai_bpe_score_pairs(l->tokenizer, l->scores));
-    MHA_TRY(mhai_bpe_index(l->tokenizer));
+    MHA_TRY(index_pairs(l->tokenizer));
     MHA_TRY(find_bytes(l));
     MHA_TRY(find_unknown(l));
     return check_templates(l);

@@ -307,7 +307,7 @@ static const row processors[] = {{"ByteLevel", take_trimming},
                                  {"RobertaProcessing", read_roberta},
                                  {NULL, NULL}};
 
-void mhai_bpe_plain_templates(mha_tokenizer *t)
+static void set_plain_templates(mha_tokenizer *t)
 {
     for (int which = 0; which < 2; which++) {
         mhai_template *to = &t->templates[which];
@@ -384,7 +384,7 @@ mha_status mhai_bpe_read(mhai_loader *l)
         return refuse(&r, "pre_tokenizer",
                       "neither ByteLevel nor one that writes spaces as \u2581");
     l->tokenizer->kind = r.has_bytes ? &mhai_kind_byte_bpe : &mhai_kind_sentencepiece_bpe;
-    mhai_bpe_plain_templates(l->tokenizer);
+    set_plain_templates(l->tokenizer);
     return read_part(&r, "post_processor", "processors", processors,
                      json_object_get(root, "post_processor"), 0);
 }

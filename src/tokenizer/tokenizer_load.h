@@ -39,7 +39,6 @@ MHA_NODISCARD mha_status mhai_wordpiece_template(mhai_loader *loader);
 
 /* Read the settings of BPE; set templates without special tokens. */
 MHA_NODISCARD mha_status mhai_bpe_read(mhai_loader *loader);
-void mhai_bpe_plain_templates(mha_tokenizer *tokenizer);
 
 /* Create the tokenizer from a loader that has tokens, added tokens and settings. */
 MHA_NODISCARD mha_status mhai_tokenizer_finish(mhai_loader *loader);

@@ -33,7 +33,7 @@ static mhai_kept_step carve_step(carver *c, const mha_activations *a)
     const int64_t tokens = a->max_tokens, width = t->desc.embed_dim;
     mhai_kept_step step = {.x = carve(c, tokens, width)};
     step.from = step.x;
-    step.in = mhai_transformer_pre_norm(t) ? carve(c, tokens, width) : step.x;
+    step.in = mhai_transformer_norms_inputs(t) ? carve(c, tokens, width) : step.x;
     if (mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM) &&
         !a->passing)
         step.z = carve(c, tokens, width);
@@ -84,7 +84,7 @@ static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai
     layer->ff = carve_step(c, a);
     if (d->flags & MHA_TRANSFORMER_PARALLEL) {
         layer->ff.from = layer->self.step.x;
-        if (!mhai_transformer_pre_norm(t)) layer->ff.in = layer->ff.from;
+        if (!mhai_transformer_norms_inputs(t)) layer->ff.in = layer->ff.from;
     }
     if (mhai_transformer_experts(d, index)) {
         carve_experts(c, a, index, layer);

@@ -88,6 +88,9 @@ static mha_status check_blocks(const mha_transformer_desc *d)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_desc: post-norm and branch norms exclude "
                         "each other");
+    if (d->flags & MHA_TRANSFORMER_NO_INPUT_NORM && !(d->flags & MHA_TRANSFORMER_BRANCH_NORM))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: MHA_TRANSFORMER_NO_INPUT_NORM: "
+                                          "only with MHA_TRANSFORMER_BRANCH_NORM");
     if (!(d->flags & MHA_TRANSFORMER_PARALLEL)) return MHA_OK;
     if (d->flags & (norms | MHA_TRANSFORMER_CROSS) || d->ff_dim == 0)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -131,7 +134,7 @@ static mha_status check_factors(mha_transformer_desc *d)
 
 static mha_status check_kinds(const mha_transformer_desc *d)
 {
-    const uint32_t known = MHA_TRANSFORMER_PADDING * 2 - 1;
+    const uint32_t known = MHA_TRANSFORMER_NO_INPUT_NORM * 2 - 1;
     const bool padding = d->flags & MHA_TRANSFORMER_PADDING;
     if (d->flags & ~known || (d->padding_token && !padding))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or padding_token %d",
@@ -233,7 +236,9 @@ static mhai_place_norm add_norm(layout *l, const char *prefix)
 
 static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
 {
-    mhai_place_step step = {add_norm(l, prefix), {MHAI_NOWHERE, MHAI_NOWHERE}};
+    const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
+    mhai_place_step step = {none, none};
+    if (!mhai_transformer_has(l->t, MHA_TRANSFORMER_NO_INPUT_NORM)) step.norm = add_norm(l, prefix);
     if (mhai_transformer_has(l->t, MHA_TRANSFORMER_BRANCH_NORM)) step.post = add_norm(l, post);
     return step;
 }
@@ -690,6 +695,16 @@ void mha_transformer_destroy(mha_transformer *t)
 }
 
 /* ---- queries ------------------------------------------------------------------------------- */
+
+int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer)
+{
+    return mhai_transformer_heads_of(desc, layer, false).q;
+}
+
+int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64_t layer)
+{
+    return mhai_transformer_heads_of(desc, layer, false).kv;
+}
 
 bool mha_transformer_predicts(const mha_transformer_desc *desc)
 {

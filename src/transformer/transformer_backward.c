@@ -124,7 +124,7 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
 /* End a step: add the gradient of its input, din, to that of the stream. */
 static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
-    if (mhai_transformer_pre_norm(c->t))
+    if (mhai_transformer_norms_inputs(c->t))
         return norm(c, &place->norm, step->from, c->din, MHA_GRADIENT_ADD, c->dx);
     mhai_transformer_add(c->context, mhai_tokens(c->a) * c->t->desc.embed_dim, c->dx, 1, c->din,
                          c->dx);

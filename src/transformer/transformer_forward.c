@@ -198,8 +198,8 @@ mha_status mhai_call_project(const mhai_call *c, const mhai_place_linear *place,
 static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
-    return mhai_transformer_pre_norm(c->t) ? norm(c, &place->norm, step->from, NULL, step->in)
-                                           : MHA_OK;
+    return mhai_transformer_norms_inputs(c->t) ? norm(c, &place->norm, step->from, NULL, step->in)
+                                               : MHA_OK;
 }
 
 /* Where a step's function writes its result. */

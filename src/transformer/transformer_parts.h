@@ -132,10 +132,16 @@ static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
     return t->desc.flags & flag;
 }
 
-/* Whether norms precede functions, with a final norm at the end. */
+/* Whether there is a norm at the end. */
 static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
 {
     return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
+}
+
+/* Whether functions read a norm of the stream. */
+static inline bool mhai_transformer_norms_inputs(const mha_transformer *t)
+{
+    return mhai_transformer_pre_norm(t) && !mhai_transformer_has(t, MHA_TRANSFORMER_NO_INPUT_NORM);
 }
 
 /* Offset of the table of learned positions. */

@@ -159,7 +159,7 @@ static void push(peer *p, size_t most)
 }
 
 /* Wait until some socket is ready, then read and write. */
-static void progress(mha_mpi *mpi, bool wait)
+static void progress(mha_mpi *mpi)
 {
     struct pollfd fds[MOST_RANKS];
     peer *of[MOST_RANKS];
@@ -171,7 +171,7 @@ static void progress(mha_mpi *mpi, bool wait)
             (struct pollfd){.fd = p->socket, .events = p->sends ? POLLIN | POLLOUT : POLLIN};
         of[count++] = p;
     }
-    if (poll(fds, count, wait ? -1 : 0) <= 0) return;
+    if (poll(fds, count, -1) <= 0) return;
     for (nfds_t i = 0; i < count; i++) {
         if (fds[i].revents & ~POLLOUT) pull(of[i]);
         if (fds[i].revents & POLLOUT) push(of[i], SIZE_MAX);
@@ -244,19 +244,13 @@ static mha_status settle(mha_mpi *mpi, mha_transfer *transfer, bool *complete)
     return MHA_OK;
 }
 
-static mha_status test_transfer(void *user, mha_transfer *transfer, bool *complete)
-{
-    progress(user, false);
-    return settle(user, transfer, complete);
-}
-
 static mha_status wait_transfer(void *user, mha_transfer *transfer)
 {
     for (;;) {
         bool complete;
         MHA_TRY(settle(user, transfer, &complete));
         if (complete) return MHA_OK;
-        progress(user, true);
+        progress(user);
     }
 }
 
@@ -304,7 +298,6 @@ mha_status mha_mpi_start(const mha_mpi_desc *desc, mha_mpi **mpi)
                                    .send = begin_send,
                                    .receive = begin_receive,
                                    .wait = wait_transfer,
-                                   .test = test_transfer,
                                    .cancel = cancel_transfer};
     const mha_status status = read_variables(m);
     if (status != MHA_OK)
@@ -339,10 +332,10 @@ void mha_mpi_finish(mha_mpi *mpi)
     const char *counts = getenv("MHA_TEST_RANKS_COUNTS");
     if (!mpi) return;
     for (int r = 0; r < mpi->transport.size && !mpi->broken; r++) {
-        while (mpi->peers[r].sends && !mpi->peers[r].gone) progress(mpi, true);
+        while (mpi->peers[r].sends && !mpi->peers[r].gone) progress(mpi);
         if (r != mpi->transport.rank) shutdown(mpi->peers[r].socket, SHUT_WR);
     }
-    while (!mpi->broken && !all_gone(mpi)) progress(mpi, true);
+    while (!mpi->broken && !all_gone(mpi)) progress(mpi);
     if (counts)
         dprintf((int)strtol(counts, NULL, 10), "%d %lld\n", mpi->transport.rank, mpi->messages);
     for (int r = 0; r < mpi->transport.size && !mpi->broken; r++) {

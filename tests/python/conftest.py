@@ -1,5 +1,7 @@
 """Skipping, the selection of cases for the gate, and shared fixtures."""
+import importlib.util
 import os
+import pathlib
 import random
 import re
 import signal
@@ -131,6 +133,21 @@ def open_page(new_page):
 
     yield opener
     assert complaints == []
+
+
+@pytest.fixture
+def axe():
+    """Checks a page: the accessibility faults, each with its elements."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None:
+        pytest.skip("axe-playwright-python is not installed")
+    script = (pathlib.Path(found.origin).parent / "axe.min.js").read_text()
+
+    def check(page):
+        page.evaluate(script)
+        return [(one["id"], [node["html"] for node in one["nodes"]])
+                for one in page.evaluate("() => axe.run()")["violations"]]
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,20 @@ BASES = {  # per family: settings that make more of its fields matter
     "granitemoehybrid": [dict(GRANITE, mamba_n_groups=2, layer_types=["linear_attention", FULL]),
                          dict(GRANITE, layer_types=[FULL, "linear_attention"], position_embedding_type="rope",
                               attention_bias=True, time_step_limit=[.1, .7], rope_parameters=LINEAR)],
+    "smollm3": [dict(no_rope_layers=[1, 0], pad_token_id=0, rope_parameters=DEFAULT),
+                dict(pad_token_id=0, use_sliding_window=True, sliding_window=5, layer_types=TYPES, mlp_bias=True,
+                     no_rope_layers=None, no_rope_layer_interval=2, rope_parameters=YARN)],
+    "stablelm": [dict(rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
+                 dict(use_qkv_bias=True, rope_parameters={**LINEAR, "partial_rotary_factor": 0.75})],
+    "olmo2": [dict(pad_token_id=0, rope_parameters=DEFAULT),
+              dict(pad_token_id=0, attention_bias=True, rope_parameters=YARN)],
+    "olmo3": [dict(pad_token_id=0, sliding_window=5, layer_types=TYPES, rope_parameters={
+                  FULL: {**YARN, "rope_theta": 5e5}, SLIDING: dict(DEFAULT, rope_theta=5e5)}),
+              dict(pad_token_id=0, sliding_window=5, layer_types=TYPES[::-1], rope_parameters={
+                  FULL: {**LINEAR, "rope_theta": 5e5}, SLIDING: dict(DEFAULT, rope_theta=5e5)})],
+    "glm4": [dict(head_dim=8, pad_token_id=0, rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
+             dict(head_dim=16, pad_token_id=0, attention_bias=False,
+                  rope_parameters={**YARN, "partial_rotary_factor": 0.75})],
     "qwen3_moe": [dict(EXPERTS, head_dim=6, mlp_only_layers=[1], use_sliding_window=True, sliding_window=6),
                   dict(EXPERTS, head_dim=8, decoder_sparse_step=2, norm_topk_prob=True, rope_parameters=YARN)],
     "mixtral": [dict(num_local_experts=5, sliding_window=6, rope_parameters=DEFAULT),
@@ -115,6 +129,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "rope_type": "linear", "type": "linear", "factor": 3.0, "original_max_position_embeddings": 16,
          "sliding_window": 3, "layer_types": TYPES[::-1], "sliding_window_pattern": 1, "max_window_layers": 0,
          "query_pre_attn_scalar": 30, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 0.5,
+         "no_rope_layers": [0, 1], "no_rope_layer_interval": 1, "use_qkv_bias": True, "qk_layernorm": True,
          "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": True, "clip_qkv": 2.0,
          "mlp_only_layers": [0], "decoder_sparse_step": 2, "num_dense_layers": 1, "use_expert_bias": False,
          "n_inner": 44, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "relative_key",
@@ -162,8 +177,9 @@ def olden(kind, config):
     rope = config.pop("rope_parameters", None)
     if rope is None:
         return None
-    if kind == "gemma3_text":
-        config["rope_local_base_freq"] = rope[SLIDING]["rope_theta"]
+    if SLIDING in rope:
+        if kind == "gemma3_text":
+            config["rope_local_base_freq"] = rope[SLIDING]["rope_theta"]
         rope = rope[FULL]
     config["rotary_emb_base" if kind == "gpt_neox" else "rope_theta"] = rope.pop("rope_theta")
     if "partial_rotary_factor" in rope:
@@ -283,7 +299,7 @@ def judge(kind, folder, what, names):
 
 
 
-
+@pytest.mark.gate(15)
 @pytest.mark.parametrize("kind", BASES)
 def test_fields(tmp_path, kind):
     cases = []

@@ -43,6 +43,8 @@ QWEN35 = {**LAYER, "post_attention_layernorm": "post_attention_norm", "linear_at
           "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out"}
 GRANITE = {**LAYER, "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
            "mamba.out_proj": "ssm_out", "shared_mlp.output_linear": "ffn_down"}
+GLM4 = {**LAYER, "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+        "mlp.gate_up_proj": "ffn_up"}
 PHI3 = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 
 
@@ -108,6 +110,10 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "lfm2": ("lfm2", LFM2, "model.layers.", squeezed),
     "qwen3_5_text": ("qwen35", QWEN35, "model.layers.", qwen35),
     "granitemoehybrid": ("granitehybrid", GRANITE, "model.layers.", granite),
+    "smollm3": ("smollm3", LAYER, "model.layers.", llama),
+    "stablelm": ("stablelm", LAYER, "model.layers.", same),
+    "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
+    "glm4": ("glm4", GLM4, "model.layers.", same),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
 OTHERS = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd",
@@ -126,6 +132,10 @@ def gguf_name(name, layers, prefix):
     return f"blk.{number}.{layers[part]}.{kind}"
 
 
+def head_dim(config):
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def write(path, model, factors=None, **changes):
     """A file as written by a converter. factors: rope_freqs.weight; changes: keys with other values; None: omitted."""
     config = model.config
@@ -141,7 +151,7 @@ def write(path, model, factors=None, **changes):
             "final_logit_softcapping": get("final_logit_softcapping")}
     if config.model_type not in ("gpt2", "gpt_neox"):
         keys["attention.head_count_kv"] = config.num_key_value_heads
-        keys["attention.key_length"] = get("head_dim") or config.hidden_size // config.num_attention_heads
+        keys["attention.key_length"] = head_dim(config)
     if config.model_type in ("gemma2", "gemma3_text"):
         keys["attention.sliding_window"] = config.sliding_window
     if config.model_type == "lfm2":
@@ -167,8 +177,8 @@ def write(path, model, factors=None, **changes):
                  "rope.scaling.finetuned": config.position_embedding_type == "rope"}
     rope = getattr(config, "rope_parameters", None) or {}
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
-    if config.model_type == "gpt_neox":
-        keys["rope.dimension_count"] = 2
+    if config.model_type in ("gpt_neox", "stablelm", "glm4"):
+        keys["rope.dimension_count"] = int(head_dim(config) * config.rope_parameters["partial_rotary_factor"])
     keys.update(changes)
     for key, value in keys.items():
         if value is None:
@@ -182,8 +192,9 @@ def write(path, model, factors=None, **changes):
             writer.add_float32(full, value)
         else:
             writer.add_uint32(full, value)
-    if config.model_type == "gpt_neox":
-        writer.add_bool("gptneox.use_parallel_residual", config.use_parallel_residual)
+    if config.model_type in ("gpt_neox", "stablelm"):  # llama.cpp ignores that of StableLM
+        writer.add_bool(f"{architecture}.use_parallel_residual",
+                        config.use_parallel_residual or config.model_type == "stablelm")
     for name, weight in model.state_dict().items():
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if tied or name.endswith(("inv_freq", ".attn.bias", ".attn.masked_bias")):
@@ -234,6 +245,7 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
                num_local_experts=0, shared_intermediate_size=56, mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=6,
                layer_types=["linear_attention", "full_attention", "linear_attention"], embedding_multiplier=12,
                residual_multiplier=.25, attention_multiplier=.125, logits_scaling=4, position_embedding_type="rope"),
+           "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
 
@@ -243,6 +255,7 @@ def shape_of(path):
     return {name: getattr(shape, name) for name, _ in ModelShape._fields_}
 
 
+@pytest.mark.gate(12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bits_of_the_folder(tmp_path, kind):
     model = their_family(kind, OPTIONS[kind], 31)

@@ -308,6 +308,14 @@ def test_sizes(visit, width, scheme):
     assert (pixel == "rgb(255, 255, 255)") == (scheme == "light")
 
 
+def test_axe_finds_nothing(visit, axe):
+    page = visit(f"#text={TEXT.replace(' ', '+')}&off=L0H1", width=1280)
+    for part in page.locator("details:not(.menu) > summary").all():
+        part.click()
+    settled(page)
+    assert axe(page) == []
+
+
 def test_other_pages_cannot_ask(visit, new_page, url, tmp_path):
     """A page of another origin that knows the address can neither read the page, send requests, nor frame it."""
     evil = tmp_path / "evil.html"

@@ -72,7 +72,8 @@ void blocks_draw(rng *r, mha_transformer_desc *d)
     if (kind < 0.25 && d->ff_dim > 0 && !(d->flags & MHA_TRANSFORMER_CROSS))
         d->flags |= MHA_TRANSFORMER_PARALLEL;
     else if (kind < 0.5 && d->norm != MHA_NORM_NONE)
-        d->flags |= MHA_TRANSFORMER_BRANCH_NORM;
+        d->flags |= MHA_TRANSFORMER_BRANCH_NORM |
+                    (rng_chance(r, 0.3) ? MHA_TRANSFORMER_NO_INPUT_NORM : 0);
     else if (kind < 0.75 && d->norm != MHA_NORM_NONE)
         d->flags |= MHA_TRANSFORMER_POST_NORM;
 }

@@ -106,31 +106,19 @@ static mha_status take(rank_thread *own, const mha_transfer *x, bool *complete)
     return status;
 }
 
-static mha_status finish(rank_thread *own, mha_transfer *x, bool wait, bool *complete)
+static mha_status wait_message(void *user, mha_transfer *x)
 {
+    rank_thread *own = user;
+    bool complete = x->words[FROM] == 0;
     mha_status status = MHA_OK;
-    *complete = true;
-    if (x->words[FROM] == 0) return MHA_OK;
     pthread_mutex_lock(&own->all->mutex);
-    for (;;) {
-        status = take(own, x, complete);
-        if (status != MHA_OK || *complete || !wait) break;
-        pthread_cond_wait(&own->all->changed, &own->all->mutex);
+    while (status == MHA_OK && !complete) {
+        status = take(own, x, &complete);
+        if (status == MHA_OK && !complete) pthread_cond_wait(&own->all->changed, &own->all->mutex);
     }
     pthread_mutex_unlock(&own->all->mutex);
-    if (*complete) *x = (mha_transfer){{0}};
+    if (complete) *x = (mha_transfer){{0}};
     return status;
-}
-
-static mha_status wait_message(void *user, mha_transfer *transfer)
-{
-    bool complete;
-    return finish(user, transfer, true, &complete);
-}
-
-static mha_status test_message(void *user, mha_transfer *transfer, bool *complete)
-{
-    return finish(user, transfer, false, complete);
 }
 
 /* Receiving happens in wait, and sent memory is copied. */
@@ -172,7 +160,6 @@ thread_ranks_counts thread_ranks_run(int size, thread_rank_fn *fn, void *user, i
                                          .send = send_message,
                                          .receive = receive_message,
                                          .wait = wait_message,
-                                         .test = test_message,
                                          .cancel = cancel_message};
     }
     for (int r = 0; r < size; r++)

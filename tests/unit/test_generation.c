@@ -171,6 +171,18 @@ static void a_generation_refuses(void **state)
     mha_model_destroy(model);
 }
 
+static void layers_have_their_own_heads(void **state)
+{
+    static const int64_t heads[] = {4, 2}, kv_heads[] = {2, 1};
+    mha_transformer_desc d = {.num_layers = 2, .num_heads = 4, .kv_heads = 2};
+    (void)state;
+    assert_int_equal(mha_transformer_heads(&d, 1), 4);
+    assert_int_equal(mha_transformer_kv_heads(&d, 1), 2);
+    d.layer_heads = heads, d.layer_kv_heads = kv_heads;
+    assert_int_equal(mha_transformer_heads(&d, 1), 2);
+    assert_int_equal(mha_transformer_kv_heads(&d, 1), 1);
+}
+
 static void only_some_models_predict(void **state)
 {
     (void)state;
@@ -234,4 +246,4 @@ static void a_long_prompt_goes_in_pieces(void **state)
 RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end,
                   TEST(a_generation_is_the_whole_sequence_again), TEST(a_generation_stops),
                   TEST(a_generation_refuses), TEST(only_some_models_predict),
-                  TEST(a_long_prompt_goes_in_pieces))
+                  TEST(layers_have_their_own_heads), TEST(a_long_prompt_goes_in_pieces))

@@ -797,6 +797,7 @@ static void check_views(mha_context *context, example *e)
     check_embedded(e, &ends.embedded);
     const bool post = e->desc.flags & MHA_TRANSFORMER_POST_NORM;
     const bool pre = e->desc.norm && !post;
+    const bool normed = pre && !(e->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM);
     const int64_t layers = e->desc.num_layers;
     for (int64_t i = 0; i < 3 * layers; i++) {
         const mha_layer_part part = (mha_layer_part)(i % 3);
@@ -810,7 +811,7 @@ static void check_views(mha_context *context, example *e)
         assert_ptr_equal(view.stream.data, stream);
         const bool apart =
             part == MHA_PART_FEED_FORWARD && e->desc.flags & MHA_TRANSFORMER_PARALLEL;
-        assert_int_equal(view.input.data != view.stream.data, pre || apart);
+        assert_int_equal(view.input.data != view.stream.data, normed || apart);
         assert_int_equal(view.sum.data != view.next.data, post);
         stream = view.next.data;
         if (part == MHA_PART_FEED_FORWARD) {
@@ -1012,7 +1013,7 @@ static void create_errors(void **state)
     expect_error(mha_transformer_create(NULL, &d, &t), MHA_ERR_NULL, "context");
     ROW(MHA_ERR_SHAPE, "12 is not a multiple", d.num_heads = 5);
     ROW(MHA_ERR_ARGUMENT, "num_layers is 0", d.num_layers = 0);
-    ROW(MHA_ERR_UNSUPPORTED, "0x2000", d.flags = 1 << 13);
+    ROW(MHA_ERR_UNSUPPORTED, "0x80000000", d.flags = 1u << 31);
     ROW(MHA_ERR_UNSUPPORTED, "padding_token 1", d.padding_token = 1);
     ROW(MHA_ERR_ARGUMENT, "padding_token is 0, expected", d.flags = MHA_TRANSFORMER_PADDING);
     ROW(MHA_ERR_ARGUMENT, "padding_token is 0, expected", d.positions = MHA_ENCODING_LEARNED,
@@ -1025,6 +1026,8 @@ static void create_errors(void **state)
     ROW(MHA_ERR_ARGUMENT, "need a norm", d.flags = MHA_TRANSFORMER_BRANCH_NORM);
     ROW(MHA_ERR_ARGUMENT, "exclude each other", d.norm = MHA_NORM_RMS,
         d.flags = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM);
+    ROW(MHA_ERR_ARGUMENT, "only with MHA_TRANSFORMER_BRANCH_NORM",
+        d.flags = MHA_TRANSFORMER_NO_INPUT_NORM);
     ROW(MHA_ERR_ARGUMENT, "parallel blocks", d.flags = MHA_TRANSFORMER_PARALLEL, d.ff_dim = 0);
     ROW(MHA_ERR_ARGUMENT, "parallel blocks", d.ff_dim = 4,
         d.flags = MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_CROSS);

@@ -1,4 +1,4 @@
-/* The kernels of int8 arithmetic, compiled for portable. */
+/* The kernels of int8 arithmetic, compiled as portable C. */
 #define MHAI_ISA_SUFFIX portable
 #include "kernels/simd/int8_portable.h"
 

@@ -56,8 +56,8 @@ static void gather_columns(const mhai_gemm *g)
 }
 
 /* Set *calls to the number of a panel's register blocks that prefetch its share of the next
- * weights, and *step to the floats per input in each. With fewer than 4 floats, the same line would
- * be prefetched repeatedly. */
+ * weights, and *step to the number of floats that each prefetches per input. With fewer than 4
+ * floats, the same line would be prefetched repeatedly. */
 static void share_fetching(const mhai_gemm *g, int *calls, int64_t *step)
 {
     const int64_t most = MHAI_PANEL / BLOCK_COLS * ((g->rows + BLOCK_ROWS - 1) / BLOCK_ROWS);

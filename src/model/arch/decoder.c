@@ -42,6 +42,23 @@ mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *famil
     return MHA_OK;
 }
 
+mha_status mhai_read_biases(const mhai_config *config, mhai_family_plan *plan)
+{
+    bool attention, mlp;
+    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &attention));
+    MHA_TRY(mhai_config_bool(config, "mlp_bias", false, &mlp));
+    if (attention) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    if (mlp) plan->desc.flags |= MHA_TRANSFORMER_FF_BIAS;
+    return MHA_OK;
+}
+
+mha_status mhai_check_head_dim(const mhai_config *config, const mha_transformer_desc *d)
+{
+    const int64_t width = d->embed_dim / d->num_heads;
+    int64_t unused;
+    return mhai_config_optional(config, "head_dim", width, width, width, &unused);
+}
+
 mha_status mhai_read_silu(const mhai_config *config)
 {
     static const char *const acts[] = {"silu", "swish"};
@@ -156,7 +173,7 @@ static mha_status add_outer(const mhai_config *config, const char *name, const c
                             json_t *rope)
 {
     const rope_place place = {config, "config.json itself", false};
-    if (mhai_config_absent(config, name)) return MHA_OK;
+    if (!name || mhai_config_absent(config, name)) return MHA_OK;
     return add_field(&place, name, key, json_object_get(config->root, name), rope);
 }
 
@@ -165,6 +182,18 @@ static mha_status add_usual(const char *key, double value, json_t *rope)
     const mhai_config made = {"", rope};
     if (!mhai_config_absent(&made, key)) return MHA_OK;
     return mhai_put(rope, key, json_real(value)) ? MHA_OK : MHA_NO_MEMORY("model");
+}
+
+/* Where the usual part is not the whole head, transformers does not treat null as absent. */
+static mha_status check_part(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
+{
+    static const char part[] = "partial_rotary_factor";
+    const mhai_config made = {"", rope};
+    if (!(kind->usual_part < 1) || !json_is_null(json_object_get(config->root, part)) ||
+        !mhai_config_absent(&made, part))
+        return MHA_OK;
+    return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, part,
+                            "is null; write the part of each head that rotates");
 }
 
 /* Fields outside the objects for each type of layer. */
@@ -196,7 +225,8 @@ static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kin
     const rope_place place = {config, "rope_parameters",
                               !kind->layers && json_object_size(scaling) > 0};
     if (names) {
-        json_t *own = json_copy(names), *base = json_object_get(names, kind->base);
+        json_t *own = json_copy(names),
+               *base = kind->base ? json_object_get(names, kind->base) : NULL;
         if (json_object_set_new_nocheck(rope, MHAI_CONFIG_NAMES, own) != 0 ||
             (base && json_object_set(own, "rope_theta", base) != 0))
             return MHA_NO_MEMORY("model");
@@ -210,6 +240,7 @@ static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kin
     if (!kind->layers) MHA_TRY(add_outer(config, original, original, rope));
     MHA_TRY(add_outer(config, kind->base, "rope_theta", rope));
     MHA_TRY(add_outer(config, kind->part, "partial_rotary_factor", rope));
+    MHA_TRY(check_part(config, kind, rope));
     MHA_TRY(add_usual("rope_theta", kind->usual_base, rope));
     MHA_TRY(add_usual("partial_rotary_factor", kind->usual_part, rope));
     if (kind->layers) return MHA_OK;
@@ -373,7 +404,8 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
     if (!rope.rotary_dim && rope.rope_factor == 0 && !plan->layers) return MHA_OK;
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = 0; i < plan->desc.num_layers; i++)
-        if (!plan->layers[i].mixer) mhai_set_rotation(&plan->layers[i], &rope);
+        if (!plan->layers[i].mixer && !(plan->layers[i].flags & MHA_LAYER_NO_ROPE))
+            mhai_set_rotation(&plan->layers[i], &rope);
     return MHA_OK;
 }
 
@@ -387,15 +419,12 @@ mha_status mhai_read_normed(const mhai_config *config, uint32_t flags, mhai_fami
         plan->layers[i].flags |= flags;
         plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
     }
-    return mhai_read_rope(config, plan);
+    return MHA_OK;
 }
 
-mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
+mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
+                           mhai_family_plan *plan)
 {
-    /* without an object, layers with a window are not scaled and have their own base */
-    static const mhai_rope_kind kinds[] = {
-        {"full_attention", "rope_theta", "partial_rotary_factor", 1e6, 1, true},
-        {"sliding_attention", "rope_local_base_freq", "partial_rotary_factor", 1e4, 1, false}};
     MHA_TRY(mhai_plan_layers(plan));
     for (int kind = 0; kind < 2; kind++) {
         mha_layer_desc rope;

@@ -51,17 +51,6 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_mixing(config, &mixing, plan);
 }
 
-/* transformers gives null a meaning of its own: whole heads rotate. */
-static mha_status check_part(const mhai_config *config)
-{
-    static const char part[] = "partial_rotary_factor";
-    const mhai_config rope = {config->path, json_object_get(config->root, "rope_parameters")};
-    if (!json_is_null(json_object_get(config->root, part)) || !mhai_config_absent(&rope, part))
-        return MHA_OK;
-    return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, part,
-                            "is null; write the part of each head that rotates");
-}
-
 mha_status mhai_read_delta(const mhai_config *config, const mhai_family *family,
                            mhai_family_plan *plan)
 {
@@ -72,7 +61,6 @@ mha_status mhai_read_delta(const mhai_config *config, const mhai_family *family,
     if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 256;
     MHA_TRY(read_nets(config, plan));
-    MHA_TRY(check_part(config));
     return mhai_read_rope(config, plan);
 }
 

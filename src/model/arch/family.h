@@ -73,7 +73,7 @@ typedef struct mhai_family_plan {
 /* The fields of a rotation in config.json outside its objects, and the defaults. */
 typedef struct mhai_rope_kind {
     const char *layers;      /* its type of layers in rope_parameters; NULL: all */
-    const char *base, *part; /* the names of rope_theta and partial_rotary_factor */
+    const char *base, *part; /* the names of rope_theta (NULL: none) and partial_rotary_factor */
     double usual_base, usual_part;
     bool scales; /* rope_scaling applies to it */
 } mhai_rope_kind;
@@ -87,6 +87,7 @@ typedef struct mhai_family {
     const mhai_shape_keys *keys;
     uint32_t shape;       /* MHA_MODEL_SHAPE_... */
     const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
+    bool biases_qkv;      /* and only those of q, k and v */
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
     /* Describe the transformer. */
@@ -165,23 +166,32 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
 MHA_NODISCARD mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family,
                                            bool whole, mhai_family_plan *plan);
 
+/* Read attention_bias and mlp_bias. */
+MHA_NODISCARD mha_status mhai_read_biases(const mhai_config *config, mhai_family_plan *plan);
+
+/* Require head_dim, if present, to be the width divided by the heads, for families in which
+ * transformers ignores it in part. */
+MHA_NODISCARD mha_status mhai_check_head_dim(const mhai_config *config,
+                                             const mha_transformer_desc *d);
+
 /* Require hidden_act to be SiLU, as in SwiGLU. */
 MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
-/* Read the rotation from config.json into every layer. */
+/* Read the rotation from config.json into every layer that rotates. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
 
-/* Read attention_bias and the rotation of layers whose queries and keys are normalised. flags: of
- * mha_layer_desc, for every layer. */
+/* Read attention_bias of layers whose queries and keys are normalised. flags: of mha_layer_desc, for
+ * every layer. */
 MHA_NODISCARD mha_status mhai_read_normed(const mhai_config *config, uint32_t flags,
                                           mhai_family_plan *plan);
 
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
 
-/* Likewise, with an object for each type of layer in rope_parameters, or a separate base for layers
- * with a window (Gemma 3). Call mhai_read_windows() first. */
-MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan);
+/* Likewise, with an object for each type of layer in rope_parameters. kinds: of layers without a
+ * window and with one. Call mhai_read_windows() first. */
+MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
+                                         mhai_family_plan *plan);
 
 /* Read the windows of layers. Layers with a window are those that layer_types names
  * sliding_attention; without that list, layers from `first` on whose number plus 1 is not a

@@ -91,13 +91,18 @@ static mha_status read_gemma2(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_rope(config, plan);
 }
 
+/* Without an object, layers with a window are not scaled and have their own base. */
+static const mhai_rope_kind ropes[] = {
+    {"full_attention", "rope_theta", "partial_rotary_factor", 1e6, 1, true},
+    {"sliding_attention", "rope_local_base_freq", "partial_rotary_factor", 1e4, 1, false}};
+
 static mha_status read_gemma3(const mhai_config *config, mhai_family_plan *plan)
 {
     int64_t period;
     MHA_TRY(
         mhai_config_optional(config, "sliding_window_pattern", 1, MHAI_MOST_LAYERS, 6, &period));
     MHA_TRY(read_later(config, &mhai_family_gemma3, period, plan));
-    return mhai_read_ropes(config, plan);
+    return mhai_read_ropes(config, ropes, plan);
 }
 
 const mhai_family mhai_family_gemma = {.model_type = "gemma",

@@ -33,12 +33,9 @@ static mha_status read_gpt_neox(const mhai_config *config, mhai_family_plan *pla
                                              MHA_FEED_FORWARD_GELU_TANH, MHA_FEED_FORWARD_RELU};
     mha_transformer_desc *d = &plan->desc;
     bool biased, parallel, tied;
-    int64_t width;
     int act;
     MHA_TRY(mhai_read_sizes(config, &mhai_family_gpt_neox, "intermediate_size", d));
-    if (!mhai_config_absent(config, "head_dim")) /* transformers uses it for rotations only */
-        MHA_TRY(mhai_config_count(config, "head_dim", d->embed_dim / d->num_heads,
-                                  d->embed_dim / d->num_heads, &width));
+    MHA_TRY(mhai_check_head_dim(config, d));
     MHA_TRY(mhai_config_choice(config, "hidden_act", acts[0], acts, 4, &act));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "attention_bias", true, &biased));

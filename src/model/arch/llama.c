@@ -46,15 +46,10 @@ static bool write_llama(const mha_transformer_desc *d, json_t *root)
 
 static mha_status read_llama(const mhai_config *config, mhai_family_plan *plan)
 {
-    bool attention, mlp;
     MHA_TRY(mhai_read_decoder(config, &mhai_family_llama, false, plan));
     MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_read_rope(config, plan));
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &attention));
-    MHA_TRY(mhai_config_bool(config, "mlp_bias", false, &mlp));
-    if (attention) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
-    if (mlp) plan->desc.flags |= MHA_TRANSFORMER_FF_BIAS;
-    return MHA_OK;
+    MHA_TRY(mhai_read_biases(config, plan));
+    return mhai_read_rope(config, plan);
 }
 
 const mhai_family mhai_family_llama = {.model_type = "llama",

@@ -29,7 +29,8 @@ static const struct {
              {"ff_bias", MHA_TRANSFORMER_FF_BIAS},
              {"branch_norm", MHA_TRANSFORMER_BRANCH_NORM},
              {"parallel", MHA_TRANSFORMER_PARALLEL},
-             {"padding", MHA_TRANSFORMER_PADDING}};
+             {"padding", MHA_TRANSFORMER_PADDING},
+             {"no_input_norm", MHA_TRANSFORMER_NO_INPUT_NORM}};
 
 enum { FLAGS = sizeof flags / sizeof flags[0] };
 

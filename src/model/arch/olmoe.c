@@ -18,7 +18,8 @@ static mha_status read_olmoe(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_config_refuse(config, refused));
     MHA_TRY(mhai_read_experts(config, &kind, plan));
-    return mhai_read_normed(config, MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW, plan);
+    MHA_TRY(mhai_read_normed(config, MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW, plan));
+    return mhai_read_rope(config, plan);
 }
 
 const mhai_family mhai_family_olmoe = {.model_type = "olmoe",

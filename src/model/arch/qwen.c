@@ -33,7 +33,8 @@ static mha_status read_qwen3(const mhai_config *config, mhai_family_plan *plan)
 {
     MHA_TRY(read_qwen(config, &mhai_family_qwen3, plan));
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
-    return mhai_read_normed(config, MHA_LAYER_QK_NORM, plan);
+    MHA_TRY(mhai_read_normed(config, MHA_LAYER_QK_NORM, plan));
+    return mhai_read_rope(config, plan);
 }
 
 static mha_status read_qwen3_moe(const mhai_config *config, mhai_family_plan *plan)
@@ -51,7 +52,8 @@ static mha_status read_qwen3_moe(const mhai_config *config, mhai_family_plan *pl
     if (windowed) MHA_TRY(mhai_config_unset(config, "layer_types")); /* transformers ignores it */
     if (windowed) MHA_TRY(mhai_read_windows(config, 4096, 0, 0, plan));
     MHA_TRY(mhai_read_experts(config, &kind, plan));
-    return mhai_read_normed(config, MHA_LAYER_QK_NORM, plan);
+    MHA_TRY(mhai_read_normed(config, MHA_LAYER_QK_NORM, plan));
+    return mhai_read_rope(config, plan);
 }
 
 const mhai_family mhai_family_qwen2 = {.model_type = "qwen2",

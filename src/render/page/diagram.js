@@ -107,7 +107,6 @@ function followCell() {
 // A redrawn diagram keeps the focus: its buttons have names.
 function drawDiagram() {
     const focused = document.activeElement?.dataset?.dg, trace = diagram.trace;
-    colours = signColours();
     diagram.dark = state.dark;
     listTokens();
     diagram.most = Math.max(...trace.layers.flatMap(layer => [sizeOf(layer.stream), sizeOf(layer.next)]));

@@ -20,24 +20,11 @@ function svg(tag, attributes, ...children) {
 
 // -- strips --------------------------------------------------------------------------------------
 
-// The page's colours for numbers of both signs, as [r, g, b].
-function signColours() {
-    const probe = byId("live"), read = name => {
-        probe.style.color = `var(--${name})`;
-        return getComputedStyle(probe).color.match(/\d+/g).slice(0, 3).map(Number);
-    };
-    const colours = [read("series-0"), read("series-1")];
-    probe.style.color = "";
-    return colours;
-}
-
-let colours = null;
-
 // One row of cells, the darker the further from 0; `most` is the darkest.
 function paintSigns(canvas, list, most) {
     const context = canvas.getContext("2d"), image = context.createImageData(list.length, 1);
     list.forEach((value, i) => {
-        const colour = colours[value < 0 ? 1 : 0], part = most > 0 ? Math.min(Math.abs(value) / most, 1) : 0;
+        const colour = rgbOf(value < 0 ? theme.below : theme.above), part = most > 0 ? Math.min(Math.abs(value) / most, 1) : 0;
         image.data.set([...colour, Math.round(255 * Math.sqrt(part))], 4 * i);
     });
     context.putImageData(image, 0, 0);

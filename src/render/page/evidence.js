@@ -26,6 +26,7 @@ function drawCard(panel) {
     byId("detail").replaceChildren(...sentences.map(text => {
         const line = make("p", "", translated(text));
         line.dir = "auto";
+        if (state.frame >= 0 && LINK.test(text)) line.style.visibility = "hidden"; // it is of the figure itself
         return line;
     }));
     const shown = state.allMeasures ? measures : measures.slice(0, FEW_MEASURES);

@@ -282,6 +282,16 @@ function nextLine(line, changed) {
     return make("tr", "", ...cells);
 }
 
+// Of a changed run: the token that was first, and the one that is.
+function drawGlance({changed, tokens}) {
+    byId("live-glance").hidden = !changed;
+    if (!changed) return;
+    const was = tokens.reduce((best, line) => line.p_whole > best.p_whole ? line : best);
+    byId("live-glance").replaceChildren(byId("live-next-title").textContent, ": ", ...[...new Set([was, tokens[0]])]
+        .flatMap((line, i) => [i ? ", " : "", make("bdi", "", line.text || "\u2423"),
+            ` ${percentOf(line.p_whole)} → ${percentOf(line.p)} %`]));
+}
+
 function drawNext() {
     const next = answer?.next;
     byId("live-next").hidden = !next;
@@ -291,6 +301,7 @@ function drawNext() {
     const item = rowItems.find(item => item.from <= next.row && next.row <= item.to);
     byId("live-next-title").replaceChildren(...(item
         ? tNodes("next.after", {token: make("bdi", "", item.text)}) : tNodes("next")));
+    drawGlance(next);
     byId("live-change").textContent = next.changed
         ? t("next.changed", {n: short(next.divergence)}) : "";
     const shown = allTokens ? next.tokens : next.tokens.slice(0, FEW_TOKENS);

@@ -181,7 +181,8 @@ function peek(i) {
     drawFocus();
 }
 
-function drawThumb(thumb) {
+// width: of its button. Drawing changes the layout, so the widths of all are read before.
+function drawThumb(thumb, width) {
     const scale = scaleOf(thumb.i), map = smallMapOf(thumb.i);
     const key = [scale, map, theme, palette(), state.view === "model", state.between];
     if (thumb.drawn && key.every((part, k) => part === thumb.drawn[k])) return;
@@ -190,7 +191,7 @@ function drawThumb(thumb) {
         thumb.canvas.width = thumb.canvas.height = 1;
         return;
     }
-    const width = Math.max(thumb.button.clientWidth, 24), size = Math.round(width * ratioNow());
+    const size = Math.round(width * ratioNow());
     fitBadge(thumb, width);
     if (state.view === "model") {
         drawSmallLines(thumb, width);
@@ -213,6 +214,7 @@ const waiting = new Set();
 let waitingTimer = 0;
 function drawWaiting(slice = SLICE_MS) {
     const end = performance.now() + slice;
+    const widths = new Map([...waiting].map(thumb => [thumb, Math.max(thumb.button.clientWidth, 24)]));
     clearTimeout(waitingTimer);
     waitingTimer = 0;
     for (const thumb of waiting) {
@@ -221,7 +223,7 @@ function drawWaiting(slice = SLICE_MS) {
             return;
         }
         waiting.delete(thumb);
-        drawThumb(thumb);
+        drawThumb(thumb, widths.get(thumb));
     }
     if (!performance.getEntriesByName("report-complete").length && thumbs.some(t => t.drawn))
         performance.mark("report-complete");

@@ -254,6 +254,7 @@ const themeNow = () =>
 
 function applyTheme() {
     state.dark = themeNow() === "dark";
+    theme = null;
     drawAll();
 }
 

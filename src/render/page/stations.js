@@ -1,5 +1,6 @@
 // The stations of the tour, in the order of docs/lessons.md. place() chooses a head and a cell of the maps that
-// have come; ask() computes the question: its options, which of them is right, and numbers for the answer's text.
+// have come; ask() computes the question: its options, which of them is right, numbers for the answer's text, and what
+// the page shows with it.
 
 const TOUR_TEXT = "the animal didn't cross the street because it was too tired . the tired";
 const MOST_OPTIONS = 6, MOST_TRIED = 24; // heads that a question names; that are switched off to compute it
@@ -88,7 +89,7 @@ async function effects(list) {
 const STATIONS = [
     {name: "heads", view: "model", place: () => strongestOf(previousHead()), ask() {
         const score = i => meanBack(i, 1), {options, right, best} = headOptions(everyHead(), score);
-        return {options, right, values: {head: nameOf(best), weight: fixed(score(best)),
+        return {options, right, shown: strongestOf(best), values: {head: nameOf(best), weight: fixed(score(best)),
             least: fixed(Math.min(...everyHead().map(score)))}};
     }},
     {name: "softmax", view: "map", place: () => strongestOf(headBy(i => -Math.abs(meanBack(i, 1) - 0.5))), ask() {
@@ -118,15 +119,15 @@ const STATIONS = [
         if (frames.length) return askTraining(state.panel);
         const {options, right, best} = headOptions(everyHead(), evenness);
         const sharp = headBy(i => -evenness(i));
-        return {options, right, values: {head: nameOf(best), tokens: fixed(evenness(best), 1), sharp: nameOf(sharp),
+        return {options, right, shown: strongestOf(best), values: {head: nameOf(best), tokens: fixed(evenness(best), 1), sharp: nameOf(sharp),
             few: fixed(evenness(sharp), 1)}};
     }},
-    {name: "it", view: "lines", needs: ["next"], place: () => linkOf(headBy(i => Math.max(...inner(i, lastRow()))),
+    {name: "it", view: "lines", click: "off", needs: ["next"], place: () => linkOf(headBy(i => Math.max(...inner(i, lastRow()))),
         lastRow()), async ask() {
         const all = await effects(candidates()), score = i => all.get(i);
         const {options, right, best} = headOptions([...all.keys()], score);
         const {tokens} = await predictWithout([best]), {tokens: whole} = await predictWithout([]);
-        return {options, right, values: {head: nameOf(best), token: wordFor(whole[0].text), before: percentOf(whole[0].p),
+        return {options, right, shown: linkOf(best, lastRow()), values: {head: nameOf(best), token: wordFor(whole[0].text), before: percentOf(whole[0].p),
             after: percentOf(tokens.find(({id}) => id === whole[0].id)?.p ?? 0), nats: short(score(best)),
             query: tokenOf(lastRow())}};
     }},

@@ -7,7 +7,7 @@ const station = () => STATIONS[tour.at];
 // -- the state of a station ----------------------------------------------------------------------
 
 function openStation(at) {
-    const {text, off, plays} = STATIONS[at];
+    const {text, off, plays, click} = STATIONS[at];
     tour.at = at;
     tour.waits = true;
     tour.key = "";
@@ -15,7 +15,7 @@ function openStation(at) {
     asked.off = new Set(off ?? []);
     asked.patched.clear();
     asked.chosenRow = false;
-    setClick("look");
+    setClick(click ?? "look");
     markLive();
     drawStation();
     hideQuestion();
@@ -88,8 +88,9 @@ function drawQuestion({options, values, key = station().name}) {
 }
 
 function answerWith(value) {
-    const {options, right, values, key = station().name} = tour.question, good = Number(value) === right;
+    const {options, right, values, shown, key = station().name} = tour.question, good = Number(value) === right;
     byId("tour-answer").classList.toggle("right", good);
+    if (shown) placeStation({...station(), place: () => shown});
     byId("tour-answer").replaceChildren(make("b", "", t(good ? "tour.right" : "tour.wrong", {answer: options[right]})),
         " ", ...tNodes(`tour.${key}.answer`, values));
 }
@@ -117,11 +118,16 @@ function closeTour() {
     rememberPlace();
 }
 
-// The player comes to the top, below what stays there.
-function playTraining() {
+// The maps, with their player, come to the top, below what stays there.
+function bringMaps() {
     const panel = byId("live-panel"), stays = getComputedStyle(panel).position === "sticky";
-    byId("player").style.scrollMarginTop = `${stays ? panel.offsetHeight : 0}px`;
-    byId("player").scrollIntoView();
+    const top = byId(byId("player").hidden ? "main" : "player");
+    top.style.scrollMarginTop = `${stays ? panel.offsetHeight : 0}px`;
+    top.scrollIntoView();
+}
+
+function playTraining() {
+    bringMaps();
     byId("play").focus({preventScroll: true});
     togglePlay();
 }
@@ -140,6 +146,7 @@ function buildTour() {
     STATIONS.forEach(({name}, i) => byId("tour-station").append(
         new Option(t("tour.title", {n: i + 1, name: t(`tour.${name}`)}), String(i))));
     byId("tour-open").addEventListener("click", () => { openStation(0); byId("tour-station").focus(); });
+    byId("tour-maps").addEventListener("click", bringMaps);
     byId("tour-play").addEventListener("click", playTraining);
     byId("tour-close").addEventListener("click", closeTour);
     byId("tour-station").addEventListener("change", event => openStation(Number(event.target.value)));

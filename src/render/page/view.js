@@ -58,7 +58,7 @@ function readTheme() {
     };
     theme = {ink: read("ink"), muted: read("muted"), paper: read("paper"), frame: read("frame"),
         accent: read("accent"), maskPaper: read("mask-paper"), maskLine: read("mask-line"),
-        bad: read("bad")};
+        bad: read("bad"), above: read("series-0"), below: read("series-1")};
     probe.style.color = "";
     rgbCache.clear();
 }
@@ -73,7 +73,7 @@ const isFound = item => state.find !== "" && item.all.toLowerCase().includes(sta
 function drawAll() {
     if (!panels.length) return;
     scales.clear();
-    readTheme();
+    if (!theme) readTheme();
     drawOverview();
     drawFocus();
     drawCurves();

@@ -286,6 +286,7 @@ texts.de = {
     "tour.on": "Nächste Station",
     "tour.station": "Station",
     "tour.title": "{n}. {name}",
+    "tour.maps": "Zu den Köpfen",
     "tour.link": "Link zu dieser Station",
     "tour.right": "Richtig: {answer}.",
     "tour.wrong": "Leider nicht; richtig ist {answer}.",
@@ -296,7 +297,7 @@ texts.de = {
     "tour.heads": "Warum mehrere Köpfe",
     "tour.heads.text": "Jeder Kopf vergleicht alle Token auf seine Weise, deshalb sind die Karten verschieden: einer " +
         "schaut ein Token zurück, einer auf das erste Token, einer auf Substantive. Ein einzelner Kopf müsste diese " +
-        "Muster mitteln.",
+        "Muster mitteln. L1H0 ist Kopf 0 von Schicht 1.",
     "tour.heads.asks": "Welcher Kopf schaut am stärksten auf das Token unmittelbar davor?",
     "tour.heads.answer": "{head} hat dort im Mittel über alle Token {weight} seines Gewichts; der kleinste Wert aller " +
         "Köpfe ist {least}.",
@@ -338,8 +339,8 @@ texts.de = {
     "tour.roles.answer": "{head}: im Mittel {tokens} Token (e hoch Entropie). Der schärfste ist {sharp}: {few}.",
     "tour.it": "Wer ist „it“?",
     "tour.it.text": "Um nach dem letzten Token weiterzuschreiben, muss das Modell wissen, was „it“ war. Irgendein Kopf " +
-        "muss dieses Wort hierher bringen. Wählen Sie unten „schaltet ihn aus“ und klicken Sie auf Köpfe, um zu sehen, " +
-        "was der Vorhersage dann fehlt.",
+        "muss dieses Wort hierher bringen. Ein Klick auf einen Kopf schaltet ihn jetzt aus, und die Vorhersage zeigt, was " +
+        "ihr dann fehlt.",
     "tour.it.asks": "Welcher Kopf ändert die Vorhersage nach {query} am stärksten, wenn er aus ist?",
     "tour.it.answer": "Ohne {head} geht die Wahrscheinlichkeit von „{token}“ von {before} % auf {after} % ({nats} nat).",
     "tour.cache": "Gruppierte Köpfe und der Cache",

@@ -285,6 +285,7 @@ const texts = {en: {
     "tour.on": "Next station",
     "tour.station": "Station",
     "tour.title": "{n}. {name}",
+    "tour.maps": "To the heads",
     "tour.link": "Link to this station",
     "tour.right": "Right: {answer}.",
     "tour.wrong": "Not that one; it is {answer}.",
@@ -293,7 +294,8 @@ const texts = {en: {
         "model in this file or SmolLM2.",
     "tour.heads": "Why several heads",
     "tour.heads.text": "Each head compares all tokens through its own matrices, so the maps differ: one attends to the " +
-        "previous token, one to the first token, one to nouns. A single head would have to average these patterns.",
+        "previous token, one to the first token, one to nouns. A single head would have to average these patterns. " +
+        "L1H0 is head 0 of layer 1.",
     "tour.heads.asks": "Which head attends most to the previous token?",
     "tour.heads.answer": "{head} has {weight} of its weight there, averaged over all tokens; the least of all heads " +
         "is {least}.",
@@ -334,7 +336,7 @@ const texts = {en: {
     "tour.roles.answer": "{head}: {tokens} tokens on average (e to the entropy). The sharpest is {sharp}: {few}.",
     "tour.it": "Who is “it”?",
     "tour.it.text": "To continue after the last token, the model must know what “it” was. Some head has to bring " +
-        "that word here. Choose “switches it off” below and click on heads to see what the prediction loses.",
+        "that word here. A click on a head now switches it off, and the prediction shows what it loses.",
     "tour.it.asks": "Which head changes the prediction after {query} most when it is off?",
     "tour.it.answer": "Without {head} the probability of “{token}” goes from {before} % to {after} % ({nats} nats).",
     "tour.cache": "Grouped heads and the cache",
