@@ -114,6 +114,7 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "stablelm": ("stablelm", LAYER, "model.layers.", same),
     "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
     "olmo3": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
+    "granite": ("granite", LAYER, "model.layers.", llama),
     "glm4": ("glm4", GLM4, "model.layers.", same),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
@@ -167,6 +168,9 @@ def write(path, model, factors=None, **changes):
                  "ssm.group_count": config.linear_num_key_heads, "ssm.time_step_rank": config.linear_num_value_heads,
                  "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
                  "full_attention_interval": 2, "rope.dimension_count": config.head_dim // 4}
+    if config.model_type == "granite":
+        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier,
+                 "attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if config.model_type == "granitemoehybrid":
         keys |= {"ssm.conv_kernel": config.mamba_d_conv, "ssm.state_size": config.mamba_d_state,
                  "ssm.group_count": config.mamba_n_groups, "ssm.time_step_rank": config.mamba_n_heads,
@@ -249,6 +253,8 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
                layer_types=["linear_attention", "full_attention", "linear_attention"], embedding_multiplier=12,
                residual_multiplier=.25, attention_multiplier=.125, logits_scaling=4, position_embedding_type="rope"),
            "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
+           "granite": dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.25,
+                           logits_scaling=4.0),
            "olmo3": dict(num_hidden_layers=5, sliding_window=5, layer_types=["sliding_attention"] * 2 +
                          ["full_attention"] * 2 + ["sliding_attention"]),
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
