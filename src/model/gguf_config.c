@@ -22,6 +22,19 @@
         MHAI_NAME("self_attn.q_norm", "attn_q_norm"),                                       \
         MHAI_NAME("self_attn.k_norm", "attn_k_norm"), MHAI_NAME("mlp.down_proj", "ffn_down")
 #define GATED MHAI_NAME("mlp.gate_proj", "ffn_gate"), MHAI_NAME("mlp.up_proj", "ffn_up")
+#define EXPERTS                                                                               \
+    MHAI_NAME("mlp.router", "ffn_gate_inp"), MHAI_NAME("mlp.score_bias", "exp_probs_b.bias"), \
+        MHAI_NAME("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),                            \
+        MHAI_NAME("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),                           \
+        MHAI_NAME("mlp.shared_expert.up_proj", "ffn_up_shexp"),                               \
+        MHAI_NAME("mlp.shared_expert.down_proj", "ffn_down_shexp"),                           \
+        {"mlp.experts.*.gate_proj", "ffn_gate_exps", MHAI_EXPERT, 0},                         \
+        {"mlp.experts.*.up_proj", "ffn_up_exps", MHAI_EXPERT, 0},                             \
+        {"mlp.experts.*.gate_proj", "ffn_gate_up_exps", MHAI_EXPERT_PAIR, 0},                 \
+        {"mlp.experts.*.up_proj", "ffn_gate_up_exps", MHAI_EXPERT_PAIR, 1},                   \
+    {                                                                                         \
+        "mlp.experts.*.down_proj", "ffn_down_exps", MHAI_EXPERT, 0                            \
+    }
 #define FUSED                                            \
     {"self_attn.q_proj", "attn_qkv", MHAI_FUSED, 0},     \
         {"self_attn.k_proj", "attn_qkv", MHAI_FUSED, 1}, \
@@ -31,6 +44,7 @@
 #define END MHAI_NAME(NULL, NULL)
 
 static const mhai_weight_name plain_names[] = {COMMON,
+                                               EXPERTS,
                                                GATED,
                                                MHAI_NAME("self_attn.q_proj", "attn_q"),
                                                MHAI_NAME("self_attn.k_proj", "attn_k"),
@@ -38,6 +52,7 @@ static const mhai_weight_name plain_names[] = {COMMON,
                                                END};
 /* GGUF files store rotated pairs next to each other. */
 static const mhai_weight_name llama_names[] = {COMMON,
+                                               EXPERTS,
                                                GATED,
                                                {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
                                                {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
@@ -47,6 +62,7 @@ static const mhai_weight_name llama_names[] = {COMMON,
 static const mhai_weight_name lfm2_names[] = {
     MHAI_NAME("norm", "token_embd_norm"),
     COMMON,
+    EXPERTS,
     GATED,
     MHAI_NAME("self_attn.q_proj", "attn_q"),
     MHAI_NAME("self_attn.k_proj", "attn_k"),
@@ -57,25 +73,30 @@ static const mhai_weight_name lfm2_names[] = {
     MHAI_NAME("short_conv.conv", "shortconv.conv"),
     MHAI_NAME("short_conv.o_proj", "shortconv.out_proj"),
     END};
-static const mhai_weight_name qwen35_names[] = {MHAI_NAME("mlp_norm", "post_attention_norm"),
-                                                COMMON,
-                                                GATED,
-                                                {"self_attn.q_proj", "attn_q", MHAI_FUSED_GATE, 0},
-                                                {"self_attn.g_proj", "attn_q", MHAI_FUSED_GATE, 1},
-                                                MHAI_NAME("self_attn.k_proj", "attn_k"),
-                                                MHAI_NAME("self_attn.v_proj", "attn_v"),
-                                                {"delta_net.q_proj", "attn_qkv", MHAI_FUSED, 0},
-                                                {"delta_net.k_proj", "attn_qkv", MHAI_FUSED, 1},
-                                                {"delta_net.v_proj", "attn_qkv", MHAI_FUSED, 2},
-                                                MHAI_NAME("delta_net.g_proj", "attn_gate"),
+#define DELTA_NET                                                                              \
+    MHAI_NAME("mlp_norm", "post_attention_norm"), COMMON, GATED, EXPERTS,                      \
+        {"self_attn.q_proj", "attn_q", MHAI_FUSED_GATE, 0},                                    \
+        {"self_attn.g_proj", "attn_q", MHAI_FUSED_GATE, 1},                                    \
+        MHAI_NAME("self_attn.k_proj", "attn_k"), MHAI_NAME("self_attn.v_proj", "attn_v"),      \
+        {"delta_net.q_proj", "attn_qkv", MHAI_FUSED, 0},                                       \
+        {"delta_net.k_proj", "attn_qkv", MHAI_FUSED, 1},                                       \
+        {"delta_net.v_proj", "attn_qkv", MHAI_FUSED, 2},                                       \
+        MHAI_NAME("delta_net.g_proj", "attn_gate"), MHAI_NAME("delta_net.conv", "ssm_conv1d"), \
+        MHAI_NAME("delta_net.o_norm", "ssm_norm"), MHAI_NAME("delta_net.o_proj", "ssm_out"),   \
+        {"delta_net.A_log", "ssm_a", MHAI_MINUS_EXP, 0},                                       \
+        MHAI_NAME("delta_net.dt_bias", "ssm_dt.bias")
+static const mhai_weight_name qwen35_names[] = {DELTA_NET,
                                                 MHAI_NAME("delta_net.b_proj", "ssm_beta"),
-                                                MHAI_NAME("delta_net.a_proj", "ssm_alpha"),
-                                                MHAI_NAME("delta_net.conv", "ssm_conv1d"),
-                                                MHAI_NAME("delta_net.o_norm", "ssm_norm"),
-                                                MHAI_NAME("delta_net.o_proj", "ssm_out"),
-                                                {"delta_net.A_log", "ssm_a", MHAI_MINUS_EXP, 0},
-                                                MHAI_NAME("delta_net.dt_bias", "ssm_dt.bias"),
-                                                END};
+                                                MHAI_NAME("delta_net.a_proj", "ssm_alpha"), END};
+/* Older files keep the projections of each key head together. */
+static const mhai_weight_name next_names[] = {DELTA_NET,
+                                              {"delta_net.q_proj", "ssm_in", MHAI_FUSED_GROUPS, 0},
+                                              {"delta_net.k_proj", "ssm_in", MHAI_FUSED_GROUPS, 1},
+                                              {"delta_net.v_proj", "ssm_in", MHAI_FUSED_GROUPS, 2},
+                                              {"delta_net.g_proj", "ssm_in", MHAI_FUSED_GROUPS, 3},
+                                              {"delta_net.b_proj", "ssm_ba", MHAI_FUSED_GROUPS, 0},
+                                              {"delta_net.a_proj", "ssm_ba", MHAI_FUSED_GROUPS, 1},
+                                              END};
 static const mhai_weight_name granite_names[] = {
     COMMON,
     GATED,
@@ -118,24 +139,32 @@ static const struct architecture {
                         * E / H, not D (Gemma, 27B) */
     const char *mixer; /* the layer type of layers without key/value heads;
                         * NULL: every layer has some */
-} architectures[] = {{"llama", "llama", llama_names, 0, NULL},
-                     {"qwen2", "qwen2", plain_names, 0, NULL},
-                     {"qwen3", "qwen3", plain_names, 0, NULL},
-                     {"gemma", "gemma", plain_names, 0, NULL},
-                     {"gemma2", "gemma2", plain_names, 46, NULL},
-                     {"gemma3", "gemma3_text", plain_names, 62, NULL},
-                     {"phi3", "phi3", phi3_names, 0, NULL},
-                     {"gpt2", "gpt2", fused_names, 0, NULL},
-                     {"gptneox", "gpt_neox", fused_names, 0, NULL},
-                     {"lfm2", "lfm2", lfm2_names, 0, "conv"},
-                     {"qwen35", "qwen3_5_text", qwen35_names, 0, NULL},
-                     {"smollm3", "smollm3", llama_names, 0, NULL},
-                     {"stablelm", "stablelm", plain_names, 0, NULL},
-                     {"glm4", "glm4", glm4_names, 0, NULL},
-                     {"olmo2", "olmo2", plain_names, 0, NULL},
-                     {"olmo2", "olmo3", plain_names, 0, NULL}, /* of files with a window */
-                     {"granite", "granite", llama_names, 0, NULL},
-                     {"granitehybrid", "granitemoehybrid", granite_names, 0, "linear_attention"}};
+    mhai_gguf_routing routing;
+} architectures[] = {
+    {"llama", "llama", llama_names, 0, NULL, 0},
+    {"llama", "mixtral", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
+    {"qwen2", "qwen2", plain_names, 0, NULL, 0},
+    {"qwen3", "qwen3", plain_names, 0, NULL, 0},
+    {"qwen3moe", "qwen3_moe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED},
+    {"olmoe", "olmoe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN},
+    {"gemma", "gemma", plain_names, 0, NULL, 0},
+    {"gemma2", "gemma2", plain_names, 46, NULL, 0},
+    {"gemma3", "gemma3_text", plain_names, 62, NULL, 0},
+    {"phi3", "phi3", phi3_names, 0, NULL, 0},
+    {"gpt2", "gpt2", fused_names, 0, NULL, 0},
+    {"gptneox", "gpt_neox", fused_names, 0, NULL, 0},
+    {"lfm2", "lfm2", lfm2_names, 0, "conv", 0},
+    {"lfm2moe", "lfm2_moe", lfm2_names, 0, "conv", MHAI_GGUF_ROUTING_SIGMOID},
+    {"qwen35", "qwen3_5_text", qwen35_names, 0, NULL, 0},
+    {"qwen35moe", "qwen3_5_moe_text", qwen35_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
+    {"qwen3next", "qwen3_next", next_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED},
+    {"smollm3", "smollm3", llama_names, 0, NULL, 0},
+    {"stablelm", "stablelm", plain_names, 0, NULL, 0},
+    {"glm4", "glm4", glm4_names, 0, NULL, 0},
+    {"olmo2", "olmo2", plain_names, 0, NULL, 0},
+    {"olmo2", "olmo3", plain_names, 0, NULL, 0}, /* of files with a window */
+    {"granite", "granite", llama_names, 0, NULL, 0},
+    {"granitehybrid", "granitemoehybrid", granite_names, 0, "linear_attention", 0}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -170,7 +199,7 @@ static const struct {
     {"context_length", true, false, {"max_position_embeddings", "n_positions", NULL}},
     {"embedding_length", true, false, {"hidden_size", "n_embd", NULL}},
     {"feed_forward_length",
-     true,
+     false,
      false,
      {"intermediate_size", "n_inner", "shared_intermediate_size"}},
     {"attention.key_length", false, false, {"head_dim", NULL, NULL}},
@@ -183,7 +212,15 @@ static const struct {
     {"ssm.state_size", false, false, {"linear_key_head_dim", "mamba_d_state", NULL}},
     {"ssm.group_count", false, false, {"linear_num_key_heads", "mamba_n_groups", NULL}},
     {"ssm.time_step_rank", false, false, {"linear_num_value_heads", "mamba_n_heads", NULL}},
-    {"expert_shared_feed_forward_length", false, false, {"shared_intermediate_size", NULL, NULL}},
+    {"expert_count", false, false, {"num_experts", "num_local_experts", NULL}},
+    {"expert_used_count", false, false, {"num_experts_per_tok", NULL, NULL}},
+    {"expert_feed_forward_length", false, false, {"moe_intermediate_size", NULL, NULL}},
+    {"expert_shared_feed_forward_length",
+     false,
+     false,
+     {"shared_expert_intermediate_size", "shared_intermediate_size", NULL}},
+    {"expert_weights_scale", false, true, {"routed_scaling_factor", NULL, NULL}},
+    {"leading_dense_block_count", false, false, {"num_dense_layers", NULL, NULL}},
     {"embedding_scale", false, true, {"embedding_multiplier", NULL, NULL}},
     {"residual_scale", false, true, {"residual_multiplier", NULL, NULL}},
     {"attention.scale", false, true, {"attention_multiplier", NULL, NULL}},
@@ -286,13 +323,11 @@ static mha_status add_to(json_t *list, const mha_gguf_value *value, int64_t laye
 /* Report unsupported metadata before missing keys. */
 static mha_status refuse_unsupported(const mhai_gguf_reading *r)
 {
-    mha_gguf_value value;
-    int64_t experts = 0;
-    if (mhai_gguf_key(r, "expert_count", &value))
-        MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX, &experts));
-    if (experts == 0) return MHA_OK;
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' is %lld: experts are not supported",
-                          value.key, (long long)experts);
+    const int64_t experts = mhai_gguf_expert_count(r);
+    if (experts == 0 || r->of->routing) return MHA_OK;
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
+                          "'%s.expert_count' is %lld: experts are not supported in it", r->name,
+                          (long long)experts);
 }
 
 /* Numbers of heads of all layers. */
@@ -385,18 +420,20 @@ static mha_status read_nets(const mhai_gguf_reading *r)
     const int64_t heads = mhai_gguf_count(r, "linear_num_value_heads");
     mha_gguf_value value;
     int64_t width = 0, further = 0;
-    if (r->of->names != qwen35_names && r->of->names != granite_names) return MHA_OK;
+    if (r->of->names != qwen35_names && r->of->names != next_names && r->of->names != granite_names)
+        return MHA_OK;
     if (!mhai_gguf_key(r, "ssm.inner_size", &value)) return missing(r, "ssm.inner_size");
     MHA_TRY(mha_gguf_integer(&value, 0, 1, INT32_MAX, &width));
     if (heads < 1 || width % heads != 0)
         return mhai_path_fail(MHA_ERR_MODEL, r->path,
                               "'%s' is %lld, which %s.ssm.time_step_rank %lld does not divide",
-                              value.key, (long long)width, r->of->name, (long long)heads);
+                              value.key, (long long)width, r->name, (long long)heads);
     if (r->of->names == granite_names) return read_spaces(r, &value, width, heads);
     if (mhai_gguf_key(r, "nextn_predict_layers", &value))
         MHA_TRY(mha_gguf_integer(&value, 0, 0, INT32_MAX, &further));
     if (further > 0) return mhai_gguf_refuse(r, &value, "counts layers that are not supported");
-    if (heads != keys && mhai_gguf_key(r, "ssm.group_count", &value))
+    if (heads != keys && r->of->names == qwen35_names &&
+        mhai_gguf_key(r, "ssm.group_count", &value))
         return mhai_gguf_refuse(r, &value,
                                 "differs from ssm.time_step_rank, which is not supported");
     return mhai_put_count(r->root, "linear_value_head_dim", width / heads) ? MHA_OK
@@ -514,16 +551,19 @@ static mha_status find_architecture(mhai_gguf_reading *r)
     mha_gguf_value value;
     const char *name;
     size_t size;
-    char known[192] = "", found[48];
+    char known[256] = "", found[48];
     MHA_TRY(mha_gguf_value_of(r->file, "general.architecture", &value));
     MHA_TRY(mha_gguf_string(&value, 0, &name, &size));
     for (int i = 0; i < ARCHITECTURES; i++) {
         const char *own = architectures[i].name;
-        const bool again = i > 0 && strcmp(own, architectures[i - 1].name) == 0;
-        if (strlen(own) == size && memcmp(own, name, size) == 0 &&
-            (!again || mhai_gguf_key(r, "attention.sliding_window", &value)))
-            r->of = &architectures[i], r->name = own;
-        if (again) continue;
+        const bool same = strlen(own) == size && memcmp(own, name, size) == 0;
+        if (same) r->name = own;
+        const bool later = same && (architectures[i].routing
+                                        ? mhai_gguf_expert_count(r) > 0
+                                        : mhai_gguf_key(r, "attention.sliding_window", &value));
+        if (same && (!r->of || later)) r->of = &architectures[i];
+        if (i > 0 && strcmp(own, architectures[i - 1].name) == 0)
+            continue; /* with experts or a window */
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", own);
     }
     if (r->of) return MHA_OK;
@@ -552,6 +592,9 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
         status = MHA_NO_MEMORY("model");
     if (status == MHA_OK) status = refuse_unsupported(&r);
     if (status == MHA_OK) status = read_rows(&r);
+    if (status == MHA_OK && r.of->routing) status = mhai_gguf_experts(&r, r.of->routing);
+    if (status == MHA_OK && !json_object_get(r.root, "intermediate_size"))
+        status = missing(&r, "feed_forward_length");
     if (status == MHA_OK) status = read_heads(&r);
     if (status == MHA_OK) status = read_nets(&r);
     if (status == MHA_OK) status = read_windows(&r);

@@ -32,6 +32,21 @@ mha_status mhai_gguf_number(const mhai_gguf_reading *r, const mha_gguf_value *va
 mha_status mhai_gguf_take(const mhai_gguf_reading *r, const mha_gguf_value *value, bool real,
                           json_t *object, const char *field);
 
+/* How an architecture routes tokens to experts: not at all; by a softmax whose chosen weights have
+ * the sum 1 always (SUM), usually (NORMALISED) or not usually (PLAIN); by sigmoids. */
+typedef enum mhai_gguf_routing {
+    MHAI_GGUF_ROUTING_NONE = 0,
+    MHAI_GGUF_ROUTING_SUM,
+    MHAI_GGUF_ROUTING_NORMALISED,
+    MHAI_GGUF_ROUTING_PLAIN,
+    MHAI_GGUF_ROUTING_SIGMOID
+} mhai_gguf_routing;
+
+/* gguf_experts.c: the number of experts (1 if its key is invalid), and their settings, after the
+ * keys that equal a field. */
+int64_t mhai_gguf_expert_count(const mhai_gguf_reading *r);
+MHA_NODISCARD mha_status mhai_gguf_experts(const mhai_gguf_reading *r, mhai_gguf_routing routing);
+
 /* Read the rotation into root, which must already have heads and widths. */
 mha_status mhai_gguf_rotation(const mhai_gguf_reading *r);
 

@@ -210,8 +210,11 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
     MHA_TRY(mhai_weights_peek(weights, *index, tensor));
     name = mhai_weights_name(weights, *index);
     const char *path = weights->gguf ? weights->path : shard_of(weights, *index)->path;
-    bool same = tensor->ndim == expected->ndim;
-    for (int i = 0; same && i < expected->ndim; i++) same = tensor->shape[i] == expected->shape[i];
+    /* converters to GGUF write a matrix of one row as a vector */
+    const int lost = weights->gguf && tensor->ndim == 1 && expected->shape[0] == 1 ? 1 : 0;
+    bool same = tensor->ndim + lost == expected->ndim;
+    for (int i = lost; same && i < expected->ndim; i++)
+        same = tensor->shape[i - lost] == expected->shape[i];
     if (weights->gguf && expected->ndim == 1 && tensor->ndim == 2) /* a vector as rows (Mamba) */
         same = tensor->shape[0] > 0 && expected->shape[0] % tensor->shape[0] == 0 &&
                expected->shape[0] / tensor->shape[0] == tensor->shape[1];

@@ -356,6 +356,26 @@ def own():
     return config, tensors
 
 
+def of_experts():
+    """Experts each in tensors of its own, with a norm of each head; and in tables, with a norm of all heads."""
+    config = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+              "head_dim": 2, "intermediate_size": 3, "moe_intermediate_size": 3, "vocab_size": 5,
+              "max_position_embeddings": 8, "num_experts": 2, "num_experts_per_tok": 1, "tie_word_embeddings": True}
+    at = "model.layers.0."
+    shared = {"model.embed_tokens.weight": f32(5, 4), "model.norm.weight": f32(4),
+              **{f"{at}{name}_layernorm.weight": f32(4) for name in ("input", "post_attention")},
+              **{f"{at}self_attn.{name}_proj.weight": f32(*shape)
+                 for name, shape in dict(q=(4, 4), k=(2, 4), v=(2, 4), o=(4, 4)).items()},
+              f"{at}mlp.gate.weight": f32(2, 4)}
+    each = {f"{at}mlp.experts.{i}.{name}_proj.weight": f32(*shape) for i in range(2)
+            for name, shape in dict(gate=(3, 4), up=(3, 4), down=(4, 3)).items()}
+    yield {"model_type": "qwen3_moe", **config}, {
+        **shared, **each, f"{at}self_attn.q_norm.weight": f32(2), f"{at}self_attn.k_norm.weight": f32(2)}
+    yield {"model_type": "olmoe", **config}, {
+        **shared, f"{at}mlp.experts.gate_up_proj": f32(2, 6, 4), f"{at}mlp.experts.down_proj": f32(2, 4, 3),
+        f"{at}self_attn.q_norm.weight": f32(4), f"{at}self_attn.k_norm.weight": f32(2)}
+
+
 def of_checkpoint():
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4,
               "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -375,6 +395,8 @@ def of_checkpoint():
     yield "unaligned", parts(json.dumps(config), safetensors(tensors, pad=1))
     bert_config, bert_tensors = bert()
     yield "bert", parts(json.dumps(bert_config), safetensors(bert_tensors))
+    for experts, tensors in of_experts():
+        yield experts["model_type"], parts(json.dumps(experts), safetensors(tensors))
     own_config, own_tensors = own()
     yield "own", parts(json.dumps(own_config), safetensors(own_tensors))
     yield "module", parts("{}", safetensors({"in_proj_weight": f32(12, 4), "in_proj_bias": f32(12),

@@ -41,6 +41,10 @@ LFM2 = {**LAYER, "operator_norm": "attn_norm", "self_attn.out_proj": "attn_outpu
 QWEN35 = {**LAYER, "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_qkv": "attn_qkv",
           "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
           "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out"}
+EXPERTS = {"mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+           "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+           "mlp.shared_expert.down_proj": "ffn_down_shexp"}
+NEXT = {**QWEN35, **EXPERTS, "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba"}
 GRANITE = {**LAYER, "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
            "mamba.out_proj": "ssm_out", "shared_mlp.output_linear": "ffn_down"}
 GLM4 = {**LAYER, "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
@@ -76,7 +80,7 @@ def neox(name, weight, config):
 
 
 def squeezed(name, weight, config):
-    return weight[:, 0] if weight.ndim == 3 else weight
+    return weight[:, 0] if "conv" in name and weight.ndim == 3 else weight
 
 
 def qwen35(name, weight, config):
@@ -109,6 +113,12 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "phi3": ("phi3", PHI3, "model.layers.", same),
     "lfm2": ("lfm2", LFM2, "model.layers.", squeezed),
     "qwen3_5_text": ("qwen35", QWEN35, "model.layers.", qwen35),
+    "mixtral": ("llama", {**LAYER, **EXPERTS}, "model.layers.", llama),
+    "qwen3_moe": ("qwen3moe", {**LAYER, **EXPERTS}, "model.layers.", same),
+    "olmoe": ("olmoe", {**LAYER, **EXPERTS}, "model.layers.", same),
+    "lfm2_moe": ("lfm2moe", {**LFM2, "feed_forward.gate": "ffn_gate_inp"}, "model.layers.", squeezed),
+    "qwen3_next": ("qwen3next", NEXT, "model.layers.", qwen35),
+    "qwen3_5_moe_text": ("qwen35moe", {**QWEN35, **EXPERTS}, "model.layers.", qwen35),
     "granitemoehybrid": ("granitehybrid", GRANITE, "model.layers.", granite),
     "smollm3": ("smollm3", LAYER, "model.layers.", llama),
     "stablelm": ("stablelm", LAYER, "model.layers.", same),
@@ -129,6 +139,10 @@ def gguf_name(name, layers, prefix):
     if not stem.startswith(prefix):
         return f"{OTHERS[stem]}.{kind}"
     number, part = stem[len(prefix):].split(".", 1)
+    if part == "feed_forward":
+        return f"blk.{number}.exp_probs_b.bias"
+    if part.endswith(".experts"):
+        return f"blk.{number}.ffn_{kind.removesuffix('_proj')}_exps.weight"
     if part in ("linear_attn", "mamba"):
         return f"blk.{number}." + {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}[kind]
     return f"blk.{number}.{layers[part]}.{kind}"
@@ -138,7 +152,26 @@ def head_dim(config):
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def write(path, model, factors=None, **changes):
+def tensors(model, config, in_order):
+    """Tensors as converters write them: of experts, gate and up each in a table; of Qwen3-Next, q, k and v together,
+    or as in the folder."""
+    for name, weight in model.state_dict().items():
+        data = weight.numpy()
+        if name.endswith("gate_up_proj") and data.ndim == 3:
+            for part, half in zip(("gate", "up"), np.split(data, 2, 1)):
+                yield name.replace("gate_up", part), half
+        elif "in_proj_qkvz" in name and not in_order:
+            k, ratio = config.linear_key_head_dim, config.linear_num_value_heads // config.linear_num_key_heads
+            v = ratio * config.linear_value_head_dim
+            q, k, v, z = np.split(data.reshape(config.linear_num_key_heads, -1, data.shape[1]), (k, 2 * k, 2 * k + v), 1)
+            rows = [part.reshape(-1, data.shape[1]) for part in (q, k, v, z)]
+            yield name.replace("qkvz", "qkv"), np.concatenate(rows[:3])
+            yield name.replace("qkvz", "z"), rows[3]
+        else:
+            yield name, data
+
+
+def write(path, model, factors=None, in_order=False, **changes):
     """A file as written by a converter. factors: rope_freqs.weight; changes: keys with other values; None: omitted."""
     config = model.config
     architecture, layers, prefix, rule = KINDS[config.model_type]
@@ -158,12 +191,23 @@ def write(path, model, factors=None, **changes):
         keys["attention.sliding_window"] = config.sliding_window
     if config.model_type == "olmo3":
         keys["attention.sliding_window_pattern"] = [kind == SLIDING for kind in config.layer_types]
+    if config.model_type == "lfm2_moe":
+        keys |= {"attention.head_count_kv": [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types],
+                 "attention.key_length": None, "shortconv.l_cache": config.conv_L_cache,
+                 "attention.layer_norm_rms_epsilon": config.norm_eps}
     if config.model_type == "lfm2":
         keys |= {"attention.head_count_kv": [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types],
                  "attention.key_length": None, "shortconv.l_cache": config.conv_L_cache,
                  "attention.layer_norm_rms_epsilon": config.norm_eps,
                  "feed_forward_length": model.model.layers[0].feed_forward.w1.out_features}
-    if config.model_type == "qwen3_5_text":
+    if get("num_experts", "num_local_experts"):
+        keys |= {"expert_count": get("num_experts", "num_local_experts"),
+                 "expert_used_count": config.num_experts_per_tok,
+                 "expert_feed_forward_length": get("moe_intermediate_size"),
+                 "expert_shared_feed_forward_length": get("shared_expert_intermediate_size"),
+                 "leading_dense_block_count": get("num_dense_layers"),
+                 "expert_gating_func": 2 if config.model_type == "lfm2_moe" else 1}
+    if "_next" in config.model_type or "qwen3_5" in config.model_type:
         keys |= {"ssm.conv_kernel": config.linear_conv_kernel_dim, "ssm.state_size": config.linear_key_head_dim,
                  "ssm.group_count": config.linear_num_key_heads, "ssm.time_step_rank": config.linear_num_value_heads,
                  "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
@@ -202,15 +246,15 @@ def write(path, model, factors=None, **changes):
     if config.model_type in ("gpt_neox", "stablelm"):  # llama.cpp ignores that of StableLM
         writer.add_bool(f"{architecture}.use_parallel_residual",
                         config.use_parallel_residual or config.model_type == "stablelm")
-    for name, weight in model.state_dict().items():
+    for name, weight in tensors(model, config, in_order):
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if tied or name.endswith(("inv_freq", ".attn.bias", ".attn.masked_bias")):
             continue
         if "shared_mlp.input_linear" in name:
-            for part, half in zip(("gate", "up"), np.split(weight.numpy(), 2)):
+            for part, half in zip(("gate", "up"), np.split(weight, 2)):
                 writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}.weight", np.ascontiguousarray(half))
             continue
-        data = np.ascontiguousarray(rule(name, weight.numpy(), config))
+        data = np.ascontiguousarray(rule(name, weight, config))
         kv = keys.get("attention.head_count_kv")
         if isinstance(kv, list) and keys["attention.key_length"] and (".k_proj" in name or ".v_proj" in name):
             data = data[:kv[int(name.split(".")[2])] * keys["attention.key_length"]]
@@ -248,6 +292,20 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "qwen3_5_text": dict(head_dim=16, full_attention_interval=2, linear_num_key_heads=3, linear_num_value_heads=3,
                                 linear_key_head_dim=6, linear_value_head_dim=10),
            "lfm2": dict(full_attn_idxs=[1], block_multiple_of=16, conv_L_cache=4),
+           "mixtral": dict(num_local_experts=5, num_experts_per_tok=2),
+           "qwen3_moe": dict(head_dim=6, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
+                             norm_topk_prob=True, mlp_only_layers=[1]),
+           "olmoe": dict(num_experts=6, num_experts_per_tok=3),
+           "lfm2_moe": dict(layer_types=["conv", "full_attention", "conv"], num_experts=6, num_experts_per_tok=3,
+                            moe_intermediate_size=20, num_dense_layers=1, conv_L_cache=4, tie_word_embeddings=True),
+           "qwen3_next": dict(head_dim=16, layer_types=["linear_attention", "full_attention", "linear_attention"],
+                              linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6,
+                              linear_value_head_dim=10, num_experts=7, num_experts_per_tok=2,
+                              moe_intermediate_size=20, shared_expert_intermediate_size=12),
+           "qwen3_5_moe_text": dict(head_dim=16, full_attention_interval=2, linear_num_key_heads=3,
+                                    linear_num_value_heads=3, linear_key_head_dim=6, linear_value_head_dim=10,
+                                    num_experts=7, num_experts_per_tok=2, moe_intermediate_size=20,
+                                    shared_expert_intermediate_size=12),
            "granitemoehybrid": dict(
                num_local_experts=0, shared_intermediate_size=56, mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=6,
                layer_types=["linear_attention", "full_attention", "linear_attention"], embedding_multiplier=12,
@@ -274,7 +332,7 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     write(tmp_path / "model.gguf", model)
     folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
     given, wanted = file(some_ids(32)), folder(some_ids(32))
-    if kind in ("qwen3_5_text", "granitemoehybrid"):  # A_log is stored as -exp(A_log)
+    if "linear_num_key_heads" in OPTIONS[kind] or kind == "granitemoehybrid":  # A_log is stored as -exp(A_log)
         assert np.abs(given - wanted).max() < 1e-5 * np.abs(wanted).max()
     else:
         assert np.array_equal(given, wanted)
@@ -282,6 +340,35 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     if kind == "mistral":  # llama.cpp has no mistral
         shapes = [{**shape, "architecture": None} for shape in shapes]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("options, in_order", [({}, True), (dict(num_experts=0), False)])
+def test_other_files_of_qwen3_next(tmp_path, options, in_order):
+    """Older files keep q, k, v and z of each key head together; dense models."""
+    model = their_family("qwen3_next", {**OPTIONS["qwen3_next"], **options}, 46)
+    model.save_pretrained(tmp_path / "folder")
+    write(tmp_path / "model.gguf", model, in_order=in_order)
+    given, wanted = (Model(tmp_path / name)(some_ids(47)) for name in ("model.gguf", "folder"))
+    assert np.abs(given - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind, changes, words", [
+    ("mixtral", {"expert_used_count": 6}, "'llama.expert_used_count' is 6, expected 1..5"),
+    ("mixtral", {"expert_used_count": None}, "num_experts_per_tok' is missing"),
+    ("mixtral", {"expert_count": 4}, "blk.0.ffn_gate_inp.weight' has shape"),
+    ("mixtral", {"expert_weights_norm": False}, "'llama.expert_weights_norm' is false"),
+    ("olmoe", {"expert_gating_func": 2}, "'olmoe.expert_gating_func' has a value"),
+    ("olmoe", {"expert_group_count": 2}, "'olmoe.expert_group_count' has a value"),
+    ("qwen3_moe", {"expert_weights_scale": 2.5}, "'qwen3moe.expert_weights_scale' has a value"),
+    ("qwen3_moe", {"expert_feed_forward_length": 21}, "holds .* numbers|blk.0.ffn_gate_exps.weight' has shape"),
+    ("qwen3_moe", {"feed_forward_length": None, "expert_feed_forward_length": None}, "feed_forward_length' is missing"),
+    ("lfm2_moe", {"expert_gating_func": 1}, "'lfm2moe.expert_gating_func' has a value"),
+    ("lfm2_moe", {"leading_dense_block_count": 0}, "blk.0.ffn_gate_inp.weight' is missing|holds .* numbers"),
+    ("qwen3", {"expert_count": 4}, "'qwen3.expert_count' is 4: experts are not supported in it")], ids=str)
+def test_refused_experts(tmp_path, kind, changes, words):
+    write(tmp_path / "model.gguf", their_family(kind, OPTIONS[kind], 48), **changes)
+    with pytest.raises(mha.MultiheadError, match=words):
+        Model(tmp_path / "model.gguf")
 
 
 def llama3_factors(factor, base, width):
@@ -418,7 +505,7 @@ def test_heads_by_layer(tmp_path, kind):
     ({"rope.scaling.attn_factor": 1.5}, "attn_factor' is not supported"),
     ({"rope.scaling.alpha": 2.0}, "alpha' is not supported"),
     ({"factors": [1.0, 1.0, 8.0]}, "'rope_freqs.weight' are not those"),
-    ({"expert_count": 6, "expert_used_count": 2}, "'llama.expert_count' is 6: experts are not supported"),
+    ({"expert_count": 6, "expert_used_count": 2}, "weight 'blk.0.ffn_gate_inp.weight' is missing|holds .* numbers"),
     ({"split.count": 3, "split.no": 1}, "is part 2 of 3 of a model; merge them .* llama-gguf-split --merge"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),
     ({"rope.dimension_count": 4}, "'llama.rope.dimension_count' rotates 4 of a head's 8 .*whole heads"),

@@ -278,7 +278,8 @@ def test_the_program_shows_and_refuses(made, tmp_path):
     assert done.returncode == 0 and done.stdout.count("\n") == 1 + sum(made[1].heads_of_layers), done.stderr
     kind = mixer_of(made[0])[1]
     done = run("ablate", folder, "--text", text, "--heads", 3, "--pairs", 2, "--random", 0, "--json")
-    assert ("state space" in kind and kind in done.stderr) or done.returncode == 0 and len(json.loads(done.stdout)["heads"]) == 3, done.stderr
+    assert done.returncode == 0 and json.loads(done.stdout)["pairs"], done.stderr
+
     assert kind in run("prune", folder, "--text", text).stderr
     assert kind in run("circuits", folder).stderr
 

@@ -1,0 +1,258 @@
+/* Transformers with routed experts: routing and outputs are those of plain loops in double; steps, batches and threads
+ * change no bit; backward passes and pruning are rejected. */
+#include "support/expect.h"
+#include "support/rng.h"
+#include "support/shared_context.h"
+#include "support/suite.h"
+
+#include <multihead/training.h>
+#include <multihead/transformer.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { L = 3, B = 2, T = 40, V = 23, H = 4, E = 16, F = 24, MOST = 7 };
+
+#define NORMED \
+    .struct_size = sizeof(mha_layer_desc), .flags = MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW
+static const mha_layer_desc layers[L] = {
+    {NORMED, .experts = {.count = MOST,
+                         .used = 2,
+                         .ff_dim = 10,
+                         .shared_dim = 12,
+                         .flags = MHA_EXPERTS_NORMALISED | MHA_EXPERTS_SHARED_GATE}},
+    {NORMED},
+    {NORMED,
+     .experts = {.count = 5,
+                 .used = 3,
+                 .scale = 1.5f,
+                 .sum_epsilon = 0.25f,
+                 .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_NORMALISED | MHA_EXPERTS_SCORE_BIAS}}};
+
+static mha_transformer *make(mha_context *context)
+{
+    const mha_transformer_desc d = {.struct_size = sizeof d,
+                                    .flags = MHA_TRANSFORMER_CAUSAL,
+                                    .vocab_size = V,
+                                    .max_length = T,
+                                    .embed_dim = E,
+                                    .num_layers = L,
+                                    .num_heads = H,
+                                    .kv_heads = 2,
+                                    .ff_dim = F,
+                                    .norm = MHA_NORM_RMS,
+                                    .positions = MHA_ENCODING_ROTARY,
+                                    .feed_forward = MHA_FEED_FORWARD_SWIGLU,
+                                    .layers = layers};
+    mha_transformer *t = NULL;
+    rng r = rng_make(5, 0);
+    expect_ok(mha_transformer_create(context, &d, &t));
+    float *data = mha_transformer_data(t);
+    for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] = 0.5f * rng_normal(&r);
+    expect_ok(mha_transformer_update(context, t));
+    return t;
+}
+
+static mha_tensor draw(int32_t *ids)
+{
+    rng r = rng_make(6, 0);
+    for (int i = 0; i < B * T; i++) ids[i] = (int32_t)rng_between(&r, 0, V - 1);
+    return mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, T});
+}
+
+static mha_tensor floats(float *data, int64_t n, int64_t width)
+{
+    return mha_tensor_contiguous(data, MHA_F32, 3, (const int64_t[]){B, n, width});
+}
+
+/* ---- plain loops ----------------------------------------------------------------------------- */
+
+static const float *numbers(mha_transformer *t, int64_t layer, const char *name)
+{
+    mha_parameter p;
+    expect_ok(mha_transformer_find(t, layer, name, &p));
+    return mha_transformer_data(t) + p.offset;
+}
+
+static double dot(const float *w, const double *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (double)w[i] * x[i];
+    return sum;
+}
+
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+/* y += factor times a gated feed-forward layer of x. */
+static void add_layer(mha_transformer *t, int64_t layer, const char *prefix, int64_t width,
+                      const double *x, double factor, double *y)
+{
+    char name[64];
+    double hidden[F];
+    const float *w[3];
+    static const char *const parts[] = {"gate", "up", "down"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "%s.%s_proj.weight", prefix, parts[i]);
+        w[i] = numbers(t, layer, name);
+    }
+    for (int64_t f = 0; f < width; f++) {
+        const double gate = dot(w[0] + f * E, x, E);
+        hidden[f] = gate * sigmoid(gate) * dot(w[1] + f * E, x, E);
+    }
+    for (int64_t e = 0; e < E; e++) y[e] += factor * dot(w[2] + e * width, hidden, width);
+}
+
+/* The scores of a layer's experts, and its chosen ones. */
+static void route(mha_transformer *t, int64_t layer, const double *x, double *s, bool *chosen)
+{
+    const mha_experts_desc *d = &layers[layer].experts;
+    const bool squash = d->flags & MHA_EXPERTS_SIGMOID;
+    const float *router = numbers(t, layer, "mlp.router.weight"), *bias = NULL;
+    double sum = 0;
+    if (d->flags & MHA_EXPERTS_SCORE_BIAS) bias = numbers(t, layer, "mlp.score_bias");
+    for (int64_t i = 0; i < d->count; i++) {
+        const double logit = dot(router + i * E, x, E);
+        s[i] = squash ? sigmoid(logit) : exp(logit);
+        sum += s[i];
+    }
+    for (int64_t i = 0; i < d->count && !squash; i++) s[i] /= sum;
+    memset(chosen, 0, MOST * sizeof *chosen);
+    for (int64_t k = 0; k < d->used; k++) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < d->count; i++)
+            if (!chosen[i] && (best < 0 || s[i] + (bias ? (double)bias[i] : 0) >
+                                               s[best] + (bias ? (double)bias[best] : 0)))
+                best = i;
+        chosen[best] = true;
+    }
+}
+
+/* The output of a layer for x, and the weights of its experts. */
+static void run_plain(mha_transformer *t, int64_t layer, const double *x, double *weights,
+                      bool *chosen, double *y)
+{
+    const mha_experts_desc *d = &layers[layer].experts;
+    double s[MOST], sum = (double)d->sum_epsilon;
+    route(t, layer, x, s, chosen);
+    for (int64_t i = 0; i < d->count; i++) sum += chosen[i] ? s[i] : 0;
+    for (int64_t e = 0; e < E; e++) y[e] = 0;
+    if (d->shared_dim > 0)
+        add_layer(t, layer, "mlp.shared_expert", d->shared_dim, x,
+                  sigmoid(dot(numbers(t, layer, "mlp.shared_expert_gate.weight"), x, E)), y);
+    for (int64_t i = 0; i < d->count; i++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "mlp.experts.%d", (int)i);
+        weights[i] = s[i] / sum * (d->scale > 0 ? (double)d->scale : 1);
+        if (chosen[i]) add_layer(t, layer, prefix, d->ff_dim > 0 ? d->ff_dim : F, x, weights[i], y);
+    }
+}
+
+static void compare_token(mha_transformer *t, int64_t layer, const mha_layer_view *v, int64_t row)
+{
+    const int64_t used = layers[layer].experts.used;
+    const int32_t *experts = (const int32_t *)v->experts.data + row * used;
+    const float *given = (const float *)v->expert_weights.data + row * used;
+    const float *stream = (const float *)v->stream.data + row * E;
+    const float *sum = (const float *)v->sum.data + row * E;
+    double x[E], y[E], weights[MOST];
+    bool chosen[MOST];
+    for (int e = 0; e < E; e++) x[e] = (double)((const float *)v->input.data)[row * E + e];
+    run_plain(t, layer, x, weights, chosen, y);
+    for (int64_t k = 0, i = 0; k < used; k++, i++) {
+        while (!chosen[i]) i++;
+        assert_int_equal(experts[k], i);
+        assert_true(fabs((double)given[k] - weights[i]) < 1e-6);
+    }
+    for (int e = 0; e < E; e++)
+        assert_true(fabs((double)sum[e] - (double)stream[e] - y[e]) <
+                    1e-5 * (1 + fabs(y[e]) + fabs((double)stream[e])));
+}
+
+static void routing_and_outputs_are_plain_loops(void **state)
+{
+    mha_context *context = context_with(1);
+    static float logits[B * T * V];
+    static int32_t ids[B * T];
+    mha_transformer *t = make(context);
+    mha_activations *a = NULL;
+    mha_layer_view v = MHA_INIT(mha_layer_view);
+    mha_transformer_input input = MHA_INIT(mha_transformer_input);
+    const mha_tensor tokens = draw(ids), all = floats(logits, T, V);
+    (void)state;
+    input.tokens = &tokens;
+    expect_ok(mha_activations_create(context, t, B * T, 0, &a));
+    expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));
+    expect_ok(mha_activations_layer(a, 1, MHA_PART_FEED_FORWARD, &v));
+    assert_true(v.hidden.ndim == 3 && v.experts.ndim == 0);
+    for (int64_t layer = 0; layer < L; layer += 2) {
+        expect_ok(mha_activations_layer(a, layer, MHA_PART_FEED_FORWARD, &v));
+        assert_true(v.hidden.ndim == 0 && v.experts.shape[2] == layers[layer].experts.used);
+        for (int64_t row = 0; row < B * T; row++) compare_token(t, layer, &v, row);
+    }
+    mha_activations_destroy(a);
+    mha_transformer_destroy(t);
+}
+
+static void steps_batches_and_threads_change_no_bit(void **state)
+{
+    mha_context *one = context_with(1), *several = context_with(3);
+    static float whole[B * T * V], part[B * T * V];
+    static int32_t ids[B * T];
+    mha_transformer *t = make(one);
+    mha_transformer_input input = MHA_INIT(mha_transformer_input);
+    const mha_tensor tokens = draw(ids), all = floats(whole, T, V);
+    mha_decoder_desc how = MHA_INIT(mha_decoder_desc);
+    mha_decoder *decoder = NULL;
+    (void)state;
+    input.tokens = &tokens;
+    expect_ok(mha_transformer_forward(one, t, &input, NULL, &all, NULL, NULL));
+    how.batch = B;
+    expect_ok(mha_decoder_create(several, t, &how, &decoder));
+    rng r = rng_make(rng_run_seed(), 1);
+    for (int64_t at = 0, n; at < T; at += n) {
+        n = rng_between(&r, 1, T - at);
+        mha_tensor step = tokens;
+        step.data = ids + at;
+        step.shape[1] = n;
+        const mha_tensor out = floats(part, n, V);
+        expect_ok(mha_decoder_step(several, decoder, &step, &out));
+        for (int b = 0; b < B; b++)
+            assert_memory_equal(part + b * n * V, whole + (b * T + at) * V,
+                                (size_t)(n * V) * sizeof(float));
+    }
+    mha_decoder_destroy(decoder);
+    mha_transformer_destroy(t);
+}
+
+static void what_is_not_supported_is_refused(void **state)
+{
+    static const char words[] = "layer 0 has ", experts[] = "layer 0 has routed experts";
+    mha_context *context = context_with(1);
+    mha_transformer *t = make(context), *other = NULL;
+    mha_trainer *trainer = NULL;
+    mha_trainer_desc how = MHA_INIT(mha_trainer_desc);
+    mha_transformer_gradients gradients = MHA_INIT(mha_transformer_gradients);
+    mha_transformer_input input = MHA_INIT(mha_transformer_input);
+    mha_activations *a = NULL;
+    float keep[L * H];
+    for (int i = 0; i < L * H; i++) keep[i] = 1;
+    const mha_tensor kept = mha_tensor_contiguous(keep, MHA_F32, 2, (const int64_t[]){L, H});
+    (void)state;
+    expect_ok(mha_activations_create(context, t, B * T, 0, &a));
+    expect_error(mha_transformer_backward(context, t, &input, a, NULL, &gradients),
+                 MHA_ERR_UNSUPPORTED, words);
+    expect_error(mha_transformer_prune(context, t, &kept, &other), MHA_ERR_UNSUPPORTED, experts);
+    expect_error(mha_transformer_share_kv(context, t, 1, &other), MHA_ERR_UNSUPPORTED, experts);
+    expect_error(mha_transformer_copy(context, t, &other), MHA_ERR_UNSUPPORTED, experts);
+    how.max_tokens = T;
+    expect_error(mha_trainer_create(context, t, NULL, &how, &trainer), MHA_ERR_UNSUPPORTED, words);
+    mha_activations_destroy(a);
+    mha_transformer_destroy(t);
+}
+
+RUN_TESTS(TEST(routing_and_outputs_are_plain_loops), TEST(steps_batches_and_threads_change_no_bit),
+          TEST(what_is_not_supported_is_refused))
