@@ -116,7 +116,7 @@ enum {
      * Attention) */
     MHA_LAYER_OUTPUT_GATE = 1 << 7,
     /* With MHA_LAYER_QK_NORM: one norm spans the queries, or the keys, of all heads (OLMoE),
-     * with a weight for each of their elements. Forward only */
+     * with a weight for each of their elements */
     MHA_LAYER_QK_NORM_ROW = 1 << 8
 };
 
@@ -229,6 +229,10 @@ typedef struct mha_layer_desc {
 /** How a layer differs from attention without output gates, as a phrase for messages: "is a gated
  * delta net"; NULL: it does not. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_layer_difference(const mha_layer_desc *layer);
+
+/** Why a layer has no gradients, as a phrase for messages: "has routed experts"; NULL: it has some.
+ * Memory static. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_layer_forward_only(const mha_layer_desc *layer);
 
 typedef struct mha_transformer_desc {
     uint32_t struct_size;

@@ -460,15 +460,6 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
             MHA_ERR_UNSUPPORTED,
             "patches, first_layer and stream are for forward calls: what they replace is "
             "not kept");
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        if (d->layers[i].mixer > MHA_MIXER_SHORT_CONVOLUTION)
-            return mha_fail(MHA_ERR_UNSUPPORTED, "layer %lld %s, whose gradient is not supported",
-                            (long long)i, mha_layer_difference(&d->layers[i]));
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        if (d->layers[i].qk_norm == MHA_QK_NORM_L2 && mhai_transformer_heads_of(d, i, false).q > 0)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "layer %lld: MHA_QK_NORM_L2 has no gradient, use MHA_QK_NORM_RMS",
-                            (long long)i);
     const int64_t shape[] = {a->B, a->T,
                              d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
     MHA_TRY(mhai_tensor_check("output_gradient", output_gradient, MHA_F32, 3, shape));

@@ -16,6 +16,16 @@ const char *mha_layer_difference(const mha_layer_desc *layer)
     return layer->flags & MHA_LAYER_OUTPUT_GATE ? "has output gates" : mixers[layer->mixer];
 }
 
+const char *mha_layer_forward_only(const mha_layer_desc *layer)
+{
+    if (!layer) return NULL;
+    if (layer->experts.count > 0) return "has routed experts";
+    if (layer->mixer == MHA_MIXER_STATE_SPACE) return mha_layer_difference(layer);
+    if (layer->flags & MHA_LAYER_QK_NORM && layer->qk_norm == MHA_QK_NORM_L2)
+        return "has an L2 norm of queries and keys";
+    return NULL;
+}
+
 mha_status mhai_transformer_plain_mixers(const char *function, const mha_transformer *t)
 {
     for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {

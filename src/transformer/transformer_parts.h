@@ -474,8 +474,8 @@ static inline int64_t mhai_transformer_up(const mha_transformer *t)
 
 /* transformer_experts.c. mhai_transformer_experts(): of a layer; NULL: it has none.
  * mhai_experts_check() checks a description and fills in defaults. mhai_transformer_dense() rejects
- * a transformer with experts, which `function` cannot compute; mhai_transformer_trains() also
- * rejects other layers without gradients. */
+ * a transformer with experts, which `function` cannot compute; mhai_transformer_trains() rejects
+ * layers without gradients. */
 static inline const mha_experts_desc *mhai_transformer_experts(const mha_transformer_desc *d,
                                                                int64_t layer)
 {

@@ -470,7 +470,7 @@ def torch_gradients(model, ids, targets, folder, double):
     return placed.data.astype(np.float64) / 2**40
 
 
-GRADIENTS = [(kind, all_of[0]) for kind, all_of in FAMILIES.items() if not kind.startswith("olmo")] + [
+GRADIENTS = [(kind, all_of[0]) for kind, all_of in FAMILIES.items()] + [
     ("gemma2", FAMILIES["gemma2"][1]), *(("gpt_neox", options) for options in FAMILIES["gpt_neox"][1:])]
 
 
