@@ -562,13 +562,13 @@ static cli_exit measure(effects_job *j)
     return measure_pairs(j);
 }
 
-static bool has_gradient(const mha_transformer_desc *d)
+/* Why no effect can be estimated; NULL: all can. */
+static const char *forward_only(const mha_transformer_desc *d)
 {
-    for (int64_t l = 0; d->layers && l < d->num_layers; l++)
-        if (d->layers[l].experts.count > 0 || d->layers[l].flags & MHA_LAYER_QK_NORM_ROW ||
-            (d->layers[l].flags & MHA_LAYER_QK_NORM && d->layers[l].qk_norm == MHA_QK_NORM_L2))
-            return false;
-    return true;
+    const char *why = NULL;
+    for (int64_t l = 0; !why && d->layers && l < d->num_layers; l++)
+        why = mha_layer_forward_only(&d->layers[l]);
+    return why;
 }
 
 cli_exit ablate_measure(ablate_effects *e)
@@ -579,11 +579,11 @@ cli_exit ablate_measure(ablate_effects *e)
         e->sets[s].data.progress = show_progress;
         e->sets[s].data.progress_user = &j;
     }
-    e->estimated = has_gradient(&e->model->desc);
-    if (!e->estimated)
-        cli_note(o->heads.quiet,
-                 "gradients through experts, or this model's query and key norm, are not "
-                 "supported: heads are not chosen by estimates");
+    const char *why = forward_only(&e->model->desc);
+    e->estimated = !why;
+    if (why)
+        cli_note(o->heads.quiet, "a layer %s: without gradients, no head is chosen by estimates",
+                 why);
     const int64_t heads = e->estimated ? DEFAULT_HEADS : e->found->count;
     j.heads = o->head_count >= 0 ? o->head_count : heads;
     if (e->chosen) j.heads = e->chosen_count;

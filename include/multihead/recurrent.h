@@ -6,15 +6,16 @@
  *   u_t = b_t (v_t - S^T k_t)            with MHA_RECURRENT_DELTA (Widrow and Hoff 1960)
  *   u_t = b_t v_t                        without
  *   S   = S + k_t u_t^T
- *   o_t = scale S^T q_t
+ *   o_t = scale S^T q_t + skip_t v_t
  *
- *   layer                                     decay         b      delta
- *   linear attention (Katharopoulos 2020)     none          1      no      without normalisation
- *   RetNet (Sun 2023), Mamba-2 (Dao 2024)     per head      1, dt  no
- *   GLA (Yang 2024)                           per channel   1      no
- *   DeltaNet (Yang 2024)                      none          b      yes
- *   gated delta net (Yang 2025): Qwen3-Next   per head      b      yes
- *   Kimi delta attention (Kimi Team 2025)     per channel   b      yes
+ *   layer                                     decay         b    delta  skip
+ *   linear attention (Katharopoulos 2020)     none          1    no     no    without normalisation
+ *   RetNet (Sun 2023)                         per head      1    no     no
+ *   Mamba-2 (Dao 2024)                        per head      dt   no     D     q is C, k is B
+ *   GLA (Yang 2024)                           per channel   1    no     no
+ *   DeltaNet (Yang 2024)                      none          b    yes    no
+ *   gated delta net (Yang 2025): Qwen3-Next   per head      b    yes    no
+ *   Kimi delta attention (Kimi Team 2025)     per channel   b    yes    no
  *
  * Letters as in attention.h; queries, keys and values have one length T. k of unit length and
  * 0 <= b <= 2 keep the delta rule stable.
@@ -24,7 +25,8 @@
  *   M = scale (Q K^T * G) (I + tril(diag(b) (K K^T * G), -1))^-1 diag(b)      with the delta rule
  *   M = scale (Q K^T * G) diag(b)                                             without
  *
- * G[t,j] = a_(j+1) ... a_t for j <= t, else 0 (decays per channel go inside the products).
+ * each plus diag(skip). G[t,j] = a_(j+1) ... a_t for j <= t, else 0 (decays per channel go inside
+ * the products).
  * mha_recurrent_visit_rows() computes rows of M, as mha_attention_visit_rows() does for softmax.
  *
  * Arithmetic. Tokens are processed in chunks of MHA_RECURRENT_CHUNK, counted from the first token
@@ -82,6 +84,7 @@ typedef struct mha_recurrent_desc {
     const mha_tensor *strength; /* f32, broadcasts to [B,H,T]: b; NULL: 1 */
     const int64_t *lengths;     /* [B], 0 .. T, tokens of each sequence; NULL: T. Rows of o beyond
                                    them are 0 */
+    const mha_tensor *skip;     /* f32, broadcasts to [B,H,T]; NULL: 0 */
 } mha_recurrent_desc;
 
 /* ---- State ----------------------------------------------------------------------------------- */
@@ -178,7 +181,7 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_state_write(mha_recurrent_state *
  *          the state is unchanged.
  * Threads  one call at a time per context and state. Heads are divided among the threads.
  * Accuracy for unit keys, 0 <= b <= 2, log_decay <= 0, with u = 2^-24 and w_j = |S_j| + |k_j| |u_j|
- *          (Frobenius): |o_t - exact| <= 3 scale |q_t| (D + 80) u sum_j G[t,j] w_j
+ *          (Frobenius): |o_t - exact| <= 3 scale |q_t| (D + 80) u sum_j G[t,j] w_j + u |skip_t v_t|
  *          (docs/numerics.md 16).
  * Cost     about 6 D Dv + 192 (D + Dv) floating-point operations per token and head.
  * Since    0.1
@@ -199,6 +202,7 @@ typedef struct mha_recurrent_gradients {
     const mha_tensor *initial;
     /* In: the gradient of the loss with respect to S after all tokens, [B,H,D,Dv], any strides. NULL: 0 */
     const mha_tensor *state;
+    const mha_tensor *skip;
 } mha_recurrent_gradients;
 
 /**
@@ -206,7 +210,8 @@ typedef struct mha_recurrent_gradients {
  * to the first, and S' = diag(a_t) S_(t-1):
  *
  *   G   = G + scale q_t dO_t^T         dq_t = scale S_t dO_t        du = G^T k_t
- *   dv_t = b_t du                      db_t = du . (v_t - S'^T k_t)   (without the delta rule du . v_t)
+ *   dv_t = b_t du + skip_t dO_t        db_t = du . (v_t - S'^T k_t)   (without the delta rule du . v_t)
+ *   dskip_t = dO_t . v_t
  *   dk_t = G u_t - b_t S' du           (terms with b_t, here and in the next line: delta rule only)
  *   G   = G - b_t k_t du^T             dlog_decay_t = sum_c G S', of each channel, or of all
  *   G   = diag(a_t) G                  dinitial = G at the end
@@ -252,7 +257,8 @@ mha_recurrent_backward(mha_context *context, const mha_recurrent_desc *desc, con
  *          returned.
  * Threads  one call at a time per context; fn runs in the calling thread.
  * Accuracy for unit keys, 0 <= b <= 2 and log_decay <= 0, n = (t - j) / 32 + 2:
- *          |M - exact| <= 3 n (D + 80) u scale |q_t| b_j max_d G[t,j] (docs/numerics.md 16.2).
+ *          |M - exact| <= 3 n (D + 80) u scale |q_t| b_j max_d G[t,j] (docs/numerics.md 16.2), and
+ *          on the diagonal u |M| more with skip.
  * Cost     about 4 D floating-point operations per pair.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_recurrent_visit_rows(mha_context *context,

@@ -12,7 +12,8 @@
  * x = x + norm'(f(x)) (OLMo 2). Parallel blocks compute both parts from the same x:
  * x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX). The feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
  * With ff_dim 0 a layer has no feed-forward part; it may also have routed experts
- * (mha_experts_desc). With a logit softcap c, logits become c tanh(logits / c).
+ * (mha_experts_desc). With a residual scale r, x = x + r f(norm(x)); with a logit scale l,
+ * logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become c tanh(logits / c).
  *
  * One flat array holds every parameter, so an optimizer is a single loop; a table lists their
  * names and shapes. Alternatively the parameters stay in a source, such as a file, and are read
@@ -115,7 +116,7 @@ enum {
      * Attention) */
     MHA_LAYER_OUTPUT_GATE = 1 << 7,
     /* With MHA_LAYER_QK_NORM: one norm spans the queries, or the keys, of all heads (OLMoE),
-     * with a weight for each of their elements. Forward only */
+     * with a weight for each of their elements */
     MHA_LAYER_QK_NORM_ROW = 1 << 8
 };
 
@@ -137,7 +138,18 @@ typedef enum mha_mixer {
     /* A short convolution between two gates (LFM2), W_o (W_c x * conv(W_b x * W_x x)). It mixes each of
      * the E channels separately, so the layer has no heads (layer_heads is 0) and no map. Needs
      * MHA_TRANSFORMER_CAUSAL */
-    MHA_MIXER_SHORT_CONVOLUTION = 2
+    MHA_MIXER_SHORT_CONVOLUTION = 2,
+    /* A state space (Mamba-2, Dao and Gu 2024). With x = norm(stream), and q and k (C and B there)
+     * shared by the heads of a group:
+     *
+     *   v, k, q = silu(conv(W_v x, W_k x, W_q x) + conv.bias)
+     *   b = clip(log(1 + exp(W_a x + dt_bias)))    log a = -exp(A_log) b      for each head
+     *   o       = mha_recurrent_forward(q, k, v) with scale 1 and skip D
+     *   heads   = rms_norm(o * silu(W_g x)) o_norm     over all channels of a group, and then W_o
+     *
+     * b is clipped to step_least .. step_most. Heads, sizes and needs are those of a gated delta net.
+     * Forward calls and decoders only */
+    MHA_MIXER_STATE_SPACE = 3
 } mha_mixer;
 
 /* How the frequencies f_i = base^(-2 i / R) of a rotation are scaled, with n = rope_original_length
@@ -205,17 +217,22 @@ typedef struct mha_layer_desc {
     float rope_low, rope_high;    /* 0: 1, and 4 with LLAMA3 or 32 with YARN. Not with LINEAR */
     float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */
     int64_t rope_original_length; /* context length in training; required with LLAMA3 and YARN */
-    /* For a gated delta net; a short convolution uses only mixer and conv_kernel. All other fields
+    /* For a gated delta net or state space; a short convolution uses only mixer and conv_kernel. All other fields
      * except experts are then 0. The sizes are required */
     mha_mixer mixer;
     int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
     int64_t key_dim, value_dim;
-    mha_experts_desc experts; /* in place of a feed-forward layer of ff_dim */
+    mha_experts_desc experts;    /* in place of a feed-forward layer of ff_dim */
+    float step_least, step_most; /* of a state space; step_most 0: infinite */
 } mha_layer_desc;
 
 /** How a layer differs from attention without output gates, as a phrase for messages: "is a gated
  * delta net"; NULL: it does not. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_layer_difference(const mha_layer_desc *layer);
+
+/** Why a layer has no gradients, as a phrase for messages: "has routed experts"; NULL: it has some.
+ * Memory static. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_layer_forward_only(const mha_layer_desc *layer);
 
 typedef struct mha_transformer_desc {
     uint32_t struct_size;
@@ -249,8 +266,10 @@ typedef struct mha_transformer_desc {
     /* [L], all of the same struct_size: further settings of each layer's self-attention; NULL:
      * none. Copied, like layer_heads */
     const mha_layer_desc *layers;
-    float embed_scale;   /* 0: 1; sqrt(E) in Gemma */
-    float logit_softcap; /* 0: none */
+    float embed_scale;    /* 0: 1; sqrt(E) in Gemma */
+    float logit_softcap;  /* 0: none */
+    float residual_scale; /* of what a block adds to the stream; 0: 1 */
+    float logit_scale;    /* 0: 1 */
 } mha_transformer_desc;
 
 /* Parameters, and packed copies of the matrices. */
@@ -449,6 +468,9 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.delta_net.q_proj.weight          k_proj v_proj g_proj b_proj a_proj o_proj, in place of
  *   layers.N.delta_net.conv.weight [C,K]      self_attn in a gated delta net; C: q, k and v
  *   layers.N.delta_net.A_log [H] dt_bias [H]  o_norm.weight [value_dim]
+ *   layers.N.state_space.v_proj.weight        k_proj q_proj g_proj a_proj o_proj, likewise in a state
+ *   layers.N.state_space.conv.weight [C,K]    space; conv.bias [C]; C: v, k and q
+ *   layers.N.state_space.A_log [H]            dt_bias [H] D [H] o_norm.weight [H value_dim]
  *   layers.N.short_conv.b_proj.weight         c_proj x_proj o_proj, in place of self_attn in a short
  *   layers.N.short_conv.conv.weight [E,K]     convolution
  *   layers.N.cross_attn_norm, cross_attn      likewise
@@ -674,12 +696,13 @@ typedef struct mha_layer_view {
     /* How heads are computed from q, k and v, without gates, dropout and lengths: for
      * mha_attention_visit_rows(). Its tensors are the transformer's */
     mha_attention_desc attention;
-    /* For a gated delta net, f32 [B,H,T]. The tensors above are then the inputs of its recurrence,
+    /* For a gated delta net or state space, f32 [B,H,T]. The tensors above are then the inputs of its recurrence,
      * q and k [B,Hk,T,key_dim] and v [B,H,T,value_dim], without lse */
     mha_tensor log_decay, strength;
     /* Of a feed-forward layer with experts, [B,T,used]: the numbers of each token's experts (i32),
      * in ascending order, and their weights (f32) times scale */
     mha_tensor experts, expert_weights;
+    mha_tensor skip; /* of a state space, f32 [1,H,1]: D */
 } mha_layer_view;
 
 /**

@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/need.h"
 #include "base/struct_copy.h"
+#include "transformer/transformer_parts.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -289,7 +290,7 @@ mha_status mha_layer_write(mha_context *context, const mha_transformer *transfor
     MHA_TRY(mha_activations_layer(activations, layer, part, &view));
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_write: context is NULL");
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const char *prefix = view.mixer ? "delta_net" : mhai_attribution_part(part);
+    const char *prefix = view.mixer ? mhai_mixer_name(view.mixer) : mhai_attribution_part(part);
     snprintf(name, sizeof name, "%s.o_proj.weight", prefix);
     mha_status status = mhai_attribution_weight(context, transformer, layer, name, false, &weight);
     snprintf(name, sizeof name, "%s.o_proj.bias", prefix);

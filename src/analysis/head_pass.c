@@ -8,6 +8,7 @@
 
 #include <multihead/head_pass.h>
 
+#include <stdio.h>
 #include <string.h>
 
 /* A pass: its inputs, and the consumers of its rows. */
@@ -211,9 +212,9 @@ mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *
     mha_status status = MHA_OK;
     if (H > 0) {
         mha_parameter p;
-        MHA_TRY(mha_transformer_find(
-            transformer, layer, mix.mixer ? "delta_net.o_proj.weight" : "self_attn.o_proj.weight",
-            &p));
+        char name[32];
+        snprintf(name, sizeof name, "%s.o_proj.weight", mhai_mixer_name(mix.mixer));
+        MHA_TRY(mha_transformer_find(transformer, layer, name, &p));
         const mha_scratch_mark mark = mha_scratch_top(context);
         mha_tensor matrix;
         MHA_TRY(mhai_transformer_matrix(context, transformer, p.offset, p.shape[0], p.shape[1],
@@ -240,10 +241,7 @@ mha_status mha_layer_visit_rows(mha_context *context, const mha_layer_view *view
     if (!view->mixer)
         return mha_attention_visit_rows(context, &view->attention, &view->q, &view->k, block_rows,
                                         fn, user);
-    const mha_recurrent_desc desc = {.struct_size = sizeof desc,
-                                     .flags = MHA_RECURRENT_DELTA,
-                                     .log_decay = &view->log_decay,
-                                     .strength = &view->strength};
+    const mha_recurrent_desc desc = mhai_recurrent_of(view);
     return mha_recurrent_visit_rows(context, &desc, &view->q, &view->k, view->heads.shape[1],
                                     block_rows, fn, user);
 }

@@ -181,7 +181,7 @@ static void finish_row(const run *r, int64_t i)
 {
     const mhai_recurrent *call = r->x->call;
     const int64_t Dv = call->sizes.Dv, wide = call->sizes.panels * MHAI_PANEL, row = r->first + i;
-    const double b = mhai_recurrent_strength(call, r->b, r->h, r->t + i);
+    const double b = mhai_recurrent_number(&call->strength, r->b, r->h, r->t + i, 1);
     float *value = r->w->value;
     mhai_widen(call->v.dtype, mhai_recurrent_row(call, &call->v, r->b, r->h, r->t + i), Dv, value);
     if (call->delta) add_own(r, r->count + i, row);
@@ -192,8 +192,13 @@ static void finish_row(const run *r, int64_t i)
                c % MHAI_PANEL] = (float)(b * ((double)value[c] - erased));
     }
     add_own(r, i, row + 1);
-    mhai_narrow(call->o.dtype, mhai_recurrent_row(call, &call->o, r->b, r->h, r->t + i),
-                r->w->sums + i * wide, Dv);
+    float *sums = r->w->sums + i * wide;
+    if (call->skip.ndim > 0) {
+        const double skip = mhai_recurrent_number(&call->skip, r->b, r->h, r->t + i, 0);
+        for (int64_t c = 0; c < Dv; c++)
+            sums[c] = (float)((double)sums[c] + skip * (double)value[c]);
+    }
+    mhai_narrow(call->o.dtype, mhai_recurrent_row(call, &call->o, r->b, r->h, r->t + i), sums, Dv);
 }
 
 /* ---- ends of strips and chunks --------------------------------------------------------------- */

@@ -47,8 +47,8 @@ struct mha_recurrent_state {
 typedef struct mhai_recurrent {
     int64_t B, H, T;
     mhai_recurrent_sizes sizes;
-    mha_tensor q, k, v, o, decay, strength; /* ndim 0: absent */
-    const int64_t *lengths;                 /* NULL: T */
+    mha_tensor q, k, v, o, decay, strength, skip; /* ndim 0: absent */
+    const int64_t *lengths;                       /* NULL: T */
     float scale;
     bool delta, channels;
 } mhai_recurrent;
@@ -80,11 +80,11 @@ static inline void *mhai_recurrent_row(const mhai_recurrent *call, const mha_ten
                                  (int64_t)mha_dtype_size(x->dtype);
 }
 
-static inline double mhai_recurrent_strength(const mhai_recurrent *call, int64_t b, int64_t h,
-                                             int64_t t)
+/* A number of a tensor that broadcasts to [B,H,T], or of an absent one. */
+static inline double mhai_recurrent_number(const mha_tensor *x, int64_t b, int64_t h, int64_t t,
+                                           double absent)
 {
-    const mha_tensor *x = &call->strength;
-    if (x->ndim == 0) return 1;
+    if (x->ndim == 0) return absent;
     return (double)((const float *)x->data)[b * x->stride[0] + h * x->stride[1] + t * x->stride[2]];
 }
 

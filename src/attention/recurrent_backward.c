@@ -173,9 +173,9 @@ static mha_status place_sink(mha_context *context, const mhai_back *x, int64_t w
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-static const char *const names[MHAI_BACK_MADE] = {"gradients.q",        "gradients.k",
-                                                  "gradients.v",        "gradients.log_decay",
-                                                  "gradients.strength", "gradients.initial"};
+static const char *const names[MHAI_BACK_MADE] = {
+    "gradients.q",        "gradients.k",    "gradients.v",      "gradients.log_decay",
+    "gradients.strength", "gradients.skip", "gradients.initial"};
 
 static mha_status check_sink(const mhai_back *x, int which, const mha_tensor *given,
                              const mha_tensor *input)
@@ -198,7 +198,8 @@ static mha_status check_gradients(const mha_recurrent_desc *desc,
                                   const mha_recurrent_gradients *given, mhai_back *x)
 {
     mha_recurrent_gradients g;
-    MHA_TRY(mhai_struct_copy("mha_recurrent_gradients", &g, sizeof g, sizeof g, given));
+    MHA_TRY(mhai_struct_copy("mha_recurrent_gradients", &g, sizeof g,
+                             offsetof(mha_recurrent_gradients, skip), given));
     if (g.flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_recurrent_gradients: flags 0x%x are unknown",
                         (unsigned)(g.flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE));
@@ -210,12 +211,14 @@ static mha_status check_gradients(const mha_recurrent_desc *desc,
             MHA_TRY(
                 mhai_tensor_check(i ? "gradients.state" : "initial", states[i], MHA_F32, 4, state));
     x->state_gradient = g.state;
-    const mha_tensor *wanted[MHAI_BACK_MADE] = {g.q, g.k, g.v, g.log_decay, g.strength, g.initial};
+    const mha_tensor *wanted[MHAI_BACK_MADE] = {g.q,        g.k,    g.v,      g.log_decay,
+                                                g.strength, g.skip, g.initial};
     const mha_tensor *inputs[MHAI_BACK_MADE] = {&x->call.q,
                                                 &x->call.k,
                                                 &x->call.v,
                                                 desc ? desc->log_decay : NULL,
                                                 desc ? desc->strength : NULL,
+                                                x->call.skip.ndim > 0 ? desc->skip : NULL,
                                                 x->initial};
     for (int i = 0; i < MHAI_BACK_MADE; i++) {
         MHA_TRY(check_sink(x, i, wanted[i], inputs[i]));
@@ -228,7 +231,7 @@ static mha_status run(mha_context *context, mhai_back *x)
 {
     const mhai_recurrent *call = &x->call;
     const int64_t D = call->sizes.D;
-    const int64_t width[MHAI_BACK_STATE] = {D, D, call->sizes.Dv, call->channels ? D : 1, 1};
+    const int64_t width[MHAI_BACK_STATE] = {D, D, call->sizes.Dv, call->channels ? D : 1, 1, 1};
     x->blocks = mhai_ceil_div(call->T, MHAI_BLOCK);
     for (x->stage = 1; x->stage * x->stage < x->blocks;) x->stage++;
     carve(x, NULL, &x->worker_bytes);

@@ -5,7 +5,7 @@
 
 #include "attention/recurrent.h"
 
-enum { MHAI_BACK_PAIR = 2 * MHAI_BLOCK, MHAI_BACK_MADE = 6 };
+enum { MHAI_BACK_PAIR = 2 * MHAI_BLOCK, MHAI_BACK_MADE = 7 };
 
 /* A requested gradient. It is computed for each head and token, then summed over heads that
  * share the input. */
@@ -21,6 +21,7 @@ enum {
     MHAI_BACK_V,
     MHAI_BACK_DECAY,
     MHAI_BACK_STRENGTH,
+    MHAI_BACK_SKIP,
     MHAI_BACK_STATE
 };
 

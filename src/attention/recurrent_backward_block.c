@@ -338,6 +338,28 @@ static void far_decays(const mhai_back_place *at, const float *s)
             w->far[d] += (double)w->x.out[i * D + d] * (double)w->dout[i * deep + d];
 }
 
+/* Row i of dv and dskip. */
+static void write_values(const mhai_back_place *at, int64_t i)
+{
+    const mhai_back *x = at->x;
+    const mhai_back_work *w = at->w;
+    const mhai_back_sink *v = &x->to[MHAI_BACK_V], *dskip = &x->to[MHAI_BACK_SKIP];
+    const double skip = mhai_recurrent_number(&x->call.skip, at->b, at->h, at->t + i, 0);
+    double sum = 0;
+    if (dskip->wanted) read_row(at, &x->call.v, i, w->row);
+    for (int64_t c = 0; c < x->call.sizes.Dv; c++) {
+        const float *dw = w->y + (c / MHAI_PANEL * MHAI_BACK_PAIR + MHAI_BLOCK + i) * MHAI_PANEL,
+                    *out = dw - MHAI_BLOCK * MHAI_PANEL;
+        const double gradient = (double)out[c % MHAI_PANEL];
+        if (v->wanted)
+            mhai_back_write(x, v, mhai_back_row(v, at, i) + c,
+                            (x->call.skip.ndim > 0 ? skip * gradient : 0) -
+                                (double)dw[c % MHAI_PANEL]);
+        if (dskip->wanted) sum += gradient * (double)w->row[c];
+    }
+    if (dskip->wanted) mhai_back_write(x, dskip, mhai_back_row(dskip, at, i), sum);
+}
+
 static void write_rows(const mhai_back_place *at)
 {
     const mhai_back *x = at->x;
@@ -347,18 +369,14 @@ static void write_rows(const mhai_back_place *at)
     for (int64_t i = 0; i < w->x.tokens; i++) {
         const float *dq = w->din + i * deep, *later = dq + MHAI_BLOCK * deep;
         const mhai_back_sink *q = &x->to[MHAI_BACK_Q], *k = &x->to[MHAI_BACK_K],
-                             *v = &x->to[MHAI_BACK_V], *strength = &x->to[MHAI_BACK_STRENGTH];
+                             *strength = &x->to[MHAI_BACK_STRENGTH];
         for (int64_t d = 0; q->wanted && d < D; d++)
             mhai_back_write(x, q, mhai_back_row(q, at, i) + d,
                             (double)x->call.scale * (double)dq[d]);
         for (int64_t d = 0; k->wanted && d < D; d++)
             mhai_back_write(x, k, mhai_back_row(k, at, i) + d,
                             (double)later[d] + (double)w->dout[i * deep + d]);
-        for (int64_t c = 0; v->wanted && c < Dv; c++)
-            mhai_back_write(
-                x, v, mhai_back_row(v, at, i) + c,
-                -(double)w->y[(c / MHAI_PANEL * MHAI_BACK_PAIR + MHAI_BLOCK + i) * MHAI_PANEL +
-                              c % MHAI_PANEL]);
+        write_values(at, i);
         if (!strength->wanted) continue;
         double sum = 0;
         for (int64_t c = 0; c < Dv; c++)

@@ -48,7 +48,8 @@ static void load_rows(const mhai_recurrent *call, int64_t b, int64_t h, int64_t 
     memset(x->x + x->tokens * D, 0, rest);
     memset(keys + x->tokens * D, 0, rest);
     for (int64_t i = 0; i < MHAI_BLOCK; i++)
-        x->strength[i] = i < x->tokens ? (float)mhai_recurrent_strength(call, b, h, t + i) : 0;
+        x->strength[i] =
+            i < x->tokens ? (float)mhai_recurrent_number(&call->strength, b, h, t + i, 1) : 0;
     for (int64_t i = 0; i < x->tokens; i++) {
         float *q = x->x + i * D;
         mhai_widen(call->k.dtype, mhai_recurrent_row(call, &call->k, b, h, t + i), D, keys + i * D);

@@ -66,6 +66,7 @@ static mha_status check_desc(const mha_recurrent_desc *d, mhai_recurrent *call)
     call->channels = d->log_decay && d->log_decay->ndim == 4;
     MHA_TRY(check_broadcast("log_decay", d->log_decay, call->channels ? 4 : 3, call, &call->decay));
     MHA_TRY(check_broadcast("strength", d->strength, 3, call, &call->strength));
+    MHA_TRY(check_broadcast("skip", d->skip, 3, call, &call->skip));
     return check_lengths(d, call);
 }
 
@@ -83,10 +84,11 @@ static mha_status check_values(const mha_tensor *v, const mha_tensor *o, mhai_re
 mha_status mhai_recurrent_check_output(const char *name, const mha_tensor *output,
                                        const mhai_recurrent *call)
 {
-    const mha_tensor *inputs[] = {&call->q, &call->k, &call->v, &call->decay, &call->strength};
-    static const char *const names[] = {"q", "k", "v", "log_decay", "strength"};
+    const mha_tensor *inputs[] = {&call->q,     &call->k,        &call->v,
+                                  &call->decay, &call->strength, &call->skip};
+    static const char *const names[] = {"q", "k", "v", "log_decay", "strength", "skip"};
     MHA_TRY(mhai_tensor_check_output(name, output));
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 6; i++)
         MHA_TRY(mhai_tensor_check_disjoint(name, output, names[i], inputs[i]));
     return MHA_OK;
 }
@@ -96,7 +98,8 @@ mha_status mhai_recurrent_check(const mha_recurrent_desc *desc, const mha_tensor
                                 int64_t heads, mhai_recurrent *call)
 {
     mha_recurrent_desc d;
-    MHA_TRY(mhai_struct_copy("mha_recurrent_desc", &d, sizeof d, sizeof d, desc));
+    MHA_TRY(mhai_struct_copy("mha_recurrent_desc", &d, sizeof d, offsetof(mha_recurrent_desc, skip),
+                             desc));
     MHA_TRY(mhai_tensor_check_real("q", q));
     MHA_TRY(mhai_tensor_check("q", q, q->dtype, 4, NULL));
     if (o) {

@@ -167,6 +167,17 @@ static int64_t groups_of(const visit *x)
     return mhai_ceil_div(x->rows, GROUP);
 }
 
+/* Add skip to the diagonal. */
+static void add_skip(const group *g)
+{
+    const mha_tensor *skip = &g->x->call->skip;
+    for (int64_t row = g->first; row < g->end && skip->ndim > 0; row++) {
+        const int64_t t = g->x->row + row;
+        float *m = map_row(g, row) + t;
+        *m = (float)((double)*m + mhai_recurrent_number(skip, g->x->b, g->h, t, 0));
+    }
+}
+
 static void run_group(void *argument, int64_t item, int worker)
 {
     const visit *x = argument;
@@ -189,6 +200,7 @@ static void run_group(void *argument, int64_t item, int worker)
         if (own < later && x->call->delta) minus_keys(&g);
         for (int64_t row = own; row < later; row++) run_own(&g, row);
     }
+    add_skip(&g);
 }
 
 static mha_status visit_block(mha_context *context, visit *x, mha_rows_fn fn, void *user)

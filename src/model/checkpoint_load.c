@@ -206,7 +206,7 @@ static mha_status check_output(loading *l)
     const int64_t at = mhai_weights_find(weights, name);
     if (at < 0 && !tied) {
         d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
-        d->logit_softcap = 0;
+        d->logit_softcap = d->logit_scale = 0;
     }
     if (at < 0 || !tied || mhai_weights_equal(weights, at, mhai_weights_find(weights, table)))
         return MHA_OK;

@@ -97,6 +97,24 @@ static const mhai_weight_name next_names[] = {DELTA_NET,
                                               {"delta_net.b_proj", "ssm_ba", MHAI_FUSED_GROUPS, 0},
                                               {"delta_net.a_proj", "ssm_ba", MHAI_FUSED_GROUPS, 1},
                                               END};
+static const mhai_weight_name granite_names[] = {
+    COMMON,
+    GATED,
+    {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
+    {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
+    MHAI_NAME("self_attn.v_proj", "attn_v"),
+    {"state_space.g_proj", "ssm_in", MHAI_FUSED, 0},
+    {"state_space.v_proj", "ssm_in", MHAI_FUSED, 1},
+    {"state_space.k_proj", "ssm_in", MHAI_FUSED, 2},
+    {"state_space.q_proj", "ssm_in", MHAI_FUSED, 3},
+    {"state_space.a_proj", "ssm_in", MHAI_FUSED, 4},
+    MHAI_NAME("state_space.conv", "ssm_conv1d"),
+    MHAI_NAME("state_space.o_norm", "ssm_norm"),
+    MHAI_NAME("state_space.o_proj", "ssm_out"),
+    {"state_space.A_log", "ssm_a", MHAI_MINUS_EXP, 0},
+    MHAI_NAME("state_space.D", "ssm_d"),
+    MHAI_NAME("state_space.dt_bias", "ssm_dt.bias"),
+    END};
 static const mhai_weight_name fused_names[] = {COMMON, GATED, FUSED, END};
 static const mhai_weight_name phi3_names[] = {COMMON,
                                               FUSED,
@@ -143,7 +161,10 @@ static const struct architecture {
     {"smollm3", "smollm3", llama_names, 0, NULL, 0},
     {"stablelm", "stablelm", plain_names, 0, NULL, 0},
     {"glm4", "glm4", glm4_names, 0, NULL, 0},
-    {"olmo2", "olmo2", plain_names, 0, NULL, 0}};
+    {"olmo2", "olmo2", plain_names, 0, NULL, 0},
+    {"olmo2", "olmo3", plain_names, 0, NULL, 0}, /* of files with a window */
+    {"granite", "granite", llama_names, 0, NULL, 0},
+    {"granitehybrid", "granitemoehybrid", granite_names, 0, "linear_attention", 0}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -177,26 +198,33 @@ static const struct {
     {"block_count", true, false, {"num_hidden_layers", "n_layer", NULL}},
     {"context_length", true, false, {"max_position_embeddings", "n_positions", NULL}},
     {"embedding_length", true, false, {"hidden_size", "n_embd", NULL}},
-    {"feed_forward_length", false, false, {"intermediate_size", "n_inner", NULL}},
+    {"feed_forward_length",
+     false,
+     false,
+     {"intermediate_size", "n_inner", "shared_intermediate_size"}},
     {"attention.key_length", false, false, {"head_dim", NULL, NULL}},
     {"attention.sliding_window", false, false, {"sliding_window", NULL, NULL}},
     {"attention.layer_norm_rms_epsilon", false, true, {"rms_norm_eps", "norm_eps", NULL}},
     {"attention.layer_norm_epsilon", false, true, {"layer_norm_eps", "layer_norm_epsilon", NULL}},
     {"shortconv.l_cache", false, false, {"conv_L_cache", NULL, NULL}},
     {"full_attention_interval", false, false, {"full_attention_interval", NULL, NULL}},
-    {"ssm.conv_kernel", false, false, {"linear_conv_kernel_dim", NULL, NULL}},
-    {"ssm.state_size", false, false, {"linear_key_head_dim", NULL, NULL}},
-    {"ssm.group_count", false, false, {"linear_num_key_heads", NULL, NULL}},
-    {"ssm.time_step_rank", false, false, {"linear_num_value_heads", NULL, NULL}},
+    {"ssm.conv_kernel", false, false, {"linear_conv_kernel_dim", "mamba_d_conv", NULL}},
+    {"ssm.state_size", false, false, {"linear_key_head_dim", "mamba_d_state", NULL}},
+    {"ssm.group_count", false, false, {"linear_num_key_heads", "mamba_n_groups", NULL}},
+    {"ssm.time_step_rank", false, false, {"linear_num_value_heads", "mamba_n_heads", NULL}},
     {"expert_count", false, false, {"num_experts", "num_local_experts", NULL}},
     {"expert_used_count", false, false, {"num_experts_per_tok", NULL, NULL}},
     {"expert_feed_forward_length", false, false, {"moe_intermediate_size", NULL, NULL}},
     {"expert_shared_feed_forward_length",
      false,
      false,
-     {"shared_expert_intermediate_size", NULL, NULL}},
+     {"shared_expert_intermediate_size", "shared_intermediate_size", NULL}},
     {"expert_weights_scale", false, true, {"routed_scaling_factor", NULL, NULL}},
     {"leading_dense_block_count", false, false, {"num_dense_layers", NULL, NULL}},
+    {"embedding_scale", false, true, {"embedding_multiplier", NULL, NULL}},
+    {"residual_scale", false, true, {"residual_multiplier", NULL, NULL}},
+    {"attention.scale", false, true, {"attention_multiplier", NULL, NULL}},
+    {"logit_scale", false, true, {"logits_scaling", NULL, NULL}},
     {"rope.freq_base", false, true, {"rope_theta", "rotary_emb_base", NULL}},
     {"rope.freq_base_swa", false, true, {"rope_local_base_freq", NULL, NULL}},
     {"attn_logit_softcapping", false, true, {"attn_logit_softcapping", NULL, NULL}},
@@ -278,7 +306,7 @@ static mha_status read_rows(const mhai_gguf_reading *r)
             if (rows[i].required) return missing(r, rows[i].key);
             continue;
         }
-        for (int k = 0; rows[i].fields[k]; k++)
+        for (int k = 0; k < 3 && rows[i].fields[k]; k++)
             MHA_TRY(mhai_gguf_take(r, &value, rows[i].real, r->root, rows[i].fields[k]));
     }
     return MHA_OK;
@@ -364,6 +392,26 @@ static mha_status read_heads(const mhai_gguf_reading *r)
                : MHA_NO_MEMORY("model");
 }
 
+/* Layers of Mamba-2. Attention rotates if rope.scaling.finetuned is true. */
+static mha_status read_spaces(const mhai_gguf_reading *r, const mha_gguf_value *inner,
+                              int64_t width, int64_t heads)
+{
+    const int64_t size = mhai_gguf_count(r, "hidden_size");
+    mha_gguf_value value;
+    bool rotates = false;
+    if (size < 1 || width % size != 0)
+        return mhai_gguf_refuse(r, inner,
+                                "is not a multiple of embedding_length, which is not supported");
+    if (mhai_gguf_key(r, "rope.scaling.finetuned", &value))
+        MHA_TRY(mha_gguf_bool(&value, 0, &rotates));
+    return mhai_put_count(r->root, "mamba_d_head", width / heads) &&
+                   mhai_put_count(r->root, "mamba_expand", width / size) &&
+                   mhai_put_count(r->root, "num_local_experts", 0) &&
+                   mhai_put_text(r->root, "position_embedding_type", rotates ? "rope" : "nope")
+               ? MHA_OK
+               : MHA_NO_MEMORY("model");
+}
+
 /* Reject two changes that converters make: reordered value heads that share a key head, and extra
  * layers for multi-token prediction. */
 static mha_status read_nets(const mhai_gguf_reading *r)
@@ -372,13 +420,15 @@ static mha_status read_nets(const mhai_gguf_reading *r)
     const int64_t heads = mhai_gguf_count(r, "linear_num_value_heads");
     mha_gguf_value value;
     int64_t width = 0, further = 0;
-    if (r->of->names != qwen35_names && r->of->names != next_names) return MHA_OK;
+    if (r->of->names != qwen35_names && r->of->names != next_names && r->of->names != granite_names)
+        return MHA_OK;
     if (!mhai_gguf_key(r, "ssm.inner_size", &value)) return missing(r, "ssm.inner_size");
     MHA_TRY(mha_gguf_integer(&value, 0, 1, INT32_MAX, &width));
     if (heads < 1 || width % heads != 0)
         return mhai_path_fail(MHA_ERR_MODEL, r->path,
                               "'%s' is %lld, which %s.ssm.time_step_rank %lld does not divide",
                               value.key, (long long)width, r->name, (long long)heads);
+    if (r->of->names == granite_names) return read_spaces(r, &value, width, heads);
     if (mhai_gguf_key(r, "nextn_predict_layers", &value))
         MHA_TRY(mha_gguf_integer(&value, 0, 0, INT32_MAX, &further));
     if (further > 0) return mhai_gguf_refuse(r, &value, "counts layers that are not supported");
@@ -390,6 +440,11 @@ static mha_status read_nets(const mhai_gguf_reading *r)
                                                                            : MHA_NO_MEMORY("model");
 }
 
+static bool is_olmo3(const mhai_gguf_reading *r)
+{
+    return strcmp(r->of->model_type, "olmo3") == 0;
+}
+
 /* Layers with a window: an array of flags, or the period of layers without one. */
 static mha_status read_windows(const mhai_gguf_reading *r)
 {
@@ -399,8 +454,8 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     mha_gguf_value value;
     if (!mhai_gguf_key(r, "attention.sliding_window_pattern", &value) || layers > MHAI_MOST_LAYERS)
         return MHA_OK;
-    if (r->of->largest == 0)
-        return mhai_gguf_refuse(r, &value, "is supported of Gemma 2 and 3 alone");
+    if (r->of->largest == 0 && !is_olmo3(r))
+        return mhai_gguf_refuse(r, &value, "is supported of Gemma 2 and 3 and OLMo 3 alone");
     MHA_TRY(check_array(r, &value));
     if (!value.array) MHA_TRY(mha_gguf_integer(&value, 0, 0, MHAI_MOST_LAYERS, &period));
     json_t *types = json_array();
@@ -457,7 +512,7 @@ static mha_status add_known(const mhai_gguf_reading *r)
     if (!json_object_get(r->root, "rope_theta"))
         good = good && mhai_put(r->root, "rope_theta", json_real(1e4));
     /* 0: no window (Phi 4) */
-    if (r->of->largest == 0 && mhai_gguf_count(r, "sliding_window") == 0)
+    if (r->of->largest == 0 && !is_olmo3(r) && mhai_gguf_count(r, "sliding_window") == 0)
         json_object_del(r->root, "sliding_window");
     if (!mhai_gguf_key(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
         good = good && mhai_put_count(r->root, "head_dim", each);
@@ -503,8 +558,12 @@ static mha_status find_architecture(mhai_gguf_reading *r)
         const char *own = architectures[i].name;
         const bool same = strlen(own) == size && memcmp(own, name, size) == 0;
         if (same) r->name = own;
-        if (same && (!r->of || mhai_gguf_expert_count(r) > 0)) r->of = &architectures[i];
-        if (i > 0 && strcmp(own, architectures[i - 1].name) == 0) continue; /* with experts */
+        const bool later = same && (architectures[i].routing
+                                        ? mhai_gguf_expert_count(r) > 0
+                                        : mhai_gguf_key(r, "attention.sliding_window", &value));
+        if (same && (!r->of || later)) r->of = &architectures[i];
+        if (i > 0 && strcmp(own, architectures[i - 1].name) == 0)
+            continue; /* with experts or a window */
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", own);
     }
     if (r->of) return MHA_OK;

@@ -180,7 +180,7 @@ static mha_status check_attention(const mha_model_info *info, const model_call *
     mha_transformer_desc d;
     mha_transformer_describe(pass->model->transformer, &d);
     const mha_layer_desc *of = d.layers ? &d.layers[layer] : NULL;
-    const bool delta = of && of->mixer == MHA_MIXER_GATED_DELTA;
+    const bool delta = of && of->key_dim > 0;
     const int64_t B = pass->B, T = pass->T, D = delta ? of->key_dim : info->head_dim;
     const int64_t Dv = delta ? of->value_dim : D;
     const int64_t H = mha_transformer_heads(&d, layer);
@@ -190,9 +190,8 @@ static mha_status check_attention(const mha_model_info *info, const model_call *
     const int64_t value[] = {B, delta ? H : Hk, T, Dv}, heads[] = {B, H, T, Dv};
     if (delta && w.lse)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_module_outputs: lse of layer %lld, which is a gated delta net and has "
-                        "none",
-                        (long long)layer);
+                        "mha_module_outputs: lse of layer %lld, which %s and has none",
+                        (long long)layer, mha_layer_difference(of));
     MHA_TRY(check_output("probabilities", layer, w.probabilities, 4, map, all));
     MHA_TRY(check_output("average_probabilities", layer, w.average_probabilities, 3, mean, all));
     MHA_TRY(check_output("lse", layer, w.lse, 3, row, all));

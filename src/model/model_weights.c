@@ -215,6 +215,9 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
     bool same = tensor->ndim + lost == expected->ndim;
     for (int i = lost; same && i < expected->ndim; i++)
         same = tensor->shape[i - lost] == expected->shape[i];
+    if (weights->gguf && expected->ndim == 1 && tensor->ndim == 2) /* a vector as rows (Mamba) */
+        same = tensor->shape[0] > 0 && expected->shape[0] % tensor->shape[0] == 0 &&
+               expected->shape[0] / tensor->shape[0] == tensor->shape[1];
     if (!same) {
         char has[160], wants[160];
         mhai_weights_print_shape(has, sizeof has, tensor);

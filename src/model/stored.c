@@ -17,15 +17,16 @@ static bool is_fused(mhai_weight_form form)
 
 /* The number of blocks in a fused weight, and the rows of each part in a block. */
 typedef struct fusion {
-    int64_t blocks, parts[4];
+    int64_t blocks, parts[5];
 } fusion;
 
-static fusion fusion_of_delta(const mha_layer_desc *l, int64_t heads, int64_t kv_heads,
-                              const mha_parameter *p, mhai_weight_form form)
+static fusion fusion_of_recurrent(const mha_layer_desc *l, int64_t heads, int64_t kv_heads,
+                                  const mha_parameter *p, mhai_weight_form form)
 {
-    const int64_t k = l->key_dim, v = heads / kv_heads * l->value_dim;
-    if (form != MHAI_FUSED_GROUPS)
-        return (fusion){1, {kv_heads * k, kv_heads * k, heads * l->value_dim, 0}};
+    const int64_t k = l->key_dim, v = heads / kv_heads * l->value_dim, out = heads * l->value_dim;
+    if (l->mixer == MHA_MIXER_STATE_SPACE)
+        return (fusion){1, {out, out, kv_heads * k, kv_heads * k, heads}};
+    if (form != MHAI_FUSED_GROUPS) return (fusion){1, {kv_heads * k, kv_heads * k, out, 0}};
     if (strstr(p->name, ".a_proj.") || strstr(p->name, ".b_proj."))
         return (fusion){kv_heads, {heads / kv_heads, heads / kv_heads, 0, 0}};
     return (fusion){kv_heads, {k, k, v, v}};
@@ -41,7 +42,7 @@ static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
     if (d->layers && d->layers[p->layer].mixer == MHA_MIXER_SHORT_CONVOLUTION)
         return (fusion){1, {d->embed_dim, d->embed_dim, d->embed_dim, 0}};
     if (d->layers && d->layers[p->layer].mixer)
-        return fusion_of_delta(&d->layers[p->layer], heads, kv_heads, p, form);
+        return fusion_of_recurrent(&d->layers[p->layer], heads, kv_heads, p, form);
     if (form == MHAI_FUSED_GATE) return (fusion){heads, {D, D, 0, 0}};
     if (form == MHAI_FUSED_HEADS) return (fusion){heads, {D, D, D, 0}};
     return (fusion){1, {heads * D, kv_heads * D, kv_heads * D, 0}};
@@ -52,7 +53,7 @@ static void find_part(const mha_transformer_desc *d, const mha_parameter *p,
 {
     const fusion f = fusion_of(d, p, row->form);
     stored->block = f.parts[row->part];
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         if (i < row->part) stored->first += f.parts[i];
         stored->step += f.parts[i];
     }

@@ -108,11 +108,20 @@ static void join_biases(mha_transformer_desc *d)
     if (d->flags & MHA_TRANSFORMER_BIAS) d->flags &= ~single;
 }
 
-static mha_status check_factors(const mha_transformer_desc *d)
+static mha_status check_factors(mha_transformer_desc *d)
 {
-    if (!(fabsf(d->embed_scale) > 0) || isinf(d->embed_scale))
-        return mha_fail(MHA_ERR_ARGUMENT, "embed_scale is %g, expected a finite number",
-                        (double)d->embed_scale);
+    const struct {
+        const char *name;
+        float *value;
+    } scales[] = {{"embed_scale", &d->embed_scale},
+                  {"residual_scale", &d->residual_scale},
+                  {"logit_scale", &d->logit_scale}};
+    for (int i = 0; i < 3; i++) {
+        if (*scales[i].value == 0) *scales[i].value = 1;
+        if (!isfinite(*scales[i].value))
+            return mha_fail(MHA_ERR_ARGUMENT, "%s is %g, expected a finite number", scales[i].name,
+                            (double)*scales[i].value);
+    }
     if (d->logit_softcap == 0) return MHA_OK;
     if (!(d->logit_softcap >= 0x1p-126f && d->logit_softcap <= 0x1p127f))
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -170,7 +179,6 @@ static mha_status fill_defaults(mha_transformer_desc *d)
     if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
     if (d->norm_epsilon == 0) d->norm_epsilon = 1e-5f;
     if (d->rope_base == 0) d->rope_base = 10000;
-    if (d->embed_scale == 0) d->embed_scale = 1;
     join_biases(d);
     MHA_TRY(check_factors(d));
     if (!(d->norm_epsilon > 0) || isinf(d->norm_epsilon) || !(d->rope_base >= 1) ||
@@ -278,21 +286,28 @@ static void add_extras(layout *l, const mha_layer_desc *of, mhai_heads heads,
 
 static const char *const o_name[] = {"o_proj", NULL};
 
-static mhai_place_attention add_delta(layout *l)
+static mhai_place_attention add_recurrent(layout *l)
 {
-    static const char *const names[] = {"q_proj", "k_proj", "v_proj", "g_proj",
-                                        "b_proj", "a_proj", NULL};
+    static const char *const delta_names[] = {"q_proj", "k_proj", "v_proj", "g_proj",
+                                              "b_proj", "a_proj", NULL};
+    static const char *const space_names[] = {"v_proj", "k_proj", "q_proj",
+                                              "g_proj", "a_proj", NULL};
     const mha_transformer_desc *d = &l->t->desc;
     const mhai_mix mix = mhai_transformer_mix(d, l->layer);
-    const int64_t kernel = d->layers[l->layer].conv_kernel, k = mix.k * mix.D;
+    const bool space = mix.mixer == MHA_MIXER_STATE_SPACE;
+    const int64_t kernel = d->layers[l->layer].conv_kernel, k = mix.k * mix.D, out = mix.out;
     mhai_place_attention place = {.step = add_step(l, "self_attn_norm", "self_attn_post_norm")};
-    l->prefix = "delta_net";
-    place.in = add_linear(l, 0, d->embed_dim, names,
-                          (const int64_t[]){k, k, mix.out, mix.out, mix.v, mix.v});
+    l->prefix = mhai_mixer_name(mix.mixer);
+    place.in = space ? add_linear(l, 0, d->embed_dim, space_names,
+                                  (const int64_t[]){out, k, k, out, mix.v})
+                     : add_linear(l, 0, d->embed_dim, delta_names,
+                                  (const int64_t[]){k, k, out, out, mix.v, mix.v});
     place.conv = add(l, ".conv.weight", MHA_PARAMETER_BIAS, mix.gates, kernel);
+    if (space) place.conv_bias = add(l, ".conv.bias", MHA_PARAMETER_BIAS, mix.gates, 0);
     place.decay = add(l, ".A_log", MHA_PARAMETER_BIAS, mix.v, 0);
     place.shift = add(l, ".dt_bias", MHA_PARAMETER_BIAS, mix.v, 0);
-    place.o_norm = add(l, ".o_norm.weight", MHA_PARAMETER_NORM, mix.Dv, 0);
+    if (space) place.skip = add(l, ".D", MHA_PARAMETER_BIAS, mix.v, 0);
+    place.o_norm = add(l, ".o_norm.weight", MHA_PARAMETER_NORM, space ? out : mix.Dv, 0);
     place.out = add_linear(l, 0, mix.out, o_name, &d->embed_dim);
     return place;
 }
@@ -303,7 +318,7 @@ static mhai_place_attention add_convolution(layout *l)
     const mha_transformer_desc *d = &l->t->desc;
     const int64_t E = d->embed_dim, kernel = d->layers[l->layer].conv_kernel;
     mhai_place_attention place = {.step = add_step(l, "self_attn_norm", "self_attn_post_norm")};
-    l->prefix = "short_conv";
+    l->prefix = mhai_mixer_name(MHA_MIXER_SHORT_CONVOLUTION);
     place.in = add_linear(l, 0, E, names, (const int64_t[]){E, E, E});
     place.conv = add(l, ".conv.weight", MHA_PARAMETER_BIAS, E, kernel);
     place.out = add_linear(l, 0, E, o_name, &E);
@@ -326,7 +341,7 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     const mhai_mix mix = mhai_transformer_mix(d, l->layer);
     const bool gated = !cross && mix.gated;
     if (!cross && mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) return add_convolution(l);
-    if (!cross && mix.mixer) return add_delta(l);
+    if (!cross && mix.mixer) return add_recurrent(l);
     if (heads.q > 0 || mhai_transformer_has(l->t, after))
         place.step = add_step(l, cross ? "cross_attn_norm" : "self_attn_norm",
                               cross ? "cross_attn_post_norm" : "self_attn_post_norm");

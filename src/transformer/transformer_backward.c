@@ -103,13 +103,22 @@ static mha_status linear(const call *c, const mhai_place_linear *place, const mh
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
+/* dy = residual_scale dx, if they differ. */
+static void scale_stream(const call *c)
+{
+    const int64_t count = mhai_tokens(c->a) * c->t->desc.embed_dim;
+    for (int64_t i = 0; c->dy != c->dx && i < count; i++)
+        c->dy[i] = c->t->desc.residual_scale * c->dx[i];
+}
+
 /* Begin a step: backpropagate through the post-norm or the branch norm. */
 static mha_status begin_step(const call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
-    if (!step->z) return MHA_OK;
     const bool branch = mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM);
-    return norm(c, branch ? &place->post : &place->norm, step->z, c->dx, 0, c->dy);
+    if (step->z && !branch) MHA_TRY(norm(c, &place->norm, step->z, c->dx, 0, c->dx));
+    if (!mhai_transformer_has(c->t, MHA_TRANSFORMER_PARALLEL)) scale_stream(c);
+    return step->z && branch ? norm(c, &place->post, step->z, c->dy, 0, c->dy) : MHA_OK;
 }
 
 /* End a step: add the gradient of its input, din, to that of the stream. */
@@ -117,7 +126,7 @@ static mha_status end_step(const call *c, const mhai_place_step *place, const mh
 {
     if (mhai_transformer_norms_inputs(c->t))
         return norm(c, &place->norm, step->from, c->din, MHA_GRADIENT_ADD, c->dx);
-    mhai_transformer_add(c->context, mhai_tokens(c->a) * c->t->desc.embed_dim, c->dx, c->din,
+    mhai_transformer_add(c->context, mhai_tokens(c->a) * c->t->desc.embed_dim, c->dx, 1, c->din,
                          c->dx);
     return MHA_OK;
 }
@@ -319,23 +328,25 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
     return end_step(c, &place->ff, &kept->ff);
 }
 
-/* The gradient of the logits before the softcap. The logits are computed again, in scratch. */
+/* The gradient of the logits before scale and softcap. For a softcap the logits are computed again,
+ * in scratch. */
 static mha_status through_softcap(const call *c, const mha_tensor *last, mha_tensor *dlogits)
 {
     const int64_t rows = dlogits->shape[0], width = dlogits->shape[1];
-    const double cap = (double)c->t->desc.logit_softcap;
+    const double cap = (double)c->t->desc.logit_softcap, scale = (double)c->t->desc.logit_scale;
     float *memory;
-    if (!(cap > 0)) return MHA_OK;
+    if (!(cap > 0) && !(scale < 1) && !(scale > 1)) return MHA_OK;
     MHA_TRY(take(c, rows, width, &memory));
     mha_tensor logits = mhai_transformer_rows(memory, rows, width, width);
-    MHA_TRY(
-        mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, last, &logits));
+    if (cap > 0)
+        MHA_TRY(mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, last,
+                                   &logits));
     for (int64_t i = 0; i < rows; i++) {
         const float *dy = mhai_nn_row(dlogits, i);
         float *x = mhai_nn_row(&logits, i);
         for (int64_t k = 0; k < width; k++) {
-            const double flat = mhai_tanh((double)x[k] / cap);
-            x[k] = (float)((double)dy[k] * (1 - flat * flat));
+            const double flat = cap > 0 ? mhai_tanh(scale * (double)x[k] / cap) : 0;
+            x[k] = (float)((double)dy[k] * scale * (1 - flat * flat));
         }
     }
     *dlogits = logits;
@@ -449,15 +460,6 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
             MHA_ERR_UNSUPPORTED,
             "patches, first_layer and stream are for forward calls: what they replace is "
             "not kept");
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        if (d->layers[i].mixer > MHA_MIXER_SHORT_CONVOLUTION)
-            return mha_fail(MHA_ERR_UNSUPPORTED, "layer %lld %s, whose gradient is not supported",
-                            (long long)i, mha_layer_difference(&d->layers[i]));
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        if (d->layers[i].qk_norm == MHA_QK_NORM_L2 && mhai_transformer_heads_of(d, i, false).q > 0)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "layer %lld: MHA_QK_NORM_L2 has no gradient, use MHA_QK_NORM_RMS",
-                            (long long)i);
     const int64_t shape[] = {a->B, a->T,
                              d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
     MHA_TRY(mhai_tensor_check("output_gradient", output_gradient, MHA_F32, 3, shape));
@@ -486,7 +488,8 @@ static mha_status take_scratch(call *c)
         wide = mhai_max_i64(wide, mix.width);
     }
     c->dx = c->dy = c->a->gradient;
-    if (d->flags & (MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL))
+    if (d->flags & (MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL) ||
+        d->residual_scale < 1 || d->residual_scale > 1)
         MHA_TRY(take(c, rows, d->embed_dim, &c->dy));
     MHA_TRY(take(c, rows, d->embed_dim, &c->din));
     MHA_TRY(take(c, rows, wide, &c->wide));
@@ -508,8 +511,7 @@ static mha_status backward(call *c, const mha_tensor *output_gradient)
     for (int64_t i = d->num_layers - 1; i >= 0; i--) {
         const mhai_place_layer *place = &c->t->layers[i];
         const mhai_kept_layer *kept = &c->a->layers[i];
-        if (d->flags & MHA_TRANSFORMER_PARALLEL) /* both parts add to the same stream */
-            memcpy(c->dy, c->dx, (size_t)(mhai_tokens(c->a) * d->embed_dim) * sizeof *c->dy);
+        if (d->flags & MHA_TRANSFORMER_PARALLEL) scale_stream(c); /* both parts add to one stream */
         if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept));
         if (d->flags & MHA_TRANSFORMER_CROSS)
             MHA_TRY(attend(c, &place->cross, &kept->cross, i, true));

@@ -14,7 +14,7 @@ typedef struct mhai_call {
     const mhai_step *step; /* NULL: whole sequences */
 } mhai_call;
 
-/* transformer_delta.c: a gated delta net between its projections. mhai_delta_position() turns the
+/* transformer_delta.c: a recurrent mixer between its projections. mhai_delta_position() turns the
  * projected rows into the inputs of the recurrence. mhai_delta_run() computes the heads.
  * mhai_delta_check_outputs() checks the requested outputs. */
 MHA_NODISCARD mha_status mhai_delta_position(const mhai_call *c, int64_t layer);

@@ -1,4 +1,4 @@
-/* Gated delta nets and short convolutions between their projections, and gates on heads. */
+/* Mixers other than attention between their projections, and gates on heads. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -10,9 +10,20 @@
 
 const char *mha_layer_difference(const mha_layer_desc *layer)
 {
-    static const char *const mixers[] = {NULL, "is a gated delta net", "is a short convolution"};
-    if (!layer || (unsigned)layer->mixer > MHA_MIXER_SHORT_CONVOLUTION) return NULL;
+    static const char *const mixers[] = {NULL, "is a gated delta net", "is a short convolution",
+                                         "is a state space"};
+    if (!layer || (unsigned)layer->mixer > MHA_MIXER_STATE_SPACE) return NULL;
     return layer->flags & MHA_LAYER_OUTPUT_GATE ? "has output gates" : mixers[layer->mixer];
+}
+
+const char *mha_layer_forward_only(const mha_layer_desc *layer)
+{
+    if (!layer) return NULL;
+    if (layer->experts.count > 0) return "has routed experts";
+    if (layer->mixer == MHA_MIXER_STATE_SPACE) return mha_layer_difference(layer);
+    if (layer->flags & MHA_LAYER_QK_NORM && layer->qk_norm == MHA_QK_NORM_L2)
+        return "has an L2 norm of queries and keys";
+    return NULL;
 }
 
 mha_status mhai_transformer_plain_mixers(const char *function, const mha_transformer *t)
@@ -67,16 +78,22 @@ static mha_status convolve(const layer_job *job, uint32_t flags)
         mhai_transformer_numbers(c->t, job->place->conv), channels, taps, taps);
     mha_tensor x =
         mha_tensor_contiguous(job->kept->qkv, MHA_F32, 3, (const int64_t[]){B, T, width});
+    mha_tensor numbers, *bias = NULL;
     x.data = job->kept->qkv + job->mix.first;
     x.shape[2] = channels;
-    if (!c->step) return mha_short_convolution(c->context, flags, &x, &weight, NULL, NULL, &x);
+    if (job->mix.mixer == MHA_MIXER_STATE_SPACE) {
+        bias = &numbers;
+        numbers = mhai_transformer_vector(mhai_transformer_numbers(c->t, job->place->conv_bias),
+                                          channels);
+    }
+    if (!c->step) return mha_short_convolution(c->context, flags, &x, &weight, bias, NULL, &x);
     for (int64_t b = 0; b < B; b++) {
         mhai_delta_state *delta = &c->step->deltas[job->layer * B + b];
         const mha_tensor part = taken(c, &x, 1, b);
         const mha_tensor inputs = mha_tensor_contiguous(delta->inputs, MHA_F32, 3,
                                                         (const int64_t[]){1, taps - 1, channels});
         if (c->step->counts[b] == 0) continue;
-        MHA_TRY(mha_short_convolution(c->context, flags, &part, &weight, NULL, &inputs, &part));
+        MHA_TRY(mha_short_convolution(c->context, flags, &part, &weight, bias, &inputs, &part));
         delta->length += c->step->counts[b];
     }
     return MHA_OK;
@@ -89,23 +106,35 @@ static double softplus(double x)
     return e < 1e-5 ? e - e * e / 2 : mha_log(1 + e);
 }
 
-static void position_row(void *argument, int64_t row, int worker)
+/* Scale the queries and keys of a gated delta net to unit length. */
+static void position_heads(const mhai_mix *mix, float *x)
 {
-    const layer_job *job = argument;
-    const mhai_mix *mix = &job->mix;
-    float *x = job->kept->qkv + row * mix->width, *gate = x + mix->gates + mix->out;
-    const float *rate = mhai_transformer_numbers(job->c->t, job->place->decay);
-    const float *shift = mhai_transformer_numbers(job->c->t, job->place->shift);
-    (void)worker;
     for (int64_t h = 0; h < mix->q + mix->k; h++, x += mix->D) {
         double squares = 1e-6;
         for (int64_t d = 0; d < mix->D; d++) squares += (double)x[d] * (double)x[d];
         const double factor = 1 / sqrt(squares);
         for (int64_t d = 0; d < mix->D; d++) x[d] = (float)((double)x[d] * factor);
     }
+}
+
+/* Strengths and decays: a gated delta net projects both, a state space the strengths' steps. */
+static void position_row(void *argument, int64_t row, int worker)
+{
+    const layer_job *job = argument;
+    const mhai_mix *mix = &job->mix;
+    const bool delta = mix->mixer == MHA_MIXER_GATED_DELTA;
+    const mha_layer_desc *l = &job->c->t->desc.layers[job->layer];
+    const double most = l->step_most > 0 ? (double)l->step_most : INFINITY;
+    float *x = job->kept->qkv + row * mix->width, *gate = x + mix->gates + mix->out;
+    const float *rate = mhai_transformer_numbers(job->c->t, job->place->decay);
+    const float *shift = mhai_transformer_numbers(job->c->t, job->place->shift);
+    (void)worker;
+    if (delta) position_heads(mix, x);
     for (int64_t h = 0; h < mix->v; h++) {
-        const double step = softplus((double)gate[mix->v + h] + (double)shift[h]);
-        gate[h] = (float)mhai_sigmoid((double)gate[h]);
+        double step = softplus((double)gate[delta ? mix->v + h : h] + (double)shift[h]);
+        if (step < (double)l->step_least) step = (double)l->step_least;
+        if (step > most) step = most;
+        gate[h] = (float)(delta ? mhai_sigmoid((double)gate[h]) : step);
         gate[mix->v + h] = (float)(-mha_exp((double)rate[h]) * step);
     }
 }
@@ -161,6 +190,29 @@ void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_
     log_decay->data = first + mix.v;
 }
 
+void mhai_recurrent_view(const mha_activations *a, int64_t layer, mha_layer_view *view)
+{
+    const mha_transformer *t = a->transformer;
+    const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
+    mhai_delta_gates(a, layer, a->layers[layer].self.qkv, &view->log_decay, &view->strength);
+    view->mixer = mix.mixer;
+    if (mix.mixer != MHA_MIXER_STATE_SPACE) return;
+    const mha_tensor x =
+        mhai_transformer_vector(mhai_transformer_numbers(t, t->layers[layer].self.skip), mix.v);
+    view->skip = mha_tensor_contiguous(x.data, MHA_F32, 3, (const int64_t[]){1, mix.v, 1});
+}
+
+mha_recurrent_desc mhai_recurrent_of(const mha_layer_view *view)
+{
+    const bool delta = view->mixer == MHA_MIXER_GATED_DELTA;
+    return (mha_recurrent_desc){.struct_size = sizeof(mha_recurrent_desc),
+                                .flags = delta ? MHA_RECURRENT_DELTA : 0,
+                                .scale = delta ? 0 : 1,
+                                .log_decay = &view->log_decay,
+                                .strength = &view->strength,
+                                .skip = view->skip.ndim > 0 ? &view->skip : NULL};
+}
+
 static mha_status write_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
 {
     const mha_tensor *to = user;
@@ -212,9 +264,9 @@ mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t layer)
     for (int i = 1; i < MHAI_CALL_OUTPUTS; i++)
         if (all[i])
             return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "outputs of layer %lld: it is a gated delta net, which has "
-                            "probabilities (its signed map) and no others",
-                            (long long)layer);
+                            "outputs of layer %lld: it %s, which has probabilities (its signed "
+                            "map) and no others",
+                            (long long)layer, mha_layer_difference(&c->t->desc.layers[layer]));
     if (!all[0]) return MHA_OK;
     MHA_TRY(mhai_tensor_check("probabilities", all[0], MHA_F32, 4, shape));
     return mhai_tensor_check_output("probabilities", all[0]);
@@ -225,13 +277,10 @@ mha_status mhai_delta_run(const mhai_call *c, int64_t layer)
     const layer_job job = job_of(c, layer);
     const mhai_qkv qkv = mhai_transformer_qkv(c->a, layer, false, job.kept->qkv, NULL);
     const mha_tensor heads = mhai_transformer_heads(c->a, layer, false, job.kept->heads);
-    mha_tensor decay, strength;
-    mhai_delta_gates(c->a, layer, job.kept->qkv, &decay, &strength);
-    mha_recurrent_desc desc = {.struct_size = sizeof desc,
-                               .flags = MHA_RECURRENT_DELTA,
-                               .log_decay = &decay,
-                               .strength = &strength,
-                               .lengths = c->input.lengths};
+    mha_layer_view view = {.struct_size = sizeof view};
+    mhai_recurrent_view(c->a, layer, &view);
+    mha_recurrent_desc desc = mhai_recurrent_of(&view);
+    desc.lengths = c->input.lengths;
     if (!c->step) {
         MHA_TRY(mha_recurrent_forward(c->context, &desc, &qkv.q, &qkv.k, &qkv.v, NULL, &heads));
         return write_maps(&job, &desc, &qkv);
@@ -239,7 +288,7 @@ mha_status mhai_delta_run(const mhai_call *c, int64_t layer)
     for (int64_t b = 0; b < c->a->B; b++) {
         const mha_tensor q = taken(c, &qkv.q, 2, b), k = taken(c, &qkv.k, 2, b),
                          v = taken(c, &qkv.v, 2, b), o = taken(c, &heads, 2, b),
-                         a = taken(c, &decay, 2, b), w = taken(c, &strength, 2, b);
+                         a = taken(c, &view.log_decay, 2, b), w = taken(c, &view.strength, 2, b);
         if (c->step->counts[b] == 0) continue;
         desc.log_decay = &a;
         desc.strength = &w;
@@ -270,6 +319,28 @@ static void gate_delta(const layer_job *job, float *x, const float *gate)
     }
 }
 
+/* The same in a state space, whose gate precedes the norm of a group. */
+static void gate_space(const layer_job *job, float *x, const float *gate)
+{
+    const mhai_mix *mix = &job->mix;
+    const int64_t channels = mix->out / mix->k;
+    const float *weight = mhai_transformer_numbers(job->c->t, job->place->o_norm);
+    const float *open = mhai_nn_row(job->c->input.gates, job->layer);
+    const double epsilon = (double)job->c->t->desc.norm_epsilon;
+    for (int64_t first = 0; first < mix->out; first += channels) {
+        double squares = 0;
+        for (int64_t i = first; i < first + channels; i++) {
+            const double g = (double)gate[i];
+            x[i] = (float)((double)x[i] * g * mhai_sigmoid(g));
+            squares += (double)x[i] * (double)x[i];
+        }
+        const double factor = 1 / sqrt(squares / (double)channels + epsilon);
+        for (int64_t i = first; i < first + channels; i++)
+            x[i] = (float)((double)x[i] * factor * (double)weight[i] *
+                           (open ? (double)open[i / mix->Dv] : 1));
+    }
+}
+
 static void gate_row(void *argument, int64_t row, int worker)
 {
     const layer_job *job = argument;
@@ -277,7 +348,9 @@ static void gate_row(void *argument, int64_t row, int worker)
     float *x = job->kept->heads + row * mix->out;
     const float *gate = job->kept->qkv + row * mix->width + mix->gates;
     (void)worker;
-    if (mix->mixer)
+    if (mix->mixer == MHA_MIXER_STATE_SPACE)
+        gate_space(job, x, gate);
+    else if (mix->mixer)
         gate_delta(job, x, gate);
     else
         for (int64_t i = 0; i < mix->out; i++)

@@ -82,16 +82,15 @@ mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cros
                           heads_view(memory, a->B, a->S, heads.kv, D, 2 * kv),
                           heads_view(memory + kv, a->B, a->S, heads.kv, D, 2 * kv)};
     const mhai_mix mix = mhai_transformer_mix(d, layer);
-    const float *k = qkv + mix.q * mix.D, *v = k + mix.k * mix.D;
-    return (mhai_qkv){heads_view(qkv, a->B, a->T, mix.q, mix.D, mix.width),
-                      heads_view(k, a->B, a->T, mix.k, mix.D, mix.width),
-                      heads_view(v, a->B, a->T, mix.v, mix.Dv, mix.width)};
+    return (mhai_qkv){heads_view(qkv + mix.at_q, a->B, a->T, mix.q, mix.D, mix.width),
+                      heads_view(qkv + mix.at_k, a->B, a->T, mix.k, mix.D, mix.width),
+                      heads_view(qkv + mix.at_v, a->B, a->T, mix.v, mix.Dv, mix.width)};
 }
 
 typedef struct add_job {
     int64_t count;
     const float *x, *y;
-    float *sum;
+    float scale, *sum;
 } add_job;
 
 /* Floats per work item: adding this many takes about as long as waking a thread. */
@@ -102,13 +101,13 @@ static void add_piece(void *argument, int64_t piece, int worker)
     const add_job job = *(const add_job *)argument;
     (void)worker;
     const int64_t end = mhai_min_i64((piece + 1) * ADDED, job.count);
-    for (int64_t i = piece * ADDED; i < end; i++) job.sum[i] = job.x[i] + job.y[i];
+    for (int64_t i = piece * ADDED; i < end; i++) job.sum[i] = job.x[i] + job.scale * job.y[i];
 }
 
-void mhai_transformer_add(mha_context *context, int64_t count, const float *x, const float *y,
-                          float *sum)
+void mhai_transformer_add(mha_context *context, int64_t count, const float *x, float scale,
+                          const float *y, float *sum)
 {
-    add_job job = {count, x, y, sum};
+    add_job job = {count, x, y, scale, sum};
     const int64_t pieces = mhai_ceil_div(count, ADDED);
     if (pieces >= 4)
         mha_parallel_for(context, pieces, add_piece, &job);
@@ -179,12 +178,20 @@ static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const f
     return mha_layer_norm(c->context, &in, also, &weight, &bias, epsilon, &out);
 }
 
+/* Rows of y are `stride` apart. */
+static mha_status project_to(const mhai_call *c, const mhai_place_linear *place,
+                             mha_activation activation, const float *x, int64_t rows,
+                             int64_t stride, float *y)
+{
+    mha_tensor in = mhai_transformer_rows(x, rows, place->inputs, place->inputs);
+    mha_tensor out = mhai_transformer_rows(y, rows, place->outputs, stride);
+    return mha_linear_forward(c->context, place->packed, activation, &in, &out);
+}
+
 mha_status mhai_call_project(const mhai_call *c, const mhai_place_linear *place,
                              mha_activation activation, const float *x, int64_t rows, float *y)
 {
-    mha_tensor in = mhai_transformer_rows(x, rows, place->inputs, place->inputs);
-    mha_tensor out = mhai_transformer_rows(y, rows, place->outputs, place->outputs);
-    return mha_linear_forward(c->context, place->packed, activation, &in, &out);
+    return project_to(c, place, activation, x, rows, place->outputs, y);
 }
 
 /* Compute the input of a step: the stream or, with pre-norm, its norm. */
@@ -207,14 +214,17 @@ static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
                            const mhai_kept_step *step, float *next)
 {
     const int64_t count = mhai_tokens(c->a) * c->t->desc.embed_dim;
+    const float scale = c->t->desc.residual_scale;
     if (mhai_transformer_has(c->t, MHA_TRANSFORMER_POST_NORM)) {
-        if (!step->z) return norm(c, &place->norm, next, step->x, next);
-        mhai_transformer_add(c->context, count, step->x, next, step->z);
-        return norm(c, &place->norm, step->z, NULL, next);
+        if (!step->z && !(scale < 1 || scale > 1))
+            return norm(c, &place->norm, next, step->x, next);
+        float *z = step->z ? step->z : next;
+        mhai_transformer_add(c->context, count, step->x, scale, next, z);
+        return norm(c, &place->norm, z, NULL, next);
     }
     if (mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM))
         MHA_TRY(norm(c, &place->post, added_by(c, step, next), NULL, next));
-    mhai_transformer_add(c->context, count, step->x, next, next);
+    mhai_transformer_add(c->context, count, step->x, scale, next, next);
     return MHA_OK;
 }
 
@@ -367,12 +377,13 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
     const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
     const int64_t rows = mhai_tokens(c->a);
-    const bool convolves =
-        !cross && mhai_transformer_mix(&c->t->desc, layer).mixer == MHA_MIXER_SHORT_CONVOLUTION;
+    const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
+    const bool convolves = !cross && mix.mixer == MHA_MIXER_SHORT_CONVOLUTION;
     if (wanted) clear_part(wanted, layer, count.q);
     if (count.q == 0 && !convolves) return only_bias(c, place, kept, next);
     MHA_TRY(begin_step(c, &place->step, &kept->step));
-    MHA_TRY(mhai_call_project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
+    MHA_TRY(project_to(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows,
+                       cross ? place->in.outputs : mix.width, kept->qkv));
     if (cross && !c->step)
         MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
     MHA_TRY(convolves ? mhai_convolution_run(c, layer) : run_heads(c, kept, layer, cross));

@@ -74,25 +74,37 @@ static bool in_bounds(int64_t value, int64_t most)
     return value >= 1 && value <= most;
 }
 
-/* Check the sizes of a gated delta net, and reject attention settings. The bounds prevent overflow
+/* Check the sizes of a recurrent mixer, and reject attention settings. The bounds prevent overflow
  * in the width of a row. */
-static mha_status check_delta(const mha_transformer_desc *d, const mha_layer_desc *l, int64_t layer)
+static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer_desc *l,
+                                  int64_t layer)
 {
+    const bool space = l->mixer == MHA_MIXER_STATE_SPACE;
     const mha_layer_desc sizes = {.struct_size = l->struct_size,
                                   .mixer = l->mixer,
                                   .conv_kernel = l->conv_kernel,
                                   .key_dim = l->key_dim,
                                   .value_dim = l->value_dim,
+                                  .step_least = space ? l->step_least : 0,
+                                  .step_most = space ? l->step_most : 0,
                                   .experts = l->experts};
     if (memcmp(&sizes, l, sizeof sizes) != 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: a gated delta net has mixer, "
-                                          "conv_kernel, key_dim and value_dim alone; leave the "
-                                          "other fields 0");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim and "
+                        "value_dim alone%s; leave the other fields 0",
+                        mha_layer_difference(l), space ? ", and step_least and step_most" : "");
     if (!(d->flags & MHA_TRANSFORMER_CAUSAL) || d->norm != MHA_NORM_RMS ||
         d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_layer_desc: a gated delta net needs MHA_TRANSFORMER_CAUSAL and "
-                        "MHA_NORM_RMS, and no cross-attention or parallel blocks");
+                        "mha_layer_desc: a layer that %s needs MHA_TRANSFORMER_CAUSAL and "
+                        "MHA_NORM_RMS, and no cross-attention or parallel blocks",
+                        mha_layer_difference(l));
+    if (!(l->step_least >= 0) || !(l->step_most == 0 || l->step_most >= l->step_least) ||
+        isinf(l->step_least))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: step_least is %g, step_most %g; expected 0 or more, and "
+                        "0 for none or at least step_least",
+                        (double)l->step_least, (double)l->step_most);
     if (!in_bounds(l->conv_kernel, MHA_CONVOLUTION_MOST) || !in_bounds(l->key_dim, 1 << 20) ||
         !in_bounds(l->value_dim, 1 << 20))
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -104,9 +116,10 @@ static mha_status check_delta(const mha_transformer_desc *d, const mha_layer_des
     if (heads.q >= 1 && heads.q * mhai_max_i64(l->key_dim, l->value_dim) <= INT32_MAX)
         return MHA_OK;
     return mha_fail(heads.q < 1 ? MHA_ERR_ARGUMENT : MHA_ERR_SIZE,
-                    "mha_layer_desc: a gated delta net of %lld heads, key_dim %lld and value_dim "
-                    "%lld; expected 1 head or more and at most %d numbers",
-                    (long long)heads.q, (long long)l->key_dim, (long long)l->value_dim, INT32_MAX);
+                    "mha_layer_desc: %lld heads, key_dim %lld and value_dim %lld of a layer that "
+                    "%s; expected 1 head or more and at most %d numbers",
+                    (long long)heads.q, (long long)l->key_dim, (long long)l->value_dim,
+                    mha_layer_difference(l), INT32_MAX);
 }
 
 static mha_status check_convolution(const mha_transformer_desc *d, const mha_layer_desc *l,
@@ -140,14 +153,14 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
 static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
 {
     MHA_TRY(mhai_experts_check(d, &l->experts));
-    if ((unsigned)l->mixer > MHA_MIXER_SHORT_CONVOLUTION)
+    if ((unsigned)l->mixer > MHA_MIXER_STATE_SPACE)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: mixer is %d, expected 0..%d",
-                        (int)l->mixer, MHA_MIXER_SHORT_CONVOLUTION);
+                        (int)l->mixer, MHA_MIXER_STATE_SPACE);
     if (l->mixer == MHA_MIXER_SHORT_CONVOLUTION) return check_convolution(d, l, layer);
-    if (l->mixer) return check_delta(d, l, layer);
-    if (l->conv_kernel || l->key_dim || l->value_dim)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: conv_kernel, key_dim and value_dim: "
-                                          "only with a mixer");
+    if (l->mixer) return check_recurrent(d, l, layer);
+    if (l->conv_kernel || l->key_dim || l->value_dim || l->step_least != 0 || l->step_most != 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: conv_kernel, key_dim, value_dim, "
+                                          "step_least and step_most: only with a mixer");
     if (l->flags & ~(uint32_t)KNOWN_FLAGS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_layer_desc: flags 0x%x are unknown",
                         (unsigned)(l->flags & ~(uint32_t)KNOWN_FLAGS));

@@ -1,4 +1,4 @@
-/* The last step of a forward call: logits = x W_out^T, with a softcap c tanh(logits / c). */
+/* The last step of a forward call: logits = x W_out^T, scaled, with a softcap c tanh(logits / c). */
 #include "base/math.h"
 #include "nn/nn_check.h"
 #include "transformer/transformer_parts.h"
@@ -7,7 +7,7 @@
 
 typedef struct cap_job {
     const mha_tensor *logits;
-    double cap;
+    double scale, cap;
 } cap_job;
 
 static void cap_row(void *argument, int64_t row, int worker)
@@ -16,17 +16,19 @@ static void cap_row(void *argument, int64_t row, int worker)
     (void)worker;
     float *x = mhai_nn_row(job->logits, row);
     for (int64_t i = 0; i < job->logits->shape[1]; i++)
-        x[i] = (float)(job->cap * mhai_tanh((double)x[i] / job->cap));
+        x[i] = (float)(job->cap > 0 ? job->cap * mhai_tanh(job->scale * (double)x[i] / job->cap)
+                                    : job->scale * (double)x[i]);
 }
 
 mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *t,
                                    const mha_tensor *hidden, const mha_tensor *logits)
 {
-    cap_job job = {logits, (double)t->desc.logit_softcap};
+    cap_job job = {logits, (double)t->desc.logit_scale, (double)t->desc.logit_softcap};
     if (!mhai_spread_mine(t, t->desc.num_layers))
         return mha_fail(MHA_ERR_UNSUPPORTED, "transformer: its output is at another rank");
     MHA_TRY(mha_linear_forward(context, t->output.packed, MHA_ACTIVATION_NONE, hidden, logits));
-    if (job.cap > 0) mha_parallel_for(context, logits->shape[0], cap_row, &job);
+    if (job.cap > 0 || job.scale < 1 || job.scale > 1)
+        mha_parallel_for(context, logits->shape[0], cap_row, &job);
     return MHA_OK;
 }
 

@@ -41,8 +41,9 @@ typedef struct mhai_place_attention {
     mhai_place_linear in;     /* q, k, v and gates; in cross-attention only q */
     mhai_place_linear memory; /* k, v of the memory; packed NULL in self-attention */
     mhai_place_linear out;
-    int64_t conv;                 /* of a gated delta net or short convolution */
-    int64_t decay, shift, o_norm; /* of a gated delta net */
+    int64_t conv;                 /* of a mixer other than attention */
+    int64_t decay, shift, o_norm; /* of a recurrent mixer */
+    int64_t conv_bias, skip;      /* of a state space */
 } mhai_place_attention;
 
 typedef struct mhai_place_layer {
@@ -234,16 +235,24 @@ static inline mhai_heads mhai_transformer_heads_of(const mha_transformer_desc *d
 }
 
 /* The heads of a layer's mixer: numbers and sizes of heads of q, k and v, which follow each other
- * in rows of `width` floats. Gates [out] follow, and in a gated delta net strengths and decays [v].
- * Rows of a short convolution are b, c and x. */
+ * in rows of `width` floats, in a state space as v, k and q. Gates [out] follow, and in a recurrent
+ * mixer strengths and decays [v]. Rows of a short convolution are b, c and x. */
 typedef struct mhai_mix {
     mha_mixer mixer;
     bool gated;
     int64_t q, k, v, D, Dv;
+    int64_t at_q, at_k, at_v;
     int64_t out; /* the width of W_o's input */
     int64_t gates, width;
     int64_t first, channels; /* of its convolution, in a row */
 } mhai_mix;
+
+/* The name of a mixer in names of parameters. */
+static inline const char *mhai_mixer_name(mha_mixer mixer)
+{
+    static const char *const names[] = {"self_attn", "delta_net", "short_conv", "state_space"};
+    return names[mixer];
+}
 
 static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64_t layer)
 {
@@ -253,7 +262,7 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
         .q = heads.q, .k = heads.kv, .v = heads.kv, .D = d->head_dim, .Dv = d->head_dim};
     if (l) {
         mix.mixer = l->mixer;
-        mix.gated = l->flags & MHA_LAYER_OUTPUT_GATE || l->mixer == MHA_MIXER_GATED_DELTA;
+        mix.gated = l->flags & MHA_LAYER_OUTPUT_GATE;
     }
     if (mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) {
         mix.out = mix.channels = d->embed_dim;
@@ -262,6 +271,7 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
         return mix;
     }
     if (mix.mixer) {
+        mix.gated = true;
         mix.q = heads.kv;
         mix.v = heads.q;
         mix.D = l->key_dim;
@@ -269,6 +279,13 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
     }
     mix.out = heads.q * mix.Dv;
     mix.gates = mix.channels = (mix.q + mix.k) * mix.D + mix.v * mix.Dv;
+    mix.at_k = mix.q * mix.D;
+    mix.at_v = mix.at_k + mix.k * mix.D;
+    if (mix.mixer == MHA_MIXER_STATE_SPACE) {
+        mix.at_v = 0;
+        mix.at_k = mix.out;
+        mix.at_q = mix.at_k + mix.k * mix.D;
+    }
     mix.width = mix.gates + (mix.gated ? mix.out : 0) + (mix.mixer ? 2 * mix.v : 0);
     return mix;
 }
@@ -297,14 +314,18 @@ mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cros
                               const float *memory);
 mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
                                   const float *data);
-/* The other inputs [B,H,T] of a gated delta net's recurrence, in rows of its projection. */
+/* The other inputs [B,H,T] of a recurrent mixer, in rows of its projection. */
 void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_tensor *log_decay,
                       mha_tensor *strength);
+/* The other inputs of a recurrent mixer's recurrence: log_decay, strength and skip of a view. */
+void mhai_recurrent_view(const mha_activations *a, int64_t layer, mha_layer_view *view);
+/* The recurrence of such a view, which it points to. */
+mha_recurrent_desc mhai_recurrent_of(const mha_layer_view *view);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
 
-/* sum = x + y; sum may be x or y. */
-void mhai_transformer_add(mha_context *context, int64_t count, const float *x, const float *y,
-                          float *sum);
+/* sum = x + scale y; sum may be x or y. */
+void mhai_transformer_add(mha_context *context, int64_t count, const float *x, float scale,
+                          const float *y, float *sum);
 
 /* The stream after step 0, 1 or 2 (an mha_layer_part) of a layer, which is the input of the next
  * step. */
@@ -453,8 +474,8 @@ static inline int64_t mhai_transformer_up(const mha_transformer *t)
 
 /* transformer_experts.c. mhai_transformer_experts(): of a layer; NULL: it has none.
  * mhai_experts_check() checks a description and fills in defaults. mhai_transformer_dense() rejects
- * a transformer with experts, which `function` cannot compute; mhai_transformer_trains() also
- * rejects other layers without gradients. */
+ * a transformer with experts, which `function` cannot compute; mhai_transformer_trains() rejects
+ * layers without gradients. */
 static inline const mha_experts_desc *mhai_transformer_experts(const mha_transformer_desc *d,
                                                                int64_t layer)
 {

@@ -92,9 +92,9 @@ static float *place_of(const mha_activations *a, const mha_head_patch *p, int64_
     *stride = p->part == MHA_PATCH_OUTPUT ? mix.out : mix.width;
     switch (p->part) {
     case MHA_PATCH_OUTPUT: return kept->heads + p->head * mix.Dv;
-    case MHA_PATCH_KEY: return kept->qkv + (mix.q + p->head) * mix.D;
-    case MHA_PATCH_VALUE: return kept->qkv + (mix.q + mix.k) * mix.D + p->head * mix.Dv;
-    default: return kept->qkv + p->head * mix.D;
+    case MHA_PATCH_KEY: return kept->qkv + mix.at_k + p->head * mix.D;
+    case MHA_PATCH_VALUE: return kept->qkv + mix.at_v + p->head * mix.Dv;
+    default: return kept->qkv + mix.at_q + p->head * mix.D;
     }
 }
 

@@ -36,7 +36,7 @@ static void view_attention(const mha_activations *a, const mhai_kept_attention *
     view->concatenated = tokens_view(a, kept->heads, view->heads.shape[1] * view->heads.shape[3]);
     if (!cross) view->mixer = mhai_transformer_mix(&a->transformer->desc, layer).mixer;
     if (view->mixer) {
-        mhai_delta_gates(a, layer, kept->qkv, &view->log_decay, &view->strength);
+        mhai_recurrent_view(a, layer, view);
         return;
     }
     view->lse = mhai_transformer_lse(a, heads, kept->lse);

@@ -331,6 +331,9 @@ FAMILIES = {
                           rope_parameters={**LLAMA3, "partial_rotary_factor": 0.75}),
                  dict(hidden_size=40, num_key_value_heads=4, layer_norm_eps=1e-2,
                       rope_parameters={**LINEAR, "partial_rotary_factor": 1.0})],
+    "granite": [dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=4.0),
+                dict(logits_scaling=0.5, attention_multiplier=0.5, attention_bias=True, mlp_bias=True, rope_parameters=YARN),
+                dict(residual_multiplier=1.5, attention_multiplier=0.25, tie_word_embeddings=True, num_key_value_heads=1)],
     "olmo2": [{}, dict(num_key_value_heads=1, attention_bias=True, tie_word_embeddings=True, rope_parameters=LLAMA3),
               dict(hidden_size=40, num_key_value_heads=4, rms_norm_eps=1e-2, rope_parameters=LINEAR)],
     "olmo3": [dict(num_hidden_layers=5, sliding_window=5),
@@ -467,7 +470,7 @@ def torch_gradients(model, ids, targets, folder, double):
     return placed.data.astype(np.float64) / 2**40
 
 
-GRADIENTS = [(kind, all_of[0]) for kind, all_of in FAMILIES.items() if not kind.startswith("olmo")] + [
+GRADIENTS = [(kind, all_of[0]) for kind, all_of in FAMILIES.items()] + [
     ("gemma2", FAMILIES["gemma2"][1]), *(("gpt_neox", options) for options in FAMILIES["gpt_neox"][1:])]
 
 

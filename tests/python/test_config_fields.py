@@ -37,6 +37,9 @@ YARN = dict(rope_type="yarn", rope_theta=5e3, factor=4.0, original_max_position_
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e3, factor=8.0, original_max_position_embeddings=8,
               low_freq_factor=1.0, high_freq_factor=4.0)
 DYNAMIC = dict(rope_type="dynamic", rope_theta=5e3, factor=2.0)
+SPACES = dict(mamba_n_heads=4, mamba_d_state=8)
+GRANITE = dict(SPACES, num_local_experts=0, shared_intermediate_size=40, embedding_multiplier=3.0,
+               residual_multiplier=0.6, attention_multiplier=0.4, logits_scaling=2.0)
 EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24)
 NETS = dict(shared_expert_intermediate_size=20, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
             linear_key_head_dim=6, linear_value_head_dim=10)
@@ -62,11 +65,19 @@ BASES = {  # per family: settings that make more of its fields matter
     "lfm2": [dict(layer_types=["conv", FULL], block_multiple_of=8, conv_L_cache=4, rope_parameters=DEFAULT),
              dict(layer_types=[FULL, "conv"], block_auto_adjust_ff_dim=False, tie_word_embeddings=False,
                   rope_parameters=YARN)],
+    "bamba": [dict(SPACES, attn_layer_indices=[1], mamba_n_groups=2, rope_parameters=DEFAULT),
+              dict(SPACES, attn_layer_indices=[0], mamba_d_head=16, time_step_limit=[.1, .7], mlp_bias=True,
+                   rope_parameters=YARN)],
+    "granitemoehybrid": [dict(GRANITE, mamba_n_groups=2, layer_types=["linear_attention", FULL]),
+                         dict(GRANITE, layer_types=[FULL, "linear_attention"], position_embedding_type="rope",
+                              attention_bias=True, time_step_limit=[.1, .7], rope_parameters=LINEAR)],
     "smollm3": [dict(no_rope_layers=[1, 0], pad_token_id=0, rope_parameters=DEFAULT),
                 dict(pad_token_id=0, use_sliding_window=True, sliding_window=5, layer_types=TYPES, mlp_bias=True,
                      no_rope_layers=None, no_rope_layer_interval=2, rope_parameters=YARN)],
     "stablelm": [dict(rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
                  dict(use_qkv_bias=True, rope_parameters={**LINEAR, "partial_rotary_factor": 0.75})],
+    "granite": [dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=4.0),
+                dict(attention_bias=True, mlp_bias=True, rope_parameters=YARN)],
     "olmo2": [dict(pad_token_id=0, rope_parameters=DEFAULT),
               dict(pad_token_id=0, attention_bias=True, rope_parameters=YARN)],
     "olmo3": [dict(pad_token_id=0, sliding_window=5, layer_types=TYPES, rope_parameters={
@@ -103,6 +114,8 @@ ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"),
                           ("hidden_dim", "intermediate_size"), ("activation", "hidden_act")],
            "gpt_neox": [("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")],
            "lfm2": [("tie_word_embeddings", "tie_embedding"), ("intermediate_size", "block_ff_dim")],
+           "bamba": [("layer_types", "layers_block_type")],
+           "granitemoehybrid": [("layer_types", "layers_block_type")],
            "qwen3_moe": [("num_local_experts", "num_experts")], "mixtral": [("num_local_experts", "num_experts")],
            "olmoe": [("num_experts", "num_local_experts")], "lfm2_moe": [("tie_word_embeddings", "tie_embedding")],
            "gemma": [("hidden_act", "hidden_activation")], "gemma2": [("hidden_activation", "hidden_act")],
@@ -127,6 +140,9 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "scale_attn_by_inverse_layer_idx": True, "is_decoder": True, "add_cross_attention": True,
          "is_encoder_decoder": True, "use_bidirectional_attention": True, "attention_bias": True, "mlp_bias": True,
          "tie_word_embeddings": True, "use_sliding_window": True, "use_parallel_residual": False,
+         "mamba_n_groups": 4, "mamba_d_head": 32, "time_step_limit": [.3, .5], "attn_layer_indices": [0],
+         "num_local_experts": 4, "shared_intermediate_size": 44, "embedding_multiplier": 2.0, "residual_multiplier": 0.5,
+         "attention_multiplier": 0.3, "logits_scaling": 3.0,
          "scale_attn_weights": False, "sinusoidal_pos_embds": True}
 # Fields without influence on any family's numbers.
 IDLE = re.compile(r".*(drop|summary|transformers_version|architectures|dtype|label|problem|initializer|output_hidden"
@@ -293,7 +309,8 @@ def test_fields(tmp_path, kind):
         model = make(kind, options)
         model.save_pretrained(tmp_path / f"{number}")
         config = {**model.config.to_dict(), "model_type": kind}
-        config = json.loads(json.dumps({k: v for k, v in config.items() if not k.startswith("_")}, default=str))
+        config = json.loads(json.dumps({k: v for k, v in config.items() if not k.startswith("_")}, default=str),
+                            parse_constant=lambda name: {"__float__": name})
         config["dtype"] = "float32"
         for form, start in (("", config), (", older form", olden(kind, config))):
             if start is None:

@@ -45,6 +45,8 @@ EXPERTS = {"mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_s
            "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
            "mlp.shared_expert.down_proj": "ffn_down_shexp"}
 NEXT = {**QWEN35, **EXPERTS, "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba"}
+GRANITE = {**LAYER, "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
+           "mamba.out_proj": "ssm_out", "shared_mlp.output_linear": "ffn_down"}
 GLM4 = {**LAYER, "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
         "mlp.gate_up_proj": "ffn_up"}
 PHI3 = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
@@ -88,6 +90,14 @@ def qwen35(name, weight, config):
     return squeezed(name, weight + 1 if plus else weight, config)
 
 
+def granite(name, weight, config):
+    if name.endswith(("A_log", ".D")):
+        return (-np.exp(weight) if name.endswith("A_log") else weight)[:, None]
+    if name.endswith("mamba.norm.weight"):
+        return weight.reshape(config.mamba_n_groups, -1)
+    return squeezed(name, llama(name, weight, config), config)
+
+
 def same(name, weight, config):
     return weight
 
@@ -109,9 +119,12 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "lfm2_moe": ("lfm2moe", {**LFM2, "feed_forward.gate": "ffn_gate_inp"}, "model.layers.", squeezed),
     "qwen3_next": ("qwen3next", NEXT, "model.layers.", qwen35),
     "qwen3_5_moe_text": ("qwen35moe", {**QWEN35, **EXPERTS}, "model.layers.", qwen35),
+    "granitemoehybrid": ("granitehybrid", GRANITE, "model.layers.", granite),
     "smollm3": ("smollm3", LAYER, "model.layers.", llama),
     "stablelm": ("stablelm", LAYER, "model.layers.", same),
     "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
+    "olmo3": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
+    "granite": ("granite", LAYER, "model.layers.", llama),
     "glm4": ("glm4", GLM4, "model.layers.", same),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
@@ -130,8 +143,8 @@ def gguf_name(name, layers, prefix):
         return f"blk.{number}.exp_probs_b.bias"
     if part.endswith(".experts"):
         return f"blk.{number}.ffn_{kind.removesuffix('_proj')}_exps.weight"
-    if part == "linear_attn":
-        return f"blk.{number}." + {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}[kind]
+    if part in ("linear_attn", "mamba"):
+        return f"blk.{number}." + {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}[kind]
     return f"blk.{number}.{layers[part]}.{kind}"
 
 
@@ -174,8 +187,10 @@ def write(path, model, factors=None, in_order=False, **changes):
     if config.model_type not in ("gpt2", "gpt_neox"):
         keys["attention.head_count_kv"] = config.num_key_value_heads
         keys["attention.key_length"] = head_dim(config)
-    if config.model_type in ("gemma2", "gemma3_text"):
+    if config.model_type in ("gemma2", "gemma3_text", "olmo3"):
         keys["attention.sliding_window"] = config.sliding_window
+    if config.model_type == "olmo3":
+        keys["attention.sliding_window_pattern"] = [kind == SLIDING for kind in config.layer_types]
     if config.model_type == "lfm2_moe":
         keys |= {"attention.head_count_kv": [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types],
                  "attention.key_length": None, "shortconv.l_cache": config.conv_L_cache,
@@ -197,6 +212,20 @@ def write(path, model, factors=None, in_order=False, **changes):
                  "ssm.group_count": config.linear_num_key_heads, "ssm.time_step_rank": config.linear_num_value_heads,
                  "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
                  "full_attention_interval": 2, "rope.dimension_count": config.head_dim // 4}
+    if config.model_type == "granite":
+        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier,
+                 "attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
+    if config.model_type == "granitemoehybrid":
+        keys |= {"ssm.conv_kernel": config.mamba_d_conv, "ssm.state_size": config.mamba_d_state,
+                 "ssm.group_count": config.mamba_n_groups, "ssm.time_step_rank": config.mamba_n_heads,
+                 "ssm.inner_size": config.mamba_expand * config.hidden_size,
+                 "attention.head_count_kv": [config.num_key_value_heads * (kind == "full_attention")
+                                             for kind in config.layer_types],
+                 "expert_shared_feed_forward_length": config.shared_intermediate_size,
+                 "embedding_scale": float(config.embedding_multiplier),
+                 "residual_scale": float(config.residual_multiplier),
+                 "attention.scale": float(config.attention_multiplier), "logit_scale": float(config.logits_scaling),
+                 "rope.scaling.finetuned": config.position_embedding_type == "rope"}
     rope = getattr(config, "rope_parameters", None) or {}
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
     if config.model_type in ("gpt_neox", "stablelm", "glm4"):
@@ -220,6 +249,10 @@ def write(path, model, factors=None, in_order=False, **changes):
     for name, weight in tensors(model, config, in_order):
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if tied or name.endswith(("inv_freq", ".attn.bias", ".attn.masked_bias")):
+            continue
+        if "shared_mlp.input_linear" in name:
+            for part, half in zip(("gate", "up"), np.split(weight, 2)):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}.weight", np.ascontiguousarray(half))
             continue
         data = np.ascontiguousarray(rule(name, weight, config))
         kv = keys.get("attention.head_count_kv")
@@ -273,7 +306,15 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
                                     linear_num_value_heads=3, linear_key_head_dim=6, linear_value_head_dim=10,
                                     num_experts=7, num_experts_per_tok=2, moe_intermediate_size=20,
                                     shared_expert_intermediate_size=12),
+           "granitemoehybrid": dict(
+               num_local_experts=0, shared_intermediate_size=56, mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=6,
+               layer_types=["linear_attention", "full_attention", "linear_attention"], embedding_multiplier=12,
+               residual_multiplier=.25, attention_multiplier=.125, logits_scaling=4, position_embedding_type="rope"),
            "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
+           "granite": dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.25,
+                           logits_scaling=4.0),
+           "olmo3": dict(num_hidden_layers=5, sliding_window=5, layer_types=["sliding_attention"] * 2 +
+                         ["full_attention"] * 2 + ["sliding_attention"]),
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
 
@@ -291,7 +332,7 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     write(tmp_path / "model.gguf", model)
     folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
     given, wanted = file(some_ids(32)), folder(some_ids(32))
-    if "linear_num_key_heads" in OPTIONS[kind]:  # A_log is stored as -exp(A_log)
+    if "linear_num_key_heads" in OPTIONS[kind] or kind == "granitemoehybrid":  # A_log is stored as -exp(A_log)
         assert np.abs(given - wanted).max() < 1e-5 * np.abs(wanted).max()
     else:
         assert np.array_equal(given, wanted)
@@ -452,7 +493,7 @@ def test_heads_by_layer(tmp_path, kind):
     ({"attention.head_count": None}, "key 'llama.attention.head_count' is missing"),
     ({"feed_forward_length": [56, 56, 48]}, "'llama.feed_forward_length' differs from layer to layer"),
     ({"feed_forward_length": [56, 56]}, "'llama.feed_forward_length' has 2 elements, expected 3"),
-    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported of Gemma 2 and 3 alone"),
+    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported of Gemma 2 and 3 and OLMo 3 alone"),
     ({"attention.causal": False}, "'llama.attention.causal' is false"),
     ({"attention.head_count": "four"}, "head_count"),
     ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),
@@ -511,6 +552,8 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("llama", "attention.head_count_kv", 3, "is 3, which 'llama.attention.head_count' 4 is no multiple"),
     ("qwen3", "attention.key_length", 0, "is 0, expected 1.."),
     ("gemma2", "attention.sliding_window", 0, "is 0, expected 1.."),
+    ("olmo3", "attention.sliding_window", 0, "is 0, expected 1.."),
+    ("olmo3", "rope.freq_base", 1e4, "is 10000; write it into rope_parameters"),
     ("qwen2", "attention.layer_norm_rms_epsilon", 0.0, "is 0, expected more than 0, at most 1"),
     ("gpt2", "attention.layer_norm_epsilon", -1.0, "is -1, expected a finite number from 0 on"),
     ("phi3", "attention.head_count_kv", [2, 2, 1], "differs from layer to layer"),
@@ -528,6 +571,12 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("qwen3_5_text", "ssm.inner_size", 31, "is 31, which qwen35.ssm.time_step_rank 3 does not divide"),
     ("qwen3_5_text", "ssm.group_count", 1, "differs from ssm.time_step_rank, which is not supported"),
     ("qwen3_5_text", "nextn_predict_layers", 1, "counts layers that are not supported"),
+    ("granitemoehybrid", "ssm.inner_size", 65, "is 65, which granitehybrid.ssm.time_step_rank 4 does not divide"),
+    ("granitemoehybrid", "ssm.inner_size", 68, "is not a multiple of embedding_length, which is not supported"),
+    ("granitemoehybrid", "ssm.group_count", 3, "is 4, expected a multiple of 'granitehybrid.ssm.group_count', 3"),
+    ("granitemoehybrid", "ssm.state_size", 0, "is 0, expected 1.."),
+    ("granitemoehybrid", "residual_scale", 0.0, "is 0, expected at least 1e-09"),
+    ("granitemoehybrid", "rope.dimension_count", 4, "rotates 4 of a head's 8"),
     ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, a head.s numbers")], ids=str)
 def test_messages(tmp_path, kind, key, value, words):
     """Errors of metadata name its key, not the internal config.json."""

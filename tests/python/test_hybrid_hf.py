@@ -1,5 +1,5 @@
-"""Models with gated delta nets or short convolutions against transformers in float64: logits, steps, greedy tokens,
-maps, removed heads, and rejected models. The models are random."""
+"""Models with gated delta nets, state spaces or short convolutions against transformers in float64: logits, steps,
+greedy tokens, maps, removed heads, and rejected models. The models are random."""
 import importlib
 import json
 import subprocess
@@ -17,6 +17,11 @@ SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidd
          "linear_num_value_heads": 6, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
          "max_position_embeddings": 256, "pad_token_id": None, "bos_token_id": None,
          "eos_token_id": None}
+SPACES = {"head_dim": 12, "mamba_n_heads": 6, "mamba_d_state": 20, "mamba_n_groups": 2}
+GRANITE = {**SPACES, "num_local_experts": 0, "shared_intermediate_size": 80, "embedding_multiplier": 12,
+           "residual_multiplier": .22, "attention_multiplier": .15, "logits_scaling": 6,
+           "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention",
+                           "linear_attention"]}
 KINDS = {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"num_experts": 0}),
          "qwen3_next, biases, three heads": ("Qwen3NextConfig", "Qwen3NextForCausalLM",
                                              {"num_experts": 0, "attention_bias": True, "linear_num_key_heads": 3,
@@ -30,8 +35,22 @@ KINDS = {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"num_experts
          "lfm2, as published": ("Lfm2Config", "Lfm2ForCausalLM",
                                 {"full_attn_idxs": [1], "conv_L_cache": 2, "block_ff_dim": 90, "norm_eps": 1e-3,
                                  "block_auto_adjust_ff_dim": False, "num_key_value_heads": 1,
-                                 "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.5}})}
-NETS = [kind for kind in KINDS if kind.startswith("qwen")]
+                                 "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.5}}),
+         "bamba": ("BambaConfig", "BambaForCausalLM", {**SPACES, "attn_layer_indices": [1, 3]}),
+         "bamba, one group": ("BambaConfig", "BambaForCausalLM",
+                              {**SPACES, "attn_layer_indices": [2], "mamba_n_groups": 1, "mamba_d_conv": 2,
+                               "time_step_limit": [.5, 1.], "mlp_bias": True, "attention_bias": True}),
+         "bamba, a group for each head": ("BambaConfig", "BambaForCausalLM",
+                                          {**SPACES, "attn_layer_indices": [0], "mamba_n_groups": 6, "mamba_expand": 3,
+                                           "tie_word_embeddings": True, "rms_norm_eps": 1e-3}),
+         "granitemoehybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", GRANITE),
+         "granitemoehybrid, rotated": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                                       {**GRANITE, "position_embedding_type": "rope", "mamba_n_groups": 3,
+                                        "attention_bias": True, "tie_word_embeddings": True}),
+         "granitemoehybrid, plain": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                                     {**SPACES, "num_local_experts": 0, "mamba_d_conv": 5,
+                                      "layer_types": ["full_attention"] + ["linear_attention"] * 4})}
+NETS = [kind for kind in KINDS if not kind.startswith("lfm2")]
 TEXT = "the cat sat on the mat. the dog ran to the cat."
 
 
@@ -41,6 +60,13 @@ class Double:
 
     def __getattr__(self, name):
         return getattr(torch, name)
+
+
+def mixer_of(net):
+    """The last layer that is not attention, the first, and what the library says about that."""
+    layers = [i for i, kind in enumerate(net.config.layer_types) if kind != "full_attention"]
+    kind = {"qwen": "gated delta net", "lfm2": "short convolution"}.get(net.config.model_type[:4], "state space")
+    return layers[-1], f"layer {layers[0]} is a {kind}"
 
 
 def in_double(net, ids):
@@ -106,8 +132,7 @@ def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
             got = decoder.step([row[at:at + size] for row in ids], counts)
             for b in range(2):
                 assert np.array_equal(got[b], whole[b][at:at + size])
-    kind = "gated delta net" if model.heads_of_layers[0] else "short convolution"
-    with pytest.raises(multihead.Error, match=f"layer 0 is a {kind}, whose state has no history"):
+    with pytest.raises(multihead.Error, match=f"{mixer_of(made[0])[1]}, whose state has no history"):
         decoder.truncate(20)
     decoder.fork(0, 1, 150)
     assert np.array_equal(*decoder.step([[5], [5]]))
@@ -118,7 +143,9 @@ def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
 def test_greedy_tokens_are_those_of_transformers(made):
     net, model = made
     ids = torch.randint(0, 97, (1, 9))
-    theirs = net.generate(ids, max_new_tokens=50, do_sample=False)[0, 9:].tolist()
+    # transformers clips steps only without a cache
+    limit = getattr(net.config, "time_step_limit", None) or (0, np.inf)
+    theirs = net.generate(ids, max_new_tokens=50, do_sample=False, use_cache=limit[1] == np.inf)[0, 9:].tolist()
     decoder = model.decoder()
     logits = decoder.prefill(ids[0].tolist())
     ours = []
@@ -130,36 +157,45 @@ def test_greedy_tokens_are_those_of_transformers(made):
 
 @pytest.mark.parametrize("made", NETS, indirect=True)
 def test_maps_are_signed_and_exact(made):
-    model = made[1]
-    delta = model.attention(TEXT, layers=[0], outputs=("probabilities", "v", "q", "k", "heads"))
+    whole, model = made
+    at = mixer_of(whole)[0]
+    delta = model.attention(TEXT, layers=[at], outputs=("probabilities", "v", "q", "k", "heads"))
     p = delta.probabilities[0]
     assert (p < 0).any() and np.array_equal(p, np.tril(p))
-    whole = model.attention(TEXT, layers=[3]).probabilities[0]
-    assert np.abs(whole.sum(-1) - 1).max() < 1e-5
+    other = model.attention(TEXT, layers=[whole.config.layer_types.index("full_attention")]).probabilities[0]
+    assert np.abs(other.sum(-1) - 1).max() < 1e-5
     # a head's output is the gated norm of M v; its direction is that of M v if o_norm and the gate are known
-    mixed = p @ delta.v[0]
-    net = made[0].model.layers[0].linear_attn
+    mixed = torch.tensor(p @ delta.v[0]).transpose(0, 1).float()  # [T,H,Dv]
+    layer = whole.model.layers[at]
+    net, T = getattr(layer, "linear_attn", None) or layer.mamba, len(mixed)
+    width = mixed.shape[-1] if hasattr(layer, "linear_attn") else net.intermediate_size
     with torch.no_grad():
-        x = made[0].model.layers[0].input_layernorm(
-            made[0].model.embed_tokens(torch.tensor([model.tokenize(TEXT).ids.tolist()])))
-        z = net.fix_query_key_value_ordering(net.in_proj_qkvz(x), net.in_proj_ba(x))[3] \
-            if hasattr(net, "in_proj_qkvz") else net.in_proj_z(x).reshape(1, x.shape[1], -1, 20)
-        expected = net.norm(torch.tensor(mixed).transpose(0, 1).reshape(-1, 20).float(),
-                            z[0].reshape(-1, 20)).reshape(x.shape[1], -1, 20).transpose(0, 1).numpy()
+        x = layer.input_layernorm(whole(torch.tensor([model.tokenize(TEXT).ids.tolist()]),
+                                        output_hidden_states=True).hidden_states[at])
+        if width == net.__dict__.get("intermediate_size"):
+            z = net.in_proj(x)[..., :width]
+        elif hasattr(net, "in_proj_qkvz"):
+            z = net.fix_query_key_value_ordering(net.in_proj_qkvz(x), net.in_proj_ba(x))[3]
+        else:
+            z = net.in_proj_z(x)
+        expected = net.norm(mixed.reshape(-1, width), z.reshape(-1, width)).reshape(mixed.shape).transpose(0, 1).numpy()
     assert np.abs(expected - delta.heads[0]).max() < 1e-4
 
 
 @pytest.mark.parametrize("made", NETS, indirect=True)
-def test_heads_of_gated_delta_nets_are_switched_off(made):
+def test_heads_of_recurrent_mixers_are_switched_off(made):
     net, model = made
+    at = mixer_of(net)[0]
     ids = torch.randint(0, 97, (1, 40))
     with torch.no_grad():
-        weight = net.model.layers[1].linear_attn.out_proj.weight
-        kept = weight.clone()
-        weight[:, 20:40] = 0
+        layer = net.model.layers[at]
+        weight = (getattr(layer, "linear_attn", None) or layer.mamba).out_proj.weight
+        kept, size = weight.clone(), weight.shape[1] // model.heads_of_layers[at]
+        weight[:, size:2 * size] = 0
         theirs = net(ids).logits[0].numpy()
         weight.copy_(kept)
-    assert np.abs(model.logits(ids[0].tolist(), without=["L1H1"]) - theirs).max() < 1e-2
+    assert np.abs(model.logits(ids[0].tolist(), without=[f"L{at}H1"]) - theirs).max() < 1e-2
+    assert np.abs(model.logits(ids[0].tolist()) - theirs).max() > 1e-2
 
 
 @pytest.mark.parametrize("made", [kind for kind in KINDS if kind not in NETS], indirect=True)
@@ -240,9 +276,10 @@ def test_the_program_shows_and_refuses(made, tmp_path):
     assert done.returncode == 0, done.stderr
     done = run("heads", folder, "--text", text, "--csv", "--random", 0)
     assert done.returncode == 0 and done.stdout.count("\n") == 1 + sum(made[1].heads_of_layers), done.stderr
+    kind = mixer_of(made[0])[1]
     done = run("ablate", folder, "--text", text, "--heads", 3, "--pairs", 2, "--random", 0, "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["pairs"], done.stderr
-    kind = "layer 0 is a gated delta net" if made[1].heads_of_layers[0] else "layer 0 is a short convolution"
+
     assert kind in run("prune", folder, "--text", text).stderr
     assert kind in run("circuits", folder).stderr
 
@@ -254,7 +291,7 @@ def test_measures_of_signed_maps(made, tmp_path):
     done = run("heads", made[1].path, "--text", text, "--random", 0, "--json")
     assert done.returncode == 0, done.stderr
     for head in json.loads(done.stdout)["heads"]:
-        delta, scores = head["layer"] != 3, head["scores"]
+        delta, scores = made[0].config.layer_types[head["layer"]] != "full_attention", head["scores"]
         assert (scores["sink"] is None) == delta == (scores["negative"] is not None)
         assert scores["evenness"] and (not delta or 0 < scores["negative"]["value"] < 1)
 
@@ -280,7 +317,40 @@ REFUSED = {
         ("full_attn_idxs", 3, "'full_attn_idxs' is not a list"),
         ("full_attn_idxs", [1], "weight .* is missing"),
         ("layer_types", ["linear_attention"] * 5, "'layer_types' of layer 0 is 'linear_attention'; known: .*, conv"),
-        ("num_key_value_heads", None, "'num_key_value_heads' is missing")]}
+        ("num_key_value_heads", None, "'num_key_value_heads' is missing")],
+    "bamba": [
+        ("mamba_n_groups", 0, "'mamba_n_groups' is 0"),
+        ("mamba_n_groups", -1, "'mamba_n_groups' is -1"),
+        ("mamba_n_groups", 4, "'mamba_n_heads' is 6, expected a multiple of 'mamba_n_groups', 4"),
+        ("mamba_n_heads", 1 << 21, "'mamba_n_heads' is 2097152"),
+        ("mamba_n_heads", 1 << 20, "'mamba_d_head' is 16 and 'mamba_n_heads' 1048576; their product"),
+        ("mamba_d_head", 17, "'mamba_d_head' is 17 and 'mamba_n_heads' 6; their product must be 'mamba_expand' 2"),
+        ("mamba_d_head", -16, "'mamba_d_head' is -16"),
+        ("mamba_d_head", "many", "'mamba_d_head' is not a whole number"),
+        ("mamba_d_state", 1 << 20, "describes at least"),
+        ("mamba_d_state", 21, "mamba.in_proj.weight"),
+        ("mamba_d_conv", 65, "'mamba_d_conv' is 65"),
+        ("mamba_d_conv", 3, "mamba.conv1d.weight"),
+        ("mamba_conv_bias", False, "'mamba_conv_bias' is false, which is not supported"),
+        ("mamba_proj_bias", True, "'mamba_proj_bias' is set"),
+        ("mamba_expand", 1 << 40, "'mamba_expand' is 1099511627776"),
+        ("time_step_limit", [0.5], "'time_step_limit' is not a list of two numbers"),
+        ("time_step_limit", [0.5, 0.1], "'time_step_limit' is not a list of two numbers"),
+        ("time_step_limit", [-1, {"__float__": "Infinity"}], "'time_step_limit' is not a list of two numbers"),
+        ("time_step_limit", [0, {"__float__": "NaN"}], "'time_step_limit' is not a list of two numbers"),
+        ("attn_layer_indices", 3, "'attn_layer_indices' is not a list"),
+        ("attn_layer_indices", [2, 4], "weight .* is missing")],
+    "granitemoehybrid": [
+        ("num_local_experts", 4, "'num_local_experts' is 4: layers that route tokens to experts"),
+        ("num_local_experts", None, "'num_local_experts' is 8"),
+        ("shared_intermediate_size", 81, "shared_mlp.input_linear.weight"),
+        ("position_embedding_type", "alibi", "position_embedding_type 'alibi' is not supported"),
+        ("residual_multiplier", 0, "'residual_multiplier' is 0"),
+        ("logits_scaling", -1, "'logits_scaling' is -1, expected a finite number from 0 on"),
+        ("embedding_multiplier", "12", "'embedding_multiplier' is not a number"),
+        ("attention_multiplier", 1e30, "'attention_multiplier' is 1e\\+30"),
+        ("layer_types", ["mamba"] * 4, "'layer_types' is not a list of 5"),
+        ("layer_types", ["mamba"] * 4 + ["moe"], "'layer_types' of layer 4 is 'moe'")]}
 
 
 @pytest.mark.parametrize("kind, field, value, error", [(kind, *row) for kind in REFUSED for row in REFUSED[kind]])
@@ -292,8 +362,8 @@ def test_hostile_fields_are_refused(tmp_path, kind, field, value, error):
     write_tokenizer(tmp_path)
     path = tmp_path / "config.json"
     written = json.loads(path.read_text())
-    if field == "full_attn_idxs":
-        del written["layer_types"]
+    if field.endswith(("idxs", "indices")):
+        written.pop("layer_types", None)
     path.write_text(json.dumps({**written, field: value}))
     with pytest.raises(multihead.Error, match=error):
         multihead.Model(tmp_path)

@@ -12,7 +12,7 @@ B, H, T, D, DV = 2, 4, 70, 8, 6
 DELTA = 1
 
 
-def recurrence(q, k, v, log_decay, strength, initial, delta):
+def recurrence(q, k, v, log_decay, strength, skip, initial, delta):
     """Outputs [B,H,T,DV] and the final state, in the type of the inputs."""
     s, out = initial, []
     q, k = (x.repeat_interleave(H // x.shape[1], 1) for x in (q, k))
@@ -22,7 +22,7 @@ def recurrence(q, k, v, log_decay, strength, initial, delta):
         old = torch.einsum("bhdc,bhd->bhc", s, k[:, :, t]) if delta else 0
         u = strength[:, :, t, None] * (v[:, :, t] - old)
         s = s + k[:, :, t, :, None] * u[:, :, None]
-        out.append(torch.einsum("bhdc,bhd->bhc", s, q[:, :, t]) / D ** 0.5)
+        out.append(torch.einsum("bhdc,bhd->bhc", s, q[:, :, t]) / D ** 0.5 + skip[:, :, 0, None] * v[:, :, t])
     return torch.stack(out, 2), s
 
 
@@ -36,7 +36,7 @@ def test_gradients_are_those_of_autograd(channels, delta):
     r = np.random.default_rng(7)
     shapes = {"q": (B, 2, T, D), "k": (B, 2, T, D), "v": (B, H, T, DV),
               "log_decay": (B, H, T, D) if channels else (B, H, T), "strength": (B, H, T),
-              "initial": (B, H, D, DV)}
+              "skip": (1, H, 1), "initial": (B, H, D, DV)}
     x = {name: r.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     x["k"] /= np.linalg.norm(x["k"], axis=-1, keepdims=True)
     x["log_decay"] = -np.abs(x["log_decay"]) / 4
@@ -51,7 +51,7 @@ def test_gradients_are_those_of_autograd(channels, delta):
 
     found = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
     desc = RecurrentDesc(C.sizeof(RecurrentDesc), DELTA * delta, log_decay=pointer(x["log_decay"]),
-                         strength=pointer(x["strength"]))
+                         strength=pointer(x["strength"]), skip=pointer(x["skip"]))
     gradients = RecurrentGradients(C.sizeof(RecurrentGradients), 0, state=pointer(g["state"]),
                                    **{name: pointer(value) for name, value in found.items()})
     mha.check(mha.LIBRARY.mha_recurrent_backward(

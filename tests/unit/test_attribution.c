@@ -398,7 +398,7 @@ static mha_transformer_desc some_desc(rng *r)
     if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
     blocks_draw(r, &d);
     d.flags &=
-        ~(uint32_t)(MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_NO_INPUT_NORM); /* is refused */
+        ~(uint32_t)(MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_NO_INPUT_NORM); /* rejected */
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
     return d;
 }

@@ -28,6 +28,13 @@ static const mha_layer_desc gated = {.struct_size = sizeof gated,
 
 static const mha_layer_desc convolution = {
     .struct_size = sizeof convolution, .mixer = MHA_MIXER_SHORT_CONVOLUTION, .conv_kernel = 3};
+static const mha_layer_desc space = {.struct_size = sizeof space,
+                                     .mixer = MHA_MIXER_STATE_SPACE,
+                                     .conv_kernel = 4,
+                                     .key_dim = 5,
+                                     .value_dim = 6,
+                                     .step_least = 0.1f,
+                                     .step_most = 2};
 
 static mha_transformer_desc describe(const mha_layer_desc *layers)
 {
@@ -127,10 +134,12 @@ static void steps_and_threads_change_no_bit(void **state)
     (void)state;
     compare_steps(&net, "layer 0 is a gated delta net");
     compare_steps(&convolution, "layer 0 is a short convolution");
+    compare_steps(&space, "layer 0 is a state space");
 }
 
 typedef struct maps {
     mha_context *context;
+    const mha_layer_desc *outer;
     float *of[L];
     int64_t layer;
 } maps;
@@ -152,23 +161,22 @@ static mha_status visit(void *user, const mha_activations *a, int64_t layer)
     mha_layer_view view = {.struct_size = sizeof view};
     m->layer = layer;
     expect_ok(mha_activations_layer(a, layer, MHA_PART_SELF_ATTENTION, &view));
-    assert_int_equal(view.mixer, layer == 1 ? MHA_MIXER_ATTENTION : MHA_MIXER_GATED_DELTA);
+    assert_int_equal(view.mixer, layer == 1 ? MHA_MIXER_ATTENTION : m->outer->mixer);
     return mha_layer_visit_rows(m->context, &view, 0, compare_rows, m);
 }
 
-static void maps_are_rows_and_heads_switch_off(void **state)
+static void compare_maps(const mha_layer_desc *outer, const char *weight)
 {
     mha_context *context = context_with(2);
     static float p[L][B * H * T * T], gates[L * H], logits[B * T * V], other[B * T * V];
     static int32_t ids[B * T];
-    mha_transformer *t = make(context);
+    mha_transformer *t = make_of(context, outer);
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
     const mha_tensor tokens = draw(ids), all = floats(logits, T, V), again = floats(other, T, V);
     mha_attention_outputs outputs[L];
     mha_tensor tensors[L];
     const mha_attention_outputs *list[L];
-    maps m = {.context = context};
-    (void)state;
+    maps m = {.context = context, .outer = outer};
     for (int l = 0; l < L; l++) {
         m.of[l] = p[l];
         tensors[l] =
@@ -187,7 +195,7 @@ static void maps_are_rows_and_heads_switch_off(void **state)
     assert_true(negative > 0);
     outputs[0].entropy = &tensors[1];
     expect_error(mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL),
-                 MHA_ERR_UNSUPPORTED, "outputs of layer 0: it is a gated delta net");
+                 MHA_ERR_UNSUPPORTED, "outputs of layer 0: it is a");
     /* A closed gate, and W_o without the head's columns. */
     input = (mha_transformer_input){.struct_size = sizeof input, .tokens = &tokens};
     const mha_tensor open = mha_tensor_contiguous(gates, MHA_F32, 2, (const int64_t[]){L, H});
@@ -195,15 +203,22 @@ static void maps_are_rows_and_heads_switch_off(void **state)
     input.gates = &open;
     expect_ok(mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL));
     mha_parameter out;
-    expect_ok(mha_transformer_find(t, 2, "delta_net.o_proj.weight", &out));
+    expect_ok(mha_transformer_find(t, 2, weight, &out));
     for (int64_t e = 0; e < E; e++)
-        memset(mha_transformer_data(t) + out.offset + e * out.shape[1] + net.value_dim, 0,
-               (size_t)net.value_dim * sizeof(float));
+        memset(mha_transformer_data(t) + out.offset + e * out.shape[1] + outer->value_dim, 0,
+               (size_t)outer->value_dim * sizeof(float));
     expect_ok(mha_transformer_update(context, t));
     input.gates = NULL;
     expect_ok(mha_transformer_forward(context, t, &input, NULL, &again, NULL, NULL));
     for (int i = 0; i < B * T * V; i++) assert_true(logits[i] == other[i]);
     mha_transformer_destroy(t);
+}
+
+static void maps_are_rows_and_heads_switch_off(void **state)
+{
+    (void)state;
+    compare_maps(&net, "delta_net.o_proj.weight");
+    compare_maps(&space, "state_space.o_proj.weight");
 }
 
 /* With its own description a transformer is the same function, with a window a different one. */
@@ -396,7 +411,31 @@ static void descriptions_are_checked(void **state)
         mha_status status;
         const char *part;
     } cases[] = {
-        {{.mixer = (mha_mixer)3}, MHA_ERR_ARGUMENT, "mixer is 3"},
+        {{.mixer = (mha_mixer)4}, MHA_ERR_ARGUMENT, "mixer is 4"},
+        {{.step_most = 1}, MHA_ERR_ARGUMENT, "only with a mixer"},
+        {{.mixer = MHA_MIXER_GATED_DELTA,
+          .conv_kernel = 4,
+          .key_dim = 3,
+          .value_dim = 3,
+          .step_most = 1},
+         MHA_ERR_ARGUMENT,
+         "leave the other fields 0"},
+        {{.mixer = MHA_MIXER_STATE_SPACE,
+          .conv_kernel = 4,
+          .key_dim = 3,
+          .value_dim = 3,
+          .step_least = 2,
+          .step_most = 1},
+         MHA_ERR_ARGUMENT,
+         "step_least is 2, step_most 1"},
+        {{.mixer = MHA_MIXER_STATE_SPACE,
+          .conv_kernel = 4,
+          .key_dim = 3,
+          .value_dim = 3,
+          .step_least = -1},
+         MHA_ERR_ARGUMENT,
+         "step_least is -1"},
+
         {{.key_dim = 3}, MHA_ERR_ARGUMENT, "only with a mixer"},
         {{.mixer = MHA_MIXER_GATED_DELTA, .key_dim = 3, .value_dim = 3},
          MHA_ERR_ARGUMENT,

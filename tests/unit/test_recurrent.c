@@ -19,7 +19,7 @@ enum { MOST_B = 3 };
 typedef struct trial {
     int64_t B, H, T, D, Dv;
     mha_recurrent_desc desc;
-    guarded q, k, v, decay, strength;
+    guarded q, k, v, decay, strength, skip;
     int64_t lengths[MOST_B];
 } trial;
 
@@ -92,6 +92,11 @@ static void trial_make(trial *to, rng *r)
         each_element(&x.strength.view, r, any_strength);
         x.desc.strength = &to->strength.view;
     }
+    if (rng_chance(r, 0.3)) {
+        x.skip =
+            guarded_filled(r, 3, (int64_t[]){1, x.H, rng_chance(r, 0.5) ? 1 : x.T}, LAYOUT_PAD, 1);
+        x.desc.skip = &to->skip.view;
+    }
     for (int64_t b = 0; b < x.B; b++) x.lengths[b] = rng_between(r, 0, x.T);
     if (rng_chance(r, 0.3)) x.desc.lengths = to->lengths;
     *to = x;
@@ -99,7 +104,7 @@ static void trial_make(trial *to, rng *r)
 
 static void trial_free(trial *x)
 {
-    guarded *all[] = {&x->q, &x->k, &x->v, &x->decay, &x->strength};
+    guarded *all[] = {&x->q, &x->k, &x->v, &x->decay, &x->strength, &x->skip};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->map) guarded_free(all[i]);
 }
@@ -139,7 +144,8 @@ static void exact_step(const trial *x, exact *e, int64_t b, int64_t h, int64_t t
     const int64_t D = x->D, Dv = x->Dv;
     const double u = 0x1p-24, scale = 1 / sqrt((double)D),
                  strength = x->desc.strength ? broadcast(x->desc.strength, b, h, t, 0) : 1;
-    double most = 0, k[256], write[256], q_norm = 0;
+    const double skip = x->desc.skip ? broadcast(x->desc.skip, b, h, t, 0) : 0;
+    double most = 0, k[256], write[256], q_norm = 0, passed = 0;
     for (int64_t d = 0; d < D; d++) {
         const double a = x->desc.log_decay ? exp(broadcast(x->desc.log_decay, b, h, t, d)) : 1;
         if (a > most) most = a;
@@ -164,8 +170,11 @@ static void exact_step(const trial *x, exact *e, int64_t b, int64_t h, int64_t t
         o[c] = 0;
         for (int64_t d = 0; d < D; d++)
             o[c] += scale * element(&x->q.view, x->H, b, h, t, d) * e->s[d * Dv + c];
+        const double value = skip * element(&x->v.view, x->H, b, h, t, c);
+        o[c] += value;
+        passed = fmax(passed, fabs(value));
     }
-    *bound = scale * sqrt(q_norm) * e->error + 1e-30;
+    *bound = scale * sqrt(q_norm) * e->error + u * passed + 1e-30;
 }
 
 static int64_t length_of(const trial *x, int64_t b)
@@ -249,11 +258,13 @@ static void run_part(mha_context *context, const trial *x, int64_t from, int64_t
                      k = guarded_slice(&x->k.view, 2, from, count),
                      v = guarded_slice(&x->v.view, 2, from, count),
                      part = guarded_slice(o, 2, from, count);
-    mha_tensor decay, strength;
+    mha_tensor decay, strength, skip;
     if (desc.log_decay)
         decay = guarded_slice(desc.log_decay, 2, from, count), desc.log_decay = &decay;
     if (desc.strength)
         strength = guarded_slice(desc.strength, 2, from, count), desc.strength = &strength;
+    if (desc.skip && desc.skip->shape[2] > 1)
+        skip = guarded_slice(desc.skip, 2, from, count), desc.skip = &skip;
     for (int64_t b = 0; desc.lengths && b < x->B; b++) {
         lengths[b] = x->lengths[b] - from;
         if (lengths[b] < 0) lengths[b] = 0;
@@ -302,12 +313,13 @@ static void exact_map_row(const trial *x, int64_t b, int64_t h, int64_t t, doubl
         const double strength = x->desc.strength ? broadcast(x->desc.strength, b, h, j, 0) : 1;
         double dot = 0, most = 0;
         if (j == t || j % 32 == 31) error += c * norm(r, D);
+        const double skip = j == t && x->desc.skip ? broadcast(x->desc.skip, b, h, j, 0) : 0;
         for (int64_t d = 0; d < D; d++) {
             k[d] = element(&x->k.view, x->H, b, h, j, d);
             dot += r[d] * k[d];
         }
-        row[j] = strength * dot;
-        bound[j] = strength * norm(k, D) * error + 1e-30;
+        row[j] = strength * dot + skip;
+        bound[j] = strength * norm(k, D) * error + 0x1p-24 * fabs(skip) + 1e-30;
         for (int64_t d = 0; d < D; d++) {
             const double a = x->desc.log_decay ? exp(broadcast(x->desc.log_decay, b, h, j, d)) : 1;
             if (x->desc.flags & MHA_RECURRENT_DELTA) r[d] -= strength * dot * k[d];

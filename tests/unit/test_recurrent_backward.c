@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { Q, K, V, DECAY, STRENGTH, INITIAL, INPUTS, O = INPUTS, STATE, ALL };
-static const char *const names[] = {"q", "k", "v", "log_decay", "strength", "initial"};
+enum { Q, K, V, DECAY, STRENGTH, SKIP, INITIAL, INPUTS, O = INPUTS, STATE, ALL };
+static const char *const names[] = {"q", "k", "v", "log_decay", "strength", "skip", "initial"};
 static const double u = 0x1p-24;
 
 typedef struct problem {
@@ -80,6 +80,7 @@ static void make(problem *x, rng *r, bool small)
     set_shape(x, DECAY, rng_chance(r, 0.3) ? 1 : x->B, rng_chance(r, 0.3) ? 1 : x->H, x->T,
               rng_chance(r, 0.5) ? x->D : 1);
     set_shape(x, STRENGTH, x->B, rng_chance(r, 0.3) ? 1 : x->H, rng_chance(r, 0.2) ? 1 : x->T, 1);
+    set_shape(x, SKIP, 1, x->H, rng_chance(r, 0.5) ? 1 : x->T, 1);
     set_shape(x, INITIAL, x->B, x->H, x->D, x->Dv);
     set_shape(x, O, x->B, x->H, x->T, x->Dv);
     set_shape(x, STATE, x->B, x->H, x->D, x->Dv);
@@ -188,6 +189,9 @@ static double loss(const problem *x)
         for (int64_t j = 0; j < T * n; j++)
             sum += get(&y, Q, j / n, j % n / x->Dv) * y.s[n + j] * get(&y, O, j / n, j % x->Dv) /
                    sqrt((double)x->D);
+        for (int64_t j = 0; j < T * x->Dv; j++)
+            sum += get(&y, SKIP, j / x->Dv, 0) * get(&y, V, j / x->Dv, j % x->Dv) *
+                   get(&y, O, j / x->Dv, j % x->Dv);
         for (int64_t j = 0; j < n && x->given[STATE]; j++)
             sum += y.s[T * n + j] * x->in[STATE][at(x, STATE, y.b, y.h, j / x->Dv, j % x->Dv)];
         head_free(&y);
@@ -253,11 +257,13 @@ static void back_token(const head *y, gradients *z, int64_t t)
                  w = norm(y->w + t * Dv, Dv), write = norm(y->u + t * Dv, Dv),
                  old = norm(before, n), old_error = most_decay(y, t) * y->error[t] + c * old,
                  w_error = k * old_error + c * (w + row_norm(y, V, t, Dv));
-    double dot = 0;
+    double dot = 0, passed = 0;
     for (int64_t j = 0; j < Dv; j++) {
         dot += du[j] * y->w[t * Dv + j];
-        add(y, z, V, t, j, b * du[j], b * du_error);
+        passed += get(y, O, t, j) * get(y, V, t, j);
+        add(y, z, V, t, j, b * du[j] + get(y, SKIP, t, 0) * get(y, O, t, j), b * du_error);
     }
+    add(y, z, SKIP, t, 0, passed, u * o * row_norm(y, V, t, Dv));
     add(y, z, STRENGTH, t, 0, dot, w * du_error + size * w_error + c * size * w);
     const double k_error =
         z->error * write + g * b * w_error + c * g * write +
@@ -354,7 +360,8 @@ static void prepare(call *c, const problem *x)
 {
     memset(c, 0, sizeof *c);
     for (int i = 0; i < ALL; i++) {
-        const int ndim = i == STRENGTH || (i == DECAY && x->shape[i][3] == 1 && x->D > 1) ? 3 : 4;
+        const int ndim =
+            i == STRENGTH || i == SKIP || (i == DECAY && x->shape[i][3] == 1 && x->D > 1) ? 3 : 4;
         c->in[i] = floats(x->in[i], x->count[i], ndim, x->shape[i]);
         if (i < INPUTS) c->out[i] = floats(NULL, x->count[i], ndim, x->shape[i]);
     }
@@ -363,10 +370,12 @@ static void prepare(call *c, const problem *x)
                                    .lengths = x->lengths};
     if (x->given[DECAY]) c->desc.log_decay = &c->in[DECAY];
     if (x->given[STRENGTH]) c->desc.strength = &c->in[STRENGTH];
+    if (x->given[SKIP]) c->desc.skip = &c->in[SKIP];
     c->gradients = (mha_recurrent_gradients){
         .struct_size = sizeof c->gradients, .q = &c->out[Q], .k = &c->out[K], .v = &c->out[V]};
     if (x->given[DECAY]) c->gradients.log_decay = &c->out[DECAY];
     if (x->given[STRENGTH]) c->gradients.strength = &c->out[STRENGTH];
+    if (x->given[SKIP]) c->gradients.skip = &c->out[SKIP];
     if (x->given[INITIAL]) c->gradients.initial = &c->out[INITIAL];
     if (x->given[STATE]) c->gradients.state = &c->in[STATE];
 }

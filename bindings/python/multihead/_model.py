@@ -342,7 +342,7 @@ class Model:
             heads = int(self._desc.layer_kv_heads[layer]) if self._desc.layer_kv_heads \
                 else self.kv_heads
         mixer = self._desc.layers[layer] if self._desc.layers else None
-        if mixer is not None and mixer.mixer == 1:  # a gated delta net
+        if mixer is not None and mixer.key_dim:  # a mixer with a state
             size = int(mixer.key_dim if name in ("q", "k") else mixer.value_dim)
             heads = int(self._desc.layer_kv_heads[layer]) if name in ("q", "k") and \
                 self._desc.layer_kv_heads else self.heads_of_layers[layer]

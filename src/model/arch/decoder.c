@@ -66,6 +66,21 @@ mha_status mhai_read_silu(const mhai_config *config)
     return mhai_config_choice(config, "hidden_act", "silu", acts, 2, &unused);
 }
 
+mha_status mhai_read_multipliers(const mhai_config *config, mhai_family_plan *plan)
+{
+    static const char *const keys[] = {"embedding_multiplier", "residual_multiplier",
+                                       "attention_multiplier", "logits_scaling"};
+    float x[4];
+    for (int i = 0; i < 4; i++) MHA_TRY(mhai_config_real(config, keys[i], 1, 1e-9, 1e9, &x[i]));
+    plan->desc.embed_scale = x[0];
+    plan->desc.residual_scale = x[1];
+    plan->desc.logit_scale = 1 / x[3];
+    MHA_TRY(mhai_plan_layers(plan));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++)
+        if (!plan->layers[i].mixer) plan->layers[i].scale = x[2];
+    return MHA_OK;
+}
+
 mha_status mhai_plan_layers(mhai_family_plan *plan)
 {
     if (plan->layers) return MHA_OK;

@@ -47,7 +47,7 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
             MHA_ERR_MODEL, config->path,
             "'linear_num_value_heads' is %lld, expected a multiple of 'linear_num_key_heads', %lld",
             (long long)n[0], (long long)n[1]);
-    const mhai_mixing mixing = {"linear_attention", is_net, net, attention, n[0], n[1]};
+    const mhai_mixing mixing = {"linear_attention", is_net, net, attention, n[0], n[1], NULL};
     return mhai_read_mixing(config, &mixing, plan);
 }
 

@@ -14,26 +14,44 @@ extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family
     mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5, mhai_family_lfm2,
     mhai_family_qwen3_5_whole, mhai_family_qwen3_5_moe, mhai_family_qwen3_5_moe_whole,
     mhai_family_qwen3_moe, mhai_family_olmoe, mhai_family_lfm2_moe, mhai_family_smollm3,
-    mhai_family_stablelm, mhai_family_glm4, mhai_family_olmo2, mhai_family_olmo3;
+    mhai_family_stablelm, mhai_family_glm4, mhai_family_olmo2, mhai_family_olmo3, mhai_family_bamba,
+    mhai_family_granitemoehybrid, mhai_family_granite;
 
 /* A transformer is saved as the first family that can describe it; the last one can describe
  * all. */
-static const mhai_family *const families[] = {
-    &mhai_family_bert,        &mhai_family_roberta,
-    &mhai_family_electra,     &mhai_family_distilbert,
-    &mhai_family_gpt2,        &mhai_family_gpt_neox,
-    &mhai_family_llama,       &mhai_family_mistral,
-    &mhai_family_mixtral,     &mhai_family_qwen2,
-    &mhai_family_qwen3,       &mhai_family_gemma,
-    &mhai_family_gemma2,      &mhai_family_gemma3,
-    &mhai_family_phi3,        &mhai_family_qwen3_next,
-    &mhai_family_qwen3_5,     &mhai_family_qwen3_5_whole,
-    &mhai_family_lfm2,        &mhai_family_qwen3_moe,
-    &mhai_family_qwen3_5_moe, &mhai_family_qwen3_5_moe_whole,
-    &mhai_family_olmoe,       &mhai_family_lfm2_moe,
-    &mhai_family_smollm3,     &mhai_family_stablelm,
-    &mhai_family_glm4,        &mhai_family_olmo2,
-    &mhai_family_olmo3,       &mhai_family_multihead};
+static const mhai_family *const families[] = {&mhai_family_bert,
+                                              &mhai_family_roberta,
+                                              &mhai_family_electra,
+                                              &mhai_family_distilbert,
+                                              &mhai_family_gpt2,
+                                              &mhai_family_gpt_neox,
+                                              &mhai_family_llama,
+                                              &mhai_family_mistral,
+                                              &mhai_family_mixtral,
+                                              &mhai_family_qwen2,
+                                              &mhai_family_qwen3,
+                                              &mhai_family_gemma,
+                                              &mhai_family_gemma2,
+                                              &mhai_family_gemma3,
+                                              &mhai_family_phi3,
+                                              &mhai_family_qwen3_next,
+                                              &mhai_family_qwen3_5,
+                                              &mhai_family_qwen3_5_whole,
+                                              &mhai_family_lfm2,
+                                              &mhai_family_qwen3_moe,
+                                              &mhai_family_qwen3_5_moe,
+                                              &mhai_family_qwen3_5_moe_whole,
+                                              &mhai_family_olmoe,
+                                              &mhai_family_lfm2_moe,
+                                              &mhai_family_smollm3,
+                                              &mhai_family_stablelm,
+                                              &mhai_family_glm4,
+                                              &mhai_family_olmo2,
+                                              &mhai_family_olmo3,
+                                              &mhai_family_bamba,
+                                              &mhai_family_granitemoehybrid,
+                                              &mhai_family_granite,
+                                              &mhai_family_multihead};
 
 enum { FAMILIES = sizeof families / sizeof families[0], MHAI_KNOWN = 24 * FAMILIES };
 
@@ -144,8 +162,11 @@ bool mhai_desc_is_usual(const mha_transformer_desc *d)
 {
     const uint32_t others =
         MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_PADDING;
-    return !d->layer_heads && !d->layers && !mhai_desc_has(d, others) &&
-           !(d->embed_scale < 1 || d->embed_scale > 1) && !(d->logit_softcap > 0);
+    const float scales[] = {d->embed_scale, d->residual_scale, d->logit_scale};
+    bool scaled = false;
+    for (int i = 0; i < 3; i++) scaled = scaled || scales[i] < 1 || scales[i] > 1;
+    return !d->layer_heads && !d->layers && !mhai_desc_has(d, others) && !scaled &&
+           !(d->logit_softcap > 0);
 }
 
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)

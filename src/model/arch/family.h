@@ -209,9 +209,32 @@ typedef struct mhai_mixing {
     mha_status (*usual)(const mhai_config *config, int64_t layer, bool *mixes);
     mha_layer_desc mixer, attention;
     int64_t heads, kv_heads;
+    const char *list; /* another name of layer_types; NULL: none */
 } mhai_mixing;
 MHA_NODISCARD mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing,
                                           mhai_family_plan *plan);
+
+/* Likewise with layers of Mamba-2, described by the fields mamba_*. *mixing holds `usual` and
+ * `attention`. */
+MHA_NODISCARD mha_status mhai_read_state_spaces(const mhai_config *config, mhai_mixing *mixing,
+                                                mhai_family_plan *plan);
+
+/* transformers' names of the weights of such layers. */
+#define MHAI_STATE_SPACE_NAMES                                                   \
+    {"state_space.g_proj", "mamba.in_proj", MHAI_FUSED, 0},                      \
+        {"state_space.v_proj", "mamba.in_proj", MHAI_FUSED, 1},                  \
+        {"state_space.k_proj", "mamba.in_proj", MHAI_FUSED, 2},                  \
+        {"state_space.q_proj", "mamba.in_proj", MHAI_FUSED, 3},                  \
+        {"state_space.a_proj", "mamba.in_proj", MHAI_FUSED, 4},                  \
+        {"state_space.conv.weight", "mamba.conv1d.weight", MHAI_CONVOLUTION, 0}, \
+        MHAI_NAME("state_space.conv", "mamba.conv1d"),                           \
+        MHAI_NAME("state_space.o_norm", "mamba.norm"),                           \
+        MHAI_NAME("state_space.o_proj", "mamba.out_proj"),                       \
+        MHAI_NAME("state_space", "mamba") /* A_log, dt_bias and D */
+
+/* Read Granite's multipliers of embeddings, residuals, scores and logits. Call it after the layers
+ * are described. */
+MHA_NODISCARD mha_status mhai_read_multipliers(const mhai_config *config, mhai_family_plan *plan);
 
 /* The fields of routed experts in config.json (experts.c); NULL: the family has none of that name. */
 typedef struct mhai_experts_kind {

@@ -59,7 +59,8 @@ mha_status mhai_read_lfm2(const mhai_config *config, const mhai_family *family,
         {.mixer = MHA_MIXER_SHORT_CONVOLUTION, .conv_kernel = (int32_t)kernel},
         {.flags = MHA_LAYER_QK_NORM},
         0,
-        0};
+        0,
+        NULL};
     return mhai_read_mixing(config, &mixing, plan);
 }
 

@@ -34,6 +34,17 @@ static const struct {
 
 enum { FLAGS = sizeof flags / sizeof flags[0] };
 
+static const struct {
+    const char *name;
+    size_t offset;
+    float usual;
+} scales[] = {{"embed_scale", offsetof(mha_transformer_desc, embed_scale), 1},
+              {"logit_softcap", offsetof(mha_transformer_desc, logit_softcap), 0},
+              {"residual_scale", offsetof(mha_transformer_desc, residual_scale), 1},
+              {"logit_scale", offsetof(mha_transformer_desc, logit_scale), 1}};
+
+enum { SCALES = sizeof scales / sizeof scales[0] };
+
 static bool fits_own(const mha_transformer_desc *d)
 {
     (void)d;
@@ -86,7 +97,8 @@ static const struct {
     const char *name;
     size_t offset;
 } layer_reals[] = {{AT(scale)},       {AT(softcap)},  {AT(qk_norm_epsilon)}, {AT(rope_base)},
-                   {AT(rope_factor)}, {AT(rope_low)}, {AT(rope_high)},       {AT(rope_amplitude)}};
+                   {AT(rope_factor)}, {AT(rope_low)}, {AT(rope_high)},       {AT(rope_amplitude)},
+                   {AT(step_least)},  {AT(step_most)}};
 
 enum {
     LAYER_FLAGS = sizeof layer_flags / sizeof layer_flags[0],
@@ -96,7 +108,8 @@ enum {
 
 static const char *const qk_norms[] = {"rms", "l2"};
 static const char *const scalings[] = {"linear", "llama3", "yarn"};
-static const char *const mixers[] = {"attention", "gated_delta", "short_convolution"};
+static const char *const mixers[] = {"attention", "gated_delta", "short_convolution",
+                                     "state_space"};
 
 enum { MIXERS = sizeof mixers / sizeof mixers[0] };
 
@@ -245,10 +258,12 @@ static bool write_own(const mha_transformer_desc *d, json_t *root)
         mhai_put_text(root, "feed_forward", feed_forwards[d->feed_forward]) &&
         mhai_put(root, "norm_epsilon", mhai_json_real(d->norm_epsilon)) &&
         mhai_put(root, "rope_base", mhai_json_real(d->rope_base));
-    if (d->embed_scale < 1 || d->embed_scale > 1)
-        good = good && mhai_put(root, "embed_scale", mhai_json_real(d->embed_scale));
-    if (d->logit_softcap > 0)
-        good = good && mhai_put(root, "logit_softcap", mhai_json_real(d->logit_softcap));
+    for (int i = 0; i < SCALES; i++) {
+        float value;
+        memcpy(&value, (const char *)d + scales[i].offset, sizeof value);
+        if (value < scales[i].usual || value > scales[i].usual)
+            good = good && mhai_put(root, scales[i].name, mhai_json_real(value));
+    }
     if (mhai_desc_has(d, MHA_TRANSFORMER_PADDING))
         good = good && mhai_put_count(root, "padding_token", d->padding_token);
     for (int i = 0; i < FLAGS; i++) /* write newer fields only if set, so that older versions can
@@ -271,8 +286,11 @@ static mha_status read_own_kinds(const mhai_config *config, mha_transformer_desc
     d->feed_forward = (mha_feed_forward)feed_forward;
     MHA_TRY(mhai_config_real(config, "norm_epsilon", 1e-5, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_real(config, "rope_base", 1e4, 1, 3e38, &d->rope_base));
-    MHA_TRY(mhai_config_float(config, "embed_scale", &d->embed_scale));
-    MHA_TRY(mhai_config_float(config, "logit_softcap", &d->logit_softcap));
+    for (int i = 0; i < SCALES; i++) {
+        float value;
+        MHA_TRY(mhai_config_float(config, scales[i].name, &value));
+        memcpy((char *)d + scales[i].offset, &value, sizeof value);
+    }
     MHA_TRY(mhai_config_optional(config, "padding_token", 0, INT32_MAX, 0, &padding));
     d->padding_token = (int32_t)padding;
     for (int i = 0; i < FLAGS; i++) {

@@ -28,8 +28,6 @@ static mha_status read_olmo(const mhai_config *config, const mhai_family *family
 
 static mha_status read_olmo2(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const char *const refused[] = {"sliding_window", NULL}; /* GGUF files of OLMo 3 */
-    MHA_TRY(mhai_config_refuse(config, refused));
     MHA_TRY(read_olmo(config, &mhai_family_olmo2, plan));
     return mhai_read_rope(config, plan);
 }

@@ -1,0 +1,53 @@
+/* Bamba: Mamba-2 layers, and in some layers attention that rotates half of each head. */
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+static const mhai_weight_name names[] = {MHAI_STATE_SPACE_NAMES,
+                                         MHAI_NAME("norm", "final_layernorm"),
+                                         MHAI_NAME("self_attn_norm", "input_layernorm"),
+                                         MHAI_NAME("mlp_norm", "pre_ff_layernorm"),
+                                         MHAI_NAME("mlp.gate_proj", "feed_forward.gate_proj"),
+                                         MHAI_NAME("mlp.up_proj", "feed_forward.up_proj"),
+                                         MHAI_NAME("mlp.down_proj", "feed_forward.down_proj"),
+                                         MHAI_NAME(NULL, NULL)};
+
+/* transformers ignores a partial_rotary_factor outside rope_parameters. */
+static const mhai_rope_kind rope = {NULL, "rope_theta", NULL, 1e4, 0.5, true};
+
+extern const mhai_family mhai_family_bamba;
+
+static mha_status is_space(const mhai_config *config, int64_t layer, bool *mixes)
+{
+    const json_t *list = json_object_get(config->root, "attn_layer_indices");
+    *mixes = true;
+    if (!mhai_config_absent(config, "attn_layer_indices") && !json_is_array(list))
+        return mhai_config_fail(MHA_ERR_MODEL, config, "attn_layer_indices", "is not a list");
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_integer_value(json_array_get(list, i)) == layer) *mixes = false;
+    return MHA_OK;
+}
+
+static mha_status read_bamba(const mhai_config *config, mhai_family_plan *plan)
+{
+    mha_transformer_desc *d = &plan->desc;
+    mhai_mixing mixing = {.usual = is_space};
+    bool attention, mlp;
+    MHA_TRY(mhai_read_decoder(config, &mhai_family_bamba, true, plan));
+    MHA_TRY(mhai_read_silu(config));
+    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
+    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &attention));
+    MHA_TRY(mhai_config_bool(config, "mlp_bias", false, &mlp));
+    if (attention) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    if (mlp) d->flags |= MHA_TRANSFORMER_FF_BIAS;
+    MHA_TRY(mhai_read_state_spaces(config, &mixing, plan));
+    return mhai_read_rope(config, plan);
+}
+
+const mhai_family mhai_family_bamba = {.model_type = "bamba",
+                                       MHAI_LLAMA_FILES(names),
+                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                       .bias_key = "attention_bias",
+                                       .rope = &rope,
+                                       .partial = true,
+                                       .read = read_bamba};

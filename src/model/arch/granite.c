@@ -1,0 +1,64 @@
+/* Granite 4 without experts: Mamba-2 layers, and in some layers attention, usually without
+ * positions. */
+#include "io/file.h"
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+static const mhai_weight_name names[] = {
+    MHAI_LLAMA_NAMES,
+    MHAI_STATE_SPACE_NAMES,
+    {"mlp.gate_proj", "shared_mlp.input_linear", MHAI_FUSED, 0},
+    {"mlp.up_proj", "shared_mlp.input_linear", MHAI_FUSED, 1},
+    MHAI_NAME("mlp.down_proj", "shared_mlp.output_linear"),
+    MHAI_NAME(NULL, NULL)};
+
+extern const mhai_family mhai_family_granitemoehybrid;
+
+static mha_status every_layer(const mhai_config *config, int64_t layer, bool *mixes)
+{
+    (void)config;
+    (void)layer;
+    *mixes = true;
+    return MHA_OK;
+}
+
+static mha_status refuse_experts(const mhai_config *config)
+{
+    int64_t experts;
+    MHA_TRY(mhai_config_optional(config, "num_local_experts", 0, MHAI_MOST_WIDTH, 8, &experts));
+    if (experts == 0) return MHA_OK;
+    return mhai_path_fail(
+        MHA_ERR_UNSUPPORTED, config->path,
+        "'num_local_experts' is %lld: layers that route tokens to experts are not "
+        "supported; models of this kind without experts are",
+        (long long)experts);
+}
+
+static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
+{
+    static const char *const kinds[] = {"nope", "rope"};
+    mha_transformer_desc *d = &plan->desc;
+    mhai_mixing mixing = {.usual = every_layer, .list = "layers_block_type"};
+    bool biased;
+    int rotates;
+    MHA_TRY(mhai_read_decoder(config, &mhai_family_granitemoehybrid, false, plan));
+    MHA_TRY(mhai_read_silu(config));
+    MHA_TRY(refuse_experts(config));
+    MHA_TRY(mhai_config_optional(config, "shared_intermediate_size", 1, MHAI_MOST_WIDTH, 1024,
+                                 &d->ff_dim));
+    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
+    if (biased) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    MHA_TRY(mhai_config_choice(config, "position_embedding_type", kinds[0], kinds, 2, &rotates));
+    MHA_TRY(mhai_read_state_spaces(config, &mixing, plan));
+    MHA_TRY(mhai_read_multipliers(config, plan));
+    if (rotates) return mhai_read_rope(config, plan);
+    d->positions = MHA_ENCODING_NONE;
+    return MHA_OK;
+}
+
+const mhai_family mhai_family_granitemoehybrid = {.model_type = "granitemoehybrid",
+                                                  MHAI_LLAMA_FILES(names),
+                                                  .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                                  .bias_key = "attention_bias",
+                                                  .read = read_hybrid};
