@@ -183,6 +183,22 @@ static cli_exit check_outputs(const prune_options *o, const char *model)
     return check_folder(o, model);
 }
 
+/* Before the measurements; the library rejects other layers itself. */
+static cli_exit check_layers(const prune_job *job)
+{
+    const mha_transformer_desc *d = &job->model.desc;
+    for (int64_t l = 0; d->layers && l < d->num_layers; l++) {
+        const bool spans = d->layers[l].flags & MHA_LAYER_QK_NORM_ROW;
+        if (spans || d->layers[l].experts.count > 0)
+            return cli_fail(CLI_UNSUPPORTED,
+                            "%s: layer %" PRId64
+                            " has %s, so its heads can be neither removed nor merged",
+                            job->model.folder, l,
+                            spans ? "norms that span the queries of all heads" : "routed experts");
+    }
+    return CLI_OK;
+}
+
 static cli_exit open_model(prune_job *job, const char *folder)
 {
     CLI_TRY(text_model_open(folder, job->options->threads, false, &job->model));
@@ -191,7 +207,7 @@ static cli_exit open_model(prune_job *job, const char *folder)
                         folder);
     for (int64_t l = 0; l < job->model.desc.num_layers; l++)
         job->heads += mha_transformer_heads(&job->model.desc, l);
-    return CLI_OK;
+    return check_layers(job);
 }
 
 /* Defaults that depend on the model. */
@@ -223,24 +239,8 @@ static cli_exit share(prune_job *job)
     return CLI_OK;
 }
 
-/* Before the measurements; the library rejects other layers itself. */
-static cli_exit check_layers(const prune_job *job)
-{
-    const mha_transformer_desc *d = &job->model.desc;
-    for (int64_t l = 0; d->layers && l < d->num_layers; l++) {
-        const bool spans = d->layers[l].flags & MHA_LAYER_QK_NORM_ROW;
-        if (spans || d->layers[l].experts.count > 0)
-            return cli_fail(CLI_UNSUPPORTED,
-                            "%s: layer %" PRId64 " has %s, so no head can be removed",
-                            job->model.folder, l,
-                            spans ? "norms that span the queries of all heads" : "routed experts");
-    }
-    return CLI_OK;
-}
-
 static cli_exit prune(prune_job *job)
 {
-    CLI_TRY(check_layers(job));
     CLI_TRY(prune_order(job));
     CLI_TRY(prune_curve(job));
     if (!ranks_first()) return CLI_OK;

@@ -310,7 +310,7 @@ static cli_exit set_mixers(train_options *o, const train_task *task, mha_transfo
 {
     int64_t count = 0;
     bool attends = true;
-    for (const char *at = o->mixer, *end; *at; at = *end ? end + 1 : end, count++) {
+    for (const char *at = o->mixer, *end; at; at = *end ? end + 1 : NULL, count++) {
         end = at + strcspn(at, ",");
         const int kind = train_mixer_of(at, (size_t)(end - at));
         if (kind < 0 || count == TRAIN_MOST_LAYERS)

@@ -238,6 +238,6 @@ def test_heads_below_wide_norms_stay(tmp_path):
     text.write_text(TEXT + "\n")
     done = run("ablate", folder, "--text", text, "--random", 0, "--pairs", 0)
     assert done.returncode == 0, done.stderr
-    for option in [], ["--mask"], ["--measure", "ablation"]:
-        done = run("prune", folder, "--text", text, "--keep", 2, *option)
+    for option in ["--keep", 2], ["--keep", 2, "--mask"], ["--keep", 2, "--measure", "ablation"], ["--kv-heads", 1]:
+        done = run("prune", folder, "--text", text, *option)
         assert done.returncode and "layer 0 has norms that span" in done.stderr, done.stderr
