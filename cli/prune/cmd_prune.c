@@ -183,18 +183,17 @@ static cli_exit check_outputs(const prune_options *o, const char *model)
     return check_folder(o, model);
 }
 
-/* Before the measurements; the library rejects other layers itself. */
+/* Before the measurements. */
 static cli_exit check_layers(const prune_job *job)
 {
     const mha_transformer_desc *d = &job->model.desc;
     for (int64_t l = 0; d->layers && l < d->num_layers; l++) {
-        const bool spans = d->layers[l].flags & MHA_LAYER_QK_NORM_ROW;
-        if (spans || d->layers[l].experts.count > 0)
+        const char *why = mha_layer_keeps_heads(&d->layers[l]);
+        if (why)
             return cli_fail(CLI_UNSUPPORTED,
                             "%s: layer %" PRId64
-                            " has %s, so its heads can be neither removed nor merged",
-                            job->model.folder, l,
-                            spans ? "norms that span the queries of all heads" : "routed experts");
+                            " %s, so its heads can be neither removed nor merged",
+                            job->model.folder, l, why);
     }
     return CLI_OK;
 }

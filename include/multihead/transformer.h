@@ -234,6 +234,10 @@ MHA_API const char *mha_layer_difference(const mha_layer_desc *layer);
  * Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_layer_forward_only(const mha_layer_desc *layer);
 
+/** Why no head of a layer can be removed, as a phrase for messages: "is a gated delta net"; NULL:
+ * heads can be removed. Memory static. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_layer_keeps_heads(const mha_layer_desc *layer);
+
 typedef struct mha_transformer_desc {
     uint32_t struct_size;
     uint32_t flags;

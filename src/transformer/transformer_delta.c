@@ -26,6 +26,16 @@ const char *mha_layer_forward_only(const mha_layer_desc *layer)
     return NULL;
 }
 
+const char *mha_layer_keeps_heads(const mha_layer_desc *layer)
+{
+    const char *difference = mha_layer_difference(layer);
+    if (difference || !layer) return difference;
+    if (layer->experts.count > 0) return "has routed experts";
+    /* without some heads, it would be another norm */
+    return layer->flags & MHA_LAYER_QK_NORM_ROW ? "has a norm across the queries of all heads"
+                                                : NULL;
+}
+
 mha_status mhai_transformer_plain_mixers(const char *function, const mha_transformer *t)
 {
     for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {

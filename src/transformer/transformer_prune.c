@@ -318,17 +318,15 @@ static mha_status check_keep(const mha_transformer *t, const mha_tensor *keep)
     return MHA_OK;
 }
 
-/* Without some heads, a norm of all heads would be another norm. */
 static mha_status check_layers(const char *function, const mha_transformer *t)
 {
-    MHA_TRY(mhai_transformer_plain_mixers(function, t));
-    MHA_TRY(mhai_transformer_dense(function, t));
-    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++)
-        if (t->desc.layers[i].flags & MHA_LAYER_QK_NORM_ROW)
+    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {
+        const char *why = mha_layer_keeps_heads(&t->desc.layers[i]);
+        if (why)
             return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: a norm spans the queries of all heads of layer %lld "
-                            "(MHA_LAYER_QK_NORM_ROW), so no head can be removed",
-                            function, (long long)i);
+                            "%s: layer %lld %s, so its heads can be neither removed nor merged",
+                            function, (long long)i, why);
+    }
     return MHA_OK;
 }
 
