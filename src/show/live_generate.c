@@ -255,7 +255,7 @@ static mha_status generate(mhai_live_asked *a, generating *g)
     const int64_t T = a->trial.count;
     if (!mha_transformer_predicts(&a->live->desc))
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "this model does not predict the next token: it is an encoder or has one");
+                        "this model has an encoder and does not predict the next token");
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, T + MOST_TOKENS, &g->ids));
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, T + MOST_TOKENS, &g->types));
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, a->desc->vocab_size, &g->logits));
