@@ -356,7 +356,7 @@ def own():
     return config, tensors
 
 
-def of_experts():
+def with_experts():
     """Experts each in tensors of its own, with a norm of each head; and in tables, with a norm of all heads."""
     config = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
               "head_dim": 2, "intermediate_size": 3, "moe_intermediate_size": 3, "vocab_size": 5,
@@ -395,7 +395,7 @@ def of_checkpoint():
     yield "unaligned", parts(json.dumps(config), safetensors(tensors, pad=1))
     bert_config, bert_tensors = bert()
     yield "bert", parts(json.dumps(bert_config), safetensors(bert_tensors))
-    for experts, tensors in of_experts():
+    for experts, tensors in with_experts():
         yield experts["model_type"], parts(json.dumps(experts), safetensors(tensors))
     own_config, own_tensors = own()
     yield "own", parts(json.dumps(own_config), safetensors(own_tensors))
