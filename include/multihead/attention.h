@@ -19,8 +19,8 @@
  *   o[b,h,t,:]     = gate[b,h] * sum_s p[b,h,t,s] * (v[b,hk,s,:] + shaw_values[clip(s-i),:])
  *   lse[b,h,t]     = log(exp(sink[h]) + sum_s exp(score[b,h,t,s]))      natural log, no dropout
  *
- * with hk = h / (H / Hk). A key is visible to a query if every mask given keeps it (masks are
- * named for what true means):
+ * with hk = h / (H / Hk). A key is visible to a query if every given mask keeps it. Each mask keeps
+ * the keys for which its condition holds:
  *   - causal: s <= i (q_offset signed; per sequence if q_offsets is given)
  *   - key_lengths: s < key_lengths[b]
  *   - key_begins: s >= key_begins[b]
@@ -68,7 +68,7 @@
  *   mha_status status = mha_attention_forward(context, &desc, &Q, &K, &V, &O, NULL);
  *
  * For arrays laid out as [B, T, H, D] use mha_tensor_bthd() instead of mha_tensor_contiguous().
- * docs/engineer.md builds a program.
+ * docs/engineer.md shows how to build a program.
  *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -167,7 +167,7 @@ typedef struct mha_attention_desc {
     const mha_tensor *shaw_keys;    /* f32 [2 k + 1, D], row clip(s - i, -k, k) + k (Shaw 2018) */
     const mha_tensor *shaw_values;  /* f32 [2 k + 1, Dv]; last axis contiguous, as in shaw_keys */
     const mha_tensor *sink_logits;  /* f32 [H], not scaled (gpt-oss), at most 2^127; -inf: none */
-    const mha_tensor *gates;        /* f32, finite, broadcasts to [B,H], multiply outputs */
+    const mha_tensor *gates;        /* f32, finite, broadcasts to [B,H], multiplies outputs */
     uint64_t dropout_seed;
 
     /* Ragged batches without padding: q, o are [1,H,queries,D], k, v [1,Hk,keys,D], and sequence b
@@ -233,12 +233,12 @@ typedef enum mha_score_stage {
  *
  * scores   raw and capped: every key in memory, including those beyond key_lengths; a pair whose
  *          query or key has a non-finite element gives NaN, visible or not. Biased: -inf for a key
- *          that the query does not see, NaN for a visible pair with such an element. -inf at every
- *          stage where a ragged sequence has no such key.
+ *          that the query does not see, NaN for a visible pair with such an element. In a ragged
+ *          batch, columns beyond the keys of a sequence are -inf at every stage.
  * rows without a visible key: 0, largest_key and top_keys -1, biased scores -inf.
  * rows with NaN (see above): entropy, largest_weight and top_weights are NaN, largest_key and
- *          top_keys -1; first_token, diagonal, offset_mass, column_sums and averages are NaN where
- *          such a p enters.
+ *          top_keys -1; first_token, diagonal, offset_mass, column_sums and averages are NaN if one
+ *          of the p that they contain is.
  *
  * Cost, relative to the forward pass: outputs that need p recompute the scores of their rows
  * without a T x S array. Row statistics and probabilities of all rows share one pass of 0.7 to 0.8.
@@ -364,7 +364,7 @@ typedef struct mha_attention_plan {
     mha_isa isa;
     const char *reason; /* why this path, one sentence, static text */
     int64_t key_block;  /* keys per softmax step: a constant, since results depend on it */
-    int64_t row_block;  /* maximum number of query rows that pass over those keys together */
+    int64_t row_block;  /* maximum number of query rows processed together with those keys */
     int64_t work_items; /* items that the threads share; 1: too small to wake another thread */
     /* Query-key pairs over B and H that causal, lengths, window and sink_keys allow. Neither
      * tensors that hide keys (documents, blocks, masks) or exempt them from the window (global keys

@@ -33,7 +33,7 @@
  * reads the stored numbers, so results are bit-identical to those of an f32 cache of the same
  * numbers.
  *
- * One scale per position loses most accuracy if the channels of the keys differ widely in
+ * One scale per position loses the most accuracy if the channels of the keys differ widely in
  * magnitude, as in many models. With MHA_KV_SCALES_CHANNEL each channel of an aligned run of 16
  * positions has its own scale 2^e: x_i is read as n_i 2^e, with the least e in -126 .. 121 for
  * which all |n_i| are at most 127 (per-channel key scales: Liu et al. 2024, KIVI). Appending a
@@ -195,8 +195,8 @@ MHA_API const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, 
  * Set sequence b to the `length` positions in these pages, in this order: a table kept by the
  * caller, for example the pages of a cached prefix that other sequences hold. The previous content
  * of b is discarded. Positions that were never appended to these pages have unspecified content,
- * finite or not. With a window, entries of pages that no later query sees may be `pages` of the
- * description: those between the sinks' last page and the window's first.
+ * finite or not. With a window, entries for pages that no later query sees, those between the
+ * sinks' last page and the window's first, may equal `pages` of the description.
  *
  *   pages [count], count = ceil(length / page_size)
  *

@@ -6,7 +6,7 @@
  *   an end token of the model (mha_model_end_tokens()) or of the caller, which is not part of the text;
  *   a stop text, before which the text ends;
  *   max_tokens new tokens;
- *   no position is left. The last token needs no position: after P prompt tokens a model with
+ *   the end of the positions. The last token needs no position: after P prompt tokens a model with
  *   max_length N generates N - P + 1 tokens.
  *
  * The tokens depend on the model, the prompt, the sampling and the cache; not on threads or ranks.

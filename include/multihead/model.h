@@ -73,11 +73,11 @@ typedef struct mha_model_options {
  * Load a model folder, or a GGUF file (gguf.h) with weights of any type that mha_gguf_read()
  * decodes. If all weights are f32, they are packed once. If some have another type, matrices stay
  * in their stored type and are converted in each product (mha_transformer_create_from()),
- * bit-identical to converting them first. The prefix "bert." of weight names is optional; weights
- * that the encoder does not need (pooler, classifier) are ignored. options may be NULL. With a
- * transport all ranks return the same status, that of the lowest rank that failed; the detail of
- * MHA_ERR_ARGUMENT names the rank whose configuration, weights or tokenizer differ from those of
- * rank 0.
+ * with results bit-identical to converting them first. The prefix "bert." of weight names is
+ * optional; weights that the encoder does not need (pooler, classifier) are ignored. options may be
+ * NULL. With a transport all ranks return the same status, that of the lowest rank that failed; the
+ * detail of MHA_ERR_ARGUMENT names the rank whose configuration, weights or tokenizer differ from
+ * those of rank 0.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
  *          the model (the context need not); the tokenizer and temporary memory for loading use
@@ -211,7 +211,7 @@ typedef struct mha_model_outputs {
     uint32_t reserved;             /* 0 */
     const mha_tensor *last_hidden; /* [B,T,E], x_L, after the final norm if there is one */
     /* [L+1] pointers, each NULL or [B,T,E]: x_0 .. x_L, before a final norm. hidden[0] is written
-     * with the outputs of layer 0 */
+     * at the same time as the outputs of layer 0 */
     const mha_tensor *const *hidden;
     /* [L] pointers, each NULL or the requested outputs of that layer's attention: probabilities
      * [B,H,T,T], their mean over heads, q, k, v, the heads before W_o, lse (module.h), with as many

@@ -39,7 +39,7 @@ enum {
     MHA_MODULE_NO_QKV_BIAS = 1 << 0, /* no b_q, b_k, b_v */
     MHA_MODULE_NO_OUT_BIAS = 1 << 1, /* no b_o */
     MHA_MODULE_BIAS_KV = 1 << 2,     /* an extra learned key and value: bias_k, bias_v */
-    MHA_MODULE_ZERO_ATTN = 1 << 3,   /* a last key and value, of zeros */
+    MHA_MODULE_ZERO_ATTN = 1 << 3,   /* a final key and value, all zeros */
     MHA_MODULE_SINKS = 1 << 4,       /* learned sink logits (attention.h): sinks */
     MHA_MODULE_ROPE = 1 << 5,        /* q and k are rotated by their positions */
     MHA_MODULE_QK_NORM = 1 << 6      /* q and k are normalised, before any rotation:
@@ -126,9 +126,9 @@ MHA_API MHA_NODISCARD mha_status mha_module_set_parameter(mha_module *module, co
  *
  * Results are bit-identical to mha_module_set_parameter(). Each call packs the weight with all
  * threads, a few rows at a time so that they stay in cache. This makes the call 3 % slower for 512
- * query rows (batch times length), 10 % for 128. Setting a weight takes a fifth of such a call, on
- * one thread. f16 and bf16 are read in place, with half the memory traffic. For generating text,
- * one token at a time, set f32 weights. Biases and vectors are small: set them.
+ * query rows (batch times length), 10 % for 128. Setting a weight takes a fifth of the time of such
+ * a call, on one thread. f16 and bf16 are read in place, with half the memory traffic. For
+ * generating text, one token at a time, set f32 weights. Biases and vectors are small: set them.
  *
  * Memory   value's memory is borrowed until the weight is borrowed or set again, or the module is
  *          destroyed, and must not change during a call. mha_module_scratch() includes the scratch
@@ -146,7 +146,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_borrow_parameter(mha_module *module,
  *
  * Memory   fills the caller's tensor.
  * Errors   as mha_module_set_parameter(), and MHA_ERR_STRIDE (elements of value share memory). On
- *          error nothing is written.   Threads  any, while no parameter is set.   Since  0.1
+ *          error nothing is written.   Threads  any, while no parameter is being set.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_get_parameter(const mha_module *module,
                                                           const char *name,
@@ -223,15 +223,15 @@ typedef struct mha_module_call {
  * Any strides, last axis contiguous: mha_tensor_tbe() views [T,B,E] memory. If query [T,E], key
  * [S,Ek], value [S,Ev] and out [T,E] have no batch axis, neither does any output (probabilities are
  * [H,T,S]), and B is 1. out may be NULL if outputs.heads is requested: W_o is not applied and need
- * not be set. Ranks among which the heads are divided use this (distributed.h).
+ * not be set. This is for ranks that each compute some of the heads (distributed.h).
  *
  * After the projection q and k are normalised and then rotated, if the module has these steps.
  *
- * The key of MHA_MODULE_BIAS_KV and that of zeros are visible to every query: no mask applies to
- * them (causal, lengths, windows, documents, blocks, keep_mask, callback, ragged batches), and
- * dense masks and biases have S columns without them. They have no position: they are not
- * normalised or rotated, and nothing is added to their scores, which are softcap(scale q bias_k)
- * and 0. For dropout the first is key 2^34 - 1. A query that sees no other key sees them.
+ * The keys that MHA_MODULE_BIAS_KV and MHA_MODULE_ZERO_ATTN add are visible to every query: no mask
+ * applies to them (causal, lengths, windows, documents, blocks, keep_mask, callback, ragged
+ * batches), and dense masks and biases have no columns for them. They have no position: they are
+ * not normalised or rotated, and nothing is added to their scores, which are softcap(scale q
+ * bias_k) and 0. For dropout the first is key 2^34 - 1. A query that sees no other key sees them.
  *
  * With a cache (mha_module_cache_create(), of the same B) a call does one of three things:
  *
@@ -247,8 +247,8 @@ typedef struct mha_module_call {
  * S in outputs is then the longest length, but outputs k and v hold only the new keys. Steps of any
  * size, down to one token, are bit-identical to the causal sequence in one call.
  *
- * Memory   borrowed for the call; scratch from the context, as large as q, k, v, the heads and all
- *          tensors that are not f32 together (mha_module_scratch()).
+ * Memory   borrowed for the call; scratch from the context, of the combined size of q, k, v, the
+ *          heads and all tensors that are not f32 (mha_module_scratch()).
  * Errors   as mha_attention_forward(); MHA_ERR_SHAPE names key and value lengths that differ, or
  *          sizes of a cache that are not the module's; MHA_ERR_SIZE if a cache is full;
  *          MHA_ERR_ARGUMENT if both the module and attention have sinks, for positions without

@@ -117,10 +117,10 @@ MHA_API void mha_tokens_sentences(int64_t count, const char *const *labels, cons
                                   uint8_t *separators, int64_t *sentences);
 
 /**
- * Write the readable label of a token. A WordPiece token or a whole word is its text: "##ing". A BPE
- * token is the text that it adds, without a leading space; in a token of only spaces each becomes
- * U+2423, a line feed is "\n", and bytes of an incomplete character are "<0x9F>". A special token
- * is its name. An id that is not in the vocabulary is "?".
+ * Write the readable label of a token: for a WordPiece token or a whole word its text ("##ing");
+ * for a BPE token the text that it adds, without a leading space (in a token of only spaces each
+ * becomes U+2423, a line feed is "\n", and bytes of an incomplete character are "<0x9F>"); for a
+ * special token its name; for an id outside the vocabulary "?".
  *
  *   label [size] out   truncated to size bytes including the NUL, as by snprintf(); may be NULL if
  *                      size is 0
@@ -341,7 +341,7 @@ typedef struct mha_study_state {
     uint32_t reserved;       /* 0 */
     const void *bytes;       /* [size] of mha_study_write(), untrusted; only rank 0 reads them */
     size_t size;             /* 0: begin a new state */
-    const char *name;        /* names the state in errors, such as its path */
+    const char *name;        /* the state's name in errors, for example its path */
     mha_model_digests model; /* of the files of the model; tokenizer: not used */
     /* The time between two merges of the results of several ranks. A single process ignores it */
     double every; /* seconds */
@@ -466,8 +466,8 @@ MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 MHA_API MHA_NODISCARD mha_status mha_study_draw(mha_study *study);
 
 /**
- * Count and measure all texts, then `sequences` sequences of random tokens, which overrides the
- * number in the description.
+ * Count and measure all texts, then `sequences` sequences of random tokens; this number overrides
+ * the one in the description.
  *
  *   texts [count]   visit [count], each may be NULL; visit NULL: none
  *

@@ -147,8 +147,8 @@ typedef enum mha_mixer {
      *   o       = mha_recurrent_forward(q, k, v) with scale 1 and skip D
      *   heads   = rms_norm(o * silu(W_g x)) o_norm     over all channels of a group, and then W_o
      *
-     * b is clipped to step_least .. step_most. Heads, sizes and needs are those of a gated delta net.
-     * Forward calls and decoders only */
+     * b is clipped to step_least .. step_most. Heads, sizes and requirements are those of a gated
+     * delta net. Forward calls and decoders only */
     MHA_MIXER_STATE_SPACE = 3
 } mha_mixer;
 
@@ -259,7 +259,7 @@ typedef struct mha_transformer_desc {
     /* [L] heads of each layer's self-attention, 0 .. num_heads; requires head_dim. NULL: num_heads.
      * A layer without heads adds only the bias of its output. Its only other attention parameters
      * are those of a post-norm. Gates, probabilities and all other arrays with an axis H have room
-     * for num_heads. Copied; mha_transformer_describe() returns the transformer's own */
+     * for num_heads. Copied; mha_transformer_describe() returns the transformer's copy */
     const int64_t *layer_heads;
     /* [L], each a divisor of the layer's heads; NULL: kv_heads, or the layer's heads if kv_heads
      * equals num_heads */
@@ -329,7 +329,8 @@ typedef struct mha_transformer_source {
     const mha_transport *transport;
 } mha_transformer_source;
 
-/* With compute = MHA_COMPUTE_INT8 a linear layer y = x W^T + b whose rows of W can be coded is
+/* With compute = MHA_COMPUTE_INT8 a linear layer y = x W^T + b is computed as follows for the rows
+ * of W that can be coded:
  *
  *   in each row of x, for inputs 32 i .. 32 i + 31:
  *     unit = max |x| / 127       x8 = round(x (127 / max |x|)), to nearest, ties to even
@@ -357,19 +358,19 @@ typedef struct mha_transformer_source {
  * copied from one of these computes in f32. */
 
 /* With a transport, each rank computes a run of consecutive layers (pipeline parallelism). Runs are
- * in order and have numbers of parameters as equal as whole layers allow; the output counts as the
- * last layer. With more ranks than layers some ranks have none. A rank reads only the matrices of
- * its own layers; the first also reads the token embedding, and every rank reads all other
- * parameters. On each rank a decoder has only the caches of that rank's layers.
+ * in order, and their numbers of parameters are as nearly equal as whole layers allow; the output
+ * counts as the last layer. With more ranks than layers some ranks have none. A rank reads only the
+ * matrices of its own layers; the first also reads the token embedding, and every rank reads all
+ * other parameters. On each rank a decoder has only the caches of that rank's layers.
  *
- * All ranks make the same calls with the same arguments, and each returns results bit-identical to
- * one process: forward calls, decoders, mha_transformer_logits(). Ranks wait for each other inside
- * a call. If one cannot continue, all return its status, with "rank 3: " before the detail;
- * statuses are exchanged at the beginning and the end of a call. The stream is sent from rank to
- * rank. If a call exposes its layers (after_layer, outputs, probabilities, kept activations), each
- * layer's results are broadcast to all ranks. A forward call also compares transformers, tokens,
- * lengths and dropout between ranks (MHA_ERR_ARGUMENT). After MHA_ERR_RANK, an error of the
- * transport, the transformer must not be used again.
+ * All ranks make the same calls (forward calls, decoders, mha_transformer_logits()) with the same
+ * arguments, and each returns results bit-identical to those of one process. Ranks wait for each
+ * other inside a call. If one cannot continue, all return its status, with "rank 3: " before the
+ * detail; statuses are exchanged at the beginning and the end of a call. The stream is sent from
+ * rank to rank. If a call exposes its layers (after_layer, outputs, probabilities, kept
+ * activations), each layer's results are broadcast to all ranks. A forward call also compares
+ * transformers, tokens, lengths and dropout between ranks (MHA_ERR_ARGUMENT). After MHA_ERR_RANK,
+ * an error of the transport, the transformer must not be used again.
  *
  * Creating transformers and activations is local to a rank. A rank that fails there reports it
  * through mha_transport_agree(), with which the next call of every rank begins.
@@ -385,17 +386,17 @@ typedef struct mha_transformer_source {
  * in an array.
  *
  * Such a transformer supports forward and backward calls, decoders, pruning, inspection and saving.
- * It cannot be initialised or trained, since mha_transformer_data() is NULL; its
+ * It cannot be initialised or trained, since mha_transformer_data() is NULL; a copy made by
  * mha_transformer_copy() can.
  *
  * Memory   as mha_transformer_create(), without the array and, unless MHA_SOURCE_PACK, the packed
  *          matrices; source is copied. source->user must stay valid until release() is called,
- *          which happens when this transformer and those pruned from it are destroyed; an error
- *          here does not call it. Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of
+ *          which happens when this transformer and those pruned from it are destroyed; if this call
+ *          fails, it is not called. Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of
  *          scratch per thread, more if 32 rows exceed 1 MiB. With MHA_COMPUTE_INT8 they take 832
- *          bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread, if that is
- *          more. With MHA_COMPUTE_BF16 they also take the inputs of all tokens, and 32 rows per
- *          thread. Backward calls take the size of one matrix.
+ *          bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread if that
+ *          exceeds the scratch above. With MHA_COMPUTE_BF16 they also take the size of the inputs
+ *          of all tokens, and of 32 rows per thread. Backward calls take the size of one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; one other than MHA_COMPUTE_F32 with
  *          MHA_SOURCE_PACK; MHA_COMPUTE_INT8 without read_coded).
@@ -414,7 +415,7 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
 
-/** The number of heads of a layer, of a description by mha_transformer_describe(). Memory none.
+/** The number of heads of a layer, in a description from mha_transformer_describe(). Memory none.
  * Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer);
 
@@ -425,8 +426,8 @@ MHA_API int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64
  * desc must have every default filled in. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_heads_width(const mha_transformer_desc *desc);
 
-/** The description with every default filled in. Memory fills the whole struct of this header.
- * Errors none. Threads any. Since 0.1 */
+/** The description with every default filled in. Memory fills the whole struct as this header
+ * declares it. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_transformer_describe(const mha_transformer *transformer,
                                       mha_transformer_desc *desc);
 
@@ -525,7 +526,7 @@ typedef struct mha_transformer_init {
     uint64_t seed;
     double embedding_std; /* 0: 1 / sqrt(E) */
     double position_std;  /* of learned positions; 0: they start as 0 */
-    double head_grade;    /* head h's W_V and W_O are multiplied by its h-th power; 0: 1 */
+    double head_grade;    /* head h's W_V and W_O are multiplied by head_grade^h; 0: 1 */
 } mha_transformer_init;
 
 /**
@@ -662,7 +663,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_forward(
  *
  * Memory   scratch from the context.
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
- *          MHA_ERR_NOMEM; MHA_ERR_UNSUPPORTED (it has no output, MHA_TRANSFORMER_NO_OUTPUT).
+ *          MHA_ERR_NOMEM; MHA_ERR_UNSUPPORTED (no output: MHA_TRANSFORMER_NO_OUTPUT).
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_logits(mha_context *context,
@@ -730,7 +731,7 @@ typedef struct mha_stream_view {
                             was given (mha_transformer_input.stream) */
     mha_tensor first;    /* the stream before the first layer; ndim 0 if it was not run */
     mha_tensor last;     /* after the last layer, before the final norm */
-    mha_tensor normed;   /* after the final norm, or the same as last without one; the input
+    mha_tensor normed;   /* after the final norm; the same as last if there is none; the input
                             of W_out */
 } mha_stream_view;
 
@@ -814,13 +815,13 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
  *   keep f32 [L,H] in, 1: keep, 0: remove
  *
  * A key/value head is removed with the last head that reads it. If the remaining groups differ in
- * size, key/value heads are repeated so that all groups have one size, a common divisor of theirs:
- * exact, but it saves no key/value heads. num_heads becomes the largest number of remaining heads
- * in a layer, unless there is cross-attention, which keeps all its heads.
+ * size, key/value heads are repeated so that all groups have one size, a common divisor of their
+ * sizes: the result is exact, but no key/value heads are saved. num_heads becomes the largest
+ * number of remaining heads in a layer, unless there is cross-attention, which keeps all its heads.
  *
- * Memory   the caller owns *pruned, as from mha_transformer_create(). With a source *pruned has one
- *          too, which reads from this transformer: its memory is then freed when both are
- *          destroyed, in any order.
+ * Memory   the caller owns *pruned, as from mha_transformer_create(). If this transformer has a
+ *          source, *pruned has one that reads from this transformer, whose memory is then freed
+ *          when both are destroyed, in any order.
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_NOMEM;
  *          MHA_ERR_ARGUMENT (keep is neither 0 nor 1). *pruned is then unchanged.
  * Threads  one call per context.   Since  0.1
@@ -973,7 +974,7 @@ MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
 /**
  * Truncate every longer sequence to its first `length` tokens: after a rejected draft, or to 0 for
  * new sequences. The memory of cross-attention is kept. The state of a gated delta net or short
- * convolution has no history: such a sequence can only keep its length or be emptied.
+ * convolution has no history: with such layers a sequence can only keep its length or be emptied.
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (layers with states); MHA_ERR_ARGUMENT if every sequence
@@ -1022,8 +1023,9 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
                                                   const mha_tensor *output);
 
 /**
- * Process the next tokens of every sequence: b takes the rows firsts[b] .. firsts[b] + counts[b] - 1
- * of tokens. The others are padding, on the left or right; a sequence that pauses has only padding.
+ * Process the next tokens of every sequence: sequence b takes the rows firsts[b] .. firsts[b] +
+ * counts[b] - 1 of tokens. The others are padding, on the left or right; a sequence that pauses has
+ * only padding.
  *
  *   tokens i32 [B,n], 1 <= n <= max_step; padding may hold any numbers
  *   firsts [B], 0 .. n; NULL: 0    counts [B], 0 .. n - firsts[b]; NULL: n - firsts[b]
@@ -1036,7 +1038,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  * MHA_KV_SCALES_CHANNEL they depend on the steps (cache.h).
  *
  * Memory   scratch from the context.
- * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; a memory was not set);
+ * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; no memory was set);
  *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
  *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged and output
  *          unspecified. A sequence is emptied if a layer with a state had begun the step.
