@@ -237,8 +237,8 @@ typedef enum mha_score_stage {
  *          batch, columns beyond the keys of a sequence are -inf at every stage.
  * rows without a visible key: 0, largest_key and top_keys -1, biased scores -inf.
  * rows with NaN (see above): entropy, largest_weight and top_weights are NaN, largest_key and
- *          top_keys -1; first_token, diagonal, offset_mass, column_sums and averages are NaN if one
- *          of the p that they contain is.
+ *          top_keys -1; first_token, diagonal, offset_mass, column_sums and averages are NaN if they
+ *          include such a p.
  *
  * Cost, relative to the forward pass: outputs that need p recompute the scores of their rows
  * without a T x S array. Row statistics and probabilities of all rows share one pass of 0.7 to 0.8.
