@@ -229,7 +229,7 @@ cli_exit ablate_read_task(ablate_effects *effects)
 
 /* ---- receivers ------------------------------------------------------------------------------- */
 
-/* "L18H6.k" names a head; what it shares with others is that of its group. */
+/* "L18H6.k" names a head. For an input that a group of heads shares, the receiver is the group. */
 static bool take_receiver(const text_model *model, const char *text, size_t bytes,
                           mha_path_receiver *receiver)
 {
@@ -250,7 +250,7 @@ static bool take_receiver(const text_model *model, const char *text, size_t byte
     if (receiver->head >= heads) return false;
     const bool attends = !d->layers || !d->layers[receiver->layer].mixer;
     receiver->part = (mha_patch_part)(MHA_PATCH_QUERY + (part - parts));
-    /* Heads of a group share keys and values, in a gated delta net queries and keys. */
+    /* Heads of a group share keys and values or, in a gated delta net, queries and keys. */
     if (receiver->part != (attends ? MHA_PATCH_QUERY : MHA_PATCH_VALUE))
         receiver->head /= heads / kv;
     return true;

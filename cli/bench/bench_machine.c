@@ -18,7 +18,7 @@ int bench_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* ---- loops of registers: operations of one round --------------------------------------------- */
+/* ---- loops in registers: operations per round ------------------------------------------------ */
 
 typedef struct loop {
     float (*run)(int rounds);

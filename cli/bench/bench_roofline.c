@@ -1,7 +1,7 @@
 /* The roofline plot (Williams, Waterman and Patterson 2009): operations per second against
  * operations per byte, both logarithmic. The roof is bounded by memory on the left and by
- * multiply-adds on the right. Each row is a box, whose height shows how much of the roof it
- * reaches. */
+ * multiply-adds on the right. Each row is a box; its vertical position shows how close to the roof
+ * it comes. */
 #include "bench/bench.h"
 #include "common/commands.h"
 #include "common/words.h"
@@ -130,7 +130,7 @@ static void draw_axes(plot *p)
     put_label(p, left - 60, top - 8, 0, MHA_INK_MUTED, "GFLOP/s");
 }
 
-/* The roof: the slope of the memory up to the height of the multiply-adds. */
+/* The roof: it rises with the memory bandwidth up to the peak of multiply-adds. */
 static void draw_roof(plot *p, const bench_machine *m)
 {
     const double peak = 1e-9 * m->fma_peak, slope = 1e-9 * m->bandwidth, knee = peak / slope;

@@ -11,8 +11,8 @@
 
 /* ---- the probes: work of the same kind ------------------------------------------------------- */
 
-/* The probe of arithmetic is a small attention and a loop of multiply-adds; the probe of memory
- * is a read. The loop alone is not sufficient: it runs at full speed while neighbours occupy the
+/* The arithmetic probe is a small attention call and a loop of multiply-adds; the memory probe is
+ * a read. The loop alone is not sufficient: it runs at full speed while neighbours occupy the
  * caches. */
 typedef struct probe {
     mha_context *context;
@@ -80,7 +80,7 @@ static void sort_into(const double *values, int count, double *sorted)
     qsort(sorted, (size_t)count, sizeof *sorted, bench_compare);
 }
 
-/* The third fastest probe, as for the peaks: its time, and its rate. */
+/* The third lowest time and the third highest rate of the probes, as for the peaks. */
 static double quiet_level(const bench_result *r, double *scratch)
 {
     sort_into(r->noise, r->samples, scratch);
@@ -108,7 +108,7 @@ static double median_of(const bench_result *r, const double *values, double *scr
     return count % 2 ? scratch[count / 2] : (scratch[count / 2 - 1] + scratch[count / 2]) / 2;
 }
 
-/* The result over the samples so far, which fit into scratch. */
+/* Classify the samples so far. scratch has room for as many numbers. */
 static void count_quiet(bench_result *r, double *scratch)
 {
     r->quiet_level = quiet_level(r, scratch);
@@ -132,7 +132,7 @@ static mha_status take_samples(const bench_work *work, const bench_limits *limit
     const double start = seconds_now();
     mha_status status = choose_repeats(work, &repeats);
     if (!status) status = probe_run(p, &before);
-    if (!status) status = probe_run(p, &before); /* the first sample warms its memory */
+    if (!status) status = probe_run(p, &before); /* the first probe warms its memory */
     while (!status && !enough(r, limits, seconds_now() - start)) {
         double *seconds = &r->seconds[r->samples];
         status = work_time(work, 2 + r->samples * repeats, repeats, seconds);

@@ -20,7 +20,7 @@ typedef struct circuits_work {
     uint8_t *chosen;       /* [layers, heads] */
     float *vectors[SIDES]; /* [layers, heads, directions, width] */
     const char *what;
-    int side, sides; /* of directions: sides before this one, of all */
+    int side, sides; /* for progress: the current side, and the number of sides */
 } circuits_work;
 
 static mha_status show_progress(int64_t done, int64_t total, void *user)

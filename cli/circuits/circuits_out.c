@@ -56,7 +56,7 @@ static cli_exit print_row(table *t, const circuits *c, const heads_row *row)
     return CLI_OK;
 }
 
-/* One line per direction of a circuit and end. */
+/* One line for each end of each direction of both circuits. */
 static cli_exit print_details(const circuits *c, const heads_row *row, int64_t width)
 {
     static const char *const verbs[2][2] = {{"queries", "find keys"}, {"reads", "writes"}};
@@ -234,7 +234,7 @@ static cli_exit make_card(const void *of, const heads_row *row,
     return c->composition[0] ? circuits_arrows(c, row, card) : CLI_OK;
 }
 
-/* These scores have no rows of a text. Random matrices score about 0. */
+/* These scores do not come from rows of a text. Random matrices score about 0. */
 static void take_values(const void *of, const heads_row *row,
                         mha_heads_value values[HEADS_MOST_BESIDE])
 {

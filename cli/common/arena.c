@@ -1,4 +1,4 @@
-/* See arena.h: a room of the library (component.h), which reports errors as the program does. */
+/* See arena.h: wraps an mha_room (component.h), and reports errors like the rest of the program. */
 #include "common/arena.h"
 
 #include "common/words.h"

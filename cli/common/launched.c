@@ -80,7 +80,7 @@ static int64_t launched_rank(void)
 #ifdef CLI_HAS_MPI
 
 /* Load the companion library from the program's folder, with its dependency, which may be
- * outside the system's paths. Symbols of the program take precedence, so that both share one
+ * outside the system's paths. Symbols of the program take precedence, so that both share the
  * text of the last error. */
 static void *open_beside(const char *folder)
 {
@@ -94,7 +94,7 @@ static void *open_beside(const char *folder)
                : NULL;
 }
 
-/* Plug-ins of Open MPI look for its functions among all that are loaded: RTLD_GLOBAL. */
+/* RTLD_GLOBAL, because plug-ins of Open MPI look for its functions among the global symbols. */
 static void *open_library(void)
 {
     const char *named = getenv("MHA_MPI_LIBRARY");

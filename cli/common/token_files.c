@@ -36,7 +36,7 @@ static cli_exit append(token_list *list, const char *text, size_t bytes)
         CLI_TRY(arena_grow(count > 0 ? 2 * count : 1, sizeof *list->items, &list->items));
     char **copy = &list->items[list->count++];
     CLI_TRY(arena_text(text, bytes, copy));
-    /* Never longer: "the" for a piece with a leading space. */
+    /* In place, as the text is never longer: "the" for a piece with a leading space. */
     mha_text_piece(*copy, *copy, bytes + 1);
     return CLI_OK;
 }

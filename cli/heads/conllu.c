@@ -19,7 +19,7 @@ typedef struct piece {
     size_t bytes;
 } piece;
 
-/* A line of a word, or of a multiword token. */
+/* A line with a word or a multiword token. */
 typedef struct word {
     piece form;
     int64_t line, head, coref; /* numbers from 1; 0: none */
@@ -93,7 +93,7 @@ static bool split_columns(piece line, piece columns[COLUMNS])
     return !memchr(line.at, '\t', line.bytes);
 }
 
-/* Convert to the form of tables and files. */
+/* Whether p can name a relation in tables and files: 1 to 64 letters, digits, ':', '_', '-'. */
 static bool is_name(piece p)
 {
     static const char also[] = ":_-";

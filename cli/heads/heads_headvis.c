@@ -37,7 +37,7 @@ typedef struct shown_head {
     uint8_t *interval; /* [count] 1 .. INTERVALS; 0: not shown */
     double *mass[2];   /* [kinds + 1] by the kind of the query's token and of the key's */
     int64_t distances[EDGES];
-    int64_t written; /* times */
+    int64_t written; /* calls of begin_file() */
     mha_json json;   /* of its file */
 } shown_head;
 
@@ -59,7 +59,7 @@ typedef struct headvis {
     int64_t *kinds;       /* [tokens] */
     const char **strings; /* [tokens] */
     int64_t layer;
-    int64_t *used;   /* [heads] weights kept of the layer's heads */
+    int64_t *used;   /* [heads] number of weights kept for each head of the layer */
     int32_t *places; /* [heads][tokens * LARGEST] query * tokens + key */
     float *weights;
     progress progress;
@@ -74,7 +74,7 @@ static shown_head *head_of(const headvis *v, int64_t layer, int64_t head)
 
 /* ---- rows ------------------------------------------------------------------------------------- */
 
-/* The largest weights of a row, by key. */
+/* Find the keys of a row's largest weights, the largest first. Returns how many. */
 static int64_t keep_row(const float *row, int64_t step, int64_t keys, int64_t found[LARGEST])
 {
     int64_t held = 0;

@@ -108,8 +108,8 @@ static bool is_empty(const mha_tensor *tensor)
 /* Find the lowest and the highest element offset. Returns the first axis whose byte offsets
  * overflow, or -1. Unused strides (an axis of length 1, an empty tensor) have the same limit,
  * because later code may compute with them. An axis of an empty tensor may have any length
- * below 2^63, as in NumPy, where strides are then 0. It counts as at most 2^31: no loop over an
- * empty tensor is longer. */
+ * below 2^63, as in NumPy, where strides are then 0. Here such a length counts as at most 2^31,
+ * because no loop over an empty tensor runs longer. */
 static int element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
 {
     const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes per element, two ends, a margin */
@@ -133,12 +133,12 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
     if (tensor->dtype != dtype)
         return mha_fail(MHA_ERR_DTYPE, "%s: dtype is %s, expected %s", name,
                         mha_dtype_name(tensor->dtype), mha_dtype_name(dtype));
-    if (mha_dtype_size(dtype) == 0) /* any dtype will do */
+    if (mha_dtype_size(dtype) == 0) /* a caller may pass the tensor's own dtype */
         return mha_fail(MHA_ERR_DTYPE, "%s: %d is not an element type", name, (int)dtype);
     if (tensor->ndim != ndim)
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected %d", name,
                         (int)tensor->ndim, ndim);
-    if (ndim < 0 || ndim > MHA_MAX_DIMS) /* the caller checks the size */
+    if (ndim < 0 || ndim > MHA_MAX_DIMS) /* a caller may pass the tensor's own ndim */
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, possible are 0 to %d", name, ndim,
                         (int)MHA_MAX_DIMS);
     for (int i = 0; i < ndim; i++) {
@@ -183,8 +183,8 @@ mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor)
 
 mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor)
 {
-    /* Sufficient, and met by all usual layouts: in order of increasing stride, each axis steps over
-     * the span of the previous axes. */
+    /* Elements are distinct if, in order of increasing stride, each axis steps over the span of the
+     * previous axes. All usual layouts meet this sufficient condition. */
     int64_t step[MHA_MAX_DIMS], extent[MHA_MAX_DIMS];
     int axes = 0;
     for (int i = 0; i < tensor->ndim; i++) {

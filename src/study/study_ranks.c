@@ -35,7 +35,7 @@ bool mhai_study_mine(const mha_study *s)
 
 /* ---- dividing -------------------------------------------------------------------------------- */
 
-/* Approximate: a pass is linear in the tokens of all but long texts. */
+/* Approximate: except for long texts, the time of a pass is linear in the number of tokens. */
 static double work_of(const mha_study *s, int64_t begin, int64_t end)
 {
     double work = 0;
@@ -44,7 +44,7 @@ static double work_of(const mha_study *s, int64_t begin, int64_t end)
 }
 
 /* The first round has one text per rank. A later round has as many as should take the requested
- * time, estimated from the last round, and at most four times its work. */
+ * time, judging by the last round, but at most four times the work of that round. */
 static int64_t end_of_next(const mha_study *s, int64_t count)
 {
     const mhai_round *last = &s->round;

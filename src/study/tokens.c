@@ -88,7 +88,7 @@ static void put_text(written *out, const char *text, size_t count, bool spaces)
     }
 }
 
-/* A token of spaces only becomes visible; bytes of an incomplete character become numbers. */
+/* A token that is all spaces becomes visible; bytes of an incomplete character become numbers. */
 static void put_label(written *out, const mhai_piece *piece)
 {
     const char *at = piece->bytes, *end = at + piece->count;

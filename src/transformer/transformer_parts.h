@@ -138,7 +138,7 @@ static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
     return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
 }
 
-/* Whether functions read a norm of the stream. */
+/* Whether attention and feed-forward layers read the normalised stream. */
 static inline bool mhai_transformer_norms_inputs(const mha_transformer *t)
 {
     return mhai_transformer_pre_norm(t) && !mhai_transformer_has(t, MHA_TRANSFORMER_NO_INPUT_NORM);
@@ -152,7 +152,7 @@ static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
 
 /* ---- activations ----------------------------------------------------------------------------- */
 
-/* A function between residual connections; all arrays are [tokens,E].
+/* A residual branch, attention or feed-forward; all arrays are [tokens,E].
  * x: the stream before it.
  * from: its input before the norm; in a parallel block, that of the block.
  * in: its input; without pre-norm, the same as from.
@@ -175,7 +175,7 @@ typedef struct mhai_kept_experts {
     float *scores;   /* [tokens, mhai_place_layer.router.outputs] */
     float *weights;  /* [tokens, used] */
     int32_t *chosen; /* [tokens, used], ascending */
-    int64_t *rows;   /* [tokens] places in chosen of one expert's tokens */
+    int64_t *rows;   /* [tokens] where one expert's tokens are in `chosen` */
     float *in, *out; /* [tokens, E] of these tokens */
 } mhai_kept_experts;
 
@@ -201,7 +201,7 @@ struct mha_activations {
     int32_t *ids, *positions, *types; /* [tokens] */
     float *embedded;                  /* the sum before an embedding norm; otherwise NULL */
     mhai_kept_layer *layers;
-    float *x, *last; /* the stream after the last layer, and with its norm */
+    float *x, *last; /* the stream after the last layer, and after the final norm */
     float *gradient; /* [tokens,E] working memory of the backward call */
 };
 
@@ -235,8 +235,8 @@ static inline mhai_heads mhai_transformer_heads_of(const mha_transformer_desc *d
 }
 
 /* The heads of a layer's mixer: numbers and sizes of heads of q, k and v, which follow each other
- * in rows of `width` floats, in a state space as v, k and q. Gates [out] follow, and in a recurrent
- * mixer strengths and decays [v]. Rows of a short convolution are b, c and x. */
+ * in rows of `width` floats (in a state space in the order v, k, q). Gates [out] follow and, in a
+ * recurrent mixer, strengths and decays [v]. Rows of a short convolution are b, c and x. */
 typedef struct mhai_mix {
     mha_mixer mixer;
     bool gated;
@@ -319,7 +319,7 @@ void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_
                       mha_tensor *strength);
 /* The other inputs of a recurrent mixer's recurrence: log_decay, strength and skip of a view. */
 void mhai_recurrent_view(const mha_activations *a, int64_t layer, mha_layer_view *view);
-/* The recurrence of such a view, which it points to. */
+/* The recurrence of such a view; it points to tensors of *view. */
 mha_recurrent_desc mhai_recurrent_of(const mha_layer_view *view);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
 
@@ -373,20 +373,20 @@ MHA_NODISCARD mha_status mhai_transformer_patches_apart(const mha_transformer_in
 void mhai_transformer_patch(const mha_activations *a, const mha_transformer_input *input,
                             int64_t layer, bool output);
 
-/* A layer's state of a sequence, and the tokens that its convolution has processed. */
+/* A layer's state for a sequence, and the number of tokens that its convolution has processed. */
 typedef struct mhai_delta_state {
     mha_recurrent_state *state; /* of a gated delta net; otherwise NULL */
     float *inputs;              /* [K-1, channels]; NULL: the layer has no state */
     int64_t floats, length;
 } mhai_delta_state;
 
-/* The state of a decoder's step, in addition to a forward call. */
+/* What a decoder's step needs in addition to the state of a forward call. */
 typedef struct mhai_step {
     mha_kv_cache *const *caches;    /* [L] of self-attention */
     mha_kv_cache *const *memory;    /* [L] of cross-attention, already filled */
     const int64_t *firsts, *counts; /* [B] rows of each sequence */
     const int64_t *offsets;         /* [B] the position of row 0 */
-    mha_tensor places;              /* i64 [B,n] positions, in the tables for padding too */
+    mha_tensor places;              /* i64 [B,n] positions; for padding, also rows of the tables */
     int64_t window, sink_keys;      /* of the decoder */
     const mhai_attend_sinks *sinks; /* [L]; NULL: sinks do not move */
     bool divides; /* one sequence, whose rows may be divided into several bit-identical steps */
@@ -415,7 +415,7 @@ static inline bool mhai_spread_mine(const mha_transformer *t, int64_t layer)
     return !t->ranks || t->ranks[layer] == t->source.transport->rank;
 }
 
-/* Agree whether all ranks can continue. */
+/* Agree on whether all ranks can continue. */
 MHA_NODISCARD mha_status mhai_spread_agree(const mha_transformer *t, mha_status status);
 
 /* Agree on the status, and check that all ranks have the same transformer and bytes. */
@@ -443,7 +443,7 @@ MHA_NODISCARD mha_status mhai_transformer_check_memory(const mha_transformer *t,
                                                        const mha_tensor *memory,
                                                        const int64_t *lengths);
 
-/* Check a call's input against transformer and activations. */
+/* Check a call's input against the transformer. */
 MHA_NODISCARD mha_status mhai_transformer_check(const char *function, const mha_transformer *t,
                                                 const mha_transformer_input *given,
                                                 mha_transformer_input *input);
