@@ -35,8 +35,8 @@ static const args_option option_table[] = {
     ROW_NUMBER("pairs", ablate_options, pairs, 0, 10000,
                "measure all pairs of the best N heads; default 12"),
     ROW_TEXT("paths", ablate_options, paths, "LIST",
-             "patch only the paths from each head to these\nreceivers, with corrupted prompts: "
-             "logits, or queries,\nkeys or values of heads, such as L18H6.k,L18H6.q",
+             "with corrupted prompts, patch only the paths from\neach head to these receivers: "
+             "logits, or queries, keys\nor values of heads, such as L18H6.k,L18H6.q",
              .needs = "--task FILE"),
     ROW_HEADING("Output"),
     ROW_OUTPUT(heads_options, page, "FILE.html",

@@ -101,10 +101,10 @@ const args_page bench_page = {
              "took at most 5 % longer than the third fastest probe of the row. A row with\n"
              "fewer than five quiet samples is ungated: its median is over all samples and\n"
              "includes other load. Bytes are compared with the bandwidth of a\n"
-             "sample's probes, operations with the peak measured first. A row notes if the\n"
+             "sample's probes, operations with the peak measured first. A note says if the\n"
              "machine later reached less than nine tenths of that peak. A row above 102 %\n"
              "means that the machine was busy while the peak was measured. decode and gemm\n"
-             "of one row read from memory: calls alternate between copies.",
+             "of one row read from memory: calls alternate between copies of the data.",
     .takes = "WORK",
     .spare = "name one work",
     ARGS_OPTIONS(option_table),

@@ -37,7 +37,7 @@ static const args_option option_table[] = {
              "let a causal token attend to W keys, including its\nown; L,R: L before and R after "
              "it (-1: all)"),
     ROW_CHOICE("dtype", count_options, dtype, dtypes,
-               "set the type of matrix and KV cache; default f16"),
+               "set the type of the matrix and the KV cache;\ndefault f16"),
     ROW_NUMBER("page", count_options, page, 1, CONFIG_MOST,
                "positions per page of the allocated cache; default:\nall in one, 32 with a window"),
     ROW_HEADING("Other"),

@@ -60,7 +60,7 @@ static const args_option option_table[] = {
              "add an extra logit to each softmax"),
     ROW_FLAG(0, "gates", explain_options, gates, 1, "multiply each head's output by a factor"),
     ROW_REAL("dropout", explain_options, dropout, "drop weights with this probability"),
-    ROW_FLAG(0, "lse", explain_options, lse, 1, "request the log of each row's sum"),
+    ROW_FLAG(0, "lse", explain_options, lse, 1, "request each row's log-sum-exp"),
     ROW_FLAG(0, "probabilities", explain_options, probabilities, 1, "request all weights"),
     ROW_FLAG(0, "average", explain_options, average, 1,
              "request the mean of the weights over heads"),

@@ -47,9 +47,9 @@ static const args_option option_table[] = {
     ROW_HEADING("The cache of keys and values"),
     CACHE_ROWS(generate_options, cache, "text"),
     ROW_HEADING("Other"),
-    ROW_FLAG(0, "chat", generate_options, chat, 1,
-             "answer TEXT as the user's turn of a chat, in the\nformat ChatML (SmolLM2, Qwen) or "
-             "Llama 3"),
+    ROW_FLAG(
+        0, "chat", generate_options, chat, 1,
+        "answer TEXT as the user's turn of a chat, in ChatML\n(SmolLM2, Qwen) or Llama 3 format"),
     ROW_FLAG(0, "stats", generate_options, stats, 1,
              "print the end tokens, tokens per second and the size\nof the cache on stderr"),
     ROW_FLAG(
@@ -69,13 +69,13 @@ const args_page generate_page = {
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
                 "multihead generate smollm2.gguf --chat \"What is attention?\" --stats\n"
                 "multihead generate llama-folder \"Once upon a time\" --stop \".\" --min-p 0.1",
-    .notes = "MODEL is a Hugging Face folder, a GGUF file or a folder of 'multihead train -o'.\n"
-             "Without TEXT it starts from the beginning-of-text token. It stops before a\n"
-             "--stop text, when the model runs out of positions, or at an end token: one named\n"
-             "in config.json, generation_config.json, the tokenizer or a GGUF file (eos, eot,\n"
-             "eom, as in llama.cpp); --stats lists them. The text is written to stdout as it\n"
-             "is generated. On several ranks (mpirun), each rank holds the weights of some\n"
-             "layers; the text is the same.\n"
+    .notes = "MODEL is a Hugging Face folder, a GGUF file or a folder from 'multihead train'.\n"
+             "Without TEXT, generation starts from the beginning-of-text token. It stops\n"
+             "before a --stop text, when the model runs out of positions, or at an end token:\n"
+             "one named in config.json, generation_config.json, the tokenizer or a GGUF file\n"
+             "(eos, eot, eom, as in llama.cpp); --stats lists them. The text is written to\n"
+             "stdout as it is generated. On several ranks (mpirun), each rank holds the\n"
+             "weights of some layers; the text is the same.\n"
              "\n"
              "Sampling applies temperature, top k, top p and min p in this order. Without\n"
              "--temperature, any of the last three sets it to 1. --chat adds no system turn;\n"

@@ -50,7 +50,7 @@ const args_page perplexity_page = {
                 "multihead perplexity smollm2.gguf --text book.txt --json | jq .perplexity",
     .notes = "Perplexity is exp of the mean negative log-likelihood of each token given those\n"
              "before it in its context; a context's first token is not predicted. MODEL is a\n"
-             "Hugging Face folder, a GGUF file, or a folder of 'multihead train -o'. Ctrl-C\n"
+             "Hugging Face folder, a GGUF file, or a folder from 'multihead train'. Ctrl-C\n"
              "stops with the result so far. On several ranks (mpirun), each rank holds the\n"
              "weights of some layers.\n"
              "\n"

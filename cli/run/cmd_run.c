@@ -73,7 +73,7 @@ static const args_option option_table[] = {
     FLAG("delta", delta,
          "trace linear attention, decays and the delta rule on\nfour built-in tokens", DELTA,
          .needs = "--example"),
-    ROW_HEADING("Module (the example's weights, or random ones by --seed)"),
+    ROW_HEADING("Module (the example's weights, or random ones seeded by --seed)"),
     FLAG("module", module, "project x [B,T,E] to q, k and v, and the concatenated\nheads by W_o",
          LINEAR, .needs = "--heads N"),
     TEXT("memory", memory, "FILE",
@@ -197,7 +197,7 @@ const args_page run_page = {
                 "multihead run --x x.npy --heads 4 --alibi --trace --trace-head 2",
     .notes = "FILE is a .npy file, FILE.safetensors:NAME, or random:SHAPE, such as random:5x8:\n"
              "multiples of 0.5 from -2 to 2. Computation is in float32. Masks and score terms\n"
-             "broadcast as in NumPy to the shapes shown. Without output options it prints the\n"
+             "broadcast as in NumPy to the shapes shown. Without output options run prints the\n"
              "result. Letters: B sequences, H heads, Hk key/value heads, T queries, S keys, D\n"
              "the size of a head, Dv that of a value. random:8xH takes H from the other\n"
              "arrays. A key is visible if every mask allows it. Outputs have the axes of q. No\n"

@@ -110,10 +110,10 @@ const args_page train_page = {
              "decoder), agreement (of verb and subject), brackets (which one to close).\n"
              "docs/training.md describes them. Training stops when the task's goal is reached\n"
              "on held-out data; the figures reported are measured on other held-out data. Some\n"
-             "recipes restart a stuck attempt with a derived seed; attempts are counted.\n"
+             "recipes restart a stuck attempt with a derived seed and report how often.\n"
              "\n"
              "--text trains two layers of four heads, width 64, dropout 0.3, tied embeddings.\n"
-             "It suits texts of some hundred kilobytes. White space separates words; case is\n"
+             "It suits texts of a few hundred kilobytes. White space separates words; case is\n"
              "kept. The last twentieth is the test set. The twentieth before it is the\n"
              "validation set: training stops after six evaluations without a lower loss on it,\n"
              "or after --steps (1000). The model with the lowest validation loss is kept.\n"
@@ -121,10 +121,10 @@ const args_page train_page = {
              "FOLDER: config.json, model.safetensors and the tokenizer, which transformers\n"
              "loads (reverse: folders encoder and decoder); training.safetensors, the\n"
              "checkpoint, replaced after every evaluation; curve.csv, one line per evaluation.\n"
-             "report.html and report-2.html show every head on the example and on its twin. A\n"
-             "second run with the same folder resumes training, bit-identically. Ctrl-C saves\n"
-             "and stops. The same seed gives the same model for any number of threads and\n"
-             "ranks.",
+             "report.html and report-2.html show every head on the task's example and on a\n"
+             "variant of it. A second run with the same folder resumes training,\n"
+             "bit-identically. Ctrl-C saves and stops. The same seed gives the same model for\n"
+             "any number of threads and ranks.",
     ARGS_OPTIONS(option_table),
     .word = task_at,
 };

@@ -469,42 +469,42 @@ MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *me
  * minimum number of rows, what such a head does, the source of the threshold.
  * Specific ones come first. A share must also be at least 0.1 above its chance. LINKS is decided
  * for each relation and direction: accuracy - baseline. New ones are appended. */
-#define MHA_ROLE_LIST(X)                                                                           \
-    X(PREVIOUS, "previous token", PREVIOUS, 0.5, VALUE, 4,                                         \
-      "each token attends to the token just before it", "Clark 2019: mean mass above 0.5")         \
-    X(NEXT, "next token", NEXT, 0.5, VALUE, 4, "each token attends to the token just after it",    \
-      "Clark 2019: mean mass above 0.5")                                                           \
-    X(SELF, "self", SELF, 0.5, VALUE, 4, "each token attends to itself", "as for previous token")  \
-    X(SINK, "first token", SINK, 0.3, VALUE, 4,                                                    \
-      "attention concentrates on the first token (a sink)", "Gu 2024: epsilon 0.3")                \
-    X(SEPARATOR, "separator", SEPARATOR, 0.6, VALUE, 4, "attention concentrates on separators",    \
-      "Clark 2019, notebook: above 0.6")                                                           \
-    X(DUPLICATE, "duplicate token", DUPLICATE, 0.3, CORRECTED, 4,                                  \
-      "a repeated token attends to its other occurrences", "as for induction")                     \
-    X(INDUCTION, "induction", INDUCTION, 0.3, CORRECTED, 4,                                        \
-      "a repeated token attends to the token after its earlier occurrence",                        \
-      "Olsson 2022; 0.3 as in studies of Llama 3")                                                 \
-    X(RARE, "rare word", RAREST_TWO, 0.5, VALUE, 10, "it attends to the rarest words of the text", \
-      "Voita 2019: above half of the texts, two rarest")                                           \
-    X(LINKS, "syntactic", COSINE, 0.1, VALUE, 10,                                                  \
-      "a word attends to the word that it is linked to",                                           \
-      "Voita 2019: 10 points above the best offset")                                               \
-    X(SEMANTIC, "semantic", COSINE, 0.5, VALUE, 4, "tokens attend to tokens with similar inputs",  \
-      "ours")                                                                                      \
-    X(POSITIONAL, "positional", POSITIONAL, 0.9, VALUE, 4,                                         \
-      "the largest weight is nearly always at one offset", "Voita 2019: at least 90 % of rows")    \
-    X(BLOCK, "block", BLOCK, 0.5, CORRECTED, 4, "tokens attend evenly to their own segment",       \
-      "ours, after Kovaleva 2019")                                                                 \
-    X(BROAD, "broad", BROAD, 0.95, VALUE, 4, "attention is spread over all tokens",                \
-      "Clark 2019: 3.8 nats of log 128")                                                           \
-    X(HORIZONTAL, "horizontal", HORIZONTAL, 0.1, VALUE, 4,                                         \
-      "a few tokens attend to all tokens, the others to few", "ours")                              \
-    X(DIAGONAL, "diagonal", DIAGONAL, 0.5, CORRECTED, 4, "each token attends to a fixed offset",   \
-      "ours, after Kovaleva 2019")                                                                 \
-    X(LOCAL, "local", NEAR, 0.5, CORRECTED, 4, "each token attends to nearby tokens", "ours")      \
-    X(VERTICAL, "vertical", VERTICAL, 0.5, CORRECTED, 4,                                           \
-      "all tokens attend to the same few tokens", "ours, after Kovaleva 2019")                     \
-    X(CUT, "two blocks", CUT, 0.5, CORRECTED, 4,                                                   \
+#define MHA_ROLE_LIST(X)                                                                          \
+    X(PREVIOUS, "previous token", PREVIOUS, 0.5, VALUE, 4,                                        \
+      "each token attends to the token just before it", "Clark 2019: mean mass above 0.5")        \
+    X(NEXT, "next token", NEXT, 0.5, VALUE, 4, "each token attends to the token just after it",   \
+      "Clark 2019: mean mass above 0.5")                                                          \
+    X(SELF, "self", SELF, 0.5, VALUE, 4, "each token attends to itself", "as for previous token") \
+    X(SINK, "first token", SINK, 0.3, VALUE, 4,                                                   \
+      "attention concentrates on the first token (a sink)", "Gu 2024: epsilon 0.3")               \
+    X(SEPARATOR, "separator", SEPARATOR, 0.6, VALUE, 4, "attention concentrates on separators",   \
+      "Clark 2019, notebook: above 0.6")                                                          \
+    X(DUPLICATE, "duplicate token", DUPLICATE, 0.3, CORRECTED, 4,                                 \
+      "a repeated token attends to its other occurrences", "as for induction")                    \
+    X(INDUCTION, "induction", INDUCTION, 0.3, CORRECTED, 4,                                       \
+      "a repeated token attends to the token after its earlier occurrence",                       \
+      "Olsson 2022; 0.3 as in studies of Llama 3")                                                \
+    X(RARE, "rare word", RAREST_TWO, 0.5, VALUE, 10, "the head attends to the rarest words",      \
+      "Voita 2019: above half of the texts, two rarest")                                          \
+    X(LINKS, "syntactic", COSINE, 0.1, VALUE, 10,                                                 \
+      "a word attends to the word that it is linked to",                                          \
+      "Voita 2019: 10 points above the best offset")                                              \
+    X(SEMANTIC, "semantic", COSINE, 0.5, VALUE, 4, "tokens attend to tokens with similar inputs", \
+      "ours")                                                                                     \
+    X(POSITIONAL, "positional", POSITIONAL, 0.9, VALUE, 4,                                        \
+      "the largest weight is nearly always at one offset", "Voita 2019: at least 90 % of rows")   \
+    X(BLOCK, "block", BLOCK, 0.5, CORRECTED, 4, "tokens attend evenly to their own segment",      \
+      "ours, after Kovaleva 2019")                                                                \
+    X(BROAD, "broad", BROAD, 0.95, VALUE, 4, "attention is spread over all tokens",               \
+      "Clark 2019: 3.8 nats of log 128")                                                          \
+    X(HORIZONTAL, "horizontal", HORIZONTAL, 0.1, VALUE, 4,                                        \
+      "a few tokens attend to all tokens, the others to few", "ours")                             \
+    X(DIAGONAL, "diagonal", DIAGONAL, 0.5, CORRECTED, 4, "each token attends to a fixed offset",  \
+      "ours, after Kovaleva 2019")                                                                \
+    X(LOCAL, "local", NEAR, 0.5, CORRECTED, 4, "each token attends to nearby tokens", "ours")     \
+    X(VERTICAL, "vertical", VERTICAL, 0.5, CORRECTED, 4,                                          \
+      "all tokens attend to the same few tokens", "ours, after Kovaleva 2019")                    \
+    X(CUT, "two blocks", CUT, 0.5, CORRECTED, 4,                                                  \
       "two parts of the text, each attending to itself", "ours, after Kovaleva 2019")
 
 typedef enum mha_role {
