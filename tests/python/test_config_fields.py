@@ -161,7 +161,7 @@ def other(key, value):
 def make(kind, options):
     """A model whose numbers depend on every field: small embeddings make epsilons matter."""
     sizes = OWN_SIZES.get(kind, SIZES if kind in ENCODERS + ("gpt_neox",) else GROUPED)
-    config = transformers.AutoConfig.for_model(kind, **{**sizes, **options})
+    config = transformers.AutoConfig.for_model(kind, **copy.deepcopy({**sizes, **options}))  # it edits dicts
     auto = transformers.AutoModel if kind in ENCODERS else transformers.AutoModelForCausalLM
     model = auto.from_config(config)
     generator = torch.Generator().manual_seed(3)
