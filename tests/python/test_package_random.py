@@ -297,11 +297,10 @@ def test_forward(p):
         del options["q_offset"]
     # Options of an output without the output are an error.
     for name, owners in (("offsets", {"offset_mass"}), ("heads", {"probabilities", "scores"}),
-                         ("rows", {"probabilities", "scores"})):
+                         ("rows", {"probabilities", "scores"}), ("score_stage", {"scores"}),
+                         ("top", {"top_keys", "top_weights"})):
         if not owners & names:
             request.pop(name, None)
-    if "scores" not in names:
-        request.pop("score_stage", None)
     o, x = multihead.attention(p.q, p.k, p.v, outputs=sorted(names) or ["lse"], **request, **options)
     r = reference(p)
     # Relative error of a weight: twice the largest error of its row's scores plus the terms of 3.2 to 3.4 for the
