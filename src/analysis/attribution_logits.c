@@ -214,6 +214,7 @@ static void read_row(const logit_job *job, int64_t token, float *row)
 
 static mha_status aim(logit_job *job, const mha_attribution_target *target)
 {
+    const double scale = (double)job->t->desc.logit_scale;
     float *row;
     if (target->direction) {
         for (int64_t e = 0; e < job->E; e++) job->u[e] = (double)target->direction[e];
@@ -221,10 +222,10 @@ static mha_status aim(logit_job *job, const mha_attribution_target *target)
     }
     MHA_TRY(mha_scratch_alloc(job->context, job->E, sizeof *row, &row));
     read_row(job, target->token, row);
-    for (int64_t e = 0; e < job->E; e++) job->u[e] = (double)row[e];
+    for (int64_t e = 0; e < job->E; e++) job->u[e] = scale * (double)row[e];
     if (target->against < 0) return MHA_OK;
     read_row(job, target->against, row);
-    for (int64_t e = 0; e < job->E; e++) job->u[e] -= (double)row[e];
+    for (int64_t e = 0; e < job->E; e++) job->u[e] -= scale * (double)row[e];
     return MHA_OK;
 }
 

@@ -22,6 +22,23 @@ const char *mhai_attribution_part(mha_layer_part part)
                                               : "mlp";
 }
 
+/* What a block adds is multiplied by residual_scale: multiply the last linear layers of blocks. */
+static mha_status scale_last(mha_context *context, const mha_transformer *t, const char *name,
+                             mha_tensor *weight)
+{
+    const float scale = t->desc.residual_scale;
+    const int64_t rows = weight->shape[0], cols = weight->ndim == 2 ? weight->shape[1] : 1;
+    float *to;
+    if (!(scale < 1 || scale > 1) || (!strstr(name, "o_proj.") && !strstr(name, "down_proj.")))
+        return MHA_OK;
+    MHA_TRY(mha_scratch_alloc(context, mhai_times(rows, cols), sizeof *to, &to));
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t k = 0; k < cols; k++)
+            to[i * cols + k] = scale * ((float *)weight->data)[i * weight->stride[0] + k];
+    *weight = mha_tensor_contiguous(to, MHA_F32, weight->ndim, weight->shape);
+    return MHA_OK;
+}
+
 mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *t, int64_t layer,
                                    const char *name, bool optional, mha_tensor *weight)
 {
@@ -37,7 +54,7 @@ mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *
         const int64_t cols = p->ndim == 2 ? p->shape[1] : 1;
         MHA_TRY(mhai_transformer_matrix(context, t, p->offset, p->shape[0], cols, weight));
         weight->ndim = p->ndim;
-        return MHA_OK;
+        return scale_last(context, t, name, weight);
     }
     if (optional) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT, "the transformer has no parameter %s", full);

@@ -47,7 +47,7 @@ static void aim(const direct_job *job, const mha_effect_term *term, float *row, 
     const bool centred = d->norm == MHA_NORM_LAYER;
     double mean = 0, squares = 0, shift = 0;
     mhai_transformer_read_rows(job->r->t, job->r->t->output.weight, E, term->token, 1, 0, E, row);
-    for (int64_t e = 0; e < E; e++) u[e] = (double)row[e] - job->mean[e];
+    for (int64_t e = 0; e < E; e++) u[e] = (double)d->logit_scale * ((double)row[e] - job->mean[e]);
     if (job->scale.ndim == 0) return;
     for (int64_t e = 0; centred && e < E; e++) mean += (double)x[e] / (double)E;
     for (int64_t e = 0; e < E; e++) {
@@ -81,7 +81,7 @@ static void share_of_term(void *argument, int64_t k, int worker)
     for (int64_t h = 0; h < count; h++) {
         double sum = 0;
         for (int64_t i = h * D; i < (h + 1) * D; i++) sum += p[i] * (double)z[i];
-        job->shares[k * H + h] = sum;
+        job->shares[k * H + h] = (double)r->d->residual_scale * sum;
     }
 }
 

@@ -34,6 +34,7 @@ typedef struct circuits_job {
     mha_circuits out;
     int64_t L, H, D, E, K, rank; /* rank: the maximum over all circuits */
     bool centred, pre_norm;
+    double scale;             /* of what a block adds to the stream */
     double *copies, *matches; /* [E,E] Gram matrices, or NULL */
     circuits_room *rooms;     /* [threads] */
     int64_t lapack_size;
@@ -77,7 +78,7 @@ static void load_columns(const circuits_job *job, int64_t head, double *to)
         for (int64_t e = 0; e < job->E; e++)
             to[e] = (double)o->data[e * o->columns + head * job->D + d];
         if (norm && job->centred) mhai_circuits_centre(to, job->E);
-        for (int64_t e = 0; norm && e < job->E; e++) to[e] *= (double)norm[e];
+        for (int64_t e = 0; e < job->E; e++) to[e] *= job->scale * (norm ? (double)norm[e] : 1);
     }
 }
 
@@ -482,6 +483,7 @@ mha_status mha_transformer_circuits(mha_context *context, const mha_transformer 
                         .H = d.num_heads,
                         .D = d.head_dim,
                         .E = d.embed_dim,
+                        .scale = (double)d.residual_scale,
                         .rank = d.head_dim < d.embed_dim ? d.head_dim : d.embed_dim,
                         .centred = d.norm == MHA_NORM_LAYER,
                         .pre_norm = mhai_circuits_pre_norm(&d)};

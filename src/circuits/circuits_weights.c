@@ -84,8 +84,10 @@ mha_status mhai_circuits_tokens(mha_context *context, const mha_transformer *t, 
 {
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_transformer_describe(t, &d);
-    *tokens = (mhai_tokens){
-        .E = d.embed_dim, .V = d.vocab_size, .scale = 1, .epsilon = (double)d.norm_epsilon};
+    *tokens = (mhai_tokens){.E = d.embed_dim,
+                            .V = d.vocab_size,
+                            .scale = (double)d.logit_scale,
+                            .epsilon = (double)d.norm_epsilon};
     if (side == MHA_SIDE_EMBEDDING || d.flags & MHA_TRANSFORMER_NO_OUTPUT)
         return set_embedding(context, t, &d, flags, tokens);
     return set_output(context, t, &d, tokens);

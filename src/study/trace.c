@@ -104,15 +104,18 @@ static mha_status trace_writing(tracing *g, int64_t layer, const mha_layer_view 
 {
     mha_trace *x = g->trace;
     const int64_t H = view->heads.shape[1], E = x->width;
+    const float scale = g->trials->desc.residual_scale;
     mha_parameter p;
     float *weight, *bias = NULL, *written;
     mha_tensor heads = view->heads, bias_view = {0};
     if (!find(g, layer, "self_attn.o_proj.weight", &p))
         return mha_fail(MHA_ERR_MODEL, "layer %" PRId64 " has no o_proj.weight", layer);
     MHA_TRY(read_rows(g, &p, 0, E, &g->scratch, &weight));
+    for (int64_t i = 0; i < E * p.shape[1]; i++) weight[i] *= scale;
     const mha_tensor weight_view = mha_tensor_contiguous(weight, MHA_F32, 2, p.shape);
     if (find(g, layer, "self_attn.o_proj.bias", &p)) {
         MHA_TRY(read_rows(g, &p, 0, E, &g->scratch, &bias));
+        for (int64_t e = 0; e < E; e++) bias[e] *= scale;
         bias_view = mha_tensor_contiguous(bias, MHA_F32, 1, &E);
     }
     heads.data = (float *)heads.data + x->row * heads.stride[2];

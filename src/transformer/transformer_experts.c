@@ -83,16 +83,12 @@ typedef struct layer_job {
     int64_t E;
 } layer_job;
 
-static float sigmoid(float x)
-{
-    return (float)(1 / (1 + mhai_exp(-(double)x)));
-}
-
 static void to_scores(const mha_experts_desc *x, float *s)
 {
     double sum = 0;
     float most = s[0];
-    for (int64_t i = 0; i < x->count && x->flags & MHA_EXPERTS_SIGMOID; i++) s[i] = sigmoid(s[i]);
+    for (int64_t i = 0; i < x->count && x->flags & MHA_EXPERTS_SIGMOID; i++)
+        s[i] = (float)mhai_sigmoid((double)s[i]);
     if (x->flags & MHA_EXPERTS_SIGMOID) return;
     for (int64_t i = 1; i < x->count; i++) most = s[i] > most ? s[i] : most;
     for (int64_t i = 0; i < x->count; i++) {
@@ -139,7 +135,7 @@ static void route_row(void *argument, int64_t row, int worker)
     double sum = 0;
     (void)worker;
     to_scores(x, s);
-    if (width > x->count) s[x->count] = sigmoid(s[x->count]);
+    if (width > x->count) s[x->count] = (float)mhai_sigmoid((double)s[x->count]);
     choose(job, s, chosen);
     for (int64_t k = 0; k < x->used; k++) sum += (double)s[chosen[k]];
     const double divisor = x->flags & MHA_EXPERTS_NORMALISED ? sum + (double)x->sum_epsilon : 1;

@@ -400,6 +400,7 @@ static mha_transformer_desc some_desc(rng *r)
     d.flags &=
         ~(uint32_t)(MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_NO_INPUT_NORM); /* rejected */
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
+    if (rng_chance(r, 0.3)) d.residual_scale = 0.5f, d.logit_scale = 2;
     return d;
 }
 
@@ -503,6 +504,9 @@ static void add_linear(const example *e, reference_stream *s, int64_t layer, con
     double *weight = K ? parameter(e, layer, text) : NULL, *wide = widen(z, K);
     snprintf(text, sizeof text, "%s.bias", name);
     double *bias = parameter(e, layer, text), *term = reference_stream_add(s);
+    const double scale = (double)e->d.residual_scale; /* a power of two */
+    for (int64_t i = 0; i < E * K; i++) weight[i] *= scale;
+    for (int64_t c = 0; bias && c < E; c++) bias[c] *= scale;
     for (int64_t c = 0; c < E; c++) {
         double room = fabs((double)stream[c]) + (bias ? fabs(bias[c]) : 0);
         for (int64_t i = 0; i < K; i++) room += fabs(weight[c * K + i] * wide[i]);
@@ -613,6 +617,15 @@ static void check_terms(const example *e, const reference_stream *s, const doubl
 }
 
 /* total against the logits themselves: a product of E terms in f32. */
+/* W_out, times the scale of logits, a power of two. */
+static double *output_table(const example *e)
+{
+    double *table = parameter(
+        e, -1, e->d.flags & MHA_TRANSFORMER_TIED ? "embed_tokens.weight" : "lm_head.weight");
+    for (int64_t i = 0; i < VOCAB * e->d.embed_dim; i++) table[i] *= (double)e->d.logit_scale;
+    return table;
+}
+
 static void check_total(const example *e, const mha_attribution_target *target, int64_t row,
                         const double *u, double total)
 {
@@ -620,8 +633,7 @@ static void check_total(const example *e, const mha_attribution_target *target, 
     mha_stream_view ends = {.struct_size = sizeof ends};
     assert_int_equal(mha_activations_stream(e->a, &ends), MHA_OK);
     const float *x = (const float *)ends.normed.data + row * e->d.embed_dim;
-    double *table = parameter(
-        e, -1, e->d.flags & MHA_TRANSFORMER_TIED ? "embed_tokens.weight" : "lm_head.weight");
+    double *table = output_table(e);
     double wanted = (double)logits[target->token], room = 0;
     for (int64_t c = 0; c < e->d.embed_dim; c++) {
         const double against =
@@ -659,9 +671,7 @@ static void terms_sum_to_the_logit(void **state)
         attribute(context, e, &target, &got);
         reference_stream s = decompose(e, row);
         if (!directed) {
-            double *table = parameter(e, -1,
-                                      e->d.flags & MHA_TRANSFORMER_TIED ? "embed_tokens.weight"
-                                                                        : "lm_head.weight");
+            double *table = output_table(e);
             for (int64_t c = 0; c < E; c++)
                 u[c] = table[target.token * E + c] -
                        (target.against < 0 ? 0 : table[target.against * E + c]);

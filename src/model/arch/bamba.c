@@ -30,16 +30,11 @@ static mha_status is_space(const mhai_config *config, int64_t layer, bool *mixes
 
 static mha_status read_bamba(const mhai_config *config, mhai_family_plan *plan)
 {
-    mha_transformer_desc *d = &plan->desc;
     mhai_mixing mixing = {.usual = is_space};
-    bool attention, mlp;
     MHA_TRY(mhai_read_decoder(config, &mhai_family_bamba, true, plan));
     MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &attention));
-    MHA_TRY(mhai_config_bool(config, "mlp_bias", false, &mlp));
-    if (attention) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
-    if (mlp) d->flags |= MHA_TRANSFORMER_FF_BIAS;
+    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
+    MHA_TRY(mhai_read_biases(config, plan));
     MHA_TRY(mhai_read_state_spaces(config, &mixing, plan));
     return mhai_read_rope(config, plan);
 }

@@ -42,12 +42,19 @@ mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *famil
     return MHA_OK;
 }
 
+mha_status mhai_read_attention_bias(const mhai_config *config, mhai_family_plan *plan)
+{
+    bool biased;
+    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
+    if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    return MHA_OK;
+}
+
 mha_status mhai_read_biases(const mhai_config *config, mhai_family_plan *plan)
 {
-    bool attention, mlp;
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &attention));
+    bool mlp;
+    MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(mhai_config_bool(config, "mlp_bias", false, &mlp));
-    if (attention) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
     if (mlp) plan->desc.flags |= MHA_TRANSFORMER_FF_BIAS;
     return MHA_OK;
 }
@@ -412,9 +419,7 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
 
 mha_status mhai_read_normed(const mhai_config *config, uint32_t flags, mhai_family_plan *plan)
 {
-    bool biased;
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
-    if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = 0; i < plan->desc.num_layers; i++) {
         plan->layers[i].flags |= flags;

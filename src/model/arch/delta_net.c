@@ -54,11 +54,9 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
 mha_status mhai_read_delta(const mhai_config *config, const mhai_family *family,
                            mhai_family_plan *plan)
 {
-    bool biased;
     MHA_TRY(mhai_read_decoder(config, family, true, plan));
     MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
-    if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    MHA_TRY(mhai_read_attention_bias(config, plan));
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 256;
     MHA_TRY(read_nets(config, plan));
     return mhai_read_rope(config, plan);

@@ -167,7 +167,9 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
 MHA_NODISCARD mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family,
                                            bool whole, mhai_family_plan *plan);
 
-/* Read attention_bias and mlp_bias. */
+/* Read attention_bias, and mlp_bias too. */
+MHA_NODISCARD mha_status mhai_read_attention_bias(const mhai_config *config,
+                                                  mhai_family_plan *plan);
 MHA_NODISCARD mha_status mhai_read_biases(const mhai_config *config, mhai_family_plan *plan);
 
 /* Require head_dim, if present, to be the width divided by the heads, for families in which

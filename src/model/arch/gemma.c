@@ -32,14 +32,12 @@ static mha_status read_gemma_kinds(const mhai_config *config, const mhai_family 
     static const char *const acts[] = {"gelu_pytorch_tanh", "gelu"};
     mha_transformer_desc *d = &plan->desc;
     const bool first = family == &mhai_family_gemma;
-    bool biased;
     int unused;
     MHA_TRY(mhai_read_decoder(config, family, true, plan));
     /* transformers reads "gelu" of the first Gemma as tanh GELU, as it was trained */
     MHA_TRY(mhai_config_choice(config, first ? "hidden_act" : "hidden_activation", acts[0], acts,
                                first ? 2 : 1, &unused));
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
-    if (biased) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    MHA_TRY(mhai_read_attention_bias(config, plan));
     if (d->head_dim == 0) d->head_dim = 256;
     d->feed_forward = MHA_FEED_FORWARD_GEGLU_TANH;
     d->embed_scale = sqrtf((float)d->embed_dim);

@@ -40,15 +40,13 @@ static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
     static const char *const kinds[] = {"nope", "rope"};
     mha_transformer_desc *d = &plan->desc;
     mhai_mixing mixing = {.usual = every_layer, .list = "layers_block_type"};
-    bool biased;
     int rotates;
     MHA_TRY(mhai_read_decoder(config, &mhai_family_granitemoehybrid, false, plan));
     MHA_TRY(mhai_read_silu(config));
     MHA_TRY(refuse_experts(config));
     MHA_TRY(mhai_config_optional(config, "shared_intermediate_size", 1, MHAI_MOST_WIDTH, 1024,
                                  &d->ff_dim));
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
-    if (biased) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
+    MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(mhai_config_choice(config, "position_embedding_type", kinds[0], kinds, 2, &rotates));
     MHA_TRY(mhai_read_state_spaces(config, &mixing, plan));
     MHA_TRY(mhai_read_multipliers(config, plan));
