@@ -59,12 +59,14 @@ def centring(E, layer_norm):
 class Model:
     """Weights in float64 for the definitions. norm: "layer", "rms" or "none"."""
 
-    def __init__(self, p, norm, pre_norm, H, Hk, D, ropes, epsilon=1e-5, embed_scale=1.0, tied=False):
+    def __init__(self, p, norm, pre_norm, H, Hk, D, ropes, epsilon=1e-5, embed_scale=1.0, tied=False,
+                 residual_scale=1.0, logit_scale=1.0):
         self.p = {name: np.asarray(array, np.float64) for name, array in p.items()}
         self.layer_norm, self.norm, self.pre_norm = norm == "layer", norm, pre_norm and norm != "none"
         self.H, self.Hk, self.D, self.ropes, self.epsilon = H, Hk, D, ropes, epsilon
         self.E = self.p["embed_tokens.weight"].shape[1]
         self.embed_scale, self.tied = embed_scale, tied
+        self.residual_scale, self.logit_scale = residual_scale, logit_scale
 
     def part(self, layer, name):
         return self.p.get(f"layers.{layer}.{name}.weight")
@@ -90,7 +92,7 @@ class Model:
         gain = self.part(layer, "self_attn_post_norm")
         if gain is not None:
             w = gain[:, None] * (centring(self.E, self.layer_norm) @ w)
-        return w @ self.rows(layer, "v", head // (self.H // self.Hk))
+        return self.residual_scale * w @ self.rows(layer, "v", head // (self.H // self.Hk))
 
     def deviation(self, x):
         x = x - x.mean(1, keepdims=True) if self.layer_norm else x
@@ -112,7 +114,7 @@ class Model:
             return self.embedding(normed)
         if self.pre_norm:
             w = w * self.p["norm.weight"] @ centring(self.E, self.layer_norm)
-        return w
+        return self.logit_scale * w
 
     @functools.lru_cache(maxsize=None)
     def products(self, normed):
@@ -204,6 +206,8 @@ FAMILIES = {
     "qwen 3": dict(norm="rms", positions="rotary", causal=True, kv_heads=2, head_dim=8, qk_norm=True, rope={}),
     "gemma 2": dict(norm="rms", positions="rotary", causal=True, kv_heads=2, tied=True, embed_scale=24 ** 0.5,
                     flags=BRANCH_NORM),
+    "granite": dict(norm="rms", positions="rotary", causal=True, kv_heads=2, tied=True, embed_scale=3.0,
+                    residual_scale=0.5, logit_scale=0.3),
     "branch layer norm": dict(norm="layer", positions="none", flags=BRANCH_NORM, embedding_norm=True),
     "no norm": dict(norm="none", positions="sinusoidal", causal=True),
     "wide heads": dict(norm="rms", positions="rotary", causal=True, head_dim=32),
@@ -235,7 +239,8 @@ def make_family(name, seed):
     net.update()
     d = net.desc
     model = Model(net.parameters(), fields["norm"], not fields.get("post_norm"), d.num_heads, d.kv_heads, d.head_dim,
-                  [rope] * d.num_layers, d.norm_epsilon, fields.get("embed_scale", 1.0), fields.get("tied", False))
+                  [rope] * d.num_layers, d.norm_epsilon, fields.get("embed_scale", 1.0), fields.get("tied", False),
+                  fields.get("residual_scale", 1.0), fields.get("logit_scale", 1.0))
     return net, model
 
 

@@ -22,6 +22,7 @@ static void draw_desc(rng *r, uint32_t flags, mha_layer_desc *layers, mha_transf
     if (rng_chance(r, 0.4)) d->kv_heads = d->num_heads / 2;
     blocks_draw(r, d);
     if (d->norm && rng_chance(r, 0.3)) d->flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
+    if (rng_chance(r, 0.3)) d->residual_scale = 0.5f, d->logit_scale = 1.5f;
     layers_draw(r, d, layers);
     if (rng_chance(r, 0.5)) d->layers = layers;
 }

@@ -387,7 +387,8 @@ static double attributed(mha_context *context, const example *e, const mha_activ
         for (int64_t i = 0; i < E; i++) {
             double mean = 0;
             for (int64_t v = 0; v < V; v++) mean += (double)out[v * E + i] / (double)V;
-            direction[i] = (float)((double)out[term->token * E + i] - mean);
+            direction[i] =
+                (float)((double)d->logit_scale * ((double)out[term->token * E + i] - mean));
         }
         const mha_attribution_target target = {.struct_size = sizeof target,
                                                .batch = term->row / x->T,

@@ -410,7 +410,10 @@ static void check_written(checked *c, int64_t h)
     const double bound = 1e-5 * c->f->ov[at * size] *
                          (sqrt((double)width) + sqrt(product(c->v.stream.data, x, width) + 1));
     for (int64_t e = 0; e < width; e++)
-        near_to(got[e], gain ? (wanted[e] - mean) * (double)gain[e] : wanted[e], bound, "written");
+        near_to(got[e],
+                (double)c->m->desc.residual_scale *
+                    (gain ? (wanted[e] - mean) * (double)gain[e] : wanted[e]),
+                bound, "written");
     c->checks++;
 }
 
@@ -575,7 +578,8 @@ static void token_of(small_model *m, mha_token_side side, uint32_t flags, int64_
     double mean = 0;
     for (int64_t e = 0; output && gain && e < width; e++) x[e] *= (double)gain[e];
     for (int64_t e = 0; output && gain && layer && e < width; e++) mean += x[e] / (double)width;
-    for (int64_t e = 0; e < width; e++) x[e] -= mean;
+    for (int64_t e = 0; e < width; e++)
+        x[e] = (output ? (double)m->desc.logit_scale : 1) * (x[e] - mean);
 }
 
 static void check_ends(small_model *m, const mha_direction_desc *desc, const float *direction,

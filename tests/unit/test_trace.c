@@ -128,6 +128,7 @@ static void expect_output(const step *s, double gate)
 {
     const mha_trace *x = s->x;
     const int64_t D = x->head_dim, E = x->width;
+    const double scale = (double)s->m->desc.residual_scale;
     const float *out = parameter(s->m, x->layer, "self_attn.o_proj.weight");
     for (int64_t d = 0; d < D; d++) {
         double sum = 0, size = 0;
@@ -143,7 +144,7 @@ static void expect_output(const step *s, double gate)
         double sum = 0, size = 0;
         for (int64_t d = 0; d < D; d++) {
             const double term =
-                (double)x->output[d] * (double)out[e * x->heads * D + x->head * D + d];
+                scale * (double)x->output[d] * (double)out[e * x->heads * D + x->head * D + d];
             sum += term;
             size += fabs(term);
         }
