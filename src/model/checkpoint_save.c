@@ -167,12 +167,6 @@ static mha_status save(const char *folder, mha_transformer *transformer,
     mha_transformer_desc desc;
     mha_transformer_describe(transformer, &desc);
     const mhai_family *family = mhai_family_of(&desc);
-    for (int64_t i = 0; desc.layers && i < desc.num_layers; i++)
-        if (desc.layers[i].mixer > MHA_MIXER_SHORT_CONVOLUTION)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "mha_checkpoint_save: layer %lld %s, which saved folders cannot hold; "
-                            "keep the folder that it came from",
-                            (long long)i, mha_layer_difference(&desc.layers[i]));
     MHA_TRY(list_weights(family, &desc, transformer, list));
     MHA_TRY(write_config(folder, family, &desc, settings, vocabulary));
     if (settings->like) MHA_TRY(mhai_checkpoint_like_files(settings->like, folder));

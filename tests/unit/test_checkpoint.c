@@ -213,7 +213,7 @@ static void round_trips_of_layers(void **state)
     round_trip(d, "multihead");
 }
 
-/* Gated delta nets, short convolutions and output gates. */
+/* Gated delta nets, Mamba-2, short convolutions and output gates. */
 static void round_trips_of_mixers(void **state)
 {
     (void)state;
@@ -225,13 +225,20 @@ static void round_trips_of_mixers(void **state)
                          gated = {.struct_size = sizeof gated, .flags = MHA_LAYER_OUTPUT_GATE},
                          convolution = {.struct_size = sizeof convolution,
                                         .mixer = MHA_MIXER_SHORT_CONVOLUTION,
-                                        .conv_kernel = MHA_CONVOLUTION_MOST};
-    const mha_layer_desc all[][2] = {{net, gated}, {net, net}, {convolution, net}};
+                                        .conv_kernel = MHA_CONVOLUTION_MOST},
+                         space = {.struct_size = sizeof space,
+                                  .mixer = MHA_MIXER_STATE_SPACE,
+                                  .conv_kernel = 4,
+                                  .key_dim = 3,
+                                  .value_dim = 7,
+                                  .step_least = 0.125f,
+                                  .step_most = 2};
+    const mha_layer_desc all[][2] = {{net, gated}, {net, net}, {space, gated}, {convolution, net}};
     mha_transformer_desc d = llama;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         const int64_t heads[] = {0, d.num_heads}, kv[] = {0, d.num_heads};
         d.layers = all[i];
-        if (i == 2) d.layer_heads = heads, d.layer_kv_heads = kv;
+        if (i == 3) d.layer_heads = heads, d.layer_kv_heads = kv;
         round_trip(d, "multihead");
     }
 }
