@@ -4,7 +4,9 @@
  * output projection as linear layers store it (o_proj.weight), b_O [E] its bias; W_O[h] are its
  * columns h Dv .. h Dv + Dv - 1.
  *
- *   out_h[t] = W_O[h] z_h[t]            what head h adds to the stream at token t; z_h = A_h V_h
+ *   out_h[t] = W_O[h] z_h[t]            the vector that head h adds to the stream at token t, with
+ *                                       z_h = A_h V_h. Calls for a layer multiply W_O by the
+ *                                       transformer's residual_scale
  *   Y[t]     = sum_h out_h[t] + b_O     what all heads add: the module's output
  *   f_h(x_j) = W_O[h] (W_V x_j + b_V)   what head h would add if it attended to token j only:
  *                                       out_h[i] = sum_j alpha_h[i,j] f_h(x_j)

@@ -10,7 +10,8 @@
  * Post-norm blocks compute x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
  * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2), or
  * x = x + norm'(f(x)) (OLMo 2). Parallel blocks compute both parts from the same x:
- * x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX). The feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
+ * x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX). The feed-forward layer is
+ * W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
  * With ff_dim 0 a layer has no feed-forward part; it may also have routed experts
  * (mha_experts_desc). With a residual scale r, x = x + r f(norm(x)); with a logit scale l,
  * logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become c tanh(logits / c).
@@ -272,7 +273,7 @@ typedef struct mha_transformer_desc {
     const mha_layer_desc *layers;
     float embed_scale;    /* 0: 1; sqrt(E) in Gemma */
     float logit_softcap;  /* 0: none */
-    float residual_scale; /* of what a block adds to the stream; 0: 1 */
+    float residual_scale; /* multiplies the output of each block; 0: 1 */
     float logit_scale;    /* 0: 1 */
 } mha_transformer_desc;
 
@@ -303,9 +304,9 @@ typedef struct mha_transformer_source {
     uint32_t struct_size;
     uint32_t flags;
     /* Read columns column .. column + columns - 1 of rows row .. row + rows - 1 of parameter number
-     * `parameter` into `to` [rows,columns], contiguous. A vector has one column. Called by several
-     * threads at once, with ranges inside the parameter. Must return the same numbers each time and
-     * cannot fail: do all checks earlier */
+     * `parameter` into `to` [rows,columns], contiguous. A vector has one column. Several
+     * threads call it at once, with ranges inside the parameter. Every call for the same range must
+     * return the same numbers. It cannot fail: do all checks earlier */
     void (*read)(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
     void (*release)(void *user); /* called by mha_transformer_destroy(); may be NULL */

@@ -36,6 +36,18 @@ const char *mha_layer_keeps_heads(const mha_layer_desc *layer)
                                                 : NULL;
 }
 
+mha_status mhai_transformer_trains(const char *function, const mha_transformer *t)
+{
+    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {
+        const char *why = mha_layer_forward_only(&t->desc.layers[i]);
+        if (why)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "%s: layer %lld %s, which supports forward calls only", function,
+                            (long long)i, why);
+    }
+    return MHA_OK;
+}
+
 mha_status mhai_transformer_plain_mixers(const char *function, const mha_transformer *t)
 {
     for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {

@@ -309,14 +309,12 @@ static mha_status recurrence_backward(const rows_job *job)
     const mhai_qkv qkv = mhai_transformer_qkv(c->a, layer, false, job->kept->qkv, NULL),
                    to = mhai_transformer_qkv(c->a, layer, false, job->m->drows, NULL);
     const mha_tensor dheads = mhai_transformer_heads(c->a, layer, false, job->m->dheads);
-    mha_tensor decay, strength, ddecay, dstrength;
-    mhai_delta_gates(c->a, layer, job->kept->qkv, &decay, &strength);
+    mha_tensor ddecay, dstrength;
+    mha_layer_view view = {.struct_size = sizeof view};
+    mhai_recurrent_view(c->a, layer, &view);
     mhai_delta_gates(c->a, layer, job->m->drows, &ddecay, &dstrength);
-    const mha_recurrent_desc desc = {.struct_size = sizeof desc,
-                                     .flags = MHA_RECURRENT_DELTA,
-                                     .log_decay = &decay,
-                                     .strength = &strength,
-                                     .lengths = c->input.lengths};
+    mha_recurrent_desc desc = mhai_recurrent_of(&view);
+    desc.lengths = c->input.lengths;
     const mha_recurrent_gradients gradients = {.struct_size = sizeof gradients,
                                                .q = &to.q,
                                                .k = &to.k,

@@ -304,6 +304,8 @@ static inline int64_t mhai_transformer_head_of(const mha_transformer_desc *d,
 /* Reject a layer that a function cannot compute: a mixer other than attention, or a gate. */
 MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
                                                        const mha_transformer *t);
+/* Reject layers without gradients. */
+MHA_NODISCARD mha_status mhai_transformer_trains(const char *function, const mha_transformer *t);
 
 /* q [B,H,T,D], k and v [B,Hk,S,D] of the activations of an attention step, or of gradients with
  * the same layout. */
@@ -474,8 +476,7 @@ static inline int64_t mhai_transformer_up(const mha_transformer *t)
 
 /* transformer_experts.c. mhai_transformer_experts(): of a layer; NULL: it has none.
  * mhai_experts_check() checks a description and fills in defaults. mhai_transformer_dense() rejects
- * a transformer with experts, which `function` cannot compute; mhai_transformer_trains() rejects
- * layers without gradients. */
+ * a transformer with experts, which `function` cannot compute. */
 static inline const mha_experts_desc *mhai_transformer_experts(const mha_transformer_desc *d,
                                                                int64_t layer)
 {
@@ -483,6 +484,5 @@ static inline const mha_experts_desc *mhai_transformer_experts(const mha_transfo
 }
 MHA_NODISCARD mha_status mhai_experts_check(const mha_transformer_desc *d, mha_experts_desc *x);
 MHA_NODISCARD mha_status mhai_transformer_dense(const char *function, const mha_transformer *t);
-MHA_NODISCARD mha_status mhai_transformer_trains(const char *function, const mha_transformer *t);
 
 #endif

@@ -19,12 +19,9 @@ extern const mhai_family mhai_family_bamba;
 
 static mha_status is_space(const mhai_config *config, int64_t layer, bool *mixes)
 {
-    const json_t *list = json_object_get(config->root, "attn_layer_indices");
-    *mixes = true;
-    if (!mhai_config_absent(config, "attn_layer_indices") && !json_is_array(list))
-        return mhai_config_fail(MHA_ERR_MODEL, config, "attn_layer_indices", "is not a list");
-    for (size_t i = 0; i < json_array_size(list); i++)
-        if (json_integer_value(json_array_get(list, i)) == layer) *mixes = false;
+    bool attends;
+    MHA_TRY(mhai_config_lists(config, "attn_layer_indices", layer, &attends));
+    *mixes = !attends;
     return MHA_OK;
 }
 

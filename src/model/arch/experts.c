@@ -42,10 +42,9 @@ static mha_status read_experts(const mhai_config *config, const mhai_experts_kin
     return MHA_OK;
 }
 
-/* Whether mlp_only_layers lists a layer. */
-static mha_status is_listed(const mhai_config *config, int64_t layer, bool *listed)
+mha_status mhai_config_lists(const mhai_config *config, const char *key, int64_t layer,
+                             bool *listed)
 {
-    static const char key[] = "mlp_only_layers";
     const json_t *list = json_object_get(config->root, key);
     *listed = false;
     if (mhai_config_absent(config, key)) return MHA_OK;
@@ -69,7 +68,7 @@ mha_status mhai_read_experts(const mhai_config *config, const mhai_experts_kind 
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = first; i < plan->desc.num_layers; i++) {
         bool dense = false;
-        if (kind->steps) MHA_TRY(is_listed(config, i, &dense));
+        if (kind->steps) MHA_TRY(mhai_config_lists(config, "mlp_only_layers", i, &dense));
         if (!dense && (i + 1) % step == 0) plan->layers[i].experts = x;
     }
     return MHA_OK;

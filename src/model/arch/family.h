@@ -238,6 +238,10 @@ MHA_NODISCARD mha_status mhai_read_state_spaces(const mhai_config *config, mhai_
  * are described. */
 MHA_NODISCARD mha_status mhai_read_multipliers(const mhai_config *config, mhai_family_plan *plan);
 
+/* Whether a list of layers in config.json, which may be absent, names a layer. */
+MHA_NODISCARD mha_status mhai_config_lists(const mhai_config *config, const char *key,
+                                           int64_t layer, bool *listed);
+
 /* The fields of routed experts in config.json (experts.c); NULL: the family has none of that name. */
 typedef struct mhai_experts_kind {
     const char *count, *alias; /* the number of experts, and another name of it */

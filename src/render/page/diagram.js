@@ -164,6 +164,11 @@ const blockOf = (...content) => make("div", "dg-block", ...branch(), ...content)
 
 // -- attention -----------------------------------------------------------------------------------
 
+// Whether blocks read a norm of the stream (post-norm models and OLMo 2 read the stream itself).
+function normsInputs(model) {
+    return model.norm && !model.post_norm && !model.no_input_norm;
+}
+
 function addsText({model}) {
     return t(model.post_norm ? "diagram.adds.normed" : model.branch_norm ? "diagram.adds.branch" : "diagram.adds");
 }
@@ -172,7 +177,7 @@ function attentionBlock(layer, l) {
     const {model, tokens} = diagram.trace, {heads, kv_heads: shared} = layer;
     const title = make("h3", "", t("diagram.attention", {n: l}));
     if (!heads) return blockOf(title, make("p", "small", t("diagram.heads.none")));
-    const T = tokens, E = model.width, D = model.head_dim, reads = model.norm && !model.post_norm;
+    const T = tokens, E = model.width, D = model.head_dim, reads = normsInputs(model);
     const way = make("div", "dg-way", arrow([T, E]),
         ...(reads ? [operation(t("diagram.norm")), arrow([T, E], "x")] : []),
         operation(math("W", "q"), " ", math("W", "k"), " ", math("W", "v")), arrow([heads, T, D], "q"));
@@ -219,7 +224,7 @@ function headButtons(layer, l) {
 
 function feedForwardBlock(layer, l) {
     const {model, tokens} = diagram.trace, T = tokens, E = model.width, F = model.feed_forward_width;
-    const reads = model.norm && !model.post_norm, activation = model.feed_forward.replace("_tanh", "");
+    const reads = normsInputs(model), activation = model.feed_forward.replace("_tanh", "");
     const gated = activation.endsWith("glu");
     const way = make("div", "dg-way", arrow([T, E]),
         ...(reads ? [operation(t("diagram.norm")), arrow([T, E])] : []),

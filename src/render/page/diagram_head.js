@@ -25,7 +25,7 @@ const pairMost = (a, b) => ({most: Math.max(sizeOf(a), sizeOf(b))});
 
 function inputStep({head, row, key, model}) {
     const options = pairMost(head.query_input, head.key_input);
-    const norm = model.norm && !model.post_norm ? t("diagram.input.norm") : "";
+    const norm = normsInputs(model) ? t("diagram.input.norm") : "";
     return headStep([t("diagram.input")], small(tNodes("diagram.input.about", {norm})),
         vector(make("span", "", "x ", bdi(wordAt(row))), head.query_input, options),
         vector(make("span", "", "x ", bdi(wordAt(key))), head.key_input, options));
