@@ -115,7 +115,7 @@ static void scale_stream(const call *c)
 static mha_status begin_step(const call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
-    const bool branch = mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM);
+    const bool branch = mhai_step_norms_branch(place);
     if (step->z && !branch) MHA_TRY(norm(c, &place->norm, step->z, c->dx, 0, c->dx));
     if (!mhai_transformer_has(c->t, MHA_TRANSFORMER_PARALLEL)) scale_stream(c);
     return step->z && branch ? norm(c, &place->post, step->z, c->dy, 0, c->dy) : MHA_OK;
@@ -124,7 +124,7 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
 /* End a step: add the gradient of its input, din, to that of the stream. */
 static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
-    if (mhai_transformer_norms_inputs(c->t))
+    if (mhai_step_norms_input(c->t, place))
         return norm(c, &place->norm, step->from, c->din, MHA_GRADIENT_ADD, c->dx);
     mhai_transformer_add(c->context, mhai_tokens(c->a) * c->t->desc.embed_dim, c->dx, 1, c->din,
                          c->dx);
@@ -488,7 +488,7 @@ static mha_status take_scratch(call *c)
         wide = mhai_max_i64(wide, mix.width);
     }
     c->dx = c->dy = c->a->gradient;
-    if (d->flags & (MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL) ||
+    if (mha_transformer_norms_follow(d) || d->flags & MHA_TRANSFORMER_PARALLEL ||
         d->residual_scale < 1 || d->residual_scale > 1)
         MHA_TRY(take(c, rows, d->embed_dim, &c->dy));
     MHA_TRY(take(c, rows, d->embed_dim, &c->din));

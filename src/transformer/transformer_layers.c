@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_QK_NORM_ROW * 2 - 1 };
+enum { KNOWN_FLAGS = MHA_LAYER_BRANCH_NORM * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -87,12 +87,16 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                                   .value_dim = l->value_dim,
                                   .step_least = space ? l->step_least : 0,
                                   .step_most = space ? l->step_most : 0,
+                                  .strength_scale = space ? 0 : l->strength_scale,
+                                  .head_norm_epsilon = space ? 0 : l->head_norm_epsilon,
                                   .experts = l->experts};
     if (memcmp(&sizes, l, sizeof sizes) != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim and "
-                        "value_dim alone%s; leave the other fields 0",
-                        mha_layer_difference(l), space ? ", and step_least and step_most" : "");
+                        "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim, "
+                        "value_dim, %s; leave the other fields 0",
+                        mha_layer_difference(l),
+                        space ? "step_least and step_most"
+                              : "strength_scale and head_norm_epsilon");
     if (!(d->flags & MHA_TRANSFORMER_CAUSAL) || d->norm != MHA_NORM_RMS ||
         d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -105,6 +109,12 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                         "mha_layer_desc: step_least is %g, step_most %g; expected 0 or more, and "
                         "0 for none or at least step_least",
                         (double)l->step_least, (double)l->step_most);
+    if (!(l->strength_scale >= 0 && l->strength_scale <= 2) || !(l->head_norm_epsilon >= 0) ||
+        isinf(l->head_norm_epsilon))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: strength_scale is %g, expected 0..2; head_norm_epsilon is "
+                        "%g, expected a finite number, 0 or more",
+                        (double)l->strength_scale, (double)l->head_norm_epsilon);
     if (!in_bounds(l->conv_kernel, MHA_CONVOLUTION_MOST) || !in_bounds(l->key_dim, 1 << 20) ||
         !in_bounds(l->value_dim, 1 << 20))
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -152,18 +162,32 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
 
 static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
 {
+    const uint32_t other_blocks = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM |
+                                  MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL;
     MHA_TRY(mhai_experts_check(d, &l->experts));
     if ((unsigned)l->mixer > MHA_MIXER_STATE_SPACE)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: mixer is %d, expected 0..%d",
                         (int)l->mixer, MHA_MIXER_STATE_SPACE);
     if (l->mixer == MHA_MIXER_SHORT_CONVOLUTION) return check_convolution(d, l, layer);
-    if (l->mixer) return check_recurrent(d, l, layer);
-    if (l->conv_kernel || l->key_dim || l->value_dim || l->step_least != 0 || l->step_most != 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: conv_kernel, key_dim, value_dim, "
-                                          "step_least and step_most: only with a mixer");
+    if (l->mixer) {
+        const bool delta = l->mixer == MHA_MIXER_GATED_DELTA;
+        MHA_TRY(check_recurrent(d, l, layer));
+        if (delta && l->strength_scale == 0) l->strength_scale = 1;
+        if (delta && l->head_norm_epsilon == 0) l->head_norm_epsilon = d->norm_epsilon;
+        return MHA_OK;
+    }
+    if (l->conv_kernel || l->key_dim || l->value_dim || l->step_least != 0 || l->step_most != 0 ||
+        l->strength_scale != 0 || l->head_norm_epsilon != 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: conv_kernel, key_dim, value_dim, step_least, step_most, "
+                        "strength_scale and head_norm_epsilon: only with a mixer");
     if (l->flags & ~(uint32_t)KNOWN_FLAGS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_layer_desc: flags 0x%x are unknown",
                         (unsigned)(l->flags & ~(uint32_t)KNOWN_FLAGS));
+    if (l->flags & MHA_LAYER_BRANCH_NORM && (d->norm == MHA_NORM_NONE || d->flags & other_blocks))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: MHA_LAYER_BRANCH_NORM: only in a transformer with "
+                        "pre-norm, without branch norms, cross-attention and parallel blocks");
     MHA_TRY(check_settings(d, l));
     if (l->t5_buckets < 0 || l->t5_buckets > INT32_MAX)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: t5_buckets is %lld, expected 0..%d",

@@ -90,6 +90,7 @@ static void gate_delta(const rows_job *job, int64_t row, double *sums)
     const mhai_call *c = &job->m->call;
     const float *weight = mhai_transformer_numbers(c->t, job->place->o_norm);
     const float *open = mhai_nn_row(c->input.gates, job->m->layer);
+    const double epsilon = (double)c->t->desc.layers[job->m->layer].head_norm_epsilon;
     const int64_t Dv = mix->Dv;
     for (int64_t h = 0; h < mix->v; h++) {
         const int64_t at = row * mix->out + h * Dv, gate = row * mix->width + mix->gates + h * Dv;
@@ -98,7 +99,7 @@ static void gate_delta(const rows_job *job, int64_t row, double *sums)
         const double opened = open ? (double)open[h] : 1;
         double squares = 0, along = 0;
         for (int64_t d = 0; d < Dv; d++) squares += (double)o[d] * (double)o[d];
-        const double r = 1 / sqrt(squares / (double)Dv + (double)c->t->desc.norm_epsilon);
+        const double r = 1 / sqrt(squares / (double)Dv + epsilon);
         for (int64_t d = 0; d < Dv; d++) {
             const double s = mhai_sigmoid((double)g[d]), n = (double)o[d] * r,
                          w = (double)weight[d];
@@ -257,13 +258,14 @@ static void unit_backward(int64_t D, const float *x, float *dy)
         dy[d] = (float)(r * ((double)dy[d] - (double)x[d] * along / squares));
 }
 
-/* b = sigmoid(x_b), log a = -exp(A_log) softplus(x_a + shift). sums: of A_log, then of shift. */
+/* b = scale sigmoid(x_b), log a = -exp(A_log) softplus(x_a + shift). sums: of A_log, then of shift. */
 static void position_rows(void *argument, int64_t block, int worker)
 {
     const rows_job *job = argument;
     const mhai_mix *mix = &job->mix;
     const float *rate = mhai_transformer_numbers(job->m->call.t, job->place->decay);
     const float *shift = mhai_transformer_numbers(job->m->call.t, job->place->shift);
+    const double scale = (double)job->m->call.t->desc.layers[job->m->layer].strength_scale;
     const int64_t heads = mix->q + mix->k, last = mix->gates + mix->out;
     double *sums = job->sums + block * job->count;
     (void)worker;
@@ -280,7 +282,7 @@ static void position_rows(void *argument, int64_t block, int worker)
                              mhai_sigmoid((double)raw[mix->v + h] + (double)shift[h]);
             sums[h] += da * (double)kept[mix->v + h];
             sums[mix->v + h] += x;
-            d[h] = (float)((double)d[h] * b * (1 - b));
+            d[h] = (float)((double)d[h] * b * (1 - b / scale));
             d[mix->v + h] = (float)x;
         }
     }
