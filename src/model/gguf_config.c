@@ -99,6 +99,7 @@ static const mhai_weight_name next_names[] = {DELTA_NET,
                                               END};
 static const mhai_weight_name granite_names[] = {
     COMMON,
+    EXPERTS,
     GATED,
     {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
     {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
@@ -164,7 +165,9 @@ static const struct architecture {
     {"olmo2", "olmo2", plain_names, 0, NULL, 0},
     {"olmo2", "olmo3", plain_names, 0, NULL, 0}, /* of files with a window */
     {"granite", "granite", llama_names, 0, NULL, 0},
-    {"granitehybrid", "granitemoehybrid", granite_names, 0, "linear_attention", 0}};
+    {"granitemoe", "granitemoeshared", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
+    {"granitehybrid", "granitemoehybrid", granite_names, 0, "linear_attention",
+     MHAI_GGUF_ROUTING_SUM}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -406,7 +409,6 @@ static mha_status read_spaces(const mhai_gguf_reading *r, const mha_gguf_value *
         MHA_TRY(mha_gguf_bool(&value, 0, &rotates));
     return mhai_put_count(r->root, "mamba_d_head", width / heads) &&
                    mhai_put_count(r->root, "mamba_expand", width / size) &&
-                   mhai_put_count(r->root, "num_local_experts", 0) &&
                    mhai_put_text(r->root, "position_embedding_type", rotates ? "rope" : "nope")
                ? MHA_OK
                : MHA_NO_MEMORY("model");
@@ -499,9 +501,14 @@ static mha_status add_known(const mhai_gguf_reading *r)
                   width = mhai_gguf_count(r, "hidden_size");
     const int64_t each = heads > 0 ? width / heads : 0;
     mha_gguf_value value;
-    bool parallel = true, causal = true;
+    bool parallel = true, causal = true, rotates = true;
     if (mhai_gguf_key(r, "attention.causal", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &causal));
     if (!causal) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
+    /* the switch of all positions in Granite, a remark in other architectures */
+    if (strncmp(r->name, "granite", 7) == 0 && r->of->names != granite_names &&
+        mhai_gguf_key(r, "rope.scaling.finetuned", &value))
+        MHA_TRY(mha_gguf_bool(&value, 0, &rotates));
+    if (!rotates) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
     if (mhai_gguf_key(r, "use_parallel_residual", &value))
         MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
     /* converters write it for StableLM whatever the model has */

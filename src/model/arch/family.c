@@ -14,8 +14,9 @@ extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family
     mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5, mhai_family_lfm2,
     mhai_family_qwen3_5_whole, mhai_family_qwen3_5_moe, mhai_family_qwen3_5_moe_whole,
     mhai_family_qwen3_moe, mhai_family_olmoe, mhai_family_lfm2_moe, mhai_family_smollm3,
-    mhai_family_stablelm, mhai_family_glm4, mhai_family_olmo2, mhai_family_olmo3, mhai_family_bamba,
-    mhai_family_granitemoehybrid, mhai_family_granite;
+    mhai_family_stablelm, mhai_family_glm4, mhai_family_olmo2, mhai_family_olmo3,
+    mhai_family_olmo_hybrid, mhai_family_bamba, mhai_family_granitemoehybrid, mhai_family_granite,
+    mhai_family_granitemoe, mhai_family_granitemoeshared;
 
 /* A transformer is saved as the first family that can describe it; the last one can describe
  * all. */
@@ -48,9 +49,12 @@ static const mhai_family *const families[] = {&mhai_family_bert,
                                               &mhai_family_glm4,
                                               &mhai_family_olmo2,
                                               &mhai_family_olmo3,
+                                              &mhai_family_olmo_hybrid,
                                               &mhai_family_bamba,
                                               &mhai_family_granitemoehybrid,
                                               &mhai_family_granite,
+                                              &mhai_family_granitemoe,
+                                              &mhai_family_granitemoeshared,
                                               &mhai_family_multihead};
 
 enum { FAMILIES = sizeof families / sizeof families[0], MHAI_KNOWN = 24 * FAMILIES };

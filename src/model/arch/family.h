@@ -41,6 +41,7 @@ typedef enum mhai_weight_form {
     MHAI_FUSED_GROUPS, /* of a gated delta net, for each head of q: its q, k, v and g, or its b and
                         * a */
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
+    MHAI_CONVOLUTIONS, /* likewise, in three weights: of q, k and v; the row names q's */
     MHAI_LAST_ROWS,    /* of a longer table */
     MHAI_PAIRED_ROWS,  /* of a rotation of neighbouring elements: 2 k and 2 k + 1 of each head */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
@@ -269,6 +270,31 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
     {                                                                                        \
         "mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", MHAI_EXPERT, 0            \
     }
+
+/* Granite's names of experts, of the one that every token uses (or of a dense layer, in hybrids
+ * without others), and in old files. */
+#define MHAI_GRANITE_EXPERT_NAMES                                                                 \
+    MHAI_NAME("mlp.router", "block_sparse_moe.router"),                                           \
+        MHAI_NAME("mlp.router", "block_sparse_moe.router.layer"),                                 \
+        {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.gate_up_proj",               \
+         MHAI_EXPERT_PAIR, 0},                                                                    \
+        {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.gate_up_proj",                 \
+         MHAI_EXPERT_PAIR, 1},                                                                    \
+        {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.down_proj", MHAI_EXPERT, 0}, \
+        {"mlp.experts.*.gate_proj", "block_sparse_moe.input_linear", MHAI_EXPERT_PAIR, 0},        \
+        {"mlp.experts.*.up_proj", "block_sparse_moe.input_linear", MHAI_EXPERT_PAIR, 1},          \
+        {"mlp.experts.*.down_proj", "block_sparse_moe.output_linear", MHAI_EXPERT, 0},            \
+        {"mlp.shared_expert.gate_proj", "shared_mlp.input_linear", MHAI_FUSED, 0},                \
+        {"mlp.shared_expert.up_proj", "shared_mlp.input_linear", MHAI_FUSED, 1},                  \
+        MHAI_NAME("mlp.shared_expert.down_proj", "shared_mlp.output_linear"),                     \
+        {"mlp.gate_proj", "shared_mlp.input_linear", MHAI_FUSED, 0},                              \
+        {"mlp.up_proj", "shared_mlp.input_linear", MHAI_FUSED, 1},                                \
+        MHAI_NAME("mlp.down_proj", "shared_mlp.output_linear")
+
+/* Read Granite's experts into all layers. may_lack: their number may be 0; shared: the width of the
+ * expert that every token uses. */
+MHA_NODISCARD mha_status mhai_read_granite_experts(const mhai_config *config, bool may_lack,
+                                                   int64_t shared, mhai_family_plan *plan);
 
 /* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are alike. The last
  * name is that of A_log and dt_bias. */
