@@ -1,6 +1,6 @@
 /* Cells of the backward's tiled path. A cell is a chunk of at most MHAI_CELL_QUERIES queries of one
- * head, against a block of at most MHAI_CELL_KEYS keys. Chunks start at query 0, blocks at key
- * 0. */
+ * head, against a block of at most MHAI_CELL_KEYS keys. The first chunk starts at query 0, the
+ * first block at key 0. */
 #ifndef MHAI_ATTN_BACKWARD_CELLS_H
 #define MHAI_ATTN_BACKWARD_CELLS_H
 
@@ -19,7 +19,7 @@ typedef struct mhai_cells_sums {
     double alibi, gates, scale;
 } mhai_cells_sums;
 
-/* Sums of a head's or a chunk's rows, to add to; NULL: not requested. */
+/* Accumulators for the rows of a head or a chunk; NULL: not requested. */
 typedef struct mhai_cells_rows {
     float *dq;              /* [rows][D padded] */
     float *shaw_x, *shaw_p; /* [rows][table padded]: x and p summed by distance */
@@ -36,7 +36,8 @@ typedef struct mhai_cells_job {
     int64_t chunks, blocks; /* for the longest sequence */
     int64_t held;           /* number of rows of dq in a workspace */
     bool both;
-    /* Shaw's tables, packed as right operands: of rows (by distance), and of sums by distance. */
+    /* Shaw's tables, packed as right operands. The first two multiply rows (q or dO), the third
+     * multiplies sums by distance. */
     float *shaw_keys, *shaw_values, *shaw_keys_rows;
     bool plain;            /* only causal and lengths hide keys, and scores have no extra terms */
     bool summing;          /* cells compute only weight_sums */
@@ -55,8 +56,8 @@ typedef struct mhai_cells_space {
                              * or dx; slope of the cap */
     float *dk, *dv;         /* [MHAI_CELL_KEYS][D padded], [MHAI_CELL_KEYS][Dv padded] */
     float *dq;              /* [held][D padded] */
-    float *shaw_g;          /* [MHAI_CELL_QUERIES][table padded]: dO times the table (rows
-                             * has q times the table) */
+    float *shaw_g;          /* [MHAI_CELL_QUERIES][table padded]: dO times the table (rows.shaw_keys
+                             * holds q times the table) */
     float *shaw_x, *shaw_p; /* same shape: x and p summed by distance */
     double *diagonal;       /* [MHAI_CELL_KEYS + MHAI_CELL_QUERIES] ds summed by distance */
     double *bias;           /* [MHAI_CELL_QUERIES][MHAI_CELL_KEYS] */
@@ -101,8 +102,8 @@ mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker);
 /* Pack Shaw's tables in the context's scratch, once for all chunks. */
 MHA_NODISCARD mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job);
 
-/* Load the chunk of at most MHAI_CELL_QUERIES queries from t on. panels: also pack q and dO as
- * right operands of products. */
+/* Load the chunk of at most MHAI_CELL_QUERIES queries that starts at t. panels: also pack q and dO
+ * as right operands of products. */
 mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_space *w, int64_t b,
                                        int64_t h, int64_t t, bool panels);
 
@@ -184,7 +185,7 @@ void mhai_cells_run_bias(void *job, int64_t index, int worker);
 /* Whether only causal and lengths hide keys, and scores have no terms besides the products. */
 bool mhai_cells_plain(const mhai_attn_problem *p);
 
-/* Turn ds in w->x into dx, by the slope of the cap. */
+/* Multiply ds in w->x by the slope of the cap, which gives dx. */
 void mhai_cells_pass_cap(const mhai_cells_job *job, const mhai_cells_chunk *c,
                          const mhai_cells_space *w, const mhai_cell *at);
 

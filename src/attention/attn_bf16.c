@@ -29,7 +29,7 @@ const char *mhai_bf16_refuses(const mha_context *context, const mhai_attn_proble
 
 /* ---- the visitor ----------------------------------------------------------------------------- */
 
-/* Products with a finite but huge query may overflow. */
+/* Products of a finite but large query may overflow. */
 static void start_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_walk *walk = user;

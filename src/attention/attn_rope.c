@@ -52,7 +52,8 @@ static void angle_turns(const rope_job *job, int64_t b, int64_t t, const double 
     }
 }
 
-/* Rotate the pairs of one head. x may be y: both elements are read before either is written. */
+/* Rotate the pairs of one head. y may equal x, because both elements of a pair are read before
+ * either is written. */
 static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step, int64_t pairs,
                         int64_t pair_step, int64_t mate, const double *cosine, const double *sine)
 {
@@ -64,7 +65,8 @@ static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step
     }
 }
 
-/* Prefetch each head of a token: it has few cache lines, far from those of the next head. */
+/* Prefetch each head of a token. A head has few cache lines, which are far from those of the next
+ * head. */
 enum { TOKENS_AHEAD = 4 };
 
 static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,

@@ -183,7 +183,8 @@ static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     return true;
 }
 
-/* Finish a strip's arguments, once the block is packed and checked for non-finite elements. */
+/* Set the remaining arguments of a strip, once the block is packed and checked for non-finite
+ * elements. */
 static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       mhai_attn_strip *s)
@@ -278,8 +279,8 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 /* ---- the walks ------------------------------------------------------------------------------- */
 
 /* Whether tile_rows_forward accepts these types and sizes, with its memory in place of a packed
- * block of values. With several strips, it is faster than packing only if keys come from memory,
- * not for short sequences. */
+ * block of values. With several strips, it is faster than packing only if keys come from main
+ * memory, which excludes short sequences. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows)
 {
     if (p->compute != MHA_COMPUTE_F32) return false;
@@ -393,8 +394,8 @@ mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t ite
                                 .key = item % blocks * MHAI_KEY_BLOCK};
 }
 
-/* Returns false if no row of a chunk sees a key of the block, judged by the first and last query.
- * So under a window or a causal mask, the cost of a walk is proportional to its pairs. */
+/* Returns false if no row of a chunk sees a key of the block, judging by the first and last query.
+ * Under a window or a causal mask, this makes the cost of a walk proportional to its pairs. */
 static bool chunk_near(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                        const mhai_attn_block *block)
 {

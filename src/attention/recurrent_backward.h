@@ -7,7 +7,7 @@
 
 enum { MHAI_BACK_PAIR = 2 * MHAI_BLOCK, MHAI_BACK_MADE = 7 };
 
-/* A requested gradient. It is computed for each head and token, then summed over heads that
+/* A requested gradient. It is computed for each head and token, then summed over the heads that
  * share the input. */
 typedef struct mhai_back_sink {
     const mha_tensor *wanted; /* NULL: not requested */
@@ -31,14 +31,14 @@ typedef struct mhai_back {
     const mha_tensor *initial, *state_gradient; /* NULL: 0 */
     mhai_back_sink to[MHAI_BACK_MADE];
     bool add;
-    int64_t blocks, stage; /* of the longest sequence; blocks of a stage */
+    int64_t blocks, stage; /* number of blocks of the longest sequence, and of a stage */
     unsigned char *memory;
     size_t worker_bytes;
 } mhai_back;
 
 typedef struct mhai_back_work {
     mhai_recurrent_block x;
-    float *states, *stage; /* states before stages, and before each block of one */
+    float *states, *stage; /* states before all stages, and before each block of one stage */
     float *g;              /* G, as states: [panels][D][32] */
     float *y;              /* [panels][2 BLOCK][32] */
     float *u;              /* [panels][BLOCK][32] */
