@@ -207,8 +207,8 @@ static bool rows_finite(const mhai_tile *t)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* Add the values from `key` on that a strip sees, some columns at a time. The first strip also
- * touches the values after them, if they are readable. */
+/* Add the values of `keys` keys, starting at `key`, as far as a strip sees them, some columns at a
+ * time. The first strip also touches the values after them, if they are readable. */
 static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int keys, float *o)
 {
     const int64_t cols = t->value_panels * MHAI_PANEL;
