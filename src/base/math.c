@@ -233,7 +233,7 @@ static two reduce(double x, uint32_t *n)
     return two_sum(t, s_low + t_low - k * HALF_PI_4);
 }
 
-/* The high word of a product, and the low word. */
+/* Return the high word of a product, and store the low word. */
 static uint64_t wide_product(uint64_t a, uint64_t b, uint64_t *low)
 {
     const uint64_t a1 = a >> 32, a0 = a & UINT32_MAX, b1 = b >> 32, b0 = b & UINT32_MAX;
@@ -242,7 +242,7 @@ static uint64_t wide_product(uint64_t a, uint64_t b, uint64_t *low)
     return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/* 64 bits of two_over_pi, from bit `from` on. */
+/* 64 bits of two_over_pi, starting at bit `from`. */
 static uint64_t some_bits(int from)
 {
     const uint64_t *word = two_over_pi + from / 64;
