@@ -39,8 +39,8 @@ MHA_NODISCARD mha_status mhai_linear_pack(mha_context *context, const mha_linear
 void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t row);
 
-/* mhai_linear_borrow() frees the panels, and from then on reads these rows, each contiguous, from
- * the caller's memory. mhai_linear_take_panels() allocates panels again (MHA_ERR_NOMEM), which the
+/* mhai_linear_borrow() frees the panels. The layer then reads these rows, each contiguous, from the
+ * caller's memory. mhai_linear_take_panels() allocates panels again (MHA_ERR_NOMEM), which the
  * caller must then fill. */
 void mhai_linear_borrow(mha_linear *linear, const mha_tensor *weight, int64_t row);
 MHA_NODISCARD mha_status mhai_linear_take_panels(mha_linear *linear);

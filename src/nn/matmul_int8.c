@@ -48,7 +48,7 @@ static void int8_round(void *argument, int64_t item, int worker)
 }
 
 /* Compute tiles whose first inputs are already coded. Multiply all rows by these inputs, then code
- * and multiply the next ones. */
+ * and multiply the next inputs. */
 static void int8_tiles(const int8_job *j, const int8_tile *tile, int64_t tiles, int8_coded *coded)
 {
     const mhai_matmul *job = j->r.job;
