@@ -201,7 +201,8 @@ static bool over_keys(const mhai_moved *m)
     return m->extent > MHAI_EVERY_QUERY;
 }
 
-/* Number of heads of a tensor that a rank computes. *first: index of the first one at the owner. */
+/* Number of heads of a tensor that a rank computes. *first: index of the first of them at the
+ * owner. */
 static int64_t heads_of(const mhai_exchange *e, const mhai_moved *m, int32_t rank, int64_t *first)
 {
     const mha_head_piece p = mhai_roles_heads(e->roles, rank);
@@ -397,7 +398,8 @@ static void room_bytes(const mhai_exchange *e, size_t room[2])
 mha_status mhai_exchange_bytes(const mhai_exchange *e, size_t *bytes)
 {
     size_t room[2], each = 0;
-    for (int i = 0; i < e->count; i++) { /* first, because messages consist of parts of these */
+    for (int i = 0; i < e->count; i++) { /* this loop is first, because messages consist of parts of
+                                          * these tensors */
         MHA_TRY(local_bytes(&e->moved[i], &each));
         MHA_TRY(mhai_attn_add_scratch(bytes, each, 1));
     }

@@ -89,7 +89,7 @@ static mha_status check(const call *c, bool need_data)
 
 /* ---- the exchange ---------------------------------------------------------------------------- */
 
-/* Whether rows stay where they are, because outputs over pairs are requested. */
+/* Whether rows must stay at their owners, because outputs over pairs are requested. */
 static bool keeps_rows(const call *c)
 {
     const mha_attention_outputs *o = &c->whole.outputs;

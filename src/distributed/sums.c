@@ -19,7 +19,7 @@ mha_status mhai_sums_take(mhai_sums *s)
     return MHA_OK;
 }
 
-/* Pass the sums on to the rank that adds next. */
+/* Send the sums to the rank that adds next. */
 static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32_t *at, int32_t to)
 {
     const mha_transport *t = s->roles->s->t;
