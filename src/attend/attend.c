@@ -31,7 +31,7 @@ static mha_tensor view_weight(const float *weight, int64_t D)
     return mha_tensor_contiguous(pointer.out, MHA_F32, 1, &D);
 }
 
-/* The vectors of a norm: those of heads, or of all heads of a token together. */
+/* The vectors that a norm normalises: one per head, or one per token for all its heads. */
 static mha_tensor normed(const mhai_attend *a, const mha_tensor *x)
 {
     mha_tensor rows = *x;
@@ -86,7 +86,7 @@ static float *sink_row(const mhai_attend *a, int64_t b, int64_t h, int64_t j)
     return a->sinks->keys + ((b * a->k.shape[1] + h) * a->sinks->count + j) * a->k.shape[3];
 }
 
-/* Store those new keys that are sinks, before they are rotated. */
+/* Store the new keys that are sinks, before they are rotated. */
 static void keep_sinks(const mhai_attend *a)
 {
     const mha_tensor *k = &a->k;

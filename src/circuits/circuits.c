@@ -1,6 +1,6 @@
 /* The QK and OV circuits of heads, layer by layer. Weights are read and folded; then each head is
  * an independent item. Tall matrices [E,D] are stored by columns, so that a head's rows of W_Q are
- * used as they are. circuits.h has the formulas. */
+ * used in place. circuits.h has the formulas. */
 #include "circuits/circuits_lapack.h"
 #include "circuits/circuits_weights.h"
 
@@ -34,7 +34,7 @@ typedef struct circuits_job {
     mha_circuits out;
     int64_t L, H, D, E, K, rank; /* rank: the maximum over all circuits */
     bool centred, pre_norm;
-    double scale;             /* of what a block adds to the stream */
+    double scale;             /* of each block's contribution to the stream */
     double *copies, *matches; /* [E,E] Gram matrices, or NULL */
     circuits_room *rooms;     /* [threads] */
     int64_t lapack_size;
@@ -154,7 +154,7 @@ static void multiply_r(const circuits_job *job, const circuits_room *room, bool 
 }
 
 /* The sign that makes the largest element of the left vector positive. Among elements that are
- * equal up to rounding, the first counts. */
+ * equal up to rounding, the first is used. */
 static double sign_of(const double *vector, int64_t count)
 {
     int64_t at = 0;
@@ -421,7 +421,8 @@ static mha_status take_grams(circuits_job *job)
         mhai_circuits_tokens(job->context, job->t, MHA_SIDE_EMBEDDING, job->desc.flags, &tokens));
     MHA_TRY(
         mhai_circuits_tokens(job->context, job->t, MHA_SIDE_UNEMBEDDING, job->desc.flags, &logits));
-    const bool same = logits.normed; /* without an output layer, use tokens on both sides */
+    const bool same = logits.normed; /* without an output layer, the input tokens are used on both
+                                      * sides */
     if (job->out.copying) MHA_TRY(take_gram(job, &tokens, &logits, same ? 2 : 1, &job->copies));
     if (job->out.matching) MHA_TRY(take_gram(job, &tokens, &tokens, 2, &job->matches));
     return MHA_OK;

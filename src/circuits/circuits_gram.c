@@ -13,7 +13,8 @@ typedef struct gram_job {
     double *gram;
 } gram_job;
 
-/* An item is BLOCK rows of the result. Four tokens at a time, so that sums stay in registers. */
+/* An item is BLOCK rows of the result. Four tokens are added at a time, so that sums stay in
+ * registers. */
 static void add_rows(void *argument, int64_t item, int worker)
 {
     const gram_job *job = argument;
