@@ -83,7 +83,7 @@ static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
     return MHA_OK;
 }
 
-/* Rotations are the only position encoding that depends on distances alone. */
+/* Sinks that move require rotations, the only position encoding that depends on distances alone. */
 static mha_status check_streaming(const mha_transformer *t, const mha_decoder_desc *own)
 {
     if (own->window == 0 || own->window > t->desc.max_length - own->sink_keys)
@@ -184,7 +184,7 @@ static int64_t sink_floats(const mha_transformer *t, const mha_decoder_desc *d, 
     return heads * d->batch * d->sink_keys * t->desc.head_dim;
 }
 
-/* ---- life ---------------------------------------------------------------------------------- */
+/* ---- creation and destruction -------------------------------------------------------------- */
 
 static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, void *pointer)
 {
@@ -410,7 +410,7 @@ static mha_status check_sequence(const char *function, const mha_decoder *d, int
                     (long long)b, (long long)(d->desc.batch - 1));
 }
 
-/* Check that every layer can return to this length of sequence b. */
+/* Check that every layer can truncate sequence b to this length. */
 static mha_status check_length(const char *function, const mha_decoder *d, int64_t b,
                                int64_t length)
 {

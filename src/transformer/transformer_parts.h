@@ -57,9 +57,9 @@ typedef struct mhai_place_layer {
 } mhai_place_layer;
 
 /* One row per position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines.
- * Layers with the same rotation share a table. All rows of a long table would be too expensive for
- * a short text. Activations and decoders compute the rows that they may need when they are created;
- * rows never change afterwards. */
+ * Layers with the same rotation share a table. Computing all rows of a long table would be too
+ * expensive for a short text. Activations and decoders compute the rows that they may need when
+ * they are created; rows never change afterwards. */
 typedef struct mhai_encoding {
     struct mhai_encoding *next;
     size_t bytes;
@@ -116,7 +116,7 @@ MHA_NODISCARD mha_status mhai_transformer_matrix(mha_context *context, const mha
 void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_t cols, int64_t row,
                                 int64_t rows, int64_t column, int64_t columns, float *to);
 
-/* Read such a part of the matrix that begins with parameter number `at`: mhai_rows.read
+/* Read a part of the matrix that begins with parameter number `at`. Implements mhai_rows.read
  * (matmul.h). */
 void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int64_t rows,
                                   int64_t column, int64_t columns, float *to);
@@ -170,12 +170,13 @@ typedef struct mhai_kept_attention {
     float *lse;    /* [B,H,T]; NULL in mixers other than attention */
 } mhai_kept_attention;
 
-/* The routing of a layer's tokens, and memory for the tokens of one expert, or of the shared one. */
+/* The routing of a layer's tokens, and memory for the tokens of one expert, or of the shared
+ * expert. */
 typedef struct mhai_kept_experts {
     float *scores;   /* [tokens, mhai_place_layer.router.outputs] */
     float *weights;  /* [tokens, used] */
     int32_t *chosen; /* [tokens, used], ascending */
-    int64_t *rows;   /* [tokens] where one expert's tokens are in `chosen` */
+    int64_t *rows;   /* [tokens] indices in `chosen` of one expert's tokens */
     float *in, *out; /* [tokens, E] of these tokens */
 } mhai_kept_experts;
 
@@ -234,9 +235,10 @@ static inline mhai_heads mhai_transformer_heads_of(const mha_transformer_desc *d
     return (mhai_heads){d->layer_heads[layer], d->layer_kv_heads[layer]};
 }
 
-/* The heads of a layer's mixer: numbers and sizes of heads of q, k and v, which follow each other
- * in rows of `width` floats (in a state space in the order v, k, q). Gates [out] follow and, in a
- * recurrent mixer, strengths and decays [v]. Rows of a short convolution are b, c and x. */
+/* The heads of a layer's mixer: numbers and sizes of heads of q, k and v, which are consecutive in
+ * rows of `width` floats (in a state space in the order v, k, q). After them, a row has gates [out]
+ * and, in a recurrent mixer, strengths and decays [v]. Rows of a short convolution are b, c and
+ * x. */
 typedef struct mhai_mix {
     mha_mixer mixer;
     bool gated;
@@ -247,7 +249,7 @@ typedef struct mhai_mix {
     int64_t first, channels; /* of its convolution, in a row */
 } mhai_mix;
 
-/* The name of a mixer in names of parameters. */
+/* The name of a mixer in parameter names. */
 static inline const char *mhai_mixer_name(mha_mixer mixer)
 {
     static const char *const names[] = {"self_attn", "delta_net", "short_conv", "state_space"};
@@ -321,7 +323,7 @@ void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_
                       mha_tensor *strength);
 /* The other inputs of a recurrent mixer's recurrence: log_decay, strength and skip of a view. */
 void mhai_recurrent_view(const mha_activations *a, int64_t layer, mha_layer_view *view);
-/* The recurrence of such a view; it points to tensors of *view. */
+/* The recurrence of this view. It points to tensors of *view. */
 mha_recurrent_desc mhai_recurrent_of(const mha_layer_view *view);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
 
@@ -343,9 +345,9 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
                                 const mha_transformer_input *input, int64_t layer, bool cross,
                                 mhai_call_attention *made);
 
-/* transformer_layers.c: read d->layers, fill in defaults, and tell whether they change nothing;
- * make the attention of each layer after its parameters are placed; compute rows of the encodings
- * for positions below count, or for all. */
+/* transformer_layers.c: read d->layers, fill in defaults, and report whether all settings are
+ * defaults; make the attention of each layer after its parameters are placed; compute rows of the
+ * encodings for positions below count, or for all. */
 MHA_NODISCARD mha_status mhai_transformer_read_layers(const mha_transformer_desc *d,
                                                       mha_layer_desc *own, bool *plain);
 MHA_NODISCARD mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t);
@@ -382,7 +384,7 @@ typedef struct mhai_delta_state {
     int64_t floats, length;
 } mhai_delta_state;
 
-/* What a decoder's step needs in addition to the state of a forward call. */
+/* The state of a decoder's step, in addition to that of a forward call. */
 typedef struct mhai_step {
     mha_kv_cache *const *caches;    /* [L] of self-attention */
     mha_kv_cache *const *memory;    /* [L] of cross-attention, already filled */
