@@ -14,8 +14,8 @@
 
 #include <string.h>
 
-/* The limit of normalised bytes per byte of text; SentencePiece produces up to 3. Short texts count
- * as SHORT_BYTES longer. */
+/* The limit of normalised bytes per byte of text; SentencePiece produces up to 3. SHORT_BYTES is
+ * added to the length of the text, so that short texts may grow more. */
 enum { MOST_GROWTH = 4, SHORT_BYTES = 1024 };
 
 /* A part of a stretch. */
@@ -123,8 +123,8 @@ static mha_status divide(divider *d, size_t from, size_t to, bool matched)
     return add_part(d->parts, from, to);
 }
 
-/* If words is set, all parts but the last, which may grow, are encoded immediately. Splitting then
- * stops as soon as there are enough tokens. */
+/* If words is set, all parts except the last, which may grow, are encoded immediately. Splitting
+ * then stops as soon as there are enough tokens. */
 static mha_status split_part(encoder *e, const mhai_step *step, const part *p, bool words,
                              mhai_vector *parts)
 {
@@ -139,7 +139,7 @@ static mha_status split_part(encoder *e, const mhai_step *step, const part *p, b
     return words ? encode_words(e, parts, 0) : MHA_OK;
 }
 
-/* Append a step's own text. `rest` bytes are still to come. Growth is limited, because a chain of
+/* Append a step's own text. `rest` more bytes will follow. Growth is limited, because a chain of
  * growing steps could use any amount of memory. */
 static mha_status add_text(const encoder *e, const mhai_step *step, int64_t begin, int64_t end,
                            size_t rest, mhai_draft *draft)
@@ -386,8 +386,7 @@ static mha_status merge(encoder *e)
         symbol *right = &symbols[left->after];
         const mhai_pair *pair = find_pair(e->bpe, left->id, right->id);
         if (!pair || pair->merged != top.merged)
-            continue; /* one of the two has been merged
-                                                            * since */
+            continue; /* one of the two symbols has been merged since */
         left->id = top.merged;
         left->to = right->to;
         left->after = right->after;
