@@ -54,7 +54,7 @@ MHA_NODISCARD mha_status mhai_attend_position(const mhai_attend *a);
  * After an error, the caller truncates the cache. */
 MHA_NODISCARD mha_status mhai_attend_run(const mhai_attend *a);
 
-/* The input of a norm, and the gradient of its weight, which accumulates. weight NULL: not
+/* The input of a norm, and the gradient of its weight, to which the call adds. weight NULL: not
  * requested. */
 typedef struct mhai_attend_norm {
     const mha_tensor *input; /* shaped like q or k; unused without norms */

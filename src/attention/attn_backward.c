@@ -286,7 +286,7 @@ void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h
     for (int64_t t = 0; t < seq.T; t++) *sum += terms[t];
 }
 
-/* The weight sum of a row; NaN instead of an infinity. */
+/* The weight sum of a row, or NaN if it is not finite. */
 static double weight_sum(const mhai_backward_problem *x, int64_t row)
 {
     return isfinite(x->weight_sums[row]) ? x->weight_sums[row] : (double)NAN;

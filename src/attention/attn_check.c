@@ -84,7 +84,8 @@ static mha_status check_lengths(const mhai_attn_problem *p)
 
 static mha_status check_window(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    const int64_t open = INT64_MAX / 4; /* exceeds any distance, and sums of it cannot overflow */
+    const int64_t open =
+        INT64_MAX / 4; /* exceeds any distance; adding a position cannot overflow */
     p->window = desc->flags & MHA_ATTENTION_WINDOW;
     if (!p->window && (desc->left_keys || desc->right_keys || desc->sink_keys ||
                        desc->global_keys || desc->global_queries))
@@ -153,7 +154,7 @@ typedef struct input {
     int use;
     int type;
     int axes;
-    void *to; /* where the problem stores it */
+    void *to; /* the field of the problem that stores it */
 } input;
 
 /* Strides of a tensor over these axes, right-aligned. */

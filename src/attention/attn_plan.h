@@ -24,7 +24,7 @@ typedef struct mhai_attn_tiling {
     int64_t split_blocks;    /* key blocks of a chunk that threads share; 0: they are not shared */
     int64_t split_floats;    /* extra scratch for shared blocks */
     bool one_block;          /* attn_one_block.c computes every chunk */
-    bool alone;              /* runs on one thread, because it is too small for more */
+    bool alone;              /* runs on one thread, because more would not pay off */
 } mhai_attn_tiling;
 
 /* Scratch of a call in bytes. A run allocates exactly this. */
@@ -38,7 +38,7 @@ typedef struct mhai_attn_scratch {
 typedef struct mhai_attn_plan {
     mhai_attn_problem p;
     const struct mhai_attn_backend *backend;
-    const mhai_kernels *kernels; /* those of the context; a test may replace them before the run */
+    const mhai_kernels *kernels; /* the context's kernels; a test may replace them before the run */
     int threads;
     mhai_attn_tiling tiling;
     mhai_attn_scratch scratch;

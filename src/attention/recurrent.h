@@ -9,7 +9,7 @@
 enum { MHAI_STRIP = 16 };
 
 /* The state of a head. Its chunk is divided into strips. Keys of finished strips are decayed up
- * to the end of the last finished strip. Keys of the current strip are as given. */
+ * to the end of the last finished strip. Keys of the current strip are not decayed. */
 typedef struct mhai_recurrent_head {
     float *s;      /* [panels][D][32], before the chunk */
     float *u;      /* [panels][CHUNK][32] of the chunk */

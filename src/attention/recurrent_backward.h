@@ -39,7 +39,7 @@ typedef struct mhai_back {
 typedef struct mhai_back_work {
     mhai_recurrent_block x;
     float *states, *stage; /* states before all stages, and before each block of one stage */
-    float *g;              /* G, as states: [panels][D][32] */
+    float *g;              /* G in the layout of states: [panels][D][32] */
     float *y;              /* [panels][2 BLOCK][32] */
     float *u;              /* [panels][BLOCK][32] */
     float *w, *du;         /* [BLOCK][wide] */

@@ -1,4 +1,4 @@
-/* Shared by the products: the division of a product into blocks (matmul.c), and products with
+/* Internals of matrix products: the division of a product into blocks (matmul.c), and products with
  * weights in rows (matmul_rows.c), in f32, int8 (matmul_int8.c) and bf16 (matmul_bf16.c). */
 #ifndef MHAI_MATMUL_PARTS_H
 #define MHAI_MATMUL_PARTS_H

@@ -27,7 +27,8 @@ static mha_status cut_one(const char *name, int64_t excess, int64_t *count)
     return MHA_OK;
 }
 
-/* Truncate the longer text first. The shorter text is truncated only to half of the room. */
+/* Truncate the longer text first. The shorter text is truncated only if it exceeds half of the
+ * available length. */
 static void cut_longest(int64_t room, int64_t count[2])
 {
     const int longer = count[1] > count[0] || (count[0] == count[1]) ? 1 : 0;

@@ -64,7 +64,7 @@ typedef struct mhai_encoding {
     struct mhai_encoding *next;
     size_t bytes;
     int64_t width;
-    mha_layer_desc rotation; /* only its fields about rotation */
+    mha_layer_desc rotation; /* only its rotation fields are used */
     pthread_mutex_t growing;
     int64_t rows; /* rows computed so far; guarded by growing */
     float values[];
@@ -81,14 +81,14 @@ struct mha_transformer {
     atomic_int *owners;            /* with a source: the number of owners */
     float *held;                   /* with a source: the parameters held in memory, in order */
     int64_t held_count;
-    int64_t *held_at;                 /* [parameters] place in held; MHAI_NOWHERE: it is read
-                                         from the source */
+    int64_t *held_at;                 /* [parameters] index in `held`; MHAI_NOWHERE: the parameter
+                                       * is read from the source */
     int64_t most_inputs;              /* of a linear layer whose weight is read from the source;
                                          0: none */
     int64_t tokens, positions, types; /* offsets of the tables */
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
-    mhai_place_linear output;    /* if tied, weight is that of the tokens */
+    mhai_place_linear output;    /* if tied, weight is the token embedding */
     int64_t *head_lists;         /* [2][L] the target of desc.layer_heads and layer_kv_heads, or
                                     NULL */
     mha_layer_desc *layer_descs; /* [L] the target of desc.layers, or NULL */
@@ -132,7 +132,7 @@ static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
     return t->desc.flags & flag;
 }
 
-/* Whether there is a norm at the end. */
+/* Whether a norm follows the last layer. */
 static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
 {
     return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
@@ -157,7 +157,7 @@ static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
  * from: its input before the norm; in a parallel block, that of the block.
  * in: its input; without pre-norm, the same as from.
  * z: the input of a norm after it: the sum before a post-norm, the function's output before a
- * branch norm. NULL without such a norm, and if nothing is kept. */
+ * branch norm. NULL without such a norm, or if the call keeps no activations. */
 typedef struct mhai_kept_step {
     float *x, *from, *in, *z;
 } mhai_kept_step;
@@ -404,8 +404,8 @@ MHA_NODISCARD mha_status mhai_transformer_step(mha_context *context, const mha_t
                                                const mhai_step *step, const mha_tensor *output,
                                                mha_status status);
 
-/* transformer_spread.c: layers over ranks. For a transformer on one rank, each function is a no-op
- * and returns the status that it receives. */
+/* transformer_spread.c: layers divided among ranks. For a transformer on one rank, each function is
+ * a no-op and returns the status that it receives. */
 
 /* Assign layers to ranks. */
 MHA_NODISCARD mha_status mhai_spread_make(mha_transformer *t);
@@ -426,7 +426,7 @@ MHA_NODISCARD mha_status mhai_spread_agree(const mha_transformer *t, mha_status 
 MHA_NODISCARD mha_status mhai_spread_same(const mha_transformer *t, const char *what,
                                           const void *bytes, size_t count, mha_status status);
 
-/* Broadcast the numbers of rank `root`. */
+/* Broadcast the elements of rank `root`. */
 MHA_NODISCARD mha_status mhai_spread_tensor(const mha_transformer *t, int32_t root,
                                             const mha_tensor *tensor);
 
@@ -476,9 +476,9 @@ static inline int64_t mhai_transformer_up(const mha_transformer *t)
     return (mhai_transformer_gated(t) ? 2 : 1) * t->desc.ff_dim;
 }
 
-/* transformer_experts.c. mhai_transformer_experts(): of a layer; NULL: it has none.
- * mhai_experts_check() checks a description and fills in defaults. mhai_transformer_dense() rejects
- * a transformer with experts, which `function` cannot compute. */
+/* transformer_experts.c. mhai_transformer_experts() returns the experts of a layer, or NULL if it
+ * has none. mhai_experts_check() checks a description and fills in defaults.
+ * mhai_transformer_dense() rejects a transformer with experts, which `function` cannot compute. */
 static inline const mha_experts_desc *mhai_transformer_experts(const mha_transformer_desc *d,
                                                                int64_t layer)
 {
