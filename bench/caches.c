@@ -1,6 +1,7 @@
 /* The error of attention caused by a cache's type: 8 queries of 8 heads on 2 key/value heads of 128
- * and 4,096 keys, mha_kv_cache_append() and mha_kv_cache_attention() against a double reference on
- * the original numbers. q, k and v are normal; some rows of the table enlarge four channels of k.
+ * and 4,096 keys, mha_kv_cache_append() and mha_kv_cache_attention() compared with a
+ * double-precision reference on the original numbers. q, k and v are normal; some rows of the table
+ * enlarge four channels of k.
  *
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/caches.c build/libmultihead.a \
  *      -lm -lpthread -o build/bench_caches && build/bench_caches

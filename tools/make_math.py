@@ -89,7 +89,7 @@ polynomial('log_terms', lambda x: series(lambda n: (-1) ** (n + 1) * x ** n / (n
 
 print('\n/* ---- tanh */')
 polynomial('tanh_terms', lambda z: (tanh(sqrt(z)) / sqrt(z) - 1) / z, mpf(2) ** -40, mpf(1) / 64, 7,
-           lambda z: z, '(tanh(x) / x - 1) / x^2 of z = x^2, |x| <= 1 / 8')
+           lambda z: z, '(tanh(x) / x - 1) / x^2 in z = x^2, |x| <= 1 / 8')
 
 print('\n/* ---- sin and cos: pi / 2 in parts of 33 bits (the last is longer), and in two parts */')
 rest = pi / 2
@@ -101,10 +101,10 @@ define('HALF_PI_LOW', pi / 2 - mpf(float(pi / 2)))
 define('PER_HALF_PI', 2 / pi)
 top = (pi / 4) ** 2 * mpf('1.0001')
 polynomial('sin_terms', lambda z: series(lambda n: (-1) ** (n + 1) * z ** n / mp.factorial(2 * n + 3)),
-           0, top, 7, lambda z: z, '(sin(x) / x - 1) / x^2 of z = x^2, |x| <= pi / 4')
+           0, top, 7, lambda z: z, '(sin(x) / x - 1) / x^2 in z = x^2, |x| <= pi / 4')
 polynomial('cos_terms', lambda z: series(lambda n: (-1) ** n * z ** n / mp.factorial(2 * n + 4)),
-           0, top, 7, lambda z: z * z, '(cos(x) - 1 + x^2 / 2) / x^4 of z = x^2')
-print('/* The bits of 2 / pi after the point, 64 zeros before them. */')
+           0, top, 7, lambda z: z * z, '(cos(x) - 1 + x^2 / 2) / x^4 in z = x^2')
+print('/* The bits of 2 / pi after the point, preceded by 64 zeros. */')
 bits = int(floor(ldexp(2 / pi, 64 * 19)))
 words = [0] + [bits >> 64 * (18 - i) & (2 ** 64 - 1) for i in range(19)]
 table('static const uint64_t two_over_pi[]', [', '.join(f'0x{word:016X}' for word in words[i:i + 4])

@@ -1,7 +1,7 @@
 /* Replacements for functions of the library in the simulation: attention takes the time of its
  * pairs and touches no memory, and all ranks share large memory, so that a thousand fit in one
  * machine. The linker substitutes them by --wrap for functions of attn_plan.c, split.c and
- * scratch.c. Messages, their order and the decisions about them are the library's own. */
+ * scratch.c. The library itself determines the messages and their order. */
 #include "scale.h"
 
 #include "attention/attn_plan.h"

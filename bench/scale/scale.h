@@ -12,7 +12,7 @@ enum { HEADS = 32, KV_HEADS = 8, HEAD_DIM = 128 };
  * keeps. */
 double scale_pairs(int64_t q0, int64_t q1, int64_t k0, int64_t k1);
 
-/* Let the host compute pairs of heads, and record the time in the timeline. */
+/* Simulate the computation of pairs of heads, and record the time in the timeline. */
 void scale_compute(double pairs, int64_t heads);
 
 /* Write a line of the timeline: the rank's activity from `begin` until now. */

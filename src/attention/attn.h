@@ -27,7 +27,7 @@ typedef struct mhai_attn_columns {
  * larger call; o and tensors indexed by queries have only this part's rows. */
 typedef struct mhai_attn_part {
     const int64_t *queries_before;    /* [B] queries of each sequence that precede this part */
-    int64_t T, H;                     /* of the larger call; only the backward reads H */
+    int64_t T, H;                     /* of the larger call; only the backward pass reads H */
     int64_t first_key;                /* the row of the larger call at which k and v begin */
     int64_t keys;                     /* number of rows in k and v */
     const mhai_attn_columns *columns; /* instead of column_sums; NULL: not requested */
@@ -59,7 +59,7 @@ typedef struct mhai_attn_problem {
     int64_t t5_max_distance;
     bool t5_one_sided;
     bool need_data; /* false: only checked and planned, never run */
-    mha_path asked; /* the requested path; the plan has the chosen one */
+    mha_path asked; /* the requested path; the plan has the chosen path */
     mha_compute compute;
     const mhai_attn_part *part;          /* NULL: all */
     const struct mhai_attn_pages *pages; /* keys and values in pages, if k and v have no data;

@@ -150,7 +150,7 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     return MHA_OK;
 }
 
-/* Check the tensors that only the backward needs.
+/* Check the tensors that only the backward pass needs.
  * mha_attention_backward_explain() may omit them. */
 static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *lse,
                                         const mha_tensor *o_gradient, bool need_data,

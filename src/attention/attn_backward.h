@@ -54,7 +54,7 @@ static inline bool mhai_backward_has_sums(const mhai_backward_problem *x)
            x->shaw_values.data || x->scale.data;
 }
 
-/* Keys of a sequence in the tensors, including keys after its length. */
+/* Number of keys of a sequence in the tensors, including keys after its length. */
 static inline int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int64_t b)
 {
     return p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
@@ -92,7 +92,7 @@ static inline size_t mhai_backward_piece(int64_t count, size_t size)
     return (size_t)count * size + 64;
 }
 
-/* The plan of a backward call, like that of the forward (attn_plan.h). */
+/* The plan of a backward call; compare mhai_attn_plan (attn_plan.h). */
 typedef struct mhai_backward_plan {
     mhai_backward_problem x;
     const mhai_attn_backend *backend;

@@ -279,7 +279,7 @@ static double sum_weights(const float *p, const double *w, int begin, int end)
 }
 
 /* For a loss that depends on p: add p w to ds, or only sum it. p is computed by a separate product,
- * as in the forward, and is 0 for hidden keys. */
+ * as in the forward pass, and is 0 for hidden keys. */
 static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
                         const mhai_cells_space *w, const mhai_cell *at, const mhai_attn_strip *s)
 {

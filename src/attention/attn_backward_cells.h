@@ -1,6 +1,6 @@
-/* Cells of the backward's tiled path. A cell is a chunk of at most MHAI_CELL_QUERIES queries of one
- * head, against a block of at most MHAI_CELL_KEYS keys. The first chunk starts at query 0, the
- * first block at key 0. */
+/* Cells of the tiled path of the backward pass. A cell is a chunk of at most MHAI_CELL_QUERIES
+ * queries of one head, against a block of at most MHAI_CELL_KEYS keys. The first chunk starts at
+ * query 0, the first block at key 0. */
 #ifndef MHAI_ATTN_BACKWARD_CELLS_H
 #define MHAI_ATTN_BACKWARD_CELLS_H
 
@@ -8,8 +8,8 @@
 #include "attention/attn_tiles.h"
 #include "base/checked.h"
 
-/* Changing these changes results. 112 is 8 strips of 14 rows. For head sizes up to 128, a cell's P,
- * dX, keys, values and gradients fit in a 1 MiB L2 cache. MHAI_CELL_KEYS is a multiple of 32. */
+/* Results depend on both constants. 112 is 8 strips of 14 rows. For head sizes up to 128, a cell's
+ * P, dX, keys, values and gradients fit in a 1 MiB L2 cache. MHAI_CELL_KEYS is a multiple of 32. */
 enum { MHAI_CELL_QUERIES = 112, MHAI_CELL_KEYS = 256 };
 
 /* Sums of one chunk. */
@@ -61,8 +61,8 @@ typedef struct mhai_cells_space {
     float *shaw_x, *shaw_p; /* same shape: x and p summed by distance */
     double *diagonal;       /* [MHAI_CELL_KEYS + MHAI_CELL_QUERIES] ds summed by distance */
     double *bias;           /* [MHAI_CELL_QUERIES][MHAI_CELL_KEYS] */
-    float *weights;         /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] p, if the
-                             * caller gives its gradients */
+    float *weights;         /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] p, if the caller passes gradients
+                             * of p */
     double *weight_sums;    /* [MHAI_CELL_QUERIES] */
     uint8_t *bad;           /* [MHAI_KEY_BLOCK] */
     size_t bytes;
@@ -145,8 +145,8 @@ void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
  * counted from job->wave. */
 void mhai_cells_run_queries(void *job, int64_t i, int worker);
 
-/* Add the sums of a chunk of head h to those of a call with this many heads. Must be called in the
- * order of sequences, heads, queries. */
+/* Add the sums of a chunk of head h to the sums of a call with this many heads. Must be called in
+ * the order of sequences, heads, queries. */
 void mhai_cells_add_sums(const mhai_cells_job *job, int64_t heads, int64_t b, int64_t h,
                          const mhai_cells_sums *from, const mhai_backward_sums *to);
 

@@ -1,6 +1,7 @@
-/* The plain path of the backward: the formulas of backward.h, one pair at a time, in double. It
- * accepts any head size and shares no code with the tiled path. Each gradient has a separate walk
- * that recomputes the pairs. Every output therefore has one owner and a fixed order of additions:
+/* The plain path of the backward pass: the formulas of backward.h, one pair at a time, in double.
+ * It accepts any head size and shares no code with the tiled path. Each gradient has a separate
+ * walk that recomputes the pairs. Every output therefore has one owner and a fixed order of
+ * additions:
  *
  *   dq by query rows     dk, dv by keys     parameters by query heads     bias by its elements */
 #include "attention/attn_backward.h"

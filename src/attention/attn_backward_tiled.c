@@ -1,4 +1,5 @@
-/* The tiled path of the backward. p is recomputed from lse, so memory does not depend on T x S.
+/* The tiled path of the backward pass. p is recomputed from lse, so memory does not depend on
+ * T x S.
  *
  * A kernel computes c p after dropout and ds for a cell: a chunk of queries of one head against a
  * block of keys (attn_backward_cells.h). There are five walks over cells:
@@ -50,7 +51,7 @@ static void add_queries(const mhai_cells_job *job, const mhai_cells_chunk *c,
 }
 
 /* out[key] += sum over the chunk's rows of a[row][key] b[row]. Under a causal mask, keys after the
- * end of a strip are 0 in this strip and all earlier ones, which are skipped. */
+ * end of a strip are 0 in this strip and all earlier strips, which are skipped. */
 static void add_by_key(const mhai_cells_job *job, const mhai_cells_chunk *c, const float *a,
                        const float *b, const mhai_cell *at, int64_t columns, float *out)
 {

@@ -1,5 +1,6 @@
 /* Attention in bf16 arithmetic (docs/numerics.md 15.1). Chunks, key blocks, strips, masks and
- * softmax are those of the tiled path. Queries, keys, values and weights are rounded in place. */
+ * softmax are the same as on the tiled path. Queries, keys, values and weights are rounded in
+ * place. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"

@@ -35,7 +35,7 @@ static void start_outputs(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w
     memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));
 }
 
-/* Where a strip's tile stores its factors, and the dropout that the tile applies. */
+/* The factors that a strip's tile returns, and the dropout that it applies. */
 typedef struct strip_extras {
     mhai_dropout dropout;
     float alpha[MHAI_MAX_ROWS];
@@ -85,13 +85,13 @@ static void fetch_item(const mhai_attn_walk *walk, int64_t item, mhai_fetch *fet
 static void plan_fetch(mhai_attn_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
                        int64_t first)
 {
-    enum { ROWS_A_PANEL = 16 };
+    enum { ROWS_PER_PANEL = 16 };
     const mhai_attn_walk *walk = item->walk;
     const mhai_attn_problem *p = walk->p;
     const int64_t next = block->key + MHAI_KEY_BLOCK;
     const int64_t end = p->window ? c->window.end : c->limit.end;
     const int64_t strips = mhai_ceil_div(c->rows - first, walk->kernels->tile_rows);
-    const int64_t fetched = strips * mhai_ceil_div(block->keys, MHAI_PANEL) * ROWS_A_PANEL;
+    const int64_t fetched = strips * mhai_ceil_div(block->keys, MHAI_PANEL) * ROWS_PER_PANEL;
     if (fetched > 2 * MHAI_KEY_BLOCK + (next < end ? 0 : c->rows)) return;
     item->planned = block->key;
     item->fetch.run = MHAI_FETCH_RUNS;

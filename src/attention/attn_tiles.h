@@ -101,9 +101,9 @@ enum {
 typedef struct mhai_attn_visitor {
     unsigned options;
     void *user;
-    /* Called once a chunk's rows are placed and its queries loaded. m and l are those of no keys,
-     * or of only the sink; a later pass replaces them by the final ones. May set bad_query. NULL:
-     * not called. */
+    /* Called once a chunk's rows are placed and its queries loaded. m and l have the values for no
+     * keys, or for only the sink; a later pass replaces them by the final values. May set
+     * bad_query. NULL: not called. */
     void (*chunk)(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
     void (*strip)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                   const mhai_attn_block *block, mhai_attn_strip *strip);
@@ -141,7 +141,7 @@ float mhai_attn_factor(const mhai_attn_problem *p);
 /* The log of a row's denominator, from l and m (in units of log2 e). */
 float mhai_attn_lse(float m, float l);
 
-/* Shaw's values: update the sums after a tile; add the result after the last one. */
+/* Shaw's values: update the sums after each tile; add the result after the last tile. */
 void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                                const mhai_attn_workspace *w, const mhai_attn_block *block,
                                const mhai_attn_strip *strip);
@@ -255,7 +255,7 @@ bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
 typedef struct mhai_attn_item {
     const mhai_attn_walk *walk;
     int64_t next;    /* the worker's next item; the number of items if unknown */
-    int64_t planned; /* the key block at whose end to prefetch */
+    int64_t planned; /* the key block whose last tiles prefetch */
     mhai_fetch fetch;
 } mhai_attn_item;
 
@@ -266,7 +266,7 @@ mhai_attn_visitor mhai_attn_forward_visitor(mhai_attn_item *item);
 void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                           const mhai_attn_workspace *w);
 
-/* ---- attn_outputs.c, attn_sums.c: passes after the forward ----------------------------------- */
+/* ---- attn_outputs.c, attn_sums.c: passes after the forward pass ------------------------------ */
 
 /* The final m and l of every row, [batch][H][rows of q]; in scratch, if later passes need them. */
 typedef struct mhai_attn_kept {

@@ -108,14 +108,15 @@ static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
  * of all keys are stored, so their size is limited. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
-    enum { IN_VAIN = 8 }; /* hidden blocks take 1.5 of the 27 us of a group of 8 */
+    enum { BLOCKS_PER_VISIBLE = 8 }; /* in a group of 8, the hidden blocks take 1.5 of 27 us */
     int64_t floats;
     if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return;
     if (!mhai_attn_takes_apart(p, t->chunk_rows, tile_rows)) return;
     const int64_t keys = last_key(p), blocks = mhai_ceil_div(keys, MHAI_KEY_BLOCK);
     const int64_t reach = keys_in_reach(p, keys);
     if (blocks <= 2) return;
-    if (reach < keys / IN_VAIN || least_time(p) * (double)reach / (double)p->S < 200e3) return;
+    if (reach < keys / BLOCKS_PER_VISIBLE || least_time(p) * (double)reach / (double)p->S < 200e3)
+        return;
     if (!mhai_mul_i64(t->items, blocks, &floats)) return;
     if (!mhai_mul_i64(floats, mhai_attn_split_part(p, t), &floats) || floats > MOST_SPLIT_FLOATS)
         return;

@@ -245,8 +245,8 @@ static void pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mha
     const int64_t first = block->pack_begin;
     mhai_pack pack = pack_of(&walk->p->k, pages ? w->key_runs : NULL, c, block,
                              w->k + first * walk->p->D, w->bad_key, &block->bad);
-    pack.whole = true; /* the finite elements of such a key might overflow to
-                        * -inf, as if it were hidden */
+    pack.whole = true; /* the finite elements of a non-finite key might overflow to -inf, as if it
+                        * were hidden */
     const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
     if (bf16)
         walk->kernels->bf16_keys(&pack, walk->pairs);
@@ -291,7 +291,7 @@ bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_ro
 }
 
 /* Process all strips of a small chunk at once. Returns false if they must be processed one by one:
- * several strips need separate masks, but there is memory for the mask bytes of only one. */
+ * several strips need separate masks, but there is memory for the mask bytes of only one strip. */
 static bool walk_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                       const mhai_attn_block *block, const mhai_attn_visitor *visitor)
 {

@@ -309,7 +309,7 @@ static void join_keys(const linear_job *job, const workspace *w, const state *su
 
 /* ---- queries ------------------------------------------------------------------------------- */
 
-/* phi(q) . z with sixteen partial sums, which are then added in halves. */
+/* phi(q) . z with sixteen partial sums, which are then added pairwise. */
 static float normalizer(const float *features, const float *z, int64_t n)
 {
     float lane[16] = {0};

@@ -1,5 +1,5 @@
 /* Recurrent layers, chunk by chunk. Within a chunk the writes u solve a triangular system (the WY
- * form), row by row. S holds everything before the chunk.
+ * form), row by row. S contains all tokens before the chunk.
  *
  * A chunk is processed in strips of MHAI_STRIP rows. All decays are factors of at most one, so
  * strong decays cannot overflow: keys of finished strips are decayed up to the current strip, and a

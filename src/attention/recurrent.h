@@ -94,14 +94,14 @@ void mhai_recurrent_decays(const mhai_recurrent *call, int64_t b, int64_t h, int
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* MHAI_BLOCK tokens of a head, the unit of the backward and of the map. Rows beyond the sequence
- * are 0. With S the state before the block and the decays of rows counted from the block's
+/* MHAI_BLOCK tokens of a head, the unit of the backward pass and of the map. Rows beyond the
+ * sequence are 0. With S the state before the block and the decays of rows counted from the block's
  * beginning:
  *
  *   W = V - in_k S - pairs_k U       U = diag(strength) W       o = in_q S + pairs_q U
  *   S' = diag(end) S + out^T U
  *
- * Without the delta rule W = V. In x, in and pairs, rows of queries precede those of keys. */
+ * Without the delta rule W = V. In x, in and pairs, rows of queries precede rows of keys. */
 enum { MHAI_BLOCK = MHAI_PANEL };
 
 typedef struct mhai_recurrent_block {

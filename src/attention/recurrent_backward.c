@@ -1,4 +1,4 @@
-/* The backward of a recurrent layer, block by block from the last.
+/* The backward pass of a recurrent layer, block by block from the last to the first.
  *
  * A stage is a run of blocks. The states before all stages are stored. The states before single
  * blocks are stored for one stage at a time. This takes O(sqrt(T)) memory. */

@@ -1,4 +1,4 @@
-/* The backward of a recurrent layer. recurrent_backward.c handles calls and heads,
+/* The backward pass of a recurrent layer. recurrent_backward.c handles calls and heads,
  * recurrent_backward_block.c handles blocks. */
 #ifndef MHAI_RECURRENT_BACKWARD_H
 #define MHAI_RECURRENT_BACKWARD_H
@@ -75,7 +75,7 @@ static inline void mhai_back_write(const mhai_back *x, const mhai_back_sink *to,
     *out = (float)(x->add && !to->shared ? (double)*out + value : value) + 0.0f;
 }
 
-/* S before the next block, from S before this one. */
+/* Compute S before the next block from S before this block. */
 void mhai_back_advance(const mhai_back_place *at, const float *s, float *next);
 
 /* Write the gradients of a block, given S before it, and move G from the block's end to its

@@ -1,5 +1,5 @@
-/* A block in the backward of a recurrent layer (recurrent.h has the formulas of blocks).
- * With G the gradient with respect to S' and Y = (dO; -dW):
+/* A block in the backward pass of a recurrent layer (recurrent.h has the formulas of blocks). With
+ * G the gradient with respect to S' and Y = (dO; -dW):
  *
  *   dU    = pairs_q^T dO + out G     dW = diag(strength) (dU + pairs_k^T (-dW)), from the last row
  *   din   = Y S^T     dout = U G^T        dpairs = Y U^T

@@ -1,5 +1,5 @@
-/* Blocks of a recurrent layer: the terms of 32 tokens for the backward and the map. If the tokens'
- * decays are at most one, all decays here are at most one. */
+/* Blocks of a recurrent layer: the terms of 32 tokens for the backward pass and the map. If the
+ * tokens' decays are at most one, all decays here are at most one. */
 #include "attention/recurrent.h"
 #include "base/checked.h"
 #include "base/convert.h"

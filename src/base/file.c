@@ -375,8 +375,8 @@ const mha_sink *mha_file_sink(mha_file *file)
     return &file->sink;
 }
 
-/* Sync the content before the rename. After a power failure, the file is the old or
- * the new one, never empty. */
+/* Sync the content before the rename. After a power failure, the file has the old or the new
+ * content, and is never empty. */
 static mha_status take_name(mha_file *file)
 {
     int error = sync_out(file->descriptor); /* network file systems report a full disk here */

@@ -2,9 +2,9 @@
  *
  * exp uses Tang's tables (ACM TOMS 15, 1989). log uses a table of logarithms of short numbers,
  * as Tang's does (ACM TOMS 16, 1990), with a reduced argument in two parts. sin and cos use
- * the reduction of Cody and Waite (1980), and for large arguments that of Payne and Hanek
- * (SIGNUM 18, 1983). Double-double operations are from Dekker (1971) and Knuth, and exact
- * unless an error is stated. */
+ * the reduction of Cody and Waite (1980), and for large arguments the reduction of Payne and Hanek
+ * (SIGNUM 18, 1983). Double-double operations are from Dekker (1971) and Knuth, and exact unless an
+ * error is stated. */
 #include "base/math.h"
 
 #include "base/math_tables.h"
@@ -124,7 +124,7 @@ double mhai_exp2(double x)
 
 /* ---- log ------------------------------------------------------------------------------------- */
 
-/* log x for finite x > 0, not normalised. high is a multiple of 2^-43, so sums of such numbers are
+/* log x for finite x > 0, not normalised. high is a multiple of 2^-43, so sums of high parts are
  * exact below 2^10. low has an error of at most 2^-62 of the result. */
 static inline two log_parts(double x)
 {

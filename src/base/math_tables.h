@@ -113,7 +113,7 @@ static const double log_terms[7] = {
 };
 
 /* ---- tanh */
-/* (tanh(x) / x - 1) / x^2 of z = x^2, |x| <= 1 / 8; error 0.003 ulp of 1. */
+/* (tanh(x) / x - 1) / x^2 in z = x^2, |x| <= 1 / 8; error 0.003 ulp of 1. */
 static const double tanh_terms[7] = {
     -0x1.5555555555555p-2, 0x1.111111111110dp-3, -0x1.ba1ba1ba1802bp-5,  0x1.664f4877e22dcp-6,
     -0x1.226e25d242018p-7, 0x1.d6bcf70633de4p-9, -0x1.754ad0855985fp-10,
@@ -127,17 +127,17 @@ static const double tanh_terms[7] = {
 #define HALF_PI_HIGH 0x1.921fb54442d18p+0
 #define HALF_PI_LOW 0x1.1a62633145c07p-54
 #define PER_HALF_PI 0x1.45f306dc9c883p-1
-/* (sin(x) / x - 1) / x^2 of z = x^2, |x| <= pi / 4; error 0.05 ulp of 1. */
+/* (sin(x) / x - 1) / x^2 in z = x^2, |x| <= pi / 4; error 0.05 ulp of 1. */
 static const double sin_terms[7] = {
     -0x1.5555555555555p-3,  0x1.1111111111110p-7,  -0x1.a01a01a019937p-13, 0x1.71de3a54607a5p-19,
     -0x1.ae64541295cdfp-26, 0x1.61217ee5cca1bp-33, -0x1.ab17bdcbd3414p-41,
 };
-/* (cos(x) - 1 + x^2 / 2) / x^4 of z = x^2; error 0.008 ulp of 1. */
+/* (cos(x) - 1 + x^2 / 2) / x^4 in z = x^2; error 0.008 ulp of 1. */
 static const double cos_terms[7] = {
     0x1.5555555555555p-5,  -0x1.6c16c16c16c16p-10, 0x1.a01a01a019d0ap-16, -0x1.27e4fb7712ca2p-22,
     0x1.1eed8deb82809p-29, -0x1.9394b9eb4d56dp-37, 0x1.ab78473be59d7p-45,
 };
-/* The bits of 2 / pi after the point, 64 zeros before them. */
+/* The bits of 2 / pi after the point, preceded by 64 zeros. */
 static const uint64_t two_over_pi[] = {
     0x0000000000000000, 0xA2F9836E4E441529, 0xFC2757D1F534DDC0, 0xDB6295993C439041,
     0xFE5163ABDEBBC561, 0xB7246E3A424DD2E0, 0x06492EEA09D1921C, 0xFE1DEB1CB129A73E,

@@ -15,7 +15,7 @@ struct mha_kv_cache {
     unsigned char *memory; /* lengths, references, free pages, tables; then keys, then values */
     int64_t *lengths;      /* [B] */
     int64_t *discarded;  /* [B] entries before this one refer to the empty page, except those of the
-                     * sinks */
+                          * sinks */
     int32_t *references; /* [pages] number of sequences that hold the page */
     int32_t *free_pages; /* a stack */
     int64_t free_count;
@@ -56,7 +56,8 @@ static inline int64_t mhai_kv_count(const mhai_kv_rows *rows, int64_t b)
 /* Empty the cache and free all pages. */
 void mhai_kv_pages_reset(mha_kv_cache *cache);
 
-/* Check that sequence b can be truncated to `length` positions without needing discarded ones. */
+/* Check that sequence b can be truncated to `length` positions without needing discarded
+ * positions. */
 MHA_NODISCARD mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b,
                                                       int64_t length);
 

@@ -11,7 +11,7 @@
  * traffic would grow with the number of blocks.
  *
  * If a value is not finite, an exchanged maximum or sum is NaN. All ranks then restart with the
- * serial method, which supports such values. */
+ * serial method, which supports non-finite values. */
 #include "distributed/distributed.h"
 
 #include "attention/attn_fold.h"

@@ -29,7 +29,8 @@ typedef struct mhai_slice_common {
     int32_t outputs;   /* one bit per requested output */
     int32_t stage;     /* stage of the scores */
     int32_t gradients; /* one bit per requested or given gradient, and whether to accumulate */
-    int32_t q_types;   /* types of q, o, bias and, in the backward, o_gradient, one byte each */
+    int32_t q_types;   /* types of q, o, bias and, in the backward pass, o_gradient, one byte
+                        * each */
     uint32_t flags, output_flags;
     float scale, softcap, dropout;
 } mhai_slice_common;

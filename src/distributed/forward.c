@@ -15,7 +15,7 @@
  * in the order of queries. */
 typedef struct columns {
     const mhai_roles *roles;
-    int64_t piece; /* index of the current piece among those of all groups */
+    int64_t piece; /* index of the current piece among the pieces of all groups */
     int64_t count; /* number of sums, B heads S; 0: not requested */
     mhai_attn_columns part;
 } columns;
@@ -149,7 +149,8 @@ static void replace(const call *c, int i, const mha_tensor **x)
     if (c->at[i] >= 0) *x = mhai_exchange_at(&c->exchange, c->at[i]);
 }
 
-/* Replace the caller's tensors with those of the exchange, and select heads of shared inputs. */
+/* Replace the caller's tensors with the tensors of the exchange, and select heads of shared
+ * inputs. */
 static void make_own(call *c)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);

@@ -41,7 +41,7 @@ typedef struct mhai_pack {
     int64_t stride; /* between rows, in elements */
     int64_t rows, cols;
     uint8_t *bad;         /* [rows], set to 1 if a row is not finite, otherwise 0; NULL:
-                    * elements are packed unchanged */
+                           * elements are packed unchanged */
     bool *any_bad;        /* set to true if any row is not finite; never cleared */
     const mhai_run *runs; /* runs that hold the rows: keys for pack_panels, values for pack_values.
                            * Used instead of in, type and stride; NULL: not used */
@@ -177,7 +177,7 @@ typedef struct mhai_tile_rows {
     float *run;                            /* [16][value_panels * 32], working
                                             * memory for values in runs */
     int keys;                              /* readable rows of the block */
-    int64_t readable; /* readable rows of k and v, including those of later blocks */
+    int64_t readable; /* readable rows of k and v, including rows of later blocks */
     int tiles;        /* each tile has its own s */
     float *panel;     /* [head_dim][32], working memory */
     float *o;         /* [rows of all tiles][value_panels * 32], working memory */
@@ -228,9 +228,9 @@ typedef struct mhai_one_block {
  * computes the rows in tiles. */
 
 /* bf16 arithmetic: elements are rounded to bf16, and become 0 if below 2^-50 in magnitude. The
- * memory layout is private to these functions, and no larger than that of floats. `pairs` selects
- * the instruction that multiplies pairs; results are bit-identical. It must be the same in all
- * calls.
+ * memory layout is private to these functions, and takes no more memory than floats. `pairs`
+ * selects the instruction that multiplies pairs; results are bit-identical. It must be the same in
+ * all calls.
  * bf16_row: convert a row in place. If an element is not finite, or 2^59 or more in magnitude,
  *           *fits is false and the row becomes 0.
  * bf16_keys: pack_panels to bf16, with `whole`. A key with an element of 2^59 or more in magnitude

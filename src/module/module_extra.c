@@ -131,7 +131,7 @@ static void merge_value(const mhai_forward *f, const mhai_module_row *r, double 
     weight *= mhai_module_learned_factor(f, r);
     for (int64_t i = 0; i < d->value_head_dim; i++)
         o[i] = (float)((double)o[i] * keep + weight * (double)v[i]) + 0.0f; /* no -0, as in
-                                                                          * attention */
+                                                                             * attention */
 }
 
 /* Set p' = keep p, and the additional columns. Masked keys stay 0, even in a row of NaNs. */

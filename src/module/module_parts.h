@@ -61,8 +61,8 @@ typedef struct mhai_forward {
                                                     * scratch */
     mha_tensor given[MHAI_GIVEN];                  /* the caller's tensors that are not f32;
                                                     * otherwise data is NULL */
-    mhai_attend at; /* desc: the caller's, with the module's parameters added; q, k, v, heads:
-                     * [B,H,T,D] views of [B,T,H*D] scratch */
+    mhai_attend at; /* desc: the caller's descriptor with the module's parameters added; q, k, v,
+                     * heads: [B,H,T,D] views of [B,T,H*D] scratch */
     mha_tensor each[MHAI_OUTPUTS]; /* the caller's tensors; data NULL: not requested */
     bool wanted[MHAI_OUTPUTS];
     mha_tensor probabilities, narrow; /* all columns; the columns that attention writes */

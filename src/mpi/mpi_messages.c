@@ -169,7 +169,7 @@ void mhai_mpi_cancel(void *user, mha_transfer *transfer)
 /* ---- giving up ------------------------------------------------------------------------------- */
 
 /* A failing rank sends an empty message to every rank with which it has communicated. The tag is
- * the rank that it waited for. A waiting rank fails when it receives such a message. Other ranks
+ * the rank that it waited for. A waiting rank fails when it receives the message. Other ranks
  * receive none: they may be unreachable, and Open MPI ends the process if it cannot connect.
  * Returns a rank that has failed, or -1. */
 static int32_t receive_reports(mha_mpi *mpi)

@@ -14,7 +14,7 @@ struct mha_linear {
     int64_t inputs, outputs;     /* K, N */
     float *weight;               /* packed: mhai_matmul_place(); NULL: read from rows */
     bool bf16;                   /* from mhai_matmul_pack_bf16(); bias is NaN for rows
-                      * that bf16 cannot represent */
+                                  * that bf16 cannot represent */
     mhai_rows rows;              /* source of the weight; read is NULL without one */
     mha_tensor lent;             /* [N, K] the caller's matrix behind rows; data NULL: none */
     float *bias;                 /* [N], zeros if the layer has no bias */

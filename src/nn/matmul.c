@@ -192,7 +192,7 @@ mhai_matmul_plan mhai_matmul_divide(const mhai_matmul *job, const mha_context *c
     const int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
     run.group_panels = mhai_ceil_div(panels, wanted);
     /* A single row reads each weight once, in memory order. With more rows, the next group is
-     * prefetched while one is processed. With few strips, a group takes little time. */
+     * prefetched while the current one is processed. With few strips, a group takes little time. */
     if (job->rows > 1) {
         const int64_t share = run.fetches && run.blocks == 1 ? 4 : 2;
         const int64_t fit =

@@ -19,7 +19,7 @@ typedef struct mhai_matmul {
     bool a_transposed;
     const float *panels; /* b, packed: mhai_matmul_place() */
     bool pairs;          /* a and b are pairs of bf16, and inner and a_stride count pairs;
-                 * chains have half as many */
+                          * a chain then has half as many indices */
     const float *bias;   /* [cols]; NULL: 0 */
     bool accumulate;     /* c += a b, without bias and activation */
     mha_activation activation;

@@ -25,11 +25,11 @@ typedef struct part {
 
 typedef struct symbol {
     size_t from, to; /* bytes of the stretch */
-    int32_t id;      /* -1: merged into the previous one */
+    int32_t id;      /* -1: merged into the previous symbol */
     int32_t before, after;
 } symbol;
 
-/* A possible merge, of the symbol at an index with the next one. */
+/* A possible merge of the symbol at an index with the next symbol. */
 typedef struct candidate {
     int32_t rank, place, merged;
 } candidate;
@@ -43,7 +43,7 @@ typedef struct encoder {
     mhai_matcher matcher;
     mhai_stretch normal;  /* the current segment, normalised */
     mhai_stretch words;   /* the text between two added tokens in it */
-    mhai_draft drafts[4]; /* for normal, alternating; for words */
+    mhai_draft drafts[4]; /* two for normal and two for words, used alternately */
     mhai_vector parts[2]; /* of part, used alternately: the words */
     int draft, turn;
     mhai_vector symbols, heap; /* of symbol, candidate */
@@ -90,7 +90,7 @@ typedef struct divider {
     size_t first;   /* index of the first part of this split */
     bool before;    /* whether the last part was a match */
     bool held;      /* a match is waiting for the text after it */
-    size_t waiting; /* where that match begins */
+    size_t waiting; /* start of that match */
 } divider;
 
 static mha_status divide(divider *d, size_t from, size_t to, bool matched)

@@ -38,8 +38,8 @@ static mha_status copy_texts(mhai_loader *l)
     return MHA_OK;
 }
 
-/* Add tokens [from, to) to the lexicon, except empty ones, which are blank lines of
- * vocab.txt and only take up ids. */
+/* Add tokens [from, to) to the lexicon, except empty tokens, which are blank lines of vocab.txt and
+ * only take up ids. */
 static int32_t fill_entries(mha_tokenizer *t, int32_t from, int32_t to)
 {
     int32_t count = 0;

@@ -66,7 +66,7 @@ struct mha_tokenizer {
     uint8_t *flags;                    /* [count] MHAI_IS_SPECIAL etc. */
     char *spoken;                      /* [texts_size] bytes of the tokens */
     size_t *spoken_end;                /* [count] ends in spoken; each token begins
-                                       * where the previous one ends */
+                                        * where the previous one ends */
     mhai_lexicon_entry *entries;       /* [count] memory of the first two lexicons */
     mhai_lexicon vocabulary, extra;    /* ids below model_count, and the others */
     mhai_lexicon_branch first_pieces;  /* the whole vocabulary */

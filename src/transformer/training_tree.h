@@ -25,7 +25,7 @@ typedef struct mhai_node {
     double loss;
 } mhai_node;
 
-/* Adjacent nodes, not siblings in the tree. */
+/* Adjacent nodes, no two of which are siblings. */
 typedef struct mhai_nodes {
     int64_t leaves; /* leaves of the whole tree */
     int64_t count;

@@ -121,7 +121,7 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
     return step->z && branch ? norm(c, &place->post, step->z, c->dy, 0, c->dy) : MHA_OK;
 }
 
-/* End a step: add the gradient of its input, din, to that of the stream. */
+/* End a step: add the gradient of its input, din, to the gradient of the stream. */
 static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
     if (mhai_transformer_norms_inputs(c->t))

@@ -46,7 +46,8 @@ typedef struct mhai_mixer_back {
     mhai_call call;
     int64_t layer;
     float *parameters; /* accumulates the gradients of all parameters; NULL: not requested */
-    float *dheads; /* [tokens, mhai_mix.out] in: the gradient of W_o's input; out: before gates */
+    float *dheads;     /* [tokens, mhai_mix.out] in: the gradient of W_o's input; out: the gradient
+                        * before the gates */
     /* [tokens, mhai_mix.width] out: the gradient of projected rows; for attention, only of gates */
     float *drows;
     float *dgates; /* [H] accumulates the gradient of the input's gates of a gated delta net; NULL:

@@ -629,8 +629,8 @@ size_t mhai_transformer_product_bytes(const mha_context *context, const mha_tran
                : 0;
 }
 
-/* Check the requested outputs of every layer, and reserve scratch for the largest one. Afterwards
- * the call cannot fail once it has written an output. */
+/* Check the requested outputs of every layer, and reserve scratch for the largest output.
+ * Afterwards the call cannot fail once it has written an output. */
 static mha_status reserve(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;

@@ -245,7 +245,7 @@ static mha_status short_convolution_backward(const mhai_mixer_back *m)
 
 /* ---- gated delta nets ------------------------------------------------------------------------ */
 
-/* The backward of y = x r, r = 1 / sqrt(|x|^2 + 1e-6). */
+/* The backward pass of y = x r, r = 1 / sqrt(|x|^2 + 1e-6). */
 static void unit_backward(int64_t D, const float *x, float *dy)
 {
     double squares = 1e-6, along = 0;

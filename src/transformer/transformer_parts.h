@@ -50,7 +50,7 @@ typedef struct mhai_place_layer {
     mhai_place_attention self, cross; /* cross.in.packed NULL: none */
     mhai_place_step ff;
     mhai_place_linear up, down; /* up: gate and up together if gated; packed NULL: none. With
-                                   experts, those of the shared expert */
+                                 * experts, the layers of the shared expert */
     mhai_place_linear router;   /* outputs 0: no experts; its last output may be the shared gate */
     int64_t score_bias;
     int64_t experts; /* the first parameter of the first expert: each has gate, up and down */
@@ -154,7 +154,7 @@ static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
 
 /* A residual branch, attention or feed-forward; all arrays are [tokens,E].
  * x: the stream before it.
- * from: its input before the norm; in a parallel block, that of the block.
+ * from: its input before the norm; in a parallel block, the input of the block.
  * in: its input; without pre-norm, the same as from.
  * z: the input of a norm after it: the sum before a post-norm, the function's output before a
  * branch norm. NULL without such a norm, or if the call keeps no activations. */
@@ -384,7 +384,7 @@ typedef struct mhai_delta_state {
     int64_t floats, length;
 } mhai_delta_state;
 
-/* The state of a decoder's step, in addition to that of a forward call. */
+/* The state of a decoder's step, in addition to the state of a forward call. */
 typedef struct mhai_step {
     mha_kv_cache *const *caches;    /* [L] of self-attention */
     mha_kv_cache *const *memory;    /* [L] of cross-attention, already filled */

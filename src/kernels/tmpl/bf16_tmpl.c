@@ -140,8 +140,8 @@ ALWAYS_INLINE void stored_square(const uint16_t *at, int64_t stride, int64_t row
         vf_store(out + i * MHAI_PANEL, vf_load(square + i * VF_LANES));
 }
 
-/* The position of prefetching, which runs ahead of packing in memory order (value_tmpl.c). It
- * continues after the last row, because the memory after it is often packed next. */
+/* The prefetch position, which runs ahead of packing in memory order (value_tmpl.c). It continues
+ * after the last row, because the memory after it is often packed next. */
 typedef struct line_cursor {
     const mhai_pack *pack;
     int64_t row, col;

@@ -39,7 +39,8 @@ ALWAYS_INLINE vf run_factors(const mhai_run *run, int64_t c, int64_t n)
                           vf_set1(__builtin_nanf("")));
 }
 
-/* Elements of VF_LANES positions of a run of keys. factor: that of channel c, for RUN_POWERS. */
+/* Elements of VF_LANES positions of a run of keys. factor: the factor of channel c, for
+ * RUN_POWERS. */
 ALWAYS_INLINE vf key_lanes(mha_dtype type, const mhai_run *run, int64_t c, int lane,
                            const float *factor)
 {
@@ -169,9 +170,9 @@ typedef struct run_scores {
     float *factors; /* for RUN_POWERS: [runs][dim] */
 } run_scores;
 
-/* Compute the scores of `count` runs, and store those of the first `kept`. Also prefetch the next
- * runs, one line per element. Runs of floats are prefetched in parallel, runs of other types one
- * per part. */
+/* Compute the scores of `count` runs, and store the scores of the first `kept` runs. Also prefetch
+ * the next runs, one line per element. Runs of floats are prefetched in parallel, runs of other
+ * types one per part. */
 ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x, int kept)
 {
     enum { MOST = 4 * LANES16 };

@@ -350,7 +350,7 @@ static void drop_row(const mhai_tile *t, int row)
     }
 }
 
-/* Intervals of computed panels: those of the mask, or the whole tile. */
+/* Intervals of computed panels: the runs of the mask, or the whole tile. */
 typedef struct tile_runs {
     int count;
     const int *begin, *end;

@@ -2,8 +2,8 @@
  * packing a block. The contract is in kernels.h.
  *
  * Keys are packed one panel at a time, in L1, for all strips. For few rows they are transposed in
- * registers instead. Values are read in place. The chains are those of tile_forward, over d for
- * scores and over the block's keys for outputs, so results are bit-identical. */
+ * registers instead. Values are read in place. The chains are the same as in tile_forward, over d
+ * for scores and over the block's keys for outputs, so results are bit-identical. */
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 

@@ -26,10 +26,10 @@ ALWAYS_INLINE void fetch_far(const float *p, int64_t elements)
     fetch_l2((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)));
 }
 
-/* Touch a line that is needed soon, and prefetch one that is needed later. A touch stalls, because
- * a processor tracks few outstanding loads. A prefetch into L2, two pages ahead, does not. (Zen 4,
- * 4 rows: 84 to 90 % of the speed of a read-only loop, instead of 76 %, or 68 % if rows are not
- * aligned to lines. Prefetching into L1 is slower than not prefetching. Prefetching into L2 is
+/* Touch a line that is needed soon, and prefetch a line that is needed later. A touch stalls,
+ * because a processor tracks few outstanding loads. A prefetch into L2, two pages ahead, does not.
+ * (Zen 4, 4 rows: 84 to 90 % of the speed of a read-only loop, instead of 76 %, or 68 % if rows are
+ * not aligned to lines. Prefetching into L1 is slower than not prefetching. Prefetching into L2 is
  * slower without the touch.) */
 ALWAYS_INLINE void touch_and_fetch(const float *p, int64_t far)
 {
