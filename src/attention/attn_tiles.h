@@ -84,8 +84,8 @@ typedef struct mhai_attn_walk {
     const mhai_attn_problem *p;
     const mhai_kernels *kernels;
     mhai_attn_tiling tiling;
-    const int64_t *first_item; /* [B + 1] first item of each sequence; NULL:
-                                * all have the same number */
+    const int64_t *first_item; /* [B + 1] first item of each sequence; NULL: all sequences have the
+                                * same number of items */
     unsigned char *memory;
     size_t worker_bytes;
     bool pairs;           /* bf16 kernels multiply in pairs (kernels.h) */

@@ -49,7 +49,7 @@ typedef struct mhai_forward {
     const mha_module *module;
     int64_t B, T, S;          /* S: length of key and value */
     int64_t columns;          /* keys of the longest sequence: S, unless the batch is ragged */
-    int64_t extra;            /* columns after these: bias_k, zeros */
+    int64_t extra;            /* columns after the keys: bias_k, zeros */
     bool has_query, has_keys; /* whether the call has queries, and keys */
     bool unbatched;           /* the caller's tensors have no batch axis */
     bool measuring;           /* only measure scratch; tensors may have no data */

@@ -16,7 +16,7 @@ struct mha_linear {
     bool bf16;                   /* from mhai_matmul_pack_bf16(); bias is NaN for rows
                                   * that bf16 cannot represent */
     mhai_rows rows;              /* source of the weight; read is NULL without one */
-    mha_tensor lent;             /* [N, K] the caller's matrix behind rows; data NULL: none */
+    mha_tensor lent;             /* [N, K] the caller's matrix that `rows` reads; data NULL: none */
     float *bias;                 /* [N], zeros if the layer has no bias */
     bool has_bias;
     size_t weight_bytes, bias_bytes;

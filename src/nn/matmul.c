@@ -156,8 +156,9 @@ void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker)
 }
 
 /* One thread reads 250,000 weights from L2 in about 10 us, and multiplies each by 8 rows in about
- * the same time. Above that, threads that are awake pay off. Sleeping threads take longer to wake
- * (30 to 50 us in a virtual machine), and sharing saves at most half of the time. */
+ * the same time. Above this amount of work, sharing it with awake threads pays off. Waking a
+ * sleeping thread takes longer (30 to 50 us in a virtual machine), and sharing saves at most half
+ * of the time. */
 bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int count)
 {
     const bool asleep = context->pool && !mhai_pool_is_awake(context->pool);

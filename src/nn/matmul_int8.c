@@ -23,7 +23,7 @@ typedef struct int8_job {
     int8_coded *coded; /* [threads][tiles] */
     const float *zeros;
     int64_t tiles; /* number of tiles coded together */
-    int64_t group; /* panels per item; items in f32 have r.group */
+    int64_t group; /* panels per item; for items in f32, r.group */
 } int8_job;
 
 /* Rows `first` .. first + count - 1 of W. */

@@ -1,4 +1,4 @@
-/* Shared by layer norm and RMS norm, forward and backward. */
+/* Declarations shared by layer norm and RMS norm, forward and backward. */
 #ifndef MHAI_NORM_H
 #define MHAI_NORM_H
 

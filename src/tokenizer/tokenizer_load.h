@@ -1,4 +1,4 @@
-/* Shared by the parts of loading a tokenizer. */
+/* Declarations shared by the files that load a tokenizer. */
 #ifndef MHAI_TOKENIZER_LOAD_H
 #define MHAI_TOKENIZER_LOAD_H
 

@@ -83,7 +83,7 @@ static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
     return MHA_OK;
 }
 
-/* Sinks that move require rotations, the only position encoding that depends on distances alone. */
+/* Sinks that move require rotations, the only position encoding that depends only on distances. */
 static mha_status check_streaming(const mha_transformer *t, const mha_decoder_desc *own)
 {
     if (own->window == 0 || own->window > t->desc.max_length - own->sink_keys)

@@ -164,7 +164,7 @@ static mha_status project_again(const rows_job *job, float **rows)
     return mha_linear_forward(c->context, in->packed, MHA_ACTIVATION_NONE, &x, &y);
 }
 
-/* `channels` elements of rows that are `width` apart. */
+/* View `channels` elements of each row; rows are `width` floats apart. */
 static mha_tensor sequences(const mhai_call *c, const float *rows, int64_t channels, int64_t width)
 {
     const int64_t shape[] = {c->a->B, c->a->T, width};

@@ -206,7 +206,7 @@ struct mha_activations {
     float *gradient; /* [tokens,E] working memory of the backward call */
 };
 
-/* The place of a layer's activations, which are contiguous. */
+/* The address of a layer's activations, which are contiguous. */
 float *mhai_activations_piece(const mha_activations *a, int64_t layer, int64_t *floats);
 
 /* Fill *a for one call, in the context's scratch. */
