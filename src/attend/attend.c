@@ -108,7 +108,8 @@ static int64_t shift_of(const mhai_attend *a, int64_t b, int64_t t)
 }
 
 /* Rotate the sinks to positions shift, shift + 1, ... */
-static mha_status turn_sinks(const mhai_attend *a, int64_t shift, const mha_tensor *k, float *turns)
+static mha_status rotate_sinks(const mhai_attend *a, int64_t shift, const mha_tensor *k,
+                               float *turns)
 {
     const int64_t count = k->shape[2], width = a->sinks->width;
     mhai_attend own = *a;
@@ -131,7 +132,7 @@ static mha_status place_sinks(const mhai_attend *a, int64_t b, int64_t shift, fl
         mha_tensor_contiguous(room, MHA_F32, 4, (const int64_t[]){1, Hk, a->sinks->count, D});
     memcpy(room, sink_row(a, b, 0, 0), (size_t)(Hk * a->sinks->count * D) * sizeof *room);
     k.shape[2] = count;
-    MHA_TRY(turn_sinks(a, shift, &k, room + Hk * a->sinks->count * D));
+    MHA_TRY(rotate_sinks(a, shift, &k, room + Hk * a->sinks->count * D));
     for (int64_t h = 0; h < Hk; h++)
         for (int64_t j = 0; j < count; j++)
             mhai_kv_replace_key(a->cache, b, h, j, MHA_F32, room + (h * a->sinks->count + j) * D);

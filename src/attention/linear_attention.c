@@ -343,9 +343,9 @@ static void write_row(const linear_job *job, const state *sums, const float *fea
 
 /* Compute the results of some query rows. Row r has its features at r * stride, and its result goes
  * to out + r * out_stride. */
-static void answer(const linear_job *job, const workspace *w, const state *sums,
-                   const float *features, int64_t stride, int64_t rows, void *out,
-                   int64_t out_stride)
+static void compute_rows(const linear_job *job, const workspace *w, const state *sums,
+                         const float *features, int64_t stride, int64_t rows, void *out,
+                         int64_t out_stride)
 {
     const int64_t step = out_stride * (int64_t)mha_dtype_size(job->p->a.o.dtype);
     const int64_t F = job->p->F, strip = job->kernels->tile_rows;
@@ -387,8 +387,8 @@ static void run_causal(void *argument, int64_t item, int worker)
             map_rows(job, &w, &a->q, b, h + g, row, mhai_min_i64(BLOCK, at.seq.T - t),
                      w.features + g * BLOCK * p->F);
         join_keys(job, &w, &sums, &at, mhai_attn_limit(a, &at.seq, t).end);
-        answer(job, &w, &sums, w.features + in_block * p->F, BLOCK * p->F, a->group,
-               mhai_attn_data(&a->o, b, h, row), a->o.stride[1]);
+        compute_rows(job, &w, &sums, w.features + in_block * p->F, BLOCK * p->F, a->group,
+                     mhai_attn_data(&a->o, b, h, row), a->o.stride[1]);
     }
     if (p->s_after.ndim || p->z_after.ndim) {
         join_keys(job, &w, &sums, &at, at.seq.S);
@@ -422,8 +422,8 @@ static void run_queries(void *argument, int64_t item, int worker)
     int64_t count = mhai_min_i64(BLOCK, seq.T - t), first = head % a->Hk * a->group;
     for (int64_t h = first; count > 0 && h < first + a->group; h++) {
         map_rows(job, &w, &a->q, seq.batch, h, seq.q0 + t, count, w.features);
-        answer(job, &w, &sums, w.features, job->p->F, count,
-               mhai_attn_data(&a->o, seq.batch, h, seq.q0 + t), a->o.stride[2]);
+        compute_rows(job, &w, &sums, w.features, job->p->F, count,
+                     mhai_attn_data(&a->o, seq.batch, h, seq.q0 + t), a->o.stride[2]);
     }
 }
 

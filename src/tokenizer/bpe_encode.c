@@ -45,7 +45,7 @@ typedef struct encoder {
     mhai_stretch words;   /* the text between two added tokens in it */
     mhai_draft drafts[4]; /* two for normal and two for words, used alternately */
     mhai_vector parts[2]; /* of part, used alternately: the words */
-    int draft, turn;
+    int draft, current;
     mhai_vector symbols, heap; /* of symbol, candidate */
     mhai_vector letters;       /* of char */
 } encoder;
@@ -195,7 +195,7 @@ static void clear(mhai_draft *draft)
 }
 
 /* Switch to the other of two drafts, and clear it. */
-static mhai_draft *turn_draft(encoder *e, int first)
+static mhai_draft *next_draft(encoder *e, int first)
 {
     e->draft ^= 1;
     clear(&e->drafts[first + e->draft]);
@@ -210,7 +210,7 @@ static mha_status normalize(encoder *e, size_t from, size_t to)
         const part all = {0, e->normal.size};
         if (step->what == MHAI_STEP_NFC && mhai_nfc_is_plain(e->normal.text, e->normal.size))
             continue;
-        mhai_draft *draft = turn_draft(e, 0);
+        mhai_draft *draft = next_draft(e, 0);
         if (step->pattern)
             MHA_TRY(mhai_matcher_text(&e->matcher, e->normal.text, 0, e->normal.size));
         if (step->what == MHAI_STEP_NFC)
@@ -226,7 +226,7 @@ static mha_status normalize(encoder *e, size_t from, size_t to)
 static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_vector *parts,
                                 mhai_vector *made)
 {
-    mhai_draft *draft = turn_draft(e, 2);
+    mhai_draft *draft = next_draft(e, 2);
     const part *p = parts->items;
     for (size_t i = 0; i < parts->count; i++) {
         const size_t from = draft->bytes.count;
@@ -242,12 +242,12 @@ static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_ve
 static mha_status split(encoder *e, size_t from, size_t to, bool encoded, mhai_vector **words)
 {
     e->words = e->normal;
-    e->parts[e->turn].count = 0;
-    MHA_TRY(add_part(&e->parts[e->turn], from, to));
+    e->parts[e->current].count = 0;
+    MHA_TRY(add_part(&e->parts[e->current], from, to));
     for (int32_t i = e->bpe->normal_count; i < e->bpe->step_count; i++) {
         const mhai_step *step = &e->bpe->steps[i];
-        const mhai_vector *parts = &e->parts[e->turn];
-        mhai_vector *made = &e->parts[e->turn ^= 1];
+        const mhai_vector *parts = &e->parts[e->current];
+        mhai_vector *made = &e->parts[e->current ^= 1];
         made->count = 0;
         if (step->pattern) MHA_TRY(mhai_matcher_text(&e->matcher, e->words.text, from, to));
         if (step->what == MHAI_STEP_SPLIT) {
@@ -261,7 +261,7 @@ static mha_status split(encoder *e, size_t from, size_t to, bool encoded, mhai_v
             to = e->words.size;
         }
     }
-    *words = &e->parts[e->turn];
+    *words = &e->parts[e->current];
     return MHA_OK;
 }
 

@@ -17,8 +17,8 @@ struct mhai_pattern {
     pcre2_general_context *general;
     pcre2_code *code;
     /* The steps of a match between two callouts: weight is the cost of trying every item once, and
-     * dearest the cost of the most expensive repeated item per byte in between. */
-    uint64_t weight, dearest;
+     * costliest the cost of the most expensive repeated item per byte in between. */
+    uint64_t weight, costliest;
     mhai_shown shown;
     char where[208]; /* end of the path, and the place in the file, for messages */
 };
@@ -56,13 +56,13 @@ typedef struct scanner {
     const char *where, *text;
     size_t size, at;
     mhai_shown shown;
-    uint64_t weight, dearest; /* as in mhai_pattern */
-    uint64_t members, least;  /* of the current item: members of its class, and minimum of its
-                               * repetitions */
-    int depth, folded;        /* number of open groups, now and when (?i: was opened; folded
-                               * is 0 if case-sensitive */
-    bool folds;               /* some part is case-insensitive */
-    mhai_vector counted;      /* the pattern, with callouts that count steps */
+    uint64_t weight, costliest; /* as in mhai_pattern */
+    uint64_t members, least;    /* of the current item: members of its class, and minimum of its
+                                 * repetitions */
+    int depth, folded;          /* number of open groups, now and when (?i: was opened; folded
+                                 * is 0 if case-sensitive */
+    bool folds;                 /* some part is case-insensitive */
+    mhai_vector counted;        /* the pattern, with callouts that count steps */
 } scanner;
 
 static mha_status refuse(const scanner *s, size_t from, size_t to, const char *what)
@@ -247,7 +247,7 @@ static mha_status take_item(scanner *s)
     const bool repeated = looks_repeated(s);
     if (repeated) MHA_TRY(take_repetition(s));
     if (one) s->weight += s->members * (s->least > 0 ? s->least : 1);
-    if (one && repeated && s->members > s->dearest) s->dearest = s->members;
+    if (one && repeated && s->members > s->costliest) s->costliest = s->members;
     MHA_TRY(mhai_vector_append(&s->counted, s->text + from, s->at - from));
     return one && repeated ? add_callout(s) : MHA_OK;
 }
@@ -302,7 +302,7 @@ static mha_status make(mhai_pattern *p, scanner *s, bool own)
                         p->where, p->shown.text);
     if (own) return MHA_OK;
     p->weight = s->weight;
-    p->dearest = s->dearest;
+    p->costliest = s->costliest;
     if (p->weight > MOST_WEIGHT)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "%s: the pattern '%s' may take %llu steps at one character, at most %d are "
@@ -357,7 +357,7 @@ static int count_steps(pcre2_callout_block *block, void *user)
         block->callout_flags & PCRE2_CALLOUT_STARTMATCH ? block->start_match : m->last;
     m->last = at;
     m->steps += CALLOUT_STEPS + m->pattern->weight +
-                m->pattern->dearest * (at > from ? at - from : from - at);
+                m->pattern->costliest * (at > from ? at - from : from - at);
     return m->steps <= m->most_steps ? 0 : PCRE2_ERROR_MATCHLIMIT;
 }
 
