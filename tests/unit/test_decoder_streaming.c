@@ -1,6 +1,6 @@
-/* Decoders whose sinks stay next to the window (StreamingLLM). With one layer, keys and values depend only on their
- * tokens: a row must equal that of the text without the discarded part. In any transformer, steps of any size and
- * batches give the same bits. */
+/* Decoders whose sinks remain adjacent to the window (StreamingLLM). With one layer, keys and
+ * values depend only on their tokens, so a row must equal that of the text without the discarded
+ * part. In any transformer, steps of any size and batches give the same bits. */
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/one_context.h"
@@ -48,7 +48,7 @@ static void decode(rng *r, const mha_transformer *t, const mha_decoder_desc *des
         expect_ok(mha_decoder_step(context, decoder, &tokens, &out));
         for (int64_t i = 0; i < n; i++)
             memcpy(s->rows[at + i], rows + i * width, (size_t)width * sizeof *rows);
-        if (rng_chance(r, 0.1) && n < most) { /* a draft that is rejected */
+        if (rng_chance(r, 0.1) && n < most) { /* a rejected draft */
             expect_ok(mha_decoder_truncate(decoder, at));
             n = 0;
         }
