@@ -60,10 +60,11 @@ static tally tally_rows = {.name = "rows"};
 
 /* Row i is the last one of the sinks and of the window.
  *
- * Both compute the same except for the positions of the rotations. In each, a rotated number has an error of
- * 2^-24 of the pair's size: four of them in a product, and with sum |q_d k_d| scale <= 2^3 for
- * normal weights, scores differ by at most 4 2^-24 2^3 = 2^-19, and weights by the same relative error. The following
- * norms and linear layers of normal numbers amplify it less than four times. */
+ * Both compute the same values except for the positions of the rotations. In each of them, a
+ * rotated number has an error of 2^-24 of the pair's size: a product has four such errors, and with
+ * sum |q_d k_d| scale <= 2^3 for normal weights, scores differ by at most 4 2^-24 2^3 = 2^-19, and
+ * weights by the same relative error. The following norms and linear layers of normal numbers
+ * amplify it less than four times. */
 static void check_row(const mha_transformer *t, const mha_decoder_desc *desc, const story *s,
                       int64_t i, int64_t width)
 {
@@ -117,7 +118,8 @@ static void one_layer(void **unused)
     tally_judge(&tally_rows);
 }
 
-/* One by one, in steps, and padded in a batch: the same bits for every type. */
+/* Single steps, steps of any size, and padded sequences of a batch give the same bits for every
+ * type. */
 static void any_steps(void **unused)
 {
     (void)unused;
