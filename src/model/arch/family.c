@@ -18,8 +18,8 @@ extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family
     mhai_family_olmo_hybrid, mhai_family_bamba, mhai_family_granitemoehybrid, mhai_family_granite,
     mhai_family_granitemoe, mhai_family_granitemoeshared;
 
-/* A transformer is saved as the first family that can describe it; the last one can describe
- * all. */
+/* A transformer is saved as the first family that can describe it. The last family can describe
+ * every transformer. */
 static const mhai_family *const families[] = {&mhai_family_bert,
                                               &mhai_family_roberta,
                                               &mhai_family_electra,
@@ -123,7 +123,7 @@ bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan
     return strncmp(name, family->layers, strlen(family->layers)) != 0;
 }
 
-/* Where a name has the number of an expert, and its length; 0: nowhere. */
+/* The offset of an expert's number in a name, and its length; 0: the name has no number. */
 static int find_expert(const char *name, const char **number)
 {
     static const char experts[] = ".experts.";
