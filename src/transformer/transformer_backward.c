@@ -531,12 +531,12 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
                         "mha_transformer_backward: compute %s is forward only; load the model with "
                         "MHA_COMPUTE_F32",
                         mha_compute_name(transformer->source.compute));
-    MHA_TRY(mhai_transformer_trains("mha_transformer_backward", transformer));
     if (transformer->ranks)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_backward: the layers of this transformer are spread over "
                         "ranks, which is forward only; to train on several ranks set "
                         "mha_trainer_desc.transport");
+    MHA_TRY(mhai_transformer_trains("mha_transformer_backward", transformer));
     call c = {.context = context, .t = transformer, .a = activations};
     MHA_TRY(check_call(&c, input, output_gradient, gradients));
     mha_scratch_mark mark = mha_scratch_top(context);
