@@ -28,7 +28,7 @@ typedef struct mhai_gguf_codec {
     void (*code)(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks, int64_t ahead,
                  mha_coded *to);
 } mhai_gguf_codec;
-enum { MHAI_GGUF_CODECS_COUNT = MHA_GGUF_BF16 + 1 };
+enum { MHAI_GGUF_CODECS_COUNT = MHA_GGUF_NVFP4 + 1 };
 extern const mhai_gguf_codec mhai_gguf_codecs_portable[MHAI_GGUF_CODECS_COUNT],
     mhai_gguf_codecs_avx2[MHAI_GGUF_CODECS_COUNT], mhai_gguf_codecs_avx512[MHAI_GGUF_CODECS_COUNT];
 

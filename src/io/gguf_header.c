@@ -178,8 +178,8 @@ static mha_status take_layout(reader *r, mha_gguf_tensor *made)
     const mhai_gguf_kind *kind = mhai_gguf_find_kind(type);
     if (!kind)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: %s: unknown type %" PRIu32 " of elements; convert the model to one "
-                        "of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K",
+                        "%s: %s: unknown type %" PRIu32 " of elements; convert the model, e.g. to "
+                        "F16 or Q8_0",
                         r->file->path.text, where(r).text, type);
     made->type = (mha_gguf_type)type;
     made->type_name = kind->name;

@@ -1,5 +1,5 @@
-/* GGUF blocks: every instruction set is bit-identical to portable C, for any blocks. tests/unit/test_gguf.c compares
- * the best one with the formulas. */
+/* GGUF blocks: every instruction set is bit-identical to portable C, for any blocks. tests/unit/test_gguf_elements.c
+ * compares the best one with the formulas. */
 #include "io/gguf_blocks.h"
 #include "support/guarded.h"
 #include "support/rng.h"

@@ -171,8 +171,9 @@ def tensors(model, config, in_order):
             yield name, data
 
 
-def write(path, model, factors=None, in_order=False, **changes):
-    """A file as written by a converter. factors: rope_freqs.weight; changes: keys with other values; None: omitted."""
+def write(path, model, factors=None, in_order=False, encode=None, **changes):
+    """A file as written by a converter. factors: rope_freqs.weight; encode(matrix): its type and content; changes: keys
+    with other values; None: omitted."""
     config = model.config
     architecture, layers, prefix, rule = KINDS[config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
@@ -258,7 +259,8 @@ def write(path, model, factors=None, in_order=False, **changes):
         kv = keys.get("attention.head_count_kv")
         if isinstance(kv, list) and keys["attention.key_length"] and (".k_proj" in name or ".v_proj" in name):
             data = data[:kv[int(name.split(".")[2])] * keys["attention.key_length"]]
-        writer.add_tensor(gguf_name(name, layers, prefix), data)
+        kind, data = encode(data) if encode and data.ndim == 2 else (None, data)
+        writer.add_tensor(gguf_name(name, layers, prefix), data, raw_dtype=kind)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     writer.write_header_to_file()

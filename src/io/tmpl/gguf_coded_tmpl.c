@@ -347,3 +347,47 @@ static void q8_0_code(const unsigned char *const rows[ROWS], int64_t blocks, int
     for (int r = 0; r < ROWS; r++) /* one block */
         for (int k = 0; k < 8; k++) memcpy(to->number[k][r], rows[r] + 2 + 4 * k, 4);
 }
+
+/* ---- other blocks: decoded row by row, then transposed ---------------------------------------- */
+
+typedef struct decoded_rows {
+    _Alignas(64) int8_t number[ROWS][MHA_CODED_COLUMNS];
+    float scale[ROWS][MHA_CODED_COLUMNS / 16], offset[ROWS][MHA_CODED_COLUMNS / 16];
+} decoded_rows;
+
+/* Transpose the first dwords of each row. `to` has room for LANES columns. */
+static void turn_rows(const void *first, size_t stride, int64_t count,
+                      const unsigned char *const next[ROWS], int64_t size, int64_t ahead, void *to)
+{
+    const unsigned char *rows[ROWS];
+    for (size_t r = 0; r < ROWS; r++) rows[r] = (const unsigned char *)first + r * stride;
+    turn(rows, count < LANES ? LANES : count, next, size, ahead, to);
+}
+
+static void turn_decoded(const decoded_rows *x, int64_t columns,
+                         const unsigned char *const next[ROWS], int64_t size, int64_t ahead,
+                         mha_coded *to)
+{
+    const int64_t runs = columns / to->run;
+    turn_rows(x->number, sizeof x->number[0], columns / 4, next, size, ahead, to->number);
+    turn_rows(x->scale, sizeof x->scale[0], runs, next, 0, 0, to->scale);
+    turn_rows(x->offset, sizeof x->offset[0], runs, next, 0, 0, to->offset);
+}
+
+#define CODE_DECODED(name, elements, size, of_run, of_offsets)                                    \
+    static void name##_code(const unsigned char *const rows[ROWS], int64_t blocks, int64_t ahead, \
+                            mha_coded *to)                                                        \
+    {                                                                                             \
+        decoded_rows x;                                                                           \
+        to->run = of_run;                                                                         \
+        to->has_offsets = of_offsets;                                                             \
+        for (int64_t i = 0; i < ROWS * blocks; i++) {                                             \
+            const int64_t r = i / blocks, b = i % blocks, run = b * (elements / of_run);          \
+            name##_block(rows[r] + b * size, x.number[r] + b * elements, x.scale[r] + run,        \
+                         x.offset[r] + run);                                                      \
+        }                                                                                         \
+        turn_decoded(&x, (blocks) * (elements), rows, (blocks) * (size), ahead, to);              \
+    }
+#define CODE_LOW(type, name, run, offsets) \
+    CODE_DECODED(name, type##_ELEMENTS, type##_BYTES, run, offsets)
+LOW_BITS(CODE_LOW)

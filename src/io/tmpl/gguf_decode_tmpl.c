@@ -183,6 +183,8 @@ ALWAYS_INLINE void q6_k_block(BLOCK_ARGUMENTS)
     }
 }
 
+#include "io/tmpl/gguf_low_bits_tmpl.c"
+
 /* Decode each block type to f32. */
 #define DECODE(name, elements, size, of_run)                                       \
     static void name(const unsigned char *from, int64_t count, float *restrict to) \
@@ -203,13 +205,22 @@ DECODE(q5_1, 32, 24, 32)
 DECODE(q4_k, 256, 144, 32)
 DECODE(q5_k, 256, 176, 32)
 DECODE(q6_k, 256, 210, 16)
+#define DECODE_LOW(type, name, run, offsets) DECODE(name, type##_ELEMENTS, type##_BYTES, run)
+LOW_BITS(DECODE_LOW)
 
 #include "io/tmpl/gguf_coded_tmpl.c"
 
 const mhai_gguf_codec MHAI_GGUF_CODECS[MHAI_GGUF_CODECS_COUNT] = {
-    [MHA_GGUF_F32] = {f32, NULL},        [MHA_GGUF_F16] = {f16, NULL},
-    [MHA_GGUF_BF16] = {bf16, NULL},      [MHA_GGUF_Q8_0] = {q8_0, q8_0_code},
-    [MHA_GGUF_Q4_0] = {q4_0, q4_0_code}, [MHA_GGUF_Q4_1] = {q4_1, q4_1_code},
-    [MHA_GGUF_Q5_0] = {q5_0, q5_0_code}, [MHA_GGUF_Q5_1] = {q5_1, q5_1_code},
-    [MHA_GGUF_Q4_K] = {q4_k, q4_k_code}, [MHA_GGUF_Q5_K] = {q5_k, q5_k_code},
-    [MHA_GGUF_Q6_K] = {q6_k, q6_k_code}};
+    [MHA_GGUF_F32] = {f32, NULL},
+    [MHA_GGUF_F16] = {f16, NULL},
+    [MHA_GGUF_BF16] = {bf16, NULL},
+    [MHA_GGUF_Q8_0] = {q8_0, q8_0_code},
+    [MHA_GGUF_Q4_0] = {q4_0, q4_0_code},
+    [MHA_GGUF_Q4_1] = {q4_1, q4_1_code},
+    [MHA_GGUF_Q5_0] = {q5_0, q5_0_code},
+    [MHA_GGUF_Q5_1] = {q5_1, q5_1_code},
+    [MHA_GGUF_Q4_K] = {q4_k, q4_k_code},
+    [MHA_GGUF_Q5_K] = {q5_k, q5_k_code},
+    [MHA_GGUF_Q6_K] = {q6_k, q6_k_code},
+#define CODEC(type, name, run, offsets) [MHA_GGUF_##type] = {name, name##_code},
+    LOW_BITS(CODEC)};
