@@ -155,6 +155,11 @@ typedef struct mha_gguf mha_gguf;
  * Open a GGUF file and check its whole header. No tensor's data and no element of an array of
  * numbers is read.
  *
+ * A file whose split.count is above 1 is a part of a split model. Its name must end like
+ * -00001-of-00003.gguf, with split.no + 1 and split.count, and the other parts must be in the same
+ * folder. They are opened as one file with the metadata of the first part and the tensors of all,
+ * part after part. Any part may be named.
+ *
  * Memory   the caller owns *file and calls mha_gguf_close(). It takes at most twenty times the
  *          header's bytes, not counting arrays of numbers in it.
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
@@ -162,6 +167,9 @@ typedef struct mha_gguf mha_gguf;
  *          longer than 65,535 bytes, more than 4 dimensions, a dimension of 0, rows that are not
  *          whole blocks, an unknown type of metadata, an alignment that is not a power of two,
  *          offsets that are not aligned, outside the file, or of tensors that overlap);
+ *          MHA_ERR_MODEL (a part whose name, split.no, split.count or split.tensors.count does not
+ *          fit the others'); MHA_ERR_ARGUMENT, MHA_ERR_DTYPE, MHA_ERR_NUMERIC (a split key that
+ *          holds no number, or more than 4096 parts);
  *          MHA_ERR_SIZE (more elements or bytes than 63 bits can count, more than 2^31 - 1 tensors
  *          or keys); MHA_ERR_UNSUPPORTED (another version, big-endian, an unknown element type, an
  *          array of arrays);
@@ -189,7 +197,7 @@ typedef struct mha_gguf_tensor {
      * [rows, columns] has dims {columns, rows}. 1 beyond ndim. */
     int64_t dims[MHA_GGUF_MAX_DIMS];
     int64_t count;    /* elements */
-    int64_t offset;   /* of the data, from the beginning of the file */
+    int64_t offset;   /* of the data, from the beginning of its file */
     int64_t bytes;    /* of the data */
     const void *data; /* the blocks, in the mapping; read-only, aligned as offset is */
 } mha_gguf_tensor;

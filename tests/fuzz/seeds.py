@@ -147,8 +147,15 @@ def gguf(tensors=(), metadata=(), version=3, alignment=32, fill=None):
     return text + bytes(-len(text) % alignment) + data
 
 
-def gguf_model(kind="llama", blocks="F32", width=4, fill=None, **changes):
-    """A model of one layer with a byte-level tokenizer. blocks: stores matrices in blocks."""
+def gguf_parts(tensors, metadata, parts, fill=None):
+    """The files of a split model, as llama.cpp writes them: the first has the metadata."""
+    for part in range(parts):
+        place = [("split.no", "u16", part), ("split.count", "u16", parts), ("split.tensors.count", "i32", len(tensors))]
+        yield gguf(tensors[part::parts], [*metadata, *place] if part == 0 else place, fill=fill)
+
+
+def gguf_model(kind="llama", blocks="F32", width=4, fill=None, parts=0, **changes):
+    """A model of one layer with a byte-level tokenizer. blocks: stores matrices in blocks; parts: a list of files."""
     sizes = {"block_count": 1, "context_length": 8, "embedding_length": width, "feed_forward_length": 6,
              "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 2,
              "rope.dimension_count": 2}
@@ -166,7 +173,7 @@ def gguf_model(kind="llama", blocks="F32", width=4, fill=None, **changes):
     tensors = [("output_norm.weight", "F32", (width,)), ("token_embd.weight", blocks, (width, 5))]
     tensors += [(f"blk.0.{name}.weight", blocks if len(shape) > 1 and shape[0] == width else "F32", shape)
                 for name, shape in shapes.items()]
-    return gguf(tensors, keys, fill=fill)
+    return list(gguf_parts(tensors, keys, parts, fill)) if parts else gguf(tensors, keys, fill=fill)
 
 
 def of_gguf():
@@ -175,6 +182,7 @@ def of_gguf():
         model = gguf_model(blocks=kind, width=32)
         yield f"model-of-{kind}", model[:-1] + b"\0"  # the last byte selects the arithmetic
         yield f"model-of-{kind}-int8", model[:-1] + b"\1"
+    yield "parts", CUT.join(gguf_model(parts=2))
     yield "model-of-two-layers", gguf_model(block_count=2)
     yield "model-of-another-kind", gguf_model("gemma2")
     yield "empty", gguf()

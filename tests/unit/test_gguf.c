@@ -490,6 +490,134 @@ static void test_other_values(void **state)
     mha_gguf_close(file);
 }
 
+/* ---- Split files ----------------------------------------------------------------------------- */
+
+typedef struct part {
+    const char *file;
+    uint32_t number, count, tensors;
+    const char *names[2]; /* NULL: no tensor */
+} part;
+enum { PARTS = 3 };
+static const part all_parts[PARTS] = {
+    {"m-00001-of-00003.gguf", 0, 3, 4, {"a", NULL}},
+    {"m-00002-of-00003.gguf", 1, 3, 4, {"b", "c"}},
+    {"m-00003-of-00003.gguf", 2, 3, 4, {"d", NULL}},
+};
+
+/* Each tensor has one byte: its name. */
+static void put_part(const part *p)
+{
+    gguf_writer w = {0};
+    const int tensors = !!p->names[0] + !!p->names[1];
+    gguf_begin(&w, 3, (uint64_t)tensors, 5);
+    gguf_key_u32(&w, "general.alignment", 1);
+    gguf_key_u32(&w, "split.no", p->number);
+    gguf_key_u32(&w, "split.count", p->count);
+    gguf_key_u32(&w, "split.tensors.count", p->tensors);
+    gguf_key_u32(&w, "own", p->number);
+    for (int i = 0; i < tensors; i++)
+        gguf_tensor(&w, p->names[i], 0, NULL, MHA_GGUF_I8, (uint64_t)i);
+    for (int i = 0; i < tensors; i++) gguf_raw(&w, p->names[i], 1);
+    temp_write(p->file, w.bytes, w.size);
+    free(w.bytes);
+}
+
+static void put_parts(const part parts[PARTS])
+{
+    for (int i = 0; i < PARTS; i++) unlink(temp_path(all_parts[i].file));
+    for (int i = 0; i < PARTS; i++)
+        if (parts[i].file) put_part(&parts[i]);
+}
+
+static void test_parts_are_one_file(void **state)
+{
+    (void)state;
+    put_parts(all_parts);
+    for (int named = 0; named < PARTS; named++) {
+        mha_gguf *file = open_file(temp_path(all_parts[named].file));
+        mha_gguf_value value;
+        int64_t first = 5;
+        expect_ok(mha_gguf_value_of(file, "own", &value));
+        expect_ok(mha_gguf_integer(&value, 0, 0, 9, &first));
+        assert_int_equal(first, 0);
+        assert_int_equal(mha_gguf_count(file), 4);
+        for (int i = 0; i < 4; i++) {
+            mha_gguf_tensor tensor;
+            float x;
+            const char name[] = {(char)('a' + i), 0};
+            assert_int_equal(mha_gguf_find(file, name), i);
+            expect_ok(mha_gguf_describe(file, i, &tensor));
+            assert_string_equal(tensor.name, name);
+            assert_int_equal(*(const char *)tensor.data, 'a' + i);
+            expect_error(mha_gguf_read(file, i, 0, 1, &x), MHA_ERR_UNSUPPORTED,
+                         all_parts[i == 0   ? 0
+                                   : i == 3 ? 2
+                                            : 1]
+                             .file);
+        }
+        assert_int_equal(mha_gguf_find(file, "e"), -1);
+        mha_gguf_close(file);
+    }
+}
+
+static void test_parts_that_do_not_fit(void **state)
+{
+    (void)state;
+    static const struct {
+        int named;
+        mha_status status;
+        const char *text;
+        part other; /* in place of part 2 */
+    } rows[] = {
+        {0, MHA_ERR_FILE, "m-00002-of-00003.gguf: no such file; all 3 parts", {0}},
+        {2,
+         MHA_ERR_MODEL,
+         "00002-of-00003.gguf: is part 3 of 3 of a model, expected part 2 of 3",
+         {"m-00002-of-00003.gguf", 2, 3, 4, {"b", "c"}}},
+        {0,
+         MHA_ERR_MODEL,
+         "is part 2 of 4 of a model, expected part 2 of 3",
+         {"m-00002-of-00003.gguf", 1, 4, 4, {"b", "c"}}},
+        {0,
+         MHA_ERR_MODEL,
+         "is part 1 of 1 of a model, expected part 2 of 3",
+         {"m-00002-of-00003.gguf", 0, 1, 4, {"b", "c"}}},
+        {0,
+         MHA_ERR_MODEL,
+         "00002-of-00003.gguf: split.tensors.count is not that of",
+         {"m-00002-of-00003.gguf", 1, 3, 5, {"b", "c"}}},
+        {1,
+         MHA_ERR_MODEL,
+         "m-00001-of-00003.gguf: its parts have 3 tensors, but split.tensors.count is 4",
+         {"m-00002-of-00003.gguf", 1, 3, 4, {"b", NULL}}},
+        {1,
+         MHA_ERR_FORMAT,
+         "the tensor 'd' occurs twice",
+         {"m-00002-of-00003.gguf", 1, 3, 4, {"b", "d"}}},
+        {1,
+         MHA_ERR_NUMERIC,
+         "00002-of-00003.gguf: metadata 'split.no': is 3, expected 0 to 2",
+         {"m-00002-of-00003.gguf", 3, 3, 4, {"b", "c"}}},
+        {0,
+         MHA_ERR_NUMERIC,
+         "metadata 'split.count': is 4097, expected 0 to 4096",
+         {"m-00002-of-00003.gguf", 3, 4097, 4, {"b", "c"}}},
+        {1,
+         MHA_ERR_MODEL,
+         "whose other parts are found by name; its name must end in -00002-of-00004.gguf",
+         {"m-00002-of-00003.gguf", 1, 4, 4, {"b", "c"}}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        mha_gguf *file = NULL;
+        const part parts[PARTS] = {all_parts[0], rows[i].other, all_parts[2]};
+        put_parts(parts);
+        const mha_status status = mha_gguf_open(temp_path(all_parts[rows[i].named].file), &file);
+        expect_row(i, status, rows[i].status, rows[i].text);
+        assert_null(file);
+    }
+    put_parts(all_parts);
+}
+
 /* Names of maximum length; messages contain their beginnings if they do not fit. */
 static void test_long_names(void **state)
 {
@@ -521,4 +649,5 @@ static void test_long_names(void **state)
 RUN_TESTS_BETWEEN(temp_begin, temp_end, TEST(test_refuses_hostile_files),
                   TEST(test_refuses_every_truncation), TEST(test_refuses_files),
                   TEST(test_mutations), TEST(test_describes_tensors), TEST(test_numbers),
-                  TEST(test_other_values), TEST(test_long_names))
+                  TEST(test_other_values), TEST(test_long_names), TEST(test_parts_are_one_file),
+                  TEST(test_parts_that_do_not_fit))
