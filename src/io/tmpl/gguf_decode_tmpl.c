@@ -59,6 +59,41 @@ static void bf16(const unsigned char *from, int64_t count, float *to)
     }
 }
 
+/* ---- numbers of 8 bits (OCP 8-bit Floating Point 1.0, Microscaling Formats 1.0) -------------- */
+
+/* No infinity; NaN where all bits but the sign are set. */
+static void f8_e4m3(const unsigned char *from, int64_t count, float *to)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t size = from[i] & 127u, sign = (uint32_t)(from[i] & 128u) << 24;
+        const float small = (float)size * 0x1p-9f; /* subnormal */
+        uint32_t bits = (size << 20) + (120u << 23), low;
+        memcpy(&low, &small, sizeof low);
+        bits = size < 8 ? low : size == 127 ? 0x7FC00000u : bits;
+        bits |= sign;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
+/* The upper half of an f16. */
+static void f8_e5m2(const unsigned char *from, int64_t count, float *to)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const unsigned char half[2] = {0, from[i]};
+        to[i] = f16_at(half);
+    }
+}
+
+/* A power of two. */
+static void f8_e8m0(const unsigned char *from, int64_t count, float *to)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t e = from[i];
+        const uint32_t bits = e == 0 ? 1u << 22 : e == 255 ? 0x7FC00000u : e << 23;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* A decoded block: numbers, and a scale and an offset per run. */
@@ -214,6 +249,9 @@ const mhai_gguf_codec MHAI_GGUF_CODECS[MHAI_GGUF_CODECS_COUNT] = {
     [MHA_GGUF_F32] = {f32, NULL},
     [MHA_GGUF_F16] = {f16, NULL},
     [MHA_GGUF_BF16] = {bf16, NULL},
+    [MHAI_F8_E4M3] = {f8_e4m3, NULL},
+    [MHAI_F8_E5M2] = {f8_e5m2, NULL},
+    [MHAI_F8_E8M0] = {f8_e8m0, NULL},
     [MHA_GGUF_Q8_0] = {q8_0, q8_0_code},
     [MHA_GGUF_Q4_0] = {q4_0, q4_0_code},
     [MHA_GGUF_Q4_1] = {q4_1, q4_1_code},
