@@ -1,5 +1,5 @@
-/* GGUF blocks: every instruction set is bit-identical to portable C, for any blocks. tests/unit/test_gguf_elements.c
- * compares the best one with the formulas. */
+/* GGUF blocks: every instruction set is bit-identical to portable C, for any blocks.
+ * tests/unit/test_gguf_elements.c compares the best one with the formulas. */
 #include "io/gguf_blocks.h"
 #include "support/guarded.h"
 #include "support/rng.h"
@@ -25,7 +25,7 @@ static const table tables[] = {
 #endif
 };
 
-/* NaN payloads may differ: some processors quiet 16-bit NaNs. */
+/* NaN payloads may differ because some processors quiet 16-bit NaNs. */
 static bool same(float a, float b)
 {
     return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
@@ -43,8 +43,7 @@ static void decoders_have_the_same_bits(void **state)
             rng r = rng_make(rng_run_seed(), (uint64_t)(1000 * type + i));
             const int64_t count = rng_between(&r, 0, BLOCKS), skip = i % 2;
             if (!plain->decode) continue;
-            const mhai_gguf_kind *kind =
-                mhai_gguf_find_kind((uint32_t)type); /* NULL: 8-bit float */
+            const mhai_gguf_kind *kind = mhai_gguf_find_kind((uint32_t)type); /* NULL: float8 */
             const int64_t elements = count * (kind ? kind->elements : 1);
             for (int k = 0; k <= MOST_BYTES; k++) bytes[k] = (unsigned char)rng_next(&r);
             plain->decode(bytes + skip, count, portable);

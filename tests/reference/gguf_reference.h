@@ -1,5 +1,5 @@
-/* Elements of GGUF blocks by their definitions in gguf.h, one at a time, in double. All factors are short, so that only
- * the final rounding to float is one. */
+/* Elements of GGUF blocks by their definitions in gguf.h, one at a time. All factors have few bits.
+ * Therefore, every operation is exact in double, except the final rounding to float. */
 #ifndef TEST_GGUF_REFERENCE_H
 #define TEST_GGUF_REFERENCE_H
 

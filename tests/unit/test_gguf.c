@@ -1,4 +1,5 @@
-/* GGUF: metadata is read as written, and hostile files give a status and a line of text. */
+/* GGUF: metadata is read as written, parts are joined, and a hostile file gives a status and a
+ * message of one line. */
 #include <multihead/gguf.h>
 
 #include <math.h>
@@ -14,7 +15,7 @@
 #include "support/suite.h"
 #include "support/temp_files.h"
 
-/* Write the writer's contents and free its memory. */
+/* Writes the writer's contents to a file and frees its memory. */
 static const char *put(gguf_writer *w)
 {
     const char *path = temp_write("x.gguf", w->bytes, w->size);
@@ -294,7 +295,7 @@ static void test_mutations(void **state)
     free(good);
 }
 
-/* ---- What is right --------------------------------------------------------------------------- */
+/* ---- Valid files ----------------------------------------------------------------------------- */
 
 static void test_describes_tensors(void **state)
 {
@@ -338,7 +339,7 @@ static void test_describes_tensors(void **state)
     assert_int_equal(mha_gguf_key_find(NULL, "a"), -1);
 }
 
-/* A number of each type at both ends of its range, in an array and alone. */
+/* A number of each type at both ends of its range, in an array and as a single value. */
 static void test_numbers(void **state)
 {
     (void)state;

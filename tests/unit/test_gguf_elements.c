@@ -1,4 +1,4 @@
-/* GGUF: elements of every type equal the definitions. */
+/* GGUF: elements of every type match the definitions. */
 #include <multihead/gguf.h>
 
 #include <math.h>
@@ -38,8 +38,9 @@ static mha_gguf *open_file(gguf_writer *w)
 
 /* ---- codebooks ------------------------------------------------------------------------------- */
 
-/* A block of zeros whose scale is 1 selects an entry by its bytes `low` and `high`; its first elements times `factor`
- * are those of the entry, minus `offset`. FNV-1a digests of the elements in the package gguf 0.19.0. */
+/* A block of zeros with scale 1 selects entry n by byte 2 (n mod 256) and byte `high`. Its first
+ * elements times `factor`, minus `offset`, are those of the entry. The digests are FNV-1a of the
+ * elements in the package gguf 0.19.0. */
 typedef struct book {
     mha_gguf_type type;
     int entries, length, high;
@@ -58,7 +59,7 @@ static const book all_books[] = {
 #undef AT
 };
 
-/* Decode one block per entry. */
+/* Decodes one block per entry. */
 static void read_book(const book *b, int8_t *to)
 {
     static float block[256];
@@ -105,7 +106,8 @@ static bool same_bits(float a, float b)
     return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
 }
 
-/* A matrix [rows, blocks] of random bytes behind another tensor; alignment 1 puts it anywhere. */
+/* Writes a matrix [rows, blocks] of random bytes after another tensor. Alignment 1 permits any
+ * offset. */
 static mha_gguf *write_blocks(rng *r, const kind *k, int rows, int blocks, uint32_t alignment,
                               unsigned char *bytes)
 {

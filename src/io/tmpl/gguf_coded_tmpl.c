@@ -130,7 +130,7 @@ ALWAYS_INLINE floats half_lanes(dwords x)
 #endif
 }
 
-/* Store the results for row r and the rows after it: numbers of columns `at` to `at` + 3, or the
+/* Store results for row r and the following rows: the numbers of columns `at` to `at` + 3, or the
  * scale and offset of a run. */
 ALWAYS_INLINE void put_numbers(mha_coded *to, int64_t at, int r, dwords x, int minus)
 {
@@ -294,7 +294,7 @@ CODE(q4_k, 256, 144, 32, 1, as_it_is)
 CODE(q5_k, 256, 176, 32, 1, as_it_is)
 CODE(q6_k, 256, 210, 16, 0, scale_last)
 
-/* Load LANES dwords of numbers from a row of Q8_0, skipping its scales, from number 4 `at` on. */
+/* Load LANES dwords of a Q8_0 row from number 4 `at` on, skipping the scales. */
 ALWAYS_INLINE dwords q8_0_part(const unsigned char *row, int64_t at)
 {
     const unsigned char *from = row + at / 8 * 34 + 2 + at % 8 * 4;
@@ -348,7 +348,7 @@ static void q8_0_code(const unsigned char *const rows[ROWS], int64_t blocks, int
         for (int k = 0; k < 8; k++) memcpy(to->number[k][r], rows[r] + 2 + 4 * k, 4);
 }
 
-/* ---- other blocks: decoded row by row, then transposed ---------------------------------------- */
+/* ---- other blocks: decoded row by row, then transposed --------------------------------------- */
 
 typedef struct decoded_rows {
     _Alignas(64) int8_t number[ROWS][MHA_CODED_COLUMNS];

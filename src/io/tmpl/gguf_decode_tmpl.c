@@ -1,7 +1,7 @@
-/* Decoding of GGUF blocks to 8-bit numbers, and from there to f32. Compiled once per instruction
- * set; gguf.h has the formulas. Results are bit-identical, because all products with a number of a
- * block are exact (so fused operations do not matter), and a number's own offset is included in its
- * 8 bits. MHAI_GGUF_CODECS is the name of the table. */
+/* Decode GGUF blocks to 8-bit numbers, and these to f32. Compiled once per instruction set; gguf.h
+ * has the formulas. Results are bit-identical on all sets: products with a number of a block are
+ * exact, so fused operations round like separate ones, and the offset of a single number is
+ * included in its 8 bits. MHAI_GGUF_CODECS is the name of the table. */
 #include "io/gguf_blocks.h"
 
 #include <string.h>
@@ -96,7 +96,7 @@ static void f8_e8m0(const unsigned char *from, int64_t count, float *to)
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* A decoded block: numbers, and a scale and an offset per run. */
+/* A decoded block: its numbers, and a scale and an offset for each run. */
 #define BLOCK_ARGUMENTS \
     const unsigned char *from, int8_t *restrict to, float *restrict scale, float *restrict offset
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
