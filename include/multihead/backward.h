@@ -78,8 +78,8 @@ enum {
                                                   MHA_OUTPUT_DROPPED_PROBABILITIES */
 };
 
-/* The requested gradients, all f32; NULL: not requested. Requesting one does not change another's
- * bits. Each has the shape of the input it belongs to, which must be given; a bias of
+/* The requested gradients, all f32; NULL: not requested. Requesting one does not change the bits
+ * of the others. Each has the shape of the input it belongs to, which must be given; a bias of
  * shape [1,H,T,S] gives a gradient of shape [1,H,T,S]. q, k and v have a contiguous last axis, the
  * others any strides. */
 typedef struct mha_attention_gradients {
