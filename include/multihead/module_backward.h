@@ -8,7 +8,7 @@
  *   dkey, dvalue           likewise
  *
  * Gradients of parameters always accumulate (clear them before the first batch). Bits are the same
- * for any number of threads, and whichever other gradients are requested.
+ * for any number of threads, and do not depend on the other requested gradients.
  *
  * Example, given mha_context *context, mha_module *module, mha_module_call call, mha_tensor dout,
  * mha_tensor dtokens:
