@@ -8,7 +8,7 @@
 
 static const char JSON[] = "application/json";
 
-/* ---- refusals -------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static void refuse(serve_reply *reply, int status, const char *why)
 {
