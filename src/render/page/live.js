@@ -22,7 +22,7 @@ function runOf() {
 const rowOfPrediction = () =>
     asked.chosenRow && panels.length && rowItems[state.row] ? rowItems[state.row].to : -1;
 
-// -- asking: one request at a time, and the newest state next ------------------------------------
+// -- requests: one at a time; the newest state is next -------------------------------------------
 
 let wanted = null, asking = false; // wanted: null, "next" or "maps"
 let typedAt = 0;                   // time of the oldest key press without an answer
