@@ -471,7 +471,7 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     return MHA_OK;
 }
 
-/* ---- settings without a key of their own --------------------------------------------------- */
+/* ---- settings derived from weights --------------------------------------------------------- */
 
 /* Derive settings from the weights: tied output, biases, size of the vocabulary. */
 static mha_status read_weights(const mhai_gguf_reading *r)
