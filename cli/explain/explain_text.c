@@ -183,7 +183,7 @@ static void print_cost(const explain_problem *p)
     say("N x N instead", "%s, if all scores were stored in f32", words_bytes(p->matrix_bytes).text);
 }
 
-/* ---- In words -------------------------------------------------------------------------------- */
+/* ---- The report ------------------------------------------------------------------------------ */
 
 static void tell_heads(const explain_problem *p)
 {

@@ -86,7 +86,7 @@ const args_page generate_page = {
     ARGS_OPTIONS(option_table),
 };
 
-/* ---- A model under way ----------------------------------------------------------------------- */
+/* ---- A generation in progress ---------------------------------------------------------------- */
 
 typedef struct run {
     const char *folder;

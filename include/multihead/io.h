@@ -149,7 +149,7 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_tensor(const mha_safetensors *f
  *
  *   to [count]: count is the tensor's number of elements; to is aligned to dtype, or NULL for none
  *
- * Memory   none but the caller's.
+ * Memory   only the caller's.
  * Errors   as mha_safetensors_peek(); MHA_ERR_SHAPE (another number of elements); MHA_ERR_DTYPE (no
  *          such conversion); MHA_ERR_STRIDE (to is not aligned). The contents of `to` are then
  *          undefined.

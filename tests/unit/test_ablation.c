@@ -116,7 +116,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* ---- the same, plainly ----------------------------------------------------------------------- */
+/* ---- the reference --------------------------------------------------------------------------- */
 
 /* SplitMix64, as specified in ablation.h. */
 static int64_t other_text(uint64_t seed, int64_t i)

@@ -109,7 +109,7 @@ static void expect_same_output(mha_transformer *a, mha_transformer *b)
     assert_memory_equal(rows[0], rows[1], sizeof rows[0]);
 }
 
-/* ---- there and back ------------------------------------------------------------------------- */
+/* ---- round trips ---------------------------------------------------------------------------- */
 
 static void round_trip(mha_transformer_desc d, const char *kind)
 {
