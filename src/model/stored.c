@@ -94,14 +94,14 @@ static int64_t rows_of(const mhai_weights *weights, const char *name, int64_t us
     return found.shape[0];
 }
 
-/* The convolutions of q, k and v, one after the other. transformers 5.23 saves three equal parts of the
- * channels by these names. */
+/* The convolutions of q, k and v, one after the other. transformers 5.23 saves the thirds of all channels,
+ * rounded up, by these names. */
 static mha_status find_convolutions(const mhai_weights *weights, const mha_transformer_desc *d,
                                     const mha_parameter *p, const mhai_weight_name *row,
                                     const char *name, mhai_stored_parameter *stored)
 {
     const int64_t q = mha_transformer_kv_heads(d, p->layer) * d->layers[p->layer].key_dim;
-    const int64_t third = p->shape[0] / 3;
+    const int64_t third = (p->shape[0] + 2) / 3;
     mhai_elements *to[] = {&stored->from, &stored->further[0], &stored->further[1]};
     char part[MHAI_WEIGHT_NAME];
     snprintf(part, sizeof part, "%s", name);

@@ -21,7 +21,7 @@ WORDS = "a b b a b a a b " * 5
 
 
 def numbers(size, kind):
-    """Weights near 0.3, of which blocks of 8 bits have 1 / 200."""
+    """Weights near 0.3. A block of 8 bits stores multiples of 1 / 200."""
     if kind == "F32":
         return b"".join(struct.pack("<f", chance.gauss(0, 0.3)) for _ in range(size // 4))
     return b"".join(struct.pack("<e32b", 0.005, *(chance.randrange(-100, 101) for _ in range(32)))
