@@ -14,7 +14,7 @@ typedef struct mhai_shard {
 } mhai_shard;
 
 typedef struct mhai_weights {
-    char *path;        /* of the file or, with several shards, of their index; for messages */
+    char *path;        /* path of the file or, with several shards, of their index; for messages */
     mha_gguf *gguf;    /* instead of shards; owned */
     const char *asks;  /* the file that describes the weights, for messages */
     mhai_shard *shard; /* [shards] */

@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    MOST_SHAPES = 6000, /* in total; beyond that, maps are images, which are smaller */
+    MOST_SHAPES = 6000, /* limit of all shapes; above it, maps are images, which are smaller */
     MOST_SIDE = 64,     /* pixels along a side of a panel's image in the table */
     LEAST_SIDE = 8
 };

@@ -113,7 +113,7 @@ static void symbolic_is_dense(void **state)
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(120, 4000); i++) {
-        /* Every kind of mask alone, then combinations. */
+        /* Each kind of mask separately, then combinations. */
         static const unsigned each[] = {KIND_CAUSAL,
                                         KIND_LENGTHS,
                                         KIND_BEGINS,

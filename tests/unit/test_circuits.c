@@ -105,7 +105,7 @@ static void known_values(void **state)
                               .keys = keys,
                               .reads = reads,
                               .writes = writes};
-    for (int d = 0; d < D; d++) { /* of head 1; all others are 0 */
+    for (int d = 0; d < D; d++) { /* weights of head 1; all others are 0 */
         read_axis(t, "self_attn.q_proj.weight", 1, d, d, d ? 5 : 2);
         read_axis(t, "self_attn.k_proj.weight", 1, d, 4 + d, d ? -3 : 1);
         read_axis(t, "self_attn.v_proj.weight", 1, d, 2 + d, d ? 1 : 4);

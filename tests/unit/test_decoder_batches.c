@@ -27,7 +27,7 @@ typedef struct program {
     const mha_transformer *t;
     bool cross, few_pages;
     bool channels; /* have scales, so bits depend on the division into steps */
-    int64_t width; /* of the output */
+    int64_t width; /* width of the output */
     mha_decoder *decoder;
     story of[BATCH];
 } program;
