@@ -123,7 +123,7 @@ static cli_exit choose(pictures *p, const heads_row *rows, int64_t count)
                     p->options->pictures, (int)MHA_HEAD_CORPUS_PLACE_KEYS);
 }
 
-/* ---- what a picture shows --------------------------------------------------------------------- */
+/* ---- contents of a picture -------------------------------------------------------------------- */
 
 /* Tokens from begin to end as columns. */
 static void add_columns(picture *made, int64_t begin, int64_t end)

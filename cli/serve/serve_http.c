@@ -8,7 +8,7 @@
 
 static const char JSON[] = "application/json";
 
-/* ---- refusals -------------------------------------------------------------------------------- */
+/* ---- rejected requests ----------------------------------------------------------------------- */
 
 static void refuse(serve_reply *reply, int status, const char *why)
 {
@@ -76,7 +76,7 @@ static bool is_own_origin(const char *origin, const char *host)
     return !strncmp(origin, "http://", 7) && !strcmp(origin + 7, host);
 }
 
-/* ---- what is asked --------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* The library answers the other requests. The server handles the request to quit. */
 static const mha_live_place quit = {"quit", JSON, NULL, true};

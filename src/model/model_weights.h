@@ -1,5 +1,5 @@
-/* Weights of a model folder by name, from one file or from shards, checked against the shapes in
- * config.json. Any floating type and alignment is read as f32. */
+/* Weights of a model folder by name, from one file or from shards. Shapes must match config.json.
+ * Any floating type and alignment is read as f32. */
 #ifndef MHAI_MODEL_WEIGHTS_H
 #define MHAI_MODEL_WEIGHTS_H
 

@@ -435,7 +435,7 @@ mha_status mha_study_draw(mha_study *study)
     return save(study);
 }
 
-/* ---- all at once ----------------------------------------------------------------------------- */
+/* ---- in one call ----------------------------------------------------------------------------- */
 
 static mha_status draw_all(mha_study *s, int64_t sequences)
 {

@@ -128,7 +128,7 @@ static void hand_rollout(void **state)
     assert_memory_equal(second, two, sizeof two);
 }
 
-/* ---- against the definitions ----------------------------------------------------------------- */
+/* ---- comparison with the definitions --------------------------------------------------------- */
 
 static float *random_floats(rng *r, int64_t count)
 {

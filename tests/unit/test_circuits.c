@@ -297,7 +297,7 @@ static void induction_pair(void **state)
     mha_transformer_destroy(t);
 }
 
-/* ---- against computed activations ------------------------------------------------------------ */
+/* ---- comparison with computed activations ---------------------------------------------------- */
 
 typedef struct found {
     double qk[SMALL_LAYERS * SMALL_HEADS * SMALL_SIZE], ov[SMALL_LAYERS * SMALL_HEADS * SMALL_SIZE];

@@ -67,7 +67,7 @@ function takeTrace(trace) {
     drawDiagram();
 }
 
-// -- what is chosen ------------------------------------------------------------------------------
+// -- selection -----------------------------------------------------------------------------------
 
 const itemAt = position => rowItems.find(item => item.from <= position && position <= item.to);
 const wordAt = position => itemAt(position)?.text || "\u2423";

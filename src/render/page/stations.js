@@ -55,7 +55,7 @@ function numberOptions(right, others) {
     return {options: texts, right: texts.indexOf(right.toLocaleString(language))};
 }
 
-// -- what the model is and says ------------------------------------------------------------------
+// -- properties and predictions of the model -----------------------------------------------------
 
 const TOUR_NEEDS = {
     next: () => Boolean(answer?.next),
