@@ -20,7 +20,7 @@ enum {
 };
 
 /* The picture may take a tenth of the file. In base64 a pixel takes up to 4 bytes; a shape takes
- * some 70 bytes, and the element of a label some 130. */
+ * about 70 bytes, and the element of a label about 130. */
 static bool svg_fits(const mhai_html_page *page)
 {
     const mha_figure *f = &page->figure;

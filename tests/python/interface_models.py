@@ -490,7 +490,7 @@ def examine(name, modes=MODES):
         if mode == "gradient" and worst_gradient(ours, exact) > 1e-4 + 10 * worst_gradient(single, exact):
             verdict = "wrong"
         if theirs > 0.01:
-            verdict = "not judged"  # float32 and float64 choose differently in some place
+            verdict = "not judged"  # float32 and float64 choose differently somewhere
         found[mode] = (verdict, f"{own:.1e} {theirs:.1e}")
     return found or {"": ("left out", left)}
 

@@ -281,7 +281,7 @@ static void narrow(mha_transformer_desc *d, int64_t window, int64_t sinks, mha_l
     d->layers = layers;
 }
 
-/* Steps of all sequences, padded, until one has LENGTH tokens, and cuts, which windows may
+/* Steps of all sequences, padded, until one has LENGTH tokens, and truncations, which windows may
  * reject. */
 static int64_t run_windowed(program *p, bool discards)
 {
