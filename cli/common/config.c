@@ -33,8 +33,7 @@ static cli_exit take_like(const char *name, config *out)
         const char *near = likes_nearest(name);
         return near
                    ? cli_fail(CLI_USAGE, "--like %s: no such model; did you mean '%s'?", name, near)
-                   : cli_fail(CLI_USAGE,
-                              "--like %s: no such model; '--like list' shows those that are known",
+                   : cli_fail(CLI_USAGE, "--like %s: no such model; '--like list' shows all models",
                               name);
     }
     snprintf(out->name, sizeof out->name, "%s", m->name);

@@ -172,7 +172,7 @@ static const args_option option_table[] = {
            "set the arithmetic; default f32; bf16 is faster and\nless accurate", 0),
     FLAG("strict", strict, "fail instead of falling back to another path", 0),
     CHOICE("isa", isa, isas, "select the instruction set; default: the best", LINEAR | DELTA),
-    NUMBER("threads", threads, 1, 1024, "use N threads; default: all this process may use",
+    NUMBER("threads", threads, 1, 1024, "use N threads; default: all available CPUs",
            LINEAR | DELTA),
     ROW_QUIET(run_options, "print no notes on stderr", .marks = LINEAR | DELTA),
     ROW_FLAG('h', "help", run_options, quiet, 0, "print this text", .marks = LINEAR | DELTA),
