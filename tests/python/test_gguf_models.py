@@ -493,7 +493,7 @@ def test_heads_by_layer(tmp_path, kind):
     ({"attention.head_count": None}, "key 'llama.attention.head_count' is missing"),
     ({"feed_forward_length": [56, 56, 48]}, "'llama.feed_forward_length' differs from layer to layer"),
     ({"feed_forward_length": [56, 56]}, "'llama.feed_forward_length' has 2 elements, expected 3"),
-    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported of Gemma 2 and 3 and OLMo 3 alone"),
+    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported for Gemma 2 and 3 and OLMo 3 only"),
     ({"attention.causal": False}, "'llama.attention.causal' is false"),
     ({"attention.head_count": "four"}, "head_count"),
     ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),

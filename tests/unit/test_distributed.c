@@ -1262,7 +1262,7 @@ static void refusals_of_the_backward(void **state)
     BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.q overlaps", free(b->grads[GRAD_Q].data),
                  b->grads[GRAD_Q].data = NULL, b->gradients.q = &p->q);
     BACK_REFUSED(MHA_ERR_SHAPE, "gradients.bias", b->gradients.bias = &p->q);
-    BACK_REFUSED(MHA_ERR_ARGUMENT, "bias: is one for all queries here", p->inputs[1].shape[2] = 1,
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "bias: has one row for all queries", p->inputs[1].shape[2] = 1,
                  b->grads[GRAD_BIAS].shape[2] = 1);
     BACK_REFUSED(MHA_ERR_SHAPE, "average_probabilities_gradient", b->mean_gradient.shape[1]--);
     BACK_REFUSED(MHA_ERR_UNSUPPORTED, "flags 0x8", b->gradients.flags |= 8);

@@ -578,7 +578,7 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_SHAPE, "rank 1: q", true, p->q.ndim = 3);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: cache: sequence 0 holds 511 positions", true,
             assert_int_equal(mha_kv_cache_truncate(p->cache, 0, 511), MHA_OK));
-    REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: no ragged batches", false,
+    REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: ragged batches", false,
             p->desc.query_starts = p->desc.key_starts = starts, p->desc.sequences = 1);
     REFUSED(MHA_ERR_UNSUPPORTED, "bf16 arithmetic", false, p->desc.compute = MHA_COMPUTE_BF16);
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: not on the plain path", false,
@@ -677,7 +677,7 @@ static void refusals_of_one(void **state)
     p->keys.transport = &alone, p->keys.pieces = &all, p->keys.piece_count = 1;
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .entropy = &p->lse};
     expect_refused(mha_distributed_decode(p->context, &p->keys, &p->desc, &p->q, &p->o, &outputs),
-                   "the only output beside o is lse");
+                   "lse is the only output besides o");
     assert_int_equal(mha_distributed_decode(p->context, &p->keys, &p->desc, &p->q, NULL, NULL),
                      MHA_ERR_NULL);
     assert_int_equal(mha_distributed_decode(p->context, NULL, &p->desc, &p->q, &p->o, NULL),

@@ -571,7 +571,7 @@ static void test_call_errors(void **unused)
     REFUSE(MHA_ERR_NULL, "q: is NULL", a.qp = NULL);
     REFUSE(MHA_ERR_NULL, "o: is NULL", a.op = NULL);
     REFUSE(MHA_ERR_ARGUMENT, "key_lengths are the cache's own", a.desc.key_lengths = n);
-    REFUSE(MHA_ERR_UNSUPPORTED, "a ragged batch", a.desc.query_starts = n);
+    REFUSE(MHA_ERR_UNSUPPORTED, "ragged batches", a.desc.query_starts = n);
     REFUSE(MHA_ERR_SHAPE, "q: dim 0 is 1, expected 2", a.q.shape[0] = 1);
     REFUSE(MHA_ERR_SHAPE, "q has 3 heads, k has 2", a.q.shape[1] = 3);
     REFUSE(MHA_ERR_OVERLAP, "o overlaps q", a.op = &a.q);

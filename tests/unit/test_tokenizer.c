@@ -367,7 +367,7 @@ static void test_refuses_vocabularies(void **state)
     (void)state;
     refuse(NULL, NULL, NULL, MHA_ERR_FILE, "neither vocab.txt nor tokenizer.json");
     refuse("", NULL, NULL, MHA_ERR_FORMAT, "empty");
-    refuse(FIVE "a\nb\na\n", NULL, NULL, MHA_ERR_FORMAT, "'a' is there twice, with ids");
+    refuse(FIVE "a\nb\na\n", NULL, NULL, MHA_ERR_FORMAT, "'a' occurs twice, with ids");
     refuse("[PAD]\n[CLS]\n[SEP]\na\n", NULL, NULL, MHA_ERR_MODEL, "no '[UNK]'");
     refuse("[PAD]\n[UNK]\n[SEP]\na\n", NULL, NULL, MHA_ERR_MODEL, "no '[CLS]'");
     refuse("[UNK]\n[CLS]\n", NULL, NULL, MHA_ERR_MODEL, "no '[SEP]'");
