@@ -174,7 +174,7 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_describe(const mha_gguf *file, int64_t
  *
  *   to [count]: may be NULL for none
  *
- * Memory   none but the caller's.
+ * Memory   nothing is allocated.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (index); MHA_ERR_SHAPE (a range outside the tensor);
  *          MHA_ERR_UNSUPPORTED (a type without a formula above; the detail names it). On error
  *          nothing is written.

@@ -471,7 +471,7 @@ MHA_API MHA_NODISCARD mha_status mha_study_draw(mha_study *study);
  *
  *   texts [count]   visit [count], each may be NULL; visit NULL: none
  *
- * Memory, Errors  as those calls.   Threads  one.   Since  0.1
+ * Memory, Errors  as mha_study_text() and mha_study_draw().   Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_measure(mha_study *study, const mha_tokens *texts,
                                                    int64_t count,
