@@ -55,7 +55,7 @@ static const args_option option_table[] = {
     ROW_REAL(
         "clusters", heads_options, clusters,
         "print clusters of similar heads per layer, joined up\nto distance X (0 to 1; try 0.2)",
-        .excludes = "--csv --state", .why = "it does not hold distances"),
+        .excludes = "--csv --state", .why = "that format has no distances"),
     ROW_FLAG(0, "details", heads_options, details, 1, "print a sentence of evidence for each role",
              .excludes = "--csv --json"),
     ROW_FLAG(0, "csv", heads_options, csv, 1, "print all scores, chance levels and row counts",
@@ -154,8 +154,9 @@ static void say_what_next(const heads_options *options, const mha_study_found *f
     }
     if (options->csv || options->json || options->details || count == 0) return;
     if (!found->texts) {
-        cli_note(options->quiet,
-                 "next: give a text, --text FILE or --example all, to fill the columns with -");
+        cli_note(
+            options->quiet,
+            "next: give a text, --text FILE or --example all, to fill the columns that show -");
         return;
     }
     if (options->attention.count > 0) {

@@ -155,7 +155,7 @@ static cli_exit check_texts(const view_options *options)
                          : options->desk   ? "desk"
                                            : NULL;
     if (!options->model || !*options->model)
-        return cli_fail(CLI_USAGE, "the model folder is missing: multihead view MODEL \"text\"");
+        return cli_fail(CLI_USAGE, "MODEL is missing: multihead view MODEL \"text\"");
     if (texts == 0)
         return cli_fail(CLI_USAGE,
                         "the text is missing: multihead view %s \"text\", or "
