@@ -107,7 +107,7 @@ static const args_option option_table[] = {
     ROW_HEADING("Scores and weights"),
     REAL("scale", scale, "multiply q.k by X; default 1/sqrt(D)", 0),
     REAL("softcap", softcap, "cap scores: X tanh(score / X)", 0),
-    FLAG("alibi", alibi, "add ALiBi with the published slopes", 0, .excludes = "--alibi-slopes"),
+    FLAG("alibi", alibi, "add ALiBi with the slopes of the paper", 0, .excludes = "--alibi-slopes"),
     NUMBER("t5-max-distance", t5_max_distance, 1, INT64_MAX / 4,
            "set the largest bucketed distance; default 128", 0, .needs = "--t5-table FILE"),
     FLAG("t5-one-sided", t5_one_sided, "use one-sided buckets, as in decoders", 0,
@@ -124,7 +124,8 @@ static const args_option option_table[] = {
          .needs = "--qk-norm rms"),
     FLAG("rope", rope, "apply rotary position embedding", LINEAR),
     CHOICE("rope-pairing", rope_pairing, pairings,
-           "select the pairs to rotate; default interleaved, as\npublished; Llama uses halves",
+           "select the pairs to rotate; default interleaved, as\n"
+           "in the paper; Llama uses halves",
            LINEAR, .needs = "--rope"),
     REAL("rope-base", rope_base, "set the base of the frequencies; default 10000", LINEAR,
          .needs = "--rope"),
