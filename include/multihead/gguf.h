@@ -114,8 +114,8 @@ typedef struct mha_gguf mha_gguf;
  * Memory   the caller owns *file and calls mha_gguf_close(). It takes at most twenty times the
  *          header's bytes, not counting arrays of numbers in it.
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
- *          (not a GGUF file, truncated anywhere, a name that is duplicate, not UTF-8, empty or
- *          longer than 65,535 bytes, more than 4 dimensions, a dimension of 0, rows that are not
+ *          (not a GGUF file, truncated anywhere, a name that occurs twice, is not UTF-8, is
+ *          empty or longer than 65,535 bytes, more than 4 dimensions, a dimension of 0, rows that are not
  *          whole blocks, an unknown type of metadata, an alignment that is not a power of two,
  *          offsets that are not aligned, outside the file, or of tensors that overlap);
  *          MHA_ERR_SIZE (more elements or bytes than 63 bits can count, more than 2^31 - 1 tensors
