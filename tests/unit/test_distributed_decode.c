@@ -570,7 +570,7 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_key_split: 4 pieces at", false, p->keys.pieces = NULL);
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_key_split: flags 0x4", false, p->keys.flags = 4);
     REFUSED(MHA_ERR_NULL, "rank 1: mha_key_split: k is NULL", true, p->keys.cache = NULL);
-    REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_key_split: a cache, and k or v", true,
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_key_split: cache and k or v are set", true,
             p->keys.v = &p->q);
     REFUSED(MHA_ERR_SHAPE, "rank 1: v: dim 2", false, p->v.shape[2]--);
     REFUSED(MHA_ERR_SHAPE, "rank 1: k: dim 3", false, p->k.shape[3]--);
@@ -581,7 +581,7 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: ragged batches", false,
             p->desc.query_starts = p->desc.key_starts = starts, p->desc.sequences = 1);
     REFUSED(MHA_ERR_UNSUPPORTED, "bf16 arithmetic", false, p->desc.compute = MHA_COMPUTE_BF16);
-    REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: not on the plain path", false,
+    REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: the plain path is not", false,
             p->desc.path = MHA_PATH_PLAIN);
     REFUSED(MHA_ERR_OVERLAP, "rank 1: o overlaps k", false, free(p->o.data), p->o.data = p->k.data,
             memset(p->o.data, 0xEE, sizeof(float)));

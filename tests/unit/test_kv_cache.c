@@ -520,7 +520,7 @@ static void test_create_errors(void **unused)
            d.head_dim = INT64_MAX);
     REFUSE(MHA_ERR_SIZE, "1 + 4611686018427387904 numbers", d.value_head_dim = INT64_C(1) << 62);
     REFUSE(MHA_ERR_SIZE, "2147483648 sequences of up to 1 pages", d.batch = INT64_C(1) << 31);
-    REFUSE(MHA_ERR_SIZE, "2147483646 of each in all: make page_size larger", d.capacity = INT32_MAX,
+    REFUSE(MHA_ERR_SIZE, "2147483646 in total: increase page_size", d.capacity = INT32_MAX,
            d.page_size = 1);
     REFUSE(MHA_ERR_SIZE, "pages is 2147483647", d.pages = INT32_MAX);
     REFUSE(MHA_ERR_ARGUMENT, "pages is -1", d.pages = -1);

@@ -379,8 +379,7 @@ static void what_is_not_finite_moves_nothing(void **state)
     mha_context *context = machines_context(1, 0);
     moves_nothing(context, NAN, 0,
                   "embed_tokens.weight[0] is nan after 0 steps; initialise or load finite");
-    moves_nothing(context, NAN, 1,
-                  "embed_tokens.weight[0] is nan after 1 steps; go back to finite");
+    moves_nothing(context, NAN, 1, "embed_tokens.weight[0] is nan after 1 steps; restore finite");
     moves_nothing(context, 1e30f, 0, "is not finite after 0 steps; begin with smaller parameters");
     moves_nothing(context, 1e30f, 1, "is not finite after 1 steps; choose a smaller learning rate");
 }
