@@ -747,7 +747,7 @@ def wrong_lines():
         ([*one, "--window", "99999999999999999999,0"], "--window 9999", "4,0"),
         ([*one, "--window=-3,0"], "keys before -3"),
         ([*one, "--causal", "--window", "3,1"], "keys after is 1"),
-        ([*one, "--sink-keys", "1"], "--sink-keys, --global-keys and --global-queries need --window"),
+        ([*one, "--sink-keys", "1"], "--sink-keys, --global-keys and --global-queries require --window"),
         ([*one, "--offset", "3"], "--offset requires", "--causal"),
         ([*one, "--offset", "3", "--offsets", "3"], "--offset and --offsets exclude each other"),
         ([*one, "--alibi", "--alibi-slopes", "1"], "exclude each other"),
