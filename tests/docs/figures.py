@@ -94,7 +94,7 @@ FIGURES = [
     ("docs/heads-corpus.md", r"`rows` \| \[layers, heads, (\d+)\]", "include/multihead/head_corpus.h", r"POSITIONS = (\d+)", 0),
     ("docs/report.md", r"is at most (\d+) MB\. Values", "src/render/html_check.c", r"MOST_BYTES = (\d+)000000\b", 0),
     ("docs/serve.md", r"with (\d+) heads, maps of more than (\d+) tokens", "src/show/live_maps.c",
-     r"cells of (\d+) maps of (\d+) x", 0),
+     r"cells as (\d+) maps of (\d+) x", 0),
     ("docs/report.md", r"its ([\d,]+) strongest lines", "src/render/page/lines.js", r"MOST_LINES = (\d+)", 0),
     ("docs/serve.md", r"default (\d+), or the model's limit", "src/show/live.c", r"DEFAULT_TOKENS = (\d+)", 0),
     ("docs/serve.md", r"exact up to ([\d,]+) tokens", "src/show/live_maps.c", r"LARGE_SIDE = (\d+)", 0),
