@@ -1,4 +1,4 @@
-/* Which earlier heads a head reads: Q-, K- and V-composition of the weights (attribution.h). */
+/* The earlier heads that a head reads: Q-, K- and V-composition of the weights (attribution.h). */
 #include "circuits/circuits.h"
 #include "common/arena.h"
 #include "common/progress.h"

@@ -137,7 +137,7 @@ struct train_task {
     /* Print further measurements after the heads; NULL: none. */
     cli_exit (*more)(train_model *model, const train_scores *all);
     int64_t begin, end;      /* the words that begin and end a sequence; -1: none */
-    const char *examples[2]; /* words of an example; NULL: a drawn sequence */
+    const char *examples[2]; /* words of an example; NULL: a random sequence */
     const char *looks[2];    /* for each, the word whose last occurrence is the right column */
     /* For a user's text, otherwise 0: */
     const struct train_text *text;

@@ -38,7 +38,7 @@ FIGURES = [
     ("README.md", r"all-MiniLM-L6-v2, (\d+) tokens", "docs/library.md", r"with (\d+)\s+tokens,\s+the\s+largest error", 0),
     ("README.md", r"\*\*(\d+) %\*\* \| of the peak", "docs/speed.md", r"\| forward h8 d64 n2048 \| (\d+)/", 0),
     ("README.md", r"forward over ([\d,]+) tokens; ([\d.]+) to ([\d.]+) times as fast as the fastest of torch",
-     "docs/speed.md", r"attention over ([\d,]+) tokens and is ([\d.]+)\s+to ([\d.]+) times as fast", 0),
+     "docs/speed.md", r"attention over ([\d,]+) tokens and is ([\d.]+)\s+to\s+([\d.]+) times as fast", 0),
     ("README.md", r"\*\*([\d.]+) MB\*\* \| of memory beyond the tensors, for full attention over 65,536 keys",
      "docs/long-sequences.md", r"\| full \| 65,536 \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|", 0),
     ("README.md", r"fetches (\d+) MB; needs python3-venv", "tools/get-minilm", r"size='(\d+) MB'", 0),
