@@ -1,4 +1,4 @@
-"""GGUF models. A file by gguf's own writer, with the rules of llama.cpp's converters, must give the
+"""GGUF models. A file from gguf's own writer, with the rules of llama.cpp's converters, must give the
 same bits as the model's folder. A real model, if installed (tools/get-smollm2), is compared with
 transformers."""
 import contextlib
@@ -323,7 +323,7 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
 
 
 def digest_of(path):
-    """Of configuration, weights and tokenizer."""
+    """The digests of a model's configuration, weights and tokenizer."""
     context, digests = mha.Context(num_threads=1), ModelDigests()
     mha.check(LIBRARY.mha_model_digest(context.handle, str(path).encode(), 0, C.byref(digests)))
     return digests.configuration, digests.weights, digests.tokenizer
