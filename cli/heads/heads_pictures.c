@@ -118,8 +118,8 @@ static cli_exit choose(pictures *p, const heads_row *rows, int64_t count)
              (int)MOST_HEADS, count);
     if (p->count > 0) return CLI_OK;
     return cli_fail(CLI_BAD_INPUT,
-                    "%s: there is no picture to draw: no such head has an example in a row that "
-                    "sees at least %d tokens",
+                    "%s: no picture to draw: no selected head has an example in a row that sees at "
+                    "least %d tokens",
                     p->options->pictures, (int)MHA_HEAD_CORPUS_PLACE_KEYS);
 }
 

@@ -108,7 +108,7 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
         refuse(reply, 403, "the request is from a page of another origin");
     else if (!rest)
         refuse(reply, 403,
-               "the address has no or a wrong token; 'multihead serve' prints the right one");
+               "the address has no token or a wrong one; 'multihead serve' prints the right one");
     else if (!place)
         refuse(reply, 404, "there is nothing at this address");
     else if (strcmp(request->method, place->asks ? "POST" : "GET") != 0)

@@ -502,7 +502,7 @@ MHA_API float *mha_transformer_data(mha_transformer *transformer);
  *
  *   to [rows, columns] out, contiguous; a vector has one column
  *
- * Memory   only the caller's.
+ * Memory   nothing is allocated.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (another transformer's parameter, no such rows).
  * Threads  any, while no thread changes the transformer.   Since  0.1
  */

@@ -246,7 +246,7 @@ bool mhai_gguf_key(const mhai_gguf_reading *r, const char *key, mha_gguf_value *
 mha_status mhai_gguf_refuse(const mhai_gguf_reading *r, const mha_gguf_value *value,
                             const char *why)
 {
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' %s; take the model's folder",
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' %s; use the model's folder",
                           mhai_show_name(value->key).text, why);
 }
 
@@ -456,7 +456,7 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     if (!mhai_gguf_key(r, "attention.sliding_window_pattern", &value) || layers > MHAI_MOST_LAYERS)
         return MHA_OK;
     if (r->of->largest == 0 && !is_olmo3(r))
-        return mhai_gguf_refuse(r, &value, "is supported of Gemma 2 and 3 and OLMo 3 alone");
+        return mhai_gguf_refuse(r, &value, "is supported for Gemma 2 and 3 and OLMo 3 only");
     MHA_TRY(check_array(r, &value));
     if (!value.array) MHA_TRY(mha_gguf_integer(&value, 0, 0, MHAI_MOST_LAYERS, &period));
     json_t *types = json_array();

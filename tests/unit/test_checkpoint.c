@@ -667,7 +667,7 @@ static void foreign_configs(void **state)
     with_config("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1", MHA_ERR_MODEL,
                 "k_proj");
     with_config("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", MHA_ERR_MODEL,
-                "'num_key_value_heads' is 3, which 'num_attention_heads' 4 is no multiple of");
+                "'num_key_value_heads' is 3, which does not divide 'num_attention_heads' 4");
     with_config("\"max_position_embeddings\": 16", "\"max_position_embeddings\": 1048577",
                 MHA_ERR_MODEL, "max_position_embeddings");
     with_config("\"silu\"", "\"gelu\"", MHA_ERR_UNSUPPORTED, "hidden_act 'gelu'");

@@ -178,7 +178,8 @@ static mha_status open_spoiled(const fields *f)
     MISUSE(MHA_ERR_UNSUPPORTED, "('abc'): unknown type 4 of elements", f->type = 4)                \
     MISUSE(MHA_ERR_UNSUPPORTED, "unknown type 42 of elements", f->type = 42)                       \
     MISUSE(MHA_ERR_UNSUPPORTED, "unknown type 4294967295", f->type = UINT32_MAX)                   \
-    MISUSE(BAD, "('abc'): its offset 17 is no multiple of the alignment 16", f->offsets[0] = 17)   \
+    MISUSE(BAD, "('abc'): its offset 17 is not a multiple of the alignment 16",                    \
+           f->offsets[0] = 17)                                                                     \
     MISUSE(BAD, "('abc'): needs 36 bytes from byte", f->offsets[0] = 32)                           \
     MISUSE(BAD, "+ 9223372036854775792 on", f->offsets[0] = INT64_MAX - 15)                        \
     MISUSE(MHA_ERR_SIZE, "more bytes than 63 bits", f->offsets[0] = 1ull << 63)                    \

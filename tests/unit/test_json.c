@@ -302,7 +302,7 @@ static void misuse_is_kept(void **state)
     REFUSED("x: only members", mha_json_null(&json, "x"));
     REFUSED("x: only members", mha_json_array(&json, NULL); mha_json_null(&json, "x"));
     REFUSED("needs a name", mha_json_object(&json, NULL); mha_json_null(&json, NULL));
-    REFUSED("follows the end", mha_json_null(&json, NULL); mha_json_null(&json, NULL));
+    REFUSED("follows the root", mha_json_null(&json, NULL); mha_json_null(&json, NULL));
     REFUSED("unknown type", mha_json_object(&json, NULL); mha_json_fields(&json, unknown, unknown));
     REFUSED("too deeply", for (int i = 0; i <= MHA_JSON_DEPTH; i++) mha_json_array(&json, NULL));
 #undef REFUSED
