@@ -149,7 +149,7 @@ static bool to_stdout(const prune_options *o)
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-/* Decide by its first bytes; the reader rejects files that are not models. */
+/* Decide by the first bytes; the reader rejects files that are not models. */
 static bool is_gguf(const char *path)
 {
     struct stat status;
@@ -176,14 +176,14 @@ static cli_exit check_folder(const prune_options *o, const char *model)
                     o->folder, model);
 }
 
-/* Rank 0 writes them. */
+/* Only rank 0 checks outputs, because only it writes them. */
 static cli_exit check_outputs(const prune_options *o, const char *model)
 {
     CLI_TRY(check_places(o));
     return check_folder(o, model);
 }
 
-/* Before the measurements. */
+/* Reject layers that cannot be pruned before the measurements. */
 static cli_exit check_layers(const prune_job *job)
 {
     const mha_transformer_desc *d = &job->model.desc;
@@ -209,7 +209,7 @@ static cli_exit open_model(prune_job *job, const char *folder)
     return check_layers(job);
 }
 
-/* Defaults that depend on the model. */
+/* Set the defaults that depend on the model. */
 static cli_exit fill_options(const prune_job *job, prune_options *o)
 {
     if (o->step == 0) o->step = (job->heads + 5) / 10 > 1 ? (job->heads + 5) / 10 : 1;

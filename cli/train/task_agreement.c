@@ -6,8 +6,8 @@
  * Determiners have no number, so that only nouns and verbs show it. An opening, adjectives, adverbs
  * and up to two phrases vary the position of the subject. In half of the sentences with a phrase
  * the noun nearest to the verb has the wrong number. A tenth of the pairs of a subject and the next
- * noun (the object, if there is no phrase) never occurs in training. Kinds: the number of
- * intervening nouns with the other number. */
+ * noun (the object, if there is no phrase) never occurs in training. The kind of a probe is the
+ * number of intervening nouns with the other number. */
 #include "train/train.h"
 
 #include <stdio.h>
@@ -123,7 +123,7 @@ static int attractors(const sentence *s)
     return count;
 }
 
-/* The nearest noun of the other number is the wrong one to attend to. */
+/* The nearest noun of the other number, to which attending is wrong. */
 static int64_t attractor(const sentence *s)
 {
     for (int i = s->phrases; i > 0; i--)
@@ -166,7 +166,7 @@ static void draw(const train_ask *ask, train_batch *batch)
     for (int64_t b = 0; b < batch->B; b++) set_sentence(batch, b, &sentences[b], targets);
 }
 
-/* Any verb of the right number is right. */
+/* Any verb of the right number counts as correct. */
 static int class_of(int32_t word)
 {
     if (word < VERB || word >= VERB + 2 * VERBS) return -1 - word;
@@ -180,7 +180,7 @@ static train_verdict judge(const train_recipe *recipe, int64_t step, const train
     return step >= 400 && best < 0.3 ? TRAIN_RESTART : TRAIN_GO_ON;
 }
 
-/* Guesses by position only. */
+/* Print the accuracy of guesses by position only. */
 static void baselines(random_source *r)
 {
     enum { SENTENCES = 20000 };

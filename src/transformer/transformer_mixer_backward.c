@@ -1,6 +1,6 @@
-/* The backward of gated heads and of all mixers but attention, between their projections. Forward calls
- * overwrite projected rows and heads in place; here they are computed again. Sums over tokens have fixed blocks, so
- * that bits do not depend on the number of threads. */
+/* The backward pass of gated heads and of all mixers except attention, between their projections.
+ * Forward calls overwrite projected rows and heads in place, so both are recomputed here. Sums over
+ * tokens have fixed blocks, so results do not depend on the number of threads. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -83,7 +83,8 @@ static void gate_attention(const rows_job *job, int64_t row)
     }
 }
 
-/* y = open n w silu(g), n = o r, r = 1 / sqrt(mean(o^2) + epsilon). sums: of dw, then of each head's dopen. */
+/* y = open n w silu(g), n = o r, r = 1 / sqrt(mean(o^2) + epsilon). sums receives dw, then dopen of
+ * each head. */
 static void gate_delta(const rows_job *job, int64_t row, double *sums)
 {
     const mhai_mix *mix = &job->mix;
@@ -168,7 +169,7 @@ static void gate_rows(void *argument, int64_t block, int worker)
             gate_attention(job, row);
 }
 
-/* The heads before their gates, in place of those after. */
+/* Replace the gated heads by the heads before their gates. */
 static mha_status ungate(const mhai_mixer_back *m, const rows_job *job)
 {
     mhai_call_attention attention;
@@ -205,7 +206,7 @@ static mha_status project_again(rows_job *job)
     return mha_linear_forward(c->context, in->packed, MHA_ACTIVATION_NONE, &x, &y);
 }
 
-/* `channels` elements of rows that are `width` apart. */
+/* View `channels` elements of each row; rows are `width` floats apart. */
 static mha_tensor sequences(const mhai_call *c, const float *rows, int64_t channels, int64_t width)
 {
     const int64_t shape[] = {c->a->B, c->a->T, width};
@@ -215,7 +216,7 @@ static mha_tensor sequences(const mhai_call *c, const float *rows, int64_t chann
     return x;
 }
 
-/* From the gradient of the convolution's output in drows to that of its input, in place. */
+/* Replace the gradient of the convolution's output in drows by the gradient of its input. */
 static mha_status convolution_backward(const rows_job *job, uint32_t flags)
 {
     const mhai_call *c = &job->m->call;
@@ -246,7 +247,7 @@ static mha_status convolution_backward(const rows_job *job, uint32_t flags)
                                      .dbias = biased && job->m->parameters ? &dbias : NULL});
 }
 
-/* heads = c conv(b x): the gradients of c and of the convolution's output. */
+/* Compute the gradients of c and of the convolution's output, for heads = c conv(b x). */
 static void open_rows(void *argument, int64_t block, int worker)
 {
     const rows_job *job = argument;
@@ -274,7 +275,7 @@ static void close_rows(void *argument, int64_t block, int worker)
     }
 }
 
-/* The convolution's input b x replaces x, which moves to the place of c. c is not needed. */
+/* Replace x by the convolution's input b x. x overwrites c, which is no longer needed. */
 static void move_rows(void *argument, int64_t block, int worker)
 {
     const rows_job *job = argument;
@@ -299,7 +300,7 @@ static mha_status short_convolution_backward(const mhai_mixer_back *m)
 
 /* ---- recurrent mixers ------------------------------------------------------------------------ */
 
-/* y = x r, r = 1 / sqrt(|x|^2 + 1e-6). */
+/* The backward pass of y = x r, r = 1 / sqrt(|x|^2 + 1e-6). */
 static void unit_backward(int64_t D, const float *x, float *dy)
 {
     double squares = 1e-6, along = 0;
@@ -313,7 +314,7 @@ static void unit_backward(int64_t D, const float *x, float *dy)
 }
 
 /* log a = -exp(A_log) step(x_a + shift), and b = sigmoid(x_b), or the step itself in a state space.
- * sums: of A_log, then of shift. */
+ * sums receives the gradient of A_log, then of shift. */
 static void position_rows(void *argument, int64_t block, int worker)
 {
     const rows_job *job = argument;
@@ -347,7 +348,7 @@ static void position_rows(void *argument, int64_t block, int worker)
     }
 }
 
-/* q and k before their norm. */
+/* Recompute q and k before their norm. */
 static mha_status mix_again(const rows_job *job, float **mixed)
 {
     const mhai_call *c = &job->m->call;

@@ -1,5 +1,5 @@
-"""Models with routed experts against transformers in float64: logits, steps, greedy tokens, heads, routing, both layouts
-of files, threads, and rejected models. The models are random."""
+"""Models with routed experts compared with transformers in float64: logits, steps, greedy tokens,
+heads, routing, both layouts of files, threads, and rejected models. The models are random."""
 import json
 
 import numpy as np
@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import multihead
+from shared import rounds_like
 from test_hybrid_hf import SIZES as HYBRID, TEXT, in_double, run, write_tokenizer
 
 SIZES = {name: size for name, size in HYBRID.items() if "head_dim" not in name and "linear" not in name}
@@ -55,7 +56,7 @@ def make(kind, **changes):
         pytest.skip(f"this transformers has no {config}")
     torch.manual_seed(7)
     config = getattr(transformers, config)(**{**sizes, **changes})
-    config._experts_implementation = "eager"  # the usual one is for float32 alone
+    config._experts_implementation = "eager"  # the default supports only float32
     net = getattr(transformers, name + "ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, p in [*net.named_parameters(), *net.named_buffers()]:
@@ -88,8 +89,7 @@ def test_logits_are_those_of_transformers_in_double(made):
     with torch.no_grad():
         rounded = net(ids).logits[0].numpy()
     exact, ours = in_double(net, ids), model.logits(ids[0].tolist())
-    error, theirs = (np.linalg.norm(x - exact) for x in (ours, rounded))
-    assert error <= 2 * theirs
+    assert rounds_like(ours, rounded, exact)
 
 
 def test_threads_batches_and_steps_change_no_bit(made):
@@ -230,8 +230,8 @@ def test_hostile_tables_are_refused(tmp_path, name, change, error):
 
 
 def test_heads_below_wide_norms_stay(tmp_path):
-    """Without some heads, a norm that spans the queries of all heads would be another norm. prune rejects such layers
-    before it measures; ablate closes gates."""
+    """Without some heads, a norm over the queries of all heads would be a different norm. prune
+    rejects layers with this norm before it measures; ablate closes gates."""
     torch.manual_seed(7)
     folder = save(transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SIZES)), tmp_path)
     text = tmp_path / "text.txt"

@@ -1,6 +1,6 @@
-"""Gradients of hybrids against torch: autograd in float64 through transformers' gated delta net of Qwen 3.5 and its
-Mamba-2 layer of Nemotron-H, through whole models with such layers; short convolutions and output gates by their
-formulas."""
+"""Gradients of hybrids compared with torch: autograd in float64 of transformers' gated delta net of
+Qwen 3.5 and Mamba-2 layer of Nemotron-H, of whole models with Mamba-2 layers, and of the formulas of
+short convolutions and output gates."""
 import ctypes as C
 import importlib
 
@@ -28,7 +28,7 @@ MODELS = {"gdn, gated attention, gdn": (DELTA, GATED, {**DELTA, "conv_kernel": 1
 
 
 class Delta:
-    """transformers' layer as a function of our parameters."""
+    """transformers' layer as a function of the library's parameters."""
 
     def __init__(self, layer, desc):
         self.name, self.wide = f"layers.{layer}.delta_net", desc["value_dim"]

@@ -7,7 +7,7 @@
 
 static const double log2e = 1.4426950408889634, ln2 = 0.6931471805599453;
 
-/* The reference's own rounding, as a factor on bounds that are sums of many terms. */
+/* The reference's own rounding, as a factor of bounds that are sums of many terms. */
 static const double reference_slack = 1 + 0x1p-24;
 
 static double *doubles(int64_t count)
@@ -44,7 +44,7 @@ bound_arith bound_arith_bf16(mha_isa isa, bool default_scale)
 
 bound_arith bound_arith_plain(bool default_scale)
 {
-    /* Twice the error of double arithmetic: the library's and the reference's own. */
+    /* Twice the error of double arithmetic, for the library and for the reference. */
     const double u = 0x1p-52;
     return (bound_arith){.u = u,
                          .tiny = 0x1p-1000,
@@ -71,7 +71,7 @@ void bound_row_free(bound_row *bound)
     *bound = (bound_row){0};
 }
 
-/* A growing sum in exact arithmetic, and the running error bound of the rounded one (section 2). */
+/* A growing sum in exact arithmetic, and the running error bound of the rounded sum (section 2). */
 typedef struct running {
     double value, error;
 } running;
@@ -98,7 +98,7 @@ typedef struct row_work {
     double *block_max;   /* [blocks], running maximum after each block */
     double *block_tail;  /* [blocks], log of the amplification of an error by later rescalings */
     int64_t blocks;
-    double largest_error; /* E, the largest e_s */
+    double largest_error; /* E, largest e_s */
     double epsilon_mean;  /* sum p_s epsilon_s */
     double theta;         /* relative error of summing l */
 } row_work;
@@ -108,7 +108,7 @@ static double at(const mha_tensor *x, int64_t b, int64_t h, int64_t t, int64_t d
     return x ? ref_element(x, (int64_t[]){b, h, t, d}) : 0;
 }
 
-/* e_s (section 3.1): rounding of q * c, the chain over d, the scale, the bias. */
+/* e_s (section 3.1) has the rounding of q * c, the chain over d, the scale, and the bias. */
 static double score_error(const row_work *w, int64_t s)
 {
     const ref_attention *a = w->a;
@@ -130,8 +130,8 @@ static double score_error(const row_work *w, int64_t s)
     return error + r->u * (fabs(sum.value + bias) + error) + r->tiny;
 }
 
-/* Running maxima, and for each block the errors of later rescalings (3.3). A maximum that rises by less than the errors
- * may not rise in the library. */
+/* Running maxima and, for each block, the errors of later rescalings (3.3). A maximum that rises by
+ * less than the errors may not rise in the library. */
 static void follow_blocks(row_work *w)
 {
     const bound_arith *r = w->arith;
@@ -162,14 +162,14 @@ static void follow_blocks(row_work *w)
     }
 }
 
-/* The log of the relative error of 2^(y - max) for a y with this error (3.2). */
+/* The logarithm of the relative error of 2^(y - max) for a y with this error (3.2). */
 static double exponential_log(const row_work *w, double distance, double error)
 {
     const bound_arith *r = w->arith;
     return ln2 * (error + r->u * (distance + 2 * w->largest_error)) + r->exponential * 1.0001;
 }
 
-/* Flushed to zero, now or at the end: the error may be the whole number. */
+/* If the number is flushed to zero, now or at the end, the error may be the whole number. */
 static bool may_flush(const row_work *w, double y)
 {
     double last = w->block_max[w->blocks - 1];
@@ -192,12 +192,12 @@ static void weigh(row_work *w)
         w->epsilon[s] = expm1(log_error + w->block_tail[block]) + (may_flush(w, y) ? 1 : 0);
         w->epsilon_mean += w->row->p[s] * w->epsilon[s];
     }
-    /* Each later block adds one; n terms never have more than n - 1. */
+    /* Each later block adds one addition; n terms never have more than n - 1. */
     double roundings = fmin((double)(w->row->visible - 1), r->sum_depth + (double)(touched - 1));
     w->theta = roundings * r->u / (1 - roundings * r->u);
 }
 
-/* The sums of o (3.5), in units in which the final sum is o. */
+/* The sums of o (3.5), scaled so that the final sum is o. */
 static void output_chain(const row_work *w, running *block, running *total, double *spread,
                          double *moved)
 {
@@ -222,7 +222,7 @@ static void output_chain(const row_work *w, running *block, running *total, doub
             running_add(&block[d], w->row->p[s] * v, 0, r);
             spread[d] += w->row->p[s] * w->epsilon[s] * fabs(v - w->row->o[d]);
             moved[d] += w->row->p[s] * (1 + w->epsilon[s]) * ve;
-            /* partial sums are those of the wrong p: second order */
+            /* partial sums use p with its error: second order */
             total[d].error +=
                 (double)w->row->visible * r->u * w->row->p[s] * fabs(v) * fmin(w->epsilon[s], 1);
         }
@@ -263,7 +263,8 @@ static void bound_outputs(const row_work *w, double *bound)
     free(moved);
 }
 
-/* p = 2^(score - m) / l with the final m and l, and their sum, in which errors of scores cancel (3.7). */
+/* p = 2^(score - m) / l with the final m and l, and the sum of p, in which errors of scores cancel
+ * (3.7). */
 static void bound_probabilities(const row_work *w, bound_row *bound)
 {
     const bound_arith *r = w->arith;
@@ -292,7 +293,7 @@ static void bound_lse(const row_work *w, bound_row *bound)
 {
     double wrong = w->epsilon_mean + w->theta + w->epsilon_mean * w->theta;
     double mean = wrong < 0.5 ? -log1p(-wrong) : INFINITY;
-    /* The sum's error is at most that of its worst term; there are none beyond 2^-130. */
+    /* The sum's error is at most the worst term's error. No terms are below 2^-130. */
     double most = exponential_log(w, 130, w->largest_error) + w->block_tail[0] + 1.01 * w->theta;
     double error = fmin(mean, most);
     const double lse = fabs(w->row->lse);
@@ -307,7 +308,7 @@ void bound_attention_row(const ref_attention *a, const bound_arith *arith, int64
     for (int64_t d = 0; d < row->value_dim; d++) bound->o[d] = 0;
     for (int64_t s = 0; s < row->keys; s++) bound->p[s] = 0;
     bound->lse = bound->sum = 0;
-    if (row->visible == 0) return; /* exactly o = 0, p = 0, lse = -inf */
+    if (row->visible == 0) return; /* o = 0, p = 0 and lse = -inf are exact */
     int64_t blocks = (row->keys - 1) / arith->key_block + 1;
     row_work w = {.a = a,
                   .arith = arith,
@@ -377,8 +378,8 @@ void bound_layer_norm(const mha_tensor *x, const mha_tensor *residual, const mha
     }
     for (int64_t i = 0; i < n; i++) variance += (z[i] - mean) * (z[i] - mean) / (double)n;
     double sigma = sqrt(variance + epsilon);
-    double wrong = residual ? u : 0;        /* of each z, relative */
-    double own = (double)(n + 8) * 0x1p-52; /* of the sums in double, both sides */
+    double wrong = residual ? u : 0;        /* relative error of each z */
+    double own = (double)(n + 8) * 0x1p-52; /* error of both sums in double */
     double moved = (wrong + own) * sqrt(squares) + (residual ? 0x1p-150 : 0);
     for (int64_t i = 0; i < n; i++) {
         double w = fabs(ref_element(weight, &i)), c = fabs(z[i] - mean);

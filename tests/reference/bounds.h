@@ -1,5 +1,6 @@
-/* Error bounds of the library against the reference: the derivations of docs/numerics.md, evaluated for each element
- * with its own sums. Section numbers in bounds.c refer to that page. */
+/* Bounds of the difference between the library and the reference: the derivations of
+ * docs/numerics.md, evaluated for each element with its own sums. Section numbers in bounds.c refer
+ * to that page. */
 #ifndef TEST_BOUNDS_H
 #define TEST_BOUNDS_H
 
@@ -17,38 +18,39 @@ typedef struct bound_arith {
     double sum_depth;       /* maximum additions of a term in a block's sum of p */
     bool fused;             /* a * b + c is one rounding */
     double out_u, out_tiny; /* rounding of a finished result */
-    double weight;          /* of p before it multiplies values; below 2^-50 it may become 0 */
+    double weight;          /* relative error of p; below 2^-50, p may become 0 */
     bool pairs;             /* chains process the second of each pair first */
 } bound_arith;
 
-/* The paths of mha_attention_forward(). default_scale: the descriptor does not set the scale. */
+/* The paths of mha_attention_forward(). `default_scale` means that the descriptor does not set the
+ * scale. */
 bound_arith bound_arith_tiled(mha_isa isa, bool default_scale);
 bound_arith bound_arith_plain(bool default_scale);
-/* Attention in bf16 arithmetic, for inputs exact in bf16. */
+/* Attention in bf16 arithmetic, for inputs that are exact in bf16. */
 bound_arith bound_arith_bf16(mha_isa isa, bool default_scale);
 
 typedef struct bound_row {
     double *p; /* [S] */
     double *o; /* [Dv] */
     double lse;
-    double sum; /* of |sum_s p[s] - 1|, for any errors of the scores */
+    double sum; /* bound of |sum_s p[s] - 1|, for any errors of the scores */
 } bound_row;
 
 bound_row bound_row_make(int64_t keys, int64_t value_dim);
 void bound_row_free(bound_row *bound);
 
-/* The bounds of the row that ref_attention_row() has filled in. */
+/* The bounds of the row that ref_attention_row() has computed. */
 void bound_attention_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
                          int64_t t, const ref_row *row, bound_row *bound);
 
-/* |library - ref_linear()|; x_error (f64, shape of x) may be NULL. */
+/* The bound of |library - ref_linear()|; x_error (f64, shape of x) may be NULL. */
 double bound_linear(const mha_tensor *x, const mha_tensor *x_error, const mha_tensor *weight,
                     const mha_tensor *bias, bool fused, int64_t m, int64_t n);
 
-/* |library - ref_gelu(x)| if the library's x has an error of at most x_error. */
+/* The bound of |library - ref_gelu(x)| if the library's x has an error of at most x_error. */
 double bound_gelu(double x, double x_error);
 
-/* |library - ref_layer_norm()| for the whole row m; y is the reference's. */
+/* The bounds of |library - ref_layer_norm()| for the whole row m; y is the reference's. */
 void bound_layer_norm(const mha_tensor *x, const mha_tensor *residual, const mha_tensor *weight,
                       const mha_tensor *bias, double epsilon, int64_t m, const double *y,
                       double *bound);

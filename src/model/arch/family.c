@@ -17,8 +17,8 @@ extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family
     mhai_family_stablelm, mhai_family_glm4, mhai_family_olmo2, mhai_family_olmo3, mhai_family_bamba,
     mhai_family_granitemoehybrid, mhai_family_granite, mhai_family_mamba2, mhai_family_nemotron_h;
 
-/* A transformer is saved as the first family that can describe it; the last one can describe
- * all. */
+/* A transformer is saved as the first family that can describe it. The last family can describe
+ * every transformer. */
 static const mhai_family *const families[] = {&mhai_family_bert,
                                               &mhai_family_roberta,
                                               &mhai_family_electra,
@@ -121,7 +121,7 @@ bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan
     return strncmp(name, family->layers, strlen(family->layers)) != 0;
 }
 
-/* Where a name has the number of an expert, and its length; 0: nowhere. */
+/* The offset of an expert's number in a name, and its length; 0: the name has no number. */
 static int find_expert(const char *name, const char **number)
 {
     static const char experts[] = ".experts.";

@@ -74,13 +74,14 @@ mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing
     d->layer_heads = plan->head_lists;
     d->layer_kv_heads = plan->head_lists + L;
     if (heads > d->num_heads) d->num_heads = heads;
-    if (d->num_heads % d->kv_heads != 0) d->kv_heads = d->num_heads; /* each layer has its own */
+    /* each layer has its own number */
+    if (d->num_heads % d->kv_heads != 0) d->kv_heads = d->num_heads;
     return MHA_OK;
 }
 
 /* ---- Mamba-2 --------------------------------------------------------------------------------- */
 
-/* JSON has no infinity: transformers 5 writes an object. */
+/* JSON has no infinity, so transformers 5 writes an object. */
 static mha_status read_limit(const mhai_config *config, const char *key, mha_layer_desc *space)
 {
     const json_t *list = json_object_get(config->root, key), *least = json_array_get(list, 0),
@@ -110,7 +111,8 @@ const mhai_space_keys mhai_mamba_keys = {.heads = "mamba_n_heads",
                                          .usual_groups = 1,
                                          .usual_state = 256};
 
-/* The size of heads. With "auto", it is the quotient. */
+/* Read the size of heads. If it is "auto", or absent in a family without a usual size, the heads
+ * together are `expand` times as wide as the model. */
 static mha_status read_size(const mhai_config *config, const mhai_space_keys *keys, int64_t width,
                             int64_t heads, int64_t *size)
 {

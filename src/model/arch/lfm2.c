@@ -20,8 +20,8 @@ static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
     return MHA_OK;
 }
 
-/* The width of the feed-forward layers is two thirds of the width in config.json, times a
- * factor. */
+/* Adjust the width of feed-forward layers: two thirds of the width in config.json, times a factor,
+ * rounded up. */
 static mha_status adjust(const mhai_config *config, mha_transformer_desc *d)
 {
     bool adjusts;

@@ -11,7 +11,7 @@ extern const mhai_family mhai_family_stablelm;
 
 static mha_status read_stablelm(const mhai_config *config, mhai_family_plan *plan)
 {
-    /* of the 12B model alone, which has both */
+    /* set by the 12B model only, which has both */
     static const char *const refused[] = {"qk_layernorm", "use_parallel_residual", NULL};
     mha_transformer_desc *d = &plan->desc;
     bool biased;
