@@ -7,10 +7,10 @@
 static void scale_double(float *out, const float *in, int64_t n, const double *factors, bool each)
 {
     const vd one = vd_set1(*factors);
-    int64_t i = 0;
+    const int64_t whole = each ? 0 : n / VD_LANES * VD_LANES;
     UNROLL_TIMES(4)
-    for (; i + VD_LANES <= n && !each; i += VD_LANES) vd_store(out + i, vd_load(in + i) * one);
-    for (; i < n; i += VD_LANES)
+    for (int64_t i = 0; i < whole; i += VD_LANES) vd_store(out + i, vd_load(in + i) * one);
+    for (int64_t i = whole; i < n; i += VD_LANES)
         vd_store_at(out, i, n, vd_load_at(in, i, n) * (each ? vd_double_at(factors, i, n) : one));
 }
 
