@@ -152,7 +152,7 @@ extern const train_task *const train_tasks[];
 extern const train_task train_sentences, train_pronouns, train_induction, train_ioi, train_reverse,
     train_agreement, train_brackets;
 
-/* The mixer of a name in --mixer (attention, gdn); -1: none. */
+/* The mixer of a name in --mixer (attention, gdn, mamba2); -1: none. */
 int train_mixer_of(const char *name, size_t length);
 
 /* The mixers of a recipe's layers, as in --mixer; empty if all attend. */

@@ -319,7 +319,7 @@ static mha_status take_all(reader *r, const char *what, uint64_t count, mha_stat
     return MHA_OK;
 }
 
-/* Build the lexicon of count names, whose ids are their order. name(file, i): the name of item i. */
+/* Build the lexicon of `count` names. The id of item i is i, and its name is name(file, i). */
 static mha_status index_names(const mha_gguf *file, const char *what, size_t count,
                               const char *(*name)(const mha_gguf *, size_t), mhai_lexicon *lexicon)
 {

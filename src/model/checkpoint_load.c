@@ -134,7 +134,8 @@ static double numbers_described(const mha_transformer_desc *d)
     const bool gated = d->feed_forward == MHA_FEED_FORWARD_SWIGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU_TANH;
-    layer += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
     double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
     if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * E;
     all += (double)d->type_count * E;

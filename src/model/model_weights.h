@@ -47,14 +47,14 @@ int64_t mhai_weights_find(const mhai_weights *weights, const char *name);
 MHA_NODISCARD mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
                                             const mha_tensor *expected, int64_t *index);
 
-/* The index of the scales of a float8 weight; -1: none. */
+/* The index of the tensor with the scales of a float8 weight; -1: none. */
 int64_t mhai_weights_scales(const mhai_weights *weights, int64_t index);
 
 /* Elements of a tensor in the file, row by row. The types are those of gguf_blocks.h. */
 typedef struct mhai_elements {
     mha_gguf_type type;
     const unsigned char *data; /* may be unaligned */
-    /* Scales [.., scale_columns] of blocks of a matrix with this many columns; NULL: none. */
+    /* Scales [.., scale_columns] of the blocks of a matrix with `columns` columns; NULL: none. */
     const unsigned char *scales;
     mha_gguf_type scale_type;
     int64_t columns, scale_columns, block_rows, block_columns;

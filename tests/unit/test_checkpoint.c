@@ -233,13 +233,16 @@ static void round_trips_of_mixers(void **state)
                                   .key_dim = 3,
                                   .value_dim = 7,
                                   .step_least = 0.125f,
-                                  .step_most = 2};
-    const mha_layer_desc all[][2] = {{net, gated}, {net, net}, {space, gated}, {convolution, net}};
+                                  .step_most = 2},
+                         alone = {.struct_size = sizeof alone, .flags = MHA_LAYER_NO_FEED_FORWARD};
+    const mha_layer_desc all[][2] = {
+        {net, gated}, {net, net}, {space, gated}, {alone, net}, {convolution, net}};
     mha_transformer_desc d = llama;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         const int64_t heads[] = {0, d.num_heads}, kv[] = {0, d.num_heads};
         d.layers = all[i];
-        if (i == 3) d.layer_heads = heads, d.layer_kv_heads = kv;
+        if (i == 4) d.layer_heads = heads, d.layer_kv_heads = kv;
+        if (i == 3) d.feed_forward = MHA_FEED_FORWARD_RELU2;
         round_trip(d, "multihead");
     }
 }
