@@ -53,8 +53,8 @@ typedef enum mhai_weight_form {
 /* The library's name and the family's name of a parameter. Either both omit the tail (".weight",
  * ".bias") or both are complete. An asterisk stands for the number of an expert. part: 0 for the
  * first part of a fused weight, then 1, 2. If several rows have the same library name, the first
- * row whose weight is in the file applies. If the file has none of these weights, our own name
- * applies. */
+ * row whose weight is in the file applies. If the file has none of these weights, the library's
+ * name applies. */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;
     mhai_weight_form form;
