@@ -78,7 +78,7 @@ static bool is_own_origin(const char *origin, const char *host)
 
 /* ---- routing --------------------------------------------------------------------------------- */
 
-/* The library answers the other requests; the server handles quitting. */
+/* The library answers the other requests. The server handles the request to quit. */
 static const mha_live_place quit = {"quit", JSON, NULL, true};
 
 static const mha_live_place *find_place(const char *name)
@@ -108,7 +108,7 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
         refuse(reply, 403, "the request is from a page of another origin");
     else if (!rest)
         refuse(reply, 403,
-               "the address has no or a wrong token; 'multihead serve' prints the right one");
+               "the address has no token or a wrong one; 'multihead serve' prints the right one");
     else if (!place)
         refuse(reply, 404, "there is nothing at this address");
     else if (strcmp(request->method, place->asks ? "POST" : "GET") != 0)

@@ -358,7 +358,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_rows(mha_head_measures *measu
  * Compute and add all rows of a layer: mha_head_measures_window(), then mha_attention_visit_rows()
  * into mha_head_measures_rows(). One sequence only: B is 1.
  *
- * Memory, Errors, Threads  as those two.   Since  0.1
+ * Memory, Errors  as these calls.   Threads  one; uses the context's.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_attention(mha_head_measures *measures,
                                                              int64_t layer,

@@ -238,7 +238,7 @@ static mha_status check_counts(const mha_study *s)
                   sequences = (int64_t)s->saved.word[STATE_SEQUENCES];
     if (sequences > s->sequences)
         mha_format(what, sizeof what,
-                   "has %" PRId64 " random sequences, but %" PRId64 " are asked for", sequences,
+                   "has %" PRId64 " random sequences, but %" PRId64 " are requested", sequences,
                    s->sequences);
     else if (texts > s->counted)
         mha_format(what, sizeof what, "has %" PRId64 " text%s, but %" PRId64 " are given", texts,

@@ -189,7 +189,7 @@ static mha_status helpers_make(mha_trainer *t, int64_t count, int64_t tokens, in
     memset(desks, 0, bytes);
     if (pthread_mutex_init(&h->mutex, NULL) != 0) {
         t->allocator.release(t->allocator.user, desks, bytes);
-        return mha_fail(MHA_ERR_NOMEM, "mha_trainer_step: cannot make a mutex");
+        return mha_fail(MHA_ERR_NOMEM, "mha_trainer_step: cannot create a mutex");
     }
     h->desks = desks;
     h->count = count;

@@ -5,16 +5,16 @@
 
 #include <multihead/component.h>
 
-static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_STATE_SPACE_NAMES,
+static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_STATE_SPACE_NAMES("mamba"),
                                          MHAI_GRANITE_EXPERT_NAMES, MHAI_NAME(NULL, NULL)};
 
 extern const mhai_family mhai_family_granitemoehybrid;
 
-static mha_status every_layer(const mhai_config *config, int64_t layer, bool *mixes)
+static mha_status every_layer(const mhai_config *config, int64_t layer, int *kind)
 {
     (void)config;
     (void)layer;
-    *mixes = true;
+    *kind = MHAI_MIXES;
     return MHA_OK;
 }
 
@@ -30,7 +30,7 @@ static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
                                  &d->ff_dim));
     MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(mhai_config_choice(config, "position_embedding_type", kinds[0], kinds, 2, &rotates));
-    MHA_TRY(mhai_read_state_spaces(config, &mixing, plan));
+    MHA_TRY(mhai_read_state_spaces(config, &mhai_mamba_keys, &mixing, plan));
     MHA_TRY(mhai_read_granite_experts(config, true, d->ff_dim, plan));
     MHA_TRY(mhai_read_multipliers(config, plan));
     if (rotates) return mhai_read_rope(config, plan);
