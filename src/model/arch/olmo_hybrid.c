@@ -31,11 +31,12 @@ static const mhai_weight_name names[] = {
 extern const mhai_family mhai_family_olmo_hybrid;
 
 /* Every fourth layer attends, or the last one of fewer than four. */
-static mha_status is_net(const mhai_config *config, int64_t layer, bool *net)
+static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 {
     int64_t layers;
     MHA_TRY(mhai_config_count(config, "num_hidden_layers", 1, MHAI_MOST_LAYERS, &layers));
-    *net = layers < 4 ? layer + 1 < layers : layer % 4 != 3;
+    const bool attends = layers < 4 ? layer + 1 == layers : layer % 4 == 3;
+    *kind = attends ? MHAI_ATTENDS : MHAI_MIXES;
     return MHA_OK;
 }
 
@@ -59,8 +60,8 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
                                 "is %lld, expected a multiple of 'linear_num_key_heads', %lld",
                                 (long long)values, (long long)keys);
     const mhai_mixing mixing = {
-        .type = "linear_attention",
-        .usual = is_net,
+        .types = {{"full_attention"}, {"linear_attention"}},
+        .usual = find_kind,
         .mixer = {.mixer = MHA_MIXER_GATED_DELTA,
                   .key_dim = key_dim,
                   .value_dim = value_dim,
