@@ -512,7 +512,7 @@ def test_heads_by_layer(tmp_path, kind):
     ({"split.count": 3, "split.no": 1}, "is part 2 of 3 of a model; merge them .* llama-gguf-split --merge"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),
     ({"rope.dimension_count": 4}, "'llama.rope.dimension_count' rotates 4 of a head's 8 .*whole heads"),
-    ({"rope.dimension_count": 64}, "is 64, expected 1..8, a head.s numbers")], ids=str)
+    ({"rope.dimension_count": 64}, "is 64, expected 1..8, the size of a head")], ids=str)
 def test_refused(tmp_path, changes, words):
     write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)
     with pytest.raises(mha.MultiheadError, match=words) as error:
@@ -580,7 +580,7 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("granitemoehybrid", "ssm.state_size", 0, "is 0, expected 1.."),
     ("granitemoehybrid", "residual_scale", 0.0, "is 0, expected at least 1e-09"),
     ("granitemoehybrid", "rope.dimension_count", 4, "rotates 4 of a head's 8"),
-    ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, a head.s numbers")], ids=str)
+    ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, the size of a head")], ids=str)
 def test_messages(tmp_path, kind, key, value, words):
     """Errors of metadata name its key, not the internal config.json."""
     scaled = YARN_KEYS if "rope.scaling" in key else {}
