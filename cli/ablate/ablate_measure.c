@@ -486,7 +486,7 @@ static cli_exit patch(effects_job *j)
     return CLI_OK;
 }
 
-/* ---- all together ---------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 /* Reject unusable requests before any work. */
 static cli_exit check_sets(const effects_job *j)

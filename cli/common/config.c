@@ -120,7 +120,7 @@ cli_exit config_window(const char *text, bool causal, int64_t *left, int64_t *ri
     return CLI_OK;
 }
 
-/* ---- All together ---------------------------------------------------------------------------- */
+/* ---- The configuration ----------------------------------------------------------------------- */
 
 static void override(int64_t given, int64_t *value)
 {

@@ -115,7 +115,7 @@ static void print_problem(const explain_problem *p)
     if (p->config.source) say("sizes", "%s", p->config.source);
 }
 
-/* ---- What runs, what it costs ---------------------------------------------------------------- */
+/* ---- Path and cost --------------------------------------------------------------------------- */
 
 static void print_path(const explain_problem *p)
 {
@@ -183,7 +183,7 @@ static void print_cost(const explain_problem *p)
     say("N x N instead", "%s, if all scores were stored in f32", words_bytes(p->matrix_bytes).text);
 }
 
-/* ---- In words -------------------------------------------------------------------------------- */
+/* ---- The report ------------------------------------------------------------------------------ */
 
 static void tell_heads(const explain_problem *p)
 {

@@ -248,7 +248,7 @@ static cli_exit prune(prune_job *job)
     return CLI_OK;
 }
 
-/* ---- what comes out -------------------------------------------------------------------------- */
+/* ---- outputs --------------------------------------------------------------------------------- */
 
 static cli_exit write_files(const prune_job *job)
 {

@@ -108,7 +108,7 @@ static mha_status count_targets(mha_context *context, int64_t batch,
     return MHA_OK;
 }
 
-/* Data for losses that are not the importance measure's own. */
+/* The data with the loss that measures quality: of the targets, or the cosine of embeddings. */
 static mha_importance_data data_of(const prune_data *d, tally *all)
 {
     mha_importance_data data = {.struct_size = sizeof data,

@@ -45,7 +45,7 @@ static const args_option option_table[] = {
     NUMBER("embed", embed, 2, 4096, "set the width of the model"),
     NUMBER("ff", ff, 0, 65536, "set the width of the feed-forward layers; 0: none"),
     ROW_TEXT("mixer", train_options, mixer, "LIST",
-             "set the mixer of all layers, or of each: attention,\ngdn (gated delta net); "
+             "set the mixer of all layers, or of each: attention,\ngdn (gated delta net), mamba2; "
              "for induction and --text"),
     ROW_HEADING("Your own text instead of a task"),
     ROW_TEXT(
@@ -315,7 +315,8 @@ static cli_exit set_mixers(train_options *o, const train_task *task, mha_transfo
         const int kind = train_mixer_of(at, (size_t)(end - at));
         if (kind < 0 || count == TRAIN_MOST_LAYERS)
             return cli_fail(
-                CLI_USAGE, "--mixer %s: expected up to %d of attention, gdn, such as gdn,attention",
+                CLI_USAGE,
+                "--mixer %s: expected up to %d of attention, gdn, mamba2, such as gdn,attention",
                 o->mixer, (int)TRAIN_MOST_LAYERS);
         o->mixers[count].mixer = (mha_mixer)kind;
         attends = attends && !kind;

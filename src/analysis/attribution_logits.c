@@ -24,7 +24,7 @@ typedef struct logit_job {
     double *u; /* [E] */
     double *p; /* [max(H D, F)] W^T u for a part */
     mha_attribution out;
-    double sum; /* of the terms computed so far */
+    double sum; /* sum of the terms computed so far */
 } logit_job;
 
 static const float *row_of(const logit_job *job, const mha_tensor *x)
@@ -163,7 +163,7 @@ static mha_status walk(logit_job *job)
     if (mhai_transformer_pre_norm(job->t))
         MHA_TRY(through_norm(job, -1, "norm", row_of(job, &ends.last)));
     for (int64_t i = d->num_layers - 1; i >= 0; i--) {
-        if (d->ff_dim > 0) MHA_TRY(walk_part(job, i, MHA_PART_FEED_FORWARD));
+        if (mha_transformer_feeds(d, i)) MHA_TRY(walk_part(job, i, MHA_PART_FEED_FORWARD));
         if (d->flags & MHA_TRANSFORMER_CROSS) MHA_TRY(walk_part(job, i, MHA_PART_CROSS_ATTENTION));
         MHA_TRY(walk_part(job, i, MHA_PART_SELF_ATTENTION));
     }

@@ -17,7 +17,7 @@
 
 enum { FARTHEST_OFFSET = 8, MOST_OFFSETS = 64, NEAR_TOKENS = 2, MOST_NEAR = 1024, RARE_RANK = 500 };
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and destruction ---------------------------------------------------------------- */
 
 static int64_t heads_of(const mha_head_measures *m)
 {

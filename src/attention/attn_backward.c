@@ -493,8 +493,8 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_back
     return status;
 }
 
-/* Flops per pair. Each walk recomputes the score and dO v. The tiled path adds the sums of
- * parameters in the walk for dq, even if that walk also computes dk and dv. */
+/* Flops per pair. Each pass over the pairs recomputes the score and dO v. The tiled path adds the
+ * sums of parameters in the pass for dq, even if that pass also computes dk and dv. */
 static double flops_of_pair(const mhai_backward_plan *plan)
 {
     const mhai_backward_problem *x = &plan->x;

@@ -33,7 +33,7 @@ typedef struct loading {
     int64_t types;       /* from config.json */
     mha_transformer *made;
     mhai_ends ends;
-    mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
+    mha_tokenizer **tokenizer; /* tokenizer of a GGUF file; NULL: not requested */
 } loading;
 
 /* ---- the plan ------------------------------------------------------------------------------ */
@@ -80,10 +80,10 @@ static mha_status check_positions(const mhai_config *config, const mha_transform
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
                                      mhai_family_plan *plan)
 {
-    static const char *const refused[] = {"quantization_config", "is_encoder_decoder",
-                                          "per_layer_config", NULL};
+    static const char *const refused[] = {"is_encoder_decoder", "per_layer_config", NULL};
     plan->desc.struct_size = sizeof plan->desc;
     MHA_TRY(mhai_config_refuse(config, refused));
+    MHA_TRY(mhai_quantization_read(config, &plan->quantization));
     MHA_TRY(family->read(config, plan));
     return check_positions(config, &plan->desc);
 }
@@ -134,7 +134,8 @@ static double numbers_described(const mha_transformer_desc *d)
     const bool gated = d->feed_forward == MHA_FEED_FORWARD_SWIGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU_TANH;
-    layer += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
     double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
     if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * E;
     all += (double)d->type_count * E;
@@ -221,7 +222,10 @@ static mha_status check_output(loading *l)
 
 static void use(loading *l, const char *name)
 {
-    l->used[mhai_weights_find(&l->stored->weights, name)] = true;
+    const int64_t index = mhai_weights_find(&l->stored->weights, name);
+    const int64_t scales = mhai_weights_scales(&l->stored->weights, index);
+    l->used[index] = true;
+    if (scales >= 0) l->used[scales] = true;
 }
 
 /* The name of a parameter in the file. Old files call the weight and bias
@@ -384,6 +388,7 @@ static mha_status load_files(loading *l, const char *folder)
     l->gguf = NULL; /* now owned by the weights */
     mha_status status = gguf ? mhai_weights_open_gguf(gguf, folder, &l->stored->weights)
                              : mhai_weights_open(folder, &l->stored->weights);
+    l->stored->weights.quantization = l->plan.quantization;
     if (status == MHA_OK) status = load_body(l);
     if (status == MHA_OK)
         status = gguf ? mhai_gguf_status(mhai_ends_of_gguf(gguf, l->plan.desc.vocab_size, &l->ends))
@@ -404,6 +409,8 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     l->renamed = mhai_gguf_family(l->listed);
     l->family = l->gguf ? &l->renamed : l->listed;
     mha_status status = mhai_checkpoint_read_plan(&text, l->listed, &l->plan);
+    if (status == MHA_OK && text.root != config->root)
+        status = mhai_quantization_read(config, &l->plan.quantization);
     if (status == MHA_OK) status = load_files(l, folder);
     mhai_checkpoint_free_plan(&l->plan);
     return status;

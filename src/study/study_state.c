@@ -198,9 +198,9 @@ bool mha_study_resumes(const mha_study *study, int64_t *texts, int64_t *sequence
     return study->saved.word[STATE_MAGIC] != 0;
 }
 
-/* ---- taking ---------------------------------------------------------------------------------- */
+/* ---- restoring ------------------------------------------------------------------------------- */
 
-/* Whether a place exists. A state is untrusted, and pages look up its places. */
+/* Whether a place is within a text. A state is untrusted, and pages look up its places. */
 static bool has_place(const mha_study *s, const mha_head_place *place, int64_t texts)
 {
     return place->text < texts && place->row < s->lengths[place->text] &&

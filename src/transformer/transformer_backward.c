@@ -296,7 +296,9 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
                                                    dm ? dm->stride[1] : width);
         MHA_TRY(linear(c, &place->memory, &memory, &dkv, MHA_GRADIENT_ADD, dm ? &dmemory : NULL));
     }
-    mha_tensor dqkv = mhai_transformer_rows(c->wide, rows, place->in.outputs, place->in.outputs);
+    mha_tensor dqkv = mhai_transformer_rows(c->wide, rows, place->in.outputs,
+                                            cross ? place->in.outputs
+                                                  : mhai_transformer_mix(&c->t->desc, layer).width);
     MHA_TRY(linear(c, &place->in, &in, &dqkv, 0, &din));
     return end_step(c, &place->step, &kept->step);
 }
@@ -511,7 +513,7 @@ static mha_status backward(call *c, const mha_tensor *output_gradient)
         const mhai_place_layer *place = &c->t->layers[i];
         const mhai_kept_layer *kept = &c->a->layers[i];
         if (d->flags & MHA_TRANSFORMER_PARALLEL) scale_stream(c); /* both parts add to one stream */
-        if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept));
+        if (mha_transformer_feeds(d, i)) MHA_TRY(feed_forward(c, place, kept));
         if (d->flags & MHA_TRANSFORMER_CROSS)
             MHA_TRY(attend(c, &place->cross, &kept->cross, i, true));
         MHA_TRY(attend(c, &place->self, &kept->self, i, false));

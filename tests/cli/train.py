@@ -152,7 +152,7 @@ def bad_input(folder):
         (["induction", "-o", str(kept), "--seed", "4"], 4, "a training of 'ioi'"),
         (["ioi", "-o", str(kept), "--seed", "4", "--embed", "32"], 4, "other settings"),
         (["ioi", "--mixer", "gdn"], 2, "the goal of the task ioi is for attention"),
-        (["induction", "--mixer", "gdn,mamba"], 2, "expected up to 12 of attention, gdn"),
+        (["induction", "--mixer", "gdn,mamba"], 2, "expected up to 12 of attention, gdn, mamba2,"),
         *((["induction", "--mixer", mixers], 2, "expected up to 12") for mixers in ("gdn,,gdn", "gdn,", ",gdn")),
         (["induction", "--mixer", "gdn," * 12 + "gdn"], 2, "expected up to 12"),
         (["induction", "--mixer", "gdn,attention", "--layers", "3"], 2, "2 mixers for 3 layers"),

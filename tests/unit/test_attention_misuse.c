@@ -118,7 +118,7 @@ static void make_ragged(call *c)
     c->p = mha_tensor_contiguous(c->p.data, MHA_F32, 4, (int64_t[]){1, H, TOTAL_T, S});
 }
 
-/* ---- what is wrong ---------------------------------------------------------------------------- */
+/* ---- invalid arguments ------------------------------------------------------------------------ */
 
 #define ROWS                                                                                      \
     MISUSE(MHA_ERR_ARGUMENT, "MHA_ATTENTION_WINDOW", c->desc.flags = 0);                          \

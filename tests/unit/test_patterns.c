@@ -258,7 +258,7 @@ static void random_is_philox(void **state)
     guarded_free(&x.blocks);
 }
 
-/* ---- union, and use -------------------------------------------------------------------------- */
+/* ---- unions, and attention with patterns ----------------------------------------------------- */
 
 static void unions(void **state)
 {

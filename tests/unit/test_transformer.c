@@ -1137,7 +1137,7 @@ static void layers_are_checked(void **state)
         mha_status status;
         const char *words;
     } wrong[] = {
-        {{.flags = 1u << 9}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x200"},
+        {{.flags = 1u << 10}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x400"},
         {{.flags = MHA_LAYER_QK_NORM_ROW}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_QK_NORM"},
         {{.experts = {.count = 4, .used = 5}},
          MHA_ERR_ARGUMENT,

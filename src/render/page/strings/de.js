@@ -382,7 +382,7 @@ texts.de = {
     "tour.window.high": "mehr als zwei Drittel",
     "tour.window.answer": "{share}. Das Fenster berechnet höchstens {cells} statt {all} Zellen.",
 
-    // -- its carriers
+    // -- its backends
     "server.quit": "Server beenden",
     "server.quit.title": "Beendet das Programm, das diese Seite bereitstellt",
     "server.ended": "Der Server ist beendet. Diese Seite kann geschlossen werden.",

@@ -376,7 +376,7 @@ const texts = {en: {
     "tour.window.high": "more than two thirds",
     "tour.window.answer": "{share}. The window computes at most {cells} cells instead of {all}.",
 
-    // -- its carriers
+    // -- its backends
     "server.quit": "End the server",
     "server.quit.title": "End the program that serves this page",
     "server.ended": "The server has ended. This page can be closed.",
