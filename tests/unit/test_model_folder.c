@@ -240,7 +240,7 @@ static void test_config_fields(void **state)
         {"num_attention_heads", "\"num_attention_heads\": 5", MHA_ERR_MODEL, "not a multiple"},
         {"intermediate_size", "\"intermediate_size\": 81", MHA_ERR_MODEL,
          "has shape [80, 36], config.json requires [81, 36]"},
-        {"vocab_size", "\"vocab_size\": 30522", MHA_ERR_MODEL, "asks for [30522, 36]"},
+        {"vocab_size", "\"vocab_size\": 30522", MHA_ERR_MODEL, "requires [30522, 36]"},
         {"vocab_size", "\"vocab_size\": 9223372036854775807", MHA_ERR_MODEL, "'vocab_size' is"},
         {"max_position_embeddings", "\"max_position_embeddings\": 512", MHA_ERR_MODEL,
          "numbers, config.json describes at least "},
