@@ -1150,7 +1150,7 @@ static void layers_are_checked(void **state)
         mha_status status;
         const char *words;
     } wrong[] = {
-        {{.flags = 1u << 10}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x400"},
+        {{.flags = 1u << 11}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x800"},
         {{.strength_scale = 1}, MHA_ERR_ARGUMENT, "only with a mixer"},
         {{.flags = MHA_LAYER_BRANCH_NORM}, MHA_ERR_ARGUMENT, "only in a transformer with pre-norm"},
         {{.flags = MHA_LAYER_QK_NORM_ROW}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_QK_NORM"},
