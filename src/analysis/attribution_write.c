@@ -4,7 +4,6 @@
 
 #include "base/checked.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "transformer/transformer_parts.h"
 
 #include <math.h>
@@ -63,7 +62,7 @@ mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *
 mha_status mhai_attribution_check(const mha_transformer *t, const mha_activations *a,
                                   mha_layer_part part)
 {
-    MHAI_NEED_AS("attribution", "transformer, activations", t, a);
+    MHA_NEED_AS("attribution", "transformer, activations", t, a);
     if (a->transformer != t)
         return mha_fail(MHA_ERR_ARGUMENT, "activations: made for another transformer");
     if (part != MHA_PART_SELF_ATTENTION && part != MHA_PART_CROSS_ATTENTION)
@@ -276,9 +275,7 @@ mha_status mha_heads_write(mha_context *context, const mha_tensor *heads, const 
     if (!outputs) return mha_fail(MHA_ERR_NULL, "mha_heads_write: outputs is NULL");
     MHA_TRY(
         mhai_struct_copy("mha_head_writing", &job.out, sizeof job.out, sizeof job.out, outputs));
-    if (job.out.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_writing: reserved is %u, expected 0",
-                        (unsigned)job.out.reserved);
+    MHA_TRY(mhai_check_reserved("mha_head_writing", job.out.reserved));
     MHA_TRY(mhai_attribution_begin(context, heads, weight, gates, &job.writer));
     if (bias) {
         MHA_TRY(mhai_tensor_check("bias", bias, MHA_F32, 1, &job.writer.E));
@@ -286,9 +283,7 @@ mha_status mha_heads_write(mha_context *context, const mha_tensor *heads, const 
         job.bias = bias->data;
     }
     for (int64_t b = 0; lengths && b < heads->shape[0]; b++)
-        if (lengths[b] < 0 || lengths[b] > heads->shape[2])
-            return mha_fail(MHA_ERR_ARGUMENT, "lengths[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)lengths[b], (long long)heads->shape[2]);
+        MHA_TRY(mhai_check_entry("lengths", b, lengths[b], 0, heads->shape[2]));
     MHA_TRY(check_writing(&job.writer, weight, bias, gates, &job.out));
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = run(context, weight, &job);

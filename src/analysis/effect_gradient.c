@@ -164,7 +164,7 @@ mha_status mha_effect_gradients(mha_context *context, const mha_transformer *tra
                                 const mha_ablation_desc *desc, const mha_effect_data *data,
                                 double *estimates)
 {
-    MHAI_NEED("mha_effect_gradients", context, transformer, estimates);
+    MHA_NEED("mha_effect_gradients", context, transformer, estimates);
     const mha_scratch_mark mark = mha_scratch_top(context);
     gradient_job job = {.estimates = estimates};
     mhai_effect_run r;

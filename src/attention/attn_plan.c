@@ -163,7 +163,7 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
                                  const mha_tensor *o, const mha_attention_outputs *outputs,
                                  mha_attention_plan *plan)
 {
-    MHAI_NEED("mha_attention_explain", context, plan);
+    MHA_NEED("mha_attention_explain", context, plan);
     return mhai_attn_explain(context, &(mhai_attn_call){desc, q, k, v, o, outputs, NULL, NULL},
                              plan);
 }

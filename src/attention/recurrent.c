@@ -317,7 +317,7 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
                                  mha_recurrent_state *state, const mha_tensor *o)
 {
     mhai_recurrent call;
-    MHAI_NEED("mha_recurrent_forward", context, q, k, v, o);
+    MHA_NEED("mha_recurrent_forward", context, q, k, v, o);
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o, 0, &call));
     MHA_TRY(mhai_recurrent_check_output("o", o, &call));
     MHA_TRY(check_state(state, &call));

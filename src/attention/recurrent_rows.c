@@ -238,14 +238,11 @@ mha_status mha_recurrent_visit_rows(mha_context *context, const mha_recurrent_de
                                     int64_t block_rows, mha_rows_fn fn, void *user)
 {
     mhai_recurrent call;
-    MHAI_NEED("mha_recurrent_visit_rows", context, q, k);
+    MHA_NEED("mha_recurrent_visit_rows", context, q, k);
     visit x = {.call = &call, .kernels = mhai_kernels_for(context->isa)};
     if (!fn) return mha_fail(MHA_ERR_NULL, "mha_recurrent_visit_rows: fn is NULL");
-    if (block_rows < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "block_rows is %lld, expected at least 0",
-                        (long long)block_rows);
-    if (heads < 1)
-        return mha_fail(MHA_ERR_ARGUMENT, "heads is %lld, expected at least 1", (long long)heads);
+    MHA_TRY(mhai_check_range("block_rows", block_rows, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("heads", heads, 1, INT64_MAX));
     MHA_TRY(mhai_recurrent_check(desc, q, k, NULL, NULL, heads, &call));
     if (call.T == 0 || call.B == 0) return MHA_OK;
     int64_t block = block_rows;

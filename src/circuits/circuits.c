@@ -464,11 +464,7 @@ static mha_status check(const circuits_job *job)
 mha_status mha_transformer_circuits(mha_context *context, const mha_transformer *transformer,
                                     const mha_circuits_desc *desc, const mha_circuits *out)
 {
-    if (!context || !transformer || !out)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_circuits: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "out");
+    MHA_NEED("mha_transformer_circuits", context, transformer, out);
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_transformer_describe(transformer, &d);
     for (int64_t i = 0; d.layers && i < d.num_layers; i++)

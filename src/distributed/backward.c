@@ -7,7 +7,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 #include "ranks/rank_messages.h"
 
@@ -75,12 +75,8 @@ static mha_status check_keys(const char *name, const mha_tensor *given, const mh
 
 static mha_status check_given(back_call *c, const mha_attention_gradients *gradients)
 {
-    if (!c->given.call.o || !c->given.lse || !c->given.o_gradient || !gradients)
-        return mha_fail(MHA_ERR_NULL, "mha_distributed_backward: %s is NULL",
-                        !c->given.call.o       ? "o"
-                        : !c->given.lse        ? "lse"
-                        : !c->given.o_gradient ? "o_gradient"
-                                               : "gradients");
+    MHA_NEED_AS("mha_distributed_backward", "o, lse, o_gradient, gradients", c->given.call.o,
+                c->given.lse, c->given.o_gradient, gradients);
     MHA_TRY(mhai_struct_copy("mha_attention_gradients", &c->given.gradients,
                              sizeof c->given.gradients,
                              offsetof(mha_attention_gradients, lse_gradient), gradients));

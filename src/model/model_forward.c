@@ -344,11 +344,7 @@ static mha_status run(const model_call *p)
 mha_status mha_model_forward(mha_context *context, const mha_model *model, const mha_batch *batch,
                              const mha_model_outputs *outputs)
 {
-    if (!context || !model || !batch)
-        return mha_fail(MHA_ERR_NULL, "mha_model_forward: %s is NULL",
-                        !context ? "context"
-                        : !model ? "model"
-                                 : "batch");
+    MHA_NEED("mha_model_forward", context, model, batch);
     mha_batch own;
     if (model->encoder)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_forward: an encoder-decoder takes two "

@@ -5,6 +5,7 @@
 
 #include "base/context.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -53,9 +54,7 @@ static mha_status check_targets(const mha_tensor *targets, int64_t rows, int64_t
     *counted = 0;
     for (int64_t i = 0; i < rows; i++) {
         int32_t target = mhai_nn_id(targets, i);
-        if (target < -1 || target >= classes)
-            return mha_fail(MHA_ERR_ARGUMENT, "targets[%lld] is %d, expected -1..%lld",
-                            (long long)i, (int)target, (long long)classes - 1);
+        MHA_TRY(mhai_check_entry("targets", i, target, -1, classes - 1));
         *counted += target >= 0;
     }
     return MHA_OK;

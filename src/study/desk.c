@@ -84,8 +84,7 @@ mha_status mha_desk_measure(mha_context *context, const mha_transformer *transfo
 {
     mha_activations *kept = NULL;
     mha_room room = {0};
-    if (!context || !transformer || !tokens || !desk)
-        return mha_fail(MHA_ERR_NULL, "mha_desk_measure: NULL argument");
+    MHA_NEED("mha_desk_measure", context, transformer, tokens, desk);
     MHA_TRY(mha_struct_check_size("mha_desk", desk->struct_size, sizeof *desk));
     *desk = (mha_desk){.struct_size = desk->struct_size};
     mha_status status = mha_activations_create(context, transformer, tokens->count, 0, &kept);

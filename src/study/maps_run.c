@@ -99,8 +99,7 @@ static mha_status check(mha_model *model, const mha_maps_desc *given, mha_maps_d
                         const mha_maps *maps)
 {
     const uint32_t known = MHA_MAPS_TWINS | MHA_MAPS_NEURONS;
-    if (!model || !given || !maps)
-        return mha_fail(MHA_ERR_NULL, "maps: model, desc and maps are required");
+    MHA_NEED("maps", model, given, maps);
     MHA_TRY(mha_struct_check_size("mha_maps", maps->struct_size, sizeof *maps));
     MHA_TRY(mha_struct_read("mha_maps_desc", desc, sizeof *desc, sizeof *desc, given,
                             given->struct_size));
@@ -421,7 +420,7 @@ static mha_status check_layers(const mha_maps *maps, const mha_maps *other)
 
 mha_status mha_maps_subtract(mha_maps *maps, const mha_maps *other, bool *same)
 {
-    if (!maps || !other) return mha_fail(MHA_ERR_NULL, "mha_maps_subtract: NULL argument");
+    MHA_NEED("mha_maps_subtract", maps, other);
     const mha_tokens *a = &maps->rows, *b = &other->rows;
     if (!(maps->flags & other->flags & MHA_MAPS_SAME))
         return mha_fail(MHA_ERR_UNSUPPORTED,

@@ -353,8 +353,7 @@ mha_status mha_trials_trace(mha_trials *trials, const mha_trial *given,
 {
     mha_trial run;
     mha_trace_options o;
-    if (!options || !trace)
-        return mha_fail(MHA_ERR_NULL, "mha_trials_trace: options and trace are required");
+    MHA_NEED("mha_trials_trace", options, trace);
     MHA_TRY(mha_struct_check_size("mha_trace", trace->struct_size, sizeof *trace));
     *trace = (mha_trace){.struct_size = trace->struct_size, .layer = -1, .key = -1};
     MHA_TRY(mha_struct_read("mha_trace_options", &o, sizeof o, sizeof o, options,

@@ -333,7 +333,7 @@ static mha_status check_layers(const char *function, const mha_transformer *t)
 mha_status mha_transformer_prune(mha_context *context, const mha_transformer *transformer,
                                  const mha_tensor *keep, mha_transformer **pruned)
 {
-    MHAI_NEED("mha_transformer_prune", context, transformer, pruned);
+    MHA_NEED("mha_transformer_prune", context, transformer, pruned);
     MHA_TRY(check_layers("mha_transformer_prune", transformer));
     MHA_TRY(check_keep(transformer, keep));
     pruning *x = NULL;
@@ -346,7 +346,7 @@ mha_status mha_transformer_prune(mha_context *context, const mha_transformer *tr
 mha_status mha_transformer_copy(mha_context *context, const mha_transformer *transformer,
                                 mha_transformer **copy)
 {
-    MHAI_NEED("mha_transformer_copy", context, transformer, copy);
+    MHA_NEED("mha_transformer_copy", context, transformer, copy);
     MHA_TRY(mhai_transformer_dense("mha_transformer_copy", transformer));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
@@ -374,7 +374,7 @@ static mha_status plan_shared(const mha_transformer *t, int64_t layer, int64_t k
 mha_status mha_transformer_share_kv(mha_context *context, const mha_transformer *transformer,
                                     int64_t kv_heads, mha_transformer **shared)
 {
-    MHAI_NEED("mha_transformer_share_kv", context, transformer, shared);
+    MHA_NEED("mha_transformer_share_kv", context, transformer, shared);
     MHA_TRY(check_layers("mha_transformer_share_kv", transformer));
     pruning *x = NULL;
     mha_status status = begin(context, transformer, &x);
@@ -397,7 +397,7 @@ static mha_status check_as(const mha_transformer *t, const mha_transformer_desc 
 mha_status mha_transformer_vary(mha_context *context, const mha_transformer *transformer,
                                 const mha_transformer_desc *desc, mha_transformer **varied)
 {
-    MHAI_NEED("mha_transformer_vary", context, transformer, desc, varied);
+    MHA_NEED("mha_transformer_vary", context, transformer, desc, varied);
     pruning *x = NULL;
     MHA_TRY(check_as(transformer, desc));
     const mha_status status = begin(context, transformer, &x);
