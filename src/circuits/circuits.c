@@ -467,12 +467,13 @@ mha_status mha_transformer_circuits(mha_context *context, const mha_transformer 
     MHA_NEED("mha_transformer_circuits", context, transformer, out);
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_transformer_describe(transformer, &d);
-    for (int64_t i = 0; d.layers && i < d.num_layers; i++)
-        if (mha_layer_difference(&d.layers[i]))
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "mha_transformer_circuits: layer %lld %s: what its heads write is no "
-                            "product of weights alone",
-                            (long long)i, mha_layer_difference(&d.layers[i]));
+    int64_t layer = 0;
+    const char *phrase = mha_transformer_phrase(&d, mha_layer_difference, &layer);
+    if (phrase)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_transformer_circuits: layer %lld %s: what its heads write is no "
+                        "product of weights alone",
+                        (long long)layer, phrase);
     circuits_job job = {.context = context,
                         .t = transformer,
                         .L = d.num_layers,

@@ -314,11 +314,11 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
 /* The steps of a trace are those of softmax attention without gates. */
 static mha_status check_mixers(const mha_transformer_desc *d)
 {
-    for (int64_t l = 0; d->layers && l < d->num_layers; l++)
-        if (mha_layer_difference(&d->layers[l]))
-            return mha_fail(MHA_ERR_UNSUPPORTED, "mha_trials_trace: layer %" PRId64 " %s", l,
-                            mha_layer_difference(&d->layers[l]));
-    return MHA_OK;
+    int64_t layer = 0;
+    const char *phrase = mha_transformer_phrase(d, mha_layer_difference, &layer);
+    return phrase ? mha_fail(MHA_ERR_UNSUPPORTED, "mha_trials_trace: layer %" PRId64 " %s", layer,
+                             phrase)
+                  : MHA_OK;
 }
 
 static mha_status check(const tracing *g)

@@ -320,14 +320,8 @@ static mha_status check_keep(const mha_transformer *t, const mha_tensor *keep)
 
 static mha_status check_layers(const char *function, const mha_transformer *t)
 {
-    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {
-        const char *why = mha_layer_keeps_heads(&t->desc.layers[i]);
-        if (why)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: layer %lld %s, so its heads can be neither removed nor merged",
-                            function, (long long)i, why);
-    }
-    return MHA_OK;
+    return mhai_transformer_reject(function, t, mha_layer_keeps_heads,
+                                   ", so its heads can be neither removed nor merged");
 }
 
 mha_status mha_transformer_prune(mha_context *context, const mha_transformer *transformer,
