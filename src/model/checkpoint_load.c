@@ -84,7 +84,7 @@ mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_famil
                                           "per_layer_config", NULL};
     plan->desc.struct_size = sizeof plan->desc;
     MHA_TRY(mhai_config_refuse(config, refused));
-    MHA_TRY(family->read(config, plan));
+    MHA_TRY(mhai_family_read(family, config, plan));
     return check_positions(config, &plan->desc);
 }
 

@@ -1,8 +1,6 @@
 /* Bamba: Mamba-2 layers, and in some layers attention that rotates half of each head. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {MHAI_STATE_SPACE_NAMES,
                                          MHAI_NAME("norm", "final_layernorm"),
                                          MHAI_NAME("self_attn_norm", "input_layernorm"),
@@ -15,8 +13,6 @@ static const mhai_weight_name names[] = {MHAI_STATE_SPACE_NAMES,
 /* transformers ignores a partial_rotary_factor outside rope_parameters. */
 static const mhai_rope_kind rope = {NULL, "rope_theta", NULL, 1e4, 0.5, true};
 
-extern const mhai_family mhai_family_bamba;
-
 static mha_status is_space(const mhai_config *config, int64_t layer, bool *mixes)
 {
     bool attends;
@@ -28,17 +24,14 @@ static mha_status is_space(const mhai_config *config, int64_t layer, bool *mixes
 static mha_status read_bamba(const mhai_config *config, mhai_family_plan *plan)
 {
     mhai_mixing mixing = {.usual = is_space};
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_bamba, true, plan));
-    MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
     MHA_TRY(mhai_read_biases(config, plan));
-    MHA_TRY(mhai_read_state_spaces(config, &mixing, plan));
-    return mhai_read_rope(config, plan);
+    return mhai_read_state_spaces(config, &mixing, plan);
 }
 
 const mhai_family mhai_family_bamba = {.model_type = "bamba",
-                                       MHAI_LLAMA_FILES(names),
-                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                       MHAI_LLAMA_FILES(names, 0),
+                                       .epsilon = 1e-5,
+                                       .whole = true,
                                        .bias_key = "attention_bias",
                                        .rope = &rope,
                                        .partial = true,
