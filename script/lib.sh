@@ -88,11 +88,7 @@ install_missing() {
     if ! command -v apt-get >/dev/null 2>&1; then
         fail "missing:$missing (Debian's names); please install them and run this again"
     fi
-    if [ "$(id -u)" -eq 0 ]; then
-        as_root="env"
-    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
-        as_root='sudo -n env'
-    else
+    if ! find_root; then
         say "Missing:$missing"
         say "Please run this, and then ${0#"$PWD/"} again:"
         say "  sudo apt-get update && sudo apt-get install -y --no-install-recommends$missing"
@@ -113,7 +109,18 @@ install_missing() {
     missing=''
 }
 
+# as_root: the prefix of commands that install packages.
+find_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        as_root="env"
+    else
+        as_root='sudo -n env'
+        command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null
+    fi
+}
+
 apt_install() {
+    find_root || return 1
     # shellcheck disable=SC2086  # a command and its arguments
     watched build/apt.log $as_root DEBIAN_FRONTEND=noninteractive apt-get install -y \
         --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"

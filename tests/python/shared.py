@@ -37,6 +37,13 @@ def amount(gate, deep, everything):
     return everything if LONG else deep if DEEP else gate
 
 
+def rounds_like(mine, theirs, exact):
+    """Errors are at most twice those of a calculation in float32, by root mean square. The largest of many depends on
+    chance (2.9 times where the squares agree), so it may be eight times as large."""
+    own, others = abs(mine - exact), abs(theirs - exact)
+    return (own ** 2).sum() <= 4 * (others ** 2).sum() and own.max() <= 8 * others.max()
+
+
 def interrupt(command, folder, event):
     """Run a command until the folder has a file that matches the pattern, then send Ctrl-C; "": at once."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import multihead
+from shared import rounds_like
 from test_hybrid_hf import SIZES as HYBRID, TEXT, in_double, run, write_tokenizer
 
 SIZES = {name: size for name, size in HYBRID.items() if "head_dim" not in name and "linear" not in name}
@@ -88,8 +89,7 @@ def test_logits_are_those_of_transformers_in_double(made):
     with torch.no_grad():
         rounded = net(ids).logits[0].numpy()
     exact, ours = in_double(net, ids), model.logits(ids[0].tolist())
-    error, theirs = (np.linalg.norm(x - exact) for x in (ours, rounded))
-    assert error <= 2 * theirs
+    assert rounds_like(ours, rounded, exact)
 
 
 def test_threads_batches_and_steps_change_no_bit(made):

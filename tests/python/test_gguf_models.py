@@ -17,7 +17,7 @@ import checkpoint_ctypes as ck
 from multihead import _tensor
 from multihead._abi import ModelOptions, ModelShape
 import multihead_ctypes as mha
-from shared import SMOLLM2
+from shared import SMOLLM2, rounds_like
 from test_checkpoint_hf import some_ids, their_family
 
 LIBRARY = ck.LIBRARY
@@ -609,8 +609,7 @@ def test_smollm2(smollm2):
     maps, _ = ours.look(ids)
     for mine, wanted, theirs in [(ours(ids), exact.logits, single.logits)] + list(
             zip(maps, exact.attentions, single.attentions)):
-        error = np.abs(mine - wanted.numpy()).max()
-        assert error <= 2 * np.abs(theirs.double().numpy() - wanted.numpy()).max()
+        assert rounds_like(mine, theirs.numpy(), wanted.numpy())
 
 
 @pytest.mark.skipif(not (mha.LIBRARY_DIR / "multihead").exists(), reason="no program")

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import multihead
-from shared import PROGRAM
+from shared import PROGRAM, rounds_like
 
 SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2,
@@ -117,8 +117,7 @@ def test_logits_are_those_of_transformers_in_double(made):
         rounded = net(ids).logits[0].numpy()
     exact = in_double(net, ids)
     ours = model.logits(ids[0].tolist())
-    error, theirs = (np.linalg.norm(x - exact) for x in (ours, rounded))
-    assert error <= 2 * theirs
+    assert rounds_like(ours, rounded, exact)
 
 
 def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
