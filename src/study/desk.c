@@ -1,5 +1,7 @@
 /* The effect of W_O: the term that each head of a layer adds to every feature of the stream, at
  * every token. Also the concatenated heads before W_O and their sum after it. */
+#include "study/study.h"
+
 #include <multihead/attribution.h>
 #include <multihead/component.h>
 #include <multihead/maps.h>
@@ -68,15 +70,10 @@ static mha_status run(mha_context *context, const mha_transformer *t, const mha_
                       mha_activations *kept)
 {
     mha_transformer_desc d;
-    const int64_t shape[] = {1, tokens->count};
-    const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
-                     types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
+    mhai_sequence s;
     mha_transformer_describe(t, &d);
-    const mha_transformer_input input = {.struct_size = sizeof input,
-                                         .tokens = &ids,
-                                         .token_types =
-                                             d.type_count && tokens->types ? &types : NULL};
-    return mha_transformer_forward(context, t, &input, kept, NULL, NULL, NULL);
+    mhai_sequence_make(tokens, &d, &s);
+    return mha_transformer_forward(context, t, &s.input, kept, NULL, NULL, NULL);
 }
 
 mha_status mha_desk_measure(mha_context *context, const mha_transformer *transformer,

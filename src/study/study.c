@@ -255,18 +255,28 @@ static mha_status show_progress(void *user, int64_t layer, int64_t row)
     return s->desc.progress(s->desc.progress_user, &s->progress);
 }
 
+void mhai_sequence_make(const mha_tokens *tokens, const mha_transformer_desc *d, mhai_sequence *s)
+{
+    const int64_t shape[] = {1, tokens->count};
+    s->ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape);
+    s->types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
+    s->input =
+        (mha_transformer_input){.struct_size = sizeof s->input,
+                                .tokens = &s->ids,
+                                .token_types = d->type_count && tokens->types ? &s->types : NULL};
+}
+
 static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_text *text,
                       const mha_transformer_input *also, bool random)
 {
-    const int64_t shape[] = {1, tokens->count};
-    const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
-                     types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
+    mhai_sequence of;
     mha_transformer_input input;
+    mhai_sequence_make(tokens, &s->net_desc, &of);
     MHA_TRY(mha_struct_read("mha_transformer_input", &input, sizeof input, sizeof input, also,
                             also ? also->struct_size : 0));
     input.struct_size = sizeof input;
-    input.tokens = &ids;
-    input.token_types = s->net_desc.type_count > 0 ? &types : NULL;
+    input.tokens = of.input.tokens;
+    input.token_types = of.input.token_types;
     input.gates = s->desc.gates;
     const mha_head_pass pass = {
         .struct_size = sizeof pass,
