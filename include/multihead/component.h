@@ -128,6 +128,9 @@ MHA_API MHA_NODISCARD mha_status mha_scratch_zeros(mha_context *context, int64_t
  * one. Since 0.1 */
 MHA_API void mha_scratch_release(mha_context *context, mha_scratch_mark mark);
 
+/** mha_scratch_release(), and return status. Memory, Errors and Threads as there. Since 0.1 */
+MHA_API mha_status mha_scratch_end(mha_context *context, mha_scratch_mark mark, mha_status status);
+
 /* A room: memory, and objects with a destructor, released together, the last first. All zero:
  * empty. */
 typedef struct mha_room {

@@ -62,8 +62,7 @@ mha_status mha_effect_means(mha_context *context, const mha_transformer *transfo
     mhai_effect_run r;
     mha_status status = mhai_effect_begin(&r, context, transformer, data);
     if (status == MHA_OK) status = take_means(&r, means);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* ---- sets ------------------------------------------------------------------------------------ */
@@ -208,8 +207,7 @@ mha_status mha_effect_sets(mha_context *context, const mha_transformer *transfor
     if (status == MHA_OK && job.sets.count > 0 && !without)
         status = mha_fail(MHA_ERR_NULL, "mha_effect_sets: without is NULL");
     if (status == MHA_OK) status = run_sets(&r, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* ---- work ------------------------------------------------------------------------------------ */

@@ -141,9 +141,7 @@ mha_status mha_attention_norm_maps(mha_context *context, const mha_tensor *v,
     job.S = v->shape[2];
     job.T = job.out.probabilities ? job.out.probabilities->shape[2] : 0;
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, weight, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, weight, &job));
 }
 
 mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *transformer,
@@ -160,9 +158,7 @@ mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *tran
     const mha_scratch_mark mark = mha_scratch_top(context);
     snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));
     MHA_TRY(mhai_attribution_weight(context, transformer, layer, name, false, &weight));
-    const mha_status status = mha_attention_norm_maps(context, &view.v, &weight, maps);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, mha_attention_norm_maps(context, &view.v, &weight, maps));
 }
 
 /* ---- rollout ------------------------------------------------------------------------------- */

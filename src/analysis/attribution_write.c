@@ -286,9 +286,7 @@ mha_status mha_heads_write(mha_context *context, const mha_tensor *heads, const 
         MHA_TRY(mhai_check_entry("lengths", b, lengths[b], 0, heads->shape[2]));
     MHA_TRY(check_writing(&job.writer, weight, bias, gates, &job.out));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, weight, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, weight, &job));
 }
 
 mha_status mha_layer_write(mha_context *context, const mha_transformer *transformer,
@@ -311,8 +309,7 @@ mha_status mha_layer_write(mha_context *context, const mha_transformer *transfor
     if (status == MHA_OK)
         status = mha_heads_write(context, &view.heads, &weight, bias.ndim ? &bias : NULL, NULL,
                                  lengths, outputs);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 mha_status mha_head_weight_norms(const mha_tensor *weight, const mha_tensor *map)

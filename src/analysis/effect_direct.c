@@ -161,6 +161,5 @@ mha_status mha_effect_direct(mha_context *context, const mha_transformer *transf
     mhai_effect_run r;
     mha_status status = mhai_effect_begin(&r, context, transformer, data);
     if (status == MHA_OK) status = run(&r, direct);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

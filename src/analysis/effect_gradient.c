@@ -178,6 +178,5 @@ mha_status mha_effect_gradients(mha_context *context, const mha_transformer *tra
     if (status == MHA_OK) status = take_scratch(&r, &job);
     for (int64_t i = 0; status == MHA_OK && i < r.data.texts; i++) status = run_text(&r, &job, i);
     mha_activations_destroy(job.a);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

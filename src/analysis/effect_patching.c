@@ -213,9 +213,7 @@ static mha_status patching(const char *function, mha_context *context, const mha
     mhai_effect_run r;
     MHA_TRY(mhai_struct_copy("mha_patching", &job.desc, sizeof job.desc, sizeof job.desc, desc));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(&r, context, t, &job, to_values, from_values);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&r, context, t, &job, to_values, from_values));
 }
 
 mha_status mha_activation_patching(mha_context *context, const mha_transformer *transformer,

@@ -68,8 +68,7 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
         find_interval(kept, replicates, seed, room, &found);
         *interval = found;
     }
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* The unselected head with the largest absolute effect; -1: none. */

@@ -262,6 +262,5 @@ mha_status mha_head_corpus_values(mha_head_corpus *c, int64_t layer, const mha_t
         mha_parallel_for(c->context, H, make_norms, &job);
         c->norm_layer = layer;
     }
-    mha_scratch_release(c->context, mark);
-    return status;
+    return mha_scratch_end(c->context, mark, status);
 }

@@ -338,8 +338,7 @@ mha_status mha_head_distances_outputs(mha_head_distances *d, const mha_tensor *z
     mha_parallel_for(d->context, d->count, compare_outputs, &job);
     d->rows += z->shape[1];
 done:
-    mha_scratch_release(d->context, mark);
-    return status;
+    return mha_scratch_end(d->context, mark, status);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */

@@ -635,8 +635,7 @@ mha_status mha_head_measures_rows(mha_head_measures *m, int64_t layer, int64_t r
     const mha_scratch_mark mark = mha_scratch_top(m->context);
     const mha_status status = add_rows(m, row, p);
     if (status != MHA_OK && fresh) m->layer = -1;
-    mha_scratch_release(m->context, mark);
-    return status;
+    return mha_scratch_end(m->context, mark, status);
 }
 
 typedef struct feed {

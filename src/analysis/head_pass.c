@@ -42,9 +42,8 @@ static mha_status compare_signed(const pass *x, const mha_tensor *p)
             to[keys + j] = from[j] < 0 ? -from[j] : 0;
         }
     }
-    const mha_status status = mha_head_distances_rows(x->to.distances[x->layer], &parts);
-    mha_scratch_release(x->context, mark);
-    return status;
+    return mha_scratch_end(x->context, mark,
+                           mha_head_distances_rows(x->to.distances[x->layer], &parts));
 }
 
 static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
@@ -190,9 +189,7 @@ mha_status mha_head_pass_run(mha_context *context, const mha_transformer *transf
     MHA_TRY(mhai_struct_copy("mha_head_pass", &x.to, sizeof x.to, sizeof x.to, to));
     MHA_TRY(mhai_check_flags("mha_head_pass", x.to.flags, MHA_HEAD_PASS_OWN_LAYERS));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(&x, input, text);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&x, input, text));
 }
 
 mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *transformer,

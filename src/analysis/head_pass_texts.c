@@ -45,8 +45,7 @@ mha_status mha_head_pass_ranks(mha_context *context, int64_t vocab_size, const i
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = mha_scratch_alloc(context, vocab_size, sizeof(counted), &all);
     if (status == MHA_OK) rank(vocab_size, counts, all, ranks, kinds);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */

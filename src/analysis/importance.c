@@ -444,8 +444,7 @@ mha_status mha_head_means(mha_context *context, const mha_transformer *transform
     for (int64_t l = 0; status == MHA_OK && l < r.d.num_layers; l++)
         memcpy(mhai_nn_row(means, l), r.means + l * wide, (size_t)wide * sizeof(float));
     mhai_importance_end(&r);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 mha_status mha_head_importance(mha_context *context, const mha_transformer *transformer,
@@ -465,6 +464,5 @@ mha_status mha_head_importance(mha_context *context, const mha_transformer *tran
         if (loss) *loss = found;
     }
     mhai_importance_end(&r);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -156,6 +156,5 @@ mha_status mha_head_curve(mha_context *context, const mha_transformer *transform
     if (status == MHA_OK) status = curve(&r, &c, gates, found);
     if (status == MHA_OK && c.points > 0) memcpy(c.losses, found, bytes);
     mhai_importance_end(&r);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -97,6 +97,5 @@ mha_status mha_head_order(mha_context *context, const mha_transformer *transform
         call->count = g.count;
     }
     mhai_importance_end(&r);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

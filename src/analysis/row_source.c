@@ -210,8 +210,7 @@ static mha_status visit_sequence(const row_source *x, const row_sequence *seq)
         end = block_end(x, seq, row, rows);
         status = visit_block(x, seq, row, end - row, memory);
     }
-    mha_scratch_release(x->context, mark);
-    return status;
+    return mha_scratch_end(x->context, mark, status);
 }
 
 /* Before the first row, reject everything that mha_attention_forward() would reject. */

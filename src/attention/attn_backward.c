@@ -484,9 +484,7 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_back
     mhai_backward_plan plan = {.threads = 0};
     MHA_TRY(mhai_backward_plan_call(context, &own, NULL, true, &plan));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, &plan);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &plan));
 }
 
 /* Flops per pair. Each walk recomputes the score and dO v. The tiled path adds the sums of

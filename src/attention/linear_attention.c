@@ -448,7 +448,5 @@ mha_status mha_linear_attention_forward(mha_context *context, const mha_linear_a
     linear_job job = {.p = &problem, .kernels = mhai_kernels_for(context->isa)};
     MHA_TRY(size_job(&job));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &job));
 }

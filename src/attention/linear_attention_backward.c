@@ -330,7 +330,5 @@ mha_status mha_linear_attention_backward(mha_context *context,
     MHA_TRY(mhai_linear_check(desc, q, k, v, o_gradient, NULL, &x.p));
     MHA_TRY(check_gradients(&own, &x));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, &x);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &x));
 }

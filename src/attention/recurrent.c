@@ -335,6 +335,5 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
             if (length > 0) state->channels[b] = call.channels;
         }
     }
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

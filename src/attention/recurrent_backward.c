@@ -254,7 +254,5 @@ mha_status mha_recurrent_backward(mha_context *context, const mha_recurrent_desc
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o_gradient, 0, &x.call));
     MHA_TRY(check_gradients(desc, gradients, &x));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(context, &x);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &x));
 }

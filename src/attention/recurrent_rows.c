@@ -248,7 +248,6 @@ mha_status mha_recurrent_visit_rows(mha_context *context, const mha_recurrent_de
     int64_t block = block_rows;
     if (block == 0) block = mhai_max_i64(MHAI_BLOCK, BLOCK_FLOATS / call.T / heads);
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = visit_all(context, &x, mhai_min_i64(block, call.T), fn, user);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark,
+                           visit_all(context, &x, mhai_min_i64(block, call.T), fn, user));
 }

@@ -504,6 +504,5 @@ mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
     if (status == MHA_OK)
         status = mhai_attn_forward(
             context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages, NULL});
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -491,7 +491,5 @@ mha_status mha_transformer_circuits(mha_context *context, const mha_transformer 
     MHA_TRY(check(&job));
     job.K = job.desc.directions ? job.desc.directions : 1;
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(&job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&job));
 }

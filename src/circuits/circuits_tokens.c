@@ -152,7 +152,5 @@ mha_status mha_direction_tokens(mha_context *context, const mha_transformer *tra
     job.M = job.desc.count, job.N = job.desc.most, job.E = d.embed_dim;
     if (job.M == 0) return MHA_OK;
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(&job, directions);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&job, directions));
 }

@@ -489,8 +489,7 @@ static mha_status run_step(back_call *c, int64_t step)
     mha_status status = mhai_exchange_move(&c->step, false);
     if (status == MHA_OK) status = begin_step(c, step, &share);
     if (status == MHA_OK) mhai_backward_share_keys(c->context, &share, c->blocks, c->block_count);
-    mha_scratch_release(c->context, mark);
-    return status;
+    return mha_scratch_end(c->context, mark, status);
 }
 
 static void clear(float *sums, int64_t rows, int64_t columns)
@@ -667,6 +666,5 @@ mha_status mha_distributed_backward(mha_context *context, const mha_sequence_spl
                : mhai_slice_take(name, a.attention, a.q, a.k, a.v, a.o, NULL, &c.given.call);
     status = begin(&c, split, a.gradients);
     if (status == MHA_OK) status = run(&c);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

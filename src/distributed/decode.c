@@ -504,8 +504,7 @@ mha_status mha_distributed_decode(mha_context *context, const mha_key_split *key
         status = mha_fail(MHA_ERR_NULL, "mha_distributed_decode: o is NULL");
     status = agree(&c, true, status);
     if (status == MHA_OK) status = run(&c);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* ---- the plan of a call ---------------------------------------------------------------------- */
@@ -578,6 +577,5 @@ mha_status mha_distributed_decode_explain(mha_context *context, const mha_key_sp
     if (status == MHA_OK && !plan) status = mha_fail(MHA_ERR_NULL, "%s: plan is NULL", name);
     status = agree(&c, false, status);
     if (status == MHA_OK) status = explain(&c, plan);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -364,7 +364,5 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
     MHA_TRY(check_outputs(&model->info, &pass));
     if (pass.B * pass.T == 0) return MHA_OK;
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(&pass);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&pass));
 }

@@ -461,7 +461,5 @@ mha_status mha_module_backward(mha_context *context, const mha_module *module,
                 module, given, out_gradient, gradients);
     call c = {.f = {.context = context, .module = module}};
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(&c, given, out_gradient, gradients);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&c, given, out_gradient, gradients));
 }

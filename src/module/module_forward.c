@@ -284,8 +284,7 @@ mha_status mha_module_run(mha_context *context, const mha_module *module,
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = prepare(&f, &own, &plan);
     if (status == MHA_OK) status = compute(&f);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 mha_status mha_module_scratch(mha_context *context, const mha_module *module,

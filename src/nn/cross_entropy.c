@@ -106,9 +106,7 @@ mha_status mhai_cross_entropy_rows(mha_context *context, const mha_tensor *logit
 {
     loss_job job = {.logits = logits, .targets = targets, .row_loss = losses};
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(context, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &job));
 }
 
 mha_status mha_cross_entropy(mha_context *context, const mha_tensor *logits,
@@ -127,6 +125,5 @@ mha_status mha_cross_entropy(mha_context *context, const mha_tensor *logits,
     double total = total_loss(&job, losses);
     if (loss) *loss = total;
 done:
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

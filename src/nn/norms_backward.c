@@ -109,8 +109,7 @@ static mha_status backward(mha_context *context, const mha_norm_gradients *call,
     join_sums(&job, blocks, 0, c.dweight);
     join_sums(&job, blocks, 1, c.dbias);
 done:
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 mha_status mha_layer_norm_backward(mha_context *context, const mha_norm_gradients *call)

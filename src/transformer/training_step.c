@@ -159,8 +159,7 @@ static mha_status learn(mha_trainer *t, const mhai_views *v, double *loss)
         status = mhai_tree_reduce(t->context, &t->transport, &own, t->size, t->gradient, loss);
     else if (status == MHA_OK)
         *loss = own.nodes[0].loss;
-    mha_scratch_release(t->context, mark);
-    return status;
+    return mha_scratch_end(t->context, mark, status);
 }
 
 /* ---- ranks ----------------------------------------------------------------------------------- */

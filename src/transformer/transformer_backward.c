@@ -537,7 +537,5 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
     call c = {.context = context, .t = transformer, .a = activations};
     MHA_TRY(check_call(&c, input, output_gradient, gradients));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = backward(&c, output_gradient);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, backward(&c, output_gradient));
 }

@@ -565,9 +565,7 @@ mha_status mha_decoder_set_memory(mha_context *context, mha_decoder *d, const mh
 {
     MHA_NEED_AS("mha_decoder_set_memory", "context, decoder", context, d);
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = store_memory(context, d, memory, memory_lengths);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, store_memory(context, d, memory, memory_lengths));
 }
 
 /* ---- a step -------------------------------------------------------------------------------- */
@@ -700,7 +698,5 @@ mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *d, const mha
     MHA_NEED_AS("mha_decoder_step", "context, decoder", context, d);
     const mhai_kv_rows rows = {tokens ? tokens->shape[1] : 0, firsts, counts};
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = take_rows(context, d, tokens, &rows, output);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, take_rows(context, d, tokens, &rows, output));
 }

@@ -252,10 +252,9 @@ static mha_status create(mha_context *context, pruning *x, const mha_transformer
     int64_t *heads;
     MHA_TRY(mha_scratch_alloc(context, 2 * x->layers, sizeof(int64_t), &heads));
     const mha_transformer_desc d = describe(x, from, heads, heads + x->layers);
-    const mha_status status = source ? mha_transformer_create_from(context, &d, &own, to)
-                                     : mha_transformer_create(context, &d, to);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark,
+                           source ? mha_transformer_create_from(context, &d, &own, to)
+                                  : mha_transformer_create(context, &d, to));
 }
 
 static mha_status find_parts(pruning *x, const mha_transformer *from, const mha_transformer *to)
