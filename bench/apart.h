@@ -1,5 +1,5 @@
-/* The costs of a function in a separate process: processor seconds over all threads, which a busy machine disturbs less
- * than wall time, and peak resident memory (Linux only).
+/* Measure a function in a separate process: processor seconds over all threads, which depend less
+ * on other load than wall time, and peak resident memory (Linux only).
  */
 #ifndef BENCH_APART_H
 #define BENCH_APART_H

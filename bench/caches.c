@@ -1,12 +1,14 @@
-/* The error of attention caused by a cache's type: 8 queries of 8 heads on 2 key/value heads of 128 and 4,096 keys,
- * mha_kv_cache_append() and mha_kv_cache_attention() against a double reference on the original numbers. q, k and v are
- * normal; some rows of the table enlarge four channels of k.
+/* The error of attention caused by a cache's type: 8 queries of 8 heads on 2 key/value heads of 128
+ * and 4,096 keys, mha_kv_cache_append() and mha_kv_cache_attention() compared with a
+ * double-precision reference on the original numbers. q, k and v are normal; some rows of the table
+ * enlarge four channels of k.
  *
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/caches.c build/libmultihead.a \
  *      -lm -lpthread -o build/bench_caches && build/bench_caches
  *
- * The first table is the error's root mean square in units of the output's, the second the largest
- * absolute error of a score. "-": this library has no such cache. */
+ * The first table shows the root mean square error of the output, divided by the output's root mean
+ * square. The second shows the largest absolute error of a score. "-": the library does not support
+ * this cache. */
 #include <multihead/cache.h>
 #include <multihead/component.h>
 

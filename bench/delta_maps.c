@@ -1,4 +1,4 @@
-/* Maps of gated delta nets: the exact one, and the one that ignores what later tokens erase.
+/* Maps of gated delta nets: the exact map, and a map that ignores erasure by later tokens.
  *
  *   cc -O2 -std=c17 -Iinclude bench/delta_maps.c -Lbuild -lmultihead-model -lmultihead -lm \
  *      -Wl,-rpath,$PWD/build -o build/delta_maps
@@ -133,7 +133,7 @@ static void print_table(const totals *x)
     }
 }
 
-/* ---- random keys ------------------------------------------------------------------------------- */
+/* ---- random keys ----------------------------------------------------------------------------- */
 
 static float draw(void)
 {
@@ -175,7 +175,7 @@ static mha_status run_random(mha_context *context, totals *to)
     return compare(&x, to);
 }
 
-/* ---- a model ----------------------------------------------------------------------------------- */
+/* ---- a model --------------------------------------------------------------------------------- */
 
 typedef struct job {
     mha_context *context;

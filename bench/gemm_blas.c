@@ -3,9 +3,9 @@
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/gemm_blas.c build/libmultihead.a \
  *      -lopenblas -lm -lpthread -o build/gemm_blas && OPENBLAS_NUM_THREADS=1 build/gemm_blas 1
  *
- * The argument is our number of threads; OPENBLAS_NUM_THREADS is that of the BLAS. Prints the median and best GFLOP/s
- * of both per shape, and the ratio of the medians. A busy machine is not detected: rely on the ratio, and run it more
- * than once. */
+ * The argument is the library's number of threads; OPENBLAS_NUM_THREADS sets the BLAS's. Prints the
+ * median and best GFLOP/s of both per shape, and the ratio of the medians. Other load on the
+ * machine is not detected, so compare the ratio, and run the benchmark more than once. */
 #include <multihead/component.h>
 #include <multihead/nn.h>
 

@@ -1,11 +1,12 @@
-/* The cost of measuring heads: 12 causal heads of size 64 of one layer, for several numbers of tokens. Prints processor
- * seconds for the rows alone, with all scores, and with distances of all pairs; and MiB: the rise of the process's peak
- * memory, and the size of the maps.
+/* The cost of measuring heads: 12 causal heads of size 64 of one layer, for several numbers of
+ * tokens. Prints processor seconds for the rows alone, with all scores, and with distances of all
+ * pairs. Also prints in MiB the rise of the process's peak memory and the size of the maps.
  *
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/heads.c build/libmultihead.a \
  *      -lm -lpthread -o build/bench_heads && MHA_THREADS=1 build/bench_heads 4096
  *
- * Linux only. The peak is VmHWM of /proc/self/status. It never falls: pass one number per run for exact results. */
+ * Linux only. The peak is VmHWM of /proc/self/status. It never falls: pass one number per run for
+ * exact results. */
 #include "apart.h"
 
 #include <multihead/head_distances.h>

@@ -5,10 +5,12 @@
  *      -lm -lpthread -o build/bench_long && MHA_THREADS=1 build/bench_long > build/long.md &&
  *   python3 bench/long_plot.py build/long.md docs/long-sequences.svg
  *
- * Each case runs in a separate process. Inputs and outputs are written first; then /proc/self/clear_refs resets Linux's
- * peak. The peak during the calls minus resident memory before them is the memory beyond arguments. Time is processor
- * time over all threads, which a busy machine disturbs less: the best of up to ten calls within about four seconds.
- * MHA_THREADS and MHA_ISA set threads and instruction set. Arguments are other lengths, and the kinds to run:
+ * Each case runs in a separate process. Inputs and outputs are written first; then
+ * /proc/self/clear_refs resets Linux's peak. The peak during the calls minus resident memory before
+ * them is the memory beyond arguments. Time is processor time over all threads, which depends less
+ * on other load than wall time. It is the best of up to ten calls within about four seconds.
+ * MHA_THREADS and MHA_ISA set threads and instruction set. Arguments are other lengths, and the
+ * kinds to run:
  *
  *   MHA_THREADS=1 build/bench_long causal 131072
  */
@@ -132,7 +134,7 @@ static void print_row(const char *name, int64_t n, const apart_result *r,
     fflush(stdout);
 }
 
-/* Numbers are lengths, other words are kinds; by default all run. */
+/* Arguments that are numbers are lengths, others are kinds. By default all kinds run. */
 static bool is_chosen(const char *kind, int argc, char **argv)
 {
     int words = 0;

@@ -5,10 +5,11 @@
  *      build/libmultihead.a -lm -lpthread -o build/bench_long_backward &&
  *   MHA_THREADS=1 build/bench_long_backward
  *
- * Each case runs once, in a separate process. q, k, v, o, lse and their gradients are written first; then
- * /proc/self/clear_refs resets Linux's peak. The peak during forward and backward minus resident memory before them is
- * the memory beyond arguments. Time is processor time. MHA_THREADS and MHA_ISA set threads and instruction set;
- * arguments are other lengths. bench/long_backward_torch.py measures the same in torch.
+ * Each case runs once, in a separate process. q, k, v, o, lse and their gradients are written
+ * first; then /proc/self/clear_refs resets Linux's peak. The peak during forward and backward minus
+ * resident memory before them is the memory beyond arguments. Time is processor time. MHA_THREADS
+ * and MHA_ISA set threads and instruction set; arguments are other lengths.
+ * bench/long_backward_torch.py measures the same in torch.
  */
 #include "apart.h"
 

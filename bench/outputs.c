@@ -1,10 +1,10 @@
-/* The cost of each optional output: the best of 15 calls that request it, as a multiple of the forward pass alone, in
- * processor time. 8 heads of 64, 2048 tokens, full and causal.
+/* The cost of each optional output: the best of 15 calls that request it, as a multiple of the
+ * forward pass alone, in processor time. 8 heads of 64, 2048 tokens, full and causal.
  *
  *   cc -O2 -std=c17 -D_POSIX_C_SOURCE=200809L -Iinclude bench/outputs.c build/libmultihead.a \
  *      -lm -lpthread -o build/bench_outputs && MHA_THREADS=1 build/bench_outputs
  *
- * MHA_ISA sets the instruction set. Processor time counts all threads: use one. */
+ * MHA_ISA sets the instruction set. Processor time is summed over threads, so use one thread. */
 #include "apart.h"
 
 #include <multihead/attention.h>

@@ -1,7 +1,7 @@
-/* Replacements for functions of the library in the simulation: attention takes the time of its pairs and touches no
- * memory, and all ranks share large memory, so that a thousand fit in one machine. The linker substitutes them by
- * --wrap for functions of attn_plan.c, split.c and scratch.c. Messages, their order and the decisions about them are
- * the library's own. */
+/* Replacements for functions of the library in the simulation: attention takes the time of its
+ * pairs and touches no memory, and all ranks share large memory, so that a thousand fit in one
+ * machine. The linker substitutes them by --wrap for functions of attn_plan.c, split.c and
+ * scratch.c. The library itself determines the messages and their order. */
 #include "scale.h"
 
 #include "attention/attn_plan.h"
@@ -32,7 +32,8 @@ void __wrap_mhai_copy_rows(const mha_tensor *to, int64_t to_row, const mha_tenso
 mha_status __real_mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void *memory);
 mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void *memory);
 
-/* Allocations with elements of megabytes are tensors of a rank's heads or messages; tables have small elements. */
+/* Allocations with elements of megabytes are tensors of a rank's heads or messages; tables have
+ * small elements. */
 mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void *memory)
 {
     if (count != 1 || size < 1 << 20) return __real_mha_scratch_alloc(context, count, size, memory);

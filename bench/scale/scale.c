@@ -1,12 +1,13 @@
 /* Causal attention forward over simulated hosts, started by SimGrid's smpirun (see run.py):
  *
- *   scale ordered TOKENS FOLDS [TIMELINE]   mha_distributed_forward(): real messages, with kernels that take the time
- * of their pairs (replaced.c). Pieces are dealt in zigzag order, FOLDS times
- *   scale ring TOKENS FOLDS [TIMELINE]      a rotating ring instead: each rank begins with its own keys, and passes on
- * its current keys while computing
+ *   scale ordered TOKENS FOLDS [TIMELINE]   mha_distributed_forward(): real messages, with kernels
+ *       that take the time of their pairs (replaced.c). Pieces are assigned in zigzag order,
+ *       FOLDS times
+ *   scale ring TOKENS FOLDS [TIMELINE]      a rotating ring instead: each rank begins with its own
+ *       keys, and passes on its current keys while computing
  *
- * Rank 0 prints the seconds of the call, the maximum bytes received by a rank, and the bytes of scratch. All ranks run
- * alternately in one process and share static variables. */
+ * Rank 0 prints the seconds of the call, the maximum bytes received by a rank, and the bytes of
+ * scratch. All ranks run alternately in one process and share static variables. */
 #include "scale.h"
 
 #include <multihead/distributed.h>
@@ -42,7 +43,7 @@ static int64_t least(int64_t a, int64_t b)
 double scale_pairs(int64_t q0, int64_t q1, int64_t k0, int64_t k1)
 {
     const int64_t first = most(q0, k0), last = least(q1, k1); /* rows that see some of the keys */
-    const int64_t all = most(0, q1 - most(q0, k1));           /* and those that see each */
+    const int64_t all = most(0, q1 - most(q0, k1));           /* rows that see all keys */
     const double some =
         last > first ? 0.5 * (double)(last - first) * (double)(first + 1 - k0 + last - k0) : 0;
     return some + (double)all * (double)(k1 - k0);
@@ -56,8 +57,9 @@ void scale_note(const char *what, double begin)
     fprintf(scale_timeline, "%d %s %.9f %.9f\n", rank, what, begin, MPI_Wtime());
 }
 
-/* A product and a sum for each element of the key and of the value. Sleeps instead of calling smpi_execute_flops(),
- * after which SimGrid 3.32 traverses all messages that the host has ever tested. */
+/* A product and a sum for each element of the key and of the value. Sleeps instead of calling
+ * smpi_execute_flops(), after which SimGrid 3.32 traverses all messages that the host has ever
+ * tested. */
 void scale_compute(double pairs, int64_t heads)
 {
     const double begin = MPI_Wtime();

@@ -31,7 +31,7 @@ static mha_tensor view_weight(const float *weight, int64_t D)
     return mha_tensor_contiguous(pointer.out, MHA_F32, 1, &D);
 }
 
-/* The vectors of a norm: those of heads, or of all heads of a token together. */
+/* The vectors that a norm normalises: one per head, or one per token for all its heads. */
 static mha_tensor normed(const mhai_attend *a, const mha_tensor *x)
 {
     mha_tensor rows = *x;
@@ -86,7 +86,7 @@ static float *sink_row(const mhai_attend *a, int64_t b, int64_t h, int64_t j)
     return a->sinks->keys + ((b * a->k.shape[1] + h) * a->sinks->count + j) * a->k.shape[3];
 }
 
-/* Store those new keys that are sinks, before they are rotated. */
+/* Store the new keys that are sinks, before they are rotated. */
 static void keep_sinks(const mhai_attend *a)
 {
     const mha_tensor *k = &a->k;
@@ -108,7 +108,8 @@ static int64_t shift_of(const mhai_attend *a, int64_t b, int64_t t)
 }
 
 /* Rotate the sinks to positions shift, shift + 1, ... */
-static mha_status turn_sinks(const mhai_attend *a, int64_t shift, const mha_tensor *k, float *turns)
+static mha_status rotate_sinks(const mhai_attend *a, int64_t shift, const mha_tensor *k,
+                               float *turns)
 {
     const int64_t count = k->shape[2], width = a->sinks->width;
     mhai_attend own = *a;
@@ -131,7 +132,7 @@ static mha_status place_sinks(const mhai_attend *a, int64_t b, int64_t shift, fl
         mha_tensor_contiguous(room, MHA_F32, 4, (const int64_t[]){1, Hk, a->sinks->count, D});
     memcpy(room, sink_row(a, b, 0, 0), (size_t)(Hk * a->sinks->count * D) * sizeof *room);
     k.shape[2] = count;
-    MHA_TRY(turn_sinks(a, shift, &k, room + Hk * a->sinks->count * D));
+    MHA_TRY(rotate_sinks(a, shift, &k, room + Hk * a->sinks->count * D));
     for (int64_t h = 0; h < Hk; h++)
         for (int64_t j = 0; j < count; j++)
             mhai_kv_replace_key(a->cache, b, h, j, MHA_F32, room + (h * a->sinks->count + j) * D);

@@ -15,8 +15,8 @@ typedef struct mhai_attend_sinks {
     float *keys; /* [B,Hk,count,D] before rotation; persist between steps */
     int64_t count, window;
     mha_tensor cosines, sines; /* [B,T,width / 2] for the call's rows */
-    /* Compute them for any positions: [rows,width], each row with cosines and then sines. Width
-     * 0: keys are not rotated. */
+    /* Compute the rotations of any positions: [rows,width], each row with cosines and then sines.
+     * Width 0: keys are not rotated. */
     mha_status (*turn)(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
                        float *turns);
     const void *encoding;
@@ -54,11 +54,11 @@ MHA_NODISCARD mha_status mhai_attend_position(const mhai_attend *a);
  * After an error, the caller truncates the cache. */
 MHA_NODISCARD mha_status mhai_attend_run(const mhai_attend *a);
 
-/* The input of a norm and the gradient of its weight, which is added to.
- * weight NULL: not requested. */
+/* The input of a norm, and the gradient of its weight, to which the call adds. weight NULL: not
+ * requested. */
 typedef struct mhai_attend_norm {
     const mha_tensor *input; /* shaped like q or k; unused without norms */
-    float *weight;           /* shaped like that of the norm */
+    float *weight;           /* same shape as the norm's weight */
 } mhai_attend_norm;
 
 /* Backpropagate dq and dk in place through rotation and norms, to the projections. */

@@ -31,8 +31,7 @@ mha_status mha_attention_floats(mha_context *context, const mha_attention_sizes 
     const mha_tensor K = array(k, n.batch, n.kv_heads, n.keys, n.head_dim);
     const mha_tensor V = array(v, n.batch, n.kv_heads, n.keys, n.value_dim);
     const mha_tensor O = array(o, n.batch, n.heads, n.queries, n.value_dim);
-    const int64_t after = (int64_t)((uint64_t)n.keys - (uint64_t)n.queries); /* unchecked,
-                                                                              * may overflow */
+    const int64_t after = (int64_t)((uint64_t)n.keys - (uint64_t)n.queries); /* wraps on overflow */
     const mha_attention_desc desc = {.struct_size = sizeof desc,
                                      .flags = n.flags,
                                      .q_offset = n.flags & MHA_ATTENTION_CAUSAL ? after : 0};

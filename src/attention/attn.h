@@ -9,25 +9,25 @@
 
 #include <multihead/attention.h>
 
-/* Far above any length. Sums of a few such offsets fit in 64 bits. */
+/* Above any length. Sums of up to seven offsets fit in 64 bits. */
 #define MHAI_MOST_OFFSET ((int64_t)1 << 60)
 
 /* Column sums of a call that is divided by queries. Each part continues the unrounded sums
  * of the parts before it. */
 typedef struct mhai_attn_columns {
     double *sums; /* per sequence, in order: [H][keys of the sequence] */
-    /* take: receive the sums of earlier parts. pass: send the sums, with those of this part. */
+    /* take() receives the sums of earlier parts. pass() sends them with this part's terms added. */
     mha_status (*take)(void *user);
     mha_status (*pass)(void *user);
     void *user;
 } mhai_attn_columns;
 
-/* The part of a larger call that this call computes. Other ranks have the other rows
+/* The part of a larger call that this call computes. Other ranks compute the other rows
  * (src/distributed). Positions, numbers of queries, and tensors indexed by keys belong to the
  * larger call; o and tensors indexed by queries have only this part's rows. */
 typedef struct mhai_attn_part {
     const int64_t *queries_before;    /* [B] queries of each sequence that precede this part */
-    int64_t T, H;                     /* of the larger call; H only in the backward */
+    int64_t T, H;                     /* of the larger call; only the backward pass reads H */
     int64_t first_key;                /* the row of the larger call at which k and v begin */
     int64_t keys;                     /* number of rows in k and v */
     const mhai_attn_columns *columns; /* instead of column_sums; NULL: not requested */
@@ -59,11 +59,11 @@ typedef struct mhai_attn_problem {
     int64_t t5_max_distance;
     bool t5_one_sided;
     bool need_data; /* false: only checked and planned, never run */
-    mha_path asked; /* the requested path; the plan has the chosen one */
+    mha_path asked; /* the requested path; the plan has the chosen path */
     mha_compute compute;
     const mhai_attn_part *part;          /* NULL: all */
-    const struct mhai_attn_pages *pages; /* pages with the keys and values, if k and v have
-                                          * no data; otherwise NULL */
+    const struct mhai_attn_pages *pages; /* keys and values in pages, if k and v have no data;
+                                          * otherwise NULL */
 } mhai_attn_problem;
 
 /* Check a call's arguments and fill in the problem. Without need_data,
@@ -129,7 +129,7 @@ static inline int64_t mhai_attn_pattern_row(const mhai_attn_problem *p, int64_t 
     return ((p->part ? p->part->queries_before[0] : 0) + t) / p->block_queries;
 }
 
-/* Number of keys and values that can be read from memory, from key on. */
+/* Number of keys and values that can be read from memory, starting at `key`. */
 static inline int64_t mhai_attn_readable(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
                                          int64_t key)
 {
@@ -142,7 +142,7 @@ typedef struct mhai_attn_range {
     int64_t begin, end; /* begin <= end */
 } mhai_attn_range;
 
-/* The keys that causal, length and begin allow for query t, and those of them inside the window.
+/* The keys that causal, length and begin allow for query t, and their intersection with the window.
  * Inline, because returning a range through memory for each row costs more than computing it. */
 static inline mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p,
                                               const mhai_attn_sequence *seq, int64_t t)
@@ -164,8 +164,8 @@ static inline mhai_attn_range mhai_attn_window(const mhai_attn_problem *p,
 
 /* Column sums (attn_columns.c), for all paths.
  *
- * begin starts the sums of `count` keys from `key` on, for one head: at 0 or, in a part, at the
- * sums of the earlier parts. end stores the sums. run executes a number of items; in a part, it
+ * begin initialises the sums of `count` keys of one head, starting at `key`: to 0 or, in a part, to
+ * the sums of the earlier parts. end stores the sums. run executes a number of items; in a part, it
  * first receives the sums of the earlier parts. */
 void mhai_attn_begin_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
                              int64_t key, int64_t count, double *sums);
@@ -231,7 +231,7 @@ static inline const void *mhai_attn_element(const mhai_attn_broadcast *x, int64_
     return (const char *)x->data + offset * (int64_t)mha_dtype_size(x->dtype);
 }
 
-/* An element of a broadcast input with two axes. */
+/* Element [i, j] of a broadcast input with two axes. */
 static inline float mhai_attn_f32(const mhai_attn_broadcast *x, int64_t i, int64_t j)
 {
     return ((const float *)x->data)[i * x->stride[2] + j * x->stride[3]];

@@ -138,7 +138,7 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, names[i], outputs[i]));
         for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++) {
-            /* In a part, k and v may be elsewhere; the caller has checked them. */
+            /* In a part, k and v may be stored elsewhere. The caller has checked them. */
             if (p->part && (inputs[j].tensor == &p->k || inputs[j].tensor == &p->v)) continue;
             MHA_TRY(
                 mhai_tensor_check_disjoint(names[i], outputs[i], inputs[j].name, inputs[j].tensor));
@@ -149,7 +149,7 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     return MHA_OK;
 }
 
-/* Check the tensors that only the backward needs.
+/* Check the tensors that only the backward pass needs.
  * mha_attention_backward_explain() may omit them. */
 static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *lse,
                                         const mha_tensor *o_gradient, bool need_data,
@@ -169,8 +169,8 @@ static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *l
     return mhai_tensor_check_last("o_gradient", &x->o_gradient);
 }
 
-/* Check that B H T S does not overflow, because numbers of work items derive from it. A ragged
- * batch of many sequences with one long one could exceed it. */
+/* Check that B H T S, which bounds the numbers of work items, does not overflow. In a ragged batch,
+ * T and S are maxima, so the product may overflow although the tensors fit in memory. */
 static mha_status check_size(const mhai_attn_problem *p)
 {
     int64_t pairs;
@@ -234,8 +234,8 @@ static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int
     return first;
 }
 
-/* Compute the deltas, and their terms in the sink's gradient. Rows with o = 0 contribute nothing,
- * whatever dO is: a query without keys affects the loss only through its lse, which is the sink. */
+/* Compute the deltas, and their terms in the sink's gradient. Rows with o = 0 contribute nothing
+ * for any dO. A query without keys affects the loss only through its lse, which is the sink. */
 static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h, int64_t row,
                           float *room)
 {
@@ -283,7 +283,7 @@ void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h
     for (int64_t t = 0; t < seq.T; t++) *sum += terms[t];
 }
 
-/* The weight sum of a row; NaN if it is not finite. */
+/* The weight sum of a row, or NaN if it is not finite. */
 static double weight_sum(const mhai_backward_problem *x, int64_t row)
 {
     return isfinite(x->weight_sums[row]) ? x->weight_sums[row] : (double)NAN;

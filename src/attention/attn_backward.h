@@ -24,7 +24,7 @@ typedef struct mhai_backward_problem {
     /* Requested gradients; data NULL: not requested. */
     mha_tensor q, k, v, bias, alibi, t5, shaw_keys, shaw_values, sinks, gates, scale;
     bool accumulate;
-    double *delta;       /* [batch, H, rows of q]; NaN: the row is not finite */
+    double *delta;       /* [batch, H, rows of q]; NaN: an element of the row is not finite */
     double *weight_sums; /* same shape: sum_s p w, the last term of delta; NULL if no
                           * gradients of p are given */
     double *sink_terms;  /* same shape: the term of the sink's gradient; NULL: not requested */
@@ -38,7 +38,7 @@ static inline double mhai_backward_delta(const mhai_backward_problem *x, int64_t
     return x->delta[(batch * x->p.H + h) * x->p.q.shape[2] + row];
 }
 
-/* Whether the caller gives gradients of p. */
+/* Whether the caller passes gradients of p. */
 static inline bool mhai_backward_has_weights(const mhai_backward_problem *x)
 {
     return x->probabilities_gradient.data || x->average_gradient.data;
@@ -54,7 +54,7 @@ static inline bool mhai_backward_has_sums(const mhai_backward_problem *x)
            x->shaw_values.data || x->scale.data;
 }
 
-/* Keys of a sequence in the tensors, including keys after its length. */
+/* Number of keys of a sequence in the tensors, including keys after its length. */
 static inline int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int64_t b)
 {
     return p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
@@ -85,13 +85,14 @@ static inline mhai_backward_bias mhai_backward_bias_of(const mhai_backward_probl
     return made;
 }
 
-/* Bytes of a piece of scratch, with alignment. Tables exist in memory, so this cannot overflow. */
+/* Bytes of a scratch array, including alignment. Cannot overflow, because the tables exist in
+ * memory. */
 static inline size_t mhai_backward_piece(int64_t count, size_t size)
 {
     return (size_t)count * size + 64;
 }
 
-/* The plan of a backward call, like that of the forward (attn_plan.h). */
+/* The plan of a backward call; compare mhai_attn_plan (attn_plan.h). */
 typedef struct mhai_backward_plan {
     mhai_backward_problem x;
     const mhai_attn_backend *backend;
@@ -126,7 +127,8 @@ void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float
 /* Add the sink terms of a sequence's rows to the gradient of a head's sink, in order. */
 void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h, double *sum);
 
-/* The same for the terms of weight_sums. Call it after the rows of all sequences are added. */
+/* The same for the terms from weight_sums. Must be called after the rows of all sequences are
+ * added. */
 void mhai_backward_add_sink_weights(const mhai_backward_problem *x, int64_t b, int64_t h,
                                     double *sum);
 

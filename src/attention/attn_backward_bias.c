@@ -10,7 +10,7 @@ static mhai_attn_range whole(int64_t count)
 }
 
 /* Number of pieces along each axis: sequences, heads, chunks, blocks. For the bias, a ragged batch
- * has a single entry, and each sequence has its own queries in it. */
+ * has one batch entry, which contains the queries of all sequences. */
 static void bias_pieces(const mhai_cells_job *job, int64_t pieces[4])
 {
     const mhai_attn_problem *p = job->p;
@@ -39,7 +39,7 @@ mhai_bias_item mhai_cells_bias_item(const mhai_cells_job *job, int64_t item)
     for (int i = 3; i >= 0; i--) {
         int64_t at = item % pieces[i];
         item /= pieces[i];
-        /* An axis in one piece is broadcast or has length 1. The piece covers it all. */
+        /* An axis with one piece is broadcast or has length 1. The piece covers the whole axis. */
         range[i] = pieces[i] == 1 ? whole(counts[i]) : (mhai_attn_range){at, at + 1};
     }
     return (mhai_bias_item){range[0], range[1],           range[2],

@@ -128,8 +128,8 @@ static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
     scale_rows(job, &job->x->o_gradient, c, 1, w->g);
 }
 
-/* Set positions and visible keys of the rows. In a plain problem, the last
- * row sees the most keys. */
+/* Set positions and visible keys of the rows. In a plain problem, no row sees more keys than the
+ * last. */
 static void place_rows(const mhai_cells_job *job, mhai_cells_chunk *c, mhai_cells_space *w)
 {
     if (!job->plain) {
@@ -225,7 +225,7 @@ static int see_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, const
     return ends[rows - 1];
 }
 
-/* Other problems: the same, and the terms of the scores. */
+/* Other problems: mask the strip, and set the terms of its scores. */
 static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                        const mhai_cell *at, mhai_attn_strip *s, mhai_tile_back *back,
                        mhai_shaw_back *shaw, mhai_dropout *dropout)
@@ -244,7 +244,7 @@ static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mha
 }
 
 /* Gradients of the loss with respect to p, for keys begin .. end - 1 of a row, relative to key.
- * They are set to 0 where p is 0, so that hidden keys have no effect. */
+ * Where p is 0, they are set to 0, so that hidden keys have no effect. */
 static void read_weights(const mhai_backward_problem *x, const mhai_cells_chunk *c, int64_t row,
                          int64_t key, const float *p, int begin, int end, double *w)
 {
@@ -279,7 +279,7 @@ static double sum_weights(const float *p, const double *w, int begin, int end)
 }
 
 /* For a loss that depends on p: add p w to ds, or only sum it. p is computed by a separate product,
- * as in the forward, and is 0 for hidden keys. */
+ * as in the forward pass, and is 0 for hidden keys. */
 static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
                         const mhai_cells_space *w, const mhai_cell *at, const mhai_attn_strip *s)
 {
@@ -355,8 +355,8 @@ void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, cons
         }
 }
 
-/* Find the hull of the strips, and whether their ends never decrease. A strip that sees no keys
- * gets an empty range at the beginning of the hull. */
+/* Find the hull of the strips' ranges, and whether their ends are non-decreasing. A strip that sees
+ * no keys gets an empty range at the beginning of the hull. */
 static void find_hull(mhai_cell *at)
 {
     at->begin = MHAI_CELL_KEYS;

@@ -1,6 +1,6 @@
-/* Cells of the backward's tiled path. A cell is a chunk of at most MHAI_CELL_QUERIES queries of one
- * head, against a block of at most MHAI_CELL_KEYS keys. Chunks start at query 0, blocks at key
- * 0. */
+/* Cells of the tiled path of the backward pass. A cell is a chunk of at most MHAI_CELL_QUERIES
+ * queries of one head, against a block of at most MHAI_CELL_KEYS keys. The first chunk starts at
+ * query 0, the first block at key 0. */
 #ifndef MHAI_ATTN_BACKWARD_CELLS_H
 #define MHAI_ATTN_BACKWARD_CELLS_H
 
@@ -8,8 +8,8 @@
 #include "attention/attn_tiles.h"
 #include "base/checked.h"
 
-/* Changing these changes results. 112 is 8 strips of 14 rows. For head sizes up to 128, a cell's P,
- * dX, keys, values and gradients fit in a 1 MiB L2 cache. MHAI_CELL_KEYS is a multiple of 32. */
+/* Results depend on both constants. 112 is 8 strips of 14 rows. For head sizes up to 128, a cell's
+ * P, dX, keys, values and gradients fit in a 1 MiB L2 cache. MHAI_CELL_KEYS is a multiple of 32. */
 enum { MHAI_CELL_QUERIES = 112, MHAI_CELL_KEYS = 256 };
 
 /* Sums of one chunk. */
@@ -19,7 +19,7 @@ typedef struct mhai_cells_sums {
     double alibi, gates, scale;
 } mhai_cells_sums;
 
-/* Sums of a head's or a chunk's rows, to add to; NULL: not requested. */
+/* Accumulators for the rows of a head or a chunk; NULL: not requested. */
 typedef struct mhai_cells_rows {
     float *dq;              /* [rows][D padded] */
     float *shaw_x, *shaw_p; /* [rows][table padded]: x and p summed by distance */
@@ -36,7 +36,8 @@ typedef struct mhai_cells_job {
     int64_t chunks, blocks; /* for the longest sequence */
     int64_t held;           /* number of rows of dq in a workspace */
     bool both;
-    /* Shaw's tables, packed as right operands: of rows (by distance), and of sums by distance. */
+    /* Shaw's tables, packed as right operands. The first two multiply rows (q or dO), the third
+     * multiplies sums by distance. */
     float *shaw_keys, *shaw_values, *shaw_keys_rows;
     bool plain;            /* only causal and lengths hide keys, and scores have no extra terms */
     bool summing;          /* cells compute only weight_sums */
@@ -55,13 +56,13 @@ typedef struct mhai_cells_space {
                              * or dx; slope of the cap */
     float *dk, *dv;         /* [MHAI_CELL_KEYS][D padded], [MHAI_CELL_KEYS][Dv padded] */
     float *dq;              /* [held][D padded] */
-    float *shaw_g;          /* [MHAI_CELL_QUERIES][table padded]: dO times the table (rows
-                             * has q times the table) */
+    float *shaw_g;          /* [MHAI_CELL_QUERIES][table padded]: dO times the table (rows.shaw_keys
+                             * holds q times the table) */
     float *shaw_x, *shaw_p; /* same shape: x and p summed by distance */
     double *diagonal;       /* [MHAI_CELL_KEYS + MHAI_CELL_QUERIES] ds summed by distance */
     double *bias;           /* [MHAI_CELL_QUERIES][MHAI_CELL_KEYS] */
-    float *weights;         /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] p, if the
-                             * caller gives its gradients */
+    float *weights;         /* [MHAI_MAX_ROWS][MHAI_SCORE_STRIDE] p, if the caller passes gradients
+                             * of p */
     double *weight_sums;    /* [MHAI_CELL_QUERIES] */
     uint8_t *bad;           /* [MHAI_KEY_BLOCK] */
     size_t bytes;
@@ -101,8 +102,8 @@ mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker);
 /* Pack Shaw's tables in the context's scratch, once for all chunks. */
 MHA_NODISCARD mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job);
 
-/* Load the chunk of at most MHAI_CELL_QUERIES queries from t on. panels: also pack q and dO as
- * right operands of products. */
+/* Load the chunk of at most MHAI_CELL_QUERIES queries that starts at t. panels: also pack q and dO
+ * as right operands of products. */
 mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_space *w, int64_t b,
                                        int64_t h, int64_t t, bool panels);
 
@@ -144,8 +145,8 @@ void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
  * counted from job->wave. */
 void mhai_cells_run_queries(void *job, int64_t i, int worker);
 
-/* Add the sums of a chunk of head h to those of a call with this many heads. Must be called in the
- * order of sequences, heads, queries. */
+/* Add the sums of a chunk of head h to the sums of a call with this many heads. Must be called in
+ * the order of sequences, heads, queries. */
 void mhai_cells_add_sums(const mhai_cells_job *job, int64_t heads, int64_t b, int64_t h,
                          const mhai_cells_sums *from, const mhai_backward_sums *to);
 
@@ -184,7 +185,7 @@ void mhai_cells_run_bias(void *job, int64_t index, int worker);
 /* Whether only causal and lengths hide keys, and scores have no terms besides the products. */
 bool mhai_cells_plain(const mhai_attn_problem *p);
 
-/* Turn ds in w->x into dx, by the slope of the cap. */
+/* Multiply ds in w->x by the slope of the cap, which gives dx. */
 void mhai_cells_pass_cap(const mhai_cells_job *job, const mhai_cells_chunk *c,
                          const mhai_cells_space *w, const mhai_cell *at);
 

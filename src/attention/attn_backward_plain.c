@@ -1,6 +1,7 @@
-/* The plain path of the backward: the formulas of backward.h, one pair at a time, in double. It
- * accepts any head size and shares no code with the tiled path. Each gradient has a separate walk
- * that recomputes the pairs. So every output has one owner and a fixed order of additions:
+/* The plain path of the backward pass: the formulas of backward.h, one pair at a time, in double.
+ * It accepts any head size and shares no code with the tiled path. Each gradient has a separate
+ * walk that recomputes the pairs. Every output therefore has one owner and a fixed order of
+ * additions:
  *
  *   dq by query rows     dk, dv by keys     parameters by query heads     bias by its elements */
 #include "attention/attn_backward.h"
@@ -269,7 +270,8 @@ static void sum_heads(const plain_job *job)
 
 /* ---- the dense bias -------------------------------------------------------------------------- */
 
-/* The indices of an axis that one element of the gradient sums over: all, or its own. */
+/* The indices along one axis that an element of the gradient sums over: all if the axis is
+ * broadcast, otherwise its own. */
 static mhai_attn_range taken_in(int64_t shape, int64_t index, int64_t length)
 {
     return shape == 1 ? (mhai_attn_range){0, length} : (mhai_attn_range){index, index + 1};

@@ -31,13 +31,13 @@ MHA_NODISCARD mha_status mhai_backward_share_begin(mha_context *context,
 void mhai_backward_share_queries(mha_context *context, mhai_backward_share *share);
 
 /* Add this rank's terms of head h to the parameters of a call with this many heads, whose
- * head `first` is head 0 of this rank. A single process would add in the order of sequences,
- * heads, rows. Afterwards, the second function adds to the sinks the terms that come from
- * gradients of probabilities. */
+ * head `first` is head 0 of this rank. Call it in the order of sequences and heads, like a single
+ * process. Then call it with `again` to add to the sinks the terms from gradients of
+ * probabilities. */
 void mhai_backward_share_sum(const mhai_backward_share *share, int64_t heads, int64_t first,
                              int64_t b, int64_t h, bool again, const mhai_backward_sums *to);
 
-/* Add the terms of all rows of the only query head to blocks of keys, whether or not the plan
+/* Add the terms of all rows of the single query head to blocks of keys, whether or not the plan
  * requests their gradients. plan.x must hold delta. */
 void mhai_backward_share_keys(mha_context *context, mhai_backward_share *share,
                               const mhai_backward_block *blocks, int64_t count);

@@ -1,4 +1,5 @@
-/* The tiled path of the backward. p is recomputed from lse, so memory does not depend on T x S.
+/* The tiled path of the backward pass. p is recomputed from lse, so memory does not depend on
+ * T x S.
  *
  * A kernel computes c p after dropout and ds for a cell: a chunk of queries of one head against a
  * block of keys (attn_backward_cells.h). There are five walks over cells:
@@ -22,7 +23,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Number of chunks whose parameter sums are kept, to be added in order. */
+/* Number of chunks whose parameter sums are stored until they are added in order. */
 enum { WAVE = 32 };
 
 /* Limit on the floats of dq that a worker holds in the walk `both`: 16 MiB. */
@@ -49,8 +50,8 @@ static void add_queries(const mhai_cells_job *job, const mhai_cells_chunk *c,
     }
 }
 
-/* out[key] += sum over the chunk's rows of a[row][key] b[row]. Under a causal mask, the keys after
- * the end of a strip are 0 in all strips up to it. These strips are skipped. */
+/* out[key] += sum over the chunk's rows of a[row][key] b[row]. Under a causal mask, keys after the
+ * end of a strip are 0 in this strip and all earlier strips, which are skipped. */
 static void add_by_key(const mhai_cells_job *job, const mhai_cells_chunk *c, const float *a,
                        const float *b, const mhai_cell *at, int64_t columns, float *out)
 {
@@ -164,8 +165,8 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
     for (int64_t r = 0; r < c->c.rows; r++) {
         const float *dq = sums + r * mhai_cells_padded(job->p->D);
         const float *q = mhai_attn_read(&job->p->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t + r,
-                                        w->q + r * job->p->D); /* overwrites the scaled
-                                                                * queries, no longer needed */
+                                        w->q + r * job->p->D); /* overwrites the scaled queries,
+                                                                * which are no longer needed */
         for (int64_t d = 0; d < job->p->D; d++)
             if (dq[d] != 0) sum += (double)q[d] * (double)dq[d];
     }
@@ -174,7 +175,7 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* The same arrays, from row t of a sequence on, where a chunk begins. */
+/* The same arrays, starting at row t of a sequence, the first row of a chunk. */
 static mhai_cells_rows rows_from(const mhai_cells_job *job, const mhai_cells_rows *all, int64_t t)
 {
     const mhai_attn_problem *p = job->p;
@@ -425,8 +426,8 @@ void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* Whether to compute dq, dk and dv in one walk, which has few work items. They must be numerous, or
- * divide evenly among the threads. */
+/* Whether to compute dq, dk and dv in one walk. Its work items are key/value heads, which must be
+ * numerous or divide evenly among the threads. */
 static bool choose_both(const mhai_backward_problem *x, int threads)
 {
     const mhai_attn_problem *p = &x->p;

@@ -1,5 +1,6 @@
 /* Attention in bf16 arithmetic (docs/numerics.md 15.1). Chunks, key blocks, strips, masks and
- * softmax are those of the tiled path. Queries, keys, values and weights are rounded in place. */
+ * softmax are the same as on the tiled path. Queries, keys, values and weights are rounded in
+ * place. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
@@ -29,7 +30,7 @@ const char *mhai_bf16_refuses(const mha_context *context, const mhai_attn_proble
 
 /* ---- the visitor ----------------------------------------------------------------------------- */
 
-/* Products with a finite but huge query may overflow. */
+/* Products of a finite but large query may overflow. */
 static void start_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_walk *walk = user;

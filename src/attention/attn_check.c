@@ -82,7 +82,8 @@ static mha_status check_lengths(const mhai_attn_problem *p)
 
 static mha_status check_window(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    const int64_t open = INT64_MAX / 4; /* exceeds any distance, and sums of it cannot overflow */
+    const int64_t open =
+        INT64_MAX / 4; /* exceeds any distance; adding a position cannot overflow */
     p->window = desc->flags & MHA_ATTENTION_WINDOW;
     if (!p->window && (desc->left_keys || desc->right_keys || desc->sink_keys ||
                        desc->global_keys || desc->global_queries))
@@ -136,7 +137,8 @@ static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem 
 enum { TYPE_U8 = MHA_U8, TYPE_I32 = MHA_I32, TYPE_F32 = MHA_F32, TYPE_REAL = -1 };
 enum { AXES_BHTS, AXES_BLOCKS, AXES_BT, AXES_BS, AXES_BH, AXES_H, AXES_RH, AXES_RD, AXES_RV };
 
-/* The axes that a tensor may have: the last `dims` of shape with broadcasting, or exactly these. */
+/* The axes that a tensor may have: up to the last `dims` of shape with broadcasting, or exactly
+ * these. */
 typedef struct axes {
     bool exact;
     int dims;
@@ -150,7 +152,7 @@ typedef struct input {
     int use;
     int type;
     int axes;
-    void *to; /* where the problem stores it */
+    void *to; /* the field of the problem that stores it */
 } input;
 
 /* Strides of a tensor over these axes, right-aligned. */
@@ -265,7 +267,7 @@ static mha_status check_sinks(const mhai_attn_problem *p)
     const mha_tensor *sinks = &p->sink_logits;
     for (int64_t h = 0; sinks->data && p->need_data && h < p->H; h++) {
         float sink = ((const float *)sinks->data)[h * sinks->stride[0]];
-        if (!(sink <= 0x1p127f)) /* times log2 e, it must be finite */
+        if (!(sink <= 0x1p127f)) /* sink * log2 e must be finite */
             return mha_fail(MHA_ERR_NUMERIC,
                             "sink_logits[%lld] is %g, expected a number up to 2^127, or -inf",
                             (long long)h, (double)sink);
@@ -293,7 +295,7 @@ static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem
     if (p->first_head < 0 || p->first_head > (INT64_C(1) << 32) - p->H)
         return mha_fail(MHA_ERR_ARGUMENT, "first_head is %lld, expected 0 .. 2^32 - %lld",
                         (long long)p->first_head, (long long)p->H);
-    /* 1 / softcap and softcap times log2 e must be finite. */
+    /* 1 / softcap and softcap * log2 e must be finite. */
     if (p->softcap != 0 && !(p->softcap >= 0x1p-126f && p->softcap <= 0x1p127f))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "softcap is %g, expected a number in 2^-126 .. 2^127, or 0 for none",
@@ -439,7 +441,7 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
                      offsets = mhai_attn_list_view(p->want.offsets, p->want.offsets_count);
     const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
                                       {"q", &p->q},      {"k", &p->k},    {"v", &p->v}};
-    /* In a part, k and v may be elsewhere; the caller has checked their overlap. */
+    /* In a part, k and v may be stored elsewhere. The caller has checked their overlap. */
     const size_t count_inputs = sizeof inputs / sizeof inputs[0] - (p->part ? 2 : 0);
     for (int i = 0; i < count; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, outputs[i].name, outputs[i].tensor));

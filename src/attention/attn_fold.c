@@ -58,7 +58,7 @@ static int64_t place_of(const mhai_attn_problem *p, const mhai_attn_chunk *c)
     return before * p->H + c->hk * p->group * c->seq.T + c->first;
 }
 
-/* Point the workspace's sums at those of the fold. */
+/* Point the workspace to the sums of the fold. */
 static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
                           mhai_attn_workspace *w)
 {
@@ -171,7 +171,7 @@ static void finish_item(void *argument, int64_t i, int worker)
     mhai_attn_write_rows(&fold->walk, &c, &w);
 }
 
-/* Without keys, the rows were never initialised. */
+/* If no keys arrived, the rows are not initialised yet. */
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
 {
     if (!fold->begun) mhai_attn_fold_keys(context, fold, NULL);

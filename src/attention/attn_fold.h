@@ -1,5 +1,5 @@
 /* The forward pass of a problem whose keys and values arrive in blocks. The sums of rows are kept
- * between calls. The result is the same as with all keys at once. */
+ * between calls. The result is bit-identical to a pass over all keys at once. */
 #ifndef MHAI_ATTN_FOLD_H
 #define MHAI_ATTN_FOLD_H
 
@@ -19,7 +19,8 @@ typedef struct mhai_attn_fold {
     float *o, *m, *l; /* [rows of all items][Dv padded], [rows] twice */
     float *shaw;      /* [rows][table padded] */
     int64_t rows;
-    bool begun; /* the sums are valid; set it to use sums from elsewhere, clear it to restart */
+    bool begun; /* the sums are valid. Set it after filling them from elsewhere; clear it to
+                 * restart */
 } mhai_attn_fold;
 
 /* Whether the f32 tiled path accepts a call that only requests o and lse. */
@@ -36,7 +37,7 @@ MHA_NODISCARD mha_status mhai_attn_fold_begin(mha_context *context, const mhai_a
  * blocks. */
 void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys);
 
-/* Set the keys of the walk's problem, before a stretch of them is processed. */
+/* Set the keys of the walk's problem. Must be called before a stretch of them is processed. */
 void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys);
 
 /* Add a stretch whose passes are complete (attn_split.h). Call in the order of keys. */

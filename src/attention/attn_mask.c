@@ -115,8 +115,8 @@ static bool row_interval(const mhai_attn_workspace *w, const mhai_attn_block *bl
     return !touching;
 }
 
-/* Narrow a row's interval to the hull of its kept pattern blocks. Returns true if the hull
- * also contains hidden ones. */
+/* Narrow a row's interval to the hull of its kept pattern blocks. Returns true if the hull also
+ * contains hidden blocks. */
 static bool row_pattern(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                         const mhai_attn_workspace *w, const mhai_attn_block *block, int64_t row,
                         int *begin, int *end)

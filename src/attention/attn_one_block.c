@@ -3,10 +3,10 @@
  * spend more time on setting up strips and blocks than on products. */
 #include "attention/attn_tiles.h"
 
-/* With fewer than MANY_ROWS rows, or more than KEYS_A_ROW keys per row, products wait for memory.
+/* With fewer than MANY_ROWS rows, or more than KEYS_PER_ROW keys per row, products wait for memory.
  * Panels of keys that stay in L1 are then faster (tile_rows_tmpl.c): twice as fast for one row over
  * 512 keys, and equal for four rows over 64 keys. */
-enum { MANY_ROWS = 8, KEYS_A_ROW = 16 };
+enum { MANY_ROWS = 8, KEYS_PER_ROW = 16 };
 
 static const int takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
                          MHAI_USES(keep_mask) | MHAI_USES(bias);
@@ -16,7 +16,7 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
     const int64_t rows = tiling->chunk_rows;
     if (p->pages || p->compute != MHA_COMPUTE_F32 || p->S > MHAI_KEY_BLOCK) return false;
     if (tiling->items == 0 || p->S == 0) return false; /* nothing to run */
-    if (rows < MANY_ROWS && p->S > KEYS_A_ROW * rows) return false;
+    if (rows < MANY_ROWS && p->S > KEYS_PER_ROW * rows) return false;
     if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||
         p->o.dtype != MHA_F32 || p->D % 16 != 0 || p->Dv % 16 != 0)
         return false;

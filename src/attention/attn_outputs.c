@@ -165,7 +165,7 @@ static void fill(float *out, int64_t count, float value)
     for (int64_t i = 0; i < count; i++) out[i] = value;
 }
 
-/* Initialise the statistics. For a row without keys, these are the results. */
+/* Initialise the statistics to the results of a row without keys. */
 static void start_statistics(const outputs_pass *pass, const mhai_attn_chunk *c,
                              mhai_attn_workspace *w)
 {
@@ -249,8 +249,7 @@ static mhai_attn_problem bare_problem(const mhai_attn_problem *p)
     bare.uses &= ~(MHAI_MASKS | MHAI_BIASES);
     bare.causal = bare.window = false;
     if (p->pages)
-        bare.uses |= MHAI_USES(key_lengths); /* there are no keys in the pages after
-                                              * these lengths */
+        bare.uses |= MHAI_USES(key_lengths); /* the pages hold no keys after these lengths */
     else
         bare.key_lengths = NULL;
     bare.key_begins = NULL;

@@ -79,7 +79,7 @@ static void copy_lane(const page_rows *x, const unsigned char *from, int from_la
                (size_t)size);
 }
 
-/* Copy the run that begins at position s of a sequence to `to`, but no positions from `end` on. */
+/* Copy the run that begins at position s of a sequence to `to`, excluding positions >= end. */
 static void gather_run(const page_rows *x, int64_t b, int64_t hk, int64_t s, int64_t end,
                        unsigned char *to)
 {
@@ -97,7 +97,7 @@ static mhai_run run_at(const page_rows *x, const unsigned char *at)
         .at = at, .scale = scales_of(x, at), .powers = powers_of(x, at), .type = x->pages->type};
 }
 
-/* Set pointers to `count` runs from position `key` on, without copying. */
+/* Set pointers to `count` runs starting at position `key`, without copying. */
 static void runs_in_place(const page_rows *x, int64_t b, int64_t hk, int64_t key, int64_t count,
                           mhai_run *runs)
 {
@@ -115,8 +115,8 @@ static void runs_in_place(const page_rows *x, int64_t b, int64_t hk, int64_t key
     }
 }
 
-/* Set pointers to the runs of a block and those after it, which hold `left` positions from `first`
- * on. The last pointer is repeated for prefetches. */
+/* Set pointers to the runs of a block and to the runs after it. Together they hold `left`
+ * positions, starting at `first`. The last pointer is repeated for prefetches. */
 static void find_runs(const page_rows *x, int64_t b, int64_t hk, int64_t first, int64_t left,
                       unsigned char *gathered, mhai_run *runs)
 {

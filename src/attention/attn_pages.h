@@ -1,6 +1,6 @@
 /* Keys and values in the pages of a cache. A page holds runs of MHAI_RUN positions of a head
- * (kernels.h). Blocks are read through one pointer per run. If pages are not whole runs, positions
- * are copied to form runs first. */
+ * (kernels.h). Blocks are read through one pointer per run. If a page is not a whole number of
+ * runs, positions are first copied into runs. */
 #ifndef MHAI_ATTN_PAGES_H
 #define MHAI_ATTN_PAGES_H
 
@@ -29,7 +29,7 @@ static inline int64_t mhai_attn_run_bytes(mha_dtype type, int64_t width, bool ch
     return mhai_round_up(numbers, MHAI_LINE) + mhai_round_up(scales, MHAI_LINE);
 }
 
-/* Index of the run with a position of a page of head hk. */
+/* Index of the run that holds this position of a page of head hk. */
 static inline int64_t mhai_attn_page_run(const mhai_attn_pages *pages, int64_t page, int64_t hk,
                                          int64_t position)
 {

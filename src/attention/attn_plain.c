@@ -33,7 +33,7 @@ typedef struct row {
 /* No weight, log-weight or score has this value. */
 static const double HIDDEN = -INFINITY;
 
-/* Turn scores into exp(score - max). Compute max, and the sum with the sink's term. */
+/* Replace scores by exp(score - max). Compute max, and the sum including the sink's term. */
 static void weigh_row(const mhai_attn_problem *p, row *r)
 {
     const mhai_attn_query *at = &r->at;
@@ -221,7 +221,7 @@ static row row_at(const plain_job *job, int worker, int64_t at, int64_t h)
     return r;
 }
 
-/* Items are rows of q, each with all heads, which are consecutive. */
+/* Items are pairs of a row of q and a head. The heads of a row are consecutive. */
 static void run_row(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
@@ -315,7 +315,7 @@ mha_status mhai_plain_plan(const mha_context *context, mhai_attn_plan *plan)
     plan->account.isa = MHA_ISA_PORTABLE;
     plan->account.key_block = p->S;
     plan->account.row_block = 1;
-    plan->account.work_items = p->q.shape[0] * p->H * p->q.shape[2]; /* ragged too */
+    plan->account.work_items = p->q.shape[0] * p->H * p->q.shape[2]; /* also for ragged batches */
     return row_bytes(p, &plan->scratch.worker);
 }
 

@@ -108,7 +108,7 @@ double mhai_attn_tensor_bytes(const mha_tensor *tensor)
     return bytes;
 }
 
-/* Bytes of the outputs. o counts even if explain is called without it. */
+/* Bytes of the outputs. o is counted even if explain is called without it. */
 static double output_bytes(const mhai_attn_problem *p)
 {
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];

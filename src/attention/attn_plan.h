@@ -8,7 +8,7 @@
 #include "attention/attn.h"
 
 /* How the tiled path divides a problem. A chunk is a run of query rows of one key/value head. The
- * rows of the group's query heads follow each other: row r is query r % T of head r / T. */
+ * rows of the group's query heads are consecutive: row r is query r % T of head r / T. */
 typedef struct mhai_attn_tiling {
     int64_t chunk_rows;      /* rows per chunk; the last chunk may have fewer */
     int64_t items;           /* chunks of all key/value heads of all sequences */
@@ -24,7 +24,7 @@ typedef struct mhai_attn_tiling {
     int64_t split_blocks;    /* key blocks of a chunk that threads share; 0: they are not shared */
     int64_t split_floats;    /* extra scratch for shared blocks */
     bool one_block;          /* attn_one_block.c computes every chunk */
-    bool alone;              /* too small for more than one thread */
+    bool alone;              /* runs on one thread, because more would not pay off */
 } mhai_attn_tiling;
 
 /* Scratch of a call in bytes. A run allocates exactly this. */
@@ -38,7 +38,7 @@ typedef struct mhai_attn_scratch {
 typedef struct mhai_attn_plan {
     mhai_attn_problem p;
     const struct mhai_attn_backend *backend;
-    const mhai_kernels *kernels; /* those of the context; a test may replace them before the run */
+    const mhai_kernels *kernels; /* the context's kernels; a test may replace them before the run */
     int threads;
     mhai_attn_tiling tiling;
     mhai_attn_scratch scratch;
@@ -47,14 +47,14 @@ typedef struct mhai_attn_plan {
 
 struct mhai_backward_plan;
 
-/* Why the tiled path was chosen automatically. */
+/* The reason reported when the tiled path is chosen by default. */
 #define MHAI_TILED_REASON "head sizes up to 256 need no matrix of all scores"
 
 typedef struct mhai_attn_backend {
     mha_path path; /* requesting this path or compute selects this back end */
     mha_compute compute;
     const char *reason; /* reported if it is chosen by default */
-    /* Returns why it rejects the problem, as static text; NULL if it accepts. */
+    /* Returns the reason for rejecting the problem, as static text; NULL if it accepts. */
     const char *(*refuses)(const mha_context *context, const mhai_attn_problem *p);
     const char *instead; /* alternative to suggest in the message */
     /* Set tiling, scratch and account for plan->p. */

@@ -9,7 +9,7 @@
 
 #include <multihead/component.h>
 
-/* Rows per work item. This many amortise the cost of an item, and of the powers that the sinusoidal
+/* Rows per work item. They amortise the cost of an item, and of the powers that the sinusoidal
  * encoding computes per block of rows. */
 enum { BLOCK_ROWS = 16, CHUNK = 128 };
 

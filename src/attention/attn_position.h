@@ -1,4 +1,4 @@
-/* Checked positions of tokens, for rotary embedding and for encodings that are added. */
+/* Checked positions of tokens, for rotary embedding and for additive encodings. */
 #ifndef MHAI_ATTN_POSITION_H
 #define MHAI_ATTN_POSITION_H
 

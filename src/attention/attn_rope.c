@@ -31,8 +31,8 @@ typedef struct rope_job {
 
 /* ---- the work ------------------------------------------------------------------------------- */
 
-static void table_turns(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,
-                        double *cosine, double *sine)
+static void read_rotations(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,
+                           double *cosine, double *sine)
 {
     const int64_t *c = job->cos_stride, *s = job->sin_stride;
     int64_t row = job->by_position ? mhai_attn_position_at(&job->places, b, t) : t;
@@ -42,8 +42,8 @@ static void table_turns(const rope_job *job, int64_t b, int64_t t, int64_t i0, i
     }
 }
 
-static void angle_turns(const rope_job *job, int64_t b, int64_t t, const double *frequency,
-                        int64_t pairs, double *cosine, double *sine)
+static void compute_rotations(const rope_job *job, int64_t b, int64_t t, const double *frequency,
+                              int64_t pairs, double *cosine, double *sine)
 {
     double position = (double)mhai_attn_position_at(&job->places, b, t) / job->factor;
     for (int64_t i = 0; i < pairs; i++) {
@@ -52,9 +52,11 @@ static void angle_turns(const rope_job *job, int64_t b, int64_t t, const double 
     }
 }
 
-/* Rotate the pairs of one head. x may be y: both elements are read before either is written. */
-static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step, int64_t pairs,
-                        int64_t pair_step, int64_t mate, const double *cosine, const double *sine)
+/* Rotate the pairs of one head. y may equal x, because both elements of a pair are read before
+ * either is written. */
+static inline void rotate_pairs(const float *x, int64_t x_step, float *y, int64_t y_step,
+                                int64_t pairs, int64_t pair_step, int64_t mate,
+                                const double *cosine, const double *sine)
 {
     for (int64_t i = 0; i < pairs; i++) {
         int64_t j = i * pair_step, k = j + mate;
@@ -64,11 +66,12 @@ static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step
     }
 }
 
-/* Prefetch each head of a token: it has few cache lines, far from those of the next head. */
+/* Prefetch each head of a token. A head has few cache lines, which are far from those of the next
+ * head. */
 enum { TOKENS_AHEAD = 4 };
 
-static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,
-                       const double *cosine, const double *sine)
+static void rotate_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,
+                         const double *cosine, const double *sine)
 {
     const int64_t x_step = job->x->stride[3], y_step = job->y->stride[3], step = job->pair_step;
     if (x_step == 1 && y_step == 1 && step == 1) {
@@ -90,9 +93,9 @@ static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, in
         const float *x = mhai_attn_row(job->x, b, h, t) + i0 * step * x_step;
         float *y = mhai_attn_row(job->y, b, h, t) + i0 * step * y_step;
         if (x_step == 1 && y_step == 1)
-            turn(x, 1, y, 1, pairs, 2, 1, cosine, sine);
+            rotate_pairs(x, 1, y, 1, pairs, 2, 1, cosine, sine);
         else
-            turn(x, x_step, y, y_step, pairs, step, job->mate, cosine, sine);
+            rotate_pairs(x, x_step, y, y_step, pairs, step, job->mate, cosine, sine);
     }
 }
 
@@ -122,11 +125,11 @@ static void rope_block(void *argument, int64_t block, int worker)
         for (int64_t token = first; token < end; token++) {
             int64_t b = token / T, t = token % T;
             if (job->cosines)
-                table_turns(job, b, t, i0, pairs, cosine, sine);
+                read_rotations(job, b, t, i0, pairs, cosine, sine);
             else
-                angle_turns(job, b, t, frequency, pairs, cosine, sine);
+                compute_rotations(job, b, t, frequency, pairs, cosine, sine);
             for (int64_t i = 0; i < pairs && job->inverse; i++) sine[i] = -sine[i];
-            turn_heads(job, b, t, i0, pairs, cosine, sine);
+            rotate_heads(job, b, t, i0, pairs, cosine, sine);
         }
     }
     for (int64_t token = first; token < end && !job->in_place; token++)

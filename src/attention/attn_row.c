@@ -24,8 +24,8 @@ const float *mhai_attn_read(const mha_tensor *x, int64_t b, int64_t h, int64_t t
 
 static bool all_finite(const float *x, int64_t n)
 {
-    /* No branches, so that the compiler vectorises the loop. An element is not finite if all bits
-     * of its exponent are set. */
+    /* The loop has no branches, so that the compiler vectorises it. An element is not finite if all
+     * bits of its exponent are set. */
     uint32_t bad = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;

@@ -13,8 +13,8 @@ typedef struct mhai_attn_query {
     bool finite; /* whether the query is finite */
     const float *q;
     float *wide;         /* [max(D, Dv)] room to convert a key or value that is not f32 */
-    const uint8_t *keep; /* result of the callback, from key keep_first on;
-                          * used only with a callback */
+    const uint8_t *keep; /* result of the callback, starting at key keep_first; used only with a
+                          * callback */
     int64_t keep_first;
 } mhai_attn_query;
 

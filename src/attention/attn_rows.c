@@ -116,7 +116,7 @@ static void place_row(const mhai_attn_problem *p, mhai_attn_chunk *c, mhai_attn_
     c->global_query |= global;
 }
 
-/* Start the softmax without keys, or with the sink, which has a score but no value. */
+/* Initialise the softmax without keys, or with only the sink, which has a score but no value. */
 static void start_row(const mhai_attn_problem *p, mhai_attn_workspace *w, int64_t r)
 {
     w->m[r] = -INFINITY;

@@ -9,7 +9,7 @@
  *   join      o = 2^(old maximum - new) o + p V, likewise the sum         in the order of keys
  *
  * Maxima are exact, so the result is bit-identical to that of one thread. If an element is not
- * finite, everything is recomputed on the general path. Ranks run the same passes, each over its
+ * finite, the general path recomputes the whole problem. Ranks run the same passes, each over its
  * own stretches of keys (src/distributed/decode.c). */
 #include "attention/attn_split.h"
 
@@ -59,7 +59,7 @@ static split_part part_of(const mhai_attn_stretch *stretch, int64_t chunk, int64
     return part;
 }
 
-/* Update a row's maximum over all earlier keys with that of the next keys. */
+/* Update a row's maximum over all earlier keys with the maximum over the next keys. */
 static void raise_maximum(float of_keys, float *m)
 {
     if (of_keys > *m) *m = of_keys;

@@ -1,5 +1,6 @@
 /* Attention of a few queries whose key blocks are shared by threads or ranks (see attn_split.c for
- * the passes). A stretch is a run of consecutive key blocks: all of them, or those of a rank. */
+ * the passes). A stretch is a run of consecutive key blocks: all blocks, or the blocks of one
+ * rank. */
 #ifndef MHAI_ATTN_SPLIT_H
 #define MHAI_ATTN_SPLIT_H
 

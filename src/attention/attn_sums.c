@@ -47,7 +47,8 @@ static void average_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     }
 }
 
-/* Return the number of queries of an item, and set *c to a chunk of them without heads and rows. */
+/* Return the number of queries of an item. Set *c to a chunk with these queries. Its heads and rows
+ * are not set. */
 static int64_t average_item(const mhai_attn_walk *walk, int64_t item, mhai_attn_chunk *c)
 {
     const mhai_attn_problem *p = walk->p;

@@ -6,8 +6,8 @@
  *
  *   for each key block:  for each strip that sees it:  (pack)  scores -> mask -> softmax -> + P V
  *
- * Each output row has one owner, and its arithmetic depends only on the positions of its keys. So
- * results do not depend on the division into chunks, strips and threads. Other outputs of
+ * Each output row has one owner, and its arithmetic depends only on the positions of its keys.
+ * Results therefore do not depend on the division into chunks, strips and threads. Other outputs of
  * probabilities need additional passes with the final maximum and sum of each row. */
 #include "attention/attn_split.h"
 
@@ -35,7 +35,7 @@ static void start_outputs(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w
     memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));
 }
 
-/* Where a strip's tile stores its factors, and the dropout that the tile applies. */
+/* The factors that a strip's tile returns, and the dropout that it applies. */
 typedef struct strip_extras {
     mhai_dropout dropout;
     float alpha[MHAI_MAX_ROWS];
@@ -58,7 +58,7 @@ static struct mhai_fetch_run fetch_run(const mha_tensor *x, int64_t b, int64_t h
     return (struct mhai_fetch_run){mhai_attn_row(x, b, h, first), x->stride[2], rows};
 }
 
-/* Prefetch the keys and values of the block at key, as far as they exist. */
+/* Prefetch the keys and values of the block at key, up to the end of the sequence. */
 static void fetch_block(const mhai_attn_problem *p, const mhai_attn_chunk *c, int64_t key,
                         mhai_fetch *fetch)
 {
@@ -79,18 +79,19 @@ static void fetch_item(const mhai_attn_walk *walk, int64_t item, mhai_fetch *fet
     fetch->run = 0;
 }
 
-/* Let the last tiles of a block prefetch what the worker reads next: the chunk's next block, or the
- * queries and first block of the next item. Prefetching earlier would evict it again. */
+/* Make the last tiles of a block prefetch the data that the worker reads next: the chunk's next
+ * block, or the queries and first block of the next item. Data that is prefetched earlier would be
+ * evicted before use. */
 static void plan_fetch(mhai_attn_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
                        int64_t first)
 {
-    enum { ROWS_A_PANEL = 16 };
+    enum { ROWS_PER_PANEL = 16 };
     const mhai_attn_walk *walk = item->walk;
     const mhai_attn_problem *p = walk->p;
     const int64_t next = block->key + MHAI_KEY_BLOCK;
     const int64_t end = p->window ? c->window.end : c->limit.end;
     const int64_t strips = mhai_ceil_div(c->rows - first, walk->kernels->tile_rows);
-    const int64_t fetched = strips * mhai_ceil_div(block->keys, MHAI_PANEL) * ROWS_A_PANEL;
+    const int64_t fetched = strips * mhai_ceil_div(block->keys, MHAI_PANEL) * ROWS_PER_PANEL;
     if (fetched > 2 * MHAI_KEY_BLOCK + (next < end ? 0 : c->rows)) return;
     item->planned = block->key;
     item->fetch.run = MHAI_FETCH_RUNS;
@@ -194,7 +195,7 @@ static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 }
 
 /* While an item is computed, the next item's queries, keys and values are prefetched. This requires
- * that all rows have the same length (see score_fetching()) and that the item takes long enough. */
+ * that all rows have the same length (see score_fetching()) and that the item is long enough. */
 static void run_one_block(const tiled_job *job, int64_t item, const mhai_attn_chunk *c,
                           const mhai_attn_workspace *w, bool *done)
 {
@@ -219,7 +220,7 @@ static void run_item(void *argument, int64_t item, int worker)
     bool done = false;
     if (job->one_block) run_one_block(job, item, &c, &w, &done);
     if (done) return;
-    run_rows(argument, item + 1, &c, &w); /* a worker takes consecutive items */
+    run_rows(argument, item + 1, &c, &w); /* a worker runs consecutive items */
 }
 
 mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)

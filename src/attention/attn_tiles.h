@@ -21,7 +21,8 @@ typedef struct mhai_attn_workspace {
     float *k, *v, *s;      /* packed block, strip of scores */
     int64_t *head, *query; /* [rows] indices h and t */
     mhai_attn_range *limit,
-        *window;        /* [rows] keys allowed by causal and length; and those also in the window */
+        *window;        /* [rows] keys allowed by causal and length; their intersection with the
+                         * window */
     uint8_t *bad_query; /* [rows] not finite */
     uint8_t *bad_key, *bad_value, *visible;
     uint8_t *keep;            /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK] composed mask of a strip */
@@ -57,7 +58,7 @@ typedef struct mhai_attn_chunk {
     bool bad_query;         /* some query is not finite */
 } mhai_attn_chunk;
 
-/* A key block and its properties for a chunk. Keys are numbered from the first of the block. */
+/* A key block and its properties for a chunk. Keys are numbered from the first key of the block. */
 typedef struct mhai_attn_block {
     int64_t key; /* index of its first key in the sequence */
     int keys;
@@ -78,13 +79,13 @@ typedef struct mhai_attn_strip {
     bool masked;   /* the tile needs the mask */
 } mhai_attn_strip;
 
-/* Data that all strips of a pass share, or of several passes over one problem. */
+/* Data shared by all strips of one or more passes over a problem. */
 typedef struct mhai_attn_walk {
     const mhai_attn_problem *p;
     const mhai_kernels *kernels;
     mhai_attn_tiling tiling;
-    const int64_t *first_item; /* [B + 1] first item of each sequence; NULL:
-                                * all have the same number */
+    const int64_t *first_item; /* [B + 1] first item of each sequence; NULL: all sequences have the
+                                * same number of items */
     unsigned char *memory;
     size_t worker_bytes;
     bool pairs;           /* bf16 kernels multiply in pairs (kernels.h) */
@@ -100,8 +101,9 @@ enum {
 typedef struct mhai_attn_visitor {
     unsigned options;
     void *user;
-    /* Called once a chunk's rows are placed and its queries loaded. m and l start without keys, or
-     * with the sink; a later pass sets the final ones. May set bad_query. NULL: not called. */
+    /* Called once a chunk's rows are placed and its queries loaded. m and l have the values for no
+     * keys, or for only the sink; a later pass replaces them by the final values. May set
+     * bad_query. NULL: not called. */
     void (*chunk)(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
     void (*strip)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                   const mhai_attn_block *block, mhai_attn_strip *strip);
@@ -115,8 +117,8 @@ typedef struct mhai_attn_visitor {
 /* ---- attn_rows.c: memory and rows ------------------------------------------------------------ */
 
 int64_t mhai_attn_padded_values(const mhai_attn_problem *p); /* Dv rounded up to whole panels */
-int64_t mhai_attn_padded_shaw(const mha_tensor *table);      /* the same for the table's rows; 0 if
-                                                              * absent */
+int64_t mhai_attn_padded_shaw(const mha_tensor *table);      /* the table's rows, rounded up
+                                                              * likewise; 0 if absent */
 
 /* Lay out a workspace of the tiling's sizes in memory. If memory is NULL, only compute its size. */
 mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
@@ -139,7 +141,7 @@ float mhai_attn_factor(const mhai_attn_problem *p);
 /* The log of a row's denominator, from l and m (in units of log2 e). */
 float mhai_attn_lse(float m, float l);
 
-/* Shaw's values: update the sums after a tile; add the result after the last one. */
+/* Shaw's values: update the sums after each tile; add the result after the last tile. */
 void mhai_attn_add_shaw_values(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                                const mhai_attn_workspace *w, const mhai_attn_block *block,
                                const mhai_attn_strip *strip);
@@ -188,7 +190,7 @@ void mhai_attn_walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                           mhai_attn_workspace *w, int64_t key, const mhai_attn_visitor *visitor);
 
 /* The kernel arguments for a visitor's rows(). They use the memory of the packed block. The memory
- * of keys holds a panel. That of values holds the sums, followed by the scores of several
+ * of keys holds a panel. The memory of values holds the sums, followed by the scores of several
  * strips. */
 mhai_tile_rows mhai_attn_rows_of(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                                  const mhai_attn_workspace *w, const mhai_attn_block *block,
@@ -227,8 +229,8 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
  * and a bias are in use. */
 bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
 
-/* Compute a chunk of such a problem, with its outputs. Returns false if an element is not finite;
- * the chunk must then be computed by a walk. fetch: data to prefetch. */
+/* Compute a chunk of a one-block problem, with its outputs. Returns false if an element is not
+ * finite; the chunk must then be computed by a walk. fetch: data to prefetch. */
 MHA_NODISCARD bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                                        const mhai_attn_workspace *w, mhai_fetch *fetch);
 
@@ -249,11 +251,11 @@ bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
 
 /* ---- attn_tiled.c ---------------------------------------------------------------------------- */
 
-/* The current item, and what to read after its current key block. */
+/* The current item, and the data to prefetch for the end of its current key block. */
 typedef struct mhai_attn_item {
     const mhai_attn_walk *walk;
     int64_t next;    /* the worker's next item; the number of items if unknown */
-    int64_t planned; /* the key block at whose end to prefetch */
+    int64_t planned; /* the key block whose last tiles prefetch */
     mhai_fetch fetch;
 } mhai_attn_item;
 
@@ -264,7 +266,7 @@ mhai_attn_visitor mhai_attn_forward_visitor(mhai_attn_item *item);
 void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                           const mhai_attn_workspace *w);
 
-/* ---- attn_outputs.c, attn_sums.c: passes after the forward ----------------------------------- */
+/* ---- attn_outputs.c, attn_sums.c: passes after the forward pass ------------------------------ */
 
 /* The final m and l of every row, [batch][H][rows of q]; in scratch, if later passes need them. */
 typedef struct mhai_attn_kept {
@@ -282,8 +284,8 @@ void mhai_attn_run_outputs(mha_context *context, const mhai_attn_walk *walk,
                            const mhai_attn_kept *kept);
 
 /* Compute the average over heads in the forward pass. An item is a run of queries of one sequence,
- * with all heads. forward() processes a chunk of these rows, leaves their final m and l, and saves
- * their scores with mhai_attn_keep_scores(). */
+ * with all heads. forward() processes a chunk of these rows, leaves their final m and l in the
+ * workspace, and saves their scores with mhai_attn_keep_scores(). */
 typedef void mhai_attn_forward_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
 int64_t mhai_attn_average_items(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
 void mhai_attn_run_scored(const mhai_attn_walk *walk, int64_t item, int worker,

@@ -7,8 +7,9 @@
 #include <multihead/component.h>
 
 /* Each chunk packs its key blocks again, so chunks should be long: packing 512 keys costs about as
- * much as 15 query rows against them. But q and o of a chunk should fit in a 1 MiB L2 cache, with
- * the packed block. Each row of a list has its own table of distances, 2 KiB. */
+ * much as 15 query rows against them. However, q and o of a chunk should fit in a 1 MiB L2 cache
+ * together with the packed block. Each row of a list has its own table of distances, which takes 2
+ * KiB. */
 enum {
     LONGEST_CHUNK = 768,
     SHORTEST_CHUNK = 256,
@@ -21,7 +22,7 @@ enum {
 static int64_t runs_of(const mhai_attn_problem *p, const mhai_attn_tiling *t)
 {
     const int64_t rows = t->chunk_rows;
-    bool narrow = p->query_starts || p->want.average.data; /* a head may have a single query */
+    bool narrow = p->query_starts || p->want.average.data; /* a run may have a single query */
     int64_t runs = mhai_min_i64(rows, p->group);
     if (!narrow && p->T > 0) runs = mhai_min_i64(runs, rows / p->T + 2);
     return p->want.rows ? mhai_max_i64(runs, t->chosen_rows) : runs;
@@ -36,10 +37,10 @@ static int64_t average_queries(const mhai_attn_problem *p, int threads, int64_t 
     return mhai_max_i64(queries, LEAST_QUERIES);
 }
 
-/* The number of rows whose scores against all keys are kept for the average over heads, until
- * their maximum and sum are known. The limit of 2 MiB leaves room for other data in the
- * last-level cache. With many keys, only few rows fit, and packing keys for so few rows costs
- * more than a second pass. */
+/* The number of rows whose scores against all keys are stored for the average over heads until
+ * their maximum and sum are known. The limit of 2 MiB leaves room for other data in the last-level
+ * cache. With many keys, few rows fit, and packing keys for so few rows costs more than a second
+ * pass. */
 static int64_t scored_rows(const mhai_attn_problem *p, int64_t chunk_rows, int tile_rows)
 {
     const mhai_attn_wanted *want = &p->want;
@@ -63,8 +64,8 @@ static double least_time(const mhai_attn_problem *p)
     return operations / 100 + bytes / 10;
 }
 
-/* Whether masks may need bytes per pair, which are composed for one strip at a time, so that chunks
- * of several strips need packed keys. Block patterns may cut strips anywhere. */
+/* Whether masks may need bytes per pair. These are composed for one strip at a time, so chunks of
+ * several strips need packed keys. Block patterns may cut strips at any row. */
 static bool composes_masks(const mhai_attn_problem *p, int64_t rows, int tile_rows)
 {
     const int intervals = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
@@ -82,7 +83,7 @@ bool mhai_attn_takes_apart(const mhai_attn_problem *p, int64_t rows, int tile_ro
            mhai_attn_by_rows(p, rows, tile_rows);
 }
 
-/* The end of the keys that causal and lengths allow for any row. */
+/* One past the last key that causal and lengths allow for any row. */
 static int64_t last_key(const mhai_attn_problem *p)
 {
     int64_t end = 0;
@@ -93,7 +94,7 @@ static int64_t last_key(const mhai_attn_problem *p)
     return end;
 }
 
-/* An upper bound on how many of these keys all rows of a sequence together see. */
+/* An upper bound on the number of these keys that at least one row of a sequence sees. */
 static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
 {
     if (!p->window || p->global_keys.data || p->global_queries.data) return keys;
@@ -104,17 +105,18 @@ static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
 
 /* Threads share key blocks if chunks do not divide evenly among them, and if the work justifies
  * waking threads twice (measured as for runs_single_threaded(), with a factor of three). The scores
- * of all keys are kept, so their size is limited. */
+ * of all keys are stored, so their size is limited. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
-    enum { IN_VAIN = 8 }; /* hidden blocks take 1.5 of the 27 us of a group of 8 */
+    enum { BLOCKS_PER_VISIBLE = 8 }; /* in a group of 8, the hidden blocks take 1.5 of 27 us */
     int64_t floats;
     if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return;
     if (!mhai_attn_takes_apart(p, t->chunk_rows, tile_rows)) return;
     const int64_t keys = last_key(p), blocks = mhai_ceil_div(keys, MHAI_KEY_BLOCK);
     const int64_t reach = keys_in_reach(p, keys);
     if (blocks <= 2) return;
-    if (reach < keys / IN_VAIN || least_time(p) * (double)reach / (double)p->S < 200e3) return;
+    if (reach < keys / BLOCKS_PER_VISIBLE || least_time(p) * (double)reach / (double)p->S < 200e3)
+        return;
     if (!mhai_mul_i64(t->items, blocks, &floats)) return;
     if (!mhai_mul_i64(floats, mhai_attn_split_part(p, t), &floats) || floats > MOST_SPLIT_FLOATS)
         return;
@@ -122,9 +124,9 @@ static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, m
     t->split_floats = floats;
 }
 
-/* Waking a thread and returning from it takes about ten microseconds. (Measured with empty items:
- * 3.5 on an idle machine, much more on a busy one.) A second thread therefore pays off from about
- * 30 microseconds of work. A host's own parallel-for makes this decision itself. */
+/* Waking a thread and waiting for it takes about ten microseconds. (Measured with empty items: 3.5
+ * on an idle machine, much more on a busy one.) A second thread therefore pays off above about 30
+ * microseconds of work. A host's parallel-for makes its own decision. */
 static bool runs_single_threaded(const mha_context *context, const mhai_attn_problem *p)
 {
     return !context->host_parallel_for && least_time(p) < 30e3;

@@ -2,7 +2,7 @@
  * (MHA_ATTENTION_INPUTS) and the options below.
  *
  * A problem has one bit per feature in use. A path declares the bits that it supports and rejects
- * all others. So a path never ignores a mask that is added later. */
+ * all others, so it cannot silently ignore a mask that is added later. */
 #ifndef MHAI_ATTN_USES_H
 #define MHAI_ATTN_USES_H
 
@@ -34,7 +34,7 @@ enum {
     MHAI_STAGE_RESULT
 };
 
-/* The bits of all inputs of a part. */
+/* The bits of all inputs of a stage. */
 #define MHAI_MASK_BIT(name, type, axes, stage) \
     | (MHAI_STAGE_##stage == MHAI_STAGE_MASK ? MHAI_USES(name) : 0)
 #define MHAI_BIAS_BIT(name, type, axes, stage) \
@@ -43,8 +43,8 @@ enum {
     | (MHAI_STAGE_##stage == MHAI_STAGE_DISTANCE ? MHAI_USES(name) : 0)
 enum { MHAI_DISTANCES = 0 MHA_ATTENTION_INPUTS(MHAI_DISTANCE_BIT) };
 
-/* Features that hide keys, that are added to capped scores, and that depend
- * on positions of queries. */
+/* Three sets of features: those that hide keys, those that are added to capped scores, and those
+ * that depend on the positions of queries. */
 enum {
     MHAI_MASKS = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
                  MHAI_USES(window) | MHAI_USES(sink_keys) |

@@ -1,4 +1,4 @@
-/* Position and visible keys of a query, leaving out mask tensors, and the terms that depend on
+/* The position of a query, its visible keys before mask tensors apply, and the terms that depend on
  * distance. Used by both paths. */
 #include "attention/attn.h"
 
@@ -57,9 +57,9 @@ int64_t mhai_attn_visible_pairs(const mhai_attn_problem *p)
 }
 
 /* Half of the buckets (a quarter if two-sided) are exact distances. The others grow by a
- * constant ratio up to max_distance, and the last one includes all larger distances. At the
- * first distance of a bucket, `steps` may be rounded to just below an integer, so a small number
- * is added before truncation. */
+ * constant ratio up to max_distance, and the last bucket includes all larger distances. At the
+ * first distance of a bucket, `steps` may round to just below an integer, so a small number is
+ * added before truncation. */
 int64_t mhai_attn_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool one_sided)
 {
     int64_t side = 0, distance = -rel;

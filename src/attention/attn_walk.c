@@ -183,7 +183,8 @@ static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     return true;
 }
 
-/* Finish a strip's arguments, once the block is packed and checked for non-finite elements. */
+/* Set the remaining arguments of a strip, once the block is packed and checked for non-finite
+ * elements. */
 static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       mhai_attn_strip *s)
@@ -244,8 +245,8 @@ static void pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mha
     const int64_t first = block->pack_begin;
     mhai_pack pack = pack_of(&walk->p->k, pages ? w->key_runs : NULL, c, block,
                              w->k + first * walk->p->D, w->bad_key, &block->bad);
-    pack.whole = true; /* the finite elements of such a key might overflow to
-                        * -inf, as if it were hidden */
+    pack.whole = true; /* the finite elements of a non-finite key might overflow to -inf, as if it
+                        * were hidden */
     const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
     if (bf16)
         walk->kernels->bf16_keys(&pack, walk->pairs);
@@ -278,8 +279,8 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 /* ---- the walks ------------------------------------------------------------------------------- */
 
 /* Whether tile_rows_forward accepts these types and sizes, with its memory in place of a packed
- * block of values. With several strips, it is faster than packing only if keys come from memory,
- * not for short sequences. */
+ * block of values. With several strips, it is faster than packing only if keys come from main
+ * memory, which excludes short sequences. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows)
 {
     if (p->compute != MHA_COMPUTE_F32) return false;
@@ -290,7 +291,7 @@ bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_ro
 }
 
 /* Process all strips of a small chunk at once. Returns false if they must be processed one by one:
- * several strips need separate masks, but there is memory for the mask bytes of only one. */
+ * several strips need separate masks, but there is memory for the mask bytes of only one strip. */
 static bool walk_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                       const mhai_attn_block *block, const mhai_attn_visitor *visitor)
 {
@@ -393,8 +394,8 @@ mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t ite
                                 .key = item % blocks * MHAI_KEY_BLOCK};
 }
 
-/* Returns false if no row of a chunk sees a key of the block, judged by the first and last query.
- * So under a window or a causal mask, the cost of a walk is proportional to its pairs. */
+/* Returns false if no row of a chunk sees a key of the block, judging by the first and last query.
+ * Under a window or a causal mask, this makes the cost of a walk proportional to its pairs. */
 static bool chunk_near(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                        const mhai_attn_block *block)
 {

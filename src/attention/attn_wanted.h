@@ -4,8 +4,8 @@
 
 #include <multihead/attention.h>
 
-/* Outputs with data NULL are not requested. A tensor without elements is
- * requested but never written. */
+/* Outputs with data NULL are not requested. A tensor with data but no elements is requested and
+ * never written. */
 typedef struct mhai_attn_wanted {
     mha_tensor average, scores;
     mha_tensor entropy, largest_weight, largest_key, first_token, diagonal, offset_mass;

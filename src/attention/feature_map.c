@@ -1,18 +1,18 @@
-/* elu(x) + 1. Without branches, so that the compiler vectorises it. Without fma, so that the result
- * is bit-identical on all machines.
+/* elu(x) + 1. The code has no branches, so that the compiler vectorises it. It uses no fma, so that
+ * the result is bit-identical on all machines.
  *
  *   exp(x) = 2^n e^r    n = round(x log2 e), r = x - n ln 2, |r| <= 0.3466
  *
- * e^r is a Taylor series up to r^7. Its remainder is below r^8 / 8! e^|r|, a relative error of
- * 0.13 u. ln 2 is split into two parts. The first has 9 bits, so that its product with n and
- * the difference from x are exact; r has an error of at most 0.3 u. The sums add 0.75 u, and
- * the last addition 1 u: 2.2 u in total. Scaling by 2^n is exact if the result is normal, which
- * the bound of -87 ensures. */
+ * e^r is computed by its Taylor series up to r^7. The remainder is below r^8 / 8! e^|r|, a relative
+ * error of 0.13 u. ln 2 is split into two parts. The first has 9 bits, so that its product with n
+ * and the difference from x are exact; r has an error of at most 0.3 u. The sums add 0.75 u and the
+ * last addition adds 1 u, which gives 2.2 u in total. Scaling by 2^n is exact if the result is
+ * normal, which the bound of -87 ensures. */
 #include "attention/feature_map.h"
 
 #include <string.h>
 
-/* x <= 0. Numbers below -87 count as -87. The result for NaN is unspecified. */
+/* x <= 0. Numbers below -87 are replaced by -87. The result for NaN is unspecified. */
 static inline float exp_of(float x)
 {
     const float round_to_int = 12582912.0f; /* 1.5 * 2^23: the unit in the last place is 1 */

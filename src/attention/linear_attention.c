@@ -1,12 +1,12 @@
 /* Linear attention with a running state. Keys are added to S and z one by one. A query reads S and
  * z once all keys that it sees have been added.
  *
- * S is stored in panels (kernels.h): [F][32] for each 32 columns of the values. So the matrix
- * kernel serves both to add a key, phi(k) v^T (F rows, one input), and to multiply a query by S
+ * S is stored in panels (kernels.h): [F][32] for each 32 columns of the values. The matrix kernel
+ * therefore serves both to add a key, phi(k) v^T (F rows, one input), and to multiply queries by S
  * (one row per query head, F inputs). On all instruction sets, the product of a key is rounded
- * before it is added. Sums have a fixed order: keys one by one for S and z, features in order
- * for o. So results do not depend on the division of keys into calls, of rows into strips, or
- * of heads among threads. */
+ * before it is added. Sums have a fixed order: keys one by one for S and z, features in order for
+ * o. Results therefore do not depend on the division of keys into calls, of rows into strips, or of
+ * heads among threads. */
 #include "attention/feature_map.h"
 #include "attention/linear_problem.h"
 
@@ -129,7 +129,7 @@ typedef struct state {
     float *z; /* [F] */
 } state;
 
-/* Memory of a worker, besides a state. */
+/* Memory of a worker, excluding states. */
 typedef struct workspace {
     float *rows;         /* [BLOCK][D] copies of keys or queries */
     float *key_features; /* [BLOCK][F] */
@@ -146,7 +146,7 @@ typedef struct linear_job {
     int64_t state_floats, work_floats;
     float *states;  /* one per worker if causal, otherwise one per key/value head */
     float *work;    /* one per worker */
-    int64_t blocks; /* query blocks of the longest sequence; not causal */
+    int64_t blocks; /* query blocks of the longest sequence; only if not causal */
 } linear_job;
 
 /* Round up to 16 floats (64 bytes) to keep the parts aligned. */
@@ -164,7 +164,7 @@ static mha_status size_job(linear_job *job)
     int64_t s = 0, w = 0;
     bool fits = a->Dv < INT64_MAX - MHAI_PANEL;
     job->padded = fits ? mhai_round_up(a->Dv, MHAI_PANEL) : 0;
-    job->query_rows = a->causal ? a->group * BLOCK : BLOCK; /* T = 0 allows a q without heads */
+    job->query_rows = a->causal ? a->group * BLOCK : BLOCK; /* with T = 0, q may have no heads */
     job->sum_rows = a->causal ? a->group : BLOCK;
     fits = fits && a->group < INT64_MAX / BLOCK && add_floats(&s, job->padded, p->F) &&
            add_floats(&s, p->F, 1) && add_floats(&w, BLOCK, a->D) && add_floats(&w, BLOCK, p->F) &&
@@ -302,7 +302,7 @@ static void join_keys(const linear_job *job, const workspace *w, const state *su
 
 /* ---- queries ------------------------------------------------------------------------------- */
 
-/* phi(q) . z with sixteen partial sums, which are then added in halves. */
+/* phi(q) . z with sixteen partial sums, which are then added pairwise. */
 static float normalizer(const float *features, const float *z, int64_t n)
 {
     float lane[16] = {0};
@@ -328,7 +328,7 @@ static void write_row(const linear_job *job, const state *sums, const float *fea
 {
     const int64_t F = job->p->F, Dv = job->p->a.Dv;
     float total = normalizer(features, sums->z, F);
-    /* NaN in a query that sees no key has no effect. */
+    /* NaN in the features of a query that sees no key has no effect. */
     if (isnan(total) && all_zero(sums->z, F)) total = 0;
     for (int64_t d = 0; d < Dv; d++) row[d] = total == 0 ? 0.0f : row[d] / total;
     mhai_narrow(job->p->a.o.dtype, out, row, Dv);
@@ -336,9 +336,9 @@ static void write_row(const linear_job *job, const state *sums, const float *fea
 
 /* Compute the results of some query rows. Row r has its features at r * stride, and its result goes
  * to out + r * out_stride. */
-static void answer(const linear_job *job, const workspace *w, const state *sums,
-                   const float *features, int64_t stride, int64_t rows, void *out,
-                   int64_t out_stride)
+static void compute_rows(const linear_job *job, const workspace *w, const state *sums,
+                         const float *features, int64_t stride, int64_t rows, void *out,
+                         int64_t out_stride)
 {
     const int64_t step = out_stride * (int64_t)mha_dtype_size(job->p->a.o.dtype);
     const int64_t F = job->p->F, strip = job->kernels->tile_rows;
@@ -380,8 +380,8 @@ static void run_causal(void *argument, int64_t item, int worker)
             map_rows(job, &w, &a->q, b, h + g, row, mhai_min_i64(BLOCK, at.seq.T - t),
                      w.features + g * BLOCK * p->F);
         join_keys(job, &w, &sums, &at, mhai_attn_limit(a, &at.seq, t).end);
-        answer(job, &w, &sums, w.features + in_block * p->F, BLOCK * p->F, a->group,
-               mhai_attn_data(&a->o, b, h, row), a->o.stride[1]);
+        compute_rows(job, &w, &sums, w.features + in_block * p->F, BLOCK * p->F, a->group,
+                     mhai_attn_data(&a->o, b, h, row), a->o.stride[1]);
     }
     if (p->s_after.ndim || p->z_after.ndim) {
         join_keys(job, &w, &sums, &at, at.seq.S);
@@ -415,8 +415,8 @@ static void run_queries(void *argument, int64_t item, int worker)
     int64_t count = mhai_min_i64(BLOCK, seq.T - t), first = head % a->Hk * a->group;
     for (int64_t h = first; count > 0 && h < first + a->group; h++) {
         map_rows(job, &w, &a->q, seq.batch, h, seq.q0 + t, count, w.features);
-        answer(job, &w, &sums, w.features, job->p->F, count,
-               mhai_attn_data(&a->o, seq.batch, h, seq.q0 + t), a->o.stride[2]);
+        compute_rows(job, &w, &sums, w.features, job->p->F, count,
+                     mhai_attn_data(&a->o, seq.batch, h, seq.q0 + t), a->o.stride[2]);
     }
 }
 

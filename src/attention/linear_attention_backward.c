@@ -1,6 +1,6 @@
 /* Linear attention backward, with two running states in double. A forward walk over queries with
  * state S computes dq. A backward walk over keys computes dk and dv. Its state R sums the queries'
- * terms of the gradients. Each key/value head is walked by one thread. */
+ * terms of the gradients. One thread processes each key/value head. */
 #include "attention/attn_row.h"
 #include "attention/feature_map.h"
 #include "attention/linear_problem.h"
@@ -202,7 +202,7 @@ static void run_query(const linear_back *x, const workspace *w, const mhai_attn_
     for (int64_t i = 0; i < F; i++)
         w->sums[i] = none ? 0 : (w->sums[i] - numbers[1] * w->z[i]) * numbers[0];
     if (!x->q.data) return;
-    if (none) { /* write zeros even if features are not finite */
+    if (none) { /* write zeros, even if features are not finite */
         float *to = mhai_attn_row(&x->q, seq->batch, h, row);
         for (int64_t d = 0; d < x->p.a.D; d++) write(x, to + d, 0);
         return;

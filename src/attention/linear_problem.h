@@ -7,7 +7,7 @@
 #include <multihead/linear_attention.h>
 
 typedef struct mhai_linear_problem {
-    mhai_attn_problem a; /* shapes, lengths, visibility; fields of the softmax are unused */
+    mhai_attn_problem a; /* shapes, lengths, visibility; the softmax fields are unused */
     int64_t F;
     mha_feature_map_fn map;
     void *map_user;

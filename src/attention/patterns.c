@@ -11,8 +11,8 @@
 #include <multihead/component.h>
 #include <multihead/patterns.h>
 
-/* Used in place of a sequence index in the random stream of attention's dropout. No sequence has
- * this index, so both may use one seed. */
+/* Replaces the sequence index in the random stream of attention's dropout. No sequence has this
+ * index, so patterns and dropout may share a seed. */
 static const uint32_t NO_BATCH = 0x70617474;
 
 /* ---- checks ---------------------------------------------------------------------------------- */

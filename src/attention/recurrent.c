@@ -1,11 +1,11 @@
 /* Recurrent layers, chunk by chunk. Within a chunk the writes u solve a triangular system (the WY
- * form), row by row. S holds everything before the chunk.
+ * form), row by row. S contains all tokens before the chunk.
  *
  * A chunk is processed in strips of MHAI_STRIP rows. All decays are factors of at most one, so
  * strong decays cannot overflow: keys of finished strips are decayed up to the current strip, and a
- * row needs only its own decay since the strip began. Each product of a row has one chain for S,
- * one for the finished strips and one for its own strip. No chain depends on which rows are
- * processed together, so steps are bit-identical to the full pass. */
+ * row needs only its own decay since the strip began. Each product of a row has one chain of
+ * additions for S, one for the finished strips and one for its own strip. No chain depends on which
+ * rows are processed together, so single steps are bit-identical to the full pass. */
 #include "attention/recurrent.h"
 #include "base/checked.h"
 #include "base/context.h"
@@ -23,7 +23,7 @@ typedef struct workspace {
     float *own;      /* [2 STRIP][32] with keys of the strip */
     float *value;    /* [panels * 32] */
     double *decays;  /* [D] */
-    void *head;      /* a state, if the call passes none */
+    void *head;      /* a state, used if the call passes none */
 } workspace;
 
 typedef struct job {
@@ -56,8 +56,8 @@ typedef struct run {
     const workspace *w;
     mhai_recurrent_head head;
     int64_t b, h, t; /* the first row's token */
-    int64_t strip;   /* number in its chunk */
-    int64_t first;   /* row in the strip */
+    int64_t strip;   /* index of the strip in its chunk */
+    int64_t first;   /* index of the first row in the strip */
     int64_t count;
     int64_t rows; /* rows of queries; with the delta rule also of keys */
 } run;
@@ -322,7 +322,7 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
     MHA_TRY(mhai_recurrent_check_output("o", o, &call));
     MHA_TRY(check_state(state, &call));
     if (call.B == 0 || call.H == 0 || call.T == 0 || call.sizes.Dv == 0)
-        return MHA_OK; /* axes of a tensor without elements may have any length */
+        return MHA_OK; /* other axes of a tensor without elements may have any length */
     job x = {.call = &call, .kernels = mhai_kernels_for(context->isa), .state = state};
     carve(&x, NULL, &x.worker_bytes);
     const mha_scratch_mark mark = mha_scratch_top(context);

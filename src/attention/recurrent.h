@@ -9,7 +9,7 @@
 enum { MHAI_STRIP = 16 };
 
 /* The state of a head. Its chunk is divided into strips. Keys of finished strips are decayed up
- * to the end of the last finished strip. Keys of the current strip are as given. */
+ * to the end of the last finished strip. Keys of the current strip are not decayed. */
 typedef struct mhai_recurrent_head {
     float *s;      /* [panels][D][32], before the chunk */
     float *u;      /* [panels][CHUNK][32] of the chunk */
@@ -59,7 +59,7 @@ MHA_NODISCARD mha_status mhai_recurrent_check(const mha_recurrent_desc *desc, co
                                               const mha_tensor *o, int64_t heads,
                                               mhai_recurrent *call);
 
-/* An output overlaps neither itself nor an input. */
+/* Check that an output overlaps neither itself nor an input. */
 MHA_NODISCARD mha_status mhai_recurrent_check_output(const char *name, const mha_tensor *output,
                                                      const mhai_recurrent *call);
 
@@ -68,7 +68,7 @@ static inline int64_t mhai_recurrent_length(const mhai_recurrent *call, int64_t 
     return call->lengths ? call->lengths[b] : call->T;
 }
 
-/* gemm_strip for any number of rows and inputs: a chain is at most `block` inputs. */
+/* gemm_strip for any number of rows and inputs. A chain of additions has at most `block` inputs. */
 void mhai_recurrent_product(const mhai_kernels *kernels, int64_t rows, int64_t block, mhai_gemm g);
 
 /* The row of x for head h. The H heads of the call share the heads of x. */
@@ -80,7 +80,7 @@ static inline void *mhai_recurrent_row(const mhai_recurrent *call, const mha_ten
                                  (int64_t)mha_dtype_size(x->dtype);
 }
 
-/* A number of a tensor that broadcasts to [B,H,T], or of an absent one. */
+/* An element of a tensor that broadcasts to [B,H,T]; `absent` if there is no tensor. */
 static inline double mhai_recurrent_number(const mha_tensor *x, int64_t b, int64_t h, int64_t t,
                                            double absent)
 {
@@ -94,23 +94,24 @@ void mhai_recurrent_decays(const mhai_recurrent *call, int64_t b, int64_t h, int
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* MHAI_BLOCK tokens of a head, the unit of the backward and of the map. Rows beyond the sequence
- * are 0. With S the state before the block, and the decays of rows counted from its beginning:
+/* MHAI_BLOCK tokens of a head, the unit of the backward pass and of the map. Rows beyond the
+ * sequence are 0. With S the state before the block and the decays of rows counted from the block's
+ * beginning:
  *
  *   W = V - in_k S - pairs_k U       U = diag(strength) W       o = in_q S + pairs_q U
  *   S' = diag(end) S + out^T U
  *
- * Without the delta rule W = V. In x, in and pairs, rows of queries precede those of keys. */
+ * Without the delta rule W = V. In x, in and pairs, rows of queries precede rows of keys. */
 enum { MHAI_BLOCK = MHAI_PANEL };
 
 typedef struct mhai_recurrent_block {
     int64_t tokens;
     float *x;   /* [2 BLOCK][D] as given, queries times scale */
     float *in;  /* [2 BLOCK][D] decayed since the block began */
-    float *out; /* [BLOCK][D] keys, decayed up to its end */
-    float *
-        pairs; /* [2 BLOCK][BLOCK] products with keys, decayed between; 0 for later keys, for keys also
-                      for themselves */
+    float *out; /* [BLOCK][D] keys, decayed up to the block's end */
+    /* [2 BLOCK][BLOCK] products of rows with keys, decayed from key to row; 0 for later keys, and
+     * for a key with itself */
+    float *pairs;
     float *panels; /* [D][32], working memory */
     double *decay; /* [BLOCK][1 or D] of each token */
     double *end;   /* [1 or D] of all tokens together */

@@ -1,7 +1,7 @@
-/* The backward of a recurrent layer, block by block from the last.
+/* The backward pass of a recurrent layer, block by block from the last to the first.
  *
- * A stage is a run of blocks. The states before all stages are stored, and the states before the
- * blocks of one stage at a time: O(sqrt(T)) memory. */
+ * A stage is a run of blocks. The states before all stages are stored. The states before single
+ * blocks are stored for one stage at a time. This takes O(sqrt(T)) memory. */
 #include "attention/recurrent_backward.h"
 #include "base/checked.h"
 #include "base/context.h"

@@ -1,4 +1,4 @@
-/* The backward of a recurrent layer. recurrent_backward.c handles calls and heads,
+/* The backward pass of a recurrent layer. recurrent_backward.c handles calls and heads,
  * recurrent_backward_block.c handles blocks. */
 #ifndef MHAI_RECURRENT_BACKWARD_H
 #define MHAI_RECURRENT_BACKWARD_H
@@ -7,7 +7,7 @@
 
 enum { MHAI_BACK_PAIR = 2 * MHAI_BLOCK, MHAI_BACK_MADE = 7 };
 
-/* A requested gradient. It is computed for each head and token, then summed over heads that
+/* A requested gradient. It is computed for each head and token, then summed over the heads that
  * share the input. */
 typedef struct mhai_back_sink {
     const mha_tensor *wanted; /* NULL: not requested */
@@ -31,15 +31,15 @@ typedef struct mhai_back {
     const mha_tensor *initial, *state_gradient; /* NULL: 0 */
     mhai_back_sink to[MHAI_BACK_MADE];
     bool add;
-    int64_t blocks, stage; /* of the longest sequence; blocks of a stage */
+    int64_t blocks, stage; /* number of blocks of the longest sequence, and of a stage */
     unsigned char *memory;
     size_t worker_bytes;
 } mhai_back;
 
 typedef struct mhai_back_work {
     mhai_recurrent_block x;
-    float *states, *stage; /* states before stages, and before each block of one */
-    float *g;              /* G, as states: [panels][D][32] */
+    float *states, *stage; /* states before all stages, and before each block of one stage */
+    float *g;              /* G in the layout of states: [panels][D][32] */
     float *y;              /* [panels][2 BLOCK][32] */
     float *u;              /* [panels][BLOCK][32] */
     float *w, *du;         /* [BLOCK][wide] */
@@ -75,7 +75,7 @@ static inline void mhai_back_write(const mhai_back *x, const mhai_back_sink *to,
     *out = (float)(x->add && !to->shared ? (double)*out + value : value) + 0.0f;
 }
 
-/* S before the next block, from S before this one. */
+/* Compute S before the next block from S before this block. */
 void mhai_back_advance(const mhai_back_place *at, const float *s, float *next);
 
 /* Write the gradients of a block, given S before it, and move G from the block's end to its

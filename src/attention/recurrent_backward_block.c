@@ -1,5 +1,5 @@
-/* A block in the backward of a recurrent layer (recurrent.h has the formulas of blocks).
- * With G the gradient with respect to S' and Y = (dO; -dW):
+/* A block in the backward pass of a recurrent layer (recurrent.h has the formulas of blocks). With
+ * G the gradient with respect to S' and Y = (dO; -dW):
  *
  *   dU    = pairs_q^T dO + out G     dW = diag(strength) (dU + pairs_k^T (-dW)), from the last row
  *   din   = Y S^T     dout = U G^T        dpairs = Y U^T
@@ -199,8 +199,8 @@ static void pair_gradients(const mhai_back_place *at, int64_t rows)
     }
 }
 
-/* Add the terms of din and dout from pairs within the block, with decays per head. din becomes
- * the gradient of x as the later of a pair, dout that of keys as the earlier one. */
+/* Add the terms of din and dout from pairs within the block, with decays per head. din becomes the
+ * gradient of x as the later token of a pair, dout the gradient of keys as the earlier token. */
 static void join_pairs(const mhai_back_place *at)
 {
     const mhai_back_work *w = at->w;
@@ -233,7 +233,7 @@ static void join_pairs(const mhai_back_place *at)
     product(at, MHAI_BLOCK, g);
 }
 
-/* The same with decays per channel, by sums that decay from row to row. */
+/* The same with decays per channel, using sums that decay from row to row. */
 static void join_channel_pairs(const mhai_back_place *at)
 {
     const mhai_back_work *w = at->w;
@@ -266,7 +266,7 @@ static void join_channel_pairs(const mhai_back_place *at)
     }
 }
 
-/* Multiply din and dout by the decays that are in `in` and `out`. */
+/* Multiply din and dout by the decays that `in` and `out` contain. */
 static void decay_gradients(const mhai_back_place *at)
 {
     const mhai_back_work *w = at->w;
@@ -289,7 +289,7 @@ static void decay_gradients(const mhai_back_place *at)
 }
 /* ---- results --------------------------------------------------------------------------------- */
 
-/* Write the gradient of log_decay, from the last token to the first. far holds the part of
+/* Write the gradient of log_decay, from the last token to the first. far holds the contribution of
  * `end`. */
 static void write_decays(const mhai_back_place *at)
 {
@@ -317,7 +317,7 @@ static void write_decays(const mhai_back_place *at)
     }
 }
 
-/* Compute sum_c G S' of each channel, before G moves to the block's beginning. */
+/* Compute sum_c G S' for each channel, before G moves to the block's beginning. */
 static void far_decays(const mhai_back_place *at, const float *s)
 {
     const mhai_back_work *w = at->w;

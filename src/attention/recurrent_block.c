@@ -1,5 +1,5 @@
-/* Blocks of a recurrent layer: the terms of 32 tokens for the backward and the map. If the
- * tokens' decays are at most one, so are all decays here. */
+/* Blocks of a recurrent layer: the terms of 32 tokens for the backward pass and the map. If the
+ * tokens' decays are at most one, all decays here are at most one. */
 #include "attention/recurrent.h"
 #include "base/checked.h"
 #include "base/convert.h"
@@ -87,7 +87,7 @@ static void decay_rows(const mhai_recurrent *call, bool queries, mhai_recurrent_
     }
 }
 
-/* Multiply every stride-th row of x, from `first` on, by the panel of keys. */
+/* Multiply every stride-th row of x, starting at `first`, by the panel of keys. */
 static void pair_rows(const mhai_recurrent *call, const mhai_kernels *kernels, int64_t first,
                       int64_t stride, int64_t rows, const mhai_recurrent_block *x)
 {

@@ -1,5 +1,5 @@
-/* Rows of the map of a recurrent layer. A row r = scale q_t moves back block by block. For each
- * block of keys:
+/* Rows of the map of a recurrent layer. A row r = scale q_t is propagated back block by block. For
+ * each block of keys:
  *
  *   M = r K_out N      r = diag(end) r - M K_in      N = (I + diag(b) tril(pairs_k, -1))^-1 diag(b)
  *
@@ -13,13 +13,13 @@
 
 enum {
     BLOCK_FLOATS = 1 << 20,
-    GROUP = 128 /* rows that share the computed blocks */
+    GROUP = 128 /* rows for which a computed block is reused */
 };
 
 typedef struct visit {
     const mhai_recurrent *call;
     const mhai_kernels *kernels;
-    int64_t b, row, rows, keys; /* rows of a block; keys of the sequence */
+    int64_t b, row, rows, keys; /* number of rows in a block; number of keys of the sequence */
     float *p;                   /* [H,rows,keys] */
     unsigned char *memory;
     size_t worker_bytes;
@@ -137,7 +137,7 @@ static void run_own(const group *g, int64_t row)
     if (call->delta) erase(g, row, 1, i + 1);
 }
 
-/* Process rows against a block of keys before their own blocks. */
+/* Process rows against a block of keys that precedes their own blocks. */
 static void run_later(const group *g, int64_t row)
 {
     const mhai_recurrent *call = g->x->call;

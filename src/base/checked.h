@@ -46,7 +46,8 @@ static inline int64_t mhai_round_up(int64_t a, int64_t b)
 }
 
 /* Allocate count zeroed elements of size bytes, aligned to a cache line. Returns NULL if out of
- * memory. A count of 0 allocates one byte. Release with mhai_give() and the same numbers. */
+ * memory. A count of 0 allocates one byte. Release it with mhai_give() and the same count and
+ * size. */
 static inline void *mhai_take(const mha_allocator *a, int64_t count, size_t size)
 {
     size_t bytes;

@@ -1,4 +1,4 @@
-/* Contexts: validation of the settings that come from the caller and the environment. */
+/* Contexts, and validation of the settings from the caller and the environment. */
 #define _DEFAULT_SOURCE /* madvise */
 #include "base/context.h"
 

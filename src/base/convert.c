@@ -90,7 +90,7 @@ static void convert_run(const mha_tensor *in, const mha_tensor *out, int64_t n, 
                 set_element(out->dtype, to + i * to_step, element(in->dtype, from + i * from_step));
 }
 
-/* Convert along the axes from `axis` on. Recursion is at most MHA_MAX_DIMS deep. */
+/* Convert along axes axis .. ndim - 1. Recursion is at most MHA_MAX_DIMS deep. */
 static void convert_axes(const mha_tensor *in, const mha_tensor *out, int axis, const char *from,
                          char *to)
 {

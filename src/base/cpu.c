@@ -1,6 +1,6 @@
 /* Instruction sets. One is available if the processor has it and the operating system saves its
- * registers. __builtin_cpu_supports() depends on the compiler's run-time library and always returns
- * false with zig, which builds the wheels, so it is not used. */
+ * registers. __builtin_cpu_supports() is not used: it depends on the compiler's run-time library,
+ * and always returns false with zig, which builds the wheels. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/cpu.h"
 

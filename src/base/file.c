@@ -5,7 +5,8 @@
  * If a writer is killed, its temporary file remains; the next writer of the same file removes it. A
  * live writer holds a lock on its temporary file from creation to rename. The kernel releases the
  * lock of a dead process. Only the holder of the lock may unlink or rename the file, and only after
- * checking that the name still refers to it. So no process removes the file of another live writer.
+ * checking that the name still refers to it. Therefore no process removes the file of another live
+ * writer.
  *
  * On a file system shared by several machines, locks may be local to one machine. Temporary files
  * there get names that no process removes, not even on the server, where the file system is
@@ -49,7 +50,7 @@ static mha_status refuse(const mha_file *file, const char *what, int error)
 {
     size_t length = strlen(file->path), most = 200;
     const char *from = file->path + (length > most ? length - most : 0);
-    while ((*from & 0xC0) == 0x80) from++; /* the rest of a UTF-8 character */
+    while ((*from & 0xC0) == 0x80) from++; /* skip the rest of a cut UTF-8 character */
     return mha_fail(MHA_ERR_WRITE, "%s%s: %s: %s", from == file->path ? "" : "...", from, what,
                     error == ENOENT ? "no such folder" : strerror(error));
 }
@@ -107,8 +108,8 @@ static bool same_file(const struct stat *a, const struct stat *b)
 
 /* ---- the temporary file -------------------------------------------------------------------- */
 
-/* Whether locks work between all processes that may write in this folder, which holds
- * if they share a kernel. */
+/* Whether locks work between all processes that may write in this folder. They do if all processes
+ * run on one kernel. */
 static bool locks_are_known(int folder)
 {
 #if defined(__linux__)
@@ -374,8 +375,8 @@ const mha_sink *mha_file_sink(mha_file *file)
     return &file->sink;
 }
 
-/* Sync the content before the rename. After a power failure, the file is the old or
- * the new one, never empty. */
+/* Sync the content before the rename. After a power failure, the file has the old or the new
+ * content, and is never empty. */
 static mha_status take_name(mha_file *file)
 {
     int error = sync_out(file->descriptor); /* network file systems report a full disk here */
@@ -394,7 +395,7 @@ mha_status mha_file_finish(mha_file *file, mha_status status)
     if (!status) status = file->status;
     if (!status) status = write_out(file, file->block, file->used);
     if (!status && file->temporary) status = take_name(file);
-    if (file->temporary) unlinkat(file->folder, file->temporary, 0); /* still under the lock */
+    if (file->temporary) unlinkat(file->folder, file->temporary, 0); /* the lock is still held */
     if (close(file->descriptor) != 0 && !status) status = refuse(file, "cannot write", errno);
     release(file);
     return status;

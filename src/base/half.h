@@ -1,8 +1,8 @@
 /* f16 (IEEE binary16) and bf16 as bit patterns. Conversion to f32 is exact. Conversion from f32
  * rounds to nearest, ties to even, keeps subnormals, and overflows to infinity. NaN becomes quiet
- * and keeps its upper bits. Processors' instructions do the same. The functions are static
- * inline, because kernels are compiled per instruction set, and have no branches, so that
- * compilers vectorise loops. */
+ * and keeps its upper bits. The conversion instructions of processors do the same. The functions
+ * are static inline, because kernels are compiled per instruction set. They have no branches, so
+ * that compilers vectorise loops. */
 #ifndef MHAI_HALF_H
 #define MHAI_HALF_H
 
@@ -58,7 +58,7 @@ static inline uint16_t mhai_f32_to_f16(float x)
     uint32_t subnormal = mhai_float_bits(mhai_float_of_bits(size) + 0.5f) - 0x3F000000u;
     uint32_t nan = 0x7E00u | ((size >> 13) & 0x03FFu);
     uint32_t half = size < 0x38800000u ? subnormal : normal;
-    half = size >= 0x477FF000u ? 0x7C00u : half; /* from 65520 on, halfway to 2^16 */
+    half = size >= 0x477FF000u ? 0x7C00u : half; /* 65520, halfway to 2^16, and above */
     half = size > 0x7F800000u ? nan : half;
     return (uint16_t)(half | ((bits >> 16) & 0x8000u));
 }

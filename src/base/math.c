@@ -2,9 +2,9 @@
  *
  * exp uses Tang's tables (ACM TOMS 15, 1989). log uses a table of logarithms of short numbers,
  * as Tang's does (ACM TOMS 16, 1990), with a reduced argument in two parts. sin and cos use
- * the reduction of Cody and Waite (1980), and for large arguments that of Payne and Hanek
- * (SIGNUM 18, 1983). Double-double operations are from Dekker (1971) and Knuth, and exact
- * unless an error is stated. */
+ * the reduction of Cody and Waite (1980), and for large arguments the reduction of Payne and Hanek
+ * (SIGNUM 18, 1983). Double-double operations are from Dekker (1971) and Knuth, and exact unless an
+ * error is stated. */
 #include "base/math.h"
 
 #include "base/math_tables.h"
@@ -124,7 +124,7 @@ double mhai_exp2(double x)
 
 /* ---- log ------------------------------------------------------------------------------------- */
 
-/* log x for finite x > 0, not normalised. high is a multiple of 2^-43, so sums of such numbers are
+/* log x for finite x > 0, not normalised. high is a multiple of 2^-43, so sums of high parts are
  * exact below 2^10. low has an error of at most 2^-62 of the result. */
 static inline two log_parts(double x)
 {
@@ -233,7 +233,7 @@ static two reduce(double x, uint32_t *n)
     return two_sum(t, s_low + t_low - k * HALF_PI_4);
 }
 
-/* The high word of a product, and the low word. */
+/* Return the high word of a product, and store the low word. */
 static uint64_t wide_product(uint64_t a, uint64_t b, uint64_t *low)
 {
     const uint64_t a1 = a >> 32, a0 = a & UINT32_MAX, b1 = b >> 32, b0 = b & UINT32_MAX;
@@ -242,7 +242,7 @@ static uint64_t wide_product(uint64_t a, uint64_t b, uint64_t *low)
     return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/* 64 bits of two_over_pi, from bit `from` on. */
+/* 64 bits of two_over_pi, starting at bit `from`. */
 static uint64_t some_bits(int from)
 {
     const uint64_t *word = two_over_pi + from / 64;

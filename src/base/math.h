@@ -1,7 +1,7 @@
-/* Elementary functions in double, computed with + - * / and integer operations only. So results
- * depend neither on the processor nor on the C library, whose variants depend on the processor.
- * src/ must call these instead of libm (tools/check_style.py), except for functions that are exact
- * or correctly rounded, such as sqrt, fma, floor and ldexp.
+/* Elementary functions in double, computed with + - * / and integer operations only. Results
+ * therefore depend neither on the processor nor on the C library, which selects its variants by
+ * processor. src/ must call these instead of libm (tools/check_style.py), except for functions that
+ * are exact or correctly rounded, such as sqrt, fma, floor and ldexp.
  *
  * Error bounds are in units in the last place of the result. docs/numerics.md, section 14, derives
  * them, and tests/kernels/test_math.c tests them. NaN propagates. Zeros, infinities and subnormals

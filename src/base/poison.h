@@ -1,4 +1,4 @@
-/* Tells AddressSanitizer which memory must not be accessed. No-ops without it. */
+/* Mark memory that AddressSanitizer must treat as inaccessible. No-ops without AddressSanitizer. */
 #ifndef MHAI_POISON_H
 #define MHAI_POISON_H
 

@@ -1,20 +1,20 @@
 /* A pool of POSIX threads.
  *
  * The caller is worker 0. The others sleep on a condition variable between runs. Each worker first
- * takes the items of its own share, from an atomic counter, and then helps with other shares. So in
- * consecutive runs of the same shape, weights and rows are in the right cache.
+ * takes the items of its own share, from an atomic counter, and then helps with other shares.
+ * Consecutive runs of the same shape therefore find weights and rows in the same core's cache.
  *
  * Workers poll for a short time before they sleep. The caller does the same at the end of a run.
- * The runs of a training step follow each other faster than a sleeping thread wakes. After polling
- * atomic variables, threads lock the mutex as if they had slept. C11 threads are not used: glibc
- * builds them on internals that the thread sanitizer cannot see.
+ * This matters because the runs of a training step follow each other faster than a sleeping thread
+ * wakes. After polling atomic variables, threads lock the mutex as if they had slept. C11 threads
+ * are not used: glibc builds them on internals that the thread sanitizer cannot see.
  *
- * Sleeping workers are kept off the caller's CPU. Otherwise the kernel of a virtual machine was
- * observed to wake them there despite an idle CPU, and to move them only milliseconds later. After
- * a pause, a run of a few milliseconds then took longer with two threads than with one.
+ * Sleeping workers are kept off the caller's CPU. Otherwise Linux in a virtual machine may wake
+ * them there although another CPU is idle, and move them only milliseconds later. After a pause, a
+ * run of a few milliseconds then takes longer with two threads than with one.
  *
- * After a fork, the child has none of the threads, and the mutex may be locked. So the pool stores
- * the process id, and starts again in another process. */
+ * After a fork, the child has none of the threads, and the mutex may be locked. The pool therefore
+ * stores the process id, and starts again if it runs in another process. */
 #define _GNU_SOURCE /* sched_getcpu, pthread_setaffinity_np */
 #include "base/pool.h"
 
@@ -49,14 +49,14 @@ struct mhai_pool {
     int started;  /* threads that exist */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
-    bool watchful;               /* polling: there is a processor for each worker */
+    bool polls;                  /* there is a processor for each worker, so idle threads poll */
     _Atomic uint64_t generation; /* written under the mutex, like the next three */
     _Atomic int busy;            /* threads still working on the current run */
     _Atomic bool quit;
     mha_parallel_body body;
     void *argument;
     int64_t step;
-    _Atomic int looking; /* idle threads that are polling */
+    _Atomic int polling; /* number of idle threads that poll */
     worker workers[];    /* [capacity]; the caller is the first */
 };
 
@@ -89,9 +89,9 @@ static void share_out(mhai_pool *pool, int64_t items)
     }
 }
 
-/* PATIENCE: time to poll in microseconds, about ten times the cost of sleeping and waking. LOOKS:
- * polls per reading of the clock. */
-enum { PATIENCE = 50, LOOKS = 32 };
+/* The time to poll is about ten times the cost of sleeping and waking. POLLS_PER_READ: polls per
+ * read of the clock. */
+enum { POLL_MICROSECONDS = 50, POLLS_PER_READ = 32 };
 
 static int64_t microseconds(void)
 {
@@ -120,20 +120,20 @@ static bool is_done(mhai_pool *pool)
     return atomic_load_explicit(&pool->busy, memory_order_relaxed) == 0;
 }
 
-/* Poll for at most PATIENCE. A worker waits for a run other than `seen`, the caller
- * for the end of its run. */
-static void look(mhai_pool *pool, uint64_t seen, bool caller)
+/* Poll for at most POLL_MICROSECONDS. A worker waits for a run other than `seen`, the caller for
+ * the end of its run. */
+static void poll_briefly(mhai_pool *pool, uint64_t seen, bool caller)
 {
-    if (!pool->watchful) return;
-    for (const int64_t end = microseconds() + PATIENCE; microseconds() < end;)
-        for (int i = 0; i < LOOKS; i++) {
+    if (!pool->polls) return;
+    for (const int64_t end = microseconds() + POLL_MICROSECONDS; microseconds() < end;)
+        for (int i = 0; i < POLLS_PER_READ; i++) {
             if (caller ? is_done(pool) : has_news(pool, seen)) return;
             pause_briefly();
         }
 }
 
 #if defined(__linux__)
-/* Beyond this number, keeping workers off would cost the caller more time than it saves. */
+/* With more workers, keeping them off would cost the caller more time than it saves. */
 enum { MOST_KEPT_OFF = 15 };
 
 static void keep_off(worker *w, int processor)
@@ -148,14 +148,14 @@ static void keep_off(worker *w, int processor)
 /* No-op if there are more workers than processors, because no CPU is free then. */
 static void keep_sleepers_off(mhai_pool *pool)
 {
-    const int here = pool->watchful ? sched_getcpu() : -1;
+    const int here = pool->polls ? sched_getcpu() : -1;
     if (here < 0 || here >= CPU_SETSIZE || pool->started > MOST_KEPT_OFF) return;
     for (int i = 1; i <= pool->started; i++)
         if (pool->workers[i].asleep) keep_off(&pool->workers[i], here);
 }
 
 /* Restore the affinity of a worker that is awake. */
-static void let_go(worker *self)
+static void restore_affinity(worker *self)
 {
     if (self->kept_off) (void)sched_setaffinity(0, sizeof self->allowed, &self->allowed);
     self->kept_off = false;
@@ -166,7 +166,7 @@ static void keep_sleepers_off(mhai_pool *pool)
     (void)pool;
 }
 
-static void let_go(worker *self)
+static void restore_affinity(worker *self)
 {
     (void)self;
 }
@@ -183,18 +183,18 @@ static void *worker_main(void *argument)
         while (!pool->quit && pool->generation == seen)
             pthread_cond_wait(&pool->wake, &pool->mutex);
         self->asleep = false;
-        let_go(self);
+        restore_affinity(self);
         if (pool->quit) break;
         seen = pool->generation;
         pthread_mutex_unlock(&pool->mutex);
         work(pool, self->index);
         pthread_mutex_lock(&pool->mutex);
-        pool->looking++;
+        pool->polling++;
         if (--pool->busy == 0) pthread_cond_signal(&pool->done);
         pthread_mutex_unlock(&pool->mutex);
-        look(pool, seen, false);
+        poll_briefly(pool, seen, false);
         pthread_mutex_lock(&pool->mutex);
-        pool->looking--;
+        pool->polling--;
     }
     pthread_mutex_unlock(&pool->mutex);
     return NULL;
@@ -212,8 +212,8 @@ static void start(mhai_pool *pool)
     pool->busy = 0;
     pool->quit = false;
     pool->started = 0;
-    pool->looking = 0;
-    pool->watchful = pool->capacity <= mhai_cpu_count();
+    pool->polling = 0;
+    pool->polls = pool->capacity <= mhai_cpu_count();
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -265,7 +265,7 @@ void mhai_pool_destroy(mhai_pool *pool)
 bool mhai_pool_is_awake(mhai_pool *pool)
 {
     return pool->owner == getpid() &&
-           atomic_load_explicit(&pool->looking, memory_order_relaxed) == pool->started;
+           atomic_load_explicit(&pool->polling, memory_order_relaxed) == pool->started;
 }
 
 void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void *argument)
@@ -288,7 +288,7 @@ void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void 
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->mutex);
     work(pool, 0);
-    look(pool, 0, true);
+    poll_briefly(pool, 0, true);
     pthread_mutex_lock(&pool->mutex);
     while (pool->busy > 0) pthread_cond_wait(&pool->done, &pool->mutex);
     pthread_mutex_unlock(&pool->mutex);

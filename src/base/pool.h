@@ -6,8 +6,8 @@
 
 typedef struct mhai_pool mhai_pool;
 
-/* Create a pool of up to `workers` threads. The caller is worker 0. If the system refuses threads,
- * there are fewer. Returns NULL only if out of memory. */
+/* Create a pool of up to `workers` threads. The caller is worker 0. The pool is smaller if the
+ * system cannot create a thread. Returns NULL only if out of memory. */
 mhai_pool *mhai_pool_create(const mha_allocator *allocator, int workers);
 void mhai_pool_destroy(mhai_pool *pool);
 

@@ -67,7 +67,8 @@ mha_status mha_room_keep(mha_room *room, void *thing, void (*release)(void *thin
     return MHA_OK;
 }
 
-/* The link to the piece with this thing, searched from the newest on; NULL: not in the room. */
+/* The link to the piece that holds this thing, starting the search at the newest; NULL: not in the
+ * room. */
 static piece **find(mha_room *room, const void *thing)
 {
     for (piece **at = &room->last; *at; at = &(*at)->before)

@@ -24,7 +24,7 @@ static void *take_block(mhai_scratch *scratch, size_t bytes)
     return memory;
 }
 
-/* Poison the pieces from offset `from` on until they are allocated again. */
+/* Poison the pieces at offsets >= from, until they are allocated again. */
 static void poison_from(const mhai_scratch *scratch, size_t block, size_t from)
 {
     MHAI_POISON(at(scratch, block, from), SPREAD * (scratch->block[block].used - from));
@@ -116,7 +116,7 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
     const size_t asked = bytes;
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes == 0) bytes = ALIGNMENT;
-    size_t top = scratch->blocks - 1; /* wraps around if there is no block; then unused */
+    size_t top = scratch->blocks - 1; /* without blocks, this wraps around and is not used */
     if (scratch->blocks == 0 || scratch->block[top].bytes - scratch->block[top].used < bytes) {
         MHA_TRY(push_block(scratch, bytes));
         top = scratch->blocks - 1;

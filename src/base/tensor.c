@@ -108,8 +108,8 @@ static bool is_empty(const mha_tensor *tensor)
 /* Find the lowest and the highest element offset. Returns the first axis whose byte offsets
  * overflow, or -1. Unused strides (an axis of length 1, an empty tensor) have the same limit,
  * because later code may compute with them. An axis of an empty tensor may have any length
- * below 2^63, as in NumPy, where strides are then 0. Here such a length counts as at most 2^31,
- * because no loop over an empty tensor runs longer. */
+ * below 2^63, as in NumPy, where strides are then 0. Here its length is clamped to 2^31, because no
+ * loop over an empty tensor runs longer. */
 static int element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
 {
     const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes per element, two ends, a margin */

@@ -32,7 +32,7 @@ static mha_status check_window(mha_kv_cache_desc *d)
     return MHA_OK;
 }
 
-/* Channel powers require whole runs. */
+/* Powers of channels require whole runs. */
 static mha_status check_channels(const mha_kv_cache_desc *d)
 {
     if (d->key_scales != MHA_KV_SCALES_CHANNEL) return MHA_OK;
@@ -72,8 +72,8 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     return check_channels(d);
 }
 
-/* The most pages of a sequence at any time: those of the sinks and the window, and during an append
- * those of the new rows. */
+/* The largest number of pages that a sequence can hold: the pages of the sinks and of the window
+ * and, during an append, of the new rows. */
 static int64_t most_pages(const mha_kv_cache_desc *d)
 {
     const int64_t all = mhai_ceil_div(d->capacity, d->page_size);
@@ -392,7 +392,7 @@ void mhai_kv_cache_place_queries(mha_attention_desc *desc, const mha_attention_o
     desc->q_offsets = offsets;
 }
 
-/* Set the window of a call, which is at most the cache's and defaults to it. */
+/* Set the window of a call. It defaults to the cache's window, and must not exceed it. */
 static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
                               const mha_attention_outputs *wanted)
 {

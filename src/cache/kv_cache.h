@@ -14,8 +14,8 @@ struct mha_kv_cache {
     mhai_attn_pages pages;
     unsigned char *memory; /* lengths, references, free pages, tables; then keys, then values */
     int64_t *lengths;      /* [B] */
-    int64_t
-        *discarded; /* [B] entries before this one, except the sinks', refer to the empty page */
+    int64_t *discarded;  /* [B] entries before this one refer to the empty page, except those of the
+                          * sinks */
     int32_t *references; /* [pages] number of sequences that hold the page */
     int32_t *free_pages; /* a stack */
     int64_t free_count;
@@ -34,8 +34,8 @@ static inline int64_t mhai_kv_sink_pages(const mha_kv_cache *cache)
     return mhai_ceil_div(cache->desc.sink_keys, cache->desc.page_size);
 }
 
-/* Rows to append. Of n rows, sequence b takes counts[b] (NULL: all that follow), from
- * firsts[b] on (NULL: 0). */
+/* Rows to append. Of n rows, sequence b takes counts[b] rows (NULL: all remaining rows), starting
+ * at firsts[b] (NULL: 0). */
 typedef struct mhai_kv_rows {
     int64_t n;
     const int64_t *firsts, *counts;
@@ -56,7 +56,8 @@ static inline int64_t mhai_kv_count(const mhai_kv_rows *rows, int64_t b)
 /* Empty the cache and free all pages. */
 void mhai_kv_pages_reset(mha_kv_cache *cache);
 
-/* Check that sequence b can be truncated to `length` positions without needing discarded ones. */
+/* Check that sequence b can be truncated to `length` positions without needing discarded
+ * positions. */
 MHA_NODISCARD mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b,
                                                       int64_t length);
 
@@ -66,8 +67,8 @@ void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length);
 /* Check that there are enough free pages for the rows of all sequences. */
 MHA_NODISCARD mha_status mhai_kv_pages_check(const mha_kv_cache *cache, const mhai_kv_rows *rows);
 
-/* After this check, free pages that no new position sees, and give each sequence pages for its rows
- * that it does not share. Cannot fail. Lengths do not change. */
+/* After this check, free pages that no new position sees, and give each sequence unshared pages for
+ * its rows. Cannot fail. Lengths do not change. */
 void mhai_kv_pages_take(mha_kv_cache *cache, const mhai_kv_rows *rows);
 
 /* ---- kv_rows.c: positions in runs ----------------------------------------------------------- */

@@ -43,7 +43,7 @@ static void release(mha_kv_cache *cache, int32_t page)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-/* The first entry after the sinks' that a query at `position` needs. */
+/* The first entry that the window of a query at `position` needs. */
 static int64_t first_needed(const mha_kv_cache *cache, int64_t position)
 {
     const int64_t before = mhai_max_i64(0, position) - (cache->desc.window - 1);
@@ -63,7 +63,7 @@ static int64_t discarded_of(const mha_kv_cache *cache, int64_t discarded, int64_
     return entries <= mhai_kv_sink_pages(cache) ? 0 : mhai_min_i64(discarded, entries);
 }
 
-/* The entries of sequence b that an append discards. */
+/* The entries of sequence b that appending these rows discards. */
 static mhai_attn_range discards(const mha_kv_cache *cache, const mhai_kv_rows *rows, int64_t b)
 {
     const mhai_attn_range none = {0, 0};

@@ -7,7 +7,7 @@
 
 enum { PIECE = 256 }; /* elements converted at a time */
 
-/* Where a position is stored. */
+/* The memory of a position. */
 typedef struct place {
     mha_dtype type;
     unsigned char *at; /* element 0 */
@@ -111,7 +111,7 @@ static void raise_power(int8_t *numbers, int by)
         numbers[i] = (int8_t)nearbyintf(ldexpf((float)numbers[i], -by));
 }
 
-/* Store number `lane` of a channel. Rescales the others if necessary. */
+/* Store number `lane` of a channel. Rescales the other numbers if necessary. */
 static void store_channel(int8_t *numbers, int64_t lane, int8_t *power, float x)
 {
     numbers[lane] = 0;

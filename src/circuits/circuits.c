@@ -1,6 +1,6 @@
 /* The QK and OV circuits of heads, layer by layer. Weights are read and folded; then each head is
  * an independent item. Tall matrices [E,D] are stored by columns, so that a head's rows of W_Q are
- * used as they are. circuits.h has the formulas. */
+ * used in place. circuits.h has the formulas. */
 #include "circuits/circuits_lapack.h"
 #include "circuits/circuits_weights.h"
 
@@ -11,7 +11,7 @@
 typedef struct circuits_room {
     double *left, *right, *ends;          /* [E,D] */
     double *left_r, *right_r, *core;      /* [D,D] */
-    double *u, *vt, *turned;              /* [D,D] */
+    double *u, *vt, *values;              /* [D,D] */
     double *left_tau, *right_tau, *pairs; /* [D], [D], [2 D] */
     double *lapack;
 } circuits_room;
@@ -34,7 +34,7 @@ typedef struct circuits_job {
     mha_circuits out;
     int64_t L, H, D, E, K, rank; /* rank: the maximum over all circuits */
     bool centred, pre_norm;
-    double scale;             /* of what a block adds to the stream */
+    double scale;             /* of each block's contribution to the stream */
     double *copies, *matches; /* [E,E] Gram matrices, or NULL */
     circuits_room *rooms;     /* [threads] */
     int64_t lapack_size;
@@ -83,7 +83,7 @@ static void load_columns(const circuits_job *job, int64_t head, double *to)
 }
 
 /* x = R x, over the rows d of x [D,count]. Rows are `stride` apart, elements `step`. */
-static void turn(const circuits_job *job, double *x, int64_t count, int64_t stride, int64_t step)
+static void rotate(const circuits_job *job, double *x, int64_t count, int64_t stride, int64_t step)
 {
     const circuits_layer *l = &job->layer;
     const int64_t half = l->rotary / 2;
@@ -140,10 +140,10 @@ static void take_r(const circuits_job *job, const double *tall, double *r)
 
 /* core [rank,rank] = left_r right_r^T, both [rank,D]. For the QK circuit,
  * right_r is rotated first. */
-static void multiply_r(const circuits_job *job, const circuits_room *room, bool turned)
+static void multiply_r(const circuits_job *job, const circuits_room *room, bool rotated)
 {
     const int64_t n = job->rank;
-    if (turned) turn(job, room->right_r, n, n, 1);
+    if (rotated) rotate(job, room->right_r, n, n, 1);
     memset(room->core, 0, (size_t)(n * n) * sizeof *room->core);
     for (int64_t j = 0; j < n; j++)
         for (int64_t d = 0; d < job->D; d++) {
@@ -154,7 +154,7 @@ static void multiply_r(const circuits_job *job, const circuits_room *room, bool 
 }
 
 /* The sign that makes the largest element of the left vector positive. Among elements that are
- * equal up to rounding, the first counts. */
+ * equal up to rounding, the first is used. */
 static double sign_of(const double *vector, int64_t count)
 {
     int64_t at = 0;
@@ -197,11 +197,11 @@ static bool put_vectors(const circuits_job *job, const circuits_room *room, floa
 }
 
 /* Compute the singular values and vectors of left right^T. Both are [E,D] and overwritten. */
-static bool decompose(const circuits_job *job, const circuits_room *room, bool turned,
+static bool decompose(const circuits_job *job, const circuits_room *room, bool rotated,
                       double *values, float *left, float *right)
 {
     const bool vectors = left || right;
-    double *found = room->turned;
+    double *found = room->values;
     if (!mhai_lapack_qr(job->E, job->D, room->left, room->left_tau, room->lapack,
                         job->lapack_size) ||
         !mhai_lapack_qr(job->E, job->D, room->right, room->right_tau, room->lapack,
@@ -209,7 +209,7 @@ static bool decompose(const circuits_job *job, const circuits_room *room, bool t
         return false;
     take_r(job, room->left, room->left_r);
     take_r(job, room->right, room->right_r);
-    multiply_r(job, room, turned);
+    multiply_r(job, room, rotated);
     if (!mhai_lapack_svd(job->rank, room->core, found, vectors ? room->u : NULL,
                          vectors ? room->vt : NULL, room->lapack, job->lapack_size))
         return false;
@@ -233,7 +233,7 @@ static bool do_qk(const circuits_job *job, const circuits_room *room, int64_t h,
     load_rows(job, &l->q, &l->q_norm, h, room->left);
     if (job->out.matching) {
         fill_core(job, l->found + kv * job->D * job->E, room->left, room->core);
-        turn(job, room->core, job->D, 1, job->D);
+        rotate(job, room->core, job->D, 1, job->D);
         if (!eigenvalue_score(job, room, job->out.matching + l->index * job->H + h)) return false;
     }
     if (!job->out.qk_values && !job->out.queries && !job->out.keys) return true;
@@ -294,7 +294,7 @@ static void read_row(void *argument, int64_t item, int worker)
 }
 
 /* Average R over the offsets. */
-static mha_status average_turns(circuits_job *job, mha_layer_rotation *rotation)
+static mha_status average_rotation(circuits_job *job, mha_layer_rotation *rotation)
 {
     circuits_layer *l = &job->layer;
     const int64_t first = job->desc.first_offset, last = job->desc.last_offset;
@@ -323,7 +323,7 @@ static mha_status find_rotation(circuits_job *job)
     MHA_TRY(mha_transformer_rotation(job->t, l->index, &rotation));
     l->rotary = rotation.rotary_dim;
     l->pairing = rotation.pairing;
-    return average_turns(job, &rotation);
+    return average_rotation(job, &rotation);
 }
 
 static mha_status find_weights(circuits_job *job)
@@ -385,8 +385,8 @@ static mha_status take_room(circuits_job *job, circuits_room *room)
     room->core = room->right_r + square;
     room->u = room->core + square;
     room->vt = room->u + square;
-    room->turned = room->vt + square;
-    room->left_tau = room->turned + square;
+    room->values = room->vt + square;
+    room->left_tau = room->values + square;
     room->right_tau = room->left_tau + D;
     room->pairs = room->right_tau + D;
     room->lapack = room->pairs + 2 * D;
@@ -421,7 +421,8 @@ static mha_status take_grams(circuits_job *job)
         mhai_circuits_tokens(job->context, job->t, MHA_SIDE_EMBEDDING, job->desc.flags, &tokens));
     MHA_TRY(
         mhai_circuits_tokens(job->context, job->t, MHA_SIDE_UNEMBEDDING, job->desc.flags, &logits));
-    const bool same = logits.normed; /* without an output layer, use tokens on both sides */
+    const bool same = logits.normed; /* without an output layer, the input tokens are used on both
+                                      * sides */
     if (job->out.copying) MHA_TRY(take_gram(job, &tokens, &logits, same ? 2 : 1, &job->copies));
     if (job->out.matching) MHA_TRY(take_gram(job, &tokens, &tokens, 2, &job->matches));
     return MHA_OK;

@@ -13,7 +13,8 @@ typedef struct gram_job {
     double *gram;
 } gram_job;
 
-/* An item is BLOCK rows of the result. Four tokens at a time, so that sums stay in registers. */
+/* An item is BLOCK rows of the result. Four tokens are added at a time, so that sums stay in
+ * registers. */
 static void add_rows(void *argument, int64_t item, int worker)
 {
     const gram_job *job = argument;
@@ -53,7 +54,7 @@ static void transpose(double *x, int64_t E)
         }
 }
 
-/* Convert the Gram matrix of table rows to that of tokens: A gram B^T. */
+/* Convert the Gram matrix of table rows to the Gram matrix of tokens: A gram B^T. */
 static void map_both(const mhai_tokens *a, const mhai_tokens *b, double *gram)
 {
     for (int64_t i = 0; i < a->E; i++) mhai_tokens_map(b, gram + i * a->E);

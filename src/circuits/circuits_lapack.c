@@ -23,7 +23,7 @@ int64_t mhai_lapack_room(int64_t E, int64_t D)
     double none = 0, wanted = 0;
     int64_t room = 1;
     if (r == 0) return room;
-    /* With a size of -1 they return the preferred size. */
+    /* With a size of -1, these functions return the preferred workspace size. */
     (void)LAPACKE_dgeqrf_work(LAPACK_COL_MAJOR, m, n, &none, m, &none, &wanted, -1);
     room = most(room, wanted);
     (void)LAPACKE_dormqr_work(LAPACK_COL_MAJOR, 'L', 'N', m, r, r, &none, m, &none, &none, m,

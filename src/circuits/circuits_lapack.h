@@ -9,8 +9,7 @@
 /* Whether the sizes [E,D] and [D,D] fit in LAPACK's 32-bit integers. */
 bool mhai_lapack_fits(int64_t E, int64_t D);
 
-/* The workspace of the functions below in doubles, for tall matrices E x D
- * and square ones D x D. */
+/* The workspace in doubles of the functions below, for matrices of at most E x D and D x D. */
 int64_t mhai_lapack_room(int64_t E, int64_t D);
 
 /* These functions return false if LAPACK does not converge. m rows, n columns. a is overwritten. */

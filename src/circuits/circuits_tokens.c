@@ -1,5 +1,5 @@
-/* The tokens at both ends of directions. The map from table rows to tokens is applied to the
- * directions, so that stored rows are multiplied directly. */
+/* The tokens with the largest and the smallest products with given directions. The map from table
+ * rows to tokens is applied to the directions, so that stored rows are multiplied directly. */
 #include "circuits/circuits_weights.h"
 
 #include <math.h>

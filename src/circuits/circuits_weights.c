@@ -1,4 +1,5 @@
-/* Weights by name. They are checked to be finite, because otherwise LAPACK might not terminate. */
+/* Weights by name. Elements that are not finite are rejected, because LAPACK might not terminate
+ * with them. */
 #include "circuits/circuits_weights.h"
 
 #include <math.h>
@@ -107,7 +108,7 @@ void mhai_tokens_map(const mhai_tokens *tokens, double *x)
     apply(tokens, tokens->first, x);
 }
 
-/* The same factors in the other order. */
+/* Apply the same factors in reverse order. */
 void mhai_tokens_pull(const mhai_tokens *tokens, double *x)
 {
     apply(tokens, !tokens->first, x);

@@ -1,8 +1,8 @@
 /* mha_distributed_backward(). First, a rank processes the queries of its group and the heads of its
  * part (exchange.h), which gives their dq. Second, it processes its share of the key blocks, one
  * query head of each key/value head at a time. Both passes run the same code as a single process
- * (attn_backward_share.h). A rank that shares its keys with no other rank simply makes the call of
- * a single process. Finally, sums over all queries are passed from piece to piece (sums.h). */
+ * (attn_backward_share.h). A rank that shares its keys with no other rank makes the same call as a
+ * single process. Finally, sums over all queries are passed from piece to piece (sums.h). */
 #include "distributed/sums.h"
 
 #include "base/checked.h"
@@ -23,7 +23,8 @@ typedef struct side {
     mha_attention_gradients gradients;
 } side;
 
-/* Indices in the exchanges: of tensors over queries (for dq, and for dk and dv), and over keys. */
+/* Indices of tensors in the exchanges: tensors over queries (for dq, and for dk and dv), and over
+ * keys. */
 enum {
     Q,
     O,
@@ -93,7 +94,8 @@ static int64_t bias_axis(const mha_tensor *bias, int axis)
     return at >= 0 && at < MHA_MAX_DIMS ? bias->shape[at] : 1;
 }
 
-/* Agree whether the bias has a row per query. A rank with a single query cannot tell. */
+/* Agree on whether the bias has a row per query. A rank with a single query cannot infer this from
+ * the shape. */
 static mha_status agree_on_bias(back_call *c)
 {
     const int64_t rows = bias_axis(c->given.call.desc.bias, 2);

@@ -1,17 +1,17 @@
-/* mha_distributed_decode(). All ranks have the few queries; keys and values stay where they are.
- * There are two methods:
+/* mha_distributed_decode(). Every rank has all queries, which are few. Keys and values are not
+ * moved. There are two methods:
  *
  *   at once     scores of all pieces; broadcast maxima; values of all pieces; join, piece by piece
  *   serial      fold, piece by piece
  *
  * Both end with a chain: the sums of rows are passed from piece to piece in the order of keys, and
- * the last rank broadcasts them. Joining adds sums of blocks that were computed before
- * (attn_split.c). Folding computes them (attn_fold.c). The chain preserves the order with the least
- * traffic. Gathering the sums of all blocks at one rank would avoid its latency, but traffic would
- * grow with the number of blocks.
+ * the last rank broadcasts them. Joining adds sums of blocks that are already computed
+ * (attn_split.c). Folding also computes them (attn_fold.c). The chain preserves the order with the
+ * least traffic. Gathering the sums of all blocks at one rank would avoid the chain's latency, but
+ * traffic would grow with the number of blocks.
  *
  * If a value is not finite, an exchanged maximum or sum is NaN. All ranks then restart with the
- * serial method, which supports such values. */
+ * serial method, which supports non-finite values. */
 #include "distributed/distributed.h"
 
 #include "attention/attn_fold.h"
@@ -53,7 +53,7 @@ typedef struct call {
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-/* A piece with keys. If this rank has it, it begins at row `local`. */
+/* A piece with keys. On its own rank, it begins at row `local`. */
 typedef struct piece {
     int64_t number, begin, end, local;
     int32_t rank;
@@ -155,7 +155,7 @@ static mha_status take_keys(call *c)
     return take_tensor(c, "v", c->given.v, &c->v, &c->all_v);
 }
 
-/* Set the positions of queries: a cache has only this rank's part of each sequence. */
+/* Set the positions of queries, because a cache has only this rank's part of each sequence. */
 static mha_status take_lengths(call *c)
 {
     const mha_kv_cache *cache = c->given.cache;
@@ -207,7 +207,7 @@ static mha_status check_takes(const call *c)
                         : "the only output beside o is lse; mha_distributed_forward() has others");
 }
 
-/* Plan the problem of all keys. This rank has some of them. */
+/* Plan the problem of all keys, although this rank has only some of them. */
 static mha_status plan_call(call *c, bool need_data)
 {
     const mhai_slice_call *w = &c->whole;
@@ -279,7 +279,7 @@ static mhai_attn_keys keys_of(const call *c, const piece *p)
                             .end = p->local + p->end - p->begin};
 }
 
-/* Set the keys of a piece, and where the results of its blocks are. */
+/* Set the keys of a piece, and the memory for the results of its blocks. */
 static mhai_attn_stretch place(call *c, const piece *p)
 {
     const mhai_attn_keys keys = keys_of(c, p);
@@ -360,7 +360,7 @@ static mha_status share_maxima(call *c)
     return mha_transport_broadcast(t, 0, c->maxima, bytes);
 }
 
-/* Replace the maximum of each piece with that of all pieces before it. */
+/* Replace the maximum of each piece with the maximum of all pieces before it. */
 static void accumulate_maxima(call *c)
 {
     for (int64_t r = 0; r < c->rows; r++) {
@@ -425,8 +425,8 @@ typedef struct decode_common {
     int64_t cached, type, key_scales;
 } decode_common;
 
-/* Hash the queries. If tokens differ between ranks, for example after sampling, sums of
- * different rows would be added. */
+/* Hash the queries. Ranks whose tokens differ, for example after sampling, would add sums of
+ * different rows. */
 static uint64_t hash_queries(const mha_tensor *q)
 {
     uint64_t hash = MHAI_HASH_START;
@@ -438,7 +438,7 @@ static uint64_t hash_queries(const mha_tensor *q)
     return hash;
 }
 
-/* Check the arguments that ranks need to agree on anything, even on an error. */
+/* Check the arguments without which ranks cannot communicate, not even to agree on an error. */
 static mha_status check_arguments(const char *name, const mha_context *context,
                                   const mha_key_split *keys)
 {
@@ -484,7 +484,8 @@ static mha_status make_common(const call *c, bool need_data, decode_common *comm
 static mha_status agree(call *c, bool need_data, mha_status status)
 {
     decode_common common;
-    memset(&common, 0, sizeof common); /* also clears padding, because it is compared as bytes */
+    memset(&common, 0, sizeof common); /* clears padding too, because the struct is compared as
+                                        * bytes */
     if (status == MHA_OK) status = plan_call(c, need_data);
     if (status == MHA_OK) status = make_common(c, need_data, &common);
     if (status == MHA_OK && need_data) status = take_memory(c);

@@ -20,8 +20,8 @@ typedef struct mhai_slice_common {
     int64_t q_offset, left_keys, right_keys, sink_keys, block_queries, block_keys, t5_max_distance;
     int64_t sequences, version, first_head;
     int64_t table_rows[3]; /* rows of T5's table and Shaw's tables; backward only */
-    int64_t bias_axes[3];  /* axes of a bias whose gradient is requested, without that of
-                            * queries; backward only */
+    int64_t bias_axes[3];  /* axes of a bias whose gradient is requested, except the query axis;
+                            * backward only */
     uint64_t dropout_seed, given;
     uint64_t lists;   /* hash of all lengths, starts and offsets, including those of outputs */
     int64_t top_keys; /* K */
@@ -29,7 +29,8 @@ typedef struct mhai_slice_common {
     int32_t outputs;   /* one bit per requested output */
     int32_t stage;     /* stage of the scores */
     int32_t gradients; /* one bit per requested or given gradient, and whether to accumulate */
-    int32_t q_types;   /* types of q, o, bias and, in the backward, o_gradient, one byte each */
+    int32_t q_types;   /* types of q, o, bias and, in the backward pass, o_gradient, one byte
+                        * each */
     uint32_t flags, output_flags;
     float scale, softcap, dropout;
 } mhai_slice_common;
@@ -68,7 +69,7 @@ typedef struct mhai_slice {
     int64_t *before, *starts;          /* [B]; ragged: [B + 1] */
 } mhai_slice;
 
-/* Check the arguments that ranks need to agree on anything, even on an error. */
+/* Check the arguments without which ranks cannot communicate, not even to agree on an error. */
 MHA_NODISCARD mha_status mhai_slice_arguments(const char *name, const mha_context *context,
                                               const mha_sequence_split *split);
 MHA_NODISCARD mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc,
@@ -94,7 +95,7 @@ enum { MHAI_HEAD_INPUTS = 7 };
 void mhai_slice_heads(mha_attention_desc *desc, int64_t begin, int64_t end,
                       mha_tensor inputs[MHAI_HEAD_INPUTS]);
 
-/* Restrict a tensor to the rows of a slice. Its axis has this rank's rows. No-op if the tensor is
+/* Restrict a tensor to the rows of a slice. The axis must have length `all`. No-op if the tensor is
  * NULL or broadcast on that axis. */
 MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor **x, int axis,
                                         bool broadcasts, int64_t all, int64_t first, int64_t rows,

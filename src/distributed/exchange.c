@@ -201,7 +201,8 @@ static bool over_keys(const mhai_moved *m)
     return m->extent > MHAI_EVERY_QUERY;
 }
 
-/* Number of heads of a tensor that a rank computes. *first: index of the first one at the owner. */
+/* Number of heads of a tensor that a rank computes. *first: index of the first of them at the
+ * owner. */
 static int64_t heads_of(const mhai_exchange *e, const mhai_moved *m, int32_t rank, int64_t *first)
 {
     const mha_head_piece p = mhai_roles_heads(e->roles, rank);
@@ -312,15 +313,15 @@ static void copy(const mhai_exchange *e, int32_t owner, int32_t rank, bool back,
 }
 
 /* The partners in round n: rank + n to send to, rank - n to receive from. */
-typedef struct turn {
+typedef struct exchange_round {
     int32_t to, from;
     size_t sent, received;
-} turn;
+} exchange_round;
 
-static turn turn_of(const mhai_exchange *e, int32_t n, bool back)
+static exchange_round round_of(const mhai_exchange *e, int32_t n, bool back)
 {
     const int32_t size = e->roles->s->t->size, own = e->roles->s->t->rank;
-    turn t = {.to = (own + n) % size, .from = (own + size - n) % size};
+    exchange_round t = {.to = (own + n) % size, .from = (own + size - n) % size};
     t.sent = message_bytes(e, back ? t.to : own, back ? own : t.to, back);
     t.received = message_bytes(e, back ? own : t.from, back ? t.from : own, back);
     return t;
@@ -329,7 +330,7 @@ static turn turn_of(const mhai_exchange *e, int32_t n, bool back)
 void mhai_exchange_count(mhai_exchange *e, bool back)
 {
     for (int32_t n = 1; n < e->roles->s->t->size; n++) {
-        const turn t = turn_of(e, n, back);
+        const exchange_round t = round_of(e, n, back);
         e->messages[0] += t.sent > 0, e->messages[1] += t.received > 0;
         e->bytes[0] += (double)t.sent, e->bytes[1] += (double)t.received;
     }
@@ -338,7 +339,7 @@ void mhai_exchange_count(mhai_exchange *e, bool back)
 static mha_status move_round(mhai_exchange *e, int32_t n, bool back)
 {
     const mha_transport *t = e->roles->s->t;
-    const turn at = turn_of(e, n, back);
+    const exchange_round at = round_of(e, n, back);
     mha_transfer in, out;
     mha_status status = MHA_OK;
     if (at.received > 0) MHA_TRY(t->receive(t->user, at.from, 0, e->room[1], at.received, &in));
@@ -388,7 +389,7 @@ static void room_bytes(const mhai_exchange *e, size_t room[2])
     room[0] = room[1] = 0;
     for (int32_t n = 1; n < e->roles->s->t->size; n++)
         for (int back = 0; back < 2; back++) {
-            const turn t = turn_of(e, n, back);
+            const exchange_round t = round_of(e, n, back);
             if (t.sent > room[0]) room[0] = t.sent;
             if (t.received > room[1]) room[1] = t.received;
         }
@@ -397,7 +398,8 @@ static void room_bytes(const mhai_exchange *e, size_t room[2])
 mha_status mhai_exchange_bytes(const mhai_exchange *e, size_t *bytes)
 {
     size_t room[2], each = 0;
-    for (int i = 0; i < e->count; i++) { /* first, because messages consist of parts of these */
+    for (int i = 0; i < e->count; i++) { /* this loop is first, because messages consist of parts of
+                                          * these tensors */
         MHA_TRY(local_bytes(&e->moved[i], &each));
         MHA_TRY(mhai_attn_add_scratch(bytes, each, 1));
     }

@@ -11,7 +11,7 @@
 
 /* Which rows of a tensor a rank computes or needs. */
 typedef enum mhai_extent {
-    MHAI_GROUP_QUERIES, /* those of its group */
+    MHAI_GROUP_QUERIES, /* queries of its group */
     MHAI_EVERY_QUERY,
     MHAI_EVERY_KEY,
     MHAI_SHARED_KEYS, /* blocks of keys, divided among ranks with the same key/value head */
@@ -33,9 +33,9 @@ MHA_NODISCARD mha_status mhai_roles_take(mha_context *context, const mhai_split 
                                          const mha_attention_desc *desc, int64_t heads,
                                          int64_t kv_heads, bool backward, mhai_roles *roles);
 
-/* Choose the number of parts that minimises the scratch of the rank that needs most; among equals,
- * the largest number. Either the heads divide into whole groups or each group divides into equal
- * parts; otherwise there is one part. cost lists the tensors of the current roles and adds up their
+/* Choose the number of parts that minimises the scratch of the rank that needs most. Ties go to the
+ * largest number. Either the heads divide into whole groups or each group divides into equal parts;
+ * otherwise there is one part. cost lists the tensors of the current roles and adds up their
  * scratch. backward: if pieces divide a chunk of MHA_SPLIT_ROWS queries, it belongs to the group of
  * its first row. All ranks must call it. */
 typedef mha_status mhai_cost_fn(void *user, size_t *bytes);
@@ -83,7 +83,7 @@ typedef struct mhai_exchange {
     double bytes[2];
 } mhai_exchange;
 
-/* Add a tensor. All ranks must add the same ones. Returns its index, or -1 for NULL. */
+/* Add a tensor. All ranks must add the same tensors. Returns its index, or -1 for NULL. */
 int mhai_exchange_add(mhai_exchange *e, const mha_tensor *x, int ndim, bool columns,
                       mhai_extent extent, mhai_heads heads);
 

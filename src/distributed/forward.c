@@ -15,7 +15,7 @@
  * in the order of queries. */
 typedef struct columns {
     const mhai_roles *roles;
-    int64_t piece; /* index of the current piece among those of all groups */
+    int64_t piece; /* index of the current piece among the pieces of all groups */
     int64_t count; /* number of sums, B heads S; 0: not requested */
     mhai_attn_columns part;
 } columns;
@@ -89,7 +89,7 @@ static mha_status check(const call *c, bool need_data)
 
 /* ---- the exchange ---------------------------------------------------------------------------- */
 
-/* Whether rows stay where they are, because outputs over pairs are requested. */
+/* Whether rows must stay at their owners, because outputs over pairs are requested. */
 static bool keeps_rows(const call *c)
 {
     const mha_attention_outputs *o = &c->whole.outputs;
@@ -149,7 +149,8 @@ static void replace(const call *c, int i, const mha_tensor **x)
     if (c->at[i] >= 0) *x = mhai_exchange_at(&c->exchange, c->at[i]);
 }
 
-/* Replace the caller's tensors with those of the exchange, and select heads of shared inputs. */
+/* Replace the caller's tensors with the tensors of the exchange, and select heads of shared
+ * inputs. */
 static void make_own(call *c)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);

@@ -114,7 +114,7 @@ static mha_tensor block_of(const gathering *g, int32_t rank, size_t *size)
 
 /* Gather in a ring: each rank sends its own block to the next rank, then each
  * block that it receives. */
-static mha_status go_round(const gathering *g)
+static mha_status gather_ring(const gathering *g)
 {
     const mha_transport *t = g->t;
     for (int32_t step = 0; step < t->size - 1; step++) {
@@ -176,7 +176,7 @@ static mha_status gather(mha_context *context, const mha_transport *t, mha_statu
         const mha_tensor own = block_of(&g, t->rank, &size);
         status = size > 0 ? mha_tensor_convert(&g.piece, &own) : MHA_OK;
     }
-    if (status == MHA_OK) status = go_round(&g);
+    if (status == MHA_OK) status = gather_ring(&g);
     if (status == MHA_OK) status = spread(&g);
     return mha_scratch_end(context, mark, status);
 }

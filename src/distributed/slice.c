@@ -229,7 +229,8 @@ static void fill_common(const mhai_slice_call *call, const mhai_split *split, mh
 mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split,
                             mhai_slice_common *common)
 {
-    memset(common, 0, sizeof *common); /* also clears padding, because it is compared as bytes */
+    memset(common, 0, sizeof *common); /* clears padding too, because the struct is compared as
+                                        * bytes */
     common->version = mha_version_number();
     if (call->status != MHA_OK) return call->status;
     MHA_TRY(mhai_tensor_check_real("q", call->q));
@@ -260,8 +261,8 @@ mha_status mhai_slice_cut(const char *name, const mha_tensor **x, int axis, bool
     return MHA_OK;
 }
 
-/* For each sequence, set the number of queries before the piece, and where its
- * queries start in the piece. */
+/* For each sequence, set the number of its queries before the piece, and their start in the
+ * piece. */
 static mha_status place_sequences(mha_context *context, const mhai_slice_call *call,
                                   const mha_piece *piece, mhai_slice *s)
 {

@@ -6,7 +6,7 @@
 
 /* A piece of any rank. */
 typedef struct mhai_owned {
-    int64_t begin, end; /* rows among those of all ranks */
+    int64_t begin, end; /* rows, counted over all ranks */
     int64_t local;      /* index of the first row at its rank */
     int32_t rank;
 } mhai_owned;
@@ -33,7 +33,7 @@ static inline bool mhai_split_has_rows(const mha_attention_desc *desc, int64_t b
            (piece->begin < desc->query_starts[b + 1] && desc->query_starts[b] < piece->end);
 }
 
-/* Copy rows of a tensor [.,.,rows,.] to another of the same type. shape is that of a row,
+/* Copy rows of a tensor [.,.,rows,.] to another of the same type. shape is the shape of a row,
  * [.,.,-,.]. Axes with stride 0 are broadcast. */
 void mhai_copy_rows(const mha_tensor *to, int64_t to_row, const mha_tensor *from, int64_t from_row,
                     const int64_t *shape, int64_t rows);

@@ -19,8 +19,9 @@ mha_status mhai_sums_take(mhai_sums *s)
     return MHA_OK;
 }
 
-/* Pass the sums on to the rank that adds next. */
-static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32_t *at, int32_t to)
+/* Send the sums to the rank that adds next. */
+static mha_status send_sums(const mhai_sums *s, double *sums, int64_t count, int32_t *at,
+                            int32_t to)
 {
     const mha_transport *t = s->roles->s->t;
     const size_t bytes = (size_t)count * sizeof *sums;
@@ -35,7 +36,7 @@ static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32
 typedef mha_status visit_fn(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
                             const mhai_backward_share *share, int32_t *at);
 
-static mha_status go(const mhai_sums *s, int64_t together, int32_t *at, visit_fn *visit)
+static mha_status visit_pieces(const mhai_sums *s, int64_t together, int32_t *at, visit_fn *visit)
 {
     const mhai_roles *r = s->roles;
     const int64_t H = s->x->p.H;
@@ -59,7 +60,7 @@ static mha_status add_parameters(const mhai_sums *s, int64_t b, int64_t h, int64
                                  int32_t rank, const mhai_backward_share *share, int32_t *at)
 {
     const int64_t H = s->x->p.H, own = H / s->roles->parts, first = h / own * own;
-    MHA_TRY(hand_on(s, s->parameters, s->count, at, rank));
+    MHA_TRY(send_sums(s, s->parameters, s->count, at, rank));
     for (int64_t i = h; rank == s->roles->s->t->rank && i < h + heads; i++)
         mhai_backward_share_sum(share, H, first, b, i - first, s->again, &s->x->sums);
     return MHA_OK;
@@ -74,9 +75,9 @@ static mha_status run_parameters(mhai_sums *s)
     const int64_t part = x->p.H / s->roles->parts;
     int32_t at = -1;
     if (s->count == 0) return MHA_OK;
-    MHA_TRY(go(s, over_heads ? 1 : part, &at, add_parameters));
+    MHA_TRY(visit_pieces(s, over_heads ? 1 : part, &at, add_parameters));
     s->again = x->sinks.data && mhai_backward_has_weights(x);
-    if (s->again) MHA_TRY(go(s, part, &at, add_parameters));
+    if (s->again) MHA_TRY(visit_pieces(s, part, &at, add_parameters));
     if (at >= 0)
         MHA_TRY(mha_transport_broadcast(s->roles->s->t, at, s->parameters,
                                         (size_t)s->count * sizeof *s->parameters));
@@ -114,8 +115,8 @@ static mha_status add_bias(const mhai_sums *s, int64_t b, int64_t h, int64_t hea
         item = mhai_cells_bias_item(&s->job, end);
         if (item.b.begin > b || item.h.begin > h || item.h.end <= h) break;
     }
-    MHA_TRY(hand_on(s, s->bias + a.first * s->numbers, (end - a.first) * s->numbers, &at[a.first],
-                    rank));
+    MHA_TRY(send_sums(s, s->bias + a.first * s->numbers, (end - a.first) * s->numbers, &at[a.first],
+                      rank));
     if (rank == s->roles->s->t->rank) mha_parallel_for(s->context, end - a.first, add_item, &a);
     return MHA_OK;
 }
@@ -123,7 +124,7 @@ static mha_status add_bias(const mhai_sums *s, int64_t b, int64_t h, int64_t hea
 static mha_status run_bias(const mhai_sums *s)
 {
     if (s->items == 0) return MHA_OK;
-    MHA_TRY(go(s, 1, s->at, add_bias));
+    MHA_TRY(visit_pieces(s, 1, s->at, add_bias));
     for (int64_t i = 0, end; i < s->items; i = end) {
         for (end = i + 1; end < s->items && s->at[end] < 0; end++) continue;
         if (s->at[i] >= 0)

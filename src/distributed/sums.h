@@ -1,6 +1,6 @@
-/* Gradients that are sums over queries: those of parameters, and of a bias that queries share. Sums
- * are passed from piece to piece in the order in which a single process adds: sequences, heads,
- * queries. The last rank broadcasts them. */
+/* Gradients that are sums over queries: gradients of parameters, and of a bias that queries share.
+ * Sums are passed from piece to piece in the order in which a single process adds: sequences,
+ * heads, queries. The last rank broadcasts them. */
 #ifndef MHAI_SUMS_H
 #define MHAI_SUMS_H
 

@@ -1,36 +1,36 @@
 /* Contracts of the kernels for linear layers in int8 arithmetic (docs/numerics.md 13). They have a
- * separate table, because an instruction set may come with or without fast byte products (VNNI).
+ * separate table, because an instruction set may or may not include fast byte products (VNNI).
  * Results are bit-identical on every instruction set, including portable C: sums of products are
  * integers, and all f32 operations have a fixed order and are never fused.
  *
- * A dword holds `group` small numbers that are adjacent along the inner dimension. */
+ * A dword holds `group` quantised numbers that are adjacent along the inner dimension. */
 #ifndef MHAI_INT8_H
 #define MHAI_INT8_H
 
 #include "kernels/kernels.h"
 
-/* 32 inputs of a row. sum[0] covers all of them, sum[1] the first half, sum[2] the second. start is
- * the initial value of a run's sum of products. */
+/* 32 inputs of a row. sum[0] covers all inputs, sum[1] the first half, sum[2] the second half.
+ * start is the initial value of a run's sum of products. */
 enum { MHAI_INT8_BLOCK = 32, MHAI_INT8_BLOCKS = MHA_CODED_COLUMNS / MHAI_INT8_BLOCK };
 typedef struct mhai_int8_block {
     float unit;   /* max |x| / 127; 0 if max |x| < 2^-80 */
-    float sum[3]; /* sums of the small numbers, times unit */
+    float sum[3]; /* sums of the quantised numbers, times unit */
     int32_t start[3];
     int32_t unused; /* padding to 32 bytes */
 } mhai_int8_block;
-/* int8_inputs: convert n inputs to small numbers and blocks. n is a multiple of 16, at most
- * MHA_CODED_COLUMNS. `small` is padded with zeros to the end of the last block. If the magnitude of
- * an input is 2^93 or more, or not finite, all small numbers become 0 and all units NaN. */
+/* int8_inputs: quantise n inputs in blocks. n is a multiple of 16, at most MHA_CODED_COLUMNS.
+ * `small` is padded with zeros to the end of the last block. If the magnitude of an input is 2^93
+ * or more, or not finite, all quantised numbers become 0 and all units NaN. */
 
 /* out[r][i] = from[r][i] + the product of row r of x and row i of W (docs/numerics.md 13). */
 typedef struct mhai_int8_product {
     int64_t rows;
     const mha_coded *w;
     int64_t inputs, cols; /* inputs: whole runs, at most MHA_CODED_COLUMNS; cols: 1 .. 32 */
-    const int32_t *x;     /* [rows][row_stride] small numbers */
+    const int32_t *x;     /* [rows][row_stride] quantised numbers */
     const mhai_int8_block *blocks; /* [rows][MHAI_INT8_BLOCKS] */
     const float *from;
-    int64_t from_stride; /* 0: all rows use the same one, a bias */
+    int64_t from_stride; /* 0: all rows share one row, a bias */
     float *out;
     int64_t out_stride;
 } mhai_int8_product;

@@ -1,5 +1,5 @@
-/* Select the int8 kernels for an instruction set. All are bit-identical, so a processor with
- * AVX-512 but without VNNI uses the AVX2 ones. */
+/* Select the int8 kernels for an instruction set. All give bit-identical results, so a processor
+ * with AVX-512 but without VNNI uses the AVX2 kernels. */
 #include "kernels/int8.h"
 
 #include "base/cpu.h"

@@ -1,5 +1,5 @@
 /* Contracts of the kernels. The code is in tmpl/, compiled once per instruction set in isa/, and
- * selected once per context. Kernels do not check their arguments; callers do.
+ * selected once per context. Callers must check the arguments; kernels do not.
  *
  * Panels. Right-hand factors of products (keys, values, weights) are packed into panels of
  * MHAI_PANEL columns, with the inner dimension outermost. Element [i][j] of panel p, j < 32, is at
@@ -41,14 +41,14 @@ typedef struct mhai_pack {
     int64_t stride; /* between rows, in elements */
     int64_t rows, cols;
     uint8_t *bad;         /* [rows], set to 1 if a row is not finite, otherwise 0; NULL:
-                    * elements are packed unchanged */
+                           * elements are packed unchanged */
     bool *any_bad;        /* set to true if any row is not finite; never cleared */
     const mhai_run *runs; /* runs that hold the rows: keys for pack_panels, values for pack_values.
                            * Used instead of in, type and stride; NULL: not used */
     const float *scale;   /* MHA_I8 (only in runs): [rows] */
     bool whole;           /* pack_panels: pack a row that is not finite as 0 */
-    bool half; /* a last panel of at most 16 columns needs no zeros after column 16; for keys, which
-                * become columns, and for values of exactly 16 columns */
+    bool half; /* a last panel of at most 16 columns needs no zeros after column 16. Allowed for
+                * keys, which become columns, and for values of exactly 16 columns */
 } mhai_pack;
 /* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
  * pack_coded: decode columns column .. column + columns - 1 of coded rows: panel [columns][32].
@@ -66,7 +66,7 @@ typedef struct mhai_poison {
     const uint8_t *bad_query; /* [rows of the strip] */
     const uint8_t *bad_key;   /* [MHAI_KEY_BLOCK] */
     const uint8_t *bad_value; /* [MHAI_KEY_BLOCK] */
-    const void *values;       /* unpacked values, from key 0 of the block on */
+    const void *values;       /* unpacked values, starting at key 0 of the block */
     mha_dtype value_type;
     int64_t value_stride;       /* between keys, in elements */
     const mhai_run *value_runs; /* used instead of the three fields above; or NULL */
@@ -80,8 +80,8 @@ typedef struct mhai_poison {
  *   s += shaw[clip(shaw_center + j, 0, shaw_last)]      in units of the score before the cap
  *   s  = softcap log2 e tanh(s / softcap)               q then lacks the factor log2 e
  *   s += (bias[j * bias_stride] + relative[j]) log2 e   a bias of -inf drops the key
- *   s  = -inf                                           outside begin .. end and outside the runs,
- *                                                       and where keep[j * keep_stride] is 0
+ *   s  = -inf                                           outside begin .. end, outside the runs, and
+ *                                                       where keep[j * keep_stride] is 0
  */
 enum { MHAI_MAX_RUNS = MHAI_KEY_BLOCK / MHAI_PANEL / 2 };
 typedef struct mhai_tile_mask {
@@ -89,7 +89,7 @@ typedef struct mhai_tile_mask {
     int run_begin[MHAI_MAX_RUNS], run_end[MHAI_MAX_RUNS]; /* multiples of 32, except the end of
                                                              the tile */
     int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS];         /* keys of the block; begin <= end */
-    const uint8_t *keep[MHAI_MAX_ROWS];                   /* from key 0 of the block on */
+    const uint8_t *keep[MHAI_MAX_ROWS];                   /* starting at key 0 of the block */
     int64_t keep_stride;                                  /* between keys */
     const void *bias[MHAI_MAX_ROWS];
     mha_dtype bias_type;
@@ -102,8 +102,8 @@ typedef struct mhai_tile_mask {
     const mhai_poison *poison; /* NULL: all elements are finite */
 } mhai_tile_mask;
 
-/* Dropout of a strip's probabilities, after they were summed: p becomes 0 if the random word of
- * (row, key) is below threshold, otherwise p * scale. */
+/* Dropout of a strip's probabilities, applied after they are summed: p becomes 0 if the random word
+ * of (row, key) is below threshold, otherwise p * scale. */
 typedef struct mhai_dropout {
     uint32_t seed[2];
     uint32_t threshold;
@@ -139,7 +139,7 @@ typedef struct mhai_tile {
     int rows;       /* 1 .. the table's tile_rows */
     int begin, end; /* keys that some row sees; begin is a multiple of 32 */
     int64_t head_dim;
-    int64_t value_panels, value_dim; /* columns of o from value_dim on are undefined */
+    int64_t value_panels, value_dim; /* columns of o beyond value_dim are undefined */
     const float *q;                  /* [rows][head_dim], contiguous */
     const float *k;                  /* panels of the block: [16][head_dim][32] */
     const float *v;                  /* panels of the block: [value_panels][512][32] */
@@ -170,14 +170,14 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
  * value_dim is a multiple of 32. */
 enum { MHAI_ROWS_TILES = 10, MHAI_RUNS_AHEAD = 11 };
 typedef struct mhai_tile_rows {
-    const float *k, *v; /* from key 0 of the block on */
+    const float *k, *v; /* starting at key 0 of the block */
     int64_t k_stride, v_stride;
     const mhai_run *key_runs, *value_runs; /* used instead of k and v: the runs of the block, and
                                             * MHAI_RUNS_AHEAD more to prefetch; or NULL */
     float *run;                            /* [16][value_panels * 32], working
                                             * memory for values in runs */
     int keys;                              /* readable rows of the block */
-    int64_t readable; /* readable rows of k and v, including those of later blocks */
+    int64_t readable; /* readable rows of k and v, including rows of later blocks */
     int tiles;        /* each tile has its own s */
     float *panel;     /* [head_dim][32], working memory */
     float *o;         /* [rows of all tiles][value_panels * 32], working memory */
@@ -186,7 +186,7 @@ typedef struct mhai_tile_rows {
  * and without poison. If any element is not finite, visible or not, *done is false and only
  * working memory has changed. */
 
-/* The same in parts, for blocks that are processed independently (no dropout, no alpha):
+/* The same in three steps, for blocks that are processed independently (no dropout, no alpha):
  * tile_rows_scores: s = the masked scores, m = their maximum.
  * tile_rows_values: given s of tile_rows_scores and the maximum m up to and including this block,
  * s = p, l = sum p, rows->o = p V.
@@ -228,9 +228,9 @@ typedef struct mhai_one_block {
  * computes the rows in tiles. */
 
 /* bf16 arithmetic: elements are rounded to bf16, and become 0 if below 2^-50 in magnitude. The
- * memory layout is private to these functions, and no larger than that of floats. `pairs` selects
- * the instruction that multiplies pairs; results are bit-identical. It must be the same in all
- * calls.
+ * memory layout is private to these functions, and takes no more memory than floats. `pairs`
+ * selects the instruction that multiplies pairs; results are bit-identical. It must be the same in
+ * all calls.
  * bf16_row: convert a row in place. If an element is not finite, or 2^59 or more in magnitude,
  *           *fits is false and the row becomes 0.
  * bf16_keys: pack_panels to bf16, with `whole`. A key with an element of 2^59 or more in magnitude
@@ -303,7 +303,7 @@ typedef struct mhai_norm_strip {
     float *y;                   /* [rows][y_stride]; may be the same memory as z */
     int64_t y_stride;
 } mhai_norm_strip;
-/* Gradients. norm.y is dx, which may be NULL or equal to dy. norm.bias is not read. */
+/* The gradients. norm.y is dx, which may be NULL or equal to dy. norm.bias is not read. */
 typedef struct mhai_norm_strip_back {
     mhai_norm_strip norm;
     const float *dy; /* [rows][dy_stride] */

@@ -41,7 +41,7 @@ static mha_status fill_defaults(mha_module_desc *d)
     return MHA_OK;
 }
 
-/* ---- life ---------------------------------------------------------------------------------- */
+/* ---- creation and destruction -------------------------------------------------------------- */
 
 static mha_status create_projections(mha_context *context, mha_module *module)
 {

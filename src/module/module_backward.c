@@ -1,6 +1,6 @@
 /* The backward call of a module: the forward steps in reverse, on rows [B * T, width].
  *
- * It is checked like the forward call, whose outputs include q, k, v, heads and lse. So only the
+ * It is checked like the forward call, whose outputs include q, k, v, heads and lse. Only the
  * inputs of norms are recomputed. */
 #include "base/checked.h"
 #include "base/convert.h"
@@ -48,7 +48,7 @@ static mha_tensor rows_of(float *data, int64_t rows, int64_t cols)
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
-/* View a tensor with a batch axis, which it may lack. */
+/* View a tensor with a batch axis, which is added if it is missing. */
 static mha_status view_of(const call *c, const char *name, const mha_tensor *given, mha_dtype type,
                           const int64_t shape[3], mha_tensor *view)
 {
@@ -99,7 +99,7 @@ static mha_status check_call(call *c, const mha_module_call *given, mha_module_c
     return MHA_OK;
 }
 
-/* Divide the gradient of a parameter among the projections in it. */
+/* Divide the gradient of a parameter among the projections that it contains. */
 static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradient)
 {
     const mha_module *module = c->f.module;
@@ -126,8 +126,8 @@ static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradi
     return MHA_OK;
 }
 
-/* Check that outputs overlap nothing. Gradients of inputs may be the same tensor
- * if they are accumulated. */
+/* Check that outputs overlap neither inputs nor each other. Gradients of inputs may be the same
+ * tensor if they are accumulated. */
 static mha_status check_overlap(const call *c, const mha_module_call *own)
 {
     const mha_tensor *outputs[MAX_OUTPUTS] = {c->out.query, c->out.key, c->out.value};
@@ -252,15 +252,15 @@ static mha_status take_rows(call *c)
     return MHA_OK;
 }
 
-/* Set the module's sinks, and where attention writes its gradients. */
+/* Set the module's sinks, and the tensors to which attention writes its gradients. */
 static mha_status prepare_attention(call *c)
 {
     const mha_module *module = c->f.module;
     const int64_t H = module->desc.num_heads;
     mha_attention_gradients *w = &c->wanted;
     w->q = &c->view_dq, w->k = &c->view_dk, w->v = &c->view_dv;
-    if (w->flags & MHA_GRADIENTS_ACCUMULATE) { /* accumulation is for the caller's
-                                                * tensors, so clear these */
+    if (w->flags & MHA_GRADIENTS_ACCUMULATE) { /* only the caller's tensors accumulate, so clear
+                                                * these */
         memset(c->dq, 0, (size_t)(c->f.B * c->f.T * H * module->desc.head_dim) * sizeof(float));
         memset(c->dk, 0,
                (size_t)(c->f.B * c->f.S * module->projection[MHAI_K]->outputs) * sizeof(float));

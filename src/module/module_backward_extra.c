@@ -8,7 +8,7 @@
  *   delta = sum g o - dlse
  *   dq += dx k               dk += dx q                            dv += w factor g
  *
- * A work item is a key/value head. It adds rows in order, so the order of the sums is fixed. */
+ * A work item is a key/value head. Rows are added in order, so the order of the sums is fixed. */
 #include "base/checked.h"
 #include "base/math.h"
 #include "module/module_parts.h"

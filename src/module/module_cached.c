@@ -1,6 +1,6 @@
-/* A call with a cache: append new keys and values, attend to all cached keys, or both. Everything
- * that can fail precedes the change of the cache. The exception is attention, whose scratch is
- * reserved; if it fails, the lengths are restored. */
+/* A call with a cache: append new keys and values, attend to all cached keys, or both. Every step
+ * that can fail precedes the change of the cache, except attention. Its scratch is reserved
+ * beforehand, and if it fails, the lengths are restored. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "cache/kv_cache.h"
@@ -99,7 +99,8 @@ mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan)
     if (!f->has_query) return MHA_OK;
     MHA_TRY(mhai_kv_cache_explain(f->context, f->at.cache, f->new_lengths, &f->at.desc, &f->at.q,
                                   &f->at.heads, &f->at.outputs, plan));
-    size_t more = ((size_t)f->B + 16) * sizeof(int64_t); /* scratch of attention with the cache */
+    size_t more = ((size_t)f->B + 16) * sizeof(int64_t); /* additional scratch of attention with the
+                                                          * cache */
     if (plan->scratch_bytes > PTRDIFF_MAX - more)
         return mha_fail(MHA_ERR_SIZE, "module: its scratch overflows 64 bits");
     plan->scratch_bytes += more;

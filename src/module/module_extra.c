@@ -1,5 +1,5 @@
-/* Keys to which every query attends, whatever the masks: a learned one (bias_k, bias_v) and one of
- * zeros.
+/* Keys to which every query attends regardless of masks: a learned key (bias_k, bias_v) and a key
+ * of zeros.
  *
  * They have no position, so nothing is added to their scores. The learned key's score is
  * softcap(scale q bias_k); the score of the key of zeros is 0. The key of zeros adds exp(0) to the
@@ -92,7 +92,7 @@ double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r
     return cap > 0 ? cap * mhai_tanh(score / cap) : score;
 }
 
-/* The dropout factor of the learned key's weight. Its key number is always 2^34 - 1, the largest
+/* The dropout factor of the learned key's weight. Its key index is always 2^34 - 1, the largest
  * that dropout supports. */
 static double dropout_factor(const mhai_forward *f, const mhai_module_row *r)
 {
@@ -130,11 +130,11 @@ static void merge_value(const mhai_forward *f, const mhai_module_row *r, double 
     float *o = mhai_module_row_of(&f->at.heads, r);
     weight *= mhai_module_learned_factor(f, r);
     for (int64_t i = 0; i < d->value_head_dim; i++)
-        o[i] =
-            (float)((double)o[i] * keep + weight * (double)v[i]) + 0.0f; /* no -0, like attention */
+        o[i] = (float)((double)o[i] * keep + weight * (double)v[i]) + 0.0f; /* no -0, as in
+                                                                             * attention */
 }
 
-/* p' = keep p, and the additional columns. Masked keys stay 0, even in a row of NaNs. */
+/* Set p' = keep p, and the additional columns. Masked keys stay 0, even in a row of NaNs. */
 static void merge_probabilities(const mhai_forward *f, const mhai_module_row *r, double keep,
                                 double weight, double lse)
 {

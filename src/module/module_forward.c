@@ -1,8 +1,8 @@
 /* A forward call: project q, k, v; attend; project the heads with W_o.
  *
  * The projections write [B, T, H * D], which attention reads as [B, H, T, D] through strides,
- * so nothing is copied between the steps. Everything that can fail precedes the first write
- * to an output or a cache. */
+ * so nothing is copied between the steps. Every step that can fail precedes the first write to an
+ * output or a cache. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/convert.h"

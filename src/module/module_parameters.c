@@ -2,8 +2,8 @@
  *
  * Parameters of a projection have up to three names: a part of in_proj, the name in an
  * nn.MultiheadAttention with separate weights (q_proj_weight), and the name in a linear layer
- * (q_proj.weight). A state_dict follows PyTorch: in_proj_weight if the three weights have the same
- * shape, otherwise separate weights. Biases are always joined. */
+ * (q_proj.weight). A state_dict follows PyTorch: it has in_proj_weight if the three weights have
+ * the same shape, otherwise separate weights. Biases are always in one tensor. */
 #include "base/convert.h"
 #include "base/need.h"
 #include "base/tensor.h"
@@ -19,7 +19,7 @@ typedef enum listed { ALWAYS, NEVER, IF_ALIKE, UNLESS_ALIKE } listed; /* in a st
 typedef struct entry {
     const char *name;
     kind kind;
-    int first, count; /* the projections in it, in order; or the vector */
+    int first, count; /* the projections that it contains, in order; or the vector */
     int ndim;
     listed listed;
 } entry;

@@ -49,8 +49,8 @@ typedef struct mhai_forward {
     const mha_module *module;
     int64_t B, T, S;          /* S: length of key and value */
     int64_t columns;          /* keys of the longest sequence: S, unless the batch is ragged */
-    int64_t extra;            /* columns after these: bias_k, zeros */
-    bool has_query, has_keys; /* whether the call projects them */
+    int64_t extra;            /* columns after the keys: bias_k, zeros */
+    bool has_query, has_keys; /* whether the call has queries, and keys */
     bool unbatched;           /* the caller's tensors have no batch axis */
     bool measuring;           /* only measure scratch; tensors may have no data */
     int64_t bytes;            /* scratch reserved so far */
@@ -61,11 +61,11 @@ typedef struct mhai_forward {
                                                     * scratch */
     mha_tensor given[MHAI_GIVEN];                  /* the caller's tensors that are not f32;
                                                     * otherwise data is NULL */
-    mhai_attend at; /* desc: the caller's, with the module's parameters added; q, k, v, heads:
-                     * [B,H,T,D] views of [B,T,H*D] scratch */
+    mhai_attend at; /* desc: the caller's descriptor with the module's parameters added; q, k, v,
+                     * heads: [B,H,T,D] views of [B,T,H*D] scratch */
     mha_tensor each[MHAI_OUTPUTS]; /* the caller's tensors; data NULL: not requested */
     bool wanted[MHAI_OUTPUTS];
-    mha_tensor probabilities, narrow; /* all columns; those that attention writes */
+    mha_tensor probabilities, narrow; /* all columns; the columns that attention writes */
     mha_tensor lse, sinks;
     mha_tensor query_ids, key_ids;
 } mhai_forward;
@@ -87,9 +87,9 @@ MHA_NODISCARD mha_status mhai_module_cached_prepare(mhai_forward *f);
 MHA_NODISCARD mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan);
 MHA_NODISCARD mha_status mhai_module_cached_attend(mhai_forward *f);
 
-/* module_extra.c: extra keys to which every query attends. prepare() adds them to the descriptor as
- * far as possible, and requests the outputs of attention that merge() needs. merge() adds the rest
- * to the results of attention. */
+/* module_extra.c: extra keys to which every query attends. prepare() adds the key of zeros to the
+ * sinks, and requests the outputs of attention that merge() needs. merge() adds the learned key and
+ * the columns of both keys to the results. */
 int64_t mhai_module_extra_keys(const mha_module *module);
 MHA_NODISCARD mha_status mhai_module_extra_prepare(mhai_forward *f);
 void mhai_module_extra_merge(mhai_forward *f);
@@ -111,8 +111,8 @@ mhai_module_row mhai_module_row_at(const mhai_forward *f, int64_t i);
 double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r);
 double mhai_module_learned_factor(const mhai_forward *f, const mhai_module_row *r);
 
-/* module_parameters.c: where the parameter at an index is stored: weights or biases of `count`
- * projections from `first` on, or vector `first`. */
+/* module_parameters.c: where the parameter at an index is stored. This is the weights or biases of
+ * `count` projections, starting at `first`, or vector `first`. */
 typedef struct mhai_module_place {
     bool weight, vector;
     int first, count;

@@ -1,4 +1,5 @@
-/* Messages by MPI: started without blocking, then tested until complete or past the deadline. */
+/* Messages over MPI. Transfers start without blocking, and are tested until they complete or the
+ * deadline passes. */
 #include "mpi/mpi_parts.h"
 
 #include <multihead/component.h>
@@ -12,13 +13,13 @@
 /* MPI counts are int, which limits the bytes of a message. */
 enum { PIECE = 1 << 30 };
 
-/* A wait yields its processor. After IMPATIENT seconds the other rank is assumed to compute, and
- * the wait sleeps between tests. Ranks that share a machine thus compute at full speed. During 50
- * us a stream at 10 Gb/s sends 60 KB, which sockets buffer. */
-static const double IMPATIENT = 0.002;
-static const struct timespec NAP = {.tv_nsec = 50000};
+/* A waiting rank yields its processor. After SPIN_SECONDS it assumes that the other rank is
+ * computing, and sleeps between tests. Ranks that share a machine thus compute at full speed.
+ * During a sleep of 50 us, a 10 Gb/s link delivers 60 KB, which fits in socket buffers. */
+static const double SPIN_SECONDS = 0.002;
+static const struct timespec PAUSE = {.tv_nsec = 50000};
 
-/* Seconds for which a failing rank listens to others: each waiting rank answers within one
+/* Seconds for which a failing rank waits for reports. Each waiting rank replies within one
  * sleep. */
 static const double MOST_GRACE = 1;
 
@@ -168,10 +169,10 @@ void mhai_mpi_cancel(void *user, mha_transfer *transfer)
 /* ---- giving up ------------------------------------------------------------------------------- */
 
 /* A failing rank sends an empty message to every rank with which it has communicated. The tag is
- * the rank that it waited for. A waiting rank fails when it receives such a message. Other ranks
+ * the rank that it waited for. A waiting rank fails when it receives the message. Other ranks
  * receive none: they may be unreachable, and Open MPI ends the process if it cannot connect.
  * Returns a rank that has failed, or -1. */
-static int32_t hear(mha_mpi *mpi)
+static int32_t receive_reports(mha_mpi *mpi)
 {
     int32_t who = -1;
     MPI_Status s;
@@ -199,14 +200,14 @@ static void say(mha_mpi *mpi, int32_t other)
 }
 
 /* Find the lost rank by following the reports of `first`, the rank that failed first. The chain of
- * waiting ranks ends at the lost rank, which has reported nothing. If the chain is a circle, it is
+ * waiting ranks ends at the lost rank, which has reported nothing. If the chain is a cycle, report
  * the rank that this rank waited for. */
 static mha_status give_up(mha_mpi *mpi, const pieces *p, int32_t first)
 {
     const double until = now() + (mpi->deadline < MOST_GRACE ? mpi->deadline : MOST_GRACE);
     int32_t waits = first, steps = 0;
     say(mpi, p->other);
-    for (hear(mpi); now() < until; hear(mpi)) nanosleep(&NAP, NULL);
+    for (receive_reports(mpi); now() < until; receive_reports(mpi)) nanosleep(&PAUSE, NULL);
     while (mpi->waited_for[mpi->waited_for[waits]] >= 0 && steps++ < mpi->transport.size)
         waits = mpi->waited_for[waits];
     const int32_t lost = mpi->waited_for[waits];
@@ -235,9 +236,9 @@ mha_status mhai_mpi_wait(void *user, mha_transfer *transfer)
         if (begin_time <= 0) begin_time = t;
         if (t - begin_time > mpi->deadline) {
             first = mpi->transport.rank;
-        } else if (t - begin_time > IMPATIENT) {
-            nanosleep(&NAP, NULL);
-            first = hear(mpi);
+        } else if (t - begin_time > SPIN_SECONDS) {
+            nanosleep(&PAUSE, NULL);
+            first = receive_reports(mpi);
         } else {
             sched_yield();
         }

@@ -26,8 +26,8 @@ mha_status mhai_mpi_receive(void *user, int32_t from, int32_t tag, void *bytes, 
 mha_status mhai_mpi_wait(void *user, mha_transfer *transfer);
 void mhai_mpi_cancel(void *user, mha_transfer *transfer);
 
-/* MHA_OK for MPI_SUCCESS, or MHA_ERR_RANK: "rank 3: operation: MPI's text". other is -1 if no rank
- * is involved. */
+/* Returns MHA_OK for MPI_SUCCESS, otherwise MHA_ERR_RANK with the message "rank 3: operation: MPI's
+ * text". other is -1 if no rank is involved. */
 mha_status mhai_mpi_check(int32_t other, const char *what, int error);
 
 #endif

@@ -1,4 +1,4 @@
-/* Join the ranks of MPI, and leave them. */
+/* Start and end of the transport over MPI. */
 #include "mpi/mpi_parts.h"
 
 #include <multihead/component.h>

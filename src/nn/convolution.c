@@ -1,4 +1,4 @@
-/* A short causal convolution per channel. Its state is the last inputs. */
+/* A short causal convolution per channel. Its state is the last taps - 1 inputs. */
 #include "nn/nn_check.h"
 
 #include "base/checked.h"

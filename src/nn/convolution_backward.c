@@ -1,5 +1,5 @@
-/* Gradients of a short convolution. A work item is some channels of all sequences, so that every sum over tokens has
- * one owner and one order. */
+/* Gradients of a short convolution. A work item is some channels of all sequences, so that every
+ * sum over tokens has one owner and one order. */
 #include "nn/nn_check.h"
 
 #include "base/checked.h"
@@ -21,7 +21,7 @@ typedef struct piece {
     const backward_job *job;
     int64_t b, first, count;
     float weight[MOST][CHANNELS], bias[CHANNELS], ones[CHANNELS];
-    float dz[MOST][CHANNELS]; /* that of row t at t % taps */
+    float dz[MOST][CHANNELS]; /* row t is at index t % taps */
     double dweight[MOST][CHANNELS], dbias[CHANNELS];
 } piece;
 
@@ -41,7 +41,7 @@ static void load(piece *p)
     }
 }
 
-/* dz of row t, from dy and the sums of the forward call. */
+/* Compute dz of row t from dy. The sums of the forward call are recomputed. */
 static void through_silu(const piece *p, int64_t t, float *dz)
 {
     const mha_convolution_gradients *c = &p->job->c;
@@ -71,7 +71,8 @@ static void add_row(piece *p, int64_t t)
     for (int64_t i = 0; i < p->count; i++) p->dbias[i] += (double)dz[i];
 }
 
-/* dx of row t - taps + 1, which row t is the last one to read. dy of that row was read before. */
+/* Write dx of row t - taps + 1, whose last use as an input is in row t. dy of that row has already
+ * been read. */
 static void write_row(const piece *p, int64_t t)
 {
     const mha_convolution_gradients *c = &p->job->c;

@@ -13,7 +13,7 @@
 typedef struct loss_job {
     const mhai_kernels *kernels;
     const mha_tensor *logits, *targets, *weights, *dlogits;
-    float mean;       /* without weights: the weight of each row that counts */
+    float mean;       /* without weights: the weight of each row that is not ignored */
     float *p;         /* [workers][V], used if no gradient is requested */
     double *row_loss; /* [M] */
 } loss_job;

@@ -14,9 +14,9 @@ struct mha_linear {
     int64_t inputs, outputs;     /* K, N */
     float *weight;               /* packed: mhai_matmul_place(); NULL: read from rows */
     bool bf16;                   /* from mhai_matmul_pack_bf16(); bias is NaN for rows
-                      * that bf16 cannot represent */
+                                  * that bf16 cannot represent */
     mhai_rows rows;              /* source of the weight; read is NULL without one */
-    mha_tensor lent;             /* [N, K] the caller's matrix behind rows; data NULL: none */
+    mha_tensor lent;             /* [N, K] the caller's matrix that `rows` reads; data NULL: none */
     float *bias;                 /* [N], zeros if the layer has no bias */
     bool has_bias;
     size_t weight_bytes, bias_bytes;
@@ -39,8 +39,8 @@ MHA_NODISCARD mha_status mhai_linear_pack(mha_context *context, const mha_linear
 void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t row);
 
-/* mhai_linear_borrow() frees the panels, and from then on reads these rows, each contiguous, from
- * the caller's memory. mhai_linear_take_panels() allocates panels again (MHA_ERR_NOMEM), which the
+/* mhai_linear_borrow() frees the panels. The layer then reads these rows, each contiguous, from the
+ * caller's memory. mhai_linear_take_panels() allocates panels again (MHA_ERR_NOMEM), which the
  * caller must then fill. */
 void mhai_linear_borrow(mha_linear *linear, const mha_tensor *weight, int64_t row);
 MHA_NODISCARD mha_status mhai_linear_take_panels(mha_linear *linear);

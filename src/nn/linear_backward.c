@@ -49,8 +49,8 @@ typedef struct bias_job {
     int64_t owned; /* number of columns per work item */
 } bias_job;
 
-/* Make items as wide as the number of threads allows. Rows are pages apart, and each begins with a
- * cache miss. The sums stay in L1. */
+/* Items are as wide as the number of threads allows, because rows are pages apart and each begins
+ * with a cache miss. The sums of an item stay in L1. */
 enum { MOST_COLUMNS = 1024 };
 
 /* Sum columns in double, with rows in order. */

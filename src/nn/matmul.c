@@ -2,7 +2,8 @@
  *
  * The output is divided into blocks of rows and groups of panels, each with one owner. The owner
  * processes MHAI_GEMM_BLOCK inner indices at a time. It sums their products in registers, and adds
- * the sums to the output, which starts with the bias. The order is the same for all shapes. */
+ * the sums to the output, which is initialised to the bias. The order is the same for all
+ * shapes. */
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -155,8 +156,9 @@ void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker)
 }
 
 /* One thread reads 250,000 weights from L2 in about 10 us, and multiplies each by 8 rows in about
- * the same time. Above that, threads that are awake pay off. Sleeping threads take longer to wake
- * (30 to 50 us in a virtual machine), and sharing saves at most half of the time. */
+ * the same time. Above this amount of work, sharing it with awake threads pays off. Waking a
+ * sleeping thread takes longer (30 to 50 us in a virtual machine), and sharing saves at most half
+ * of the time. */
 bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int count)
 {
     const bool asleep = context->pool && !mhai_pool_is_awake(context->pool);
@@ -187,11 +189,11 @@ mhai_matmul_plan mhai_matmul_divide(const mhai_matmul *job, const mha_context *c
     if (job->rows == 0 || job->cols == 0) return run;
     const int64_t panels = mhai_ceil_div(job->cols, MHAI_PANEL);
     run.blocks = mhai_ceil_div(job->rows, (int64_t)MHAI_BLOCK_STRIPS * kernels->tile_rows);
-    /* With few rows, make groups narrower, so that every thread gets some. */
+    /* With few rows, make groups narrower, so that every thread gets work. */
     const int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
     run.group_panels = mhai_ceil_div(panels, wanted);
     /* A single row reads each weight once, in memory order. With more rows, the next group is
-     * prefetched while one is processed. With few strips, a group takes little time. */
+     * prefetched while the current one is processed. With few strips, a group takes little time. */
     if (job->rows > 1) {
         const int64_t share = run.fetches && run.blocks == 1 ? 4 : 2;
         const int64_t fit =
@@ -229,8 +231,8 @@ static void run_item(void *argument, int64_t item, int worker)
 void mhai_matmul_run_all(mha_context *context, const mhai_matmul *jobs, int count)
 {
     const int64_t threads = mhai_matmul_shares(context, jobs, count) ? context->num_threads : 1;
-    mhai_matmul_plan runs[MHAI_MATMULS]; /* they share sums, because a worker
-                                          * processes one at a time */
+    mhai_matmul_plan runs[MHAI_MATMULS]; /* the products share sums, because a worker processes one
+                                          * product at a time */
     int64_t items = 0;
     for (int i = 0; i < count; i++) {
         runs[i] = mhai_matmul_divide(&jobs[i], context, threads);
@@ -264,7 +266,7 @@ static float *packed_at(const pack_job *job, int64_t input, int64_t col)
     return job->panels + mhai_matmul_place(job->inner, job->cols, input, col);
 }
 
-/* The inner loop is over rows: several rows for all panels, so that memory is read sequentially. */
+/* An item packs several inner indices of all panels, so that memory is read sequentially. */
 static void pack_rows(void *argument, int64_t item, int worker)
 {
     const pack_job *job = argument;

@@ -19,7 +19,7 @@ typedef struct mhai_matmul {
     bool a_transposed;
     const float *panels; /* b, packed: mhai_matmul_place() */
     bool pairs;          /* a and b are pairs of bf16, and inner and a_stride count pairs;
-                 * chains have half as many */
+                          * a chain then has half as many indices */
     const float *bias;   /* [cols]; NULL: 0 */
     bool accumulate;     /* c += a b, without bias and activation */
     mha_activation activation;
@@ -55,7 +55,7 @@ typedef struct mhai_rows {
     void (*read)(const void *user, int64_t at, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
     /* Get the coded form of at most 32 rows and 256 columns. `column` is a multiple of 256. Returns
-     * false if the rows have none. *rows becomes the number of rows with the same answer. */
+     * false if the rows have none. *rows becomes the number of rows to which the result applies. */
     bool (*read_coded)(const void *user, int64_t at, int64_t row, int64_t *rows, int64_t column,
                        int64_t columns, mha_coded *to);
     /* The address of rows row .. row + rows - 1 in f32, f16 or bf16, *stride elements apart; NULL

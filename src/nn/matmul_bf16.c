@@ -10,9 +10,9 @@
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Panels of W, or of some of its rows. While a chain is packed it needs twice its size,
- * and overlaps the next chain's memory. So chains are packed in memory order, with spare
- * memory after the last. */
+/* Panels of W, or of some of its rows. A chain that is being packed needs twice its size, and
+ * overlaps the next chain's memory. Chains are therefore packed in memory order, with spare memory
+ * after the last. */
 typedef struct bf16_weights {
     const mhai_kernels *kernels;
     bool pairs;

@@ -23,7 +23,7 @@ typedef struct int8_job {
     int8_coded *coded; /* [threads][tiles] */
     const float *zeros;
     int64_t tiles; /* number of tiles coded together */
-    int64_t group; /* panels per item; items in f32 have r.group */
+    int64_t group; /* panels per item; for items in f32, r.group */
 } int8_job;
 
 /* Rows `first` .. first + count - 1 of W. */
@@ -48,7 +48,7 @@ static void int8_round(void *argument, int64_t item, int worker)
 }
 
 /* Compute tiles whose first inputs are already coded. Multiply all rows by these inputs, then code
- * and multiply the next ones. */
+ * and multiply the next inputs. */
 static void int8_tiles(const int8_job *j, const int8_tile *tile, int64_t tiles, int8_coded *coded)
 {
     const mhai_matmul *job = j->r.job;

@@ -1,4 +1,4 @@
-/* Shared by the products: the division of a product into blocks (matmul.c), and products with
+/* Internals of matrix products: the division of a product into blocks (matmul.c), and products with
  * weights in rows (matmul_rows.c), in f32, int8 (matmul_int8.c) and bf16 (matmul_bf16.c). */
 #ifndef MHAI_MATMUL_PARTS_H
 #define MHAI_MATMUL_PARTS_H
@@ -52,7 +52,7 @@ enum {
 };
 
 typedef struct mhai_rows_job {
-    const mhai_matmul *job; /* only inner and cols when only packing */
+    const mhai_matmul *job; /* for packing alone, only inner and cols are set */
     const mhai_rows *from;
     const mha_context *context;
     const mhai_kernels *kernels;
@@ -65,7 +65,7 @@ typedef struct mhai_rows_job {
     bool bf16;
 } mhai_rows_job;
 
-/* Rows of W in memory, from `col` on. */
+/* Rows of W in memory, starting at row `col`. */
 typedef struct mhai_stored_rows {
     const char *at; /* NULL: not in memory */
     mha_dtype type;
@@ -96,8 +96,8 @@ void mhai_rows_columns(const mhai_rows_job *r, int64_t first, int64_t end, int w
 void mhai_rows_each(mha_context *context, const mhai_matmul *job, int64_t rows, int64_t items,
                     mha_parallel_body body, void *argument);
 
-/* The products in int8 and in bf16, and their scratch bytes: for int8 in total, for bf16 in
- * addition to those of f32. */
+/* The products in int8 and in bf16, and their scratch bytes. For int8 this is the total; for bf16
+ * it is added to the scratch of f32. */
 MHA_NODISCARD mha_status mhai_rows_int8(mha_context *context, const mhai_matmul *job,
                                         const mhai_rows *from);
 MHA_NODISCARD mha_status mhai_rows_bf16(mha_context *context, const mhai_matmul *job,
@@ -105,8 +105,8 @@ MHA_NODISCARD mha_status mhai_rows_bf16(mha_context *context, const mhai_matmul 
 size_t mhai_rows_int8_bytes(const mha_context *context, int64_t rows, int64_t inner);
 size_t mhai_rows_bf16_bytes(const mha_context *context, int64_t rows, int64_t inner);
 
-/* Pack `cols` rows of W from `first` on into panels. bias has these columns. If bf16 arithmetic
- * cannot represent a row, its bias becomes NaN. */
+/* Pack `cols` rows of W, starting at `first`, into panels. bias has these columns. If bf16
+ * arithmetic cannot represent a row, its bias becomes NaN. */
 void mhai_rows_pack_bf16(const mhai_rows_job *r, int64_t first, int64_t cols, float *panels,
                          float *read, float *bias);
 

@@ -17,8 +17,8 @@ mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col)
     return s;
 }
 
-/* Pack columns of W^T from `col` on, for inputs first .. first + inner - 1, into panel `panel`. The
- * panels have `cols` columns in total. first is a multiple of MHAI_READ_INPUTS. */
+/* Pack columns of W^T, starting at `col`, for inputs first .. first + inner - 1, into panel
+ * `panel`. The panels have `cols` columns in total. first is a multiple of MHAI_READ_INPUTS. */
 static void pack_read(const mhai_rows_job *r, int64_t col, int64_t first, int64_t inner,
                       float *panels, int64_t panel, int64_t cols, float *read)
 {
@@ -104,7 +104,7 @@ static void run_many(const mhai_rows_job *r, int64_t first, int64_t end, int wor
     for (int64_t i = 0; i < run.items; i++) mhai_matmul_block(&run, i, 0);
 }
 
-/* The same for few rows: some inputs of a panel at a time, in L1. */
+/* The same for few rows. Panels are packed some inputs at a time, in L1. */
 static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
 {
     const mhai_matmul *job = r->job;
@@ -162,7 +162,7 @@ static void run_group(void *argument, int64_t item, int worker)
     mhai_rows_columns(r, first, mhai_min_i64(r->job->cols, first + r->group * MHAI_PANEL), worker);
 }
 
-/* Number of panels per step and thread, so that every thread gets some. */
+/* Number of panels per step and thread, so that every thread gets work. */
 static int64_t group_of(const mha_context *context, int64_t inner, int64_t cols)
 {
     const int64_t panels = mhai_ceil_div(cols, MHAI_PANEL),

@@ -1,5 +1,5 @@
-/* Gradients of layer norm and RMS norm. Rows are processed in blocks of fixed length. The sums of
- * each block for weight and bias are kept in scratch, and added in the order of blocks. */
+/* Gradients of layer norm and RMS norm. Rows are processed in blocks of fixed length. Each block's
+ * sums for weight and bias are stored in scratch, and added in the order of blocks. */
 #include "nn/norm.h"
 
 #include "base/checked.h"

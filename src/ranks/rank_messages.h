@@ -1,5 +1,5 @@
-/* Internal messages between ranks. A collective call checks its transport, then agrees
- * (transport.h), and then uses these functions, which check nothing. */
+/* Internal messages between ranks. A collective call checks its transport, agrees with the other
+ * ranks (transport.h), and then uses these functions, which check nothing. */
 #ifndef MHAI_RANK_MESSAGES_H
 #define MHAI_RANK_MESSAGES_H
 

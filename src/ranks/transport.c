@@ -1,5 +1,5 @@
 /* Collective messages, composed of messages between two ranks. Trees are binomial: the parent of
- * rank r, counted from the root, is r without its lowest bit. */
+ * rank r, counted from the root, is r with its lowest set bit cleared. */
 #include "ranks/rank_messages.h"
 
 #include "base/hash.h"

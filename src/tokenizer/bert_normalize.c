@@ -50,8 +50,8 @@ static mha_status drop_mark(mhai_normalizer *n, const mhai_char *ch)
     return mhai_unicode_is_mark(ch->c) ? MHA_OK : lower(n, ch);
 }
 
-/* Sort stably by combining class. A text may have any number of consecutive marks, so an O(n^2)
- * sort could be exploited. */
+/* Sort stably by combining class. A text may have any number of consecutive marks, so an attacker
+ * could exploit an O(n^2) sort. */
 mha_status mhai_tokenizer_sort_marks(const mhai_vector *waiting, mhai_vector *sorted)
 {
     const mhai_waiting *from = waiting->items;

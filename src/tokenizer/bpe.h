@@ -1,5 +1,5 @@
 /* Byte-pair encoding. A list of steps normalises a text and splits it into words. In each word, the
- * adjacent pair with the lowest merge rank is merged, repeatedly.
+ * adjacent pair with the lowest merge rank is merged until no pair can be merged.
  *
  *   byte-level     symbols are bytes, which the vocabulary writes as letters (GPT-2, Llama 3, Qwen)
  *   SentencePiece  symbols are characters; "\u2581" is a space, and "<0x0A>" a byte of a character
@@ -9,7 +9,7 @@
 
 #include "tokenizer/tokenizer_parts.h"
 
-/* ---- A vocabulary that comes from elsewhere than a folder ------------------------------------ */
+/* ---- A vocabulary from a source other than a folder ------------------------------------------ */
 
 /* Token types, numbered as in GGUF. */
 enum {
@@ -96,7 +96,7 @@ struct mhai_bpe {
     int32_t unk;                    /* -1: drop unknown characters */
     int32_t byte_ids[256];          /* tokens of single bytes; -1: none */
     mhai_vector pairs;              /* of mhai_pair, sorted by left, then by right */
-    int32_t *first;                 /* [first_count]: where the pairs of a left token begin */
+    int32_t *first;                 /* [first_count]: index of the first pair of each left token */
     size_t first_count;
     const char *unk_text; /* borrowed during loading */
 };
@@ -112,7 +112,7 @@ void mhai_bpe_destroy(mhai_bpe *bpe);
 /* Append a step, with copies of its texts. Errors: MHA_ERR_UNSUPPORTED (too many
  * steps), MHA_ERR_NOMEM. */
 typedef struct mhai_step_desc {
-    mhai_step like; /* its what, prepend, split and invert */
+    mhai_step like; /* the fields what, prepend, split and invert */
     const char *pattern, *literal, *text;
     bool own; /* the pattern is built-in, and thus trusted */
 } mhai_step_desc;
@@ -126,7 +126,7 @@ MHA_NODISCARD mha_status mhai_bpe_add_split(mhai_bpe *bpe, const char *where, co
 MHA_NODISCARD mha_status mhai_bpe_add_digits(mhai_bpe *bpe, const char *where, bool individual);
 MHA_NODISCARD mha_status mhai_bpe_add_spaces(mhai_bpe *bpe, const char *where);
 
-/* Append the pairs that follow from scores. */
+/* Append the pairs derived from scores. */
 MHA_NODISCARD mha_status mhai_bpe_score_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *desc);
 
 /* ---- Texts with their source positions ------------------------------------------------------- */

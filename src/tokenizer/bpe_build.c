@@ -22,8 +22,8 @@ static int by_pair(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* Sort the pairs in bpe->pairs, which have their ranks, by left and then by right token. Among
- * duplicates, the last one counts. */
+/* Sort the ranked pairs in bpe->pairs by left and then by right token. Among duplicates, the last
+ * one is used. */
 static mha_status index_pairs(mha_tokenizer *t)
 {
     mhai_bpe *bpe = t->bpe;
@@ -152,7 +152,7 @@ static mha_status build(mhai_loader *l)
 
 /* ---- The bytes of tokens --------------------------------------------------------------------- */
 
-/* Decode letters to bytes. A token with any other character stands for itself. */
+/* Decode letters to bytes. A token with any other character is copied unchanged. */
 static size_t speak_letters(const mha_tokenizer *t, const char *token, char *bytes)
 {
     size_t count = 0;

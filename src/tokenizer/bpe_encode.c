@@ -14,8 +14,8 @@
 
 #include <string.h>
 
-/* The limit of normalised bytes per byte of text; SentencePiece produces up to 3. Short texts count
- * as SHORT_BYTES longer. */
+/* The limit of normalised bytes per byte of text; SentencePiece produces up to 3. SHORT_BYTES is
+ * added to the length of the text, so that short texts may grow more. */
 enum { MOST_GROWTH = 4, SHORT_BYTES = 1024 };
 
 /* A part of a stretch. */
@@ -25,11 +25,11 @@ typedef struct part {
 
 typedef struct symbol {
     size_t from, to; /* bytes of the stretch */
-    int32_t id;      /* -1: merged into the previous one */
+    int32_t id;      /* -1: merged into the previous symbol */
     int32_t before, after;
 } symbol;
 
-/* A possible merge, of the symbol at an index with the next one. */
+/* A possible merge of the symbol at an index with the next symbol. */
 typedef struct candidate {
     int32_t rank, place, merged;
 } candidate;
@@ -43,9 +43,9 @@ typedef struct encoder {
     mhai_matcher matcher;
     mhai_stretch normal;  /* the current segment, normalised */
     mhai_stretch words;   /* the text between two added tokens in it */
-    mhai_draft drafts[4]; /* for normal, alternating; for words */
+    mhai_draft drafts[4]; /* two for normal and two for words, used alternately */
     mhai_vector parts[2]; /* of part, used alternately: the words */
-    int draft, turn;
+    int draft, current;
     mhai_vector symbols, heap; /* of symbol, candidate */
     mhai_vector letters;       /* of char */
 } encoder;
@@ -90,7 +90,7 @@ typedef struct divider {
     size_t first;   /* index of the first part of this split */
     bool before;    /* whether the last part was a match */
     bool held;      /* a match is waiting for the text after it */
-    size_t waiting; /* where that match begins */
+    size_t waiting; /* start of that match */
 } divider;
 
 static mha_status divide(divider *d, size_t from, size_t to, bool matched)
@@ -123,8 +123,8 @@ static mha_status divide(divider *d, size_t from, size_t to, bool matched)
     return add_part(d->parts, from, to);
 }
 
-/* If words is set, all parts but the last, which may grow, are encoded immediately. Splitting then
- * stops as soon as there are enough tokens. */
+/* If words is set, all parts except the last, which may grow, are encoded immediately. Splitting
+ * then stops as soon as there are enough tokens. */
 static mha_status split_part(encoder *e, const mhai_step *step, const part *p, bool words,
                              mhai_vector *parts)
 {
@@ -139,7 +139,7 @@ static mha_status split_part(encoder *e, const mhai_step *step, const part *p, b
     return words ? encode_words(e, parts, 0) : MHA_OK;
 }
 
-/* Append a step's own text. `rest` bytes are still to come. Growth is limited, because a chain of
+/* Append a step's own text. `rest` more bytes will follow. Growth is limited, because a chain of
  * growing steps could use any amount of memory. */
 static mha_status add_text(const encoder *e, const mhai_step *step, int64_t begin, int64_t end,
                            size_t rest, mhai_draft *draft)
@@ -195,7 +195,7 @@ static void clear(mhai_draft *draft)
 }
 
 /* Switch to the other of two drafts, and clear it. */
-static mhai_draft *turn_draft(encoder *e, int first)
+static mhai_draft *next_draft(encoder *e, int first)
 {
     e->draft ^= 1;
     clear(&e->drafts[first + e->draft]);
@@ -210,7 +210,7 @@ static mha_status normalize(encoder *e, size_t from, size_t to)
         const part all = {0, e->normal.size};
         if (step->what == MHAI_STEP_NFC && mhai_nfc_is_plain(e->normal.text, e->normal.size))
             continue;
-        mhai_draft *draft = turn_draft(e, 0);
+        mhai_draft *draft = next_draft(e, 0);
         if (step->pattern)
             MHA_TRY(mhai_matcher_text(&e->matcher, e->normal.text, 0, e->normal.size));
         if (step->what == MHAI_STEP_NFC)
@@ -226,7 +226,7 @@ static mha_status normalize(encoder *e, size_t from, size_t to)
 static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_vector *parts,
                                 mhai_vector *made)
 {
-    mhai_draft *draft = turn_draft(e, 2);
+    mhai_draft *draft = next_draft(e, 2);
     const part *p = parts->items;
     for (size_t i = 0; i < parts->count; i++) {
         const size_t from = draft->bytes.count;
@@ -242,12 +242,12 @@ static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_ve
 static mha_status split(encoder *e, size_t from, size_t to, bool encoded, mhai_vector **words)
 {
     e->words = e->normal;
-    e->parts[e->turn].count = 0;
-    MHA_TRY(add_part(&e->parts[e->turn], from, to));
+    e->parts[e->current].count = 0;
+    MHA_TRY(add_part(&e->parts[e->current], from, to));
     for (int32_t i = e->bpe->normal_count; i < e->bpe->step_count; i++) {
         const mhai_step *step = &e->bpe->steps[i];
-        const mhai_vector *parts = &e->parts[e->turn];
-        mhai_vector *made = &e->parts[e->turn ^= 1];
+        const mhai_vector *parts = &e->parts[e->current];
+        mhai_vector *made = &e->parts[e->current ^= 1];
         made->count = 0;
         if (step->pattern) MHA_TRY(mhai_matcher_text(&e->matcher, e->words.text, from, to));
         if (step->what == MHAI_STEP_SPLIT) {
@@ -261,7 +261,7 @@ static mha_status split(encoder *e, size_t from, size_t to, bool encoded, mhai_v
             to = e->words.size;
         }
     }
-    *words = &e->parts[e->turn];
+    *words = &e->parts[e->current];
     return MHA_OK;
 }
 
@@ -386,8 +386,7 @@ static mha_status merge(encoder *e)
         symbol *right = &symbols[left->after];
         const mhai_pair *pair = find_pair(e->bpe, left->id, right->id);
         if (!pair || pair->merged != top.merged)
-            continue; /* one of the two has been merged
-                                                            * since */
+            continue; /* one of the two symbols has been merged since */
         left->id = top.merged;
         left->to = right->to;
         left->after = right->after;

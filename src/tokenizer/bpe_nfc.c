@@ -10,7 +10,7 @@
 #include <utf8proc.h>
 
 /* A pending character. change + 1 is the number of characters of the text that it replaces. change
- * is 1 for a character added by decomposition, and -1 for one that absorbed another. */
+ * is 1 for a character added by decomposition, and -1 for a character that absorbed another. */
 typedef struct moving {
     int32_t c;
     int change, combining;

@@ -16,9 +16,9 @@ struct mhai_pattern {
     mha_allocator allocator;
     pcre2_general_context *general;
     pcre2_code *code;
-    /* The steps of a match between two callouts: weight is the cost of every item once, and dearest
-     * that of the most expensive repeated item, for each byte in between. */
-    uint64_t weight, dearest;
+    /* The steps of a match between two callouts: weight is the cost of trying every item once, and
+     * costliest the cost of the most expensive repeated item per byte in between. */
+    uint64_t weight, costliest;
     mhai_shown shown;
     char where[208]; /* end of the path, and the place in the file, for messages */
 };
@@ -29,8 +29,8 @@ enum {
                                  * without counting steps */
     MOST_KIBIBYTES = 64 * 1024, /* memory for one match */
     MOST_WEIGHT = 1024,         /* for a pattern, see below; known models have at most 74 */
-    FIRST_STEPS = 100000,       /* for all matches of a text, and in addition */
-    MORE_STEPS = 3000,          /* per byte; known models take at most 850 */
+    FIRST_STEPS = 100000,       /* for all matches of a text, plus MORE_STEPS per byte */
+    MORE_STEPS = 3000,          /* known models take at most 850 */
     CALLOUT_STEPS = 10          /* the cost of a callout */
 };
 
@@ -50,18 +50,19 @@ static void release(void *items, void *user)
     if (items) mhai_vector_block_free(mhai_vector_block_of(items));
 }
 
-/* ---- Accept what Oniguruma and PCRE2 interpret alike ----------------------------------------- */
+/* ---- Accept constructs that Oniguruma and PCRE2 interpret alike ------------------------------ */
 
 typedef struct scanner {
     const char *where, *text;
     size_t size, at;
     mhai_shown shown;
-    uint64_t weight, dearest; /* as in mhai_pattern */
-    uint64_t members, least;  /* of the current item: of its class, and of its repetitions */
-    int depth, folded;        /* number of open groups, now and when (?i: was opened; folded
-                               * is 0 if case-sensitive */
-    bool folds;               /* some part is case-insensitive */
-    mhai_vector counted;      /* the pattern, with callouts that count steps */
+    uint64_t weight, costliest; /* as in mhai_pattern */
+    uint64_t members, least;    /* of the current item: members of its class, and minimum of its
+                                 * repetitions */
+    int depth, folded;          /* number of open groups, now and when (?i: was opened; folded
+                                 * is 0 if case-sensitive */
+    bool folds;                 /* some part is case-insensitive */
+    mhai_vector counted;        /* the pattern, with callouts that count steps */
 } scanner;
 
 static mha_status refuse(const scanner *s, size_t from, size_t to, const char *what)
@@ -107,8 +108,8 @@ static mha_status take_escape(scanner *s)
     return MHA_OK;
 }
 
-/* Scan a byte that stands for itself. In (?i:...), Oniguruma, unlike PCRE2, matches some characters
- * with several others ("ss" with "\u00DF"). */
+/* Scan a byte that is matched literally. In (?i:...), Oniguruma, unlike PCRE2, matches some
+ * characters with several others ("ss" with "\u00DF"). */
 static mha_status take_byte(scanner *s)
 {
     const size_t from = s->at++;
@@ -246,7 +247,7 @@ static mha_status take_item(scanner *s)
     const bool repeated = looks_repeated(s);
     if (repeated) MHA_TRY(take_repetition(s));
     if (one) s->weight += s->members * (s->least > 0 ? s->least : 1);
-    if (one && repeated && s->members > s->dearest) s->dearest = s->members;
+    if (one && repeated && s->members > s->costliest) s->costliest = s->members;
     MHA_TRY(mhai_vector_append(&s->counted, s->text + from, s->at - from));
     return one && repeated ? add_callout(s) : MHA_OK;
 }
@@ -301,7 +302,7 @@ static mha_status make(mhai_pattern *p, scanner *s, bool own)
                         p->where, p->shown.text);
     if (own) return MHA_OK;
     p->weight = s->weight;
-    p->dearest = s->dearest;
+    p->costliest = s->costliest;
     if (p->weight > MOST_WEIGHT)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "%s: the pattern '%s' may take %llu steps at one character, at most %d are "
@@ -356,7 +357,7 @@ static int count_steps(pcre2_callout_block *block, void *user)
         block->callout_flags & PCRE2_CALLOUT_STARTMATCH ? block->start_match : m->last;
     m->last = at;
     m->steps += CALLOUT_STEPS + m->pattern->weight +
-                m->pattern->dearest * (at > from ? at - from : from - at);
+                m->pattern->costliest * (at > from ? at - from : from - at);
     return m->steps <= m->most_steps ? 0 : PCRE2_ERROR_MATCHLIMIT;
 }
 

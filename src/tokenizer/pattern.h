@@ -25,7 +25,7 @@ int32_t mhai_pattern_stand_in(int32_t c);
 typedef struct mhai_matcher {
     void *general, *data, *context;
     mhai_vector subject;         /* the text that PCRE2 sees */
-    const char *text;            /* from byte base on */
+    const char *text;            /* starting at byte base */
     const mhai_pattern *pattern; /* current pattern */
     size_t base, last;
     uint64_t steps, most_steps;

@@ -104,7 +104,7 @@ static mha_status compare_lists(const mhai_loader *l)
     return MHA_OK;
 }
 
-/* Add a token that is only named. Unless a list defines its options, it is
+/* Add a token that a file names without a definition. Unless a list defines its options, it is
  * matched verbatim in the text. */
 static mha_status add_named(mhai_loader *l, const char *path, const char *key, const json_t *json)
 {

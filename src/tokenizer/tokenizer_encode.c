@@ -27,7 +27,8 @@ static mha_status cut_one(const char *name, int64_t excess, int64_t *count)
     return MHA_OK;
 }
 
-/* Truncate the longer text first. The shorter one is only truncated beyond half of the room. */
+/* Truncate the longer text first. The shorter text is truncated only if it exceeds half of the
+ * available length. */
 static void cut_longest(int64_t room, int64_t count[2])
 {
     const int longer = count[1] > count[0] || (count[0] == count[1]) ? 1 : 0;
@@ -69,7 +70,7 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
                     (long long)(count[0] + count[1] + added), (long long)options->max_length);
 }
 
-/* ---- Putting together ------------------------------------------------------------------------ */
+/* ---- Assembling an encoding ------------------------------------------------------------------ */
 
 /* The columns of an encoding under construction. */
 typedef struct columns {

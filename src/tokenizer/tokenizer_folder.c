@@ -174,7 +174,7 @@ static mha_status read_file(mhai_folder *f, int file)
                           mhai_show_json(f->json[file]));
 }
 
-/* Reject a file that, in older folders, is the only one to define some tokens. */
+/* Reject a file of older folders that may be the only definition of some tokens. */
 static mha_status refuse_added_tokens_file(const char *path, const mhai_folder *f)
 {
     if (f->json[MHAI_TOKENIZER_JSON] ||

@@ -38,8 +38,8 @@ static mha_status copy_texts(mhai_loader *l)
     return MHA_OK;
 }
 
-/* Add tokens [from, to) to the lexicon, except empty ones, which are blank lines of
- * vocab.txt and only take up ids. */
+/* Add tokens [from, to) to the lexicon, except empty tokens, which are blank lines of vocab.txt and
+ * only take up ids. */
 static int32_t fill_entries(mha_tokenizer *t, int32_t from, int32_t to)
 {
     int32_t count = 0;
@@ -100,7 +100,7 @@ static mha_status check_length(const mhai_added *added, size_t size)
                           mhai_show_name(added->text).text, size, (int)MHAI_ADDED_BYTES);
 }
 
-/* Add the entries of added tokens of one kind, from entry first on. */
+/* Add the entries of added tokens of one kind, starting at entry `first`. */
 static mha_status fill_added(mhai_loader *l, bool normal, size_t first, int32_t *count)
 {
     mha_tokenizer *t = l->tokenizer;
@@ -120,7 +120,7 @@ static mha_status fill_added(mhai_loader *l, bool normal, size_t first, int32_t 
         }
         entries[(*count)++] = (mhai_lexicon_entry){t->tokens[id], (int32_t)size, id};
     }
-    /* From here on, the normalised texts do not move. */
+    /* The normalised texts no longer move, so entries can point to them. */
     const char *text = t->normal_texts.items;
     for (int32_t i = 0; normal && i < *count; i++) {
         entries[i].text = text;

@@ -1,4 +1,4 @@
-/* Shared by the parts of loading a tokenizer. */
+/* Declarations shared by the files that load a tokenizer. */
 #ifndef MHAI_TOKENIZER_LOAD_H
 #define MHAI_TOKENIZER_LOAD_H
 
@@ -55,8 +55,8 @@ MHA_NODISCARD mha_status mhai_loader_end(mhai_loader *loader, mha_status status,
 /* Set tokens and model_count from tokenizer.json or vocab.txt. */
 MHA_NODISCARD mha_status mhai_tokenizer_vocab_read(mhai_loader *loader);
 
-/* If both files exist, check that they have the same tokens, with or without added ones. tokens
- * already includes the added ones. */
+/* If both files exist, check that they have the same tokens, with or without added tokens. `tokens`
+ * already includes the added tokens. */
 MHA_NODISCARD mha_status mhai_tokenizer_vocab_compare(mhai_loader *loader);
 
 /* Collect the added tokens of all files. Append those whose ids follow the vocabulary to tokens. */

@@ -33,7 +33,7 @@ enum {
     MHAI_IS_ADDED = 2,
     MHAI_LSTRIP = 4, /* includes the white space before it */
     MHAI_RSTRIP = 8,
-    MHAI_SINGLE_WORD = 16 /* not beside a letter */
+    MHAI_SINGLE_WORD = 16 /* not adjacent to a letter */
 };
 
 /* A template: the order of special tokens and texts. */
@@ -66,15 +66,15 @@ struct mha_tokenizer {
     uint8_t *flags;                    /* [count] MHAI_IS_SPECIAL etc. */
     char *spoken;                      /* [texts_size] bytes of the tokens */
     size_t *spoken_end;                /* [count] ends in spoken; each token begins
-                                       * where the previous one ends */
+                                        * where the previous one ends */
     mhai_lexicon_entry *entries;       /* [count] memory of the first two lexicons */
     mhai_lexicon vocabulary, extra;    /* ids below model_count, and the others */
     mhai_lexicon_branch first_pieces;  /* the whole vocabulary */
     mhai_lexicon_entry *added_entries; /* [added_count] memory of the next two */
     size_t added_count;
-    mhai_lexicon raw, normal; /* added tokens, matched in the original text and in */
-    mhai_lexicon_branch raw_tokens, normal_tokens; /* normalised text (their own
-                                                    * texts are also normalised) */
+    mhai_lexicon raw, normal; /* added tokens, matched in the original or the normalised text */
+    mhai_lexicon_branch raw_tokens, normal_tokens; /* their branches; texts in `normal` are
+                                                    * themselves normalised */
     mhai_vector normal_texts;                      /* texts of the tokens in normal */
     mhai_template templates[2];                    /* for a single text, and for a pair */
     /* WordPiece */
@@ -187,7 +187,7 @@ MHA_NODISCARD mha_status mhai_tokenizer_normalize(mhai_normalizer *normalizer, c
 
 typedef struct mhai_word {
     size_t size;         /* number of bytes */
-    int64_t chars;       /* number of characters of the whole word; bytes has at most
+    int64_t chars;       /* number of characters of the whole word; `bytes` holds at most
                           * MHAI_WORD_CHARS of them */
     int64_t from, to;    /* range in the normalised text */
     int64_t first, last; /* range [first, last) in the original text */

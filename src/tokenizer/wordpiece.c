@@ -1,7 +1,7 @@
 /* WordPiece as in BERT. A text is normalised character by character and split into words, and every
  * word is split into the longest pieces of the vocabulary.
  *
- * Only the resulting tokens are stored. Each step passes its results on to the next, so memory does
+ * Only the resulting tokens are stored. Each step passes its results to the next, so memory does
  * not depend on the length of segments or words. The exception is a segment in which added tokens
  * are matched in normalised form. */
 #include "tokenizer/tokenizer_load.h"
@@ -41,7 +41,7 @@ static mha_status push_unknown(encoder *e, const mhai_word *word)
     return push_word(e, e->tokenizer->named[MHAI_UNK], word->first, word->last);
 }
 
-/* Repeatedly take the longest piece with which the rest begins. If there is none, the whole word
+/* Repeatedly take the longest piece that is a prefix of the rest. If there is none, the whole word
  * becomes the unknown token. */
 static mha_status cut_word(void *user, const mhai_word *word)
 {
@@ -185,7 +185,7 @@ static mha_status normalize(const mha_tokenizer *t, const char *text, mhai_vecto
     return status;
 }
 
-/* ---- The row --------------------------------------------------------------------------------- */
+/* ---- The kind -------------------------------------------------------------------------------- */
 
 /* Pieces such as "##ing" continue a word. */
 static size_t speak(const mha_tokenizer *t, const char *token, char *bytes)

@@ -1,6 +1,6 @@
 /* The settings of a WordPiece tokenizer. If files contradict each other, transformers silently uses
- * one of them. Here, a contradiction is an error. So is any setting of tokenizer.json that this
- * tokenizer would handle differently. */
+ * one of them. Here, a contradiction is an error. A setting of tokenizer.json that this tokenizer
+ * would handle differently is also an error. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"

@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- making ---------------------------------------------------------------------------------- */
+/* ---- creation -------------------------------------------------------------------------------- */
 
 /* Allocate rows * cols floats; nothing if rows is 0. */
 static mha_status take(const mha_trainer *t, int64_t rows, int64_t cols, float **memory)
@@ -179,7 +179,7 @@ static mha_status check_nets(const mha_transformer *transformer, const mha_trans
                     (long long)e.embed_dim, (long long)d.memory_dim);
 }
 
-/* Both parts share one array of gradients, so that ranks send and add it at once. */
+/* Both parts share one array of gradients, so that ranks exchange and add it in one step. */
 static mha_status take_gradient(mha_trainer *t)
 {
     int64_t size;

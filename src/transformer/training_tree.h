@@ -2,8 +2,8 @@
  * the assignment to ranks, so the result is bit-identical to that of one process.
  *
  * A batch is divided into L leaves, each of whole sequences. In the tree over them, a node of level
- * k covers leaves j 2^k to (j + 1) 2^k - 1, as far as they exist. It is the sum of its two halves,
- * or equal to its first half if the second has no leaves.
+ * k covers those of the leaves j 2^k to (j + 1) 2^k - 1 that exist. It is the sum of its two
+ * halves, or equal to its first half if the second has no leaves.
  *
  * Each rank adds its own leaves as far as the tree allows. The nodes that remain are partial sums:
  * their siblings belong to other ranks. Rank r owns a piece of the gradient. It receives that piece
@@ -25,7 +25,7 @@ typedef struct mhai_node {
     double loss;
 } mhai_node;
 
-/* Adjacent nodes, not siblings in the tree. */
+/* Adjacent nodes, no two of which are siblings. */
 typedef struct mhai_nodes {
     int64_t leaves; /* leaves of the whole tree */
     int64_t count;

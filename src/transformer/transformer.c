@@ -88,7 +88,7 @@ static mha_status check_blocks(const mha_transformer_desc *d)
     return MHA_OK;
 }
 
-/* MHA_TRANSFORMER_BIAS stands for all bias flags. */
+/* MHA_TRANSFORMER_BIAS is shorthand for all bias flags. */
 static void join_biases(mha_transformer_desc *d)
 {
     const uint32_t single =
@@ -432,7 +432,7 @@ static mha_status lay_out(mha_transformer *t)
     return MHA_OK;
 }
 
-/* ---- making -------------------------------------------------------------------------------- */
+/* ---- creation ------------------------------------------------------------------------------ */
 
 static mha_status allocate(const mha_transformer *t, int64_t count, size_t size, void *pointer)
 {

@@ -120,7 +120,7 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
     return step->z && branch ? norm(c, &place->post, step->z, c->dy, 0, c->dy) : MHA_OK;
 }
 
-/* End a step: add the gradient of its input, din, to that of the stream. */
+/* End a step: add the gradient of its input, din, to the gradient of the stream. */
 static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
     if (mhai_transformer_norms_inputs(c->t))
@@ -240,7 +240,7 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     return cross ? MHA_OK : position(c, place, kept, x, layer, &gradient);
 }
 
-/* Go back from the heads' gradient in c->also to that of the projected rows. */
+/* Backpropagate from the heads' gradient in c->also to the gradient of the projected rows. */
 static mha_status mixer(const call *c, const mhai_place_attention *place,
                         const mhai_kept_attention *kept, int64_t layer, bool cross)
 {
@@ -327,8 +327,8 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
     return end_step(c, &place->ff, &kept->ff);
 }
 
-/* The gradient of the logits before scale and softcap. For a softcap the logits are computed again,
- * in scratch. */
+/* The gradient of the logits before scale and softcap. For a softcap, the logits are recomputed in
+ * scratch. */
 static mha_status through_softcap(const call *c, const mha_tensor *last, mha_tensor *dlogits)
 {
     const int64_t rows = dlogits->shape[0], width = dlogits->shape[1];

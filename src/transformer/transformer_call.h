@@ -40,16 +40,18 @@ MHA_NODISCARD mha_status mhai_experts_run(const mhai_call *c, int64_t layer, flo
  * net normalises them first. */
 void mhai_gate_heads(const mhai_call *c, int64_t layer);
 
-/* The backward of what a layer computes between its projections, without attention itself. The kept heads become those
- * before their gates. */
+/* The backward pass of a layer between its projections, except attention itself. The saved heads
+ * are replaced by the heads before their gates. */
 typedef struct mhai_mixer_back {
     mhai_call call;
     int64_t layer;
-    float *parameters; /* gradients of all parameters, which are added to; NULL: not requested */
-    float *dheads; /* [tokens, mhai_mix.out] in: the gradient of W_o's input; out: before gates */
-    float *
-        drows; /* [tokens, mhai_mix.width] out: the gradient of projected rows; of attention, of gates alone */
-    float *dgates; /* [H] of the input's gates, of a gated delta net, added; NULL: not requested */
+    float *parameters; /* accumulates the gradients of all parameters; NULL: not requested */
+    float *dheads;     /* [tokens, mhai_mix.out] in: the gradient of W_o's input; out: the gradient
+                        * before the gates */
+    /* [tokens, mhai_mix.width] out: the gradient of projected rows; for attention, only of gates */
+    float *drows;
+    float *dgates; /* [H] accumulates the gradient of the input's gates of a gated delta net; NULL:
+                    * not requested */
 } mhai_mixer_back;
 MHA_NODISCARD mha_status mhai_mixer_backward(const mhai_mixer_back *m);
 
@@ -73,7 +75,7 @@ MHA_NODISCARD mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *o
                                          mha_status status);
 
 /* Called after each layer by its rank: send the stream to the next rank, and the requested outputs
- * to all. A rank that failed still sends, so that no rank waits forever; the error is exchanged at
+ * to all. A rank that failed still sends, so that this cannot deadlock. The error is exchanged at
  * the end. Returns only errors of the transport. */
 MHA_NODISCARD mha_status mhai_call_hand_on(const mhai_call *c, int64_t layer);
 

@@ -120,7 +120,7 @@ static mha_tensor view_counts(const int64_t *counts, int64_t batch)
     return mha_tensor_contiguous(pointer.out, MHA_I64, 1, &batch);
 }
 
-/* Check that an output overlaps no input and none of the outputs from number `first` on. */
+/* Check that an output overlaps no input, and no output whose index is at least `first`. */
 static mha_status check_apart(const mhai_call *c, const mha_tensor *output, const char *name,
                               const mha_tensor *written, size_t first)
 {

@@ -22,7 +22,7 @@ struct mha_decoder {
     bool has_memory;          /* the memory was set */
     mhai_attend_sinks *sinks; /* [L] with MHA_DECODER_STREAMING; otherwise NULL */
     float *sink_keys;         /* holds the sinks of all layers */
-    float *turns;             /* rotations of a step's rows, in every encoding */
+    float *rotations;         /* rotations of a step's rows, in every encoding */
     mhai_delta_state *deltas; /* [L][B] */
 };
 
@@ -82,7 +82,7 @@ static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
     return MHA_OK;
 }
 
-/* Rotations are the only position encoding that depends on distances alone. */
+/* Sinks that move require rotations, the only position encoding that depends only on distances. */
 static mha_status check_streaming(const mha_transformer *t, const mha_decoder_desc *own)
 {
     if (own->window == 0 || own->window > t->desc.max_length - own->sink_keys)
@@ -178,7 +178,7 @@ static int64_t sink_floats(const mha_transformer *t, const mha_decoder_desc *d, 
     return heads * d->batch * d->sink_keys * t->desc.head_dim;
 }
 
-/* ---- life ---------------------------------------------------------------------------------- */
+/* ---- creation and destruction -------------------------------------------------------------- */
 
 static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, void *pointer)
 {
@@ -186,13 +186,13 @@ static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, voi
 }
 
 static mha_status turn(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
-                       float *turns)
+                       float *rotations)
 {
-    return mhai_transformer_turns(context, encoding, begin, rows, turns);
+    return mhai_transformer_turns(context, encoding, begin, rows, rotations);
 }
 
 /* Floats of the rotations (cosines, sines) of a step's rows, in every encoding. */
-static int64_t turn_floats(const mha_decoder *d)
+static int64_t rotation_floats(const mha_decoder *d)
 {
     int64_t width = 0;
     for (const mhai_encoding *e = d->transformer->encodings; e; e = e->next) width += e->width;
@@ -207,16 +207,16 @@ static mhai_attend_sinks sinks_of(const mha_decoder *d, int64_t i)
     mhai_attend_sinks sinks = {.keys = d->sink_keys + sink_floats(t, &d->desc, i),
                                .count = d->desc.sink_keys,
                                .window = d->desc.window};
-    float *turns = d->turns;
+    float *rotations = d->rotations;
     if (!place->attend.rotates) return sinks;
     for (const mhai_encoding *e = t->encodings; e; e = e->next) {
         if (place->cosines.data == e->values) {
             sinks.turn = turn;
             sinks.encoding = e;
             sinks.width = e->width;
-            sinks.cosines.data = turns;
+            sinks.cosines.data = rotations;
         }
-        turns += d->desc.batch * d->desc.max_step * e->width;
+        rotations += d->desc.batch * d->desc.max_step * e->width;
     }
     return sinks;
 }
@@ -228,7 +228,7 @@ static mha_status make_sinks(mha_decoder *d)
     MHA_TRY(allocate(d, layers, sizeof *d->sinks, &d->sinks));
     MHA_TRY(allocate(d, sink_floats(d->transformer, &d->desc, layers), sizeof *d->sink_keys,
                      &d->sink_keys));
-    MHA_TRY(allocate(d, turn_floats(d), sizeof *d->turns, &d->turns));
+    MHA_TRY(allocate(d, rotation_floats(d), sizeof *d->rotations, &d->rotations));
     for (int64_t i = 0; i < layers; i++) d->sinks[i] = sinks_of(d, i);
     return MHA_OK;
 }
@@ -335,7 +335,7 @@ void mha_decoder_destroy(mha_decoder *d)
     const int64_t caches = 2 * d->transformer->desc.num_layers;
     for (int64_t i = 0; d->caches && i < caches; i++) mha_kv_cache_destroy(d->caches[i]);
     mhai_give(&a, d->caches, caches, sizeof *d->caches);
-    mhai_give(&a, d->turns, turn_floats(d), sizeof *d->turns);
+    mhai_give(&a, d->rotations, rotation_floats(d), sizeof *d->rotations);
     mhai_give(&a, d->sink_keys, sink_floats(d->transformer, &d->desc, caches / 2),
               sizeof *d->sink_keys);
     mhai_give(&a, d->sinks, caches / 2, sizeof *d->sinks);
@@ -404,7 +404,7 @@ static mha_status check_sequence(const char *function, const mha_decoder *d, int
                     (long long)b, (long long)(d->desc.batch - 1));
 }
 
-/* Check that every layer can return to this length of sequence b. */
+/* Check that every layer can truncate sequence b to this length. */
 static mha_status check_length(const char *function, const mha_decoder *d, int64_t b,
                                int64_t length)
 {
@@ -636,18 +636,19 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
 }
 
 /* Compute the rotations of a step's rows, once per encoding; padding has none. */
-static mha_status turn_step(mha_context *context, mha_decoder *d, const mhai_step *step, int64_t n)
+static mha_status compute_rotations(mha_context *context, mha_decoder *d, const mhai_step *step,
+                                    int64_t n)
 {
-    float *turns = d->turns;
+    float *rotations = d->rotations;
     for (const mhai_encoding *e = d->transformer->encodings; e; e = e->next) {
         for (int64_t b = 0; b < d->desc.batch; b++) {
             const int64_t first = mhai_min_i64(n, mhai_max_i64(0, -step->offsets[b]));
-            float *rows = turns + b * n * e->width;
+            float *rows = rotations + b * n * e->width;
             memset(rows, 0, (size_t)(first * e->width) * sizeof *rows);
             MHA_TRY(mhai_transformer_turns(context, e, step->offsets[b] + first, n - first,
                                            rows + first * e->width));
         }
-        turns += d->desc.batch * d->desc.max_step * e->width;
+        rotations += d->desc.batch * d->desc.max_step * e->width;
     }
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++) {
         mhai_attend_sinks *x = &d->sinks[i];
@@ -666,7 +667,7 @@ static mha_status prepare_step(mha_context *context, mha_decoder *d, const mha_t
     MHA_TRY(check_tokens(d, tokens));
     MHA_TRY(check_rows(d, rows));
     MHA_TRY(place_rows(context, d, rows, step));
-    return d->sinks ? turn_step(context, d, step, rows->n) : MHA_OK;
+    return d->sinks ? compute_rotations(context, d, step, rows->n) : MHA_OK;
 }
 
 static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tensor *tokens,

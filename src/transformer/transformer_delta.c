@@ -1,4 +1,4 @@
-/* Mixers other than attention between their projections, and gates on heads. */
+/* Mixers other than attention, between their projections, and gates on heads. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -31,7 +31,7 @@ const char *mha_layer_keeps_heads(const mha_layer_desc *layer)
     const char *difference = mha_layer_difference(layer);
     if (difference || !layer) return difference;
     if (layer->experts.count > 0) return "has routed experts";
-    /* without some heads, it would be another norm */
+    /* removing heads would change the norm of the others */
     return layer->flags & MHA_LAYER_QK_NORM_ROW ? "has a norm across the queries of all heads"
                                                 : NULL;
 }
@@ -148,7 +148,8 @@ static void position_heads(const mhai_mix *mix, float *x)
     }
 }
 
-/* Strengths and decays: a gated delta net projects both, a state space the strengths' steps. */
+/* Compute strengths and decays. A gated delta net projects both. A state space projects only the
+ * step sizes, which determine both. */
 static void position_row(void *argument, int64_t row, int worker)
 {
     const layer_job *job = argument;
@@ -331,7 +332,8 @@ mha_status mhai_delta_run(const mhai_call *c, int64_t layer)
 
 /* ---- the heads ------------------------------------------------------------------------------- */
 
-/* Apply the norm, the gate and the switch of each head: in double, rounded once. */
+/* Apply the norm and the gate of each head, and the call's factor for the head, in double, rounded
+ * once. */
 static void gate_delta(const layer_job *job, float *x, const float *gate)
 {
     const mhai_mix *mix = &job->mix;
@@ -350,7 +352,7 @@ static void gate_delta(const layer_job *job, float *x, const float *gate)
     }
 }
 
-/* The same in a state space, whose gate precedes the norm of a group. */
+/* The same for a state space, which applies the gate before the norm of each group. */
 static void gate_space(const layer_job *job, float *x, const float *gate)
 {
     const mhai_mix *mix = &job->mix;

@@ -1,6 +1,6 @@
 /* Feed-forward layers of routed experts. Tokens are grouped by expert, so that each matrix is read
- * once for all tokens of a call. A token's sum is in the order of its experts' numbers; so its bits
- * do not depend on other tokens. */
+ * once for all tokens of a call. The outputs of a token's experts are added in ascending order of
+ * experts, so the result does not depend on other tokens. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -66,7 +66,7 @@ typedef struct layer_job {
     const mha_experts_desc *x;
     const float *score_bias; /* NULL: 0 */
     float *y;
-    const int64_t *rows; /* places in chosen of the tokens of an expert */
+    const int64_t *rows; /* indices in chosen of an expert's tokens */
     int64_t E;
 } layer_job;
 
@@ -91,7 +91,8 @@ static double key_of(const layer_job *job, const float *s, int64_t i)
     return (double)s[i] + (job->score_bias ? (double)job->score_bias[i] : 0);
 }
 
-/* The experts with the largest keys: sorted by keys until all are known, then by number. */
+/* Choose the experts with the largest keys. During the search they are sorted by key, afterwards by
+ * index. */
 static void choose(const layer_job *job, const float *s, int32_t *chosen)
 {
     const int64_t used = job->x->used;
@@ -132,7 +133,7 @@ static void route_row(void *argument, int64_t row, int worker)
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* The expert's own matrices, read from where they are; they are never packed. */
+/* Multiply by a matrix of one expert. It is read in place and never packed. */
 static mha_status multiply(const layer_job *job, int64_t parameter, const float *from, int64_t rows,
                            int64_t inputs, int64_t outputs, float *to)
 {

@@ -59,7 +59,7 @@ static mha_status load_tokens(const mhai_call *c)
     return load_numbers(c, "token_types", c->input.token_types, d->type_count, a->types);
 }
 
-/* ---- pieces that forward and backward share ------------------------------------------------- */
+/* ---- functions that forward and backward share ---------------------------------------------- */
 
 static mha_tensor heads_view(const float *data, int64_t batch, int64_t length, int64_t heads,
                              int64_t head_dim, int64_t width)
@@ -202,7 +202,7 @@ static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                                                : MHA_OK;
 }
 
-/* Where a step's function writes its result. */
+/* The memory to which a step's function writes its result. */
 static float *added_by(const mhai_call *c, const mhai_kept_step *step, float *next)
 {
     return mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM) && step->z ? step->z : next;
@@ -308,7 +308,7 @@ static void prepare_step(const mhai_step *s, int64_t layer, bool cross, mhai_att
     x->rope.sin_table = &s->sinks[layer].sines;
 }
 
-/* Set up a layer's attention after q, k and v are projected. */
+/* Prepare a layer's attention after q, k and v are projected. */
 static mha_status prepare(const mhai_call *c, int64_t layer, bool cross, mhai_call_attention *made)
 {
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
@@ -544,8 +544,8 @@ static mha_status run_layer(const mhai_call *c, int64_t i)
     return d->ff_dim > 0 ? feed_forward(c, i, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
 }
 
-/* status: whether this rank can continue. After an error, a rank computes nothing more. It still
- * sends and receives everything that the other ranks expect. */
+/* status: whether this rank can continue. After an error, a rank stops computing, but still sends
+ * and receives everything that the other ranks expect. */
 static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     const mha_transformer *t = c->t;
@@ -629,8 +629,8 @@ size_t mhai_transformer_product_bytes(const mha_context *context, const mha_tran
                : 0;
 }
 
-/* Check the requested outputs of every layer, and reserve scratch for the largest one. Afterwards
- * the call cannot fail once it has written an output. */
+/* Check the requested outputs of every layer, and reserve scratch for the largest output.
+ * Afterwards the call cannot fail once it has written an output. */
 static mha_status reserve(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;

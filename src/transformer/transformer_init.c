@@ -1,5 +1,5 @@
-/* Random parameters. Each number depends only on the seed and its place, not on
- * the number of threads. */
+/* Random parameters. Each number depends only on the seed and its position, not on the number of
+ * threads. */
 #include "transformer/transformer_parts.h"
 
 #include "base/math.h"
@@ -40,8 +40,8 @@ static bool ends_with(const char *text, const char *end)
     return length >= part && strcmp(text + length - part, end) == 0;
 }
 
-/* Matrices that write to the residual stream get a deviation divided by the
- * square root of their number. */
+/* The standard deviation of matrices that write to the residual stream is divided by the square
+ * root of their number. */
 static double deviation(const mha_transformer *t, const mha_transformer_init *init,
                         const mha_parameter *p)
 {
@@ -65,8 +65,8 @@ static double grade_of(const mha_transformer *t, const mha_transformer_init *ini
     return factor;
 }
 
-/* Convolutions keep the variance of their input. Decays as in Mamba-2 (Dao and Gu 2024): exp(A_log) is uniform in
- * 1 .. 16, and softplus(dt_bias) log-uniform in 0.001 .. 0.1. */
+/* Convolutions keep the variance of their input. Decays are initialised as in Mamba-2 (Dao and Gu
+ * 2024): exp(A_log) is uniform in 1 .. 16, and softplus(dt_bias) is log-uniform in 0.001 .. 0.1. */
 static void draw_mixer(mha_transformer *t, const mha_transformer_init *init, const mha_parameter *p)
 {
     float *to = t->data + p->offset;

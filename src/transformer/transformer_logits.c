@@ -1,4 +1,5 @@
-/* The last step of a forward call: logits = x W_out^T, scaled, with a softcap c tanh(logits / c). */
+/* The last step of a forward call: logits = x W_out^T, then scale, then softcap: c tanh(logits /
+ * c). */
 #include "base/math.h"
 #include "nn/nn_check.h"
 #include "transformer/transformer_parts.h"

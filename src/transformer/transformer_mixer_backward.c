@@ -1,6 +1,6 @@
-/* The backward of gated heads, gated delta nets and short convolutions, between their projections. Forward calls
- * overwrite projected rows and heads in place; here they are computed again. Sums over tokens have fixed blocks, so
- * that bits do not depend on the number of threads. */
+/* The backward pass of gated heads, gated delta nets and short convolutions, between their
+ * projections. Forward calls overwrite projected rows and heads in place, so both are recomputed
+ * here. Sums over tokens have fixed blocks, so results do not depend on the number of threads. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -83,7 +83,8 @@ static void gate_attention(const rows_job *job, int64_t row)
     }
 }
 
-/* y = open n w silu(g), n = o r, r = 1 / sqrt(mean(o^2) + epsilon). sums: of dw, then of each head's dopen. */
+/* y = open n w silu(g), n = o r, r = 1 / sqrt(mean(o^2) + epsilon). sums receives dw, then dopen of
+ * each head. */
 static void gate_delta(const rows_job *job, int64_t row, double *sums)
 {
     const mhai_mix *mix = &job->mix;
@@ -127,7 +128,7 @@ static void gate_rows(void *argument, int64_t block, int worker)
             gate_attention(job, row);
 }
 
-/* The heads before their gates, in place of those after. */
+/* Replace the gated heads by the heads before their gates. */
 static mha_status ungate(const mhai_mixer_back *m, const rows_job *job)
 {
     mhai_call_attention attention;
@@ -163,7 +164,7 @@ static mha_status project_again(const rows_job *job, float **rows)
     return mha_linear_forward(c->context, in->packed, MHA_ACTIVATION_NONE, &x, &y);
 }
 
-/* `channels` elements of rows that are `width` apart. */
+/* View `channels` elements of each row; rows are `width` floats apart. */
 static mha_tensor sequences(const mhai_call *c, const float *rows, int64_t channels, int64_t width)
 {
     const int64_t shape[] = {c->a->B, c->a->T, width};
@@ -173,7 +174,7 @@ static mha_tensor sequences(const mhai_call *c, const float *rows, int64_t chann
     return x;
 }
 
-/* From the gradient of the convolution's output in drows to that of its input, in place. */
+/* Replace the gradient of the convolution's output in drows by the gradient of its input. */
 static mha_status convolution_backward(const rows_job *job, uint32_t flags, const float *raw)
 {
     const mhai_call *c = &job->m->call;
@@ -196,7 +197,7 @@ static mha_status convolution_backward(const rows_job *job, uint32_t flags, cons
                                                  .dweight = job->m->parameters ? &dweight : NULL});
 }
 
-/* heads = c conv(b x): the gradients of c and of the convolution's output. */
+/* Compute the gradients of c and of the convolution's output, for heads = c conv(b x). */
 static void open_rows(void *argument, int64_t block, int worker)
 {
     const rows_job *job = argument;
@@ -231,7 +232,7 @@ static mha_status short_convolution_backward(const mhai_mixer_back *m)
     float *raw;
     MHA_TRY(project_again(&job, &raw));
     MHA_TRY(run_blocks(&job, 0, open_rows));
-    /* x moves to the place of c, which is not needed. */
+    /* x overwrites c, which is no longer needed. */
     for (int64_t i = 0; i < tokens * E; i++) {
         float *row = raw + i / E * 3 * E + i % E;
         row[E] = row[2 * E];
@@ -244,7 +245,7 @@ static mha_status short_convolution_backward(const mhai_mixer_back *m)
 
 /* ---- gated delta nets ------------------------------------------------------------------------ */
 
-/* y = x r, r = 1 / sqrt(|x|^2 + 1e-6). */
+/* The backward pass of y = x r, r = 1 / sqrt(|x|^2 + 1e-6). */
 static void unit_backward(int64_t D, const float *x, float *dy)
 {
     double squares = 1e-6, along = 0;
@@ -257,7 +258,8 @@ static void unit_backward(int64_t D, const float *x, float *dy)
         dy[d] = (float)(r * ((double)dy[d] - (double)x[d] * along / squares));
 }
 
-/* b = sigmoid(x_b), log a = -exp(A_log) softplus(x_a + shift). sums: of A_log, then of shift. */
+/* b = sigmoid(x_b), log a = -exp(A_log) softplus(x_a + shift). sums receives the gradient of A_log,
+ * then of shift. */
 static void position_rows(void *argument, int64_t block, int worker)
 {
     const rows_job *job = argument;
@@ -286,7 +288,7 @@ static void position_rows(void *argument, int64_t block, int worker)
     }
 }
 
-/* q and k before their norm. */
+/* Recompute q and k before their norm. */
 static mha_status mix_again(const rows_job *job, float **mixed)
 {
     const mhai_call *c = &job->m->call;

@@ -50,21 +50,21 @@ typedef struct mhai_place_layer {
     mhai_place_attention self, cross; /* cross.in.packed NULL: none */
     mhai_place_step ff;
     mhai_place_linear up, down; /* up: gate and up together if gated; packed NULL: none. With
-                                   experts, those of the shared expert */
+                                 * experts, the layers of the shared expert */
     mhai_place_linear router;   /* outputs 0: no experts; its last output may be the shared gate */
     int64_t score_bias;
     int64_t experts; /* the first parameter of the first expert: each has gate, up and down */
 } mhai_place_layer;
 
 /* One row per position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines.
- * Layers with the same rotation share a table. All rows of a long table would be too expensive for
- * a short text. Activations and decoders compute the rows that they may need when they are created;
- * rows never change afterwards. */
+ * Layers with the same rotation share a table. Computing all rows of a long table would be too
+ * expensive for a short text. Activations and decoders compute the rows that they may need when
+ * they are created; rows never change afterwards. */
 typedef struct mhai_encoding {
     struct mhai_encoding *next;
     size_t bytes;
     int64_t width;
-    mha_layer_desc rotation; /* only its fields about rotation */
+    mha_layer_desc rotation; /* only its rotation fields are used */
     pthread_mutex_t growing;
     int64_t rows; /* rows computed so far; guarded by growing */
     float values[];
@@ -81,14 +81,14 @@ struct mha_transformer {
     atomic_int *owners;            /* with a source: the number of owners */
     float *held;                   /* with a source: the parameters held in memory, in order */
     int64_t held_count;
-    int64_t *held_at;                 /* [parameters] place in held; MHAI_NOWHERE: it is read
-                                         from the source */
+    int64_t *held_at;                 /* [parameters] index in `held`; MHAI_NOWHERE: the parameter
+                                       * is read from the source */
     int64_t most_inputs;              /* of a linear layer whose weight is read from the source;
                                          0: none */
     int64_t tokens, positions, types; /* offsets of the tables */
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
-    mhai_place_linear output;    /* if tied, weight is that of the tokens */
+    mhai_place_linear output;    /* if tied, weight is the token embedding */
     int64_t *head_lists;         /* [2][L] the target of desc.layer_heads and layer_kv_heads, or
                                     NULL */
     mha_layer_desc *layer_descs; /* [L] the target of desc.layers, or NULL */
@@ -116,7 +116,7 @@ MHA_NODISCARD mha_status mhai_transformer_matrix(mha_context *context, const mha
 void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_t cols, int64_t row,
                                 int64_t rows, int64_t column, int64_t columns, float *to);
 
-/* Read such a part of the matrix that begins with parameter number `at`: mhai_rows.read
+/* Read a part of the matrix that begins with parameter number `at`. Implements mhai_rows.read
  * (matmul.h). */
 void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int64_t rows,
                                   int64_t column, int64_t columns, float *to);
@@ -132,7 +132,7 @@ static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
     return t->desc.flags & flag;
 }
 
-/* Whether there is a norm at the end. */
+/* Whether a norm follows the last layer. */
 static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
 {
     return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
@@ -154,10 +154,10 @@ static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
 
 /* A residual branch, attention or feed-forward; all arrays are [tokens,E].
  * x: the stream before it.
- * from: its input before the norm; in a parallel block, that of the block.
+ * from: its input before the norm; in a parallel block, the input of the block.
  * in: its input; without pre-norm, the same as from.
  * z: the input of a norm after it: the sum before a post-norm, the function's output before a
- * branch norm. NULL without such a norm, and if nothing is kept. */
+ * branch norm. NULL without such a norm, or if the call keeps no activations. */
 typedef struct mhai_kept_step {
     float *x, *from, *in, *z;
 } mhai_kept_step;
@@ -170,12 +170,13 @@ typedef struct mhai_kept_attention {
     float *lse;    /* [B,H,T]; NULL in mixers other than attention */
 } mhai_kept_attention;
 
-/* The routing of a layer's tokens, and memory for the tokens of one expert, or of the shared one. */
+/* The routing of a layer's tokens, and memory for the tokens of one expert, or of the shared
+ * expert. */
 typedef struct mhai_kept_experts {
     float *scores;   /* [tokens, mhai_place_layer.router.outputs] */
     float *weights;  /* [tokens, used] */
     int32_t *chosen; /* [tokens, used], ascending */
-    int64_t *rows;   /* [tokens] where one expert's tokens are in `chosen` */
+    int64_t *rows;   /* [tokens] indices in `chosen` of one expert's tokens */
     float *in, *out; /* [tokens, E] of these tokens */
 } mhai_kept_experts;
 
@@ -205,7 +206,7 @@ struct mha_activations {
     float *gradient; /* [tokens,E] working memory of the backward call */
 };
 
-/* The place of a layer's activations, which are contiguous. */
+/* The address of a layer's activations, which are contiguous. */
 float *mhai_activations_piece(const mha_activations *a, int64_t layer, int64_t *floats);
 
 /* Fill *a for one call, in the context's scratch. */
@@ -234,9 +235,10 @@ static inline mhai_heads mhai_transformer_heads_of(const mha_transformer_desc *d
     return (mhai_heads){d->layer_heads[layer], d->layer_kv_heads[layer]};
 }
 
-/* The heads of a layer's mixer: numbers and sizes of heads of q, k and v, which follow each other
- * in rows of `width` floats (in a state space in the order v, k, q). Gates [out] follow and, in a
- * recurrent mixer, strengths and decays [v]. Rows of a short convolution are b, c and x. */
+/* The heads of a layer's mixer: numbers and sizes of heads of q, k and v, which are consecutive in
+ * rows of `width` floats (in a state space in the order v, k, q). After them, a row has gates [out]
+ * and, in a recurrent mixer, strengths and decays [v]. Rows of a short convolution are b, c and
+ * x. */
 typedef struct mhai_mix {
     mha_mixer mixer;
     bool gated;
@@ -247,7 +249,7 @@ typedef struct mhai_mix {
     int64_t first, channels; /* of its convolution, in a row */
 } mhai_mix;
 
-/* The name of a mixer in names of parameters. */
+/* The name of a mixer in parameter names. */
 static inline const char *mhai_mixer_name(mha_mixer mixer)
 {
     static const char *const names[] = {"self_attn", "delta_net", "short_conv", "state_space"};
@@ -325,7 +327,7 @@ void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_
                       mha_tensor *strength);
 /* The other inputs of a recurrent mixer's recurrence: log_decay, strength and skip of a view. */
 void mhai_recurrent_view(const mha_activations *a, int64_t layer, mha_layer_view *view);
-/* The recurrence of such a view; it points to tensors of *view. */
+/* The recurrence of this view. It points to tensors of *view. */
 mha_recurrent_desc mhai_recurrent_of(const mha_layer_view *view);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
 
@@ -347,9 +349,9 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
                                 const mha_transformer_input *input, int64_t layer, bool cross,
                                 mhai_call_attention *made);
 
-/* transformer_layers.c: read d->layers, fill in defaults, and tell whether they change nothing;
- * make the attention of each layer after its parameters are placed; compute rows of the encodings
- * for positions below count, or for all. */
+/* transformer_layers.c: read d->layers, fill in defaults, and report whether all settings are
+ * defaults; make the attention of each layer after its parameters are placed; compute rows of the
+ * encodings for positions below count, or for all. */
 MHA_NODISCARD mha_status mhai_transformer_read_layers(const mha_transformer_desc *d,
                                                       mha_layer_desc *own, bool *plain);
 MHA_NODISCARD mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t);
@@ -386,7 +388,7 @@ typedef struct mhai_delta_state {
     int64_t floats, length;
 } mhai_delta_state;
 
-/* What a decoder's step needs in addition to the state of a forward call. */
+/* The state of a decoder's step, in addition to the state of a forward call. */
 typedef struct mhai_step {
     mha_kv_cache *const *caches;    /* [L] of self-attention */
     mha_kv_cache *const *memory;    /* [L] of cross-attention, already filled */
@@ -406,8 +408,8 @@ MHA_NODISCARD mha_status mhai_transformer_step(mha_context *context, const mha_t
                                                const mhai_step *step, const mha_tensor *output,
                                                mha_status status);
 
-/* transformer_spread.c: layers over ranks. For a transformer on one rank, each function is a no-op
- * and returns the status that it receives. */
+/* transformer_spread.c: layers divided among ranks. For a transformer on one rank, each function is
+ * a no-op and returns the status that it receives. */
 
 /* Assign layers to ranks. */
 MHA_NODISCARD mha_status mhai_spread_make(mha_transformer *t);
@@ -428,7 +430,7 @@ MHA_NODISCARD mha_status mhai_spread_agree(const mha_transformer *t, mha_status 
 MHA_NODISCARD mha_status mhai_spread_same(const mha_transformer *t, const char *what,
                                           const void *bytes, size_t count, mha_status status);
 
-/* Broadcast the numbers of rank `root`. */
+/* Broadcast the elements of rank `root`. */
 MHA_NODISCARD mha_status mhai_spread_tensor(const mha_transformer *t, int32_t root,
                                             const mha_tensor *tensor);
 
@@ -478,9 +480,9 @@ static inline int64_t mhai_transformer_up(const mha_transformer *t)
     return (mhai_transformer_gated(t) ? 2 : 1) * t->desc.ff_dim;
 }
 
-/* transformer_experts.c. mhai_transformer_experts(): of a layer; NULL: it has none.
- * mhai_experts_check() checks a description and fills in defaults. mhai_transformer_dense() rejects
- * a transformer with experts, which `function` cannot compute. */
+/* transformer_experts.c. mhai_transformer_experts() returns the experts of a layer, or NULL if it
+ * has none. mhai_experts_check() checks a description and fills in defaults.
+ * mhai_transformer_dense() rejects a transformer with experts, which `function` cannot compute. */
 static inline const mha_experts_desc *mhai_transformer_experts(const mha_transformer_desc *d,
                                                                int64_t layer)
 {

@@ -155,8 +155,8 @@ static int64_t old_place(const int64_t *heads, int64_t block, int64_t i)
     return heads ? heads[i / block] * block + i % block : i;
 }
 
-/* The number of new elements from i on, at most `most`, that are
- * contiguous in the old parameter. */
+/* The number of new elements, starting at i and at most `most`, that are contiguous in the old
+ * parameter. */
 static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t most)
 {
     if (!heads) return most;
@@ -215,7 +215,7 @@ static void read_pruned(const void *user, int64_t parameter, int64_t row, int64_
     }
 }
 
-/* ---- making -------------------------------------------------------------------------------- */
+/* ---- creation ------------------------------------------------------------------------------ */
 
 /* The description of the new transformer, whose lists are written to heads and kv. */
 static mha_transformer_desc describe(const pruning *x, const mha_transformer *from, int64_t *heads,

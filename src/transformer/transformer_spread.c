@@ -1,6 +1,6 @@
 /* A transformer whose layers are divided among ranks. Each rank has consecutive layers, and only
- * that rank reads their weights. The stream goes from rank to rank. Nothing is summed across ranks,
- * so the result is bit-identical to that of one process.
+ * that rank reads their weights. The stream passes from rank to rank. Nothing is summed across
+ * ranks, so the result is bit-identical to that of one process.
  *
  * Every rank makes every call and returns the same outputs as a single process. The requested
  * outputs of a layer (attention, activations) are broadcast; otherwise only the stream is sent. */

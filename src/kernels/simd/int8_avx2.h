@@ -32,7 +32,7 @@ static inline vi vi_add(vi a, vi b)
 {
     return _mm256_add_epi32(a, b);
 }
-/* Move each byte to the upper half of 16 bits, then shift it down with its sign. */
+/* Move each byte to the upper half of 16 bits, then shift it right arithmetically. */
 static inline __attribute__((always_inline)) vi vi_weights(vi four, int part)
 {
     const __m256i places = _mm256_broadcastsi128_si256(

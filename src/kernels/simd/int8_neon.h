@@ -6,8 +6,8 @@
 #include "kernels/simd/simd_neon.h"
 
 typedef int32x4_t vi;
-/* Two sums, one per number of a dword, because an instruction adds only four products.
- * They are added at the end. */
+/* Two sums, one per number of a dword, because an instruction adds only four products. The two are
+ * added at the end. */
 typedef int32x4x2_t vi_sums;
 enum { GROUP = 2, WEIGHT_OFFSET = 0, SUM_VECTORS = 2 };
 

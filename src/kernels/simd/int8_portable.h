@@ -1,19 +1,19 @@
 /* Portable C: 16-bit numbers, two per dword.
  *
  * Every int8_*.h provides, in addition to its simd_*.h:
- *   GROUP                    small numbers in a dword
+ *   GROUP                    quantised numbers in a dword
  *   WEIGHT_OFFSET            added to weights, so that they are not negative; or 0
  *   vi                       VF_LANES integers of 32 bits
  *   vi_sums                  VF_LANES sums of products: vi_sums_set1 initialises them, and
  *                            vi_sums_total returns the final sums
  *   SUM_VECTORS              vectors of sums per row of the register block
- *   vi_dot                   sum + the products of GROUP small numbers in each lane, exactly.
+ *   vi_dot                   sum + the products of GROUP quantised numbers in each lane, exactly.
  *                            Inputs are signed; weights are signed if WEIGHT_OFFSET is 0
  *   vi_weights               of the four signed bytes in each lane, numbers part * GROUP to
  *                            part * GROUP + GROUP - 1 in a dword, plus WEIGHT_OFFSET. part is a
  *                            constant below 4 / GROUP
  *   vf_int                   the nearest integers, ties to even; magnitudes up to 127
- *   store_small              store VF_LANES small numbers, GROUP per dword, in order
+ *   store_small              store VF_LANES quantised numbers, GROUP per dword, in order
  *   vi_total                 the sum of the lanes */
 #ifndef MHAI_SIMD_INT8_H
 #define MHAI_SIMD_INT8_H

@@ -1,5 +1,5 @@
-/* Portable C: vectors of four lanes by the extension of GCC and Clang, compiled to SSE2, NEON or
- * scalar code depending on the target. Four vectors hold the 16 lanes.
+/* Portable C: vectors of four lanes, using the vector extension of GCC and Clang. They compile to
+ * SSE2, NEON or scalar code, depending on the target. Four vectors hold the 16 lanes.
  *
  * Every simd_*.h provides:
  *   vf, VF_LANES            a vector of floats and its length
@@ -8,10 +8,11 @@
  *   INNER_STEPS             a macro: unrolling of the loop over inner indices. A loop of 128
  *                           iterations ends in a mispredicted branch, one of 32 does not; this
  *                           saves 4 % if an iteration takes 6 cycles (Zen 3)
- *   TILE_ROWS               rows of a strip: of one register block, or of two, so that the second
- *                           finds the right-hand factor in L1
- *   vf_load1                one float, a row's factor in a product, in all lanes. Prevents the
- *                           compiler from loading all rows first and running out of registers
+ *   TILE_ROWS               rows of a strip: one or two register blocks. The second block finds the
+ *                           right-hand factor in L1
+ *   vf_load1                one float (a row's factor in a product) broadcast to all lanes.
+ *                           Prevents the compiler from loading all rows first and running out of
+ *                           registers
  *   vf_load_n, vf_store_n   the first n <= VF_LANES lanes; the other lanes load as 0, and their
  *                           memory is neither read nor written
  *   vd, vd_load, vd_store   VF_LANES / 2 doubles, from and to floats; use C's + - and *
@@ -24,9 +25,9 @@
  *                           in memory for all lanes; vf_mul1: a * b
  *   vf_even_f16, vf_odd_f16, vf_even_bf16, vf_odd_bf16
  *                           the lower (even) or upper (odd) of the two halves in each lane
- *   vf_swap                 lanes 2i and 2i + 1 change places
+ *   vf_swap                 swap lanes 2i and 2i + 1
  *   vn, vf_nearest          the nearest integers, ties to even; defined for |a| < 2^22
- *   vf_whole                those as floats
+ *   vf_whole                the same integers as floats
  *   vf_times_power          a * 2^n if a and the result are normal numbers. A NaN a remains NaN if
  *                           n is vf_nearest(NaN). Otherwise undefined
  *   vf_max, vf_min          per lane a > b ? a : b, a < b ? a : b
@@ -42,7 +43,7 @@
  *                           one lane, the even one in the lower half
  *   vf_pair                 even and odd floats, rounded to bf16, as pairs
  *   vf_pairs                c + a b, of pairs a and b: fma(even, even, fma(odd, odd, c))
- *   store_pairs             2 VF_LANES floats, rounded, next to each other
+ *   store_pairs             2 VF_LANES floats, rounded and stored contiguously
  *   load_pairs              the first n <= 2 VF_LANES bf16, then zeros; records their magnitudes
  *   pairs_between           true if the bits of all recorded magnitudes, except 0, are at least
  *                           `least` and below `limit`

@@ -101,7 +101,7 @@ static void swiglu_backward(float *dgate, float *dup, const float *gate, const f
     }
 }
 
-/* Load x from i on; lanes after n are -inf. */
+/* Load VF_LANES elements of x, starting at i; lanes past n are -inf. */
 ALWAYS_INLINE vf load_or_less(const float *x, int64_t i, int64_t n)
 {
     float part[VF_LANES];

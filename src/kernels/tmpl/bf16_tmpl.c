@@ -4,7 +4,7 @@
 
 static const float bf16_least = 0x1p-50f, bf16_most = 0x1.FEp127f, bf16_limit = 0x1p59f;
 
-/* Round to bf16, avoiding subnormals and infinities. */
+/* Clamp before rounding to bf16, so that no result is subnormal or infinite. */
 ALWAYS_INLINE vf bf16_range(vf x)
 {
     const vf most = vf_set1(bf16_most), least = vf_set1(-bf16_most);
@@ -19,7 +19,7 @@ ALWAYS_INLINE vf bf16_nearest(vf x)
 }
 
 /* Whether all magnitudes are below the limit and no element is NaN. zero is a sum of x * 0, which
- * detects NaN; a maximum would not. */
+ * detects NaN. A maximum ignores NaN. */
 ALWAYS_INLINE bool bf16_fits(vf max, vf zero)
 {
     float sizes[VF_LANES], zeros[VF_LANES];
@@ -70,7 +70,7 @@ typedef struct bf16_panels {
 /* Convert VF_LANES columns of a panel. Returns the largest magnitude in each column, or NaN. */
 ALWAYS_INLINE vf bf16_columns(const bf16_panels *x, float *panel)
 {
-    vf max = vf_zero(), zero = vf_zero(); /* zero: detects NaN, which a maximum ignores */
+    vf max = vf_zero(), zero = vf_zero(); /* zero detects NaN, which max ignores */
     for (int64_t i = x->first; i < x->inner; i += 2) {
         const bool both = i + 1 < x->inner;
         float *at = panel + i * MHAI_PANEL;
@@ -140,8 +140,8 @@ ALWAYS_INLINE void stored_square(const uint16_t *at, int64_t stride, int64_t row
         vf_store(out + i * MHAI_PANEL, vf_load(square + i * VF_LANES));
 }
 
-/* The position of prefetching, which runs ahead of packing in memory order (value_tmpl.c). It
- * continues after the last row, because the memory after it is often packed next. */
+/* The prefetch position, which runs ahead of packing in memory order (value_tmpl.c). It continues
+ * after the last row, because the memory after it is often packed next. */
 typedef struct line_cursor {
     const mhai_pack *pack;
     int64_t row, col;
@@ -284,7 +284,7 @@ static void bf16_score_panel(const mhai_tile *t, int key)
                            .scale = factor});
 }
 
-/* Load probabilities, which can only underflow. */
+/* Load probabilities, which can underflow but not overflow. */
 ALWAYS_INLINE vf load_weight(const float *p)
 {
     const vf x = vf_load(p);

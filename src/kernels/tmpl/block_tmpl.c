@@ -1,6 +1,6 @@
 /* The register block: the inner loop of most matrix products of the library.
  *
- *   C[rows x 32] = A[rows x inner] B[inner x 32]     A by broadcasts, B a panel, C in registers
+ *   C[rows x 32] = A[rows x inner] B[inner x 32]     A broadcast, B a panel, C in registers
  *
  * Each element of C is one chain of FMAs over i = 0 .. inner-1 that starts at 0, on every
  * instruction set and for every number of rows. The constant `finish` selects the use of the
@@ -100,7 +100,7 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool p
     const float *next = t->next;
     const int64_t step = t->next_step;
     int64_t lines = t->next_lines;
-    if (adds(finish)) /* prefetch the addend during the sums, as it may be far away */
+    if (adds(finish)) /* prefetch the addend during the sums, because it may be uncached */
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < vectors * VF_LANES; j += LINE) fetch(t->c + r * t->c_stride + j);
     UNROLL_INNER for (int64_t i = 0; i < inner; i++)
@@ -256,8 +256,8 @@ ALWAYS_INLINE void strip_product(block_function fetching, block_function others,
     if (t->start) t->start -= rows * t->start_stride;
 }
 
-/* A whole panel, in one or several register blocks. Modifies t, because loading a copy that was
- * just stored in parts would wait for all earlier stores. */
+/* A whole panel, in one or several register blocks. Modifies t instead of a copy, because a copy
+ * written in parts cannot be forwarded: loads from it would wait for all earlier stores. */
 ALWAYS_INLINE void panel_product(block_function fetching, block_function others, int rows, block *t)
 {
     for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {

@@ -1,8 +1,8 @@
 /* Linear layers in int8 arithmetic for one instruction set, and the table of their kernels.
  * Included by isa/int8_*.c. All code here must be static, as in table_tmpl.c.
  *
- * Activations are quantised in blocks of 32 with a common unit, and multiplied by the small numbers
- * of a file. Each lane is an output, so nothing is summed across lanes. */
+ * Activations are quantised in blocks of 32 with a common unit, and multiplied by the quantised
+ * weights of a file. Each lane is an output, so nothing is summed across lanes. */
 #include "base/half.h"
 #include "kernels/int8.h"
 
@@ -26,7 +26,7 @@ ALWAYS_INLINE vf int8_load(const float *x, int64_t left)
     return left > 0 ? vf_load(x) : vf_zero();
 }
 
-/* Round 16 inputs times `steps` to small numbers; returns their sum. */
+/* Round 16 inputs times `steps` to integers; returns their sum. */
 ALWAYS_INLINE int32_t int8_round(const float *x, int64_t left, vf steps, int32_t *out)
 {
     vi sum = vi_zero();
@@ -87,7 +87,7 @@ static void int8_inputs(const float *x, int64_t n, int32_t *small, mhai_int8_blo
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Up to BLOCK_ROWS rows of BLOCK_COLS outputs, from `lane` on. */
+/* Up to BLOCK_ROWS rows of BLOCK_COLS outputs, starting at `lane`. */
 typedef struct int8_strip {
     const mha_coded *w;
     int64_t inputs;
@@ -97,8 +97,8 @@ typedef struct int8_strip {
     float (*y)[MHAI_PANEL];
 } int8_strip;
 
-/* For one run: y += sum * (scale * unit) + offset * shift, where shift = unit * the sum of small
- * numbers. Each operation is rounded. */
+/* For one run: y += sum * (scale * unit) + offset * shift, where shift = unit * the sum of the
+ * quantised numbers. Each operation is rounded. */
 ALWAYS_INLINE void int8_join(bool has_offsets, const int8_strip *t, int64_t run, int row, int j,
                              vi sum, float unit, float shift)
 {
@@ -166,7 +166,8 @@ static __attribute__((noinline)) void int8_linear_block(int rows, const int8_str
 /* clang-format on */
 _Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
-/* Adds up the outputs of a strip in a local buffer, because rows in memory may be pages apart. */
+/* Accumulates the outputs of a strip in a local buffer, because rows in memory may be pages
+ * apart. */
 static void int8_strip_rows(const mhai_int8_product *p, int64_t row, int rows)
 {
     _Alignas(64) float y[BLOCK_ROWS][MHAI_PANEL];

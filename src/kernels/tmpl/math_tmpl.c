@@ -1,6 +1,6 @@
 /* Elementary functions on vectors. The operations and their order are the same on every instruction
  * set, so results are bit-identical wherever vf_fma rounds once. The coefficients are minimax fits
- * for this library, rounded to f32. Stated errors are those of the rounded polynomials. */
+ * for this library, rounded to f32. The stated errors are the errors of the rounded polynomials. */
 
 /* 2^x for x <= 127. 0 below -126, because FMAs on subnormals stall. NaN remains NaN. The relative
  * error is 1.09e-7 for the polynomial, and below 3.5 u for the result (u = 2^-24). exp2(0) is
@@ -8,8 +8,8 @@
 static const float exp2_terms[] = {0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f,
                                    1.0f};
 
-/* Vectors to interleave. A single one is a chain of 40 cycles, too long for out-of-order execution
- * to overlap with the next vectors. */
+/* Vectors to interleave. A single vector is a chain of 40 cycles, too long for out-of-order
+ * execution to overlap with the next vectors. */
 enum { EXP2_VECTORS = LANES16 > 1 ? LANES16 : 2 };
 ALWAYS_INLINE void exp2_vectors(int count, vf x[])
 {

@@ -61,8 +61,8 @@ static void norm_strip(const mhai_norm_strip *s)
  * Without centring, means are 0 and bias sums are not computed. `centred` is a constant, so that
  * neither costs time. z - 0 is exactly z. */
 
-/* Means over a row of g = dy weight, and of g times the normalised z. z:
- * `turned` of norm_measure(). */
+/* Means over a row of g = dy weight, and of g times the normalised z. z is the `turned` of
+ * norm_measure(). */
 ALWAYS_INLINE void norm_means(const mhai_norm_strip_back *b, bool centred, const double *mean,
                               const double *scale, float z[TURNED], double *mean_g, double *mean_gn)
 {
@@ -102,8 +102,8 @@ typedef struct norm_rows {
 /* Number of vectors of columns processed together. */
 enum { NORM_VECTORS = 4, NORM_COLUMNS = NORM_VECTORS * VD_LANES };
 
-/* Process `vectors` vectors of columns from i on; only `left` columns exist. Goes row by row, so
- * that the sums for weight and bias stay in registers. */
+/* Process `vectors` vectors of columns, starting at i; only `left` columns exist. Processes one row
+ * at a time, so that the sums for weight and bias stay in registers. */
 ALWAYS_INLINE void norm_columns(const mhai_norm_strip_back *b, bool centred, int vectors,
                                 const norm_rows *of, int64_t i, int64_t left)
 {

@@ -1,4 +1,4 @@
-/* Attention to keys that form one block. Nothing is rescaled, so each strip goes from queries to
+/* Attention to keys that form one block. No sum needs rescaling, so each strip goes from queries to
  * outputs in one pass. The contract is in kernels.h. Results are bit-identical to tile_forward,
  * whose chains, maxima and sums are the same. Its additional step, fma(0, alpha, sum), can only
  * change the sign of a zero, which finish_row removes.

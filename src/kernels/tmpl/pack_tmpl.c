@@ -45,7 +45,7 @@ ALWAYS_INLINE void fetch_element(mha_dtype type, const mhai_pack *pack, int64_t 
         (const void *)((uintptr_t)pack->in + (uintptr_t)((row * pack->stride + col) * size)));
 }
 
-/* Load VF_LANES rows from column col on. Missing rows are zeros. */
+/* Load VF_LANES rows, starting at column col. Missing rows are zeros. */
 ALWAYS_INLINE void load_square(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
                                int64_t cols, vf rows[VF_LANES])
 {
@@ -210,7 +210,7 @@ ALWAYS_INLINE vf scaled(vf x, float scale, int64_t n)
     return n > 0 ? vf_load_n(lanes, n) : vf_zero();
 }
 
-/* Pack `columns` columns of a row, or the last ones, padded with zeros. */
+/* Pack `columns` columns of a row. If fewer are left, pad them with zeros. */
 ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col,
                                   int columns, bool whole, vf finite[FINITE_SUMS])
 {
@@ -228,7 +228,7 @@ ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t
     }
 }
 
-/* Goes row by row, so that each row is read once and contiguously. */
+/* Processes one row at a time, so that each row is read once and contiguously. */
 ALWAYS_INLINE void pack_values_as(mha_dtype type, const mhai_pack *pack)
 {
     const int64_t padding = (16 - pack->rows % 16) % 16, part = pack->cols % MHAI_PANEL;
@@ -305,7 +305,8 @@ ALWAYS_INLINE void scale_row_as(mha_dtype type, float *out, const void *in, int6
 static void scale_row(float *out, mha_dtype type, const void *in, int64_t n, float factor,
                       bool *finite){BY_TYPE(type, scale_row_as, out, in, n, factor, finite)}
 
-/* If there are non-finite elements, locate them at the end, row by row. */
+/* Rows with non-finite elements are found and zeroed afterwards, in a second pass that runs only if
+ * there are any. */
 ALWAYS_INLINE void scale_rows_as(mha_dtype type, const mhai_pack *rows, float factor)
 {
     bool finite;

@@ -3,7 +3,7 @@
 
 enum { VD_LANES = VF_LANES / 2, TURNED_PARTS = MHAI_MAX_ROWS / VD_LANES, TURNED_COLUMNS = 64 };
 
-/* Load VD_LANES numbers from i on; zeros after the last of n. */
+/* Load VD_LANES numbers, starting at i; zeros past n. */
 ALWAYS_INLINE vd vd_load_at(const float *x, int64_t i, int64_t n)
 {
     float part[VD_LANES] = {0};

@@ -39,7 +39,8 @@ ALWAYS_INLINE vf run_factors(const mhai_run *run, int64_t c, int64_t n)
                           vf_set1(__builtin_nanf("")));
 }
 
-/* Elements of VF_LANES positions of a run of keys. factor: that of channel c, for RUN_POWERS. */
+/* Elements of VF_LANES positions of a run of keys. factor: the factor of channel c, for
+ * RUN_POWERS. */
 ALWAYS_INLINE vf key_lanes(mha_dtype type, const mhai_run *run, int64_t c, int lane,
                            const float *factor)
 {
@@ -58,7 +59,7 @@ ALWAYS_INLINE vf value_lanes(mha_dtype type, const mhai_run *run, int64_t cols, 
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
-/* Convert half a panel. Positions from `keys` on are zeros. */
+/* Convert half a panel. Positions >= keys are zeros. */
 ALWAYS_INLINE void run_columns_as(mha_dtype type, const mhai_run *run, int64_t keys, int64_t dim,
                                   float *panel)
 {
@@ -106,9 +107,9 @@ static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float 
     return room;
 }
 
-/* Prefetch bytes that are needed soon from L2 to L1, and later ones from memory to L2. Each run is
- * a separate stream. Runs then reach 87 to 98 % of the read bandwidth (Zen 5); with loads instead
- * of the prefetches to L1, only 76 to 84 %. */
+/* Prefetch bytes that are needed soon from L2 to L1, and later bytes from memory to L2. Each run is
+ * a separate stream. Runs then reach 87 to 98 % of the read bandwidth (Zen 5). With loads instead
+ * of the prefetches to L1, they reach only 76 to 84 %. */
 ALWAYS_INLINE void fetch_run(const char *next, const char *later, int64_t bytes)
 {
     UNROLL for (int64_t i = 0; i < bytes; i += RUN_LINE)
@@ -169,9 +170,9 @@ typedef struct run_scores {
     float *factors; /* for RUN_POWERS: [runs][dim] */
 } run_scores;
 
-/* Compute the scores of `count` runs, and store those of the first `kept`. Also prefetch the next
- * runs, one line per element: runs of floats in parallel, others one after the other, one per
- * part. */
+/* Compute the scores of `count` runs, and store the scores of the first `kept` runs. Also prefetch
+ * the next runs, one line per element. Runs of floats are prefetched in parallel, runs of other
+ * types one per part. */
 ALWAYS_INLINE void run_body(int rows, int count, mha_dtype type, const run_scores *x, int kept)
 {
     enum { MOST = 4 * LANES16 };
@@ -290,7 +291,7 @@ typedef struct run_values {
     int runs;            /* number of runs to process while sums stay in registers */
     int end;             /* number of positions */
     int64_t cols;
-    const float *p; /* [rows][MHAI_SCORE_STRIDE], from position 0 on */
+    const float *p; /* [rows][MHAI_SCORE_STRIDE], starting at position 0 */
     float *o;       /* [rows][cols] */
 } run_values;
 

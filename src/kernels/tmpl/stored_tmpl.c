@@ -22,7 +22,8 @@ ALWAYS_INLINE vf load_halves(const uint16_t *p, int64_t n)
     return vf_load((const float *)(const void *)part);
 }
 
-/* Transpose rows of weights to columns of pairs. Prefetches for the next call are spread evenly. */
+/* Transpose rows of weights to columns of pairs. Prefetches for the next call are spread evenly
+ * over the loop. */
 ALWAYS_INLINE void transpose_halves(const mhai_gemm_stored *s, float *panel)
 {
     enum { BYTES = MHAI_GEMM_BLOCK * sizeof(uint16_t), LINE_BYTES = LINE * sizeof(float) };

@@ -44,7 +44,7 @@ typedef struct back_row {
     vf lse, delta, gate;
 } back_row;
 
-/* Process VF_LANES keys from j on, with probabilities p. Returns p x after dropout. A select
+/* Process VF_LANES keys, starting at j, with probabilities p. Returns p x after dropout. A select
  * excludes hidden keys, where x may have overflowed. */
 ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
 {
@@ -60,8 +60,8 @@ ALWAYS_INLINE vf back_lanes(const back_row *r, bool drops, int j, vf p)
     return vf_mul(kept, x);
 }
 
-/* A probability is at most 1. But for scores near 1e11, rounding errors of the score and the
- * log-sum-exp are in the thousands. The exponent is clamped to the range of exp2, so that
+/* A probability is at most 1. For scores near 1e11, however, rounding errors of the score and the
+ * log-sum-exp reach thousands. The exponent is clamped to the range of exp2, so that all
  * instruction sets agree. NaN remains NaN. */
 ALWAYS_INLINE void back_some(int count, const back_row *r, bool drops, int begin, vf sum[LANES16])
 {
@@ -173,7 +173,7 @@ static void add_product(const mhai_product *g)
     for (int64_t column = 0; column < g->cols; column += MHAI_PANEL) add_panel(g, column);
 }
 
-/* out = out + in * factor in double. May give -0, which write_rows() turns into 0. */
+/* out = out + in * factor in double. May give -0, which write_rows() turns into +0. */
 static void add_row(const mhai_write *w, const float *in, float *out)
 {
     const vd factor = vd_set1((double)w->factor);

@@ -27,7 +27,7 @@ static void score_panels(const mhai_tile *t, int begin, int end)
     }
 }
 
-/* Add relative positions on keys: the row's products with the table, constant outside it. */
+/* Add relative positions on keys: the row's products with the table, whose index is clipped. */
 static void add_shaw(const mhai_tile_mask *mask, int row, float *s, int begin, int end)
 {
     const float *table = mask->shaw[row];
@@ -51,7 +51,8 @@ static void add_relative(float *s, const float *relative, int begin, int end)
     for (int j = begin; j < end; j++) s[j] = scalar_fma(relative[j], log2_e, s[j]);
 }
 
-/* Add a bias. -inf drops the key whatever its score, so it is selected, not added. */
+/* Add a bias. A bias of -inf drops the key even if its score is infinite, so it is selected, not
+ * added. */
 static void add_bias(float *s, const float *bias, int64_t stride, int begin, int end)
 {
     for (int j = begin; j < end; j++) {
@@ -104,8 +105,8 @@ static void hide(float *s, int begin, int end)
     for (int j = begin; j < end; j++) s[j] = -__builtin_inff();
 }
 
-/* Mask a row, except gaps between runs. Bias and bytes are applied from key `from` on. The cap
- * works on whole vectors; numbers outside the interval are overwritten later. */
+/* Mask a row, except gaps between runs. Bias and bytes are applied to keys >= from. The cap works
+ * on whole vectors; numbers outside the interval are overwritten later. */
 static void mask_interval(const mhai_tile *t, int row, int from)
 {
     const mhai_tile_mask *mask = t->mask;
@@ -132,8 +133,8 @@ static void mask_row(const mhai_tile *t, int row, int from)
 /* ---- dense masks, a panel at a time: right after its products, while its scores are in L1 ---- */
 
 /* Prefetch the next row of a mask, which hardware prefetchers do not find because rows are far
- * apart. The data arrives while the panel's scores are computed. (Always inlined, because gcc drops
- * calls of functions that only prefetch.) */
+ * apart. The data arrives while the panel's scores are computed. (Always inlined, because gcc
+ * removes calls to functions that only prefetch.) */
 ALWAYS_INLINE void fetch_dense(const mhai_tile *t, int key)
 {
     const mhai_tile_mask *mask = t->mask;
@@ -326,7 +327,7 @@ static float row_exp(float *s, int begin, int end, float m)
     return vf_sum16(sum);
 }
 
-/* Mask the scores of a row from `from` on, and hide the columns that pad the last 16 lanes.
+/* Mask the scores of a row, starting at `from`, and hide the columns that pad the last 16 lanes.
  * Returns the padded end. */
 static int prepare_row(const mhai_tile *t, int row, int from)
 {
@@ -349,7 +350,7 @@ static void drop_row(const mhai_tile *t, int row)
     }
 }
 
-/* Intervals of computed panels: those of the mask, or the whole tile. */
+/* Intervals of computed panels: the runs of the mask, or the whole tile. */
 typedef struct tile_runs {
     int count;
     const int *begin, *end;

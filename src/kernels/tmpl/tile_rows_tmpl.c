@@ -2,8 +2,8 @@
  * packing a block. The contract is in kernels.h.
  *
  * Keys are packed one panel at a time, in L1, for all strips. For few rows they are transposed in
- * registers instead. Values are read in place. The chains are those of tile_forward, over d for
- * scores and over the block's keys for outputs, so results are bit-identical. */
+ * registers instead. Values are read in place. The chains are the same as in tile_forward, over d
+ * for scores and over the block's keys for outputs, so results are bit-identical. */
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
@@ -207,8 +207,8 @@ static bool rows_finite(const mhai_tile *t)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* Add the values from `key` on that a strip sees, some columns at a time. The first strip also
- * touches the values after them, if they are readable. */
+/* Add the values of `keys` keys, starting at `key`, as far as a strip sees them, some columns at a
+ * time. The first strip also touches the values after them, if they are readable. */
 static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int keys, float *o)
 {
     const int64_t cols = t->value_panels * MHAI_PANEL;

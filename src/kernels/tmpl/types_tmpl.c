@@ -3,9 +3,9 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* UNROLL: for a loop over registers, whose count is a constant. UNROLL_INNER: for the loop over the
- * inner indices of a product, INNER_STEPS at a time. (If unrolled by hand, gcc schedules all steps
- * together and moves sums between registers.) */
+/* UNROLL: for loops over registers, whose count is a constant. UNROLL_INNER: for the loop over the
+ * inner indices of a product, INNER_STEPS at a time. (If it is unrolled by hand, gcc schedules all
+ * steps together and moves sums between registers.) */
 #define PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -58,8 +58,7 @@ ALWAYS_INLINE vf load_as(mha_dtype type, const void *p, int64_t i)
                            : vf_load_bf16((const uint16_t *)p + i);
 }
 
-/* Load the first n <= VF_LANES elements from i on, padded with zeros. Does
- * not read other elements. */
+/* Load n <= VF_LANES elements, starting at i, padded with zeros. Does not read other elements. */
 ALWAYS_INLINE vf load_n_as(mha_dtype type, const void *p, int64_t i, int64_t n)
 {
     if (n == VF_LANES) return load_as(type, p, i);

@@ -1,5 +1,6 @@
-/* Products of rows of weights with values stored in rows, for some of the keys at a time. Each call
- * continues the chains of the previous one, so results do not depend on the division of keys. */
+/* Products of rows of weights with values stored in rows, for a part of the keys at a time. Each
+ * call continues the chains of the previous one, so results do not depend on the division of
+ * keys. */
 
 enum {
     VALUE_KEYS = 16, /* values read at a time, so that all groups of columns find them in L1 */
@@ -10,9 +11,10 @@ enum {
                 * line prefetched into L2 */
 };
 
-/* Load data that is needed soon in memory order, whatever the order of its use. Without this,
- * squares and columns are read at a third of the speed of a detected stream. Not every processor
- * detects streams of prefetches. Touching many lines at once is half as fast as a few at a time. */
+/* Load data that is needed soon in memory order, regardless of the order of use. Otherwise, squares
+ * and columns are read at a third of the speed of a stream that hardware detects. Not every
+ * processor detects streams of prefetches, so this is a load. Touching many lines at once is half
+ * as fast as touching a few at a time. */
 ALWAYS_INLINE void touch(const float *p)
 {
     (void)*(const volatile char *)p;
@@ -24,11 +26,11 @@ ALWAYS_INLINE void fetch_far(const float *p, int64_t elements)
     fetch_l2((const void *)((uintptr_t)p + (uintptr_t)elements * sizeof(float)));
 }
 
-/* Touch a line that is needed soon, and prefetch one that is needed later. A touch stalls, because
- * a processor tracks few outstanding loads. A prefetch into L2, two pages ahead, does not. (Zen 4,
- * 4 rows: 84 to 90 % of the speed of a read-only loop, instead of 76 %, or 68 % if rows are not
- * aligned to lines. Prefetching into L1 is slower than nothing. Prefetching into L2 without the
- * touch is slower than with it.) */
+/* Touch a line that is needed soon, and prefetch a line that is needed later. A touch stalls,
+ * because a processor tracks few outstanding loads. A prefetch into L2, two pages ahead, does not.
+ * (Zen 4, 4 rows: 84 to 90 % of the speed of a read-only loop, instead of 76 %, or 68 % if rows are
+ * not aligned to lines. Prefetching into L1 is slower than not prefetching. Prefetching into L2 is
+ * slower without the touch.) */
 ALWAYS_INLINE void touch_and_fetch(const float *p, int64_t far)
 {
     touch(p);
