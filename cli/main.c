@@ -1,4 +1,4 @@
-/* The program: finds the subcommand, passes it its arguments and releases the arena. */
+/* The program: find the subcommand, pass it its arguments and release the arena. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/launched.h"

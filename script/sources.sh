@@ -10,7 +10,7 @@
 
 want_sources() { want_command dpkg-source dpkg-dev; }
 
-# apt for source packages of the machine's Debian archives, with its own state folder.
+# Run apt for the source packages of the machine's Debian archives, with a separate state folder.
 debian() { # COMMAND ...
     debian_command=$1
     shift
@@ -27,7 +27,8 @@ without_packaging() { # NAME VERSION
     echo "$1 ${2%-*}" >>"$work/sources/versions"
 }
 
-# Newest first: a mirror may list a version but lack its files, which is then reported.
+# Try the newest version first. A mirror may list a version but lack its files, which is then
+# reported.
 fetch_package() { # NAME
     for version in $(debian apt-cache showsrc --only-source "$1" | awk '/^Version:/ { print $2 }' | sort -Vru); do
         if (cd "$work/apt" && debian apt-get -qq source --download-only "$1=$version"); then

@@ -7,8 +7,8 @@ abi/LIBRARY.abi lists every exported function with its type, every public struct
 field, the type of every callback, and every enumerator with its value and the name of its enumeration (flags have
 none), each with the version that introduced it. Programs remain compatible with libraries of the same SONAME as long as
 no entry is removed or changed; a struct that begins with struct_size may get fields at its end (base.h). After a build,
---update records additions and intended changes. The Python package declares the interface by these lists
-(bindings/python/multihead/_abi.py).
+--update records additions and intended changes. The Python package declares the interface from
+these lists (bindings/python/multihead/_abi.py).
 
 Exits with 77 (skipped) without gcc, whose -aux-info prints the types of functions.
 """
@@ -104,7 +104,7 @@ def measure(probes):
 
 
 def types():
-    """(library, "struct NAME ..." and so on), measured."""
+    """Measure (library, "struct NAME ..." and so on)."""
     rows, probes = [], []
     for header, text in texts().items():
         for name, body in STRUCT.findall(text):
@@ -128,7 +128,8 @@ def types():
 
 
 def functions(build):
-    """(library, "function NAME", its type); the library is the one that exports it."""
+    """(library, "function NAME", its type), where the library is the one that exports the
+    function."""
     with tempfile.TemporaryDirectory() as folder:
         run("gcc", *compile_flags(), "-aux-info", f"{folder}/aux", "-fsyntax-only", "-",
             input=includes())

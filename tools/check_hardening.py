@@ -6,8 +6,9 @@ Usage: check_hardening.py BUILD_DIR
 - The program and the shared libraries: RELRO, BIND_NOW, a non-executable stack, calls of __stack_chk_fail and of
   checked functions such as __memcpy_chk; the program is PIE. No library path has an empty element, which would make the
   loader search the current folder.
-- On x86-64 every object of ours has endbr64 at branch targets and is marked for IBT and SHSTK. A linked file has the
-  mark only if the C library's crti.o has it, which depends on the system.
+- On x86-64 every object compiled from this tree has endbr64 at branch targets and is marked for IBT
+  and SHSTK. A linked file has the mark only if the C library's crti.o has it, which depends on the
+  system.
 """
 import pathlib
 import re

@@ -15,7 +15,7 @@ RENDER = {"render", "render_heads", "render_live"}
 SHOW = {"show", "live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
-# The headers of the compute library: those of no companion.
+# The headers of the compute library, without those of its companions.
 PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - SHOW - CIRCUITS - MPI
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {

@@ -4,9 +4,9 @@
 Fails on: a relative link of an .md file whose target is missing, or whose anchor is not a heading of its target; a page
 of docs/ that docs/start.md does not list; a C program in a page that is not identical to a file of examples/, which the
 tests run; a block after <!-- part of FILE --> that FILE does not contain; a row of the tables of docs/features.md with
-a wrong number of cells; a "yes" of ours there without a link to a test file, followed by the name of one of its tests
-in backquotes. A test is a function passed to RUN_TESTS or cmocka in a C file, a test_ function of pytest, or a function
-of a script in tests/cli.
+a wrong number of cells; a "yes" in its column for this library without a link to a test file,
+followed by the name of one of its tests in backquotes. A test is a function passed to RUN_TESTS or
+cmocka in a C file, a test_ function of pytest, or a function of a script in tests/cli.
 
 With --site DIR it checks the HTML pages there instead (script/site): every href and src of the site
 resolves to a file, and every anchor to an id.
@@ -141,7 +141,7 @@ def tests_of(path):
 
 
 def unproved(text):
-    """Rows of the tables that have a wrong form, or whose claim names no existing test."""
+    """Rows of the tables that have the wrong form, or whose claim names no existing test."""
     proofs, columns, ours = 0, None, False
     for number, line in enumerate(text.split("\n"), 1):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]

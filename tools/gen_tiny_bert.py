@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Make tests/golden/tiny-bert: a small BERT folder with random weights, and its expected results.
 
-Needs torch, transformers, safetensors and numpy. The weights and the vocabulary are ours; the seed
-is fixed, so the same versions of the packages give the same files. golden.safetensors holds, for
-each text n,
+Needs torch, transformers, safetensors and numpy. The weights and the vocabulary are our own. The
+seed is fixed, so the same versions of the packages give the same files. golden.safetensors holds,
+for each text n,
 
     n.text, n.pair        [bytes]       UTF-8; pair if given
     n.ids, n.type_ids     [T]           output of transformers' own BERT tokenizer
@@ -54,7 +54,7 @@ def vocabulary():
     tokens += list(string.punctuation) + list(string.digits) + list(string.ascii_lowercase)
     tokens += ["##" + c for c in string.digits + string.ascii_lowercase]
     tokens += ["##" + piece for piece in PIECES.split()] + WORDS.split()
-    return list(dict.fromkeys(tokens))  # single letters are words as well
+    return list(dict.fromkeys(tokens))  # single letters are also words
 
 
 def make_config(vocab):
@@ -66,8 +66,8 @@ def make_config(vocab):
 
 
 def make_model(config):
-    """Weights large enough for maps far from uniform, and no trivial bias or norm, so that every mistake changes the
-    result."""
+    """Make weights large enough for maps far from uniform, without trivial biases or norms, so that
+    every mistake changes the result."""
     model = transformers.BertModel(config, add_pooling_layer=False).eval()
     generator = torch.Generator().manual_seed(20261120)
     for name, value in model.named_parameters():

@@ -6,8 +6,8 @@ Tabs separate fields; bytes outside 21..7E and '%' are written as %XX:
 
     folder  text  pair ("-": none)  max_length  truncation (0..3, mha_truncation)  tokens
 
-tokens are "id,type,begin,end,special", separated by blanks. begin and end count bytes; -1 marks added special tokens.
-"error" in place of tokens: the call fails.
+tokens are "id,type,begin,end,special", separated by blanks. begin and end count bytes; -1 marks
+added special tokens. If the call fails, "error" replaces the tokens.
 """
 import json
 import pathlib

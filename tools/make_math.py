@@ -3,8 +3,8 @@
 
     tools/make_math.py | clang-format --assume-filename=x.h > src/base/math_tables.h
 
-Polynomials are interpolated at Chebyshev nodes, with at most twice the error of the best polynomial. The comment of
-each gives the largest error at 10,000 points.
+Polynomials are interpolated at Chebyshev nodes, with at most twice the error of the best
+polynomial. The comment of each polynomial gives its largest error at 10,000 points.
 """
 from mpmath import mp, mpf, chebyfit, cos, exp, floor, ldexp, log, nint, pi, polyval, sin, sqrt, tanh
 

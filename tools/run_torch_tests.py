@@ -5,8 +5,8 @@ Usage: run_torch_tests.py FILE [--functional] [arguments of unittest]
 
 FILE is test/nn/test_multihead_attention.py of a checkout of PyTorch; it is not part of this repository.
 Replaces torch.nn.MultiheadAttention before FILE imports it, and nothing else. --functional also replaces
-torch.nn.functional.multi_head_attention_forward by ours with nan_rows=True, since FILE expects NaN for a query that
-sees no key. docs/python-torch.md has the results.
+torch.nn.functional.multi_head_attention_forward by this library's function with nan_rows=True,
+because FILE expects NaN for a query that sees no key. docs/python-torch.md has the results.
 
 Needs torch, its test requirement expecttest, and the package multihead (for a build: PYTHONPATH=bindings/python,
 MHA_LIBRARY_DIR=build).

@@ -7,8 +7,8 @@ sentences on every machine.
 
 First come the sentences that every lesson on attention quotes, with links set by hand; then --count sentences from a
 small grammar whose words are single tokens in BERT's vocabulary (uncased). Links follow Universal Dependencies (det,
-amod, nsubj, obj, ...). Coref=N in the last column links "it" to its noun, which only the following adjective decides:
-animals are tired, streets are wide. docs/heads-minilm.md has the results.
+amod, nsubj, obj, ...). Coref=N in the last column links "it" to its noun, which only the following
+adjective determines: animals are tired, streets are wide. docs/heads-minilm.md has the results.
 """
 import argparse
 import os
@@ -215,7 +215,7 @@ def copula(r, s):
 
 
 def grammar_sentence(r):
-    """One of the patterns, with a final full stop."""
+    """A sentence of a random pattern, with a final full stop."""
     s = Sentence()
     pattern = r.one_of([active_because, active_because, passive_because, transitive, transitive,
                         transitive, reported, intransitive, copula])

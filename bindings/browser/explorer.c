@@ -15,7 +15,7 @@ static struct {
     mha_model *model;
     mha_live *live;
     char *name;        /* borrowed by live */
-    mha_buffer answer; /* or the error's details */
+    mha_buffer answer; /* or the details of an error */
 } page;
 
 static int finish(mha_status status)
@@ -28,7 +28,7 @@ static int finish(mha_status status)
     return (int)status;
 }
 
-/* Allocate a buffer for a text of the worker, to be freed with give(). NULL: out of memory. */
+/* Allocate a buffer for a text from the worker, which frees it with give(). NULL: out of memory. */
 FOR_WORKER(void *, take, size_t bytes)
 {
     return malloc(bytes ? bytes : 1);
@@ -54,7 +54,7 @@ FOR_WORKER(int, open, const char *path, const char *name)
     return finish(status);
 }
 
-/* Answer a request for a place of live.h, with the same result. */
+/* Answer a request for a place of live.h, with the same result as there. */
 FOR_WORKER(int, answer, const char *place, const char *request, size_t bytes)
 {
     mha_buffer_free(&page.answer);

@@ -1,5 +1,5 @@
-/* The POSIX calls of the model library in a browser, over functions of the worker that holds the user's files. Mapping
- * a file reads all of it, in slices. Files cannot be written. */
+/* The POSIX calls of the model library in a browser, over functions of the worker that holds the
+ * user's files. Mapping a file reads it completely, in slices. Files cannot be written. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -83,7 +83,7 @@ int access(const char *path, int mode)
     return mode & W_OK ? refuse(EROFS) : 0;
 }
 
-/* Slices: memory holds two copies of one slice only. */
+/* Read in slices, so that memory holds two copies of only one slice. */
 ssize_t pread(int descriptor, void *to, size_t bytes, off_t from)
 {
     const int file = file_of(descriptor);

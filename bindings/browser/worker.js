@@ -35,7 +35,7 @@ function read(i, from, to, bytes) {
         tellProgress(files[i], from + part.length);
         return part.length;
     } catch {
-        return -1; // the file changed, or is no longer readable
+        return -1; // the file changed or is no longer readable
     }
 }
 
@@ -77,7 +77,7 @@ async function start(module) {
     wasm._initialize?.();
 }
 
-// Calls a function with texts, which are copied to the library's memory during the call.
+// Call a function with texts, which are copied to the library's memory during the call.
 function callWith(texts, call) {
     const lent = texts.map(text => {
         const bytes = new TextEncoder().encode(text), at = wasm.take(bytes.length + 1);

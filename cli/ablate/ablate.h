@@ -1,6 +1,6 @@
 /* multihead ablate: the effects of ablating heads, measured on texts, repeated random tokens and the
- * prompts of a task. cmd_ablate.c has the options, ablate_measure.c the work, ablate_task.c reads task
- * files, ablate_out.c prints. */
+ * prompts of a task. Options are in cmd_ablate.c, the measurement in ablate_measure.c, task files
+ * in ablate_task.c, printing in ablate_out.c. */
 #ifndef CLI_ABLATE_H
 #define CLI_ABLATE_H
 
@@ -41,7 +41,7 @@ typedef struct effect_set {
 /* A prompt of a task; its corrupted form has the same number of tokens. */
 typedef struct effect_prompt {
     mha_tensor corrupted; /* ndim 0: none */
-    double clean, other;  /* the measure on the prompt and on the corrupted one */
+    double clean, other;  /* the measure on the prompt and on the corrupted prompt */
 } effect_prompt;
 
 typedef struct effect_measure {
@@ -94,8 +94,9 @@ cli_exit ablate_told(const ablate_effects *effects);
 cli_exit ablate_print(const ablate_effects *effects);
 cli_exit ablate_write_json(const ablate_effects *effects);
 
-/* Columns and cards for the page and arrays: per measure, the gradient estimates of all heads, if any, and
- * the exact effects of the measured heads. A head's card lists its pairs, largest interaction first. */
+/* Columns and cards for the page and arrays. Each measure has the gradient estimates of all heads,
+ * if they exist, and the exact effects of the measured heads. A head's card lists its pairs,
+ * largest interaction first. */
 cli_exit ablate_beside(const ablate_effects *effects, heads_beside *beside);
 
 #endif

@@ -1,5 +1,5 @@
-/* See ablate.h. The gradient of every measure estimates the effects of all heads. The best heads, taken
- * from each measure in turn, and pairs of them are then measured exactly. */
+/* See ablate.h. The gradient of every measure estimates the effects of all heads. The best heads of
+ * each measure, and pairs of these heads, are then measured exactly. */
 #include "ablate/ablate.h"
 
 #include "common/arena.h"
@@ -17,8 +17,8 @@ enum { SET_TEXTS, SET_RANDOM, SET_TASK };
 
 typedef struct effects_job {
     ablate_effects *effects;
-    text_model *model;    /* the effects' */
-    int64_t heads, pairs; /* how many are wanted */
+    text_model *model;    /* effects->model */
+    int64_t heads, pairs; /* numbers of heads and of heads in pairs to measure exactly */
     progress progress;
     const char *what;
     double done, total; /* work of finished calls; of all known calls */
@@ -65,7 +65,7 @@ static cli_exit make_list(effect_set *set, int64_t texts)
     return CLI_OK;
 }
 
-/* Its loss, and in-context learning if it is long enough. */
+/* Add text i: its loss, and in-context learning if the text is long enough. */
 static cli_exit add_text(const effects_job *j, effect_set *set, int64_t i,
                          const heads_source *source, int64_t *late)
 {
@@ -118,7 +118,7 @@ static cli_exit add_texts(effects_job *j, const heads_sources *sources)
     return CLI_OK;
 }
 
-/* The loss on the second and later repetitions. */
+/* Add repeated random tokens; the loss covers the second and later repetitions. */
 static cli_exit add_drawn(effect_set *set, int64_t i, mha_random_tokens *plan)
 {
     const int64_t block = plan->how.block, first = plan->how.first >= 0;
@@ -168,7 +168,7 @@ static cli_exit add_task(effects_job *j)
 
 /* ---- work ------------------------------------------------------------------------------------ */
 
-/* "45 s", "12 min", "2.5 h": reported once, when the first texts have shown the machine's speed. */
+/* "45 s", "12 min", "2.5 h". Printed once, after the first texts have been timed. */
 static void say_time(effects_job *j, double seconds)
 {
     if (seconds < 5)
@@ -213,7 +213,7 @@ static mha_ablation_desc ablation_of(const effects_job *j, const effect_set *set
                                .means = set->means.data ? &set->means : NULL};
 }
 
-/* `count` sets of `size` heads each, of a list [count, size]. */
+/* Make `count` sets of `size` heads from a list [count, size]. */
 static cli_exit make_sets(const int64_t *heads, int64_t count, int64_t size, mha_head_sets *sets)
 {
     int64_t *first;
@@ -237,7 +237,7 @@ static cli_exit add_work(effects_job *j, const mha_head_sets *sets, double *tota
     return CLI_OK;
 }
 
-/* The first head of the layer at a place, of those that have heads. */
+/* The first head of a layer: the layers with heads are divided evenly among `places`. */
 static int64_t head_at(const effects_job *j, int64_t place, int64_t places)
 {
     const int64_t *heads = j->effects->found->of.heads, layers = j->effects->found->of.layers;
@@ -247,8 +247,8 @@ static int64_t head_at(const effects_job *j, int64_t place, int64_t places)
     return layer * j->model->heads;
 }
 
-/* For the time estimate, before heads are chosen: heads spread evenly over the layers. */
-static cli_exit reckon(effects_job *j)
+/* Estimate the total work before heads are chosen: as if spread evenly over the layers. */
+static cli_exit estimate_work(effects_job *j)
 {
     const size_t mark = arena_mark();
     const int64_t pairs = j->pairs * (j->pairs - 1) / 2;
@@ -337,7 +337,7 @@ static cli_exit measure_sets(effects_job *j, const mha_head_sets *sets, bool pai
     return CLI_OK;
 }
 
-/* The mean over texts of a measure, of numbers [.., texts, measures] of one head. */
+/* The mean over texts of one measure of one head, minus `less`. */
 static double mean_of(const effect_set *set, const double *numbers, int index, const double *less)
 {
     double sum = 0;
@@ -351,7 +351,7 @@ static double mean_of(const effect_set *set, const double *numbers, int index, c
     return texts > 0 ? sum / (double)texts : NAN;
 }
 
-/* Rows of measures: the estimates of all heads, or the effects of the chosen ones. */
+/* Rank rows of measures: the estimates of all heads, or the exact effects of the chosen heads. */
 static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *places,
                      int64_t *made)
 {
@@ -373,13 +373,13 @@ static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *
     return cli_check(status);
 }
 
-/* Without estimates, choose the requested number of heads, by default all, from the last layer backwards,
- * which costs least. */
+/* Choose the heads with the best estimates. Without estimates, choose heads from the last layer
+ * backwards, because late layers cost least. */
 static cli_exit choose(effects_job *j)
 {
     ablate_effects *e = j->effects;
     const int64_t all = j->effects->found->of.layers * j->model->heads;
-    if (e->chosen) return CLI_OK; /* by name */
+    if (e->chosen) return CLI_OK; /* chosen by name */
     CLI_TRY(ARENA_ALLOC(j->heads + 1, &e->chosen));
     if (e->estimated) return rank(j, false, j->heads, e->chosen, &e->chosen_count);
     for (int64_t k = all - 1; k >= 0 && e->chosen_count < j->heads; k--)
@@ -396,7 +396,7 @@ static cli_exit measure_pairs(effects_job *j)
     if (j->pairs < 2 || e->chosen_count < 2) return CLI_OK;
     CLI_TRY(ARENA_ALLOC(j->pairs, &best));
     CLI_TRY(rank(j, true, j->pairs, best, &count));
-    for (int64_t k = 0; k < e->chosen_count && count < j->pairs; k++) { /* no effect alone */
+    for (int64_t k = 0; k < e->chosen_count && count < j->pairs; k++) { /* heads without effects */
         bool there = false;
         for (int64_t i = 0; i < count; i++) there |= best[i] == k;
         if (!there) best[count++] = k;
@@ -417,7 +417,8 @@ static cli_exit measure_pairs(effects_job *j)
 
 /* ---- patching -------------------------------------------------------------------------------- */
 
-/* A run counts 1, a path 2, because it runs twice; j->done counts finished prompts and kinds. */
+/* A run counts 1; a path counts 2, because it needs two runs. j->done counts finished prompts and
+ * kinds. */
 static mha_status show_patching(int64_t done, int64_t total, void *user)
 {
     effects_job *j = user;
@@ -549,7 +550,7 @@ static cli_exit measure(effects_job *j)
     mha_head_sets sets;
     j->progress = progress_begin(j->effects->options->heads.quiet);
     j->what = "effects";
-    CLI_TRY(reckon(j));
+    CLI_TRY(estimate_work(j));
     for (int s = 0; s < EFFECT_SETS; s++) {
         if (e->sets[s].data.texts == 0) continue;
         CLI_TRY(find_means(j, &e->sets[s]));

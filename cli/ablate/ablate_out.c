@@ -42,7 +42,7 @@ static const effect_set *set_of(const ablate_effects *e, int m)
     return &e->sets[e->measures[m].set];
 }
 
-/* Add a measure's `row` of numbers [.., texts, measures], times factor, text by text. */
+/* Add row `row` of a measure, times factor, text by text. numbers: [.., texts, measures]. */
 static void add_row(const ablate_effects *e, int m, const double *numbers, int64_t row,
                     double factor, double *to)
 {
@@ -52,11 +52,12 @@ static void add_row(const ablate_effects *e, int m, const double *numbers, int64
         to[i] += factor * numbers[(row * texts + i) * measures + e->measures[m].index];
 }
 
-/* The quantities reported per measure: the whole model (row -1), the effect of a chosen head or of a pair,
- * the interaction of a pair, a head's estimate or direct effect. */
-typedef enum told { WHOLE, SINGLE, BOTH, INTERACTION, ESTIMATE, DIRECT } told;
+/* The quantities reported per measure: the measure of the whole model (row -1), the effect of a
+ * chosen head or of a pair, the interaction of a pair, the estimate or the direct effect of a
+ * head. */
+typedef enum quantity { WHOLE, SINGLE, BOTH, INTERACTION, ESTIMATE, DIRECT } quantity;
 
-static mha_effect_interval tell(const ablate_effects *e, int m, told what, int64_t row)
+static mha_effect_interval interval_for(const ablate_effects *e, int m, quantity what, int64_t row)
 {
     const effect_set *set = set_of(e, m);
     double *x = e->row;
@@ -140,33 +141,34 @@ static int by_size(const void *a, const void *b)
     return x->row < y->row ? -1 : x->row > y->row;
 }
 
-/* Heads by the size of their effect on the first of these measures. */
+/* Print heads by the size of their effect on the first of these measures. */
 static cli_exit print_heads(const ablate_effects *e, int first, int end)
 {
     const size_t mark = arena_mark();
     interval_table t;
     ranked *heads;
     CLI_TRY(ARENA_ALLOC(e->chosen_count + 1, &heads));
-    for (int64_t k = 0; k < e->chosen_count; k++) heads[k] = (ranked){k, tell(e, first, SINGLE, k)};
+    for (int64_t k = 0; k < e->chosen_count; k++)
+        heads[k] = (ranked){k, interval_for(e, first, SINGLE, k)};
     qsort(heads, (size_t)e->chosen_count, sizeof *heads, by_size);
     begin_table(e, &t, "without", HEAD_WIDTH);
     for (int m = first; m < end; m++) add_column(&t, e->measures[m].name);
     table_head(&t.of, t.count);
     table_text(&t.of, "(none)");
-    for (int m = first; m < end; m++) put_cell(&t.of, tell(e, m, WHOLE, 0), false);
+    for (int m = first; m < end; m++) put_cell(&t.of, interval_for(e, m, WHOLE, 0), false);
     table_end(&t.of);
     for (int64_t k = 0; k < e->chosen_count; k++) {
         put_name(e, e->chosen[heads[k].row], &t.of);
         put_cell(&t.of, heads[k].found, true);
         for (int m = first + 1; m < end; m++)
-            put_cell(&t.of, tell(e, m, SINGLE, heads[k].row), true);
+            put_cell(&t.of, interval_for(e, m, SINGLE, heads[k].row), true);
         table_end(&t.of);
     }
     arena_release(mark);
     return CLI_OK;
 }
 
-/* The pairs whose interaction is the largest. */
+/* Print the pairs with the largest interaction. */
 static cli_exit print_pairs(const ablate_effects *e, int m)
 {
     const size_t mark = arena_mark();
@@ -174,7 +176,8 @@ static cli_exit print_pairs(const ablate_effects *e, int m)
     ranked *all;
     if (e->pair_count == 0) return CLI_OK;
     CLI_TRY(ARENA_ALLOC(e->pair_count, &all));
-    for (int64_t p = 0; p < e->pair_count; p++) all[p] = (ranked){p, tell(e, m, INTERACTION, p)};
+    for (int64_t p = 0; p < e->pair_count; p++)
+        all[p] = (ranked){p, interval_for(e, m, INTERACTION, p)};
     qsort(all, (size_t)e->pair_count, sizeof *all, by_size);
     begin_table(e, &t, "without both", PAIR_WIDTH);
     add_column(&t, e->measures[m].name);
@@ -185,7 +188,7 @@ static cli_exit print_pairs(const ablate_effects *e, int m)
         name_of(e, e->chosen[e->pairs[2 * all[p].row]], a, sizeof a);
         name_of(e, e->chosen[e->pairs[2 * all[p].row + 1]], b, sizeof b);
         table_text(&t.of, "%s %s", a, b);
-        put_cell(&t.of, tell(e, m, BOTH, all[p].row), true);
+        put_cell(&t.of, interval_for(e, m, BOTH, all[p].row), true);
         put_cell(&t.of, all[p].found, true);
         table_end(&t.of);
     }
@@ -193,7 +196,7 @@ static cli_exit print_pairs(const ablate_effects *e, int m)
     return CLI_OK;
 }
 
-/* The heads with the largest values of [L H, prompts]. */
+/* Print the heads with the largest values of [L H, prompts]. */
 static cli_exit print_patched(const ablate_effects *e, const double *values, const char *title)
 {
     interval_table t;
@@ -228,7 +231,7 @@ static void print_title(const ablate_effects *e, int64_t width)
         mha_ablation_name(e->kind));
     cli_print_wrapped("", text, width);
     for (int m = 0; m < e->measure_count; m++) {
-        const int64_t texts = tell(e, m, WHOLE, 0).texts;
+        const int64_t texts = interval_for(e, m, WHOLE, 0).texts;
         snprintf(text, sizeof text, "%s: %s; %" PRId64 " text%s", e->measures[m].name,
                  e->measures[m].text, texts, words_s(texts));
         cli_print_wrapped("  ", text, width);
@@ -266,13 +269,13 @@ static void put_interval(mha_json *json, const char *name, mha_effect_interval x
     mha_json_struct(json, name, fields, &x);
 }
 
-static void put_measures(mha_json *json, const char *name, const ablate_effects *e, told what,
+static void put_measures(mha_json *json, const char *name, const ablate_effects *e, quantity what,
                          int64_t row)
 {
     mha_json_line(json, 7);
     mha_json_object(json, name);
     for (int m = 0; m < e->measure_count; m++)
-        put_interval(json, e->measures[m].name, tell(e, m, what, row));
+        put_interval(json, e->measures[m].name, interval_for(e, m, what, row));
     mha_json_end(json);
 }
 
@@ -332,7 +335,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
         mha_json_line(&json, 4);
         mha_json_object(&json, e->measures[m].name);
         mha_json_text(&json, "definition", e->measures[m].text);
-        put_interval(&json, "whole", tell(e, m, WHOLE, 0));
+        put_interval(&json, "whole", interval_for(e, m, WHOLE, 0));
         mha_json_end(&json);
     }
     mha_json_end(&json);
@@ -355,12 +358,12 @@ cli_exit ablate_write_json(const ablate_effects *e)
 /* ---- the page ------------------------------------------------------------------------------- */
 
 /* Whether a measure has estimates: its set must be large enough for a gradient. */
-static bool has(const ablate_effects *e, int m, told what)
+static bool has(const ablate_effects *e, int m, quantity what)
 {
     return what == ESTIMATE ? set_of(e, m)->estimates != NULL : e->chosen_count > 0;
 }
 
-static const told of_page[2] = {ESTIMATE, SINGLE};
+static const quantity of_page[2] = {ESTIMATE, SINGLE};
 
 static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
 {
@@ -386,7 +389,7 @@ static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
     return CLI_OK;
 }
 
-/* Rows are texts; a head that was not measured has none. */
+/* Each row is a text; a head that was not measured has no rows. */
 static void take_values(const void *of, const heads_row *row,
                         mha_heads_value values[HEADS_MOST_BESIDE])
 {
@@ -399,9 +402,9 @@ static void take_values(const void *of, const heads_row *row,
             if (!has(e, m, of_page[i])) continue;
             mha_effect_interval x = {NAN, NAN, NAN, 0};
             if (of_page[i] == ESTIMATE)
-                x = tell(e, m, ESTIMATE, head);
+                x = interval_for(e, m, ESTIMATE, head);
             else if (place < e->chosen_count)
-                x = tell(e, m, SINGLE, place);
+                x = interval_for(e, m, SINGLE, place);
             values[used++] = (mha_heads_value){.value = isnan(x.mean) ? 0 : x.mean,
                                                .chance = NAN,
                                                .low = x.low,
@@ -419,7 +422,7 @@ static cli_exit list_pairs(const ablate_effects *e, int m, int64_t head, mha_hea
     CLI_TRY(ARENA_ALLOC(e->pair_count + 1, &all));
     for (int64_t p = 0; p < e->pair_count; p++)
         if (e->chosen[e->pairs[2 * p]] == head || e->chosen[e->pairs[2 * p + 1]] == head)
-            all[list->count++] = (ranked){p, tell(e, m, INTERACTION, p)};
+            all[list->count++] = (ranked){p, interval_for(e, m, INTERACTION, p)};
     qsort(all, (size_t)list->count, sizeof *all, by_size);
     if (list->count > TOP) list->count = TOP;
     CLI_TRY(ARENA_ALLOC(list->count + 1, &names));
@@ -456,6 +459,6 @@ cli_exit ablate_beside(const ablate_effects *e, heads_beside *beside)
 {
     *beside = (heads_beside){.values = take_values, .card = make_card, .of = e};
     CLI_TRY(make_columns(e, beside));
-    beside->x = beside->column_count > 1; /* an effect, after its estimate */
+    beside->x = beside->column_count > 1; /* the effect, which follows its estimate */
     return CLI_OK;
 }

@@ -1,5 +1,6 @@
 /* Task files: prompts with a right and a wrong continuation, and optionally a corrupted prompt to patch
- * from. A line is a JSON object or tab-separated fields. Also parses the receivers of --paths. */
+ * from. A line is a JSON object or tab-separated fields. This file also parses the receivers of
+ * --paths. */
 #include "ablate/ablate.h"
 
 #include "common/arena.h"
@@ -163,7 +164,7 @@ static cli_exit fill(const ids_of *prompt, const ids_of whole[2], mha_effect_tex
     mha_effect_term *terms;
     CLI_TRY(ablate_text(B, T, more[0] + more[1], text, ids, &lengths, &terms));
     for (int64_t b = 0; b < B; b++) {
-        lengths[b] = single ? T : whole[b].count - 1; /* the last token predicts nothing */
+        lengths[b] = single ? T : whole[b].count - 1; /* no prediction follows the last token */
         memcpy(*ids + b * T, whole[b].ids, (size_t)lengths[b] * sizeof **ids);
     }
     add_terms(prompt, &whole[0], 0, 1, &terms);
@@ -171,7 +172,7 @@ static cli_exit fill(const ids_of *prompt, const ids_of whole[2], mha_effect_tex
     return CLI_OK;
 }
 
-/* The corrupted prompt in place of the prompt, with the same continuations. */
+/* Put the corrupted prompt in place of the prompt, with the same continuations. */
 static cli_exit corrupt(text_model *model, const char *path, const task_line *line,
                         const ids_of *prompt, const int32_t *ids, mha_effect_text *text,
                         effect_prompt *made)

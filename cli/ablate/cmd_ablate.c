@@ -1,5 +1,5 @@
 /* multihead ablate: the effects of ablating heads. The table below holds the options and their help;
- * ablate_*.c does the work. Texts, selection and page are shared with 'heads'. */
+ * ablate_*.c does the work. 'heads' shares the texts, the selection and the page. */
 #include "ablate/ablate.h"
 #include "common/arena.h"
 #include "common/commands.h"
@@ -81,7 +81,7 @@ static cli_exit show(const ablate_effects *e, const heads_sources *sources)
     if (o->page) CLI_TRY(heads_write_page(o, e->model, sources, e->found, rows, count, &beside));
     if (o->npy) CLI_TRY(heads_write_npy(o, e->found, &beside));
     if (o->json) CLI_TRY(ablate_write_json(e));
-    if (!o->json && !o->page) CLI_TRY(ablate_print(e)); /* the page has the table */
+    if (!o->json && !o->page) CLI_TRY(ablate_print(e)); /* the page contains the table */
     CLI_TRY(ablate_told(e));
     if (o->page && strcmp(o->page, "-") != 0)
         cli_note(o->quiet, "next: open %s in a browser", o->page);

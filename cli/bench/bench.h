@@ -1,5 +1,5 @@
-/* multihead bench: works with their operations and bytes, the machine's peaks measured in the
- * same run, and the fraction of them that each work reaches. */
+/* multihead bench: the operations and bytes of each work, the machine's peaks, measured in the same
+ * run, and the fraction of a peak that each work reaches. */
 #ifndef CLI_BENCH_H
 #define CLI_BENCH_H
 
@@ -57,23 +57,23 @@ typedef struct bench_shape {
     mha_compute compute;           /* forward, decode: including packing; bf16 with bf16 tensors */
 } bench_shape;
 
-/* A work, ready to run any number of times; run i uses copy i of the data that must come from
+/* A work that can run any number of times. Run i uses copy i of the data that must come from
  * memory. */
 typedef struct bench_work {
     char name[96];
     bench_shape shape;
     double flops;
-    double bytes; /* copies of that data; 0: everything fits into caches */
+    double bytes; /* of all copies of that data; 0: everything fits into caches */
     mha_status (*run)(void *user, int64_t i);
     void *user;
 } bench_work;
 
-/* Its memory belongs to the arena. Errors are printed. */
+/* The work's memory belongs to the arena. Errors are printed. */
 cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work);
 
 /* ---- the machine ----------------------------------------------------------------------------- */
 
-/* Unknown texts are empty. */
+/* Texts are empty if unknown. */
 typedef struct bench_processor {
     char name[96]; /* the vendor's or the host's name for it */
     char microarchitecture[48];
@@ -93,11 +93,11 @@ typedef struct bench_machine {
     float *memory;    /* larger than the caches, for reading during work */
 } bench_machine;
 
-/* Measure each of the three for at most `seconds`, or a few runs. Errors are printed. */
+/* Measure each of the three rates for at most `seconds`, or a few runs. Errors are printed. */
 cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machine *machine);
 
-/* Short pieces of the same work, to run between samples: multiply-adds per second (0: unknown), and
- * bytes read per second of the i-th piece of a machine's memory. */
+/* Short pieces of the same work, to run between samples. They return multiply-adds per second (0:
+ * unknown), and bytes read per second from the i-th piece of a machine's memory. */
 double bench_multiply_piece(mha_context *context);
 double bench_read_piece(mha_context *context, const float *memory, int64_t i);
 
@@ -105,11 +105,11 @@ int bench_compare(const void *a, const void *b); /* comparison of doubles for qs
 
 enum { BENCH_MOST_SAMPLES = 4000, BENCH_QUIET = 5 };
 
-/* A sample is quiet if the probes before and after it, short pieces of the same kind of work, took
- * at most 5 % longer than probes take on an otherwise idle machine. */
+/* A probe is a short piece of the same kind of work. A sample is quiet if the probes before and
+ * after it took at most 5 % longer than on an otherwise idle machine. */
 typedef struct bench_result {
     double median, best;     /* seconds; the median of the quiet samples, or of all if ungated */
-    int samples, quiet;      /* how many */
+    int samples, quiet;      /* numbers of samples */
     bool gated;              /* there are at least BENCH_QUIET quiet samples */
     double *seconds, *noise; /* [samples] each sample, and the longer of its two probes */
     double *rates;      /* [samples] multiply-adds or bytes read per second: mean of both probes */
@@ -118,8 +118,8 @@ typedef struct bench_result {
     double quiet_level; /* seconds of a probe on an otherwise idle machine */
 } bench_result;
 
-/* How long to measure: until `wanted` samples are quiet, or after `seconds` if BENCH_QUIET are, or
- * until `patience` runs out. */
+/* Measuring ends when `wanted` samples are quiet, after `seconds` if BENCH_QUIET samples are quiet,
+ * or after `patience` seconds. */
 typedef struct bench_limits {
     int wanted;
     double seconds, patience;
@@ -149,7 +149,7 @@ typedef struct bench_report {
 } bench_report;
 
 /* Minimum seconds on this machine; 0 if its peak is unknown. Traffic from memory is compared with
- * the bandwidth measured at the same time, because on a shared machine it changes within
+ * the bandwidth measured at the same time, because bandwidth on a shared machine changes within
  * seconds. */
 double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth);
 
@@ -160,15 +160,15 @@ void bench_print_row(const bench_machine *machine, const bench_row *row);
  * "rows". */
 mha_status bench_write_json(const bench_report *report, const mha_sink *sink);
 
-/* Read an older --json; path NULL: none, *older is NULL. Errors are printed. path must outlive
- * it. */
+/* Read an older --json file. If path is NULL, *older is NULL. Errors are printed. path must outlive
+ * *older. */
 typedef struct bench_older bench_older;
 cli_exit bench_older_read(const char *path, bench_older **older);
 
-/* Warn if it was measured with other settings, or on another machine. */
+/* Warn if the older run had other settings or another machine. */
 void bench_older_warn(const bench_older *older, const bench_machine *machine);
 
-/* The median of its row of that name; 0: there is none. */
+/* The older median of the row with that name; 0: there is none. */
 double bench_older_median(const bench_older *older, const char *name);
 
 /* Plot operations per second against operations per byte, both logarithmic, under the machine's

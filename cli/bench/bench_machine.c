@@ -159,7 +159,7 @@ typedef struct job {
     int rounds;
     mha_isa isa;
     const float *memory;
-    size_t floats; /* of an item */
+    size_t floats; /* per item */
     float sink[ITEMS];
 } job;
 
@@ -191,7 +191,7 @@ double bench_read_piece(mha_context *context, const float *memory, int64_t i)
     return (double)piece_bytes / (seconds_now() - start);
 }
 
-/* Operations per second; 0: there is no such loop. */
+/* Operations per second; 0: the processor has no such loop. */
 static double multiply(mha_context *context, loop of, int rounds)
 {
     job j = {.loop = of, .rounds = rounds};

@@ -26,7 +26,7 @@ double bench_limit(const bench_machine *machine, const bench_work *work, double 
     return compute > memory ? compute : memory;
 }
 
-/* Numbers of 0 or less are unknown. */
+/* Unknown numbers are 0 or less. */
 static double known(double value)
 {
     return value > 0 ? value : NAN;
@@ -67,7 +67,8 @@ void bench_print_machine(const bench_machine *m)
     table_head(&(table){.columns = columns}, 8);
 }
 
-/* Below the peak while the work ran: the host gave less processor time. */
+/* Print the rate of multiply-adds while the work ran if it was below the peak: the host gave less
+ * processor time. */
 static void put_share(table *t, const bench_machine *machine, const bench_row *row)
 {
     if (row->work.bytes == 0 && row->result.beside < 0.9 * machine->fma_peak)

@@ -30,7 +30,7 @@ static const char *microarchitecture(const numbers *n)
     return "";
 }
 
-/* The value of "label   : value"; NULL: another line. */
+/* The value of a line "label   : value"; NULL: the line has another label. */
 static const char *value_of(const char *line, const char *label)
 {
     const size_t length = strlen(label);

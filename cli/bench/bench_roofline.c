@@ -1,7 +1,7 @@
 /* The roofline plot (Williams, Waterman and Patterson 2009): operations per second against
  * operations per byte, both logarithmic. The roof is bounded by memory on the left and by
- * multiply-adds on the right. Each row is a box; its vertical position shows how close to the roof
- * it comes. */
+ * multiply-adds on the right. Each row is a box. Its distance from the roof shows the performance
+ * that is missing. */
 #include "bench/bench.h"
 #include "common/commands.h"
 #include "common/words.h"
@@ -63,7 +63,7 @@ static void put_label(plot *p, double x, double y, uint32_t flags, mha_ink ink, 
                       .text = text});
 }
 
-/* A short text with its own memory. */
+/* Put a short text, whose memory the plot owns. */
 static void put_text(plot *p, double x, double y, uint32_t flags, const char *format, ...)
     MHA_PRINTF(5, 6);
 

@@ -21,7 +21,7 @@ typedef struct probe {
     int64_t pieces;
 } probe;
 
-/* seconds: of the probe; rate: multiply-adds or bytes read per second. */
+/* seconds: the probe's time; rate: multiply-adds or bytes read per second. */
 typedef struct probe_result {
     double seconds, rate;
 } probe_result;
@@ -80,7 +80,7 @@ static void sort_into(const double *values, int count, double *sorted)
     qsort(sorted, (size_t)count, sizeof *sorted, bench_compare);
 }
 
-/* The third lowest time and the third highest rate of the probes, as for the peaks. */
+/* The third lowest time and the third highest rate of the probes, as in bench_machine.c. */
 static double quiet_level(const bench_result *r, double *scratch)
 {
     sort_into(r->noise, r->samples, scratch);
@@ -98,7 +98,7 @@ static bool is_quiet(const bench_result *r, int sample)
     return r->noise[sample] <= 1.05 * r->quiet_level;
 }
 
-/* The result over the samples that count. */
+/* The median over the samples that count. */
 static double median_of(const bench_result *r, const double *values, double *scratch)
 {
     int count = 0;
@@ -108,7 +108,7 @@ static double median_of(const bench_result *r, const double *values, double *scr
     return count % 2 ? scratch[count / 2] : (scratch[count / 2 - 1] + scratch[count / 2]) / 2;
 }
 
-/* Classify the samples so far. scratch has room for as many numbers. */
+/* Classify the samples measured so far. scratch has room for as many numbers. */
 static void count_quiet(bench_result *r, double *scratch)
 {
     r->quiet_level = quiet_level(r, scratch);

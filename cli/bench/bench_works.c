@@ -1,5 +1,5 @@
-/* The works: attention forward, backward and decoding, the module, a linear layer. Each creates
- * its tensors, counts the operations and bytes of a run, and runs. */
+/* The works: attention forward, backward and decoding, the module, a linear layer. Each work
+ * creates its tensors, counts the operations and bytes of a run, and runs. */
 #include "bench/bench.h"
 
 #include "common/arena.h"
@@ -30,7 +30,7 @@ static int64_t copies_of(double bytes)
     return copies < 1 ? 1 : copies > MOST_COPIES ? MOST_COPIES : (int64_t)copies;
 }
 
-/* Numbers in -0.5 .. 0.5, the same in every run. NULL: out of memory. */
+/* Numbers in -0.5 .. 0.5 that are the same in every run. NULL: out of memory. */
 static float *some_floats(int64_t count)
 {
     float *x = count > 0 ? arena_try(count, sizeof *x) : NULL;
@@ -308,7 +308,7 @@ static mha_status run_module(void *user, int64_t i)
 
 ARENA_RELEASE(destroy_module, mha_module_destroy)
 
-/* All parameters come from one array, as large as the largest of them. */
+/* All parameters point into one array, as large as the largest parameter. */
 static cli_exit set_parameters(mha_module *module, float *numbers)
 {
     mha_module_parameter parameter;

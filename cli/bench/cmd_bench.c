@@ -209,7 +209,7 @@ static bench_shape shape_of(const bench_options *o, bench_kind kind)
     return s;
 }
 
-/* Options of other works. */
+/* Reject options that apply to other works only. */
 static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
 {
     const bool sizes = o->heads || o->kv_heads || o->head_dim || o->length || o->keys || o->batch;

@@ -1,6 +1,7 @@
 /* multihead circuits: what heads read and write, computed from the weights alone (circuits.h of the
- * library, docs/circuits.md), and which earlier heads they read (attribution.h). cmd_circuits.c has the
- * options, circuits_decompose.c and circuits_composition.c the work, circuits_out.c prints. */
+ * library, docs/circuits.md), and which earlier heads they read (attribution.h). Options are in
+ * cmd_circuits.c, the analysis in circuits_decompose.c and circuits_composition.c, printing in
+ * circuits_out.c. */
 #ifndef CLI_CIRCUITS_H
 #define CLI_CIRCUITS_H
 

@@ -18,7 +18,7 @@ typedef struct writer {
 
 static mha_status show_progress(int64_t done, int64_t total, void *shown)
 {
-    if (done == 0) progress_restart(shown); /* the preparation is not a pair's */
+    if (done == 0) progress_restart(shown); /* the preparation took other time per step */
     progress_show(shown, (double)done / (double)total,
                   "composition of heads, %" PRId64 " of %" PRId64 " pairs of layers", done + 1,
                   total);
@@ -66,7 +66,7 @@ static int64_t find_writers(const circuits *c, const heads_row *of, int kind,
     int64_t held = 0;
     for (int64_t i = 0; i < of->layer * heads; i++) {
         const writer w = {i / heads, i % heads, (double)row[i]};
-        if (!(w.value > 0)) continue; /* a head that a pruned layer does not have */
+        if (!(w.value > 0)) continue; /* a pruned layer lacks this head */
         int64_t at = held < FEW_WRITERS ? held++ : FEW_WRITERS;
         if (at == FEW_WRITERS && !comes_first(&w, &writers[--at])) continue;
         for (; at > 0 && comes_first(&w, &writers[at - 1]); at--) writers[at] = writers[at - 1];

@@ -12,7 +12,7 @@
 enum { ENDS = CIRCUITS_ENDS, SIDES = CIRCUITS_SIDES, VALUES = 8 };
 enum { LINE_BYTES = 1024, END_BYTES = LINE_BYTES / 2 - 64 };
 
-/* The first two sides are of the QK circuit, the others of the OV circuit. */
+/* The first two sides belong to the QK circuit, the others to the OV circuit. */
 static const char *const side_names[SIDES] = {"queries", "keys", "reads", "writes"};
 
 /* ---- the table ------------------------------------------------------------------------------------ */
@@ -234,7 +234,7 @@ static cli_exit make_card(const void *of, const heads_row *row,
     return c->composition[0] ? circuits_arrows(c, row, card) : CLI_OK;
 }
 
-/* These scores do not come from rows of a text. Random matrices score about 0. */
+/* These scores do not come from rows of a text. The baseline of random matrices is about 0. */
 static void take_values(const void *of, const heads_row *row,
                         mha_heads_value values[HEADS_MOST_BESIDE])
 {

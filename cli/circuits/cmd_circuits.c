@@ -101,7 +101,7 @@ static cli_exit show(const circuits *c, text_model *model)
     if (o->npy) CLI_TRY(heads_write_npy(o, c->found, &beside));
     if (o->json)
         CLI_TRY(circuits_write_json(c));
-    else if (!o->page || o->details) /* the page has the table */
+    else if (!o->page || o->details) /* the page contains the table */
         CLI_TRY(circuits_print(c));
     if (o->page && strcmp(o->page, "-") != 0)
         cli_note(o->quiet, "next: open %s in a browser", o->page);
@@ -133,7 +133,7 @@ cli_exit cmd_circuits(int count, char *const *arguments)
         return cli_fail(CLI_UNSUPPORTED,
                         "%s is an encoder-decoder; circuits reads self-attention: give %s/encoder",
                         o->model, o->model);
-    o->random = 0; /* measure nothing: a state has its own random tokens */
+    o->random = 0; /* measure nothing: a state contains its own random tokens */
     CLI_TRY(o->state ? heads_measure(o, &model, &(heads_sources){0}, &found, &unsaved)
                      : heads_begin(&model, &found));
     ranks_release();

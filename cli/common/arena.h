@@ -1,5 +1,5 @@
-/* Memory, and objects with a destructor, that live until the subcommand ends: main() releases
- * everything, the last first. A loop that would accumulate memory sets a mark, and releases
+/* Memory, and objects with a destructor, that live until the subcommand ends. main() releases
+ * everything in reverse order. A loop that would accumulate memory sets a mark and releases
  * everything allocated after it.
  *
  * One arena per process, used by its main thread only.
@@ -32,8 +32,8 @@ cli_exit arena_text(const char *text, size_t bytes, char **copy);
 /* The text that printf() would print. Errors are printed. */
 cli_exit arena_print(const char **text, const char *format, ...) MHA_PRINTF(2, 3);
 
-/* Register release(thing) to be called at the end; it is called at once if the arena has no
- * memory to register it. thing NULL: no-op. Errors are printed. */
+/* Register release(thing) to be called at the end. If the arena has no memory for the entry,
+ * release(thing) is called at once. thing NULL: no-op. Errors are printed. */
 cli_exit arena_keep(void *thing, void (*release)(void *thing));
 
 /* The same for a function that takes a typed pointer. */

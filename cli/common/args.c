@@ -47,7 +47,8 @@ static cli_exit unknown_option(const args_page *page, const char *shown, const c
                     cli_running);
 }
 
-/* strtoll() and strtod() accept more than these: leading blanks, a plus, hexadecimals, names. */
+/* Stricter than strtoll() and strtod(), which accept leading blanks, a plus sign, hexadecimals and
+ * names. */
 static bool begins_number(const char *text, const char *characters, const char *ends,
                           const char **rest)
 {
@@ -248,7 +249,7 @@ void args_imply(const args_page *page, const char *name, args_line *line)
             line->given[i] = true;
 }
 
-/* The first given option among those that a text names, or NULL. */
+/* The first given option among those that the text names, or NULL. */
 static const args_option *first_given(const args_page *page, const char *text,
                                       const args_line *line)
 {

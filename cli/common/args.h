@@ -33,7 +33,7 @@ typedef enum args_kind {
     ARGS_HEADING, /* not an option: `name` is a title in the help */
     ARGS_FLAG,    /* int: becomes `least` */
     ARGS_TEXT,    /* const char *, NULL before; may be given once */
-    ARGS_TEXTS,   /* args_texts; may be repeated */
+    ARGS_TEXTS,   /* args_texts; may be given repeatedly */
     ARGS_NUMBER,  /* int64_t in least .. most */
     ARGS_REAL,    /* args_real; finite */
     ARGS_CHOICE   /* int: the index in `choices` */
@@ -50,10 +50,9 @@ typedef struct args_option {
     int64_t least, most;
     const char *needs;    /* "--scores FILE or --lse FILE": requires one of these */
     const char *excludes; /* "--csv --json": cannot be combined with these */
-    const char *ending;   /* ending of a file that is written: ".svg"; other formats' endings are
-                             errors */
-    const char *why;      /* reason of the exclusion, for the message; may be NULL */
-    unsigned marks;       /* for use by the subcommand */
+    const char *ending; /* ending of an output file: ".svg"; endings of other formats are errors */
+    const char *why;    /* reason for the exclusion, printed in the message; may be NULL */
+    unsigned marks;     /* for use by the subcommand */
 } args_option;
 
 /* An option that has moved: "ablate", "multihead ablate --with". */
@@ -69,34 +68,34 @@ typedef struct args_page {
     size_t option_count;
     const args_moved *moved; /* [moved_count] */
     size_t moved_count;
-    /* Arguments other than options: "MODEL [TEXT]", "" for none; NULL: any number. `spare` is the
-     * advice for one more */
+    /* Arguments other than options: "MODEL [TEXT]"; "": none; NULL: any number. `spare` is the
+     * advice printed for an extra argument. */
     const char *takes, *spare;
     bool bare;                  /* a call without arguments is valid */
     const char *(*word)(int i); /* allowed words, NULL after the last; none: the argument is a
                                    file */
 } args_page;
 
-/* Its members for an array of options. */
+/* Initialise the members for an array of options. */
 #define ARGS_OPTIONS(table) .options = (table), .option_count = sizeof(table) / sizeof *(table)
 
-/* Parse a number of digits only, at most about 2^40; advances *at past it. */
+/* Parse a number that has digits only and is at most about 2^40; advance *at past it. */
 bool args_digits(const char **at, int64_t *number);
 
 /* Parse a decimal number at the beginning of text, up to one of the characters in ends or the end
- * of the text; no blanks, no plus. *rest is where it stops; false if there is none or it is out of
- * range. */
+ * of the text. Blanks and a plus sign are rejected. *rest is where the number ends. Returns false
+ * if there is no number or it is out of range. */
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
 
 /* The arguments other than options, and the options that were given. */
 typedef struct args_line {
     args_texts plain;
-    bool given[ARGS_MOST_OPTIONS]; /* by the option's index on the page, for any value */
+    bool given[ARGS_MOST_OPTIONS]; /* by the option's index on the page, whatever its value */
 } args_line;
 
-/* Fill fields (zeroed or holding defaults) and line (zeroed) from arguments, as many as page->takes says;
- * errors are printed. */
+/* Parse arguments into fields (zeroed or holding defaults) and line (zeroed). page->takes limits
+ * the number of plain arguments. Errors are printed. */
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_line *line);
 

@@ -18,8 +18,8 @@ extern const char *const cache_names[];
 /* The cache type of one of the names. */
 void cache_types(int name, mha_dtype *type, mha_kv_scales *scales);
 
-/* Rows for a struct that has them as `field`; `keeps`: the property that --page does not change,
- * for its help. */
+/* Rows for a struct that has cache_options as `field`. `keeps` completes the help of --page: the
+ * property that the option does not change. */
 #define CACHE_ROWS(type_, field_, keeps)                                                           \
     ROW_CHOICE("cache", type_, field_.type, cache_names,                                           \
                "set the type of cached keys and values; default f32;\n"                            \

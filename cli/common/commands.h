@@ -1,5 +1,5 @@
-/* The subcommands: each gets the arguments that follow its name and returns the exit code. Help, man
- * pages and completions are printed from its page.
+/* The subcommands: each receives the arguments after its name and returns the exit code. Help, man
+ * pages and completions are generated from its page.
  *
  * To add a subcommand, create cmd_<name>.c in a new folder and add a line to this list.
  */

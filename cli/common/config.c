@@ -192,7 +192,7 @@ cli_exit config_resolve(const config_options *o, config *out)
         (o->embed || o->heads || o->kv_heads || o->head_dim || o->layers || o->bias)) {
         size_t used = strlen(out->name);
         snprintf(out->name + used, sizeof out->name - used, ", changed");
-        out->published = 0; /* of another model */
+        out->published = 0; /* the count belongs to the unchanged model */
     }
     if (o->causal) out->causal = o->causal == 1;
     if (o->bias) s->qkv_bias = s->out_bias = o->bias == 1;

@@ -1,4 +1,4 @@
-/* The attention that a subcommand describes: sizes from the command line, a published model or a
+/* The attention that a subcommand describes, with sizes from the command line, a published model or a
  * model folder. Options override single sizes. */
 #ifndef CLI_CONFIG_H
 #define CLI_CONFIG_H
@@ -44,10 +44,11 @@ typedef struct config {
 /* Errors are printed. */
 cli_exit config_resolve(const config_options *options, config *out);
 
-/* The table of --like list, on stdout. */
+/* Print the table of --like list on stdout. */
 void config_print_models(void);
 
-/* Keys before and after a query's own of a window option; causal selects the meaning of "W". */
+/* Parse a window option: the numbers of keys before and after a query's own. causal selects the
+ * meaning of "W". */
 cli_exit config_window(const char *text, bool causal, int64_t *left, int64_t *right);
 
 #endif

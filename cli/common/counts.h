@@ -32,7 +32,7 @@ typedef struct counts_flops {
     int64_t q, k, v, scores, softmax, sum, o, all;
 } counts_flops;
 
-/* Of one layer, unless the name says otherwise. */
+/* Counts of one layer, unless the name says otherwise. */
 typedef struct counts {
     counts_parameters parameters;
     counts_flops flops;

@@ -14,7 +14,7 @@ typedef struct csv_out {
     bool filled; /* the row has a cell already */
 } csv_out;
 
-/* The header row. */
+/* Write the header row. */
 void csv_names(csv_out *csv, const char *names);
 
 /* Write a cell, quoted if necessary. A text that a spreadsheet would read as a formula gets a leading ' (OWASP,

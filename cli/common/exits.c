@@ -73,7 +73,7 @@ mha_status cli_status_of(cli_exit code)
 {
     for (size_t i = 0; i < sizeof exit_of_status / sizeof *exit_of_status; i++)
         if (exit_of_status[i].code == code) return exit_of_status[i].status;
-    return MHA_ERR_OVERLAP; /* not in the table: CLI_INTERNAL */
+    return MHA_ERR_OVERLAP; /* this status is not in the table, so it becomes CLI_INTERNAL */
 }
 
 cli_exit cli_check(mha_status status)

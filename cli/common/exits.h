@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-/* The one list of exit codes: name, value, text. They are documented and must not change, since
+/* The one list of exit codes: name, value, text. They are documented and must not change, because
  * scripts rely on them. */
 #define CLI_EXIT_LIST(X)                                                            \
     X(CLI_OK, 0, "success")                                                         \
@@ -40,13 +40,13 @@ extern const char *cli_running;
 /* Print "multihead: command: message" on stderr and return code. */
 cli_exit cli_fail(cli_exit code, const char *format, ...) MHA_PRINTF(2, 3);
 
-/* The same for a failed library call, with its detail and the exit code that exits.c maps its
- * status to. MHA_ERR_CALLBACK, which only the program's own callbacks return, prints nothing:
- * the callback has reported the error, or there is none to report. */
+/* The same for a failed library call, with its detail; exits.c maps the status to the exit code.
+ * MHA_ERR_CALLBACK prints nothing: only the program's own callbacks return it, after they have
+ * reported the error or if there is none. */
 cli_exit cli_fail_status(mha_status status);
 
-/* Redirect the messages of cli_fail() into room, truncated to size bytes with the NUL; NULL: to
- * stderr again. For subcommands that report errors to a client. */
+/* Redirect the messages of cli_fail() into room, truncated to size bytes including the NUL. room
+ * NULL: to stderr again. For subcommands that report errors to a client. */
 void cli_fail_into(char *room, size_t size);
 
 /* The library status that cli_fail_status() maps back to this code. */

@@ -40,7 +40,7 @@ void files_begin_json(mha_json *json, const char *format)
 
 /* ---- functions that draw into a sink --------------------------------------------------------- */
 
-/* A signal abandons the file. */
+/* A signal stops the drawing, and the file is removed. */
 static mha_status write_until_signal(void *user, const void *bytes, size_t count)
 {
     const mha_sink *inner = user;
@@ -49,7 +49,7 @@ static mha_status write_until_signal(void *user, const void *bytes, size_t count
 }
 
 /* Signals are not held for a FIFO or a device: there is no file to remove, and writes may block
- * without limit. A caller that already holds them needs the whole file. */
+ * without limit. A caller that already holds signals needs the whole file. */
 static mha_status draw_file(const char *folder, const char *path, files_draw_fn *draw,
                             const void *user)
 {
@@ -135,9 +135,9 @@ static bool folder_of(const char *path, char folder[PATH_MAX])
     return snprintf(folder, PATH_MAX, "%.*s", end ? (int)end : 1, end ? path : ".") < PATH_MAX;
 }
 
-/* The real path: of the whole path if it exists, else of its folder, with the last name
- * appended; false: no such folder. It allocates nothing, so that running out of memory cannot make
- * two names of one file look different. */
+/* Resolve a path that exists, or else its folder, with the last name appended. Returns false if the
+ * folder does not exist. Nothing is allocated, so that lack of memory cannot make two names of one
+ * file look different. */
 static bool resolve(const char *path, char place[2 * PATH_MAX])
 {
     char folder[PATH_MAX];

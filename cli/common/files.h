@@ -12,23 +12,23 @@ extern const mha_sink files_stdout;
 /* A function that writes an output. */
 typedef mha_status files_draw_fn(const void *user, const mha_sink *sink);
 
-/* Of a mha_figure. */
+/* For an mha_figure. */
 files_draw_fn files_draw_svg, files_draw_png, files_draw_pdf;
-files_draw_fn files_draw_npy; /* of a mha_tensor */
+files_draw_fn files_draw_npy; /* for an mha_tensor */
 
-/* Begin the object that a subcommand writes with --json, one line per member. Its first members
- * are the format, its version and the producer. */
+/* Begin the object that a subcommand writes with --json, one line per member. The first members are
+ * the format, its version and the producer. */
 void files_begin_json(mha_json *json, const char *format);
 
 /* Call draw to write path, or stdout if path is "-". */
 mha_status files_draw(const char *path, files_draw_fn *draw, const void *user);
 
-/* The same for a file of a folder that the program owns, where links are replaced. */
+/* The same for a file in a folder that the program owns; links are replaced. */
 mha_status files_draw_in(const char *folder, const char *name, files_draw_fn *draw,
                          const void *user);
 
-/* Call draw to append to path. The file may remain incomplete: only for folders that are renamed
- * when complete. */
+/* Call draw to append to path. A failure may leave the file incomplete, so this is only for folders
+ * that are renamed when complete. */
 mha_status files_append(const char *path, files_draw_fn *draw, const void *user);
 
 /* Write tensor as .npy; "-" is stdout. */

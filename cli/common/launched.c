@@ -79,9 +79,9 @@ static int64_t launched_rank(void)
 
 #ifdef CLI_HAS_MPI
 
-/* Load the companion library from the program's folder, with its dependency, which may be
- * outside the system's paths. Symbols of the program take precedence, so that both share the
- * text of the last error. */
+/* Load the companion library and its dependency from the program's folder, which may be outside the
+ * system's paths. Symbols of the program take precedence, so that both share the text of the last
+ * error. */
 static void *open_beside(const char *folder)
 {
     char name[PATH_BYTES], path[PATH_BYTES];
@@ -251,8 +251,8 @@ void ranks_release(void)
     ranks.released = true;
 }
 
-/* The command line is the same on all ranks, so an error in it names no rank. An error in which
- * all ranks agree names the rank where it began. */
+/* The command line is the same on all ranks, so an error in it names no rank. An error that all
+ * ranks return names the rank where it occurred first. */
 static void print_message(cli_exit code)
 {
     const char *text = ranks.message;

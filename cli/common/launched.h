@@ -12,8 +12,8 @@
 
 #include <multihead/transport.h>
 
-/* Join, if a launcher started more than one process; main()'s first call. All ranks must have
- * the same version and command line. */
+/* Join the other ranks if a launcher started more than one process. This is main()'s first call.
+ * All ranks must have the same version and command line. */
 cli_exit ranks_begin(int count, char *const *arguments);
 
 /* The transport of all ranks; NULL: this process is alone. */
@@ -22,10 +22,10 @@ const mha_transport *ranks_transport(void);
 /* The same until ranks_release(). */
 const mha_transport *ranks_together(void);
 
-/* A single process, or rank 0. */
+/* Whether this process is the only one, or rank 0. */
 bool ranks_first(void);
 
-/* Agree on a code at all ranks: that of the lowest rank that failed. */
+/* Agree on an exit code: the code of the lowest rank that failed. */
 cli_exit ranks_agree(cli_exit code);
 
 /* The same, and compare bytes with rank 0's: "rank 2: has another text than rank 0". After
@@ -41,8 +41,7 @@ cli_exit ranks_check(mha_status status);
 /* Ranks other than 0 have nothing more to do and return. */
 void ranks_release(void);
 
-/* main()'s last call: agree on the subcommand's exit code (NULL: no subcommand), print it, and
- * exit. */
+/* main()'s last call: agree on the subcommand's exit code, print the error, and exit. */
 cli_exit ranks_end(cli_exit code);
 
 #endif

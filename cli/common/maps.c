@@ -54,7 +54,7 @@ cli_exit maps_name_of_path(const char *path, char **out)
     while (begin > 0 && path[begin - 1] != '/') begin--;
     const char *name = path + begin;
     size_t bytes = end - begin;
-    /* "." and "..": use the name of the folder that they resolve to. */
+    /* "." and ".." take the name of the folder that they resolve to. */
     if ((bytes == 1 && name[0] == '.') || (bytes == 2 && !strncmp(name, "..", 2))) {
         char *resolved = realpath(path, NULL);
         CLI_TRY(arena_keep(resolved, free));

@@ -31,8 +31,8 @@ cli_exit maps_add_layer(mha_maps *maps, int64_t layer);
 cli_exit maps_name_of_path(const char *path, char **name);
 
 /* --layer "0,2-3" and --head "1,4-5", "4.11", "L4H11": a plain head number applies to every
- * selected layer; the others name their layer. Without either: all heads. layers NULL: heads is the
- * list of --without. */
+ * selected layer; the other forms name their layer. Without both options all heads are selected.
+ * layers NULL: heads is the list of --without. */
 cli_exit maps_pick(const args_texts *layers, const args_texts *heads, int64_t layer_count,
                    int64_t head_count, maps_picks *picks);
 

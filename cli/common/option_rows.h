@@ -1,5 +1,5 @@
-/* Rows of option tables (args.h): the field is named by its struct, so that one table may fill
- * structs within structs. */
+/* Rows of option tables (args.h). A row names the struct and its field, so that one table may fill
+ * nested structs. */
 #ifndef CLI_OPTION_ROWS_H
 #define CLI_OPTION_ROWS_H
 

@@ -12,8 +12,8 @@ typedef struct pick_list {
     int64_t layers, heads;
     uint8_t *layer_on;   /* [L] */
     uint8_t *head_on;    /* [H] plain head numbers, for every selected layer */
-    maps_picks *picks;   /* where L4H11 goes */
-    bool plain, located; /* which kinds of heads were seen */
+    maps_picks *picks;   /* receives L4H11 */
+    bool plain, located; /* which forms of heads occurred */
 } pick_list;
 
 static cli_exit malformed(const pick_list *list)
@@ -30,7 +30,7 @@ static cli_exit check_below(const pick_list *list, const char *what, int64_t num
                     list->option, list->text, what, number, what, count - 1);
 }
 
-/* 3 or 3-5: select all of them. */
+/* Parse "3" or "3-5" and select these numbers. */
 static cli_exit take_range(const pick_list *list, const char **at, int64_t first, const char *what,
                            int64_t count, uint8_t *on)
 {
@@ -44,7 +44,7 @@ static cli_exit take_range(const pick_list *list, const char **at, int64_t first
     return CLI_OK;
 }
 
-/* The head number after "L4H" or "4.". */
+/* Parse the head number after "L4H" or "4.". */
 static cli_exit take_located(pick_list *list, const char **at, int64_t layer)
 {
     int64_t head;

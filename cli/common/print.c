@@ -36,7 +36,7 @@ static int64_t columns_of(const char *text, size_t bytes)
     return columns;
 }
 
-/* Buffered output: stderr is unbuffered, and a line must be one write. */
+/* Buffered output. stderr is unbuffered, and a line must be one write. */
 typedef struct page {
     FILE *file;
     size_t used;
@@ -97,7 +97,7 @@ static int take_number(const char **format, va_list *arguments)
     return number;
 }
 
-/* format points past the %, then past the conversion. */
+/* Parse a conversion: format points after the %, then after the conversion. */
 static directive take_directive(const char **format, va_list *arguments)
 {
     directive d = {.precision = -1};

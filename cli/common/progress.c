@@ -39,7 +39,7 @@ void progress_show(progress *p, double part, const char *format, ...)
     const double now = seconds_now(), seconds = now - p->begin;
     va_list arguments;
     if (p->quiet || now < p->next) return;
-    p->next = now + (p->terminal ? 0.1 : part > 0 ? 10 : 1); /* no estimate yet: print again soon */
+    p->next = now + (p->terminal ? 0.1 : part > 0 ? 10 : 1); /* 1: no estimate yet */
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);

@@ -21,7 +21,7 @@ progress progress_begin(bool quiet);
 /* The current activity, and the completed part of all work, 0 to 1. */
 void progress_show(progress *p, double part, const char *format, ...) MHA_PRINTF(3, 4);
 
-/* Begin another stage: estimates count from here on. The next line stays due when it was. */
+/* Begin another stage: estimates count from here on. The time of the next line does not change. */
 void progress_restart(progress *p);
 
 /* Erase the line before anything else is printed. progress_show() may print it again. */

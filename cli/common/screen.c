@@ -29,8 +29,8 @@ int32_t screen_width(int descriptor, int64_t given)
     return (int32_t)(width < LEAST ? LEAST : width);
 }
 
-/* --color, then NO_COLOR, TERM=dumb, CLICOLOR_FORCE or FORCE_COLOR, then whether stdout is a
- * terminal. */
+/* In order of precedence: --color, NO_COLOR, TERM=dumb, CLICOLOR_FORCE or FORCE_COLOR, whether
+ * stdout is a terminal. */
 static bool want_color(const screen_options *options)
 {
     if (options->color != COLOR_AUTO) return options->color == COLOR_ALWAYS;
@@ -75,8 +75,8 @@ bool screen_shows_progress(bool quiet)
     return !quiet && *term && strcmp(term, "dumb") != 0 && isatty(STDERR_FILENO);
 }
 
-/* --dark or --light, else COLORFGBG as several terminals set it ("15;0" is light on dark), else
- * dark, as most terminals are. */
+/* In order of precedence: --dark or --light; COLORFGBG, which several terminals set ("15;0" is
+ * light on dark); dark, like most terminals. */
 bool screen_dark(int paper)
 {
     if (paper != PAPER_AUTO) return paper == PAPER_DARK;

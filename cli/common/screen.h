@@ -15,8 +15,8 @@ typedef struct screen_options {
     int ascii;
 } screen_options;
 
-/* Columns of a descriptor's terminal: `given` unless 0, else the terminal's own width, else
- * COLUMNS, else 80. */
+/* Columns of a descriptor's terminal. In order of precedence: `given` unless 0, the terminal's own
+ * width, COLUMNS, 80. */
 int32_t screen_width(int descriptor, int64_t given);
 
 /* Width, colours, characters. */

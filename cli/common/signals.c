@@ -11,7 +11,7 @@ enum { COUNT = 3 };
 static const int numbers[COUNT] = {SIGINT, SIGTERM, SIGHUP};
 static struct sigaction before[COUNT];
 static int holds;
-static atomic_int came, last; /* signals: the recorded one; the last, even if postponed */
+static atomic_int came, last; /* the recorded signal; the last signal, even if postponed */
 
 static void on_signal(int number)
 {
@@ -34,7 +34,7 @@ bool signals_came(void)
     return came != 0;
 }
 
-/* End a hold, if there is one. Returns whether none remains. */
+/* End one hold, if there is one. Returns whether no hold remains. */
 static bool let_go(void)
 {
     if (holds == 0) return true;

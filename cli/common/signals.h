@@ -5,8 +5,8 @@
 
 #include <stdbool.h>
 
-/* Hold signals: until signals_release() or signals_postpone() they are recorded and do not end
- * the program. Holds nest; returns true for the outermost. */
+/* Hold signals: until signals_release() or signals_postpone(), signals are recorded and do not end
+ * the program. Holds nest. Returns true for the outermost hold. */
 bool signals_hold(void);
 
 /* Whether a signal arrived since the outermost hold began. */
@@ -16,7 +16,7 @@ bool signals_came(void);
 void signals_release(void);
 
 /* The same, but a recorded signal ends the program at the end of main(), so that the caller can
- * save and report its work first. Returns whether there is one. */
+ * save and report its work first. Returns whether a signal was recorded. */
 bool signals_postpone(void);
 
 /* main()'s last call: if a signal arrived, end the program by that signal. */

@@ -1,5 +1,5 @@
-/* Tables on stdout. A column has one heading, width and format, and may name a field of the rows'
- * struct: the same columns then write the rows as JSON. */
+/* Tables on stdout. A column has a heading, a width and a format. It may name a field of the rows'
+ * struct; the same columns then write the rows as JSON. */
 #ifndef CLI_TABLE_H
 #define CLI_TABLE_H
 
@@ -12,9 +12,9 @@ typedef enum table_unit { TABLE_PLAIN, TABLE_COUNT, TABLE_BYTES } table_unit; /*
 
 typedef struct table_column {
     const char *heading;  /* NULL: not in the text */
-    int width;            /* including the gap before it; below 0: aligned to the left */
+    int width;            /* including the gap before it; negative: left-aligned */
     int decimals;         /* of a number */
-    table_unit unit;      /* of an integer */
+    table_unit unit;      /* for integers */
     mha_json_field field; /* name NULL: not in JSON; type 0: none */
 } table_column;
 

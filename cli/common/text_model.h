@@ -17,12 +17,12 @@
 typedef struct text_model {
     const char *folder;    /* for messages */
     char where[160];       /* prefix of messages about a text: "file: line 3: " */
-    char *name;            /* the folder's, as a title */
+    char *name;            /* the folder's name, as a title */
     char architecture[32]; /* model_type */
     mha_context *context;
     const mha_transport *ranks; /* the transport that divides the layers; NULL: all layers are
                                    here */
-    mha_model *model;           /* whether this struct owns the fields below */
+    mha_model *model;           /* owns the fields below */
     mha_transformer *net;
     mha_transformer_desc desc;
     mha_transformer *encoder; /* of an encoder-decoder, whose decoder is net; else NULL */
@@ -32,12 +32,12 @@ typedef struct text_model {
     const mha_vocabulary *vocabulary; /* ... whole words; the other is NULL */
 } text_model;
 
-/* Open a folder until the subcommand ends. Errors are printed. threads 0: the default. spread:
- * divide the layers among the ranks, if there are several; all ranks then make the same calls.
+/* Open a folder until the subcommand ends. Errors are printed. threads 0: the default. spread: if
+ * there are several ranks, divide the layers among them; all ranks then make the same calls.
  * Otherwise each rank loads all layers. */
 cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_model *model);
 
-/* Close it early and free its memory. */
+/* Close the model early and free its memory. */
 void text_model_close(text_model *model);
 
 /* maps_pick(), without the heads that a pruned layer lacks. */
@@ -69,7 +69,8 @@ typedef struct text_limits {
  * file. */
 void text_model_where(text_model *model, const char *file, int64_t line);
 
-/* pair NULL: one text. Texts with special tokens only are rejected. Errors are printed. */
+/* Encode a text, or a pair of texts unless pair is NULL. Texts with special tokens only are
+ * rejected. Errors are printed. */
 cli_exit text_model_encode(const text_model *model, const text_limits *limits, const char *text,
                            size_t bytes, const char *pair, size_t pair_bytes, mha_tokens **tokens);
 

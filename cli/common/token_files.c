@@ -36,7 +36,7 @@ static cli_exit append(token_list *list, const char *text, size_t bytes)
         CLI_TRY(arena_grow(count > 0 ? 2 * count : 1, sizeof *list->items, &list->items));
     char **copy = &list->items[list->count++];
     CLI_TRY(arena_text(text, bytes, copy));
-    /* In place, as the text is never longer: "the" for a piece with a leading space. */
+    /* In place, because the text is never longer: "the" for a piece with a leading space. */
     mha_text_piece(*copy, *copy, bytes + 1);
     return CLI_OK;
 }
@@ -63,7 +63,7 @@ static cli_exit malformed_list(const char *path, const char *unit, size_t at)
                     unit, at);
 }
 
-/* jansson rejects a text with U+0000, at which labels would end, and lone surrogates. */
+/* jansson rejects a text with U+0000, where labels would end, and lone surrogates. */
 static cli_exit take_json(const char *path, const char *text, size_t size, token_list *read)
 {
     json_error_t error;

@@ -22,7 +22,7 @@ words words_count(int64_t n)
     return w;
 }
 
-/* Three digits, in the unit that keeps the value below step. */
+/* Format three digits, in the unit that keeps the value below step. */
 static words scaled(double value, double step, const char *const *units, int count)
 {
     words w;

@@ -74,7 +74,7 @@ const args_page count_page = {
 
 /* ---- Comparisons ----------------------------------------------------------------------------- */
 
-/* Rows that exceed 64 bits are omitted. */
+/* Add a row, unless its counts exceed 64 bits. */
 static void add_row(count_row *rows, int *count, const char *name, const counts_shape *shape,
                     bool asked)
 {
@@ -96,7 +96,7 @@ static void compare_sharing(count_report *r)
     if (s.heads > 1) add_row(r->sharing, &r->sharing_count, "MQA", &s, asked->kv_heads == 1);
 }
 
-/* 1, 2, 4, ... heads and the requested number, with the same total width. */
+/* Compare 1, 2, 4, ... heads and the requested number at the same total width. */
 static void compare_heads(count_report *r)
 {
     const counts_shape *asked = &r->config.shape;

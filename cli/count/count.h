@@ -5,7 +5,7 @@
 #include "common/config.h"
 #include "common/table.h"
 
-/* Alternatives: the same shape with other numbers of key/value heads, and one head against many. */
+/* An alternative: the same shape with another number of key/value heads, or of heads. */
 enum { COUNT_MOST_ROWS = 24 };
 typedef struct count_row {
     const char *name; /* "MHA", "GQA", "MQA"; NULL in the list of heads */

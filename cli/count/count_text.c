@@ -17,7 +17,7 @@ static void print_heading(const char *title, const count_report *r)
     cli_print("\n");
 }
 
-/* A count of one layer and, where there are more, of all of them. */
+/* Print a count of one layer and, if there are several, of all layers. */
 static void print_count(const count_report *r, const char *name, int64_t one)
 {
     int64_t layers = r->config.shape.layers, all = 0;

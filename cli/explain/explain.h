@@ -38,12 +38,12 @@ typedef struct explain_problem {
     mha_attention_desc desc;
     mha_tensor q, k, v, o, blocks, tensors[EXPLAIN_TENSORS];
     mha_attention_outputs outputs;
-    uint8_t *kept; /* the blocks' memory, or NULL */
+    uint8_t *kept; /* memory of the blocks, or NULL */
     int64_t block_rows, block_cols, kept_blocks;
     mha_attention_plan plan;
     int threads;
-    int64_t l2_bytes;    /* of a core's cache */
-    int64_t mask_pairs;  /* of B H T S, visible under the mask except its dense parts; -1: too many
+    int64_t l2_bytes;    /* cache of one core */
+    int64_t mask_pairs;  /* pairs of B H T S that are visible, ignoring dense masks; -1: too many
                             rows and blocks to count */
     double pairs;        /* B H T S */
     double matrix_bytes; /* of B H T S scores in f32 */
@@ -52,8 +52,8 @@ typedef struct explain_problem {
 /* Make the problem that the options describe, and the library's plan for it. Errors are printed. */
 cli_exit explain_make(const explain_options *options, explain_problem *problem);
 
-/* Count the keys s0 <= s < s1 that query t sees, and those of them that it sees only because they
- * are exempt from the window. */
+/* Count the keys s0 <= s < s1 that query t sees, and the ones among them that are visible only
+ * because they are exempt from the window. */
 typedef struct explain_seen {
     int64_t seen, exempt;
 } explain_seen;

@@ -1,6 +1,6 @@
 /* The picture of a problem: the shapes step by step, the heads that share keys and values, the
- * mask, position encodings, and the totals. Composed from boxes, arrows and grids (render.h);
- * independent of the machine, so the same problem gives the same bytes. */
+ * mask, position encodings, and the totals. It is composed of boxes, arrows and grids (render.h)
+ * and independent of the machine, so the same problem gives the same bytes. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/maps.h"
@@ -71,7 +71,7 @@ static double lane(double i)
     return 8 + i * LANE;
 }
 
-/* A box, in front of up to two cards if there are several like it. */
+/* Draw a box, in front of up to two cards if there are several boxes of this kind. */
 static void step(picture *f, mha_ink ink, int column, double at_lane, int64_t count,
                  const char *text, const char *detail)
 {
@@ -81,7 +81,8 @@ static void step(picture *f, mha_ink ink, int column, double at_lane, int64_t co
     sketch_box(&f->steps, ink, x, y, BOX_W, BOX_H, text, detail)->size = 14;
 }
 
-/* From the right edge of one box, or of the cards behind it, to the left edge of another. */
+/* Draw an arrow from the right edge of a box, or of the cards behind it, to the left edge of
+ * another box. */
 static void flow(picture *f, mha_ink ink, int c0, double l0, int c1, double l1, int64_t count)
 {
     sketch_line(&f->steps, ink, c0 * COLUMN + BOX_W + (count > 1 ? 12 : 0), lane(l0) + BOX_H / 2.0,
@@ -182,7 +183,7 @@ static double row_place(double x, int64_t n, int64_t i, double most, double *wid
     return x + (SHARE_W - used) / 2 + (size + gap) * (double)i;
 }
 
-/* Query heads above; below them the key/value heads that they read. */
+/* Draw the query heads and, below them, the key/value heads that they read. */
 static void draw_sharing(picture *f, double x, const char *name, int64_t kv_heads, bool asked)
 {
     const explain_problem *p = f->p;

@@ -1,5 +1,5 @@
-/* From options to a problem: shapes, a descriptor, and tensors without data, which is all that
- * mha_attention_explain() reads. */
+/* Convert options to a problem: shapes, a descriptor, and tensors without data.
+ * mha_attention_explain() reads nothing else. */
 #include "common/arena.h"
 #include "common/contexts.h"
 #include "common/maps.h"
@@ -21,7 +21,7 @@ enum { DEFAULT_BLOCK = 64 };
 
 /* ---- Sizes ----------------------------------------------------------------------------------- */
 
-/* The shape of an array as [B,H,T,D], with ones in front. */
+/* Read the shape of an array as [B,H,T,D], padded with leading ones. */
 static cli_exit read_shape(const char *path, int64_t shape[4])
 {
     mha_tensor tensor;
@@ -107,7 +107,7 @@ static cli_exit check_sizes(const explain_problem *p)
 
 /* ---- Block patterns -------------------------------------------------------------------------- */
 
-/* One part up to a comma, such as "local=1". */
+/* Parse one part up to a comma, such as "local=1". */
 static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d)
 {
     static const char wanted[] = "local=N, global=N, stride=N, fixed=N, random=N, joined by commas";
@@ -166,7 +166,7 @@ static cli_exit make_blocks(const explain_options *o, explain_problem *p)
 
 /* ---- The descriptor -------------------------------------------------------------------------- */
 
-/* The requested inputs and outputs: tensors without data. */
+/* Describe the requested inputs and outputs as tensors without data. */
 static void describe_tensors(const explain_options *o, explain_problem *p)
 {
     mha_attention_desc *d = &p->desc;
@@ -252,7 +252,7 @@ static bool block_keeps(const explain_problem *p, int64_t t, int64_t s)
     return !p->kept || p->kept[t / size * p->block_cols + s / size];
 }
 
-/* Without blocks: the window's keys in s0 .. s1, and the exempt ones outside of it. */
+/* Without blocks: the window's keys in s0 .. s1, and the exempt keys outside the window. */
 static explain_seen interval_seen(const explain_problem *p, int64_t t, int64_t s0, int64_t s1)
 {
     const mha_attention_desc *d = &p->desc;
@@ -290,8 +290,8 @@ explain_seen explain_visible(const explain_problem *p, int64_t t, int64_t s0, in
 
 /* ---- All together ---------------------------------------------------------------------------- */
 
-/* The plan counts pairs that causal, lengths and window with its first keys allow; blocks then
- * remove some.
+/* The plan counts the pairs that causal, lengths and the window with its first keys allow. Blocks
+ * then remove pairs.
  */
 static void count_mask(explain_problem *p)
 {

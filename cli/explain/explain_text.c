@@ -1,4 +1,4 @@
-/* The report in words. What the library states about a problem is printed unchanged. */
+/* The report in words. The library's statements about a problem are printed unchanged. */
 #include "common/words.h"
 #include "explain/explain.h"
 
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A line "  name   text", or "  text" without a name, wrapped if it is long. */
+/* Print a line "  name   text", or "  text" without a name, wrapped if it is long. */
 static void say(const char *name, const char *format, ...) MHA_PRINTF(2, 3);
 
 static void say(const char *name, const char *format, ...)
@@ -136,12 +136,12 @@ static void print_path(const explain_problem *p)
                                                   : "");
 }
 
-/* About the number of operations that a core does in the time of reading a byte from memory;
- * docs/speed.md has both rates of several machines. */
+/* The approximate number of operations that a core performs in the time of reading a byte from
+ * memory. docs/speed.md lists both rates for several machines. */
 enum { BALANCE = 20 };
 
-/* The limiting resource. Data that fits into the caches of the working cores is not limited by
- * memory. */
+/* Print the limiting resource. Memory does not limit data that fits into the caches of the working
+ * cores. */
 static void print_limit(const explain_problem *p, double flops)
 {
     const mha_attention_plan *plan = &p->plan;

@@ -12,11 +12,11 @@ typedef struct sketch {
     int64_t count, text_count;
 } sketch;
 
-/* A text that lives as long as the sketch, cut at SKETCH_TEXT. */
+/* A text with the lifetime of the sketch, truncated to SKETCH_TEXT bytes. */
 const char *sketch_text(sketch *s, const char *format, ...) MHA_PRINTF(2, 3);
 
-/* A mark to fill in, x, y, width and height. Callers stay below SKETCH_MOST; beyond it the last
- * one is overwritten. */
+/* Add a mark at x, y with width and height, for the caller to fill in. Callers stay below
+ * SKETCH_MOST marks; beyond that the last mark is overwritten. */
 mha_mark *sketch_add(sketch *s, mha_mark_kind kind, mha_ink ink, double x, double y, double width,
                      double height);
 
@@ -25,7 +25,7 @@ mha_mark *sketch_box(sketch *s, mha_ink ink, double x, double y, double width, d
 mha_mark *sketch_line(sketch *s, mha_ink ink, double x, double y, double to_x, double to_y,
                       uint32_t flags);
 
-/* Size 0 is the default. */
+/* size 0: the default. */
 void sketch_words(sketch *s, mha_ink ink, double x, double y, uint32_t flags, double size,
                   const char *format, ...) MHA_PRINTF(7, 8);
 

@@ -94,11 +94,11 @@ typedef struct run {
     mha_model *model;
     mha_transformer_desc desc;
     const mha_vocabulary *vocabulary; /* the model's; NULL with --ids or other tokenizers */
-    const mha_tokenizer *tokenizer;   /* likewise; NULL: without one */
+    const mha_tokenizer *tokenizer;   /* NULL: none */
     const int32_t *ends;              /* [end_count] the tokens that end a text */
     int64_t end_count;
     int32_t turn_end;  /* ends an answer of a chat; -1: none */
-    double seconds[2]; /* of the prompt, of the rest */
+    double seconds[2]; /* time of the prompt, and of the rest */
     mha_generation *generation;
     mha_sampling how;
     bool quiet;
@@ -301,7 +301,7 @@ static void print_stats(const run *r, int64_t made)
              (double)mha_decoder_cache_bytes(decoder) * 1e-6);
 }
 
-/* New tokens until one ends the text, or a signal came. *made: their number. */
+/* Write new tokens until one ends the text or a signal arrives. *made is their number. */
 static cli_exit write_tokens(run *r, mha_generation_step *step, int64_t *made)
 {
     for (*made = 0; step->state == MHA_GENERATION_CONTINUES;) {
@@ -332,8 +332,8 @@ static cli_exit generate(run *r, const char *text, const generate_options *optio
     double from = seconds_now();
     CLI_TRY(begin(r, options));
     r->seconds[0] = seconds_now() - from;
-    /* Before the first token a signal may end the process at once; with several ranks the launcher
-     * ends all. */
+    /* Before the first token a signal may end the process at once. With several ranks the launcher
+     * ends all processes. */
     if (!ranks_transport()) signals_hold();
     CLI_TRY(show_prompt(r, text));
     from = seconds_now();

@@ -24,7 +24,7 @@ cli_exit generate_chat(const mha_tokenizer *tokenizer, const char *folder, const
                        char **prompt, int32_t *end)
 {
     static const struct {
-        const char *tokens[3]; /* of a vocabulary with this form; the last ends a turn */
+        const char *tokens[3]; /* in a vocabulary of this form; the last token ends a turn */
         const char *before, *after;
     } forms[] = {{{"<|im_start|>", "<|im_start|>", "<|im_end|>"},
                   "<|im_start|>user\n",

@@ -13,7 +13,7 @@
 enum { COLUMNS = 10, MOST_WORDS = 100000, MOST_RELATIONS = 256, MOST_NAME = 64 };
 enum { ID = 0, FORM = 1, HEAD = 6, DEPREL = 7, MISC = 9 };
 
-/* A piece of the file. */
+/* A part of the file. */
 typedef struct piece {
     const char *at;
     size_t bytes;

@@ -1,6 +1,6 @@
 /* Sentences with gold links, from CoNLL-U (universaldependencies.org/format.html).
  *
- * Of the ten columns of a word's line, ID, FORM, HEAD, DEPREL and MISC are read. Each word is
+ * Five of the ten columns of a word's line are read: ID, FORM, HEAD, DEPREL and MISC. Each word is
  * linked to its HEAD by a relation called DEPREL; root and punct are not links. In MISC,
  * SpaceAfter=No joins a word to the next one, and the project's own key Coref=7 links a word ("it")
  * to the word of the same sentence that it refers to (number 7) by a relation called coref. A
@@ -24,7 +24,7 @@ typedef struct conllu_sentence {
     int64_t words;
     int64_t *begin, *end;     /* [words] bytes of text */
     mha_heads_link *links;    /* the word `query` depends on the word `key`; numbers from 0 */
-    int64_t link_count, line; /* of the file, where it begins */
+    int64_t link_count, line; /* line of the file where the sentence begins */
 } conllu_sentence;
 
 typedef struct conllu {
@@ -34,7 +34,7 @@ typedef struct conllu {
     int64_t relations;
 } conllu;
 
-/* spaced: separate all words, whatever SpaceAfter says. Errors are printed. */
+/* spaced: separate all words, ignoring SpaceAfter. Errors are printed. */
 cli_exit conllu_read(const char *path, bool spaced, conllu *out);
 
 #endif

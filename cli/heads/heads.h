@@ -68,10 +68,10 @@ cli_exit heads_sources_read(const heads_options *options, text_model *model,
 /* The results. */
 typedef struct heads_found {
     const text_model *model;
-    mha_study_found of;     /* over all ranks, including those of a state; for the calls of
-                             * study.h */
-    int64_t count;          /* of heads, all layers together */
-    const mha_study *study; /* owns them; NULL: heads of arrays */
+    mha_study_found of;     /* over all ranks, including those of a state; passed to the functions
+                             * of study.h */
+    int64_t count;          /* heads of all layers */
+    const mha_study *study; /* owns the results; NULL: the maps come from arrays */
     bool stopped;           /* stopped by a signal before the last text */
     float *gates;           /* [layers, heads] 0: ablated; NULL: none */
 } heads_found;
@@ -89,7 +89,7 @@ cli_exit heads_begin(const text_model *model, heads_found *found);
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found, cli_exit *unsaved);
 
-/* Likewise for the maps of --attention. model becomes found's model, which has the name of the
+/* The same for the maps of --attention. *model is initialised as found->model, with the name of the
  * first file and no net. */
 cli_exit heads_measure_arrays(const heads_options *options, text_model *model, heads_found *found);
 
@@ -132,7 +132,7 @@ cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t he
                              mha_head_token_list list, heads_token *tokens, int64_t most,
                              int64_t *count);
 
-/* Members of a head's object, and of the whole. */
+/* Write the members of a head's object, and of the top-level object. */
 cli_exit heads_corpus_json(mha_json *json, const heads_found *found, const heads_row *row);
 void heads_corpus_json_luck(mha_json *json, const mha_head_corpus *corpus);
 
@@ -152,26 +152,26 @@ typedef struct heads_beside {
     const void *of;
 } heads_beside;
 
-/* The page of -o (heads_report.c); beside may be NULL. */
+/* Write the page of -o (heads_report.c); beside may be NULL. */
 cli_exit heads_write_page(const heads_options *options, text_model *model,
                           const heads_sources *sources, const heads_found *found,
                           const heads_row *rows, int64_t count, const heads_beside *beside);
 
-/* Clusters of similar heads of each layer. */
+/* Print the clusters of similar heads of each layer. */
 cli_exit heads_print_clusters(const heads_options *options, const heads_found *found);
 cli_exit heads_put_distances(mha_json *json, const heads_found *found, double cut);
 
-/* The folder of --headvis (heads_headvis.c), of the rows: likewise. */
+/* Write the folder of --headvis (heads_headvis.c), with the heads of the rows. */
 cli_exit heads_write_headvis(const heads_options *options, text_model *model,
                              const heads_sources *sources, const heads_found *found,
                              const heads_row *rows, int64_t count);
 
-/* The folder of --pictures (heads_pictures.c): likewise. */
+/* Write the folder of --pictures (heads_pictures.c), with the heads of the rows. */
 cli_exit heads_write_pictures(const heads_options *options, text_model *model,
                               const heads_sources *sources, const heads_found *found,
                               const heads_row *rows, int64_t count);
 
-/* The measures with examples: those of rows, which a few tokens can illustrate. */
+/* The measures with examples: measures of rows, which a few tokens can illustrate. */
 enum { HEADS_PLACED = 8 };
 extern const mha_head_measure heads_placed[HEADS_PLACED];
 
@@ -182,16 +182,16 @@ size_t heads_whole_characters(const char *text, size_t bytes, size_t most);
 void heads_report_where(const heads_source *source, const mha_head_place *place, char *where,
                         size_t size);
 
-/* A token as written in its text, including spaces before it; borrows tokens. */
+/* A token as written in its text, including the spaces before it. The result points into tokens. */
 cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
                               const char **text);
 
-/* The folder of --npy (heads_npy.c), of all heads; beside may be NULL. */
+/* Write the folder of --npy (heads_npy.c), with all heads; beside may be NULL. */
 cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
                          const heads_beside *beside);
 
 void heads_print_csv(const mha_study_found *found, const heads_row *rows, int64_t count);
-/* The program and the source of a file: lines of its JSON. */
+/* Write the lines of a JSON file that identify the program and the file's source. */
 void heads_json_begin(mha_json *json, const char *format, const heads_found *found, int64_t heads);
 
 /* Members of the open object that identify the head. */

@@ -1,5 +1,5 @@
-/* 'multihead heads --attention': heads of maps from other programs, without a model. Each file is a
- * text. Its tokens are known only from --tokens. */
+/* 'multihead heads --attention': heads of maps from other programs, without a model. Each file
+ * holds the maps of one text. Its tokens are known only from --tokens. */
 #include "common/arena.h"
 #include "common/contexts.h"
 #include "common/map_arrays.h"
@@ -168,7 +168,7 @@ cli_exit heads_measure_arrays(const heads_options *options, text_model *model, h
         const size_t mark = arena_mark();
         CLI_TRY(read_array(options->attention.items[i], &maps));
         CLI_TRY(describe(options, i, &maps));
-        if (i == 0) CLI_TRY(begin(options, &maps, model, found)); /* outlives the file */
+        if (i == 0) CLI_TRY(begin(options, &maps, model, found)); /* not released with the file */
         CLI_TRY(add(&maps, found));
         found->of.token_count += maps.T;
         if (i > 0) arena_release(mark);

@@ -1,4 +1,4 @@
-/* Write the results of a corpus besides the means as JSON, and cut long texts into pieces. */
+/* Write the results of a corpus other than the means as JSON, and cut long texts into pieces. */
 #include "common/arena.h"
 #include "heads/heads.h"
 
@@ -25,7 +25,7 @@ static size_t end_of(const mha_tokens *tokens, const char *text, size_t bytes)
     return heads_whole_characters(text, bytes, end);
 }
 
-/* A token has at most 16 bytes on average; the rest goes to the next piece. */
+/* Encode at most 16 bytes per token at a time; bytes after the last token go to the next piece. */
 cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
                           const heads_source *whole, heads_sources *into)
 {
@@ -166,7 +166,7 @@ void heads_corpus_json_luck(mha_json *json, const mha_head_corpus *corpus)
 
 /* ---- tokens by name -------------------------------------------------------------------------- */
 
-/* A kind of token must be at least 0.01 % of all tokens, and occur three times. */
+/* List a kind of token only if it is at least 0.01 % of all tokens and occurs three times. */
 cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t head,
                              mha_head_token_list list, heads_token *tokens, int64_t most,
                              int64_t *count)

@@ -1,5 +1,5 @@
-/* Similarity of the heads of a layer: the part of 'multihead heads' for --clusters. Distances are
- * summed while the texts are processed; no maps are kept. */
+/* Similarity of the heads of a layer, for 'multihead heads --clusters'. Distances are summed while
+ * texts are processed; maps are not stored. */
 #include "common/arena.h"
 #include "heads/heads.h"
 
@@ -75,7 +75,7 @@ static void print_redundant(const mha_study_found *found, int64_t width)
             for (int64_t b = a + 1; b < found->heads[l]; b++) {
                 const mha_head_pair pair = mha_head_distances_pair(found->distances[l], a, b);
                 if (!mha_head_pair_is_redundant(&pair, FARTHEST, NEAREST)) continue;
-                if (used + 64 > LINE_BYTES) continue; /* --json has them all */
+                if (used + 64 > LINE_BYTES) continue; /* --json lists all clusters */
                 used += (size_t)snprintf(line + used, LINE_BYTES - used,
                                          "%sL%" PRId64 "H%" PRId64 " L%" PRId64 "H%" PRId64,
                                          used > begin ? ", " : "", l, a, l, b);
@@ -84,7 +84,7 @@ static void print_redundant(const mha_study_found *found, int64_t width)
     cli_print_wrapped("", line, width);
 }
 
-/* The nearest pair, if there is room, and the clusters. */
+/* Print the nearest pair, if there is room, and the clusters. */
 static cli_exit print_layer(const heads_found *found, int64_t layer, double cut, bool wide,
                             const mha_terminal *terminal)
 {

@@ -53,7 +53,7 @@ static cli_exit make_folder(const char *path, char **folder)
 {
     const size_t bytes = strlen(path) + 16;
     size_t end = strlen(path);
-    while (end > 1 && path[end - 1] == '/') end--; /* beside it, not in it */
+    while (end > 1 && path[end - 1] == '/') end--; /* create it beside path, not in it */
     *folder = NULL;
     char *name;
     CLI_TRY(ARENA_ALLOC((int64_t)bytes, &name));
@@ -98,7 +98,7 @@ static cli_exit finish(const char *path, const char *folder, cli_exit result)
 
 cli_exit heads_folder_write(const char *path, char **folder, cli_exit (*fill)(void *of), void *of)
 {
-    signals_hold(); /* fill() stops after the current text */
+    signals_hold(); /* fill() checks for signals after each text */
     cli_exit result = make_folder(path, folder);
     if (result == CLI_OK) result = fill(of);
     result = finish(path, *folder, result);

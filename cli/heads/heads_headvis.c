@@ -1,7 +1,7 @@
 /* Write the results as a folder for HeadVis (Luger et al. 2026), in the format of data_pipeline.py
- * of its release: config.json, scatter_data.json and heads/LxHy.json. Texts run two more times:
- * first for the largest weight of each head in each text, by which texts are divided into ten
- * intervals, then for the weights of the shown texts. */
+ * of its release: config.json, scatter_data.json and heads/LxHy.json. Each text runs two more
+ * times. The first run finds the largest weight of each head in the text; texts are divided into
+ * ten intervals by this weight. The second run writes the weights of the shown texts. */
 #include "common/arena.h"
 #include "common/files.h"
 #include "common/progress.h"
@@ -23,7 +23,7 @@ enum {
     SAMPLES = 5, /* texts shown per interval: half a megabyte per head for texts of 256 tokens */
     LARGEST = 8, /* weights kept per row, each at least LEAST, as HeadVis recommends */
     EDGES = 20,  /* of distances: 0, 1, 2, 4, ... */
-    BARS = 20,   /* of largest weights */
+    BARS = 20,   /* of the histogram of largest weights */
     TOP_TOKENS = 50,
     NAME_BYTES = MHA_STUDY_NAME_BYTES,
     PATH_BYTES = 4096
@@ -35,10 +35,10 @@ typedef struct shown_head {
     heads_row row;
     float *most;       /* [count] largest weight in each text */
     uint8_t *interval; /* [count] 1 .. INTERVALS; 0: not shown */
-    double *mass[2];   /* [kinds + 1] by the kind of the query's token and of the key's */
+    double *mass[2];   /* [kinds + 1] by the kind of the query's token, and of the key's token */
     int64_t distances[EDGES];
     int64_t written; /* calls of begin_file() */
-    mha_json json;   /* of its file */
+    mha_json json;   /* of the head's file */
 } shown_head;
 
 typedef struct headvis {
@@ -50,7 +50,7 @@ typedef struct headvis {
     shown_head *heads;         /* [head_count] */
     int64_t *head_at;          /* [layers, heads] index of the head, or -1 */
     int64_t head_count, count; /* count: texts */
-    int64_t *texts;            /* [count] their sources */
+    int64_t *texts;            /* [count] sources of the texts */
     mha_tensor gates;
     /* of the current text */
     bool writing;
@@ -74,7 +74,7 @@ static shown_head *head_of(const headvis *v, int64_t layer, int64_t head)
 
 /* ---- rows ------------------------------------------------------------------------------------- */
 
-/* Find the keys of a row's largest weights, the largest first. Returns how many. */
+/* Find the keys of a row's largest weights, largest first. Returns their number. */
 static int64_t keep_row(const float *row, int64_t step, int64_t keys, int64_t found[LARGEST])
 {
     int64_t held = 0;
@@ -88,7 +88,7 @@ static int64_t keep_row(const float *row, int64_t step, int64_t keys, int64_t fo
     return held;
 }
 
-/* Without the diagonal, the first row and the first column, as in HeadVis. */
+/* The largest weight, ignoring the diagonal, the first row and the first column, as in HeadVis. */
 static void find_most(shown_head *head, int64_t text, const float *row, int64_t step, int64_t i,
                       int64_t keys)
 {
@@ -259,7 +259,7 @@ static cli_exit run_texts(headvis *v, bool writing)
         const size_t mark = arena_mark();
         const text_visit visit = {
             .after_layer = look_at_layer, .user = v, .gates = v->found->gates ? &v->gates : NULL};
-        if (signals_came()) return cli_fail_status(MHA_ERR_CALLBACK); /* silent */
+        if (signals_came()) return cli_fail_status(MHA_ERR_CALLBACK); /* without a message */
         if (writing && !is_shown(v)) continue;
         CLI_TRY(read_text(v));
         const mha_status status = text_model_run(v->model, v->read, &visit);
@@ -287,7 +287,7 @@ static int by_most(const void *a, const void *b)
 
 /* Sort texts by their largest weights, divide them into ten equal intervals, and choose evenly
  * spaced ones in each. */
-static cli_exit deal(headvis *v, shown_head *head)
+static cli_exit divide_texts(headvis *v, shown_head *head)
 {
     const size_t mark = arena_mark();
     ranked *order;
@@ -408,7 +408,7 @@ static mha_status draw_scatter(const void *user, const mha_sink *sink)
     return mha_json_finish(&json);
 }
 
-/* Names of all axes, or names and definitions. */
+/* Write the names of all axes, or their names and definitions. */
 static void put_axes(const headvis *v, mha_json *json, bool text)
 {
     char name[NAME_BYTES];
@@ -419,7 +419,7 @@ static void put_axes(const headvis *v, mha_json *json, bool text)
     }
 }
 
-/* Additional columns in HeadVis: keys of heads' files, and their titles. */
+/* Write additional columns in HeadVis: keys of the heads' files, and their titles. */
 static void put_titles(mha_json *json, const char *name, const char *const titles[2][2])
 {
     mha_json_line(json, 1);
@@ -515,7 +515,7 @@ static cli_exit fill(void *of)
     CLI_TRY(heads_folder_add(v->folder, "heads"));
     CLI_TRY(heads_folder_add(v->folder, "attributions"));
     CLI_TRY(run_texts(v, false));
-    for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(deal(v, &v->heads[i]));
+    for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(divide_texts(v, &v->heads[i]));
     CLI_TRY(run_texts(v, true));
     for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(append(v, &v->heads[i], put_end));
     CLI_TRY(cli_check(files_draw_in(v->folder, "scatter_data.json", draw_scatter, v)));

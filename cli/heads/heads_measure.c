@@ -14,7 +14,7 @@ typedef struct job {
     text_model *model;
     const heads_sources *sources;
     mha_study *study;
-    const mha_study_found *is; /* its results */
+    const mha_study_found *is; /* the study's results */
     mha_tensor gates;
     int64_t without; /* heads with a gate of 0 */
     progress progress;
@@ -85,8 +85,8 @@ static cli_exit measure_drawn(job *j, int64_t number)
     return cli_check(status);
 }
 
-/* Measure until all texts are done or a signal arrives; then the results so far are saved and
- * shown. A signal to one of several ranks stops all of them; the state that rank 0 has saved is
+/* Measure until all texts are done or a signal arrives. After a signal the results so far are saved
+ * and shown. A signal to one of several ranks stops all ranks; the state that rank 0 has saved is
  * complete. */
 static cli_exit measure_all(job *j, cli_exit (*measure)(job *j, int64_t number))
 {
@@ -243,7 +243,7 @@ cli_exit heads_begin(const text_model *model, heads_found *found)
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found, cli_exit *unsaved)
 {
-    job *j; /* the study refers to it */
+    job *j; /* the study keeps a pointer to it */
     *unsaved = CLI_OK;
     CLI_TRY(ARENA_ALLOC(1, &j));
     *j = (job){.options = options, .model = model, .sources = sources};
@@ -252,7 +252,7 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     CLI_TRY(measure(j, unsaved));
     CLI_TRY(heads_begin(model, found));
     found->of = *j->is;
-    if (!options->corpus) found->of.corpus = NULL; /* kept for the state only */
+    if (!options->corpus) found->of.corpus = NULL; /* stored in the state only */
     found->study = j->study;
     found->gates = j->gates.data;
     found->stopped = j->stopped;

@@ -18,17 +18,17 @@ enum { NAME_BYTES = MHA_STUDY_NAME_BYTES, DECILES = 11 };
 typedef struct arrays {
     const heads_options *options;
     const heads_found *found;
-    const heads_beside *beside; /* NULL: nothing */
+    const heads_beside *beside; /* NULL: none */
     char *folder;               /* the temporary folder; NULL: none */
     mha_buffer index;           /* "arrays", and a newline */
-    mha_json json;              /* into it */
+    mha_json json;              /* writes into index */
     mha_sink sink;
     int64_t layers, heads, count;
 } arrays;
 
 /* ---- arrays ----------------------------------------------------------------------------------- */
 
-/* Write a file and its line of the index. axes: JSON; definition may be any text. */
+/* Write a file and its line of the index. axes is JSON; definition may be any text. */
 static cli_exit put(arrays *a, const char *file, const char *name, const char *part,
                     const mha_tensor *data, const char *axes, const char *definition)
 {
@@ -72,7 +72,7 @@ static cli_exit empty(const arrays *a, int64_t more, double **numbers)
     return CLI_OK;
 }
 
-/* Parts of a file name: NAME.npy, NAME.PART.npy. */
+/* Write an array to NAME.npy or NAME.PART.npy. */
 static cli_exit put_part(arrays *a, const char *file, const char *name, const char *part,
                          void *data, mha_dtype dtype, int64_t more, const char *axes,
                          const char *definition)
@@ -111,7 +111,7 @@ static cli_exit put_distribution(arrays *a, const char *name, mha_head_measure w
                     "of rows: the smallest, 10 %, ... 90 %, the largest");
 }
 
-/* Files name relations, which may not be valid file names: use numbers. */
+/* The names of relations may not be valid file names, so these files are numbered. */
 static cli_exit put_score(arrays *a, int64_t score)
 {
     const int64_t relations =
@@ -195,7 +195,7 @@ static cli_exit put_composition(arrays *a)
     return CLI_OK;
 }
 
-/* A column of the page. */
+/* Write a column of the page. */
 static cli_exit put_column(arrays *a, int64_t c)
 {
     const mha_heads_column *column = &a->beside->columns[c];

@@ -1,5 +1,5 @@
-/* The folder of --pictures: attention around the places where heads score highest, drawn as by
- * 'view', and a page that shows all pictures. The texts of these places run once more. */
+/* The folder of --pictures: attention around the places where heads score highest, drawn as 'view'
+ * draws it, and a page with all pictures. The texts of these places run once more. */
 #include "common/arena.h"
 #include "common/files.h"
 #include "common/progress.h"
@@ -33,14 +33,14 @@ typedef struct picture {
     mha_head_measure measure;
     mha_head_place place;
     bool made;
-    char name[NAME_BYTES]; /* of its files, without extension */
+    char name[NAME_BYTES]; /* of the picture's files, without extension */
     char title[LINE_BYTES], said[LINE_BYTES], shown[LINE_BYTES];
-    /* while its text is processed */
+    /* Set while the text is processed. */
     int64_t first, end;       /* rows */
     int64_t at[MOST_COLUMNS]; /* [columns] tokens; -1: an omitted range */
     int64_t columns, mark[2];
     float *weights; /* [end - first, columns] */
-    double seen;    /* of the row's attention */
+    double seen;    /* share of the row's attention that the picture shows */
 } picture;
 
 typedef struct pictures {
@@ -52,7 +52,7 @@ typedef struct pictures {
     picture *items;
     int64_t count, made;
     mha_tensor gates;
-    int64_t text, layer; /* the present ones */
+    int64_t text, layer; /* current */
     progress progress;
 } pictures;
 
@@ -93,7 +93,7 @@ static bool is_selected(const heads_options *o)
     return o->layers.count > 0 || o->heads.count > 0 || o->roles.count > 0 || o->min.given;
 }
 
-/* The measure by which heads are sorted, or all. */
+/* Whether heads are sorted by this measure, or by none that has pictures. */
 static bool is_wanted(const heads_options *options, mha_head_measure measure)
 {
     bool sorted = false;
@@ -278,7 +278,7 @@ static cli_exit draw_picture(pictures *p, const mha_tokens *tokens, picture *mad
     return CLI_OK;
 }
 
-/* All pictures of a text. */
+/* Draw all pictures of a text. */
 static cli_exit draw_text(pictures *p)
 {
     const text_visit visit = {

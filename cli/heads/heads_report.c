@@ -23,10 +23,10 @@ typedef struct report {
     text_model *model;
     const heads_sources *sources;
     const heads_row *rows;
-    const heads_beside *beside; /* NULL: scores alone */
+    const heads_beside *beside; /* NULL: scores only */
     int64_t count, columns;     /* heads; scores */
     int64_t *column_of;         /* [scores] of the study: its column, or -1 */
-    mha_tokens **read;          /* [texts] their tokens, made when a place needs them */
+    mha_tokens **read;          /* [texts] tokens of the texts, read when a place needs them */
     mha_heads_page page;
 } report;
 
@@ -87,7 +87,8 @@ static bool stands_out(const report *r, int64_t column)
     return false;
 }
 
-/* The first of the names that stands out, else the first there is; not the column `other`. */
+/* The first of the names that stands out, or else the first that exists; never the column
+ * `other`. */
 static int64_t column_to_open(const report *r, const char *const *names, int count, int64_t other)
 {
     int64_t first = -1;
@@ -100,7 +101,7 @@ static int64_t column_to_open(const report *r, const char *const *names, int cou
     return first;
 }
 
-/* The columns that the page opens on: effects, where there are any, before scores. */
+/* Choose the columns that the page opens with: effects, if there are any, before scores. */
 static void choose_axes(report *r)
 {
     static const char *const across[] = {"random_induction", "induction", "random_duplicate",
@@ -115,7 +116,7 @@ static void choose_axes(report *r)
     r->page.y = y < 0 ? 0 : y;
 }
 
-/* The columns of effects, then the scores that some head has. */
+/* Make the columns of effects, then those of the scores that at least one head has. */
 static cli_exit make_columns(report *r)
 {
     const int64_t scores = mha_study_score_count(&r->found->of);
@@ -237,7 +238,7 @@ static cli_exit make_place(report *r, int64_t column, const mha_head_place *foun
 static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *card)
 {
     mha_heads_place *places;
-    if (r->sources->count == 0) return CLI_OK; /* of a state alone */
+    if (r->sources->count == 0) return CLI_OK; /* only the results of a state are shown */
     CLI_TRY(ARENA_ALLOC(HEADS_PLACED * FEW_PLACES, &places));
     for (int n = 0; n < HEADS_PLACED; n++) {
         mha_head_place found[FEW_PLACES];
@@ -364,8 +365,8 @@ static mha_status draw(const void *user, const mha_sink *sink)
     return mha_render_heads_page(user, sink);
 }
 
-/* The head with the most extreme first score of the scatter; columns other than scores have a
- * sign. */
+/* The best head on the scatter plot's x axis: the largest score, or the effect of the largest
+ * magnitude. */
 static int64_t first_head(const report *r)
 {
     int64_t best = 0;

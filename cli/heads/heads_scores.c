@@ -8,7 +8,7 @@
 
 /* ---- which heads, in which order ----------------------------------------------------------- */
 
-/* "previous-token" is "previous token". */
+/* "previous-token" names the role "previous token". */
 static bool same_name(const char *given, const char *name)
 {
     for (; *given && *name; given++, name++)
@@ -28,7 +28,7 @@ static cli_exit take_roles(const mha_study_found *found, heads_row *row)
     return CLI_OK;
 }
 
-/* A role by its name, a relation's, or "none". */
+/* Whether a head has a role, given by its name, the name of a relation, or "none". */
 static bool has_role(const args_texts *wanted, const heads_row *row)
 {
     bool has = wanted->count == 0;

@@ -12,7 +12,7 @@
 
 enum { DEFAULT_EVERY = 60 };
 
-/* Whether a state may follow: a file of another kind, of any size, is not read further. */
+/* Whether the file begins like a state. Files of other kinds, of any size, are not read further. */
 static bool begins(const char *path)
 {
     static const char magic[] = "MUNHEADS"; /* src/study/study_state.c */
@@ -43,7 +43,7 @@ cli_exit heads_state_begin(const heads_options *options, const text_model *model
         return cli_fail(CLI_BAD_INPUT,
                         "%s: is not a state of measured heads; remove it to start over",
                         state->path);
-    /* Unlike texts without a limit: a state of 1,000 heads has some 400 MB. */
+    /* Texts are limited, but a state is not: with 1,000 heads it has some 400 MB. */
     CLI_TRY(texts_read_regular(state->path, PTRDIFF_MAX, &bytes, &state->of.size));
     state->of.bytes = bytes;
     return CLI_OK;
@@ -62,7 +62,7 @@ static int64_t done(const heads_state *state)
 
 static mha_status save(heads_state *state)
 {
-    signals_hold(); /* to the end of the file: every measurement is in it */
+    signals_hold(); /* held until the file ends: it contains every measurement */
     const mha_status status = files_draw(state->path, draw, state->study);
     signals_release();
     state->due = seconds_now() + state->of.every;

@@ -5,7 +5,7 @@
 #include "heads/heads.h"
 
 typedef struct heads_state {
-    const char *path;       /* NULL: no file, and every call does nothing */
+    const char *path;       /* NULL: no file, and every function is a no-op */
     const mha_study *study; /* the study to save; set by the caller */
     double due;             /* seconds; when to save next */
     int64_t kept;           /* texts and random sequences in the file; -1: no file */
@@ -16,7 +16,7 @@ typedef struct heads_state {
 cli_exit heads_state_begin(const heads_options *options, const text_model *model,
                            heads_state *state);
 
-/* Save if it is time: a failure warns, and the next try may succeed. */
+/* Save if a save is due. A failure only warns, because the next save may succeed. */
 void heads_state_save_if_due(heads_state *state);
 
 /* Save at the end: a failure is an error. */

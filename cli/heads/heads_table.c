@@ -44,7 +44,8 @@ static int columns_that_fit(int64_t width)
     return room < 0 ? 0 : room < SCORES ? (int)room : SCORES;
 }
 
-/* "previous token 0.94, amod 0.80 (0.62)": the deciding score, for relations with the baseline. */
+/* Write "previous token 0.94, amod 0.80 (0.62)": the deciding score and, for relations, its
+ * baseline. */
 static void list_roles(const mha_head_measures *texts, const heads_row *row, char *line)
 {
     size_t used = 0;
@@ -94,7 +95,7 @@ static void print_row(table *t, const mha_study_found *found, const heads_row *r
     table_end(t);
 }
 
-/* The evidence for each role, in a sentence. */
+/* Print the evidence for each role in a sentence. */
 static void print_details(const heads_row *row, int64_t width)
 {
     char line[LINE_BYTES];

@@ -73,7 +73,7 @@ static cli_exit add_gold(const heads_options *options, const text_model *model,
     return CLI_OK;
 }
 
-/* Whether the model knows all words of a text. */
+/* Whether the model's vocabulary contains all words of a text. */
 static bool reads(const text_model *model, const char *text, size_t bytes)
 {
     const mha_tokens_options how = {

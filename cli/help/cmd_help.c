@@ -113,7 +113,7 @@ static void print_exit_codes(void)
 #undef PRINT_EXIT
 }
 
-/* The tables of docs/heads.md. */
+/* Print the tables of docs/heads.md. */
 static void print_scores(void)
 {
     cli_print("Scores of heads, as named in options and files:\n");

@@ -45,7 +45,7 @@ char help_value_kind(const args_option *option);
 /* Return the line at *text and its length, and advance *text past it; NULL after the last. */
 const char *help_line(const char **text, int *length);
 
-/* The purpose of an option in one line: its help up to the first semicolon or colon. */
+/* The purpose of an option in one line, taken from its help up to the first semicolon or colon. */
 void help_short(const args_option *option, char *line, size_t size);
 
 #endif

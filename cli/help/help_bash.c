@@ -9,7 +9,7 @@ static void put_names(const args_page *page)
     }
 }
 
-/* The pattern of an option before the cursor's word: view:-o|view:--output) */
+/* Write the pattern that matches an option before the cursor's word: view:-o|view:--output) */
 static void put_pattern(const char *command, const args_option *option)
 {
     cli_print("    ");

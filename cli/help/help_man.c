@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Text of a page: roff interprets these characters, or prints typographic ones. */
+/* Write text of a page. roff interprets these characters, or prints typographic ones instead. */
 static void put(const char *text, int length)
 {
     static const struct {
@@ -34,7 +34,7 @@ static void put_text(const char *text)
     put(text, (int)strlen(text));
 }
 
-/* Lines of text after prefix; \& prevents a leading period from being a request. */
+/* Write lines of text after prefix. \& prevents a leading period from being a request. */
 static void put_lines(const char *prefix, const char *text)
 {
     const char *line;
@@ -57,8 +57,8 @@ static void put_unfilled(const char *prefix, const char *text)
     cli_print(".fi\n");
 }
 
-/* The date of the sources, which a build sets (reproducible-builds.org), otherwise none, so that
- * pages do not depend on the day. */
+/* The date is that of the sources, if the build sets it (reproducible-builds.org). Otherwise there
+ * is none, so that pages do not depend on the day. */
 static void put_title(const char *name)
 {
     const char *epoch = getenv("SOURCE_DATE_EPOCH"), *rest;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Within '...' of a specification: brackets and colons are its syntax. */
+/* Write text within '...' of a specification, whose syntax includes brackets and colons. */
 static void put_quoted(const char *text)
 {
     for (const char *c = text; *c; c++) {

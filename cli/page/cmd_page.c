@@ -59,7 +59,7 @@ static void forget(void *bytes)
 
 /* ---- the model's files ----------------------------------------------------------------------- */
 
-/* As mha_model_files() calls it. */
+/* Called by mha_model_files(). */
 static mha_status add_file(void *user, const char *name, const char *path)
 {
     page_files *files = user;
@@ -84,7 +84,7 @@ static int by_name(const void *a, const void *b)
 
 ARENA_RELEASE(end_buffer, mha_buffer_free)
 
-/* The snapshots of a training: the page needs no more of its state. */
+/* Add the snapshots of a training; the page needs nothing else of its state. */
 static cli_exit add_training(const mha_live *live, page_files *files)
 {
     mha_buffer *buffer;

@@ -150,7 +150,7 @@ static double loss_of(const float *logits, int64_t count, int32_t target)
     return mha_log(sum) + ((double)most - (double)logits[target]);
 }
 
-/* The next tokens of a context that ends before `end`, as many as a step takes. */
+/* Run the next tokens of a context that ends before `end`, as many as a step takes. */
 static cli_exit step(perplexity_run *r, int64_t end)
 {
     const int64_t at = r->done, left = end - at, V = r->desc.vocab_size;
@@ -173,7 +173,7 @@ static cli_exit step(perplexity_run *r, int64_t end)
     return CLI_OK;
 }
 
-/* Run until all is measured, or a signal arrives. */
+/* Run until all tokens are measured or a signal arrives. */
 static cli_exit measure(perplexity_run *r)
 {
     progress shown = progress_begin(r->options->quiet);
@@ -196,7 +196,7 @@ static cli_exit measure(perplexity_run *r)
     return code;
 }
 
-/* Mean and standard error of the losses; exp of them, by the first derivative. */
+/* Compute the mean and standard error of the losses, and exp() of both, by the first derivative. */
 static void conclude(perplexity_run *r)
 {
     const double n = (double)r->predicted;

@@ -23,11 +23,11 @@ typedef struct perplexity_run {
     int32_t *ids; /* [count] */
     int64_t count;
     int64_t limit;     /* tokens of a context */
-    float *logits;     /* of a step, [chunk,V] */
-    double *losses;    /* [count], of done; NaN: a context's first token */
+    float *logits;     /* [chunk,V] of a step */
+    double *losses;    /* [count], the first `done` are set; NaN: a context's first token */
     int64_t done;      /* tokens */
-    int64_t predicted; /* of them */
-    double sum;        /* of their losses */
+    int64_t predicted; /* of the done tokens */
+    double sum;        /* of the predicted tokens' losses */
     double seconds;
     double mean, mean_error, perplexity, error; /* of all losses; errors of a single one are NaN */
 } perplexity_run;

@@ -149,7 +149,7 @@ static bool to_stdout(const prune_options *o)
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-/* Decide by its first bytes; the reader rejects files that are not models. */
+/* Decide by the first bytes; the reader rejects files that are not models. */
 static bool is_gguf(const char *path)
 {
     struct stat status;
@@ -176,7 +176,7 @@ static cli_exit check_folder(const prune_options *o, const char *model)
                     o->folder, model);
 }
 
-/* Rank 0 writes them. */
+/* Only rank 0 checks outputs, because only it writes them. */
 static cli_exit check_outputs(const prune_options *o, const char *model)
 {
     CLI_TRY(check_places(o));
@@ -199,7 +199,7 @@ static cli_exit open_model(prune_job *job, const char *folder)
                     folder, layer, why);
 }
 
-/* Defaults that depend on the model. */
+/* Set the defaults that depend on the model. */
 static cli_exit fill_options(const prune_job *job, prune_options *o)
 {
     if (o->step == 0) o->step = (job->heads + 5) / 10 > 1 ? (job->heads + 5) / 10 : 1;

@@ -33,7 +33,7 @@ typedef struct prune_options {
     int normalise, mask, dry_run, quiet;
 } prune_options;
 
-/* The text, or sentences of a task, in batches; and the targets, or outputs to preserve. */
+/* The text, or sentences of a task, in batches, with the targets or the outputs to preserve. */
 typedef struct prune_data {
     bool predicts;                      /* targets; else embeddings */
     int64_t sequences, tokens, batches; /* tokens: without padding */
@@ -57,7 +57,7 @@ typedef struct prune_quality {
 /* A pruned model. */
 typedef struct prune_point {
     int64_t removed, heads, parameters;
-    double seconds; /* of a forward pass over the data, with heads removed */
+    double seconds; /* of a forward pass over the data without the removed heads */
     prune_quality ours, reversed, random[PRUNE_RANDOM];
 } prune_point;
 
@@ -65,7 +65,7 @@ typedef struct prune_job {
     const prune_options *options;
     text_model model;
     prune_data data;
-    int64_t heads;      /* that the model has */
+    int64_t heads;      /* of the model */
     int64_t *order;     /* [count] in the order of removal */
     double *scores;     /* [count] importance of each head when it was removed */
     double *importance; /* [L H] of the whole model */
@@ -74,7 +74,7 @@ typedef struct prune_job {
     int64_t point_count, chosen; /* chosen: index of the saved point */
     prune_quality whole, shared; /* with --kv-heads: before and after */
     int64_t shared_parameters;
-    mha_transformer *made; /* what is written */
+    mha_transformer *made; /* the model to write */
     progress progress;
     double work[PRUNE_STAGES]; /* of each stage, in forward passes over the data */
 } prune_job;
@@ -89,7 +89,7 @@ cli_exit prune_order(prune_job *job);
 cli_exit prune_curve(prune_job *job);
 cli_exit prune_choose(prune_job *job);
 
-/* Gates with the first `removed` heads of an order closed. */
+/* Set the gates of the first `removed` heads of an order to 0. */
 void prune_gates(const prune_job *job, const int64_t *order, int64_t removed, float *gates);
 
 /* ---- prune_out.c */

@@ -14,7 +14,7 @@ static double quality_at(const prune_point *p, int order)
 static mha_status write_chart(const prune_job *job, bool pdf, const mha_sink *sink)
 {
     static const char *const names[ORDERS] = {"least important first", "most important first",
-                                              "5 random orders"}; /* one name for all of these */
+                                              "5 random orders"}; /* for all of them */
     const int64_t count = job->point_count;
     mha_series series[ORDERS];
     double *numbers = arena_try((1 + ORDERS) * count, sizeof *numbers);

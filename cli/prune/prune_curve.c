@@ -67,7 +67,7 @@ static mha_status ranking(int64_t done, int64_t total, void *user)
 
 /* ---- the quality of a model ------------------------------------------------------------------ */
 
-/* A pass: the loss of sequences, and sums over all their targets. */
+/* One pass: the losses of sequences, and sums over all their targets. */
 typedef struct tally {
     const prune_data *data;
     double loss;
@@ -108,7 +108,7 @@ static mha_status count_targets(mha_context *context, int64_t batch,
     return MHA_OK;
 }
 
-/* Data for losses other than those of the importance measure. */
+/* Data for losses that are not the importance measure's own. */
 static mha_importance_data data_of(const prune_data *d, tally *all)
 {
     mha_importance_data data = {.struct_size = sizeof data,
@@ -137,7 +137,7 @@ cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_q
     return CLI_OK;
 }
 
-/* The fastest of several passes, with heads removed. */
+/* Time the fastest of several passes with heads removed. */
 static cli_exit measure_time(prune_job *job, const float *gates, prune_point *point)
 {
     const mha_transformer_desc *d = &job->model.desc;
@@ -260,7 +260,7 @@ static prune_quality *quality_of(prune_point *point, int i)
     return i == 0 ? &point->ours : i == 1 ? &point->reversed : &point->random[i - 2];
 }
 
-/* After each point: the sums of its result. */
+/* Store the sums of a point's result after it has been measured. */
 static mha_status take_point(int64_t done, int64_t total, void *user)
 {
     order_run *run = user;
@@ -322,7 +322,7 @@ static cli_exit make_points(prune_job *job)
     CLI_TRY(ARENA_ALLOC(count + 1, &job->points));
     for (int64_t at = 0, p = 0;; at += step) {
         if (at > job->count) at = job->count;
-        if (p > 0 && wanted > job->points[p - 1].removed && wanted < at) /* one in between */
+        if (p > 0 && wanted > job->points[p - 1].removed && wanted < at) /* a point in between */
             job->points[p++].removed = wanted;
         job->points[p++].removed = at;
         job->point_count = p;
@@ -358,8 +358,8 @@ cli_exit prune_curve(prune_job *job)
     return CLI_OK;
 }
 
-/* Choose the saved point: the requested number of heads, or the last point before the measure falls
- * below a share of its original value. */
+/* Choose the point to save: the requested number of heads, or the last point before the measure
+ * falls below a share of its original value. */
 cli_exit prune_choose(prune_job *job)
 {
     const prune_options *o = job->options;

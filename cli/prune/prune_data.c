@@ -13,17 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    MOST_SEQUENCES = 32
-}; /* of a batch: enough rows for efficient products without more
-                               * memory */
+enum { MOST_SEQUENCES = 32 }; /* per batch: enough rows for efficient products in little memory */
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
 /* A sequence before it is batched. */
 typedef struct sequence {
-    int64_t at, length; /* in the tokens of the list */
-    int64_t place;      /* in the text: breaks ties */
+    int64_t at, length; /* at: index into the tokens of the list */
+    int64_t place;      /* order in the text, to break ties */
 } sequence;
 
 typedef struct sequences {
@@ -144,7 +141,7 @@ static cli_exit make_batches(prune_job *job, sequences *list)
 
 /* ---- embeddings ------------------------------------------------------------------------------ */
 
-/* Box and Muller: normally distributed numbers, reproducible for a seed. */
+/* Draw normally distributed numbers by the method of Box and Muller, reproducible for a seed. */
 static void draw_directions(prune_data *d, int64_t count, uint64_t seed)
 {
     random_source r = random_make(seed, 0);

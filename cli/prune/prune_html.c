@@ -10,14 +10,14 @@
 
 enum { CHARTS = 4, SERIES = 8, LISTS = 9, LABEL_BYTES = 32, TEXT_BYTES = 256 };
 
-/* Memory of the report. */
+/* The memory of the report. */
 typedef struct page {
     const prune_job *job;
     float *importance, *turn; /* [L,H] */
-    uint8_t *missing;         /* [L,H] if layers have fewer heads */
+    uint8_t *missing;         /* [L,H] set where layers have fewer heads */
     char (*labels)[LABEL_BYTES];
     const char **label_list; /* [L + H] */
-    double *numbers;         /* [LISTS * points], lists below */
+    double *numbers;         /* [LISTS * points]: value_at() */
     mha_series series[SERIES];
     mha_curve curves[CHARTS];
     char detail[TEXT_BYTES], size[TEXT_BYTES];

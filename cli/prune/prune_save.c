@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* A copy of the original model, with 0 in place of the outputs of closed heads. */
+/* Copy the original model and set the outputs of closed heads to 0. */
 static mha_status silence(prune_job *job, const float *gates)
 {
     const mha_transformer_desc *d = &job->model.desc;

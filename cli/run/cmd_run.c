@@ -19,7 +19,7 @@ static const char *const norms[] = {"none", "rms", "l2", NULL};
 static const char *const stages[] = {"biased", "raw", "capped", NULL};
 static const char *const pairings[] = {"interleaved", "halves", NULL}; /* mha_rope_pairing */
 
-/* cache_options.h, after "none". */
+/* The types of cache_options.h, after "none". */
 const char *const run_caches[] = {"none", "f32", "f16", "bf16", "int8", "int8-channel", NULL};
 
 #define PICKED "--probabilities FILE or --scores FILE"
@@ -28,7 +28,7 @@ const char *const run_caches[] = {"none", "f32", "f16", "bf16", "int8", "int8-ch
  * --delta. */
 enum { LINEAR = 1, NO_CACHE = 2, WRITTEN = 4, DELTA = 8 };
 
-/* Rows with these properties; further fields of the option may follow. */
+/* Rows with these properties. Further fields of the option may follow. */
 #define FLAG(name, field, help, ...) \
     ROW_FLAG(0, name, run_options, field, 1, help, .marks = __VA_ARGS__)
 #define TEXT(name, field, value, help, ...) \
@@ -276,7 +276,7 @@ static cli_exit check_inputs(const run_options *o)
 
 static cli_exit check(run_options *o, args_line *line)
 {
-    /* The example is meant to be read on the terminal. */
+    /* The example is meant for the terminal. */
     if (o->example && !o->linear && !run_has_files(o)) o->trace = 1;
     if (o->example && o->module && !o->heads) o->heads = DEFAULT_HEADS;
     if (o->trace) args_imply(&run_page, "trace", line);

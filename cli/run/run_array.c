@@ -117,15 +117,16 @@ static cli_exit convert(const char *option, const char *text, bool quiet, const 
 
 /* ---- Sources of arrays ----------------------------------------------------------------------- */
 
-/* An array in the type of its file, and the arena's entry that owns its elements. */
+/* An array in the type of its file; the arena owns the elements. */
 typedef struct source {
     mha_tensor array;
     void *owner;
-    bool list; /* given on the command line, so without a type of its own */
+    bool list; /* from the command line, so without a type of its own */
 } source;
 
-/* "1,2.5,-inf": the number of elements, 0 if it is not such a list. File names do not have this
- * form by accident. Writes an array of i64 if all are integers, else of f64. */
+/* Parse a list of numbers, "1,2.5,-inf". Returns the number of elements; 0: text is not a list, as
+ * file names never are in practice. The array has type i64 if all elements are integers, otherwise
+ * f64. */
 static int64_t walk_numbers(const char *text, mha_tensor *array)
 {
     int64_t count = 0;
@@ -142,7 +143,7 @@ static int64_t walk_numbers(const char *text, mha_tensor *array)
     }
 }
 
-/* The first names of a file, for messages. */
+/* List the first tensor names of a file, for messages. */
 static void name_list(const mha_safetensors *file, char *text, size_t size)
 {
     const int64_t count = mha_safetensors_count(file), most = 6;
@@ -200,7 +201,7 @@ static size_t safetensors_path(const char *text)
     return 0;
 }
 
-/* The array, or only its header. */
+/* Open the array, or only its header. */
 static cli_exit open_array(const char *text, bool head, source *from)
 {
     const int64_t numbers = walk_numbers(text, NULL);
@@ -229,7 +230,7 @@ bool run_random_is(const char *text)
 /* The size that a letter stands for; -1: none. */
 static int64_t letter_length(const run_problem *p, char letter)
 {
-    if (p->v.ndim != 4) return -1; /* q, k or v itself */
+    if (p->v.ndim != 4) return -1; /* q, k or v is being read */
     const int64_t lengths[] = {run_sequences(p), p->q.shape[1], p->q.shape[2],
                                p->k.shape[2],    p->q.shape[3], p->v.shape[3]};
     static const char letters[] = "BHTSDV";
@@ -237,7 +238,7 @@ static int64_t letter_length(const run_problem *p, char letter)
     return at ? lengths[at - letters] : -1;
 }
 
-/* "4x8xH"; false if it is not a shape. */
+/* Parse a shape, "4x8xH". Returns false if text is not a shape. */
 static bool read_shape(const run_problem *p, const char *text, int64_t *shape, int *ndim)
 {
     for (*ndim = 0; *ndim < 4; text++) {
@@ -303,7 +304,8 @@ cli_exit run_array_read(const run_problem *p, const char *option, const char *te
     *array = mha_tensor_contiguous(NULL, dtype, from.array.ndim, from.array.shape);
     if (p->heads_only && kind != RUN_I64) return CLI_OK;
     CLI_TRY(open_array(text, false, &from));
-    CLI_TRY(check_type(option, text, kind, from.array.dtype, &dtype)); /* files may change */
+    CLI_TRY(
+        check_type(option, text, kind, from.array.dtype, &dtype)); /* the file may have changed */
     *array = from.array;
     if (dtype == from.array.dtype) return CLI_OK;
     CLI_TRY(convert(option, text, p->options->quiet || from.list, &from.array, dtype, array));
@@ -313,8 +315,8 @@ cli_exit run_array_read(const run_problem *p, const char *option, const char *te
 
 /* ---- Lists of heads, rows and keys ----------------------------------------------------------- */
 
-/* Parse "0,2-4"; numbers NULL: only count. -1 if it is not such a list. A range beyond the limit
- * yields only its last number. */
+/* Parse a list, "0,2-4". numbers NULL: only count. Returns -1 if text is not a list. A range beyond
+ * the limit yields only its last number. */
 static int64_t walk_list(const char *text, int64_t limit, int64_t *numbers)
 {
     int64_t count = 0;

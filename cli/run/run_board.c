@@ -1,4 +1,4 @@
-/* The numbers of a trace; see run_trace.h. Each step is one call of the library that requests the
+/* The numbers of a trace; see run_trace.h. Each step is one call of the library, which returns the
  * scores at that stage. */
 #include "run/run_trace.h"
 
@@ -9,7 +9,7 @@ enum { DEFAULT_LIMIT = 16, DEFAULT_HEADS = 4 };
 
 /* ---- The selection --------------------------------------------------------------------------- */
 
-/* The given list, or the first heads, rows or keys. */
+/* Choose the given list, or the first heads, rows or keys. */
 static cli_exit choose(const run_problem *p, const char *option, const char *text, const char *what,
                        int64_t count, int64_t most, mha_tensor *list)
 {
@@ -74,7 +74,7 @@ static mha_attention_desc desc_of(const run_board *board, board_step step)
 #define UNMASK_RESULT(field)
     MHA_ATTENTION_INPUTS(UNMASK)
     if (!desc.alibi_slopes && !desc.t5_table && !desc.shaw_keys && !desc.shaw_values) {
-        desc.q_offset = 0; /* nothing reads it after this */
+        desc.q_offset = 0; /* not used after this */
         desc.q_offsets = NULL;
     }
     return desc;
@@ -115,15 +115,15 @@ cli_exit run_board_make(const run_problem *p, run_board *board)
     for (int64_t i = 0; i < rows.shape[0]; i++)
         ((int64_t *)rows.data)[i] = board->first_query + run_entry(&board->rows, i);
     CLI_TRY(run_array_make(run_o_dtype(p->options), 4, shape, &board->o));
-    /* The last call is that of the problem itself, and writes o. */
+    /* The last call computes the problem itself and writes o. */
     for (int step = 0; step < BOARD_STEPS; step++)
         if (run_board_has(board, (board_step)step))
             CLI_TRY(compute(board, rows.data, (board_step)step));
     return CLI_OK;
 }
 
-/* Choose the row to write out: the first shown row that sees two keys, or one if none sees two.
- * Also choose its key of largest weight. None if the weight is NaN, or if not all keys are shown.
+/* Choose the row to write out: the first shown row that sees two keys, or else one key, and its key
+ * of largest weight. No row is chosen if the weight is NaN or if not all keys are shown.
  * */
 static void find_sample(run_board *board)
 {

@@ -1,5 +1,5 @@
-/* `multihead run --example --delta`: from linear attention to the gated delta rule, on four tokens. Every
- * number of a map, a state or an output is the library's. */
+/* `multihead run --example --delta`: from linear attention to the gated delta rule, on four tokens.
+ * The library computes every number of a map, a state or an output. */
 #include "run/run_trace.h"
 
 #include <multihead/recurrent.h>
@@ -11,7 +11,7 @@
 
 enum { TOKENS = 4, SIZE = 2, MAPS = 3 };
 
-/* Tokens 0 and 2 have the same key; key 3 lies between the two others. */
+/* Tokens 0 and 2 have the same key. Key 3 lies between the two other keys. */
 static float queries[TOKENS][SIZE] = {{1, 0}, {1, 0}, {1, 0}, {0, 1}};
 static float keys[TOKENS][SIZE] = {{1, 0}, {0, 1}, {1, 0}, {.6f, .8f}};
 static float values[TOKENS][SIZE] = {{10, 1}, {20, 2}, {30, 3}, {40, 4}};
@@ -173,7 +173,7 @@ static void show_map(const delta *x)
     cli_print("\n 6. Output o = S^T q = M v\n");
     print('o', 0, TOKENS, SIZE, at, x->o);
     cli_print("    o3 =");
-    for (int j = 1; j < TOKENS; j++) /* k0 has the weight 0 */
+    for (int j = 1; j < TOKENS; j++) /* the weight of k0 is 0 */
         cli_print("%s%.4g v%d",
                   x->maps[2][3][j] < 0 ? " - "
                   : j > 1              ? " + "

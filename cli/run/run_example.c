@@ -8,8 +8,8 @@ enum { TOKENS = 3, SIZE = 4 };
 
 /* The first query is parallel to the second key, the second lies between the first two keys, and
  * the third is parallel to the third key and longer. Values are easy to distinguish. For modules
- * all numbers are small integers; with two heads, W_o adds them in its first rows and subtracts
- * them in its last ones. In the order of run_example. */
+ * all numbers are small integers; with two heads, the first rows of W_o add them and the last rows
+ * subtract them. The order is that of run_example. */
 static const struct {
     int64_t rows;
     float numbers[SIZE * SIZE];

@@ -1,5 +1,5 @@
-/* Errors of the library in terms of the command line: the library names fields of the descriptor,
- * users know options and files. */
+/* Report errors of the library in terms of the command line. The library names fields of the
+ * descriptor; users know options and files. */
 #include "run/run.h"
 
 #include <multihead/component.h>
@@ -97,8 +97,8 @@ static size_t say_array(const run_problem *p, const char *detail, line *out)
     return 2;
 }
 
-/* Replace a word by its option; at the beginning of a message with its file or list, and with an index
- * "[1]" as an entry number. Returns the number of replaced bytes of detail. */
+/* Replace a word by its option. At the beginning of a message, add its file or list. An index "[1]"
+ * becomes an entry number. Returns the number of replaced bytes of detail. */
 static size_t say_word(const run_options *o, const run_input *word, const char *detail, bool first,
                        line *out)
 {

@@ -2,7 +2,8 @@
  *
  *   q = x W_q^T    k = memory W_k^T    v = memory W_v^T    out = concat(heads) W_o^T
  *
- * memory is x except in cross-attention. The weights are the example's, or random with --seed. */
+ * memory is x except in cross-attention. The weights are those of the example, or random with
+ * --seed. */
 #include "common/arena.h"
 #include "run/run.h"
 
@@ -54,7 +55,7 @@ static cli_exit check_widths(const run_options *o, const run_module *module)
     return CLI_OK;
 }
 
-/* The encoding of Vaswani et al. 2017 is added to x, and to the memory if that is x. */
+/* Add the encoding of Vaswani et al. 2017 to x, and to the memory if it is x. */
 static cli_exit add_positions(run_problem *p)
 {
     run_module *module = &p->module;
@@ -74,8 +75,8 @@ static cli_exit add_positions(run_problem *p)
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* Random weights are divided by a power of two near sqrt(E): outputs are then about as large as
- * inputs, and exact. */
+/* Random weights are divided by a power of two near sqrt(E), so that outputs are exact and about as
+ * large as inputs. */
 static cli_exit make_weights(run_problem *p)
 {
     const run_options *o = p->options;

@@ -14,7 +14,7 @@
 
 enum { DEFAULT_TOP = 5 };
 
-/* o first; --json last, since it is not an array */
+/* o is first. --json is last, because it is not an array. */
 static const struct {
     const char *option, *axes;
     size_t path, field; /* in run_options; in mha_attention_outputs */
@@ -103,7 +103,7 @@ static int64_t axis_length(const run_problem *p, char axis)
     }
 }
 
-/* An array with these axes, saved without those that q's file lacks. */
+/* Make an array with these axes, saved without the axes that q's file lacks. */
 static cli_exit make_output(const run_problem *p, const char *axes, mha_dtype dtype,
                             mha_tensor *array, mha_tensor *saved)
 {
@@ -165,7 +165,7 @@ static cli_exit widen_o(run_results *results)
     return CLI_OK;
 }
 
-/* Check everything except the outputs if these are NULL, else everything. */
+/* Check the problem, and the outputs unless they are NULL. */
 static cli_exit plan(const run_problem *p, const mha_attention_outputs *wanted,
                      run_results *results)
 {

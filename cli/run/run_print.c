@@ -18,11 +18,11 @@ run_shape run_shape_of(const mha_tensor *tensor)
 
 /* ---- Columns --------------------------------------------------------------------------------- */
 
-/* The common format of the numbers of one array, so that they are aligned. All of them are visited
- * three times: to inspect, to measure and to print. */
+/* The common format of the numbers of one array, which aligns them. Each number is visited three
+ * times: to inspect it, to measure its width and to print it. */
 typedef struct number_format {
-    int most_digits, digits; /* decimals: the maximum, or none if all are integers */
-    int width;               /* of the widest */
+    int most_digits, digits; /* decimals: the maximum; the number in use, 0 if all are integers */
+    int width;               /* of the widest number */
     bool power;              /* 1.2e+03 */
     double largest;
     enum { LOOK, MEASURE, PRINT, DONE } turn;
@@ -47,8 +47,8 @@ static void take(number_format *format, double number)
         format->width = width;
 }
 
-/* Integers without a point; else the requested decimals; scientific where that would print only
- * zeros or be too wide. */
+/* Choose the format: integers without a point; else the requested decimals; scientific if these
+ * would print only zeros or be too wide. */
 static void turn(number_format *format)
 {
     const double most_fixed = 1e6;
@@ -62,8 +62,8 @@ static void turn(number_format *format)
 
 /* ---- Arrays ---------------------------------------------------------------------------------- */
 
-/* As NumPy, with a lower limit: of long axes the first and last three. A line of 10 numbers fits a
- * terminal. */
+/* As in NumPy, long axes show the first and last three elements, but the limit is lower. A line of
+ * 10 numbers fits a terminal. */
 enum { MOST_WHOLE = 256, MOST_COLUMNS = 10, EDGE = 3 };
 
 static void visit(number_format *format, const mha_tensor *tensor, bool long_one, int axis,
@@ -104,7 +104,7 @@ void run_print_array(const mha_tensor *tensor)
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
-/* "q12", right-aligned in *width; with measure *width becomes its length. */
+/* Write "q12", right-aligned in *width. With measure, *width becomes its length. */
 static void label(char letter, const mha_tensor *numbers, int64_t i, bool measure, int *width)
 {
     char text[32];

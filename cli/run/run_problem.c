@@ -1,4 +1,4 @@
-/* From options to a problem: read every array, and fill the descriptor. */
+/* Convert options to a problem: read every array and fill the descriptor. */
 #include "common/arena.h"
 #include "common/words.h"
 #include "run/run.h"
@@ -109,7 +109,7 @@ const char *run_input_text(const run_options *o, const run_input *input, const c
     return both ? o->documents : text;
 }
 
-/* The library checks them. */
+/* Load the tensors; the library checks them. */
 static cli_exit load_tensors(run_problem *p)
 {
     for (int i = 0; i < RUN_INPUT_COUNT; i++) {
@@ -120,8 +120,8 @@ static cli_exit load_tensors(run_problem *p)
     return CLI_OK;
 }
 
-/* Read integers in one axis. If *count is -1, any number of them is allowed, and *count becomes
- * that number. */
+/* Read integers along one axis. If *count is -1, any number of integers is allowed, and *count is
+ * set to it. */
 static cli_exit load_numbers(const run_problem *p, const char *option, const char *text,
                              int64_t *count, const int64_t **numbers)
 {
@@ -179,7 +179,7 @@ int64_t run_longest(const run_problem *p)
 
 /* ---- The descriptor's numbers ---------------------------------------------------------------- */
 
-/* "A,B" or "AxB"; NULL: absent. */
+/* Parse "A,B" or "AxB"; text NULL: absent. */
 static bool read_pair(const char *text, const char *between, int64_t *a, int64_t *b)
 {
     const char *rest;
@@ -228,7 +228,7 @@ static cli_exit fill_numbers(run_problem *p)
 static cli_exit fill_slopes(run_problem *p)
 {
     int64_t elements, heads = p->q.shape[1];
-    /* An empty array has no elements that would bound its number of heads. */
+    /* An empty array has no elements, so its number of heads is not bounded. */
     if (!p->options->alibi || mha_tensor_count(&p->q, &elements) != MHA_OK || elements == 0)
         return CLI_OK;
     mha_tensor *slopes;
@@ -277,7 +277,7 @@ static cli_exit fill_wanted(run_problem *p)
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
 
-/* Ragged: each sequence begins at 0, or at --offset(s). */
+/* Positions of ragged tensors: each sequence begins at 0, or at --offset(s). */
 static cli_exit ragged_positions(const run_problem *p, const int64_t *starts, int64_t rows,
                                  const int64_t *offsets, int64_t offset, const mha_tensor **ids)
 {
@@ -286,7 +286,7 @@ static cli_exit ragged_positions(const run_problem *p, const int64_t *starts, in
     CLI_TRY(run_array_make(MHA_I64, 1, &rows, made));
     int64_t *id = made->data, t = 0;
     for (int64_t b = 0; b < p->desc.sequences; b++) {
-        /* The descriptor's check later rejects starts that decrease or exceed the length. */
+        /* The check of the descriptor rejects starts that decrease or exceed the length. */
         if (t < starts[b]) t = starts[b];
         for (int64_t begin = t; t < starts[b + 1] && t < rows; t++)
             id[t] = (int64_t)((uint64_t)(t - begin) + (uint64_t)(offsets ? offsets[b] : offset));
@@ -295,7 +295,7 @@ static cli_exit ragged_positions(const run_problem *p, const int64_t *starts, in
     return CLI_OK;
 }
 
-/* [T] or [B,T]; either axis may be 1. */
+/* Read positions [T] or [B,T]; either axis may be 1. */
 static cli_exit load_positions(const run_problem *p, const char *option, const char *text,
                                int64_t rows, const mha_tensor **ids)
 {
@@ -309,8 +309,8 @@ static cli_exit load_positions(const run_problem *p, const char *option, const c
                          text, option, run_shape_of(t).text, rows, b, rows);
 }
 
-/* Positions of queries: --positions, or t + offset. Positions of keys: --key-positions; else those
- * of the queries if --positions covers every key; else s. */
+/* Queries are at --positions, or at t + offset. Keys are at --key-positions, or at the queries'
+ * positions if --positions covers every key, or at s. */
 static cli_exit find_positions(const run_problem *p, mha_positions *of_q, mha_positions *of_k)
 {
     const run_options *o = p->options;
@@ -407,7 +407,8 @@ static cli_exit transform(run_problem *p)
     return turn(p, &of_k, &p->k);
 }
 
-/* The descriptor keeps only the offsets that it reads; others apply to RoPE alone. */
+/* The descriptor stores only the offsets that attention reads; other offsets apply to RoPE
+ * alone. */
 static void settle_offsets(run_problem *p)
 {
     const run_options *o = p->options;

@@ -1,5 +1,5 @@
-/* multihead run --trace: attention step by step. The numbers are the library's (run_board.c). This
- * file prints them as tables, and writes out the first row. */
+/* multihead run --trace: attention step by step. The library computes the numbers (run_board.c).
+ * This file prints them as tables and writes out the first row. */
 #include "run/run_trace.h"
 #include "common/words.h"
 
@@ -69,7 +69,7 @@ static void write_sum(const run_board *board)
 
 /* ---- The steps ------------------------------------------------------------------------------- */
 
-/* A step's table; its title is already printed. */
+/* Print a step's table; its title is already printed. */
 static void print_step(const run_board *board, board_step step)
 {
     const bool weights = step == BOARD_WEIGHTS || step == BOARD_DROPPED;

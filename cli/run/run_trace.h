@@ -1,5 +1,5 @@
-/* `multihead run --trace`: the shown part of the problem, its numbers at every step, all from the
- * library (run_board.c), and the functions that print them. */
+/* `multihead run --trace`: the shown part of the problem, its numbers at every step, which the
+ * library computes (run_board.c), and the functions that print them. */
 #ifndef CLI_RUN_TRACE_H
 #define CLI_RUN_TRACE_H
 
@@ -20,10 +20,10 @@ typedef enum board_step {
 typedef struct run_board {
     const run_problem *problem;
     int64_t limit;                   /* maximum number of rows and columns shown */
-    int64_t sequence;                /* shown */
-    int64_t batch;                   /* its index in the tensors: 0 if they are packed */
-    int64_t first_query, first_key;  /* its first row there */
-    int64_t queries, keys;           /* its number of rows */
+    int64_t sequence;                /* the shown sequence */
+    int64_t batch;                   /* the sequence's index in the tensors; 0: packed */
+    int64_t first_query, first_key;  /* the sequence's first row in the tensors */
+    int64_t queries, keys;           /* the sequence's number of rows */
     mha_tensor heads, rows, columns; /* i64, the shown rows and columns, counted within the
                                         sequence */
     mha_tensor steps[BOARD_STEPS];   /* [B,heads,rows,longest] f32; empty: not part of this
@@ -48,14 +48,14 @@ bool run_board_has(const run_board *board, board_step step);
 void run_title(run_board *board, int64_t rows, int64_t columns, const char *format, ...)
     MHA_PRINTF(4, 5);
 
-/* The view of rows and columns from row `first` on: of a sequence and head of [B,H,T,D], of a
- * sequence of [B,T,D], or of a matrix. */
+/* A view of rows and columns from row `first` on: of a head of a sequence in [B,H,T,D], of a
+ * sequence in [B,T,D], or of a matrix. */
 mha_tensor run_view(const mha_tensor *tensor, int64_t batch, int64_t head, int64_t first);
 
 /* One element of a view of any floating type. */
 double run_at(const mha_tensor *view, int64_t row, int64_t column);
 
-/* Print rows of a view, named by a letter; NULL: the first ones. */
+/* Print rows of a view, named by a letter. rows NULL: the first rows. */
 void run_print_rows(const run_board *board, char letter, const mha_tensor *view,
                     const mha_tensor *rows);
 
@@ -81,7 +81,7 @@ void run_trace_rope(const run_board *board);
 void run_trace_shaw(run_board *board);
 void run_trace_distances(run_board *board);
 
-/* --cache: print the tokens one by one. */
+/* --cache: print the tokens, one at a time. */
 cli_exit run_trace_cache(run_board *board);
 
 #endif

@@ -15,7 +15,7 @@ typedef struct decoding {
     run_board *board;
     mha_kv_cache *cache;
     int64_t bytes;                 /* of one position */
-    bool exact;                    /* it holds f32 */
+    bool exact;                    /* the cache stores f32 */
     mha_tensor o, scores, weights; /* [B,H,1,..] of one step */
 } decoding;
 
@@ -131,7 +131,7 @@ static cli_exit show_head(decoding *d, int64_t t)
     cli_print("    weights\n");
     print_over_keys(d, &d->weights, &d->scores, &keys);
     cli_print("    output   [1, %" PRId64 "]\n", d->o.shape[3]);
-    o.stride[0] = 0; /* its only row is called t */
+    o.stride[0] = 0; /* its only row is labelled t */
     run_print_rows(board, 'o', &o, &keys.rows);
     return CLI_OK;
 }

@@ -3,7 +3,8 @@
 
 #include <inttypes.h>
 
-/* q1[0] = x1.w0 = 1*1 + ... = 3: the first number of y that is not 0, or the first. */
+/* Write q1[0] = x1.w0 = 1*1 + ... = 3 for the first number of y that is not 0, or else the first
+ * number. */
 static void write_product(const char *letters, const mha_tensor *x, const mha_tensor *weight,
                           const mha_tensor *y, const mha_tensor *rows)
 {

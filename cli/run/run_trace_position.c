@@ -38,7 +38,7 @@ static double penalty(const void *slope, int64_t distance)
     return -*(const double *)slope * fabs((double)distance);
 }
 
-/* An element of slopes that broadcast to [B,H]. */
+/* The slope of the current head; slopes broadcast to [B,H]. */
 static double slope_of(const run_board *board)
 {
     const mha_tensor *slopes = board->problem->desc.alibi_slopes;

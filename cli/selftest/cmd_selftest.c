@@ -138,7 +138,7 @@ static cli_exit solve(mha_context *context, random_problem *p, mha_path path, mh
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
 
-/* A way to compute, and its errors. */
+/* An implementation and its errors. */
 typedef struct contender {
     mha_isa isa;
     mha_context *context;
@@ -147,7 +147,7 @@ typedef struct contender {
     int64_t outputs, beyond;
 } contender;
 
-/* max_s |delta_s| of a row, over all keys: keys that the mask drops only increase it. */
+/* max_s |delta_s| of a row over all keys: masked keys only increase it. */
 static double score_error(const random_problem *p, const float *q, const float *k,
                           const float *bias)
 {
@@ -201,11 +201,10 @@ static const mha_isa isas[] = {MHA_ISA_LIST(ISA_VALUE)};
 
 enum { MOST_RUNNERS = sizeof isas / sizeof *isas };
 
-/* Bits that must not differ: whether they were compared, and whether they differ; and the error of
- * bf16. */
+/* Whether bits that must be identical were compared, whether they differ, and the error of bf16. */
 typedef struct bit_check {
     bool threads_differ, sets_compared, sets_differ, bf16_differs;
-    double along, size, exact_size; /* bf16 results times exact ones, and squares, summed */
+    double along, size, exact_size; /* sums of bf16 times exact results, and of both squares */
 } bit_check;
 
 /* One runner for every instruction set that this machine has. */
@@ -228,7 +227,7 @@ static cli_exit check_bits(random_problem *p, mha_context *three, contender *run
     CLI_TRY(make_floats(&(random_source){0}, p->outputs, 0, &again));
     CLI_TRY(solve(three, p, MHA_PATH_TILED, MHA_COMPUTE_F32, again));
     if (memcmp(again, best, bytes) != 0) bits->threads_differ = true;
-    /* Portable C has no fused multiply-add and is held to the bound only. */
+    /* Portable C has no fused multiply-add; only the bound applies to it. */
     for (int i = 0; i + 1 < count; i++) {
         if (runners[i].isa == MHA_ISA_PORTABLE) continue;
         bits->sets_compared = true;
@@ -237,7 +236,7 @@ static cli_exit check_bits(random_problem *p, mha_context *three, contender *run
     return CLI_OK;
 }
 
-/* Compare the bits of sets with fused multiply-add and of three threads with those of the
+/* Compare the bits of the instruction sets with fused multiply-add, and of three threads with the
  * runners. */
 static cli_exit check_bf16(random_problem *p, mha_context *three, contender *runners, int count,
                            bit_check *check)

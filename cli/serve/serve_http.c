@@ -57,7 +57,7 @@ static bool is_number(const char *host, size_t length)
     return length > 0 && at == end;
 }
 
-/* With DNS rebinding, a page of another host name is directed here and sends that name. */
+/* With DNS rebinding, a page of another host name connects here and sends that name. */
 static bool is_own_host(const serve_site *site, const char *host)
 {
     char port[16];
@@ -78,7 +78,7 @@ static bool is_own_origin(const char *origin, const char *host)
 
 /* ---- what is asked --------------------------------------------------------------------------- */
 
-/* The library answers the other requests; quitting is the server's own. */
+/* The library answers the other requests; the server handles quitting. */
 static const mha_live_place quit = {"quit", JSON, NULL, true};
 
 static const mha_live_place *find_place(const char *name)
@@ -93,7 +93,8 @@ static bool is_json(const char *type)
     return type && !strncmp(type, JSON, length) && (type[length] == '\0' || type[length] == ';');
 }
 
-/* The token is checked before the place, so that a client without it cannot learn which places exist. */
+/* The token is checked before the place, so that a client without the token cannot learn which
+ * places exist. */
 bool serve_admit(const serve_site *site, const serve_request *request, serve_reply *reply)
 {
     *reply = (serve_reply){0};

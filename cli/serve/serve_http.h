@@ -25,7 +25,7 @@ typedef struct serve_request {
     const char *method, *path, *host, *origin, *type;
     const char *fetch_site; /* Sec-Fetch-Site */
     const char *length;     /* Content-Length */
-    const char *twice;      /* the name of one of these headers that is duplicated */
+    const char *twice;      /* the name of a header that occurs twice */
     const char *body;
     size_t bytes;
 } serve_request;
@@ -34,7 +34,7 @@ typedef struct serve_reply {
     int status;
     const char *type; /* Content-Type */
     const char *file; /* NULL: displayed; else downloaded under that name */
-    mha_buffer body;  /* the caller frees it */
+    mha_buffer body;  /* freed by the caller */
     bool quit;
 } serve_reply;
 
@@ -46,8 +46,8 @@ typedef struct serve_site {
     mha_live *live; /* the backend that answers */
 } serve_site;
 
-/* Check the headers of a request. False, with the reply, if it must be rejected; true: read its
- * body, of at most SERVE_MOST_BODY bytes. */
+/* Check the headers of a request. Returns false and the reply if the request must be rejected.
+ * Otherwise its body, of at most SERVE_MOST_BODY bytes, must be read. */
 bool serve_admit(const serve_site *site, const serve_request *request, serve_reply *reply);
 
 /* The reply to an accepted request, possibly an error. */

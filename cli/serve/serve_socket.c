@@ -2,8 +2,8 @@
  * connections wait while the model computes. The resources of clients are bounded:
  *
  *   connections   PLACES for strangers, who have not sent the token, and as many for readers, who
- *                 have. A further connection closes the one of its group whose last request is
- *                 oldest, so that strangers cannot close a reader's connection.
+ *   have sent it. A further connection closes the connection of its group whose last request is
+ *   oldest, so that strangers cannot close a reader's connection.
  *   a stranger    one request, READ_SECONDS from the connection to the end of the answer
  *   a reader      READ_SECONDS for a whole request, even if bytes trickle in; WRITE_SECONDS to
  *                 receive a reply
@@ -35,17 +35,17 @@ enum {
     HEADER_BYTES = 32768,
     READ_SECONDS = 20,
     WRITE_SECONDS = 120,
-    TICK_MS = 250 /* between two checks of the clock and of signals */
+    TICK_MS = 250 /* between checks of the clock and of signals */
 };
 
-typedef enum standing { NOBODY, STRANGER, READER, LEAVING } standing;
+typedef enum standing { FREE, STRANGER, READER, LEAVING } standing;
 
 typedef struct visitor {
     struct MHD_Connection *connection;
     int socket;
     standing standing;
-    uint64_t order; /* of its last request, or of the connection; global order */
-    double until;   /* being closed */
+    uint64_t order; /* global order of its last request, or of the connection */
+    double until;   /* seconds; the deadline */
 } visitor;
 
 typedef struct server {
@@ -60,7 +60,7 @@ typedef struct server {
     visitor visitors[MOST_CONNECTIONS];
 } server;
 
-static server the_server = {.listener = -1}; /* one per process, as the arena */
+static server the_server = {.listener = -1}; /* one per process, like the arena */
 
 /* ---- visitors -------------------------------------------------------------------------------- */
 
@@ -72,15 +72,15 @@ static visitor *find_visitor(server *s, const struct MHD_Connection *connection)
     return NULL;
 }
 
-/* libmicrohttpd notices in its next round and closes the connection. */
-static void send_away(visitor *v)
+/* Close a connection: libmicrohttpd notices in its next round. */
+static void disconnect(visitor *v)
 {
     shutdown(v->socket, SHUT_RDWR);
     v->standing = LEAVING;
 }
 
 /* The visitor whose last request is oldest, if a group has more than `most`; otherwise NULL. */
-static visitor *first_to_go(server *s, standing group, int most)
+static visitor *oldest_visitor(server *s, standing group, int most)
 {
     visitor *oldest = NULL;
     int count = 0;
@@ -97,8 +97,8 @@ static void take_place(server *s, visitor *v, standing group)
 {
     v->standing = group;
     v->order = ++s->order;
-    visitor *first = first_to_go(s, group, PLACES);
-    if (first) send_away(first);
+    visitor *first = oldest_visitor(s, group, PLACES);
+    if (first) disconnect(first);
 }
 
 static void allow(visitor *v, double seconds)
@@ -126,12 +126,12 @@ static void look_at_clock(server *s)
     const double now = seconds_now();
     for (int i = 0; i < MOST_CONNECTIONS; i++) {
         visitor *v = &s->visitors[i];
-        if ((v->standing == STRANGER || v->standing == READER) && now > v->until) send_away(v);
+        if ((v->standing == STRANGER || v->standing == READER) && now > v->until) disconnect(v);
     }
 }
 
-/* No client was served while the model computed. */
-static void forgive(server *s, double seconds)
+/* Extend the deadlines: no client was served while the model computed. */
+static void extend_deadlines(server *s, double seconds)
 {
     for (int i = 0; i < MOST_CONNECTIONS; i++) s->visitors[i].until += seconds;
 }
@@ -150,8 +150,8 @@ typedef struct upload {
     char *body;
     size_t bytes;
     bool quit; /* the server ends when the reply has been sent */
-    /* The request was rejected by its headers. Its body is still read and dropped: closing a socket
-     * with unread bytes discards the reply. */
+    /* Whether the headers were rejected. The body is still read and dropped, because closing a
+     * socket with unread bytes discards the reply. */
     bool refused;
     serve_reply reply;
 } upload;
@@ -232,7 +232,7 @@ static bool is_too_long(const serve_request *request)
     return request->length && strtoull(request->length, NULL, 10) > SERVE_MOST_BODY;
 }
 
-/* The path is not unescaped: valid paths need none, and "page.js%00" is not page.js. */
+/* Do not unescape the path: valid paths need no escapes, and "page.js%00" is not page.js. */
 static size_t leave_escaped(void *user, struct MHD_Connection *connection, char *text)
 {
     (void)user, (void)connection;
@@ -305,7 +305,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     s->answering = find_visitor(s, connection);
     serve_answer(s->site, &request, &reply);
     s->answering = NULL;
-    forgive(s, seconds_now() - start);
+    extend_deadlines(s, seconds_now() - start);
     taken->quit = reply.quit;
     return send_reply(s, connection, &reply);
 }
@@ -388,7 +388,7 @@ static void stop(void *user)
     *s = (server){.listener = -1};
 }
 
-/* Only SO_REUSEADDR: a port in use is an error. Afterwards the address has the port. */
+/* Listen with SO_REUSEADDR only, so that a port in use is an error. Sets the address's port. */
 static bool listen_at(server *s)
 {
     const int on = 1;
@@ -428,8 +428,8 @@ bool serve_is_open(const serve_site *site)
     return the_server.site == site && the_server.open;
 }
 
-/* One per round, so that a reader whose request has arrived is served before many strangers are
- * accepted. */
+/* Accept one connection per round, so that a reader whose request has arrived is served before many
+ * strangers are accepted. */
 static void take_connection(server *s)
 {
     struct sockaddr_storage from;
@@ -441,8 +441,8 @@ static void take_connection(server *s)
         return;
     }
     s->paused = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-    visitor *first = s->paused ? first_to_go(s, STRANGER, 0) : NULL;
-    if (first) send_away(first);
+    visitor *first = s->paused ? oldest_visitor(s, STRANGER, 0) : NULL;
+    if (first) disconnect(first);
 }
 
 static cli_exit take_turn(server *s)

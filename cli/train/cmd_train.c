@@ -32,7 +32,7 @@ typedef struct train_options {
     int64_t context, words;
     int characters;
     int no_report, quiet, fresh;
-    int64_t print; /* sequences, instead of training */
+    int64_t print; /* number of sequences to print instead of training */
 } train_options;
 
 #define NUMBER(name, field, ...) ROW_NUMBER(name, train_options, field, __VA_ARGS__)
@@ -131,7 +131,7 @@ const args_page train_page = {
 
 /* ---- progress ------------------------------------------------------------------------------ */
 
-/* The progress since the last evaluation. */
+/* The rate since the last evaluation. */
 typedef struct pace {
     double tokens, seconds;
     int64_t steps;
@@ -153,8 +153,8 @@ static void describe_look(const train_task *task, const train_scores *s, char te
     snprintf(text + used, LINE - (size_t)used, ")");
 }
 
-/* On a terminal one line with a bar, overwritten and truncated to the width; else one line each
- * time. */
+/* Show a line with a bar, which is overwritten and truncated to the width on a terminal. Elsewhere
+ * print a new line each time. */
 static void show_progress(const train_options *options, const train_run *run, const train_scores *s,
                           const pace *p)
 {
@@ -183,7 +183,7 @@ static void show_progress(const train_options *options, const train_run *run, co
 
 /* ---- training ------------------------------------------------------------------------------ */
 
-/* Whether a signal should stop training: all ranks stop after the same step. */
+/* Whether a signal should stop training. All ranks stop after the same step. */
 static bool stopped(const train_run *run)
 {
     return run->stopped || (!ranks_transport() && signals_came());
@@ -202,7 +202,7 @@ static cli_exit step(train_run *run)
     return train_model_step(&run->model, &run->stopped);
 }
 
-/* Run the steps up to the next evaluation; their time is added to the run's. */
+/* Run the steps up to the next evaluation, and add their time to the run's. */
 static cli_exit train_on(train_run *run, int64_t until, pace *p)
 {
     const double begin = seconds_now();
@@ -229,7 +229,7 @@ static cli_exit look(const train_options *options, train_run *run, const pace *p
         show_progress(options, run, &s, p);
         run->done = *verdict == TRAIN_DONE;
         CLI_TRY(train_save_point(run, &s));
-        if (run->done) *verdict = TRAIN_DONE; /* by patience, too */
+        if (run->done) *verdict = TRAIN_DONE; /* patience also ends training */
     }
     return train_save_share(run, verdict);
 }
@@ -293,7 +293,7 @@ static cli_exit find_task(const args_texts *plain, const train_task **task)
     return cli_fail(CLI_USAGE, "unknown task '%s'; expected one of %s", plain->items[0], all);
 }
 
-/* Another number of heads at the same width. */
+/* Set another number of heads at the same width. */
 static cli_exit set_heads(int64_t heads, mha_transformer_desc *model)
 {
     const int64_t width = model->head_dim ? model->head_dim * model->num_heads : model->embed_dim;
@@ -346,7 +346,7 @@ static cli_exit set_mixers(train_options *o, const train_task *task, mha_transfo
     return CLI_OK;
 }
 
-/* The task's recipe with the changes of the options. */
+/* Make the task's recipe, changed by the options. */
 static cli_exit make_recipe(train_options *o, const train_task *task, train_recipe *recipe)
 {
     *recipe = *task->recipe;
@@ -381,7 +381,7 @@ static cli_exit make_recipe(train_options *o, const train_task *task, train_reci
     return CLI_OK;
 }
 
-/* The result of the last evaluation, compared with the goal. */
+/* Print the result of the last evaluation, compared with the goal. */
 static void print_goal(const train_run *run)
 {
     const train_task *task = run->model.task;

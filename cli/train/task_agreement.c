@@ -6,8 +6,8 @@
  * Determiners have no number, so that only nouns and verbs show it. An opening, adjectives, adverbs
  * and up to two phrases vary the position of the subject. In half of the sentences with a phrase
  * the noun nearest to the verb has the wrong number. A tenth of the pairs of a subject and the next
- * noun (the object, if there is no phrase) never occurs in training. Kinds: the number of
- * intervening nouns with the other number. */
+ * noun (the object, if there is no phrase) never occurs in training. The kind of a probe is the
+ * number of intervening nouns with the other number. */
 #include "train/train.h"
 
 #include <stdio.h>
@@ -104,7 +104,7 @@ static void draw(const train_ask *ask, train_batch *batch)
     train_draw_sentences(ask, make_sentence, batch);
 }
 
-/* Any verb of the right number is right. */
+/* Any verb of the right number counts as correct. */
 static int class_of(int32_t word)
 {
     if (word < VERB || word >= VERB + 2 * VERBS) return -1 - word;
@@ -118,7 +118,7 @@ static train_verdict judge(const train_recipe *recipe, int64_t step, const train
     return step >= 400 && best < 0.3 ? TRAIN_RESTART : TRAIN_GO_ON;
 }
 
-/* Guesses by position only. */
+/* Print the accuracy of guesses by position only. */
 static void baselines(random_source *r)
 {
     enum { SENTENCES = 20000 };

@@ -1,10 +1,11 @@
 /* Brackets: the next symbol of texts in which four kinds of brackets are opened and closed, up to
- * five deep. To close one, a model must copy the kind of the open bracket, which may be far back,
- * before others that are already closed: "( [ ] { < > } )".
+ * five deep. To close a bracket, a model must copy the kind of the open one, which may be far back,
+ * before brackets that are already closed: "( [ ] { < > } )".
  *
- * The task is to predict, not to judge balance: a judge learns to count, but a model that closes
- * brackets must find the opener. Kinds: near, the opener is the last bracket opened; far, others
- * were opened and closed since, and the last opener is the wrong one to attend to. */
+ * The task is to predict, not to judge balance. Judging requires only counting, but closing a
+ * bracket requires finding its opener. A probe is "near" if its opener is the last bracket opened.
+ * It is "far" if other brackets were opened and closed since; attending to the last opener is then
+ * wrong. */
 #include "train/train.h"
 
 #include <stdio.h>
@@ -49,7 +50,7 @@ static void draw_text(random_source *r, int64_t b, train_batch *batch)
 
 static void draw(const train_ask *ask, train_batch *batch)
 {
-    const int64_t count = ask->count; /* for any split: texts do not repeat */
+    const int64_t count = ask->count; /* the split does not matter: texts do not repeat */
     batch->B = count;
     batch->T = LENGTH;
     batch->S = batch->probe_count = 0;

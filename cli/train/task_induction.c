@@ -50,7 +50,7 @@ static void add_probe(train_batch *batch, int64_t b, int64_t i, int64_t period)
 static void draw_course(const train_ask *ask, const course *c, train_batch *batch)
 {
     random_source *r = ask->random;
-    const int64_t count = ask->count, T = c->length; /* for any split: blocks do not repeat */
+    const int64_t count = ask->count, T = c->length; /* blocks do not repeat */
     batch->B = count;
     batch->T = T;
     batch->S = batch->probe_count = 0;

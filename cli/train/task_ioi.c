@@ -1,7 +1,7 @@
-/* The indirect object in its smallest form: "A B A -> B". Six names give sixty sequences, all in
- * one batch: two names, then one of them again; the answer is the other. A single head that attends
- * to both names equally fails; two heads succeed, one that adds and one that subtracts (symbolic
- * indirect object identification, arXiv 2510.25013). */
+/* The indirect object in its smallest form: "A B A -> B". A sequence is two names, then one of them
+ * again; the answer is the other name. Six names give sixty sequences, all in one batch. A single
+ * head that attends to both names equally fails. Two heads succeed: one adds and one subtracts
+ * (symbolic indirect object identification, arXiv 2510.25013). */
 #include "train/train.h"
 
 enum { NAMES = 6, BEGIN = NAMES, MIDDLE, WORDS, LENGTH = 5, SEQUENCES = NAMES * (NAMES - 1) * 2 };
@@ -10,7 +10,7 @@ static const char *const words[WORDS] = {"Ada", "Bob", "Cem", "Dua", "Eva", "Fen
 
 static void draw(const train_ask *ask, train_batch *batch)
 {
-    (void)ask; /* all there are, always */
+    (void)ask; /* always all sequences */
     batch->B = SEQUENCES;
     batch->T = LENGTH;
     batch->S = 0;

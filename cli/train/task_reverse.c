@@ -1,5 +1,5 @@
 /* Reverse a sequence, with an encoder and a decoder: to write the i-th symbol, cross-attention must
- * attend to the i-th from the end. Its map becomes the anti-diagonal. */
+ * attend to the i-th symbol from the end. Its map becomes the anti-diagonal. */
 #include "train/train.h"
 
 enum { SYMBOLS = 30, BEGIN = SYMBOLS, END, WORDS, SHORTEST = 6, LONGEST = 12 };
@@ -14,7 +14,7 @@ static const char *const words[WORDS] = {
 static void draw(const train_ask *ask, train_batch *batch)
 {
     random_source *r = ask->random;
-    const int64_t count = ask->count; /* for any split: sequences do not repeat */
+    const int64_t count = ask->count; /* the split does not matter: sequences do not repeat */
     const int64_t length = SHORTEST + random_below(r, LONGEST - SHORTEST + 1);
     batch->B = count;
     batch->S = length;

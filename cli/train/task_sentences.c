@@ -5,8 +5,8 @@
  *
  * Animals and people can be tired, places can be wide; the continuation can only be predicted by
  * resolving "it". Order (active or passive), distance and fillers vary randomly, and a tenth of the
- * pairs of nouns never occurs in training. The probed row is the one that predicts the noun: at
- * "it" a causal model has not yet seen the property. */
+ * pairs of nouns never occurs in training. The probed row predicts the noun, because at "it" a
+ * causal model has not yet seen the property. */
 #include "train/train.h"
 
 #include <stdio.h>
@@ -79,7 +79,7 @@ static void put_noun(random_source *r, train_sentence *s, int kind, int noun)
     train_put(s, train_one_of(r, THING, THINGS));
 }
 
-/* A tenth of the pairs, by their numbers. */
+/* Whether a pair belongs to the held-out tenth, by the words' numbers. */
 static bool held_out(int animate, int place)
 {
     random_source r = random_make((uint64_t)animate, 1000 + (uint64_t)place);
@@ -107,7 +107,7 @@ static void put_clause(random_source *r, train_sentence *s, const int noun[2])
     if (random_chance(r, 0.3)) train_put(s, train_one_of(r, FILLER, 4));
 }
 
-/* The continuation, which reveals the noun. */
+/* Add the continuation, which reveals the noun. */
 static void put_rest(random_source *r, train_sentence *s, const int noun[2], int property)
 {
     bool stop = random_chance(r, 0.5);
@@ -183,8 +183,8 @@ static void draw_masked(const train_ask *ask, train_batch *batch)
     train_draw_sentences(ask, make_masked, batch);
 }
 
-/* Done when both kinds are accurate and one head has `enough` of its weight on the right noun of
- * each; restart if the best head has less than `least` (0: never). */
+/* Training is done when both kinds are accurate and one head has `enough` of its weight on the
+ * right noun for each kind. It restarts if the best head has less than `least` (0: never). */
 static train_verdict judge_both(const train_recipe *recipe, const train_scores *s, double enough,
                                 double least)
 {
@@ -209,7 +209,7 @@ static train_verdict judge_masked(const train_recipe *recipe, int64_t step, cons
     return judge_both(recipe, s, 0.75, step >= 350 ? 0.7 : 0);
 }
 
-/* Guesses by position only, on sentences of the grammar. */
+/* Print the accuracy of guesses by position only, on sentences of the grammar. */
 static void baselines(random_source *r)
 {
     enum { SENTENCES = 20000 };

@@ -25,7 +25,7 @@ enum {
 /* Held-out data comes in two independent sets: one decides when to stop, the other is reported. */
 typedef enum train_split { TRAIN_SPLIT_TRAIN, TRAIN_SPLIT_STOP, TRAIN_SPLIT_REPORT } train_split;
 
-/* A row whose prediction counts, and the columns that a head must attend to for it. */
+/* A row whose prediction counts, and the columns that a head must attend to for this prediction. */
 typedef struct train_probe {
     int64_t b, row;
     int kind;
@@ -73,21 +73,22 @@ typedef struct train_recipe {
 /* The measurements on held-out data. */
 typedef struct train_scores {
     double loss;  /* mean over all rows that have a target */
-    int64_t lost; /* these rows */
+    int64_t lost; /* number of these rows */
     int64_t probes[TRAIN_KINDS], correct[TRAIN_KINDS];
-    /* Attention of each head, summed over the probes of a kind: on right columns, on the wrong one;
-     * and of all rows on the previous one. Cross-attention in encoder-decoders. */
+    /* Attention of each head, summed over the probes of a kind: on right columns, and on the wrong
+     * column; and attention of all rows on the previous position. In encoder-decoders,
+     * cross-attention. */
     double right[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
     double wrong[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
     /* The number of probes whose largest weight is on a right column. */
     int64_t hits[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
     double previous[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
-    double first[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS]; /* and to the first token */
-    int64_t rows;                                      /* of `previous` and `first` */
+    double first[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS]; /* of all rows on the first token */
+    int64_t rows;                                      /* rows counted in `previous` and `first` */
 } train_scores;
 
-/* Weights are those of attention, and shares |M| / sum |M| of a row of a signed map.
- * For all probes, or for one kind (0 if there are none). */
+/* Weights are attention weights; of a signed map, shares |M| / sum |M| of a row. Functions count
+ * all probes, or one kind (0 if there are none). */
 double train_accuracy(const train_scores *s);
 double train_accuracy_of(const train_scores *s, int kind);
 double train_right(const train_scores *s, int kind, int64_t layer, int64_t head);
@@ -117,9 +118,8 @@ typedef struct train_ask {
 
 struct train_task {
     const char *name, *summary;
-    const char *goal; /* the goal that ends training, in words */
-    const char
-        *hybrid_goal; /* that of models with other mixers than attention; NULL: it has none */
+    const char *goal;        /* the goal that ends training, in words */
+    const char *hybrid_goal; /* the goal for models with mixers other than attention; NULL: none */
     const char *kinds[TRAIN_KINDS]; /* names of the kinds of probes; NULL: only one */
     const char *const *words;       /* [word_count] the vocabulary */
     int64_t word_count, longest;    /* tokens, of a sequence */
@@ -198,7 +198,7 @@ struct train_model {
 /* Create the rest of a model whose context, task and recipe are set. */
 cli_exit train_model_make(uint64_t seed, train_model *model);
 
-/* One step: draw a batch, and run the trainer's step. *stopped: no step, since a rank received a
+/* Draw a batch and run the trainer's step. *stopped: no step was run, because a rank received a
  * signal. */
 cli_exit train_model_step(train_model *model, bool *stopped);
 
@@ -216,8 +216,8 @@ cli_exit train_model_look(train_model *model, const mha_tensor *gates, double *l
 double train_best_right(const train_recipe *recipe, const train_scores *s);
 
 /* The operations of a step: 6 for each parameter of a matrix and row (2 forward, 4 backward), 12 D
- * for each head and visible pair of tokens. Counts the batch of the first step, which is drawn
- * again. */
+ * for each head and visible pair of tokens. The batch of the first step is drawn again to count its
+ * pairs. */
 double train_model_flops(train_model *model);
 
 /* The seed of an attempt. */

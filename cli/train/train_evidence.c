@@ -108,7 +108,7 @@ static void add_frame(double step, const float *maps, int64_t heads, int64_t cel
     e->frames[k] = (mha_frame){.label = e->labels[k], .at = step, .maps = &e->panels[k * heads]};
 }
 
-/* The snapshots, and the final maps, which the figure shows. */
+/* Make frames of the snapshots and of the final maps, which the figure shows. */
 static void make_frames(const train_run *run, int example, int64_t heads, train_evidence *e)
 {
     const train_frames *f = &run->frames;

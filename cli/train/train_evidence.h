@@ -20,7 +20,8 @@ typedef struct train_evidence {
     int64_t used, series_used;
 } train_evidence;
 
-/* Fill the report of example number i, whose maps are in model->probabilities; borrows from run. */
+/* Fill the report of an example, whose maps are in model->probabilities. The report points into
+ * run. */
 cli_exit train_evidence_make(const train_run *run, const train_finding *found, int example,
                              train_evidence *evidence);
 

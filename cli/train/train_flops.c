@@ -13,8 +13,8 @@ static double pairs_of(const int64_t *rows, const int64_t *cols, int64_t count, 
     return pairs;
 }
 
-/* Products of matrices and rows. rows: tokens of this part; memory: rows of its cross-attention's
- * memory. */
+/* Products of matrices and rows. rows: tokens of this part of the model; memory: rows of the memory
+ * that its cross-attention reads. */
 static double matrices(const mha_transformer *net, double rows, double memory)
 {
     mha_transformer_desc d;

@@ -10,7 +10,7 @@ enum { LEAST = 4 };
 
 static const int64_t most_bytes = INT64_C(64) << 20;
 
-/* Cells of all maps of the text that the probe batch holds. */
+/* Cells of all maps of the text in the probe batch. */
 static int64_t cells(const train_model *model)
 {
     mha_transformer_desc d;
@@ -37,7 +37,7 @@ cli_exit train_frames_make(train_model *model, train_frames *frames)
         if (i == 0) CLI_TRY(keep_ids(model, frames));
         bytes += frames->size[i] * (int64_t)sizeof(float);
     }
-    if (bytes * LEAST > most_bytes) return CLI_OK; /* too large: none */
+    if (bytes * LEAST > most_bytes) return CLI_OK; /* too large: take no snapshots */
     frames->most = most_bytes / bytes < TRAIN_MOST_FRAMES ? most_bytes / bytes : TRAIN_MOST_FRAMES;
     for (int i = 0; i < frames->examples; i++)
         CLI_TRY(ARENA_ALLOC(frames->most * frames->size[i], &frames->maps[i]));

@@ -1,7 +1,7 @@
 /* Snapshots of the heads during training: maps of the task's example sentences before the first
- * step and at evenly spaced evaluations. At most TRAIN_MOST_FRAMES are kept, and 64 MiB; when these
- * are full, every second one is dropped and the spacing doubles. Taking a snapshot does not change
- * training. */
+ * step and at evenly spaced evaluations. At most TRAIN_MOST_FRAMES snapshots and 64 MiB are kept.
+ * At this limit, every second snapshot is dropped and the spacing doubles. Taking a snapshot does
+ * not change training. */
 #ifndef CLI_TRAIN_FRAMES_H
 #define CLI_TRAIN_FRAMES_H
 
@@ -22,7 +22,7 @@ typedef struct train_frames {
 
 cli_exit train_frames_make(train_model *model, train_frames *frames);
 
-/* Take a snapshot after this number of evaluations, if it is due. */
+/* Take a snapshot after this number of evaluations, if one is due. */
 cli_exit train_frames_record(train_model *model, int64_t looks, train_frames *frames);
 
 #endif

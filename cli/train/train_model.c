@@ -120,8 +120,8 @@ static void make_views(const train_model *model, const train_batch *batch, views
                                     .targets = &v->targets};
 }
 
-/* In training, attention weights are dropped, with different masks in every step and in the
- * encoder. Evaluations drop nothing. */
+/* Apply dropout to attention weights in training steps, with a different mask in every step and in
+ * the encoder. Evaluations have no dropout. */
 static void drop(const train_model *model, views *v)
 {
     random_source r = random_make(model->seed ^ UINT64_C(0x64726F70), (uint64_t)model->step);

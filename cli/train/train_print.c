@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* The columns of the printed words: those between the begin token, which tokenizers may add, and
- * the end token. */
+/* The range of the printed words, between the begin token, which tokenizers may add, and the end
+ * token. */
 static void find_words(const train_task *task, const train_batch *batch, int64_t b, int64_t *from,
                        int64_t *to)
 {
@@ -62,7 +62,7 @@ cli_exit train_print(const train_task *task, int64_t count)
                                .count = count - done < AT_ONCE ? count - done : AT_ONCE};
         task->draw(&ask, &batch);
         for (int64_t b = 0; b < batch.B && done + b < count;
-             b++) /* a small task draws all its sequences */
+             b++) /* small tasks draw more: all their sequences */
             print_sequence(task, &batch, b, done + b + 1);
     }
     return cli_finish_stdout(CLI_OK);

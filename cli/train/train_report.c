@@ -18,7 +18,7 @@ enum { MOST_SHOWN = 32 }; /* tokens of a user's text */
 
 /* ---- numbers ------------------------------------------------------------------------------- */
 
-/* The head that attends most to right columns, for its weakest kind. */
+/* The head that attends most to right columns in its weakest kind. */
 static void find_best(const mha_transformer_desc *d, const train_scores *s, int64_t *layer,
                       int64_t *head)
 {
@@ -54,7 +54,7 @@ static void print_accuracy(const train_task *task, const char *before, const tra
     cli_print("%s\n", task->kinds[1] ? ")" : "");
 }
 
-/* Scores on the reported data, of the whole model and without each head. */
+/* Measure the scores on the reported data, of the whole model and without each head. */
 static cli_exit measure(train_model *model, bool quiet, train_finding *found)
 {
     mha_transformer_desc d;
@@ -77,7 +77,7 @@ static cli_exit measure(train_model *model, bool quiet, train_finding *found)
     return CLI_OK;
 }
 
-/* Every head: where it attends, and the accuracy without it. */
+/* Print each head: where it attends, and the accuracy without it. */
 static void print_heads(train_model *model, const train_scores *all, const double *left)
 {
     const train_task *task = model->task;
@@ -100,7 +100,8 @@ static void print_heads(train_model *model, const train_scores *all, const doubl
         }
 }
 
-/* The accuracy without the selected head, and without the least important half of the others. */
+/* Print the accuracy without the selected head, and without the least important half of the
+ * others. */
 static cli_exit print_ablations(train_model *model, const double *left, int64_t best)
 {
     mha_transformer_desc d;
@@ -218,13 +219,13 @@ static cli_exit add_tokens(const train_task *task, const int32_t *ids, int64_t c
     return CLI_OK;
 }
 
-/* The maps of the probe batch, which has one sequence. */
+/* Make the maps of the probe batch, which has one sequence. */
 static cli_exit make_maps(train_model *model, const char *text, mha_maps *maps)
 {
     const train_batch *batch = &model->probe;
     mha_transformer_desc d;
     mha_transformer_describe(model->decoder, &d);
-    if (model->task->text) /* its best step */
+    if (model->task->text) /* the model is that of the best step */
         CLI_TRY(
             arena_print(&maps->name, "a text of %s %s", words_count(model->task->text->count).text,
                         model->task->splitting == MHA_SPLIT_CHARACTERS ? "characters" : "words"));
@@ -279,7 +280,7 @@ static int64_t judged_row(const train_model *model, int example)
     return row;
 }
 
-/* Open on the largest weight of that row of the selected head. */
+/* Open the report on the largest weight of that row of the selected head. */
 static void choose_first(const train_run *run, const train_finding *found, int example,
                          const mha_maps *maps, view_options *options)
 {

@@ -15,10 +15,10 @@ typedef struct train_finding {
 /* Print the size of the model and the cost of a step in one line. */
 void train_report_size(train_model *model);
 
-/* Accuracy on separate data, where each head attends, and the accuracy without it. */
+/* Print the accuracy on separate data, where each head attends, and the accuracy without it. */
 cli_exit train_report_print(train_model *model, bool quiet, train_finding *found);
 
-/* Scores on the reported data, with the heads off [L,H] ablated. */
+/* Compute scores on the reported data with the heads off [L,H] ablated. */
 cli_exit train_report_without(train_model *model, const uint8_t *off, train_scores *s);
 
 /* Put a text of the task's words, or a drawn sequence if it is NULL, into the probe batch as its

@@ -22,7 +22,7 @@
 enum { MOST_TENSORS = 12, SETTINGS_BYTES = 768, PATH_BYTES = 4096 };
 
 static const char STATE[] = "training.safetensors";
-static const uint64_t MOST_STEPS = UINT64_C(1) << 40; /* as --steps */
+static const uint64_t MOST_STEPS = UINT64_C(1) << 40; /* the limit of --steps */
 
 static cli_exit folder_path(const train_run *run, const char *name, char path[PATH_BYTES])
 {
@@ -31,7 +31,7 @@ static cli_exit folder_path(const train_run *run, const char *name, char path[PA
     return cli_fail(CLI_NO_OUTPUT, "the folder's name is too long");
 }
 
-/* Everything that training depends on. */
+/* Describe every setting that training depends on. */
 static void describe(const train_model *model, char text[SETTINGS_BYTES])
 {
     const train_recipe *r = &model->recipe;
@@ -141,7 +141,7 @@ static cli_exit foreign(const char *path, const char *what)
                     what);
 }
 
-/* Create the model and the records of an attempt, and release those of the last one. */
+/* Create the model and the records of an attempt, and release those of the previous attempt. */
 static cli_exit make_try(train_run *run)
 {
     CLI_TRY(ranks_share(&run->attempt, sizeof run->attempt));
@@ -166,7 +166,7 @@ static bool read_number(const mha_safetensors *file, const char *key, uint64_t *
     return errno == 0 && *end == '\0';
 }
 
-/* One array of the state; its length must match the current model. */
+/* Read one array of the state; its length must match the current model. */
 static bool read_array(const mha_safetensors *file, const char *name, mha_dtype dtype,
                        int64_t count, void *out)
 {
@@ -202,7 +202,7 @@ static cli_exit read_curve(train_run *run, const char *path, const mha_safetenso
     return CLI_OK;
 }
 
-/* Read the snapshots, if any: the stated number, with maps of these sizes. */
+/* Read the snapshots, if any. Their number and the sizes of their maps must match. */
 static cli_exit read_frames(train_run *run, const char *path, const mha_safetensors *file)
 {
     train_frames *f = &run->frames;
@@ -228,7 +228,7 @@ static cli_exit read_frames(train_run *run, const char *path, const mha_safetens
     return CLI_OK;
 }
 
-/* Parameters and state have changed: recompute everything derived from them. */
+/* Recompute everything derived from the parameters and the state, which have changed. */
 static cli_exit take_parameters(train_run *run)
 {
     CLI_TRY(cli_check(mha_transformer_update(run->model.context, run->model.decoder)));
@@ -353,7 +353,7 @@ static cli_exit begin(bool fresh, train_run *run)
     if (!run->folder || fresh ||
         (stat(path, &there) != 0 && (errno == ENOENT || errno == ENOTDIR))) {
         CLI_TRY(train_save_try(run));
-        /* Find out now whether saving works, not at the end. */
+        /* Save now, so that a failure to save is reported before training. */
         return run->folder ? save_state(run) : CLI_OK;
     }
     mha_safetensors *file;

@@ -5,7 +5,7 @@
 
 #include "train/train_frames.h"
 
-/* The curve's record of an evaluation. */
+/* The columns of the curve: one evaluation. */
 enum {
     TRAIN_CURVE_STEP,
     TRAIN_CURVE_LOSS,
@@ -29,14 +29,14 @@ typedef struct train_run {
     float *best; /* the parameters of the lowest held-out loss; NULL: the recipe has no patience */
     int64_t best_step;
     double best_loss;
-    bool stopped;  /* by a signal; with several ranks, to one of them */
+    bool stopped;  /* by a signal to this process or, with several ranks, to any rank */
     bool pictures; /* whether to take snapshots */
     train_frames frames;
-    size_t mark; /* of the arena: later allocations are freed with an attempt */
+    size_t mark; /* of the arena: later allocations are freed at the end of an attempt */
 } train_run;
 
-/* Create a model, or load the state of the folder's training. run->model knows context, task and
- * recipe. */
+/* Create a model, or load the state of the folder's training. context, task and recipe of
+ * run->model must be set. */
 cli_exit train_save_begin(bool fresh, train_run *run);
 
 /* Collective: broadcast the last evaluation's point of the curve, its decision and the time of
@@ -47,8 +47,9 @@ cli_exit train_save_share(train_run *run, train_verdict *verdict);
  * attempt. */
 cli_exit train_save_try(train_run *run);
 
-/* The step of the last evaluation, 0 before the first. The next one is counted from it and not from
- * the current step, so that a run stopped between a step and its evaluation does not miss it. */
+/* The step of the last evaluation, 0 before the first. The next evaluation is counted from it and
+ * not from the current step, so that a run that stopped between a step and its evaluation does not
+ * skip the evaluation. */
 int64_t train_save_looked(const train_run *run);
 
 /* After an evaluation: save a point of the curve, and the state of training. */

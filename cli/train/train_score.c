@@ -1,5 +1,5 @@
 /* Measurements on held-out data: whether the prediction at each probe is right, and where each head
- * attends from there. */
+ * attends from the probe's row. */
 #include "train/train.h"
 
 #include <math.h>
@@ -155,7 +155,7 @@ static void score_previous(const train_model *model, const mha_transformer_desc 
         }
 }
 
-/* Update the mean over batches. */
+/* Update the mean loss over batches. */
 static void add_loss(const train_batch *batch, double loss, train_scores *s)
 {
     int64_t rows = 0;

@@ -1,6 +1,6 @@
 /* A text as a task. It is split into words and punctuation marks, or into characters. The saved
- * folder records the splitting, so that loading it gives the same tokens. Case is kept. The
- * vocabulary comes from the training part, most frequent first: words that occur at least twice,
+ * folder records the splitting, so that loading it gives the same tokens. Case is preserved. The
+ * vocabulary comes from the training part, most frequent first: words that occur at least twice, or
  * all characters. Everything else is the token <unk>. */
 #include "train/train_text.h"
 
@@ -94,7 +94,7 @@ static cli_exit find_entry(table *t, const char *word, size_t bytes, int64_t *in
     return CLI_OK;
 }
 
-/* Every piece of the text as the index of its entry. */
+/* Store each word of the text as the index of its entry. */
 static cli_exit split(const char *path, const char *bytes, size_t size, mha_splitting how,
                       table *words, train_text *text)
 {
@@ -118,7 +118,7 @@ static cli_exit split(const char *path, const char *bytes, size_t size, mha_spli
 
 /* ---- the vocabulary ------------------------------------------------------------------------ */
 
-/* Frequent words first; among equals the earlier one. */
+/* Frequent words come first; of equally frequent words, the earlier one. */
 static int by_count(const void *a, const void *b)
 {
     const entry *x = *(entry *const *)a, *y = *(entry *const *)b;
@@ -149,11 +149,11 @@ static cli_exit choose_words(table *words, int64_t most, int64_t least_count, tr
     return CLI_OK;
 }
 
-/* The start of the held-out parts, which have at least one sequence each. */
+/* Find the start of the held-out parts, which have at least one sequence each. */
 static cli_exit divide(const train_text_options *o, train_text *text, int64_t *context)
 {
     const int64_t whole = text->count, usual = o->characters ? 128 : 64;
-    const int64_t room = whole / MOST_PARTS; /* for one sequence and its next word */
+    const int64_t room = whole / MOST_PARTS; /* room for one sequence and its next word */
     *context = o->context ? o->context : usual < room - 1 ? usual : room - 1;
     if (*context + 1 > room || *context < LEAST_CONTEXT)
         return cli_fail(CLI_BAD_INPUT,
@@ -169,7 +169,7 @@ static cli_exit divide(const train_text_options *o, train_text *text, int64_t *c
 
 /* ---- the task ------------------------------------------------------------------------------ */
 
-/* <s> w1 .. wT-1, whose targets are w1 .. wT. */
+/* Set the tokens to <s> w1 .. wT-1 and the targets to w1 .. wT. */
 static void set_window(const int32_t *words, int64_t b, train_batch *batch)
 {
     const int64_t T = batch->T;
@@ -182,7 +182,7 @@ static void set_window(const int32_t *words, int64_t b, train_batch *batch)
     batch->lengths[b] = T;
 }
 
-/* Sequences of a held-out part, one after the other. */
+/* The number of consecutive sequences of a held-out part. */
 static int64_t windows(const train_text *text, train_split split)
 {
     const int64_t begin = text->held_out[split == TRAIN_SPLIT_REPORT];
@@ -201,7 +201,7 @@ static void draw(const train_ask *ask, train_batch *batch)
         int64_t at;
         if (ask->split == TRAIN_SPLIT_TRAIN) {
             at = random_below(ask->random, text->held_out[0] - T + 1);
-        } else { /* evenly over the part, if not all of it is evaluated */
+        } else { /* evenly spaced, if the part is not evaluated completely */
             const bool report = ask->split == TRAIN_SPLIT_REPORT;
             const int64_t of = windows(text, ask->split);
             const int64_t asked =
@@ -217,10 +217,10 @@ static train_verdict judge(const train_recipe *recipe, int64_t step, const train
     (void)recipe;
     (void)step;
     (void)s;
-    return TRAIN_GO_ON; /* until patience or the steps run out */
+    return TRAIN_GO_ON; /* training ends by patience or by the number of steps */
 }
 
-/* A Llama with tied embeddings, regularised, since texts are short. */
+/* A Llama with tied embeddings, regularised because texts are short. */
 static const train_recipe recipe = {
     .model = {.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_TIED,
               .embed_dim = 64,

@@ -18,14 +18,14 @@ typedef struct train_text {
     int64_t held_out[2]; /* start of the held-out parts: to stop, to report */
     char **words;        /* [word_count] the vocabulary */
     int64_t word_count;
-    int64_t kinds;   /* distinct words of the text, in the vocabulary or not */
-    int64_t unknown; /* tokens that are not words of the vocabulary */
+    int64_t kinds;   /* distinct words of the text, including those outside the vocabulary */
+    int64_t unknown; /* tokens outside the vocabulary */
     char mark[48];   /* a fingerprint of the text */
     train_task task;
     train_recipe recipe;
 } train_text;
 
-/* Read, split and count a text; hold out its last two twentieths, or more of a short text. */
+/* Read, split and count a text. Hold out its last two twentieths, or more if the text is short. */
 cli_exit train_text_make(const train_text_options *options, train_text *text);
 
 /* Print the results, and select the most important head. */

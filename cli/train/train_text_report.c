@@ -57,8 +57,9 @@ static int64_t first_pair(const counts *c, uint64_t pair)
     return low;
 }
 
-/* Mean loss over the reported part of single words (each counted once more), and of pairs,
- * interpolated with single words by the number of distinct followers (Witten and Bell 1991). */
+/* Mean losses over the reported part of two guesses: from the counts of single words, plus 1 each,
+ * and from pairs, interpolated with single words by the number of distinct followers (Witten and
+ * Bell 1991). */
 static cli_exit guess(const train_text *text, double loss[2])
 {
     const size_t mark = arena_mark();

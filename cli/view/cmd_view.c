@@ -209,7 +209,7 @@ static mha_status draw_answer(const void *user, const mha_sink *sink)
     return view_ask_write_json(user, sink);
 }
 
-/* The files of a question: its own JSON, otherwise those of maps. */
+/* Write the files of a question: its own JSON, and otherwise the files of maps. */
 static cli_exit write_answer(const view_options *options, text_model *model, const view_ask *found)
 {
     mha_maps *maps;
@@ -220,7 +220,7 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     drawn.json = NULL;
     drawn.ask = found;
     const bool has_maps = view_has_files(&drawn);
-    if (has_maps) { /* before writing any file, since --npy may be impossible */
+    if (has_maps) { /* before writing files, because --npy may be impossible */
         CLI_TRY(view_model_maps(&drawn, model, maps, NULL));
         CLI_TRY(view_check_picks(&drawn, maps));
     }

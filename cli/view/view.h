@@ -10,7 +10,7 @@
 
 #include <stddef.h>
 
-/* Texts of a report next to its maps, for all heads of a model in order. */
+/* Additions to a report for all heads of a model, in order. */
 typedef struct view_extra {
     const mha_curve *curves;
     const mha_frame *frames;
@@ -27,36 +27,35 @@ typedef struct view_options {
     const char *attention, *tokens, *key_tokens; /* files: weights from anywhere */
     args_texts layers, heads, hide;
     const char *html, *svg, *png, *pdf, *json, *npy; /* outputs */
-    const char *folder; /* the model of the files, if any; NULL: the names of the files; no
-                          * option */
+    const char *folder; /* shown as the files' model; NULL: the file names; not an option */
     const char *range;
     const char *contrast;  /* the text to compare with */
     const char *from, *to; /* words: rank heads that attend from one to the other */
     const char *desk;      /* a layer: show what each head writes */
     int cmap, values;      /* mha_cmap, mha_values */
-    int scale;             /* 0: by the length of the text; else 1 + mha_scale */
+    int scale;             /* 0: by the length of the text; otherwise 1 + mha_scale */
     int paper, terminal;   /* paper: screen_paper */
     screen_options screen;
     int renormalise, truncate, quiet;
     int neurons;                 /* a report includes queries and keys */
     int64_t threads, max_tokens; /* 0: not given */
     int sort;                    /* mha_answer_measure */
-    int64_t first_panel;         /* of a report; -1: the head with the strongest link; no option */
-    bool first_cell;             /* a report opens on the cell below; no option */
+    int64_t first_panel;         /* of a report; -1: that of the strongest link; not an option */
+    bool first_cell;             /* a report opens on the cell below; not an option */
     int64_t first_row, first_col;
-    const view_ask *ask;     /* scores of a report; no option */
-    const view_extra *extra; /* likewise; NULL: nothing */
+    const view_ask *ask;     /* scores of a report; not an option */
+    const view_extra *extra; /* likewise; NULL: none */
     const mha_cards *cards;  /* likewise; NULL: not measured */
 } view_options;
 
-/* Maps of a model's run over the texts, for the heads of --layer and --head. Texts already in maps
- * are not read again, and an open model is not reopened; the caller closes it. If cards is not
- * NULL, *cards becomes the roles of heads, measured in the same run, if a report has room for
- * them. */
+/* Run a model over the texts and store the maps of the heads of --layer and --head. Texts already
+ * in maps are not read again. An open model is not reopened; the caller closes it. If cards is not
+ * NULL and a report has room for the roles of heads, they are measured in the same run and stored
+ * in *cards. */
 cli_exit view_model_maps(const view_options *options, text_model *model, mha_maps *maps,
                          mha_cards **cards);
 
-/* text_model_open(), with a message on a terminal that a model is being loaded. */
+/* text_model_open(), preceded by a message on a terminal that a model is being loaded. */
 cli_exit view_open_model(const view_options *options, text_model *model);
 
 /* Set the fields of maps that describe their model. */
@@ -71,11 +70,12 @@ cli_exit view_contrast_maps(const view_options *options, text_model *model, mha_
 /* Read the maps of --attention, with labels from --tokens. */
 cli_exit view_array_maps(const view_options *options, mha_maps *maps);
 
-/* Make their figure and report, in the arena. remark is added to the footnote; NULL: none. */
+/* Make the figure and report of maps, in the arena. remark is added to the footnote; NULL: none. */
 cli_exit view_show(const view_options *options, const mha_maps *maps, const char *remark,
                    mha_show **show);
 
-/* The texts in one line, at most `most` characters of each; false if there are none. */
+/* Join the texts in one line, with at most `most` characters of each. Returns false if there are
+ * none. */
 bool view_join_texts(const mha_maps *maps, int most, char *out, size_t size);
 
 /* Warn of names in --hide that are not tokens. */
@@ -95,7 +95,7 @@ cli_exit view_check_picks(const view_options *options, const mha_maps *maps);
 /* Write all requested files, with a line on stderr for each. */
 cli_exit view_write_files(const view_options *options, const mha_maps *maps);
 
-/* Select the heads of a figure that fit a terminal of that width: the strongest link of each
+/* Select the heads of a figure that fit a terminal of this width: the strongest link of each
  * layer. */
 cli_exit view_few(const mha_show *made, const mha_maps *all, int64_t width, mha_maps *few);
 

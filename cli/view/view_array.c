@@ -1,4 +1,4 @@
-/* Maps from a .npy file of any origin, with tokens from a file. */
+/* Maps from a .npy file of any program, with tokens from a file. */
 #include "common/arena.h"
 #include "common/map_arrays.h"
 #include "common/token_files.h"
@@ -26,7 +26,7 @@ static cli_exit fill_layers(const mha_tensor *tensor, mha_maps *maps)
 
 /* ---- Doubts ---------------------------------------------------------------------------------- */
 
-/* Irregular numbers: how many, and the first one. */
+/* Irregular numbers: their count and the first one. */
 typedef struct number_doubts {
     int64_t bad_sums, negative, not_finite;
     int64_t layer, head, row; /* of the first irregular sum */
@@ -116,7 +116,7 @@ static cli_exit read_labels(const view_options *options, const int64_t shape[4],
                            maps->cols.count);
     }
     CLI_TRY(token_files_read(options->key_tokens, &maps->cols));
-    /* "keys" and not "columns": advice to name a file would not help here. */
+    /* "keys" and not "columns", because advice to name a file would not help here. */
     return check_count(options->attention, "keys", shape[3], options->key_tokens, maps->cols.count);
 }
 

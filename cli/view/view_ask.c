@@ -9,7 +9,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* "it" or "it:2". Messages name option. */
+/* Find the word "it" or "it:2". Messages name option. */
 static cli_exit find_word(const char *option, const char *given, const mha_tokens *tokens,
                           const mha_maps *source, ask_word *word)
 {

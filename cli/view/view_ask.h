@@ -1,4 +1,4 @@
-/* The parts of `view --from A --to B`: a question, its answer -> table, JSON. */
+/* The parts of `view --from A --to B`: a question, and its answer as a table or JSON. */
 #ifndef CLI_VIEW_ASK_H
 #define CLI_VIEW_ASK_H
 
@@ -19,7 +19,7 @@ struct view_ask {
     char *predicted; /* the token that the last row of `from` predicts; NULL: none */
 };
 
-/* Measure every chosen head. Opens the model; the caller closes it. */
+/* Measure every chosen head. Opens the model, which the caller closes. */
 cli_exit view_ask_measure(const view_options *options, text_model *model, view_ask *ask);
 
 /* Columns of a report's table for the selected heads. */

@@ -42,7 +42,7 @@ cli_exit view_ask_columns(const view_ask *ask, const mha_maps *maps,
 
 enum { SHOWN = 12, WITH_RANKS = 56 }; /* heads; columns of a line with ranks */
 
-/* The text's words of a question: "it", token 10; "didn't", tokens 3-5. */
+/* The words of a question as the text has them: "it", token 10; "didn't", tokens 3-5. */
 static void describe_word(const ask_word *word, char *out, size_t size)
 {
     if (word->at.count == 1)

@@ -116,7 +116,7 @@ static cli_exit write_files(const desk *d)
     return CLI_OK;
 }
 
-/* The head with the most similar output; -1: there is no other. */
+/* The head with the most similar output; -1: no other head. */
 static int64_t nearest(const mha_desk *d, int64_t head)
 {
     const float *cosines = d->cosines + head * d->heads;
@@ -126,7 +126,7 @@ static int64_t nearest(const mha_desk *d, int64_t head)
     return best;
 }
 
-/* 33 columns, and the token if it fits. */
+/* The table has 33 columns, and one more for the token if it fits. */
 static void print_table(const desk *of, int64_t width)
 {
     const mha_desk *d = &of->of;

@@ -1,8 +1,9 @@
-/* The default selection of heads: 72 heads do not fit a terminal, a few with strong links do. */
+/* The default selection of heads: all heads of a model do not fit a terminal, but a few with strong
+ * links do. */
 #include "common/arena.h"
 #include "view/view.h"
 
-/* About three rows of maps, which roughly fit a screen. */
+/* The panels of about three rows of maps, which roughly fit a screen. */
 static int64_t panels_that_fit(int64_t cols, int64_t width)
 {
     enum { LABELS = 12, BORDER = 3, GRID_ROWS = 3 };
@@ -36,7 +37,7 @@ cli_exit view_few(const mha_show *made, const mha_maps *all, int64_t width, mha_
     for (int64_t l = 0; l < all->layers; l++) {
         const int64_t begin = l * all->heads, end = begin + all->heads;
         const int64_t best = strongest(all->on, link, begin, end, false);
-        for (int64_t i = begin; i < end; i++) /* one head of each layer; of a single layer, all */
+        for (int64_t i = begin; i < end; i++) /* of a single layer, all heads */
             count += on[i] = all->on[i] && (all->layers == 1 || i == best);
     }
     for (; count > panels_that_fit(made->figure.cols, width); count--)

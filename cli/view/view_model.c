@@ -28,7 +28,6 @@ static cli_exit take_text(const char *text, size_t bytes, mha_maps *maps)
     return CLI_OK;
 }
 
-/* Check by the model's name, before it is loaded. */
 static cli_exit take_text_file(const char *path, mha_maps *maps)
 {
     const char *text;
@@ -72,7 +71,7 @@ static void note_truncation(const view_options *options, const mha_tokens *token
              dropped + tokens->count);
 }
 
-/* Rows and columns; for an encoder-decoder those of the target and the source. */
+/* Tokenise rows and columns; for an encoder-decoder, the target and the source. */
 static cli_exit tokenise(const view_options *options, const text_model *model, const mha_maps *maps,
                          mha_tokens **rows, mha_tokens **cols)
 {
@@ -240,11 +239,11 @@ cli_exit view_model_maps(const view_options *options, text_model *model, mha_map
 
 /* ---- Two texts ------------------------------------------------------------------------------- */
 
-/* The options for a run of the other text alone. */
+/* The options for a run of only the other text. */
 static view_options other_options(const view_options *options)
 {
     view_options other = *options;
-    other.example = other.text_file = other.contrast = other.html = NULL; /* no twins */
+    other.example = other.text_file = other.contrast = other.html = NULL; /* no report */
     other.texts = (args_texts){0};
     return other;
 }

@@ -14,7 +14,7 @@
 
 /* ---- .npy ------------------------------------------------------------------------------------ */
 
-/* The selected heads as one array [layers, heads, T, S]. */
+/* Collect the selected heads in one array [layers, heads, T, S]. */
 static cli_exit collect(const mha_maps *maps, mha_tensor *tensor)
 {
     const int64_t size = maps->rows.count * maps->cols.count, count = maps_count(maps);
@@ -42,14 +42,14 @@ static cli_exit write_npy(const mha_maps *maps, const char *path)
 
 /* ---- Pictures and JSON ----------------------------------------------------------------------- */
 
-/* Shared by all outputs. */
+/* Data of all outputs. */
 typedef struct output_job {
     const view_options *options;
     const mha_maps *maps;
     const mha_show *show; /* NULL for data */
 } output_job;
 
-/* The texts of a report next to its maps. */
+/* Draw a report with its texts next to the maps. */
 static mha_status draw_html(const void *user, const mha_sink *sink)
 {
     const output_job *job = user;
@@ -82,7 +82,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     return mha_maps_write_json(job->maps, sink);
 }
 
-/* All outputs. npy has no draw function, since it is not written to a stream. */
+/* All outputs. npy has no draw function, because it is not written to a stream. */
 static const struct {
     const char *option;
     size_t path; /* in view_options */

@@ -9,7 +9,7 @@
 #include <multihead/attribution.h>
 
 /* Find a parameter of a layer (-1: of the whole model). An optional parameter that is absent
- * gives *weight with ndim 0. The data is read-only. If the transformer has a source, it is in
+ * gives *weight with ndim 0. The data is read-only. If the transformer has a source, the data is in
  * the context's scratch. */
 MHA_NODISCARD mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *t,
                                                  int64_t layer, const char *name, bool optional,

@@ -23,7 +23,7 @@ typedef struct logit_job {
     double *u; /* [E] */
     double *p; /* [max(H D, F)] W^T u for a part */
     mha_attribution out;
-    double sum; /* of the terms so far */
+    double sum; /* of the terms computed so far */
 } logit_job;
 
 static const float *row_of(const logit_job *job, const mha_tensor *x)
@@ -116,7 +116,7 @@ static mha_status add_feed_forward(logit_job *job, int64_t layer, const mha_laye
 {
     mha_tensor weight;
     double bias, term = 0;
-    if (view->hidden.ndim == 0) { /* experts: what they add to the stream */
+    if (view->hidden.ndim == 0) { /* with experts: the vectors that they add to the stream */
         const float *x = row_of(job, &view->stream), *sum = row_of(job, &view->sum);
         for (int64_t e = 0; e < job->E; e++) term += job->u[e] * ((double)sum[e] - (double)x[e]);
         term = add_term(job, term);

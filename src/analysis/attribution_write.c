@@ -21,7 +21,8 @@ const char *mhai_attribution_part(mha_layer_part part)
                                               : "mlp";
 }
 
-/* What a block adds is multiplied by residual_scale: multiply the last linear layers of blocks. */
+/* residual_scale multiplies the output of each block: apply it to the last linear layers of
+ * blocks. */
 static mha_status scale_last(mha_context *context, const mha_transformer *t, const char *name,
                              mha_tensor *weight)
 {

@@ -14,12 +14,13 @@ typedef struct gradient_job {
     double *estimates; /* [L H, texts, M] */
 } gradient_job;
 
-/* A forward pass, the gradient of the loss and a backward pass count as three passes. They are
- * needed for each measure of a text. */
+/* Each measure of a text takes a forward pass, the gradient of the loss and a backward pass, which
+ * count as three passes. */
 int64_t mhai_effect_gradient_work(const mha_transformer *t, mha_ablation kind,
                                   const mha_effect_text *text, int64_t measures)
 {
-    mha_effect_text all_rows = *text; /* the logits of all rows fit */
+    /* the gradient needs the logits of all rows */
+    mha_effect_text all_rows = *text;
     all_rows.term_count = mhai_effect_tokens(text);
     const int64_t whole = mhai_effect_pass_work(t, &all_rows, 0);
     return 3 * measures * whole +

@@ -13,7 +13,7 @@ enum { MHAI_EFFECT_ROWS = 128 }; /* rows of logits per block, a good size for ma
 typedef struct mhai_effect_kept {
     float *stream;      /* E per row: the stream before the layer */
     float *heads;       /* the outputs of the layer's heads, side by side */
-    float *qkv;         /* its queries, keys, values and what follows them (mhai_mix) */
+    float *qkv;         /* its queries, keys, values and the data after them (mhai_mix) */
     float *end;         /* E per row, a single block: the stream after the last layer */
     const int64_t *map; /* saved row i is row map[i] of the pass; NULL: all rows */
     int64_t count;      /* number of rows in map */
@@ -66,8 +66,8 @@ void mhai_effect_patch(mhai_effect_run *r, const mha_effect_text *text, mha_patc
 MHA_NODISCARD mha_status mhai_effect_replace(mhai_effect_run *r, int64_t i, float *heads,
                                              int64_t *map);
 
-/* Where head h of a layer is in the blocks of mhai_effect_replace(). *stride is the
- * distance between rows. */
+/* The place of head h of a layer in the blocks of mhai_effect_replace(). *stride is the distance
+ * between rows. */
 const float *mhai_effect_instead(const mhai_effect_run *r, const float *heads, int64_t layer,
                                  int64_t head, int64_t *stride);
 
@@ -96,7 +96,7 @@ static inline mhai_mix mhai_effect_mix(const mhai_effect_run *r, int64_t layer)
     return mhai_transformer_mix(r->d, layer);
 }
 
-/* Elements of the outputs of a layer's heads. */
+/* Number of elements of the outputs of a layer's heads. */
 static inline int64_t mhai_effect_wide(const mhai_effect_run *r, int64_t layer)
 {
     return mhai_effect_heads_of(r, layer).q * mhai_effect_mix(r, layer).Dv;

@@ -121,8 +121,8 @@ static mha_status activation(mhai_effect_run *r, const patching_job *job, int64_
     return mhai_effect_score(r, &r->texts[0], values);
 }
 
-/* Run from the sender's layer on. The sender's output is that of the other prompt; all
- * other heads keep theirs. */
+/* Run from the sender's layer on. The sender has its output on the other prompt; all other heads
+ * keep their own output. */
 static mha_status send(mhai_effect_run *r, const patching_job *job, int64_t layer, int64_t head)
 {
     r->patch_count = 0;

@@ -54,7 +54,7 @@ typedef struct mhai_corpus_sum { /* for a bootstrap replicate, or for a permutat
     int64_t value, rows;
 } mhai_corpus_sum;
 
-/* What a head needs to add a row. */
+/* The data that a head needs when a row is added. */
 typedef struct mhai_corpus_seen {
     mhai_corpus_head *head;
     const float *norms; /* [S] ||W_O[h] v_j||, or NULL */
@@ -113,7 +113,7 @@ double mhai_corpus_unit(mha_head_measure which);
 bool mhai_corpus_comes_first(const mha_head_place *a, const mha_head_place *b, int side);
 
 /* head_corpus_rows.c: set up a layer before its first row; add a row's score; add a row's weight on
- * the first token and the norm of what it moves; add a finished map of a layer */
+ * the first token and the norm of the output that it contributes; add a finished map of a layer */
 void mhai_corpus_layer(mha_head_corpus *c, const mhai_head_text *text, int64_t layer);
 void mhai_corpus_row(mhai_corpus_seen *seen, mha_head_measure which, double value,
                      const mhai_head_fact *fact, int64_t key);

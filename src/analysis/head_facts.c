@@ -166,7 +166,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
     const double keys = (double)fact->keys;
     for (int n = 0; n < MHA_MEASURES; n++) fact->chance[n] = -1;
     if (fact->keys < 1) return;
-    /* A softmax must put its mass somewhere, often on a sink; a signed row need not. */
+    /* A softmax must put its mass somewhere, often on a sink. A signed row does not have to. */
     const bool signs = m->signed_layer == m->layer;
     if (!signs && sees(fact, text, 0)) fact->chance[MHA_MEASURE_SINK] = 1 / keys;
     if (fact->keys < 2) return;

@@ -19,7 +19,7 @@ size_t mhai_head_finish_bytes(const mha_head_measures *m)
     return (size_t)(mhai_max_i64(parts, MHAI_HEAD_GRID * MHAI_HEAD_GRID) + 1) * sizeof(part);
 }
 
-/* Densest first; ties are ordered by position. */
+/* Sort densest first; ties are ordered by position. */
 static int by_density(const void *a, const void *b)
 {
     const part *x = a, *y = b;
@@ -174,7 +174,7 @@ void mhai_head_finish_map(const mha_head_measures *m, mhai_head_map *map, void *
     rare(m, map, parts, columns);
     cut(m, map);
     families(m, map, parts);
-    const bool sharp = 2 * map->sharp_rows > map->rows; /* so is the median row */
+    const bool sharp = 2 * map->sharp_rows > map->rows; /* then the median row is sharp */
     add(map, MHA_MEASURE_HORIZONTAL, sharp ? (double)map->broad_rows / (double)map->rows : 0, 0,
         map->rows);
 }

@@ -331,7 +331,7 @@ static mha_status begin_layer(mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-/* Adds to the exact sums of a head, in order. */
+/* Add to the exact sums of a head, in order. */
 typedef struct adder {
     mhai_head_merge *pass;
     mhai_exact *to;

@@ -154,8 +154,8 @@ struct mha_head_measures {
 /* head_measures.c: number of exact sums per head */
 int64_t mhai_head_measures_exacts(const mha_head_measures *m);
 
-/* Merging has two passes over all sums. The first checks that each stays within -most .. most, even
- * for hostile files. The second adds. */
+/* Merging has two passes over all sums. The first pass checks that each sum stays within -most ..
+ * most, even for hostile files. The second pass adds. */
 typedef struct mhai_head_merge {
     bool adds, fits;
 } mhai_head_merge;
@@ -187,7 +187,7 @@ MHA_NODISCARD mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row,
 void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, const double *a,
                        const double *given, mhai_head_map *map);
 
-/* head_finish.c. memory: mhai_head_finish_bytes() per worker */
+/* head_finish.c. memory: mhai_head_finish_bytes() for each worker */
 size_t mhai_head_finish_bytes(const mha_head_measures *m);
 void mhai_head_finish_map(const mha_head_measures *m, mhai_head_map *map, void *memory);
 

@@ -121,7 +121,7 @@ static mha_status check_input(pass *x, const mha_transformer_input *input)
     return MHA_OK;
 }
 
-/* Defaults of the text's fields, from the input. */
+/* Fill in missing fields of the text from the input. */
 static mha_status complete_text(pass *x, const mha_heads_text *text)
 {
     const mha_tensor *tokens = x->input.tokens;

@@ -82,7 +82,7 @@ static int64_t below(uint64_t *state, int64_t n)
     return (int64_t)((mhai_split_mix(state) >> 32) * (uint64_t)n >> 32);
 }
 
-/* Shuffle, but only the first `block` elements. */
+/* Shuffle the pool, but only as far as its first `block` elements. */
 static void shuffle(const mha_repeated_tokens *d, int64_t pool_count, int32_t *pool)
 {
     uint64_t seed = d->seed, mixed = mhai_split_mix(&seed) ^ d->sequence,

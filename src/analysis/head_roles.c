@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* Minimum distance above chance, whatever the threshold. In a row of two keys, half of
- * the mass is no evidence. */
+/* Minimum distance above chance for every threshold. In a row of two keys, half of the mass is not
+ * evidence. */
 static const double above_chance = 0.1;
 
 enum { VALUE = 0, CORRECTED = 1 };
@@ -99,7 +99,7 @@ static void search_links(role_search *x)
         for (int direction = 0; direction < 2; direction++) {
             const mha_head_relation found =
                 mha_head_measures_relation(x->m, x->layer, x->head, r, direction);
-            /* 10 of 100 points may differ from the threshold by rounding */
+            /* rounding may move 10 of 100 points slightly below the threshold */
             if (found.accuracy.rows < info->least_rows ||
                 found.accuracy.value - found.baseline < info->threshold - 1e-12)
                 continue;

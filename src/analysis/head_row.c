@@ -96,8 +96,8 @@ static double weight(const row_work *x, int64_t j)
     return j >= 0 && j < x->text->given.keys ? x->a[j] : 0;
 }
 
-/* mass times the evenness of its distribution, the entropy divided by the log of the number of
- * keys. 0 for one key; mass if spread evenly. */
+/* The mass times the evenness of its distribution, which is the entropy divided by the log of the
+ * number of keys. The result is 0 for one key, and the mass for an even distribution. */
 static double even_mass(double mass, double entropy, int64_t keys)
 {
     if (!(mass > 1e-300) || keys < 2) return 0;
@@ -241,7 +241,7 @@ static void test_probe(row_work *x, const mhai_head_probe *probe, double total)
     sum->share += 1 / (double)seen;
 }
 
-/* Whether any row of the word is skipped. The word then does not count. */
+/* Whether any row of the word is skipped, in which case the word does not count. */
 static bool is_skipped(const mhai_head_text *text, const mhai_head_probe *probe)
 {
     const uint8_t *skip = text->given.skip_queries;

@@ -44,8 +44,8 @@ static mha_head_score share_of(double value, double chance, int64_t rows)
 }
 
 /* The offset with the best corrected score. It must have at least half as many rows as the most
- * frequent offset, because in short texts a far offset has only a cell or two. Among equals, the
- * nearest offset is first; at the same distance, the negative one. */
+ * frequent offset, because in short texts a far offset has only a cell or two. Ties go to the
+ * nearest offset, and at equal distance to the negative one. */
 static int64_t best_offset(const mha_head_measures *m, const mhai_head_kept *kept, bool largest)
 {
     int64_t most = 0, best = 0;
@@ -100,7 +100,7 @@ mha_head_details mha_head_measures_details(const mha_head_measures *m, int64_t l
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* Find the most frequent offset; among equals, the nearest. */
+/* Find the most frequent offset; ties go to the nearest. */
 static void find_baseline(const mha_head_measures *m, int64_t layer, int64_t slot,
                           mha_head_relation *relation)
 {

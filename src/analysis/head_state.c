@@ -13,7 +13,7 @@ static const uint64_t FIRST_CHECK = UINT64_C(0xCBF29CE484222325);
 
 /* ---- mha_head_measures ----------------------------------------------------------------------- */
 
-/* Texts in details must have been added. */
+/* Details may refer only to the first `texts` texts, which have been added. */
 static void put_details(mhai_state_io *io, mhai_head_kept *kept, int64_t texts)
 {
     mha_head_details *d = &kept->details;
@@ -40,8 +40,8 @@ static void put_links(mhai_state_io *io, mhai_head_link_sum *link, mhai_exact **
     }
 }
 
-/* Uses the order of the exact sums (join() in head_measures.c). Reading recomputes
- * the doubles from them. */
+/* Exact sums are in the order of join() in head_measures.c. Reading recomputes the doubles from the
+ * exact sums. */
 static void put_head(mhai_state_io *io, const mha_head_measures *m, int64_t h, int64_t texts)
 {
     mhai_head_kept *kept = &m->kept[h];

@@ -175,7 +175,7 @@ static mha_status find_same(const mha_head_measures *m, mhai_head_text *x)
     return MHA_OK;
 }
 
-/* Find the largest rank, and the largest rank of the other tokens. They are equal if two tokens
+/* Find the largest rank, and the largest rank of the other tokens. Both are equal if two tokens
  * share the largest rank. */
 static void find_rarest(const mha_head_measures *m, mhai_head_text *x)
 {

@@ -110,7 +110,7 @@ static mha_status check_points(const mha_head_curve_call *c)
     return MHA_OK;
 }
 
-/* Writes to `found` first, so that an error changes no output. */
+/* Compute into `found` first, so that an error changes no output. */
 static mha_status curve(mhai_importance_run *r, const mha_head_curve_call *c, void *memory,
                         double *found)
 {

@@ -26,8 +26,8 @@ typedef struct mhai_importance_run {
     double *parts; /* exchanged by ranks: gradients [batches, L H + batch], or ablations [L H] */
 } mhai_importance_run;
 
-/* Check everything and allocate scratch. desc may be NULL. The run must be
- * ended even after an error. */
+/* Check all arguments and allocate scratch. desc may be NULL. The run must be ended even after an
+ * error. */
 MHA_NODISCARD mha_status mhai_importance_begin(mhai_importance_run *r, mha_context *context,
                                                const mha_transformer *t,
                                                const mha_importance_desc *desc,

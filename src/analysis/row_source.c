@@ -95,7 +95,7 @@ static void cut_BH(mha_tensor *tensor, const row_block *to)
     cut(tensor, 1, to->seq->b, 1);
 }
 
-/* For inputs that are the same for all sequences. */
+/* Inputs that are the same for all sequences remain unchanged. */
 static void stay(mha_tensor *tensor, const row_block *to)
 {
     (void)tensor, (void)to;
@@ -130,8 +130,7 @@ static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq,
     desc.query_starts = desc.key_starts = desc.q_offsets = NULL;
     desc.sequences = 0;
     desc.q_offset = from->q_offsets ? from->q_offsets[seq->b] : from->q_offset;
-    /* Limited to the largest offset that attention accepts. Larger offsets
-     * give the same results. */
+    /* Clamp to the largest offset that attention accepts; larger offsets give the same results. */
     desc.q_offset =
         mhai_reads_positions(from) ? mhai_min_i64(desc.q_offset + row, (int64_t)1 << 60) : 0;
     if (from->key_lengths) desc.key_lengths = from->key_lengths + seq->b;

@@ -1,5 +1,5 @@
-/* Files for readers and writers: mapped, read whole, or written. Also shortens names of files and
- * tensors for error messages. */
+/* Files for readers and writers: mapped, read completely, or written. Names of files and tensors,
+ * shortened for error messages. */
 #ifndef MHAI_FILE_H
 #define MHAI_FILE_H
 
@@ -44,7 +44,7 @@ void mhai_file_unmap(mhai_file_view *view);
 MHA_NODISCARD mha_status mhai_file_convert(const unsigned char *from, mha_dtype from_type,
                                            int64_t count, mha_dtype to_type, void *to);
 
-/* Where the data of tensor `index` is in memory. */
+/* The byte range of tensor `index` in memory. */
 typedef struct mhai_extent {
     int64_t begin, end, index;
 } mhai_extent;

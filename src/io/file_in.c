@@ -1,5 +1,5 @@
-/* Reading files, mapped or whole. Only regular files are accepted: a FIFO would block forever, and
- * a device has no length. */
+/* Reading files, mapped or completely. Only regular files are accepted, because a FIFO may block
+ * without limit and a device has no length. */
 #include "io/file.h"
 
 #include <multihead/component.h>
@@ -147,7 +147,7 @@ void mhai_file_sort_extents(mhai_extent *extents, int64_t count)
     if (count > 0) qsort(extents, (size_t)count, sizeof *extents, by_begin);
 }
 
-/* Read exactly size bytes. Fails if the file shrinks meanwhile. */
+/* Read exactly size bytes. Fails if the file is truncated during the read. */
 static mha_status read_all(int fd, const char *path, char *bytes, size_t size)
 {
     const size_t chunk = (size_t)1 << 30; /* Linux reads at most 2 GB per call */

@@ -4,7 +4,7 @@
 
 #include <multihead/gguf.h>
 
-enum { MHAI_GGUF_BLOCK = 256 }; /* the most elements of any block */
+enum { MHAI_GGUF_BLOCK = 256 }; /* maximum number of elements of a block */
 
 typedef struct mhai_gguf_kind {
     const char *name;
@@ -19,7 +19,7 @@ bool mhai_gguf_decodes(mha_gguf_type type);
 /* Whether the blocks of a type have a coded form. */
 bool mhai_gguf_codes(mha_gguf_type type);
 
-/* Functions of a type. Each instruction set has a table of them. */
+/* Functions of a type. Each instruction set has a table of these functions. */
 typedef struct mhai_gguf_codec {
     /* decode count blocks, which may be unaligned; NULL: unsupported */
     void (*decode)(const unsigned char *blocks, int64_t count, float *to);

@@ -11,9 +11,9 @@
  * malformed text, return a document with parts of names and numbers missing, or read beyond its
  * buffer. Therefore, after the first failed allocation, all further allocations of a parse fail.
  *
- * jansson's allocators are global to the process, and the process may use jansson too. So the
- * replacements are installed only during a parse, forward the calls of other threads, and
- * free nothing themselves. */
+ * jansson's allocators are global to the process, and other code of the process may use jansson.
+ * The replacements are therefore installed only during a parse. They forward the calls of other
+ * threads and free nothing themselves. */
 static _Thread_local enum { ELSEWHERE, PARSING, SHORT_OF_MEMORY } state;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int parsing; /* number of threads */

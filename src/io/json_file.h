@@ -15,8 +15,8 @@ MHA_NODISCARD mha_status mhai_json_parse(const char *path, const char *text, siz
 /* Read and parse a file of at most limit bytes. Additional errors: MHA_ERR_FILE, MHA_ERR_SIZE. */
 MHA_NODISCARD mha_status mhai_json_read(const char *path, size_t limit, json_t **root);
 
-/* mhai_json_read() that reads every number as a real. Tokenizer settings may contain integers
- * beyond 64 bits, which mhai_json_read() rejects. */
+/* The same, but every number is read as a real. Tokenizer settings may contain integers beyond 64
+ * bits, which mhai_json_read() rejects. */
 MHA_NODISCARD mha_status mhai_json_read_reals(const char *path, size_t limit, json_t **root);
 
 #endif

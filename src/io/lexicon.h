@@ -19,8 +19,8 @@ typedef struct mhai_lexicon {
     int32_t count;
 } mhai_lexicon;
 
-/* Sort entries, which the caller owns, into a lexicon. If entries i and i + 1 have the same text,
- * return i. Return -1 if all differ, as they must. */
+/* Sort entries, which the caller owns, into a lexicon. Returns -1 if all texts differ, as required,
+ * or i if entries i and i + 1 have the same text. */
 int32_t mhai_lexicon_build(mhai_lexicon_entry *entries, int32_t count, mhai_lexicon *lexicon);
 
 /* The id of a text; -1: none. */

@@ -28,8 +28,8 @@ static int edit_distance(const char *a, const char *b)
     return cost[n][m];
 }
 
-/* Prefixes count as similar: "--trunc" and "--truncate", "--output" and "--out". So does a word in
- * a name: "--mask" and "--keep-mask". */
+/* Prefixes count as similar: "--trunc" and "--truncate", "--output" and "--out". A word of a name
+ * is also similar to it: "--mask" and "--keep-mask". */
 static bool is_part(const char *word, size_t length, const char *name)
 {
     size_t whole = strlen(name);

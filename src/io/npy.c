@@ -19,7 +19,7 @@ enum { MOST_HEADER_BYTES = 1 << 16, MOST_DESCR_BYTES = 32 };
 
 struct mha_npy {
     mha_tensor tensor;
-    char bytes[]; /* as aligned as malloc: for any element type */
+    char bytes[]; /* aligned for any element type, like memory from malloc() */
 };
 
 static const struct {
@@ -99,7 +99,7 @@ static mha_status read_length(cursor *c, int64_t *length)
     return MHA_OK;
 }
 
-/* (), (5,), (2, 3), (2, 3,) */
+/* Read a shape: (), (5,), (2, 3), (2, 3,). */
 static mha_status read_shape(cursor *c, header *h)
 {
     bool comma = true;

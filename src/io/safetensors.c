@@ -2,8 +2,8 @@
  *
  * The header is untrusted. It is parsed as JSON; then the type, shape and offsets of each tensor
  * are checked for consistency. Finally all tensors are sorted by offset. Each must begin where the
- * previous one ends, and the last must end with the file. So no view reaches outside the mapping,
- * and every byte belongs to exactly one tensor. */
+ * previous one ends, and the last must end with the file. This ensures that no view reaches outside
+ * the mapping and that every byte belongs to exactly one tensor. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "io/safetensors_data.h"
@@ -46,7 +46,7 @@ static mha_status bad(const char *path, const char *tensor, const char *what)
                           mhai_show_name(tensor).text, what);
 }
 
-/* The nonnegative integer at a place in a JSON array; -1 if it is anything else. */
+/* The nonnegative integer at a place of a JSON array; -1 for any other value. */
 static int64_t whole_number(const json_t *array, size_t place)
 {
     const json_t *value = json_array_get(array, place);

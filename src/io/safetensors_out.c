@@ -1,5 +1,5 @@
 /* Writing safetensors. Tensors are sorted by element size, largest first, and the header is padded
- * to 8 bytes. So every tensor is aligned without gaps, which the format forbids. */
+ * to 8 bytes. This aligns every tensor without gaps, which the format forbids. */
 #include "io/file.h"
 #include "io/safetensors_types.h"
 

@@ -51,7 +51,7 @@ mhai_vector mhai_vector_make(const mha_allocator *allocator, size_t size)
 
 void mhai_vector_free(mhai_vector *vector)
 {
-    if (!vector->allocator) return; /* was never initialised */
+    if (!vector->allocator) return; /* never initialised */
     mhai_vector_release(vector->allocator, vector->items, vector->capacity, vector->size);
     *vector = mhai_vector_make(vector->allocator, vector->size);
 }

@@ -96,7 +96,7 @@ void mhai_checkpoint_free_plan(mhai_family_plan *plan)
 
 /* ---- before allocation --------------------------------------------------------------------- */
 
-/* Numbers of the experts, less those of the dense layers in whose place they are. */
+/* The number of parameters of experts, minus those of the dense layers that they replace. */
 static double experts_described(const mha_transformer_desc *d)
 {
     const double E = (double)d->embed_dim;
@@ -234,7 +234,7 @@ static const mhai_weight_name *name_of(const loading *l, const mha_parameter *p,
     while (next && mhai_weights_find(weights, name) < 0)
         next = mhai_family_next_name(l->family, p->name, next, name);
     if (next != row && mhai_weights_find(weights, name) >= 0) return next;
-    if (next != row) mhai_family_name(l->family, p->name, name); /* for the message */
+    if (next != row) mhai_family_name(l->family, p->name, name); /* used in the message */
     if (p->kind != MHA_PARAMETER_NORM || !l->family->old_norms ||
         mhai_weights_find(weights, name) >= 0)
         return row;
@@ -318,7 +318,7 @@ static mha_status check_all_used(const loading *l)
 
 /* ---- the folder ---------------------------------------------------------------------------- */
 
-/* Pack f32 weights once. Other types are converted in every product to save memory. So are f32
+/* Pack f32 weights once. Other types are converted in every product to save memory; so are f32
  * weights if products round them. */
 static mha_status create_from(loading *l)
 {

@@ -21,7 +21,7 @@ typedef struct output {
 static int append(const char *bytes, size_t size, void *user)
 {
     output *out = user;
-    /* jansson continues after a failed write */
+    /* jansson continues after a failed write. */
     if (out->status == MHA_OK) out->status = mhai_file_append(out->sink, bytes, size);
     return out->status == MHA_OK ? 0 : -1;
 }
@@ -105,7 +105,7 @@ static mha_status add_segments(const mha_transformer_desc *desc, weight_list *li
     return MHA_OK;
 }
 
-/* All parameters: the transformer's array, or a copy. */
+/* Find all parameters in one array: the transformer's, or a copy. */
 static mha_status find_numbers(mha_transformer *transformer, weight_list *list, float **data)
 {
     *data = mha_transformer_data(transformer);

@@ -1,4 +1,4 @@
-/* Which files a model folder has. */
+/* The files that a model folder has. */
 #include "model/folder.h"
 
 #include "io/file.h"

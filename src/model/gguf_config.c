@@ -168,7 +168,7 @@ static const struct architecture {
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
-/* Whether to ignore a weight: decoders do not use it, or its factors became a scaling. */
+/* Whether to ignore a weight that decoders do not use, or whose factors became a scaling. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
     return strcmp(name, "rope_freqs.weight") == 0 || mhai_decoder_ignores(plan, name);
@@ -330,7 +330,7 @@ static mha_status refuse_unsupported(const mhai_gguf_reading *r)
                           (long long)experts);
 }
 
-/* Numbers of heads of all layers. */
+/* The numbers of heads of all layers. */
 typedef struct head_counts {
     json_t *lists[2], *types;
     int64_t most, kv_heads; /* of the layer with the most heads */
@@ -354,8 +354,8 @@ static mha_status add_layer(const mhai_gguf_reading *r, const mha_gguf_value *he
     return MHA_OK;
 }
 
-/* Read the largest number of heads of any layer, and a list if layers differ. Without the key of
- * key/value heads, there are as many as query heads. */
+/* Read the largest number of heads of any layer, and a list if layers differ. If the key for
+ * key/value heads is absent, their number is that of query heads. */
 static mha_status read_heads(const mhai_gguf_reading *r)
 {
     const int64_t layers = mhai_gguf_count(r, "num_hidden_layers");
@@ -392,7 +392,7 @@ static mha_status read_heads(const mhai_gguf_reading *r)
                : MHA_NO_MEMORY("model");
 }
 
-/* Layers of Mamba-2. Attention rotates if rope.scaling.finetuned is true. */
+/* Read layers of Mamba-2. Attention rotates if rope.scaling.finetuned is true. */
 static mha_status read_spaces(const mhai_gguf_reading *r, const mha_gguf_value *inner,
                               int64_t width, int64_t heads)
 {
@@ -445,7 +445,8 @@ static bool is_olmo3(const mhai_gguf_reading *r)
     return strcmp(r->of->model_type, "olmo3") == 0;
 }
 
-/* Layers with a window: an array of flags, or the period of layers without one. */
+/* Read which layers have a window: from an array of flags, or from the period of layers without a
+ * window. */
 static mha_status read_windows(const mhai_gguf_reading *r)
 {
     const int64_t layers = mhai_gguf_count(r, "num_hidden_layers");
@@ -504,7 +505,7 @@ static mha_status add_known(const mhai_gguf_reading *r)
     if (!causal) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
     if (mhai_gguf_key(r, "use_parallel_residual", &value))
         MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
-    /* converters write it for StableLM whatever the model has */
+    /* converters write this key for every StableLM model */
     if (strcmp(r->name, "stablelm") == 0)
         parallel = mha_gguf_find(r->file, "blk.0.ffn_norm.weight") < 0;
     bool good = mhai_put_bool(r->root, "use_parallel_residual", parallel) &&

@@ -1,5 +1,5 @@
-/* Reading a GGUF file like a model folder: its metadata as config.json,
- * and its names of weights. */
+/* Read a GGUF file like a model folder, with its metadata as config.json and with its names of
+ * weights. */
 #ifndef MHAI_GGUF_CONFIG_H
 #define MHAI_GGUF_CONFIG_H
 
@@ -12,7 +12,7 @@
  * (the architecture, or a feature that no family supports), MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **root);
 
-/* The family, with GGUF's names of weights. */
+/* The family with GGUF's names of weights. */
 mhai_family mhai_gguf_family(const mhai_family *family);
 
 /* Convert the status of a metadata read: a value of the wrong type or out of range is

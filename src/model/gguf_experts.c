@@ -14,7 +14,7 @@ int64_t mhai_gguf_expert_count(const mhai_gguf_reading *r)
     return mha_gguf_integer(&value, 0, 0, INT64_MAX, &count) == MHA_OK ? count : 1;
 }
 
-/* Reject a key whose number is not the one that the architecture has. */
+/* Reject a key whose number differs from the architecture's. */
 static mha_status expect(const mhai_gguf_reading *r, const char *key, bool real, double expected)
 {
     mha_gguf_value value;

@@ -10,7 +10,7 @@
 typedef struct mhai_gguf_reading {
     const mha_gguf *file;
     const char *path;
-    const char *name; /* name of the architecture, with which its keys begin */
+    const char *name; /* name of the architecture, which begins its keys */
     const struct architecture *of;
     json_t *root, *names; /* names: those of fields; owned by root */
 } mhai_gguf_reading;
@@ -32,8 +32,9 @@ mha_status mhai_gguf_number(const mhai_gguf_reading *r, const mha_gguf_value *va
 mha_status mhai_gguf_take(const mhai_gguf_reading *r, const mha_gguf_value *value, bool real,
                           json_t *object, const char *field);
 
-/* How an architecture routes tokens to experts: not at all; by a softmax whose chosen weights have
- * the sum 1 always (SUM), usually (NORMALISED) or not usually (PLAIN); by sigmoids. */
+/* How an architecture routes tokens to experts: NONE, without experts; by a softmax whose chosen
+ * weights are always (SUM), by default (NORMALISED) or not by default (PLAIN) divided by their sum;
+ * by sigmoids. */
 typedef enum mhai_gguf_routing {
     MHAI_GGUF_ROUTING_NONE = 0,
     MHAI_GGUF_ROUTING_SUM,
@@ -42,8 +43,8 @@ typedef enum mhai_gguf_routing {
     MHAI_GGUF_ROUTING_SIGMOID
 } mhai_gguf_routing;
 
-/* gguf_experts.c: the number of experts (1 if its key is invalid), and their settings, after the
- * keys that equal a field. */
+/* gguf_experts.c: the number of experts (1 if its key is invalid), and their settings. Call it
+ * after the keys that correspond to a field are read. */
 int64_t mhai_gguf_expert_count(const mhai_gguf_reading *r);
 MHA_NODISCARD mha_status mhai_gguf_experts(const mhai_gguf_reading *r, mhai_gguf_routing routing);
 

@@ -17,7 +17,7 @@ typedef struct mhai_config {
 #define MHAI_CONFIG_NAMES "\xff"
 mhai_shown mhai_config_name(const mhai_config *config, const char *key);
 
-/* mha_fail() with "PATH: 'KEY' " before the text. */
+/* mha_fail() with the prefix "PATH: 'KEY' ". */
 mha_status mhai_config_fail(mha_status status, const mhai_config *config, const char *key,
                             const char *format, ...) MHA_PRINTF(4, 5);
 
@@ -71,7 +71,7 @@ bool mhai_put_bool(json_t *object, const char *key, bool value);
 bool mhai_put_text(json_t *object, const char *key, const char *value);
 bool mhai_put_list_of_one(json_t *object, const char *key, const char *value);
 
-/* The shortest decimal number that reads back as the same float. */
+/* The shortest decimal number that is read back as the same float. */
 json_t *mhai_json_real(float value);
 
 #endif

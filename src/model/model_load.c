@@ -36,7 +36,7 @@ static mha_status load_tokenizer(const char *folder, mha_model *model)
         if (status == MHA_OK)
             return check_count(folder, mha_vocabulary_count(model->vocabulary),
                                model->info.vocab_size);
-        if (status == MHA_ERR_UNSUPPORTED) /* neither worked: the first error is more specific */
+        if (status == MHA_ERR_UNSUPPORTED) /* both failed: the first error is more specific */
             status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
     }
     MHA_TRY(status);

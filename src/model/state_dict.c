@@ -1,5 +1,5 @@
 /* See multihead/state.h. Loading checks and converts all parameters before it sets the first one.
- * Setting them cannot fail. */
+ * Setting parameters cannot fail. */
 #include "io/file.h"
 #include "model/model_weights.h"
 

@@ -60,7 +60,7 @@ static void find_part(const mha_transformer_desc *d, const mha_parameter *p,
     *total = f.blocks * stored->step;
 }
 
-/* A matrix of one expert in a table of all. */
+/* Find the matrix of one expert in a table of all experts. */
 static mha_status find_expert(const mhai_weights *weights, const mha_transformer_desc *d,
                               const mha_parameter *p, const mhai_weight_name *row, const char *name,
                               mhai_stored_parameter *stored)

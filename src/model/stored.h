@@ -5,7 +5,7 @@
 #include "model/arch/family.h"
 #include "model/model_weights.h"
 
-/* Where a parameter is, and how its rows are converted. */
+/* The location of a parameter, and the conversion of its rows. */
 typedef struct mhai_stored_parameter {
     mhai_elements from;
     mhai_weight_form form;

@@ -1,7 +1,7 @@
 /* The drawing interface. Each drawing is written once, for two back ends: SVG and cairo (PNG, PDF).
  *
  * Coordinates are in units of the drawing (an SVG user unit, pixel_ratio PNG pixels, 3/4 point of a
- * PDF), y downwards, angles in degrees clockwise. A back end keeps its first error and ignores
+ * PDF), y downwards, angles in degrees clockwise. A back end stores its first error and ignores
  * later calls. */
 #ifndef MHAI_RENDER_CANVAS_H
 #define MHAI_RENDER_CANVAS_H
@@ -58,8 +58,8 @@ struct mhai_map {
     const mhai_palette *palette;
     const mhai_theme *theme;
     const mha_figure *figure; /* source of the labels in tooltips */
-    bool tiny;                /* cells too small for a hatch or a cross */
-    bool image;               /* too many cells for one shape each */
+    bool tiny;                /* cells are too small for a hatch or a cross */
+    bool image;               /* too many cells for one shape per cell */
     bool tooltips;
 };
 
@@ -76,7 +76,7 @@ typedef struct mhai_canvas {
                  const mhai_stroke *stroke);
     void (*text)(void *user, const mhai_pen *pen, const char *text);
     void (*image)(void *user, const mhai_map *map); /* one pixel per cell */
-    /* A figure, scaled to fit into place (x, y, width, height). */
+    /* A figure, scaled to fit into a place (x, y, width, height). */
     mha_status (*figure)(void *user, const mhai_layout *layout, const double place[4]);
     /* Rectangles relative to the origin x, y. */
     void (*group)(void *user, double x, double y, bool crisp);
@@ -112,9 +112,9 @@ mhai_color mhai_canvas_cell_color(const mhai_map *map, int64_t row, int64_t col)
 void mhai_canvas_cross(const mhai_canvas *canvas, double x, double y, double width, double height,
                        mhai_color color);
 
-/* A panel's cells as pixels, *zoom x *zoom pixels per cell, 3 bytes per pixel and room for a fourth; NULL if
- * out of memory. Some viewers always smooth images, so small images use several pixels per cell: only the
- * edges are then smoothed. */
+/* A panel's cells as pixels, *zoom x *zoom pixels per cell, 3 bytes per pixel and room for a
+ * fourth; Returns NULL if out of memory. Some viewers always smooth images. Small images therefore
+ * use several pixels per cell, so that only edges are smoothed. */
 uint8_t *mhai_canvas_paint(const mhai_map *map, int64_t *zoom);
 
 mhai_theme mhai_canvas_theme(const mha_figure *figure);

@@ -28,7 +28,7 @@ enum {
 };
 static const double least_width = 160, most_width = 10000, face = 12, most_number = 1e100;
 
-/* Okabe and Ito's colours, also distinguished by dashes. */
+/* Okabe and Ito's colours. Dashes also distinguish the series. */
 static const struct {
     uint32_t light, dark;
     double dashes[MHAI_MOST_DASHES];
@@ -50,7 +50,7 @@ typedef struct drawing {
     axis x, y;
     mhai_text title, x_name, y_name, caption[CAPTION_LINES];
     int caption_lines, legend_lines;
-    double left, top, width, height, whole_height; /* of the plot; of all */
+    double left, top, width, height, whole_height; /* of the plot; whole_height: of the picture */
     const mhai_canvas *canvas;
 } drawing;
 
@@ -141,7 +141,7 @@ static double round_step(double raw)
     return 10 * power;
 }
 
-/* Ticks between the ends, `about` of them; or, if they may move, from end to end. */
+/* Set about `about` ticks between the ends, or, if the ends may move, from end to end. */
 static void set_ticks(axis *a, int about, bool whole, bool moves)
 {
     double each = round_step((a->high - a->low) / about);
@@ -177,7 +177,7 @@ static void set_digits(axis *a)
     }
 }
 
-/* Equal numbers need a span; nine digits must distinguish its ticks. */
+/* Equal values still need a span, whose ticks nine digits must distinguish. */
 static void widen(axis *a)
 {
     const double size = fmax(fabs(a->low), fabs(a->high)), room = size > 1e-90 ? size / 2 : 0.5;
@@ -341,7 +341,7 @@ static void draw_dots(const drawing *d, int64_t k)
     }
 }
 
-/* Gaps where a point is not finite. */
+/* Draw a series, with gaps where a point is not finite. */
 static mha_status draw_series(const drawing *d, int64_t k)
 {
     const mha_series *s = &d->curve.series[k];
@@ -391,7 +391,7 @@ static mha_status draw(const void *what, const mhai_canvas *canvas)
     d.canvas = canvas;
     draw_head(&d);
     draw_axes(&d);
-    for (int64_t k = d.curve.series_count - 1; k >= 0; k--) /* first on top */
+    for (int64_t k = d.curve.series_count - 1; k >= 0; k--) /* the first series is on top */
         MHA_TRY(draw_series(&d, k));
     draw_legend(&d);
     return MHA_OK;

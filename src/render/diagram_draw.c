@@ -74,7 +74,7 @@ static void text(const pen *p, double x, double y, double size, uint32_t style, 
     if (*words) p->canvas->text(p->canvas->user, &own, words);
 }
 
-/* Estimated width in em: faces of fixed width are 0.62 wide, bold ones 8 % wider. */
+/* Estimated width in em. Fixed-width faces take 0.62 per character; bold faces are 8 % wider. */
 static double width_em(const char *words, uint32_t style)
 {
     double em =
@@ -94,7 +94,7 @@ typedef struct box_text {
     uint32_t style;
 } box_text;
 
-/* Lines are divided at \n; the face shrinks until the widest fits, to two thirds at most. */
+/* Divide lines at \n, and shrink the face until the widest line fits, but at most to two thirds. */
 static void box_text_make(const char *raw, double width, double size, uint32_t style, box_text *out)
 {
     double widest = 0;
@@ -213,7 +213,7 @@ static void draw_text(const pen *p, const mha_mark *m)
         text(p, m->x, m->y + i * 1.35 * size, size, m->flags, color, lines[i].text);
 }
 
-/* Large cells are separate; runs of equal small ones are one rectangle. */
+/* Draw large cells separately, and a run of equal small cells as one rectangle. */
 static void draw_cells(const pen *p, const mha_mark *m)
 {
     double width = m->cols ? m->width / (double)m->cols : 0;
@@ -309,7 +309,7 @@ static mha_status draw_card(const pen *p, const mhai_card *card)
 {
     const mhai_diagram *m = p->diagram;
     double x = card->x + MHAI_DIAGRAM_PAD, y = card->y + MHAI_DIAGRAM_PAD;
-    /* The colour of figures' paper, so that they have no edge on a card. */
+    /* The colour of figures' paper, so that figures have no edge on a card. */
     const mhai_color edge = mhai_color_of(m->diagram.dark ? 0x2d3138 : 0xdfe2e7);
     rect(p, (const double[4]){card->x, card->y, card->width, card->height}, 12,
          m->diagram.dark ? 0x15171b : 0xffffff, &edge);

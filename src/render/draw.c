@@ -84,7 +84,7 @@ static void draw_foot(const mhai_layout *l, const mhai_canvas *canvas)
 }
 
 /* The numbers under the colour bar. If every panel has its own range, the bar has only the numbers
- * that all share. */
+ * that all panels share. */
 static void draw_ticks(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
                        double width)
 {
@@ -127,7 +127,7 @@ static void draw_bar(const mhai_layout *l, const mhai_canvas *canvas, double x, 
     if (l->grid.ranges.extent.clipped_hi) canvas->triangle(canvas->user, right, high);
 }
 
-/* A swatch with its label; returns the position of the next one. */
+/* Draw a swatch with its label. Returns the position of the next swatch. */
 static double draw_key(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
                        bool masked, const char *word)
 {
@@ -216,8 +216,8 @@ static void own_range_text(const mhai_layout *l, int64_t i, char text[2 * MHAI_N
     snprintf(text, 2 * MHAI_NUMBER_BYTES + 8, "%s to %s", lo, hi);
 }
 
-/* Draw name and note of a panel directly above its map, which begins at y. They may be wider than a map
- * that is alone in its row. */
+/* Draw the name and the note of a panel directly above its map, which begins at y. Both may be
+ * wider than the map if it is the only one in its row. */
 static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i, double x,
                       double y)
 {
@@ -246,7 +246,7 @@ static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i
     }
 }
 
-/* A number for each appearance of a cell. */
+/* A number that identifies the appearance of a cell. */
 static int look_of(const mhai_map *map, int64_t at)
 {
     uint8_t kind = map->cells->kind[at];
@@ -262,7 +262,8 @@ static int64_t run_of(const mhai_map *map, int64_t row, int64_t col)
     return end;
 }
 
-/* One rectangle per run of cells with the same appearance, or per cell if cells have tooltips. */
+/* Draw one rectangle per run of cells with the same appearance, or per cell if cells have
+ * tooltips. */
 static void draw_map(const mhai_canvas *canvas, const mhai_map *map)
 {
     const mhai_cells *cells = map->cells;
@@ -314,7 +315,7 @@ static void draw_values(const mhai_layout *l, const mhai_canvas *canvas, const m
         }
 }
 
-/* The edges of the row, and the cell in it. */
+/* Draw the edges of the marked row, and of the marked cell. */
 static void draw_mark(const mhai_layout *l, const mhai_canvas *canvas, const int64_t mark[2],
                       double x, double y)
 {

@@ -122,7 +122,8 @@ mha_status mha_figure_extent(const mha_figure *figure, int64_t panel, mha_extent
         return mha_fail(MHA_ERR_ARGUMENT, "panel is %" PRId64 ", the figure has %" PRId64, panel,
                         own.panel_count);
     mhai_ranges ranges;
-    own.scale = own.scale == MHA_SCALE_RANK ? MHA_SCALE_LINEAR : own.scale; /* no need to sort */
+    /* no ranks: sorting is unnecessary */
+    own.scale = own.scale == MHA_SCALE_RANK ? MHA_SCALE_LINEAR : own.scale;
     mha_status status = mhai_ranges_make(&own, &ranges);
     if (!status) *extent = panel < 0 ? ranges.extent : mhai_ranges_at(&ranges, panel)->extent;
     mhai_ranges_free(&ranges);

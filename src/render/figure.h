@@ -4,17 +4,18 @@
 
 #include <multihead/render.h>
 
-/* Check everything about a caller's figure and copy it; *own has all fields of this version. Label
- * lists may still be NULL, group_count is at least 1. */
+/* Check a caller's figure completely and copy it. *own has all fields of this version. Label lists
+ * may still be NULL, group_count is at least 1. */
 mha_status mhai_figure_check(const mha_figure *figure, mha_figure *own);
 
 /* Panel i of a checked figure, with all strides filled in. */
 mha_panel mhai_figure_panel(const mha_figure *figure, int64_t i);
 
-/* True for a signed colour map. */
+/* Whether the colour map is signed. */
 bool mhai_figure_signed(const mha_figure *figure);
 
-/* From values to t in 0..1 and back. sorted: the values of the range, for ranks only. */
+/* The conversion of values to t in 0..1 and back. sorted: the values of the range, for ranks
+ * only. */
 typedef struct mhai_scale {
     mha_scale kind;
     mha_extent extent;
@@ -25,11 +26,11 @@ typedef struct mhai_scale {
 
 double mhai_scale_value(const mhai_scale *scale, double t);
 
-/* The scales of a figure: one, or one per panel. */
+/* The scales of a figure: a shared scale, or one scale per panel. */
 typedef struct mhai_ranges {
     mhai_scale *scales;
     int64_t count;
-    mha_extent extent; /* of the whole figure: for a shared range that of the one scale */
+    mha_extent extent; /* of the whole figure; for a shared range, the range of the only scale */
     bool any_masked;
 } mhai_ranges;
 
@@ -44,9 +45,9 @@ typedef enum mhai_cell {
     MHAI_CELL_NOT_FINITE = 2
 } mhai_cell;
 
-/* A panel's cells, blocks of pool_rows x pool_cols reduced to one: their maximum (for a signed map
- * the value of largest magnitude); a block is masked if all of it is, and not finite if any of it
- * is, so that neither disappears. */
+/* A panel's cells, with blocks of pool_rows x pool_cols reduced to one cell: the maximum, or for a
+ * signed map the value of largest magnitude. A block is masked if all its cells are masked, and not
+ * finite if any of its cells is not finite, so that neither property disappears. */
 typedef struct mhai_cells {
     int64_t rows, cols;
     float *value;

@@ -1,7 +1,7 @@
 /* Text from one named font file, so that no setting of the machine (fontconfig) changes a picture.
  * Outlines are not hinted, so that rotated and scaled text looks alike and does not depend on the
- * build of FreeType. FreeType draws the pixels: cairo before 1.18 puts glyphs on whole pixels, and
- * cairo 1.16 aborts if memory is short while it fills outlines. A PDF has real text. */
+ * build of FreeType. FreeType draws the pixels, because cairo before 1.18 puts glyphs on whole
+ * pixels, and cairo 1.16 aborts if memory runs out while it fills outlines. A PDF contains text. */
 #include "font.h"
 
 #include "text.h"
@@ -22,8 +22,8 @@ struct mhai_font {
     FT_Face face;
     bool no_memory;
     const char *path;
-    cairo_font_face_t *cairo; /* made when a PDF asks */
-    mhai_font *mono;          /* likewise; itself if there is none */
+    cairo_font_face_t *cairo; /* created for the first PDF */
+    mhai_font *mono;          /* likewise; this font itself if there is no fixed-width face */
 };
 
 enum { HOW = FT_LOAD_NO_HINTING | FT_LOAD_NO_BITMAP };
@@ -33,7 +33,7 @@ void mhai_font_note(mhai_font *font)
     if (errno == ENOMEM) font->no_memory = true;
 }
 
-/* Whether a FreeType call succeeded. A face may lack a glyph, but lack of memory is an error. */
+/* Whether a FreeType call succeeded. A missing glyph is not an error, but lack of memory is. */
 static bool done(mhai_font *font, FT_Error error)
 {
     if (FT_ERROR_BASE(error) == FT_Err_Out_Of_Memory) font->no_memory = true;
@@ -98,7 +98,7 @@ mha_status mhai_font_open(const char *file, mhai_font **font)
 
 static void end(void *font)
 {
-    FT_Done_FreeType(((mhai_font *)font)->library); /* with its face */
+    FT_Done_FreeType(((mhai_font *)font)->library); /* also frees the face */
     free(font);
 }
 
@@ -107,7 +107,7 @@ void mhai_font_close(mhai_font *font)
     if (!font) return;
     if (font->mono != font) mhai_font_close(font->mono);
     if (font->cairo)
-        cairo_font_face_destroy(font->cairo); /* which keeps the file open as long as it is used */
+        cairo_font_face_destroy(font->cairo); /* cairo keeps the file open while the face is used */
     else
         end(font);
 }
@@ -143,8 +143,8 @@ static double line_width(mhai_font *font, const char *text)
     return width;
 }
 
-/* Draw the glyph in the slot with its origin at (x, y); the slot's outline already carries the
- * fraction of the position. */
+/* Draw the glyph in the slot with its origin at (x, y); the outline in the slot already includes
+ * the fraction of the position. */
 static void draw_glyph(mhai_font *font, const mhai_pen *pen, double x, double y,
                        mhai_font_blend blend, void *user)
 {
@@ -167,7 +167,7 @@ void mhai_font_draw(mhai_font *font, const mhai_pen *pen, const char *text, mhai
     double radians = pen->angle * acos(-1) / 180, cosine = cos(radians), sine = sin(radians);
     double at = 0;
     if (pen->anchor != MHAI_START) at = -line_width(font, text) / (pen->anchor == MHAI_END ? 1 : 2);
-    /* FreeType's y points up, so a clockwise turn of ours is one of -angle there. */
+    /* FreeType's y axis points up, so a clockwise rotation is one by -angle there. */
     FT_Matrix turn = {(FT_Fixed)lround(cosine * 65536), (FT_Fixed)lround(sine * 65536),
                       (FT_Fixed)lround(-sine * 65536), (FT_Fixed)lround(cosine * 65536)};
     uint32_t code;

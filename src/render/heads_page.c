@@ -203,7 +203,7 @@ static void write_line(mha_json *json, const mha_heads_line *l)
     mha_json_numbers(json, "y", l->y, l->count);
 }
 
-/* The lists of a card: an array of objects each. */
+/* Write the lists of a card, each as an array of objects. */
 #define WRITE_EACH(json, name, count, write, item) \
     do {                                           \
         mha_json_array(json, name);                \

@@ -30,12 +30,13 @@ static mha_status survey_others(mhai_html_page *page)
     return MHA_OK;
 }
 
-/* The extents of the single panels, whatever range the figure asks for. */
+/* Find the extent of each panel, for any range that the figure requests. */
 static mha_status survey_panels(mhai_html_page *page)
 {
     mha_figure each = page->figure;
     each.range = MHA_RANGE_PANEL;
-    if (each.scale == MHA_SCALE_RANK) each.scale = MHA_SCALE_LINEAR; /* no need to sort */
+    /* no ranks: sorting is unnecessary */
+    if (each.scale == MHA_SCALE_RANK) each.scale = MHA_SCALE_LINEAR;
     MHA_TRY(mhai_ranges_make(&each, &page->panels));
     page->negative = page->panels.extent.least < 0;
     return survey_others(page);
@@ -88,7 +89,8 @@ static void write_asset(const mhai_html_asset *asset, mhai_writer *writer)
     mhai_sink_bytes(writer, asset->bytes, asset->size);
 }
 
-/* Divides the parts of a live page's style and script, so that explorer.js finds those of a report. */
+/* Separates the parts of a live page's style and script, so that explorer.js can find those of a
+ * report. */
 static const char divider[] = "/*|*/\n";
 
 void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer)
@@ -109,13 +111,14 @@ void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer)
     mhai_sink_text(writer, "})();\n");
 }
 
-/* An explorer may not fetch anything: its data is inside, and typed texts stay in the page. */
+/* An explorer may not fetch anything. Its data is in the page, and typed texts do not leave it. */
 static const char policy[] =
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src "
     "'unsafe-inline' 'wasm-unsafe-eval'; worker-src blob:; style-src 'unsafe-inline'; img-src "
     "data: blob:; base-uri 'none'; form-action 'none'\">\n";
 
-/* Style and script of a page with a server are files beside it: its server allows no others. */
+/* Style and script of a page with a server are separate files, because its server allows no inline
+ * code. */
 static void write_style(const mhai_html_page *page, mhai_writer *writer)
 {
     if (page->live && !page->explorer) {
@@ -213,7 +216,8 @@ static mha_status choose_coding(mhai_html_page *page)
     int64_t size = 0, neurons = 0;
     MHA_TRY(mhai_html_neuron_bits(page, &page->coding.neuron_bits, &neurons));
     page->coding = mhai_html_choose_coding(page, INT64_MAX);
-    page->coding.frame_step = page->report.frame_count; /* as few as can be: they are counted */
+    /* the fewest frames; their size is counted */
+    page->coding.frame_step = page->report.frame_count;
     const mha_sink counter = {count_write, &size};
     MHA_TRY(mhai_html_write_page(page, false, &counter));
     page->coding = mhai_html_choose_coding(page, page->report.most_bytes - size - neurons);

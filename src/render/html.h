@@ -1,5 +1,5 @@
-/* The HTML report. The page itself is plain HTML, CSS and JavaScript in src/render/page, embedded
- * by cmake/embed.cmake; the C side fills in the head, the data, and a picture for readers without
+/* The HTML report. The page is plain HTML, CSS and JavaScript from src/render/page, embedded by
+ * cmake/embed.cmake. The C code fills in the head, the data, and a picture for readers without
  * scripts. */
 #ifndef MHAI_RENDER_HTML_H
 #define MHAI_RENDER_HTML_H
@@ -20,14 +20,14 @@ extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_stri
     mhai_html_server, mhai_html_server_script, mhai_html_explorer, mhai_html_explorer_script,
     mhai_html_worker;
 
-/* Write a template, whose {{NAME}} fill() writes. */
+/* Write a template; fill() writes each {{NAME}}. */
 typedef mha_status mhai_html_fill_fn(const void *of, const char *name, size_t length,
                                      mhai_writer *writer);
 mha_status mhai_html_fill(const mhai_html_asset *template, mhai_html_fill_fn *fill, const void *of,
                           const mha_sink *sink);
 
-/* How values are written: all cells or blocks of pool x pool, in 32 (exact), 16 or 8 bits; of the
- * frames every frame_step-th and the last, always in 8 bits. */
+/* How values are written: all cells or blocks of pool x pool, in 32 (exact), 16 or 8 bits. Every
+ * frame_step-th frame and the last frame are written, always in 8 bits. */
 typedef struct mhai_html_coding {
     int64_t pool, rows, cols; /* rows and cols of blocks */
     int bits;
@@ -38,18 +38,18 @@ typedef struct mhai_html_coding {
 typedef struct mhai_html_page {
     mha_figure figure;  /* checked */
     mha_report report;  /* checked */
-    mhai_ranges panels; /* extents of every panel by itself */
-    bool negative;      /* some value of a map, a twin or a frame is below 0 */
+    mhai_ranges panels; /* extent of each panel */
+    bool negative;      /* whether a value of a map, a twin or a frame is negative */
     mha_link *links;    /* of the panels */
     mhai_html_coding coding;
-    mha_buffer picture;           /* the content for readers without scripts, as HTML */
+    mha_buffer picture;           /* the content for readers without scripts, in HTML */
     bool live;                    /* a page that requests its maps: html_live.c */
     const mha_explorer *explorer; /* the backend inside the page; NULL: a server */
-    int64_t map_tokens; /* of live data: tokens of a cell of a large map; 0: as in the figure */
+    int64_t map_tokens; /* of live data: tokens per cell of a large map; 0: as in the figure */
 } mhai_html_page;
 
-/* html_check.c: everything about a caller's report but its frames' values; *own is all fields of
- * this version. */
+/* html_check.c: check a caller's report except the values of its frames, and copy it. *own has all
+ * fields of this version. */
 mha_status mhai_html_check(const mha_report *report, const mha_figure *figure, mha_report *own);
 
 /* link.c: mha_figure_links() of a checked figure and report. */
@@ -59,21 +59,23 @@ mha_status mhai_html_links(const mha_figure *figure, const mha_report *report, m
 /* Curve i of a checked report, with all fields of this version. */
 mha_curve mhai_html_curve(const mha_report *report, int64_t i);
 
-/* html_map.c: panel i with the values of its twin, or of a frame. Their values are NULL if there
- * are none. */
+/* html_map.c: panel i with the values of its twin, or of a frame. The values are NULL if there are
+ * none. */
 mha_panel mhai_html_twin(const mha_figure *figure, int64_t i);
 mha_panel mhai_html_frame(const mhai_html_page *page, int64_t frame, int64_t i);
 
 /* The extent of a single map. */
 mha_status mhai_html_survey(const mha_figure *figure, const mha_panel *panel, mha_extent *extent);
 
-/* The finest coding whose base64 is at most `most` bytes; the coarsest if there is none. */
+/* The finest coding whose base64 has at most `most` bytes, or the coarsest coding if none is that
+ * small. */
 mhai_html_coding mhai_html_choose_coding(const mhai_html_page *page, int64_t most);
 
-/* The frame that is kept after `frame`: frame_step further or the last; frame_count after that. */
+/* The next frame to write after `frame`: frame_step further, or the last frame; frame_count after
+ * the last frame. */
 int64_t mhai_html_next_frame(const mhai_html_page *page, int64_t frame);
 
-/* Writes maps as "data":"base64"; room for one map is kept from map to map. */
+/* Writes maps as "data":"base64". The memory for one map is reused. */
 typedef struct mhai_html_coder {
     mhai_cells cells;
     uint8_t *bytes;
@@ -85,29 +87,32 @@ void mhai_html_coder_write(mhai_html_coder *coder, const mhai_html_page *page,
                            mha_json *json);
 void mhai_html_coder_close(mhai_html_coder *coder);
 
-/* The JSON that the scripts read. Without maps the panels' values are left out, to measure. */
+/* Write the JSON that the scripts read. With maps false the values of panels are omitted, to
+ * measure the size. */
 mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writer *writer);
 
-/* html_neurons.c: queries and keys of the panels. The finest coding for a quarter of most_bytes;
- * base64 of both as members of a panel that is open. */
+/* html_neurons.c: choose the finest coding of queries and keys that fits in a quarter of
+ * most_bytes; write both as base64, as members of the open panel. */
 mha_status mhai_html_neuron_bits(const mhai_html_page *page, int *bits, int64_t *size);
 mha_status mhai_html_write_neurons(const mhai_html_page *page, const mha_panel *panel, bool values,
                                    mha_json *json);
 
-/* html_evidence.c: contents of the report besides the maps, as further members of the JSON. */
+/* html_evidence.c: write the contents of the report other than maps, as further members of the
+ * JSON. */
 void mhai_html_write_measures(const mha_panel *panel, mha_json *json);
 void mhai_html_write_curves(const mha_report *report, mha_json *json);
 void mhai_html_write_columns(const mhai_html_page *page, mha_json *json);
 
-/* html.c: everything about a figure and its report, and the coding of its maps; then the page. */
+/* html.c: check and measure a figure and its report, and choose the coding of its maps; then write
+ * the page. */
 mha_status mhai_html_open(const mha_figure *figure, const mha_report *report, mhai_html_page *page);
 mha_status mhai_html_write_page(const mhai_html_page *page, bool maps, const mha_sink *sink);
 void mhai_html_close(mhai_html_page *page);
 
-/* The script as it stands between the tags: a report's, or a live page's with its carrier. */
+/* Write the script between the tags: that of a report, or that of a live page with its carrier. */
 void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer);
 
-/* html_live.c: the backend of a page without a server. */
+/* html_live.c: write the backend of a page without a server. */
 void mhai_html_write_explorer(const mha_explorer *explorer, mhai_writer *writer);
 
 /* Fill page->picture. */

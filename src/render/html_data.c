@@ -1,4 +1,4 @@
-/* The report's data: one JSON object, in the order of the page's own data.js. */
+/* The report's data: one JSON object, in the order of data.js. */
 #include "html.h"
 #include "text.h"
 
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* The visible form of each label, in addition to the raw labels; null where both are the same. */
+/* Write the visible form of each label, in addition to the raw labels; null if both are equal. */
 static void member_shown(mha_json *json, const char *name, const char *const *labels, int64_t count)
 {
     mha_json_array(json, name);
@@ -41,7 +41,7 @@ static void write_panel_texts(const mhai_html_page *page, int64_t i, mha_json *j
     mhai_html_write_measures(&panel, json);
 }
 
-/* coder NULL: all but the values. */
+/* coder NULL: omit the values. */
 static mha_status write_twin(const mhai_html_page *page, int64_t i, mhai_html_coder *coder,
                              mha_json *json)
 {
@@ -156,7 +156,7 @@ static void write_cmaps(mha_json *json)
     mha_json_end(json);
 }
 
-/* The labels of all tokens stand for those of blocks; the page makes the latter. */
+/* Write the labels of all tokens; the page combines them to labels of blocks. */
 static void write_tokens(const mhai_html_page *page, mha_json *json)
 {
     const mha_report *report = &page->report;
@@ -239,7 +239,7 @@ mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writ
     write_options(page, &json);
     write_views(page, &json);
     write_labels(page, &json);
-    if (!page->map_tokens) write_cmaps(&json); /* a live page has them */
+    if (!page->map_tokens) write_cmaps(&json); /* a live page has all colour maps */
     mhai_html_write_curves(&page->report, &json);
     mhai_html_write_columns(page, &json);
     MHA_TRY(write_maps(page, maps, &json));

@@ -1,4 +1,5 @@
-/* What a report says beside its maps: the measures on the cards, charts, the table of scores. */
+/* The contents of a report other than its maps: the measures on the cards, charts, the table of
+ * scores. */
 #include "html.h"
 
 void mhai_html_write_measures(const mha_panel *panel, mha_json *json)

@@ -1,5 +1,6 @@
-/* Reports inside another page: an iframe that holds its document. Several are tabs of a document
- * that holds an iframe each, so that a page is escaped once for every frame around it. */
+/* Reports inside another page. A single report is an iframe that holds its document. Several
+ * reports are tabs of a document with an iframe for each, so a page is escaped once for every frame
+ * around it. */
 #include "html.h"
 
 #include "text.h"
@@ -60,7 +61,7 @@ static mha_status measure(const mha_inset *inset, int64_t *height)
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
-/* A sink whose bytes end up in an attribute of another one. */
+/* A sink whose bytes are written into an attribute of another sink's text. */
 typedef struct quoted {
     const mha_sink *to;
 } quoted;
@@ -82,7 +83,7 @@ static mha_status quote(void *user, const void *bytes, size_t count)
 
 typedef mha_status write_fn(const mha_inset *inset, int64_t i, const mha_sink *sink);
 
-/* The output of write_inside() is the frame's document. */
+/* Write a frame, whose document write_inside() writes. */
 static mha_status write_frame(const mha_inset *inset, int64_t i, const char *style,
                               write_fn *write_inside, const mha_sink *sink)
 {
@@ -105,7 +106,8 @@ static mha_status write_page(const mha_inset *inset, int64_t i, const mha_sink *
     return mha_render_html(page.figure, page.report, sink);
 }
 
-/* Radio buttons and the frames after them: the n-th frame shows while the n-th button is chosen. */
+/* Radio buttons, followed by the frames: the n-th frame is visible while the n-th button is
+ * checked. */
 static const char tabs_style[] =
     "<!DOCTYPE html><html lang=\"en\"><meta charset=\"utf-8\">"
     "<meta name=\"color-scheme\" content=\"light dark\"><title>Attention</title><style>"
@@ -178,7 +180,7 @@ mha_status mha_render_inset(const mha_inset *inset, const mha_sink *sink)
     MHA_TRY(check(inset, &own));
     MHA_TRY(measure(&own, &height));
     if (own.width) snprintf(width, sizeof width, "%" PRId64 "px", own.width);
-    /* A file of its own is read in a window, whose height it has. */
+    /* A separate file is shown in a window, and takes the height of the window. */
     const bool window = own.whole_file && !own.height;
     snprintf(style, sizeof style, "border:0;width:%s;height:%" PRId64 "%s;display:block", width,
              window ? INT64_C(100) : height, window ? "vh" : "px");

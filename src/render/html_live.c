@@ -24,8 +24,9 @@ mha_status mha_render_live_page(const mha_figure *figure, const mha_report *repo
     return status;
 }
 
-/* Five digits of base 85 for four bytes, from '#' on, with 'x' for '<', which could end the element: a sixteenth
- * smaller than base64. An incomplete group omits its last digits. */
+/* Write four bytes as five digits of base 85, which is a sixteenth smaller than base64. Digits
+ * begin at '#'; 'x' replaces '<', which could end the element. An incomplete group omits its last
+ * digits. */
 static void write_base85(const void *bytes, size_t size, mhai_writer *writer)
 {
     enum { PART = 4096 };

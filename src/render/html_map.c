@@ -3,7 +3,7 @@
  *   32 bits  the float itself; a masked cell is the NaN 0x7FC0A5A5
  *   16, 8    q = round(top * sqrt(|v| / m)), m the map's greatest magnitude; the two highest
  *            codes are "not finite" and "masked". With negative values codes run from -mid to mid,
- *            plus mid.
+ *            and mid is added.
  *
  * The square root concentrates the codes near 0, like attention weights. The error of a value is at
  * most sqrt(|v| m) / top + m / (4 top^2).
@@ -61,7 +61,7 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return a / b + (a % b != 0);
 }
 
-/* Bytes of the base64 of one map; at most 2^31 cells in all panels, so nothing overflows. */
+/* The size of the base64 of one map. All panels have at most 2^31 cells, so nothing overflows. */
 static int64_t coded_size(const mhai_html_coding *coding, int bits)
 {
     return 4 * ceil_div(coding->rows * coding->cols * (bits / 8), 3);
@@ -74,7 +74,7 @@ static int64_t count_twins(const mha_figure *f)
     return count;
 }
 
-/* The size of a frame: its maps, and its label at up to 6 bytes per character in JSON. */
+/* The size of a frame: its maps, and its label with up to 6 bytes per character in JSON. */
 static int64_t size_of_frame(const mhai_html_page *page, const mhai_html_coding *coding)
 {
     const mha_report *report = &page->report;
@@ -161,8 +161,8 @@ static uint32_t float_bits(float value, mhai_cell kind)
     return isnan(value) ? 0x7FC00000 : bits;
 }
 
-/* A float that is not finite is written unchanged; this does not occur for blocks, which are never
- * exact. */
+/* A float that is not finite is written unchanged. Blocks are never exact, so this does not apply
+ * to them. */
 static uint32_t exact_bits(const mha_panel *panel, const mhai_html_coding *coding,
                            const mhai_cells *cells, int64_t i)
 {

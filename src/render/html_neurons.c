@@ -21,7 +21,8 @@ static int64_t coded_size(int64_t count, int bits)
     return (count * (bits / 8) + 2) / 3 * 4;
 }
 
-/* Rows, columns, panels and channels are at most 2^31, 2^16 and 2^16: their product may not fit. */
+/* In floating point, because the product of rows and columns, panels and channels (at most 2^31,
+ * 2^16 and 2^16) may not fit into 64 bits. */
 static double size_of_all(const mhai_html_page *page, int bits)
 {
     const mha_figure *f = &page->figure;
@@ -94,7 +95,7 @@ mha_status mhai_html_write_neurons(const mhai_html_page *page, const mha_panel *
     const mha_figure *f = &page->figure;
     const int bits = page->coding.neuron_bits;
     if (!panel->queries || page->coding.pool > 1 || page->report.cell_tokens > 1)
-        return MHA_OK; /* a row of blocks has no query of its own */
+        return MHA_OK; /* a row of blocks has no single query */
     mha_json_integer(json, "channels", panel->channels);
     mha_json_number(json, "score_scale", panel->score_scale);
     if (!values) return json->status;

@@ -1,5 +1,5 @@
 /* The content for readers without scripts: the figure as inline SVG if that is small, otherwise one
- * small image per panel; in both cases a table of the panels. */
+ * small image per panel, and in both cases a table of the panels. */
 #include "html.h"
 #include "layout.h"
 #include "number.h"
@@ -14,13 +14,13 @@
 #include <string.h>
 
 enum {
-    MOST_SHAPES = 6000, /* in total; beyond it maps are images, which are smaller */
+    MOST_SHAPES = 6000, /* in total; beyond that, maps are images, which are smaller */
     MOST_SIDE = 64,     /* pixels along a side of a panel's image in the table */
     LEAST_SIDE = 8
 };
 
-/* The picture may take a tenth of the file. Pixels take up to 4 bytes in base64, shapes some 70, the
- * elements of labels some 130. */
+/* The picture may take a tenth of the file. In base64 a pixel takes up to 4 bytes; a shape takes
+ * some 70 bytes, and the element of a label some 130. */
 static bool svg_fits(const mhai_html_page *page)
 {
     const mha_figure *f = &page->figure;
@@ -79,7 +79,7 @@ typedef struct album {
 static mha_status album_open(const mha_figure *figure, int64_t side, album *a)
 {
     mha_figure drawn = *figure;
-    if (drawn.scale == MHA_SCALE_RANK) drawn.scale = MHA_SCALE_SQRT; /* no sort for thumbnails */
+    if (drawn.scale == MHA_SCALE_RANK) drawn.scale = MHA_SCALE_SQRT; /* thumbnails need no ranks */
     int64_t longest = figure->rows > figure->cols ? figure->rows : figure->cols;
     a->figure = figure;
     a->pool = (longest + side - 1) / side;
@@ -137,7 +137,7 @@ static void write_number(double value, mhai_writer *w)
     mhai_sink_text(w, text);
 }
 
-/* A card: its sentences, then the measures in one line each. */
+/* Write a card: its sentences, then one line per measure. */
 static void write_evidence(const mha_panel *panel, mhai_writer *w)
 {
     mhai_sink_text(w, "<td class=\"evidence\"><bdi>");

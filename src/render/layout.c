@@ -5,7 +5,8 @@
  *   grid rows: [group name | row axis title | row labels | maps ... ] with column labels below
  *   column axis title, footnote, remarks
  *
- * Sizes are in units of the drawing. Cells have whole sizes, so that pixels fall on cells. */
+ * Sizes are in units of the drawing. Sizes of cells are integers, so that cells align with
+ * pixels. */
 #include "layout.h"
 
 #include "number.h"
@@ -19,15 +20,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Limits of the SVG form: one shape per cell up to these, an image above. */
+/* Limits of SVG: up to these numbers of cells each cell is a shape, beyond them a map is an
+ * image. */
 static const int64_t most_shapes = 10000, most_shapes_in_all = 200000;
-static const int64_t most_tooltips = 5000; /* each is some 80 bytes */
-/* Numbers are printed in at most this many cells, in maps of at most this length. */
+static const int64_t most_tooltips = 5000; /* each takes some 80 bytes */
+/* Numbers are printed only up to this number of cells, and in maps of at most this length. */
 static const int64_t most_values = 1200, longest_with_values = 20;
 
 enum {
     MARGIN = MHAI_LAYOUT_MARGIN,
-    LEAST_WIDTH = 440,  /* a colour bar and its words fit */
+    LEAST_WIDTH = 440,  /* a colour bar with its words fits */
     LABEL_PITCH = 9,    /* minimum distance of legible labels */
     LONGEST_MAP = 1160, /* most units along one side of a map */
     MOST_CELL = 40,
@@ -151,7 +153,7 @@ static void choose_cell(mhai_axis *axis, double side, double smallest)
     axis->drawn = mhai_ceil_div(n, axis->pool);
 }
 
-/* Cells are square unless one side is so long that the map would be a thin strip. */
+/* Cells are square unless the map would then be a thin strip. */
 static void choose_cells(mhai_layout *l)
 {
     double side = map_side(l->grid.columns);
@@ -172,12 +174,12 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label)
 {
     const char *raw = axis->raw ? axis->raw[i] : NULL;
     mhai_text_visible(raw, i, MHAI_TEXT_LABEL, label);
-    if (raw && axis->step >= 4) { /* far apart: number the labels */
+    if (raw && axis->step >= 4) { /* labels are far apart: add their numbers */
         mhai_text numbered;
         snprintf(numbered.text, sizeof numbered.text, "%" PRId64 " %.300s", i, label->text);
         *label = numbered;
         mhai_text_visible(numbered.text, i, MHAI_TEXT_PROSE,
-                          label); /* a cut sequence is repaired */
+                          label); /* a truncated sequence is repaired */
     }
     mhai_text_cut_em(label, axis->most_em);
 }
@@ -225,7 +227,7 @@ static void axis_title(mhai_axis *axis, const char *title, const char *fallback,
     mhai_text_cut_em(&axis->title, fmax(room, 40) / MHAI_LAYOUT_SMALL);
 }
 
-/* The colour bar with all its words. */
+/* The width of the colour bar with all its words. */
 static double legend_width(mhai_layout *l)
 {
     double width = MHAI_LAYOUT_BAR_LEFT + MHAI_LAYOUT_BAR + MHAI_LAYOUT_BAR_RIGHT;
@@ -239,7 +241,7 @@ static double legend_width(mhai_layout *l)
         keys += swatch + mhai_text_em(mhai_layout_masked) * MHAI_LAYOUT_SMALL;
     if (l->grid.ranges.extent.not_finite)
         keys += swatch + mhai_text_em(mhai_layout_bad) * MHAI_LAYOUT_SMALL;
-    bool scaled = l->grid.figure.scale != MHA_SCALE_LINEAR; /* its name stands under the keys */
+    bool scaled = l->grid.figure.scale != MHA_SCALE_LINEAR; /* the scale's name is below the keys */
     return width + fmax(keys, scaled ? MHAI_LAYOUT_SMALL * mhai_text_em("linear scale") : 0);
 }
 
@@ -258,7 +260,7 @@ static void measure_grid(mhai_layout *l)
     axis_title(&l->col, f->col_axis, "column", l->width - l->left - MARGIN);
 }
 
-/* Texts above and below the grid are wrapped to its width. */
+/* Measure the texts above and below the grid, which are wrapped to its width. */
 static void measure_texts(mhai_layout *l)
 {
     const mha_figure *f = &l->grid.figure;

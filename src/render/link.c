@@ -1,4 +1,4 @@
-/* The most distinctive cell of each map: pages open on it, and cards begin with it. */
+/* The most distinctive cell of each map. Pages open on this cell, and cards begin with it. */
 #include "html.h"
 
 #include <multihead/component.h>
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* English function words: a link to one of them is rarely informative. Pronouns are not included,
- * since their referents are of interest. */
+/* English function words: a link to one of them is rarely informative. Pronouns are not in the
+ * list, because their referents are of interest. */
 static const char function_words[] =
     " a an the this that these those and or but nor so if than as while because of in on at by to "
     "from for with about into onto near over under between behind beside through before after "
@@ -17,7 +17,8 @@ static const char function_words[] =
     "isn wasn weren won wouldn couldn shouldn ";
 
 enum { NEAR = 2, TIERS = 4, MOST_LETTERS = 15 };
-static const double FAINT = 0.25; /* of another link: the other is more informative */
+/* relative to another link: then the other link is more informative */
+static const double FAINT = 0.25;
 
 /* Labels of word pieces begin with a space, U+2581 or U+0120. */
 static const char *without_space(const char *label)
@@ -27,7 +28,8 @@ static const char *without_space(const char *label)
     return strncmp(label, "\xC4\xA0", 2) ? label : label + 2;
 }
 
-/* A letter or digit; of characters beyond ASCII, those outside the blocks of punctuation. */
+/* Whether a text has a letter or digit. Characters beyond ASCII count if they are outside the
+ * blocks of punctuation. */
 static bool has_letter(const char *text)
 {
     for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
@@ -47,7 +49,7 @@ static bool is_function_word(const char *text)
     if (strlen(text) > MOST_LETTERS) return false;
     for (; *text; text++)
         word[length++] = (char)(*text >= 'A' && *text <= 'Z' ? *text | 32 : *text);
-    const char *apostrophe = memchr(word, '\'', length); /* didn't is as didn */
+    const char *apostrophe = memchr(word, '\'', length); /* "didn't" counts as "didn" */
     if (apostrophe) length = (size_t)(apostrophe - word);
     word[length] = ' ';
     word[length + 1] = '\0';
@@ -67,9 +69,9 @@ static uint8_t tier_of(const mha_report *report, const char *label)
 
 typedef struct link_search {
     const mha_figure *figure;
-    double *mean;       /* [rows, cols] size of a cell, over the maps that have it */
+    double *mean;       /* [rows, cols] mean size of a cell over the maps that have it */
     uint8_t *row, *col; /* [rows], [cols] tiers of labels */
-    bool same;          /* rows and columns are the same tokens, with these labels */
+    bool same;          /* rows and columns are the same tokens with the same labels */
     const char *const *labels;
 } link_search;
 
@@ -93,15 +95,15 @@ static void make_means(link_search *x)
     }
 }
 
-/* Another occurrence of the same word. */
+/* Whether the column is another occurrence of the row's word. */
 static bool is_again(const link_search *x, int64_t r, int64_t c)
 {
     return x->labels && x->labels[r] && x->labels[c] && !strcmp(x->labels[r], x->labels[c]);
 }
 
-/* Tier 0: different content words that are not neighbours; 1: words; 2: tokens that are not special; 3:
- * all. The diagonal and the first column of a causal map, the default target of heads (Xiao et al. 2024),
- * are in the last tier. */
+/* The tier of a cell. 0: different content words that are not neighbours; 1: words; 2: tokens that
+ * are not special; 3: all cells. The diagonal and the first column of a causal map, the default
+ * target of heads (Xiao et al. 2024), are in the last tier. */
 static int tier_at(const link_search *x, bool causal, int64_t r, int64_t c)
 {
     const int tier = x->row[r] > x->col[c] ? x->row[r] : x->col[c];
@@ -121,7 +123,7 @@ static void search_tiers(const link_search *x, const mha_panel *panel, mha_link 
             const double size = size_at(panel, r, c), mean = x->mean[r * f->cols + c];
             if (size < 0) continue;
             const int tier = tier_at(x, causal, r, c);
-            /* The cell's term of the divergence of this map from the mean of all */
+            /* The cell's term of the divergence of this map from the mean map. */
             const double score = size > mean ? size * log(size / mean) : 0;
             mha_link *known = &best[tier];
             if (known->row >= 0 &&

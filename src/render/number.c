@@ -1,4 +1,4 @@
-/* Numbers as text: plain ones by integer arithmetic, the others by printf's digits. */
+/* Numbers as text: plain decimals by integer arithmetic, other forms by printf's digits. */
 #include "number.h"
 
 #include <inttypes.h>
@@ -44,9 +44,9 @@ static void strip_zeros(char *text)
     text[end] = 0;
 }
 
-/* A positive value to `digits` digits as "d.ddd", and its decimal exponent. printf rounds correctly
- * from the least subnormal number to the greatest, where powers of ten are not even numbers; only
- * its point is the locale's, of any length. */
+/* Write a positive value with `digits` digits as "d.ddd", and return its decimal exponent. printf
+ * rounds correctly over the whole range, including subnormal numbers, where powers of ten are
+ * inexact. Only its decimal point depends on the locale, and may have any length. */
 static int scientific(double value, int digits, char mantissa[MHAI_NUMBER_BYTES])
 {
     char text[MHAI_NUMBER_BYTES];

@@ -1,5 +1,6 @@
 /* The cairo back end: PNG and PDF. In PNG, edges of cells, of the colour bar and of axis-aligned lines are
- * snapped to pixels; other edges and text are anti-aliased. In PDF, text stays text, with the font embedded. */
+ * snapped to pixels; other edges and text are anti-aliased. In PDF, text remains text, with the
+ * font embedded. */
 #include "font.h"
 #include "layout.h"
 #include "png.h"
@@ -14,7 +15,7 @@
 #include <string.h>
 
 static const double most_pixels = 1 << 26, pixels_for_ratio_2 = 1 << 25;
-/* Limits of a side: cairo's, and that of PDF readers. */
+/* Limits of a side, of cairo and of PDF readers. */
 static const double most_side = 32767, most_points = 14400;
 static const double points_per_unit = 0.75;
 
@@ -198,7 +199,7 @@ static void text_pixels(paper *p, const mhai_pen *pen, const char *text)
     cairo_surface_mark_dirty(p->surface);
 }
 
-/* Bold text is filled and stroked. */
+/* Bold text is filled and also stroked. */
 static void paper_text(void *user, const mhai_pen *pen, const char *text)
 {
     paper *p = user;

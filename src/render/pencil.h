@@ -9,22 +9,22 @@
 typedef struct mhai_pencil {
     mhai_writer writer;
     mha_terminal_color mode;
-    bool styled, has_front, has_back; /* what the terminal is set to */
+    bool styled, has_front, has_back; /* the current state of the terminal */
     mhai_color front, back;
-    int64_t spaces; /* due before the next text, dropped at the end of a line */
+    int64_t spaces; /* written before the next text, dropped at the end of a line */
 } mhai_pencil;
 
 void mhai_pencil_open(mhai_pencil *pencil, const mha_sink *sink, mha_terminal_color mode);
 
-/* Text in the terminal's own colours. */
+/* Write text in the terminal's own colours. */
 void mhai_pencil_text(mhai_pencil *pencil, const char *text);
 void mhai_pencil_bold(mhai_pencil *pencil, const char *text);
 
-/* Text in these colours; NULL leaves the terminal's own. */
+/* Write text in these colours; NULL: the terminal's own. */
 void mhai_pencil_paint(mhai_pencil *pencil, const char *text, const mhai_color *front,
                        const mhai_color *back);
 
-/* Spaces in the terminal's own colours; lines never end in them. */
+/* Write spaces in the terminal's own colours. Lines never end in spaces. */
 void mhai_pencil_spaces(mhai_pencil *pencil, int64_t count);
 void mhai_pencil_line(mhai_pencil *pencil); /* end of a line */
 

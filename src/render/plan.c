@@ -1,8 +1,8 @@
 /* Dividing a terminal's width.
  *
- * One panel: numbers in its cells if they fit, else cells two columns wide, else half blocks (two
- * rows of cells a line). Several panels: small maps side by side. Wider maps are reduced by
- * maximum. */
+ * A single panel has numbers in its cells if they fit, else cells two columns wide, else half
+ * blocks (two rows of cells per line). Several panels are small maps side by side. Wider maps are
+ * reduced by maximum. */
 #include "terminal.h"
 
 #include "number.h"
@@ -19,7 +19,7 @@ enum {
     DEFAULT_WIDTH = 80,
     LEAST_WIDTH = 20,
     MOST_LINES_OF_ROWS = 160, /* rows of cells drawn at most */
-    OVERVIEW = 40 /* with three maps or more, wider ones are reduced to stand side by side */
+    OVERVIEW = 40 /* of three or more maps, wider ones are reduced to fit side by side */
 };
 
 void mhai_plan_label(const mhai_plan *plan, const char *const *labels, int64_t i, bool with_index,
@@ -80,14 +80,14 @@ static int64_t fit(const mhai_plan *p, int64_t map_width)
     return (room(p) + 1) / (map_width + 1);
 }
 
-/* The size of a cell: the largest form in which enough maps stand side by side. */
+/* Choose the size of a cell: the largest form in which enough maps fit side by side. */
 static void choose_form(mhai_plan *p)
 {
     const mha_figure *f = &p->grid.figure;
     int64_t enough = mhai_least(p->grid.in_group, 3), with_values = value_columns(p);
     bool wanted = f->print_values == MHA_VALUES_ALWAYS ||
                   (f->print_values == MHA_VALUES_AUTO && f->panel_count == 1);
-    int64_t most_cols = p->width; /* more cells than that never fit, and products stay small */
+    int64_t most_cols = p->width; /* more cells never fit; this bounds products */
     int64_t cols = mhai_least(f->cols, most_cols);
     p->values =
         wanted && f->rows <= MOST_LINES_OF_ROWS && fit(p, cols * with_values + 2 * p->border) >= 1;
@@ -110,7 +110,7 @@ static void choose_reduction(mhai_plan *p)
         widest = mhai_most(8, (room(p) + 1) / 3 - 1 - 2 * p->border);
     widest = mhai_least(widest, mhai_most(1, (room(p) - 2 * p->border) / p->cell));
     p->pool_cols = mhai_most(1, mhai_ceil_div(f->cols, widest));
-    /* Squares remain square, if a few rows allow it. */
+    /* Square maps remain square if a few rows suffice. */
     p->pool_rows = mhai_most(1, mhai_least(p->pool_cols, f->rows / 8));
     p->pool_rows = mhai_most(p->pool_rows, mhai_ceil_div(f->rows, MOST_LINES_OF_ROWS));
     p->rows = mhai_ceil_div(f->rows, p->pool_rows);

@@ -4,8 +4,8 @@
 
 #include <multihead/render.h>
 
-/* rgb: 3 bytes per pixel, rows from the top, no padding. There is no time or other chunk that would
- * make two runs differ. */
+/* rgb: 3 bytes per pixel, rows from the top, no padding. The file has no time stamp or other chunk
+ * that would differ between runs. */
 mha_status mhai_png_write(const uint8_t *rgb, int64_t width, int64_t height, const mha_sink *sink);
 
 #endif

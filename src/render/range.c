@@ -113,7 +113,7 @@ static int order(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Ranks need the values themselves: those of panels first .. last - 1. */
+/* Sort the values of panels first .. last - 1, which ranks need. */
 static mha_status sort_values(const mha_figure *figure, int64_t first, int64_t last, int64_t finite,
                               mhai_scale *scale)
 {
@@ -199,7 +199,8 @@ void mhai_cells_free(mhai_cells *cells)
     *cells = (mhai_cells){0};
 }
 
-/* Add one cell to its block. A new block is masked; kinds rank masked < value < not finite. */
+/* Add one cell to its block. A new block is masked; kinds are ordered masked < value < not
+ * finite. */
 static void pool(float value, bool masked, bool by_size, float *held, uint8_t *kind)
 {
     if (masked || *kind == MHAI_CELL_NOT_FINITE) return;

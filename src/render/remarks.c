@@ -1,4 +1,4 @@
-/* The small print under a figure. */
+/* The notes under a figure. */
 #include "layout.h"
 #include "number.h"
 

@@ -96,8 +96,8 @@ static const char *entity(uint32_t code)
     }
 }
 
-/* XML 1.0, production 2: some characters cannot be written at all, not even as references. Others,
- * U+007F .. U+009F, it advises against, and a file may be looked at in a terminal. */
+/* XML 1.0, production 2: some characters cannot be written at all, not even as references. It
+ * discourages U+007F .. U+009F, which a terminal that displays the file would interpret. */
 static bool xml_forbids(uint32_t code)
 {
     return (code < 0x20 && code != '\t' && code != '\n' && code != '\r') ||

@@ -1,5 +1,5 @@
 /* The SVG back end: SVG 1.1 text with presentation attributes only, so that every viewer and
- * printer shows the same. */
+ * printer shows the same picture. */
 #include "canvas.h"
 #include "layout.h"
 #include "number.h"
@@ -15,7 +15,7 @@
 
 /* The place of the drawing in a larger document. */
 typedef struct svg_frame {
-    bool inside;         /* of a page or a drawing: no name spaces */
+    bool inside;         /* inside a page or a drawing: no name spaces */
     const char *suffix;  /* of ids, which must differ within a page */
     const double *place; /* x, y, width, height to fit into; NULL: its own size */
 } svg_frame;
@@ -25,7 +25,7 @@ typedef struct svg {
     mhai_writer writer;
     mha_status status; /* errors other than the writer's: out of memory */
     const mhai_canvas *canvas;
-    int figures; /* drawn within: their ids get numbers */
+    int figures; /* nested figures, whose ids get numbers */
 } svg;
 
 static void attribute(svg *s, const char *name, double value)
@@ -146,7 +146,7 @@ static void svg_text(void *user, const mhai_pen *pen, const char *text)
     mhai_sink_text(&s->writer, "</text>\n");
 }
 
-/* One image per panel. */
+/* Write one image per panel. */
 static void svg_image(void *user, const mhai_map *map)
 {
     svg *s = user;
@@ -244,7 +244,7 @@ static void svg_end_group(void *user)
     mhai_sink_text(&((svg *)user)->writer, "</g>\n");
 }
 
-/* The root and its accessible name. */
+/* Write the root and its accessible name. */
 static void open_document(svg *s, const char *title, double width, double height)
 {
     const svg_frame *frame = &s->frame;
@@ -265,7 +265,7 @@ static void open_document(svg *s, const char *title, double width, double height
     mhai_sink_text(&s->writer, "</title>\n");
 }
 
-/* The description of a figure, and its hatch. */
+/* Write the description of a figure, and its hatch. */
 static void describe(svg *s, const mhai_layout *l)
 {
     const mha_figure *f = &l->grid.figure;

@@ -70,7 +70,7 @@ static mhai_map map_of(const mhai_plan *p, int64_t panel, const mhai_cells *cell
 
 /* ---- The head: titles, colour bar, what the axes are ---- */
 
-/* Steps from .. from + count - 1 of a bar of `all` steps. */
+/* Write steps from .. from + count - 1 of a bar of `all` steps. */
 static void put_bar_part(mhai_pencil *pencil, const mhai_plan *p, int64_t from, int64_t count,
                          int64_t all)
 {
@@ -99,7 +99,7 @@ static void bar_texts(const mhai_plan *p, char text[3][MHAI_NUMBER_BYTES])
     }
 }
 
-/* For numbers and bar that do not fit on one line. */
+/* Write numbers and bar on separate lines if they do not fit on one line. */
 static void put_narrow_bar(mhai_pencil *pencil, const mhai_plan *p, char text[3][MHAI_NUMBER_BYTES])
 {
     char line[5 * MHAI_NUMBER_BYTES];
@@ -111,7 +111,7 @@ static void put_narrow_bar(mhai_pencil *pencil, const mhai_plan *p, char text[3]
     mhai_pencil_line(pencil);
 }
 
-/* "0 [######] 0.5 [######] 1", with < and > if values are beyond the ends. */
+/* Write "0 [######] 0.5 [######] 1", with < and > if values are beyond the ends. */
 static void put_bar(mhai_pencil *pencil, const mhai_plan *p)
 {
     const mha_extent *e = &p->grid.ranges.extent;
@@ -175,7 +175,7 @@ static void put_value_cell(mhai_pencil *pencil, const mhai_plan *p, const mhai_m
                       &back);
 }
 
-/* One cell on a line of its own row. */
+/* Write one cell of a row that has its own line. */
 static void put_cell(mhai_pencil *pencil, const mhai_plan *p, const mhai_map *map, int64_t row,
                      int64_t col)
 {
@@ -205,7 +205,7 @@ static void put_cell(mhai_pencil *pencil, const mhai_plan *p, const mhai_map *ma
                           kind == MHAI_CELL_VALUE ? NULL : &color, back);
 }
 
-/* Two cells, one above the other, in one character. */
+/* Write two cells, one above the other, as one character. */
 static void put_half_blocks(mhai_pencil *pencil, const mhai_map *map, int64_t row, int64_t col)
 {
     mhai_color upper = mhai_canvas_cell_color(map, row, col);
@@ -254,7 +254,7 @@ static void put_maps(mhai_pencil *pencil, const grid_row *g)
     }
 }
 
-/* Names above the maps; with ranges of their own the upper end follows. */
+/* Write the names above the maps, followed by the upper end if ranges differ. */
 static void put_names(mhai_pencil *pencil, const grid_row *g)
 {
     const mhai_plan *p = g->plan;
@@ -289,7 +289,8 @@ static void put_notes(mhai_pencil *pencil, const grid_row *g)
     mhai_pencil_line(pencil);
 }
 
-/* Character `line` of a label that reads downwards; a wide character takes both columns. */
+/* Write character `line` of a label that is written downwards. A wide character takes both
+ * columns. */
 static void put_letter(mhai_pencil *pencil, const mhai_plan *p, const char *label, int64_t line)
 {
     char letter[5] = " ";
@@ -298,7 +299,7 @@ static void put_letter(mhai_pencil *pencil, const mhai_plan *p, const char *labe
         const char *start = label;
         uint32_t code = mhai_text_next(&label);
         if (mhai_text_code_columns(code) == 0)
-            i--; /* a mark: too small to matter here */
+            i--; /* marks are omitted here */
         else if (i == line) {
             memcpy(letter, start, (size_t)(label - start));
             letter[label - start] = 0;

@@ -125,7 +125,7 @@ void mhai_text_visible(const char *raw, int64_t index, mhai_text_style style, mh
         visible_code(code, style >= MHAI_TEXT_PROSE,
                      style == MHAI_TEXT_ASCII || style == MHAI_TEXT_ASCII_PROSE, piece);
         size_t length = strlen(piece);
-        if (used + length + 4 > sizeof visible->text) { /* room for an ellipsis is kept */
+        if (used + length + 4 > sizeof visible->text) { /* keep room for an ellipsis */
             length = style == MHAI_TEXT_ASCII || style == MHAI_TEXT_ASCII_PROSE
                          ? 1
                          : (size_t)mhai_text_encode(ELLIPSIS, piece);
@@ -165,7 +165,7 @@ double mhai_text_em(const char *text)
     return em;
 }
 
-/* Cut where `width` of the code points passes limit; the ellipsis takes 1 of it. */
+/* Truncate where the total `width` of the code points exceeds limit. The ellipsis takes 1. */
 static void cut(mhai_text *text, double limit, double (*width)(uint32_t), const char *ellipsis)
 {
     double total = 0;
@@ -203,8 +203,8 @@ static double measure(const char *piece, mhai_text_unit unit)
     return unit == MHAI_TEXT_EM ? mhai_text_em(piece) : (double)mha_text_columns(piece);
 }
 
-/* One line from *raw on, which advances past it. A line breaks after its last space that fits, or
- * anywhere if it has none. */
+/* Take one line from *raw and advance *raw past it. A line breaks after the last space that fits,
+ * or anywhere if there is no space. */
 static void wrap_line(const char **raw, double limit, mhai_text_unit unit, mhai_text *line)
 {
     const char *next = *raw, *after_space = NULL;

@@ -4,11 +4,11 @@
 
 #include <multihead/render.h>
 
-/* The next code point of *text, which is advanced; 0 at the end, without advancing. A byte outside
- * well-formed UTF-8 gives U+FFFD and advances by one. */
+/* Return the next code point of *text and advance *text past it. At the end, return 0 without
+ * advancing. A byte outside well-formed UTF-8 gives U+FFFD and advances by one. */
 uint32_t mhai_text_next(const char **text);
 
-/* UTF-8 of a code point, not terminated; returns 1..4. */
+/* Write a code point as UTF-8, not terminated. Returns the length, 1..4. */
 int mhai_text_encode(uint32_t code, char bytes[4]);
 
 /* Columns on a terminal: 0, 1 or 2. */
@@ -30,19 +30,20 @@ typedef enum mhai_text_style {
 /* The visible form of raw, truncated with an ellipsis. raw NULL gives the index. */
 void mhai_text_visible(const char *raw, int64_t index, mhai_text_style style, mhai_text *visible);
 
-/* Cut to a number of terminal columns, the last one an ellipsis ("~" for ASCII) if cut. */
+/* Truncate to a number of terminal columns. A truncated text ends in an ellipsis ("~" for
+ * ASCII). */
 void mhai_text_cut_columns(mhai_text *text, int64_t columns, bool ascii);
 
-/* Estimated width in em of a proportional sans-serif face, on the wide side (DejaVu Sans, Verdana),
- * so that layouts fit any face that the reader has. */
+/* Estimated width in em of a wide proportional sans-serif face (DejaVu Sans, Verdana), so that
+ * layouts fit any face that the reader has. */
 double mhai_text_em(const char *text);
 
-/* Cut to a width in em, with an ellipsis if cut. */
+/* Truncate to a width in em, with an ellipsis if truncated. */
 void mhai_text_cut_em(mhai_text *text, double em);
 
 /* Break prose into at most `most` lines no wider than limit, in em or in terminal columns, at
- * spaces where there are any; the last line ends in an ellipsis if text remains. Returns the lines
- * used: 0 for NULL and for an empty text. */
+ * spaces where there are any; the last line ends in an ellipsis if text remains. Returns the number
+ * of lines, 0 for NULL and for an empty text. */
 typedef enum mhai_text_unit {
     MHAI_TEXT_EM,
     MHAI_TEXT_COLUMNS,

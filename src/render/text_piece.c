@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* GPT-2's letters of bytes: printable ones of Latin-1 are themselves, the others follow U+0100 in
- * their order. -1: no such letter. */
+/* The byte that a letter represents in GPT-2's vocabularies. Printable characters of Latin-1
+ * represent themselves; the other bytes follow U+0100 in order. -1: no such letter. */
 static int byte_of(uint32_t letter)
 {
     uint32_t next = 0x100;
@@ -16,8 +16,8 @@ static int byte_of(uint32_t letter)
     return -1;
 }
 
-/* Words of other vocabularies may also have such letters: convert only pieces that give a text.
- * White space other than spaces is a piece of its own. */
+/* Words of other vocabularies may also contain such letters, so only pieces that decode to a text
+ * are converted. White space other than spaces is a separate piece. */
 static bool is_text(const char *text, size_t bytes)
 {
     const char *at = text;
@@ -33,7 +33,7 @@ static bool is_text(const char *text, size_t bytes)
     return !(space && other);
 }
 
-/* The bytes that the letters of a piece represent; 0: they are not such letters, or only ASCII,
+/* Decode the letters of a piece to bytes. Returns 0 if they are not such letters, or only ASCII,
  * which represents itself. */
 static size_t decode(const char *piece, char *out, size_t room)
 {
@@ -75,7 +75,7 @@ int64_t mha_text_piece(const char *piece, char *text, size_t size)
     }
     if (size > 0) {
         const size_t kept = count < size ? count : size - 1;
-        memmove(text, from, kept); /* text may be piece */
+        memmove(text, from, kept); /* text and piece may be the same memory */
         text[kept] = '\0';
     }
     return (int64_t)count;

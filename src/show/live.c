@@ -1,4 +1,4 @@
-/* Answer the requests of a live page: tokenize the text, run a trial of the model, write the
+/* Answer the requests of a live page: tokenise the text, run a trial of the model, write the
  * results. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "show/live.h"
@@ -173,7 +173,7 @@ static mha_status save(mhai_live_asked *a)
 
 /* ---- the page -------------------------------------------------------------------------------- */
 
-/* With an explorer a self-contained page, otherwise one that uses a server. */
+/* With an explorer the page is self-contained; otherwise it uses a server. */
 static mha_status write_page(const mha_live *live, const mha_explorer *explorer,
                              const mha_sink *sink)
 {
@@ -222,7 +222,7 @@ mha_status mha_live_explorer(const mha_live *live, const mha_explorer *explorer,
     MHA_TRY(mha_struct_read("mha_explorer", &own, sizeof own, sizeof own, explorer,
                             explorer->struct_size));
     own.struct_size = sizeof own;
-    if (!own.text) own.text = live->training.text; /* its words may be the only ones known */
+    if (!own.text) own.text = live->training.text; /* the model may know only its training words */
     return write_page(live, &own, sink);
 }
 
@@ -300,7 +300,7 @@ static mha_status prepare(mha_live *live)
                         ", the model's positions",
                         o->max_tokens, most);
     if (o->max_tokens == 0) o->max_tokens = most < DEFAULT_TOKENS ? most : DEFAULT_TOKENS;
-    if (o->most_bytes == 0) o->most_bytes = 0x1p30; /* 11,000 tokens of 135 million parameters */
+    if (o->most_bytes == 0) o->most_bytes = 0x1p30; /* 11,000 tokens with 135 million parameters */
     const mha_trials_options how = {.struct_size = sizeof how,
                                     .most_bytes = o->most_bytes,
                                     .is_over = o->is_over,

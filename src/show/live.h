@@ -23,7 +23,7 @@ typedef struct mhai_live_training {
         tokens;     /* cells: of all maps of a frame. No frames: nothing is recorded */
     double *steps;  /* [frames] */
     uint8_t *codes; /* [frames, cells] */
-    int32_t *ids;   /* [tokens] the text, which no request but this one matches */
+    int32_t *ids;   /* [tokens] of the recorded text; only requests with these tokens have frames */
     char *text;
     mha_room room; /* owns them */
 } mhai_live_training;
@@ -35,7 +35,7 @@ struct mha_live {
     mha_model_info info;
     mha_transformer_desc desc;
     mha_trials *trials;
-    mhai_live_vary vary; /* of the varied model, made by the last such request */
+    mhai_live_vary vary; /* of the varied model; set by the last request that varies it */
     mha_transformer *varied;
     mha_transformer_desc varied_desc;
     mha_trials *varied_trials;
@@ -62,16 +62,16 @@ MHA_NODISCARD mha_status mhai_live_next(mhai_live_asked *a, mha_json *json);
 MHA_NODISCARD mha_status mhai_live_label(mhai_live_asked *a, int32_t id, mha_json *json);
 double mhai_live_seconds(void);
 
-/* live_generate.c: the next token, and the appended text; the bytes of a cache of that many tokens,
- * as a member; free the decoder. */
+/* live_generate.c: generate the next token and the text that it appends; write the bytes of a cache
+ * of `tokens` tokens as a member; free the decoder. */
 MHA_NODISCARD mha_status mhai_live_generate(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json);
 void mhai_live_forget_decoder(mha_live *live);
 /* The heads of a layer, or its key/value heads, whose keys can be cached. */
 int64_t mhai_live_heads_of(const mha_transformer_desc *d, int64_t layer, bool kv);
 
-/* live_vary.c: choose the trials of the request; write the loaded model's description, and the
- * amount of moved weight, as members; free the varied model. */
+/* live_vary.c: choose the trials of the request; write the description of the loaded model, and the
+ * amount of weight that moved, as members; free the varied model. */
 MHA_NODISCARD mha_status mhai_live_choose(mhai_live_asked *a);
 void mhai_live_model(const mhai_live_asked *a, mha_json *json);
 /* "no causal mask, window of 4 tokens"; NULL: unchanged. */
@@ -79,9 +79,10 @@ MHA_NODISCARD mha_status mhai_live_name_vary(mhai_live_asked *a, char **words);
 MHA_NODISCARD mha_status mhai_live_changes(mhai_live_asked *a, mha_json *json);
 void mhai_live_forget(mha_live *live);
 
-/* live_trace.c: the stream at the row of the cell, and the selected head with its pair. */
+/* live_trace.c: write the stream at the row of the cell, and the selected head with its pair of
+ * tokens. */
 MHA_NODISCARD mha_status mhai_live_trace(mhai_live_asked *a);
-/* Its queries and keys as points. */
+/* Write the head's queries and keys as points. */
 MHA_NODISCARD mha_status mhai_live_plane(mhai_live_asked *a);
 
 /* live_training.c: read the snapshots in the model's folder, if any; add them to the maps of their text. */
@@ -89,8 +90,8 @@ MHA_NODISCARD mha_status mhai_live_training_read(mha_live *live);
 MHA_NODISCARD mha_status mhai_live_frames(mhai_live_asked *a, const mha_figure *figure,
                                           mha_report *report);
 
-/* live_maps.c: small maps of all heads; the map of the selected head as floats, and as JSON if it
- * is small enough to send with the others; a report. */
+/* live_maps.c: write small maps of all heads; the map of the selected head as floats, and as JSON
+ * if it is small enough to be sent with the small maps; a report. */
 MHA_NODISCARD mha_status mhai_live_maps(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map_beside(mhai_live_asked *a, mha_json *json);

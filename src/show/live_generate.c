@@ -1,5 +1,5 @@
-/* Predict the next token of a text. The decoder and its cache are kept for the next step. Also
- * report the size of that cache. */
+/* Predict the next token of a text. The decoder and its cache are kept for the next step. This file
+ * also reports the size of the cache. */
 #include "show/live.h"
 
 #include <multihead/cache.h>
@@ -167,7 +167,8 @@ typedef struct generating {
 
 enum { MOST_TOKENS = 4 }; /* of a character in UTF-8 */
 
-/* Gates, patches and noise apply to the whole text, as does attention without a causal mask. */
+/* Decoding is impossible with gates, patches and noise, which apply to the whole text, and without
+ * a causal mask. */
 static bool can_decode(const mhai_live_asked *a)
 {
     return mha_transformer_predicts(a->desc) && a->trial.off_count + a->trial.patched_count == 0 &&

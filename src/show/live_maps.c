@@ -1,4 +1,4 @@
-/* Maps of a trial: small ones of all heads, a large one of one head, and the report. */
+/* Maps of a trial: small maps of all heads, a large map of one head, and the report. */
 #include "show/live.h"
 
 #include <multihead/component.h>
@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Limits: small maps together have the cells of 270 maps of 60 x 60. A large map has the cells of a
- * screen, 4 MB. */
+/* Limits: small maps together have as many cells as 270 maps of 60 x 60. A large map has as many
+ * cells as a screen, 4 MB. */
 static const double SMALL_CELLS = 1e6;
 /* For a fast reply to a key press, use 8 bits per cell if 32 bits need more than LIVE_BYTES. */
 enum { LARGE_SIDE = 1024, LIVE_BYTES = 500000, WITH_REPLY_SIDE = 160 };
@@ -78,7 +78,7 @@ mha_status mhai_live_maps(mhai_live_asked *a)
 
 /* ---- one map --------------------------------------------------------------------------------- */
 
-/* As in the page's data, cells hidden by a causal mask are a particular NaN. */
+/* As in the page's data, a particular NaN marks cells that a causal mask hides. */
 static void mask_future(float *map, int64_t side)
 {
     const uint32_t masked = UINT32_C(0x7FC0A5A5);
@@ -161,8 +161,8 @@ static mha_status name_heads(mhai_live_asked *a, const mhai_live_heads *heads, c
     return MHA_OK;
 }
 
-/* "quite 12.0 % (11.5), very 7.0 % (9.1)": the run, and the baseline in parentheses. NULL if the
- * model does not predict tokens. */
+/* List the most likely tokens, "quite 12.0 % (11.5), very 7.0 % (9.1)", with the baseline in
+ * parentheses. NULL if the model does not predict tokens. */
 static mha_status name_next(mhai_live_asked *a, char **words)
 {
     enum { FEW = 5, LABEL = 60, ROOM = FEW * (LABEL + 40) };
@@ -184,7 +184,7 @@ static mha_status name_next(mhai_live_asked *a, char **words)
     return MHA_OK;
 }
 
-/* Add data about the request to the data about the maps. */
+/* Add facts about the request to those about the maps. */
 enum { MOST_FACTS = 16, OWN_FACTS = 5 };
 
 static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *report,

@@ -193,7 +193,7 @@ mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room, mhai_l
                                  .scale = -1,
                                  .vary = {.causal = -1, .positions = -1},
                                  .noisy = {-1, -1}};
-    errno = 0; /* without memory, jansson continues or reports malformed text */
+    errno = 0; /* if memory is short, jansson continues or reports malformed text */
     json_t *root = json_loadb(bytes ? json : "", bytes, JSON_REJECT_DUPLICATES, &error);
     if (errno == ENOMEM) {
         json_decref(root);

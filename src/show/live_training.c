@@ -1,5 +1,5 @@
-/* The snapshots that `multihead train` keeps beside its model: maps of one text during training, which the page plays
- * back. */
+/* The snapshots that `multihead train` keeps beside its model: maps of one text during training.
+ * The page plays them back. */
 #include "show/live.h"
 
 #include <multihead/component.h>
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A weight w is stored as TOP * sqrt(w), rounded: the code of a report's maps (html_map.c) whose largest weight is 1, so
- * that it is not rounded again. */
+/* A weight w is stored as TOP * sqrt(w), rounded. This is the code of a report's maps (html_map.c)
+ * with a largest weight of 1, so weights are not rounded again. */
 enum { MOST_FRAMES = 12, MOST_CODES = 1 << 20, TOP = 253, MOST_COUNT = 1 << 16 };
 
 static const char FILE_NAME[] = "training.safetensors";
@@ -20,7 +20,7 @@ static const char FILE_NAME[] = "training.safetensors";
 
 typedef struct snapshots {
     mha_tensor steps, frames, ids;
-    int64_t count; /* up to the step whose parameters were kept as the model */
+    int64_t count; /* up to the step whose parameters became the model */
 } snapshots;
 
 static bool find(const mha_safetensors *file, const char *name, int ndim, mha_tensor *tensor)
@@ -135,12 +135,12 @@ mha_status mhai_live_training_read(mha_live *live)
     MHA_TRY(MHA_ROOM_ALLOC(&t->room, (int64_t)room, &path));
     mha_format(path, room, "%s/%s", folder, FILE_NAME);
     mha_status status = mha_safetensors_open(path, &file);
-    if (status == MHA_ERR_FILE) return MHA_OK; /* trained elsewhere */
+    if (status == MHA_ERR_FILE) return MHA_OK; /* not trained by this program */
     MHA_TRY(status);
     if (find_snapshots(live, file, &s)) {
         status = keep_text(live, &s, t);
         if (status == MHA_OK) status = keep_frames(&s, t);
-        if (status == MHA_ERR_ARGUMENT) { /* it has tokens of another vocabulary */
+        if (status == MHA_ERR_ARGUMENT) { /* the tokens are of another vocabulary */
             t->text = NULL;
             status = MHA_OK;
         }

@@ -1,5 +1,5 @@
-/* The model of a request under another description: mask, window, scale, positions. Also computes
- * the weight that this change, or noise, moves in each head. */
+/* The model of a request under another description: mask, window, scale, positions. This file also
+ * computes the weight that this change, or noise, moves in each head. */
 #include "show/live.h"
 
 #include <multihead/component.h>
@@ -76,7 +76,7 @@ void mhai_live_forget(mha_live *live)
     live->varied = NULL;
 }
 
-/* From the loaded model, or from one whose key/value heads are merged. */
+/* Vary the loaded model, or one whose key/value heads are merged. */
 static mha_status vary(mhai_live_asked *a, const mha_transformer *from)
 {
     mha_live *live = a->live;

@@ -10,7 +10,7 @@ MHA_NODISCARD mha_status mhai_show_options(const mha_show_options *given, mha_sh
 /* The card of a head; NULL: none. */
 const mha_show_role *mhai_card_of(const mha_cards *cards, int64_t layer, int64_t head);
 
-/* The columns of a report's table, of the heads that are on. */
+/* Make the columns of a report's table, for the selected heads. */
 MHA_NODISCARD mha_status mhai_cards_columns(const mha_cards *cards, const mha_maps *maps,
                                             mha_room *room, mha_report *report);
 

@@ -24,7 +24,7 @@ static const struct {
 /* From half of the weight on, the default target dominates. */
 static const double leads = 0.5;
 
-/* Resting and general patterns are less informative than the strongest link. */
+/* Default targets and general patterns are less informative than the strongest link. */
 static bool is_specific(mha_role role)
 {
     return role < MHA_ROLE_BLOCK && !mha_study_role_rests(role);
@@ -36,7 +36,7 @@ static bool is_told(const mha_head_role *role)
     return !share || role->score.value >= leads;
 }
 
-/* A paragraph for each role: the head's pattern, then its resting place. */
+/* Write a paragraph for each role: the head's pattern, then its default target. */
 static mha_status describe(const mha_study_found *found, int64_t layer, int64_t head,
                            mha_room *room, mha_show_role *role)
 {

@@ -14,7 +14,7 @@ static bool is_contrast(const mha_maps *maps)
     return maps->flags & MHA_MAPS_CONTRAST;
 }
 
-/* True for differences, and for maps of gated delta nets. */
+/* Whether maps are differences, or those of gated delta nets. */
 static bool is_signed(const mha_maps *maps)
 {
     const int64_t cells = maps->heads * maps->rows.count * maps->cols.count;
@@ -25,7 +25,7 @@ static bool is_signed(const mha_maps *maps)
     return false;
 }
 
-/* Pool maps beyond FULL_BYTES, to the number of 8-bit cells that a report of 10 MB holds. */
+/* Maps beyond FULL_BYTES are pooled to the number of 8-bit cells that fit in a report of 10 MB. */
 static const double FULL_BYTES = 256e6, POOLED_CELLS = 7e6;
 
 int64_t mha_show_cell(int64_t heads, int64_t tokens)
@@ -157,7 +157,7 @@ static double copy_cells(const panel_maker *maker, const float *map, bool renorm
     return hidden / (double)maker->rows.count;
 }
 
-/* For a contrast: the largest change between tokens that both texts have. */
+/* The largest change between tokens of both texts, for a contrast. */
 static mha_link largest_change(const panel_maker *maker, const mha_panel *panel)
 {
     const mha_maps *maps = maker->maps;
@@ -175,7 +175,8 @@ static mha_link largest_change(const panel_maker *maker, const mha_panel *panel)
     return best;
 }
 
-/* "“it” attends to “animal”: 0.67 (mean of the heads shown: 0.06)." Or its largest change. */
+/* Write "“it” attends to “animal”: 0.67 (mean of the heads shown: 0.06).", or the largest
+ * change. */
 static int write_link(const panel_maker *maker, const mha_link *link, char *out, size_t size)
 {
     const char *from = maker->rows.labels[link->row], *to = maker->cols.labels[link->col];
@@ -203,7 +204,7 @@ static bool rests(const char *badge)
     return false;
 }
 
-/* The role of a head, its link, and its resting place, the most specific first. */
+/* Write the role of a head, its link, and its default target, most specific first. */
 static mha_status write_detail(const panel_maker *maker, int64_t i, const mha_link *link)
 {
     const double telling = 0.1; /* minimum excess over other heads for a line next to a role */
@@ -215,7 +216,7 @@ static mha_status write_detail(const panel_maker *maker, int64_t i, const mha_li
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, (int64_t)room + 1, &sentence));
     if (room) write_link(maker, link, sentence, room + 1);
     parts[1] = sentence;
-    if (room && rests(role->badge)) maker->panels[i].badge = NULL; /* the link says more */
+    if (room && rests(role->badge)) maker->panels[i].badge = NULL; /* the link is more specific */
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, (int64_t)(strlen(parts[0]) + room + strlen(parts[2]) + 3),
                            &detail));
     for (int k = 0; k < 3; k++) {
@@ -252,7 +253,7 @@ static void take_neurons(const panel_maker *maker, int64_t layer, int64_t head, 
     panel->keys = own_keys;
 }
 
-/* Badge and bars of a panel, if known. */
+/* Set the badge and the bars of a panel, if they are known. */
 static void dress(panel_maker *maker, int64_t layer, int64_t head, mha_panel *panel)
 {
     const mha_show_role *role = mhai_card_of(maker->options->cards, layer, head);
@@ -376,7 +377,7 @@ bool mha_show_texts(const mha_maps *maps, int most, char *out, size_t size)
     return true;
 }
 
-/* Append the hidden tokens of an axis that `out` does not name yet, while there is room. */
+/* Append the hidden tokens of an axis that `out` does not contain yet, as far as they fit. */
 static void append_hidden(const mha_show_options *options, const mha_tokens *tokens, char *out)
 {
     enum { ROOM = FOOTNOTE_BYTES - 160 };
@@ -393,7 +394,7 @@ static void append_hidden(const mha_show_options *options, const mha_tokens *tok
     }
 }
 
-/* The remark, then the hidden tokens and their weight. */
+/* Write the remark, then the hidden tokens and their weight. */
 static const char *make_footnote(const panel_maker *maker, char *out)
 {
     const char *remark = maker->options->remark;
@@ -482,7 +483,8 @@ static void ask_cell(const panel_maker *maker, mha_link *link, int64_t panel)
         link->mean += fabs((double)maker->panels[i].values[at]) / (double)maker->count;
 }
 
-/* The strongest link of each head, also as a sentence, and the panel on which a report opens. */
+/* Find the strongest link of each head, describe it in a sentence, and choose the panel on which a
+ * report opens. */
 static mha_status find_links(const panel_maker *maker, mha_show *show)
 {
     const mha_show_options *options = maker->options;

@@ -1,5 +1,5 @@
 /* The effect of W_O: the term that each head of a layer adds to every feature of the stream, at
- * every token. Also the concatenated heads before W_O and their sum after it. */
+ * every token. A desk also has the concatenated heads before W_O and their sum after it. */
 #include "study/study.h"
 
 #include <multihead/attribution.h>

@@ -14,10 +14,10 @@ struct mha_generation {
     mha_sampling sampling;
     float *logits;      /* [vocab] */
     int64_t vocab;      /* V, which may include ids without tokens */
-    int64_t choices;    /* those of V that are tokens */
+    int64_t choices;    /* ids of V that are tokens */
     int64_t made, most; /* new tokens */
     int64_t limit;      /* tokens of a text */
-    int32_t *ends;      /* [end_count] of the caller */
+    int32_t *ends;      /* [end_count] owned by the caller */
     int64_t end_count;
     int32_t token; /* the last new one */
     mha_generation_state state;
@@ -153,7 +153,7 @@ static bool among(const int32_t *ends, int64_t count, int32_t token)
     return false;
 }
 
-/* g->token becomes the next token, or g->state the end. */
+/* Choose the next token, g->token, or end the generation by g->state. */
 static mha_status choose(mha_context *context, mha_generation *g)
 {
     const int32_t *ends;

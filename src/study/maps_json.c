@@ -4,7 +4,7 @@
 
 #include <inttypes.h>
 
-/* An integer; below 0 means that there is none. */
+/* Write an integer; negative: null. */
 static void put_count(mha_json *json, const char *name, int64_t value)
 {
     if (value < 0)

@@ -1,4 +1,4 @@
-/* Maps of a text: their arrays, the run that fills them, differences of two texts. */
+/* Maps of a text: their arrays, the run that fills them, and differences of two texts. */
 #include "study/study.h"
 
 #include <multihead/attribution.h>
@@ -294,7 +294,7 @@ static mha_status run_self(maps_run *run, mha_room *room)
     return mha_transformer_forward(run->context, run->net, &s.input, NULL, NULL, NULL, NULL);
 }
 
-/* Cross-attention of all layers at once; the maps keep the selected ones. */
+/* Compute cross-attention of all layers at once; the maps keep the selected layers. */
 static mha_status run_cross(maps_run *run, mha_model *encoder, mha_room *room)
 {
     mha_maps *maps = run->maps;

@@ -85,7 +85,7 @@ static void turn(double *x, double *y, int64_t count, int64_t stride, double c, 
     }
 }
 
-/* Make element (i, j) zero. */
+/* Rotate axes i and j so that element (i, j) becomes zero. */
 static void turn_pair(plane *p, int64_t i, int64_t j)
 {
     const int64_t D = p->size;

@@ -25,7 +25,8 @@ typedef struct mhai_piece {
 
 mhai_piece mhai_piece_of(const mhai_reader *reader, int32_t id);
 
-bool mhai_is_word(const mhai_reader *reader, int32_t id); /* as mha_random_tokens_plan() says */
+/* As documented at mha_random_tokens_plan(). */
+bool mhai_is_word(const mhai_reader *reader, int32_t id);
 
 /* Allocate zeroed arrays for count tokens and `labels` bytes of labels; 0: no labels. */
 MHA_NODISCARD mha_status mhai_tokens_make(int64_t count, size_t labels, mha_tokens *tokens,

@@ -9,15 +9,15 @@
 /* A round is a range of texts or of random sequences. The ranks divide it into runs of about equal
  * numbers of tokens. */
 typedef struct mhai_round {
-    int64_t end;                 /* the same at all ranks */
+    int64_t end;                 /* the same on all ranks */
     int64_t first, last;         /* this rank's part; first >= last: none */
     double work, began, seconds; /* in tokens; start time; time to measure it */
     bool open;                   /* not merged yet */
 } mhai_round;
 
-/* A state consists of 8-byte little-endian words: these, a fingerprint of the options and one after
- * each text, the ids of the kinds of tokens, and a check of all of them. States of head_state.h
- * follow. */
+/* A state consists of 8-byte little-endian words: the words below, a fingerprint of the options and
+ * one after each text, the ids of the kinds of tokens, and a checksum of all words. States of
+ * head_state.h follow. */
 typedef enum mhai_state_word {
     STATE_MAGIC,
     STATE_VERSION,
@@ -39,7 +39,7 @@ typedef enum mhai_state_word {
 /* The contents of a state, until the study takes them. */
 typedef struct mhai_saved {
     uint64_t word[STATE_WORDS]; /* all 0: no state */
-    uint64_t *prints, *kinds;   /* [texts + 1], [kinds] */
+    uint64_t *prints, *kinds;   /* [texts + 1] fingerprints, [kinds] */
     mha_head_measures *texts, *random;
     mha_head_corpus *corpus;
 } mhai_saved;

@@ -43,8 +43,8 @@ static double work_of(const mha_study *s, int64_t begin, int64_t end)
     return work;
 }
 
-/* The first round has one text per rank. A later round has as many as should take the requested
- * time, judging by the last round, but at most four times the work of that round. */
+/* The first round has one text per rank. A later round has as many texts as fit in the requested
+ * time at the speed of the last round, but at most four times the work of that round. */
 static int64_t end_of_next(const mha_study *s, int64_t count)
 {
     const mhai_round *last = &s->round;
@@ -102,7 +102,7 @@ static mha_status merge(mha_study *s, const void *bytes, size_t size)
     return status;
 }
 
-/* Merge the others' results into rank 0's, one after the other. After a failure, the remaining
+/* Merge the other ranks' results into rank 0's, one after the other. After a failure, the remaining
  * results are still received. */
 static mha_status add_ranks(mha_study *s, const int64_t *all, void *bytes)
 {
@@ -118,7 +118,8 @@ static mha_status add_ranks(mha_study *s, const int64_t *all, void *bytes)
     return status;
 }
 
-/* The sizes and lost links of all ranks at rank 0, and room there for the largest. */
+/* Gather the sizes and lost links of all ranks on rank 0, with room for the largest result
+ * there. */
 static mha_status gather_sizes(const mha_study *s, const mha_buffer *own, int64_t **all,
                                void **bytes)
 {

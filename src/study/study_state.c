@@ -12,7 +12,7 @@
 #define PRODUCER (((uint64_t)MHA_VERSION_MAJOR << 16 | MHA_VERSION_MINOR) << 16 | MHA_VERSION_PATCH)
 enum { VERSION = 3, ONE = 0x3F800000 /* 1 as f32 */ };
 
-/* Invertible in both arguments, so that a change of a single word is detected. */
+/* Invertible in both arguments, so that a change of any single word is detected. */
 static uint64_t mix(uint64_t print, uint64_t word)
 {
     print = (print ^ word) * UINT64_C(0x9E3779B97F4A7C15);
@@ -43,7 +43,7 @@ static uint64_t print_of_gates(const mha_study *s)
     return print;
 }
 
-/* The names of gold links. */
+/* The fingerprint of the names of gold links. */
 static uint64_t print_of_relations(const mha_study *s)
 {
     uint64_t print = mix(1, s->desc.flags & MHA_STUDY_PREDICT ? 1 : 0);
@@ -54,7 +54,7 @@ static uint64_t print_of_relations(const mha_study *s)
     return print;
 }
 
-/* All properties of a text that scores depend on. */
+/* The fingerprint of all properties of a text that scores depend on. */
 static uint64_t print_of_text(uint64_t print, const mha_tokens *tokens, const mha_study_links *gold)
 {
     print = mix(print, (uint64_t)tokens->count);

@@ -1,4 +1,4 @@
-/* An incremental detokenizer: emits whole characters, and no byte of a stop text. */
+/* An incremental detokenizer, which emits whole characters and no byte of a stop text. */
 #include "study/study.h"
 
 #include <multihead/component.h>

@@ -57,7 +57,7 @@ mhai_piece mhai_piece_of(const mhai_reader *reader, int32_t id)
 
 /* ---- labels ---------------------------------------------------------------------------------- */
 
-/* Output with the semantics of snprintf(). */
+/* Output that is truncated and counted as by snprintf(). */
 typedef struct written {
     char *to;
     size_t room, used;
@@ -88,7 +88,7 @@ static void put_text(written *out, const char *text, size_t count, bool spaces)
     }
 }
 
-/* A token that is all spaces becomes visible; bytes of an incomplete character become numbers. */
+/* Show a token that consists of spaces, and write bytes of an incomplete character as numbers. */
 static void put_label(written *out, const mhai_piece *piece)
 {
     const char *at = piece->bytes, *end = at + piece->count;

@@ -163,7 +163,8 @@ static mha_status trace_layer(tracing *g, int64_t layer, const mha_activations *
 
 /* ---- a head: from x to q and k --------------------------------------------------------------- */
 
-/* Head h of a projection of one input row, and the row of the weight for the channel. */
+/* Compute head h of a projection of one input row, and return the row of the weight for the
+ * channel. */
 static mha_status project(tracing *g, const char *name, int64_t h, float *input, float **plain,
                           float **weight)
 {
@@ -212,7 +213,8 @@ static mha_status trace_projections(tracing *g, const mha_layer_view *view)
 
 /* ---- a head: from q and k to weights --------------------------------------------------------- */
 
-/* One row of one head, computed like the layer's attention: weights if stage is below 0. */
+/* Compute one row of one head like the layer's attention: the scores at a stage, or the weights if
+ * stage is negative. */
 static mha_status attend(tracing *g, const mha_layer_view *view, mha_attention_desc desc, int stage,
                          float **to)
 {
@@ -256,7 +258,7 @@ static mha_status trace_scores(tracing *g, const mha_layer_view *view)
     return attend(g, view, view->attention, -1, &x->weights);
 }
 
-/* The key of the largest weight, unless one was given. */
+/* Choose the key of the largest weight, unless a key was given. */
 static void choose_key(mha_trace *x)
 {
     if (x->key >= 0) return;

@@ -43,7 +43,7 @@ static double log_chance(const prediction *p, int32_t token)
     return (double)p->logits[token] - p->log_sum;
 }
 
-/* Find the largest logits, ties by token id. Returns their number. */
+/* Find the largest logits; ties are ordered by token id. Returns their number. */
 static int find_top(const prediction *p, int64_t vocab, int32_t top[MHA_TRIAL_TOP])
 {
     int count = 0;

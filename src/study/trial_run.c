@@ -1,5 +1,5 @@
-/* Runs of one text with heads ablated by gates or patched from another text, and the data kept of a
- * run. */
+/* Runs of one text, with heads ablated by gates or patched from another text, and the data that is
+ * kept of a run. */
 #include "study/trial.h"
 
 #include <multihead/component.h>
@@ -195,7 +195,7 @@ static mha_status forward(const mha_trials *trials, const sequence *s)
 
 /* ---- interventions --------------------------------------------------------------------------- */
 
-/* The outputs of the patched heads, from the second text to the first. */
+/* The patches: outputs of the patched heads on the second text, written to the first. */
 typedef struct patching {
     const mha_trials *trials;
     const mha_trial *run;
@@ -287,7 +287,8 @@ static mha_status make_patches(const mha_trials *trials, const mha_trial *r, pat
     return forward(trials, &other);
 }
 
-/* One of a pair of normal numbers (Box and Muller), the bits of a counter mixed by SplitMix64. */
+/* The mixing function of SplitMix64: turns a counter into random bits for normal numbers (Box and
+ * Muller). */
 static uint64_t mix(uint64_t x)
 {
     x += UINT64_C(0x9E3779B97F4A7C15);

@@ -14,7 +14,7 @@ static void add(cuts *c, int rank, int64_t begin, int64_t end)
     c->pieces[rank][c->count[rank]++] = (mha_piece){begin, end};
 }
 
-/* True if there is room for another piece that does not follow the last one. */
+/* Whether there is room for another piece that does not follow the last one. */
 static bool has_room(const cuts *c, int rank, int64_t begin)
 {
     return c->count[rank] < CUTS_MOST_PIECES || c->pieces[rank][c->count[rank] - 1].end == begin;
@@ -71,7 +71,8 @@ static char *element(const mha_tensor *x, const int64_t *shape, int64_t position
     return (char *)x->data + at * (int64_t)mha_dtype_size(x->dtype);
 }
 
-/* For each contiguous run of a rank's elements: its offset in the whole and in the part. */
+/* Called for each contiguous run of a rank's elements, with its address in the whole tensor and in
+ * the part. */
 typedef bool visit_fn(const char *whole, char *part, size_t count, mha_dtype type);
 
 static bool visit(const cuts *c, int rank, const mha_tensor *whole, const mha_tensor *part,

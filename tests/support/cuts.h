@@ -9,22 +9,23 @@
 
 enum { CUTS_MOST_PIECES = 6 };
 
-/* The pieces of each rank; each row occurs once, and pieces may be empty. */
+/* The pieces of each rank. Each row occurs once; pieces may be empty. */
 typedef struct cuts {
     int ranks;
     mha_piece pieces[MOST_THREAD_RANKS][CUTS_MOST_PIECES];
     int64_t count[MOST_THREAD_RANKS];
 } cuts;
 
-/* One of several patterns: even, zigzag, random, striped, all on one rank. */
+/* Divide by one of several patterns: even, zigzag, random, striped, all on one rank. */
 cuts cuts_make(rng *r, int64_t length, int ranks);
 
 int64_t cuts_rows(const cuts *c, int rank);
 
-/* Contiguous copy of the rows of a rank's pieces on an axis of x, from malloc(); axis -1: of all. */
+/* A contiguous copy, from malloc(), of the rows of a rank's pieces on an axis of x. axis -1: of all
+ * x. */
 mha_tensor cuts_copy(const cuts *c, int rank, const mha_tensor *x, int axis);
 
-/* True if part equals a rank's rows of whole byte by byte; all NaNs are equal. */
+/* Whether part equals a rank's rows of whole byte by byte. All NaNs are equal. */
 bool cuts_same(const cuts *c, int rank, const mha_tensor *whole, const mha_tensor *part, int axis);
 
 #endif

@@ -8,11 +8,11 @@
 
 enum { LENGTH = 40, VOCAB = 19, WIDTH = 24, LAYERS = 3 };
 
-/* A description with up to LAYERS layers, for sequences of up to LENGTH tokens; its list of layers is valid until the
- * next call. */
+/* A random description with up to LAYERS layers, for sequences of up to LENGTH tokens. Its list of
+ * layers is valid until the next call. */
 mha_transformer_desc decoded_draw(rng *r, bool cross);
 
-/* With random numbers. */
+/* Create the transformer with random parameters. */
 mha_transformer *decoded_make(const mha_transformer_desc *d, uint64_t seed);
 
 #endif

@@ -14,10 +14,11 @@
 #define expect_error(call, wanted, part) \
     expect_error_at(call, wanted, part, #call, __FILE__, __LINE__)
 
-/* Check the result of row i of a table of misuse, as by expect_error(). */
+/* Check the result of row i of a table of misuse, like expect_error(). */
 #define expect_row(i, got, wanted, part) expect_row_at(i, got, wanted, part, __FILE__, __LINE__)
 
-/* A row of misuse: the last arguments spoil `right`, the call must return this, and `right` is restored. */
+/* A row of misuse: the last arguments spoil `right`, the call must return `wanted`, and `right` is
+ * restored. */
 #define expect_spoiled(right, call, wanted, part, ...)                         \
     do {                                                                       \
         unsigned char kept_[sizeof(right)];                                    \

@@ -24,16 +24,17 @@ enum { EXTRAS_LIST(EXTRAS_ENUM) EXTRAS_COUNT, EXTRAS_ALL = (1 << EXTRAS_COUNT) -
 
 enum { EXTRAS_MOST_HEADS = 8, EXTRAS_MOST_ROWS = 200, EXTRAS_MOST_OFFSETS = 6 };
 
-/* The contents of the outputs. */
+/* The requested contents of the outputs. */
 typedef struct extras_request {
     int64_t heads[EXTRAS_MOST_HEADS], rows[EXTRAS_MOST_ROWS], offsets[EXTRAS_MOST_OFFSETS];
-    int64_t heads_count, rows_count, offsets_count; /* heads_count, rows_count -1: all of them */
+    int64_t heads_count, rows_count, offsets_count; /* heads_count, rows_count -1: all */
     int64_t top;
     mha_score_stage stage;
     bool dropped;
 } extras_request;
 
-/* At random: all or some heads and rows, with repeats; a few offsets, some far away. */
+/* A random request: all or some heads and rows, with repetitions, and a few offsets, some of them
+ * far away. */
 extras_request extras_some(rng *r, const kinds_case *c);
 
 typedef struct extras {
@@ -49,7 +50,7 @@ void extras_make(extras *x, rng *r, const kinds_case *c, const extras_request *r
 void extras_free(extras *x);
 mha_status extras_run(mha_context *context, const kinds_case *c, mha_path path, extras *x);
 
-/* True if nothing between the elements was written. */
+/* Whether no memory between the elements was written. */
 bool extras_intact(const extras *x);
 
 /* Index of the first common output that differs, EXTRAS_COUNT for o, or -1. */

@@ -1,4 +1,5 @@
-/* See failing_alloc.h. A block is: guard bytes, the caller's memory, guard bytes; the record for release precedes them.
+/* See failing_alloc.h. A block has guard bytes, the caller's memory, and guard bytes again. The
+ * record for release precedes them.
  * */
 #include "support/failing_alloc.h"
 
@@ -13,7 +14,7 @@
 enum { GUARD = 64, GUARD_BYTE = 0xC3 };
 
 typedef struct record {
-    void *base; /* what malloc gave */
+    void *base; /* returned by malloc() */
     size_t bytes;
 } record;
 

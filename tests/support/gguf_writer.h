@@ -1,5 +1,5 @@
-/* GGUF files for tests, written field by field, so that any field can be wrong. Memory grows as needed; a failure ends
- * the test. */
+/* GGUF files for tests, written field by field, so that any field can be wrong. Memory grows as
+ * needed. A failed allocation ends the test. */
 #ifndef GGUF_WRITER_H
 #define GGUF_WRITER_H
 
@@ -10,7 +10,7 @@
 enum { GGUF_U32 = 4, GGUF_F32 = 6, GGUF_STRING = 8, GGUF_ARRAY = 9 };
 
 typedef struct gguf_writer {
-    unsigned char *bytes; /* free() it */
+    unsigned char *bytes; /* to be freed with free() */
     size_t size, room;
 } gguf_writer;
 
@@ -20,10 +20,10 @@ void gguf_u64(gguf_writer *w, uint64_t value);
 void gguf_string(gguf_writer *w, const char *text); /* its length and bytes */
 void gguf_pad(gguf_writer *w, size_t alignment);    /* zeros up to a multiple */
 
-/* Magic and counts. */
+/* Write the magic number and counts. */
 void gguf_begin(gguf_writer *w, uint32_t version, uint64_t tensors, uint64_t keys);
 
-/* Complete values, or the beginning of an array, whose elements follow. */
+/* Write complete values, or the beginning of an array, whose elements follow. */
 void gguf_key(gguf_writer *w, const char *key, uint32_t type);
 void gguf_key_u32(gguf_writer *w, const char *key, uint32_t value);
 void gguf_key_f32(gguf_writer *w, const char *key, float value);

@@ -33,7 +33,7 @@ static void memory_order(rng *r, int ndim, unsigned layout, int *order)
         }
 }
 
-/* Strides, and the number of elements that the view spans. */
+/* Set the strides and return the number of elements that the view spans. */
 static int64_t lay_out(rng *r, mha_tensor *view, unsigned layout)
 {
     int order[MHA_MAX_DIMS];
@@ -70,7 +70,7 @@ static int64_t turn_axes(rng *r, mha_tensor *view, unsigned layout)
     return start;
 }
 
-/* Pages for `span` elements; element 0 of the view is `start` elements from the lowest. */
+/* Allocate pages for `span` elements; element 0 of the view is `start` elements from the lowest. */
 static guarded place(const mha_tensor *view, int64_t span, int64_t start, unsigned layout)
 {
     guarded g = {.view = *view};

@@ -25,17 +25,18 @@ typedef struct guarded {
     mha_tensor view;
     unsigned char *map; /* whole pages; those before and after are not readable */
     size_t bytes;
-    unsigned char *copy; /* guarded_snapshot() */
+    unsigned char *copy; /* made by guarded_snapshot() */
 } guarded;
 
-/* All bytes are 0xFF. Stops the process if memory is short. */
+/* Make a tensor whose bytes are all 0xFF. Stops the process if memory runs out. */
 guarded guarded_make(rng *r, mha_dtype dtype, int ndim, const int64_t *shape, unsigned layout);
 void guarded_free(guarded *g);
 
-/* The same for rows and columns, at least one of each, with a given stride; supports LAYOUT_FRONT only. */
+/* The same for rows and columns, at least one of each, with a given stride. Supports LAYOUT_FRONT
+ * only. */
 guarded guarded_rows(mha_dtype dtype, int64_t rows, int64_t cols, int64_t stride, unsigned layout);
 
-/* Normal numbers times a factor in every element of a tensor of f32. */
+/* Fill every element of a tensor of f32 with a normal number times factor. */
 void guarded_fill(rng *r, const mha_tensor *view, double factor);
 guarded guarded_filled(rng *r, int ndim, const int64_t *shape, unsigned layout, double factor);
 
@@ -48,28 +49,28 @@ unsigned guarded_random_layout(rng *r, bool input);
 /* Fill with 0xFF again. */
 void guarded_clear(guarded *g);
 
-/* True if only elements were written since guarded_make() or guarded_clear(). */
+/* Whether only elements were written since guarded_make() or guarded_clear(). */
 bool guarded_gaps_intact(const guarded *g);
 
-/* Store every byte; later, compare them all. */
+/* Store all bytes, and compare them later. */
 void guarded_snapshot(guarded *g);
 bool guarded_unchanged(const guarded *g);
 
-/* Address of an element; index has ndim entries. */
+/* The address of an element; index has ndim entries. */
 void *guarded_element(const mha_tensor *view, const int64_t *index);
 
-/* Step an index through a shape, last axis fastest; false after the last element. Start from
- * zeros; an empty shape must not be started (guarded_is_empty). */
+/* Step an index through a shape, last axis fastest. Returns false after the last element. Start
+ * with zeros. The shape must not be empty (guarded_is_empty()). */
 bool guarded_next(const mha_tensor *view, int64_t *index);
 bool guarded_is_empty(const mha_tensor *view);
 
-/* Write random choices of some numbers into some elements of a tensor of f32. */
+/* Write random choices of `odd` numbers into some elements of a tensor of f32. */
 void guarded_sprinkle(rng *r, const mha_tensor *view, double chance, const float *odd, int count);
 
-/* True if shape and all bits are equal; all NaNs are equal if nan_alike. */
+/* Whether shape and all bits are equal. All NaNs are equal if nan_alike. */
 bool guarded_same_bits(const mha_tensor *a, const mha_tensor *b, bool nan_alike);
 
-/* The part from .. from+count-1 of one axis. */
+/* The part from .. from + count - 1 of one axis. */
 mha_tensor guarded_slice(const mha_tensor *view, int axis, int64_t from, int64_t count);
 
 #endif

@@ -16,7 +16,7 @@ static void fill_bytes(rng *r, const mha_tensor *x, double zeros)
     while (guarded_next(x, index));
 }
 
-/* Runs of equal documents, as in practice, or any order. */
+/* Fill with runs of equal documents, as in practice, or in any order. */
 static void fill_documents(rng *r, const mha_tensor *x)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -82,7 +82,7 @@ void kinds_callback(void *user, int64_t b, int64_t h, int64_t query, int64_t que
 
 static int64_t some_offset(rng *r, const kinds_shape *n)
 {
-    bool far = !(n->kinds & KIND_ALIBI); /* whose scores would lose all precision */
+    bool far = !(n->kinds & KIND_ALIBI); /* far scores would lose all precision with ALiBi */
     switch (rng_between(r, 0, 7)) {
     case 0: return 0;
     case 1:
@@ -228,7 +228,7 @@ static void add_scores(kinds_case *c, rng *r)
     }
 }
 
-/* An offset needs an option that reads it; some readers do not allow one. */
+/* An offset needs an option that reads it; some of these options do not allow an offset. */
 static void add_offset(kinds_case *c, rng *r)
 {
     const kinds_shape *n = &c->shape;
@@ -357,7 +357,7 @@ kinds_shape kinds_some_shape(rng *r)
     n.D = RNG_PICK(r, head_sizes);
     n.Dv = rng_chance(r, 0.5) ? n.D : RNG_PICK(r, head_sizes);
     if (rng_chance(r, 0.12)) n.S = RNG_PICK(r, long_keys);
-    if (rng_chance(r, 0.02)) { /* long queries too: several chunks, with the ends of heads inside */
+    if (rng_chance(r, 0.02)) { /* also long queries: several chunks, which contain ends of heads */
         n.T = RNG_PICK(r, long_keys);
         n.B = 1, n.Hk = 1;
         n.H = rng_between(r, 1, 3);

@@ -35,7 +35,7 @@ enum {
 #undef KINDS_ENUM
         KINDS_COUNT = 22,
     KINDS_ALL = (1 << KINDS_COUNT) - 1,
-    /* Those that determine visibility, except keep_mask and bias. */
+    /* The kinds that determine visibility, except keep_mask and bias. */
     KINDS_SYMBOLIC = KIND_CAUSAL | KIND_LENGTHS | KIND_BEGINS | KIND_WINDOW | KIND_SINK_KEYS |
                      KIND_GLOBAL_KEYS | KIND_GLOBAL_QUERIES | KIND_DOCUMENTS | KIND_BLOCKS |
                      KIND_CALLBACK
@@ -43,7 +43,7 @@ enum {
 
 enum { KINDS_MOST_SEQUENCES = 8, KINDS_MOST_INPUTS = 20 };
 
-/* A mask by a hash, for kinds_callback(). */
+/* A mask computed by a hash, for kinds_callback(). */
 typedef struct kinds_hash {
     uint64_t seed;
     unsigned keep_of_8; /* number of kept pairs out of eight */
@@ -51,7 +51,7 @@ typedef struct kinds_hash {
 void kinds_callback(void *user, int64_t b, int64_t h, int64_t query, int64_t queries, int64_t key,
                     int64_t keys, uint8_t *keep, int64_t keep_stride);
 
-/* Lengths per sequence; of a ragged batch, at most. */
+/* Lengths of each sequence; of a ragged batch, the maximum. */
 typedef struct kinds_shape {
     int64_t B, H, Hk, T, S, D, Dv;
     unsigned kinds;
@@ -71,12 +71,12 @@ typedef struct kinds_case {
     char text[800];
 } kinds_case;
 
-/* Must not be copied afterwards: desc points into it. Kinds are made consistent (a sink key needs a window, a ragged
- * batch has no blocks, ...). */
+/* The case must not be copied afterwards, because desc points into it. Kinds are made consistent (a
+ * sink key needs a window, a ragged batch has no blocks, ...). */
 void kinds_make(kinds_case *c, rng *r, const kinds_shape *shape);
 void kinds_free(kinds_case *c);
 
-/* A random shape: kinds alone or in combination; lengths sometimes exceed a key block. */
+/* A random shape, with one kind or several; lengths sometimes exceed a key block. */
 kinds_shape kinds_some_shape(rng *r);
 
 outcome kinds_outcome(const kinds_case *c, rng *r, unsigned layout);

@@ -67,7 +67,7 @@ void blocks_draw(rng *r, mha_transformer_desc *d)
                                       MHA_TRANSFORMER_QKV_BIAS,
                                       MHA_TRANSFORMER_OUT_BIAS | MHA_TRANSFORMER_FF_BIAS};
     d->flags |= biases[rng_between(r, 0, 4)];
-    if (rng_chance(r, 0.5)) d->norm_epsilon = 0.25f; /* which shows */
+    if (rng_chance(r, 0.5)) d->norm_epsilon = 0.25f; /* large enough to affect results */
     const double kind = rng_uniform(r);
     if (kind < 0.25 && d->ff_dim > 0 && !(d->flags & MHA_TRANSFORMER_CROSS))
         d->flags |= MHA_TRANSFORMER_PARALLEL;

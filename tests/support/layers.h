@@ -6,11 +6,12 @@
 
 #include <multihead/transformer.h>
 
-/* Biases, the epsilon of norms and the kind of blocks, for d, which has its norm, ff_dim and other flags. */
+/* Draw the biases, the epsilon of norms and the kind of blocks of d, which already has its norm,
+ * ff_dim and other flags. */
 void blocks_draw(rng *r, mha_transformer_desc *d);
 
-/* layers [d->num_layers] for d, which has its flags, positions and head_dim; smooth, so that differences approximate
- * gradients. Some have no settings. */
+/* Draw layers [d->num_layers] for d, which already has its flags, positions and head_dim. They are
+ * smooth, so that differences approximate gradients. Some layers have no settings. */
 void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers);
 
 #endif

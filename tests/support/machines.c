@@ -13,7 +13,7 @@ static const struct {
 #undef ISA_ROW
         {MHA_ISA_PORTABLE, MHA_PATH_PLAIN, "plain"}};
 
-/* By number of threads. */
+/* Indexed by number of threads. */
 enum { MOST_THREADS = 64 };
 static machines made[MOST_THREADS + 1];
 

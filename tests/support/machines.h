@@ -18,20 +18,20 @@ typedef struct machines {
     int count;
 } machines;
 
-/* A context of num_threads for each available instruction set. They are created once and shared by the program's tests.
- * Stops the process if one cannot be created. */
+/* A context of num_threads for each available instruction set. Contexts are created once and shared
+ * by the program's tests. Stops the process if one cannot be created. */
 machines machines_make(int num_threads);
 
-/* For the tiled path only, each with one thread and with three. */
+/* Contexts for the tiled path only, each with one thread and with three. */
 machines machines_tiled(void);
 
-/* One of their contexts for case i, in rotation. */
+/* One of the contexts for case i, in rotation. */
 mha_context *machines_context(int num_threads, int64_t i);
 
-/* Destroy all of them; called by RUN_TESTS(). */
+/* Destroy all contexts; called by RUN_TESTS(). */
 void machines_finish(void);
 
-/* Print which are not available. */
+/* Print the variants that are not available. */
 void machines_print_missing(void);
 
 #endif

@@ -1,6 +1,7 @@
-"""Starts programs on several ranks for tests, with mpirun of Open MPI or MPICH.
+"""Start programs on several ranks for tests, with mpirun of Open MPI or MPICH.
 
-MPIEXEC names the launcher; the default is mpirun on the PATH. Allows more ranks than cores, and root in containers.
+MPIEXEC names the launcher; the default is mpirun on the PATH. More ranks than cores are permitted,
+and root is permitted in containers.
 """
 import os
 import shutil

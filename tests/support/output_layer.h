@@ -10,7 +10,8 @@ enum { OUTPUT_LAYER_ROWS = 40 };
 mha_transformer *output_layer(mha_context *context, int64_t inputs, int64_t outputs,
                               const mha_transformer_source *source);
 
-/* y [count, outputs] of embeddings first, first + 1, ... modulo outputs; count <= OUTPUT_LAYER_ROWS. */
+/* Compute y [count, outputs] of embeddings first, first + 1, ... modulo outputs; count <=
+ * OUTPUT_LAYER_ROWS. */
 void output_layer_forward(mha_context *context, const mha_transformer *t, int64_t first,
                           int64_t count, float *y);
 

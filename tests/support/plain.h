@@ -14,7 +14,7 @@ typedef struct plain {
 
 plain plain_make(rng *r, int64_t B, int64_t H, int64_t T, int64_t S, int64_t D);
 
-/* Fails the test if the call fails. */
+/* Run the call; the test fails if the call fails. */
 void plain_run(mha_context *context, const mha_attention_desc *desc, const plain *x);
 
 #endif

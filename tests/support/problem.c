@@ -9,7 +9,7 @@ static const char *const value_names[VALUES_KINDS] = {"normal", "large",   "tiny
 
 /* ---- values --------------------------------------------------------------------------------- */
 
-/* Factors on standard normal q, k and v. */
+/* Factors for standard normal q, k and v. */
 static const struct {
     double q, k, v;
 } factors[VALUES_KINDS] = {
@@ -95,7 +95,7 @@ static guarded broadcast_tensor(const problem *p, rng *r, mha_dtype dtype)
     return guarded_make(r, dtype, ndim, shape, layout);
 }
 
-/* Rows are cleared at random, so that some queries see nothing. */
+/* Fill a mask. Some rows are cleared, so that some queries see no key. */
 static void fill_mask(rng *r, const mha_tensor *mask, double drop)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -148,7 +148,7 @@ static void add_masks(problem *p, rng *r)
 static void choose_scale(problem *p, rng *r)
 {
     static const float scales[] = {0.125f, -0.25f, 1.0f, 0.0f};
-    /* Values designed for the default scale keep it. */
+    /* Values that are designed for the default scale keep it. */
     if (p->shape.values != VALUES_NORMAL || rng_chance(r, 0.6)) return;
     p->desc.scale = RNG_PICK(r, scales);
     if (p->desc.scale == 0 || rng_chance(r, 0.5)) p->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;

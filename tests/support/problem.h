@@ -16,13 +16,13 @@ typedef enum problem_values {
     VALUES_HUGE,    /* q and v near the top of the range, scores moderate */
     VALUES_EQUAL,   /* all keys equal: equal weights */
     VALUES_RISING,  /* every key block raises the maximum */
-    VALUES_FALLING, /* only the first does */
+    VALUES_FALLING, /* only the first block raises the maximum */
     VALUES_PEAK,    /* one key outweighs all others */
     VALUES_SPREAD,  /* magnitudes over many decades */
     VALUES_KINDS
 } problem_values;
 
-/* Parts of the mask, to be combined. */
+/* Parts of the mask, which can be combined. */
 enum {
     MASK_CAUSAL = 1 << 0,  /* with a random offset */
     MASK_OFFSETS = 1 << 1, /* one offset per sequence; implies MASK_CAUSAL */
@@ -47,11 +47,11 @@ typedef struct problem {
     int64_t offsets[PROBLEM_MAX_BATCH], lengths[PROBLEM_MAX_BATCH];
 } problem;
 
-/* Must not be copied afterwards: desc points into it. */
+/* The problem must not be copied afterwards, because desc points into it. */
 void problem_make(problem *p, rng *r, const problem_shape *shape);
 void problem_free(problem *p);
 
-/* Results of one call. Outputs not requested have view.ndim -1. */
+/* The results of one call. Outputs that are not requested have view.ndim -1. */
 typedef struct outcome {
     guarded o, lse, p;
     bool has_lse, has_p;
@@ -68,10 +68,10 @@ mha_status outcome_run(mha_context *context, const mha_attention_desc *desc, con
 /* Run the problem on the given path. */
 mha_status problem_run(mha_context *context, const problem *p, mha_path path, outcome *x);
 
-/* Gaps and guards intact. */
+/* Whether gaps and guards are intact. */
 bool outcome_intact(const outcome *x);
 
-/* True if all common outputs have the same bits; all NaNs are equal if nan_alike. */
+/* Whether all common outputs have the same bits. All NaNs are equal if nan_alike. */
 bool outcome_same(const outcome *a, const outcome *b, bool nan_alike);
 
 #endif

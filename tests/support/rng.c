@@ -46,7 +46,7 @@ bool rng_long_run(void)
 #define SLOWER 1
 #endif
 
-/* The divisor of the sample. */
+/* The divisor of the sample size. */
 static int slower(void)
 {
     const char *text = getenv("MHA_TEST_SHORT");

@@ -5,6 +5,6 @@
 #include <multihead/base.h>
 
 mha_context *context_with(int num_threads);
-void context_finish(void); /* RUN_TESTS() says it */
+void context_finish(void); /* called by RUN_TESTS() */
 
 #endif

@@ -7,7 +7,7 @@
 #include <multihead/transformer.h>
 
 enum { SMALL_B = 3, SMALL_T = 10, SMALL_ROWS = SMALL_B * SMALL_T, SMALL_WIDTH = 32 };
-enum { SMALL_LAYERS = 3, SMALL_HEADS = 4, SMALL_SIZE = 8 }; /* at most */
+enum { SMALL_LAYERS = 3, SMALL_HEADS = 4, SMALL_SIZE = 8 }; /* maxima */
 
 typedef struct small_model {
     mha_transformer *t;
@@ -20,7 +20,8 @@ typedef struct small_model {
     mha_transformer_input input;
 } small_model;
 
-/* Create one from the description, which is completed, without special values: no norm of 1, no bias of 0. */
+/* Complete the description and create a transformer without special values: no norm is 1 and no
+ * bias is 0. */
 mha_transformer *random_transformer(mha_context *context, rng *r, mha_transformer_desc *desc);
 
 /* flags: mha_transformer_desc.flags in addition to random ones; decoders are causal and have an output. Blocks, norms,
@@ -28,7 +29,7 @@ mha_transformer *random_transformer(mha_context *context, rng *r, mha_transforme
 small_model *small_model_make(mha_context *context, rng *r, uint32_t flags);
 void small_model_free(small_model *m);
 
-/* Run it on its batch into output_data. */
+/* Run the model on its batch into output_data. */
 void small_model_run(mha_context *context, small_model *m, mha_activations *a);
 
 #endif

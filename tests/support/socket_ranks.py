@@ -1,7 +1,9 @@
-"""Starts a program on several ranks without MPI: processes of this machine, with a socket pair between every two, over
-which tests/mpi/socket_ranks.c sends messages. The variable SOCKET_RANKS names that library.
+"""Start a program on several ranks without MPI: processes of this machine, with a socket pair
+between every two. tests/mpi/socket_ranks.c sends messages over these sockets. The variable
+SOCKET_RANKS names that library.
 
-No rank is killed and there are no time limits: ranks that lost their peers must exit by themselves.
+No rank is killed, and there are no time limits. Ranks that lost their peers must exit by
+themselves.
 """
 import os
 import socket
@@ -10,8 +12,9 @@ import tempfile
 
 
 class Done:
-    """The results of finished ranks: returncode like mpirun's (128 + the signal that killed a rank, else the first
-    nonzero exit status), codes of all ranks, MiB of memory of each, messages {rank: number}."""
+    """The results of finished ranks: returncode like mpirun's (128 + the signal that killed a rank,
+    or else the first nonzero exit status), the codes of all ranks, the MiB of memory of each rank,
+    messages {rank: number}."""
 
     def __init__(self, statuses, usages, texts):
         self.codes = [os.waitstatus_to_exitcode(status) for status in statuses]

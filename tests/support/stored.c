@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* mha_transformer_source.read: numbers of the other's array, with a check of the request. */
+/* mha_transformer_source.read: copies numbers of the other transformer's array, and checks the
+ * request. */
 void stored_read(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to)
 {

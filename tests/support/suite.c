@@ -9,7 +9,7 @@
 
 static test_suite *suites;
 
-/* Sorted by name, since the linker determines the order of constructors. */
+/* Suites are sorted by name, because the linker determines the order of constructors. */
 void suite_add(test_suite *suite)
 {
     test_suite **at = &suites;
@@ -18,7 +18,7 @@ void suite_add(test_suite *suite)
     *at = suite;
 }
 
-/* "test_nn.c" of ".../test_nn.c". */
+/* Return "test_nn.c" of ".../test_nn.c". */
 static const char *file_of(const test_suite *suite)
 {
     const char *slash = strrchr(suite->file, '/');

@@ -1,5 +1,5 @@
-/* A file of tests is a suite: RUN_TESTS(TEST(this_holds), TEST(that_holds)). Suites of one area are one
- * program (tests/CMakeLists.txt), which runs them by name:
+/* A file of tests is a suite: RUN_TESTS(TEST(this_holds), TEST(that_holds)). The suites of one area
+ * form a program (tests/CMakeLists.txt), which runs them by name:
  *
  *   build/tests/unit_module                    all suites of the area
  *   build/tests/unit_module --list             their names
@@ -21,7 +21,7 @@
 
 enum { SUITE_SKIPPED = 77 }; /* exit status for ctest */
 
-/* The functions return 0, or nonzero for failure; any may be NULL. */
+/* The functions return 0 for success. Any of them may be NULL. */
 typedef struct test_suite {
     const char *file; /* __FILE__ of the tests */
     const struct CMUnitTest *tests;

@@ -28,7 +28,7 @@ void tally_print(const tally *t)
 
 bool tally_is_sharp(const tally *t)
 {
-    enum { FEW = 200 }; /* so few values, as under sanitizers, may all be close by chance */
+    enum { FEW = 200 }; /* so few values may all be close by chance, as under sanitizers */
     if (!rng_whole_sample()) return true;
     return t->compared > 0 && (t->compared < FEW || t->worst > 0.001);
 }

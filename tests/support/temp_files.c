@@ -58,7 +58,7 @@ const char *temp_write(const char *name, const void *bytes, size_t size)
         snprintf(parent, sizeof parent, "%s/%.*s", folder, (int)(slash - name), name);
         mkdir(parent, 0777);
     }
-    remove(path); /* some file systems flush a file at once if it replaces old contents */
+    remove(path); /* some file systems flush at once when old contents are replaced */
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     if (size > 0) assert_int_equal(fwrite(bytes, 1, size, file), size);
@@ -105,7 +105,7 @@ void mutate(unsigned char *bytes, size_t *size, uint32_t seed)
     static const char likely[] = "0123456789-{}[]()\",:'.eE\\ \n\xff\x80";
     uint32_t state = seed * 2654435761u + 1;
     for (uint32_t changes = 1 + draw(&state) % 3; changes > 0 && *size > 0; changes--) {
-        /* The beginning has the lengths and headers, so it gets half of the changes. */
+        /* Half of the changes are at the beginning, which has the lengths and headers. */
         size_t reach = draw(&state) % 2 && *size > 64 ? 64 : *size;
         size_t at = draw(&state) % reach, from = draw(&state) % *size;
         size_t most = *size - (at > from ? at : from), length = draw(&state) % 16;

@@ -4,26 +4,28 @@
 
 #include <multihead/base.h>
 
-/* Make a new empty folder; ends the test program if it cannot. For RUN_TESTS_BETWEEN(), 0. */
+/* Make a new empty folder. Ends the test program on failure. For RUN_TESTS_BETWEEN(); returns 0. */
 int temp_begin(void **state);
 
-/* Remove the folder and everything in it. For RUN_TESTS_BETWEEN(), 0. */
+/* Remove the folder and everything in it. For RUN_TESTS_BETWEEN(); returns 0. */
 int temp_end(void **state);
 
-/* The path of name within the folder. Valid until the eighth next call. */
+/* The path of name within the folder, valid until the eighth next call. */
 const char *temp_path(const char *name);
 
-/* Write a file in the folder; name may contain one subfolder, which is created. Returns its path. */
+/* Write a file in the folder. name may contain one subfolder, which is created. Returns the
+ * path. */
 const char *temp_write(const char *name, const void *bytes, size_t size);
 
 /* The number of entries of the folder, not recursive. */
 int temp_count(void);
 
-/* The contents of any file, with a zero byte behind; *size may be NULL. Free it with free(). */
+/* Read any file. The contents are followed by a zero byte; *size may be NULL. Free the result with
+ * free(). */
 char *temp_read(const char *path, size_t *size);
 
-/* Change bytes in place, the same way for the same seed: bits flipped, bytes replaced (often by
- * digits and brackets), a stretch repeated, or the end cut off. *size may shrink. */
+/* Change bytes in place, reproducibly for a seed: flip bits, replace bytes (often by digits and
+ * brackets), repeat a range, or truncate the end. *size may decrease. */
 void mutate(unsigned char *bytes, size_t *size, uint32_t seed);
 
 #endif

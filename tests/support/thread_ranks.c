@@ -22,7 +22,7 @@ typedef struct rank_thread {
     mha_transport transport;
     pthread_t thread;
     int64_t sends;
-    bool gone; /* under the mutex: it has finished, or is lost */
+    bool gone; /* protected by the mutex: the rank has finished or is lost */
 } rank_thread;
 
 struct world {
@@ -34,11 +34,12 @@ struct world {
     void *user;
     thread_ranks_counts counts;
     message *first[MOST_THREAD_RANKS][MOST_THREAD_RANKS]; /* [from][to] queues */
-    int64_t left;                                         /* messages in them */
+    int64_t left;                                         /* messages in the queues */
     rank_thread ranks[MOST_THREAD_RANKS];
 };
 
-/* words: 0 a message was sent; else it is to be received: the rank + 1, the place, the size, the tag */
+/* The words of a transfer. FROM 0: a message was sent; otherwise receive from rank FROM - 1 with
+ * this address, size and tag. */
 enum { FROM, TO_BYTES, COUNT, TAG };
 
 static mha_status send_message(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
@@ -83,7 +84,7 @@ static mha_status receive_message(void *user, int32_t from, int32_t tag, void *b
     return MHA_OK;
 }
 
-/* With the mutex: take the message for a transfer, or none. */
+/* With the mutex held, take the message for a transfer, if there is one. */
 static mha_status take(rank_thread *own, const mha_transfer *x, bool *complete)
 {
     world *w = own->all;
@@ -121,7 +122,7 @@ static mha_status wait_message(void *user, mha_transfer *x)
     return status;
 }
 
-/* Receiving happens in wait, and sent memory is copied. */
+/* Receiving happens in wait(), and sent memory is copied, so nothing has to be cancelled. */
 static void cancel_message(void *user, mha_transfer *transfer)
 {
     (void)user;

@@ -13,14 +13,14 @@ typedef struct thread_ranks_count {
 
 typedef struct thread_ranks_counts {
     int64_t messages, bytes;                                                 /* sent by all ranks */
-    thread_ranks_count sent[MOST_THREAD_RANKS], received[MOST_THREAD_RANKS]; /* by each */
+    thread_ranks_count sent[MOST_THREAD_RANKS], received[MOST_THREAD_RANKS]; /* by each rank */
 } thread_ranks_counts;
 
 typedef void thread_rank_fn(void *user, const mha_transport *transport);
 
-/* Run fn on `size` ranks concurrently and wait for all. lost: a rank whose messages cease to arrive after `after` of
- * its sends, which its partners see as MHA_ERR_RANK; -1: none. Returns the messages sent. Messages not received fail
- * the test. */
+/* Run fn on `size` ranks concurrently and wait for all of them. lost: a rank whose messages no
+ * longer arrive after `after` sends, so that its partners get MHA_ERR_RANK; -1: none. Returns the
+ * messages sent. Unreceived messages fail the test. */
 thread_ranks_counts thread_ranks_run(int size, thread_rank_fn *fn, void *user, int lost,
                                      int64_t after);
 

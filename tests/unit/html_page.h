@@ -11,7 +11,7 @@ mha_buffer html_render(const mha_figure *figure, const mha_report *report);
 /* Invariants of every page. Base64 may contain "http" by chance, but not "http:". */
 void html_check_page(const mha_buffer *page);
 
-/* The JSON of a page; free it. */
+/* The JSON of a page, to be freed. */
 char *html_data(const mha_buffer *page);
 
 int64_t html_integer(const char *json, const char *name);

@@ -1,7 +1,8 @@
-/* Ablation: sets against plain passes with closed gates, means and patches; gradients against differences; direct
- * effects against logit attribution; patching between prompts against plain passes, and paths against sums of products;
- * statistics over texts; a handmade pair of induction heads, which fails without either; and misuse.
- * tests/python/test_ablation_torch.py compares with torch's hooks. */
+/* Ablation: sets compared with plain passes with closed gates, means and patches; gradients with
+ * differences; direct effects with logit attribution; patching between prompts with plain passes,
+ * and paths with sums of products; statistics over texts; a handmade pair of induction heads, which
+ * fails without either head; misuse. tests/python/test_ablation_torch.py compares with torch's
+ * hooks. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -26,14 +27,14 @@ enum {
     SETS = 8
 };
 
-/* One text with terms of both measures, or of one. */
+/* One text with terms of both measures, or of one measure. */
 typedef struct some_text {
     int32_t ids[SMALL_ROWS];
     int64_t B, T, lengths[SMALL_B];
     mha_tensor tokens;
     mha_effect_term terms[MOST_TERMS];
     mha_effect_text text;
-    float heads[SMALL_LAYERS][SMALL_ROWS * WIDE]; /* what they give out, [B,T,H D] */
+    float heads[SMALL_LAYERS][SMALL_ROWS * WIDE]; /* the heads' outputs, [B,T,H D] */
 } some_text;
 
 typedef struct example {
@@ -71,7 +72,7 @@ static void draw_text(const small_model *m, rng *r, int64_t only, some_text *x)
     }
 }
 
-/* The output of every head in a text, by a call that keeps everything. */
+/* The output of every head in a text, by a call that keeps all activations. */
 static void run_text(mha_context *context, const small_model *m, some_text *x)
 {
     mha_activations *a = NULL;
@@ -150,7 +151,7 @@ static double log_probability(const float *logits, int64_t count, int64_t token)
     return (double)logits[token] - most - log(sum);
 }
 
-/* Measures of a pass over all layers, for tokens that may differ from the text's. */
+/* The measures of a pass over all layers, for tokens that may differ from the text's. */
 static void plain(mha_context *context, const small_model *m, const some_text *x,
                   const mha_tensor *tokens, const mha_head_patch *patches, int64_t count,
                   double values[MEASURES])
@@ -174,7 +175,7 @@ static void plain(mha_context *context, const small_model *m, const some_text *x
     }
 }
 
-/* f32 softmaxes of up to 32 logits are within 12 u of log P; factors sum to a few units. */
+/* f32 softmaxes of up to 32 logits are within 12 u of log P. Factors sum to a few units. */
 static void expect_measures(const double *got, const double *wanted)
 {
     for (int k = 0; k < MEASURES; k++) {
@@ -259,7 +260,7 @@ static void sets_are_plain_passes(void **state)
     }
 }
 
-/* The bits do not depend on the number of threads or on the other sets. */
+/* Results are bit-identical for every number of threads and any other sets. */
 static void threads_change_no_bit(void **state)
 {
     (void)state;
@@ -291,8 +292,8 @@ static void threads_change_no_bit(void **state)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* The slope of measures by the replaced fraction s of a head, three times from differences at h and 2 h (Richardson);
- * their disagreement estimates rounding and higher derivatives. */
+/* The slope of measures in the replaced fraction s of a head, three times from differences at h and
+ * 2 h (Richardson). Their disagreement estimates rounding and higher derivatives. */
 static void slopes(mha_context *context, const example *e, int64_t x, int64_t head, double low[],
                    double high[])
 {
@@ -353,7 +354,7 @@ static void gradients_are_slopes(void **state)
                 const double got = estimates[head][x][m], numeric = (low[m] + high[m]) / 2;
                 assert_int_equal(isnan(got), isnan(numeric));
                 if (isnan(got)) continue;
-                /* 1e-6 of rounding in a measure, over the smallest step */
+                /* a rounding error of 1e-6 in a measure, divided by the smallest step */
                 const double bound = 4e-4 + 1e-3 * fabs(got) + 1.5 * (high[m] - low[m]);
                 if (!(fabs(got - numeric) <= bound))
                     fail_msg("head %lld, text %lld: estimate %.6g, by differences %.6g (%.2g)",
@@ -442,7 +443,7 @@ static void direct_effects_are_attributions(void **state)
 
 /* ---- patching -------------------------------------------------------------------------------- */
 
-/* [B,T,D] of a part of a head, from a call that keeps everything. */
+/* A part of a head, [B,T,D], from a call that keeps all activations. */
 static mha_tensor part_of(const mha_activations *a, mha_patch_part part, int64_t layer,
                           int64_t head)
 {
@@ -501,7 +502,7 @@ static void activation_patching_is_plain_passes(void **state)
             plain(context, e->m, x, &x->tokens, &patch, 1, wanted);
             expect_measures(values[k], wanted);
         }
-        desc.from = &x->tokens; /* its own numbers change nothing, to the bit */
+        desc.from = &x->tokens; /* patching with its own numbers is bit-identical */
         expect_ok(mha_activation_patching(context, e->m->t, &desc, to, NULL, values[0]));
         for (int64_t k = 0; k < d->num_layers * d->kv_heads; k++)
             if (k % d->num_heads < d->kv_heads) assert_memory_equal(values[k], to, sizeof to);
@@ -510,8 +511,9 @@ static void activation_patching_is_plain_passes(void **state)
     }
 }
 
-/* A prompt's answer for each path, computed plainly: the inputs of receivers with the sender from the other prompt and
- * all other heads frozen, then the run with these inputs. */
+/* A prompt's measures for each path, computed plainly. First the inputs of receivers are computed,
+ * with the sender from the other prompt and all other heads frozen. Then the prompt runs with these
+ * inputs. */
 static void path_plainly(mha_context *context, const example *e, const some_text *x,
                          const mha_activations *to, const mha_activations *from, int64_t sender,
                          const mha_patching *desc, double *wanted)
@@ -602,9 +604,10 @@ static void paths_are_plain_passes(void **state)
 
 /* ---- an induction pair by hand --------------------------------------------------------------- */
 
-/* Attention only, two layers of two heads. The stream: token [V], previous token [V], answer [V], position [T]. L0H0
- * attends to the previous position and copies its token into the second part; L1H1 matches its token with the second
- * parts and copies the token there to the answer, which the output reads. L0H1 and L1H0 attend uniformly and write
+/* Attention only, two layers of two heads. The stream has the parts token [V], previous token [V],
+ * answer [V], position [T]. L0H0 attends to the previous position and copies its token into the
+ * second part. L1H1 matches its own token with the second parts and copies the token of the
+ * matching position to the answer, which the output reads. L0H1 and L1H0 attend uniformly and write
  * little. */
 enum { PAIR_V = 26, PAIR_T = 49, PAIR_D = PAIR_T, PAIR_E = 3 * PAIR_V + PAIR_T };
 
@@ -641,7 +644,7 @@ static mha_transformer *make_pair(mha_context *context)
     for (int i = 0; i < V; i++) tokens[i * E + i] = 1;
     for (int i = 0; i < T; i++) positions[i * E + 3 * V + i] = 1;
     for (int i = 0; i < D; i++) {
-        if (i > 0) q[0][(i - 1) * E + 3 * V + i] = 30 * sqrtf(D); /* i asks for i - 1 */
+        if (i > 0) q[0][(i - 1) * E + 3 * V + i] = 30 * sqrtf(D); /* i matches i - 1 */
         k[0][i * E + 3 * V + i] = 1;
         if (i >= V) continue;
         v[0][i * E + i] = 1;
@@ -650,7 +653,7 @@ static mha_transformer *make_pair(mha_context *context)
         k[1][(D + i) * E + V + i] = 1;
         v[1][(D + i) * E + i] = 1;
         o[1][(2 * V + i) * 2 * D + D + i] = 30;
-        v[0][(D + i) * E + i] = 1; /* the idle ones: a mean of tokens, where little is read */
+        v[0][(D + i) * E + i] = 1; /* the idle heads: a mean of tokens, which is hardly read */
         v[1][i * E + i] = 1;
         o[0][i * 2 * D + D + i] = 0.01f;
         o[1][i * 2 * D + i] = 0.01f;
@@ -660,7 +663,7 @@ static mha_transformer *make_pair(mha_context *context)
     return t;
 }
 
-/* Token 0, then a sequence of distinct tokens twice; those of the second time count. */
+/* Token 0, then a sequence of distinct tokens twice; only the second copy counts. */
 static void draw_repeats(rng *r, int32_t *ids, mha_effect_term *terms)
 {
     enum { BLOCK = (PAIR_T - 1) / 2 };
@@ -699,7 +702,7 @@ static void an_induction_pair_is_dead_without_either(void **state)
     }
     const mha_effect_data data = {
         .struct_size = sizeof data, .texts = SOME, .measures = 1, .text = list};
-    /* each head, the pair, the idle ones */
+    /* each head, the pair, the idle heads */
     const int64_t first[] = {0, 1, 2, 3, 4, 6, 8}, heads[] = {0, 1, 2, 3, 0, 3, 1, 2};
     const mha_head_sets sets = {sizeof sets, 0, 6, first, heads};
     const double chance = log(PAIR_V);
@@ -711,11 +714,11 @@ static void an_induction_pair_is_dead_without_either(void **state)
         for (int i = 0; i < SOME; i++) {
             assert_true(whole[i] < 1e-3);
             assert_true(without[1][i] < 1e-3 && without[2][i] < 1e-3 && without[5][i] < 1e-3);
-            /* no answer or another one: at best chance, as with mean ablation */
+            /* no answer or another answer: at best chance, also for mean ablation */
             assert_true(without[0][i] > 0.8 * chance);
             assert_true(without[3][i] > 0.99 * chance);
             assert_true(without[4][i] > 0.8 * chance);
-            if (kind == MHA_ABLATION_ZERO) { /* one is useless without the other */
+            if (kind == MHA_ABLATION_ZERO) { /* each head is useless without the other */
                 assert_true(fabs(without[3][i] - chance) < 1e-3);
                 assert_true(fabs(without[4][i] - without[3][i]) < 1e-3);
             }
@@ -724,7 +727,8 @@ static void an_induction_pair_is_dead_without_either(void **state)
     mha_transformer_destroy(t);
 }
 
-/* From the repeated tokens to others in the first block: the path to the answer is through the keys of L1H1. */
+/* From the repeated tokens to other tokens in the first block. The path to the answer is through
+ * the keys of L1H1. */
 static void the_path_of_the_pair_is_by_its_keys(void **state)
 {
     (void)state;
@@ -736,7 +740,7 @@ static void the_path_of_the_pair_is_by_its_keys(void **state)
     mha_effect_term terms[BLOCK];
     draw_repeats(&r, ids, terms);
     memcpy(other, ids, sizeof ids);
-    for (int i = 0; i < BLOCK; i++) other[1 + i] = ids[BLOCK - i]; /* backwards the first time */
+    for (int i = 0; i < BLOCK; i++) other[1 + i] = ids[BLOCK - i]; /* reversed the first time */
     const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, PAIR_T});
     const mha_tensor from = mha_tensor_contiguous(other, MHA_I32, 2, (int64_t[]){1, PAIR_T});
     const mha_effect_text text = {sizeof text, 0, &tokens, NULL, terms, BLOCK - 1};
@@ -754,7 +758,7 @@ static void the_path_of_the_pair_is_by_its_keys(void **state)
     receiver.part = MHA_PATCH_QUERY;
     expect_ok(mha_path_patching(context, t, &desc, NULL, NULL, values));
     for (int k = 0; k < 4; k++) assert_true(fabs(values[k] - to) < 1e-3);
-    desc.receiver_count = 0; /* the logits: only L1H1 writes what they read */
+    desc.receiver_count = 0; /* the logits: only L1H1 writes the part that they read */
     expect_ok(mha_path_patching(context, t, &desc, NULL, NULL, values));
     for (int k = 0; k < 3; k++) assert_true(fabs(values[k] - to) < 1e-3);
     assert_true(values[3] > 3);
@@ -776,8 +780,8 @@ static void intervals(void **state)
     for (int i = 0; i < 200; i++) values[i] = i % 2 ? NAN : i % 4 ? 1 : 0; /* 50 zeros, 50 ones */
     expect_ok(mha_effect_bootstrap(context, values, 200, 1, 4000, 5, &x));
     assert_true(x.mean == 0.5 && x.texts == 100);
-    /* a binomial of 100: a deviation of 0.05, so that 95 % are within 0.1 of the mean, up to a step of 0.01 and the
-     * error of 4,000 draws */
+    /* A binomial of 100 has a deviation of 0.05, so 95 % are within 0.1 of the mean, up to a step
+     * of 0.01 and the error of 4,000 draws. */
     assert_true(fabs(x.low - 0.4) < 0.016 && fabs(x.high - 0.6) < 0.016);
     expect_ok(mha_effect_bootstrap(context, values, 200, 1, 4000, 5, &again));
     assert_memory_equal(&x, &again, sizeof x);
@@ -808,7 +812,7 @@ static void measures_name_heads_in_turn(void **state)
     assert_int_equal(made, 4);
     assert_memory_equal(chosen, ((int64_t[]){1, 2, 3, 5}), 4 * sizeof *chosen);
     expect_ok(mha_effect_best(effects[0], 6, 2, 6, chosen, &made));
-    assert_int_equal(made, 5); /* L4 has no effect at all */
+    assert_int_equal(made, 5); /* L4 has no effect */
     assert_int_equal(chosen[4], 0);
     expect_ok(mha_effect_best(effects[0], 6, 2, 0, chosen, &made));
     assert_int_equal(made, 0);
@@ -832,7 +836,7 @@ static calls *calls_make(mha_context *context)
     calls *c = calloc(1, sizeof *c);
     assert_non_null(c);
     rng r = rng_make(11, 0);
-    do { /* two layers at least, and no norms behind blocks */
+    do { /* at least two layers, and no norms after blocks */
         if (c->e) example_free(c->e);
         c->e = example_make(context, &r, MHA_TRANSFORMER_CAUSAL);
     } while (c->e->m->desc.num_layers < 2 ||
@@ -916,7 +920,7 @@ static void misuse(void **state)
     free(c);
 }
 
-/* All calls, with a model made by another context. */
+/* Make all calls, with a model made by another context. */
 static mha_status run_all(mha_context *context, failing_alloc *memory, void *user)
 {
     calls *c = user;

@@ -1,7 +1,8 @@
-/* Attention against the double-precision reference: random shapes, masks, layouts and values, on
- * every path and instruction set, each element within its own derived bound (docs/numerics.md).
+/* Attention compared with the double-precision reference: random shapes, masks, layouts and values,
+ * on every path and instruction set. Each element must be within its own derived bound
+ * (docs/numerics.md).
  *
- * By default a random sample; MHA_TEST_LONG=1 takes the full grid of lengths and head sizes. */
+ * The default is a random sample; MHA_TEST_LONG=1 tests the full grid of lengths and head sizes. */
 #include "reference/bounds.h"
 #include "support/machines.h"
 #include "support/problem.h"
@@ -25,7 +26,7 @@ static ref_attention problem_reference(const problem *p)
 /* Errors over bounds, for each machine and kind of result. */
 typedef struct score_card {
     tally o, lse, p, sum;
-    tally tiny_p; /* below 2^-120, where flushing to 0 may be all of the error */
+    tally tiny_p; /* below 2^-120, where flushing to 0 may be the whole error */
 } score_card;
 
 typedef struct place {
@@ -75,7 +76,7 @@ static void compare_row(const problem *p, const machine *m, const outcome *got, 
     compare_p(p, m, got, at, row, bound, card);
 }
 
-/* Run on every machine; then compare up to `rows` rows, first and last among them. */
+/* Run on every machine, then compare up to `rows` rows, including the first and the last. */
 static void check_problem(const problem *p, rng *r, const machines *all, int64_t rows,
                           score_card *cards)
 {
@@ -157,14 +158,14 @@ static problem_shape some_shape(rng *r, int64_t T, int64_t S, int64_t D)
     return n;
 }
 
-/* Rows to compare, bounding the reference's share of the time. */
+/* The number of rows to compare, which bounds the reference's share of the time. */
 static int64_t affordable_rows(const problem_shape *n, double work)
 {
     double row = (double)(n->S + 1) * (double)(n->D + n->Dv);
     return 2 + (int64_t)fmin(400, work / row);
 }
 
-/* Smaller batches where the product of sizes is large. */
+/* Use smaller batches if the product of sizes is large. */
 static void limit_shape(problem_shape *n, double most)
 {
     while ((double)(n->B * n->H * n->T) * (double)n->S * (double)(n->D + n->Dv) > most &&
@@ -212,7 +213,7 @@ static void random_shapes(void **state)
     print_cards(&all, cards);
 }
 
-/* Every kind of values with every single kind of mask, at sizes that cross a key block. */
+/* Every kind of values with every kind of mask, at sizes that cross a key block. */
 static void every_mask_and_value(void **state)
 {
     (void)state;
@@ -237,7 +238,7 @@ static void every_mask_and_value(void **state)
     print_cards(&all, cards);
 }
 
-/* Lengths of 0 at every place. */
+/* A length of 0 in every dimension. */
 static void empty_shapes(void **state)
 {
     (void)state;
@@ -288,7 +289,7 @@ static void one_visible_key(void **state)
     }
 }
 
-/* Scale 0 on purpose: equal weights over the visible keys. */
+/* Scale 0 given explicitly: equal weights over the visible keys. */
 static void scale_zero(void **state)
 {
     (void)state;
@@ -356,7 +357,8 @@ static void poison_free(poisoned *x)
     test_free(x->bad_v);
 }
 
-/* Zeros or bad numbers at the chosen places; a bad key or query is bad in one random element. */
+/* Write zeros or bad numbers at the chosen places. A bad key or query is bad in one random
+ * element. */
 static void poison_write(problem *p, const poisoned *x, rng *r, bool bad)
 {
     const problem_shape *n = &p->shape;
@@ -425,7 +427,7 @@ static void special_case(uint64_t stream, const machines *all)
     n.D = RNG_PICK(&r, head_sizes) % 100;
     n.Dv = RNG_PICK(&r, head_sizes) % 70;
     if (n.D == 0) n.D = 64;
-    n.plain_layout = true; /* no axis of stride 0: every element has one place */
+    n.plain_layout = true; /* no axis of stride 0, so that every element has one place */
     limit_shape(&n, 2e6);
     problem p;
     problem_make(&p, &r, &n);
@@ -458,7 +460,7 @@ static void special_values(void **state)
     for (uint64_t i = 0; i < cases; i++) special_case(4000000 + i, &all);
 }
 
-/* Padding full of NaN, infinity and garbage changes no bit. */
+/* NaN, infinity and garbage in padding change no bit. */
 static void garbage_in_padding(void **state)
 {
     (void)state;

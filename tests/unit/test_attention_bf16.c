@@ -1,9 +1,10 @@
-/* Attention in bf16 arithmetic: against the double-precision reference of rounded inputs, within the bound of
- * docs/numerics.md 15; the same bits on every instruction set with fused multiply-adds, for tensors rounded before or
- * by the call, any number of threads and any division into calls; values that are not finite or too large; errors.
+/* Attention in bf16 arithmetic. Results must be within the bound of docs/numerics.md 15 of the
+ * double-precision reference of rounded inputs. They must be bit-identical on every instruction set
+ * with fused multiply-adds, for tensors rounded before or by the call, any number of threads and
+ * any division into calls. Also tested: values that are not finite or too large, and errors.
  *
- * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. MHA_TEST_CASE=n (with MHA_TEST_SEED)
- * runs the n-th alone. */
+ * The default is a sample; MHA_TEST_LONG=1 tests 5,000 descriptors. MHA_TEST_CASE=n (with
+ * MHA_TEST_SEED) runs only the n-th. */
 #include "reference/half_reference.h"
 #include "reference/kinds_bounds.h"
 #include "support/backward_call.h"
@@ -71,7 +72,7 @@ static void round_tensor(const mha_tensor *x)
     } while (guarded_next(x, index));
 }
 
-/* A bf16 tensor with the elements of x. */
+/* A bf16 copy of x. */
 static guarded stored_as_bf16(rng *r, const mha_tensor *x)
 {
     guarded out = guarded_make(r, MHA_BF16, x->ndim, x->shape, guarded_random_layout(r, false));
@@ -86,7 +87,8 @@ static guarded stored_as_bf16(rng *r, const mha_tensor *x)
 
 /* ---- bits and bounds ------------------------------------------------------------------------- */
 
-/* Machine 0 is bit-identical to all with the same kind of multiply-add. */
+/* The first machine with the same kind of multiply-add, to which the results of machine m must be
+ * bit-identical. */
 static int first_alike(const machines *all, int m)
 {
     const bool portable = all->each[m].isa == MHA_ISA_PORTABLE;
@@ -111,7 +113,7 @@ static void run_machines(trial *x, rng *r)
     }
 }
 
-/* Rounding by the call and bf16 storage give the same. */
+/* Rounding by the call must equal bf16 storage. */
 static void check_stored(trial *x, rng *r)
 {
     guarded q = stored_as_bf16(r, &x->c.q.view), k = stored_as_bf16(r, &x->c.k.view);
@@ -226,7 +228,7 @@ static void against_reference(void **state)
 
 /* ---- non-finite and too large values --------------------------------------------------------- */
 
-/* Rows are NaN as in f32 arithmetic; with a value that is not finite, o is also NaN. */
+/* Rows are NaN as in f32 arithmetic. With a value that is not finite, o is also NaN. */
 static void not_finite(void **state)
 {
     (void)state;
@@ -277,7 +279,8 @@ static void hostile_numbers(void **state)
         trial x;
         trial_make(&x, &r, i, &all);
         const double chance = rng_chance(&r, 0.3) ? 1 : 0.01;
-        const int first = rng_chance(&r, 0.5) ? 2 : 11; /* without what is not finite; small ones */
+        /* 2: no infinities or NaNs; 11: only small numbers */
+        const int first = rng_chance(&r, 0.5) ? 2 : 11;
         const int count = (int)(sizeof odd / sizeof odd[0]) - first;
         guarded_sprinkle(&r, &x.c.q.view, chance, odd + first, count);
         guarded_sprinkle(&r, &x.c.k.view, chance, odd + first, count);
@@ -294,8 +297,8 @@ static void hostile_numbers(void **state)
 
 /* ---- plain calls ------------------------------------------------------------------------------- */
 
-/* A key counts as not finite or too large even if its remainder would overflow to the -inf of hidden keys; values may
- * have no elements. */
+/* A key counts as not finite or too large even if its remainder would overflow to the -inf of
+ * hidden keys. Values may have no elements. */
 static void one_query(void **state)
 {
     (void)state;
@@ -322,7 +325,7 @@ static void one_query(void **state)
         assert_true(isfinite(x.o[0]) && isfinite(x.lse[0]));
         y.K = mha_tensor_contiguous(stored, MHA_BF16, 4, (int64_t[]){1, 1, 40, 2});
         y.V = mha_tensor_contiguous(NULL, MHA_BF16, 4, (int64_t[]){1, 1, 40, 0});
-        y.V.stride[2] = (int64_t)1 << 40; /* to where no memory is */
+        y.V.stride[2] = (int64_t)1 << 40; /* to unmapped memory */
         y.O = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 1, 1, 0});
         plain_run(all.each[m].context, &desc, &y);
         assert_true(fabsf(x.lse[0] - logf(40)) < 1e-5f);
@@ -330,7 +333,8 @@ static void one_query(void **state)
     free(x.q);
 }
 
-/* Rows in two calls, and keys beyond the length changed or removed: bit-identical to one call. */
+/* Rows in two calls, and keys beyond the length changed or removed, must be bit-identical to one
+ * call. */
 static void division_does_not_matter(void **state)
 {
     (void)state;
@@ -352,7 +356,7 @@ static void division_does_not_matter(void **state)
         if (!whole) abort();
         plain_run(context, &desc, &x);
         memcpy(whole, x.o, bytes);
-        for (int64_t h = 0; h < x.H; h++) /* what must not be read */
+        for (int64_t h = 0; h < x.H; h++) /* numbers that must not be read */
             for (int64_t at = (h * x.S + length) * x.D; at < (h + 1) * x.S * x.D; at++)
                 x.k[at] = x.v[at] = NAN;
         plain_run(context, &desc, &x);

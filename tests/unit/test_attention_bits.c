@@ -1,6 +1,6 @@
 /* The reproducibility contract of attention.h: the bits of a row do not depend on the number of
- * threads, on what else is in the batch, on padding, on how the queries are divided over calls, on
- * the layout or on which optional outputs are wanted. */
+ * threads, the rest of the batch, padding, the division of queries into calls, the layout, or the
+ * requested optional outputs. */
 #include "support/expect.h"
 #include "support/machines.h"
 #include "support/problem.h"
@@ -50,7 +50,7 @@ static int64_t row_end(const problem *p, int64_t b, int64_t t)
     return offset < -t ? 0 : t + offset + 1;
 }
 
-/* A cut that keeps every key visible to its queries. */
+/* A random cut that contains every key visible to its queries. */
 static cut some_cut(const problem *p, rng *r)
 {
     const problem_shape *n = &p->shape;
@@ -80,7 +80,7 @@ static cut some_cut(const problem *p, rng *r)
     return c;
 }
 
-/* Offset of the part's first query. The largest offset is not changed. */
+/* The offset of the part's first query. The largest offset does not change. */
 static int64_t shifted(int64_t offset, int64_t t)
 {
     return offset == (int64_t)1 << 60 ? offset : offset + t;
@@ -92,7 +92,7 @@ typedef struct part {
     int64_t lengths[PROBLEM_MAX_BATCH], offsets[PROBLEM_MAX_BATCH];
 } part;
 
-/* Fills in place: desc points into the part. */
+/* Make the part in place, because desc points into it. */
 static void part_make(const problem *p, const cut *c, part *x)
 {
     int64_t group = p->shape.H / p->shape.Hk;
@@ -132,7 +132,8 @@ static bool all_zero(const mha_tensor *x)
     return true;
 }
 
-/* The part's results are bit-identical to the whole's, which has p = 0 beyond the part's keys. */
+/* The part's results must be bit-identical to those of the whole problem, where p is 0 beyond the
+ * part's keys. */
 static void compare_cut(const problem *p, const cut *cut_at, rng *r, const machine *m,
                         const outcome *whole)
 {
@@ -226,7 +227,7 @@ static void parts_equal_the_whole(void **state)
     }
 }
 
-/* Each query alone, over several key blocks whose maxima rise. */
+/* A call for each single query, over several key blocks whose maxima rise. */
 static void one_query_at_a_time(void **state)
 {
     (void)state;
@@ -252,8 +253,8 @@ static void one_query_at_a_time(void **state)
     }
 }
 
-/* Few rows of large groups over several key blocks, so that keys and values are read in place: one strip, and several
- * that share each panel of keys. */
+/* Few rows of large groups over several key blocks, so that keys and values are read in place: one
+ * strip, and several strips that share each panel of keys. */
 static void few_queries_of_groups(void **state)
 {
     static const int64_t groups[] = {1, 3, 4, 5, 7, 16, 32}, sizes[] = {32, 64, 96, 128, 40};
@@ -283,9 +284,9 @@ static void few_queries_of_groups(void **state)
     }
 }
 
-/* One block of keys with causal, lengths, a dense mask and a bias: with probabilities a walk of tiles computes the
- * outputs, without them one call per chunk. Sizes that it accepts, and lengths around the ends of half panels, panels
- * and strips. */
+/* One block of keys with causal, lengths, a dense mask and a bias. With probabilities the outputs
+ * are computed tile by tile, without them by one call per chunk. Sizes are those that the one-block
+ * path accepts; lengths are around the ends of half panels, panels and strips. */
 static void one_block_equals_tiles(void **state)
 {
     static const int64_t sizes[] = {16, 32, 64, 96, 128, 240},
@@ -325,14 +326,14 @@ static float *element(const mha_tensor *x, int64_t row, int64_t i)
     return guarded_element(x, (int64_t[]){0, 0, row, i});
 }
 
-/* Rows may repeat. */
+/* Whether a query row is infinite. Rows may share memory. */
 static bool infinite(const mha_tensor *q, int64_t row)
 {
     return isinf(*element(q, row, 0));
 }
 
-/* Infinite elements whose every product is -inf, like the score of a hidden key: results that must be NaN would be 0,
- * or the rest of the row. */
+/* Infinite elements whose products are all -inf, like the score of a hidden key. Results that must
+ * be NaN would be 0, or the sum over the other keys, if these keys were taken for hidden ones. */
 static void one_block_is_not_fooled_by_infinity(void **state)
 {
     (void)state;
@@ -358,7 +359,7 @@ static void one_block_is_not_fooled_by_infinity(void **state)
     }
 }
 
-/* A host's parallel-for that runs items backwards in the caller's thread. */
+/* A host's parallel-for that runs items in reverse order in the caller's thread. */
 static void run_backwards(void *user, int64_t items, mha_parallel_body body, void *argument)
 {
     (void)user;
@@ -496,7 +497,7 @@ static void any_history(void **state)
     }
 }
 
-/* Each size, explicit and by default, with the causal mask that ends at the last key. */
+/* Each size, explicit and by default, with a causal mask that ends at the last key. */
 static void floats_are_tensors(void **state)
 {
     (void)state;

@@ -1,8 +1,7 @@
-/* f16 and bf16 inputs and outputs of attention: bit-identical to widening the inputs exactly, computing in f32, and
- * rounding o once to the nearest. On every path and instruction set, with any descriptor, mixture of types and strides;
- * likewise for caches and linear attention.
- *
- * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. */
+/* f16 and bf16 inputs and outputs of attention must be bit-identical to widening the inputs
+ * exactly, computing in f32, and rounding o once to nearest. This holds on every path and
+ * instruction set, for any descriptor, mixture of types and strides, and also for caches and linear
+ * attention. The default is a sample; MHA_TEST_LONG=1 tests 5,000 descriptors. */
 #include "reference/half_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
@@ -50,7 +49,7 @@ typedef struct twin {
     guarded narrow, wide;
 } twin;
 
-/* special: the frequency of infinities, NaNs, zeros and subnormal numbers. */
+/* special: frequency of infinities, NaNs, zeros and subnormal numbers. */
 static twin twin_of(rng *r, const mha_tensor *from, mha_dtype type, unsigned layout, double special)
 {
     static const double odd[] = {(double)INFINITY, (double)-INFINITY, (double)NAN, -0.0,
@@ -72,7 +71,7 @@ static void twin_free(twin *x)
     guarded_free(&x->wide);
 }
 
-/* got is wide, rounded to got's type; NaNs are alike. */
+/* Whether got equals wide, rounded to got's type. All NaNs are equal. */
 static bool rounded(const mha_tensor *wide, const mha_tensor *got)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -149,7 +148,7 @@ static mha_status run(mha_context *context, const trial *x, mha_path path, bool 
                        narrow ? &x->v.narrow.view : &x->v.wide.view, result);
 }
 
-/* In f32 by one thread, in the types under test by several. */
+/* Compute in f32 with one thread, and in the types under test with several threads. */
 static void compare(const trial *x, rng *r, const machine *one, const machine *several)
 {
     outcome wide = outcome_make(r, &x->c.result, OUTCOME_ALL, LAYOUT_CONTIGUOUS);
@@ -284,7 +283,7 @@ static void forward(const machine *m, const mha_attention_desc *given, const mha
 
 static const int64_t value_shape[] = {SIDE, 1, 1, SIDE}, point_shape[] = {SIDE, 1, 1, 1};
 
-/* With one key o equals v: every bit pattern of v, for every way of loading its register. */
+/* With one key o equals v. Tests every bit pattern of v in every position of a register. */
 static void every_value_arrives(void **state)
 {
     (void)state;
@@ -307,7 +306,8 @@ static void every_value_arrives(void **state)
         }
 }
 
-/* The same for output: midpoints of neighbours in f16 or bf16, and adjacent numbers. */
+/* The same for the output: midpoints between neighbours in f16 or bf16, and the adjacent
+ * numbers. */
 static void every_midpoint_is_rounded(void **state)
 {
     (void)state;
@@ -340,7 +340,7 @@ static void every_midpoint_is_rounded(void **state)
         }
 }
 
-/* Every bit pattern as a query and as a key: with a window of one key, lse is the pair's score. */
+/* Every bit pattern as a query and as a key. With a window of one key, lse is the pair's score. */
 static void every_score_is_that_of_f32(void **state)
 {
     (void)state;
@@ -377,7 +377,7 @@ static void every_score_is_that_of_f32(void **state)
 
 /* ---- scratch --------------------------------------------------------------------------------- */
 
-/* Memory of a call does not depend on the types: no tensor is widened as a whole. */
+/* The memory of a call does not depend on the types, because no tensor is widened completely. */
 static void no_copy_of_a_tensor(void **state)
 {
     (void)state;
@@ -526,7 +526,7 @@ static void other_outputs_stay_f32(void **state)
     assert_non_null(strstr(mha_error_detail(), "probabilities: dtype is bf16, expected f32"));
 }
 
-/* Addresses are counted in bytes of each tensor's own type. */
+/* Overlap is computed in bytes, with the size of each tensor's own type. */
 static void overlap_is_judged_in_bytes(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* mha_attention_forward() apart from its numbers: every error, explain, allocation failures, reuse of memory, forks. */
+/* mha_attention_forward() apart from its results: every error, explain, allocation failures, reuse
+ * of memory, forks. */
 #include "support/backward_call.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -27,7 +28,7 @@
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
-/* The arguments of a valid call, which each case spoils. */
+/* The arguments of a valid call. Each case spoils one. */
 typedef struct call {
     mha_context *context;
     mha_attention_desc desc;
@@ -39,7 +40,7 @@ typedef struct call {
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
 
-/* Each row changes one thing. */
+/* Each row changes one argument. */
 #define ROWS                                                                                       \
     MISUSE(MHA_ERR_NULL, "context", c->context = NULL);                                            \
     MISUSE(MHA_ERR_NULL, "q", c->q_at = NULL);                                                     \
@@ -130,7 +131,7 @@ enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
     MISUSE(MHA_ERR_UNSUPPORTED, "reserved", c->outputs.reserved = 1);
 DEFINE_SPOIL(call *c, spoil, ROWS)
 
-/* The memory behind a call. */
+/* The memory of a call. */
 typedef struct arena {
     guarded q, k, v, o, lse, p, keep, bias;
 } arena;
@@ -158,7 +159,7 @@ static void arena_free(arena *a)
     for (int i = 0; i < 8; i++) guarded_free(all[i]);
 }
 
-/* Initialises in place, since pointers refer to the call itself. */
+/* Make the call in place, because it points into itself. */
 static void call_make(call *c, mha_context *context, const arena *a)
 {
     *c = (call){.context = context, .q = a->q.view, .k = a->k.view, .v = a->v.view};
@@ -271,7 +272,7 @@ static void unused_strides(void **state)
 
 /* ---- structs that grow ---------------------------------------------------------------------- */
 
-/* Sizes that end inside a field, or were never set, are rejected. */
+/* Struct sizes that end inside a field, or were never set, are rejected. */
 static void cut_structs(void **state)
 {
     (void)state;
@@ -440,7 +441,8 @@ static void plans_come_true(void **state)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-/* Create a context and run one call with allocation n failing. True if nothing failed. */
+/* Create a context and run one call while allocation n fails. Returns whether no allocation
+ * failed. */
 static bool survives(const problem *p, rng *r, const machine *m, int64_t n, bool and_later)
 {
     failing_alloc memory = failing_alloc_make();
@@ -517,7 +519,8 @@ static void steady_state(void **state)
     }
 }
 
-/* Both directions see the same pairs: here a window of 3 keys before, and 2 first ones. */
+/* Both directions count the same pairs, here with a window of 3 previous keys and the 2 first
+ * keys. */
 static void directions_count_alike(void **state)
 {
     (void)state;
@@ -540,8 +543,8 @@ static void directions_count_alike(void **state)
     assert_int_equal(backward.visible_pairs, HEADS * PAIRS);
 }
 
-/* The tiled path's scratch does not grow with the lengths, here a hundredfold: full, causal, with a window and with a
- * block pattern. A window's work is linear in the length. */
+/* The scratch of the tiled path does not grow with the length, here by a factor of a hundred: full,
+ * causal, with a window and with a block pattern. The work of a window is linear in the length. */
 static void linear_memory(void **state)
 {
     (void)state;

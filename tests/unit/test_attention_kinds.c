@@ -1,8 +1,9 @@
-/* Every kind of attention of the descriptor, alone and in random combinations, against the double-precision reference
- * within its bound (docs/numerics.md, 3.10), on every path and instruction set.
+/* Every kind of attention of the descriptor, alone and in random combinations, on every path and
+ * instruction set. Results must be within their bound (docs/numerics.md, 3.10) of the
+ * double-precision reference.
  *
- * A sample by default; MHA_TEST_LONG=1 tries 20,000 descriptors. MHA_TEST_CASE=n (with
- * MHA_TEST_SEED) runs the n-th alone. */
+ * The default is a sample; MHA_TEST_LONG=1 tests 20,000 descriptors. MHA_TEST_CASE=n (with
+ * MHA_TEST_SEED) runs only the n-th. */
 #include "reference/kinds_bounds.h"
 #include "support/kinds.h"
 #include "support/machines.h"
@@ -16,8 +17,9 @@
 
 enum { SAMPLE = 250, ALL = 20000 };
 
-/* Errors over bounds, for each machine. `rest` holds cases that would dominate the others: p below 2^-120 and rows that
- * go to the sink, where flushing to 0 may be the whole error, and heads too wide for the tiled path. */
+/* Errors over bounds, for each machine. `rest` holds cases that would dominate the others: p below
+ * 2^-120 and rows whose weight goes to the sink, where flushing to 0 may be the whole error, and
+ * heads that are too wide for the tiled path. */
 typedef struct score_card {
     tally o, lse, p, rest;
 } score_card;
@@ -106,7 +108,7 @@ static void run_machines(trial *x, rng *r)
     }
 }
 
-/* Random rows within a budget of work. */
+/* Check random rows within a budget of work. */
 static void check_rows(trial *x, rng *r, score_card *cards)
 {
     const kinds_shape *n = &x->c.shape;
@@ -181,7 +183,8 @@ static void alone_and_in_pairs(void **state)
 
 /* ---- every input on every path --------------------------------------------------------------- */
 
-/* Each tensor of a descriptor belongs to a kind: a new one without a line here does not compile. */
+/* Each tensor of a descriptor belongs to a kind. A new tensor without a line here does not
+ * compile. */
 enum {
     KIND_OF_keep_mask = KIND_KEEP,
     KIND_OF_bias = KIND_BIAS,
@@ -198,8 +201,8 @@ enum {
     KIND_OF_gates = KIND_GATES
 };
 
-/* Sizes that use each variant of the tiled path unless an input prevents it, and explain's report; contexts with two
- * threads. */
+/* Sizes that use each variant of the tiled path unless an input prevents it, with explain's report.
+ * Contexts have two threads. */
 static const struct {
     kinds_shape shape;
     uint32_t flags;
@@ -229,8 +232,9 @@ static void check_way(const kinds_shape *shape, uint32_t flags, const machines *
     }
 }
 
-/* A call with probabilities uses the general path, which is compared with the reference; without them it uses the fast
- * path, which must be bit-identical. An input ignored by a path is thus detected. */
+/* A call with probabilities uses the general path, which is compared with the reference. Without
+ * probabilities it uses the fast path, which must be bit-identical. This detects an input that a
+ * path ignores. */
 static void every_input_on_every_path(void **state)
 {
     (void)state;
@@ -290,7 +294,7 @@ static void philox_vectors(void **state)
     }
 }
 
-/* First distances of T5's buckets (32 buckets, 128), computed from its publication. */
+/* The first distances of T5's buckets (32 buckets, 128), computed from its publication. */
 static const int64_t two_sided[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91};
 static const int64_t one_sided[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
                                     11, 12, 13, 14, 15, 16, 19, 21, 24, 27, 31,
@@ -349,8 +353,8 @@ static void t5_boundaries(void **state)
             }
 }
 
-/* A bucket begins where (distance / exact)^(buckets - exact) is an integer power of max_distance / exact; a logarithm
- * may be rounded below it. */
+/* A bucket begins where (distance / exact)^(buckets - exact) is an integer power of max_distance /
+ * exact; a rounded logarithm may be below it. */
 static void t5_whole_powers(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Every invalid descriptor gives its status and a line that names the wrong number; nothing is written.
- * test_attention_errors.c tests the arguments of the first descriptor. */
+/* Every invalid descriptor returns its status and a line that names the wrong number, and writes
+ * nothing. test_attention_errors.c tests the arguments of the first descriptor. */
 #include "support/expect.h"
 #include "support/machines.h"
 #include "support/problem.h"
@@ -14,7 +14,7 @@
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6, TOTAL_T = B * T, TOTAL_S = B * S };
 
-/* The arguments of a valid call, which each case spoils: with all options, or ragged. */
+/* The arguments of a valid call, with all options or ragged. Each case spoils one. */
 typedef struct call {
     mha_attention_desc desc;
     mha_attention_outputs outputs;
@@ -24,7 +24,7 @@ typedef struct call {
     int64_t offsets[B], lengths[B], queries[B + 1], keys[B + 1];
 } call;
 
-/* Its memory: one guarded tensor for inputs of each type, one for each output. */
+/* The call's memory: one guarded tensor for the inputs of each type, and one for each output. */
 typedef struct arena {
     guarded f32, u8, i32, o, lse, p;
 } arena;
@@ -101,7 +101,7 @@ static void call_make(call *c, const arena *a)
         .struct_size = sizeof c->outputs, .lse = &c->lse, .probabilities = &c->p};
 }
 
-/* The same memory as packed sequences. */
+/* The same memory as a ragged batch. */
 static void make_ragged(call *c)
 {
     const mha_tensor *f32 = &c->q;
@@ -286,7 +286,7 @@ static void sink_value(call *c, float value)
     ((float *)c->sinks.data)[0] = value;
 }
 
-/* A sink is a number or -inf. */
+/* A sink logit must be a number or -inf. */
 static void sinks_that_are_no_numbers(void **state)
 {
     (void)state;
@@ -309,7 +309,7 @@ static void sinks_that_are_no_numbers(void **state)
     arena_free(&a);
 }
 
-/* The cost of a ragged batch is counted from its own rows. */
+/* The cost of a ragged batch is computed from its own rows. */
 static void ragged_plan(void **state)
 {
     (void)state;

@@ -1,10 +1,11 @@
 /* Optional outputs (mha_attention_outputs). Entropy, scores and probabilities after dropout are compared with the
- * double-precision reference within their bounds (docs/numerics.md, 3.13). All others are exact functions of the
- * probabilities, which test_attention_kinds.c checks, and must be bit-identical to them; results must also not depend
- * on threads or on the other outputs requested.
+ * double-precision reference within their bounds (docs/numerics.md, 3.13). All other outputs are
+ * exact functions of the probabilities, which test_attention_kinds.c checks, and must be
+ * bit-identical to these functions. Results must not depend on threads or on other requested
+ * outputs.
  *
- * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. MHA_TEST_CASE=n (with
- * MHA_TEST_SEED) runs the n-th alone. */
+ * The default is a sample; MHA_TEST_LONG=1 tests 5,000 descriptors. MHA_TEST_CASE=n (with
+ * MHA_TEST_SEED) runs only the n-th. */
 #include "reference/kinds_bounds.h"
 #include "support/extras.h"
 #include "support/machines.h"
@@ -22,7 +23,7 @@ typedef struct score_card {
     tally entropy, raw, capped, biased, dropped;
 } score_card;
 
-/* One case on one machine: all outputs at once; p of all heads and rows; the same after dropout. */
+/* One case on one machine: all outputs at once, p of all heads and rows, and p after dropout. */
 typedef struct trial {
     int number;
     bool poisoned;
@@ -138,7 +139,7 @@ static void check_places(const trial *x, int64_t b, int64_t h, int64_t t, const 
     }
 }
 
-/* The keys in order of falling weight, by repeated search. */
+/* The keys in order of decreasing weight, found by repeated search. */
 static void check_top(const trial *x, int64_t b, int64_t h, int64_t t, const float *p, bool lost)
 {
     const kinds_sequence at = kinds_sequence_at(&x->a, b);
@@ -352,7 +353,7 @@ static void free_results(trial *x)
     extras_free(&x->dropped);
 }
 
-/* The average alone is computed in the forward pass. */
+/* Only the average is computed in the forward pass. */
 static const unsigned average_alone = 1 << EXTRA_AVERAGE | 1 << EXTRA_LSE;
 
 /* Requesting some outputs gives the same bits as requesting all. */
@@ -439,7 +440,7 @@ static void random_company(void **state)
 /* ---- windows that end at a key block ----------------------------------------------------------
  */
 
-/* Sums by key skip exactly the blocks that no window of a chunk reaches. */
+/* Sums by key skip exactly the blocks that no window of a chunk overlaps. */
 static void block_edges(void **state)
 {
     (void)state;
@@ -504,8 +505,8 @@ static void any_number_of_threads(void **state)
     }
 }
 
-/* Zero queries: all weights are equal, so the first visible keys come first, in all blocks of 512 and after a window's
- * begin. */
+/* Queries of zeros give equal weights, so the first visible keys come first, in all blocks of 512
+ * and after the begin of a window. */
 static void equal_weights(void **state)
 {
     enum { T = 3, S = 1100, D = 4, K = 2 };

@@ -1,5 +1,5 @@
-/* Optional outputs: every wrong request gives a status and an error, and nothing is written; failing allocations;
- * scratch as reported by explain; batches and padding; old structs. */
+/* Optional outputs: every invalid request returns a status and an error and writes nothing; failing
+ * allocations; scratch as reported by explain; batches and padding; old structs. */
 #include "reference/kinds_reference.h"
 #include "support/expect.h"
 #include "support/extras.h"
@@ -14,7 +14,7 @@
 
 enum { B = 2, H = 4, T = 5, S = 7, K = 3 };
 
-/* A plain problem, a request for everything, and tensors to spoil. */
+/* A plain problem, a request for all outputs, and tensors to spoil. */
 typedef struct call {
     kinds_case c;
     extras x;
@@ -46,7 +46,7 @@ static void call_free(call *a)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-/* A copy of an output's view that replaces it. */
+/* A copy of an output's view replaces it. */
 #define SPOILED(field) (a->spoiled = *a->x.outputs.field, a->x.outputs.field = &a->spoiled)
 
 #define ROWS                                                                                     \
@@ -135,7 +135,7 @@ static void misuse_is_refused(void **state)
 
 /* ---- old structs, and valid edge cases ------------------------------------------------------- */
 
-/* A struct of the first release ends with probabilities: memory after it is not read. */
+/* A struct of the first release ends with probabilities; memory after it is not read. */
 static void old_struct(void **state)
 {
     (void)state;
@@ -155,7 +155,7 @@ static void old_struct(void **state)
     call_free(&a);
 }
 
-/* Empty lists, empty axes, strict, an offset read by `diagonal` only. */
+/* Empty lists, empty axes, strict, and an offset that only `diagonal` reads. */
 static void allowed(void **state)
 {
     (void)state;
@@ -188,7 +188,7 @@ static void allowed(void **state)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* True if the call succeeded with allocation n failing, and later ones if and_later. */
+/* Whether the call succeeds while allocation n fails, and later ones if and_later. */
 static bool survives(call *a, const machine *m, int64_t n, bool and_later)
 {
     failing_alloc memory = failing_alloc_make();
@@ -257,7 +257,7 @@ static void plans_come_true(void **state)
     }
 }
 
-/* Pairs that explain counts: those known without reading tensors. */
+/* explain counts the pairs that are known without reading tensors. */
 static void pairs_are_counted(void **state)
 {
     (void)state;
@@ -317,7 +317,7 @@ static void linear_memory(void **state)
 
 /* ---- batches and padding --------------------------------------------------------------------- */
 
-/* An output's entry b, and its first S columns if its last axis is keys. */
+/* Entry b of an output, limited to S columns if its last axis is keys. */
 static mha_tensor part(const extras *x, int i, int64_t b, int64_t keys)
 {
     mha_tensor view = guarded_slice(&x->each[i].view, 0, b, 1);
@@ -326,7 +326,7 @@ static mha_tensor part(const extras *x, int i, int64_t b, int64_t keys)
     return view;
 }
 
-/* Sequence b of a padded batch alone, without the padding, gives the same bits. */
+/* Sequence b computed separately, without the padding of the batch, gives the same bits. */
 static void alone(const machine *m, const kinds_case *c, const extras *together, rng *r, int64_t b)
 {
     const int64_t keys = c->lengths[b];
@@ -369,7 +369,7 @@ static void batch_and_padding(void **state)
         extras x;
         kinds_make(&c, &r, &shape);
         extras_request request = extras_some(&r, &c);
-        request.stage = MHA_SCORES_BIASED; /* others hold padded keys too */
+        request.stage = MHA_SCORES_BIASED; /* other stages also contain padded keys */
         for (int m = 0; m < all.count; m++) {
             extras_make(&x, &r, &c, &request, EXTRAS_ALL, 0);
             assert_int_equal(extras_run(all.each[m].context, &c, all.each[m].path, &x), MHA_OK);

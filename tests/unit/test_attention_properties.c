@@ -28,7 +28,8 @@ static outcome run(const machine *m, const kinds_case *c, rng *r, int number)
     return x;
 }
 
-/* A random case with its own and another descriptor: the same bits on every machine. */
+/* Run a random case with its own and another descriptor. Both must give the same bits on every
+ * machine. */
 static void expect_same(kinds_case *c, rng *r, int number, const mha_attention_desc *other,
                         const machines *all, const char *what)
 {
@@ -112,7 +113,7 @@ static void symbolic_is_dense(void **state)
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(120, 4000); i++) {
-        /* Every kind of mask alone, then in combination. */
+        /* Every kind of mask alone, then combinations. */
         static const unsigned each[] = {KIND_CAUSAL,
                                         KIND_LENGTHS,
                                         KIND_BEGINS,
@@ -143,7 +144,7 @@ static void open_window(void **state)
     for (int i = 0; i < rng_cases(40, 1000); i++) {
         kinds_case *c = make(&r, 20000 + (uint64_t)i, 0, KIND_WINDOW);
         memset(c->offsets, 0, sizeof c->offsets);
-        c->desc.q_offset = 0; /* no farther away than the longer length */
+        c->desc.q_offset = 0; /* so that distances stay within the longer length */
         mha_attention_desc wide = c->desc;
         int64_t longest = c->shape.T > c->shape.S ? c->shape.T : c->shape.S;
         wide.flags |= MHA_ATTENTION_WINDOW;
@@ -156,8 +157,8 @@ static void open_window(void **state)
 
 /* ---- ragged ---------------------------------------------------------------------------------- */
 
-/* Copy the rows of sequence b in x (on `axis`) to the padded tensor's row b; sequences of a broadcast axis all get the
- * same. */
+/* Copy the rows of sequence b in x (on `axis`) to row b of the padded tensor. With a broadcast axis
+ * all sequences get the same rows. */
 static void pad_rows(const mha_tensor *x, const mha_tensor *out, int axis, int64_t b, int64_t from,
                      int64_t count)
 {
@@ -225,7 +226,7 @@ static void padded_free(padded *p)
     for (int i = 0; i < 9; i++) guarded_free(all[i]);
 }
 
-/* A part of the row axis of both results. */
+/* Whether a part of the row axis is equal in both results. */
 static bool same_rows(const guarded *a, const guarded *b, int64_t from, int64_t sequence,
                       int64_t count)
 {
@@ -356,7 +357,7 @@ static bool all_zero(const mha_tensor *x)
     return true;
 }
 
-/* Gates of 0 and dropout of 1 give +0, and do not change lse and p. */
+/* Gates of 0 and dropout of 1 give +0 and do not change lse and p. */
 static void shut_off(void **state)
 {
     (void)state;
@@ -392,7 +393,7 @@ static void shut_off(void **state)
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 
-/* With v the identity, o is p after dropout. Count the zeros. */
+/* If v is the identity, o is p after dropout. Count the zeros. */
 static int64_t count_dropped(const machine *m, float rate, uint64_t seed, int64_t *total)
 {
     enum { T = 40, S = 256, H = 3 };
@@ -418,7 +419,7 @@ static int64_t count_dropped(const machine *m, float rate, uint64_t seed, int64_
     return dropped;
 }
 
-/* Within six standard deviations of the binomial distribution, for any seed. */
+/* The rate is within six standard deviations of the binomial distribution, for any seed. */
 static void dropout_rate(void **state)
 {
     (void)state;
@@ -466,7 +467,7 @@ static void any_threads(void **state)
 
 /* ---- non-finite values ----------------------------------------------------------------------- */
 
-/* A bias has one value per pair; for masked pairs it may be any value. */
+/* A bias has one value per pair. Values of masked pairs have no effect. */
 static void garbage_in_unseen_bias(void **state)
 {
     (void)state;
@@ -508,7 +509,7 @@ static void count_cells(void *user, int64_t b, int64_t h, int64_t query, int64_t
     for (int64_t i = 0; i < queries; i++) memset(keep + i * keep_stride, 1, (size_t)keys);
 }
 
-/* A callback is called for the tiles that the other masks leave, and for few others. */
+/* A callback is called for the tiles that the other masks leave, and for few other cells. */
 static int64_t cells_asked(const machine *m, const mha_attention_desc *given, int64_t length)
 {
     rng r = rng_make(1, 1);
@@ -542,7 +543,7 @@ static void hidden_tiles_are_skipped(void **state)
         .keep_blocks = &blocks, .block_queries = BLOCK, .block_keys = BLOCK};
     const mha_attention_desc causal = {.flags = MHA_ATTENTION_CAUSAL};
     for (int m = 0; m < all.count; m++) {
-        if (all.each[m].path == MHA_PATH_PLAIN) continue; /* which queries whole rows */
+        if (all.each[m].path == MHA_PATH_PLAIN) continue; /* the plain path queries complete rows */
         int64_t cells = cells_asked(&all.each[m], &window, N);
         printf("  %s: window %lld, ", all.each[m].name, (long long)cells);
         assert_in_range(cells, (N - W) * (W + 1), N * (W + 1 + STRIP + PANEL));
@@ -556,12 +557,13 @@ static void hidden_tiles_are_skipped(void **state)
     }
 }
 
-/* A global key before and after a window, adjacent to it and at gaps of 1 and 2: the keys between remain hidden. Uses
- * one query, since bytes for one row of a strip are bytes for all. */
+/* A global key before and after a window, adjacent to it and at gaps of 1 and 2. The keys in the
+ * gap remain hidden. There is one query, because mask bytes for one row of a strip are bytes for
+ * all its rows. */
 static void beside_the_window(void **state)
 {
     (void)state;
-    enum { N = 12, WIDTH = 8, QUERY = 6 }; /* which sees 5, 6, 7 */
+    enum { N = 12, WIDTH = 8, QUERY = 6 }; /* the query sees keys 5, 6, 7 */
     rng r = rng_make(rng_run_seed(), 900);
     machines all = machines_make(1);
     float numbers[N * WIDTH], out[WIDTH], weights[N];

@@ -1,5 +1,5 @@
-/* Few queries over long keys, which threads share block by block: bit-identical to one thread, for all masks, score
- * terms and non-finite values. */
+/* Few queries over many keys, whose blocks are divided among threads. Results must be bit-identical
+ * to one thread, for all masks, score terms and non-finite values. */
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -32,7 +32,7 @@ static mha_tensor four(float *data, int64_t a, int64_t b, int64_t c, int64_t d)
     return mha_tensor_contiguous(data, MHA_F32, 4, (int64_t[]){a, b, c, d});
 }
 
-/* A key or a value that is not finite, seldom where it is hidden. */
+/* Make a key or a value not finite, rarely where it is hidden. */
 static void spoil(decode_case *x, rng *r)
 {
     if (rng_between(r, 0, 3) == 0)
@@ -51,7 +51,7 @@ static void keep_some(void *user, int64_t b, int64_t h, int64_t query, int64_t q
             keep[i * keep_stride + j] = (b + h + (query + i) * 7 + (key + j) * 13) % 4 != 0;
 }
 
-/* Masks that are not intervals: composed in bytes. */
+/* Add masks that are not intervals and are therefore composed in bytes. */
 static void add_composed(decode_case *x, rng *r)
 {
     mha_attention_desc *d = &x->desc;
@@ -82,7 +82,7 @@ static void add_terms(decode_case *x, rng *r)
     for (int64_t i = 0; i < x->T * x->S; i++) x->keep[i] = rng_between(r, 0, 3) > 0;
 }
 
-/* Numbers for the sizes that are set, without terms. */
+/* Fill in numbers for the sizes, without score terms. */
 static void fill(decode_case *x, rng *r)
 {
     x->Q = four(x->q = normal(r, x->B * x->H * x->T * x->D), x->B, x->H, x->T, x->D);
@@ -121,7 +121,7 @@ static void discard(decode_case *x)
     free(x->keep);
 }
 
-/* Compute o and lse; returns true if key blocks were shared. */
+/* Compute o and lse. Returns whether key blocks were shared. */
 static bool compute(decode_case *x, const machine *m)
 {
     mha_attention_plan plan;
@@ -176,7 +176,7 @@ static void threads_share_keys(void **state)
     if (rng_whole_sample()) assert_true(shared > 0);
 }
 
-/* Inputs that sharing does not support are not ignored: the keys are then not shared. */
+/* Inputs that sharing does not support are not ignored; the keys are then not shared. */
 static void every_input_is_kept(void **state)
 {
     (void)state;
@@ -227,8 +227,8 @@ static void every_input_is_kept(void **state)
     discard(&x);
 }
 
-/* Sharing takes memory for the scores of all keys, within a limit: a plan for a million keys, which are not read, since
- * explain uses sizes only. */
+/* Sharing takes memory for the scores of all keys, within a limit. Tested with a plan for a million
+ * keys, which are not read because explain uses only sizes. */
 static void memory_is_bounded(void **state)
 {
     (void)state;
@@ -246,8 +246,8 @@ static void memory_is_bounded(void **state)
     mha_context_destroy(context);
 }
 
-/* Sharing is not worth it for a window much shorter than the keys: two threads took four times as long as one. Keys
- * after the last query cause no work. */
+/* Keys are not shared if a window is much shorter than the keys, because two threads would take
+ * four times as long as one. Keys after the last query cause no work. */
 static void hidden_keys_are_not_shared(void **state)
 {
     (void)state;

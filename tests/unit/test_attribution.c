@@ -1,5 +1,5 @@
-/* Outputs of heads, norm-based maps, logit attribution, composition, rollout: cases computed by hand, identities (exact
- * for small integers), and the definitions in double. */
+/* Outputs of heads, norm-based maps, logit attribution, composition, rollout: compared with cases
+ * computed by hand, identities (exact for small integers), and the definitions in double. */
 #include "reference/attribution_reference.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -44,7 +44,8 @@ static void check_near(double got, double wanted, double bound, const char *what
 
 /* ---- worked by hand ------------------------------------------------------------------------- */
 
-/* Two heads of two, four features: head 0 writes (3 z0, 4 z0, z1, 0), head 1 (z0, 0, 0, 2 z1). */
+/* Two heads of size 2 and four features. Head 0 writes (3 z0, 4 z0, z1, 0), head 1 writes (z0, 0,
+ * 0, 2 z1). */
 static float hand_weight[] = {3, 0, 1, 0, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 2};
 static float hand_bias[] = {1, -1, 2, 0};
 
@@ -71,7 +72,8 @@ static void hand_writing(void **state)
     assert_memory_equal(output, sums, sizeof sums);
     assert_memory_equal(norms, sizes, sizeof sizes);
     assert_memory_equal(shares, parts, sizeof parts);
-    /* Tokens 1 and 2 count: cosines 0 and -9 / 25. Token 3 has length 0 in either. */
+    /* Only tokens 1 and 2 count, with cosines 0 and -9 / 25: token 3 has length 0 in either
+     * head. */
     static const float angles[] = {1, -0.18f, -0.18f, 1};
     assert_memory_equal(cosines, angles, sizeof angles);
     assert_int_equal(mha_head_weight_norms(&weight, &m), MHA_OK);
@@ -144,7 +146,7 @@ static double *widen(const float *x, int64_t count)
     return y;
 }
 
-/* Values and weights of a random shape, some heads shared, and results in all forms. */
+/* Values and weights of a random shape, with some heads shared, and results in all forms. */
 typedef struct desk {
     int64_t B, Hk, H, T, D, E, lengths[3];
     float *z, *weight, *bias, *gates, *p;
@@ -208,8 +210,8 @@ static void desk_run(mha_context *context, const desk *d)
     assert_int_equal(mha_attention_norm_maps(context, &z, &weight, &also), MHA_OK);
 }
 
-/* out [H,E] of a token, and `size` [H,E], the sum of the sizes of its terms: each step in double
- * rounds by 2^-53 of no more than that, 2 D + 2 times in the library and here. */
+/* Compute out [H,E] of a token and `size` [H,E], the sums of the magnitudes of its terms. Each step
+ * in double rounds by at most 2^-53 of this size, 2 D + 2 times in the library and here. */
 static void reference_token(const desk *d, const double *weight, int64_t b, int64_t t, double *out,
                             double *size)
 {
@@ -241,7 +243,7 @@ static void check_token(const desk *d, const double *weight, int64_t b, int64_t 
         const int64_t at = (b * d->H + h) * d->T + t;
         check_near((double)d->norms[at], norm[h], norm[h] * U * 1.001 + wide[h], "norm");
         check_near((double)d->values[at], norm[h], norm[h] * U * 1.001 + wide[h], "value norm");
-        /* The other heads' errors: each relative 1e-13 at most, far below U. */
+        /* The errors of the other heads are relative 1e-13 at most, far below U. */
         check_near((double)d->shares[at], norm[h] / all, 1.01 * U + 1e-12, "share");
         for (int64_t e = 0; e < d->E; e++)
             check_near((double)d->written[at * d->E + e], out[h * d->E + e],
@@ -261,7 +263,7 @@ static void check_token(const desk *d, const double *weight, int64_t b, int64_t 
     }
 }
 
-/* One row of maps against explicit vectors. */
+/* Compare one row of maps with explicit vectors. */
 static void check_row(const desk *d, const double *weight, int64_t b, int64_t t)
 {
     double out[6 * 20], size[6 * 20];
@@ -374,7 +376,7 @@ typedef struct example {
     mha_tensor tokens, memory_t, gates_t, output_t, probabilities_t;
 } example;
 
-/* Numbers of heads left in layers. */
+/* Numbers of remaining heads in layers. */
 static const int64_t left[][3] = {{2, 0, 1}, {0, 2, 2}, {1, 2, 0}};
 
 static mha_transformer_desc some_desc(rng *r)
@@ -455,7 +457,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* Make the example's transformer read the numbers of its old one, which is returned. */
+/* Make the example's transformer read the parameters of its old transformer, which is returned. */
 static mha_transformer *example_read(mha_context *context, example *e, stored *s)
 {
     mha_transformer *own = e->t;
@@ -487,14 +489,14 @@ static void norm_stream(const example *e, reference_stream *s, int64_t layer, co
     snprintf(name, sizeof name, "%s.bias", prefix);
     double *bias = parameter(e, layer, name);
     double *x = widen((const float *)read->data + row * e->d.embed_dim, e->d.embed_dim);
-    /* Its bias goes to term 1. The norm's arithmetic is in double and rounded once. */
+    /* The bias of the norm goes to term 1. The norm is computed in double and rounded once. */
     reference_stream_norm(s, x, weight, bias, (double)e->d.norm_epsilon,
                           e->d.norm == MHA_NORM_LAYER, 1, 1.01 * U);
     free(weight), free(bias), free(x);
 }
 
-/* The terms of W z + b: one for each `D` columns, and the bias. The forward call's product of K terms, its bias and the
- * sum with the stream have K + 3 roundings. */
+/* Add the terms of W z + b: one for each `D` columns, and the bias. In the forward call, the
+ * product of K terms, its bias and the sum with the stream have K + 3 roundings. */
 static void add_linear(const example *e, reference_stream *s, int64_t layer, const char *name,
                        const float *z, int64_t K, int64_t D, const float *stream)
 {
@@ -534,8 +536,8 @@ static void add_part(const example *e, reference_stream *s, int64_t layer, mha_l
         norm_stream(e, s, layer, norms[part], &view.sum, row);
 }
 
-/* The stream of one token as a sum, from the embeddings to the end. Terms: embedding, biases of
- * norms, and for each part its bias and its heads (or the whole). */
+/* The stream of one token as a sum, from the embeddings to the end. Its terms are the embedding,
+ * the biases of norms, and for each part its bias and its heads (or the complete part). */
 static reference_stream decompose(const example *e, int64_t row)
 {
     mha_stream_view ends = {.struct_size = sizeof ends};
@@ -573,8 +575,8 @@ static void attribute(mha_context *context, const example *e, const mha_attribut
         fail_msg("%s", mha_error_detail());
 }
 
-/* Each term separately. Both sides are in double: 1e-12 of the terms' sizes covers the amplification by norms of small
- * deviation. */
+/* Check each term separately. Both sides are in double; 1e-12 of the terms' sizes covers the
+ * amplification by norms with a small deviation. */
 static void check_terms(const example *e, const reference_stream *s, const double *u,
                         const result *got)
 {
@@ -616,7 +618,7 @@ static void check_terms(const example *e, const reference_stream *s, const doubl
     check_near(got->out.remainder, 0, rounding, "what rounding left");
 }
 
-/* total against the logits themselves: a product of E terms in f32. */
+/* Compare the total with the logits themselves: a product of E terms in f32. */
 /* W_out, times the scale of logits, a power of two. */
 static double *output_table(const example *e)
 {
@@ -684,8 +686,9 @@ static void terms_sum_to_the_logit(void **state)
     }
 }
 
-/* Small integers, heads that attend to four tokens uniformly, no norm: every number is exact in f32. The terms sum
- * exactly to the logit, and heads and bias to the module's output. */
+/* With small integers, heads that attend to four tokens uniformly, and no norm, every number is
+ * exact in f32. The terms sum exactly to the logit, and heads and bias sum to the module's
+ * output. */
 static void small_integers_are_exact(void **state)
 {
     (void)state;
@@ -751,7 +754,8 @@ static void small_integers_are_exact(void **state)
     }
 }
 
-/* The layers' calls equal the plain ones on the layers' numbers; a token that sees only itself has ||f|| = ||out||. */
+/* The calls for layers equal the plain calls on the layers' numbers. A token that sees only itself
+ * has ||f|| = ||out||. */
 static void layers_are_the_plain_calls(void **state)
 {
     (void)state;
@@ -872,7 +876,7 @@ static double *reader_rows(const example *e, int64_t l, const char *name, int64_
     return rows;
 }
 
-/* *size: ||W_Q|| ||W_K|| / ||W_QK||, the amplification of errors of the factors. */
+/* *size is ||W_Q|| ||W_K|| / ||W_QK||, which amplifies errors of the factors. */
 static double *full_qk(const example *e, int64_t l, int64_t h, double *size)
 {
     const int64_t E = e->d.embed_dim, D = e->d.head_dim;
@@ -934,8 +938,8 @@ static void composition(void **state)
             double *turned = malloc((size_t)(E * E) * sizeof *turned);
             assert_non_null(turned);
             reference_turn(qk, E, E, turned);
-            /* M = X O' is a product of E terms in f32, of X rounded once more: an error of (E + 2) U ||X|| ||O'||,
-             * propagated by P and V'; the rest is in double. */
+            /* M = X O' is a product of E terms in f32, and X is rounded once more. Its error of (E
+             * + 2) U ||X|| ||O'|| is propagated by P and V'. The rest is in double. */
             const double part = 1.01 * (double)(E + 2) * U * size;
             check_near((double)scores[0][k], reference_composition(turned, wrote, E),
                        part * qk_size + U, "q");
@@ -949,7 +953,8 @@ static void composition(void **state)
     }
 }
 
-/* Random matrices give the baseline; a head that reads everything another writes scores far higher. */
+/* Random matrices score at the baseline. A head that reads everything that another head writes
+ * scores far higher. */
 static void composition_of_chance(void **state)
 {
     (void)state;
@@ -971,9 +976,10 @@ static void composition_of_chance(void **state)
     assert_int_equal(mha_transformer_composition(context, t, &out), MHA_OK);
     double sum = 0;
     for (int i = 0; i < 16; i++) sum += (double)scores[32 + i / 4 * 8 + i % 4];
-    /* 16 scores of deviation about 0.01 (16 x 16 numbers each, of one head): 0.01 is 4 sigma. */
+    /* The mean of 16 scores with a deviation of about 0.01 (16 x 16 numbers each, of one head):
+     * 0.01 is 4 sigma. */
     check_near(sum / 16, out.baseline, 0.01, "random matrices");
-    /* W_K of head 1 reads what W_O of head 2 writes: its rows are those columns. */
+    /* W_K of head 1 reads the output of W_O of head 2: its rows are those columns. */
     assert_int_equal(mha_transformer_find(t, 1, "self_attn.k_proj.weight", &p), MHA_OK);
     assert_int_equal(mha_transformer_find(t, 0, "self_attn.o_proj.weight", &from), MHA_OK);
     float *data = mha_transformer_data(t);
@@ -1025,7 +1031,7 @@ static double plain_effect(const example *e, const mha_head_attribution_desc *d,
     return turn / (double)d->from_count;
 }
 
-/* The same by calls that keep everything: whole maps, and a run without each head. */
+/* The same by calls that keep all activations: complete maps, and a run without each head. */
 static void check_heads(mha_context *context, example *e, const mha_head_attribution_desc *d,
                         const mha_head_attribution *got)
 {
@@ -1130,7 +1136,7 @@ static void heads_from_tokens_to_tokens(void **state)
         check_heads(context, e, &d, &heads);
         for (int64_t k = 0; k < e->d.num_layers * e->d.num_heads; k++) wanted += found[0][k] >= 0;
         assert_int_equal(calls, wanted);
-        calls = 999; /* the status of progress ends the call */
+        calls = 999; /* the status that progress returns ends the call */
         d.heads = NULL;
         if (wanted > 0)
             assert_int_equal(mha_transformer_head_attribution(context, e->t, &tokens, &d, &heads),

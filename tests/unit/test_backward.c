@@ -1,9 +1,9 @@
-/* Gradients of attention: every kind alone, in pairs and in random combinations, on every path and instruction set,
- * against the double-precision reference within its bounds (docs/numerics.md, "Attention backward"); then bits,
- * non-finite values, and errors.
+/* Gradients of attention: every kind alone, in pairs and in random combinations, on every path and
+ * instruction set. Results must be within their bounds (docs/numerics.md, "Attention backward") of
+ * the double-precision reference. Also tested: bits, non-finite values, and errors.
  *
- * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. MHA_TEST_CASE=n (with
- * MHA_TEST_SEED) runs the n-th alone. */
+ * The default is a sample; MHA_TEST_LONG=1 tests 5,000 descriptors. MHA_TEST_CASE=n (with
+ * MHA_TEST_SEED) runs only the n-th. */
 #include "reference/backward_bounds.h"
 #include "support/backward_call.h"
 #include "support/failing_alloc.h"
@@ -25,7 +25,7 @@ enum { SAMPLE = 100, ALL = 5000 };
 
 enum { OF_O, OF_LSE, OF_P, OF_MEAN, LOSSES };
 
-/* Gradients of one call, except those that the problem does not have. */
+/* The gradients of one call, except those that the problem does not have. */
 typedef struct result {
     bool has[BACKWARD_COUNT];
     guarded of[BACKWARD_COUNT];
@@ -36,7 +36,7 @@ typedef struct trial {
     int number;
     kinds_case c;
     ref_attention a;
-    guarded given[LOSSES]; /* the loss's gradients of o, and of what has[] */
+    guarded given[LOSSES]; /* the loss's gradients of o, and of the outputs in has[] */
     bool has[LOSSES];
     backward_loss loss;
     bool accumulate;
@@ -262,7 +262,7 @@ static void free_trial(trial *x)
     kinds_free(&x->c);
 }
 
-/* Limit the work to a few milliseconds of the reference, keeping long sequences. */
+/* Limit the reference's work to a few milliseconds without shortening long sequences. */
 static void shrink(kinds_shape *n)
 {
     const double most = 4e5;
@@ -321,7 +321,7 @@ static void random_company(void **state)
     if (whole) print_cards(&all, cards, end >= SAMPLE);
 }
 
-/* Each kind alone, across boundaries of key blocks and query chunks, and each pair. */
+/* Each kind alone, across boundaries of key blocks and query chunks, and each pair of kinds. */
 static void alone_and_in_pairs(void **state)
 {
     (void)state;

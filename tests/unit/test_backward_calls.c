@@ -1,5 +1,5 @@
-/* mha_attention_backward() apart from its numbers: non-finite values, padding and batches, errors, plans, allocation
- * failures. */
+/* mha_attention_backward() apart from its results: non-finite values, padding and batches, errors,
+ * plans, allocation failures. */
 #include "reference/half_reference.h"
 #include "reference/kinds_reference.h"
 #include "support/backward_call.h"
@@ -48,7 +48,7 @@ static void randomize(rng *r, const mha_tensor *x)
     for (int64_t i = 0; i < elements_of(x); i++) ((float *)x->data)[i] = rng_normal(r);
 }
 
-/* Everything except the three inputs, which the caller sets. */
+/* Set everything except the three inputs, which the caller sets. */
 static void complete(call *c, rng *r)
 {
     const int64_t o[4] = {c->q.shape[0], c->q.shape[1], c->q.shape[2], c->v.shape[3]};
@@ -143,7 +143,7 @@ static bool row_is_bad(const poisoned *x, int64_t b, int64_t h, int64_t t, bool 
     return bad;
 }
 
-/* NaN where spoiled, bit-identical to the clean call elsewhere. */
+/* Check that a row is NaN if spoiled, and otherwise bit-identical to the clean call. */
 static void check_row(const poisoned *x, int which, int64_t b, int64_t h, int64_t t, bool spoiled)
 {
     const float *got = row(&x->bad.of[which], b, h, t), *clean = row(&x->clean.of[which], b, h, t);
@@ -233,7 +233,7 @@ static void poison_stays(void **state)
         }
 }
 
-/* A query without keys gives a sink no gradient, for any dO. */
+/* A query without keys gives a sink no gradient, whatever dO is. */
 static void query_without_keys(void **state)
 {
     (void)state;
@@ -298,8 +298,8 @@ static void huge_where_hidden(void **state)
     }
 }
 
-/* Scores of 1e11 differ from their log-sum-exp by thousands because of rounding: nothing may be NaN, and instruction
- * sets with fused multiply-adds must agree. */
+/* Scores of 1e11 differ from their log-sum-exp by thousands because of rounding. No result may be
+ * NaN, and instruction sets with fused multiply-adds must agree. */
 static void huge_scores(void **state)
 {
     (void)state;
@@ -382,7 +382,8 @@ static void free_loss_call(loss_call *x)
     free_results(&x->c);
 }
 
-/* A hidden weight's gradient is not read; one that is not finite spoils its query and the keys that it sees. */
+/* The gradient of a hidden weight is not read. A gradient that is not finite spoils its query and
+ * the keys that the query sees. */
 static void check_bad_loss(const machine *m, bool of_lse)
 {
     rng r = rng_make(1, 7), again = r;
@@ -411,8 +412,8 @@ static void check_bad_loss(const machine *m, bool of_lse)
     free_loss_call(&bad);
 }
 
-/* The lse of a query without keys is its sink, so the gradient of lse is 1. Also: callers with an older struct are
- * supported. */
+/* The lse of a query without keys is its sink, so the gradient of lse is 1. Also tests that callers
+ * with an older struct are supported. */
 static void check_lone_sink(const machine *m)
 {
     rng r = rng_make(1, 8);
@@ -459,7 +460,8 @@ static void same_rows(const machine *m, const mha_tensor *alone, const mha_tenso
                          (long long)t, (long long)h);
 }
 
-/* One sequence alone, and as the first of two longer ones with padding: keys by length, queries by a dO of 0. */
+/* One sequence computed separately, and as the first of two longer ones with padding: keys are
+ * hidden by length, queries by a dO of 0. */
 static void check_padding(rng *r, const machine *m)
 {
     const int64_t T = rng_between(r, 1, 260), S = rng_between(r, 1, 600), D = rng_between(r, 1, 40);
@@ -514,7 +516,7 @@ static void padding_and_batches(void **state)
 
 /* ---- causal and lengths, which have a separate path ------------------------------------------ */
 
-/* The same pairs hidden by bytes of whole rectangles: the fast path skips only zeros. */
+/* The same pairs, hidden by bytes of complete rectangles. The fast path skips only zeros. */
 static void check_bytes(rng *r, const machine *m)
 {
     static const int64_t sizes[] = {1, 7, 16, 24, 32, 48, 64, 80};
@@ -603,7 +605,7 @@ static void free_twin(const twin *x)
     free(x->wide.data);
 }
 
-/* Both calls get the o and lse of some forward call. */
+/* Both calls get the o and lse of the same forward call. */
 static void check_halves(rng *r, const machine *m, const kinds_case *c)
 {
     call wide = {.desc = c->desc, .q = c->q.view, .k = c->k.view, .v = c->v.view};
@@ -708,7 +710,7 @@ typedef struct misuse {
            x->c.of[SCALE].shape[0] = 2);                                                          \
     MISUSE(MHA_ERR_SHAPE, "gradients.scale", x->c.of[SCALE].ndim = 99);                           \
     MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.v", x->c.of[VALUES].data = x->c.of[KEYS].data)     \
-    /* the smaller one */;                                                                        \
+    /* the smaller tensor */;                                                                     \
     MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.q", x->c.of[QUERIES].data = x->c.q.data);          \
     MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.q", x->c.of[QUERIES].data = x->c.o.data);          \
     MISUSE_OF_DATA(MHA_ERR_OVERLAP, "gradients.q", x->c.of[QUERIES].data = x->c.o_gradient.data); \
@@ -803,7 +805,7 @@ static mha_attention_plan plan_of(const mha_context *context, int64_t n, int64_t
     return plan;
 }
 
-/* Eight sequences, one of them with all of 2^40 queries and 2^20 keys: 2^63 places. */
+/* Eight sequences, the first with all 2^40 queries and 2^20 keys: 2^63 pairs overflow. */
 static void check_huge(const mha_context *context)
 {
     const int64_t rows = (int64_t)1 << 40, cols = 1 << 20;
@@ -830,7 +832,7 @@ static void plans(void **state)
     assert_int_equal(status, MHA_OK);
     assert_int_equal(small.path, MHA_PATH_TILED);
     assert_true(small.isa == mha_context_isa(context) && small.visible_pairs == 8 * 1024 * 1024);
-    /* dq separate from dk, dv since a table's gradient is requested: 14 D per pair */
+    /* dq is separate from dk and dv because a table's gradient is requested: 14 D per pair */
     assert_true(small.flops == 14.0 * 64 * 8 * 1024 * 1024);
     /* q, k, v and their gradients, o and its gradient; lse */
     assert_true(small.bytes == 4.0 * 8 * 1024 * (8 * 64 + 1));
@@ -846,7 +848,7 @@ static void plans(void **state)
     plan_of(context, 64, 300, MHA_PATH_PLAIN, MHA_ATTENTION_STRICT, &status);
     assert_int_equal(status, MHA_OK);
     check_huge(context);
-    /* A loss of weights: p once for its sum, and once in each of the two walks. */
+    /* A loss of weights computes p once for its sum, and once in each of the two walks. */
     const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 2, 64, 32});
     const mha_tensor p = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 2, 64, 64});
     const mha_attention_gradients wanted = {
@@ -882,7 +884,7 @@ static void check_reserve(call *x)
     mha_context_destroy(context);
 }
 
-/* A descriptor with everything, so that every allocation occurs. */
+/* A descriptor with all inputs, so that every allocation occurs. */
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
@@ -916,7 +918,7 @@ static void failed_allocations_are_reported(void **state)
             uint32_t first;
             memcpy(&first, x.of[QUERIES].data, sizeof first);
             if (status == MHA_OK) {
-                alloc.fail_at = -1; /* lets the scratch merge its blocks */
+                alloc.fail_at = -1; /* lets scratch merge its blocks */
                 alloc.fail_after = false;
                 assert_int_equal(backward(context, &x), MHA_OK);
                 alloc.fail_at = alloc.calls; /* from then on nothing is allocated */

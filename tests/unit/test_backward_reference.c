@@ -1,6 +1,6 @@
-/* Verifies the double-precision gradients used by test_backward.c against central differences of the double-precision
- * forward, for every element of every differentiable input, with every kind of attention alone, in pairs and in random
- * combinations.
+/* The double-precision gradients that test_backward.c uses, compared with central differences of
+ * the double-precision forward. Tests every element of every differentiable input, with every kind
+ * of attention alone, in pairs and in random combinations.
  *
  * Differences are of fourth order, f' = (8 (f(+h) - f(-h)) - (f(+2h) - f(-2h))) / 12 h; with
  * h = 3e-4 their error is h^4 f5 / 30 (1e-15 f5) and a rounding of f. With m the sum of the magnitudes of f's terms
@@ -92,7 +92,7 @@ static double sizes_of(const mha_tensor *x)
     return sum;
 }
 
-/* A bound of m: weights are at most 1 (2 with dropout of a half), gates multiply; lse is a few
+/* A bound of m. Weights are at most 1 (2 with dropout of a half), gates multiply, and lse is a few
  * scores. */
 static double terms_of(const doubled *x)
 {
@@ -202,7 +202,8 @@ static double moved(doubled *x, double *element, double by)
 
 static double difference(doubled *x, double *element, double *rounding)
 {
-    /* Scores change by q . k times the step of the scale, through a cap that may be small. */
+    /* A change of the scale changes scores by q . k times the step, through a cap that may be
+     * small. */
     double h = element ? 3e-4 * fmax(1, fabs(*element)) : 0x1p-15;
     double near[2] = {moved(x, element, h), moved(x, element, -h)};
     double far[2] = {moved(x, element, 2 * h), moved(x, element, -2 * h)};

@@ -30,7 +30,6 @@
 #endif
 #endif
 
-/* The call fails with this status, and its detail is one line that contains the word. */
 /* ---- status --------------------------------------------------------------------------------- */
 
 static void status_texts(void **state)
@@ -38,7 +37,7 @@ static void status_texts(void **state)
     (void)state;
     assert_string_equal(mha_status_text(MHA_OK), "success");
     assert_string_equal(mha_status_text((mha_status)99), "unknown status");
-    assert_int_equal(MHA_ERR_SHAPE, 10); /* pinned for ever */
+    assert_int_equal(MHA_ERR_SHAPE, 10); /* must never change */
     assert_int_equal(MHA_ERR_CALLBACK, 60);
     assert_int_equal(MHA_ERR_RANK, 61);
 #define CHECK_TEXT(name, value, text) \
@@ -58,10 +57,11 @@ static void detail_is_one_clean_line(void **state)
     int64_t count;
     mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 0, NULL);
     assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
-    assert_string_equal(mha_error_detail(), "again: a: line?feed?tab? 7"); /* success keeps it */
+    /* success does not change it */
+    assert_string_equal(mha_error_detail(), "again: a: line?feed?tab? 7");
 }
 
-/* A long text ends at a whole character, for any bytes. */
+/* A long text is truncated after a complete character, for any bytes. */
 static void detail_is_cut_between_characters(void **state)
 {
     (void)state;
@@ -141,7 +141,7 @@ static void views(void **state)
     assert_int_equal(mha_tensor_contiguous(data, MHA_F32, -1, shape).ndim, -1);
     assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 1, NULL).ndim, -1);
     assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 0, NULL).ndim, 0);
-    const int64_t wraps[] = {INT64_MAX, INT64_MAX, INT64_MAX}; /* defined, refused later */
+    const int64_t wraps[] = {INT64_MAX, INT64_MAX, INT64_MAX}; /* defined, rejected later */
     assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 3, wraps).ndim, 3);
 }
 
@@ -166,7 +166,7 @@ static void counts(void **state)
     expect_error(mha_tensor_count(&x, &count), MHA_ERR_SIZE, "overflow");
     x.ndim = 7;
     expect_error(mha_tensor_count(&x, &count), MHA_ERR_SHAPE, "ndim");
-    assert_int_equal(count, 0); /* untouched by the failures */
+    assert_int_equal(count, 0); /* the failures do not change it */
 }
 
 /* ---- contexts ------------------------------------------------------------------------------- */
@@ -396,7 +396,7 @@ static void scratch_is_a_stack(void **state)
                 assert_int_equal(parts[i][j], i);
             mha_scratch_release(context, marks[i]);
         }
-        if (round > 1) assert_int_equal(memory.calls, calls); /* steady */
+        if (round > 1) assert_int_equal(memory.calls, calls); /* no further allocations */
     }
     mha_context_destroy(context);
     assert_int_equal(memory.live, 0);
@@ -576,7 +576,7 @@ static void host_parallel_for(void **state)
                              .parallel_for = host_loop,
                              .parallel_for_user = &h};
     mha_context *context = must_create(&desc);
-    assert_int_equal(memory.calls, 1); /* no pool beside it */
+    assert_int_equal(memory.calls, 1); /* no separate pool */
     assert_int_equal(mha_context_threads(context), 4);
     loop *l = malloc(sizeof *l);
     assert_non_null(l);
@@ -644,7 +644,7 @@ static void wait_until_asleep(pid_t thread)
     assert_int_equal(state, 'S');
 }
 
-/* A worker that went to sleep on CPU `here`, where the caller now runs and remains. */
+/* Let a worker fall asleep on CPU `here`, where the caller now runs and remains, then meet it. */
 static meeting met_after_sleep_on(mha_context *context, pid_t thread, const cpu_set_t *here,
                                   const cpu_set_t *all)
 {
@@ -663,8 +663,8 @@ static meeting met_after_sleep_on(mha_context *context, pid_t thread, const cpu_
     return m;
 }
 
-/* A worker wakes on a different CPU than its caller. The system may move it later because of other load, so one of
- * several rounds must succeed. */
+/* A worker wakes on another CPU than its caller. The system may move it later because of other
+ * load, so only one of several rounds must succeed. */
 static void workers_wake_off_the_caller(void **state)
 {
     enum { TRIES = 20, MOST = 15, ROUNDS = 10 };
@@ -701,7 +701,8 @@ static void workers_wake_off_the_caller(void **state)
 }
 #endif
 
-/* A pool works with fewer threads if the system refuses some. In a child process, since limits persist. */
+/* A pool works with fewer threads if the system refuses some. Tested in a child process, because
+ * limits persist. */
 static void threads_refused(void **state)
 {
     (void)state;

@@ -1,10 +1,10 @@
 /* Random programs on a cache - append, decode, attend, truncate, fork, reset, and calls that must fail - against a
  * model that stores every position in plain arrays of double. After each step lengths and pages must equal the model's.
- * Attention must be within its bound of the double reference on the model's stored numbers, and bit-identical to
- * mha_attention_forward() on contiguous f32 tensors of them.
+ * Attention must be within its bound of the double reference on the model's stored numbers, and
+ * bit-identical to mha_attention_forward() on contiguous f32 tensors of these numbers.
  *
- * A sample by default; MHA_TEST_LONG=1 tries 5,000 programs. MHA_TEST_CASE=n (with MHA_TEST_SEED) runs
- * the n-th alone. */
+ * The default is a sample; MHA_TEST_LONG=1 tests 5,000 programs. MHA_TEST_CASE=n (with
+ * MHA_TEST_SEED) runs only the n-th. */
 #include "reference/half_reference.h"
 #include "reference/kinds_bounds.h"
 #include "support/guarded.h"
@@ -28,7 +28,7 @@ typedef struct program {
     mha_kv_cache_desc desc;
     int64_t group;
     /* the model */
-    double *exact; /* as k, before it is stored; of scales per channel only, like powers */
+    double *exact; /* k before it is stored; only with scales per channel, like powers */
     int *powers;   /* [B][runs of 16][Hk][D] */
     double *k,
         *v; /* [B][capacity][Hk][D], [B][capacity][Hk][Dv], as stored, including discarded positions */
@@ -70,7 +70,7 @@ static double *row_of(const program *p, double *x, int64_t b, int64_t position, 
     return x + (b * p->desc.capacity + position) * p->desc.kv_heads * width;
 }
 
-/* n new rows of every head of every sequence, read-only. */
+/* n new read-only rows of every head of every sequence. */
 static guarded new_rows(program *p, int64_t n, int64_t width)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
@@ -113,14 +113,15 @@ static int *powers_of(const program *p, int64_t b, int64_t position)
     return p->powers + (b * runs_of(p) + position / RUN) * p->desc.kv_heads * p->desc.head_dim;
 }
 
-/* A number of a channel with this power, from the formula in cache.h. */
+/* A number of a channel with this power, by the formula in cache.h. */
 static double by_power(double x, int power)
 {
     if (power == NOT_FINITE) return NAN;
     return fmax(-127, fmin(127, rint(ldexp(x, -power)))) * ldexp(1, power);
 }
 
-/* Add position `position` of the model to its run; earlier ones are rounded again if it is larger. */
+/* Add position `position` of the model to its run. Earlier positions are rounded again if it is
+ * larger. */
 static void join_run(const program *p, int64_t b, int64_t position)
 {
     const int64_t width = p->desc.kv_heads * p->desc.head_dim, first = position - position % RUN;
@@ -164,9 +165,9 @@ static void model_append(const program *p, const mha_tensor *x, const int64_t *f
 
 /* One call on the cache and on tensors of the model's contents. */
 typedef struct call {
-    mha_attention_desc desc; /* of the second; points in here: not to be copied */
-    bool anywhere;           /* the first has q_offsets too */
-    bool own;                /* and a window, unless it is the cache's */
+    mha_attention_desc desc; /* of the second call; points into this struct: must not be copied */
+    bool anywhere;           /* the first call also has q_offsets */
+    bool own;                /* the first call also has a window, unless it is the cache's */
     int64_t T, longest, offsets[MOST_B];
     guarded q, slopes, o[2], lse[2];
     mha_tensor k, v;
@@ -245,7 +246,7 @@ static void call_make(program *p, call *c, int64_t T)
              (long long)c->longest, mha_isa_name(mha_context_isa(p->context)));
 }
 
-/* True if no query of the call sees a discarded position. */
+/* Whether no query of the call sees a discarded position. */
 static bool sees_held(const program *p, const call *c)
 {
     for (int64_t b = 0; b < p->desc.batch; b++)
@@ -255,7 +256,7 @@ static bool sees_held(const program *p, const call *c)
     return true;
 }
 
-/* False: the cache correctly rejects the call. */
+/* Run the call. Returns false if the cache correctly rejects it. */
 static bool call_run(const program *p, call *c)
 {
     mha_attention_desc own = c->desc;
@@ -291,7 +292,8 @@ static void call_free(call *c)
     free(c->k.data), free(c->v.data);
 }
 
-/* Errors over bounds. Those of the plain path are one rounding and would hide a loose bound. */
+/* Errors over bounds. The errors of the plain path are one rounding and would hide a loose
+ * bound. */
 static tally tally_o[] = {{.name = "o"}, {.name = "o, plain path"}};
 static tally tally_lse[] = {{.name = "lse"}, {.name = "lse, plain path"}};
 
@@ -303,7 +305,7 @@ static void compare(const call *c, tally *t, int64_t b, int64_t h, int64_t row, 
              (long long)b, (long long)h, (long long)row, (long long)i, got, exact, bound);
 }
 
-/* The rows of a head in a sequence; the reference accepts no others. */
+/* Whether the rows of a head in a sequence are finite; the reference accepts no others. */
 static bool rows_are_finite(const program *p, const mha_tensor *x, int64_t b, int64_t h)
 {
     const float *rows = (const float *)x->data + b * x->stride[0] + h * x->stride[1];
@@ -330,7 +332,7 @@ static void check_row(const program *p, const call *c, int64_t b, int64_t h, int
         compare(c, &tally_o[plain], b, h, t, i, (double)o[i], row->o[i], bound->o[i]);
 }
 
-/* A limited number of rows, at least one. Other arithmetic has separate tests. */
+/* Check a limited number of rows, at least one. Other arithmetic has separate tests. */
 static void check_rows(program *p, const call *c)
 {
     const int64_t H = p->desc.kv_heads * p->group, Dv = p->desc.value_head_dim;
@@ -364,7 +366,7 @@ static int64_t sink_pages(const program *p)
     return pages_for(p, p->desc.sink_keys);
 }
 
-/* The first page, besides the sinks', that queries from `position` on see. */
+/* The first page, apart from the sinks' pages, that queries from `position` on see. */
 static int64_t first_seen(const program *p, int64_t position)
 {
     const int64_t first = position - p->desc.window + 1;
@@ -379,13 +381,14 @@ static int64_t discarded_by(const program *p, int64_t b, int64_t first, int64_t 
     return more && seen > p->discarded[b] ? seen : p->discarded[b];
 }
 
-/* True if entry i of a sequence with these discarded pages is the empty page. */
+/* Whether entry i of a sequence with these discarded pages is the empty page. */
 static bool is_gone(const program *p, int64_t i, int64_t discarded)
 {
     return i >= sink_pages(p) && i < discarded;
 }
 
-/* Number of sequences that hold a page after discarding; with counts, only those that append to it. */
+/* The number of sequences that hold a page after discarding; with counts, only sequences that
+ * append to it. */
 static int64_t holders(const program *p, int32_t page, const int64_t *discarded,
                        const int64_t *counts)
 {
@@ -400,8 +403,8 @@ static int64_t holders(const program *p, int32_t page, const int64_t *discarded,
     return holders;
 }
 
-/* True if an append lacks pages: new pages, plus copies of shared pages for all writers except the last, exceed the
- * free pages after discarding. */
+/* Whether an append lacks pages: new pages, plus copies of shared pages for all writers except the
+ * last, exceed the free pages after discarding. */
 static bool lacks_pages(const program *p, const int64_t *discarded, const int64_t *counts)
 {
     int64_t needed = 0, free = 0;
@@ -416,7 +419,7 @@ static bool lacks_pages(const program *p, const int64_t *discarded, const int64_
     return needed > free;
 }
 
-/* A selection of n rows: all, the first ones of each, or some. */
+/* A selection of n rows: all rows, the first rows of each sequence, or some rows. */
 typedef enum rows_kind { ROWS_ALL, ROWS_COUNTS, ROWS_SOME } rows_kind;
 
 static bool append(program *p, int64_t n, rows_kind kind)
@@ -482,7 +485,8 @@ static void step_attend(program *p)
     attend(p, rng_between(&p->r, 1, rng_chance(&p->r, 0.8) ? 5 : MOST_STEP));
 }
 
-/* True if a sequence with these discarded pages has every position that a query at `length` sees. */
+/* Whether a sequence with these discarded pages has every position that a query at `length`
+ * sees. */
 static bool can_be_cut(const program *p, int64_t discarded, int64_t length)
 {
     const int64_t pages = pages_for(p, length);
@@ -508,7 +512,7 @@ static void step_truncate(program *p)
     if (can) cut(p, b, length);
 }
 
-/* Sequence `to` of the model. */
+/* Copy sequence `from` of the model to `to`. */
 static void become(program *p, int64_t from, int64_t to, int64_t length)
 {
     const int64_t kv[] = {p->desc.head_dim, p->desc.value_head_dim, p->desc.head_dim};
@@ -536,7 +540,7 @@ static void step_fork(program *p)
     if (can) become(p, from, to, length);
 }
 
-/* Assign pages of another sequence, or its own, by their numbers. */
+/* Assign pages of another sequence, or of the same one, by their numbers. */
 static void step_assign(program *p)
 {
     const int64_t from = rng_between(&p->r, 0, p->desc.batch - 1),
@@ -568,19 +572,20 @@ static void wrong_pages(program *p, int64_t b)
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 0, -1), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 2, capacity + 1), MHA_ERR_SIZE);
     assert_int_equal(mha_kv_cache_assign(p->cache, -1, pages, 1, 1), MHA_ERR_ARGUMENT);
-    if (size < capacity) /* a page twice, or a free one */
+    if (size < capacity) /* a page that occurs twice, or a free page */
         assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 2, size + 1), MHA_ERR_ARGUMENT);
     for (int32_t page = 0; page < p->desc.pages; page++)
         if (holders(p, page, p->discarded, NULL) == 0)
             assert_int_equal(mha_kv_cache_assign(p->cache, b, &page, 1, 1), MHA_ERR_ARGUMENT);
-    pages[0] = (int32_t)p->desc.pages; /* with a window: discarded, but the next query sees it */
+    /* with a window: the page is discarded, but the next query sees it */
+    pages[0] = (int32_t)p->desc.pages;
     if (p->desc.window != 1 || size > 1 || p->desc.sink_keys > 0)
         assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 1), MHA_ERR_ARGUMENT);
     pages[0] = -1;
     assert_int_equal(mha_kv_cache_assign(p->cache, b, pages, 1, 1), MHA_ERR_ARGUMENT);
 }
 
-/* n rows: sequence b takes count, the others as many as fit. */
+/* Append n rows: sequence b takes count, the others as many as fit. */
 static mha_status append_counted(const program *p, int64_t n, int64_t b, int64_t count)
 {
     const mha_kv_cache_desc *d = &p->desc;
@@ -600,7 +605,7 @@ static mha_status append_counted(const program *p, int64_t n, int64_t b, int64_t
     return mha_kv_cache_append(p->cache, &k, &v, counts);
 }
 
-/* Rejected without changes. */
+/* Invalid calls are rejected without changes. */
 static void step_wrong(program *p)
 {
     const int64_t B = p->desc.batch, b = rng_between(&p->r, 0, B - 1);
@@ -713,7 +718,7 @@ static program program_make(uint64_t number)
     return p;
 }
 
-/* The place where a test failed; no step: none. */
+/* The place where a test failed; step NULL: none. */
 static struct {
     int program, number;
     const step *step;

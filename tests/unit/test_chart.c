@@ -1,5 +1,5 @@
-/* Charts: positions of points, ticks at round numbers, gaps, styles, escaped texts, extreme doubles, and every kind of
- * bad input rejected before a byte is written. */
+/* Charts: positions of points, ticks at round numbers, gaps, styles, escaped texts, extreme
+ * doubles. Every kind of bad input is rejected before a byte is written. */
 #include "support/expect.h"
 #include "support/suite.h"
 
@@ -30,7 +30,7 @@ static void holds(const mha_buffer *svg, const char *what)
     if (!strstr(svg->data, what)) fail_msg("no %s in\n%s", what, svg->data);
 }
 
-/* The first number after `before`, from *at on. */
+/* The first number after `before`, starting at *at. */
 static double number_behind(const char **at, const char *before)
 {
     *at = strstr(*at, before);
@@ -65,7 +65,8 @@ static void points_are_in_their_places(void **state)
             snprintf(text, sizeof text, ">%d</text>", tick);
             holds(&svg, text);
         }
-        assert_int_equal(count_of(svg.data, ">3</text>"), 1); /* of x, whole numbers */
+        /* on the x axis, whose ticks are whole numbers */
+        assert_int_equal(count_of(svg.data, ">3</text>"), 1);
         assert_null(strstr(svg.data, ">3.5<"));
         mha_buffer_free(&svg);
     }
@@ -90,9 +91,9 @@ static void gaps_and_looks(void **state)
     assert_string_equal(svg.data, again.data);
     mha_buffer_free(&again);
     assert_int_equal(count_of(svg.data, "stroke=\"#0072b2\""), 2); /* line, legend */
-    assert_int_equal(count_of(svg.data, "stroke=\"#d55e00\""), 3); /* one has no name */
+    assert_int_equal(count_of(svg.data, "stroke=\"#d55e00\""), 3); /* one series has no name */
     assert_int_equal(count_of(svg.data, "stroke-dasharray=\"3 3\""), 2);
-    assert_int_equal(count_of(svg.data, "<circle"), 3 * 3 + 1); /* of a baseline: those alone */
+    assert_int_equal(count_of(svg.data, "<circle"), 3 * 3 + 1); /* the baseline has only these */
     const char *line = strstr(svg.data, "<path d=\"M");
     int with_gap = 0;
     for (; line; line = strstr(line + 1, "<path d=\"M")) {
@@ -113,7 +114,7 @@ static void gaps_and_looks(void **state)
     mha_buffer_free(&svg);
 }
 
-/* Empty charts, equal numbers, and doubles of every size: a picture without "nan" or "inf". */
+/* Empty charts, equal numbers, and doubles of every size give a picture without "nan" or "inf". */
 static void as_pdf(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Transformers in folders: saved and loaded with the same bits, for every kind; foreign, damaged and hostile folders;
- * unsupported output. tests/python/test_checkpoint_hf.py reads and writes them with transformers. */
+/* Transformers in folders: every kind is saved and loaded with the same bits; foreign, damaged and
+ * hostile folders; unsupported output. tests/python/test_checkpoint_hf.py reads and writes them
+ * with transformers. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/layers.h"
@@ -67,7 +68,7 @@ static void expect_same(mha_transformer *a, mha_transformer *b)
     mha_transformer_describe(a, &x);
     mha_transformer_describe(b, &y);
     assert_int_equal(x.layer_heads != NULL, y.layer_heads != NULL);
-    if (x.layer_heads) { /* each has its own lists */
+    if (x.layer_heads) { /* each transformer has its own lists */
         const size_t bytes = (size_t)x.num_layers * sizeof(int64_t);
         assert_memory_equal(x.layer_heads, y.layer_heads, bytes);
         assert_memory_equal(x.layer_kv_heads, y.layer_kv_heads, bytes);
@@ -81,7 +82,7 @@ static void expect_same(mha_transformer *a, mha_transformer *b)
                         (size_t)mha_transformer_size(a) * sizeof(float));
 }
 
-/* Every row of the output, bit by bit: the packed matrices match the parameters. */
+/* Compare every row of the output bit by bit. The packed matrices then match the parameters. */
 static void expect_same_output(mha_transformer *a, mha_transformer *b)
 {
     enum { T = 5, MOST = 64 };
@@ -149,7 +150,7 @@ static void round_trips(void **state)
     round_trip(d, "bert");
 }
 
-/* Any difference from the formats of transformers gives a folder in our own format. */
+/* Any difference from the formats of transformers gives a folder in this library's own format. */
 static void round_trips_of_our_own(void **state)
 {
     (void)state;
@@ -180,7 +181,7 @@ static void round_trips_of_our_own(void **state)
     }
 }
 
-/* Settings of layers also use our own format, to the bit. */
+/* Settings of layers also use our own format, bit for bit. */
 static void round_trips_of_layers(void **state)
 {
     (void)state;
@@ -252,15 +253,15 @@ static void round_trips_of_pruned_ones(void **state)
         const int64_t kv[][2] = {{2, 1}, {3, 2}, {0, 2}, {4, 0}, {0, 0}, {1, 1}};
         mha_transformer_desc d = i % 2 ? bert : llama;
         if (i % 2) d.num_heads = d.kv_heads = 4;
-        if (i == 4) d.num_heads = d.kv_heads = 1;     /* no more than a layer has */
-        if (i == 5) d.flags |= MHA_TRANSFORMER_CROSS; /* whose heads vouch for num_heads */
+        if (i == 4) d.num_heads = d.kv_heads = 1;     /* no layer has more heads */
+        if (i == 5) d.flags |= MHA_TRANSFORMER_CROSS; /* whose heads confirm num_heads */
         d.layer_heads = heads[i];
         d.layer_kv_heads = kv[i];
         round_trip(d, "multihead");
     }
 }
 
-/* mha_model_load() also loads an encoder, and computes it by other code. */
+/* mha_model_load() also loads an encoder, and computes it with other code. */
 static void encoder_as_model(void **state)
 {
     (void)state;
@@ -285,14 +286,15 @@ static void encoder_as_model(void **state)
     const mha_batch batch = {.struct_size = sizeof batch, .batch = 1, .length = T, .ids = ids};
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &hidden};
     expect_ok(mha_model_forward(context, model, &batch, &outputs));
-    /* Rows of a layer norm with unit weights are about 1; two layers of some hundred roundings. */
+    /* Rows of a layer norm with unit weights are about 1. Two layers have some hundred
+     * roundings. */
     for (int i = 0; i < T * 8; i++) assert_float_equal(ours[i], models[i], 1e-4f);
     mha_activations_destroy(activations);
     mha_model_destroy(model);
     mha_transformer_destroy(t);
 }
 
-/* Transformers that cannot be loaded are not saved, and the folder is not created. */
+/* Transformers that could not be loaded are not saved, and the folder is not created. */
 static void unloadable_ones_are_not_saved(void **state)
 {
     (void)state;
@@ -324,7 +326,7 @@ static void unloadable_ones_are_not_saved(void **state)
     REFUSED(MHA_ERR_SIZE, "mha_checkpoint_save: 1048576 positions of 66 angles", d.head_dim = 66,
             d.max_length = 1 << 20);
     assert_int_not_equal(access(temp_path("large"), F_OK), 0);
-    d = llama; /* which has its own bounds */
+    d = llama; /* llama has its own bounds */
     d.rope_base = FLT_MAX;
     round_trip(d, "llama");
 }
@@ -401,7 +403,7 @@ static void words_are_located(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Case and attached punctuation, which the words lack; the longest known word is used. */
+/* The vocabulary lacks case and attached punctuation; the longest known word is used. */
 static void typed_words_are_normalised(void **state)
 {
     (void)state;
@@ -424,14 +426,14 @@ static void typed_words_are_normalised(void **state)
     assert_memory_equal(begin, from, sizeof from);
     for (int i = 1; i < 11; i++)
         assert_int_equal(end[i] - begin[i], (int64_t)strlen(some[wanted[i]]));
-    /* begin and end are optional; without room nothing is written */
+    /* begin and end are optional; if the arrays are too small, nothing is written */
     expect_ok(
         mha_vocabulary_locate_normalised(v, text, sizeof text - 1, ids, NULL, NULL, 11, &count));
     expect_error(
         mha_vocabulary_locate_normalised(v, text, sizeof text - 1, ids, begin, end, 10, &count),
         MHA_ERR_SIZE, "than 10");
     assert_int_equal(count, 11);
-    /* the unknown word is located */
+    /* the error locates the unknown word */
     expect_error(mha_vocabulary_locate_normalised(v, unknown, sizeof unknown - 1, ids, begin, end,
                                                   16, &count),
                  MHA_ERR_FORMAT, "'(the)' is not one of the model's 7 words");
@@ -546,7 +548,7 @@ static void splittings_are_kept(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Any changed bytes give a status; foreign tokenizers are reported as such. */
+/* Loading returns a status for any changed bytes. Foreign tokenizers are reported as such. */
 static void foreign_words(void **state)
 {
     (void)state;
@@ -606,14 +608,15 @@ static void words_are_checked(void **state)
 #undef REFUSE
     expect_error(mha_checkpoint_save(NULL, t, NULL), MHA_ERR_NULL, "folder");
     expect_error(mha_checkpoint_save(folder, NULL, NULL), MHA_ERR_NULL, "transformer");
-    assert_int_not_equal(access(folder, F_OK), 0); /* nothing was begun */
+    assert_int_not_equal(access(folder, F_OK), 0); /* no folder was created */
     mha_transformer_destroy(t);
 }
 
 /* ---- foreign and damaged folders --------------------------------------------------------------
  */
 
-/* A folder with the llama's weights and another config.json: the first `from` replaced by `to`. */
+/* Load a folder with the llama's weights and a config.json whose first `from` is replaced by
+ * `to`. */
 static void with_config(const char *from, const char *to, mha_status wanted, const char *part)
 {
     size_t size;
@@ -710,7 +713,7 @@ static void foreign_configs_of_our_own(void **state)
     with_config("\"rms\"", "\"rms\", \"norm\": \"rms\"", MHA_ERR_FORMAT, "config.json");
 }
 
-/* A folder with the tokenizer and the special tokens of another one. */
+/* A folder with the tokenizer and the special tokens of another folder. */
 static void like_another(void **state)
 {
     (void)state;
@@ -726,7 +729,7 @@ static void like_another(void **state)
     snprintf(other, sizeof other, "%s", temp_path("first"));
     mha_checkpoint_settings like = {.struct_size = sizeof like, .like = other};
     expect_ok(mha_checkpoint_save(temp_path("second"), t, &like));
-    expect_ok(mha_checkpoint_save(temp_path("second"), t, &like)); /* over itself */
+    expect_ok(mha_checkpoint_save(temp_path("second"), t, &like)); /* overwrites it */
     static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "config.json"};
     for (int i = 0; i < 3; i++) {
         char path[64];
@@ -860,7 +863,7 @@ static void types_that_are_not_read(void **state)
     }
 }
 
-/* Any changed bytes give a status, never a crash; a loaded model can be run. */
+/* Loading returns a status for any changed bytes and never crashes. A loaded model can be run. */
 static void damaged_files(void **state)
 {
     (void)state;
@@ -910,7 +913,7 @@ static void unwritable(void **state)
     mha_transformer_destroy(t);
 }
 
-/* A file larger than the free disk space: the older checkpoint remains and can be loaded. */
+/* A file larger than the free disk space. The older checkpoint remains and can be loaded. */
 static void disk_full(void **state)
 {
     (void)state;

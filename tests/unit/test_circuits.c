@@ -1,5 +1,5 @@
-/* Circuits of heads: handmade heads with known singular values, directions and scores; random transformers, whose
- * activations must match the decomposition; and misuse. */
+/* Circuits of heads: handmade heads with known singular values, directions and scores; random
+ * transformers, whose activations must match the decomposition; misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -25,7 +25,7 @@ static float *weights_of(mha_transformer *t, int64_t layer, const char *name)
     return mha_transformer_data(t) + p.offset;
 }
 
-/* One layer without norms, with tokens along the axes of the stream and zero weights. */
+/* One layer without norms, with tokens along the axes of the stream and weights of zero. */
 static mha_transformer *make_plain(mha_context *context, mha_position_encoding positions)
 {
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
@@ -61,7 +61,8 @@ static void near_to(double got, double wanted, double bound, const char *what)
         fail_msg("%s: %.12g, expected %.12g within %.2g", what, got, wanted, bound);
 }
 
-/* A copier, an inhibitor, a head that turns one token into the next, and one of half each. */
+/* A head that copies, one that inhibits, one that maps each token to the next, and one that does
+ * half of each. */
 static void copiers(void **state)
 {
     (void)state;
@@ -116,7 +117,7 @@ static void known_values(void **state)
         near_to(qk[i], wanted_qk[i], 1e-14, "M_QK");
         near_to(ov[i], wanted_ov[i], 1e-14, "M_OV");
     }
-    /* q_0 is axis 1 and k_0 is minus axis 5; w_0 axis 6 and r_0 minus axis 2. */
+    /* q_0 is axis 1 and k_0 is minus axis 5; w_0 is axis 6 and r_0 is minus axis 2. */
     const struct {
         const float *vector;
         int axis;
@@ -130,8 +131,8 @@ static void known_values(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Heads that write equally to several axes. Among elements of equal magnitude, up to rounding, the first is positive.
- * Head h writes to 2 + h axes from h on. */
+/* Heads that write equally to several axes. The first of several elements of equal magnitude, up to
+ * rounding, is positive. Head h writes to 2 + h axes from h on. */
 static void equal_elements(void **state)
 {
     (void)state;
@@ -153,7 +154,8 @@ static void equal_elements(void **state)
     mha_transformer_destroy(t);
 }
 
-/* One pair that rotates by a radian per position: means over offsets are sums of complex numbers. */
+/* One pair that rotates by one radian per position. Means over offsets are then sums of complex
+ * numbers. */
 static void known_rotation(void **state)
 {
     (void)state;
@@ -182,8 +184,8 @@ static void known_rotation(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Random heads neither copy nor inhibit: sum over sizes of 16 x 16 numbers is about 1.5 / 16 from 0,
- * the mean of 24 of them 0.02; 5 deviations. */
+/* Random heads neither copy nor inhibit. For 16 x 16 numbers, the sum over sizes deviates by about
+ * 1.5 / 16 from 0, and the mean of 24 heads by 0.02; the bound is 5 deviations. */
 static void random_heads(void **state)
 {
     (void)state;
@@ -212,8 +214,9 @@ static void random_heads(void **state)
     mha_transformer_destroy(t);
 }
 
-/* An induction pair: L0H2 writes a token's identity into the upper half of the stream, where L1H1 finds keys that match
- * its query, and raises what it reads. Each measure finds the right head and no other. */
+/* An induction pair: L0H2 writes a token's identity into the upper half of the stream. L1H1 matches
+ * its query with keys there, and raises the logit of the token that it reads. Each measure finds
+ * the right head and no other. */
 enum { PAIR_E = 16, PAIR_D = 4, PAIR_V = 8 };
 
 static void set_pair(mha_transformer *t, int64_t layer, const char *name, int h, int from)
@@ -243,9 +246,9 @@ static mha_transformer *make_pair(mha_context *context)
         weights_of(t, -1, "lm_head.weight")[i * PAIR_E + i] = 1;
     }
     set_pair(t, 0, "self_attn.v_proj.weight", 2,
-             0); /* previous token: its identity, in the upper half */
+             0); /* previous token: its identity goes to the upper half */
     set_pair_output(t, 0, 2, 8);
-    set_pair(t, 0, "self_attn.v_proj.weight", 0, 4); /* another one, whose output no head reads */
+    set_pair(t, 0, "self_attn.v_proj.weight", 0, 4); /* another head, whose output no head reads */
     set_pair_output(t, 0, 0, 12);
     set_pair(t, 1, "self_attn.q_proj.weight", 1, 0);
     set_pair(t, 1, "self_attn.k_proj.weight", 1, 8);
@@ -277,7 +280,7 @@ static void induction_pair(void **state)
     expect_ok(mha_transformer_circuits(context, t, &desc, &out));
     for (int reader = 0; reader < 8; reader++) {
         for (int writer = 0; writer < 8; writer++)
-            for (int i = 0; i < 3; i++) /* matrices of rank 4 and norm 2: 2 / (2 2) */
+            for (int i = 0; i < 3; i++) /* matrices of rank 4 and norm 2 score 2 / (2 2) */
                 near_to((double)composed[i][reader * 8 + writer],
                         i == 1 && reader == 5 && writer == 2 ? 0.5 : 0, 1e-6, "composition");
         near_to(copying[reader], reader == 5 ? 1 : 0, 1e-12, "copying");
@@ -285,7 +288,7 @@ static void induction_pair(void **state)
     }
     for (int k = 0; k < PAIR_D; k++) {
         near_to(qk[5 * PAIR_D + k], 1, 1e-12, "M_QK");
-        for (int e = 0; e < PAIR_E; e++) { /* both lie where the upper half begins */
+        for (int e = 0; e < PAIR_E; e++) { /* both use the first axes of the upper half */
             const float key = keys[(5 * PAIR_D + k) * PAIR_E + e];
             const float written = writes[(2 * PAIR_D + k) * PAIR_E + e];
             if (e < 8 || e >= 12) assert_true(key == 0 && written == 0);
@@ -377,7 +380,8 @@ static void check_scores(checked *c, int64_t h)
             got += c->f->qk[at * size + d] * product(c->f->vectors[0] + place, x, width) *
                    product(c->f->vectors[1] + place, y, width);
         }
-        /* f32 sums of up to 24 terms, norms and tables of angles: a few tens of roundings of 2^-24 */
+        /* f32 sums of up to 24 terms, norms and tables of angles have a few tens of roundings of
+         * 2^-24 */
         near_to(got, wanted, 1e-5 * (sqrt(sizes[0] * sizes[1]) + fabs(c->f->qk[at * size])),
                 "score");
         c->checks++;
@@ -479,7 +483,8 @@ static void activations(void **state)
     assert_true(checks > 0);
 }
 
-/* Any number of threads and any selection of heads give the same bits; other entries are unchanged. */
+/* Any number of threads and any selection of heads give the same bits. Other entries are
+ * unchanged. */
 static void same_bits(void **state)
 {
     (void)state;
@@ -564,7 +569,7 @@ static void token_of(small_model *m, mha_token_side side, uint32_t flags, int64_
                                : (embed ? weights_of(m->t, -1, "embed_norm.weight") : NULL);
     for (int64_t e = 0; e < width; e++) x[e] = (double)row[e];
     for (int pass = 0; pass < 2;
-         pass++) { /* the embedding's norm, then the divisor of the first layer's */
+         pass++) { /* first the embedding's norm, then the divisor of the first layer's norm */
         double mean = 0, squares = 0;
         if (output) break;
         if (pass ? !(reads && divides_rows) : !embed) continue;

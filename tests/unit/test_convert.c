@@ -1,5 +1,5 @@
-/* mha_tensor_convert: every f16 and bf16, every midpoint between neighbours, and random numbers, against the
- * definitions in double; then shapes, strides and misuse. */
+/* mha_tensor_convert: every f16 and bf16 number, every midpoint between neighbours, and random
+ * numbers are compared with the definitions in double; then shapes, strides and misuse. */
 #include "reference/half_reference.h"
 #include "support/expect.h"
 #include "support/guarded.h"
@@ -85,8 +85,8 @@ static void expect_f64(mha_dtype type, const double *x, uint16_t *room, int n)
                      half_nearest(type, x[i]));
 }
 
-/* Midpoints (exact in f32 and double) and adjacent numbers. In double those are so close that conversion through f32
- * would round twice. */
+/* Midpoints (exact in f32 and double) and adjacent numbers. Adjacent numbers in double are so close
+ * that conversion through f32 would round twice. */
 static void midpoints_go_to_even(void **state)
 {
     (void)state;
@@ -211,7 +211,7 @@ static void any_shape_and_strides(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-/* The stride of an axis of length 1 is never used; sanitizers check it. */
+/* The stride of an axis of length 1 is never used, as sanitizers confirm. */
 static void strides_that_lead_nowhere(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Short convolutions and their gradients: against sums in double within the header's bound; the same bits for every division into calls and
- * number of threads; in place; misuse. */
+/* Short convolutions and their gradients are compared with sums in double within the header's
+ * bound. They must be bit-identical for every division into calls and number of threads. Also
+ * tested: in-place calls and misuse. */
 #include "support/expect.h"
 #include "support/guarded.h"
 #include "support/shared_context.h"
@@ -51,7 +52,7 @@ static double at(const guarded *g, int64_t b, int64_t t, int64_t c)
 
 static tally errors = {.name = "short convolutions"};
 
-/* Input t of a channel, the state before it. */
+/* Input t of a channel; the state precedes the input. */
 static double input_at(const trial *c, bool state, int64_t b, int64_t t, int64_t channel)
 {
     if (t >= 0) return at(&c->x, b, t, channel);
@@ -140,8 +141,8 @@ static double weight_at(const trial *c, int64_t channel, int64_t k)
     return (double)*(float *)guarded_element(&c->weight.view, (int64_t[]){channel, k});
 }
 
-/* dz of a row in double, and a bound of the library's error: silu' has a slope below 0.5, and its kernel errors of some
- * units of its factors. */
+/* dz of a row in double, and a bound of the library's error. The slope of silu' is below 0.5, and
+ * its kernel has errors of some units of its factors. */
 static double dz_at(const trial *c, const guarded *dy, const int64_t *i, double *error)
 {
     const double u = 0x1p-24, d = at(dy, i[0], i[1], i[2]);
@@ -178,7 +179,7 @@ static void check_dx(const trial *c, const guarded *dy, const guarded *dx, const
     assert_true(tally_compare(&rows, at(dx, i[0], i[1], i[2]), exact, bound));
 }
 
-/* Gradients begin as `before`; k < 0: of the bias. */
+/* Check a gradient, which begins as `before`. k < 0: the gradient of the bias. */
 static void check_sum(const trial *c, const guarded *dy, int64_t channel, int64_t k, double got,
                       double before)
 {
@@ -204,7 +205,7 @@ static void gradients_are_within_their_bounds(void **state)
         trial c = trial_make(&r);
         guarded dy = guarded_filled(&r, 3, c.x.view.shape, LAYOUT_PAD, 1);
         guarded dx[2], dweight[2], dbias[2];
-        for (int j = 0; j < 2; j++) { /* the second in place */
+        for (int j = 0; j < 2; j++) { /* the second call is in place */
             dx[j] = guarded_make(&r, MHA_F32, 3, c.x.view.shape, LAYOUT_PAD);
             dweight[j] = guarded_make(&r, MHA_F32, 2, c.weight.view.shape, LAYOUT_PAD);
             dbias[j] = guarded_make(&r, MHA_F32, 1, &c.C, LAYOUT_CONTIGUOUS);

@@ -1,5 +1,5 @@
-/* Decoding: steps of every size are bit-identical to the whole sequence at once, for every kind of transformer;
- * rejected drafts; misuse. */
+/* Decoding: steps of every size are bit-identical to one pass over the sequence, for every kind of
+ * transformer; rejected drafts; misuse. */
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -30,7 +30,7 @@ static int64_t width_of(const mha_transformer *t)
     return d.flags & MHA_TRANSFORMER_NO_OUTPUT ? d.embed_dim : d.vocab_size;
 }
 
-/* [B,LENGTH] tokens, and rows from, from + 1, .. of them or of an output of any width. */
+/* A view of rows from, from + 1, .. of [B,LENGTH] tokens, or of an output of any width. */
 static mha_tensor part(void *data, mha_dtype dtype, int64_t from, int64_t count, int64_t width)
 {
     const size_t size = dtype == MHA_I32 ? sizeof(int32_t) : sizeof(float);
@@ -61,7 +61,7 @@ static void step(const mha_transformer *t, mha_decoder *decoder, int32_t *ids, f
     assert_int_equal(mha_decoder_length(decoder), from + count);
 }
 
-/* One step of all tokens, and steps and pages of any size give the same bits for every type. */
+/* One step with all tokens, and steps and pages of any size, give the same bits for every type. */
 static void steps_in_every_type(void **state)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
@@ -93,8 +93,9 @@ static void steps_in_every_type(void **state)
 }
 
 /* Layers of two and one key/value heads of 8, three sequences of up to 40 tokens in pages of 16; see
- * test_sizes_by_hand() of test_kv_cache.c. A page of int8 has for each head 128 + 64 bytes of keys, and of values.
- * Each sequence has three pages, whose tables take 3 * (16 + 12) + 9 * 8 bytes, rounded up to 192. */
+ * test_sizes_by_hand() of test_kv_cache.c. A page of int8 has for each head 128 + 64 bytes of keys,
+ * and as many of values. Each sequence has three pages, whose tables take 3 * (16 + 12) + 9 * 8
+ * bytes, rounded up to 192. */
 static void sizes_by_hand(void **state)
 {
     enum { HEAD = 2 * (128 + 64), SCALES = 2 * 64 };
@@ -126,13 +127,14 @@ static void sizes_by_hand(void **state)
         expect_ok(mha_transformer_create(context, &d, &t));
         expect_ok(mha_decoder_count(t, &desc, &sizes));
         if (streams) {
-            /* With windows an empty page each, and floats of two sinks of three heads */
+            /* with windows: one empty page each, and floats of two sinks of three heads */
             assert_int_equal(sizes.memory_bytes, 0);
             assert_int_equal(sizes.scale_bytes, 9 * 3 * SCALES);
             assert_int_equal(sizes.table_bytes, 2 * 192);
             assert_int_equal(sizes.total_bytes, 10 * 3 * HEAD + 2 * 192 + 3 * 2 * 3 * 8 * 4);
         } else {
-            /* Memories: one page each of two runs, of two heads in both layers; 3 * (16 + 4) + 3 * 8 */
+            /* Memories: one page for each of two runs, for two heads in both layers; 3 * (16 + 4) +
+             * 3 * 8 */
             assert_int_equal(sizes.memory_bytes, 2 * (3 * 2 * 2 * HEAD + 128));
             assert_int_equal(sizes.scale_bytes, 9 * 3 * SCALES + 2 * 3 * 2 * 2 * SCALES);
             assert_int_equal(sizes.table_bytes, 2 * 192 + 2 * 128);
@@ -191,7 +193,7 @@ static void misuse_is_refused(void **state)
                  "capacity is 41");
     expect_error(create(context, t, INT64_MAX, 0, 2, &decoder), MHA_ERR_ARGUMENT, "batch");
     d.flags = 0;
-    d.layers = NULL; /* they were drawn for a causal transformer */
+    d.layers = NULL; /* the layers were drawn for a causal transformer */
     other = decoded_make(&d, 1);
     expect_error(create(context, other, 1, 1, 1, &decoder), MHA_ERR_UNSUPPORTED, "causal");
     assert_null(decoder);
@@ -243,7 +245,7 @@ static void failed_allocations_are_reported(void **state)
     whole(t, ids, wanted);
     failing_alloc alloc = failing_alloc_make();
     const mha_context_desc desc = {.struct_size = sizeof desc,
-                                   .num_threads = 8, /* scratch of attention is then larger */
+                                   .num_threads = 8, /* makes the scratch of attention larger */
                                    .allocator = failing_alloc_interface(&alloc)};
     mha_status status = MHA_ERR_NOMEM;
     int failures = 0;
@@ -254,7 +256,7 @@ static void failed_allocations_are_reported(void **state)
         alloc.fail_after = false;
         expect_ok(mha_context_create(&desc, &own));
         alloc.fail_at = alloc.calls + failures;
-        alloc.fail_after = true; /* scratch would retry with less */
+        alloc.fail_after = true; /* otherwise scratch would retry with a smaller block */
         status = create(own, t, BATCH, LENGTH, 0, &decoder);
         mha_tensor tokens = part(ids, MHA_I32, 0, LENGTH, 1);
         mha_tensor out = part(got, MHA_F32, 0, LENGTH, width_of(t));

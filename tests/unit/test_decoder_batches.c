@@ -1,6 +1,6 @@
-/* Decoding sequences of different lengths: in random programs of steps with padding, pauses, cuts, branches and
- * memories, every sequence is bit-identical to decoding it alone and to one full pass; sizes; windows; misuse;
- * failures. */
+/* Decoding sequences of different lengths. In random programs of steps with padding, pauses, cuts,
+ * branches and memories, every sequence is bit-identical to decoding it separately and to one full
+ * pass. Also tested: sizes, windows, misuse, failures. */
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -26,7 +26,7 @@ typedef struct program {
     rng r;
     const mha_transformer *t;
     bool cross, few_pages;
-    bool channels; /* have scales: bits depend on the division into steps */
+    bool channels; /* have scales, so bits depend on the division into steps */
     int64_t width; /* of the output */
     mha_decoder *decoder;
     story of[BATCH];
@@ -61,7 +61,7 @@ static void step_alone(program *p, int b, const int32_t *ids, int64_t count, con
     float rows[STEP * WIDTH];
     int64_t done = 0;
     memcpy(s->ids + s->length, ids, (size_t)count * sizeof *ids);
-    while (done < count) { /* in pieces of its own */
+    while (done < count) { /* in steps of other sizes */
         const int64_t n = p->channels ? count : rng_between(&p->r, 1, count - done);
         mha_tensor tokens = tokens_of(s->ids + s->length + done, 1, n);
         mha_tensor out = rows_of(rows + done * p->width, 1, n, p->width);
@@ -74,7 +74,8 @@ static void step_alone(program *p, int b, const int32_t *ids, int64_t count, con
     s->length += count;
 }
 
-/* Rows of every sequence, with unread padding on either side; none for some. */
+/* Rows of every sequence, with padding on either side that is not read; some sequences have no
+ * rows. */
 static void draw_rows(program *p, int64_t n, int32_t *ids, int64_t *firsts, int64_t *counts)
 {
     const int side = (int)rng_between(&p->r, 0, 2);
@@ -91,7 +92,7 @@ static void draw_rows(program *p, int64_t n, int32_t *ids, int64_t *firsts, int6
     }
 }
 
-/* An invalid token: nothing may change. */
+/* A step with an invalid token, which must not change anything. */
 static void spoiled_step(program *p, mha_tensor *tokens, const int64_t *firsts,
                          const int64_t *counts)
 {
@@ -151,7 +152,7 @@ static void remember(program *p, int b)
     expect_ok(mha_decoder_set_memory(context, s->alone, &memory, NULL));
 }
 
-/* Another memory, for new sequences. */
+/* A new memory, for new sequences. */
 static void new_memory(program *p)
 {
     float rows[BATCH * MEMORY * MEMORY_WIDTH];
@@ -264,7 +265,7 @@ static void random_programs(void **state)
 
 /* ---- windows ------------------------------------------------------------------------------- */
 
-/* The layers of a transformer whose attention a decoder's window narrows. */
+/* The layers of a transformer whose attention equals that of a decoder's window. */
 static void narrow(mha_transformer_desc *d, int64_t window, int64_t sinks, mha_layer_desc *layers)
 {
     for (int64_t i = 0; i < d->num_layers; i++) {
@@ -280,7 +281,8 @@ static void narrow(mha_transformer_desc *d, int64_t window, int64_t sinks, mha_l
     d->layers = layers;
 }
 
-/* Steps of all sequences, padded, until one has LENGTH tokens; cuts, which windows may refuse. */
+/* Steps of all sequences, padded, until one has LENGTH tokens, and cuts, which windows may
+ * reject. */
 static int64_t run_windowed(program *p, bool discards)
 {
     int64_t refused = 0;
@@ -316,8 +318,8 @@ static int64_t run_windowed(program *p, bool discards)
     }
 }
 
-/* A decoder with a window is bit-identical to a transformer whose layers have it; one that keeps only visible positions
- * is bit-identical to one that keeps all. */
+/* A decoder with a window is bit-identical to a transformer whose layers have the window. A decoder
+ * that keeps only visible positions is bit-identical to one that keeps all positions. */
 static void windows(void **state)
 {
     (void)state;
@@ -488,7 +490,7 @@ static void memories_are_checked(void **state)
     expect_error(mha_decoder_set_memory(context, d, NULL, NULL), MHA_ERR_NULL, "memory");
     expect_error(mha_decoder_set_memory(context, NULL, &memory, NULL), MHA_ERR_NULL, "decoder");
     expect_error(mha_decoder_set_memory(NULL, d, &memory, NULL), MHA_ERR_NULL, "context");
-    expect_ok(mha_decoder_truncate(d, 0)); /* the memory stays, also after errors */
+    expect_ok(mha_decoder_truncate(d, 0)); /* the memory remains, also after errors */
     expect_ok(mha_decoder_step(context, d, &tokens, &again));
     assert_memory_equal(got[0], got[1], sizeof got[0]);
     mha_decoder_destroy(d);

@@ -1,6 +1,6 @@
-/* Decoders whose sinks stay next to the window (StreamingLLM). With one layer, keys and values depend only on their
- * tokens: a row must equal that of the text without the discarded part. In any transformer, steps of any size and
- * batches give the same bits. */
+/* Decoders whose sinks remain adjacent to the window (StreamingLLM). With one layer, keys and
+ * values depend only on their tokens, so a row must equal that of the text without the discarded
+ * part. In any transformer, steps of any size and batches give the same bits. */
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/one_context.h"
@@ -48,7 +48,7 @@ static void decode(rng *r, const mha_transformer *t, const mha_decoder_desc *des
         expect_ok(mha_decoder_step(context, decoder, &tokens, &out));
         for (int64_t i = 0; i < n; i++)
             memcpy(s->rows[at + i], rows + i * width, (size_t)width * sizeof *rows);
-        if (rng_chance(r, 0.1) && n < most) { /* a draft that is rejected */
+        if (rng_chance(r, 0.1) && n < most) { /* a rejected draft */
             expect_ok(mha_decoder_truncate(decoder, at));
             n = 0;
         }
@@ -60,10 +60,11 @@ static tally tally_rows = {.name = "rows"};
 
 /* Row i is the last one of the sinks and of the window.
  *
- * Both compute the same except for the positions of the rotations. In each, a rotated number has an error of
- * 2^-24 of the pair's size: four of them in a product, and with sum |q_d k_d| scale <= 2^3 for
- * normal weights, scores differ by at most 4 2^-24 2^3 = 2^-19, and weights by the same relative error. The following
- * norms and linear layers of normal numbers amplify it less than four times. */
+ * Both compute the same values except for the positions of the rotations. In each of them, a
+ * rotated number has an error of 2^-24 of the pair's size: a product has four such errors, and with
+ * sum |q_d k_d| scale <= 2^3 for normal weights, scores differ by at most 4 2^-24 2^3 = 2^-19, and
+ * weights by the same relative error. The following norms and linear layers of normal numbers
+ * amplify it less than four times. */
 static void check_row(const mha_transformer *t, const mha_decoder_desc *desc, const story *s,
                       int64_t i, int64_t width)
 {
@@ -117,7 +118,8 @@ static void one_layer(void **unused)
     tally_judge(&tally_rows);
 }
 
-/* One by one, in steps, and padded in a batch: the same bits for every type. */
+/* Single steps, steps of any size, and padded sequences of a batch give the same bits for every
+ * type. */
 static void any_steps(void **unused)
 {
     (void)unused;

@@ -1,6 +1,6 @@
-/* Diagrams: reproducible bytes, escaped texts, colours of both papers, positions of marks, cards that do not overlap,
- * and every kind of bad input rejected before a byte is written. tests/cli/explain.py parses the program's pictures as
- * XML. */
+/* Diagrams: reproducible bytes, escaped texts, colours of both themes, positions of marks, cards
+ * that do not overlap, and every kind of bad input rejected before the first byte is written.
+ * tests/cli/explain.py parses the program's pictures as XML. */
 #include "support/expect.h"
 #include "support/suite.h"
 
@@ -39,7 +39,7 @@ static mha_status refused(const mha_diagram *diagram)
     return status;
 }
 
-/* One of each kind. */
+/* One mark of each kind. */
 static const uint8_t cells[6] = {MHA_INK_BLUE,   0, MHA_INK_BLUE | MHA_CELL_SOFT, MHA_INK_ORANGE,
                                  MHA_INK_ORANGE, 0};
 static const float values[4] = {-1, 0, 0.5f, 1};
@@ -126,7 +126,7 @@ static void every_mark(void **state)
     mha_buffer_free(&second);
 }
 
-/* Soft and strong cells differ, as do the two papers. */
+/* Soft and strong cells have different colours. The two themes have different colours too. */
 static void colors(void **state)
 {
     (void)state;
@@ -136,7 +136,7 @@ static void colors(void **state)
     mha_buffer light = draw(&d);
     d.dark = true;
     mha_buffer dark = draw(&d);
-    assert_int_equal(count_of(light.data, "<rect"), 2 + 4); /* page, card, four cells that show */
+    assert_int_equal(count_of(light.data, "<rect"), 2 + 4); /* page, card, four visible cells */
     assert_int_equal(count_of(light.data, "#7db0e8"), 1);   /* blue, half strong */
     assert_int_equal(count_of(light.data, "#bfdaf6"), 1);   /* blue, soft */
     assert_int_equal(count_of(light.data, "#f0b06a"), 2);   /* orange */
@@ -146,7 +146,7 @@ static void colors(void **state)
     mha_buffer_free(&dark);
 }
 
-/* Small cells are merged into runs: a row of 100 equal ones is one rectangle. */
+/* Small cells are merged into runs: a row of 100 equal cells becomes one rectangle. */
 static void runs(void **state)
 {
     (void)state;
@@ -161,8 +161,8 @@ static void runs(void **state)
     mha_buffer_free(&svg);
 }
 
-/* Three cards of 500 on a page of 1200: two side by side, the third below, the page as wide as requested; a card of
- * 2000 widens the page. */
+/* Three cards of width 500 on a page of width 1200: two are side by side, the third is below them,
+ * and the page has the requested width. A card of width 2000 widens the page. */
 static void cards(void **state)
 {
     (void)state;
@@ -189,11 +189,11 @@ static void cards(void **state)
     assert_null(strstr(svg.data, "width=\"1200\" height"));
     mha_buffer_free(&svg);
     d.panel_count = 0;
-    svg = draw(&d); /* an empty page is fine */
+    svg = draw(&d); /* an empty page is valid */
     mha_buffer_free(&svg);
 }
 
-/* A text too wide for its box is made smaller, then truncated. */
+/* A text that is too wide for its box is first made smaller, then truncated. */
 static void texts_fit(void **state)
 {
     (void)state;
@@ -265,7 +265,7 @@ static void bad_marks(void **state)
     assert_int_equal(refused(&d), MHA_ERR_ARGUMENT);
     d = bad_start();
     bad_mark.kind = MHA_MARK_TEXT;
-    bad_mark.flags = MHA_MARK_MIDDLE | MHA_MARK_END; /* would be a duplicate attribute: not XML */
+    bad_mark.flags = MHA_MARK_MIDDLE | MHA_MARK_END; /* an attribute twice: invalid XML */
     assert_int_equal(refused(&d), MHA_ERR_ARGUMENT);
     d = bad_start();
     bad_panel.marks = NULL;
@@ -313,7 +313,7 @@ static void newer_callers(void **state)
     assert_int_equal(refused(&d), MHA_ERR_UNSUPPORTED);
 }
 
-/* The sink's status is returned, wherever it fails. */
+/* The call returns the sink's status, whichever write fails. */
 static mha_status stop_after(void *user, const void *bytes, size_t count)
 {
     (void)bytes;

@@ -1,5 +1,6 @@
-/* Attention over ranks (threads here) against one call over everything: the same bits for random descriptors, ranks and
- * cuts; messages match the plan; errors reach every rank; and a lost rank ends the call on all. */
+/* Attention over ranks (threads here) gives the same bits as one call over all rows, for random
+ * descriptors, numbers of ranks and divisions. The messages match the plan, errors reach every
+ * rank, and a lost rank ends the call on all ranks. */
 #include "support/backward_call.h"
 #include "support/cuts.h"
 #include "support/extras.h"
@@ -15,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A rank's data: its rows of every tensor over queries, its keys. */
+/* A rank's data: its rows of every tensor over queries, and its keys. */
 typedef struct rank_part {
     mha_context *context;
     mha_attention_desc desc;
@@ -30,7 +31,7 @@ typedef struct rank_part {
 
 typedef struct job {
     kinds_case c;
-    mha_tensor bias; /* where the case has none of its own */
+    mha_tensor bias; /* for cases without a bias */
     cuts queries, keys;
     rank_part parts[MOST_RANKS];
 } job;
@@ -46,7 +47,7 @@ static const cuts *cuts_of(const job *j, int extra)
     return extra == EXTRA_COLUMNS ? &j->keys : &j->queries;
 }
 
-/* Twice as far apart. */
+/* Doubles the strides. */
 static void stretch(mha_tensor *x)
 {
     const size_t size = mha_dtype_size(x->dtype);
@@ -60,7 +61,7 @@ static void stretch(mha_tensor *x)
     x->data = to;
 }
 
-/* An output before the call; of rows twice as far apart, or not. */
+/* Fills an output before the call; `apart` doubles its strides. */
 static void blank(mha_tensor *x, bool apart)
 {
     size_t bytes = mha_dtype_size(x->dtype) * (apart ? 2 : 1);
@@ -155,7 +156,7 @@ static void run_rank(void *user, const mha_transport *t)
     if (p->status != MHA_OK) snprintf(p->detail, sizeof p->detail, "%s", mha_error_detail());
 }
 
-/* Memory for all outputs that ranks support, of the whole. */
+/* Memory for all whole outputs that ranks support. */
 static mha_attention_outputs make_outputs(const job *j, unsigned wanted, mha_tensor *tensors,
                                           int64_t *offsets)
 {
@@ -207,7 +208,7 @@ static void check_counts(const job *j, int ranks, const thread_ranks_counts *exp
     }
 }
 
-/* Ranks share the pairs of one call. */
+/* The pairs of the ranks sum to the pairs of one call. */
 static void check_pairs(const job *j, int ranks, const mha_context *context,
                         const mha_attention_desc *desc)
 {
@@ -228,7 +229,8 @@ static void expect_all(const job *j, int ranks, const char *what, int number, co
                      j->parts[rank].detail, j->c.text);
 }
 
-/* A shape whose heads ranks exchange, if there are two or more and they divide them. */
+/* A shape whose heads the ranks exchange, if there are two or more ranks and their number divides
+ * the heads. */
 static kinds_shape some_exchange(rng *r, int *ranks)
 {
     static const int64_t counts[] = {2, 3, 4, 6, 8}, kv_heads[] = {1, 2, 3, 4, 8},
@@ -240,7 +242,7 @@ static kinds_shape some_exchange(rng *r, int *ranks)
     return n;
 }
 
-/* [B,H,T,D] in the order [B,T,H,D]. */
+/* Stores [B,H,T,D] in the order [B,T,H,D]. */
 static void interleave(mha_tensor *x)
 {
     const int64_t *n = x->shape;
@@ -257,7 +259,7 @@ static void interleave(mha_tensor *x)
     x->stride[0] = n[1] * n[2] * n[3], x->stride[1] = n[3], x->stride[2] = n[1] * n[3];
 }
 
-/* Ranks with different layouts. */
+/* Gives the ranks different layouts. */
 static void vary_parts(rng *r, job *j, int ranks)
 {
     for (int rank = 0; rank < ranks; rank++) {
@@ -268,7 +270,7 @@ static void vary_parts(rng *r, job *j, int ranks)
     }
 }
 
-/* A rank lost at any message: no rank waits for it. */
+/* Loses a rank at a random message; no rank may wait for it. */
 static void lose_one(rng *r, job *j, int ranks)
 {
     thread_ranks_run(ranks, run_rank, j, (int)rng_between(r, 0, ranks - 1),
@@ -279,7 +281,7 @@ static void lose_one(rng *r, job *j, int ranks)
     }
 }
 
-static int64_t exchanged; /* cases whose ranks did so */
+static int64_t exchanged; /* cases whose ranks exchanged heads */
 
 static void check_case(int number, unsigned wanted, bool exchange)
 {
@@ -356,11 +358,12 @@ static void heads_are_exchanged(void **state)
     printf("heads were exchanged %lld times\n", (long long)exchanged);
 }
 
-/* ---- what a plan says -------------------------------------------------------------------------- */
+/* ---- plans
+ * ------------------------------------------------------------------------------------- */
 
 enum { PLANNED = 4 };
 
-/* A call by hand: each rank's rows of queries and keys, and its expected plan. */
+/* A call written by hand: each rank's rows of queries and keys, and its expected plan. */
 typedef struct planned {
     int ranks;
     int64_t H, Hk, D, Dv, queries[PLANNED], keys[PLANNED];
@@ -374,7 +377,7 @@ typedef struct planned {
 enum { KEY = (8 + 24) * 4, QUERY = 8 * 4, RESULT = 24 * 4 }; /* bytes of a row of one head */
 
 static const planned plans[] = {
-    /* Three do not divide two heads: all keys to all. */
+    /* Three ranks do not divide two heads: every rank sends its keys to all others. */
     {.ranks = 3,
      .H = 2,
      .Hk = 1,
@@ -389,7 +392,7 @@ static const planned plans[] = {
      .bytes_sent = {1024 * KEY, 1024 * KEY, 200 * KEY},
      .bytes_received = {612 * KEY, 612 * KEY, 1024 * KEY},
      .pairs = {100 * 101, 2 * (30 * 100 + 15 * 31), 2 * (7 * 130 + 28)}},
-    /* One key/value head, which all ranks need: exchanging queries would cost more. */
+    /* All ranks need the one key/value head. An exchange of queries would cost more. */
     {.ranks = 2,
      .H = 2,
      .Hk = 1,
@@ -403,7 +406,8 @@ static const planned plans[] = {
      .bytes_sent = {200 * KEY, 100 * KEY},
      .bytes_received = {100 * KEY, 200 * KEY},
      .pairs = {2 * 100 * 300, 2 * 200 * 300}},
-    /* Heads in exchange for rows: q, k and v of the other's head, then o and entropy of its rows. */
+    /* Ranks exchange heads for rows: each sends q, k and v of the other's head, then o and entropy
+     * of the other's rows. */
     {.ranks = 2,
      .H = 2,
      .Hk = 2,
@@ -434,7 +438,8 @@ static const planned plans[] = {
      .bytes_sent = {1024 * QUERY + 2048 * KEY, 1024 * RESULT},
      .bytes_received = {1024 * RESULT, 1024 * QUERY + 2048 * KEY},
      .pairs = {1024 * 2048, 1024 * 2048}},
-    /* Two groups of two: queries and results go to one rank, keys of either head to two or three. */
+    /* Two groups of two ranks: queries and results go to one rank, and the keys of each head go to
+     * two or three. */
     {.ranks = 4,
      .H = 2,
      .Hk = 2,
@@ -450,7 +455,7 @@ static const planned plans[] = {
      .bytes_received = {256 * (QUERY + 3 * KEY + RESULT), 256 * (QUERY + 3 * KEY + RESULT),
                         256 * (QUERY + 3 * KEY + RESULT), 256 * (QUERY + 3 * KEY + RESULT)},
      .pairs = {512 * 1024, 512 * 1024, 512 * 1024, 512 * 1024}},
-    /* Nobody else. */
+    /* One rank sends nothing. */
     {.ranks = 1,
      .H = 2,
      .Hk = 1,
@@ -544,7 +549,7 @@ static void all_outputs(void **state)
     }
 }
 
-/* Alone, or with others, whose passes come before. */
+/* Only column sums, or column sums after the passes of other outputs. */
 static void column_sums(void **state)
 {
     int first, end;
@@ -573,13 +578,13 @@ enum {
     GRADS
 };
 
-/* What has them, beside q, k and v. */
+/* The kinds that have gradients, besides q, k and v. */
 enum {
     PARAMETERS = KIND_BIAS | KIND_ALIBI | KIND_T5 | KIND_SHAW_KEYS | KIND_SHAW_VALUES |
                  KIND_SINK_LOGITS | KIND_GATES
 };
 
-/* The input of each gradient; NULL: there is none. */
+/* The input of each gradient, or NULL if there is none. */
 static const mha_tensor *input_of(const kinds_case *c, int grad)
 {
     static const mha_tensor scale = {.ndim = 2, .shape = {1, 1}};
@@ -590,7 +595,7 @@ static const mha_tensor *input_of(const kinds_case *c, int grad)
     return all[grad];
 }
 
-/* The axis of query or key rows that is divided over ranks; -1: every rank has all. */
+/* The axis of query or key rows that is divided over ranks, or -1 if every rank has all rows. */
 static int axis_of_grad(const mha_tensor *whole, int grad)
 {
     if (grad <= GRAD_V) return 2;
@@ -603,7 +608,7 @@ static const cuts *cuts_of_grad(const job *j, int grad)
     return grad == GRAD_K || grad == GRAD_V ? &j->keys : &j->queries;
 }
 
-/* Each rank has one query: a bias with one row may be one for all of them. */
+/* Whether each rank has one query: a bias with one row may then be shared by all queries. */
 static bool is_ambiguous(const job *j, int ranks)
 {
     bool one = true;
@@ -611,7 +616,7 @@ static bool is_ambiguous(const job *j, int ranks)
     return one && ranks > 1;
 }
 
-/* Additional arguments of the backward, of the whole or of a rank. */
+/* Additional arguments of the backward pass, for one process or for a rank. */
 typedef struct back_part {
     mha_tensor o, lse, g, lse_gradient, p_gradient, mean_gradient, grads[GRADS];
     mha_attention_gradients gradients;
@@ -659,7 +664,7 @@ static void free_back(back_part *p)
     for (int i = 0; i < GRADS; i++) free(p->grads[i].data);
 }
 
-/* Gradients of probabilities. */
+/* Makes gradients of probabilities. */
 static void make_weights(rng *r, const kinds_case *c, back_part *w)
 {
     const int64_t *q = c->q.view.shape, S = c->shape.S;
@@ -698,7 +703,7 @@ static void make_back(back_job *x, int rank)
     }
 }
 
-/* Cut at whole chunks of each sequence. */
+/* Divides at whole chunks of each sequence. */
 static cuts cut_chunks(rng *r, const kinds_case *c, int ranks)
 {
     int64_t rows[2048], count = 0;
@@ -717,7 +722,8 @@ static cuts cut_chunks(rng *r, const kinds_case *c, int ranks)
     return made;
 }
 
-/* Adding to sums and subtracting again exposes their rounding: nearly all bits of a sum in double become visible. */
+/* Adding a large number to sums and subtracting it again exposes their rounding: nearly all bits of
+ * a sum in double become visible. */
 static void start_from_rounded(const machine *m, const job *j, const mha_attention_desc *desc,
                                unsigned wanted, int loss, back_part *w)
 {
@@ -735,8 +741,8 @@ static void start_from_rounded(const machine *m, const job *j, const mha_attenti
     }
 }
 
-/* Later rows equal earlier ones with o's gradient negated: where they are indistinguishable, the sums of chunks cancel,
- * which leaves the rounding of their order. */
+/* Makes later rows equal to earlier ones, with o's gradient negated. The sums of chunks with equal
+ * rows cancel, and only the rounding of their order remains. */
 static void mirror(const mha_tensor *q, const mha_tensor *g)
 {
     const mha_tensor *both[] = {q, g};
@@ -833,8 +839,8 @@ static void gradients_have_the_bits_of_one_call(void **state)
 
 enum { PLAIN_RANKS = 3 };
 
-/* A problem for three ranks, in even pieces, of which those of queries end `later`; if they do, a bias has a
- * row for each query. */
+/* A problem for three ranks in even pieces. Pieces of queries end `later` rows later; if `later` is
+ * not zero, a bias has a row for each query. */
 static job *make_even(int64_t T, int64_t S, int64_t Hk, unsigned kinds, int64_t later)
 {
     rng r = rng_make(1, 1);
@@ -879,7 +885,7 @@ static job *make_plain(int64_t T, int64_t S)
     return make_even(T, S, 1, 0, 0);
 }
 
-/* Of all ranks. */
+/* Requests column sums on all ranks. */
 static void want_columns(job *j)
 {
     const mha_tensor *q = &j->c.q.view;
@@ -918,7 +924,7 @@ static void expect_parts(job *j, int64_t parts, const char *what, int number)
     }
 }
 
-/* Heads stay if an output has pairs of queries and keys. */
+/* Heads are not exchanged if an output has pairs of queries and keys. */
 static void rows_of_pairs_stay(void **state)
 {
     (void)state;
@@ -940,7 +946,7 @@ static void rows_of_pairs_stay(void **state)
     }
 }
 
-/* With every gradient. */
+/* Makes a job with every gradient. */
 static back_job *make_back_of(int64_t T, int64_t S, int64_t later)
 {
     rng r = rng_make(2, 2);
@@ -976,7 +982,7 @@ static void free_even_back(back_job *x)
     free(x);
 }
 
-/* One of three ranks is lost, at every possible message: all return. */
+/* For every message at which one of three ranks can be lost, all ranks return. */
 static void a_lost_rank_ends_the_backward(void **state)
 {
     (void)state;
@@ -1022,7 +1028,8 @@ static void the_backward_is_short_of_memory(void **state)
     }
 }
 
-/* ---- refusals --------------------------------------------------------------------------------- */
+/* ---- errors
+ * ----------------------------------------------------------------------------------- */
 
 /* Allocation fails on rank 1: the call fails on all ranks and writes nothing. */
 static mha_status run_forward_short_of_memory(mha_context *context, failing_alloc *memory,
@@ -1098,7 +1105,7 @@ static void expect_refusal(job *j, mha_status status, const char *words)
         thread_ranks_run(PLAIN_RANKS, calls[i], j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             rank_part *p = &j->parts[rank];
-            /* Explaining takes no o. */
+            /* The call that explains takes no o. */
             if (i == 0 && status == MHA_ERR_OVERLAP) continue;
             assert_int_equal(p->status, status);
             if (!strstr(p->detail, words))
@@ -1152,8 +1159,8 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split", p->split.key_piece_count = -1);
 }
 
-/* Every part of a description that only one rank has, or that differs. For large inputs and inputs over queries, only
- * their presence is compared. */
+/* Every part of a description that only one rank has, or that differs between ranks. For large
+ * inputs and inputs over queries, only their presence is compared. */
 static void every_field_is_compared(void **state)
 {
     static const int64_t one[] = {1}, two[] = {2}, queries[][3] = {{0, 5, 20}, {0, 6, 20}},
@@ -1276,7 +1283,8 @@ static void refusals_of_the_backward(void **state)
                  b->grads[GRAD_Q].data = NULL);
 }
 
-/* The same for gradients: each one requested or given, their options, types, and sizes used by sums over ranks. */
+/* The same for gradients: each requested or given gradient, the options, the types, and the sizes
+ * used by sums over ranks. */
 static void every_field_of_the_backward_is_compared(void **state)
 {
     (void)state;
@@ -1299,7 +1307,7 @@ static void every_field_of_the_backward_is_compared(void **state)
     DIFFERS(b->g.dtype = MHA_BF16);
     DIFFERS(p->inputs[1].dtype = MHA_BF16);
     for (int axis = 0; axis < 4; axis++) {
-        if (axis == 2) continue; /* that of queries */
+        if (axis == 2) continue; /* the axis of queries */
         DIFFERS(p->inputs[1].shape[axis] = p->inputs[1].shape[axis] == 1 ? 2 : 1);
     }
     static mha_tensor table;
@@ -1319,7 +1327,7 @@ static void run_bare(void *user, const mha_transport *t)
         mha_distributed_forward(p->context, &p->split, NULL, &p->q, &p->k, &p->v, &p->o, NULL);
 }
 
-/* Without a description and outputs, as a plain call accepts. */
+/* Like a call on one rank, a distributed call accepts no description and no outputs. */
 static void without_a_description(void **state)
 {
     (void)state;
@@ -1376,7 +1384,7 @@ static void a_lost_rank_ends_an_exchange(void **state)
         }
 }
 
-/* Likewise between passes. */
+/* The same between passes. */
 static void a_lost_rank_ends_column_sums(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* Queries on all ranks (threads here), with keys and values distributed over them: bit-identical to one process for
- * random descriptors, pieces and types of caches, and for each step of a growing text; messages match the plan; errors
- * reach every rank; and a lost rank ends the call on all. */
+/* Queries on all ranks (threads here), with keys and values distributed over them: bit-identical to
+ * one process for random descriptors, pieces and types of caches, and for each step of a growing
+ * text. The messages match the plan, errors reach every rank, and a lost rank ends the call on all
+ * ranks. */
 #include "support/cuts.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
@@ -16,7 +17,7 @@
 
 enum { MOST_PIECES = 64 };
 
-/* What a rank has. */
+/* A rank's data. */
 typedef struct rank_part {
     mha_context *context;
     mha_attention_desc desc;
@@ -53,7 +54,7 @@ static void make_results(rank_part *p, const mha_tensor *q, int64_t values)
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-/* Blocks of keys divided at random, and the list of their owners, with some empty pieces. */
+/* Divides blocks of keys at random, with some empty pieces, and lists their owners. */
 static void cut_keys(job *j, rng *r, int64_t S, int ranks)
 {
     int64_t done = 0;
@@ -117,7 +118,7 @@ static mha_kv_cache *make_cache(mha_context *context, const cache_kind *kind, co
     return cache;
 }
 
-/* Rows begin .. end - 1 of the whole, as far as sequences have them. */
+/* Appends rows begin .. end - 1 of all keys, up to the lengths of the sequences. */
 static void append(mha_kv_cache *cache, const mha_tensor *k, const mha_tensor *v, int64_t begin,
                    int64_t end, const int64_t *lengths)
 {
@@ -182,7 +183,7 @@ static void run_rank(void *user, const mha_transport *t)
     snprintf(p->detail, sizeof p->detail, "%s", p->status ? mha_error_detail() : "");
 }
 
-/* The explained messages equal those that the call sends. */
+/* The explained messages equal the messages that the call sends. */
 static void check_counts(const job *j, int ranks, const thread_ranks_counts *explaining,
                          const thread_ranks_counts *calling)
 {
@@ -205,7 +206,7 @@ static void check_counts(const job *j, int ranks, const thread_ranks_counts *exp
     }
 }
 
-/* The conditions of distributed.h for concurrent ranks. Tensors are f32 here. */
+/* Whether distributed.h's conditions for concurrent ranks hold. Tensors are f32 here. */
 static bool works_at_once(const job *j)
 {
     const kinds_shape *n = &j->c.shape;
@@ -216,7 +217,7 @@ static bool works_at_once(const job *j)
     return n->T * n->H / n->Hk <= most && n->Dv % 32 == 0 && !(n->kinds & none);
 }
 
-/* The same by one process. */
+/* The same call in one process. */
 static void run_whole(const job *j, mha_context *context, const cache_kind *kind, rank_part *whole)
 {
     const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view, *v = &j->c.v.view;
@@ -250,7 +251,7 @@ static void compare(const job *j, int ranks, const rank_part *whole, int number)
     }
 }
 
-/* Shapes and kinds of decoding; in half of them ranks can work concurrently. */
+/* Shapes and kinds of decoding. In half of the cases, ranks can work concurrently. */
 static kinds_shape some_shape(rng *r)
 {
     const unsigned in_turn = KIND_DROPOUT | KIND_SHAW_VALUES | KIND_DOCUMENTS | KIND_GLOBAL_KEYS |
@@ -278,7 +279,7 @@ static void spoil(job *j, rng *r)
     guarded_sprinkle(r, x, 3 / elements, odd, 3);
 }
 
-/* Ranks of one instruction set or of several, all with the same bits. */
+/* Gives the ranks one instruction set or several that have the same bits. */
 static void take_contexts(job *j, rng *r, int ranks)
 {
     const machines all = machines_make(1);
@@ -305,7 +306,7 @@ static bool check_case(int number)
     const cache_kind kind = some_cache(&r);
     const kinds_shape shape = some_shape(&r);
     kinds_make(&j->c, &r, &shape);
-    /* The longest sequence of a cache has all S. */
+    /* The longest sequence of a cache has all S rows. */
     if (j->c.desc.key_lengths && kind.wanted) j->c.lengths[0] = j->c.k.view.shape[2];
     const bool odd = rng_chance(&r, 0.25);
     if (odd) spoil(j, &r);
@@ -348,7 +349,7 @@ typedef struct growth {
     mha_tensor q, k, v;
     float *expected; /* [steps][B][H][Dv] */
     mha_context *contexts[MOST_RANKS];
-    int64_t other[MOST_RANKS]; /* steps with other bits */
+    int64_t other[MOST_RANKS]; /* steps whose bits differ */
     char detail[MOST_RANKS][512];
 } growth;
 
@@ -357,7 +358,7 @@ static mha_tensor of_step(const mha_tensor *x, int64_t at)
     return guarded_slice(x, 2, at, 1);
 }
 
-/* Append the rank's share of everything up to position `length` to its cache. */
+/* Appends the rank's share of positions from .. length - 1 to its cache. */
 static mha_status grow(mha_kv_cache *cache, const growth *g, int rank, int64_t from, int64_t length)
 {
     for (int64_t n = from, next; n < length; n = next) {
@@ -445,7 +446,7 @@ static void every_step_of_a_growing_text(void **state)
     guarded_free(&q), guarded_free(&k), guarded_free(&v);
 }
 
-/* ---- refusals and losses --------------------------------------------------------------------- */
+/* ---- errors and lost ranks ------------------------------------------------------------------- */
 
 enum { PLAIN_RANKS = 3 };
 
@@ -487,7 +488,7 @@ static bool is_untouched(const rank_part *p)
     return memcmp(p->o.data, mark, sizeof mark) == 0 && memcmp(p->lse.data, mark, sizeof mark) == 0;
 }
 
-/* As in test_distributed.c: concurrently, and one after the other. */
+/* Like the test in test_distributed.c, with concurrent ranks and with ranks in sequence. */
 static void scratch_is_what_plans_say(void **state)
 {
     enum { LISTS = 8192 };
@@ -525,7 +526,7 @@ static void expect_refusal(job *j, mha_status status, const char *words)
 {
     thread_rank_fn *const calls[] = {explain_rank, run_rank};
     for (int i = 0; i < 2; i++) {
-        if (i == 0 && status == MHA_ERR_OVERLAP) continue; /* explaining takes no o */
+        if (i == 0 && status == MHA_ERR_OVERLAP) continue; /* the call that explains takes no o */
         thread_ranks_run(PLAIN_RANKS, calls[i], j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             rank_part *p = &j->parts[rank];
@@ -587,7 +588,8 @@ static void refusals_reach_every_rank(void **state)
             memset(p->o.data, 0xEE, sizeof(float)));
 }
 
-/* A rank whose cache has another type, or that has tensors instead. Other comparisons are tested in test_distributed.c.
+/* A rank's cache has another type, or the rank has tensors instead. test_distributed.c tests the
+ * other comparisons.
  * */
 static void other_caches_are_refused(void **state)
 {
@@ -666,7 +668,7 @@ static void short_of_memory(void **state)
     }
 }
 
-/* Errors that cannot reach other ranks, or need none. */
+/* Errors that cannot reach other ranks, or that need no message. */
 static void refusals_of_one(void **state)
 {
     (void)state;
@@ -701,8 +703,8 @@ static void refusals_of_one(void **state)
     free_plain(j);
 }
 
-/* At any message where a rank is lost, the others return, and a failing rank has written nothing. Sequentially,
- * concurrently, and concurrently with values that are not finite. */
+/* At any message where a rank is lost, the others return, and a failing rank has written nothing.
+ * The cases are sequential, concurrent, and concurrent with values that are not finite. */
 static void a_lost_rank_ends_the_call(void **state)
 {
     (void)state;

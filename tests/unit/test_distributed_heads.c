@@ -1,6 +1,7 @@
-/* Heads over ranks (threads here): pieces of heads are bit-identical to the whole in the forward, the backward, a
- * module with its projections, and on a grid that also divides the sequence; tensors are gathered exactly; errors reach
- * every rank; and a lost rank ends the call on all. */
+/* Heads over ranks (threads here). Pieces of heads are bit-identical to all heads in one process:
+ * in the forward pass, in the backward pass, in a module with its projections, and on a grid that
+ * also divides the sequence. Tensors are gathered exactly, errors reach every rank, and a lost rank
+ * ends the call on all ranks. */
 #include "support/backward_call.h"
 #include "support/cuts.h"
 #include "support/expect.h"
@@ -29,7 +30,7 @@ static mha_tensor room(int ndim, const int64_t *shape)
     return mha_tensor_contiguous(memory, MHA_F32, ndim, shape);
 }
 
-/* ---- who has which --------------------------------------------------------------------------- */
+/* ---- division of heads ----------------------------------------------------------------------- */
 
 static void each_head_is_at_one_rank(void **state)
 {
@@ -61,9 +62,9 @@ static void each_head_is_at_one_rank(void **state)
     expect_error(mha_split_heads(4, 2, 2, 2, &p), MHA_ERR_ARGUMENT, "rank 2 of 2");
 }
 
-/* ---- an attention of some of the heads ------------------------------------------------------- */
+/* ---- attention of some heads ----------------------------------------------------------------- */
 
-/* The head axis of an input, counted from the last; -1: none. */
+/* The head axis of an input, counted from the last, or -1 if it has none. */
 enum {
     AXIS_BHTS = 2,
     AXIS_BLOCKS = 2,
@@ -198,7 +199,7 @@ static void pieces_have_the_bits_of_the_whole(void **state)
     for (; first < end; first++) check_pieces(first);
 }
 
-/* ---- bringing together ----------------------------------------------------------------------- */
+/* ---- gathering ------------------------------------------------------------------------------- */
 
 typedef struct gather_job {
     int axis, ranks;
@@ -239,7 +240,7 @@ static gather_job *gather_make(rng *r, int ranks)
     }
     j->begin[ranks] = shape[j->axis];
     int64_t index[4] = {0}, n = 0;
-    if (!guarded_is_empty(&j->from.view)) /* bytes that no conversion would leave alone */
+    if (!guarded_is_empty(&j->from.view)) /* bytes that every conversion would change */
         do {
             const uint64_t bits = rng_next(r) | (uint64_t)(n++ % 3 == 0 ? 0x7F807F80 : 0);
             memcpy(guarded_element(&j->from.view, index), &bits, mha_dtype_size(type));
@@ -291,7 +292,7 @@ static void tensors_are_brought_together(void **state)
     }
 }
 
-/* Every rank has the status and the sentence, and nothing is written. */
+/* Every rank returns the status and the message, and nothing is written. */
 static void refused(gather_job *j, mha_status status, const char *word)
 {
     for (int rank = 0; rank < j->ranks; rank++) guarded_snapshot(&j->wholes[rank]);
@@ -390,7 +391,7 @@ static void a_lost_rank_ends_the_call(void **state)
         }
 }
 
-/* ---- a module whose heads lie on a grid ------------------------------------------------------ */
+/* ---- a module on a grid of ranks ------------------------------------------------------------- */
 
 enum { Q, K, V, O, PROJECTIONS };
 
@@ -414,7 +415,7 @@ static mha_status set(mha_module *module, const char *name, const char *kind, co
     return mha_module_set_parameter(module, full, x);
 }
 
-/* The module of some heads, without W_o; complete if they are all. */
+/* Creates the module of some heads, without W_o. The caller adds W_o if these are all heads. */
 static mha_status module_of(mha_context *context, const grid *g, const mha_head_piece *p,
                             mha_module **module)
 {
@@ -449,8 +450,8 @@ static mha_status linear_of(mha_context *context, const grid *g, int column, mha
                              linear);
 }
 
-/* Own heads of the rows of this rank. One row of ranks: by the module; several: the module projects, and
- * attention goes over ranks. */
+/* Computes the rank's heads for the rank's rows. In a grid with one row, the module does; in a grid
+ * with several rows, the module projects and mha_distributed computes attention over ranks. */
 static mha_status own_heads(mha_context *context, const grid *g, const mha_transport *ranks,
                             const mha_head_piece *p, const mha_piece *rows, mha_tensor *heads)
 {

@@ -1,5 +1,5 @@
-/* Dropout of a whole transformer in training: rates 0, 1 and in between; different steps and layers drop different
- * weights; no effect remains afterwards. */
+/* Dropout of a whole transformer in training: rates 0, 1 and between. Different steps and layers
+ * drop different weights, and a step with dropout has no effect on later ones. */
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -70,7 +70,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* The output with a rate and a seed; copied, since the next call writes over it. */
+/* The output with a rate and a seed. It is copied because the next call overwrites it. */
 static void run(mha_context *context, example *e, float rate, uint64_t seed, float out[B * T * V])
 {
     e->input.dropout = rate;
@@ -80,8 +80,8 @@ static void run(mha_context *context, example *e, float rate, uint64_t seed, flo
     memcpy(out, e->out_data, sizeof e->out_data);
 }
 
-/* Rate 0 is bit-identical to no dropout for any seed, also after a step with dropout; equal seeds drop the same
- * weights, different seeds others. */
+/* Rate 0 is bit-identical to no dropout for any seed, also after a step with dropout; equal seeds
+ * drop the same weights, and different seeds drop different ones. */
 static void seeds_decide_what_is_dropped(void **state)
 {
     (void)state;
@@ -106,8 +106,8 @@ static void seeds_decide_what_is_dropped(void **state)
     }
 }
 
-/* Rate 1 drops all: attention adds the same as with every head switched off, and every gradient is finite; those of
- * queries, keys and values are 0. */
+/* Rate 1 drops all weights: attention adds the same values as with every head disabled, and every
+ * gradient is finite; those of queries, keys and values are 0. */
 static void rate_one(void **state)
 {
     (void)state;
@@ -146,8 +146,8 @@ static void rate_one(void **state)
 
 enum { LONG = 64, MANY = 8 };
 
-/* One layer whose queries are 0, whose values and embeddings are 1, whose W_o is 1: with n keys,
- * output - 1 = kept / (n (1 - rate)). */
+/* One layer with queries of 0, and with values, embeddings and W_o of 1: with n keys, output - 1 =
+ * kept / (n (1 - rate)). */
 static mha_transformer *counting(mha_context *context)
 {
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
@@ -172,7 +172,7 @@ static mha_transformer *counting(mha_context *context)
     return t;
 }
 
-/* Weights kept, of MANY x LONG rows of HEADS heads with LONG keys. */
+/* The number of kept weights of MANY x LONG rows of HEADS heads with LONG keys. */
 static int64_t count_kept(mha_context *context, mha_transformer *t, mha_activations *a, float rate,
                           uint64_t seed)
 {
@@ -186,7 +186,7 @@ static int64_t count_kept(mha_context *context, mha_transformer *t, mha_activati
     assert_int_equal(mha_transformer_forward(context, t, &input, a, &out, NULL, NULL), MHA_OK);
     for (int i = 0; i < MANY * LONG * HEADS; i++) {
         const double count = ((double)data[i] - 1) * LONG * (1 - (double)rate);
-        assert_true(fabs(count - round(count)) < 0.01); /* whole weights, rightly scaled */
+        assert_true(fabs(count - round(count)) < 0.01); /* whole for a correct scale */
         kept += (int64_t)round(count);
     }
     return kept;

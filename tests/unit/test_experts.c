@@ -1,5 +1,5 @@
-/* Transformers with routed experts: routing and outputs are those of plain loops in double; steps, batches and threads
- * change no bit; backward passes and pruning are rejected. */
+/* Transformers with routed experts: routing and outputs match simple loops in double. Steps,
+ * batches and threads change no bit. Backward passes and pruning are rejected. */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -66,7 +66,7 @@ static mha_tensor floats(float *data, int64_t n, int64_t width)
     return mha_tensor_contiguous(data, MHA_F32, 3, (const int64_t[]){B, n, width});
 }
 
-/* ---- plain loops ----------------------------------------------------------------------------- */
+/* ---- simple loops ---------------------------------------------------------------------------- */
 
 static const float *numbers(mha_transformer *t, int64_t layer, const char *name)
 {
@@ -106,7 +106,7 @@ static void add_layer(mha_transformer *t, int64_t layer, const char *prefix, int
     for (int64_t e = 0; e < E; e++) y[e] += factor * dot(w[2] + e * width, hidden, width);
 }
 
-/* The scores of a layer's experts, and its chosen ones. */
+/* The scores of a layer's experts, and its chosen experts. */
 static void route(mha_transformer *t, int64_t layer, const double *x, double *s, bool *chosen)
 {
     const mha_experts_desc *d = &layers[layer].experts;

@@ -1,4 +1,4 @@
-/* Atomic files: by the target of a path, in our own folders, and leftovers of killed writers. */
+/* Atomic files: targets of paths, folders of the library, and leftovers of killed writers. */
 #define _XOPEN_SOURCE 700 /* symlink, mkdtemp, mkfifo */
 #include <multihead/sink.h>
 
@@ -61,7 +61,7 @@ static int parts_in(const char *folder)
 
 /* ---- targets of paths ------------------------------------------------------------------------ */
 
-/* A file system mounted below /dev is an ordinary one. */
+/* A file system mounted below /dev is treated as an ordinary one. */
 static void shared_memory_is_no_device(void **state)
 {
     (void)state;
@@ -102,7 +102,7 @@ static void an_open_file_goes_on(void **state)
         int opened = open(path, O_WRONLY | O_TRUNC), before = temp_count();
         assert_true(opened >= 0);
         snprintf(way, sizeof way, "%s/%d", ways[i < 3 ? i : 0], opened);
-        if (i >= 3) { /* a link to it, a link to a link to it */
+        if (i >= 3) { /* a link to it, and a link to that link */
             unlink(temp_path("link"));
             assert_int_equal(symlink(way, temp_path("link")), 0);
             unlink(temp_path("second"));
@@ -122,13 +122,14 @@ static void an_open_file_goes_on(void **state)
     }
 }
 
-/* Until the parent kills this process, or has exited because a check failed. */
+/* Waits until the parent kills this process or exits because a check failed. */
 static void wait_for_the_end(pid_t parent)
 {
     while (getppid() == parent) poll(NULL, 0, 10);
 }
 
-/* A read-only descriptor, or another process's, gives its file but no position: output is appended. */
+/* A descriptor that is read-only or belongs to another process identifies its file but no position.
+ * Output is appended. */
 static void a_foreign_open_file_is_appended_to(void **state)
 {
     (void)state;
@@ -159,7 +160,7 @@ static void a_foreign_open_file_is_appended_to(void **state)
     check(path, "old new newer");
 }
 
-/* A folder merely named fd has ordinary links. */
+/* Links in an ordinary folder with the name fd are ordinary links. */
 static void a_folder_called_fd(void **state)
 {
     (void)state;
@@ -198,7 +199,7 @@ static void pipes_and_sockets(void **state)
     close(ends[1]);
 }
 
-/* ---- our own folders ------------------------------------------------------------------------- */
+/* ---- folders of the library ------------------------------------------------------------------ */
 
 static void links_in_our_folder_are_replaced(void **state)
 {
@@ -224,7 +225,7 @@ static void links_in_our_folder_are_replaced(void **state)
     assert_int_equal(mkfifo(name, 0600), 0); /* opening it would block: it has no reader */
     assert_int_equal(put_in(folder, "name", "fourth"), MHA_OK);
     check(name, "fourth");
-    assert_int_equal(link(name, temp_path("other")), 0); /* a second name keeps the file */
+    assert_int_equal(link(name, temp_path("other")), 0); /* the file stays under a second name */
     assert_int_equal(put_in(folder, "name", "fifth"), MHA_OK);
     check(temp_path("other"), "fourth");
     if (geteuid() != 0) {
@@ -306,7 +307,7 @@ static void what_is_left_behind_goes(void **state)
     pid_t first = writer(path), second = writer(path), third = writer(path);
     assert_int_equal(parts_in(folder), 3);
     end(second);
-    assert_int_equal(put(path, "one"), MHA_OK); /* removes one, and not those being written */
+    assert_int_equal(put(path, "one"), MHA_OK); /* removes leftovers only */
     assert_int_equal(parts_in(folder), 2);
     end(first);
     end(third);
@@ -317,7 +318,7 @@ static void what_is_left_behind_goes(void **state)
     check(path, "two");
 }
 
-/* Two writers of one file in one process: the lock is each file's, not the process's. */
+/* Two writers of one file in one process: locks belong to open files, not to the process. */
 static void two_at_once(void **state)
 {
     (void)state;
@@ -332,7 +333,8 @@ static void two_at_once(void **state)
     check(path, "b");
 }
 
-/* Objects with such a name that are not files are skipped, as are their targets. */
+/* Objects with the name of a leftover that are not regular files are skipped, and their targets
+ * too. */
 static void strange_names_are_passed_over(void **state)
 {
     (void)state;
@@ -370,7 +372,7 @@ static void writers_do_not_harm_each_other(void **state)
         assert_true(children[i] >= 0);
         if (children[i] == 0) {
             for (int n = 0; n < TIMES || (i % 2 == 0 && getppid() == parent);
-                 n++) /* those of even number until killed */
+                 n++) /* processes of even number write until they are killed */
                 if (put(path, texts[i]) != MHA_OK) {
                     fprintf(stderr, "writer %d: %s\n", i, mha_error_detail());
                     _exit(1);
@@ -387,7 +389,7 @@ static void writers_do_not_harm_each_other(void **state)
         assert_string_equal(found, texts[found[0] - 'a']);
         free(found);
         int ended = waitpid(children[i - 1], &how, WNOHANG);
-        assert_int_equal(ended, 0); /* still running: it had no error */
+        assert_int_equal(ended, 0); /* still running, without an error */
         end(children[i - 1]);
     }
     assert_int_equal(put(path, "the last"), MHA_OK);

@@ -27,7 +27,7 @@ static int32_t next_token(mha_model *model, const mha_sampling *how, int64_t ste
     return token;
 }
 
-/* Run to the end; return the tokens, their number and the text. */
+/* Runs to the end and returns the tokens, their number and the text. */
 static mha_generation_step run_generation(mha_model *model, const mha_generation_desc *desc,
                                           int32_t *tokens, int64_t *count, char *text)
 {

@@ -1,5 +1,5 @@
-/* GGUF: elements of every type equal the definitions, metadata is read as written, and hostile files give a status and
- * a line of text. */
+/* GGUF: elements of every type match the definitions, metadata is read as written, and a hostile
+ * file gives a status and a message of one line. */
 #include <multihead/gguf.h>
 
 #include <math.h>
@@ -16,7 +16,7 @@
 #include "support/suite.h"
 #include "support/temp_files.h"
 
-/* Write the writer's contents and free its memory. */
+/* Writes the writer's contents to a file and frees its memory. */
 static const char *put(gguf_writer *w)
 {
     const char *path = temp_write("x.gguf", w->bytes, w->size);
@@ -57,7 +57,7 @@ static double i8(unsigned char byte)
     return byte < 128 ? byte : byte - 256;
 }
 
-/* Element e of 32 in q, two to a byte; the fifth bit, if there is one, in h. */
+/* Element e of 32: q has two elements per byte, and h has the fifth bits, if there are any. */
 static int small(const unsigned char *q, const unsigned char *h, int e)
 {
     const int low = e < 16 ? q[e] % 16 : q[e - 16] / 16;
@@ -89,8 +89,8 @@ static double q6_element(const unsigned char *block, int e)
     return half(block + 208) * i8(block[192 + e / 16]) * (n - 32);
 }
 
-/* Element e of a block, by the definition. All factors are short, so everything is exact in double except the final
- * rounding to float, which is also the only one in f32. */
+/* Element e of a block, by the definition. All factors have few bits. Therefore, every operation is
+ * exact in double and in f32, except the final rounding to float. */
 static float element(mha_gguf_type type, const unsigned char *block, int e)
 {
     float f32;
@@ -126,7 +126,8 @@ static bool same_bits(float a, float b)
     return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
 }
 
-/* A matrix [rows, blocks] of random bytes behind another tensor; alignment 1 puts it anywhere. */
+/* Writes a matrix [rows, blocks] of random bytes after another tensor. Alignment 1 permits any
+ * offset. */
 static mha_gguf *write_blocks(rng *r, const kind *k, int rows, int blocks, uint32_t alignment,
                               unsigned char *bytes)
 {
@@ -204,7 +205,7 @@ static void test_refuses_other_types(void **state)
     }
 }
 
-/* ---- A valid file with fields to be spoiled -------------------------------------------------- */
+/* ---- A valid file with fields to corrupt ----------------------------------------------------- */
 
 typedef struct fields {
     const char *magic;
@@ -468,7 +469,7 @@ static void test_mutations(void **state)
     free(good);
 }
 
-/* ---- What is right --------------------------------------------------------------------------- */
+/* ---- Valid files ----------------------------------------------------------------------------- */
 
 static void test_describes_tensors(void **state)
 {
@@ -512,7 +513,7 @@ static void test_describes_tensors(void **state)
     assert_int_equal(mha_gguf_key_find(NULL, "a"), -1);
 }
 
-/* A number of each type at both ends of its range, in an array and alone. */
+/* A number of each type at both ends of its range, in an array and as a single value. */
 static void test_numbers(void **state)
 {
     (void)state;

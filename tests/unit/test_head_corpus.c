@@ -1,5 +1,6 @@
-/* Corpus statistics against plain loops in double over all rows of all texts; invariance to the bit (order, division,
- * threads, block of rows); confidence intervals and permutation nulls in known cases. */
+/* Corpus statistics compared with simple loops in double over all rows of all texts; bit-identical
+ * results for any order, division, number of threads and block of rows; confidence intervals and
+ * permutation nulls in known cases. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/rng.h"
@@ -28,7 +29,7 @@ typedef struct corpus {
 
 static mha_context *one, *several;
 
-/* ---- made up corpora ------------------------------------------------------------------------- */
+/* ---- random corpora -------------------------------------------------------------------------- */
 
 static void make_row(rng *r, float *row, int64_t keys)
 {
@@ -126,9 +127,9 @@ static void feed(object *o, const corpus *c, int64_t k, int64_t block, bool valu
     expect_ok(mha_head_measures_end(o->measures));
 }
 
-/* ---- plain loops ----------------------------------------------------------------------------- */
+/* ---- simple loops ---------------------------------------------------------------------------- */
 
-/* Some scores of a row; a NaN where it is not eligible. */
+/* Some scores of a row, or NaN where the row is not eligible. */
 static const mha_head_measure known[] = {
     MHA_MEASURE_PREVIOUS, MHA_MEASURE_SELF,      MHA_MEASURE_FIRST, MHA_MEASURE_ENTROPY,
     MHA_MEASURE_DISTANCE, MHA_MEASURE_DUPLICATE, MHA_MEASURE_SINK};
@@ -200,7 +201,7 @@ static void check_places(const corpus *c, const object *o, int l, int h, mha_hea
             if (best.text < 0 || (least ? p.value < best.value : p.value > best.value)) best = p;
         }
         assert_true(best.text >= 0);
-        /* Entropies of two texts may be equal but for rounding; the others are weights. */
+        /* Entropies of two texts may differ only by rounding; the other scores are weights. */
         assert_true(fabs(held[i].value - best.value) < 1e-12 * (1 + fabs(best.value)));
         if (which != MHA_MEASURE_ENTROPY && which != MHA_MEASURE_DISTANCE &&
             which != MHA_MEASURE_DUPLICATE) {
@@ -311,7 +312,7 @@ static void check_tokens(const object *o, int l, int h, const plain *p, mha_head
         const double expected =
             reads ? p->expected[id] : p->all_written / (double)p->rest_rows * (double)places;
         assert_int_equal(found[i].count, places);
-        /* Fixed point of 2^-20 or 2^-16 a term, norms to 1e-5. */
+        /* Terms are in fixed point of 2^-20 or 2^-16, and norms have an error of at most 1e-5. */
         assert_true(fabs(found[i].mass - mass) < 1e-4 * (1 + mass));
         assert_true(fabs(found[i].expected - expected) < 1e-4 * (1 + expected));
         assert_true(found[i].mean == found[i].mass / (double)places);
@@ -446,7 +447,7 @@ static void memory_is_returned(void **state)
     assert_int_equal(held, 0);
 }
 
-/* Values whose norms overflow: the rows are omitted only from the moved mass. */
+/* If norms of values overflow, the rows are omitted only from the moved mass. */
 static void norms_beyond_all_sums_are_left_out(void **state)
 {
     static const float huge[] = {1e30F, 1e5F, INFINITY, NAN, -1e38F};
@@ -477,7 +478,7 @@ static void norms_beyond_all_sums_are_left_out(void **state)
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
-/* Read everything. */
+/* All readings of a corpus. */
 typedef struct everything {
     mha_head_distribution d[ALL][MHA_MEASURES];
     mha_head_place places[ALL][MHA_MEASURES][2][3];
@@ -536,7 +537,7 @@ static void order_and_division_leave_no_trace(void **state)
     }
 }
 
-/* ---- intervals and luck ---------------------------------------------------------------------- */
+/* ---- intervals and permutation nulls --------------------------------------------------------- */
 
 /* One counted row per text: the weight of the second of two tokens on the first. */
 static corpus corpus_of_weights(const float *weights, int64_t count)
@@ -556,7 +557,8 @@ static corpus corpus_of_weights(const float *weights, int64_t count)
     return c;
 }
 
-/* 1.96 standard errors to both sides; the error of 1,000 replicates' quantiles is some 5 % of it. */
+/* The interval is 1.96 standard errors to both sides; quantiles of 1,000 replicates have an error
+ * of about 5 % of that. */
 static void intervals_are_those_of_many_texts(void **state)
 {
     enum { TEXTS = 400 };
@@ -587,7 +589,7 @@ static void luck_is_what_exchanged_heads_reach(void **state)
     static float weights[TEXTS * ALL];
     rng r = rng_make(rng_run_seed(), 0);
     (void)state;
-    /* All heads equal: the best is no better than under the permutation null. */
+    /* With equal heads, the best one is no better than under the permutation null. */
     for (int i = 0; i < TEXTS * ALL; i++) weights[i] = 0.25F;
     corpus c = corpus_of_weights(weights, TEXTS);
     mha_head_corpus_desc desc = usual;
@@ -598,8 +600,9 @@ static void luck_is_what_exchanged_heads_reach(void **state)
     assert_true(mha_head_corpus_distribution(o.corpus, 0, 0, MHA_MEASURE_FIRST).low == 0.25);
     object_free(&o);
     corpus_free(&c);
-    /* Uniform weights: the largest of six means of 60, each sqrt(1 / 12 / 60) = 0.037 wide, has its
-     * 95 % point near 0.5 + 2.39 * 0.037. One head is far above that. */
+    /* Uniform weights: each of six means of 60 has the standard deviation sqrt(1 / 12 / 60) =
+     * 0.037, and the 95 % point of the largest is near 0.5 + 2.39 * 0.037. One head is far above
+     * it. */
     for (int i = 0; i < TEXTS * ALL; i++)
         weights[i] = (float)(i % ALL == 4 ? 0.9 + 0.1 * rng_uniform(&r) : rng_uniform(&r));
     c = corpus_of_weights(weights, TEXTS);

@@ -1,5 +1,5 @@
-/* Distances between heads: rows and outputs computed by hand, random ones against plain loops over the outputs,
- * clusters computed by hand; merging, blocks, threads and errors. */
+/* Distances between heads: rows, outputs and clusters computed by hand; random ones compared with
+ * simple loops over the outputs; merging, blocks, threads and errors. */
 #include "support/rng.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
@@ -33,9 +33,10 @@ static mha_head_distances *make(mha_context *context, int64_t heads, int64_t wid
 static void test_maps(void **state)
 {
     (void)state;
-    /* Rows of head 0 and head 1: alike; disjoint: JS = log 2; (1/2 1/2) and (1 0): m = (3/4 1/4),
-     * KL(p,m) = 1/2 log 2/3 + 1/2 log 2 = 1/2 log 4/3, KL(q,m) = log 4/3, JS = 3/4 log 4/3; one
-     * that sees nothing, which does not count; (1/4 1/4) with a sink is (1/2 1/2), as in the third.
+    /* Rows of head 0 and head 1. The first two are equal. The second two are disjoint: JS = log 2.
+     * The third are (1/2 1/2) and (1 0): m = (3/4 1/4), KL(p,m) = 1/2 log 2/3 + 1/2 log 2 = 1/2 log
+     * 4/3, KL(q,m) = log 4/3, JS = 3/4 log 4/3. A fourth row without visible keys does not count.
+     * The fifth, (1/4 1/4) with a sink, is (1/2 1/2) like the third.
      */
     float p[2][5][4] = {{{.25f, .25f, .5f, 0}, {1, 0, 0, 0}, {.5f, .5f}, {0}, {.25f, .25f}},
                         {{.25f, .25f, .5f, 0}, {0, .5f, 0, .5f}, {1, 0}, {1}, {1, 0}}};
@@ -53,8 +54,8 @@ static void test_maps(void **state)
 static void test_outputs(void **state)
 {
     (void)state;
-    /* Outputs of width 2, three rows. Head 1 is twice head 0; head 2 is head 0 rotated by a right angle: every cosine
-     * is 0, and alignment, which is invariant to rotation, is 1. */
+    /* Three rows of outputs of width 2. Head 1 is twice head 0; head 2 is head 0 rotated by a right
+     * angle. Every cosine with head 2 is 0. Alignment is invariant to rotation and therefore 1. */
     float z[3][3][2] = {
         {{1, 0}, {0, 1}, {1, 1}}, {{2, 0}, {0, 2}, {2, 2}}, {{0, 1}, {-1, 0}, {-1, 1}}};
     const mha_tensor out = mha_tensor_contiguous(z, MHA_F32, 3, (int64_t[]){3, 3, 2});
@@ -71,8 +72,8 @@ static void test_outputs(void **state)
 static void test_clusters(void **state)
 {
     (void)state;
-    /* Items at 0, 1, 3, 10: 0 and 1 join at 1; 3 is 2.5 from them on average; 10 is 26/3 from the
-     * three. */
+    /* Items at 0, 1, 3, 10. Items 0 and 1 join at distance 1; 3 has the mean distance 2.5 from
+     * them; 10 has the mean distance 26/3 from the three. */
     const double at[] = {0, 1, 3, 10};
     double distance[16];
     int64_t cluster[4], count = -1;
@@ -92,8 +93,8 @@ static void test_clusters(void **state)
     assert_int_equal(count, 0);
 }
 
-/* Of three items two pairs are at distance 1, which includes cut: the one with the first members is joined,
- * and the third item is farther from these. */
+/* Two pairs of three items have distance 1, which equals `cut`. The pair with the first members is
+ * joined, and the third item is farther from that cluster. */
 static void test_equal_distances(void **state)
 {
     static const struct {
@@ -111,7 +112,7 @@ static void test_equal_distances(void **state)
     }
 }
 
-/* ---- by chance
+/* ---- random heads
  * ----------------------------------------------------------------------------------- */
 
 enum { HEADS = 4, ROWS = 23, KEYS = 19, WIDTH = 3, MODEL = 7 };
@@ -222,8 +223,9 @@ static void compare_pair(const sample *x, const mha_head_distances *d, int g, in
     const mha_head_pair pair = mha_head_distances_pair(d, g, h);
     plain_out(x, g, a);
     plain_out(x, h, b);
-    /* Ratios of sums of a few hundred products in double: 1e-12 is far above their rounding. A cosine divides by
-     * lengths of three numbers, which are not below 1e-4 of the usual size. */
+    /* The values are ratios of sums of a few hundred products in double, and 1e-12 is far above
+     * their rounding. A cosine divides by lengths of vectors of three numbers, which are not below
+     * 1e-4 of the usual size. */
     expect(pair.maps, plain_maps(x, g, h), 1e-12);
     expect(pair.cosine, plain_cosine(a, b), 1e-10);
     expect(pair.cka, plain_alignment(a, b) / sqrt(plain_alignment(a, a) * plain_alignment(b, b)),
@@ -254,14 +256,14 @@ static void test_random(void **state)
     }
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- other functions ------------------------------------------------------------------------- */
 
 static void test_redundant(void **state)
 {
     (void)state;
     mha_head_pair pair = {.maps = 0.05, .cosine = -0.95, .map_rows = 3, .output_rows = 3};
     assert_true(mha_head_pair_is_redundant(&pair, 0.1, 0.9));
-    pair.cosine = 0.5; /* the same map, other outputs */
+    pair.cosine = 0.5; /* the same map, different outputs */
     assert_false(mha_head_pair_is_redundant(&pair, 0.1, 0.9));
     pair.cosine = 0.95, pair.maps = 0.5;
     assert_false(mha_head_pair_is_redundant(&pair, 0.1, 0.9));

@@ -1,5 +1,6 @@
-/* A pass of a text through a transformer: measures are bit-identical to feeding complete maps and outputs of a forward
- * call; interrupted passes; ranks, words and repeated tokens by hand. */
+/* A pass of a text through a transformer: its measures are bit-identical to those of complete maps
+ * and outputs of a forward call; interrupted passes; ranks, words and repeated tokens computed by
+ * hand. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/layers.h"
@@ -16,7 +17,7 @@
 
 enum { L = 3, H = 4, D = 3, E = 8, MOST_T = 12, VOCAB = 7, MAPS = L * H * MOST_T * MOST_T };
 
-/* A transformer whose middle layer may lack heads, and a text of it. */
+/* A transformer whose middle layer may lack heads, and a text for it. */
 typedef struct example {
     mha_transformer *t;
     int64_t heads[L], T;
@@ -79,7 +80,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* Measures and distances of one pass, or of a feed by hand. */
+/* Measures and distances of one pass, or of direct calls. */
 typedef struct found {
     mha_head_measures *measures;
     mha_head_distances *distances[L];
@@ -119,7 +120,7 @@ static mha_tensor single(const mha_tensor *batch)
     return x;
 }
 
-/* The text for the attention of a layer. */
+/* The text that the measures of a layer need. */
 static mha_heads_text text_of_layer(const example *e, const mha_heads_text *text, int l)
 {
     mha_heads_text x = *text;
@@ -222,7 +223,9 @@ static void a_pass_is_maps_by_hand(void **state)
         text.ids = ids;
         if (d.flags & MHA_TRANSFORMER_CAUSAL) text.flags |= MHA_HEADS_CAUSAL;
         const mha_head_pass pass = pass_of(&whole);
-        if (i % 4 == 0) e->text.flags = MHA_HEADS_CAUSAL; /* the transformer knows */
+        if (i % 4 == 0)
+            e->text.flags = MHA_HEADS_CAUSAL; /* the pass derives the flag from the
+                                                           * transformer */
         expect_ok(mha_head_pass_run(context, e->t, &e->input, &e->text, &pass));
         feed_by_hand(context, e, &text, &hand);
         rows += expect_equal(e, &whole, &hand);
@@ -270,13 +273,13 @@ static void a_pass_breaks_off(void **state)
     expect_ok(mha_head_pass_run(context, e->t, &e->input, NULL, &other));
     expect_equal(e, &broken, &fresh);
     const mha_head_details d = mha_head_measures_details(broken.measures, 0, 0);
-    assert_true(d.column_text <= 0); /* the first that ended */
+    assert_true(d.column_text <= 0); /* the first text that ended */
     found_free(&broken);
     found_free(&fresh);
     example_free(e);
 }
 
-/* The callbacks of the caller. */
+/* State of the caller's callbacks. */
 typedef struct seen {
     int64_t layers, stop_at;
 } seen;
@@ -290,7 +293,7 @@ static mha_status see_layer(void *user, const mha_activations *kept, int64_t lay
     return layer == s->stop_at ? MHA_ERR_CALLBACK : MHA_OK;
 }
 
-/* One run provides the caller's outputs and after_layer calls, and measures. */
+/* One run provides the caller's outputs, the calls of after_layer, and the measures. */
 static void the_caller_sees_the_same_run(void **state)
 {
     (void)state;
@@ -406,7 +409,8 @@ static void ranks(void **state)
     assert_memory_equal(got, wanted, sizeof got);
 }
 
-/* "ab cd. efg": ab and efg have two tokens each, no token begins in cd, the full stop is not a word. */
+/* "ab cd. efg": ab and efg have two tokens each, no token begins in cd, and the full stop is not a
+ * word. */
 static void words(void **state)
 {
     (void)state;
@@ -443,7 +447,7 @@ static void repeated_tokens(void **state)
         }
         for (int i = 0; i < 5; i++) chosen[pool[i]]++;
     }
-    /* 400 draws of 5 of 20: 100 each, deviation 8.7 */
+    /* 400 draws of 5 out of 20: the mean is 100 for each, and the standard deviation is 8.7 */
     for (int i = 0; i < 20; i++) assert_true(chosen[i] > 100 - 52 && chosen[i] < 100 + 52);
     for (int i = 0; i < 20; i++) pool[i] = i;
     expect_ok(mha_head_pass_repeated(&d, 20, pool, again, special, &count));

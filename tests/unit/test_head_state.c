@@ -1,5 +1,6 @@
-/* States: a loaded state is bit-identical to the saved one, and continues and merges like it, for random divisions of
- * random texts. Altered or truncated bytes are rejected; with a corrected checksum they are rejected or harmless. */
+/* States: a loaded state is bit-identical to the saved one, and continues and merges like the saved
+ * one, for random divisions of random texts. Altered or truncated bytes are rejected. With a
+ * corrected checksum, they are rejected or harmless. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/rng.h"
@@ -138,7 +139,7 @@ static object read_from(const void *bytes, size_t size)
     return o;
 }
 
-/* The object as loaded by another process. */
+/* The object as another process would load it. */
 static object carried(const object *o)
 {
     mha_buffer b = written(o->measures);
@@ -156,7 +157,8 @@ static void expect_same(const object *a, const object *b)
     mha_buffer_free(&y);
 }
 
-/* A hash of every public reading call: it must not depend on data that a state omits. Places are in order. */
+/* A hash of every public reading call. It must not depend on data that a state omits. Places are
+ * sorted. */
 static double everything(const object *o)
 {
     double sum = 0;
@@ -206,7 +208,7 @@ static double everything(const object *o)
     return sum;
 }
 
-/* ---- what must hold -------------------------------------------------------------------------- */
+/* ---- properties ------------------------------------------------------------------------------ */
 
 static void going_on_is_as_never_stopping(void **state)
 {
@@ -272,7 +274,7 @@ static void merging_what_was_read_is_merging(void **state)
 
 /* ---- altered bytes --------------------------------------------------------------------------- */
 
-/* The next tested place: each one, or one of eight in short runs. */
+/* The step to the next tested byte: 1, or a random one with mean 8 in short runs. */
 static size_t step(rng *r)
 {
     return rng_long_run() ? 1 : (size_t)rng_between(r, 1, rng_whole_sample() ? 3 : 15);
@@ -333,7 +335,8 @@ static mha_status try_read(const void *bytes, size_t size)
     return status;
 }
 
-/* Two weights of 1/e each: a sink has the rest of the row, and the entropy is above that of two of 1/2. */
+/* Two weights of 1/e each: the sink has the rest of the row, and the entropy is above that of two
+ * weights of 1/2. */
 static void rows_that_a_sink_shares_are_read(void **state)
 {
     (void)state;
@@ -399,7 +402,8 @@ static void every_truncation_is_noticed(void **state)
     }
 }
 
-/* Truncated at a word, with corrected length and checksum: data referenced by the words is missing. */
+/* A state truncated at a word, with corrected length and checksum, lacks data to which its words
+ * refer. */
 static void sealed_truncations_are_noticed(void **state)
 {
     rng r = rng_make(rng_run_seed(), 6);
@@ -418,8 +422,8 @@ static void sealed_truncations_are_noticed(void **state)
     mha_buffer_free(&b);
 }
 
-/* Rejected, or within all ranges: it can be merged with itself until that is rejected, read, and written to the same
- * bytes. */
+/* Whether a state is rejected or harmless. A harmless state is within all ranges: it can be merged
+ * with itself until the merge is rejected, it can be read, and it is written to the same bytes. */
 static bool survives(const uint8_t *bytes, size_t size)
 {
     object o = {0}, other = {0};
@@ -469,7 +473,7 @@ static void sealed_lies_do_no_harm(void **state)
     const size_t words = b.size / 8;
     for (size_t at = 0; at + 1 < words; at += step(&r)) {
         const uint64_t kept = state_word(bytes, at);
-        /* all sums, and a few of the similar bins and tokens */
+        /* all sums, and a random part of the bins and tokens, which are similar */
         const bool all = at < 350 || rng_between(&r, 0, 31) == 0;
         for (int i = 0; i < LIES; i++) {
             if (!rng_takes((int64_t)at * LIES + i, all ? 3 : 3 * LIES)) continue;
@@ -496,7 +500,8 @@ static mha_status refuse(void *user, const void *bytes, size_t count)
     return *left < 0 ? mha_fail(MHA_ERR_WRITE, "no room") : MHA_OK;
 }
 
-/* The sum follows the bins of a histogram: one row more or less in a bin is rejected. */
+/* The file has the sum of a histogram after its bins, so one row more or less in a bin is
+ * rejected. */
 static void bins_that_do_not_add_up_are_refused(void **state)
 {
     (void)state;
@@ -532,7 +537,7 @@ static void calls_are_refused(void **state)
     expect_error(mha_head_state_write(NULL, &sink), MHA_ERR_NULL, "measures is NULL");
     expect_error(mha_head_state_write(o.measures, NULL), MHA_ERR_NULL, "sink is NULL");
     expect_error(mha_head_state_write(o.measures, &small), MHA_ERR_WRITE, "no room");
-    assert_true(room < 0 && room > -8193); /* not called again */
+    assert_true(room < 0 && room > -8193); /* the sink is not called after an error */
     assert_int_equal(mha_head_state_bytes(NULL), 0);
 #define READ(size, used) \
     mha_head_state_read(context, b.data, size, used, &got.measures, &got.corpus)
@@ -556,7 +561,7 @@ static void calls_are_refused(void **state)
     expect_error(READ(b.size, NULL), MHA_ERR_UNSUPPORTED, "has 99 scores");
     mha_buffer_free(&b);
 
-    /* two in a row */
+    /* two states in succession */
     b = written(o.measures);
     const size_t one = b.size;
     expect_ok(mha_head_state_write(o.measures, &sink));

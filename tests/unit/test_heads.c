@@ -1,5 +1,5 @@
-/* Measures of heads on 4 x 4 maps computed by hand. Weights are eighths and chances are thirds and quarters, so sums
- * are exact up to a few roundings: bounds of 1e-12.
+/* Measures of heads on 4 x 4 maps computed by hand. Weights are eighths, and chances are thirds and
+ * quarters. Sums are therefore exact up to a few roundings, and the bound is 1e-12.
  *
  * Roman numerals below number the rows of a map; keys are a b c d. */
 #include "support/expect.h"
@@ -96,7 +96,7 @@ static void test_causal_places(void **state)
     expect(m, MHA_MEASURE_CONFIDENCE, 1.5 / 3, mean, 3);
     /* within 2: all keys of ii and iii, so only iv counts: b c d */
     expect(m, MHA_MEASURE_NEAR, 7. / 8, 3. / 4, 1);
-    /* 1/4 | 1/4 + 2/2 | 1/2 + 2/8 + 3/8; evenly 1/2, 1, 3/2 */
+    /* rows ii to iv: 1/4, 1/4 + 2/2, 1/2 + 2/8 + 3/8; with uniform weights 1/2, 1, 3/2 */
     expect(m, MHA_MEASURE_DISTANCE, (.25 + 1.25 + 1.125) / 3, 1, 3);
     mha_head_measures_destroy(m);
 }
@@ -128,16 +128,16 @@ static void test_causal_offsets(void **state)
     assert_true(fabs(o.mass.value - (.5 + .125) / 2) < 1e-12);
     assert_true(fabs(o.mass.chance - (1. / 3 + .25) / 2) < 1e-12);
     assert_int_equal(o.mass.rows, 2);
-    /* largest weights: ii at b (0), iii at a (-2), iv at c (-1) */
+    /* largest weights: in row ii at b (offset 0), in iii at a (-2), in iv at c (-1) */
     assert_true(fabs(o.largest.value - .5) < 1e-12);
     assert_true(fabs(mha_head_measures_offset(m, 0, 0, -1).largest.value - 1. / 3) < 1e-12);
     assert_true(fabs(mha_head_measures_offset(m, 0, 0, 0).largest.value - 1. / 3) < 1e-12);
     assert_int_equal(mha_head_measures_offset(m, 0, 0, 1).mass.rows, 0);
-    /* corrected: 0 gives 5/12, less chance 13/36, / (1 - 13/36) = 2/23 = 0.087; -1: below chance;
-     * -2: (5/16 - 7/24) / (1 - 7/24) = 1/34 = 0.029; -3 has one row only */
+    /* corrected scores: offset 0 has (5/12 - 13/36) / (1 - 13/36) = 2/23 = 0.087; -1 is below
+     * chance; -2 has (5/16 - 7/24) / (1 - 7/24) = 1/34 = 0.029; -3 has only one row */
     expect(m, MHA_MEASURE_DIAGONAL, 1.25 / 3, 13. / 36, 3);
     assert_int_equal(mha_head_measures_details(m, 0, 0).diagonal_offset, 0);
-    /* (1/2 - 7/24) / (17/24) = 5/17 beats (1/3 - 13/36) */
+    /* (1/2 - 7/24) / (17/24) = 5/17 is larger than (1/3 - 13/36) */
     expect(m, MHA_MEASURE_POSITIONAL, .5, 7. / 24, 2);
     assert_int_equal(mha_head_measures_details(m, 0, 0).positional_offset, -2);
     mha_head_measures_destroy(m);
@@ -150,18 +150,19 @@ static void test_causal_columns(void **state)
         measure((mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4}, causal);
     /* Columns seen by at least 3/2 of ii, iii, iv: a b (3 rows), c (2 rows). Means: a 7/24, b 9/24,
      * c 3/8 = 9/24; densest b, then c, a. b: (3/8 - 13/36) / (23/36) = 1/46 = 0.02.
-     * b and c: mass 9/8 + 3/4 = 15/8 of 3 rows = 5/8; chance 13/12 + 7/12 = 5/3 of 3 = 5/9: better.
-     * Taking all three is not allowed: nothing would be left outside. */
+     * b and c have the mass 9/8 + 3/4 = 15/8 of 3 rows = 5/8, and the chance 13/12 + 7/12 = 5/3 of
+     * 3 = 5/9, which is better. All three are not allowed: no column would remain outside. */
     expect(m, MHA_MEASURE_VERTICAL, 5. / 8, 5. / 9, 3);
     const mha_head_details d = mha_head_measures_details(m, 0, 0);
     assert_int_equal(d.columns, 2);
     assert_int_equal(d.column[0], 1);
     assert_int_equal(d.column[1], 2);
     assert_int_equal(d.column_text, 0);
-    /* 9 pairs are seen (rows ii to iv), an eighth of them is 9/8.
-     * columns: b c of density 3/8: 9/8 * 3/8 over 3 rows = 9/64.
-     * diagonals: 0: 5/4 of 3; -1: 1 of 3; -2: 5/8 of 2; -3: 1/8: the first: 9/8 * 5/12 / 3 = 5/32.
-     * blocks of 16 x 16 of a 4 x 4 map are its cells: 3/4, and 1/8 of 1/2: 13/16 / 3 = 13/48 */
+    /* 9 pairs are visible (rows ii to iv), and an eighth of them is 9/8. columns: b c of density
+     * 3/8: 9/8 * 3/8 over 3 rows = 9/64.
+     * diagonals: 0: 5/4 of 3; -1: 1 of 3; -2: 5/8 of 2; -3: 1/8. The first is the densest: 9/8 *
+     * 5/12 / 3 = 5/32. blocks of 16 x 16 of a 4 x 4 map are its cells: 3/4, and 1/8 of 1/2: 13/16 /
+     * 3 = 13/48 */
     expect(m, MHA_MEASURE_FAMILY_VERTICAL, 9. / 64, .125, 3);
     expect(m, MHA_MEASURE_FAMILY_DIAGONAL, 5. / 32, .125, 3);
     expect(m, MHA_MEASURE_FAMILY_BLOCK, 13. / 48, .125, 3);
@@ -191,7 +192,7 @@ static void test_causal_rare(void **state)
         causal);
     /* c: 1/4 of three keys, 1/2 of four */
     expect(m, MHA_MEASURE_RARE, .375, (1. / 3 + .25) / 2, 2);
-    /* three columns count; b is the densest (with c, but earlier): rank 5 is the second */
+    /* three columns count; b is the densest (equal to c, but earlier): rank 5 is the second */
     expect(m, MHA_MEASURE_RAREST, 0, 1. / 3, 1);
     expect(m, MHA_MEASURE_RAREST_TWO, 1, 2. / 3, 1);
     mha_head_measures_destroy(m);
@@ -208,7 +209,8 @@ static void test_causal_rare(void **state)
 static const float full[16] = {.5f, .5f, 0,   0,   .5f,   .25f,  .25f, 0,
                                0,   0,   .5f, .5f, .125f, .125f, .25f, .5f};
 
-/* Offsets with equal scores: the nearest wins, and of two equally near ones the earlier. */
+/* Of offsets with equal scores, the nearest one is chosen, and of two equally near ones the earlier
+ * one. */
 static void test_equal_offsets(void **state)
 {
     (void)state;
@@ -228,7 +230,7 @@ static void test_equal_offsets(void **state)
     assert_int_equal(mha_head_measures_details(m, 0, 0).diagonal_offset, -1);
     assert_int_equal(mha_head_measures_details(m, 0, 0).positional_offset, -1);
     mha_head_measures_destroy(m);
-    /* Of equal weights in a row the first counts as the largest. */
+    /* Of equal weights in a row, the first counts as the largest. */
     for (int i = 0; i < N; i++)
         for (int j = 0; j < N; j++) pairs[i * N + j] = abs(i - j) == 1 ? 0.5f : 0;
     m = measure(text, pairs);
@@ -274,7 +276,7 @@ static void test_full_links(void **state)
     mha_head_measures_destroy(m);
 }
 
-/* A layer sees three keys besides the sink: its links and their baseline are those of visible keys. */
+/* A layer sees three keys besides the sink. Its links and their baseline use only visible keys. */
 static void test_links_of_a_window(void **state)
 {
     (void)state;
@@ -308,7 +310,7 @@ static void test_links_of_a_window(void **state)
         assert_true(far.accuracy.value == (l ? 1 : 1. / 3) && far.baseline_offset == -1);
         assert_true(far.baseline == (l ? 1 : 1. / 3));
         assert_true(near.accuracy.rows == 1 && near.baseline_offset == -3 && near.baseline == 1);
-        /* previous: row i sees i + 1 keys, or i-2 .. i and the sink; not row 0 */
+        /* previous: row i sees i + 1 keys, or keys i-2 .. i and the sink; row 0 does not count */
         const mha_head_score s = mha_head_measures_score(m, l, 0, MHA_MEASURE_PREVIOUS);
         const double chance = l ? (1. / 2 + 1. / 3 + 3 * 1. / 4) / 5 : 1. / 6;
         assert_true(s.rows == 5 && s.value == 1 && fabs(s.chance - chance) < 1e-15);
@@ -316,8 +318,8 @@ static void test_links_of_a_window(void **state)
     mha_head_measures_destroy(m);
 }
 
-/* Details come from the text where the pattern was strongest: the second is cut at key 4, all rows of the third attend
- * to key 7. */
+/* Details come from the text with the strongest pattern. The second text is split at key 4, and all
+ * rows of the third attend to key 7. */
 static void test_strongest_texts(void **state)
 {
     (void)state;
@@ -345,8 +347,9 @@ static void test_strongest_texts(void **state)
     mha_head_measures_destroy(m);
 }
 
-/* Each token attends to the one two or three before it, following links of the second relation; or in reverse. Row i
- * sees i others, from i = 2 on more than one: chance (1/2 + ... + 1/11) / 10. */
+/* Each token attends to the one two or three before it, along links of the second relation, or
+ * against them. Row i sees i other tokens, and more than one from i = 2 on: chance (1/2 + ... +
+ * 1/11) / 10. */
 static void test_link_roles(void **state)
 {
     (void)state;
@@ -439,7 +442,7 @@ static void test_tiny(void **state)
     expect_nothing(m);
     expect(m, MHA_MEASURE_SINK, 1, 1, 1);
     mha_head_measures_destroy(m);
-    m = measure((mha_heads_text){.queries = 4, .keys = 4}, dead); /* rows that see nothing */
+    m = measure((mha_heads_text){.queries = 4, .keys = 4}, dead); /* rows without visible keys */
     expect_nothing(m);
     mha_head_measures_destroy(m);
     m = measure((mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 2, .keys = 2}, two);

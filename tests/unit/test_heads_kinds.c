@@ -1,11 +1,12 @@
-/* Handmade heads, and the score of each detector on each kind of head: at least 0.95 on its own kind, and on every
- * other at most 0.1 above chance, except kinds that contain the pattern (marked in the table below). MHA_TEST_TABLE=1
- * prints the table.
+/* Handmade heads, and the score of each detector on each kind of head: at least 0.95 on its own
+ * kind, and at most 0.1 above chance on every other kind, except kinds that contain the pattern
+ * (marked in the table below). MHA_TEST_TABLE=1 prints the table.
  *
- * Texts are random: three segments that end in a separator, a first token, tokens of the second
- * half repeated from the first at uneven distances, one rare word, links between words. A head is built from its
- * definition; a row without a target attends to eight random keys, an eighth each. Scores are means over TEXTS texts,
- * so that random deviations stay well below 0.1: a share of 2000 rows has a deviation of at most 0.011. */
+ * Texts are random. They have a first token, three segments that end in a separator, one rare word,
+ * and links between words; the second half repeats tokens of the first half at uneven distances. A
+ * head is built from its definition; a row without a target attends to eight random keys with a
+ * weight of 1/8 each. Scores are means over TEXTS texts, so that random deviations stay well below
+ * 0.1: a share of 2000 rows has a standard deviation of at most 0.011. */
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -149,7 +150,8 @@ static void make_row(const text *x, int kind, int64_t i, rng *r, float *row)
 /* ---- detectors ---------------------------------------------------------------------------------
  */
 
-/* Detectors: score, own kinds, kinds that contain its pattern. 1 << KIND_... */
+/* A detector: its score, its own kinds, and the kinds that contain its pattern. Sets of kinds are
+ * sums of 1 << KIND_... */
 typedef struct detector {
     mha_head_measure measure; /* MHA_MEASURES: the relation's accuracy */
     unsigned own, contained;
@@ -168,7 +170,8 @@ static const detector detectors[] = {
     {MHA_MEASURE_RAREST, K(RARE), 0},
     {MHA_MEASURES, K(SYNTACTIC), 0},
     {MHA_MEASURE_COSINE, K(SEMANTIC), 0},
-    /* A horizontal head is broad in a quarter of its rows; weights of 1 + cosine are nearly even.
+    /* A horizontal head is broad in a quarter of its rows. Weights of 1 + cosine are nearly
+     * uniform.
      */
     {MHA_MEASURE_BROAD, K(UNIFORM), K(HORIZONTAL) | K(SEMANTIC) | K(BLOCK)},
     {MHA_MEASURE_BLOCK, K(BLOCK), 0},
@@ -299,7 +302,7 @@ static bool has_role(const mha_head_measures *m, int kind, mha_role role)
     return false;
 }
 
-/* A share of 0.3 makes a sink, but only 0.1 above chance, here 1 / 4. */
+/* A share of 0.3 suffices for a sink if it is at least 0.1 above chance, which is 1 / 4 here. */
 static void test_above_chance(void **state)
 {
     (void)state;
@@ -357,7 +360,7 @@ static void test_roles(void **state)
                          mha_role_describe(own[n].role).name);
     assert_true(has_role(m, KIND_UNIFORM, MHA_ROLE_BROAD));
     assert_true(has_role(m, KIND_VERTICAL, MHA_ROLE_VERTICAL));
-    assert_false(has_role(m, KIND_FIRST, MHA_ROLE_VERTICAL)); /* told by `first token` */
+    assert_false(has_role(m, KIND_FIRST, MHA_ROLE_VERTICAL)); /* reported as `first token` */
     mha_head_measures_destroy(m);
 }
 

@@ -1,5 +1,5 @@
-/* Misuse of measures of heads: each error has a reason and leaves the sums unchanged; allocation failures everywhere;
- * interrupted texts. */
+/* Misuse of measures of heads: each error has a message and leaves the sums unchanged; failures of
+ * every allocation; interrupted texts. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/one_context.h"
@@ -94,7 +94,7 @@ static void test_texts(void **state)
 #undef REFUSE
     assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
     expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "a text is open");
-    mha_head_measures_destroy(m); /* with a text open */
+    mha_head_measures_destroy(m); /* while a text is open */
 }
 
 static void test_merge(void **state)
@@ -164,7 +164,7 @@ static void test_rows(void **state)
     expect_error(mha_head_measures_rows(m, 0, 0, &wrong), MHA_ERR_DTYPE, "i32");
     refuse_value(m, 4, NAN);
     refuse_value(m, 4, -0.5f);
-    refuse_value(m, 4, 3);     /* a score? */
+    refuse_value(m, 4, 3);     /* not a probability */
     refuse_value(m, 5, 0.25f); /* a later key */
     mha_attention_desc window = {.struct_size = 4};
     expect_error(mha_head_measures_window(NULL, 0, &window), MHA_ERR_NULL, "measures");
@@ -184,7 +184,7 @@ static void test_rows(void **state)
     expect_error(mha_head_measures_end(m), MHA_ERR_ARGUMENT, "2 of 3 rows");
     assert_int_equal(mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF).rows, 0);
 
-    /* closed anyway, without effect */
+    /* the text is closed without effect */
     assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_OK);
     expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, "has all its rows");

@@ -1,13 +1,13 @@
-/* Measures of heads on texts of every kind, against plain loops in double (tests/reference), and invariance to the bit:
- * blocks of rows, threads, the order of heads, the type of the weights, the order of texts and their division among
- * merged objects.
+/* Measures of heads on texts of every kind, compared with simple loops in double (tests/reference).
+ * Results are bit-identical for any blocks of rows, number of threads, order of heads, type of the
+ * weights, order of texts, and division of texts among merged objects.
  *
- * The reference sums the same terms in other orders. Every score is a mean of terms that are at
- * most 64 (distances), each a sum of at most 64 products: 64 * 64 * 2^-53 * a few = 1e-12 covers
- * it, and logarithms are accurate to a few units in the last place. The error of correlations is up to the square root
- * of the variances' error: 1e-9.
+ * The reference sums the same terms in a different order. Every score is a mean of terms that are
+ * at most 64 (distances), each a sum of at most 64 products: a few times 64 * 64 * 2^-53, or 1e-12,
+ * covers it, and logarithms are accurate to a few units in the last place. The error of
+ * correlations is up to the square root of the variances' error: 1e-9.
  *
- * A sample by default; MHA_TEST_LONG=1 tries 2,000 bundles of texts. */
+ * The default is a sample; MHA_TEST_LONG=1 tests 2,000 bundles of texts. */
 #include "reference/heads_reference.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -26,7 +26,7 @@ typedef struct text {
     int64_t ids[MOST], segments[MOST], ranks[MOST], words[MOST];
     mha_heads_link links[MOST];
     float inputs[MOST * WIDTH];
-    mha_attention_desc window; /* of the layer */
+    mha_attention_desc window; /* the layer's window */
     bool has_inputs, has_window;
     float map[HEADS * MOST * MOST];
 } text;
@@ -91,7 +91,7 @@ static void make_mask(mha_heads_text *g, rng *r)
     if (rng_chance(r, 0.5)) g->sink_keys = rng_between(r, 0, 4);
 }
 
-/* The layer's own window: a text's flags may say more, less or the same. */
+/* Makes the layer's window. A text's flags may permit more keys, fewer or the same. */
 static void make_window(text *x, rng *r)
 {
     mha_attention_desc *w = &x->window;
@@ -103,7 +103,7 @@ static void make_window(text *x, rng *r)
     x->has_window = rng_chance(r, 0.4);
 }
 
-/* True if query t can see key j, from the definitions, not from the library. */
+/* Whether query t can see key j by the definitions, without the library. */
 static bool may_see(const text *x, int64_t t, int64_t j)
 {
     const mha_heads_text *g = &x->given;
@@ -131,7 +131,7 @@ static void make_row(const text *x, int64_t t, float *row, rng *r)
         if (rng_chance(r, 0.1)) raw[j] = 0;
         sum += raw[j];
     }
-    const double rest = rng_chance(r, 0.2) ? 0.7 : 1; /* as with a sink */
+    const double rest = rng_chance(r, 0.2) ? 0.7 : 1; /* like a row with a sink */
     for (int64_t j = 0; j < x->given.keys; j++)
         row[j] = dead || !(sum > 0) ? 0 : (float)(raw[j] / sum * rest);
 }
@@ -149,13 +149,13 @@ static void make_text(text *x, rng *r)
         make_row(x, n % x->given.queries, x->map + n * x->given.keys, r);
 }
 
-/* ---- feeding
+/* ---- calls
  * --------------------------------------------------------------------------------------- */
 
-/* How a bundle is fed. */
+/* How the rows of a bundle are passed. */
 typedef struct manner {
     mha_context *context;
-    int64_t block; /* rows at a time; 0: by chance */
+    int64_t block; /* rows per call; 0: random */
     bool f64, reversed;
 } manner;
 
@@ -327,7 +327,7 @@ static void test_reference(void **state)
     }
 }
 
-/* Blocks, threads, element types; reversing the order of heads gives the same heads. */
+/* Blocks, threads, types of elements and a reversed order of heads change no bit. */
 static void test_bits(void **state)
 {
     (void)state;
@@ -350,7 +350,7 @@ static void test_bits(void **state)
     }
 }
 
-/* Texts first .. first+count-1 of an order, alone. */
+/* Measures only texts first .. first+count-1 of an order. */
 static mha_head_measures *measure_some(const int *order, int first, int count, rng *r)
 {
     const manner how = {.context = rng_chance(r, 0.5) ? one : several};
@@ -364,8 +364,8 @@ static void merge(mha_head_measures *m, mha_head_measures *from)
     if (mha_head_measures_merge(m, from) != MHA_OK) fail_msg("%s", mha_error_detail());
 }
 
-/* Texts in any order, divided anywhere, merged in any order. Details, which name texts by number, are equal if the
- * order of texts is kept. */
+/* Texts in any order, divided anywhere, and merged in any order, give the same bits. Details name
+ * texts by number, and are equal if the order of texts is kept. */
 static void test_merged(void **state)
 {
     (void)state;
@@ -384,7 +384,7 @@ static void test_merged(void **state)
         mha_head_measures *a = measure_some(order, 0, cut, &r),
                           *b = measure_some(order, cut, end - cut, &r),
                           *c = measure_some(order, end, TEXTS - end, &r);
-        const bool right = rng_chance(&r, 0.5); /* a (b c), else (a b) c */
+        const bool right = rng_chance(&r, 0.5); /* merge a (b c), otherwise (a b) c */
         if (right) merge(b, c);
         merge(a, b);
         if (!right) merge(a, c);

@@ -1,8 +1,8 @@
 /* The source of rows: for every descriptor and block size, each row is bit-identical to
- * mha_attention_outputs.probabilities, and rows arrive once and in order. Pooled rows: against the largest weight of
- * each block, cell by cell.
+ * mha_attention_outputs.probabilities, and rows arrive once and in order. Each cell of pooled rows
+ * is the largest weight of its block.
  *
- * A sample by default; MHA_TEST_LONG=1 tries 3,000 descriptors. */
+ * The default is a sample; MHA_TEST_LONG=1 tests 3,000 descriptors. */
 #include "support/extras.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -26,9 +26,9 @@ static int make_machines(void **state)
 
 typedef struct watch {
     const kinds_case *c;
-    const mha_tensor *p; /* [B,H,T,S], all at once */
+    const mha_tensor *p; /* [B,H,T,S], from one call */
     int64_t next_b, next_row, rows;
-    int64_t stop_after; /* rows, then fail; -1: never */
+    int64_t stop_after; /* rows until the callback fails; -1: it never fails */
 } watch;
 
 static int64_t first_query(const kinds_case *c, int64_t b)
@@ -49,7 +49,7 @@ static void compare_row(const watch *w, int64_t b, int64_t h, int64_t row, const
     for (int64_t s = 0; s < w->p->shape[3]; s++) {
         const int64_t index[] = {batch, h, first_query(w->c, b) + row, s};
         const float *whole = guarded_element(w->p, index), none = 0;
-        /* ragged: keys beyond the sequence are not passed, and p is 0 */
+        /* in ragged batches, keys beyond the sequence are not passed, and p is 0 */
         if (memcmp(s < keys ? &got[s] : &none, whole, sizeof none) != 0)
             fail_msg("b%lld h%lld t%lld s%lld: %g, not %g\n  %s", (long long)b, (long long)h,
                      (long long)row, (long long)s, s < keys ? (double)got[s] : 0., (double)*whole,
@@ -130,7 +130,7 @@ static void test_refusals(void **state)
                      MHA_ERR_UNSUPPORTED);
 }
 
-/* The callback's error ends the visit at once, and the scratch is free again. */
+/* The callback's error ends the visit immediately, and the scratch is free again. */
 static void test_stops(void **state)
 {
     (void)state;
@@ -147,14 +147,14 @@ static void test_stops(void **state)
     assert_int_equal(mha_attention_visit_rows(context, &c.desc, &c.q.view, &c.k.view, 2, take, &w),
                      MHA_ERR_CALLBACK);
     assert_int_equal(w.rows, 6);
-    assert_int_equal(mha_context_reserve(context, 1), MHA_OK); /* refuses scratch in use */
+    assert_int_equal(mha_context_reserve(context, 1), MHA_OK); /* fails if scratch is in use */
     extras_free(&whole);
     kinds_free(&c);
 }
 
 /* ---- pooling --------------------------------------------------------------------------------- */
 
-/* The largest weight of a block; NaN if one is. */
+/* The largest weight of a block, or NaN if one is NaN. */
 static float block_of(const mha_tensor *p, int64_t h, int64_t i, int64_t j, int64_t cell)
 {
     float most = 0;
@@ -167,7 +167,7 @@ static float block_of(const mha_tensor *p, int64_t h, int64_t i, int64_t j, int6
     return most;
 }
 
-/* Some rows at a time, from the first to the last. */
+/* Pools a random number of rows per call, from the first row to the last. */
 static void pool_all(rng *r, mha_context *context, const mha_tensor *p, int64_t cell,
                      const uint8_t *heads, const mha_tensor *maps)
 {

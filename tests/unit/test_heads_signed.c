@@ -1,5 +1,5 @@
-/* Scores of signed maps: heads of recurrent layers that are made by hand, and what separates a signed
- * map from the shares of its sizes. */
+/* Scores of signed maps: handmade heads of recurrent layers, and the differences between a signed
+ * map and the shares of its magnitudes. */
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -12,14 +12,14 @@
 
 enum { N = 96, SYMBOLS = 12, WIDTH = SYMBOLS + 1, TEXTS = 8 };
 
-/* Layer 0 has the delta rule, layer 1 has not. */
+/* Layer 0 has the delta rule; layer 1 does not. */
 enum {
-    OVERWRITES, /* keys: the token before, queries: the token; what was written last replaces */
-    FORGETS,    /* one key for all, a decay of 0.2, hardly any erasing */
+    OVERWRITES, /* keys: previous tokens, queries: tokens; a write replaces earlier ones */
+    FORGETS,    /* one key for all tokens, a decay of 0.2, little erasing */
     REMEMBERS,  /* the same without a decay, with random strengths */
-    REFLECTS,   /* b = 2 turns what was written around, at every token */
+    REFLECTS,   /* b = 2 negates earlier writes at every token */
     DELTAS,
-    SUMS = DELTAS, /* as OVERWRITES, without erasing */
+    SUMS = DELTAS, /* OVERWRITES without erasing */
     HEADS
 };
 
@@ -104,7 +104,7 @@ static mha_head_score score_of(const mha_head_measures *m, int head, mha_head_me
     return mha_head_measures_score(m, head == SUMS, head == SUMS ? 0 : head, which);
 }
 
-/* Each score finds its own heads, and no others. */
+/* Each score reports its own heads, and no others. */
 static void test_scores_of_heads_made_by_hand(void **state)
 {
     static const struct {
@@ -162,7 +162,8 @@ static void test_roles_of_heads_made_by_hand(void **state)
     mha_head_measures_destroy(m);
 }
 
-/* ---- a signed map and the shares of its sizes ------------------------------------------------- */
+/* ---- a signed map and the shares of its magnitudes
+ * -------------------------------------------- */
 
 static double cosine(const float *x, int64_t i, int64_t j)
 {
@@ -186,7 +187,7 @@ static double correlation(const float *inputs, const double *row, int64_t t)
     return ac / sqrt(aa * cc);
 }
 
-/* Head 0 of layer 0 is signed, layer 1 has the shares of its sizes. */
+/* Head 0 of layer 0 is signed; layer 1 has the shares of its magnitudes. */
 static void test_scores_are_those_of_the_sizes(void **state)
 {
     static double m[2][N][N];

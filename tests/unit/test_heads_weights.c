@@ -1,9 +1,10 @@
-/* Heads built from weights: inputs x of one-hot features, W_q and W_k set by hand, q = x W_q and k = x W_k, and the
- * measures on the resulting attention. Features of a token: its position, its token, the previous token (as written by
- * a previous-token head of an earlier layer), its segment, a flag for separators.
+/* Measures on the attention of heads built from weights: inputs x have one-hot features, W_q and
+ * W_k are set by hand, q = x W_q, and k = x W_k. Features of a token are its position, its id, the
+ * previous id (like the output of a previous-token head in an earlier layer), its segment, and a
+ * flag for separators.
  *
- * Head h gives BETA to its target keys, so that with scale 1 at most n exp(-BETA) of a row goes to others: 48 e^-20 =
- * 1e-7. */
+ * Head h gives its target keys the score BETA. With scale 1, at most n exp(-BETA) of a row's weight
+ * goes to other keys: 48 e^-20 = 1e-7. */
 #include "support/shared_context.h"
 #include "support/suite.h"
 
@@ -55,7 +56,8 @@ static void set_weights(weights *w)
         connect(w, INDUCTION, AT_TOKEN + v, AT_BEFORE + v, v);
     }
     for (int s = 0; s < SEGMENTS; s++) connect(w, BLOCK, AT_SEGMENT + s, AT_SEGMENT + s, s);
-    /* A token is its own nearest copy; a head for other copies must exclude it: -2 BETA at i. */
+    /* A token is its own nearest copy. A head for other copies must exclude it, by a score of -2
+     * BETA at i. */
     for (int i = 0; i < N; i++) {
         w->q[DUPLICATE][AT_POSITION + i][TOKENS + i] = -2 * BETA;
         w->k[DUPLICATE][AT_POSITION + i][TOKENS + i] = 1;
@@ -72,8 +74,8 @@ static void project(float x[N][WIDTH], float w[WIDTH][D], float out[N][D])
         }
 }
 
-/* Two runs of the same 24 tokens, the second with groups of four in another order, so that followers mostly agree and
- * distances do not. */
+/* Two runs of the same 24 tokens. The second has groups of four in a different order, so that most
+ * followers are equal and distances are not. */
 static void make_tokens(int64_t ids[N])
 {
     for (int i = 0; i < TOKENS; i++) ids[i] = i;
@@ -151,7 +153,7 @@ static void test_weights(void **state)
         if (!has) fail_msg("head %zu lacks %s", a, mha_role_describe(heads[a].role).name);
         for (size_t b = 0; b < count; b++) {
             const mha_head_score s = mha_head_measures_score(m, 0, heads[a].head, heads[b].own);
-            if (heads[b].own == MHA_MEASURE_BROAD && a != b) continue; /* short rows are broad */
+            if (heads[b].own == MHA_MEASURE_BROAD && a != b) continue; /* short rows */
             if (a == b ? s.value < 0.95 : s.value > s.chance + 0.1)
                 fail_msg("head %zu: %s is %.3f, chance %.3f, %lld rows", a,
                          mha_measure_describe(heads[b].own).name, s.value, s.chance,

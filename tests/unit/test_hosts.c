@@ -1,5 +1,6 @@
-/* Uses by hosts: calls on threads with small stacks, from many threads at once, and forks while others compute. One
- * piece of work makes every kind of call; the hash of its results must always be the same. */
+/* Calls in hosts: on threads with small stacks, on many threads at the same time, and in forks
+ * while other threads compute. One piece of work makes every kind of call, and the hash of its
+ * results must always be the same. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "support/backward_call.h"
 #include "support/machines.h"
@@ -41,7 +42,7 @@
 
 /* ---- the work -------------------------------------------------------------------------------- */
 
-#ifdef SANITIZED /* threads matter there, not lengths */
+#ifdef SANITIZED /* sanitizers check threads, not lengths */
 enum { T = 10, S = 70, D = 16, LENGTH = 8, FORKS = 1 };
 #else
 enum { T = 40, S = 600, D = 64, LENGTH = 24, FORKS = 3 };
@@ -51,10 +52,10 @@ enum { VOCAB = 50, LAYERS = 2, NUMBERS = 1 << 20 };
 
 typedef struct work {
     mha_context *context;
-    const char *failed; /* the first call that did */
+    const char *failed; /* the first failed call */
     uint64_t hash;      /* of all results */
     int64_t used;
-    float *numbers; /* [NUMBERS], allocated from the bottom; initialised with normal numbers */
+    float *numbers; /* [NUMBERS] normal numbers, allocated in ascending order */
 } work;
 
 #define DO(w, call)                                                \
@@ -150,7 +151,7 @@ static void linear_attention(work *w)
     w->used = before;
 }
 
-/* Whole sequences, their gradients, and a step with a cache. */
+/* Calls for whole sequences, for their gradients, and for a step with a cache. */
 static void module_calls(work *w)
 {
     const int64_t before = w->used;
@@ -236,7 +237,7 @@ static void transformer_calls(work *w)
     w->used = before;
 }
 
-/* All that computes. */
+/* Makes every call that computes. */
 static void compute(work *w)
 {
     w->hash = 0xcbf29ce484222325u;
@@ -287,7 +288,7 @@ static void read_and_draw(work *w)
     mha_buffer_free(&svg), mha_buffer_free(&html);
 }
 
-/* Separate work: a context with `threads` threads, and the same numbers each time. */
+/* Work with its own context of `threads` threads, and with the same numbers each time. */
 static work *work_make(mha_isa isa, int threads)
 {
     work *w = calloc(1, sizeof *w);
@@ -348,7 +349,7 @@ static size_t run_on_stack(work *w, size_t bytes)
 }
 #endif
 
-/* A thread with exactly the stack that base.h requires. */
+/* A thread with exactly the stack that base.h requires suffices. */
 static void small_stack(void **state)
 {
     (void)state;
@@ -359,7 +360,7 @@ static void small_stack(void **state)
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++)
         for (int threads = 1; threads <= 2; threads++) {
-            if (all.each[m].path == MHA_PATH_PLAIN) continue; /* compute() takes it too */
+            if (all.each[m].path == MHA_PATH_PLAIN) continue; /* compute() tests this path too */
             if (!rng_long_run() && (rng_run_seed() + (uint64_t)(m + threads)) % 2) continue;
             work *w = work_make(all.each[m].isa, threads), *again = work_make(all.each[m].isa, 1);
             const size_t used = run_on_stack(w, MHA_STACK_BYTES);
@@ -393,7 +394,8 @@ typedef struct forker {
     int wrong;
 } forker;
 
-/* Child processes with their own contexts. One thread each: the thread sanitizer supports no more there.
+/* Child processes with their own contexts. Each child has one thread: the thread sanitizer supports
+ * no more in children.
  */
 static void *fork_main(void *argument)
 {

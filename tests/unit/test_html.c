@@ -83,12 +83,12 @@ static void test_labels_stay_labels(void **state)
                                .special = labels,
                                .special_count = N};
     mha_buffer page = html_render(&figure, &report);
-    /* Labels contain "{{data}}" and "src=", which must be text only. */
+    /* Labels contain "{{data}}" and "src=", which must remain text. */
     assert_int_equal(count_of(page.data, "<script"), 2);
     assert_int_equal(count_of(page.data, "</script"), 2);
     assert_int_equal(count_of(page.data, "</noscript"), 1);
     assert_int_equal(count_of(page.data, "<img"), 0);
-    assert_int_equal(count_of(page.data, "<title>"), 2); /* of the page and the drawing */
+    assert_int_equal(count_of(page.data, "<title>"), 2); /* titles of the page and of the drawing */
     char *json = html_data(&page);
     assert_null(strchr(json, '<'));
     assert_null(strchr(json, '&'));
@@ -205,7 +205,7 @@ static void test_large_figures_keep_the_budget(void **state)
     char *json = html_data(&page);
     assert_int_equal(html_integer(json, "pool"), 2);
     assert_int_equal(html_integer(json, "bits"), 8);
-    /* Blocks hold their maximum. */
+    /* Blocks have their maximum. */
     size_t size;
     unsigned char *bytes = html_decode(json, &size);
     assert_int_equal(size, 256 * 256);
@@ -252,7 +252,7 @@ static void test_odd_sizes(void **state)
     free(values);
 }
 
-/* Everything that a report can contain besides maps, with texts that try to break out. */
+/* A report with everything except maps, and with texts that try to end their context. */
 static const char evil[] = "</script><b>\xFF\"&";
 
 typedef struct evidence {
@@ -327,7 +327,8 @@ static void test_evidence_is_in_the_page(void **state)
         "\"value\":null,\"chance\":null,\"most\":3", "\"values\":[0.125,null]",
         "\"y\":[2.5,null,0.25]", "\"title\":\"Loss\"", "\"baseline\":1",
         "\"label\":\"step 0\",\"at\":0",
-        /* The twin alone: its NaN, its masked cell and memory beyond the row do not count.
+        /* The range of the twin only. Its NaN, its masked cell and memory beyond the row do not
+         * count.
          */
         "\"twin\":{\"of\":0,\"least\":0.5,\"greatest\":4,\"data\":",
         /* The second frame has no map of the second panel. */
@@ -344,7 +345,7 @@ static void test_evidence_is_in_the_page(void **state)
     mha_buffer_free(&page);
 }
 
-/* A caller of an older version, whose structs end earlier, gets the old page's values. */
+/* A caller of an older version, with shorter structs, gets the old page's values. */
 static void test_older_callers(void **state)
 {
     (void)state;
@@ -364,7 +365,8 @@ static void test_older_callers(void **state)
     mha_buffer_free(&page);
 }
 
-/* Many frames use half of the budget: every step-th and the last, at least 8, otherwise blocks. */
+/* Many frames use half of the budget. The page keeps every step-th frame and the last, at least 8;
+ * if these do not fit, maps have blocks. */
 static void test_frames_keep_the_budget(void **state)
 {
     (void)state;
@@ -377,7 +379,7 @@ static void test_frames_keep_the_budget(void **state)
     mha_figure figure = html_figure(&panel, 1, SIDE, SIDE);
     mha_report report = {.struct_size = sizeof report, .frames = frames, .frame_count = FRAMES};
     mha_buffer all = html_render(&figure, &report);
-    /* As in all cases, the budget has no room for a picture besides the maps. */
+    /* In no case has the budget room for a picture besides the maps. */
     mha_report bare = {.struct_size = sizeof bare, .most_bytes = 500000};
     mha_buffer none = html_render(&figure, &bare);
     int64_t rest = (int64_t)none.size - 4 * ((SIDE * SIDE * 4 + 2) / 3);
@@ -394,7 +396,7 @@ static void test_frames_keep_the_budget(void **state)
         if (cases[i].step) assert_int_equal(html_integer(json, "frame_step"), cases[i].step);
         assert_true(html_integer(json, "pool") >= cases[i].pool);
         assert_true(count_of(json, "\"label\"") >= 8);
-        assert_non_null(strstr(json, "\"at\":100,")); /* the last one */
+        assert_non_null(strstr(json, "\"at\":100,")); /* the last frame */
         free(json);
         mha_buffer_free(&page);
     }
@@ -402,8 +404,8 @@ static void test_frames_keep_the_budget(void **state)
     free(values);
 }
 
-/* Few frames are all kept: if they do not fit, maps become coarser, and a page that exceeds its budget is still
- * written. */
+/* If frames are few, all are kept. If they do not fit, maps become coarser, and a page that exceeds
+ * its budget is still written. */
 static void test_few_frames_that_do_not_fit(void **state)
 {
     (void)state;
@@ -435,8 +437,8 @@ static void test_few_frames_that_do_not_fit(void **state)
     free(values);
 }
 
-/* Rows of frames' maps have as many numbers as the figure has columns, for any strides of its panels and twins: each is
- * read from its own memory, without reading beyond it. */
+/* Rows of frames' maps have as many numbers as the figure has columns, for any strides of its
+ * panels and twins. Each map is read with its own strides, and no read is beyond its memory. */
 static void test_frames_that_are_not_square(void **state)
 {
     (void)state;
@@ -455,7 +457,7 @@ static void test_frames_that_are_not_square(void **state)
         size_t size;
         unsigned char *codes = html_decode(strstr(json, "\"frames\":["), &size);
         assert_int_equal(size, 6);
-        /* 253 codes of the square root of the value relative to the greatest, which is 1. */
+        /* Codes 0 .. 253 of the square root of the value relative to the greatest, which is 1. */
         for (int i = 0; i < 6; i++)
             assert_int_equal(codes[i], (int)lround(253 * sqrt((double)map[i])));
         free(codes);
@@ -551,7 +553,7 @@ static mha_status failing_write(void *user, const void *bytes, size_t count)
     failing_sink *sink = user;
     (void)bytes;
     assert_true(count > 0);
-    assert_true(sink->calls <= sink->fail_at); /* nothing after a failure */
+    assert_true(sink->calls <= sink->fail_at); /* no write after a failure */
     return sink->calls++ == sink->fail_at ? MHA_ERR_CALLBACK : MHA_OK;
 }
 

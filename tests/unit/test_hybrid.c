@@ -1,5 +1,6 @@
-/* Transformers whose layers are gated delta nets or short convolutions, or have output gates: steps and threads change
- * no bit, maps equal their rows, heads can be switched off, training learns, and unsupported uses are rejected. */
+/* Transformers whose layers are gated delta nets or short convolutions, or have output gates: steps
+ * and threads change no bit, maps equal their rows, heads can be disabled, training reduces the
+ * loss, and unsupported uses are rejected. */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -221,7 +222,8 @@ static void maps_are_rows_and_heads_switch_off(void **state)
     compare_maps(&space, "state_space.o_proj.weight");
 }
 
-/* With its own description a transformer is the same function, with a window a different one. */
+/* A transformer with its own description computes the same function; with a window it computes a
+ * different one. */
 static void descriptions_vary(void **state)
 {
     mha_context *context = context_with(1);
@@ -268,7 +270,7 @@ static void what_is_not_supported_is_refused(void **state)
 
 enum { STEPS = 12 };
 
-/* Train a copy; its parameters go to `data`. */
+/* Trains a copy and stores its parameters in `data`. */
 static void train(mha_context *context, const mha_transformer *from, float *data, double *loss)
 {
     static int32_t ids[B * T], next[B * T];
@@ -313,7 +315,7 @@ static void training_learns_with_the_same_bits_for_any_threads(void **state)
     }
 }
 
-/* Decays begin near 1: half-lives of some tokens to some hundreds. */
+/* Decays begin near 1: half-lives are between a few tokens and a few hundred. */
 static void decays_begin_near_1(void **state)
 {
     mha_context *context = context_with(1);
@@ -339,7 +341,8 @@ static void decays_begin_near_1(void **state)
     mha_transformer_destroy(t);
 }
 
-/* The mean loss of sequence 0 with the heads whose gates are 0 off; dgates NULL: not requested. */
+/* The mean loss of sequence 0 without the heads whose gates are 0. If dgates is NULL, gradients are
+ * not computed. */
 static double loss_with(mha_context *context, const mha_transformer *t, int32_t *ids, float *gates,
                         float *dgates)
 {
@@ -364,7 +367,7 @@ static double loss_with(mha_context *context, const mha_transformer *t, int32_t 
     return loss;
 }
 
-/* Ablation by 0 is a closed gate, and its estimate the negative gradient of the gate. */
+/* Ablation by 0 equals a closed gate, and its estimate is the negative gradient of the gate. */
 static void effects_are_those_of_gates(void **state)
 {
     mha_context *context = context_with(2);
@@ -483,7 +486,7 @@ static void convolutions_are_checked(void **state)
                  "layer 0: mha_layer_desc: a short convolution needs MHA_TRANSFORMER_CAUSAL");
 }
 
-/* A net whose heads are wider than those of attention needs wider rows of means. */
+/* A delta net with wider heads than attention needs wider rows of means. */
 static void means_have_the_width_of_the_widest_layer(void **state)
 {
     enum { WIDE = 20 };

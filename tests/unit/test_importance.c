@@ -1,7 +1,8 @@
-/* Importance of heads: gate gradients against differences of the loss, their kinds against each other, ablation against
- * closed gates to the bit, mean ablation against an equivalent bias, heads without output, the order of removal against
- * a plain search, the curve against plain losses, other orders, ranks that share the passes against one process to the
- * bit, and misuse. */
+/* Importance of heads. Gradients of gates are compared with differences of the loss, their kinds
+ * with each other, mean ablation with an equivalent bias, the order of removal with a simple
+ * search, and the curve with losses of forward calls. Ablation is bit-identical to closed gates,
+ * and ranks that share the passes are bit-identical to one process. Further tests are for heads
+ * without output, other orders, and misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -30,7 +31,7 @@ typedef struct batch {
     mha_transformer_input input;
 } batch;
 
-/* A random transformer and data to measure it on. */
+/* A random transformer and data for its measurement. */
 typedef struct example {
     mha_transformer *t;
     mha_transformer_desc desc;
@@ -139,9 +140,9 @@ static void open_all(float *gates)
 
 /* ---- gradients ----------------------------------------------------------------------------- */
 
-/* The slope of the loss by one gate three times, from differences at h and 2 h that cancel the h^2 term of their error
- * (Richardson); their disagreement estimates the roundings of the f32 loss and its higher derivatives.
- * test_transformer.c has the same bound. */
+/* Computes the slope of the loss by one gate three times, from differences at h and 2 h that cancel
+ * the h^2 term of their error (Richardson). The disagreement of the three estimates the roundings
+ * of the f32 loss and its higher derivatives. test_transformer.c has the same bound. */
 static void check_gate(mha_context *context, const example *e, int64_t gate, double slope,
                        double *worst, int *tame)
 {
@@ -190,7 +191,7 @@ static void gradients_are_slopes(void **state)
     if (rng_whole_sample()) assert_true(worst > 0.01 && tame > 50);
 }
 
-/* Every kind sums over sequences: measuring one at a time gives the same bits. */
+/* Every kind sums over sequences: a measurement of one sequence at a time gives the same bits. */
 static void batches_are_single_sequences(void **state)
 {
     (void)state;
@@ -232,7 +233,7 @@ static void batches_are_single_sequences(void **state)
         }
         e->data = whole;
         for (int kind = 0; kind < 4; kind++)
-            for (int64_t h = 0; h < e->heads; h++) /* sums of doubles in another order */
+            for (int64_t h = 0; h < e->heads; h++) /* sums of doubles in a different order */
                 assert_true(fabs(by[kind][h] - expected[kind][h] / (double)e->sequences) <=
                             1e-12 * by[MHA_IMPORTANCE_GRADIENT_TOKEN][h]);
         example_free(e);
@@ -264,7 +265,7 @@ static void normalised(void **state)
 
 /* ---- ablation ------------------------------------------------------------------------------ */
 
-/* The loss by the transformer's own forward call, using only the loss of importance.h. */
+/* The loss from the transformer's forward call and the loss function of importance.h. */
 static double plain_loss(mha_context *context, const example *e, float *gates)
 {
     float *output = malloc(MOST_ROWS * MOST_WIDTH * sizeof *output);
@@ -400,7 +401,7 @@ static void means(void **state)
     example_free(e);
 }
 
-/* Heads whose W_o is 0 write nothing: every kind scores them 0. */
+/* Heads whose W_o is 0 write nothing, and every kind gives them the score 0. */
 static void silent_heads(void **state)
 {
     (void)state;
@@ -427,7 +428,8 @@ static void silent_heads(void **state)
 
 /* ---- order --------------------------------------------------------------------------------- */
 
-/* The same by hand: score, close, score again. Means are those of the whole model, and 0 for removed heads. */
+/* The same order from single calls, which score, close a head, and score again. Means are of the
+ * whole model, and 0 for removed heads. */
 static int64_t by_hand(mha_context *context, const example *e, mha_importance kind, int64_t step,
                        int64_t least, int64_t *order, double *order_scores)
 {
@@ -490,7 +492,7 @@ static mha_status curve_of(mha_context *context, const mha_transformer *t,
     return mha_head_curve(context, t, data, &call);
 }
 
-/* If heads have no influence, all scores are 0: heads are removed in order. */
+/* If heads have no influence, all scores are 0, and heads are removed in order. */
 static void equal_scores(void **state)
 {
     (void)state;
@@ -551,7 +553,8 @@ static void heads_go_in_their_order(void **state)
 
 /* ---- the curve ------------------------------------------------------------------------------- */
 
-/* Each point is the loss of a plain forward pass with its gates closed, reported in order. */
+/* Each point is the loss of a forward pass with its gates closed, and points are reported in
+ * order. */
 static void the_curve_is_plain_losses(void **state)
 {
     (void)state;
@@ -654,8 +657,8 @@ static void other_orders_keep_the_limit(void **state)
 
 /* ---- losses -------------------------------------------------------------------------------- */
 
-/* Gradients of the losses with respect to their inputs: in double, so that differences are accurate to a millionth,
- * which is also the rounding to f32. */
+/* Gradients of the losses with respect to their inputs. Differences are computed in double and
+ * accurate to a millionth, like the rounding to f32. */
 static void loss_slopes(void **state)
 {
     (void)state;
@@ -689,7 +692,8 @@ static void loss_slopes(void **state)
                 const int64_t own = k / 7 / T;
                 by[far] = (moved[1][own] - moved[0][own]) / ((double)at[1] - (double)at[0]);
             }
-            /* cross-entropy rounds to f32 inside: 1e-6 of a loss of 2, over 0.02 */
+            /* cross-entropy rounds to f32 internally: an error of 1e-6 in a loss of 2, divided by
+             * 0.02 */
             assert_true(fabs((4 * by[0] - by[1]) / 3 - (double)g[k]) < 2e-4 + 1e-3 * fabs(by[0]));
         }
     }
@@ -755,7 +759,7 @@ static void misuse_is_refused(void **state)
     example_free(e);
 }
 
-/* Every failing allocation is an error or optional; nothing is leaked. */
+/* Every failing allocation gives an error or is optional, and nothing is leaked. */
 static mha_status measured(mha_context *context, failing_alloc *memory, void *user)
 {
     rng r = rng_make(11, 0);
@@ -779,7 +783,7 @@ static void failed_allocations_are_reported(void **state)
 
 enum { KINDS = MHA_IMPORTANCE_MEAN_ABLATION + 1, POINTS = 4 };
 
-/* What a rank gets. */
+/* The results of a rank. */
 typedef struct results {
     double scores[KINDS][MOST_HEADS], losses[KINDS], went[2][MOST_HEADS], curve[POINTS];
     int64_t order[2][MOST_HEADS], count[2];
@@ -800,7 +804,7 @@ typedef struct course {
     int64_t fail_at,
         refuses_at;  /* its failing allocation; its batch that the loss rejects; -1: none */
     int64_t ends_at; /* its pass after which progress ends the call; -1: none */
-    int64_t step;    /* of the spoiled rank's order */
+    int64_t step;    /* step of the failing rank's order */
     outcome *outcomes;
 } course;
 
@@ -921,7 +925,7 @@ static void what_one_rank_meets_all_are_told(void **state)
     outcome many[MOST_THREAD_RANKS];
     course c = make_course(1, many);
     c.spoiled = 1;
-    for (c.refuses_at = 0;; c.refuses_at++) { /* at any point of its work */
+    for (c.refuses_at = 0;; c.refuses_at++) { /* fails at every allocation */
         thread_ranks_run(3, run_rank, &c, -1, 0);
         if (many[1].passes <= c.refuses_at) break;
         check_told(many, 3, MHA_ERR_CALLBACK, "rank 1: has seen enough");
@@ -955,7 +959,7 @@ static void what_one_rank_meets_all_are_told(void **state)
     example_free(c.e);
 }
 
-/* The difference of rank 1. */
+/* The argument that differs on rank 1. */
 enum {
     NOTHING,
     KIND,

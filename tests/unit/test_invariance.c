@@ -1,6 +1,6 @@
-/* Changes that affect only rounding: a constant added to every score of a row, and another order of the keys. Two
- * results with the same exact value differ by at most the sum of their bounds (docs/numerics.md 3), on every path and
- * instruction set. */
+/* Changes that affect only rounding: a constant added to every score of a row, and a different
+ * order of the keys. Two results with the same exact value differ by at most the sum of their
+ * bounds (docs/numerics.md 3), on every path and instruction set. */
 #include "reference/kinds_bounds.h"
 #include "support/kinds.h"
 #include "support/machines.h"
@@ -13,8 +13,8 @@
 
 /* ---- two descriptions of one result ---------------------------------------------------------- */
 
-/* Key s of the first is key order[s] of the second; NULL: the same. lse of the second is larger by
- * shift[row], NULL: as large. */
+/* Key s of the first is key order[s] of the second, or key s if order is NULL. lse of the second is
+ * larger by shift[row], or equal if shift is NULL. */
 typedef struct twins {
     kinds_case *c;
     ref_attention a, b;
@@ -136,7 +136,7 @@ static void finish(tally *tallies)
 
 /* ---- a constant ------------------------------------------------------------------------------ */
 
-/* Added through the bias, with a different one per row; a sink would not shift with it. */
+/* A bias adds a different constant to each row. A sink's score would not shift with it. */
 static void constant_added(void **state)
 {
     (void)state;
@@ -171,7 +171,7 @@ static void constant_added(void **state)
 
 /* ---- another order --------------------------------------------------------------------------- */
 
-/* x with its key axis permuted; unchanged if it broadcasts over keys. */
+/* x with its key axis permuted, or unchanged if x broadcasts over keys. */
 static guarded reordered(const mha_tensor *x, int axis, const int64_t *order, rng *r)
 {
     guarded y = guarded_make(r, x->dtype, x->ndim, x->shape, LAYOUT_CONTIGUOUS);
@@ -185,7 +185,7 @@ static guarded reordered(const mha_tensor *x, int axis, const int64_t *order, rn
     return y;
 }
 
-/* Everything that reads no positions. */
+/* Keys are permuted for every kind that reads no positions. */
 static void keys_permuted(void **state)
 {
     (void)state;

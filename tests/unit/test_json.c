@@ -147,8 +147,8 @@ static double double_of(uint64_t bits)
     return value;
 }
 
-/* One number of JSON's grammar, no longer than 9 digits, that is `value` to half a unit of the
- * ninth digit; null for what is not finite. Returns what follows. */
+/* Checks one number of JSON's grammar, of at most 9 digits, that equals `value` to half a unit of
+ * the ninth digit, or null for a value that is not finite. Returns the position after it. */
 static const char *check_number(const char *at, double value)
 {
     if (!isfinite(value)) {
@@ -176,8 +176,8 @@ static const char *check_number(const char *at, double value)
     return at;
 }
 
-/* Any finite double is written as a JSON number: least and greatest, subnormal, around each power of ten and of two,
- * and many at random. */
+/* Any finite double is written as a JSON number: the least and the greatest, subnormal ones,
+ * neighbours of each power of ten and of two, and many random ones. */
 static void every_number_is_json(void **state)
 {
     (void)state;
@@ -210,7 +210,7 @@ static void every_number_is_json(void **state)
         else if (i < 8000)
             y[i] = nextafter(ldexp(1, i % 2098 - 1074), i % 2 ? 0 : 1e308);
         else if (i < 20000)
-            y[i] = (double)(int64_t)mixed * ldexp(1, -60 - i % 30); /* where measures are */
+            y[i] = (double)(int64_t)mixed * ldexp(1, -60 - i % 30); /* the range of measures */
         else
             y[i] = double_of(mixed);
     }
@@ -226,7 +226,7 @@ static void base64(void **state)
 {
     (void)state;
     static const char *const want[] = {"\"\"", "\"Zg==\"", "\"Zm8=\"", "\"Zm9v\"",
-                                       "\"Zm9vYg==\""}; /* RFC 4648, 10 */
+                                       "\"Zm9vYg==\""}; /* RFC 4648, section 10 */
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         mha_json_base64(&json, NULL, "foobar", i);
         expect_text(want[i]);
@@ -282,7 +282,7 @@ static void arrays_of_structs(void **state)
     expect_text("[{\"a\": 1}, {\"a\": 2}]\n");
 }
 
-/* ---- Refusals -------------------------------------------------------------------------------- */
+/* ---- Errors ---------------------------------------------------------------------------------- */
 
 static void misuse_is_kept(void **state)
 {
@@ -331,19 +331,19 @@ static void the_first_failure_is_kept(void **state)
         mha_json_base64(&json, NULL, "a", 1);
         mha_json_end(&json);
         expect_error(mha_json_finish(&json), MHA_ERR_WRITE, "no write is left");
-        assert_int_equal(writes_left, -1); /* none after the failure */
+        assert_int_equal(writes_left, -1); /* no write after the failure */
     }
 }
 
 /* ---- Code points ----------------------------------------------------------------------------- */
 
-/* Exactly the characters that a terminal obeys or does not show, whatever follows in memory. */
+/* Exactly the characters that control a terminal or are invisible, whatever follows in memory. */
 static void hidden_code_points(void **state)
 {
     (void)state;
     static const struct {
         const char *text;
-        int bytes; /* of the text that are given */
+        int bytes; /* the passed length of the text */
         uint32_t code;
         bool hidden;
     } cases[] = {
@@ -359,15 +359,15 @@ static void hidden_code_points(void **state)
         {"\xC2\xA0", 2, 0xA0, false},
         {"\xC2\xAD", 2, 0xAD, true},
         {"\x9B", 1, 0xFFFD, true},         /* CSI for terminals with single-byte encodings */
-        {"\xC2\x9B", 1, 0xFFFD, true},     /* cut off */
-        {"\xC0\x9B", 2, 0xFFFD, true},     /* too long a form */
-        {"\xED\xA0\x80", 3, 0xFFFD, true}, /* half a pair */
+        {"\xC2\x9B", 1, 0xFFFD, true},     /* truncated */
+        {"\xC0\x9B", 2, 0xFFFD, true},     /* overlong form */
+        {"\xED\xA0\x80", 3, 0xFFFD, true}, /* unpaired surrogate */
         {"\xF4\x90\x80\x80", 4, 0xFFFD, true},
         {"\xEF\xBF\xBD", 3, 0xFFFD, false}, /* the character itself */
         {"\xEF\xBF\xBE", 3, 0xFFFE, true},
         {"\xD8\x9C", 2, 0x61C, true},
-        {"\xD7\x90", 2, 0x5D0, false},      /* Hebrew is not a direction mark */
-        {"\xE2\x80\x8D", 3, 0x200D, false}, /* a joiner */
+        {"\xD7\x90", 2, 0x5D0, false},      /* a Hebrew letter is no direction mark */
+        {"\xE2\x80\x8D", 3, 0x200D, false}, /* zero-width joiner */
         {"\xE2\x80\x8B", 3, 0x200B, true},
         {"\xE2\x80\x8E", 3, 0x200E, true},
         {"\xE2\x80\xA8", 3, 0x2028, true},

@@ -1,5 +1,5 @@
-/* The key/value cache: prefill and decoding in pieces of any size equal the whole sequence to the
- * bit, lengths and capacity hold, errors change nothing. */
+/* The key/value cache: prefill and decoding in pieces of any size are bit-identical to one call
+ * with the whole sequence, lengths and capacity are correct, and errors change nothing. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
@@ -22,7 +22,7 @@ typedef struct story {
     int64_t B, H, Hk, N, D, Dv; /* N: positions of the longest sequence */
     guarded q, k, v, slopes, table;
     int64_t lengths[MOST_B];
-    mha_attention_desc desc; /* of the whole; points into the story */
+    mha_attention_desc desc; /* for whole sequences; points into the story */
 } story;
 
 static guarded normal_tensor(rng *r, int ndim, const int64_t *shape, unsigned layout)
@@ -32,7 +32,7 @@ static guarded normal_tensor(rng *r, int ndim, const int64_t *shape, unsigned la
 
 enum { LENGTHS = 1, WINDOW = 2, ALIBI = 4, SHAW = 8, SOFTCAP = 16, PLAIN = 32, KINDS = 64 };
 
-/* Not to be copied afterwards. */
+/* The story must not be copied afterwards, because desc points into it. */
 static void story_make(story *x, rng *r, int64_t N, unsigned kind)
 {
     static const int64_t widths[] = {8, 16, 24, 33};
@@ -105,7 +105,8 @@ static void run_whole(mha_context *context, const story *x, rows *y)
 
 /* ---- pieces --------------------------------------------------------------------------------- */
 
-/* Append and attend to positions from .. from+count-1 of every sequence that has them. */
+/* Appends positions from .. from+count-1 of every sequence that has them, and attends with their
+ * queries. */
 static void run_piece(mha_context *context, mha_kv_cache *cache, const story *x, rows *y,
                       int64_t from, int64_t count)
 {
@@ -134,7 +135,7 @@ static void run_piece(mha_context *context, mha_kv_cache *cache, const story *x,
     assert_int_equal(status, MHA_OK);
 }
 
-/* Rows at a valid position of their sequence. */
+/* Compares the rows at valid positions of their sequence. */
 static void assert_same_rows(const story *x, const rows *a, const rows *b)
 {
     for (int64_t i = 0; i < x->B; i++) {
@@ -149,7 +150,7 @@ static void assert_same_rows(const story *x, const rows *a, const rows *b)
     assert_true(guarded_gaps_intact(&b->o) && guarded_gaps_intact(&b->lse));
 }
 
-/* A prefill, then pieces of at most `longest`. */
+/* A prefill, then pieces of at most `longest` tokens. */
 static void decode(mha_context *context, const story *x, rng *r, int64_t prefill, int64_t longest,
                    rows *y)
 {
@@ -183,7 +184,8 @@ static void test_pieces_equal_whole(void **unused)
     }
 }
 
-/* Token by token across two key blocks of 512, on each instruction set, for each kind of score. */
+/* Decodes one token at a time across two key blocks of 512, on each instruction set, for each kind
+ * of score. */
 static void test_decode_crosses_blocks(void **unused)
 {
     (void)unused;
@@ -243,7 +245,7 @@ static void test_truncate_and_reset(void **unused)
     story_free(&x);
 }
 
-/* Cross-attention: appended once, read by any number of unordered queries. */
+/* Cross-attention: keys are appended once, and any number of unordered queries read them. */
 static void test_cross_attention(void **unused)
 {
     (void)unused;
@@ -259,7 +261,7 @@ static void test_cross_attention(void **unused)
         assert_int_equal(mha_kv_cache_append(cache, &x.k.view, &x.v.view, x.lengths), MHA_OK);
         mha_attention_desc d = x.desc;
         d.key_lengths = NULL;
-        bool defaults = !(i % 2); /* nothing else is set: desc may be NULL */
+        bool defaults = !(i % 2); /* no other option is set, so desc may be NULL */
         for (int64_t t = 0; t < x.N; t++) {
             mha_tensor q = guarded_slice(&x.q.view, 2, t, 1);
             mha_tensor o = guarded_slice(&cached.o.view, 2, t, 1);
@@ -310,7 +312,8 @@ static void test_positions(void **unused)
     }
 }
 
-/* Probabilities have as many columns as the longest sequence has keys; an empty cache gives 0. */
+/* Probabilities have as many columns as the longest sequence has keys, and an empty cache gives
+ * 0. */
 static void test_outputs_and_empty(void **unused)
 {
     (void)unused;
@@ -341,7 +344,7 @@ static void test_outputs_and_empty(void **unused)
     for (int i = 0; i < B * H * D; i++) assert_true(o[i] == 0);
     assert_int_equal(mha_kv_cache_append(cache, &kv, &kv, (int64_t[]){N, 3}), MHA_OK);
     assert_int_equal(mha_kv_cache_attention(context, cache, &causal, &q, &ot, &outputs), MHA_OK);
-    for (int b = 0; b < B; b++) /* all keys are alike */
+    for (int b = 0; b < B; b++) /* all keys are equal */
         for (int s = 0; s < N; s++) {
             float want = b == 0 ? 1.0f / N : s < 3 ? 1.0f / 3 : 0;
             assert_true(fabsf(p[b * H * N + s] - want) < 1e-6f);
@@ -350,9 +353,10 @@ static void test_outputs_and_empty(void **unused)
     mha_kv_cache_destroy(NULL);
 }
 
-/* Two sequences of up to 40 positions, three heads; keys and values in runs of 16, each rounded up to 64
- * bytes, and so are powers of channels; scales of 16 positions are 64 bytes. A page of 24 has two runs.
- * Tables: for a sequence two lengths and its pages, for a page two numbers; all of that rounded up to 64. */
+/* Two sequences of up to 40 positions, and three heads. Keys and values are in runs of 16. Runs and
+ * powers of channels are rounded up to 64 bytes each. Scales of 16 positions take 64 bytes. A page
+ * of 24 has two runs. Tables have two lengths and the pages for each sequence, and two numbers for
+ * each page; their sum is rounded up to 64. */
 static void test_sizes_by_hand(void **unused)
 {
     static const struct {
@@ -391,7 +395,7 @@ static void test_sizes_by_hand(void **unused)
                      .page_bytes = 3 * 2 * (192 + 256),
                      .table_bytes = 128,
                      .total_bytes = 10 * 2688 + 128}},
-                   /* One page of 40 each: three runs. 2 * (16 + 4) + 2 * 8 */
+                   /* One page of 40 for each sequence, of three runs. 2 * (16 + 4) + 2 * 8 */
                    {{.head_dim = 64, .type = MHA_I8},
                     {.pages = 2,
                      .page_bytes = 3 * 3 * 2 * (1024 + 64),
@@ -528,7 +532,7 @@ static void test_create_errors(void **unused)
     assert_null(cache);
 }
 
-/* The arguments of both calls, until a row spoils them. */
+/* The arguments of both calls; each case makes one invalid. */
 typedef struct arguments {
     mha_context *context;
     mha_kv_cache *cache;
@@ -600,7 +604,7 @@ static mha_status made_and_used(mha_context *context, failing_alloc *memory, voi
     if (status == MHA_OK) {
         const int64_t calls = memory->calls;
         assert_int_equal(mha_kv_cache_append(cache, &t, &t, NULL), MHA_OK);
-        assert_int_equal(memory->calls, calls); /* appending takes no memory */
+        assert_int_equal(memory->calls, calls); /* appending allocates no memory */
         status = mha_kv_cache_attention(context, cache, NULL, &t, &ot, NULL);
         assert_true(status == MHA_OK || ((unsigned char *)o)[0] == 0x5A);
     }

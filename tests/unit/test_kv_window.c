@@ -1,5 +1,5 @@
-/* Caches with a window, and batches padded on the left: any length in the header's number of pages, errors, and
- * bit-identity with separate calls. */
+/* Caches with a window, and batches padded on the left. Texts of any length fit in the header's
+ * number of pages, results are bit-identical to separate calls, and errors are reported. */
 #include "support/expect.h"
 #include "support/guarded.h"
 #include "support/machines.h"
@@ -21,7 +21,7 @@ static mha_kv_cache *make(mha_context *context, const mha_kv_cache_desc *desc)
     return cache;
 }
 
-/* One head's numbers for n positions; they do not matter. */
+/* One head's numbers for n positions; their values do not matter. */
 static mha_tensor some_rows(int64_t batch, int64_t n)
 {
     static float numbers[D];
@@ -86,7 +86,8 @@ static void test_refusals(void **unused)
     cache = make(context, &d);
     mha_tensor rows = some_rows(2, 20);
     for (int i = 0; i < 5; i++) expect_ok(mha_kv_cache_append(cache, &rows, &rows, NULL));
-    /* 100 positions; the last append saw from 80 - 19 = 61 on, so that pages of 56 and more are there */
+    /* 100 positions; the last append saw positions from 80 - 19 = 61 on, so that pages from
+     * position 56 on exist */
     expect_error(mha_kv_cache_truncate(cache, 0, 70), MHA_ERR_ARGUMENT,
                  "has discarded positions before 56, which the window of 20 still shows at 70; cut "
                  "it to 75 or more, or to at most 8");
@@ -96,7 +97,7 @@ static void test_refusals(void **unused)
     expect_error(mha_kv_cache_assign(cache, 1, pages, 9, 72), MHA_ERR_ARGUMENT,
                  "pages[6] is discarded, but the window of 20");
     int32_t table[13];
-    memcpy(table, pages, sizeof table); /* the sinks' page, six that were discarded, and others */
+    memcpy(table, pages, sizeof table); /* the sinks' page, six discarded pages, and others */
     table[9] = table[1];
     expect_error(mha_kv_cache_assign(cache, 1, table, 13, 100), MHA_ERR_ARGUMENT,
                  "pages[9] is discarded");
@@ -174,7 +175,7 @@ static void test_discarded_in_branches(void **unused)
     mha_kv_cache_destroy(cache);
 }
 
-/* A batch padded on the left, in one cache, against each sequence in a separate cache. */
+/* A batch padded on the left in one cache is compared with each sequence in a separate cache. */
 static void check_padded(rng *r, int64_t number)
 {
     enum { B = 3 };
@@ -234,7 +235,7 @@ static void test_padded_on_the_left(void **unused)
         rng r = rng_make(rng_run_seed(), (uint64_t)(100 + i));
         check_padded(&r, i);
     }
-    /* Missing rows. */
+    /* Sequences without rows. */
     const mha_kv_cache_desc d = {
         .struct_size = sizeof d, .batch = 2, .kv_heads = 1, .capacity = 9, .head_dim = D};
     mha_kv_cache *cache = make(context_with(1), &d);
@@ -248,7 +249,7 @@ static void test_padded_on_the_left(void **unused)
     expect_error(mha_kv_cache_append_rows(cache, &x, &x, (int64_t[]){0, 3}, (int64_t[]){4, 2}),
                  MHA_ERR_ARGUMENT, "counts[1] is 2, expected 0..1");
     mha_kv_cache_destroy(cache);
-    /* Padding begins before position 0; no window is so long that this overflows. */
+    /* Padding begins before position 0. This must not overflow for the longest window. */
     mha_kv_cache_desc longest = d;
     longest.window = INT64_MAX;
     cache = make(context_with(1), &longest);

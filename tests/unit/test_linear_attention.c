@@ -1,5 +1,5 @@
-/* Linear attention: against the reference within derived bounds, the same bits for every division
- * of the work, memory that does not grow, special values, misuse. */
+/* Linear attention: the reference's values within derived bounds, the same bits for every division
+ * of the work, constant memory, special values, and misuse. */
 #include "reference/linear_reference.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -21,14 +21,14 @@ enum { MOST_B = 4 };
 /* ---- problems ------------------------------------------------------------------------------- */
 
 typedef struct trial {
-    int64_t B, H, Hk, T, S, D, Dv, F; /* T, S: of the tensors */
+    int64_t B, H, Hk, T, S, D, Dv, F; /* T and S are lengths of the tensors */
     mha_linear_attention_desc desc;   /* points into the trial */
     bool own_map;
     guarded q, k, v, s, z;
     int64_t lengths[MOST_B], offsets[MOST_B], query_starts[MOST_B + 1], key_starts[MOST_B + 1];
 } trial;
 
-/* max(x, 0) + 1/4 and max(-x, 0) + 1/4: twice as many features, one rounding each. */
+/* max(x, 0) + 1/4 and max(-x, 0) + 1/4: two features per element, with one rounding each. */
 static void relu_pair(void *user, const float *rows, int64_t count, int64_t head_dim,
                       float *features, int64_t feature_dim)
 {
@@ -95,7 +95,7 @@ static void make_ragged(trial *x, rng *r)
 
 enum { CAUSAL = 1, OFFSETS = 2, LENGTHS = 4, RAGGED = 8, STATE = 16, OWN_MAP = 32 };
 
-/* Not to be copied afterwards. */
+/* The trial must not be copied afterwards, because desc points into it. */
 static void trial_make(trial *x, rng *r, int64_t T, int64_t S, unsigned kind, unsigned layout)
 {
     static const int64_t widths[] = {1, 3, 8, 16, 33, 64};
@@ -103,7 +103,7 @@ static void trial_make(trial *x, rng *r, int64_t T, int64_t S, unsigned kind, un
     x->H = x->Hk * rng_between(r, 1, 3);
     x->D = RNG_PICK(r, widths);
     x->Dv = RNG_PICK(r, widths);
-    if (rng_chance(r, 0.1)) x->D = 300, x->Dv = 3; /* more features than a chain sums */
+    if (rng_chance(r, 0.1)) x->D = 300, x->Dv = 3; /* more features than one chain sums */
     x->own_map = kind & OWN_MAP;
     x->F = x->own_map ? 2 * x->D : x->D;
     x->desc.struct_size = sizeof x->desc;
@@ -241,7 +241,7 @@ static void test_reference(void **unused)
     tally_judge(&states);
 }
 
-/* One key a sequence: z is phi(k). Every 512th float from -90 to 90. */
+/* With one key per sequence, z is phi(k). Tests every 512th float from -90 to 90. */
 static void test_feature_map(void **unused)
 {
     (void)unused;
@@ -296,7 +296,8 @@ static void run_pieces(mha_context *context, const trial *x, result *y, rng *r, 
         d.key_lengths = lengths;
         mha_tensor k = guarded_slice(&x->k.view, 2, from, count);
         mha_tensor v = guarded_slice(&x->v.view, 2, from, count);
-        /* Causal: the queries of these positions. Otherwise all, after every key is included. */
+        /* A causal call has the queries of these positions. Another call has all queries, after
+         * every key is included. */
         int64_t t = causal ? from : 0, rows = causal ? count : last ? x->T : 0;
         mha_tensor q = guarded_slice(&x->q.view, 2, t, rows);
         mha_tensor o = guarded_slice(&y->o.view, 2, t, rows);
@@ -332,7 +333,8 @@ static void test_pieces(void **unused)
     }
 }
 
-/* Sequence b, head h alone, by non-contiguous views of the trial with batch and heads 1. */
+/* Only head h of sequence b, by non-contiguous views of the trial with one sequence and one
+ * head. */
 static void run_alone(mha_context *context, const trial *x, int64_t b, int64_t h, result *y)
 {
     int64_t hk = h / (x->H / x->Hk);
@@ -418,8 +420,8 @@ static void test_causal_last_row(void **unused)
 /* ---- special values ---------------------------------------------------------------------------
  */
 
-/* Key 5 has a NaN or infinity: rows that do not see it keep their bits, the others become NaN. One in a value affects
- * only its column. */
+/* Key 5 has a NaN or infinity: rows that do not see it keep their bits, and the others become NaN.
+ * A NaN or infinity in a value affects only its column. */
 static void poison_key(mha_context *context, rng *r, float poison, bool in_value)
 {
     trial x;
@@ -443,7 +445,8 @@ static void poison_key(mha_context *context, rng *r, float poison, bool in_value
     trial_free(&x);
 }
 
-/* Keys beyond key_lengths are arbitrary. A NaN in a query spoils its row, unless it sees no key. */
+/* Keys beyond key_lengths are arbitrary. A NaN in a query makes its row NaN, unless the query sees
+ * no key. */
 static void poison_padding(mha_context *context, rng *r, bool causal)
 {
     trial x;
@@ -593,7 +596,7 @@ SPOIL(state_outs_alike, c->z_out.data = c->s_out.data)
 SPOIL(state_out_is_z, c->s_out.data = c->z.data)
 SPOIL(state_in_is_o, c->s.data = c->o.data)
 
-/* The expected error of each. */
+/* The expected error of each case. */
 static const struct {
     const char *name;
     void (*spoil)(call *);
@@ -650,7 +653,7 @@ typedef struct call_memory {
     } out;
 } call_memory;
 
-/* Initialises in place: the descriptors point into the call. */
+/* Initialises in place because the descriptors point into the call. */
 static void call_make(call *c, call_memory *m)
 {
     *c = (call){.desc = {.struct_size = sizeof c->desc,
@@ -693,7 +696,7 @@ static void misuse_is_refused(void **unused)
             assert_true(((unsigned char *)&memory.out)[j] == 0x5A);
     }
     call_make(&c, &memory);
-    assert_int_equal(call_run(context, &c), MHA_OK); /* what the cases spoil */
+    assert_int_equal(call_run(context, &c), MHA_OK); /* succeeds without a case's change */
     assert_int_equal(call_run(NULL, &c), MHA_ERR_NULL);
     assert_int_equal(mha_linear_attention_forward(context, NULL, NULL, &c.k, &c.v, &c.o, NULL),
                      MHA_ERR_NULL);

@@ -1,9 +1,10 @@
-/* Gradients of linear attention against a reference in double, pair by pair and without a running state; central
- * differences verify the reference.
+/* Gradients of linear attention, compared with a reference in double that sums pairs without a
+ * running state. Central differences verify the reference.
  *
- * The library's features are f32 with relative error 2.5 u, everything else is double, and the result rounds once. Each
- * gradient is a sum of products of at most four features and one division by a sum of products of two, so 12 * 3 u of
- * the sum of magnitudes bounds it generously. */
+ * The library's features are f32 with a relative error of 2.5 u, all other values are double, and
+ * the result rounds once. Each gradient is a sum of products of at most four features and one
+ * division by a sum of products of two, so 12 * 3 u of the sum of magnitudes bounds it
+ * generously. */
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -26,7 +27,7 @@ typedef struct problem {
     bool causal, state;
     int64_t offsets[3], lengths[3];
     int64_t count[INPUTS], o_count;
-    double *in[INPUTS], *g; /* contiguous, each a f32 number */
+    double *in[INPUTS], *g; /* contiguous; each number is exact in f32 */
 } problem;
 
 static double *doubles(int64_t count)
@@ -122,7 +123,7 @@ static double weight(const problem *x, const place *p, int64_t s)
     return sum;
 }
 
-/* m, and g . o (with magnitudes: of what it is summed from). */
+/* m, and g . o; with `magnitudes`, the sum of the magnitudes of its terms. */
 static double normalize(const problem *x, const place *p, bool magnitudes, double *go)
 {
     double m = 0, sum = 0;
@@ -318,7 +319,7 @@ static void compare(const problem *x, const call *c, bool accumulated, double *e
         }
 }
 
-/* Both ways of writing, one thread and three: the same bits, within the bounds. */
+/* Both ways of writing, and one thread or three, give the same bits, within the bounds. */
 static void random_problems(void **state)
 {
     (void)state;
@@ -360,7 +361,7 @@ static void random_problems(void **state)
 
 /* ---- maps, poison, errors -------------------------------------------------------------------- */
 
-/* elu + 1 again, as a caller's map. */
+/* elu + 1 as a caller's map. */
 static void own_map(void *user, const float *rows, int64_t count, int64_t head_dim, float *features,
                     int64_t feature_dim)
 {
@@ -403,8 +404,9 @@ static void a_map_of_the_caller(void **state)
     unmake(&x);
 }
 
-/* Query 0 sees keys 0 and 1, query 1 all three, key 3 is beyond the length: non-finite numbers in query 1, its dO or
- * key 2 do not affect query 0, and those in key 3 affect nothing. */
+/* Query 0 sees keys 0 and 1, query 1 sees all three, and key 3 is beyond the length. Non-finite
+ * numbers in query 1, its dO or key 2 do not affect query 0, and non-finite numbers in key 3 affect
+ * nothing. */
 static void poison_stays(void **state)
 {
     (void)state;

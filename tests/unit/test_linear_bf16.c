@@ -1,5 +1,6 @@
-/* Linear layers in bf16 arithmetic: the bits of the definition on every instruction set, for packed weights of each
- * type and for those of a source, any number of threads and rows; its error bound; errors. */
+/* Linear layers in bf16 arithmetic: the bits of the definition on every instruction set, for packed
+ * weights of each type, for weights of a source, and for any number of threads and rows; the error
+ * bound; errors. */
 #include "reference/bf16_linear_reference.h"
 #include "reference/half_reference.h"
 #include "support/expect.h"
@@ -19,10 +20,10 @@ enum { MOST_INPUTS = 520, MOST_OUTPUTS = 150, MOST_ROWS = OUTPUT_LAYER_ROWS };
 
 typedef struct matrix {
     int64_t inputs, outputs;
-    mha_dtype type;           /* of w as it is stored */
-    int64_t stride;           /* of its rows there */
+    mha_dtype type;           /* stored type of w */
+    int64_t stride;           /* stride of its stored rows */
     bool found[MOST_OUTPUTS]; /* whether rows are in place */
-    bool coded;               /* f32 that are numbers times scales, of runs of 32 */
+    bool coded;               /* f32 products of numbers and scales, in runs of 32 */
     int8_t number[MOST_OUTPUTS][MOST_INPUTS];
     float scale[MOST_OUTPUTS][MOST_INPUTS / 32 + 1];
     float x[MOST_OUTPUTS][MOST_INPUTS], w[MOST_OUTPUTS][MOST_INPUTS], bias[MOST_OUTPUTS];
@@ -160,7 +161,7 @@ static mha_tensor vector_of(const float *x, int64_t n)
     return mha_tensor_contiguous(pointer.data, MHA_F32, 1, (int64_t[]){n});
 }
 
-/* Rows 0 .. count of x, at their stride, by a packed layer. */
+/* Passes rows 0 .. count - 1 of x, at their stride, through a packed layer. */
 static void packed_forward(mha_context *context, const mha_linear *linear, const matrix *m,
                            int64_t count, float *y)
 {
@@ -175,7 +176,7 @@ static void packed_forward(mha_context *context, const mha_linear *linear, const
     expect_ok(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &in, &out));
 }
 
-/* Outputs of the definition, with the bias or without. */
+/* Outputs by the definition, with or without the bias. */
 typedef struct expected {
     int64_t count, outputs;
     bf16_linear_output each[MOST_ROWS * MOST_OUTPUTS];
@@ -236,7 +237,7 @@ static void outputs_have_the_bits_of_the_definition(void **state)
             mha_transformer *t = from_source(context, m);
             output_layer_forward(context, t, 0, count, y);
             check_outputs(&plain, count, y, name);
-            output_layer_forward(context, t, 0, 1, y); /* alone as among others */
+            output_layer_forward(context, t, 0, 1, y); /* the same for one row as for several */
             check_outputs(&plain, 1, y, name);
             mha_transformer_destroy(t);
             mha_linear *linear = NULL;
@@ -271,7 +272,7 @@ static void an_update_gives_other_numbers(void **state)
     packed_forward(context, linear, m, 2, y);
     expect_from(m, true, 2, &e);
     check_outputs(&e, 2, y, "created");
-    m->w[m->outputs - 1][0] = was; /* whose output is a number again */
+    m->w[m->outputs - 1][0] = was; /* its output is finite again */
     expect_ok(mha_linear_update(linear, &weight, &bias));
     packed_forward(context, linear, m, 2, y);
     expect_from(m, true, 2, &e);

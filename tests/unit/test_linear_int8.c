@@ -1,6 +1,6 @@
 /* Linear layers in int8 arithmetic (MHA_COMPUTE_INT8 of a source): the bits of the definition on
- * every instruction set, for any number of threads and rows; its error bound; errors. The
- * layer is the output of a transformer whose only layer has no heads: its inputs are embeddings. */
+ * every instruction set, for any number of threads and rows; the error bound; errors. The layer is
+ * the output of a transformer whose only layer has no heads: its inputs are embeddings. */
 #include "reference/int8_linear_reference.h"
 #include "support/expect.h"
 #include "support/machines.h"
@@ -151,7 +151,7 @@ static void outputs_have_the_bits_of_the_definition(void **state)
             mha_transformer *t = transformer_of(all.each[k].context, m, MHA_COMPUTE_INT8);
             output_layer_forward(all.each[k].context, t, 0, count, y);
             expect_outputs(m, count, y, all.each[k].name);
-            output_layer_forward(all.each[k].context, t, 0, 1, y); /* alone as among others */
+            output_layer_forward(all.each[k].context, t, 0, 1, y); /* one row */
             expect_outputs(m, 1, y, all.each[k].name);
             mha_transformer_destroy(t);
         }
@@ -160,7 +160,8 @@ static void outputs_have_the_bits_of_the_definition(void **state)
     printf("  largest error / bound %.2f\n", worst);
 }
 
-/* Rows that cannot be coded are computed in f32, with its bits; other rows are not affected. */
+/* Rows that cannot be coded are computed in f32, with the bits of f32 arithmetic; other rows are
+ * not affected. */
 static void rows_without_codes_stay_in_f32(void **state)
 {
     (void)state;
@@ -188,7 +189,7 @@ static void rows_without_codes_stay_in_f32(void **state)
     }
 }
 
-/* A row whose inputs are not whole runs has no coded form either. */
+/* A row whose inputs do not fill whole runs has no coded form. */
 static void rows_without_runs_stay_in_f32(void **state)
 {
     (void)state;

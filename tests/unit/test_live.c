@@ -1,5 +1,6 @@
-/* Trials (trial.h): runs with heads off or patched are bit-identical to gates and patches, cached or not, and stop on
- * request; the shown maps (show.h); errors of a live page (live.h). */
+/* Trials (trial.h): runs with disabled or patched heads are bit-identical to gates and patches,
+ * with or without a cache, and stop on request. The maps of show.h, and errors of a live page
+ * (live.h). */
 #include "support/expect.h"
 #include "support/one_context.h"
 #include "support/small_model.h"
@@ -54,11 +55,11 @@ static small_model *make_model(uint64_t seed)
     rng r = rng_make(seed, 1);
     small_model *m = small_model_make(context, &r, MHA_TRANSFORMER_CAUSAL);
     m->T = SMALL_T;
-    for (int32_t t = 0; t < SMALL_T; t++) m->ids[t] = t % 8; /* words that all of them have */
+    for (int32_t t = 0; t < SMALL_T; t++) m->ids[t] = t % 8; /* ids that every vocabulary has */
     return m;
 }
 
-/* The first text with a head off, computed with gates: probabilities and logits. */
+/* Computes probabilities and logits of the first text without a head, with gates. */
 static void forward_without(const small_model *m, mha_trial_head off, float *maps, float *logits)
 {
     const mha_transformer_desc *d = &m->desc;
@@ -122,7 +123,7 @@ static void runs_have_the_bits_of_gates(void **state)
     small_model_free(m);
 }
 
-/* Patching a text from itself changes nothing; from another text it does. */
+/* A patch from the same text changes nothing; a patch from another text changes the result. */
 static void heads_are_patched(void **state)
 {
     (void)state;
@@ -160,7 +161,8 @@ static void heads_are_patched(void **state)
     small_model_free(m);
 }
 
-/* Draws of the top_k tokens add up to 1, in the order of the logits; noise affects only readers of the head. */
+/* Draws of the top_k tokens sum to 1, in the order of the logits. Noise affects only readers of the
+ * head. */
 static void draws_and_noise(void **state)
 {
     (void)state;
@@ -189,7 +191,7 @@ static void draws_and_noise(void **state)
     small_model_free(m);
 }
 
-/* Points and shares of a head have the same bits with queries and keys kept or not. */
+/* Points and shares of a head have the same bits whether queries and keys are kept or not. */
 static void planes_do_not_depend_on_what_is_kept(void **state)
 {
     (void)state;
@@ -214,7 +216,8 @@ static void planes_do_not_depend_on_what_is_kept(void **state)
     small_model_free(m);
 }
 
-/* The same description gives the same bits; another mask gives those of a transformer with that mask. */
+/* The same description gives the same bits. A different mask gives the bits of a transformer with
+ * that mask. */
 static void descriptions_vary(void **state)
 {
     (void)state;
@@ -298,7 +301,7 @@ static void misuse_of_trials(void **state)
     small_model_free(m);
 }
 
-/* ---- what is shown --------------------------------------------------------------------------- */
+/* ---- visible cells --------------------------------------------------------------------------- */
 
 static float cells[] = {1, 0, 0, 0.5F, 0.5F, 0, 0.25F, 0.25F, 0.5F};
 
@@ -359,7 +362,7 @@ static void hidden_tokens_are_counted(void **state)
     expect_error(mha_show_make(&maps, &options, &show), MHA_ERR_UNSUPPORTED, "unknown bits");
 }
 
-/* Within the available bytes, and not one more. */
+/* Texts use at most the available bytes. */
 static void texts_fit(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Results do not depend on setlocale(): in a locale with a decimal comma every message, evidence text and number in a
- * file equals that in "C".
+/* Results do not depend on setlocale(): in a locale with a decimal comma, every message, evidence
+ * text and number in a file equals that in "C".
  *
  * The build creates the locales (tests/CMakeLists.txt, LOCPATH); without their sources the whole program is skipped. */
 #include "support/expect.h"
@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Everything that a host reads, concatenated; free it. */
+/* Collects everything that a host reads. The caller frees the buffer. */
 typedef void collector(mha_buffer *all);
 
 static void add(mha_buffer *all, const char *text, size_t size)
@@ -99,7 +99,7 @@ static void evidence(void **state)
     expect_same(collect_evidence);
 }
 
-/* Write, read and write again: numbers in JSON survive. */
+/* Writes, reads and writes again: numbers in JSON are preserved. */
 static void collect_checkpoint(mha_buffer *all)
 {
     const mha_transformer_desc d = {.struct_size = sizeof d,

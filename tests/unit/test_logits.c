@@ -1,5 +1,5 @@
-/* mha_transformer_logits(): the rows of a forward call to the bit, one and many, with a softcap and tied;
- * and misuse. */
+/* mha_transformer_logits(): one row or many are bit-identical to the rows of a forward call, with a
+ * softcap and with tied weights; and misuse. */
 #include "support/expect.h"
 #include "support/machines.h"
 #include "support/small_model.h"
@@ -9,7 +9,7 @@
 
 enum { MOST_WIDE = 24 };
 
-/* Rows of the last hidden state, all at once and one at a time. */
+/* Computes logits for rows of the last hidden state, in one call and in one call per row. */
 static void rows_are_those_of_a_forward_call(void **state)
 {
     (void)state;

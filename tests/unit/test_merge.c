@@ -1,5 +1,6 @@
-/* Partial results merged by log-sum-exp: keys split anywhere give the full result within the bound of docs/numerics.md
- * 3.11, for every kind of attention; the formula, its special values, and misuse. */
+/* Partial results merged by log-sum-exp: a division of the keys anywhere gives the full result
+ * within the bound of docs/numerics.md 3.11, for every kind of attention; the formula, its special
+ * values, and misuse. */
 #include "reference/kinds_bounds.h"
 #include "support/expect.h"
 #include "support/kinds.h"
@@ -23,7 +24,7 @@ typedef struct shifted {
     int64_t key;
 } shifted;
 
-/* One part of a case's keys: the slice of everything that has a key axis. */
+/* One part of a case's keys: slices of all tensors that have a key axis. */
 typedef struct part {
     int64_t from, count;
     mha_attention_desc desc;
@@ -57,7 +58,7 @@ static const mha_tensor *cut(const mha_tensor *x, const part *p, int64_t unit, m
 
 static int64_t moved(int64_t offset, int64_t from)
 {
-    return offset == -((int64_t)1 << 60) ? offset : offset - from; /* the least there is */
+    return offset == -((int64_t)1 << 60) ? offset : offset - from; /* the least offset */
 }
 
 static bool reads_positions(const mha_attention_desc *d)
@@ -108,7 +109,8 @@ static void part_free(part *p)
     bound_row_free(&p->bound);
 }
 
-/* Ordered cuts anywhere (with block masks, at block edges); parts may be empty. */
+/* Divides the keys at random ordered positions, or at block edges for block masks. Parts may be
+ * empty. */
 static int split(part *parts, const kinds_case *c, rng *r)
 {
     int64_t at[MOST_PARTS + 1] = {0}, unit = c->desc.keep_blocks ? c->desc.block_keys : 1;
@@ -145,9 +147,10 @@ static void fail_trial(const trial *x, const char *what, double got, double exac
              (unsigned long long)rng_run_seed());
 }
 
-/* With P_k the part of the weight in part k, e_k and d_k the bounds of its o and lse, and d their
- * largest: the merged numerator is wrong by sum P_k (exp(d) e_k + (exp(d_k) - 1) |o_k - o|), its
- * denominator by exp(-d) at most; then one rounding, and 2^-43 for the arithmetic in double. */
+/* Let P_k be the share of the weight in part k, e_k and d_k the bounds of its o and lse, and d the
+ * largest d_k. The error of the merged numerator is at most sum P_k (exp(d) e_k + (exp(d_k) - 1)
+ * |o_k - o|), and the denominator is at least exp(-d). One rounding follows, and 2^-43 covers the
+ * arithmetic in double. */
 static void check_row(const trial *x, int64_t b, int64_t h, int64_t t)
 {
     double d = 0, largest = 0;
@@ -227,7 +230,7 @@ static void splits_equal_the_whole(void **state)
         kinds_shape n = kinds_some_shape(&r);
         n.kinds &= ~(unsigned)(KIND_DROPOUT | KIND_RAGGED);
         if (n.kinds & KIND_BEGINS)
-            n.kinds &= ~(unsigned)KIND_SINK_KEYS; /* cut apart by sequences */
+            n.kinds &= ~(unsigned)KIND_SINK_KEYS; /* sequences would be divided differently */
         kinds_case *c = test_malloc(sizeof *c);
         part *parts = test_calloc(MOST_PARTS, sizeof *parts);
         kinds_make(c, &r, &n);
@@ -252,11 +255,11 @@ static void splits_equal_the_whole(void **state)
     tally_judge(&lse);
 }
 
-/* ---- the formula alone ----------------------------------------------------------------------- */
+/* ---- the formula ----------------------------------------------------------------------------- */
 
 enum { B = 2, H = 3, T = 30, DV = 70, MANY = 100, ROWS = B * H * T };
 
-/* Random parts; some queries see nothing of some parts. */
+/* Random parts. Some queries see no key of some parts. */
 typedef struct synthetic {
     guarded o[MANY], lse[MANY];
     mha_attention_part parts[MANY];
@@ -331,10 +334,10 @@ static void check_exact(const synthetic *x, const mha_tensor *o, const mha_tenso
     }
 }
 
-/* The same for halves that were merged before. Their lse has a relative error of u, and lies between the parts' largest
- * and log 5 above; their o has an error of u max |o|. So (section 3.11) the weights of the halves have an error of
- * exp(2 d) - 1 with d = u (max |lse_k| + 1.61), the weighted means differ by at most 16, and everything is rounded once
- * more. */
+/* The same for halves that were merged before. Their lse has a relative error of u, and is at least
+ * the largest of the parts and at most log 5 above it. Their o has an error of u max |o|. So
+ * (section 3.11) the weights of the halves have an error of exp(2 d) - 1 with d = u (max |lse_k| +
+ * 1.61), the weighted means differ by at most 16, and the result is rounded once more. */
 static void check_grouped(const synthetic *x, const mha_tensor *o, const mha_tensor *lse)
 {
     const double u = 0x1p-24;
@@ -378,7 +381,7 @@ static void merging_is_its_formula(void **state)
     }
 }
 
-/* Any grouping: the only error is rounding intermediate results to f32. */
+/* Any grouping is permitted: the only error is the rounding of intermediate results to f32. */
 static void grouping(void **state)
 {
     (void)state;
@@ -402,7 +405,7 @@ static void grouping(void **state)
             MHA_OK);
         assert_int_equal(mha_attention_merge(context, halves, 2, &o[2].view, &lse[2].view), MHA_OK);
         check_grouped(&x, &o[2].view, &lse[2].view);
-        /* A ring: each part is merged into the first one's memory. */
+        /* Like a ring, each part is merged into the first part's memory. */
         for (int k = 1; k < 5; k++) {
             const mha_attention_part pair[2] = {x.parts[0], x.parts[k]};
             mha_attention_part fresh = {&o[2].view, &lse[2].view};
@@ -420,7 +423,7 @@ static void grouping(void **state)
     }
 }
 
-/* One part, alone or among empty ones, keeps its bits; the number of threads changes nothing. */
+/* A single part, also among empty ones, keeps its bits for any number of threads. */
 static void one_part_keeps_its_bits(void **state)
 {
     (void)state;
@@ -492,10 +495,10 @@ static void not_finite(void **state)
         *at(&x.lse[0].view, 7, 0) = NAN;
         *at(&x.lse[2].view, 9, 0) = INFINITY;
         *at(&x.o[1].view, 11, 66) = -INFINITY;
-        *at(&x.lse[1].view, 13, 0) = -2000; /* of no weight, and still seen */
+        *at(&x.lse[1].view, 13, 0) = -2000; /* without weight, but still seen */
         *at(&x.lse[2].view, 13, 0) = 1;
         *at(&x.o[1].view, 13, 2) = NAN;
-        *at(&x.lse[0].view, 15, 0) = NAN; /* and nothing else */
+        *at(&x.lse[0].view, 15, 0) = NAN; /* makes this row NaN only */
         *at(&x.lse[1].view, 15, 0) = *at(&x.lse[2].view, 15, 0) = -INFINITY;
     }
     for (int row = 0; row < ROWS; row++) {
@@ -578,7 +581,7 @@ static void misuse_is_refused(void **state)
 #undef CASE
     assert_int_equal(mha_attention_merge(NULL, NULL, 0, &good.o, NULL), MHA_ERR_NULL);
     assert_int_equal(mha_attention_merge(context, NULL, 1, &good.o, NULL), MHA_ERR_NULL);
-    mha_tensor wide = good.o; /* rows that only stand for others, and no columns */
+    mha_tensor wide = good.o; /* broadcast rows without columns */
     wide.shape[0] = wide.shape[1] = wide.shape[2] = INT64_C(1) << 40, wide.shape[3] = 0;
     assert_int_equal(mha_attention_merge(context, NULL, 0, &wide, NULL), MHA_OK);
 }

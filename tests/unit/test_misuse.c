@@ -1,6 +1,7 @@
-/* Typical mistakes in the whole compute library: each has its status and a sentence with the wrong numbers, word for
- * word; no byte of an output or a cache changes. Other errors of each call are tested separately
- * (test_attention_misuse.c, test_attention_errors.c, test_kv_cache.c, test_linear_attention.c, test_position.c, ...).
+/* Typical mistakes in the whole compute library. Each has a status and an exact message with the
+ * wrong numbers, and no byte of an output or a cache changes. Other errors of each call are tested
+ * separately (test_attention_misuse.c, test_attention_errors.c, test_kv_cache.c,
+ * test_linear_attention.c, test_position.c, ...).
  * */
 #include "support/expect.h"
 #include "support/guarded.h"
@@ -18,7 +19,7 @@
 
 enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, E = 32, ROOM = 4000, CAPACITY = 6 };
 
-/* A valid call, which each case spoils. Inputs share memory, outputs have their own. */
+/* A valid call, which each case makes invalid. Inputs share memory; outputs have their own. */
 typedef struct call {
     mha_context *context;
     mha_kv_cache *cache; /* holds S positions of CAPACITY */
@@ -130,7 +131,7 @@ static mha_status make_module(call *c)
     return status;
 }
 
-/* Its query is x [B,T,E]; key and value are k and v, as modified by the case. */
+/* The query is x [B,T,E]; key and value are k and v, with the case's change. */
 static mha_status run_module(call *c)
 {
     mha_module *module = NULL;
@@ -338,7 +339,7 @@ static void misuse_is_refused(void **state)
     arena_free(&a);
 }
 
-/* Without the mistake every call succeeds. */
+/* Without the mistake, every call succeeds. */
 static void calls_are_right_unspoiled(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The model layer on our own tiny BERT: torch's results, bits that do not depend on padding, threads or other outputs,
- * and failures without side effects. */
+/* The model layer on a tiny BERT of the tests: results equal PyTorch's, bits do not depend on
+ * padding, threads or other outputs, and failures have no side effects. */
 #include <multihead/io.h>
 #include <multihead/model.h>
 
@@ -21,7 +21,7 @@ enum { TEXTS = 7, L = 2, H = 3, E = 36, D = E / H, MOST = 128 };
 typedef struct golden {
     int32_t ids[MOST], type_ids[MOST];
     int64_t length;
-    mha_tensor attention, hidden; /* f64; data NULL if not recorded */
+    mha_tensor attention, hidden; /* f64; data is NULL if not recorded */
     double attention_error[L], hidden_error[L + 1];
 } golden;
 
@@ -170,7 +170,7 @@ static double worst(const float *got, const double *exact, int64_t count)
     double largest = 0;
     for (int64_t i = 0; i < count; i++) {
         double error = fabs((double)got[i] - exact[i]);
-        if (!(error <= largest)) largest = error; /* a NaN stays */
+        if (!(error <= largest)) largest = error; /* NaN is kept */
     }
     return largest;
 }
@@ -180,8 +180,8 @@ static void raise_to(double *largest, double value)
     if (!(value <= *largest)) *largest = value;
 }
 
-/* In such a small model the largest error of one text depends on chance, so each layer's is taken over all texts, ours
- * and torch's. */
+/* In a small model, the largest error of one text is random. Therefore, the test takes each layer's
+ * largest error over all texts, for the library and for PyTorch. */
 static void test_computes_what_torch_computes(void **state)
 {
     (void)state;
@@ -201,7 +201,7 @@ static void test_computes_what_torch_computes(void **state)
             raise_to(&own[l], worst(r->attention[l], exact, maps));
             raise_to(&torch[l], g.attention_error[l]);
         }
-        for (int64_t l = L + 1 - recorded; l <= L; l++) { /* of the longest the last one only */
+        for (int64_t l = L + 1 - recorded; l <= L; l++) { /* recorded layers */
             const double *exact = (const double *)g.hidden.data + (l + recorded - L - 1) * T * E;
             raise_to(&own[L + l], worst(r->hidden[l], exact, T * E));
             raise_to(&torch[L + l], g.hidden_error[l]);
@@ -212,7 +212,7 @@ static void test_computes_what_torch_computes(void **state)
         print_message("%s %d: error %.2e, torch's float32 %.2e\n", i < L ? "attention" : "hidden",
                       i < L ? i : i - L, own[i], torch[i]);
         assert_true(own[i] <= 2 * torch[i]);
-        assert_true(own[i] > 0.1 * torch[i]); /* otherwise nothing is compared */
+        assert_true(own[i] > 0.1 * torch[i]); /* otherwise the comparison would be void */
     }
     mha_safetensors_close(file);
     mha_model_destroy(model);
@@ -251,7 +251,7 @@ static void test_describes_itself(void **state)
 
 enum { BATCH = 4, PADDED = 45 };
 
-/* Four texts of different lengths in one batch, filled up with [PAD]. */
+/* Four texts of different lengths in one batch, padded with [PAD]. */
 static void make_batch(const mha_safetensors *file, golden *texts, int32_t *ids, int32_t *types,
                        int64_t *lengths)
 {
@@ -326,7 +326,7 @@ static void test_threads_do_not_change_bits(void **state)
     mha_safetensors_close(file);
 }
 
-/* One buffer for the maps of both layers, compared as each is complete. */
+/* One buffer for the maps of both layers, compared when each layer is complete. */
 typedef struct shared {
     const results *all;
     const float *buffer;
@@ -352,12 +352,12 @@ static void test_outputs_do_not_change_bits(void **state)
     mha_batch batch = batch_of(&g);
     results *all = make_results(1, g.length), *some = make_results(1, g.length);
     assert_int_equal(mha_model_forward(context, model, &batch, &all->outputs), MHA_OK);
-    /* Nothing, then the last hidden state only. */
+    /* No outputs, then only the last hidden state. */
     assert_int_equal(mha_model_forward(context, model, &batch, NULL), MHA_OK);
     mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &some->last_view};
     assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
     assert_memory_equal(all->last, some->last, all->state_bytes);
-    /* A layer at a time in one buffer. */
+    /* One layer at a time, in one buffer. */
     shared s = {.all = all, .buffer = some->attention[0]};
     const mha_module_outputs *same[L] = {&some->module[0], &some->module[0]};
     outputs = (mha_model_outputs){.struct_size = sizeof outputs,
@@ -377,8 +377,8 @@ static void test_outputs_do_not_change_bits(void **state)
     mha_context_destroy(context);
 }
 
-/* Other outputs of a layer: q, k, v, heads, lse and the average are consistent, and averages alone, which need scratch
- * for the maps, are the same. */
+/* Other outputs of a layer: q, k, v, heads, lse and the average are consistent. A request for only
+ * averages, which need scratch for the maps, gives the same averages. */
 static void test_layer_outputs(void **state)
 {
     (void)state;
@@ -436,7 +436,7 @@ static void test_empty_batches(void **state)
         assert_int_equal(mha_model_forward(context, model, &batch, &r->outputs), MHA_OK);
         free_results(r);
     }
-    /* A sequence without tokens in a batch: no key is visible, no result is NaN. */
+    /* A batch has a sequence without tokens: no key is visible, and no result is NaN. */
     const int32_t ids[4] = {2, 3, 0, 0};
     const int64_t lengths[2] = {2, 0};
     const mha_batch batch = {sizeof batch, 0, 2, 2, ids, NULL, lengths};
@@ -449,9 +449,9 @@ static void test_empty_batches(void **state)
     mha_context_destroy(context);
 }
 
-/* ---- refusals ------------------------------------------------------------------------------ */
+/* ---- errors -------------------------------------------------------------------------------- */
 
-/* A call that must fail and leave every output alone. */
+/* A call that must fail and must not change an output. */
 typedef struct refusal {
     mha_context *context;
     mha_model *model;

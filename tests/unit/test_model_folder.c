@@ -1,5 +1,5 @@
-/* Model folders that are incomplete, inconsistent or wrong: each gives its own error. Permitted variations (prefix,
- * 16-bit weights, old names) give the same numbers. */
+/* Model folders that are incomplete, inconsistent or wrong: each gives a specific error. Permitted
+ * variations (prefix, 16-bit weights, old names) give the same numbers. */
 #include <multihead/io.h>
 #include <multihead/model.h>
 
@@ -23,7 +23,7 @@ static char *config_text, *vocab_text;
 
 /* ---- folders ------------------------------------------------------------------------------- */
 
-/* The tensors of the tiny model, to be changed and written again. */
+/* The tensors of the tiny model, which tests change and write again. */
 typedef struct weights {
     mha_safetensors *file;
     int64_t count;
@@ -187,8 +187,8 @@ static void test_arguments(void **state)
 
 /* ---- config.json --------------------------------------------------------------------------- */
 
-/* The tiny config with the line of a field replaced by text (without comma; NULL: left out), or the
- * field added if the config has none. */
+/* Writes the tiny config with the line of a field replaced by `text`, without its comma, or omitted
+ * if `text` is NULL. A field that the config lacks is added. */
 static void change_config(const char *field, const char *text)
 {
     char quoted[64], *changed = malloc(strlen(config_text) + 512);
@@ -362,7 +362,7 @@ static void test_weight_names(void **state)
     write_folder();
     load_and_run(want);
     weights *w = read_weights();
-    for (int64_t i = 0; i < w->count; i++) { /* names in BertForMaskedLM and old TensorFlow */
+    for (int64_t i = 0; i < w->count; i++) { /* names of BertForMaskedLM and of old TensorFlow */
         char old[100];
         snprintf(old, sizeof old, "%.*s", (int)strcspn(w->name[i], "?"), w->name[i]);
         char *norm = strstr(old, "LayerNorm.");
@@ -379,7 +379,7 @@ static void test_weight_names(void **state)
     free_weights(w);
 }
 
-static uint16_t to_bf16(float value) /* cut off */
+static uint16_t to_bf16(float value) /* truncates */
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -398,8 +398,8 @@ static uint16_t to_f16(float value)
     return (uint16_t)(sign | (exponent + 14) << 10 | ((int)(fraction * 2048) & 0x3FF));
 }
 
-/* 16-bit weights close to the originals give similar results; a wrong conversion of exponent, sign or subnormals does
- * not. */
+/* 16-bit weights close to the originals give similar results. A wrong conversion of exponent, sign
+ * or subnormals would not. */
 static void test_weight_types(void **state)
 {
     (void)state;
@@ -431,7 +431,8 @@ static void test_weight_types(void **state)
     }
 }
 
-/* f16 from the smallest subnormal to 30608, through a model whose other weights do nothing. */
+/* f16 numbers from the smallest subnormal to 30608, through a model whose other weights have no
+ * effect. */
 static void test_f16_values(void **state)
 {
     (void)state;
@@ -518,7 +519,7 @@ static mha_status load_folder(const char *folder, mha_model **model)
     return mha_model_load(context, temp_path(folder), &options, model);
 }
 
-/* A causal model with rotary positions: its hidden states are the transformer's. */
+/* The hidden states of a causal model with rotary positions equal the transformer's. */
 static void test_any_family(void **state)
 {
     (void)state;
@@ -573,7 +574,7 @@ static void test_any_family(void **state)
     mha_model_destroy(model);
 }
 
-/* Outputs have as many heads as the layer, and outputs of layers must not overlap. */
+/* Outputs have the layer's number of heads, and outputs of layers must not overlap. */
 static void test_layers_of_fewer_heads(void **state)
 {
     (void)state;
@@ -599,7 +600,7 @@ static void test_layers_of_fewer_heads(void **state)
     expect_error(mha_model_forward(context, model, &batch, &all), MHA_ERR_SHAPE,
                  "q of layer 1: dim 1 is 2, expected 1");
     views[1].shape[1] = 1;
-    first.data = q[0]; /* it is written with the outputs of layer 0 */
+    first.data = q[0]; /* overlaps the outputs of layer 0 */
     expect_error(mha_model_forward(context, model, &batch, &all), MHA_ERR_OVERLAP,
                  "hidden[0] overlaps q of layer 0");
     mha_model_destroy(model);

@@ -1,5 +1,5 @@
-/* The shape of a model's attention from config.json: every architecture's names and biases, optional fields, errors and
- * their statuses; errors leave the caller's struct unchanged.
+/* The shape of a model's attention from config.json: every architecture's names and biases,
+ * optional fields, and errors with their statuses. Errors leave the caller's struct unchanged.
  */
 #include <multihead/model.h>
 
@@ -90,7 +90,7 @@ static void architectures(void **state)
     }
 }
 
-/* Check the status, a word of the message, and that the caller's struct is unchanged. */
+/* Checks the status, a word of the message, and that the caller's struct is unchanged. */
 static void refused(const char *fields, mha_status wanted, const char *word)
 {
     mha_model_shape s, before;
@@ -151,7 +151,8 @@ static void arguments(void **state)
     assert_int_equal(newer.shape.struct_size, sizeof newer);
 }
 
-/* Replace every byte of a valid file, one at a time: no crash, and a documented status. */
+/* Replaces every byte of a valid file, one at a time. The call must not crash, and must return a
+ * documented status. */
 static void mutations(void **state)
 {
     (void)state;

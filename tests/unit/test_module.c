@@ -1,5 +1,5 @@
-/* The multi-head attention module against the double-precision reference: each step on the library's own intermediate
- * results, and all steps with propagated errors. */
+/* The multi-head attention module, compared with the double-precision reference: each step on the
+ * library's own intermediate results, and all steps with propagated errors. */
 #include "reference/bounds.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -21,9 +21,9 @@
 enum { Q, K, V, O, PROJECTIONS };
 
 typedef struct setup {
-    mha_module_desc desc; /* no default left */
+    mha_module_desc desc; /* without defaults */
     int64_t B, T, S;
-    problem masks; /* its desc carries mask and scale; its q, k, v are not used */
+    problem masks; /* its desc has mask and scale; its q, k, v are not used */
     guarded weight[PROJECTIONS], bias[PROJECTIONS];
     guarded query, key, value;
 } setup;
@@ -89,7 +89,7 @@ static void setup_free(setup *s)
     guarded_free(&s->value);
 }
 
-/* Every parameter under its name. */
+/* Sets every parameter by its name. */
 static mha_status set_all(mha_module *module, const setup *s)
 {
     static const char *const names[PROJECTIONS] = {"q_proj", "k_proj", "v_proj", "out_proj"};
@@ -113,7 +113,7 @@ static mha_module *must_make(mha_context *context, const setup *s)
     return module;
 }
 
-/* Initialised in place: wanted points into it. */
+/* Initialises in place because `wanted` points into x. */
 static void results_make(results *x, rng *r, const setup *s, unsigned layout)
 {
     const mha_module_desc *d = &s->desc;
@@ -188,7 +188,7 @@ static mha_tensor sequence(const mha_tensor *x, int64_t b) /* [B,L,W] -> [L,W] *
     return part;
 }
 
-/* The projection of x, viewed as heads, against the library's. */
+/* Compares the projection of x, viewed as heads, with the library's. */
 static void check_projection(const setup *s, int which, const mha_tensor *x, const mha_tensor *got,
                              bool fused, tally *t)
 {
@@ -222,7 +222,7 @@ static float value4(const guarded *x, int64_t b, int64_t h, int64_t t, int64_t i
     return *(float *)guarded_element(&x->view, (int64_t[]){b, h, t, i});
 }
 
-/* Attention on the library's own q, k, v. */
+/* Checks attention on the library's own q, k, v. */
 static void check_attention(const setup *s, const machine *m, const results *x, score_card *card)
 {
     ref_attention a = {.desc = &s->masks.desc, .q = &x->q.view, .k = &x->k.view, .v = &x->v.view};
@@ -248,7 +248,8 @@ static void check_attention(const setup *s, const machine *m, const results *x, 
     ref_row_free(&row);
 }
 
-/* The mean over heads of the library's own probabilities: H - 1 additions and a division. */
+/* Checks the mean over heads of the library's own probabilities: it has H - 1 additions and a
+ * division. */
 static void check_average(const setup *s, const results *x, score_card *card)
 {
     int64_t H = s->desc.num_heads;
@@ -276,7 +277,7 @@ static guarded joined_heads(rng *r, const setup *s, const guarded *heads, int64_
     return x;
 }
 
-/* out against W_o applied to heads with the given error (NULL: none). */
+/* Compares out with W_o applied to heads that have the given error, or none if `error` is NULL. */
 static void check_out(rng *r, const setup *s, const results *x, const guarded *heads,
                       const guarded *error, bool fused, tally *t)
 {
@@ -299,7 +300,7 @@ static void check_out(rng *r, const setup *s, const results *x, const guarded *h
     }
 }
 
-/* A projection in double with the bound of the library's, both as [B,heads,L,dim] in f64. */
+/* A projection in double, and the bound of the library's error, both [B,heads,L,dim] in f64. */
 static void exact_projection(rng *r, const setup *s, int which, const mha_tensor *x, int64_t heads,
                              int64_t dim, bool fused, guarded *y, guarded *error)
 {
@@ -319,7 +320,7 @@ static void exact_projection(rng *r, const setup *s, int which, const mha_tensor
     }
 }
 
-/* All steps in double, from query to out, with propagated errors. */
+/* Computes all steps in double, from query to out, with propagated errors. */
 static void check_whole(rng *r, const setup *s, const machine *m, const results *x,
                         score_card *card)
 {
@@ -413,7 +414,8 @@ static void same_results(results *a, results *b, const char *what)
             fail_msg("%s: result %d differs", what, i);
 }
 
-/* Each output requested alone, threads, one sequence alone, self-attention with one tensor. */
+/* The bits are the same for each output requested separately, for any number of threads, for one
+ * separate sequence, and for self-attention with one tensor. */
 static void threads_and_wishes_change_no_bit(void **state)
 {
     (void)state;
@@ -592,7 +594,7 @@ static void parameter_errors(void **state)
     guarded_free(&b);
 }
 
-/* The arguments of a forward call, to be spoiled one at a time. */
+/* The arguments of a forward call; each case makes one invalid. */
 typedef struct call {
     mha_context *context;
     const mha_module *module;
@@ -735,7 +737,8 @@ static void huge_broadcast(void **state)
 
 /* ---- memory and threads --------------------------------------------------------------------- */
 
-/* Everything from context to forward with allocation n failing; true if nothing failed. */
+/* Makes all calls from context to forward while allocation n fails. Returns whether no call
+ * failed. */
 static bool survives(rng *r, const setup *s, mha_path path, int64_t n, bool and_later)
 {
     failing_alloc memory = failing_alloc_make();
@@ -759,7 +762,7 @@ static bool survives(rng *r, const setup *s, mha_path path, int64_t n, bool and_
         for (int i = 0; i < RESULTS; i++) assert_true(guarded_unchanged(all[i]));
     }
     bool failed = memory.calls > n;
-    if (!failed) { /* a steady state from the second call on */
+    if (!failed) { /* the second call allocates nothing */
         int64_t calls = memory.calls;
         assert_int_equal(forward(context, module, s, path, &x), MHA_OK);
         assert_int_equal(forward(context, module, s, path, &x), MHA_OK);

@@ -1,6 +1,7 @@
-/* Gradients of the module: each is checked against the loss along random directions, for random modules and calls; bits
- * do not depend on threads or other requested gradients; strides; misuse. tests/python/test_module_backward_torch.py
- * compares numbers with PyTorch in double precision. */
+/* Gradients of the module: each is compared with differences of the loss along random directions,
+ * for random modules and calls. Bits do not depend on threads or other requested gradients. Further
+ * tests are for strides and misuse. tests/python/test_module_backward_torch.py compares numbers
+ * with PyTorch in double precision. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -18,15 +19,15 @@ enum { ROOM = 2048, PARAMETERS = 12, GAP = 3 };
 enum { QUERY, KEY, VALUE, INPUTS };
 enum { Q, K, V, HEADS, LSE, P, KEPT };
 
-/* A random module, call and gradient of out. The loss is sum(out_gradient * out), randomly plus sums of gradients times
- * lse and probabilities. */
+/* A random module, call and gradient of out. The loss is sum(out_gradient * out). Some examples add
+ * sums of gradients times lse and probabilities. */
 typedef struct example {
     mha_module_desc desc;
     mha_module *module;
     mha_attention_desc attention;
     mha_module_call call;
     mha_module_outputs outputs;
-    int64_t B, T, S, count; /* of parameters */
+    int64_t B, T, S, count; /* number of parameters */
     int64_t query_starts[3], key_starts[3];
     float input[INPUTS][ROOM], out[ROOM], upper[ROOM], kept[KEPT][ROOM], value[PARAMETERS][ROOM];
     float of_lse[ROOM], of_p[ROOM];
@@ -70,14 +71,14 @@ static void some_attention(example *e, rng *r)
     if (rng_chance(r, 0.3)) a->flags |= MHA_ATTENTION_CAUSAL, a->q_offset = rng_between(r, -2, 4);
     if (rng_chance(r, 0.3)) a->softcap = 2;
     if (rng_chance(r, 0.3)) a->dropout = 0.3f, a->dropout_seed = rng_next(r);
-    if (e->B == 1 && rng_chance(r, 0.4)) { /* two sequences, one after the other */
+    if (e->B == 1 && rng_chance(r, 0.4)) { /* two concatenated sequences */
         e->query_starts[1] = e->T / 2, e->query_starts[2] = e->T;
         e->key_starts[1] = e->S / 3, e->key_starts[2] = e->S;
         a->query_starts = e->query_starts, a->key_starts = e->key_starts, a->sequences = 2;
     }
 }
 
-/* [B,L,width]; with random gaps between rows and sequences. */
+/* A tensor [B,L,width] with random gaps between rows and sequences. */
 static mha_tensor rows(rng *r, float *data, int64_t batch, int64_t length, int64_t width)
 {
     mha_tensor x = mha_tensor_contiguous(data, MHA_F32, 3, (int64_t[]){batch, length, width});
@@ -95,7 +96,7 @@ static void make_views(example *e, rng *r)
     e->out_view = rows(r, e->out, B, T, d->embed_dim);
     e->upper_view = rows(r, e->upper, B, T, d->embed_dim);
     const bool ragged = e->attention.query_starts != NULL;
-    const int64_t columns = ragged ? e->S - e->S / 3 : S; /* the second is the longer one */
+    const int64_t columns = ragged ? e->S - e->S / 3 : S; /* the longer one */
     const bool extra = d->flags & (MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN);
     const int64_t shapes[KEPT][4] = {{B, H, T, d->head_dim},
                                      {B, Hk, S, d->head_dim},
@@ -159,8 +160,8 @@ static void example_free(example *e)
     free(e);
 }
 
-/* The sum of a contiguous output times its gradient, or of magnitudes. Gradients of an lse of -inf (no key) are not
- * read. */
+/* The sum of a contiguous output times its gradient, or of the magnitudes of these products.
+ * Gradients of an lse of -inf (no key) are not read. */
 static double product_of(const mha_tensor *x, const float *gradient, bool sizes)
 {
     double sum = 0;
@@ -224,9 +225,10 @@ static double loss_at(mha_context *context, example *e, float *x, const float *s
     return loss_of(context, e);
 }
 
-/* The slope of the loss along a random direction, as in test_transformer.c: differences at h and
- * 2 h cancel the h^2 term of their error (Richardson), their own difference measures the rest; each
- * loss is known to some 4e-7 of the terms that it is a sum of (f32). */
+/* Compares with the slope of the loss along a random direction, like test_transformer.c:
+ * differences at h and 2 h cancel the h^2 term of their error (Richardson), and their difference
+ * measures the remaining error. Each loss is an f32 sum with an error of about 4e-7 of its
+ * terms. */
 static void check_slope(mha_context *context, example *e, rng *r, float *x, const float *gradient,
                         int64_t parameter, double *worst)
 {
@@ -284,7 +286,8 @@ static void gradients_are_slopes(void **state)
 
 /* ---- bits ---------------------------------------------------------------------------------- */
 
-/* The same bits on 1, 2 and 8 threads, and for one gradient alone; nothing beyond the views. */
+/* The bits are the same on 1, 2 and 8 threads, and for a single gradient. No write is beyond the
+ * views. */
 static void threads_and_wishes_change_no_bit(void **state)
 {
     (void)state;
@@ -298,7 +301,7 @@ static void threads_and_wishes_change_no_bit(void **state)
             example *e = example_make(context, &r);
             gradients_make(&g[j], e);
             loss_of(context, e);
-            if (j == 3) { /* the keys' and the second parameter's alone */
+            if (j == 3) { /* only gradients of the keys and of the second parameter */
                 g[j].g.query = g[j].g.value = NULL;
                 for (int64_t k = 0; k < e->count; k++)
                     if (k != 1) g[j].parameters[k] = NULL;
@@ -324,7 +327,7 @@ static void misuse_is_refused(void **state)
     mha_context *x = machines_context(1, 0);
     rng r = rng_make(1, 1);
     example *e = NULL;
-    do { /* a plain one, with a learned key */
+    do { /* an ordinary module with a learned key */
         if (e) example_free(e);
         e = example_make(x, &r);
     } while (e->desc.flags != MHA_MODULE_BIAS_KV);
@@ -360,7 +363,7 @@ static void misuse_is_refused(void **state)
     INNER_ROW(MHA_ERR_OVERLAP, "an input", inner.lse_gradient = &g->inputs[QUERY]);
     INNER_ROW(MHA_ERR_ARGUMENT, "bias", inner.bias = &e->kept_view[Q]);
     for (int i = 0; i < ROOM; i++)
-        assert_true(g->input[QUERY][i] == 0 && g->value[0][i] == 0); /* nothing written */
+        assert_true(g->input[QUERY][i] == 0 && g->value[0][i] == 0); /* no gradient is written */
     g->g.attention = NULL;
     expect_ok(BACKWARD(&e->upper_view));
 #undef BACKWARD
@@ -403,7 +406,7 @@ static void no_gradient(void **state)
     example_free(e);
 }
 
-/* Every allocation fails once: an error, and no leak. */
+/* Every allocation fails once, with an error and without a leak. */
 static mha_status backward_once(mha_context *context, failing_alloc *memory, void *user)
 {
     rng r = rng_make(3, 3);

@@ -1,5 +1,6 @@
-/* Generation with a module and its cache: steps of any size against the whole sequence, bit by bit, with every option
- * of a module; positions and norms; and errors leave the cache unchanged. */
+/* Generation with a module and its cache: steps of any size are bit-identical to the whole
+ * sequence, with every option of a module. Further tests are for positions and norms, and errors
+ * leave the cache unchanged. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
@@ -92,7 +93,7 @@ static void kind_free(kind *k)
     guarded_free(&k->table);
 }
 
-/* ---- steps against the whole ----------------------------------------------------------------- */
+/* ---- steps and whole sequences --------------------------------------------------------------- */
 
 typedef struct story {
     mha_module *module;
@@ -122,7 +123,7 @@ static void story_free(story *s)
     guarded_free(&s->x);
 }
 
-/* Each sequence by itself, at once. */
+/* Passes each sequence separately, in one call. */
 static void run_whole(mha_context *context, const story *s, mha_path path, const mha_tensor *out)
 {
     mha_attention_desc desc = s->k.desc;
@@ -134,7 +135,8 @@ static void run_whole(mha_context *context, const story *s, mha_path path, const
     }
 }
 
-/* The module's own cache, or a paged one that keeps what steps of at most `most` tokens need. */
+/* Creates the module's default cache, or a paged one that keeps the keys for steps of at most
+ * `most` tokens. */
 static void make_cache(mha_context *context, const story *s, rng *r, int64_t most,
                        mha_kv_cache **cache)
 {
@@ -153,15 +155,15 @@ static void make_cache(mha_context *context, const story *s, rng *r, int64_t mos
     expect_ok(mha_kv_cache_create(context, &d, cache));
 }
 
-/* Steps of at most `most` tokens, each sequence to its end. Missing tokens of a sequence are NaN, as are its rows of
- * out before the call. */
+/* Makes steps of at most `most` tokens until all sequences end. Missing tokens of a sequence are
+ * NaN, and its rows of out are NaN before the call. */
 static void run_steps(mha_context *context, const story *s, mha_path path, rng *r, int64_t most,
                       const mha_tensor *out)
 {
     mha_kv_cache *cache;
     mha_attention_desc desc = s->k.desc;
     desc.path = path;
-    if (rng_chance(r, 0.5)) desc.flags &= ~(uint32_t)MHA_ATTENTION_CAUSAL; /* a step implies it */
+    if (rng_chance(r, 0.5)) desc.flags &= ~(uint32_t)MHA_ATTENTION_CAUSAL; /* causal anyway */
     make_cache(context, s, r, most, &cache);
     const int64_t *held = mha_kv_cache_lengths(cache);
     for (int64_t done = 0; done < s->longest;) {
@@ -236,7 +238,8 @@ static void steps_are_the_whole(void **state)
     }
 }
 
-/* Cross-attention: filled once in two pieces, then queried row by row, against the whole call. */
+/* Cross-attention: a cache is filled in two pieces, then queried row by row, and compared with one
+ * call. */
 static void cross_attention(void **state)
 {
     (void)state;
@@ -305,7 +308,7 @@ static void cross_attention(void **state)
     }
 }
 
-/* Outputs of a step equal the last rows of a full pass: maps over the entire cache. */
+/* Outputs of a step equal the last rows of a full pass; maps cover the entire cache. */
 static void step_outputs(void **state)
 {
     (void)state;
@@ -349,7 +352,7 @@ static void step_outputs(void **state)
                                           .cache = cache};
             expect_ok(mha_module_run(context, module, &call));
         }
-        /* queried again without new keys: the queries are at the last positions */
+        /* a second query without new keys: the queries are at the last positions */
         mha_tensor xp = guarded_slice(&x.view, 1, T - LAST, LAST);
         mha_tensor yp = guarded_slice(&y.view, 1, T - LAST, LAST);
         guarded again = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, LAST, E}, 0);
@@ -374,7 +377,7 @@ static void step_outputs(void **state)
 
 /* ---- norm and rotation ----------------------------------------------------------------------- */
 
-/* A module and the same one without norm and rotation. */
+/* Makes a module, and the same module without norm and rotation. */
 static void pair_make(rng *r, mha_context *context, mha_module_desc *d, mha_module **module,
                       mha_module **plain)
 {
@@ -395,7 +398,7 @@ static void pair_make(rng *r, mha_context *context, mha_module_desc *d, mha_modu
     }
 }
 
-/* Norm, then rotation, of q or k by the functions of position.h. */
+/* Applies norm, then rotation, to q or k with the functions of position.h. */
 static void norm_and_rotate(rng *r, mha_context *context, const mha_module *module, bool keys,
                             const mha_tensor *ids, const mha_tensor *x)
 {
@@ -417,8 +420,8 @@ static void norm_and_rotate(rng *r, mha_context *context, const mha_module *modu
     if (d.flags & MHA_MODULE_ROPE) expect_ok(mha_rope_apply(context, &turn, x, x));
 }
 
-/* Positions of the tokens [B,length]: random, or consecutive from first[b] on. Of a ragged batch
- * the second sequence begins at token `second`. */
+/* Positions of the tokens [B,length], either random or consecutive from first[b] on. The second
+ * sequence of a ragged batch begins at token `second`. */
 static guarded some_ids(rng *r, int64_t batch, int64_t length, const int64_t *first, bool anywhere,
                         int64_t second)
 {
@@ -432,7 +435,8 @@ static guarded some_ids(rng *r, int64_t batch, int64_t length, const int64_t *fi
     return ids;
 }
 
-/* One call of both modules: q and k of one, normalised and rotated here, equal those of the other. */
+/* Makes one call of both modules: q and k of one, normalised and rotated here, equal q and k of the
+ * other. */
 static void check_pair(rng *r, mha_context *context, mha_module_desc d, bool ragged, bool given)
 {
     static const int64_t offsets[MOST_B] = {7, -3, 40}, none[MOST_B] = {0};
@@ -486,8 +490,8 @@ static void check_pair(rng *r, mha_context *context, mha_module_desc d, bool rag
     mha_module_destroy(plain);
 }
 
-/* By index, with an offset, with the caller's positions, and in a ragged batch. The functions of position.h have their
- * own reference. */
+/* Positions are indices, indices with an offset, or the caller's, also in a ragged batch. The
+ * functions of position.h have their own reference. */
 static void norm_then_rotate(void **state)
 {
     (void)state;
@@ -578,13 +582,13 @@ static void create_errors(void **state)
     assert_int_equal(d.rotary_dim, 6);
     assert_true(d.rope_base == 10000 && d.rope_factor == 1 && d.qk_norm_epsilon == 1e-6f);
     mha_module_destroy(module);
-    expect_ok(CREATE); /* from its own report */
+    expect_ok(CREATE); /* the module's own description */
     float w[6];
     const mha_tensor weight = mha_tensor_contiguous(w, MHA_F32, 1, (int64_t[]){6});
     expect_ok(mha_module_get_parameter(module, "k_norm.weight", &weight));
     for (int i = 0; i < 6; i++) assert_true(w[i] == 1);
     mha_module_destroy(module);
-    d = right, d.struct_size = offsetof(mha_module_desc, rope_pairing); /* its first version */
+    d = right, d.struct_size = offsetof(mha_module_desc, rope_pairing); /* first version */
     expect_ok(CREATE);
     mha_module_destroy(module);
 #undef ROW
@@ -637,7 +641,7 @@ static void ragged_errors(void **state)
     guarded_free(&y);
 }
 
-/* The arguments of a step, to be spoiled one at a time. */
+/* The arguments of a step; each case makes one invalid. */
 enum { B = 2, T = 3, E = 8, H = 4, Hk = 2, D = 4, HELD = 5, CAPACITY = 9 };
 
 typedef struct step {
@@ -760,7 +764,8 @@ static void step_errors(void **state)
     guarded_free(&y);
 }
 
-/* Everything from context to the second step with allocation n failing; true if none failed. */
+/* Makes all calls from context to the second step while allocation n fails. Returns whether no call
+ * failed. */
 static bool survives(mha_path path, int64_t n, bool later)
 {
     rng r = rng_make(rng_run_seed(), 60000);
@@ -804,7 +809,7 @@ static bool survives(mha_path path, int64_t n, bool later)
         for (int b = 0; cache && b < 2; b++) assert_int_equal(mha_kv_cache_lengths(cache)[b], 0);
     }
     bool failed = memory.calls > n;
-    if (!failed) { /* a steady state from the second call on */
+    if (!failed) { /* the second call allocates nothing */
         size_t bytes = 0;
         int64_t calls = memory.calls;
         memory.fail_at = -1;
@@ -813,7 +818,7 @@ static bool survives(mha_path path, int64_t n, bool later)
         assert_int_equal(memory.calls, calls);
         mha_kv_cache_reset(cache);
         expect_ok(mha_module_scratch(context, module, &call, &bytes));
-        mha_context_destroy(context); /* the reported sizes suffice for a new one */
+        mha_context_destroy(context); /* the reported sizes suffice for a new context */
         expect_ok(mha_context_create(&desc, &context));
         expect_ok(mha_context_reserve(context, bytes));
         calls = memory.calls;

@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Every parameter that the module lists, at random; small, so that scores stay moderate. */
+/* Sets every parameter of the module to small random numbers, so that scores stay moderate. */
 static void set_all(rng *r, mha_module *module)
 {
     mha_module_parameter p;
@@ -48,7 +48,7 @@ typedef struct trial {
     mha_module *module;
     int64_t extra, columns;
     guarded query, key, value, bias_k, bias_v, own_sinks;
-    mha_attention_desc desc; /* c's, with the key of zeros among the sinks */
+    mha_attention_desc desc; /* the case's, with the key of zeros among the sinks */
     float sinks[64];
     mha_tensor sink_tensor;
 } trial;
@@ -132,7 +132,7 @@ static void trial_free(trial *x)
     kinds_free(&x->c);
 }
 
-/* Initialised in place: wanted points into it. */
+/* Initialises in place because `wanted` points into y. */
 static void results_make(results *y, rng *r, const trial *x, unsigned layout)
 {
     const kinds_shape *n = &x->c.shape;
@@ -175,8 +175,7 @@ static void run(mha_context *context, const trial *x, mha_path path, results *y)
     for (int i = 0; i < RESULTS; i++) assert_true(guarded_gaps_intact(&y->each[i]));
 }
 
-/* The learned key of a row: its score, exact but for the arithmetic in double, whose error is
- * below `error`. */
+/* The score of the learned key for a row, in double. Its error is below `error`. */
 static double learned_score(const trial *x, const float *q, int64_t h, double *error)
 {
     const kinds_shape *n = &x->c.shape;
@@ -191,7 +190,8 @@ static double learned_score(const trial *x, const float *q, int64_t h, double *e
     *error =
         0x1p-52 * ((double)(n->D + 3) * size + 4 * fabs(score)) +
         0x1p-24 * fabs(score) *
-            (x->desc.scale == 0); /* attention's 1/sqrt(D) is rounded to f32, ours may be too */
+            (x->desc.scale == 0); /* attention rounds 1/sqrt(D) to f32, and the score here may round
+                                   * it too */
     return cap > 0 ? cap * tanh(score / cap) : score;
 }
 
@@ -221,12 +221,11 @@ static void compare(const trial *x, tally *t, const char *what, double got, doub
                  fabs(got - exact), bound);
 }
 
-/* Row (b, h, t) against softmax over the keys that it sees, the learned one and that of zeros.
- *
- * Attention's own lse may be wrong by its bound, e; so the weight of its part, exp(lse - lse'), and
- * that of the learned key, are wrong by the factor exp(+-e) at most, and everything is rounded once
- * more. The sinks are rounded to f32: a part 2^-24 of them, and another if the two logarithms here
- * and there round apart. */
+/* Compares row (b, h, t) with softmax over its visible keys, the learned key and the key of zeros.
+ * Attention's own lse has an error of at most its bound, e. Therefore, the weight of its part,
+ * exp(lse - lse'), and the weight of the learned key have an error of at most the factor exp(+-e),
+ * and the result is rounded once more. The sinks are rounded to f32, with a relative error of
+ * 2^-24, and another 2^-24 if the logarithms of the test and of the library round differently. */
 static void check_row(const trial *x, const results *y, const ref_attention *a, kinds_row *row,
                       bound_row *bound, const int64_t at[3], tally *tallies)
 {
@@ -269,7 +268,8 @@ static void check_row(const trial *x, const results *y, const ref_attention *a, 
                 exp(-lse) * (expm1(2 * e + 2 * u * fabs(row->lse)) + u) + tiny);
 }
 
-/* The mean over heads of the library's own probabilities: H - 1 additions and a division. */
+/* Checks the mean over heads of the library's own probabilities: it has H - 1 additions and a
+ * division. */
 static void check_average(const trial *x, const results *y, tally *t)
 {
     const mha_tensor *mean = &y->each[AVERAGE].view;
@@ -335,7 +335,7 @@ static void extra_keys(void **state)
             tally_judge_as(tallies[m][shown[i]], all.each[m].name, names[i]);
 }
 
-/* Threads, and requested outputs. */
+/* Threads and requested outputs change no bit. */
 static void extra_bits(void **state)
 {
     (void)state;
@@ -370,7 +370,8 @@ static void extra_bits(void **state)
     }
 }
 
-/* A NaN in bias_v makes its column of every row NaN, one in bias_k everything; a NaN in a hidden key changes no bit. */
+/* A NaN in bias_v makes its column of every row NaN, a NaN in bias_k makes all outputs NaN, and a
+ * NaN in a hidden key changes no bit. */
 static void extra_not_finite(void **state)
 {
     (void)state;
@@ -420,7 +421,7 @@ static void extra_not_finite(void **state)
             int64_t at[] = {0, i / (S + 2) / T, i / (S + 2) % T, i % (S + 2)};
             float value = *(float *)guarded_element(&p.view, at);
             if (at[3] == S - 1)
-                assert_true(value == 0); /* hidden, in a row of NaNs too */
+                assert_true(value == 0); /* hidden keys are 0 even in a row of NaNs */
             else
                 assert_true(isnan(value) == (at[1] == 0));
         }
@@ -433,7 +434,7 @@ static void extra_not_finite(void **state)
 
 /* ---- shapes --------------------------------------------------------------------------------- */
 
-/* [B,T,E] without B, and in the memory order [T,B,E]. */
+/* Tensors without the axis B, and tensors in the memory order [T,B,E]. */
 static void other_shapes(void **state)
 {
     (void)state;
@@ -493,7 +494,8 @@ static void other_shapes(void **state)
     guarded_free(&lse);
 }
 
-/* Mixing tensors with and without the batch axis, and options that extra keys exclude. */
+/* A mixture of tensors with and without the batch axis, and options that extra keys exclude, are
+ * rejected. */
 static void shape_errors(void **state)
 {
     (void)state;
@@ -545,7 +547,7 @@ static void shape_errors(void **state)
     c.inner.lse = &lse;
     expect_ok(FORWARD(&query3, &key3, &out3));
     c.wanted.attention = NULL;
-    c.wanted.struct_size = offsetof(mha_module_outputs, attention); /* the first version of it */
+    c.wanted.struct_size = offsetof(mha_module_outputs, attention); /* the struct's first version */
     expect_ok(FORWARD(&query3, &key3, &out3));
 #undef ROW
 #undef FLAT
@@ -630,7 +632,7 @@ static void attention_outputs(void **state)
 
 /* ---- parameters ----------------------------------------------------------------------------- */
 
-/* Names, shapes and numbers of a module's parameters, as one text. */
+/* Names, shapes and counts of a module's parameters, as one string. */
 static const char *list_of(const mha_module *module)
 {
     static char text[1024];
@@ -671,7 +673,7 @@ static void parameter_list(void **state)
          144 + 48 + 72 + 12 + 4 + 6 + 18 * 12 + 12,
          "q_proj_weight:12x12 k_proj_weight:4x12 v_proj_weight:6x12 in_proj_bias:22 "
          "out_proj.weight:12x18 out_proj.bias:12"},
-        /* textbook numbers: Vaswani et al.; GPT-2 small; GQA of Llama's shape */
+        /* published models: Vaswani et al.; GPT-2 small; GQA with Llama's shape */
         {{.embed_dim = 512, .num_heads = 8, .flags = none}, 1048576, NULL},
         {{.embed_dim = 768, .num_heads = 12, .flags = none}, 2359296, NULL},
         {{.embed_dim = 4096, .num_heads = 32, .kv_heads = 8, .flags = none}, 41943040, NULL},
@@ -721,7 +723,7 @@ static void parameters_come_back(void **state)
             guarded_free(&out);
         }
         mha_module_describe(module, &d);
-        /* in_proj_bias is q's, k's and v's, whatever their sizes */
+        /* in_proj_bias is the biases of q, k and v, concatenated for any sizes */
         int64_t size[] = {d.num_heads * d.head_dim, d.kv_heads * d.head_dim,
                           d.kv_heads * d.value_head_dim};
         int64_t sum = size[0] + size[1] + size[2], at = 0;
@@ -788,7 +790,7 @@ static void grouped_is_repeated(void **state)
     const struct {
         const char *name;
         int ndim;
-        int64_t shape[3]; /* of the grouped module; axis `axis` is that of heads */
+        int64_t shape[3]; /* shape in the grouped module; `axis` is the head axis */
         int axis;
     } names[] = {{"q_proj.weight", 2, {H * D, E}, -1},   {"q_proj.bias", 1, {H * D}, -1},
                  {"out_proj.weight", 2, {E, H * D}, -1}, {"out_proj.bias", 1, {E}, -1},

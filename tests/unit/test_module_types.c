@@ -1,5 +1,5 @@
-/* Modules whose weights are borrowed, and modules of f16 and bf16: bit-identical to setting f32 tensors of the same
- * numbers. */
+/* Modules with borrowed weights, and modules of f16 and bf16, are bit-identical to modules with f32
+ * parameters of the same numbers. */
 #include "reference/half_reference.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -17,7 +17,7 @@
 enum { QUERY, KEY, VALUE, INPUTS };
 enum { MOST = 12, GAP = 3 }; /* parameters; elements between rows */
 
-/* The same numbers in memory of some type, rows apart, and in contiguous f32. */
+/* The same numbers in memory of any type with gaps between rows, and in contiguous f32. */
 typedef struct numbers {
     mha_tensor narrow, wide;
 } numbers;
@@ -72,7 +72,7 @@ static void numbers_free(const numbers *x)
 /* Two modules of the same numbers, and calls to them. */
 typedef struct pair {
     mha_module_desc desc;
-    mha_module *plain, *other; /* f32 that is set; anything */
+    mha_module *plain, *other; /* f32 parameters by copy; any kind of parameters */
     int64_t B, T, S, count;
     numbers parameter[MOST], input[INPUTS], out;
     mha_attention_desc attention;
@@ -100,7 +100,7 @@ static void set_all(mha_module *module, const pair *x, bool narrow)
     }
 }
 
-/* Weights in place, by a name of a state_dict. */
+/* Borrows weights by the names of a state_dict. */
 static void borrow_all(mha_module *module, const pair *x)
 {
     mha_module_parameter p;
@@ -153,7 +153,7 @@ static mha_module_call call_of(const pair *x, bool narrow)
                              .out = all[INPUTS]};
 }
 
-/* out of the other call: that of the plain one, rounded. */
+/* The other module's out equals the plain module's out, rounded. */
 static void expect_same(const pair *x)
 {
     const mha_tensor *wide = &x->out.wide, *narrow = &x->out.narrow;
@@ -208,7 +208,7 @@ static void types_and_borrowed_weights(void **state)
         mha_context *context = machines_context(1 + i % 3, i);
         pair x;
         pair_make(&x, context, &r);
-        run_both(context, &x); /* other: set from any type */
+        run_both(context, &x); /* `other` has copies of tensors of any type */
         borrow_all(x.other, &x);
         run_both(context, &x);
         same_parameters(&x);
@@ -219,7 +219,7 @@ static void types_and_borrowed_weights(void **state)
             if (p.ndim != 2)
                 expect_ok(mha_module_set_parameter(x.other, p.name, &x.parameter[j].narrow));
         run_both(context, &x);
-        set_all(x.other, &x, true); /* nothing is borrowed any more */
+        set_all(x.other, &x, true); /* no parameter is borrowed now */
         for (int64_t j = 0; j < x.count; j++)
             memset(x.parameter[j].narrow.data, 0xFF, sizeof(uint16_t));
         run_both(context, &x);
@@ -228,7 +228,7 @@ static void types_and_borrowed_weights(void **state)
     }
 }
 
-/* The same tensor three times is converted once. */
+/* A tensor that is query, key and value is converted once. */
 static void self_attention(void **state)
 {
     (void)state;
@@ -236,7 +236,7 @@ static void self_attention(void **state)
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
         pair x;
-        do { /* of one width */
+        do { /* equal widths */
             pair_make(&x, context, &r);
             if (x.desc.key_dim == x.desc.embed_dim && x.desc.value_dim == x.desc.embed_dim) break;
             pair_free(&x);
@@ -401,8 +401,8 @@ static void scratch_account(void **state)
     }
 }
 
-/* Every allocation fails once: while setting a borrowed parameter, which remains borrowed, and in a call, whose out is
- * then untouched. */
+/* Every allocation fails once. A parameter whose copy fails remains borrowed, and a call that fails
+ * does not write out. */
 static mha_status set_or_run(mha_context *context, failing_alloc *memory, void *user)
 {
     const bool sets = *(const bool *)user;

@@ -1,5 +1,5 @@
-/* Linear layers, activations and layer norm against the double-precision reference, each element
- * within its derived bound; and their bits, errors and memory. */
+/* Linear layers, activations and layer norm, compared with the double-precision reference within
+ * derived bounds for each element; their bits, errors and memory. */
 #include "reference/bounds.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -106,7 +106,7 @@ static void linear_layers(void **state)
 {
     (void)state;
     machines all = machines_make(2);
-    /* Long sums separately: short ones reach their bounds easily. */
+    /* Long sums have a separate tally, because short ones reach their bounds easily. */
     tally tallies[MOST_MACHINES] = {{0}}, long_sums = {.name = "sums of 64 inputs and more"};
     int cases = rng_cases(150, 3000);
     for (int i = 0; i < cases; i++) {
@@ -118,7 +118,7 @@ static void linear_layers(void **state)
         mha_activation activation = (mha_activation)rng_between(&r, 0, 2);
         guarded avx2 = guarded_make(&r, MHA_F32, 2, (int64_t[]){M, N}, LAYOUT_CONTIGUOUS);
         for (int m = 0; m < all.count; m++) {
-            if (all.each[m].path == MHA_PATH_PLAIN) continue; /* no such path here */
+            if (all.each[m].path == MHA_PATH_PLAIN) continue; /* has no portable path */
             tallies[m].name = all.each[m].name;
             guarded_clear(&c.y);
             linear_run(all.each[m].context, &c, activation);
@@ -167,7 +167,7 @@ static void linear_bits(void **state)
     }
 }
 
-/* rows x cols numbers at a stride; gaps between rows are 7. */
+/* rows x cols random numbers at a stride; gaps between rows are 7. */
 static mha_tensor numbers(rng *r, float **data, int64_t rows, int64_t cols, int64_t stride)
 {
     *data = malloc((size_t)(rows * stride) * sizeof **data);
@@ -179,8 +179,8 @@ static mha_tensor numbers(rng *r, float **data, int64_t rows, int64_t cols, int6
     return view;
 }
 
-/* Outputs whose rows are a page apart are summed in separate memory: the bits equal those of other strides, and nothing
- * is written between rows. */
+/* Outputs whose rows are a page apart are summed in separate memory. The bits equal those of other
+ * strides, and gaps between rows are not written. */
 static void linear_pages_apart(void **state)
 {
     (void)state;
@@ -223,7 +223,7 @@ static void linear_pages_apart(void **state)
     }
 }
 
-/* GELU over the whole range, through a layer that passes its input on. */
+/* GELU over the whole range, after a layer that is the identity. */
 static void gelu_everywhere(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Gradients of the layers around attention, in two independent steps: formulas in double against central differences of
- * the forward formulas in double; and the library against the formulas, each element within a bound derived next to it.
+/* Gradients of the layers around attention, in two independent steps. Formulas in double are
+ * compared with central differences of the forward formulas in double. The library is compared with
+ * the formulas, within a bound derived next to each.
  * */
 #include "reference/bounds.h"
 #include "support/expect.h"
@@ -75,7 +76,7 @@ static void judge(tally *t, const char *what, const machine *m, double got, doub
         fail_msg("%s: %s is %.9g, exact %.9g, bound %.3g", m->name, what, got, exact, bound);
 }
 
-/* Products and sums on portable C take two roundings where the others take one. */
+/* Portable C rounds a product and a sum twice; the other paths round once. */
 static double products(const machine *m)
 {
     return m->isa == MHA_ISA_PORTABLE ? 2 * u : u;
@@ -83,8 +84,8 @@ static double products(const machine *m)
 
 /* ---- linear -------------------------------------------------------------------------------- */
 
-/* sum_i a_i b_i over blocks of 128 that are added to `start` one after the other: a chain of 128
- * products, and an addition for each block (numerics.md 4). */
+/* The bound of sum_i a_i b_i over blocks of 128, which are added to `start` in order: a chain of
+ * 128 products, and an addition for each block (numerics.md 4). */
 static double bound_sum(const machine *m, int64_t n, double absolute, double start)
 {
     return products(m) * ((double)(n / 128) + 130) * absolute +
@@ -168,7 +169,8 @@ static void linear(void **state)
     for (int j = 0; j < all.count; j++) tally_judge(&tallies[j]);
 }
 
-/* Each gradient alone is bit-identical to all three together, for any number of threads. */
+/* A call for a single gradient is bit-identical to a call for all three, for any number of
+ * threads. */
 static void linear_bits(void **state)
 {
     (void)state;
@@ -223,7 +225,7 @@ static double silu_slope(double x)
     return s * (1 + x * (1 - s));
 }
 
-/* (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), where nothing cancels. */
+/* (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), which has no cancellation. */
 static double gelu_argument(double x)
 {
     return 1.5957691216057308 * (x + 0.044715 * x * x * x);
@@ -238,7 +240,7 @@ static double gelu_tanh_slope(double x)
     return s + x * s * rest * 1.5957691216057308 * (1 + 3 * 0.044715 * x * x);
 }
 
-/* The slopes above are those of the functions. */
+/* The formulas of slopes equal differences of the functions. */
 static void formulas_of_slopes_are_right(void **state)
 {
     (void)state;
@@ -255,8 +257,8 @@ static void formulas_of_slopes_are_right(void **state)
     }
 }
 
-/* Phi as in the forward call; the density's exponent x^2 / 2 carries three roundings and its
- * exponential 3.5 u, and two products and a sum follow. */
+/* Phi has the forward call's error. The density's exponent x^2 / 2 has three roundings, its
+ * exponential an error of 3.5 u, and two products and a sum follow. */
 static double bound_gelu_slope(double x)
 {
     double of_phi = fabs(x) > 1e-6 ? bound_gelu(x, 0) / fabs(x) : 4 * u;
@@ -264,7 +266,8 @@ static double bound_gelu_slope(double x)
            1e-37;
 }
 
-/* z, the sigmoid's argument, is good to 4 u, the sigmoid to (1.4 |z| + 6) u (see below). */
+/* z, the sigmoid's argument, has an error of at most 4 u, and the sigmoid of at most (1.4 |z| + 6)
+ * u (see below). */
 static double bound_gelu_tanh(double x)
 {
     const double z = gelu_argument(x);
@@ -272,7 +275,8 @@ static double bound_gelu_tanh(double x)
     return (rest * (6 * fabs(z) + 6) + 7) * u * fabs(gelu_tanh(x)) + 0x1p-125 * fabs(x) + 1e-44;
 }
 
-/* s + x s (1 - s) z': three factors with the errors of s and 1 - s, a line good to 4 u, a sum. */
+/* s + x s (1 - s) z' has three factors with the errors of s and 1 - s, a linear factor with an
+ * error of 4 u, and a sum. */
 static double bound_gelu_tanh_slope(double x)
 {
     const double line = 1.5957691216057308 * (1 + 3 * 0.044715 * x * x);
@@ -350,8 +354,8 @@ static void activations(void **state)
     }
 }
 
-/* y = activation(gate) up is the activation's value and a rounding; its gradients are the values
- * and slopes, and two. */
+/* y = activation(gate) up has the activation's error and one rounding. Its gradients have the
+ * errors of values and slopes and two roundings. */
 static void gated_units(void **state)
 {
     (void)state;
@@ -393,8 +397,9 @@ static void gated_units(void **state)
     }
 }
 
-/* The sigmoid's exponent is rounded twice (1.4 u |g|), its exponential is good to 3.5 u, a sum and
- * a quotient follow: es. Then products and, in the slope, 1 - s with an absolute error of s es. */
+/* The sigmoid's exponent is rounded twice (1.4 u |g|), its exponential has an error of at most 3.5
+ * u, and a sum and a quotient follow; es is the total. Products follow and, in the slope, 1 - s
+ * with an absolute error of s es. */
 static void swiglu(void **state)
 {
     (void)state;
@@ -551,7 +556,8 @@ static mha_status norm_run(mha_context *context, norm_case *c)
                          epsilon, &c->dy.view, flags, dx, &c->dweight.view, NULL);
 }
 
-/* All in double (2^-53, some hundred operations on sums of at most 200 terms) and rounded once. */
+/* The library computes in double (2^-53, a few hundred operations on sums of at most 200 terms) and
+ * rounds once. */
 static void norm_judge(const norm_case *c, const machine *m, const double *dy, const double *dx,
                        const double *dweight, const double *dbias, tally *t)
 {
@@ -608,7 +614,7 @@ static void norms(void **state)
     tally_judge(&t);
 }
 
-/* RMS norm forward: in double, rounded once. */
+/* The forward call of RMS norm computes in double and rounds once. */
 static void rms_forward(void **state)
 {
     (void)state;
@@ -669,7 +675,7 @@ static guarded some_ids(rng *r, int64_t count, int64_t low, int64_t high)
     return g;
 }
 
-/* Sums of f32 in the order of rows: exactly what a loop gives. */
+/* Sums of f32 in the order of rows equal a loop's to the bit. */
 static void embeddings(void **state)
 {
     (void)state;
@@ -728,9 +734,9 @@ static void loss_free(loss_case *c)
     for (int i = 0; i < 5; i++) guarded_free(all[i]);
 }
 
-/* Row by row: the exponent x - max is rounded twice and its factor once (2.4 u |x - max|), the
- * exponential is good to 3.5 u, the sum takes V/16 + 5 additions; products follow. What is below
- * 2^-126 is 0. */
+/* For each row, the exponent x - max is rounded twice and its factor once (2.4 u |x - max|), the
+ * exponential has an error of at most 3.5 u, the sum has V/16 + 5 additions, and products follow.
+ * Numbers below 2^-126 become 0. */
 static void loss_judge(const loss_case *c, const machine *m, double loss, tally *t)
 {
     const int32_t *target = c->targets.view.data;
@@ -849,7 +855,7 @@ static void misuse_is_refused(void **state)
     for (int i = 0; i < 7; i++) guarded_free(every[i]);
 }
 
-/* If any allocation fails, there is an error and nothing is written. */
+/* If any allocation fails, the call reports an error and writes nothing. */
 static void failed_allocations_are_reported(void **state)
 {
     (void)state;
@@ -874,8 +880,8 @@ static void failed_allocations_are_reported(void **state)
                 : kind == 1 ? norm_run(context, &n)
                             : mha_cross_entropy(context, &c.logits.view, &c.targets.view, NULL,
                                                 NULL, &c.losses.view, &c.dlogits.view);
-            /* When scratch is merged on release, a failure is harmless; a smaller block may be tried, so all later
-             * allocations fail as well. */
+            /* A failure is harmless when scratch is merged on release. The library may then try a
+             * smaller block, so all later allocations fail too. */
             assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
             assert_true(status == MHA_OK || allocator.calls > fail_at);
             for (int i = 0; status != MHA_OK && i < 9; i++)

@@ -1,9 +1,8 @@
-/* Non-finite numbers, for every kind of attention, in one call and through the key/value cache: hidden ones change no
- * bit; in a visible key or in the query they make exactly that row NaN, in a value exactly that element; the same on
- * every path and instruction set.
- *
- * The kinds are tested alone first, then in random combinations. test_attention.c tests single elements, and rows that
- * see nothing else. */
+/* Non-finite numbers for every kind of attention, in one call and through the key/value cache.
+ * Hidden ones change no bit. In a visible key or in the query, they make exactly that row NaN; in a
+ * value, exactly that element. The results are the same on every path and instruction set. The
+ * kinds are tested separately first, then in random combinations. test_attention.c tests single
+ * elements, and rows that see only non-finite keys. */
 #include "reference/kinds_reference.h"
 #include "support/kinds.h"
 #include "support/machines.h"
@@ -21,7 +20,7 @@ enum { BAD_KEY = 1, BAD_VALUE = 2, BAD_QUERY = 4 };
 
 typedef struct spoiled {
     kinds_case c;
-    uint8_t *keys, *queries; /* [batch, Hk or H, rows] what is bad there */
+    uint8_t *keys, *queries; /* [batch, Hk or H, rows] sets of BAD_... bits */
     int number;
     bool cached;
 } spoiled;
@@ -39,7 +38,7 @@ static ref_attention reference(const kinds_case *c)
     return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
 }
 
-/* Each kind of mask alone, and with a bias of -inf among the numbers. */
+/* Each kind of mask separately, and with a bias that has elements of -inf. */
 static const unsigned alone[] = {KIND_CAUSAL,
                                  KIND_LENGTHS,
                                  KIND_BEGINS,
@@ -58,7 +57,7 @@ enum { ALONE = sizeof alone / sizeof alone[0] };
 static kinds_shape some_shape(rng *r, int number, bool cached)
 {
     kinds_shape n = kinds_some_shape(r);
-    n.plain_layout = true; /* no axis of stride 0: every element has one place */
+    n.plain_layout = true; /* no axis of stride 0, so that every element has its own memory */
     if (number < 3 * ALONE) {
         n.kinds = alone[number % ALONE];
         if (n.T == 0) n.T = 7;
@@ -76,7 +75,7 @@ static uint8_t *draw(rng *r, int64_t count, double often, int low, int high)
     return bad;
 }
 
-/* The cache's keys end with the longest sequence: make that S. */
+/* The cache's keys end with the longest sequence. Sets its length to S. */
 static void lengthen(kinds_case *c, rng *r)
 {
     c->lengths[rng_between(r, 0, c->shape.B - 1)] = c->shape.S;
@@ -106,7 +105,7 @@ static void discard(spoiled *x)
     test_free(x);
 }
 
-/* One element of a bad key or query, every element of a bad value. */
+/* Makes one element of a bad key or query non-finite, and every element of a bad value. */
 static void spoil_rows(rng *r, const mha_tensor *x, const uint8_t *bad, unsigned which, bool all)
 {
     static const float garbage[] = {NAN, INFINITY, -INFINITY};
@@ -136,7 +135,7 @@ static bool reads_positions(const mha_attention_desc *d)
            d->t5_table || d->shaw_keys || d->shaw_values;
 }
 
-/* The same call with keys and values in a cache with garbage beyond its end. */
+/* The same call with keys and values in a cache that has garbage after its end. */
 static mha_status run_cached(const machine *m, const spoiled *x, outcome *y)
 {
     const kinds_case *c = &x->c;
@@ -188,7 +187,7 @@ typedef struct place {
     int64_t b, h, t;
 } place;
 
-/* True if the query sees something bad; a bad query counts if it sees any key. */
+/* The bad inputs that affect the query. A bad query counts if it sees any key. */
 static unsigned exposure(const spoiled *x, place at)
 {
     const kinds_case *c = &x->c;
@@ -211,7 +210,7 @@ static bool same(const float *a, const float *b, int64_t count)
     return memcmp(a, b, (size_t)count * sizeof *a) == 0;
 }
 
-/* p of a row with a bad key or query: NaN where it sees a key, 0 elsewhere. */
+/* In a row with a bad key or query, p is NaN for visible keys and 0 for hidden ones. */
 static void check_lost_p(const spoiled *x, const machine *m, place at, const float *p)
 {
     ref_attention a = reference(&x->c);
@@ -356,13 +355,13 @@ static void decode(const machine *m, const mha_attention_desc *desc, const story
     mha_kv_cache_destroy(cache);
 }
 
-/* Rows that read position g, the key of head 1 of sequence 0: those from g on, within the window.
+/* A bad key of head 1 of sequence 0 at position g affects the rows from g on within the window.
  */
 static void token_by_token(void **state)
 {
     (void)state;
     static const int64_t places[] = {3, 499, 500, 511, 512, 529};
-    enum { PLACES = 2 * sizeof places / sizeof places[0] }; /* each with a window and without */
+    enum { PLACES = 2 * sizeof places / sizeof places[0] }; /* each with and without a window */
     machines all = machines_make(2);
     for (int m = 0; m < all.count; m++)
         for (int i = 0; i < rng_cases(PLACES, PLACES); i++) {
@@ -397,7 +396,8 @@ static void token_by_token(void **state)
         }
 }
 
-/* A key without its infinite element may overflow to -inf, which must not be taken for a hidden key: the row is NaN. */
+/* Without its infinite element, a key's score may overflow to -inf. The library must not treat this
+ * as a hidden key: the row is NaN. */
 static void overflow_beside_infinity(void **state)
 {
     enum { WIDTH = 32, PAIR = 2 };

@@ -1,4 +1,4 @@
-/* .npy files and plain files: reading, writing, hostile input, and atomic replacement. */
+/* .npy files and ordinary files: reading, writing, hostile input, and atomic replacement. */
 #define _XOPEN_SOURCE 700 /* symlink, sigaction */
 #include <multihead/io.h>
 
@@ -16,7 +16,7 @@
 #include "support/suite.h"
 #include "support/temp_files.h"
 
-/* A file of this version with this literal as header and a number of data bytes 0, 1, 2, ... */
+/* Writes a file of this version with this literal as header and `data_bytes` bytes 0, 1, 2, ... */
 static const char *put(int version, const char *literal, size_t data_bytes)
 {
     static unsigned char bytes[8192];
@@ -340,7 +340,7 @@ static void test_links_and_devices(void **state)
     char *text = temp_read(target, NULL);
     assert_string_equal(text, "new");
     free(text);
-    assert_int_equal(chmod(target, 0600), 0); /* a private file stays private */
+    assert_int_equal(chmod(target, 0600), 0); /* permissions are preserved */
     assert_int_equal(mha_file_write(link, "newer", 5), MHA_OK);
     assert_true(stat(target, &info) == 0 && (info.st_mode & 0777) == 0600);
     if (geteuid() != 0) {

@@ -1,4 +1,4 @@
-/* Steps of AdamW and SGD against the formulas in double, with bounds of the roundings; the
+/* Steps of AdamW and SGD, compared with the formulas in double within bounds of the roundings; the
  * gradient's norm, the schedule, bits and misuse. */
 #include "support/expect.h"
 #include "support/machines.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 
 static const double u = 0x1p-24;
-enum { COUNT = 9000 }; /* three pieces, the last not whole */
+enum { COUNT = 9000 }; /* three pieces, the last one partial */
 
 static float *numbers(rng *r, double factor, bool positive)
 {
@@ -46,9 +46,10 @@ static mha_adamw some_adamw(rng *r)
                        .step = rng_between(r, 1, 5000)};
 }
 
-/* g carries 2 roundings (scale, product), so m is good to 4 u of each term and v to 7 u; the
- * root halves that, and with its factor and the addition the divisor is good to 7 u; rate, product
- * and quotient add 4 u, 1 - rate decay 2 u, the difference 1 u. */
+/* g has 2 roundings (scale and product), so the error of m is at most 4 u of each term, and the
+ * error of v at most 7 u. The root halves the error; with its factor and the addition, the
+ * divisor's error is at most 7 u. Rate, product and quotient add 4 u, 1 - rate decay adds 2 u, and
+ * the difference 1 u. */
 static void adamw(void **state)
 {
     (void)state;
@@ -124,7 +125,8 @@ static void sgd(void **state)
     tally_judge(&t);
 }
 
-/* Steps and norms are bit-identical for any number of threads, and a step in two parts equals one. */
+/* Steps and norms are bit-identical for any number of threads, and a step in two parts equals a
+ * single step. */
 static void threads_and_parts_change_no_bit(void **state)
 {
     (void)state;

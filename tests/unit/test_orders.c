@@ -1,6 +1,7 @@
-/* The orders of summation that docs/numerics.md promises, bit for bit: scores, sums over values,
- * linear layers. Changing an order changes every user's bits, so it must not happen by accident. Each expectation is
- * computed in f32 with fmaf(), or with two roundings in portable C. */
+/* The orders of summation that docs/numerics.md promises: scores, sums over values, and linear
+ * layers have exactly these bits. A change of an order changes every user's bits, so it must not
+ * happen by accident. Each expectation is computed in f32 with fmaf(), or with two roundings in
+ * portable C. */
 #define _DEFAULT_SOURCE /* setenv */
 #include "support/guarded.h"
 #include "support/machines.h"
@@ -16,7 +17,7 @@
 static float multiply_add(mha_isa isa, float a, float b, float c)
 {
     if (isa != MHA_ISA_PORTABLE) return fmaf(a, b, c);
-    volatile float product = a * b; /* rounded by itself */
+    volatile float product = a * b; /* rounded separately */
     return product + c;
 }
 
@@ -99,8 +100,8 @@ static void values_are_added_in_one_order(void **state)
     }
 }
 
-/* Every element of x W^T + b is the same chain for every division of the product: by the number of rows, by L2, by
- * memory. */
+/* Every element of x W^T + b is the same chain for every division of the product, which depends on
+ * the number of rows, the size of L2 and memory. */
 static void linear_layer(mha_context *context, rng *r, int64_t M, int64_t N, int64_t K)
 {
     guarded x = numbers(r, 2, (int64_t[]){M, K}), w = numbers(r, 2, (int64_t[]){N, K});

@@ -1,6 +1,7 @@
-/* Patches of heads and of the first layers of a forward call: a head's own output, queries, keys and values change no
- * bit; zeros equal a closed gate; single rows; patches of queries, keys and values against weights that produce them; a
- * call that begins with a later layer is bit-identical to the whole call; and misuse. */
+/* Patches of heads and of the first layers of a forward call: a head's own output, queries, keys
+ * and values change no bit, and zeros equal a closed gate. Patches of queries, keys and values are
+ * compared with weights that produce them. A call that begins with a later layer is bit-identical
+ * to the whole call. Further tests are for single rows and misuse. */
 #include "support/expect.h"
 #include "support/machines.h"
 #include "support/small_model.h"
@@ -18,7 +19,7 @@ enum {
 /* A call's results for every layer. */
 typedef struct seen {
     small_model *m;
-    mha_layer_view views[SMALL_LAYERS]; /* into what follows */
+    mha_layer_view views[SMALL_LAYERS]; /* views of the arrays below */
     float heads[SMALL_LAYERS][4][SMALL_ROWS * SMALL_HEADS * SMALL_SIZE];
     float stream[SMALL_LAYERS][ALL_STREAM];
     int layers;
@@ -30,7 +31,7 @@ static const mha_tensor *part_of(const mha_layer_view *v, mha_patch_part part)
     return all[part];
 }
 
-/* [B,T,D] of a head of [B,H,T,D]. */
+/* A head [B,T,D] of [B,H,T,D]. */
 static mha_tensor head_of(const mha_tensor *x, int64_t head)
 {
     mha_tensor one = *x;
@@ -97,7 +98,7 @@ static small_model *draw(mha_context *context, rng *r)
                                 (rng_chance(r, 0.3) ? (uint32_t)MHA_TRANSFORMER_NO_OUTPUT : 0));
 }
 
-/* Every part of every head, alone and all at once, in a call with and without activations. */
+/* Every part of every head, separately and together, in a call with and without activations. */
 static void own_numbers_change_no_bit(void **state)
 {
     (void)state;
@@ -157,7 +158,7 @@ static int64_t draw_heads(rng *r, const small_model *m, mha_head_patch *patches,
     return count;
 }
 
-/* One row for all tokens by strides of 0: zeros are a closed gate, anything else is a mean. */
+/* Strides of 0 give all tokens one row: zeros are a closed gate, and other numbers are a mean. */
 static void patches_are_closed_gates(void **state)
 {
     (void)state;
@@ -190,8 +191,8 @@ static void patches_are_closed_gates(void **state)
     }
 }
 
-/* Rows that are not patched are unchanged; of two patches the later one applies; patched queries, keys and values are
- * those that attention reads. Checked on the layer's heads. */
+/* Rows without a patch are unchanged, the later of two patches applies, and attention reads patched
+ * queries, keys and values. The test compares the layer's heads. */
 static void rows_and_parts(void **state)
 {
     (void)state;
@@ -249,8 +250,8 @@ static void rows_and_parts(void **state)
     }
 }
 
-/* A zero query attends uniformly: without position biases its output is the mean of the values, also of patched ones. A
- * causal one of 5 tokens by hand. */
+/* A zero query attends uniformly. Without position biases, its output is the mean of the values,
+ * also of patched ones. A causal case of 5 tokens is computed by hand. */
 static void parts_reach_attention(void **state)
 {
     (void)state;
@@ -295,7 +296,8 @@ static void parts_reach_attention(void **state)
     mha_transformer_destroy(t);
 }
 
-/* From each layer on, with and without activations: outputs, and what later layers compute. */
+/* Calls begin with each layer, with and without activations. Outputs and results of later layers
+ * are compared. */
 static void later_beginnings_change_no_bit(void **state)
 {
     (void)state;

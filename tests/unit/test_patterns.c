@@ -1,4 +1,4 @@
-/* Block patterns against their definitions, cell by cell; properties of random parts; misuse. */
+/* Each cell of block patterns compared with its definition; properties of random parts; misuse. */
 #include "reference/kinds_reference.h"
 #include "support/expect.h"
 #include "support/guarded.h"
@@ -28,9 +28,9 @@ static guarded blocks_make(rng *r, int64_t heads, int64_t rows, int64_t cols)
     return guarded_make(r, MHA_U8, 3, (int64_t[]){heads, rows, cols}, layout);
 }
 
-/* ---- the definitions, in the papers' words --------------------------------------------------- */
+/* ---- the papers' definitions ----------------------------------------------------------------- */
 
-/* True if c is in {j : j <= i} and in one of the sets of Child et al., sections 4.2 and 4.3. */
+/* Whether c is in {j : j <= i} and in one of the sets of Child et al., sections 4.2 and 4.3. */
 static bool child_strided(int64_t i, int64_t c, int64_t l)
 {
     for (int64_t j = i - l; j <= i; j++) /* A(1) = {t, t+1, ..., i}, t = max(0, i - l) */
@@ -119,7 +119,7 @@ static void published_patterns(void **state)
     }
 }
 
-/* Rows of a longer pattern: an offset shifts them, even to before the first column. */
+/* Rows of a longer pattern: an offset shifts them, even before the first column. */
 static void offsets(void **state)
 {
     (void)state;
@@ -146,7 +146,7 @@ static void offsets(void **state)
 
 /* ---- random ---------------------------------------------------------------------------------- */
 
-/* Random blocks are added to the rest: n per row, or all that are left. */
+/* Random blocks are added to the other ones: n per row, or all remaining blocks. */
 static void random_counts(void **state)
 {
     (void)state;
@@ -208,9 +208,9 @@ static void random_rows_are_their_own(void **state)
     guarded_free(&part);
 }
 
-/* Each free column of a row is drawn equally often: n k / m times of n rows, within six standard
- * deviations of the binomial distribution, for any seed. Neighbours are drawn together as often as
- * without replacement they should: k (k - 1) / m (m - 1). */
+/* Each free column is drawn equally often: in n k / m of n rows, within six standard deviations of
+ * the binomial distribution, for any seed. Neighbours are drawn together with the frequency of
+ * draws without replacement: k (k - 1) / m (m - 1). */
 static void random_is_even(void **state)
 {
     (void)state;
@@ -232,7 +232,8 @@ static void random_is_even(void **state)
     guarded_free(&x);
 }
 
-/* The generator's words decide, as documented in the header: recomputed from the reference's Philox. */
+/* The generator's words determine the draws as the header documents. The test recomputes them from
+ * the reference's Philox. */
 static void random_is_philox(void **state)
 {
     (void)state;
@@ -287,7 +288,7 @@ static void unions(void **state)
     }
 }
 
-/* A pattern in a call: the pairs are those of the kept blocks. */
+/* A call with a pattern computes the pairs of the kept blocks. */
 static void patterns_in_attention(void **state)
 {
     (void)state;
@@ -320,7 +321,8 @@ static void patterns_in_attention(void **state)
             assert_true((p[t * T + s] != 0) == blocks[t / BLOCK * N + s / BLOCK]);
 }
 
-/* Blocks with gaps, the last ending anywhere: bit-identical to the same pairs in a keep_mask. */
+/* Blocks with gaps, and with any end of the last block, are bit-identical to the same pairs in a
+ * keep_mask. */
 static void gaps(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Positions: rotary embedding, encodings, slopes, buckets and norms against the formulas within the
- * bounds of multihead/position.h; their bits, errors and memory. */
+/* Positions: rotary embedding, encodings, slopes, buckets and norms, compared with the formulas
+ * within the bounds of multihead/position.h; their bits, errors and memory. */
 #include "reference/position_reference.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -26,7 +26,7 @@ static double value_at(const mha_tensor *x, const int64_t *index)
     return (double)*(const float *)guarded_element(x, index);
 }
 
-/* A copy of x's numbers in y, which has the same shape. */
+/* Copies x's numbers to y, which has the same shape. */
 static void copy(const mha_tensor *x, const mha_tensor *y)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -53,7 +53,8 @@ static int64_t any_position(rng *r, int64_t rows)
     return rng_between(r, rng_chance(r, 0.3) ? -most : 0, most);
 }
 
-/* Positions in one of the four ways; with rows > 0 all of them in 0 .. rows-1, rows >= 2 T. */
+/* Chooses positions in one of the four ways. If rows > 0, all positions are in 0 .. rows-1, and
+ * rows >= 2 T. */
 static void choose_positions(rng *r, rope_case *c, int64_t B, int64_t T, int64_t rows)
 {
     mha_positions *p = &c->desc.positions;
@@ -94,7 +95,7 @@ static void choose_tables(rng *r, rope_case *c, int64_t B, int64_t T, int64_t pa
     if (!by_token) choose_positions(r, c, B, T, rows);
 }
 
-/* Not to be copied afterwards: desc points into it. */
+/* The case must not be copied afterwards, because desc points into it. */
 static void rope_case_make(rope_case *c, rng *r)
 {
     static const int64_t sizes[] = {1, 2, 3, 4, 6, 8, 20, 64, 65, 128, 130, 600};
@@ -152,7 +153,7 @@ static void rope_compare(const rope_case *c, tally *t)
     } while (guarded_next(&c->y.view, i));
 }
 
-/* Random problems: the formula; in place and other threads and strides give the same bits. */
+/* Random problems match the formula. Calls in place, threads and strides give the same bits. */
 static void test_rope(void **state)
 {
     (void)state;
@@ -177,7 +178,7 @@ static void test_rope(void **state)
     tally_judge(&t);
 }
 
-/* Rotation and its inverse, and the main property: scores depend only on the distance. */
+/* The inverse rotation restores vectors, and scores depend only on the distance. */
 static void check_turns(mha_context *context, mha_rope_pairing pairing, rng *r)
 {
     enum { D = 64, FAR = 4000000 };
@@ -228,7 +229,7 @@ static void test_rope_by_hand(void **state)
     (void)state;
     mha_context *context = context_with(1);
     const int64_t shape[4] = {1, 1, 2, 4};
-    /* Position 0 changes nothing; at 1 the angles are 1 and 1/100. */
+    /* Position 0 changes nothing. At position 1, the angles are 1 and 1/100. */
     float x[8] = {1, 2, 3, 4, 1, 2, 3, 4}, y[8];
     double c0 = cos(1.0), s0 = sin(1.0), c1 = cos(0.01), s1 = sin(0.01);
     const double interleaved[4] = {c0 - 2 * s0, s0 + 2 * c0, 3 * c1 - 4 * s1, 3 * s1 + 4 * c1};
@@ -243,7 +244,7 @@ static void test_rope_by_hand(void **state)
     mha_rope_desc desc = {.struct_size = sizeof desc, .pairing = MHA_ROPE_HALVES};
     expect_ok(mha_rope_apply(context, &desc, &from, &to));
     for (int d = 0; d < 4; d++) assert_true(y[4 + d] == (float)halves[d]);
-    /* Only the first two are rotated, by half of position 2. */
+    /* Only the first two elements are rotated, by half of position 2. */
     desc = (mha_rope_desc){
         .struct_size = sizeof desc, .rotary_dim = 2, .factor = 2, .positions = {.start = 1}};
     expect_ok(mha_rope_apply(context, &desc, &from, &to));
@@ -369,7 +370,7 @@ static void test_alibi_slopes(void **state)
                          (double)slopes[h], want);
         }
     }
-    /* As printed in the paper: 1/2 .. 1/256 for 8 heads. */
+    /* The slopes of the paper: 1/2 .. 1/256 for 8 heads. */
     expect_ok(mha_alibi_slopes(8, slopes));
     for (int h = 0; h < 8; h++) assert_true(slopes[h] == ldexpf(1, -(h + 1)));
     expect_ok(mha_alibi_slopes(12, slopes));
@@ -464,8 +465,8 @@ static void test_qk_norm(void **state)
 
 enum { B = 2, H = 3, T = 4, D = 8, P = 6, MEMORY = 4096 };
 
-/* Valid arguments of all functions, which each case spoils. Everything is in one piece of memory, which a failing call
- * must not change. */
+/* Valid arguments of all functions; each case makes one invalid. All tensors are in one block of
+ * memory, which a failing call must not change. */
 typedef struct call {
     mha_context *context;
     mha_rope_desc rope;
@@ -526,7 +527,7 @@ static mha_status call_sinusoid(call *c)
     return mha_sinusoidal_encoding(c->context, c->start, c->table_at);
 }
 
-/* The spoilers; each changes one thing. */
+/* Cases; each makes one change. */
 #define SPOIL(name, ...) SPOILER(call *c, name, __VA_ARGS__)
 #define TABLES (c->rope.cos_table = &c->cosines, c->rope.sin_table = &c->sines)
 #define TOKEN_TABLES                                                                               \

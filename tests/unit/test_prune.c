@@ -1,5 +1,6 @@
-/* Pruned transformers: bit-identical to closed gates, forward, backward and step by step; larger ones within the bound
- * of their sums, and exactly on small integers; grouped key/value heads; averaged key/value heads; inconsistent
+/* Pruned transformers are bit-identical to closed gates in forward calls, backward calls and
+ * decoding. Larger ones are within the bound of their sums, and exact on small integers. Further
+ * tests are for grouped key/value heads, averaged key/value heads, and inconsistent
  * descriptions. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -106,7 +107,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* One of both transformers run: the whole one with gates. */
+/* Results of one of the two transformers. The whole one runs with gates. */
 typedef struct result {
     mha_activations *a;
     mha_transformer_input input;
@@ -144,7 +145,7 @@ static void result_free(result *r)
     free(r->output), free(r->probabilities), free(r->gradient);
 }
 
-/* Rows within lengths; equal but for the sign of a zero. */
+/* Compares rows within lengths. Signs of zeros may differ. */
 static void check_rows(const example *e, const float *a, const float *b)
 {
     for (int64_t i = 0; i < e->B * e->T * e->width; i++)
@@ -204,8 +205,8 @@ static void masked_is_removed(void **state)
     if (rng_whole_sample()) assert_true(empty > 0 && uneven > 0);
 }
 
-/* Parameters removed with a head: D rows of W_q and D columns of W_o, and the same of W_k and W_v with the last head
- * that reads them. */
+/* Parameters that are removed with a head: D rows of W_q and D columns of W_o, and D rows of W_k
+ * and W_v with the last head that reads them. */
 static void sizes_count_what_goes_with_heads(void **state)
 {
     (void)state;
@@ -233,10 +234,10 @@ static void sizes_count_what_goes_with_heads(void **state)
     assert_int_equal(left.layer_kv_heads[0], 1);
     assert_int_equal(left.layer_heads[1], 6);
     assert_int_equal(left.layer_kv_heads[1], 2);
-    /* five heads of W_q and W_o, one of W_k and W_v */
+    /* five heads of W_q and W_o, and one of W_k and W_v, are removed */
     assert_int_equal(mha_transformer_size(t) - mha_transformer_size(p), (5 + 1) * 2 * 24 * 5);
     mha_transformer_destroy(p);
-    for (int i = 0; i < 12; i++) keep[i] = i % 6 < 2; /* the same for all: an ordinary one */
+    for (int i = 0; i < 12; i++) keep[i] = i % 6 < 2; /* equal layers: no per-layer description */
     expect_ok(mha_transformer_prune(context, t, &view, &p));
     mha_transformer_describe(p, &left);
     assert_true(!left.layer_heads && left.num_heads == 2 && left.kv_heads == 1);
@@ -248,7 +249,7 @@ static void sizes_count_what_goes_with_heads(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Reads of a source for all rows of a parameter. */
+/* The number of reads of a source for all rows of a parameter. */
 static int64_t reads_of(const mha_transformer *t, const char *name, _Atomic int64_t *reads)
 {
     float to[24 * 30];
@@ -260,7 +261,7 @@ static int64_t reads_of(const mha_transformer *t, const char *name, _Atomic int6
     return *reads;
 }
 
-/* Rows of adjacent heads are read together, as are all rows of adjacent columns. */
+/* Rows of adjacent heads are read together. All rows of adjacent columns are read together too. */
 static void heads_are_read_in_runs(void **state)
 {
     enum { E = 24 };
@@ -321,8 +322,9 @@ static void backward(mha_context *context, const example *e, bool small, result 
     free(slope);
 }
 
-/* Parameters outside self-attention have the same gradients. Their sums have different numbers of terms, so they are
- * compared within 1e-4 of the largest: roundings of 6e-8, sums of a few hundred terms, three layers with norms. */
+/* Parameters outside self-attention have the same gradients. Their sums have different numbers of
+ * terms, so they are compared within 1e-4 of the largest. This covers roundings of 6e-8, sums of a
+ * few hundred terms, and three layers with norms. */
 static void same_gradients(void **state)
 {
     (void)state;
@@ -349,7 +351,7 @@ static void same_gradients(void **state)
                 const double apart = fabs((double)small.gradient[p.offset + j] -
                                           (double)whole.gradient[old.offset + j]) /
                                      (double)largest;
-                if (!(apart <= worst)) worst = apart; /* a NaN too */
+                if (!(apart <= worst)) worst = apart; /* NaN too */
             }
         }
         result_free(&whole), result_free(&small);
@@ -426,7 +428,7 @@ static void steps_have_the_bits_of_the_whole(void **state)
             for (int64_t b = 0; b < e->B; b++)
                 assert_memory_equal(row + b * e->width, small.output + (b * e->T + at) * e->width,
                                     (size_t)e->width * sizeof *row);
-            if (at == e->T / 2) { /* and once more from here */
+            if (at == e->T / 2) { /* repeat the steps from here */
                 expect_ok(mha_decoder_truncate(decoder, at));
                 expect_ok(mha_decoder_step(context, decoder, &now, &out));
             }
@@ -440,7 +442,8 @@ static void steps_have_the_bits_of_the_whole(void **state)
 
 /* ---- wide layers --------------------------------------------------------------------------- */
 
-/* H D = 320 inputs of W_o are summed in blocks of 128, whose boundaries move without some of them.
+/* H D = 320 inputs of W_o are summed in blocks of 128. The boundaries of blocks move if some inputs
+ * are removed.
  */
 static mha_transformer_desc wide_desc(void)
 {
@@ -454,8 +457,8 @@ static mha_transformer_desc wide_desc(void)
                                   .head_dim = 40};
 }
 
-/* Small integers: W_q is 0, so that every key has the weight 1 / T, T a power of two; heads are then sums of integers /
- * T, and every later sum is exact in any order. */
+/* Small integers: W_q is 0, so that every key has the weight 1 / T, and T is a power of two. Heads
+ * are then sums of integers / T, and every later sum is exact in any order. */
 static void small_integers(void **state)
 {
     (void)state;
@@ -475,7 +478,7 @@ static void small_integers(void **state)
             float *x = mha_transformer_data(e->whole) + p.offset;
             const bool first = p.layer <= 0, query = strstr(p.name, "q_proj");
             for (int64_t j = 0; j < p.count;
-                 j++) /* sparse after the first layer: sums stay small */
+                 j++) /* sparse after the first layer, so that sums stay small */
                 x[j] = query || (!first && j % 7) ? 0 : (float)rng_between(&r, -1, 1);
         }
         expect_ok(mha_transformer_update(context, e->whole));
@@ -486,8 +489,9 @@ static void small_integers(void **state)
     }
 }
 
-/* One layer without norms: x + W_o z. Two sums of the same n = H D products in two orders, each
- * within (n + 1) u sum |w z| of the true one, and the rounding of the last addition of both. */
+/* One layer without norms computes x + W_o z. Both transformers sum the same n = H D products in
+ * different orders, each within (n + 1) u sum |w z| of the true sum, and both round the last
+ * addition. */
 static void wide_sums(void **state)
 {
     (void)state;
@@ -563,10 +567,10 @@ static void shared_kv(void **state)
         for (int64_t k = 0; k < p.count; k++) {
             float *a = &from[k / block * 2 * block + k % block], *b = a + block;
             assert_true(to[k] == (float)(((double)*a + (double)*b) / 2));
-            *b = *a; /* for what follows: heads of a group alike */
+            *b = *a; /* so that the heads of a group become equal */
         }
     }
-    /* If the heads of a group are equal, nothing changes, to the bit. */
+    /* If the heads of a group are equal, no bit changes. */
     mha_transformer_destroy(e->small);
     expect_ok(mha_transformer_update(context, e->whole));
     expect_ok(mha_transformer_share_kv(context, e->whole, 2, &e->small));
@@ -598,7 +602,7 @@ static void misuse_is_refused(void **state)
     ROW(MHA_ERR_ARGUMENT, "layer_heads[1] is 5", c.d.layer_heads = c.heads, c.heads[1] = 5);
     ROW(MHA_ERR_ARGUMENT, "layer_heads[1] is -1", c.d.layer_heads = c.heads, c.heads[1] = -1);
     ROW(MHA_ERR_SHAPE, "set layer_kv_heads", c.d.kv_heads = 2, c.d.layer_heads = c.heads,
-        c.heads[1] = 3); /* 3 heads on 2 */
+        c.heads[1] = 3); /* 3 heads for 2 key/value heads */
     ROW(MHA_ERR_ARGUMENT, "set both", c.d.layer_kv_heads = c.kv);
     c.d.layer_heads = c.heads, c.d.layer_kv_heads = c.kv;
     ROW(MHA_ERR_SHAPE, "layer 1 has 4 heads", c.kv[1] = 3);

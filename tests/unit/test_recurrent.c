@@ -1,5 +1,6 @@
-/* Recurrent layers: against the recurrence in double within a derived bound, the same bits for every division
- * into calls, threads and instruction sets, and the map: M v = o. */
+/* Recurrent layers: outputs compared with the recurrence in double within a derived bound; the same
+ * bits for every division into calls, every number of threads and every instruction set; and the
+ * map, M v = o. */
 #include "support/expect.h"
 #include "support/guarded.h"
 #include "support/machines.h"
@@ -52,7 +53,7 @@ static float any_strength(rng *r)
     return rng_chance(r, 0.1) ? 2.0f : (float)rng_uniform(r) * 2.0f;
 }
 
-/* Keys of unit length, as the bound of the header asks for. */
+/* Makes keys of unit length, as the header's bound requires. */
 static void normalise(const mha_tensor *k)
 {
     for (int64_t i = 0; i < k->shape[0] * k->shape[1] * k->shape[2]; i++) {
@@ -137,7 +138,7 @@ static double norm(const double *x, int64_t n)
     return sqrt(squares);
 }
 
-/* One token; o [Dv] with error bounds. */
+/* One token; writes o [Dv] and its error bounds. */
 static void exact_step(const trial *x, exact *e, int64_t b, int64_t h, int64_t t, double *o,
                        double *bound)
 {
@@ -248,7 +249,7 @@ static void outputs_and_states_are_within_the_bound(void **unused)
     tally_judge(&near);
 }
 
-/* A call of some tokens of a trial. */
+/* A call for some tokens of a trial. */
 static void run_part(mha_context *context, const trial *x, int64_t from, int64_t count,
                      mha_recurrent_state *state, const mha_tensor *o)
 {
@@ -464,7 +465,7 @@ static void nothing_of_later_tokens_reaches_earlier_ones(void **unused)
     }
 }
 
-/* A snapshot returns to its token; another object continues with the same bits. */
+/* A snapshot restores its token, and another state continues with the same bits. */
 static void states_are_copied_written_and_reset(void **unused)
 {
     (void)unused;
@@ -487,7 +488,7 @@ static void states_are_copied_written_and_reset(void **unused)
     run_part(context, &x, 0, x.T, a, &second.view);
     assert_true(guarded_same_bits(&first.view, &second.view, false));
     assert_true(mha_recurrent_state_bytes(a) >= (size_t)(x.B * x.H * x.D * x.Dv) * sizeof(float));
-    /* S is unchanged by writing and reading, and contributes q S. */
+    /* Writing and reading do not change S, and S contributes q S. */
     guarded s = guarded_filled(&r, 4, (int64_t[]){x.B, x.H, x.D, x.Dv}, LAYOUT_CONTIGUOUS, 1),
             read = guarded_make(&r, MHA_F32, 4, (int64_t[]){x.B, x.H, x.D, x.Dv}, LAYOUT_PAD);
     expect_ok(mha_recurrent_state_write(a, &s.view));
@@ -547,7 +548,7 @@ static void small_make(small *x, rng *r)
     fill_small(r, x->strength, FEW_H * FEW_T, 0.75f);
 }
 
-/* By heads, as all tensors of a small call. */
+/* A tensor [1,H,T,last], or [1,H,T] if `last` is 0: the layouts of a small call. */
 static mha_tensor few(void *data, mha_dtype dtype, int64_t last)
 {
     return mha_tensor_contiguous(data, dtype, last ? 4 : 3, (int64_t[]){1, FEW_H, FEW_T, last});
@@ -564,8 +565,8 @@ static void small_run(mha_context *context, small *x, bool delta)
     expect_ok(mha_recurrent_forward(context, &desc, &q, &k, &v, NULL, &o));
 }
 
-/* Outputs affected by a non-finite number at token AT of head 1: those of its head from there on, of its channel (v) or
- * of its token (q); the others keep their bits. */
+/* A non-finite number at token AT of head 1 affects only outputs of its head from that token on, of
+ * its channel (v) or of its token (q). The others keep their bits. */
 static void non_finite_numbers_reach_what_the_header_says(void **unused)
 {
     (void)unused;
@@ -596,7 +597,7 @@ static void non_finite_numbers_reach_what_the_header_says(void **unused)
     }
 }
 
-/* f16 or bf16 of a number that is exact in either. */
+/* The f16 or bf16 bits of a number that is exact in both. */
 static uint16_t half_of(float x, mha_dtype dtype)
 {
     uint32_t bits;
@@ -607,7 +608,8 @@ static uint16_t half_of(float x, mha_dtype dtype)
                                (((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 0x3ff)));
 }
 
-/* The same numbers as f16 or bf16 give the same bits; o in 16 bits is within half a unit of its last place. */
+/* The same numbers in f16 or bf16 give the same bits. o in 16 bits is within half a unit in its
+ * last place. */
 static void inputs_of_16_bits_give_the_bits_of_f32(void **unused)
 {
     (void)unused;

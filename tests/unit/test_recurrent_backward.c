@@ -1,5 +1,5 @@
-/* The backward of recurrent layers: a token-by-token reference in double, verified by central differences of its loss,
- * and the library within bounds by norms (docs/numerics.md 16). */
+/* The backward pass of recurrent layers. Central differences of the loss verify a reference in
+ * double, token by token; the library is within bounds in norms (docs/numerics.md 16). */
 #include "support/expect.h"
 #include "support/machines.h"
 #include "support/rng.h"
@@ -21,7 +21,7 @@ typedef struct problem {
     int64_t B, H, T, D, Dv, lengths[3];
     bool delta, given[ALL];
     int64_t shape[ALL][4], count[ALL];
-    double *in[ALL]; /* contiguous, each an f32 number; of O and STATE the gradients */
+    double *in[ALL]; /* contiguous f32 numbers; for O and STATE, the gradients */
 } problem;
 
 static double *doubles(int64_t count)
@@ -96,7 +96,7 @@ static void unmake(problem *x)
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
-/* Index of an element of an input by the full axes. */
+/* The index of an element of an input from indices of all axes. */
 static int64_t at(const problem *x, int i, int64_t b, int64_t h, int64_t t, int64_t d)
 {
     const int64_t *shape = x->shape[i], head = h / (x->H / shape[1]);
@@ -109,9 +109,9 @@ static int64_t at(const problem *x, int i, int64_t b, int64_t h, int64_t t, int6
 typedef struct head {
     const problem *x;
     int64_t b, h;
-    double *s, *before; /* [T + 1][D Dv] states, and [T][D Dv] those after the decay alone */
+    double *s, *before; /* [T + 1][D Dv] states, and [T][D Dv] states after only the decay */
     double *w, *u;      /* [T][Dv] */
-    double *error;      /* [T + 1] bound of the norm of that of a state */
+    double *error;      /* [T + 1] bounds of the norm of a state's error */
 } head;
 
 static double get(const head *y, int i, int64_t t, int64_t d)
@@ -237,7 +237,7 @@ static void back_token(const head *y, gradients *z, int64_t t)
                  scale = 1 / sqrt((double)D), b = get(y, STRENGTH, t, 0),
                  q = scale * row_norm(y, Q, t, D), o = row_norm(y, O, t, Dv),
                  k = row_norm(y, K, t, D), g_end = norm(z->g, n), s_end = norm(s, n);
-    if (t == y->x->lengths[y->b] - 1 || t % 32 == 31) /* from the later blocks */
+    if (t == y->x->lengths[y->b] - 1 || t % 32 == 31) /* a sum from the later blocks */
         z->slide = y->error[t + 1] * g_end + z->error * s_end + c * g_end * s_end;
     double du[64];
     for (int64_t d = 0; d < D; d++) {
@@ -433,7 +433,7 @@ static void random_problems(void **unused)
         second.gradients.flags = MHA_GRADIENTS_ACCUMULATE;
         expect_ok(backward(machines_context(1, n), &x, &second));
         compare(&x, &second, true, exact, bound, cards);
-        /* One alone is the same. */
+        /* A single gradient has the same bits. */
         mha_recurrent_gradients only = MHA_INIT(mha_recurrent_gradients);
         only.k = &second.out[K], only.state = first.gradients.state;
         second.gradients = only;
@@ -487,7 +487,7 @@ static void misuse_is_refused(void **unused)
     unmake(&x);
 }
 
-/* 2^64 bytes of states. */
+/* States of 2^64 bytes are rejected. */
 static void sizes_that_overflow_are_refused(void **unused)
 {
     (void)unused;

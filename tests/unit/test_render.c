@@ -144,7 +144,7 @@ static void color_text(mha_cmap cmap, bool dark, double t, char text[8])
     snprintf(text, 8, "#%02x%02x%02x", rgb[0], rgb[1], rgb[2]);
 }
 
-/* The fill of the cell whose tooltip begins with the given text, in the n-th panel that has one. */
+/* The fill of the cell whose tooltip begins with `tooltip`, in the n-th panel with such a cell. */
 static void cell_fill(const char *svg, const char *tooltip, int nth, char fill[32])
 {
     char title[64];
@@ -181,7 +181,7 @@ static void svg_colors_known_cells(void **state)
         }
 }
 
-/* Two frames and both labels, in a unique colour; PNG differs as well. */
+/* A mark has two frames and both labels in a unique colour, and changes the PNG too. */
 static void a_marked_cell(void **state)
 {
     (void)state;
@@ -276,7 +276,7 @@ static void svg_masked_and_not_finite(void **state)
     mha_extent extent;
     assert_int_equal(mha_figure_extent(&figure, -1, &extent), MHA_OK);
     assert_int_equal(extent.not_finite, 2);
-    assert_true(extent.lo == 0 && extent.hi == 1); /* no value is above 0: an arbitrary unit */
+    assert_true(extent.lo == 0 && extent.hi == 1); /* arbitrary: no value is above 0 */
     mha_buffer_free(&svg);
 }
 
@@ -486,7 +486,7 @@ static void png_font_errors(void **state)
     }
 }
 
-/* Its page has the SVG's size, 3/4 point per unit; no date, and an embedded font.
+/* The page has the SVG's size, 3/4 point per unit, without a date and with an embedded font.
  * tests/cli/pdf.py reads its text. */
 static void pdf_is_a_page(void **state)
 {
@@ -506,7 +506,7 @@ static void pdf_is_a_page(void **state)
     mha_buffer_free(&pdf);
 }
 
-/* Pictures that cairo, or readers of PDF, cannot hold. */
+/* Pictures too large for cairo or for readers of PDF are rejected. */
 static void too_large(void **state)
 {
     (void)state;
@@ -536,8 +536,8 @@ static size_t unbase64(const char *text, unsigned char *bytes)
     return count;
 }
 
-/* One hot cell in 4096 x 4096 must be seen in a picture of 1024 x 1024: the maximum, never the
- * mean. */
+/* A single large cell of 4096 x 4096 must be visible in a picture of 1024 x 1024: blocks have the
+ * maximum, never the mean. */
 static void large_maps_keep_their_maximum(void **state)
 {
     (void)state;
@@ -638,7 +638,7 @@ static void names_follow_the_lists(void **state)
 
 /* ---- Terminal ---- */
 
-/* Columns of a line, counted without the library; escape sequences take none. */
+/* Columns of a line, counted without the library. Escape sequences have no columns. */
 static int line_columns(const char *line, size_t length)
 {
     int columns = 0;
@@ -770,11 +770,11 @@ static void text_columns(void **state)
     assert_int_equal(mha_text_columns("\xE6\x97\xA5\xE6\x9C\xAC"), 4);
     assert_int_equal(mha_text_columns("\xF0\x9F\x98\x80"), 2);
     assert_int_equal(mha_text_columns("\xff\xfe"), 2);
-    assert_int_equal(mha_text_columns("\xE6\x97"), 2); /* cut off: two stray bytes */
+    assert_int_equal(mha_text_columns("\xE6\x97"), 2); /* a truncated character: two stray bytes */
     assert_int_equal(mha_text_columns("\x1b[0m"), 3);
 }
 
-/* ---- The same bytes, degenerate figures, refusals ---- */
+/* ---- Reproducible bytes, degenerate figures, errors ---- */
 
 static void bytes_do_not_vary(void **state)
 {
@@ -784,7 +784,7 @@ static void bytes_do_not_vary(void **state)
     figure.scale = MHA_SCALE_SQRT;
     mha_buffer before[WRITERS];
     for (int i = 0; i < WRITERS; i++) before[i] = draw(writers[i], &figure);
-    /* A decimal comma of the host's locale must not appear, if such a locale is installed. */
+    /* If a locale with a decimal comma is installed, the comma must not appear. */
     if (!setlocale(LC_ALL, "de_DE.UTF-8")) setlocale(LC_ALL, "fr_FR.UTF-8");
     for (int i = 0; i < WRITERS; i++) {
         mha_buffer again = draw(writers[i], &figure);
@@ -961,7 +961,7 @@ static void bad_figures_are_refused(void **state)
     assert_int_equal(mha_render_png(&figure, &none), MHA_ERR_NULL);
 }
 
-/* Older callers have fewer fields, newer ones more. */
+/* Older callers have fewer fields, and newer ones have more. */
 static void structs_may_grow(void **state)
 {
     (void)state;
@@ -1088,7 +1088,7 @@ static void files_appear_whole_or_not_at_all(void **state)
     assert_int_equal(mha_file_create(path, NULL), MHA_ERR_NULL);
     assert_int_equal(mha_file_finish(NULL, MHA_ERR_SHAPE), MHA_ERR_SHAPE);
     unlink(path);
-    assert_int_equal(write_file(link, "x", MHA_OK), MHA_ERR_WRITE); /* a link to nothing */
+    assert_int_equal(write_file(link, "x", MHA_OK), MHA_ERR_WRITE); /* a dangling link */
     assert_true(lstat(link, &info) == 0 && S_ISLNK(info.st_mode));
     unlink(link);
     rmdir(folder);

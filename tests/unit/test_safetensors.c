@@ -1,4 +1,5 @@
-/* safetensors: written files can be read, and hostile files give a status and a line of text.
+/* safetensors: written files can be read, and a hostile file gives a status and a message of one
+ * line.
  */
 #include <multihead/io.h>
 
@@ -13,7 +14,8 @@
 #include "support/suite.h"
 #include "support/temp_files.h"
 
-/* A file with this header and a number of data bytes; the length field has `claimed` (-1: the true length). */
+/* Writes a file with this header and a number of data bytes. The length field has `claimed`, or the
+ * true length if `claimed` is -1. */
 static const char *put(const char *header, long long claimed, size_t data_bytes)
 {
     static unsigned char bytes[8192];
@@ -56,7 +58,7 @@ static void test_refuses_headers(void **state)
     refuse("{\"__metadata__\":{\"k\":5}}", 0, bad, "'k' is not text");
 }
 
-/* One tensor 'a' of type F32. */
+/* Checks that a file with one tensor 'a' of type F32 is rejected. */
 static void refuse_tensor(const char *shape, const char *offsets, size_t data_bytes,
                           mha_status status, const char *part)
 {
@@ -159,8 +161,8 @@ static void test_reads_what_the_format_allows(void **state)
     assert_int_equal(mha_safetensors_open(put("{}   ", -1, 0), &file), MHA_OK);
     assert_int_equal(mha_safetensors_count(file), 0);
     mha_safetensors_close(file);
-    /* Out of order in the header, an empty tensor, a scalar, types that have no view, 7 axes;
-     * fields unknown to the format. */
+    /* Tensors out of order in the header, an empty tensor, a scalar, types without a view, 7 axes,
+     * and fields unknown to the format. */
     const char *header =
         "{\"s\":{\"index\":4,\"dtype\":\"I16\",\"shape\":[1],\"data_offsets\":[12,14]},"
         "\"e\":{\"dtype\":\"F64\",\"shape\":[3,0,9223372036854775807],\"data_offsets\":[4,4]},"
@@ -204,7 +206,7 @@ static void *ask_for_tensor(void *argument)
     return mha_safetensors_tensor(argument, 0, own) == MHA_OK ? own->data : NULL;
 }
 
-/* All threads get the same copy of unaligned data, whichever requests it first. */
+/* All threads get the same copy of unaligned data, whichever thread requests it first. */
 static void one_copy_for_all(mha_safetensors *file)
 {
     pthread_t thread[4];
@@ -245,7 +247,8 @@ static void test_aligns_data(void **state)
     assert_int_equal(views, 1);
 }
 
-/* Every type into every other from an odd address equals conversion from an aligned copy. */
+/* A conversion of every type to every other from an odd address equals the conversion of an aligned
+ * copy. */
 static void test_reads_into_memory(void **state)
 {
     (void)state;

@@ -12,7 +12,8 @@
 
 enum { MOST = 40, DRAWS = 20000 };
 
-/* The definition, by ranks instead of a sort: kept[i] is p of token i among the candidates. */
+/* The definition, by ranks instead of a sort: kept[i] is the probability of token i among the
+ * candidates. */
 static void define(const mha_sampling *s, const float *logits, int count, double *kept)
 {
     double p[MOST], sum = 0, before[MOST], most = 0, left = 0;
@@ -40,8 +41,9 @@ static void define(const mha_sampling *s, const float *logits, int count, double
     for (int i = 0; i < count; i++) kept[i] /= left;
 }
 
-/* Among DRAWS draws the count of a token of probability p has the deviation sqrt(DRAWS p (1 - p));
- * six of them are left with a probability of 2e-9, and the draws are the same each time. */
+/* Among DRAWS draws, the count of a token of probability p has the standard deviation sqrt(DRAWS p
+ * (1 - p)). The count is beyond six deviations with a probability of 2e-9. The draws are the same
+ * each time. */
 static void check_counts(const mha_sampling *s, const float *logits, int count)
 {
     int counts[MOST] = {0};

@@ -1,7 +1,8 @@
-/* Transformers spread over ranks: every rank gets the bits of one process from all kinds of forward calls, decoders and
- * loaded models, for any number of ranks, also more than layers; heads measured by each rank for its layers equal those
- * of one process; each matrix is read by one rank; errors and allocation failures of one rank reach all; differing
- * ranks are detected; a lost rank ends the call. */
+/* Transformers spread over ranks. Every rank gets the bits of one process from all kinds of forward
+ * calls, decoders and loaded models, for any number of ranks, also for more ranks than layers.
+ * Measures of heads, which each rank computes for its layers, equal those of one process. Each
+ * matrix is read by one rank. Errors and allocation failures of one rank reach all ranks, differing
+ * ranks are detected, and a lost rank ends the call. */
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -25,7 +26,7 @@
 enum { B = 2, T = 7, S = 3, STEPS = 5, FLOATS = 1 << 17, MOST_READ = 256 };
 enum { PROMPT = 2 * LENGTH }; /* more than one piece that passes through the ranks */
 
-/* How a rank can differ. */
+/* The argument that differs on a rank. */
 enum {
     NOTHING,
     TOKEN,
@@ -50,7 +51,7 @@ typedef struct outcome {
     int64_t size;
     float numbers[FLOATS];
     int64_t reads[MOST_READ]; /* of each parameter */
-    mha_buffer heads;         /* what was measured of its layers, as a state */
+    mha_buffer heads;         /* the state of the measures of its layers */
     failing_alloc memory;
 } outcome;
 
@@ -59,13 +60,13 @@ typedef struct course {
     mha_transformer_desc desc;
     uint64_t seed;
     uint32_t source_flags;
-    int spoiled, how;       /* the rank that differs, NOTHING, TOKEN, ... */
-    int64_t fail_at;        /* the allocation of the spoiled rank that fails; -1: none */
-    const char *folders[2]; /* of a model; the second is that of the spoiled rank */
+    int spoiled, how;       /* the rank that differs, and NOTHING, TOKEN, ... */
+    int64_t fail_at;        /* the allocation that fails on rank `spoiled`, or -1 */
+    const char *folders[2]; /* folders of models; rank `spoiled` has the second */
     outcome *outcomes;
 } course;
 
-/* A rank under way. */
+/* The state of a rank during a run. */
 typedef struct rank_run {
     const course *c;
     const mha_transport *transport;
@@ -81,7 +82,8 @@ static bool has(const rank_run *r, int how)
     return r->spoils && r->c->how == how;
 }
 
-/* ---- what a call gives ------------------------------------------------------------------------ */
+/* ---- results of calls
+ * ------------------------------------------------------------------------- */
 
 static mha_status keep(rank_run *r, const mha_tensor *x)
 {
@@ -107,7 +109,7 @@ static mha_status keep_layer(void *user, const mha_activations *a, int64_t layer
         if (part == MHA_PART_CROSS_ATTENTION && !(flags & MHA_TRANSFORMER_CROSS)) continue;
         if (part == MHA_PART_FEED_FORWARD && r->c->desc.ff_dim == 0) continue;
         MHA_TRY(mha_activations_layer(a, layer, (mha_layer_part)part, &v));
-        if (part != MHA_PART_FEED_FORWARD && !v.q.data) v.input.ndim = 0; /* nothing reads it */
+        if (part != MHA_PART_FEED_FORWARD && !v.q.data) v.input.ndim = 0; /* it has no reader */
         const mha_tensor *all[] = {&v.stream, &v.input, &v.next,  &v.q,     &v.k,
                                    &v.v,      &v.lse,   &v.heads, &v.hidden};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) MHA_TRY(keep(r, all[i]));
@@ -139,7 +141,7 @@ static void draw(const rank_run *r, batch *b)
     b->tokens = mha_tensor_contiguous(b->ids, MHA_I32, 2, (int64_t[]){B, T});
     b->rows = mha_tensor_contiguous(b->memory, MHA_F32, 3, (int64_t[]){B, S, WIDTH});
     b->output = mha_tensor_contiguous(b->logits, MHA_F32, 3, (int64_t[]){B, T, width});
-    b->output.stride[1] = width + 3; /* not one piece */
+    b->output.stride[1] = width + 3; /* not contiguous */
     b->output.stride[0] = T * (width + 3);
     b->last = mha_tensor_contiguous(b->hidden, MHA_F32, 3, (int64_t[]){B, T, WIDTH});
     b->begin = mha_tensor_contiguous(b->stream, MHA_F32, 3, (int64_t[]){B, T, WIDTH});
@@ -155,7 +157,8 @@ static void draw(const rank_run *r, batch *b)
     b->tokens.shape[1] = b->output.shape[1] = (int64_t)B * T;
 }
 
-/* The output alone, or with the last rows; from a layer on; with all outputs of a layer. */
+/* Calls for only the output, with the last rows, from a layer on, and with all outputs of a
+ * layer. */
 static mha_status forward_calls(rank_run *r, batch *b)
 {
     mha_transformer_input input = b->input;
@@ -219,7 +222,7 @@ static mha_status logits_of_rows(rank_run *r, batch *b)
     return keep(r, &logits);
 }
 
-/* Steps of several sizes, with and without an output; then back, and a branch. */
+/* Steps of several sizes, with and without an output, then a truncation and a branch. */
 static mha_status decode(rank_run *r, batch *b, mha_decoder *d)
 {
     static const int64_t sizes[STEPS] = {5, 1, 3, 1, 2};
@@ -265,7 +268,7 @@ static mha_status decoding(rank_run *r, batch *b)
     return status;
 }
 
-/* A token, a prompt, which passes through the ranks in pieces, then another token. */
+/* A token, a prompt that passes through the ranks in pieces, and another token. */
 static mha_status long_step(rank_run *r, batch *b)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_I8, MHA_I8};
@@ -296,7 +299,7 @@ static mha_status long_step(rank_run *r, batch *b)
 
 /* ---- heads ------------------------------------------------------------------------------------ */
 
-/* Two texts with links; offsets are counted per layer. */
+/* Measures two texts with links. Offsets are counted per layer. */
 static mha_status measure_texts(rank_run *r, batch *b, mha_head_measures *m)
 {
     static const mha_heads_link links[] = {{0, 2, 0}, {3, 1, 0}};
@@ -413,7 +416,7 @@ static mha_status all_calls(rank_run *r, batch *b)
     return decoding(r, b);
 }
 
-/* Everything of a rank, t NULL: of the one process. */
+/* All calls of a rank, or of the one process if t is NULL. */
 static void run(void *user, const mha_transport *t)
 {
     const course *c = user;
@@ -469,7 +472,8 @@ static void check_same(const outcome *one, const outcome *o, int size, int rank)
     assert_memory_equal(o->numbers, one->numbers, (size_t)one->size * sizeof(float));
 }
 
-/* One rank owns a layer's matrix; the first rank owns the embeddings, and with tied ones also the last. */
+/* One rank reads a layer's matrix. The first rank reads the embeddings, and the last one does too
+ * if they are tied. */
 static void check_reads(const course *c, int size)
 {
     mha_parameter p;
@@ -507,8 +511,8 @@ static void any_number_of_ranks_gives_the_same_bits(void **state)
     free_outcomes(many);
 }
 
-/* A layer belongs to the rank whose share of all numbers contains the layer's middle: for three equal layers without an
- * output, 1/6, 3/6 and 5/6. */
+/* A layer belongs to the rank whose share of all numbers contains the layer's middle. The middles
+ * of three equal layers without an output are at 1/6, 3/6 and 5/6. */
 static void layers_are_shared_evenly(void **state)
 {
     static const int owners[][3] = {{0, 0, 0}, {0, 1, 1}, {0, 1, 2},
@@ -541,7 +545,8 @@ static void layers_are_shared_evenly(void **state)
     free_outcomes(c.outcomes);
 }
 
-/* ---- refusals --------------------------------------------------------------------------------- */
+/* ---- errors
+ * ----------------------------------------------------------------------------------- */
 
 static void check_all(const outcome *all, int size, mha_status status, const char *part)
 {
@@ -572,7 +577,7 @@ static void ranks_that_differ_are_found(void **state)
         c.outcomes = many;
         c.how = how;
         thread_ranks_run(4, run, &c, -1, 0);
-        if (how == CALLBACK) /* in the middle of a call */
+        if (how == CALLBACK) /* during a call */
             check_all(many, 4, MHA_ERR_CALLBACK, "rank 2: has seen enough");
         else
             check_all(many, 4, MHA_ERR_ARGUMENT,
@@ -583,7 +588,7 @@ static void ranks_that_differ_are_found(void **state)
     free_outcomes(many);
 }
 
-/* Each allocation of the first rank, and of one in the middle. */
+/* Each allocation of the first rank, and of a middle rank, fails. */
 static void a_rank_without_memory_tells_all(void **state)
 {
     (void)state;
@@ -599,7 +604,7 @@ static void a_rank_without_memory_tells_all(void **state)
             for (int r = 0; r < 3; r++)
                 assert_true(many[r].memory.live == 0 && many[r].memory.mistakes == 0);
             if (many[spoiled].memory.calls <= c.fail_at) break;
-            const bool refuses = many[spoiled].status != MHA_OK; /* some memory is for speed */
+            const bool refuses = many[spoiled].status != MHA_OK; /* some allocations are optional */
             check_all(many, 3, refuses ? MHA_ERR_NOMEM : MHA_OK,
                       !refuses  ? ""
                       : spoiled ? "rank 1: "
@@ -738,7 +743,7 @@ static void models_are_loaded_together(void **state)
     static const char *const names[] = {"a", "b", "c"};
     char folders[4][256];
     outcome *one = make_outcomes(), *many = make_outcomes();
-    for (int i = 0; i < 3; i++) { /* b has other numbers than a, c another width */
+    for (int i = 0; i < 3; i++) { /* b differs from a in its numbers, and c in its width */
         mha_transformer *t =
             decoded_make(&(mha_transformer_desc){.struct_size = sizeof(mha_transformer_desc),
                                                  .flags = MHA_TRANSFORMER_CAUSAL,

@@ -62,7 +62,7 @@ static bool same_parameters(const mha_module *a, const mha_module *b)
     return same;
 }
 
-/* ---- both ways ------------------------------------------------------------------------------ */
+/* ---- saving and loading --------------------------------------------------------------------- */
 
 static void round_trips(void **state)
 {
@@ -89,7 +89,8 @@ static void round_trips(void **state)
     }
 }
 
-/* The file: names in a state_dict's order, f32, and metadata required by readers of safetensors. */
+/* The file has names in a state_dict's order, f32 tensors, and the metadata that readers of
+ * safetensors require. */
 static void file_contents(void **state)
 {
     (void)state;
@@ -113,7 +114,7 @@ static void file_contents(void **state)
     mha_module_destroy(module);
 }
 
-/* Other floating types are converted, each element exactly or rounded once. */
+/* Other floating types are converted: each element is exact or rounded once. */
 static void other_types(void **state)
 {
     (void)state;
@@ -146,7 +147,7 @@ static void other_types(void **state)
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
-/* The tensors of a valid file, one of them spoiled. */
+/* The tensors of a file that is valid except for one of them. */
 typedef struct content {
     const char *name[5];
     mha_tensor tensor[5];
@@ -207,7 +208,7 @@ static void misuse_is_refused(void **state)
     mha_module_destroy(before);
 }
 
-/* Files with flipped bits: a status or the file's numbers, never a partly loaded module. */
+/* A file with flipped bits gives an error or its numbers, never a partly loaded module. */
 static void hostile_files(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* The study layer: tokens of whole words and of WordPiece by hand, growing texts; scores equal those of maps fed by
- * hand; roles of maps with known roles; sequences of random tokens. */
+/* The study layer: tokens of whole words and of WordPiece computed by hand, and growing texts.
+ * Scores equal those of direct calls with complete maps. Further tests are for roles of maps with
+ * known roles, and for sequences of random tokens. */
 #include "support/expect.h"
 #include "support/one_context.h"
 #include "support/rng.h"
@@ -88,7 +89,7 @@ static void limits_hold(void **state)
     how.max_tokens = 0, how.flags = 64;
     expect_error(READ(text, NULL), MHA_ERR_UNSUPPORTED, "flags");
     how.flags = MHA_TOKENS_PROMPT;
-    expect_ok(READ("", NULL)); /* its beginning */
+    expect_ok(READ("", NULL)); /* only the beginning token */
     assert_int_equal(t.count, 1);
     mha_tokens_free(&t);
     expect_error(mha_tokens_read(NULL, NULL, text, 1, NULL, 0, &t), MHA_ERR_NULL, "NULL");
@@ -160,8 +161,8 @@ static void a_text_grows(void **state)
 static const char first_text[] = "the cat sat on the mat . a dog ran on the mat",
                   second_text[] = "a dog sat . the dog ran";
 
-/* Complete maps of the model, fed by hand; ranks: the counts of both texts give the 3, dog 3, then
- * sat, ., on, mat, a and ran twice each, cat once, in the order of ids. */
+/* Passes complete maps of the model to the measures. Ranks follow the counts in both texts: the and
+ * dog 3 times, then sat, ., on, mat, a and ran twice each, and cat once, in the order of ids. */
 static void feed(mha_model *model, const mha_tokens *t, mha_head_measures *measures)
 {
     static const int64_t rank_of[WORDS] = {0, 0, 8, 2, 3, 4, 5, 6, 1, 7};
@@ -220,7 +221,7 @@ static void scores_are_those_of_maps_by_hand(void **state)
     assert_null(found->random);
     for (int64_t i = 0; i < L * H; i++)
         for (int n = 0; n < MHA_MEASURES; n++) {
-            if (n == MHA_MEASURE_COSINE) continue; /* of inputs, which maps do not have */
+            if (n == MHA_MEASURE_COSINE) continue; /* needs inputs, which these maps lack */
             const mha_head_score a = mha_study_score(found, i / H, i % H, n),
                                  b = mha_head_measures_score(by_hand, i / H, i % H,
                                                              (mha_head_measure)n);
@@ -238,7 +239,7 @@ static void scores_are_those_of_maps_by_hand(void **state)
     mha_model_destroy(model);
 }
 
-/* Steps are bit-identical to the single call, as is a restarted study. */
+/* Steps and a restarted study are bit-identical to the single call. */
 static void steps_are_the_whole(void **state)
 {
     (void)state;
@@ -280,7 +281,7 @@ static const char *const lines[TEXTS] = {first_text, second_text, "the cat",
                                          "a mat . a cat on a mat .", "the dog sat on the dog"};
 
 typedef struct saving {
-    mha_buffer saved[SAVES + 1]; /* after each text and sequence; over ranks after each round */
+    mha_buffer saved[SAVES + 1]; /* after each text and sequence; on ranks, after each round */
     int count;
     mha_status status;
     mha_study *study;
@@ -301,7 +302,7 @@ static void forget(saving *s)
     *s = (saving){0};
 }
 
-/* Measure the first `count` of `texts`, after those of `from`. */
+/* Measures the first `count` of `texts`, after the texts of `from`. */
 static mha_status study_lines(mha_context *c, mha_model *model, const char *const *texts, int count,
                               const mha_buffer *from, const mha_transport *ranks, saving *to)
 {
@@ -406,7 +407,7 @@ static void ranks_have_the_state_of_one_process(void **state)
     mha_model_destroy(model);
 }
 
-/* Gold links: lost ones, and those affected by random tokens and gates. */
+/* Gold links: lost ones, and links affected by random tokens and gates. */
 static mha_status stop_in_layer_1(void *user, const mha_study_progress *at)
 {
     ++*(int *)user;
@@ -430,7 +431,7 @@ static void links_and_stops(void **state)
     mha_model *model = word_model(32);
     mha_tokens text = read(model, "the cat sat");
     for (int64_t i = 0; i < text.count; i++)
-        if (text.begin[i] == 4) text.begin[i] = 3; /* as of a GGUF file: " cat" */
+        if (text.begin[i] == 4) text.begin[i] = 3; /* like a GGUF file: " cat" */
     mha_study *study = NULL;
     expect_ok(mha_study_create(context, model, &desc, &study));
     const mha_study_visit *visits[] = {&visit};
@@ -458,8 +459,8 @@ static void links_and_stops(void **state)
 
 /* ---- roles ----------------------------------------------------------------------------------- */
 
-/* A map of one head, row i on one key, of tokens 0 1 2 3 0 1 2 3 ...; the token after the earlier occurrence, or the
- * previous token. */
+/* A map of one head over tokens 0 1 2 3 0 1 2 3 ...: each row attends to one key, either the token
+ * after the earlier occurrence or the previous token. */
 static mha_head_measures *measured(bool induction)
 {
     enum { T = 16 };
@@ -507,7 +508,7 @@ static void random_tokens_tell_induction(void **state)
     assert_true(has_role(&found, MHA_ROLE_INDUCTION));
     assert_false(has_role(&found, MHA_ROLE_PREVIOUS));
     assert_int_equal(mha_study_score_find(&found, "induction", true), MHA_MEASURE_INDUCTION);
-    found.random = before; /* without a role in it, for any texts */
+    found.random = before; /* random texts lack the role */
     assert_false(has_role(&found, MHA_ROLE_INDUCTION));
     assert_false(has_role(&found, MHA_ROLE_PREVIOUS));
     found.texts = before, found.random = follows;
@@ -575,7 +576,8 @@ static mha_maps maps_of(mha_model *model, mha_maps_desc *desc)
     return maps;
 }
 
-/* Maps of blocks have the largest weights of complete maps; a study in the same run does not change them. */
+/* Maps of blocks have the largest weights of complete maps, and a study in the same run does not
+ * change them. */
 static void maps_are_of_every_kind(void **state)
 {
     (void)state;
@@ -674,7 +676,7 @@ static void save_half(const char *folder, mha_transformer_desc d, uint64_t seed)
     mha_transformer_destroy(t);
 }
 
-/* The cross-attention of an encoder-decoder's active heads equals two runs by hand. */
+/* The cross-attention of an encoder-decoder's active heads equals two direct runs. */
 static void maps_of_an_encoder_decoder(void **state)
 {
     (void)state;
@@ -754,7 +756,7 @@ static void misuse_of_maps(void **state)
     mha_model_destroy(model);
 }
 
-/* Terms add up to the next stream, since this W_O has no bias; every head has a card. */
+/* Terms sum to the next stream because this W_O has no bias, and every head has a card. */
 static void heads_write_and_have_cards(void **state)
 {
     (void)state;

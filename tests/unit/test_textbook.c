@@ -24,8 +24,9 @@ static mha_tensor tensor(float *x, int ndim, const int64_t *shape)
     return mha_tensor_contiguous(x, MHA_F32, ndim, shape);
 }
 
-/* Rows of `length` are weights: nonnegative, sum 1. A row of n such weights sums to 1 within
- * (n + 40) u for one key block (docs/numerics.md 3.7: theta + 2 u), and each rounds once. */
+/* Checks that rows of `length` are weights: nonnegative numbers with the sum 1. A row of n such
+ * weights sums to 1 within (n + 40) u for one key block (docs/numerics.md 3.7: theta + 2 u), and
+ * each rounds once. */
 static void check_weights(const float *p, int64_t rows, int64_t length)
 {
     for (int64_t i = 0; i < rows; i++) {
@@ -65,7 +66,7 @@ static void weights_of_a_batch(void **state)
     test_free(p);
 }
 
-/* x (3, 5, 16) through 2 heads: weights (3, 2, 5, 5), and of no other shape. */
+/* x (3, 5, 16) with 2 heads gives weights (3, 2, 5, 5), and no other shape is accepted. */
 static void weights_of_a_module(void **state)
 {
     (void)state;
@@ -125,7 +126,7 @@ static int64_t elements_of(const mha_module *module, const char *name)
     return -1;
 }
 
-/* The last one takes 2.4 GB: in long runs only; tests/cli/count.py always includes it. */
+/* The last case takes 2.4 GB and is only in long runs; tests/cli/count.py always includes it. */
 static void parameters(void **state)
 {
     (void)state;
@@ -148,9 +149,9 @@ static void parameters(void **state)
 
 enum { GB = 2, GT = 10, GE = 4096, GH = 32, GHK = 8, GD = GE / GH };
 
-/* Weights with little memory: element [n, k] is base[n + k] of a vector, by a tensor with both strides 1. Each is -1, 0
- * or 1 times 2^-6; the input is -1, 0 or 1. So every partial sum of a projection is a multiple of 2^-6 below 2^7, and
- * exact in any order. */
+/* Weights with little memory: both strides of the tensor are 1, so that element [n, k] is base[n +
+ * k] of a vector. Each element is -1, 0 or 1 times 2^-6, and inputs are -1, 0 or 1. So every
+ * partial sum of a projection is a multiple of 2^-6 below 2^7, and exact in any order. */
 typedef struct hankel {
     float *base;
     int64_t rows;
@@ -170,7 +171,7 @@ static mha_tensor hankel_tensor(const hankel *x)
     return t;
 }
 
-/* Row of x times the weight's row n; *size is sum |x w|. */
+/* A row of x times the weight's row n; *size is sum |x w|. */
 static double product(const double *x, const hankel *w, int64_t n, double *size)
 {
     double sum = 0;
@@ -183,9 +184,9 @@ static double product(const double *x, const hankel *w, int64_t n, double *size)
     return sum;
 }
 
-/* One head of one sequence, last token, and what docs/numerics.md 3.8 allows its output, which is
- * the only part that rounds: delta = max (D + 3) u |scale| sum |q k|, (exp(2 delta) - 1 + 600 u)
- * max |v|. */
+/* The output of one head for the last token of a sequence, and its bound by docs/numerics.md 3.8,
+ * with delta = max (D + 3) u |scale| sum |q k|: (exp(2 delta) - 1 + 600 u) max |v|. Only attention
+ * rounds. */
 typedef struct head {
     double q[GD], k[GT][GD], v[GT][GD], o[GD], o_error;
 } head;
@@ -225,7 +226,7 @@ static void fill_head(head *x, const double *input, const hankel w[3], int64_t h
     }
 }
 
-/* The output of the last token of sequence 1 against the formula in double. */
+/* Compares the output of the last token of sequence 1 with the formula in double. */
 static void check_last_token(const float *x, const float *y, const hankel w[4])
 {
     double *input = test_malloc(sizeof(double) * GT * GE),
@@ -250,14 +251,14 @@ static void check_last_token(const float *x, const float *y, const hankel w[4])
             fail_msg("output %lld: %.9g, exact %.9g, bound %.3g", (long long)n, got, exact, bound);
     }
     printf("  grouped heads: largest error / bound %.1e\n", worst);
-    assert_true(worst > 1e-5); /* 4096 errors that never cancel: unlikely, but of that order */
+    assert_true(worst > 1e-5); /* the bound assumes 4096 errors without cancellation */
     test_free(input);
     test_free(joined);
     test_free(error);
     test_free(one);
 }
 
-/* 32 query heads share 8 key/value heads; 41,943,040 parameters on x (2, 10, 4096). */
+/* 32 query heads share 8 key/value heads: 41,943,040 parameters for x (2, 10, 4096). */
 static void grouped_heads(void **state)
 {
     (void)state;

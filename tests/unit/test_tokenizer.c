@@ -55,7 +55,7 @@ static void expect_tokens(const mha_tokenizer *tokenizer, const char *text, cons
  * Results of Hugging Face's tokenizer
  * --------------------------------------------------------------------------------------------- */
 
-/* Decode %XX in place; returns the number of bytes. A single '%' is the empty text. */
+/* Decodes %XX in place and returns the number of bytes. A single '%' is the empty text. */
 static size_t unescape(char *text)
 {
     char *to = text;
@@ -177,7 +177,7 @@ static void test_describe(void **state)
 
     tokenizer = load_golden("added");
     assert_int_equal(mha_tokenizer_describe(tokenizer, &info), MHA_OK);
-    assert_int_equal(info.max_length, 0); /* 1e30: not known */
+    assert_int_equal(info.max_length, 0); /* 1e30 means unknown */
     assert_false(info.clean_text);
     assert_string_equal(mha_tokenizer_token(tokenizer, (int32_t)info.vocab_size - 1), "<ent>");
     assert_int_equal(mha_tokenizer_id(tokenizer, "<ent>"), info.vocab_size - 1);
@@ -244,7 +244,7 @@ static void test_arguments(void **state)
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, "", 0, &e), MHA_ERR_ARGUMENT, "alone are 3");
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_SIZE, "3 tokens");
     expect_error(mha_tokenizer_encode(t, &o, "a b c d e f g", 13, NULL, 0, &e), MHA_ERR_SIZE,
-                 "at least 5 tokens"); /* tokens that do not fit are not counted */
+                 "at least 5 tokens"); /* tokens beyond the limit are not counted */
     o.truncation = (mha_truncation)4;
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_ARGUMENT, "truncation");
     o.truncation = MHA_TRUNCATE_NEVER;
@@ -382,7 +382,7 @@ static void test_refuses_vocabularies(void **state)
     expect_error(mha_tokenizer_load(temp_path("vocab.txt"), NULL, &tokenizer), MHA_ERR_FILE,
                  "neither");
     remove(temp_path("vocab.txt"));
-    temp_write("vocab.txt/x", "x", 1); /* a folder of that name */
+    temp_write("vocab.txt/x", "x", 1); /* vocab.txt is a folder */
     expect_error(mha_tokenizer_load(temp_path("."), NULL, &tokenizer), MHA_ERR_FILE, "a folder");
     remove(temp_path("vocab.txt/x"));
     remove(temp_path("vocab.txt"));
@@ -470,13 +470,13 @@ static void test_refuses_settings(void **state)
     temp_write("added_tokens.json", "{\"x\":5}", 7);
     refuse(FIVE, NULL, NULL, other, "added_tokens.json is not supported");
     remove(temp_path("added_tokens.json"));
-    mha_tokenizer *t = load(folder_of(FIVE, NULL, NULL)); /* the good one that was made bad above */
+    mha_tokenizer *t = load(folder_of(FIVE, NULL, NULL)); /* the unchanged vocabulary */
     mha_tokenizer_destroy(t);
     t = load(folder_of(NULL, JSON("", VOCAB), NULL));
     mha_tokenizer_destroy(t);
 }
 
-/* Line ends, blanks, no mask, tokens that can never match. */
+/* Line ends, spaces, a missing mask token, and tokens that can never match. */
 static void test_odd_vocabularies(void **state)
 {
     (void)state;
@@ -493,7 +493,7 @@ static void test_odd_vocabularies(void **state)
     mha_tokenizer_destroy(t);
 }
 
-/* A line of 10 MB, and tokens that share long beginnings. */
+/* A line of 10 MB, and tokens with long common prefixes. */
 static void test_long_lines(void **state)
 {
     (void)state;
@@ -555,7 +555,7 @@ static void test_random_bytes(void **state)
     assert_true(valid > 4000 && invalid > 3000);
 }
 
-/* Characters of all ranges; with combining marks to be sorted, in runs of any length. */
+/* Characters of all ranges, with unsorted combining marks in runs of any length. */
 static size_t random_text(rng *r, char *text, size_t room)
 {
     static const int32_t firsts[] = {0x20,   0x61,   0xC0,    0x300,   0x590,
@@ -594,7 +594,7 @@ static void test_properties(void **state)
         mha_encoding one = {.struct_size = sizeof one}, two = one;
         assert_int_equal(mha_tokenizer_encode(t, NULL, text, bytes, NULL, 0, &one), MHA_OK);
         check_encoding(t, &one, bytes);
-        /* A blank ends every word: the text twice gives its tokens twice. */
+        /* A space ends every word: a repeated text gives its tokens twice. */
         memcpy(twice, text, bytes);
         twice[bytes] = '\n';
         memcpy(twice + bytes + 1, text, bytes);
@@ -612,7 +612,8 @@ static void test_properties(void **state)
     mha_tokenizer_destroy(t);
 }
 
-/* A megabyte of each potentially slow case: one word, marks, words that fail at their last letter. */
+/* A megabyte of each potentially slow case: one word, marks, and words that fail at their last
+ * letter. */
 static void test_large_texts(void **state)
 {
     (void)state;
@@ -639,7 +640,7 @@ static void test_large_texts(void **state)
     mha_tokenizer_destroy(u);
 }
 
-/* Files changed at random: a status and a line of text, or a tokenizer that works. */
+/* Randomly changed files give an error with a message of one line, or a tokenizer that works. */
 static void test_mutated_files(void **state)
 {
     (void)state;
@@ -663,7 +664,8 @@ static void test_mutated_files(void **state)
             memcpy(bytes, good[i], size);
             if (i == which) mutate((unsigned char *)bytes, &size, seed);
             remove(temp_path(as[i]));
-            /* vocab.txt alone, or the other two: together they would only be compared */
+            /* only vocab.txt, or the other two files: all three would only be compared with each
+             * other */
             if ((i == 0) == (which == 0)) temp_write(as[i], bytes, size);
             free(bytes);
         }

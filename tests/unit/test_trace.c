@@ -1,5 +1,5 @@
-/* Traces (trace.h): the row of weights is bit-identical to the map's, and every step follows from the previous one by
- * the formula in double. */
+/* Traces (trace.h): the row of weights is bit-identical to the map's, and every step equals the
+ * formula in double of the previous step. */
 #include "support/expect.h"
 #include "support/one_context.h"
 #include "support/small_model.h"
@@ -13,7 +13,8 @@
 
 static const double U = 0x1p-24;
 
-/* Check that got is the sum of count terms, whose magnitudes add up to `size`, within the error of f32 sums. */
+/* Checks that `got` is the sum of `count` terms, within the error of f32 sums. The magnitudes of
+ * the terms sum to `size`. */
 static void expect_sum(double got, double exact, double size, int64_t count)
 {
     if (fabs(got - exact) <= U * ((double)(count + 8) * size + fabs(exact)) + 0x1p-140) return;
@@ -57,7 +58,8 @@ static void expect_projection(const step *s, const char *name, int64_t head, con
     assert_memory_equal(weight_row, weight + s->x->channel * E, (size_t)E * sizeof(float));
 }
 
-/* The rotation turns pairs by position times frequency; without rotation and norm nothing changes. */
+/* The rotation turns pairs by position times frequency. Without rotation and norm, q and k are
+ * unchanged. */
 static void expect_rotation(const step *s, int64_t position, const float *plain,
                             const float *turned)
 {
@@ -106,7 +108,7 @@ static void expect_scores(const step *s)
         assert_true(fabs(x->products[d]) <= fabs(x->products[x->channel]));
 }
 
-/* Softmax of unmasked scores, with the sink; masked keys have no weight. */
+/* Weights are the softmax of unmasked scores, with the sink. Masked keys have no weight. */
 static void expect_weights(const step *s)
 {
     const mha_trace *x = s->x;
@@ -264,7 +266,7 @@ static void misuse_of_traces(void **state)
     expect_spoiled(o, TRACE, MHA_ERR_MODEL, "tokens", o.row = m->T);
     expect_spoiled(o, TRACE, MHA_ERR_MODEL, "tokens", o.head.layer = 0, o.key = m->T);
     expect_spoiled(o, TRACE, MHA_ERR_MODEL, "no head L0H99", o.head = (mha_trial_head){0, 99});
-    memset(&x, 0xA5, sizeof x); /* what an error must not leave */
+    memset(&x, 0xA5, sizeof x); /* an error must reset this */
     x.struct_size = sizeof x;
     expect_spoiled(o, TRACE, MHA_ERR_ARGUMENT, "struct_size", o.struct_size = 4);
     assert_true(!x.weights && !x.layers && x.layer == -1);

@@ -1,5 +1,6 @@
-/* A trainer: a step is bit-identical to its parts called by hand, with and without an encoder; a training resumes; it
- * learns; non-finite numbers change nothing; misuse. */
+/* A trainer: a step is bit-identical to direct calls of its parts, with and without an encoder.
+ * Further tests are for resumption, learning, non-finite numbers, which change nothing, and
+ * misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -125,7 +126,7 @@ static hand hand_make(mha_context *context, mha_transformer *net, int64_t memory
         mha_parameter p;
         expect_ok(mha_transformer_parameter(net, i, &p));
         const bool v = strstr(p.name, "v_proj.weight"), o = strstr(p.name, "o_proj.weight");
-        for (int64_t k = 0; grade > 0 && (v || o) && k < p.count; k++) /* second of two heads */
+        for (int64_t k = 0; grade > 0 && (v || o) && k < p.count; k++) /* the second of two heads */
             if ((v ? k / E : k % E) >= E / H) x.rates[p.offset + k] = (float)grade;
     }
     return x;
@@ -268,7 +269,7 @@ static void a_step_is_its_parts(void **state)
     if (rng_whole_sample()) assert_true(clipped > 5);
 }
 
-/* ---- what a training does -------------------------------------------------------------------- */
+/* ---- learning and states --------------------------------------------------------------------- */
 
 static void it_goes_on(void **state)
 {
@@ -303,7 +304,8 @@ static void it_goes_on(void **state)
     }
 }
 
-/* A batch is memorised; evaluating it changes nothing and gives the loss of the next step. */
+/* The trainer memorises a batch. Its evaluation changes nothing and gives the loss of the next
+ * step. */
 static void it_learns(void **state)
 {
     (void)state;
@@ -438,7 +440,7 @@ static void a_batch_is_refused(void **state)
     const mha_tensor memory = {0};
     e->batch.weights = &e->weights;
     e->lengths[1] = T - 1;
-    e->target_ids[2 * T - 1] = -1; /* beyond a length: its weight does not matter */
+    e->target_ids[2 * T - 1] = -1; /* beyond a length, where weights have no effect */
     e->weight_data[2 * T - 1] = NAN;
 #define REFUSE(status, part, ...) \
     expect_spoiled(*e, mha_trainer_step(t, &e->batch, NULL), status, part, __VA_ARGS__)
@@ -475,7 +477,7 @@ static void a_batch_is_refused(void **state)
     expect_error(mha_trainer_resume(t, INT64_MAX), MHA_ERR_ARGUMENT, "expected 0..");
     expect_error(mha_trainer_resume(NULL, 1), MHA_ERR_NULL, "trainer");
     expect_ok(mha_trainer_step(t, &e->batch, NULL));
-    memset(e->target_ids, -1, sizeof e->target_ids); /* may be looked at */
+    memset(e->target_ids, -1, sizeof e->target_ids); /* no targets */
     expect_ok(mha_trainer_evaluate(t, &e->batch, NULL, NULL, NULL, &loss));
     assert_true(loss == 0);
     mha_trainer_destroy(t);

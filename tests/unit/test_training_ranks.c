@@ -1,6 +1,7 @@
-/* Training over ranks: parameters, state and losses are bit-identical to one process, for any number of ranks, also
- * more than slices; a gradient is the sum of its slices' in the order of the tree; errors of one rank reach all;
- * differing ranks are detected; a lost rank ends the step. */
+/* Training over ranks: parameters, state and losses are bit-identical to one process, for any
+ * number of ranks, also for more ranks than slices. A gradient is the sum of the slices' gradients
+ * in the order of the tree. Errors of one rank reach all ranks, differing ranks are detected, and a
+ * lost rank ends the step. */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -15,10 +16,10 @@
 
 enum { MOST_B = 13, MOST_T = 7, S = 4, V = 11, E = 8, MOST_STEPS = 50, FLOATS = 8192 };
 
-/* How a rank can differ. */
+/* The argument that differs on a rank. */
 enum {
     NOTHING,
-    TOKEN, /* that there is not */
+    TOKEN, /* an invalid token */
     TARGET,
     WEIGHT,
     LENGTH,
@@ -33,14 +34,14 @@ enum {
     SLICES
 };
 
-/* A training: the model and the input of each step are drawn from the seed. */
+/* A training. The seed determines the model and the input of each step. */
 typedef struct course {
     uint64_t seed;
     int64_t B, T, steps, slices;
     bool encoded, weights, lengths, tied;
-    bool alike; /* all sequences, of a gradient alone */
+    bool alike; /* whether all sequences of a gradient are equal */
     float dropout;
-    int spoiled; /* the rank that differs in ... */
+    int spoiled; /* the rank that differs */
     int how;     /* NOTHING, TOKEN, ... */
 } course;
 
@@ -81,7 +82,7 @@ static void draw(const course *c, int64_t step, batch *b)
         b->lengths[i] = rng_between(&r, i > 0 ? 0 : 1, c->T);
         b->source_lengths[i] = rng_between(&r, 1, S);
     }
-    for (int64_t i = 0; i < c->B; i++) b->targets[i * c->T] = 1; /* each has something to learn */
+    for (int64_t i = 0; i < c->B; i++) b->targets[i * c->T] = 1; /* a target each */
     b->views[0] = mha_tensor_contiguous(b->tokens, MHA_I32, 2, shape);
     b->views[1] = mha_tensor_contiguous(b->targets, MHA_I32, 2, shape);
     b->views[2] = mha_tensor_contiguous(b->weights, MHA_F32, 2, shape);
@@ -271,7 +272,7 @@ static void any_number_of_ranks_gives_the_same_bits(void **state)
 
 /* ---- the tree -------------------------------------------------------------------------------- */
 
-/* The gradient of sequences begin .. end - 1 alone, in a trainer that does not divide them. */
+/* The gradient of only sequences begin .. end - 1, in a trainer that does not divide them. */
 static void gradient_of(const course *c, int64_t begin, int64_t end, int64_t slices,
                         float gradient[FLOATS], double *loss)
 {
@@ -332,11 +333,12 @@ static void slices_are_added_in_a_tree(void **state)
     assert_memory_equal(parts[0], whole, sizeof whole);
     assert_true(((losses[0] + losses[1]) + (losses[2] + losses[3])) + losses[4] >= loss &&
                 ((losses[0] + losses[1]) + (losses[2] + losses[3])) + losses[4] <= loss);
-    gradient_of(&c, 0, 7, 1, parts[1], &loss); /* another order, other bits */
+    gradient_of(&c, 0, 7, 1, parts[1], &loss); /* a different order gives different bits */
     assert_memory_not_equal(parts[0], parts[1], sizeof whole);
 }
 
-/* Two equal sequences in two slices: without dropout twice the gradient of one, with dropout a different one. */
+/* Two equal sequences in two slices have twice the gradient of one without dropout, and different
+ * gradients with dropout. */
 static void slices_drop_other_weights(void **state)
 {
     (void)state;
@@ -361,7 +363,7 @@ static void slices_drop_other_weights(void **state)
     }
 }
 
-/* ---- refusals, a lost rank ------------------------------------------------------------------- */
+/* ---- errors and lost ranks ------------------------------------------------------------------- */
 
 static void one_rank_refuses_for_all(void **state)
 {
@@ -404,7 +406,7 @@ static void a_lost_rank_ends_the_step(void **state)
         all.course.steps = 3;
         thread_ranks_run(3, run, &all, 1, after);
         for (int r = 0; r < 3; r++) lost += many[r].status == MHA_ERR_RANK;
-        if (many[1].status != MHA_ERR_RANK) break; /* it was not lost before the end */
+        if (many[1].status != MHA_ERR_RANK) break; /* the step ended before the loss */
         assert_true(many[0].status == MHA_ERR_RANK || many[0].steps == 3);
         assert_true(many[2].status == MHA_ERR_RANK || many[2].steps == 3);
     }

@@ -1,6 +1,6 @@
-/* A whole transformer: its table of parameters, the gradient of every parameter against the loss (along random
- * directions), bits that do not depend on threads, learning, and misuse. tests/python/test_training_torch.py compares
- * numbers with PyTorch. */
+/* A whole transformer: its table of parameters; the gradient of every parameter, compared with
+ * differences of the loss along random directions; bits that do not depend on threads; learning;
+ * and misuse. tests/python/test_training_torch.py compares numbers with PyTorch. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/layers.h"
@@ -21,7 +21,7 @@
 
 enum { MOST_TOKENS = 64, MOST_MEMORY = 64, MOST_VOCAB = 24, MOST_WIDTH = 24 };
 
-/* A random transformer with a batch to run it on. */
+/* A random transformer and a batch for it. */
 typedef struct example {
     mha_transformer *t;
     mha_activations *a;
@@ -176,7 +176,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* Cross-entropy; without an output half of the sum of squares of the rows that count. */
+/* Cross-entropy or, without an output layer, half of the sum of squares of the rows that count. */
 static double loss_of(mha_context *context, example *e)
 {
     const int64_t rows = e->B * e->T, width = e->output.shape[2];
@@ -222,7 +222,7 @@ static double backward(mha_context *context, example *e, gradients *g)
     return loss;
 }
 
-/* Central difference of the loss along a unit direction. */
+/* A central difference of the loss along a unit direction. */
 static double difference(mha_context *context, example *e, float *x, const float *start,
                          const double *direction, int64_t count, double h, double *scale)
 {
@@ -237,12 +237,13 @@ static double difference(mha_context *context, example *e, float *x, const float
     return (loss[1] - loss[0]) / (2 * h);
 }
 
-/* The slope of the loss along a random direction of some numbers x, three times: differences at h
- * and 2 h cancel the h^2 term of their error (Richardson), for three h. The disagreement of the three estimates the
- * roundings of the loss (f32, amplified by norms of small variance) and its higher derivatives; the tolerance adds 4e-7
- * of the loss and a fraction of the slope. Most examples are well-conditioned, so a wrong gradient is detected relative
- * to the slope. If the loss exceeds 1e7, no norm has limited the stream, and roundings of its scores in the millions
- * move whole weights: differences are meaningless there. */
+/* Estimates the slope of the loss along a random direction of some numbers x for three h:
+ * differences at h and 2 h cancel the h^2 term of their error (Richardson). The disagreement of the
+ * three estimates the roundings of the loss (f32, amplified by norms of small variance) and its
+ * higher derivatives; the tolerance adds 4e-7 of the loss and a fraction of the slope. Most
+ * examples are well-conditioned, so a wrong gradient is detected relative to the slope. If the loss
+ * exceeds 1e7, no norm has limited the stream, and roundings of scores in the millions change
+ * weights completely: differences are then meaningless. */
 static void check_slope(mha_context *context, example *e, rng *r, const char *name, float *x,
                         const float *gradient, int64_t count, double *worst, int *tame)
 {
@@ -332,7 +333,8 @@ static void gradients_of_other_mixers_are_slopes(void **state)
     check_slopes(true);
 }
 
-/* The same bits with 1, 2 and 8 threads, and with padding: rows beyond a length change nothing. */
+/* The bits are the same with 1, 2 and 8 threads, and rows beyond a length (padding) change
+ * nothing. */
 static void threads_and_padding_change_no_bit(void **state)
 {
     (void)state;
@@ -345,7 +347,7 @@ static void threads_and_padding_change_no_bit(void **state)
             rng r = rng_make(rng_run_seed(), 500 + (uint64_t)i);
             example *e = example_make_of(all.each[0].context, &r, i % 2);
             e->input.lengths = e->lengths;
-            if (j == 2) /* other tokens in the padding */
+            if (j == 2) /* different tokens in the padding */
                 for (int64_t k = 0; k < e->B * e->T; k++)
                     if (e->targets[k] < 0) e->ids[k] = 0;
             size = mha_transformer_size(e->t);
@@ -361,7 +363,7 @@ static void threads_and_padding_change_no_bit(void **state)
     }
 }
 
-/* A tiny model learns to repeat its own token, from random weights to less than a tenth of the loss. */
+/* A tiny model learns to repeat its own token: its loss falls to less than a tenth. */
 static void learns(void **state)
 {
     (void)state;
@@ -455,7 +457,7 @@ static void parameters_have_names_and_places(void **state)
     mha_transformer_destroy(t);
 }
 
-/* The same seed gives the same numbers; their deviations are as documented. */
+/* The same seed gives the same numbers, and their standard deviations are the documented ones. */
 static void seeds_give_the_same_beginning(void **state)
 {
     (void)state;
@@ -491,7 +493,7 @@ static void seeds_give_the_same_beginning(void **state)
             squares += (double)x[k] * (double)x[k];
             count++;
         }
-        double deviation = sqrt(squares / (double)count); /* known to 1 / sqrt(2 count), 4 sigma */
+        double deviation = sqrt(squares / (double)count); /* 4 sigma of 1 / sqrt(2 count) */
         assert_true(fabs(deviation / wanted - 1) < 4 / sqrt(2 * (double)count));
         if (strstr(p.name, "v_proj")) { /* the second head is 0.3 of the first */
             double second = 0;
@@ -504,7 +506,7 @@ static void seeds_give_the_same_beginning(void **state)
     mha_transformer_destroy(t[1]);
 }
 
-/* A parameter of a layer; NULL if there is none. */
+/* A parameter of a layer, or NULL if there is none. */
 static const float *numbers_of(const example *e, int64_t layer, const char *name, const char *kind)
 {
     char text[64];
@@ -514,7 +516,8 @@ static const float *numbers_of(const example *e, int64_t layer, const char *name
     return mha_transformer_data(e->t) + p.offset;
 }
 
-/* Normalise y; the error e of its elements grows by the slopes of the norm, at most 3 |w| / sigma, plus roundings. */
+/* Normalises y. The error e of its elements grows by the slopes of the norm, at most 3 |w| / sigma,
+ * plus roundings. */
 static double through_norm(const example *e, int64_t layer, const char *name, double *y,
                            double error)
 {
@@ -532,8 +535,9 @@ static double through_norm(const example *e, int64_t layer, const char *name, do
     return most;
 }
 
-/* sum = stream + r (W in + b) of every row, r the residual scale, to the rounding of f32 sums of `inputs`
- * terms, of the last two additions and of the scale; with branch norms their norm is added. */
+/* Checks that sum = stream + r (W in + b) for every row, with the residual scale r, up to the
+ * roundings of f32 sums of `inputs` terms, of the last two additions and of the scale. With branch
+ * norms, the norm of the branch is added. */
 static void check_sum(const example *e, int64_t layer, mha_layer_part part, const mha_tensor *in,
                       const mha_layer_view *view)
 {
@@ -615,7 +619,8 @@ static void describe_self(const example *e, int64_t layer, described *d)
     }
 }
 
-/* Attention of the viewed q, k and v again: the same bits, with a descriptor built here and with the view's. */
+/* Recomputes attention of the viewed q, k and v: the bits are the same with a descriptor built here
+ * and with the view's. */
 static void check_heads(mha_context *context, const example *e, int64_t layer, bool cross,
                         const mha_layer_view *view)
 {
@@ -643,7 +648,7 @@ static void check_heads(mha_context *context, const example *e, int64_t layer, b
     assert_ptr_equal(view->concatenated.data, view->heads.data);
 }
 
-/* Frequencies, cosines and sines of the scalings, by the formulas of transformer.h. */
+/* Frequencies, cosines and sines of the scalings equal the formulas of transformer.h. */
 static void scale_rotation(const mha_layer_desc *l, mha_rope_desc *rope, double *frequencies,
                            float angles[2][16 * 12], mha_tensor *cosines, mha_tensor *sines)
 {
@@ -655,7 +660,7 @@ static void scale_rotation(const mha_layer_desc *l, mha_rope_desc *rope, double 
     for (int64_t i = 0; i < half; i++) {
         const double f = pow(base, -(double)i / (double)half), turns = n * f / tau;
         double slow = fmin(1, fmax(0, (high - turns) / (high - low)));
-        if (yarn) { /* pairs with this many turns: n base^(-i / half) / tau = turns */
+        if (yarn) { /* the pair i with this many turns: n base^(-i / half) / tau = turns */
             const double last = (double)(2 * half - 1);
             const double first = (double)half * log(n / tau / high) / log(base);
             const double end = (double)half * log(n / tau / low) / log(base);
@@ -695,7 +700,7 @@ static void check_rotation(const example *e, int64_t layer, bool rotates, const 
         const double plain = pow(base, -(double)(2 * i) / (double)r.rotary_dim);
         const double f =
             l && l->rope_scaling ? frequencies[i] : plain / (l ? (double)l->rope_factor : 1);
-        assert_true(fabs(got[i] / f - 1) < 0x1p-40); /* with the rounding of these lines */
+        assert_true(fabs(got[i] / f - 1) < 0x1p-40); /* includes the rounding of the test */
     }
 }
 
@@ -750,7 +755,7 @@ static void check_position(mha_context *context, const example *e, int64_t layer
         const float *want = data + i * D;
         const float *seen = (const float *)got->data + row / e->T * got->stride[0] +
                             h * got->stride[1] + row % e->T * got->stride[2];
-        double square = 0; /* a rotation keeps it */
+        double square = 0; /* rotations preserve it */
         for (int64_t d = 0; d < D; d++) square += (double)want[d] * (double)want[d];
         for (int64_t d = 0; d < D; d++)
             if (fabs((double)seen[d] - (double)want[d]) > (rotates ? ldexp(sqrt(square), -21) : 0))
@@ -759,7 +764,7 @@ static void check_position(mha_context *context, const example *e, int64_t layer
     }
 }
 
-/* The sum of the tables' rows, within the rounding of one sum, or of two without types. */
+/* Checks that embeddings are the sum of the tables' rows, rounded once to f32. */
 static void check_embedded(const example *e, const mha_tensor *embedded)
 {
     const float *data = mha_transformer_data(e->t);
@@ -776,7 +781,7 @@ static void check_embedded(const example *e, const mha_tensor *embedded)
     for (int64_t i = 0; i < e->B * e->T * E; i++) {
         const int64_t row = i / E, type = e->input.token_types ? e->types[row] : 0;
         double sum = (double)(e->desc.embed_scale * data[tokens.offset + e->ids[row] * E + i % E]);
-        int64_t position = row % e->T; /* with padding 1 + the other tokens in front, or 0 */
+        int64_t position = row % e->T; /* with padding: 1 + the number of earlier tokens, or 0 */
         if (padding) {
             position = 1;
             for (int64_t k = row - row % e->T; k < row; k++)
@@ -871,9 +876,9 @@ static void views(void **state)
     }
 }
 
-/* A call that keeps nothing and one that keeps everything. */
+/* A call without activations and a call with all activations. */
 typedef struct passing {
-    const example *e; /* its activations hold the batch */
+    const example *e; /* its activations have the batch */
     mha_attention_outputs outputs[3];
     const mha_attention_outputs *wanted[3];
     mha_tensor probabilities[3], average[3];
@@ -943,8 +948,9 @@ static void want_of_layers(passing *p, const example *e)
     }
 }
 
-/* A call without activations is bit-identical to one that keeps everything: output, requested data of each layer, and
- * every view passed to after_layer; after_layer can end a call. */
+/* A call without activations is bit-identical to a call with all activations, in the output, the
+ * requested data of each layer, and every view passed to after_layer. after_layer can end a
+ * call. */
 static void keeps_nothing(void **state)
 {
     (void)state;
@@ -1200,14 +1206,14 @@ static void layers_are_checked(void **state)
         layers[1] = wrong[i].layer;
         layers[1].struct_size = sizeof layers[1];
         expect_error(mha_transformer_create(x, &d, &t), wrong[i].status, wrong[i].words);
-        d.layer_heads = (const int64_t[]){2, 0}; /* also without heads, in other words */
+        d.layer_heads = (const int64_t[]){2, 0}; /* has a layer without heads */
         assert_int_not_equal(mha_transformer_create(x, &d, &t), MHA_OK);
         assert_non_null(strstr(mha_error_detail(), "layer 1: "));
         d.layer_heads = NULL;
     }
     layers[1] = (mha_layer_desc){.struct_size = 8};
     expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "layer 1: mha_layer_desc");
-    layers[1].struct_size = sizeof layers[1] + 8; /* would end behind the array */
+    layers[1].struct_size = sizeof layers[1] + 8; /* would end after the array */
     expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "that of layer 0");
     layers[1] = (mha_layer_desc){.struct_size = sizeof layers[1], .flags = MHA_LAYER_NO_ROPE};
     d.positions = MHA_ENCODING_LEARNED;
@@ -1271,8 +1277,8 @@ static void expect_same_numbers(const mha_transformer *a, const mha_transformer 
     }
 }
 
-/* Without some heads, and with fewer key/value heads, from an array and from a source. The source lives as long as any
- * transformer that reads from it. */
+/* Transformers without some heads, and with fewer key/value heads, from an array and from a source.
+ * The source lives as long as any transformer that reads from it. */
 static void expect_same_pruned(mha_context *context, const example *e, mha_transformer *other,
                                const stored *s, rng *r)
 {
@@ -1348,7 +1354,8 @@ static void sources_change_no_bit(void **state)
     }
 }
 
-/* Matrices of several groups of panels and pieces of inputs, tokens of several blocks of rows. */
+/* Matrices with several groups of panels and several pieces of inputs, and tokens in several blocks
+ * of rows. */
 static void large_matrices_from_a_source(void **state)
 {
     (void)state;
@@ -1423,7 +1430,7 @@ static void copies_are_the_same(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Token by token. */
+/* Decodes one token at a time. */
 static void decoding_from_a_source(void **state)
 {
     (void)state;
@@ -1511,7 +1518,7 @@ static void source_errors(void **state)
     mha_transformer_destroy(t);
 }
 
-/* The source is released with the transformer, not by a failed creation. */
+/* The source is released with the transformer, and not by a failed creation. */
 static mha_status run_from_source(mha_context *context, const mha_transformer *like)
 {
     mha_transformer *t = NULL;

@@ -1,5 +1,5 @@
-/* Messages to and from all ranks (threads here): every root, sizes that are not powers of two, errors that reach all
- * ranks, and a lost rank. */
+/* Messages to and from all ranks (threads here): every root, sizes that are not powers of two,
+ * errors that reach all ranks, and lost ranks. */
 #include "support/suite.h"
 #include "support/thread_ranks.h"
 
@@ -10,7 +10,7 @@
 
 enum { BYTES = 100 };
 
-/* Threads other than the test's must not end it: they count errors. */
+/* Threads other than the test's must not end the test. They count errors. */
 typedef struct seen {
     int root, wrong[MOST_THREAD_RANKS];
     mha_status status[MOST_THREAD_RANKS], given[MOST_THREAD_RANKS];
@@ -107,7 +107,7 @@ static void a_difference_is_named(void **state)
         }
 }
 
-/* Every rank that needs the lost rank receives an error; none hangs. */
+/* Every rank that needs the lost rank receives an error, and no rank hangs. */
 static void a_lost_rank_is_learnt(void **state)
 {
     (void)state;
@@ -125,7 +125,7 @@ static void a_lost_rank_is_learnt(void **state)
             }
 }
 
-/* After a lost rank, agreeing again would hide its number. */
+/* After a lost rank, a second agreement would hide its number. */
 static void who_is_lost_stays_known(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* docs/traps.md: mistakes in lesson code. Each is implemented here and compared with the library; the numbers of both
- * are those of the page. The page has three decimals: NEAR is half a unit of the last. */
+/* docs/traps.md: mistakes in lesson code. Each mistake is implemented here and compared with the
+ * library. The page has the numbers of both, with three decimals: NEAR is half a unit of the last
+ * decimal. */
 #include "support/expect.h"
 #include "support/module_call.h"
 #include "support/rng.h"
@@ -12,7 +13,7 @@
 
 #define NEAR 0.0005
 
-enum { T = 3, E = 4, H = 2, D = 2 }; /* of the example of `multihead run --example --module` */
+enum { T = 3, E = 4, H = 2, D = 2 }; /* sizes of `multihead run --example --module` */
 
 static float tokens[T][E] = {{1, 0, 1, 0}, {0, 2, 0, 1}, {1, 1, 0, 0}};
 static float weights[4][E][E] = {{{1, 0, 0, 1}, {0, 1, 1, 0}, {1, 1, 0, 0}, {0, 0, 1, -1}},
@@ -25,14 +26,14 @@ static float queries[T][E] = {{0, 2, 0, 0}, {1, 1, 0, 0}, {0, 0, 2, 2}};
 static float keys[T][E] = {{2, 0, 0, 0}, {0, 2, 0, 0}, {0, 0, 2, 2}};
 static float values[T][E] = {{1, 0, 0, 10}, {0, 1, 0, 20}, {0, 0, 1, 30}};
 
-/* ---- the right computation, by the library --------------------------------------------------- */
+/* ---- correct results by the library ---------------------------------------------------------- */
 
 static mha_tensor view(float *numbers, int64_t t, int64_t d)
 {
     return mha_tensor_contiguous(numbers, MHA_F32, 4, (int64_t[]){1, 1, t, d});
 }
 
-/* Attention of the example's first `count` of queries from query `first` on. */
+/* Attention of `count` queries of the example from query `first` on. */
 static void attend(const mha_attention_desc *desc, int64_t first, int64_t count, float o[][E],
                    float p[][T])
 {
@@ -43,7 +44,7 @@ static void attend(const mha_attention_desc *desc, int64_t first, int64_t count,
     expect_ok(mha_attention_forward(context_with(1), desc, &q, &k, &v, &out, p ? &wanted : NULL));
 }
 
-/* The module of the example on these tokens: out, and the projected q, k, v as [H,T,D]. */
+/* The example's module on these tokens: out, and the projected q, k, v as [H,T,D]. */
 static void run_module(float x[T][E], float out[T][E], float projected[3][H][T][D])
 {
     static const char *const names[] = {"q_proj.weight", "k_proj.weight", "v_proj.weight",
@@ -87,7 +88,7 @@ static float dot(const float *a, const float *b, int count)
     return sum;
 }
 
-/* softmax of `count` numbers that are `stride` apart, in place. */
+/* In-place softmax of `count` numbers at distance `stride`. */
 static void softmax(float *row, int count, int stride)
 {
     float top = -INFINITY, sum = 0;
@@ -126,8 +127,8 @@ static void attend_plainly(const float *const q[T], const float *const k[T],
 
 /* ---- the traps ------------------------------------------------------------------------------- */
 
-/* Heads are slices of the input: q, k and v are equal, so scores are symmetric and the largest of a row tends to be its
- * own. */
+/* Heads are slices of the input. q, k and v are equal, so scores are symmetric, and a row's largest
+ * score is often its own. */
 static void views_of_the_input(void **state)
 {
     float out[T][E], projected[3][H][T][D];
@@ -144,11 +145,11 @@ static void views_of_the_input(void **state)
     assert_true(dot(projected[0][0][1], projected[1][0][0], D) == 2);
 }
 
-/* Dropout of the output sets single numbers to 0; dropout of weights omits whole values, so the two equal columns of v
- * stay equal. */
+/* Dropout of the output sets single numbers to 0. Dropout of weights omits whole values, so the two
+ * equal columns of v stay equal. */
 static void dropout_of_the_output(void **state)
 {
-    float zeros[2] = {0}, v[4] = {1, 1, 3, 3}; /* two keys, of weight 1/2 each */
+    float zeros[2] = {0}, v[4] = {1, 1, 3, 3}; /* two keys with a weight of 1/2 each */
     unsigned seen = 0, torn = 0;
     rng r = rng_make(7, 0);
     (void)state;
@@ -167,10 +168,11 @@ static void dropout_of_the_output(void **state)
         torn += wrong[0] != wrong[1];
     }
     assert_int_equal(seen, 1U << 0 | 1U << 1 | 1U << 3 | 1U << 4);
-    assert_true(torn > 0); /* of 64, each with probability 1/2 */
+    assert_true(torn > 0); /* out of 64, each with probability 1/2 */
 }
 
-/* A row that sees nothing: -1e9 absorbs the scores, so the weights of the hidden keys are 1/3 each; -inf gives NaN. */
+/* A row without visible keys: -1e9 absorbs the scores, so the weights of the hidden keys are 1/3
+ * each; -inf gives NaN. */
 static void large_negative_numbers(void **state)
 {
     float scores[T][T], o[T][E], p[T][T];
@@ -192,7 +194,7 @@ static void large_negative_numbers(void **state)
     }
 }
 
-/* The scale is applied after the softmax: weights are too sharp, and rows sum to 1 / sqrt(D). */
+/* If the scale is applied after the softmax, weights are too sharp, and rows sum to 1 / sqrt(D). */
 static void scale_after_softmax(void **state)
 {
     float wrong[T][T], o[T][E], p[T][T], sum = 0;
@@ -206,8 +208,8 @@ static void scale_after_softmax(void **state)
     near_row(p[0], (const double[]){0.107, 0.787, 0.107}, T);
 }
 
-/* [T,E] read as [H,T,D] without a transpose: head 0 gets both halves of token 0 and one of token 1, and
- * never sees token 2. */
+/* [T,E] is read as [H,T,D] without a transpose: head 0 gets both halves of token 0 and one half of
+ * token 1, and never sees token 2. */
 static void reshaped_outputs(float x[T][E], float y[T][E])
 {
     float q[T][E], k[T][E], v[T][E], o[H][T][D];
@@ -217,14 +219,14 @@ static void reshaped_outputs(float x[T][E], float y[T][E])
     for (int h = 0; h < H; h++) {
         const float *rows[3][T];
         for (int t = 0; t < T; t++) {
-            const int at = (h * T + t) * D; /* of [H,T,D]; right is t * E + h * D */
+            const int at = (h * T + t) * D; /* index into [H,T,D]; correct is t * E + h * D */
             rows[0][t] = &q[0][0] + at;
             rows[1][t] = &k[0][0] + at;
             rows[2][t] = &v[0][0] + at;
         }
         attend_plainly(rows[0], rows[1], rows[2], o[h]);
     }
-    for (int t = 0; t < T; t++) /* and back in the same way */
+    for (int t = 0; t < T; t++) /* the same mistake for the output */
         for (int e = 0; e < E; e++) y[t][e] = dot(&o[0][0][0] + t * E, weights[3][e], E);
 }
 
@@ -233,7 +235,7 @@ static void heads_by_reshape(void **state)
     float changed[T][E], wrong[2][T][E], right[2][T][E], projected[3][H][T][D];
     (void)state;
     memcpy(changed, tokens, sizeof changed);
-    changed[2][0] = 5; /* token 2 is another one */
+    changed[2][0] = 5; /* a different token 2 */
     reshaped_outputs(tokens, wrong[0]);
     reshaped_outputs(changed, wrong[1]);
     run_module(tokens, right[0], projected);
@@ -259,7 +261,8 @@ static void softmax_over_queries(void **state)
         assert_true(fabs((double)p[t][0] + (double)p[t][1] + (double)p[t][2] - 1) < 4 * 0x1p-24);
 }
 
-/* True means "hide" in masks of some libraries, and "keep" in others and here. Key 2 is padding. */
+/* In masks, true means "hide" in some libraries, and "keep" in others and in this one. Key 2 is
+ * padding. */
 static void polarity(void **state)
 {
     uint8_t hide[T] = {0, 0, 1}, keep[T] = {1, 1, 0};
@@ -274,7 +277,7 @@ static void polarity(void **state)
     near_row(o[0], (const double[]){0.119, 0.881, 0, 18.808}, E);
 }
 
-/* One query and three keys: causal aligned at the top left sees only key 0. */
+/* With one query and three keys, a causal mask aligned at the top left shows only key 0. */
 static void alignment(void **state)
 {
     float o[1][E];

@@ -1,4 +1,4 @@
-/* The views of a report and reports inside other pages: their data, hostile texts, errors. */
+/* Views of a report, and reports inside other pages: their data, hostile texts, and errors. */
 #include "support/expect.h"
 #include "support/suite.h"
 #include "unit/html_page.h"
@@ -75,7 +75,7 @@ static void test_views_are_in_the_page(void **state)
     free(bytes);
     free(json);
     mha_buffer_free(&page);
-    v.panels[1].score_scale = 0; /* that of the attention formula */
+    v.panels[1].score_scale = 0; /* the default of the attention formula */
     page = html_render(&v.figure, &v.report);
     json = html_data(&page);
     assert_non_null(strstr(json, "\"score_scale\":0.447213"));
@@ -83,7 +83,7 @@ static void test_views_are_in_the_page(void **state)
     mha_buffer_free(&page);
 }
 
-/* Each code is within half a step, m / (2 mid), and the float's own rounding. */
+/* The error of each code is at most half a step, m / (2 mid), and the float's rounding. */
 static void check_codes(const unsigned char *bytes, int64_t bits, const float *vectors,
                         int64_t count, double most)
 {
@@ -169,8 +169,8 @@ static void test_views_refused(void **state)
 
 /* ---- Insets ----------------------------------------------------------------------------------- */
 
-/* The document of the first frame, decoded from the attribute like a browser: only &amp; and &quot; are escaped. Free
- * it. */
+/* The document of the first frame, decoded from the attribute like in a browser: only &amp; and
+ * &quot; are escaped. The caller frees it. */
 static char *document_of(const char *text)
 {
     static const char attribute[] = " srcdoc=\"";
@@ -197,7 +197,7 @@ static mha_buffer inset_of(const mha_inset *inset)
     return out;
 }
 
-/* For any labels, a frame's document is the page itself, also within a frame of tabs. */
+/* For any labels, a frame's document is the original page, also within a frame of tabs. */
 static void test_insets_hold_the_page(void **state)
 {
     (void)state;
@@ -247,7 +247,7 @@ static void refuse_inset(const mha_inset *inset, mha_status want, const char *pa
     mha_buffer out = {0};
     const mha_sink sink = mha_buffer_sink(&out);
     expect_error(mha_render_inset(inset, &sink), want, part);
-    assert_null(out.data); /* before anything is written */
+    assert_null(out.data); /* the error precedes all writes */
 }
 
 static void test_insets_refused(void **state)
@@ -318,7 +318,7 @@ static void test_pieces(void **state)
 
 enum { WORDS = 7 };
 
-/* Maps of a sentence, near 0 except for a few cells each. */
+/* Maps of a sentence, each near 0 except for a few cells. */
 typedef struct sentence {
     float values[4][WORDS * WORDS];
     uint8_t masked[WORDS * WORDS];
@@ -358,8 +358,9 @@ static void expect_link(const mha_link *link, int64_t row, int64_t col, bool con
     assert_int_equal(link->content, content);
 }
 
-/* Content words that are not neighbours, unlike in other maps: 1 -> 4 of map 2, not the larger 1 -> 5 that all maps
- * have, nor larger but less informative links. */
+/* The chosen link is between content words that are not neighbours and differs from other maps: 1
+ * -> 4 of map 2, not the larger 1 -> 5 that all maps have, and not larger but less informative
+ * links. */
 static void test_links_tell(void **state)
 {
     (void)state;
@@ -372,7 +373,7 @@ static void test_links_tell(void **state)
         put(&s, i, 5, 0, 0.9f); /* a special token */
     }
     put(&s, 2, 1, 4, 0.6f);
-    put(&s, 2, 4, 3, 0.95f); /* the token before: a function word */
+    put(&s, 2, 4, 3, 0.95f); /* the previous token, a function word */
     put(&s, 3, 2, 5, 0.95f); /* a function word */
     put(&s, 3, 5, 4, 0.9f);  /* a neighbour */
     assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
@@ -390,8 +391,8 @@ static void test_links_tell(void **state)
     mha_buffer_free(&page);
 }
 
-/* Fallbacks of a map: a faint link between content words is not used, special tokens are skipped; a causal map's first
- * token is not informative; a single map uses its largest link. */
+/* Fallbacks of a map: a faint link between content words is not used, special tokens are skipped, a
+ * causal map's first token is not informative, and a single map uses its largest link. */
 static void test_links_that_are_left(void **state)
 {
     (void)state;
@@ -415,7 +416,7 @@ static void test_links_that_are_left(void **state)
     assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
     expect_link(&links[0], 5, 1, true);
     s.report.special_count =
-        0; /* then the first token is a word, which is not informative in a causal map */
+        0; /* the first token is then a word, which is not informative in a causal map */
     put(&s, 0, 4, 0, 0.9f);
     for (int c = 0; c < WORDS * WORDS; c++) s.masked[c] = c % WORDS > c / WORDS;
     s.panels[0].masked = s.masked;

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Build the documentation as plain HTML: every .md file, the public headers, the options of each subcommand, and the
-targets of their links. The first page computes (docs/explorer.md), if script/page and script/demo built its parts.
+targets of their links. The first page runs a model (docs/explorer.md) if script/page and
+script/demo built its parts.
 
     build.py [--output DIR]     default: build/site
 
-The site has the folders of the repository. A link to a source file opens a page with its text, a link to a folder a
-list of its files. Navigation follows the list "All pages" of docs/start.md. search.js finds sections by their words.
-Needs the Markdown parser markdown-it-py (Debian: python3-markdown-it), and the program: $MULTIHEAD, default
-build/multihead. Output is reproducible.
+The site has the folders of the repository. A link to a source file opens a page with its text. A
+link to a folder opens a list of its files. Navigation follows the list "All pages" of
+docs/start.md. search.js finds sections by their words. Needs the Markdown parser markdown-it-py
+(Debian: python3-markdown-it), and the program: $MULTIHEAD, default build/multihead. Output is
+reproducible.
 """
 import argparse
 import html
@@ -31,7 +33,7 @@ import options  # noqa: E402
 ROOT = check_links.ROOT
 HEADERS = "include/multihead"
 MANUAL = "docs/program.md"
-# Output of script/page and script/demo.
+# The output of script/page and script/demo.
 MODULE, MODEL = ROOT / "build/page/explorer.wasm.gz", ROOT / "build/demo/sentences/model.safetensors"
 EXPLORER = "explorer.html"
 IMAGES = (".png", ".svg", ".jpg", ".gif")
@@ -137,7 +139,8 @@ class Site:
         path.write_text(text, encoding="utf-8")
 
     def navigation(self, page, sections):
-        """The computing page, and the groups of docs/start.md with the sections of the current page."""
+        """The page that runs a model, and the groups of docs/start.md with the sections of the
+        current page."""
         out = []
         if self.explorer:
             to = os.path.relpath(EXPLORER, os.path.dirname(page) or ".")

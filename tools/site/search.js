@@ -1,5 +1,6 @@
-/* The search of the site. A section matches if every word of the query is the prefix of one of its words. The index is
- * a script, since pages opened from disk cannot fetch files; it is loaded when the field gets the focus. */
+/* The search of the site. A section matches if every word of the query is the prefix of one of its
+ * words. The index is a script, because pages opened from disk cannot fetch files. It is loaded
+ * when the field gets the focus. */
 "use strict";
 (() => {
     const root = document.currentScript.dataset.root;

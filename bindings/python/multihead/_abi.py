@@ -1,8 +1,8 @@
 """The C interface in ctypes: every struct, callback, enumeration and function that abi/ lists.
 
 tools/check_abi.py writes these lists from the headers and compares them with a build. The names of structs and
-callbacks lose mha_: mha_attention_desc is `AttentionDesc`. Pointers to structs and texts are typed; inside structs also
-those to int64_t and double. Handles and NumPy arrays are addresses.
+callbacks lose mha_: mha_attention_desc is `AttentionDesc`. Pointers to structs and texts are typed,
+and inside structs also pointers to int64_t and double. Handles and NumPy arrays are addresses.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _read(line: str) -> None:
 
 
 def _find() -> pathlib.Path:
-    """The lists installed with the package, else those of the source tree."""
+    """The lists installed with the package, or those of the source tree."""
     places = [pathlib.Path(path) / "abi" for path in sys.modules[__package__ or "multihead"].__path__]
     places.append(pathlib.Path(__file__).resolve().parents[3] / "abi")
     for place in places:
@@ -55,8 +55,8 @@ for _file in _find().glob("*.abi"):
 
 
 def _values(prefix: str, enumeration: str | None = None) -> dict[str, int]:
-    """Constants whose names begin with the prefix, by the rest of their names in lower case; of one enumeration if
-    given."""
+    """Constants whose names begin with the prefix, by the rest of their names in lower case. If
+    `enumeration` is given, only its constants."""
     return {name[len(prefix):].lower(): value for name, (value, of) in _constants.items()
             if name.startswith(prefix) and enumeration in (None, of)}
 

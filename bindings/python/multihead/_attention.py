@@ -154,7 +154,7 @@ class _Forward:
         wanted.flags = _abi.OUTPUT_FLAGS["dropped_probabilities"] * request.dropped
         for name in ("heads", "rows", "offsets"):
             if (numbers := getattr(request, name)) is not None:
-                # A list without entries has an address that is not NULL.
+                # An empty list still has an address that is not NULL.
                 setattr(wanted, name, (C.c_int64 * max(1, len(numbers)))(*numbers))
                 setattr(wanted, name + "_count", len(numbers))
         if "top_keys" in request.names and request.top < 1:
@@ -166,7 +166,7 @@ class _Forward:
             self.outputs.append((name, shape, code))
 
 
-# Declared argument types would be checked again at every call.
+# With declared argument types, ctypes would check the arguments again at every call.
 _library_forward = library["mha_attention_forward"]
 
 

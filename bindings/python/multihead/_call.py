@@ -1,7 +1,8 @@
 """Calls of attention: options and prepared structs.
 
-The structs, checks and result shapes of a call depend on layouts and options only. They are prepared once per thread;
-each call then writes addresses and a few numbers into them. A call therefore costs a few microseconds of Python.
+The structs, checks and result shapes of a call depend only on layouts and options. They are
+prepared once per thread. Each call then writes addresses and a few numbers into them. A call
+therefore costs a few microseconds of Python.
 """
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ _ARRAYS: dict[str, tuple[str, ...]] = {
     "alibi_slopes": ("f32",), "t5_table": ("f32",), "shaw_keys": ("f32",), "shaw_values": ("f32",),
     "sink_logits": ("f32",), "gates": ("f32",)}
 _LIST_TYPES = {"u8": np.bool_, "f32": np.float32, "i32": np.int32}
-# Sequences of whole numbers: their length beyond B.
+# Sequences of whole numbers, with their length minus B.
 _INT64S = {"key_lengths": 0, "key_begins": 0, "q_offsets": 0, "query_starts": 1, "key_starts": 1}
 _FLAGS = ("causal", "strict", "t5_one_sided")
 _NAMES = {"path": _abi.PATHS, "compute": _abi.COMPUTE}
@@ -326,8 +327,8 @@ _MOST_CALLS = 256  # per thread, about 2 KiB each
 
 
 def prepared(key: tuple[Any, ...]) -> Any:
-    """Take the prepared call of a key out of the thread's store, since its callback may make the same call; None if
-    there is none. finish() puts it back."""
+    """Take the prepared call of a key out of the thread's store, because its callback may make the
+    same call. None if there is none. finish() puts it back."""
     try:
         return thread.calls.pop(key, None)
     except TypeError:  # not hashable: preparing the call reports the error

@@ -20,7 +20,7 @@ Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Measure:
-    """What a score counts."""
+    """The definition of a score."""
 
     name: str
     text: str

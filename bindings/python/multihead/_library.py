@@ -103,7 +103,7 @@ def _find(folder: str, *patterns: str) -> str:
 
 
 def program() -> str:
-    """The path of the program: the package's own, else the system's."""
+    """The path of the program: the package's own, or the system's."""
     try:
         return _find("bin", "multihead")
     except ImportError:
@@ -114,7 +114,8 @@ def program() -> str:
 
 
 def _open(name: str) -> _abi.Library:
-    """The package's own library; without one the system's, as in Debian's python3-multihead."""
+    """The package's own library, or the system's if there is none, as in Debian's
+    python3-multihead."""
     try:
         return _abi.Library(_find("lib", f"lib{name}.so", f"lib{name}.so.*"))
     except ImportError:
@@ -170,7 +171,7 @@ def model_library() -> _abi.Library:
 
 
 def render_library() -> _abi.Library:
-    """libmultihead-render, likewise."""
+    """libmultihead-render, loaded lazily."""
     return _companion("multihead-render")
 
 
@@ -336,8 +337,8 @@ class Callbacks:
             fallback()
 
     def call(self, function: Callable[..., int], *arguments: Any) -> int:
-        """Call the library. Ctrl+C during the call is stored as a failure of a callback. Raised inside a callback, it
-        would be lost, since its caller is C."""
+        """Call the library. Ctrl+C during the call is stored as a failure of a callback. An
+        exception raised inside a callback would be lost, because the caller is C."""
         handler = signal.getsignal(signal.SIGINT)
         if not callable(handler) or threading.current_thread() is not threading.main_thread():
             return function(*arguments)
@@ -366,8 +367,8 @@ def isa_available(isa: str) -> bool:
 
 
 def _after_fork() -> None:
-    """Only this thread exists in the child. A context that another thread was using is lost: it can be neither used nor
-    freed. The others work."""
+    """Only this thread exists in the child. A context that another thread was using is lost: it can
+    be neither used nor freed. Other contexts work."""
     for context in list(_contexts):
         if context._lock.locked():
             context.handle = C.c_void_p()

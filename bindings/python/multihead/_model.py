@@ -45,11 +45,11 @@ class ModelAttention:
     q: list[Floats] | None = None
     """[H,T,D] queries after rotation and normalisation."""
     k: list[Floats] | None = None
-    """[Hk,T,D] keys likewise."""
+    """[Hk,T,D] keys after rotation and normalisation."""
     v: list[Floats] | None = None
     """[Hk,T,Dv] values."""
     heads: list[Floats] | None = None
-    """[H,T,Dv] the heads' outputs, which W_o mixes."""
+    """[H,T,Dv] the heads' outputs before W_o."""
     lse: list[Floats] | None = None
     """[H,T] natural logarithm of the sum of exp(score)."""
     model: str = ""

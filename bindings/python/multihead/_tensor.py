@@ -25,7 +25,8 @@ _READABLE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "u8": "bool
 
 
 Layout = tuple[Any, tuple[int, ...], tuple[int, ...]]
-"""An array without its contents: element type, shape and strides. NumPy counts strides in bytes, others in elements."""
+"""An array without its contents: element type, shape and strides. NumPy counts strides in bytes,
+other libraries in elements."""
 
 
 class Kind(NamedTuple):

@@ -60,8 +60,8 @@ def _least(a: int, b: int) -> int:
 
 
 def _pattern(function: Callable[..., Any], batch: int, positions: int) -> _Pattern | None:
-    """The symbolic form of a mask function of transformers, which is a closure from masking_utils; None for any
-    other."""
+    """The symbolic form of a mask function of transformers, which is a closure from masking_utils;
+    None for any other function."""
     if function is masking_utils.causal_mask_function:
         return _Pattern(causal=True)
     if function is masking_utils.bidirectional_mask_function:

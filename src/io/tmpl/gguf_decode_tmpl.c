@@ -1,7 +1,7 @@
-/* Decoding of GGUF blocks to 8-bit numbers, and from there to f32. Compiled once per instruction
- * set; gguf.h has the formulas. Results are bit-identical, because all products with a number of a
- * block are exact (so fused operations do not matter), and a number's own offset is included in its
- * 8 bits. MHAI_GGUF_CODECS is the name of the table. */
+/* Decode GGUF blocks to 8-bit numbers, and these to f32. Compiled once per instruction set; gguf.h
+ * has the formulas. Results are bit-identical on all sets: products with a number of a block are
+ * exact, so fused operations round like separate ones, and the offset of a single number is
+ * included in its 8 bits. MHAI_GGUF_CODECS is the name of the table. */
 #include "io/gguf_blocks.h"
 
 #include <string.h>
@@ -61,7 +61,7 @@ static void bf16(const unsigned char *from, int64_t count, float *to)
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* A decoded block: numbers, and a scale and an offset per run. */
+/* A decoded block: its numbers, and a scale and an offset for each run. */
 #define BLOCK_ARGUMENTS \
     const unsigned char *from, int8_t *restrict to, float *restrict scale, float *restrict offset
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -336,7 +336,7 @@ ALWAYS_INLINE floats half_lanes(dwords x)
 #endif
 }
 
-/* Store the results for row r and the rows after it: numbers of columns `at` to `at` + 3, or the
+/* Store results for row r and the following rows: the numbers of columns `at` to `at` + 3, or the
  * scale and offset of a run. */
 ALWAYS_INLINE void put_numbers(mha_coded *to, int64_t at, int r, dwords x, int minus)
 {
@@ -500,7 +500,7 @@ CODE(q4_k, 256, 144, 32, 1, as_it_is)
 CODE(q5_k, 256, 176, 32, 1, as_it_is)
 CODE(q6_k, 256, 210, 16, 0, scale_last)
 
-/* Load LANES dwords of numbers from a row of Q8_0, skipping its scales, from number 4 `at` on. */
+/* Load LANES dwords of a Q8_0 row from number 4 `at` on, skipping the scales. */
 ALWAYS_INLINE dwords q8_0_part(const unsigned char *row, int64_t at)
 {
     const unsigned char *from = row + at / 8 * 34 + 2 + at % 8 * 4;

@@ -189,7 +189,7 @@ static mha_status add_usual(const char *key, double value, json_t *rope)
     return mhai_put(rope, key, json_real(value)) ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
-/* Where the usual part is not the whole head, transformers does not treat null as absent. */
+/* If the usual part is smaller than the head, transformers does not treat null as absent. */
 static mha_status check_part(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
 {
     static const char part[] = "partial_rotary_factor";
@@ -201,7 +201,7 @@ static mha_status check_part(const mhai_config *config, const mhai_rope_kind *ki
                             "is null; write the part of each head that rotates");
 }
 
-/* Fields outside the objects for each type of layer. */
+/* Check fields outside the objects for the types of layers. */
 static mha_status check_nested(const mhai_config *config, json_t *objects)
 {
     const char *key;
@@ -217,9 +217,8 @@ static mha_status check_nested(const mhai_config *config, json_t *objects)
     return MHA_OK;
 }
 
-/* The fields of a rotation in one object, as transformers collects them: rope_parameters, otherwise
- * rope_scaling, overridden by its object for a type of layers. The top level of config.json comes
- * last. */
+/* Collect the fields of a rotation in one object, in transformers' order of precedence: the object
+ * for a type of layers, rope_parameters or else rope_scaling, the top level of config.json. */
 static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
 {
     static const char original[] = "original_max_position_embeddings";

@@ -56,7 +56,7 @@ mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan)
     return read_nets(config, plan);
 }
 
-/* Layers that predict further tokens, and those of images, are not part of the model. */
+/* Ignore layers that predict further tokens, and layers for images. */
 bool mhai_delta_ignores(const mhai_family_plan *plan, const char *name)
 {
     return strncmp(name, "mtp.", 4) == 0 || strncmp(name, "model.visual.", 13) == 0 ||

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* The number of experts. Some versions of transformers call it num_experts, others
- * num_local_experts; a family reads one of them, or both. */
+ * num_local_experts; a family reads one of these names, or both. */
 static mha_status read_count(const mhai_config *config, const mhai_experts_kind *kind,
                              int64_t *count)
 {

@@ -75,7 +75,7 @@ bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan
     return strncmp(name, family->layers, strlen(family->layers)) != 0;
 }
 
-/* Where a name has the number of an expert, and its length; 0: nowhere. */
+/* The offset of an expert's number in a name, and its length; 0: the name has no number. */
 static int find_expert(const char *name, const char **number)
 {
     static const char experts[] = ".experts.";

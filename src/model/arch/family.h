@@ -11,7 +11,7 @@
 #include <multihead/transformer.h>
 
 /* Far above every published model, and small enough that products of two cannot overflow. Positions
- * have their own bound, since no weight confirms their number when they are rotary. */
+ * have a separate bound, because no weight confirms the number of rotary positions. */
 enum {
     MHAI_MOST_LAYERS = 4096,
     MHAI_MOST_WIDTH = 1 << 20,
@@ -51,8 +51,8 @@ typedef enum mhai_weight_form {
 
 /* Our name and the family's name of a parameter. Either both omit the tail (".weight", ".bias") or
  * both are complete. An asterisk stands for the number of an expert. part: 0 for the first part of
- * a fused weight, then 1, 2. Of several rows with the same name of ours, the first applies whose
- * weight the file has, otherwise our own name */
+ * a fused weight, then 1, 2. If several rows have the same name of ours, the first row whose weight
+ * is in the file applies. If the file has none of these weights, our own name applies. */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;
     mhai_weight_form form;
@@ -81,14 +81,14 @@ typedef struct mhai_rope_kind {
 
 typedef struct mhai_family {
     const char *model_type; /* as in config.json */
-    const char *text_type;  /* of a model of several parts: model_type of its text_config, which
-                             * alone is read; NULL: config.json describes a text model */
+    const char *text_type;  /* of a multimodal model: model_type of text_config, the only part that
+                             * is read; NULL: config.json describes a text model */
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
     uint32_t shape;       /* MHA_MODEL_SHAPE_... */
     const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
-    bool biases_qkv;      /* and only those of q, k and v */
+    bool biases_qkv;      /* whether only q, k and v have biases */
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
     /* Describe the transformer. */
@@ -98,8 +98,8 @@ typedef struct mhai_family {
     bool own_act;   /* read() reads the activation; otherwise it is SiLU */
     double epsilon; /* the default of rms_norm_eps; 0: 1e-6 */
     const char *layers;      /* before a layer's number */
-    const char *prefix;      /* optional prefix of all names in files of others; "": none */
-    const char *text_prefix; /* another one, of the text part of a model of several; NULL: none */
+    const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
+    const char *text_prefix; /* that of the text part of a multimodal model; NULL: none */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
@@ -108,7 +108,7 @@ typedef struct mhai_family {
                                     * layers in rope_parameters: without a window and with one */
     bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
-    bool even;      /* and transformers rotates odd numbers of elements wrongly, or fails */
+    bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
     bool tied;      /* the output is the token table unless config.json says otherwise */
     bool old_norms; /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
@@ -120,8 +120,8 @@ typedef struct mhai_family {
     bool (*ignores)(const mhai_family_plan *plan, const char *name);
 } mhai_family;
 
-/* A transformer is saved as the first family that can describe it; the last one can describe
- * all. */
+/* A transformer is saved as the first family that can describe it. The last family can describe
+ * every transformer. */
 /* clang-format off */
 #define MHAI_FAMILY_LIST(X)                                                                       \
     X(bert) X(roberta) X(electra) X(distilbert) X(gpt2) X(gpt_neox) X(llama) X(mistral)           \
@@ -136,8 +136,8 @@ MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
 /* Find the family that config.json names. */
 MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_family **family);
 
-/* For a model of several parts, continue with its text_config. Reject fields of config.json itself
- * that affect the text and differ from it. */
+/* For a multimodal model, continue with its text_config. Reject fields of the top level that affect
+ * the text and differ from text_config. */
 MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
 
 /* Read config.json with this family (decoder.c). */
@@ -149,8 +149,8 @@ const mhai_family *mhai_family_of(const mha_transformer_desc *desc);
 
 bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan, const char *name);
 
-/* A family's name of a parameter, and its row of the table of names, after the row `last` (NULL:
- * from the beginning); NULL if there is none: our own name. */
+/* Find the next row of the table of names for a parameter, after the row `last` (NULL: from the
+ * beginning). Returns NULL if there is none; our own name then applies. */
 const mhai_weight_name *mhai_family_next_name(const mhai_family *family, const char *ours,
                                               const mhai_weight_name *last,
                                               char theirs[MHAI_WEIGHT_NAME]);
@@ -160,12 +160,12 @@ static inline const mhai_weight_name *mhai_family_name(const mhai_family *family
     return mhai_family_next_name(family, ours, NULL, theirs);
 }
 
-/* Shared by bert.c and its relatives: describe an encoder of that kind. */
+/* Shared by bert.c and its relatives: describe an encoder of BERT's kind. */
 extern const mhai_weight_name mhai_bert_names[];
 MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
 void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 
-/* The fields that llama and bert name alike. */
+/* Write the fields that llama and bert name alike. */
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 
 /* Read the sizes of a transformer by a family's names. */
@@ -187,13 +187,13 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
     .ignores = mhai_decoder_ignores
 extern const mhai_weight_name mhai_llama_names[]; /* MHAI_LLAMA_NAMES alone */
 
-/* Read attention_bias, and mlp_bias too. */
+/* Read attention_bias; mhai_read_biases() also reads mlp_bias. */
 MHA_NODISCARD mha_status mhai_read_attention_bias(const mhai_config *config,
                                                   mhai_family_plan *plan);
 MHA_NODISCARD mha_status mhai_read_biases(const mhai_config *config, mhai_family_plan *plan);
 
 /* Require head_dim, if present, to be the width divided by the heads, for families in which
- * transformers ignores it in part. */
+ * transformers partly ignores it. */
 MHA_NODISCARD mha_status mhai_check_head_dim(const mhai_config *config,
                                              const mha_transformer_desc *d);
 
@@ -210,8 +210,8 @@ void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
 
 /* Read the windows of layers. Layers with a window are those that layer_types names
  * sliding_attention; without that list, layers from `first` on whose number plus 1 is not a
- * multiple of `period` (0: all of them). usual: the window if sliding_window is absent; null means
- * none. */
+ * multiple of `period` (0: all layers from `first` on). usual: the window if sliding_window is
+ * absent; null means no window. */
 MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
                                            int64_t period, mhai_family_plan *plan);
 
@@ -228,12 +228,12 @@ typedef struct mhai_mixing {
 MHA_NODISCARD mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing,
                                           mhai_family_plan *plan);
 
-/* Likewise with layers of Mamba-2, described by the fields mamba_*. *mixing holds `usual` and
- * `attention`. */
+/* The same for Mamba-2 as the mixer, described by the fields mamba_*. The caller sets `usual` and
+ * `attention` of *mixing. */
 MHA_NODISCARD mha_status mhai_read_state_spaces(const mhai_config *config, mhai_mixing *mixing,
                                                 mhai_family_plan *plan);
 
-/* transformers' names of the weights of such layers. */
+/* transformers' names of the weights of Mamba-2 layers. */
 #define MHAI_STATE_SPACE_NAMES                                                   \
     {"state_space.g_proj", "mamba.in_proj", MHAI_FUSED, 0},                      \
         {"state_space.v_proj", "mamba.in_proj", MHAI_FUSED, 1},                  \
@@ -254,18 +254,18 @@ MHA_NODISCARD mha_status mhai_read_multipliers(const mhai_config *config, mhai_f
 MHA_NODISCARD mha_status mhai_config_lists(const mhai_config *config, const char *key,
                                            int64_t layer, bool *listed);
 
-/* The fields of routed experts in config.json (experts.c); NULL: the family has none of that name. */
+/* The fields of routed experts in config.json (experts.c). NULL: the family has no such field. */
 typedef struct mhai_experts_kind {
-    const char *count, *alias; /* the number of experts, and another name of it */
+    const char *count, *alias; /* the number of experts, and another name for it */
     const char *inner;         /* the width of an expert; NULL: that of dense layers */
-    const char *shared;        /* of the shared expert */
+    const char *shared;        /* the width of the shared expert */
     const char *normalises;    /* whether weights are divided by their sum */
     const char *scale;
     const char *first; /* the number of dense layers before them */
     float sum_epsilon;
     uint32_t flags; /* of mha_experts_desc */
     bool usual;     /* the default of `normalises` */
-    bool may_lack;  /* the number may be 0 */
+    bool may_lack;  /* the number of experts may be 0 */
     bool steps;     /* decoder_sparse_step and mlp_only_layers are read */
 } mhai_experts_kind;
 

@@ -1,7 +1,7 @@
 /* Gemma: Llama with GEGLU, embeddings times sqrt(E), and norms whose weights are stored minus 1.
  * Gemma 2: norms also on the output of each block, softcaps on scores and logits, a window on every
  * second layer. Gemma 3: norms of queries and keys instead of softcaps, a window on five of six
- * layers, with another base of the rotation in these. */
+ * layers, which have another base of the rotation. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
@@ -27,7 +27,8 @@ static mha_status read_kinds(const mhai_config *config, bool first, mhai_family_
     static const char *const acts[] = {"gelu_pytorch_tanh", "gelu"};
     mha_transformer_desc *d = &plan->desc;
     int unused;
-    /* transformers reads "gelu" of the first Gemma as tanh GELU, as it was trained */
+    /* transformers reads the "gelu" of the first Gemma as tanh GELU, with which the model was
+     * trained */
     MHA_TRY(mhai_config_choice(config, first ? "hidden_act" : "hidden_activation", acts[0], acts,
                                first ? 2 : 1, &unused));
     MHA_TRY(mhai_read_attention_bias(config, plan));

@@ -66,13 +66,14 @@ mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing
     d->layer_heads = plan->head_lists;
     d->layer_kv_heads = plan->head_lists + L;
     if (heads > d->num_heads) d->num_heads = heads;
-    if (d->num_heads % d->kv_heads != 0) d->kv_heads = d->num_heads; /* each layer has its own */
+    /* each layer has its own number */
+    if (d->num_heads % d->kv_heads != 0) d->kv_heads = d->num_heads;
     return MHA_OK;
 }
 
 /* ---- Mamba-2 --------------------------------------------------------------------------------- */
 
-/* JSON has no infinity: transformers 5 writes an object. */
+/* JSON has no infinity, so transformers 5 writes an object. */
 static mha_status read_limit(const mhai_config *config, mha_layer_desc *space)
 {
     static const char key[] = "time_step_limit";
@@ -91,7 +92,8 @@ static mha_status read_limit(const mhai_config *config, mha_layer_desc *space)
     return MHA_OK;
 }
 
-/* The size of heads: without one, or with "auto", the width is mamba_expand times the model's. */
+/* Read the size of heads. If it is absent or "auto", the heads together are mamba_expand times as
+ * wide as the model. */
 static mha_status read_head_dim(const mhai_config *config, int64_t width, int64_t heads,
                                 int64_t *size)
 {

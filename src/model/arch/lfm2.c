@@ -16,8 +16,8 @@ static mha_status is_convolution(const mhai_config *config, int64_t layer, bool 
     return MHA_OK;
 }
 
-/* The width of the feed-forward layers is two thirds of the width in config.json, times a
- * factor. */
+/* Adjust the width of feed-forward layers: two thirds of the width in config.json, times a factor,
+ * rounded up. */
 static mha_status adjust(const mhai_config *config, mha_transformer_desc *d)
 {
     bool adjusts;

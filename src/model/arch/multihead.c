@@ -206,7 +206,7 @@ static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
     return MHA_OK;
 }
 
-/* Parameters of layers other than projections; absent if no layer has them. */
+/* Read parameters of layers other than projections. They are absent if no layer has them. */
 static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
@@ -319,7 +319,7 @@ static mha_status read_list(const mhai_config *config, const char *key, int64_t 
     return MHA_OK;
 }
 
-/* No weight would confirm a num_heads larger than that of any layer. */
+/* Require num_heads to be the largest number of any layer: no weight would confirm a larger one. */
 mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;

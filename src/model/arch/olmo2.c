@@ -18,8 +18,8 @@ static mha_status read_olmo2(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_normed(config, MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW, plan);
 }
 
-/* transformers 4 reads rope_theta outside an object for all layers, transformers 5 for those without
- * a window. */
+/* rope_theta outside an object applies to all layers in transformers 4, and to layers without a
+ * window in transformers 5. */
 static mha_status check_base(const mhai_config *config)
 {
     const json_t *objects = json_object_get(config->root, "rope_parameters");

@@ -1,4 +1,4 @@
-/* Qwen 3.5, dense or with experts in every layer. Of models with images, the text part. */
+/* Qwen 3.5, dense or with experts in every layer; only the text part of multimodal models. */
 #include "model/arch/family.h"
 
 static const mhai_weight_name names[] = {

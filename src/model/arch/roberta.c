@@ -1,5 +1,5 @@
-/* RoBERTa: a BERT whose positions begin after that of the padding token, which has the same
- * position everywhere. */
+/* RoBERTa: a BERT whose positions begin after the position of the padding token. All padding has
+ * the same position. */
 #include "io/file.h"
 #include "model/arch/family.h"
 

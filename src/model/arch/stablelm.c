@@ -5,7 +5,7 @@ static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor",
 
 static mha_status read_stablelm(const mhai_config *config, mhai_family_plan *plan)
 {
-    /* of the 12B model alone, which has both */
+    /* set by the 12B model only, which has both */
     static const char *const refused[] = {"qk_layernorm", "use_parallel_residual", NULL};
     mha_transformer_desc *d = &plan->desc;
     bool biased;

@@ -1,4 +1,4 @@
-// Line charts as inline SVG, with a line and the values at the pointer, or at the arrow keys.
+// Line charts as inline SVG. A line and the values follow the pointer, or the arrow keys.
 
 const svgSpace = byId("theme").firstElementChild.namespaceURI;
 const CHART = {height: 190, left: 46, right: 12, top: 10, bottom: 34};
@@ -44,7 +44,7 @@ function ticksOf(lo, hi, count) {
     return ticks;
 }
 
-// Where a chart's numbers lie. y holds 0 where the values come near to it.
+// The scales of a chart. The y axis includes 0 if the values come near it.
 function axesOf(chart, width) {
     const ys = chart.curve.series.flatMap(s => s.y.filter(v => v !== null));
     let lo = ys.reduce((a, b) => Math.min(a, b), Infinity);
@@ -87,7 +87,7 @@ function drawChart(chart) {
     setChart(chart, chart.at);
 }
 
-// Pieces of line between gaps; a single point is a dot.
+// Draw lines between gaps; a single point is a dot.
 function drawSeries(series, k, axes) {
     const runs = [[]];
     series.x.forEach((x, i) => {
@@ -152,7 +152,7 @@ function valueText(series, x) {
     return String(Number.isInteger(y) ? y : Number(y.toPrecision(4))); // counts are shown whole
 }
 
-// at: which x is read; null: none, the last values stand in the legend.
+// Show the values at x = `at`; null: the legend shows the last values.
 function setChart(chart, at) {
     chart.at = at;
     const {axes, curve, xs} = chart, x = at === null ? null : xs[at];
@@ -179,7 +179,7 @@ function markOf({axes, curve}, x) {
     return [draw("line", {class: "mark", x1: at, x2: at, y1: CHART.top, y2}), ...dots];
 }
 
-// Where the playback is.
+// Show the position of the playback.
 function timelineOf({axes, curve}) {
     const at = frames[state.frame]?.at;
     if (!curve.timeline || at === undefined || at === null) return [];

@@ -1,4 +1,4 @@
-// The figure's data: decoding, labels, and the part of it that is in view (tokens can be hidden).
+// The figure's data: decoding, labels, and the part that is in view (tokens can be hidden).
 
 performance.mark("report-parse");
 let data, panels;
@@ -10,9 +10,9 @@ function bytesOf(base64) {
     return bytes;
 }
 
-// One axis: an item for every cell: a label, or a block of labels where maps are blocks of tokens,
-// be it that the figure was made so (cell_tokens) or that the file had no room (pool).
-// Those of a live page can be finer for a large map (map_tokens) than for a small one.
+// One axis, with an item for every cell: a label, or a block of labels if cells are blocks of
+// tokens. Cells are blocks if the figure has them (cell_tokens) or if the file had no room (pool).
+// On a live page, cells of a large map can be finer (map_tokens) than those of a small one.
 let unit, block, perCell; // tokens of a label, tokens of a cell, labels of a cell
 let coarse = false;       // whether small maps have larger cells than the large one
 function axisOf(labels, shown, cells) {
@@ -40,7 +40,8 @@ function axisOf(labels, shown, cells) {
 const wordOf = axis => axis.split(/[\s(,:]/)[0] || axis;
 let same, rowItems, colItems, rowWord, colWord, valueWord, frames, special, canHide, canRescale;
 
-// Everything that follows from the data alone. A live page takes new data whenever its text changes.
+// Set everything that depends on the data only. A live page takes new data whenever its text
+// changes.
 function takeData(next) {
     next.cmaps ??= data.cmaps;
     data = next;
@@ -67,13 +68,13 @@ function takeData(next) {
 const bitsOf = source => source.bits ?? data.bits;
 const errorBits = source => source.exact ? 32 : bitsOf(source);
 const sourceOf = i => frames[state.frame]?.maps[i] ?? panels[i];
-// Beside the large map: another one that the reader chose, or its twin.
+// The map beside the large map: one that the reader chose, or the twin.
 const twinOf = i => state.beside >= 0 ? sourceOf(state.beside)
     : state.frame < 0 ? panels[i].twin ?? null : null;
 const twinName = () => state.beside >= 0 ? panels[state.beside].name : given(data.twin_name ?? t("twin.word"));
 const twinWord = () => state.beside >= 0 ? panels[state.beside].name : given(data.twin_value ?? t("value"));
 
-// Largest magnitude, which the codes of 16 and 8 bits are relative to.
+// The largest magnitude, to which codes of 16 and 8 bits are relative.
 const reach = source => Math.max(Math.abs(source.least), Math.abs(source.greatest));
 
 function decodeFloats(bytes, cells) {
@@ -104,7 +105,7 @@ function decodeCodes(bytes, cells, source) {
     }
 }
 
-// How far a shown value may be from the true one; 0 where values are exact.
+// The largest error of a shown value; 0: values are exact.
 function errorOf(source, value) {
     if (errorBits(source) === 32) return 0;
     const last = bitsOf(source) === 16 ? 65535 : 255, most = reach(source);
@@ -114,11 +115,11 @@ function errorOf(source, value) {
 
 const decoded = new Map();
 function cellsOf(source) {
-    if (source.exact) return source.exact; // a live page has asked for it
+    if (source.exact) return source.exact; // a live page has requested it
     return coarse ? spread(smallCellsOf(source)) : smallCellsOf(source);
 }
 
-// As they came with the data.
+// The cells as the data contains them.
 function smallCellsOf(source) {
     if (!decoded.has(source)) {
         const side = items => coarse ? Math.ceil(data.rows / data.pool) : items.length;
@@ -131,7 +132,7 @@ function smallCellsOf(source) {
     return decoded.get(source);
 }
 
-// Until a large map has come, the small one stands in for it.
+// Enlarge a small map, which is shown until the large map arrives.
 function spread(small) {
     const rows = rowItems.length, cols = colItems.length, part = block / data.cell_tokens;
     const map = {rows, cols, value: new Float32Array(rows * cols),
@@ -145,7 +146,7 @@ function spread(small) {
     return map;
 }
 
-// The items in view: rows and cols are their places, in order.
+// The items in view: rows and cols are their indices, in order.
 const view = {rows: [], cols: [], hiding: false, rescaled: false};
 
 function chooseView(hidden, rescale) {
@@ -157,7 +158,7 @@ function chooseView(hidden, rescale) {
     maps.clear();
 }
 
-// One row of a view: copies the visible values and returns the hidden share of magnitude.
+// Copy the visible values of one row. Returns the hidden share of its magnitude.
 function takeRow(cells, from, map, to) {
     let all = 0, left = 0;
     const base = from * cells.cols, out = to * map.cols;
@@ -174,7 +175,7 @@ function takeRow(cells, from, map, to) {
     return all > 0 ? Math.max(0, 1 - left / all) : 0;
 }
 
-// A source as it is in view: value, kind (or null), hidden share of each row (or null).
+// The visible part of a source: value, kind (or null), hidden share of each row (or null).
 const maps = new Map();
 function mapFrom(source) {
     if (maps.has(source)) return maps.get(source);
@@ -191,10 +192,11 @@ function mapFrom(source) {
 }
 
 const mapOf = i => mapFrom(sourceOf(i));
-// For a thumbnail: all cells, including those that are hidden elsewhere, if its cells are larger.
+// The cells of a thumbnail. If they are larger than those of the large map, they include hidden
+// tokens.
 const smallMapOf = i => coarse ? smallCellsOf(sourceOf(i)) : mapOf(i);
 
-// Least and greatest value of a source in view.
+// The least and greatest visible value of a source.
 function reachOf(source) {
     if (!view.hiding || coarse) return {least: source.least, greatest: source.greatest};
     const map = mapFrom(source);
@@ -211,7 +213,7 @@ function reachOf(source) {
     return map;
 }
 
-// 1 + the number of greater values in the row, and how many values the row has.
+// 1 + the number of greater values in the row, and the number of values in the row.
 function rankOf(map, row, col) {
     let greater = 0, count = 0;
     const base = row * map.cols, value = map.value[base + col];

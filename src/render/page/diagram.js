@@ -1,12 +1,13 @@
-// From a token to the next token: the residual stream from top to bottom, with all heads of each layer. A head
-// opens to its steps (diagram_head.js). The numbers are those of the library (the request `trace`).
+// From a token to the next token: the residual stream from top to bottom, with all heads of each
+// layer. Opening a head shows its steps (diagram_head.js). The library computes the numbers (the
+// request `trace`).
 
 const diagram = {row: -1, key: -1, head: "", open: new Set(), trace: null, asked: null, again: false};
-const ALL_LAYERS = 4; // more of them are closed at first
+const ALL_LAYERS = 4; // with more layers, layers are closed at first
 
 // -- asking --------------------------------------------------------------------------------------
 
-// After the maps: a key press is answered by them first.
+// Request the trace after the maps, which answer a key press first.
 function askForTrace() {
     if (!byId("diagram-box").open || !asked.text.trim() || !panels.length) return;
     diagram.again = true;
@@ -38,7 +39,7 @@ function showTraceFailure(error) {
     byId("diagram-failed").textContent = t("diagram.failed", {reason: error.message});
 }
 
-// A text with other tokens: the last one, and the key of the largest weight, are shown again.
+// After a text with other tokens, show the last token and the key of largest weight again.
 function followAnswer() {
     const tokens = answer.tokens;
     if (diagram.row >= tokens) diagram.row = -1;
@@ -92,7 +93,7 @@ function listTokens() {
     box.value = diagram.row;
 }
 
-// A cell that is locked in the map is the pair of the open head.
+// A cell that is locked in the map is the pair of tokens of the open head.
 function followCell() {
     if (!state.locked || !diagram.head || panels[state.panel]?.name !== diagram.head) return;
     const row = rowItems[state.row]?.to, key = colItems[state.col]?.to;
@@ -104,7 +105,7 @@ function followCell() {
 
 // -- drawing -------------------------------------------------------------------------------------
 
-// A redrawn diagram keeps the focus: its buttons have names.
+// A redrawn diagram keeps the focus, because its buttons have names.
 function drawDiagram() {
     const focused = document.activeElement?.dataset?.dg, trace = diagram.trace;
     diagram.dark = state.dark;
@@ -150,7 +151,7 @@ function layerSteps(layer, l) {
     return blocks;
 }
 
-// How much each head of a closed layer writes.
+// The norm of the output of each head of a closed layer.
 function normBars(layer) {
     const most = Math.max(...layer.norms ?? [], 0);
     return make("span", "dg-norms", ...(layer.norms ?? []).map(norm => {
@@ -164,7 +165,8 @@ const blockOf = (...content) => make("div", "dg-block", ...branch(), ...content)
 
 // -- attention -----------------------------------------------------------------------------------
 
-// Whether blocks read a norm of the stream (post-norm models and OLMo 2 read the stream itself).
+// Whether blocks read a norm of the stream. Blocks of post-norm models and OLMo 2 read the stream
+// itself.
 function normsInputs(model) {
     return model.norm && !model.post_norm && !model.no_input_norm;
 }
@@ -194,7 +196,8 @@ function attentionBlock(layer, l) {
     return made;
 }
 
-// Where the head looks from the row, from its map: cells of tokens or of blocks, and the largest.
+// Where the head attends to from the row, taken from its map: cells of tokens or of blocks, and the
+// largest cell.
 function headLook(i) {
     const map = mapFrom(panels[i]), at = view.rows.indexOf(rowItems.indexOf(itemAt(diagram.trace.row)));
     if (at < 0) return null;
@@ -277,7 +280,7 @@ function buildDiagram() {
     byId("live-panel").after(section);
 }
 
-// The page tells of a locked cell, and of other colours.
+// Follow a locked cell and changed colours of the page.
 function followPage() {
     const {moved, shown} = live;
     live.moved = () => { moved(); followCell(); };

@@ -86,7 +86,7 @@ function productStep({head, key}) {
 const weightText = weight => weight > 0 && weight < 0.0001 ? "< 0.0001" : weight.toFixed(4);
 const isMasked = (head, key) => head.biased[key] === -Infinity;
 
-// The keys of a long row that have most weight, in order, and the chosen one.
+// The keys of a long row with the largest weights, in order, and the chosen key.
 function keysOf({head, key, tokens}) {
     const all = Array.from({length: tokens}, (_, s) => s);
     if (tokens <= MOST_KEYS) return all;

@@ -20,7 +20,7 @@ function svg(tag, attributes, ...children) {
 
 // -- strips --------------------------------------------------------------------------------------
 
-// One row of cells, the darker the further from 0; `most` is the darkest.
+// Paint one row of cells; larger magnitudes are darker, and `most` is the darkest.
 function paintSigns(canvas, list, most) {
     const context = canvas.getContext("2d"), image = context.createImageData(list.length, 1);
     list.forEach((value, i) => {
@@ -69,7 +69,7 @@ function arrow(shape, name) {
 
 const operation = (...content) => make("span", "dg-operation", ...content);
 
-// The way of a block: out of the stream at its top, into it at its bottom.
+// The path of a block: from the stream at its top, into the stream at its bottom.
 function branch() {
     const line = (kind, d, ...more) => svg("svg", {class: `dg-branch ${kind}`, viewBox: "0 0 44 24",
         width: 44, height: 24, "aria-hidden": "true"}, svg("path", {d}), ...more);

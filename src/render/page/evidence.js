@@ -1,5 +1,5 @@
 // Information about a map in addition to its cells: the card (role, sentences, measures with their
-// level of chance) and the table of scores of all maps.
+// chance levels) and the table of scores of all maps.
 
 function drawTitle() {
     const i = shownPanel(), panel = panels[i];
@@ -36,7 +36,7 @@ function drawCard(panel) {
         state.allMeasures ? t("measures.fewer") : t("measures.all", {n: measures.length});
 }
 
-// A name, a bar with a tick where chance is, the number, and how it was measured.
+// A line with a name, a bar with a tick at the chance level, the number, and how it was measured.
 function measureLine(m) {
     const most = m.most > 0 ? m.most : 1, part = v => Math.min(Math.max(v / most, 0), 1);
     const bar = make("span", "gauge"), fill = make("i", "fill");

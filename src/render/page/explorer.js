@@ -1,5 +1,6 @@
 
-// The explorer's carrier: the library in a worker, and the model of this file or one that the reader opens.
+// The explorer's carrier: the library in a worker, with the model of this file or a model that the
+// reader opens.
 
 const ended = () => new DOMException("ended", "AbortError");
 const unzip = bytes => new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")))
@@ -11,7 +12,8 @@ function bytesOf85(text) {
     for (let from = 0, to = 0; from < text.length; from += 5, to += 4) {
         let n = 0;
         for (let k = 0; k < 5; k++) {
-            const code = from + k < text.length ? text.charCodeAt(from + k) : 119; // the greatest digit
+            // the greatest digit
+            const code = from + k < text.length ? text.charCodeAt(from + k) : 119;
             n = n * 85 + (code === 120 ? 25 : code - 35);
         }
         for (let k = 0; k < 4; k++) bytes[to + k] = n / 2 ** (24 - 8 * k);
@@ -19,7 +21,8 @@ function bytesOf85(text) {
     return bytes;
 }
 
-// Everything of the file that is not the page; then the page is small enough to be kept as a text.
+// Take all parts of the file that are not the page. The page is then small enough to be stored as
+// text.
 function takeParts() {
     const module = byId("explorer-module"), worker = byId("explorer-worker");
     const files = [...document.querySelectorAll(".explorer-file")];
@@ -35,7 +38,7 @@ function takeParts() {
     return taken;
 }
 
-const parts = window.multihead ??= takeParts(); // for a page that is written over this one
+const parts = window.multihead ??= takeParts(); // survives writeOver()
 
 // -- the worker ----------------------------------------------------------------------------------
 
@@ -62,7 +65,8 @@ function onAnswer({data}) {
     else reject?.(new Error(new TextDecoder().decode(data.bytes)));
 }
 
-// A worker that failed cannot be used again. One that failed to open its model is not started again here.
+// A worker that failed cannot be used again. If it failed to open its model, it is not restarted
+// here.
 function onLost(why, reject) {
     reject?.(new Error(t("explorer.stopped", {why})));
     if (parts.ready) begin(parts.model);
@@ -84,7 +88,7 @@ async function open(model) {
     parts.ready = true;
 }
 
-// Whoever asks next waits for it, and reports its failure.
+// The next request waits for the opened model and reports its failure.
 function begin(model) {
     parts.opened = open(model);
     parts.opened.catch(() => {});
@@ -98,7 +102,8 @@ async function post(place, state, signal) {
     return new Response(place === "save" ? completed(new TextDecoder().decode(bytes)) : bytes);
 }
 
-// A report of the library here lacks its style and script, which this page has too (write_script() of html.c).
+// Here the library writes reports without style and script; this page has both (write_script() of
+// html.c).
 function completed(report) {
     const partsOf = selector => document.querySelector(selector).textContent.split("/*|*/\n");
     const [style] = partsOf("style"), [strings, , script] = partsOf("body > script:not([type])");
@@ -108,8 +113,9 @@ function completed(report) {
 
 // -- another model -------------------------------------------------------------------------------
 
-const MOST_BYTES = 2 ** 31 - 2 ** 20; // of a file: what an object in the library's memory may have
-const MOST_TRAINING = 2 ** 26;     // of a training's state, which is read whole for its snapshots
+const MOST_BYTES = 2 ** 31 - 2 ** 20; // of a file: the largest object in the library's memory
+// of a training's state, which is read completely for its snapshots
+const MOST_TRAINING = 2 ** 26;
 const gigabytes = bytes => `${(bytes / 1e9).toFixed(1)} GB`;
 
 function tell(text, progress) {
@@ -124,7 +130,7 @@ function showReading({reading, done, size}) {
     tell(t("explorer.reading", {file: reading, percent: Math.floor(100 * done / size)}), done / size);
 }
 
-// A GGUF file by itself, or the files of a folder: its name, and paths as the library requests them.
+// A single GGUF file, or the files of a folder: the name, and the paths that the library requests.
 function modelOf(list, folder) {
     const usable = list.filter(({name, size}) => !name.startsWith(".") && !(name === "training.safetensors" && size > MOST_TRAINING));
     const gguf = usable.filter(({name}) => /\.gguf$/i.test(name));
@@ -163,7 +169,7 @@ async function openOther(list, folder) {
 
 const parse = text => new DOMParser().parseFromString(text, "text/html");
 
-// Rebuild the page with another model or in another language: everything built before is discarded.
+// Rebuild the page with another model or in another language. Everything built before is discarded.
 function writeOver(head, title) {
     const page = parse(`<!DOCTYPE html>${parts.page}`);
     page.querySelector("header.head").replaceWith(page.importNode(head, true));

@@ -1,7 +1,8 @@
-// Generation, token by token: the library's decoder gives the next token (the request `generate`), which is appended
-// to the text; beside it the cache of keys and values, whose bytes are those of the library.
+// Generation, token by token. The library's decoder returns the next token (the request
+// `generate`), which is appended to the text. The page also shows the cache of keys and values,
+// whose bytes the library reports.
 
-const generation = {steps: [], busy: false, seed: 0}; // steps: those that the text still has
+const generation = {steps: [], busy: false, seed: 0}; // steps whose tokens are still in the text
 const CACHES = ["f32", "f16", "bf16", "int8"], ROOM = 16;
 const lastStep = () => generation.steps.at(-1);
 const whole = n => n.toLocaleString(language);
@@ -53,7 +54,7 @@ function markGeneration() {
     byId("generate").toggleAttribute("data-busy", generation.busy);
 }
 
-// A number for each layer, as one factor if they are the same.
+// A number for each layer, written as one factor if all are equal.
 function headsText({kv_heads: kv}) {
     const layers = kv.filter(n => n > 0);
     if (layers.every(n => n === layers[0])) return t("generate.layers", {layers: layers.length, heads: layers[0]});
@@ -66,7 +67,7 @@ function cacheFormula(cache) {
         scale: scale ? t("generate.scale", {n: scale}) : "", tokens: cache.tokens, bytes: whole(cache.bytes)});
 }
 
-// Columns are tokens, rows the key/value heads of each layer: keys above values.
+// Columns are tokens; rows are the key/value heads of each layer, keys above values.
 function cachePicture(cache) {
     const {tokens, kv_heads: kv} = cache, last = lastStep(), room = ROOM * Math.ceil((tokens + 1) / ROOM);
     const added = last ? Math.max(tokens - (last.cache?.tokens ?? tokens - 1), 0) : 0;

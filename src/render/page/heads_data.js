@@ -31,7 +31,7 @@ const wordsOf = c => columns[c].label;
 
 const valueOf = (c, h) => columns[c].values[h]?.[0] ?? null;
 
-// Three digits, without an exponent where people read none.
+// Three digits, without an exponent for common magnitudes.
 function tidy(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
@@ -54,7 +54,7 @@ function extentOf(c) {
     return columns[c].extent = [low, high];
 }
 
-// Where a value lies in its column's extent, 0 to 1.
+// The position of a value in its column's extent, 0 to 1.
 const partOf = (c, value) => {
     const [low, high] = extentOf(c);
     return value === null ? 0 : Math.min(Math.max((value - low) / (high - low), 0), 1);

@@ -1,4 +1,4 @@
-// The page as a whole: controls, the selection of heads, and the address that holds the state.
+// The page as a whole: controls, the selection of heads, and the address, which holds the state.
 
 function writeAddress() {
     const parts = [`x=${encodeURIComponent(columns[state.x].name)}`, `y=${encodeURIComponent(columns[state.y].name)}`,
@@ -10,7 +10,7 @@ function writeAddress() {
     history.replaceState(null, "", `#${parts.join("&")}`);
 }
 
-// State that the address cannot name is unchanged.
+// Read the address. State that the address cannot name does not change.
 function readAddress() {
     const decode = text => {
         try { return decodeURIComponent(text); } catch { return ""; }

@@ -14,7 +14,7 @@ const across = part => LEFT + part * (WIDE - LEFT - RIGHT);
 const up = part => HIGH - BOTTOM - part * (HIGH - TOP - BOTTOM);
 let dots = [], squares = [];
 
-// Round numbers from low to high: 1, 2 or 5 times a power of ten apart, about as many as wanted.
+// Round numbers from low to high, 1, 2 or 5 times a power of ten apart, about `wanted` of them.
 function ticksOf(c, wanted) {
     const [low, high] = extentOf(c), rough = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(rough));
     const step = power * [1, 2, 5, 10].find(n => n * power >= rough * (1 - 1e-9)), ticks = [];
@@ -43,7 +43,7 @@ function drawAxes(picture) {
     }
 }
 
-// The best head's score under the permutation null.
+// Draw the best head's score under the permutation null.
 function drawLuck(picture) {
     const x = columns[state.x].luck, y = columns[state.y].luck;
     const inside = (c, luck) => luck !== null && luck >= extentOf(c)[0] && luck <= extentOf(c)[1];
@@ -59,7 +59,7 @@ function drawLuck(picture) {
     }
 }
 
-// Label the selected heads, and the largest of the axes alternately.
+// Label the selected heads, and alternately the heads with the largest values on each axis.
 function namedHeads() {
     const few = WIDE < 480 ? 3 : 5;
     const best = c => heads.map((_, h) => h).filter(h => isOn(h) && valueOf(c, h) !== null)
@@ -70,7 +70,7 @@ function namedHeads() {
 
 const NAME_HIGH = 13, NAME_FAR = 78, BESIDE = 9, CLEAR = 3; // pixels
 
-// Where a name can stand, the nearest first: around its dot in growing circles.
+// Places for a name, nearest first, in growing circles around its dot.
 function* placesFor(x, y, wide) {
     for (let far = BESIDE; far <= NAME_FAR; far += 6)
         for (const turn of [0, -30, 30, -60, 60, -90, 90, -120, 120, -150, 150, 180]) {
@@ -87,8 +87,8 @@ function leaderTo(x, y, left, top, wide) {
     return Array.from({length: steps + 1}, (_, n) => [x + (toX - x) * n / steps, y + (toY - y) * n / steps]);
 }
 
-// Names where they cover no dot, text or line, with a line to the dot unless they are beside it. A name without such
-// a place is left out, the least important first, and counted.
+// Put names where they cover no dot, text or line. A name that is not beside its dot has a line to
+// it. Names without a free place are omitted, least important first, and counted.
 function placeNames(picture, names) {
     const points = dots.filter(Boolean).map(dot => [+dot.getAttribute("cx"), +dot.getAttribute("cy"), +dot.getAttribute("r")]);
     const taken = [...picture.querySelectorAll(".luck-text")].map(text => text.getBBox())
@@ -130,7 +130,7 @@ function drawScatter() {
     HIGH = Math.round(Math.min(Math.max(WIDE * 0.66, 300), 560));
     const picture = draw("svg", {viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img",
         "aria-label": `${wordsOf(state.x)} across, ${wordsOf(state.y)} up, ${heads.length} heads`});
-    byId("scatter").replaceChildren(picture); // now texts have lengths
+    byId("scatter").replaceChildren(picture); // lengths of texts are known only in the page
     drawAxes(picture);
     drawLuck(picture);
     const radius = heads.length > 600 ? 4 : 5.5, names = namedHeads();

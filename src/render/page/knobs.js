@@ -1,9 +1,10 @@
-// Knobs of the model: how the next token is drawn, and attention under another description. What they change is
-// marked: the prediction beside the unchanged one, and at each small map the share of its weight that moved.
+// Knobs of the model: how the next token is sampled, and attention under another description. The
+// page marks changes: it shows the prediction beside the unchanged one, and at each small map the
+// share of its weight that moved.
 
 const KNOB_TEXTS = ["positions", "noisy", "cache"];
 const knobInputs = {}; // by the field of a request
-let knobModel = null;  // of an answer: what the loaded model has
+let knobModel = null;  // the loaded model's description, from an answer
 
 // -- the address: knobs=causal:false,window:4 ----------------------------------------------------
 
@@ -19,7 +20,7 @@ function knobsOf(text) {
 
 const DRAWN = ["temperature", "top_k", "draws", "cache"]; // maps do not depend on these
 
-// undefined: as the model
+// value undefined: as in the model
 function turnKnob(name, value) {
     if (value === undefined) delete asked.knobs[name];
     else asked.knobs[name] = value;
@@ -40,7 +41,7 @@ function resetKnobs() {
     rememberPlace();
 }
 
-// The controls as `asked` is.
+// Set the controls to the state of `asked`.
 function markKnobs() {
     const {causal, scaled, positions, rope_base: base, window: width, temperature, top_k: k, noise, noisy, draws, cache, kv_heads: kv} = knobInputs;
     const now = asked.knobs;
@@ -139,7 +140,7 @@ const knobGroup = (name, ...content) => {
     return box;
 };
 
-// A value that is the model's own is none.
+// Choosing the model's own value removes the change.
 const turnUnless = (name, own, value) => turnKnob(name, value === own ? undefined : value);
 
 function buildKnobs() {

@@ -1,7 +1,8 @@
-// Rows and columns as two columns of tokens with a line for each cell, as strong as its value: large,
-// in colours for the maps of a group that are lit; and small, for all maps of the model view.
+// Rows and columns as two columns of tokens, with a line for each cell whose strength is its value.
+// The large drawing shows the lit maps of a group in colours; small drawings show all maps in the
+// model view.
 
-const MOST_LINES = 3000, MOST_SMALL_LINES = 400; // of a map at once: the strongest
+const MOST_LINES = 3000, MOST_SMALL_LINES = 400; // per map: the strongest lines
 const TOKEN_LEAST = 13, TOKEN_MOST = 24;         // height of a token
 
 let linePlace = null;
@@ -10,27 +11,27 @@ let linePlace = null;
 
 const groupOf = i => groupList().find(g => g.group === panels[i].group);
 
-// Hues a golden angle apart: neighbours differ much, however many there are.
+// Hues a golden angle apart, so that neighbours differ clearly for any number of maps.
 function lineColor(i) {
     const hue = Math.round((222 + 137.508 * groupOf(i).list.indexOf(i)) % 360);
     return `hsl(${hue} ${state.dark ? "80% 70%" : "75% 42%"})`;
 }
 
-// 0 .. 1, how strong the line of a value is.
+// The strength of a value's line, 0 .. 1.
 function strengthOf(scale) {
     if (scale.kind === "log" || scale.kind === "rank") return v => scale.position(v);
     const most = bend(scale.kind, Math.max(Math.abs(scale.lo), Math.abs(scale.hi)));
     return v => Math.min(Math.abs(bend(scale.kind, v)) / most, 1);
 }
 
-// Whether a line from a row to a column is wanted, by the texts that they are of.
+// Whether to draw a line from a row to a column, by the texts that they belong to.
 function isBetween(r, c) {
     if (state.between === "all" || !data.second_row) return true;
     const a = r < data.second_row ? "a" : "b", b = c < data.second_col ? "a" : "b";
     return state.between === a + b;
 }
 
-// The strongest cells of a map, weakest first, and how many there are that are not 0.
+// The strongest cells of a map, weakest first, and the number of cells that are not 0.
 const strongest = new Map();
 function strongestCells(map, most) {
     const key = `${state.between} ${most}`, known = strongest.get(map);
@@ -55,7 +56,8 @@ function strongestCells(map, most) {
     return found;
 }
 
-// The token whose lines alone are drawn: {side: "row" or "col", at: place of the item}, or null.
+// The token whose lines are drawn exclusively: {side: "row" or "col", at: index of the item}, or
+// null.
 function lineFocus() {
     if (state.locked) return {side: state.side ?? "row", at: state[state.side ?? "row"]};
     return state.hover && state.side ? {side: state.side, at: state.hover[state.side]} : null;
@@ -91,7 +93,7 @@ function drawLines() {
     paintTokens(context, p, focus, top, height);
 }
 
-// The map under the pointer alone, or those that are lit.
+// Only the map under the pointer, or the lit maps.
 const litPanels = i => state.peek >= 0 ? [i] : [...state.lit].sort((a, b) => a - b);
 
 function cellsOfFocus(map, focus) {
@@ -123,7 +125,7 @@ function paintLines(context, p, i, focus, top, height, width) {
     context.setLineDash([]);
 }
 
-// Behind the tokens at the other side: a bar for each map, and the number of the greatest.
+// Paint beside the tokens of the other side a bar for each map, and the largest number.
 function paintFocusBars(context, p, lit, focus, top, height) {
     const toCols = focus.side === "row", count = toCols ? p.cols.length : p.rows.length;
     const room = toCols ? p.right : p.left, best = new Map();
@@ -174,7 +176,7 @@ function paintChosen(context, p, side, y) {
     context.fill();
 }
 
-// One map of the model view.
+// Paint one map of the model view.
 function paintSmallLines(context, i, width, height) {
     const map = smallMapOf(i), strength = strengthOf(scaleOf(i)), {list} =
         strongestCells(map, MOST_SMALL_LINES);
@@ -196,7 +198,7 @@ function paintSmallLines(context, i, width, height) {
 const roomBelow = box =>
     Math.max(innerHeight - box.getBoundingClientRect().top - scrollY - 56, 160);
 
-// The canvas of a scrolled box, of the box's height, drawn from where it is scrolled to.
+// The canvas of a scrolled box has the height of the box; drawing starts at the scroll position.
 function openScroll(name, width, height) {
     const box = byId(name), canvas = box.querySelector("canvas");
     box.firstElementChild.style.height = `${height}px`;
@@ -250,7 +252,7 @@ function lightOnly(list) {
     drawFocus();
 }
 
-// The chosen map without its own cell and lines.
+// Choose a map without changing the cell and the lines.
 function showPanel(i) {
     state.panel = i;
     markThumbs();

@@ -1,18 +1,18 @@
-// The live page: a text is typed, the model is asked, and the report's page shows what comes. Heads are
-// switched off or patched from a second text, and the prediction is shown beside the one of the whole model.
-// Everything that is asked for follows from `asked` and the page's state. The carrier is another file, which
-// has post(place, state, signal) and restart(), and calls startLive(): server.js or explorer.js.
+// The live page: the reader types a text, the model runs, and the report's page shows the result.
+// Heads can be ablated or patched from a second text; the prediction is then shown beside that of
+// the unchanged model. `asked` and the page's state determine every request. The carrier, server.js
+// or explorer.js, has post(place, state, signal) and restart(), and calls startLive().
 
 let example = "The animal didn't cross the street because it was too tired";
 const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all", chosenRow: false,
     knobs: {}}; // knobs.js
 const CLICKS = ["look", "off", "patch"].map(name => [name, t(`live.${name}`)]);
 let clickMeans = "look";
-let answer = null; // the last one: tokens, next
-let chosenLanguage = ""; // by the switch
-const followers = []; // called with each new answer: other parts of the page that ask for something
+let answer = null; // the last answer: tokens, next
+let chosenLanguage = ""; // set by the switch
+const followers = []; // called with each new answer, by other parts of the page
 
-// The state that the model computes with.
+// The state on which the model's computation depends.
 function runOf() {
     const body = {text: asked.text, off: [...asked.off], ...asked.knobs};
     if (!asked.patched.size) return body;
@@ -25,7 +25,7 @@ const rowOfPrediction = () =>
 // -- asking: one request at a time, and the newest state next ------------------------------------
 
 let wanted = null, asking = false; // wanted: null, "next" or "maps"
-let typedAt = 0;                   // when the oldest key was pressed that is not answered yet
+let typedAt = 0;                   // time of the oldest key press without an answer
 
 function ask(what) {
     if (wanted !== "maps") wanted = what;
@@ -60,7 +60,7 @@ async function askAll() {
     askForMap();
 }
 
-// For those who wait: scripts, and readers of screens.
+// Mark the page as busy, for scripts and screen readers.
 function markBusy() {
     const busy = asking || missingMaps().length > 0;
     byId("live-panel").toggleAttribute("data-busy", busy);
@@ -131,7 +131,7 @@ function renew(maps, map) {
 
 let restoring = false;
 
-// A locked cell remains while its tokens do; otherwise the strongest cell is shown.
+// A locked cell remains locked while its tokens remain; otherwise the strongest cell is shown.
 function placeCell() {
     const inside = state.row < rowItems.length && state.col < colItems.length;
     if (state.locked && inside) return;
@@ -143,11 +143,11 @@ function placeCell() {
 // -- large maps, one at a time -------------------------------------------------------------------
 
 let mapAsked = null, mapTimer = 0;
-const MAP_WAIT_MS = 40; // a pointer on its way over small maps asks for none of them
+const MAP_WAIT_MS = 40; // a pointer that passes over small maps requests none of them
 
 const isExact = source => source.exact || (data.bits === 32 && !coarse);
 
-// Those that are drawn large and have not come.
+// The maps that are drawn large and have not arrived.
 function missingMaps() {
     if (!asked.text.trim()) return [];
     const shown = [shownPanel(), ...(state.view === "lines" ? litPanels(shownPanel()) : []),
@@ -282,7 +282,7 @@ function nextLine(line, changed) {
     return make("tr", "", ...cells);
 }
 
-// Of a changed run: the token that was first, and the one that is.
+// For a changed run, show the token that was most likely before, and the one that is now.
 function drawGlance({changed, tokens}) {
     byId("live-glance").hidden = !changed;
     if (!changed) return;
@@ -326,7 +326,7 @@ function tellPlace(text) {
     if (tour.at >= 0) text.set("station", station().name);
 }
 
-// The page is written again in the language, with the place that it had.
+// Rewrite the page in the chosen language, at the same place.
 function chooseLanguage(name) {
     chosenLanguage = name;
     clearTimeout(rememberTimer);
@@ -336,7 +336,7 @@ function chooseLanguage(name) {
     restart();
 }
 
-// Apply the address; true if it requests another run than the page shows.
+// Apply the address. Returns true if it requests another run than the page shows.
 function readPlace() {
     const place = new URLSearchParams(location.hash.slice(1)), before = JSON.stringify(runOf());
     const heads = name => new Set((place.get(name) ?? "").split(",").filter(h => /^L\d{1,9}H\d{1,9}$/.test(h)));
@@ -386,12 +386,12 @@ function onType(event) {
     if (panels.length) rememberPlace();
 }
 
-// A press on a small map, as it was chosen above, or with Alt whatever was.
+// A click on a small map acts as chosen above the maps; with Alt it always ablates the head.
 function pickHead(i, event) {
     const mode = event.altKey ? "off" : clickMeans;
     if (mode === "look") return false;
     toggleHeads([i], mode);
-    return false; // it is looked at as well
+    return false; // also select the map
 }
 
 live = {
@@ -417,7 +417,7 @@ keys.push(["x", t("key.off"), () => toggleHeads([state.panel], "off")],
     ["y", t("key.patch"), () => toggleHeads([state.panel], "patch")],
     ["a", t("key.all-on"), allOn], ["e", t("key.edit"), () => byId("live-text").focus()]);
 saves.unshift(["report", [["HTML", saveReport]]]);
-// A page of small maps has no numbers of all maps: the report has them.
+// A page of small maps lacks the numbers of all maps; the report has them.
 saves.find(([name]) => name === "maps")[1].splice(2);
 
 function buildLanguages() {
@@ -427,7 +427,7 @@ function buildLanguages() {
     box.addEventListener("change", () => chooseLanguage(box.value));
 }
 
-// The text that the program wrote above the input.
+// Fill in the facts that the program wrote above the input.
 function fillFacts() {
     for (const name of document.querySelectorAll(".facts dt")) {
         name.dataset.given ??= name.textContent;

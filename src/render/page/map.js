@@ -1,6 +1,6 @@
 // The large map: drawing, pointer, tooltip, and one live cell for keyboards and screen readers.
 
-let place = null, twinPlace = null; // where the map and its twin lie, from placeMap()
+let place = null, twinPlace = null; // positions of the map and its twin, from placeMap()
 const ratioNow = () => Math.max(1, Math.min(window.devicePixelRatio || 1, 4));
 
 function sizeCanvas(canvas, width, height, ratio) {
@@ -48,7 +48,8 @@ function paintOn(cells, marks, placed, look) {
     paintMap(new CanvasSurface(context), placed, look);
 }
 
-// Beside each other with one set of row labels, or one below the other where that is too narrow.
+// Place both maps beside each other with one set of row labels, or one below the other if the
+// window is too narrow.
 const BESIDE = 600, BETWEEN = 18;
 function placeBoth(map, twin, rows, cols) {
     const width = Math.max(byId("maps").clientWidth, 200), height = mapHeight(width);
@@ -69,7 +70,7 @@ function placeBoth(map, twin, rows, cols) {
         {...options, share: false, bare: true});
 }
 
-// The names of the map and its twin, each with its own range.
+// Draw the names of the map and its twin, each with its own range.
 function drawMapHeads(i) {
     drawMapHead(byId("map-head"), state.beside >= 0 ? panels[i].name : valueWord, "", scaleOf(i),
         place.x);
@@ -92,7 +93,7 @@ function drawMapHead(box, name, value, scale, left) {
 const mapHeight = width =>
     Math.max(280, Math.min(width * 0.94, Math.max(420, window.innerHeight * 0.82)));
 
-// The focusable element lies over the cells.
+// The focusable element covers the cells.
 function placeGrid() {
     const grid = byId("grid"), i = shownPanel(), r = reachOf(sourceOf(i));
     const box = {left: place.x, top: place.y, width: place.w, height: place.h};
@@ -128,7 +129,7 @@ function zoomBy(factor) {
     drawNotes();
 }
 
-// Places of items to places of the view; null if hidden.
+// Convert indices of items to indices in the view; null if hidden.
 function inView(cell) {
     const row = view.rows.indexOf(cell.row), col = view.cols.indexOf(cell.col);
     return row < 0 || col < 0 ? null : {row, col};
@@ -149,7 +150,7 @@ function drawMarks() {
     if (twinPlace) drawMarksOn(byId("twin-marks").getContext("2d"), twinPlace);
 }
 
-// Cross-hair: a light and a dark line, so that it shows on every colour.
+// Draw a cross-hair of a light and a dark line, which is visible on every colour.
 function drawMarksOn(context, place) {
     const at = inView(cursor());
     context.clearRect(0, 0, place.width, place.height);
@@ -168,7 +169,7 @@ function drawMarksOn(context, place) {
         place.angle);
 }
 
-// The chosen row in its colours, the others under a veil of paper.
+// Draw the chosen row in its colours, and fade the others.
 function dimOthers(context, place, r) {
     context.globalAlpha = 0.72;
     context.fillStyle = theme.paper;
@@ -189,7 +190,7 @@ function outline(context, x, y, w, h, alpha) {
     context.globalAlpha = 1;
 }
 
-// The label of the row or column once more, on a pill.
+// Draw the label of the row or column again, on a pill.
 function markLabel(context, place, item, x, y, angle) {
     const numbered = (item.twin || place.rowStep >= 4) && item.text !== item.place;
     const size = place.size, number = numbered ? ` ${item.place}` : "";
@@ -226,7 +227,7 @@ function cellAt(event, onTwin) {
 
 const isOnTwin = event => event.currentTarget === byId("twin");
 
-// At most one update a frame, of the newest position.
+// Update at most once per frame, with the newest position.
 let moved = null, movedOnTwin = false;
 function onMove(event) {
     if (!moved) requestAnimationFrame(followPointer);
@@ -291,7 +292,7 @@ function moveTo(row, col) {
     say(cellText(state));
 }
 
-const page = 10; // rows that Page Up and Page Down move by
+const page = 10; // rows per Page Up and Page Down
 const moves = {
     ArrowUp: at => [at.row - 1, at.col], ArrowDown: at => [at.row + 1, at.col],
     ArrowLeft: at => [at.row, at.col - 1], ArrowRight: at => [at.row, at.col + 1],

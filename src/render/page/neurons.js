@@ -1,5 +1,5 @@
-// How a row's cells come about: its query q against the key k of every column, their product channel by
-// channel, its sum q . k, the score, and the cell.
+// How the cells of a row are computed: its query q and the key k of every column, their product
+// channel by channel, the sum q . k, the score, and the cell.
 
 const KEY_HEIGHT = 19, NEURON_TOP = 58;
 const neuronNames = ["queries", "keys"];
@@ -55,7 +55,7 @@ function drawNeurons() {
     paintNeuronHead(context, p, i, cell, top);
 }
 
-// A strip of channels in the signed colours, 0 in the middle of them.
+// Paint a strip of channels in the signed colours, with 0 as the middle colour.
 function paintStrip(context, valueAt, D, most, x, y, w, h) {
     const picture = make("canvas", ""), colours = paletteOf("diverging", state.dark);
     picture.width = D;
@@ -71,7 +71,7 @@ function paintStrip(context, valueAt, D, most, x, y, w, h) {
     new CanvasSurface(context).image(picture, x, y, w, h);
 }
 
-// The greatest magnitude of a row's products: their strips share it.
+// The largest magnitude among a row's products, which share one scale.
 function greatestProduct(i, row) {
     const D = panels[i].channels, q = vectorsOf(i, "queries"), k = vectorsOf(i, "keys");
     let most = 0;
@@ -118,7 +118,8 @@ function paintScore(surface, p, i, row, col, y, value, most, color) {
     write(p.narrow ? x : x + 56, rowNumber(value, sourceOf(i), most).replace(/ ±.*/, ""), "start");
 }
 
-// The query above the keys, channel above channel; it remains visible while keys are scrolled.
+// Paint the query above the keys, channel above channel. It remains visible while keys are
+// scrolled.
 function paintNeuronHead(context, p, i, cell, top) {
     const surface = new CanvasSurface(context), {D} = p, q = vectorsOf(i, "queries");
     surface.rect(0, top, p.width, NEURON_TOP - 2, theme.paper);
@@ -138,7 +139,8 @@ function paintNeuronHead(context, p, i, cell, top) {
 
 // -- pointer and keys ----------------------------------------------------------------------------
 
-// {col: place of the item, d: channel or -1} under the pointer; null beside the keys.
+// The key and channel under the pointer: {col: index of the item, d: channel or -1}; null outside
+// the keys.
 function neuronAt(event) {
     const p = neuronPlace, box = byId("neurons"), frame = box.getBoundingClientRect();
     const x = event.clientX - frame.left, y = event.clientY - frame.top;
@@ -186,7 +188,7 @@ function onNeuronsPick(event) {
     setLock(!again);
 }
 
-// Up and down through the keys, left and right through the queries.
+// Up and down move through the keys, left and right through the queries.
 function onNeuronsKey(event) {
     const move = moves[event.key], at = inView(cursor()) ?? {row: 0, col: 0};
     if (event.key === "Enter" || event.key === " ") setLock(!state.locked);

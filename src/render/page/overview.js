@@ -1,5 +1,5 @@
-// All maps as thumbnails, one grid row a group or in the order of a score, with the badges of their
-// roles; drawn when they come into sight.
+// All maps as thumbnails, one grid row per group or in the order of a score, with the badges of
+// their roles. Thumbnails are drawn lazily when they become visible.
 
 const thumbs = [];
 let watcher = null;
@@ -32,7 +32,7 @@ function buildOverview() {
     thumbs.forEach(thumb => watcher.observe(thumb.button));
 }
 
-// The thumbnails into their places: by layer, or all in a row by role or by a score.
+// Arrange the thumbnails by layer, or in one list by role or by a score.
 function arrangeOverview() {
     const groups = state.order === "index" ? groupList()
         : [{group: 0, list: orderBy(state.order), name: ""}];
@@ -64,7 +64,7 @@ function orderBy(order) {
 
 const hasRole = i => state.role === null || panels[i].badge === state.role;
 
-// The maps in the order they are shown; with a role chosen, those of it.
+// The maps in the order of display; if a role is chosen, only its maps.
 function shownOrder() {
     const list = state.order === "index" ? groupList().flatMap(g => g.list) : orderBy(state.order);
     return list.filter(hasRole);
@@ -104,7 +104,7 @@ function buildRoles() {
     }
 }
 
-// Maps of other roles step back; the keys go through those of the chosen one.
+// Dim maps of other roles. The keys step through the maps of the chosen role.
 function setRole(role) {
     state.role = role;
     for (const chip of byId("roles").querySelectorAll(".role"))
@@ -134,7 +134,7 @@ function groupRow(group) {
     return line;
 }
 
-let pointer = ""; // where it moved last: a map that scrolls below it is not pointed at
+let pointer = ""; // its last position: a map that scrolls below it is not pointed at
 const pointOf = event => `${event.clientX} ${event.clientY}`;
 addEventListener("pointermove", event => { pointer = pointOf(event); });
 
@@ -152,7 +152,7 @@ function makeThumb(i) {
     return {button, canvas, i, seen: false, drawn: null};
 }
 
-// With Shift a second map is shown beside the first; in the model view a map is enlarged.
+// With Shift, show a second map beside the first. In the model view, enlarge the map.
 function pickThumb(i, event) {
     if (live?.pick(i, event)) return;
     if (event.shiftKey && i !== state.panel) {
@@ -166,7 +166,7 @@ function pickThumb(i, event) {
     byId("main").scrollIntoView({block: "nearest"});
 }
 
-// A badge that is too long for its thumbnail loses all but its first word.
+// Shorten a badge that is too long for its thumbnail to its first word.
 function fitBadge({button, i}, width) {
     const line = button.querySelector(".badge-line"), {badge} = panels[i];
     if (!line || !badge) return;
@@ -181,7 +181,7 @@ function peek(i) {
     drawFocus();
 }
 
-// width: of its button. Drawing changes the layout, so the widths of all are read before.
+// width: of the button. Drawing changes the layout, so all widths are read first.
 function drawThumb(thumb, width) {
     const scale = scaleOf(thumb.i), map = smallMapOf(thumb.i);
     const key = [scale, map, theme, palette(), state.view === "model", state.between];
@@ -208,7 +208,8 @@ function drawSmallLines({canvas, i}, width) {
     paintSmallLines(sizeCanvas(canvas, width, height, ratioNow()), i, width, height);
 }
 
-// Some at once, the rest in slices, so that many large maps do not hold up the keys.
+// Draw some thumbnails at once and the rest in slices, so that many large maps do not block the
+// keyboard.
 const SLICE_MS = 24;
 const waiting = new Set();
 let waitingTimer = 0;
@@ -259,7 +260,7 @@ function onOverviewKey(event) {
     thumbs[state.panel].button.focus();
 }
 
-// Up and down: by layer, or by the lines that a sorted list happens to have.
+// Move up or down by layer, or by the lines into which a sorted list wraps.
 function stepLine(by) {
     if (state.order === "index") {
         chooseGroup(by);

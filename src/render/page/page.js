@@ -1,4 +1,4 @@
-// The tools above the map, keys for the whole page, themes, printing; and the start.
+// The tools above the map, keys for the whole page, themes, printing, and the start.
 
 function buildChoices(box, name, texts, chosen, onChoose) {
     for (const [value, text, title] of texts) {
@@ -20,7 +20,7 @@ function choose(name, value) {
     drawAll();
 }
 
-// The controls as the state is.
+// Set the controls to the state.
 function markChoices() {
     for (const name of ["scale", "range", "view"])
         for (const input of document.querySelectorAll(`input[name="${name}"]`))
@@ -30,7 +30,7 @@ function markChoices() {
     byId("beside")?.setAttribute("aria-pressed", String(state.beside >= 0));
 }
 
-// Values that are not above 0 have no logarithm.
+// The log scale requires values above 0.
 const usableScales = SCALES.filter(kind =>
     kind !== "log" || !(data.negative || (data.range === "fixed" && data.hi <= 0)));
 
@@ -40,7 +40,7 @@ if (data.range === "fixed")
     usableRanges.push(["fixed", t("range.fixed"),
         t("range.fixed.about", {lo: short(data.lo), hi: short(data.hi)})]);
 
-// The sheet opens at its top, not at its only button.
+// Open the sheet at its top, not at its only button.
 function openHelp() {
     byId("help-sheet").showModal();
     byId("help-title").focus();
@@ -75,7 +75,7 @@ function buildTools() {
     });
 }
 
-// Move a menu's sheet so that it is inside the window.
+// Move a menu's sheet into the window.
 function keepInside(event) {
     const sheet = event.target.querySelector(".sheet");
     sheet.style.transform = "";
@@ -229,7 +229,7 @@ function onFind() {
     byId("find").classList.toggle("none", state.find !== "" && count === 0);
 }
 
-// Cells whose row is a match; with other tokens in the columns, those whose column is one too.
+// Cells whose row matches. If the columns have other tokens, cells whose column matches also count.
 function matches() {
     const rows = view.rows.filter(r => isFound(rowItems[r])).map(row => ({row, col: state.col}));
     if (same) return rows;
@@ -264,7 +264,7 @@ function toggleTheme() {
     say(t(themeNow() === "dark" ? "theme.dark" : "theme.light"));
 }
 
-// Paper is light.
+// Print in the light theme.
 let screenTheme;
 function beforePrint() {
     screenTheme = document.documentElement.dataset.theme;
@@ -406,4 +406,4 @@ function start() {
     performance.mark("report-ready");
 }
 
-if (!byId("live-panel")) start(); // a live page starts when its first maps come
+if (!byId("live-panel")) start(); // a live page starts with its first maps

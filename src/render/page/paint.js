@@ -1,4 +1,4 @@
-// Drawing one map with its labels. It is drawn on a surface: canvas pixels, or SVG text to save.
+// Draw one map with its labels on a surface: canvas pixels, or SVG text for saving.
 
 const FACE = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';
 const ruler = document.createElement("canvas").getContext("2d");
@@ -38,7 +38,7 @@ class CanvasSurface {
         c.rotate(angle * Math.PI / 180);
         c.font = `${bold ? 600 : 400} ${size}px ${FACE}`;
         c.fillStyle = color;
-        c.direction = "ltr"; // or "start" would be the right end in a right-to-left page
+        c.direction = "ltr"; // "start" would be the right end in a right-to-left page
         c.textAlign = anchor === "middle" ? "center" : anchor;
         c.fillText(text, 0, 0);
         c.restore();
@@ -53,7 +53,7 @@ class CanvasSurface {
         this.c.imageSmoothingEnabled = false;
         this.c.drawImage(picture, x, y, w, h);
     }
-    // Hatch a list of [x, y, w, h], the lines running on from one to the next.
+    // Hatch a list of [x, y, w, h]. The lines are continuous across boxes.
     hatch(boxes, theme) {
         const c = this.c;
         if (!boxes.length) return;
@@ -114,7 +114,7 @@ class SvgSurface {
             this.add(`<rect ${boxOf(x, y, w, h)} fill="url(#hatch)"/>`);
     }
     finish(width, height) {
-        // The name of the SVG language is an address: it stands here in parts, nothing opens it.
+        // The name space of SVG looks like an address. It is written in parts; nothing opens it.
         const space = ["ht", "tp:/", "/www.w3.org/2000/svg"].join("");
         const size = `width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"`;
         return `<svg xmlns="${space}" ${size} font-family="${escapeXml(FACE)}">\n` +
@@ -126,8 +126,8 @@ const trim = v => String(Math.round(v * 100) / 100);
 const boxOf = (x, y, w, h) =>
     `x="${trim(x)}" y="${trim(y)}" width="${trim(w)}" height="${trim(h)}"`;
 
-// Where a map and its labels lie within width x height. options: zoom, top, left (first cells),
-// ratio (device pixels a unit), share (room for the hidden share of rows), bare (no row labels).
+// Place a map and its labels within width x height. options: zoom, top, left (first cells), ratio
+// (device pixels per unit), share (room for the hidden share of rows), bare (no row labels).
 const HIDDEN_WIDTH = 66, TWIN_LEFT = 2;
 function placeMap(map, rows, cols, width, height, options) {
     const p = {map, rows, cols, size: 11, gap: 6, title: 20,
@@ -158,7 +158,8 @@ function placeMap(map, rows, cols, width, height, options) {
     return p;
 }
 
-// Square cells unless one side would be a thread; whole device pixels unless that costs much room.
+// Cells are square unless one side would be too thin, and whole device pixels unless that wastes
+// much room.
 function chooseCells(p, roomX, roomY, options) {
     const n = Math.max(p.rows.length, 1), m = Math.max(p.cols.length, 1), ratio = options.ratio;
     const whole = size => {
@@ -183,7 +184,7 @@ function chooseWindow(p, roomX, roomY, options) {
     p.c0 = Math.min(Math.max(options.left, 0), m - p.nc);
 }
 
-// Every label where cells are high enough for one, else fewer, well apart, at places to count in.
+// Draw every label if cells are high enough, otherwise fewer labels, well apart, at round numbers.
 const stepFor = cell => cell >= 9.5 ? 1 : goodStep(Math.ceil(12.5 / cell));
 
 function goodStep(step) {
@@ -196,8 +197,8 @@ function goodStep(step) {
 const labelWidth = (item, size, numbered) =>
     widthOf(item.text, size) + (item.twin || numbered ? widthOf(" " + item.place, size - 2) : 0);
 
-// A picture of some cells, one pixel each, or one for a block (its maximum) if most is fewer.
-// canvas: to draw on; else a new one.
+// A picture of some cells, one pixel per cell, or per block (its maximum) if there are more than
+// mostW or mostH. canvas: the canvas to draw on; otherwise a new one.
 function pictureOf(map, window, mostW, mostH, scale, palette, theme, canvas) {
     const stepR = Math.ceil(window.nr / Math.max(mostH, 1));
     const stepC = Math.ceil(window.nc / Math.max(mostW, 1));
@@ -225,7 +226,8 @@ const pixel = (r, g, b) => (255 << 24 | b << 16 | g << 8 | r) >>> 0;
 
 const isMore = data.negative ? (a, b) => Math.abs(a) > Math.abs(b) : (a, b) => a > b;
 
-// Masked only if all of a block is, not finite if any of it is, as in the C code.
+// A block is masked only if all its cells are masked, and not finite if any cell is not finite, as
+// in the C code.
 function blocksOf(map, window, stepR, stepC, w, h) {
     const value = new Float32Array(w * h), kind = new Uint8Array(w * h).fill(MASKED);
     for (let r = 0; r < window.nr; r++) {
@@ -257,7 +259,7 @@ function rgbOf(color) {
 
 const hasNumbers = p => p.cw >= 27 && p.ch >= 15;
 
-// The whole of a placed map. look: scale, palette, theme, numbers, ratio, found.
+// Paint a placed map completely. look: scale, palette, theme, numbers, ratio, found.
 function paintMap(surface, p, look) {
     p.tiny = p.cw < 4 || p.ch < 4;
     const picture = pictureOf(p.map, p, p.w * look.ratio, p.h * look.ratio, look.scale,
@@ -272,7 +274,7 @@ function paintMap(surface, p, look) {
     if (p.share) paintShares(surface, p, look.theme);
 }
 
-// Few cells become shapes, so that a saved SVG can be edited; many are an image.
+// Draw few cells as shapes, so that a saved SVG can be edited, and many cells as an image.
 function paintCells(surface, p, look, picture) {
     if (surface instanceof CanvasSurface || p.nr * p.nc > 10000) {
         surface.image(picture, p.x, p.y, p.w, p.h);
@@ -326,7 +328,8 @@ function paintNumbers(surface, p, look) {
         }
 }
 
-// A label, with its place behind it in small if another one reads the same or most are left out.
+// Paint a label. Its index follows in small type if another label is equal or most labels are
+// omitted.
 function paintLabel(surface, item, x, y, p, look, anchor, angle) {
     const found = look.found?.(item), size = p.size;
     const color = found ? look.theme.accent : look.theme.ink;
@@ -370,7 +373,7 @@ function paintColLabels(surface, p, look) {
         {size: 11, color: look.theme.muted, anchor: "middle"});
 }
 
-// The share of each row that is hidden, as a bar and in percent.
+// Paint the hidden share of each row, as a bar and in percent.
 function paintShares(surface, p, theme) {
     surface.text(p.x + p.w + 8, p.y + p.h + 12, t("hidden"), {size: 9.5, color: theme.muted});
     for (let r = 0; r < p.nr; r++) {

@@ -35,7 +35,7 @@ function showPlane(text) {
 
 // -- drawing -------------------------------------------------------------------------------------
 
-// From the plane to pixels, with one scale for both axes.
+// Convert the plane to pixels, with one scale for both axes.
 function planeScale({queries, keys}, width, height) {
     const all = [...queries, ...keys], xs = all.filter((_, i) => i % 2 === 0), ys = all.filter((_, i) => i % 2);
     const middle = list => (Math.min(...list) + Math.max(...list)) / 2, reach = list => Math.max(...list) - Math.min(...list);
@@ -44,7 +44,7 @@ function planeScale({queries, keys}, width, height) {
     return (points, i) => [width / 2 + size * (points[2 * i] - x), height / 2 - size * (points[2 * i + 1] - y)];
 }
 
-// Labels that cover no earlier one.
+// Choose labels that cover no earlier label.
 function planeLabels(wanted, width) {
     const taken = [];
     return wanted.flatMap(({x, y, text, kind, chosen}) => {
@@ -56,7 +56,7 @@ function planeLabels(wanted, width) {
     });
 }
 
-// The largest weights, and all of the chosen row, which is drawn last.
+// The lines of the largest weights, and all lines of the chosen row, which are drawn last.
 function planeLines(at, row) {
     const cells = cellsOf(panels[shownPanel()]), all = [];
     for (const r of view.rows)
@@ -97,7 +97,7 @@ function choosePlaneRow(row) {
     setLock(true);
 }
 
-// What the chosen query attends to, largest weight first.
+// Describe the keys that the chosen query attends to, largest weight first.
 function planeText(lines, row) {
     const list = lines.filter(line => line.r === row).sort((a, b) => b.weight - a.weight).slice(0, 4);
     return list.map(({c, weight}) => `${colItems[c].text || "\u2423"} ${percent(weight)}`).join(", ");

@@ -1,4 +1,4 @@
-// Playback of a training: the maps at each frame, and at the end the figure itself.
+// Playback of a training: the maps at each frame, and finally the figure itself.
 
 const WHOLE_MS = 6000, LEAST_MS = 80, MOST_MS = 500; // a playback; between two frames
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
@@ -11,7 +11,7 @@ const labelOf = ({label, at}) => label ? given(label) : String(at);
 function buildPlayer() {
     const slider = byId("frame");
     slider.addEventListener("input", () => {
-        const at = Number(slider.value); // stop() draws the player as it was
+        const at = Number(slider.value); // stop() restores the player
         stop();
         setFrame(at);
     });
@@ -19,7 +19,7 @@ function buildPlayer() {
     showPlayer();
 }
 
-// With new data: if it has frames.
+// Show the player if the new data has frames.
 function showPlayer() {
     byId("player").hidden = !frames.length || !panels.length;
     if (byId("player").hidden) return;
@@ -27,7 +27,7 @@ function showPlayer() {
     drawPlayer();
 }
 
-// The number of snapshots; at one of them, the values of the charts.
+// Show the number of snapshots and, at a snapshot, the values of the charts.
 function aboutFrames() {
     const last = labelOf(frames.at(-1));
     const all = data.frame_step > 1
@@ -40,7 +40,7 @@ function aboutFrames() {
     return known.length ? known.map(s => `${s.name} ${valueText(s, at)}`).join(" · ") : all;
 }
 
-// at: 0 .. frames.length, where the last is the figure itself.
+// at: 0 .. frames.length; the last is the figure itself.
 function setFrame(at) {
     const place = Math.min(Math.max(at, 0), frames.length);
     state.frame = place === frames.length ? -1 : place;
@@ -96,6 +96,6 @@ function stepFrame(by) {
     say(frameLabel());
 }
 
-// Under the map, while it is not the figure itself.
+// The note under the map while a frame is shown.
 const frameNote = () => state.frame < 0 ? ""
     : t("note.frame", {frame: frameLabel()});

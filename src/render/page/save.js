@@ -21,8 +21,8 @@ function floatText(value) {
     return String(Number(value.toPrecision(9)));
 }
 
-// A spreadsheet takes a cell that begins with one of these for a formula, whoever wrote the text: a
-// quote before it makes it a text, as OWASP advises. Numbers remain numbers.
+// Spreadsheets read a cell that begins with one of these characters as a formula. A leading quote
+// makes the cell text, as OWASP recommends. Numbers remain numbers.
 const FORMULA = /^[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/;
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 function csvField(text) {

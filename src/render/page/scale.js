@@ -1,4 +1,4 @@
-// From values to colours, as src/render/range.c does it, and numbers as text.
+// Convert values to colours, like src/render/range.c, and numbers to text.
 
 const SCALES = ["linear", "sqrt", "log", "rank"];
 const LOG_DECADES = 1e4;
@@ -46,7 +46,7 @@ function countBelow(sorted, v, orEqual) {
     return low;
 }
 
-// A scale over some sources, wide enough for others too. options: kind, cmap, range ("shared",
+// A scale over some sources, extended to include `others`. options: kind, cmap, range ("shared",
 // "panel", "fixed").
 function makeScale(sources, options, others = []) {
     let least = Infinity, greatest = -Infinity;
@@ -82,7 +82,7 @@ function makeScale(sources, options, others = []) {
         }};
 }
 
-// The colour steps of a map's cells, faster than one position() a cell where values repeat.
+// The colour steps of a map's cells. Faster than calling position() for each cell if values repeat.
 function stepsOf(scale, values) {
     const steps = new Uint8Array(values.length);
     let last = NaN, step = 0;
@@ -104,14 +104,15 @@ function luminance(palette, step) {
     return 0.2126 * part(0) + 0.7152 * part(1) + 0.0722 * part(2);
 }
 
-// Black or white, whichever has a contrast of at least 4.58 on that colour.
+// Black or white, whichever has a contrast of at least 4.58 on this colour.
 const inkOn = (palette, step) => luminance(palette, step) > 0.179 ? "#000" : "#fff";
 const cssColor = (palette, step) =>
     `rgb(${palette[3 * step]},${palette[3 * step + 1]},${palette[3 * step + 2]})`;
 
 const short = v => String(Number(v.toPrecision(3)));
 
-// Where round numbers stand along a colour bar, 0 to 1, and their texts; of ranks the ends and the median.
+// The positions of round numbers along a colour bar, 0 to 1, and their texts; for ranks, the ends
+// and the median.
 const BAR_TICKS = 3;
 function barTicks(scale) {
     if (scale.kind === "rank") return [[0, scale.lo], [0.5, scale.middle()], [1, scale.hi]].map(([at, v]) => [at, short(v)]);
@@ -121,7 +122,7 @@ function barTicks(scale) {
     return list.map(v => [scale.position(v), short(v)]);
 }
 
-// A value with as many digits as are true.
+// Write a value with as many digits as are exact.
 function exactly(value, error) {
     if (error > 0) {
         const digits = Math.min(Math.max(Math.ceil(-Math.log10(2 * error)), 0), 9);
@@ -132,7 +133,8 @@ function exactly(value, error) {
     return size >= 0.001 && size < 10 ? value.toFixed(4) : String(Number(value.toPrecision(4)));
 }
 
-// For columns of numbers that reach `most`: as many decimals for all of them.
+// Write numbers of a column whose largest magnitude is `most`, all with the same number of
+// decimals.
 function tidy(value, most) {
     if (value === null || Number.isNaN(value)) return "–";
     if (!(most >= 0.01 && most < 1e6)) return short(value);

@@ -1,7 +1,7 @@
 
-// The live page's carrier to the program that serves it.
+// The live page's carrier: requests to the program that serves it.
 
-const MOST_BYTES = 1 << 20; // of a request: the server closes on longer ones
+const MOST_BYTES = 1 << 20; // per request: the server closes on longer ones
 
 async function post(place, state, signal) {
     const body = JSON.stringify(state);
@@ -27,6 +27,6 @@ async function quit() {
     }
 }
 
-document.body.append(byId("live-end")); // below all maps, where nobody presses it on the way
+document.body.append(byId("live-end")); // below all maps, where it is not pressed by accident
 byId("live-quit").addEventListener("click", quit);
 startLive();

@@ -30,7 +30,7 @@ function setView(name) {
     say(t("view.now", {view: t(`view.${name}.about`)}));
 }
 
-// The parts of the page that a view has.
+// Show the parts of the page that belong to the view.
 function markView() {
     for (const input of document.querySelectorAll('input[name="view"]'))
         input.checked = input.value === state.view;
@@ -48,7 +48,7 @@ const viewNote = () => state.view === "lines" ? linesNote()
 
 // -- two maps beside each other ------------------------------------------------------------------
 
-// Keeps the chosen map beside whatever is chosen next; again: alone.
+// Keep the chosen map beside maps that are chosen later. Calling it again ends this.
 function toggleBeside(i = state.panel) {
     state.beside = state.beside === i || (state.beside >= 0 && i === state.panel) ? -1 : i;
     byId("beside")?.setAttribute("aria-pressed", String(state.beside >= 0));
@@ -61,7 +61,7 @@ function toggleBeside(i = state.panel) {
 
 const canShare = !data.only_view && location.protocol !== "about:";
 const REMEMBER_MS = 400; // browsers limit how often an address changes
-let rememberTimer = 0, address = location.hash; // the part of it that was read or written last
+let rememberTimer = 0, address = location.hash; // the last address read or written
 
 function placeText() {
     const text = new URLSearchParams(), first = {scale: data.scale, cmap: data.cmap,
@@ -82,13 +82,13 @@ function rememberPlace() {
     if (!canShare || rememberTimer) return;
     rememberTimer = setTimeout(() => {
         rememberTimer = 0;
-        if (location.hash !== address) return; // a reader changed it: onAddress() comes
+        if (location.hash !== address) return; // a reader changed it: onAddress() follows
         history.replaceState(null, "", `#${placeText()}`);
         address = location.hash;
     }, REMEMBER_MS);
 }
 
-// The valid parts of an address; others are ignored.
+// Restore the valid parts of an address and ignore others.
 function restorePlace() {
     if (!canShare || location.hash.length < 2) return;
     const text = new URLSearchParams(location.hash.slice(1));

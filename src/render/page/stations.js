@@ -1,13 +1,13 @@
-// The stations of the tour, in the order of docs/lessons.md. place() chooses a head and a cell of the maps that
-// have come; ask() computes the question: its options, which of them is right, numbers for the answer's text, and what
-// the page shows with it.
+// The stations of the tour, in the order of docs/lessons.md. place() chooses a head and a cell of
+// the current maps. ask() computes the question: its options, the right option, the numbers for the
+// answer's text, and the state in which the page shows it.
 
 const TOUR_TEXT = "the animal didn't cross the street because it was too tired . the tired";
-const MOST_OPTIONS = 6, MOST_TRIED = 24; // heads that a question names; that are switched off to compute it
+const MOST_OPTIONS = 6, MOST_TRIED = 24; // heads named in a question; heads ablated to compute one
 
 // -- what maps say -------------------------------------------------------------------------------
 
-// Signed maps, of recurrent layers, are no shares: questions are about the other heads.
+// Signed maps, of recurrent layers, are not shares. Questions are about the other heads.
 const hasShares = i => cellsOf(panels[i]).value.every(v => !(v < 0));
 function everyHead() {
     const all = panels.map((_, i) => i), shares = all.filter(hasShares);
@@ -42,14 +42,14 @@ const tokenOf = i => () => token(rowItems[i]);
 const wordFor = text => () => make("bdi", "", text || "\u2423");
 const fixed = (v, digits = 2) => v.toFixed(digits).replace(/^-(0\.?0*)$/, "$1");
 
-// Heads as options: the best ones of a score, in their own order.
+// Heads as options: the heads with the best scores, in their original order.
 function headOptions(list, score, most) {
     const best = indexOfMost(list.map(score)), few = list.map((_, k) => k)
         .sort((a, b) => score(list[b]) - score(list[a])).slice(0, MOST_OPTIONS).sort((a, b) => a - b);
     return {options: few.map(k => nameOf(list[k])), right: few.indexOf(best), best: list[best], ...most};
 }
 
-// Numbers as options, without those that are the same as the right one; in order of size.
+// Numbers as options in order of size, without duplicates of the right number.
 function numberOptions(right, others) {
     const texts = [...new Set([right, ...others])].sort((a, b) => a - b).map(n => n.toLocaleString(language));
     return {options: texts, right: texts.indexOf(right.toLocaleString(language))};
@@ -72,7 +72,8 @@ const predictWithout = async list => (await (await post("look",
     {text: asked.text, off: list.map(nameOf), maps: false})).json()).next;
 const effectOf = async list => (await predictWithout(list)).divergence ?? 0;
 
-// The heads that may matter for the prediction: of many, those that look hardest from the last token.
+// The heads that may matter for the prediction; if there are many, those with the largest weights
+// from the last token.
 function candidates() {
     const score = i => Math.max(...inner(i, lastRow()));
     return everyHead().sort((a, b) => score(b) - score(a)).slice(0, MOST_TRIED).sort((a, b) => a - b);
@@ -177,8 +178,8 @@ const STATIONS = [
     }}
 ];
 
-// The snapshot from which on a head has less than half of its way to the final map before it: the weight that still
-// moves.
+// The first snapshot at which less than half of the initial distance to the final map remains. The
+// distance is the weight that still moves.
 function askTraining(i) {
     const value = ({kind, value}, k) => kind && kind[k] !== VALUE ? 0 : value[k];
     const last = cellsOf(panels[i]), left = frames.map(({maps}) => cellsOf(maps[i])).map(cells =>
@@ -188,12 +189,12 @@ function askTraining(i) {
         values: {head: nameOf(i), step: frames[k].at, share: percent(left[k]), before: percent(left[0])}};
 }
 
-// How many tokens a head attends to as if evenly: e to the entropy of a row, on average.
+// The effective number of tokens that a head attends to: e to the entropy of a row, on average.
 const evenness = i => mean(rowItems.map((_, r) => Math.exp(weightsOf(i, r)
     .reduce((sum, w) => sum - (w > 0 ? w * Math.log(w) : 0), 0))));
 
-// The row of a head with the largest weight on an earlier token, and its two largest ones of those that the text
-// has, not the tokenizer.
+// The row of a head with the largest weight on an earlier token, and the two largest weights of the
+// row on tokens that are not special.
 function ratioPair(i) {
     const rows = rowItems.map((_, row) => Math.max(...inner(i, row))), row = indexOfMost(rows);
     const order = rowItems.map((_, c) => c).filter(c => c > 0 && !special.has(rowItems[c].text))

@@ -1,4 +1,4 @@
-// Information about the selected cell and its row: readout, tooltip, strips, table, small print.
+// Information about the selected cell and its row: readout, tooltip, strips, table, notes.
 
 // {value, text, rank, count, masked} of a cell of the shown map; null if it is hidden.
 function factsOf(cell) {
@@ -19,7 +19,8 @@ function factsOf(cell) {
     return facts;
 }
 
-// {text, rank, count} of the same cell of the twin; null if there is none or no number in it.
+// {text, rank, count} of the same cell of the twin; null if there is no twin or no number in the
+// cell.
 function twinFacts(i, at, k) {
     const twin = shownTwin(i), map = twin && mapFrom(twin);
     if (!map || (map.kind && map.kind[k] !== VALUE)) return null;
@@ -127,7 +128,8 @@ const MOST_NUMBERS = 64;
 function buildStrips() {
     const chooseRow = i => chooseFromStrip({row: i, col: state.col});
     const chooseCol = i => chooseFromStrip({row: state.row, col: i});
-    // Many numbered features, such as those of --desk: nothing to read.
+    // Hide the strip of many numbered features, such as those of --desk, because their labels are
+    // only numbers.
     byId("strip").hidden = colItems.length > MOST_NUMBERS &&
         colItems.every(item => item.text === item.place);
     byId("row-strip").hidden = same;
@@ -182,8 +184,8 @@ function colourStrip(chips, cell, i) {
     }
 }
 
-// Scroll a long strip, not the page, to a token. Where its tokens stand is measured once a width:
-// asking at every move would make the browser lay the page out each time.
+// Scroll a long strip, not the page, to a token. The positions of its tokens are measured once per
+// width, because measuring at every move would force the browser to lay out the page each time.
 const measured = new Map();
 function showChip(box, i) {
     if (!measured.has(box))
@@ -208,7 +210,7 @@ function markColumn(cell) {
 
 const FEW_ROWS = 8, MOST_ROWS = 300;
 
-// [value, item] of the columns of a row that have a value, greatest first.
+// The values of a row, [value, item], greatest first, without columns that have no value.
 function rowValues(i, at) {
     const map = mapOf(i), source = shownTwin(i), twin = source && mapFrom(source), list = [];
     view.cols.forEach((c, k) => {
@@ -249,7 +251,7 @@ function drawTable() {
         byId("row-body").append(make("p", "small", t("table.cut", {n: MOST_ROWS, all: list.length})));
 }
 
-// Far below the greatest of its row a number is only said to be small.
+// A number far below the greatest of its row is only reported as small.
 function rowNumber(value, source, most) {
     if (Number.isNaN(value)) return "–";
     if (most >= 0.01 && most < 1000 && value >= 0 && value < 0.00005) return "<0.0001";

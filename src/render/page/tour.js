@@ -1,5 +1,6 @@
-// The guided tour: stations, each with a state of the page, a short text and one question (stations.js). A
-// question's options and its answer are computed from the maps on the page or asked of the model.
+// The guided tour: stations, each with a state of the page, a short text and one question
+// (stations.js). The options and the answer of a question are computed from the maps on the page,
+// or by requests to the model.
 
 const tour = {at: -1, waits: false, key: "", question: null, text: ""}; // text: of the last answer
 const station = () => STATIONS[tour.at];
@@ -22,7 +23,7 @@ function openStation(at) {
     ask("maps");
 }
 
-// The station's head and cell, when the maps have come; then its question.
+// Select the station's head and cell when the maps have arrived, then show its question.
 function followTour() {
     tour.text = asked.text;
     if (tour.at < 0) return;
@@ -49,7 +50,8 @@ function placeStation({view: name, place}) {
     drawAll();
 }
 
-// A model of other words has no maps of the station's text: the page goes back to the text that it had.
+// A model with other words has no maps of the station's text. The page then returns to the previous
+// text.
 function keepText() {
     if (!tour.waits || asked.text === tour.text) return false;
     asked.text = byId("live-text").value = tour.text;
@@ -118,7 +120,7 @@ function closeTour() {
     rememberPlace();
 }
 
-// The maps, with their player, come to the top, below what stays there.
+// Scroll the maps, with their player, to the top, below the part that stays visible.
 function bringMaps() {
     const panel = byId("live-panel"), stays = getComputedStyle(panel).position === "sticky";
     const top = byId(byId("player").hidden ? "main" : "player");
@@ -132,7 +134,8 @@ function playTraining() {
     togglePlay();
 }
 
-// A link to a station sets its state; an address with a text of its own is that of a reader at a station.
+// A link to a station sets its state. An address that also has a text is a reader's own state at a
+// station.
 function readStation(place) {
     const at = STATIONS.findIndex(({name}) => name === place.get("station"));
     if (at >= 0 && !place.has("text")) openStation(at);

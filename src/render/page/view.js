@@ -3,16 +3,16 @@
 const byId = id => document.getElementById(id);
 const state = {
     panel: data.first_panel, peek: -1, // the chosen map; the one under the pointer in the overview
-    row: -1, col: -1,            // the chosen cell, as places of items (not of the view)
-    hover: null, locked: false,  // {row, col} under the pointer; whether it is ignored
+    row: -1, col: -1,            // the chosen cell, as indices of items (not of the view)
+    hover: null, locked: false,  // {row, col} under the pointer; whether the pointer is ignored
     cmap: data.cmap, scale: data.scale, range: data.range,
     hidden: new Set(), rescale: canRescale, numbers: data.values !== "never",
     wholeRow: false, twin: true, rowOnly: false, // the whole row as a table; twin; other rows dim
     view: data.view,             // "map", "lines", "model" or "neurons"
     beside: -1,                  // a second map beside the large one
-    lit: new Set(),              // maps whose lines are drawn, of the group of the chosen one
-    side: null,                  // of lines: "row" or "col", whose token is chosen
-    between: "all",              // which of two texts lines go from and to: "ab" ...
+    lit: new Set(),              // maps of the chosen map's group whose lines are drawn
+    side: null,                  // of lines: "row" or "col", the side of the chosen token
+    between: "all",              // the texts between which lines are drawn: "ab" ...
     frame: -1, role: null, order: "index",       // -1: the figure itself
     zoom: 1, top: 0, left: 0, find: "", dark: false
 };
@@ -23,8 +23,8 @@ const cursor = () => state.locked || !state.hover ? state : state.hover;
 // Hooks of a live page: live.js.
 let live = null;
 
-// Scales live until something that they depend on changes. In a playback a scale holds all frames,
-// so that a colour means the same in each.
+// Scales are valid until something that they depend on changes. In a playback a scale covers all
+// frames, so that a colour means the same in each frame.
 const scales = new Map();
 function scaleOf(i) {
     const key = state.range === "panel" ? i : -1;
@@ -49,7 +49,7 @@ function twinScaleOf(i) {
     return scales.get(key);
 }
 
-// Colours of the page as the canvas needs them: resolved, whatever the theme or the system says.
+// The colours of the page, resolved for the canvas in the current theme.
 let theme = null;
 function readTheme() {
     const probe = byId("live"), read = name => {
@@ -69,7 +69,7 @@ const lookOf = (source, scale, ratio) => ({scale, palette: palette(), theme, rat
 
 const isFound = item => state.find !== "" && item.all.toLowerCase().includes(state.find);
 
-// The parts to redraw: everything, the large map with its readouts, or the selected place.
+// Redraw everything, the large map with its readouts, or the selected place.
 function drawAll() {
     if (!panels.length) return;
     scales.clear();
@@ -88,7 +88,7 @@ function drawFocus() {
     live?.shown();
 }
 
-// The large drawing of the selected view.
+// Draw the large picture of the selected view.
 function drawPicture() {
     if (state.view === "map") drawMap();
     else if (state.view === "lines") drawLines();
@@ -106,14 +106,14 @@ function drawCursor() {
     live?.moved();
 }
 
-// A cell of the figure that the data names, as a place of items.
+// Convert a cell of the figure that the data names to indices of items.
 function chooseCell(cell) {
     [state.row, state.col] = cell.map(at => Math.floor(at * data.cell_tokens / block));
     keepCellInView();
 }
 
-// The link that the map's card names first (mha_figure_links); a map without one opens on its first
-// cell.
+// Choose the link that the map's card names first (mha_figure_links), or the first cell if there is
+// none.
 const chooseStrongestCell = () => chooseCell(panels[state.panel].link.map(at => Math.max(at, 0)));
 
 function chooseFirstCell() {
@@ -142,8 +142,8 @@ function choosePanel(i) {
     say(`${[panel.name, panel.badge].filter(Boolean).join(", ")}. ${cellText(cursor())}`);
 }
 
-// A newly chosen map shows its own strongest cell, unless a cell is locked; its lines take the place
-// of those of the map before.
+// A newly chosen map shows its strongest cell, unless a cell is locked. Its lines replace those of
+// the previous map.
 function followPanel(before) {
     if (!state.locked) chooseStrongestCell();
     const alone = state.lit.size <= 1 || panels[state.panel].group !== panels[before].group;
@@ -152,13 +152,13 @@ function followPanel(before) {
     if (state.view === "neurons" && !panels[state.panel].channels) setView("map");
 }
 
-// The next or previous map in the order that is shown, among those of the chosen role.
+// Choose the next or previous map in the order of display, among those of the chosen role.
 function stepPanel(by) {
     const list = shownOrder(), at = list.indexOf(state.panel);
     choosePanel(list[Math.min(Math.max(at < 0 ? 0 : at + by, 0), list.length - 1)]);
 }
 
-// The same place in the next or previous group.
+// Choose the map at the same position in the next or previous group.
 function chooseGroup(step) {
     const here = panels[state.panel], groups = groupList();
     const at = groups.findIndex(g => g.group === here.group);

@@ -1,5 +1,5 @@
-/* What test_kernels needs of cmocka, for WebAssembly under node, where there is none. The first test that
- * fails ends the program. */
+/* The functions of cmocka that test_kernels needs, for WebAssembly under node, which has no cmocka.
+ * The first test that fails ends the program. */
 #ifndef NODE_CMOCKA_H
 #define NODE_CMOCKA_H
 

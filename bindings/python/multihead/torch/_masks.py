@@ -7,8 +7,8 @@ import torch
 
 
 def padding(keep: torch.Tensor) -> dict[str, Any]:
-    """Options of attention for the keys that bool [B,S] keeps: none if it keeps all, begin and end if each sequence
-    keeps an interval, otherwise a mask of one row.
+    """Options of attention for the keys that bool [B,S] keeps: none if it keeps all keys, begin and
+    end if each sequence keeps an interval, otherwise a mask of one row.
 
     Reads the mask, so it must not be called while torch.compile traces.
     """

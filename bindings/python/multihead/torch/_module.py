@@ -40,7 +40,7 @@ class _Weights:
 
 def _project(w: _Weights, query: torch.Tensor, key: torch.Tensor,
              value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """q, k and v; one product where inputs are the same tensor."""
+    """q, k and v, computed by one product if inputs are the same tensor."""
     linear, sizes = functional.linear, w.sizes
     weight, bias = w.in_proj_weight, w.in_proj_bias
     if weight is not None and query is key and key is value:
@@ -81,7 +81,8 @@ def _real(name: str, mask: torch.Tensor) -> torch.Tensor:
 
 def _mask_options(attn_mask: torch.Tensor | None, padding: torch.Tensor | None,
                   more: int) -> dict[str, Any]:
-    """Masks whose True hides, or which are added, as options of attention; `more` keys follow."""
+    """Convert torch's masks (True hides, or numbers are added) to options of attention; `more` keys
+    follow."""
     options: dict[str, Any] = {}
     biases = []
     if attn_mask is not None:
@@ -102,7 +103,8 @@ def _mask_options(attn_mask: torch.Tensor | None, padding: torch.Tensor | None,
 
 
 def _beside(options: dict[str, Any], padding: dict[str, Any]) -> dict[str, Any]:
-    """Padding in combination with a keep_mask: marked as another document, which avoids a T x S mask."""
+    """Padding in combination with a keep_mask. It is marked as another document, which avoids a T x
+    S mask."""
     if "keep_mask" not in options or "keep_mask" not in padding:
         return padding
     hidden = ~padding["keep_mask"][:, 0, 0, :]
@@ -120,7 +122,7 @@ def _heads(x: torch.Tensor, size: int, batch_axis: int) -> torch.Tensor:
 
 
 def _more_keys(w: _Weights, x: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor:
-    """Keys or values [B,Hk,S,size], followed by the learned one and by zeros."""
+    """Keys or values [B,Hk,S,size], followed by the learned key or value and by zeros."""
     batch, heads, _, size = x.shape
     parts = [x]
     if extra is not None:

@@ -4,8 +4,8 @@ Both take the arguments of `multihead.attention` in one order: differentiable te
 autograd the first calls the second; torch.compile and export see two operators with known shapes. The kernels are
 Python over the C library, without copies.
 
-The dispatcher is the largest cost of a call. So the autograd kernel calls the CPU's directly if no mode, tensor
-subclass or transform lies between them.
+The dispatcher is the largest cost of a call. The autograd kernel therefore calls the CPU kernel
+directly if no mode, tensor subclass or transform is active.
 """
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ _from_environment = "MHA_THREADS" in os.environ
 
 
 def _context() -> Context:
-    """The number of threads of multihead.set_threads() or MHA_THREADS, else torch.get_num_threads()."""
+    """The number of threads of multihead.set_threads() or MHA_THREADS, or
+    torch.get_num_threads()."""
     if _from_environment or _library._default_threads:
         return default_context()
     count = torch.get_num_threads()

@@ -1,4 +1,4 @@
-// German: en.js says what these texts are.
+// German. en.js documents these texts.
 
 texts.de = {
     "language": "Deutsch",

@@ -1,6 +1,7 @@
-// Every text of a report and of a live page, by name. A translation is a file such as this one beside it:
-// `texts.de = {...}` with the same names. {name} is a value, {n|one|other} a form for the number n
-// (strings.js). tests/python/test_strings.py compares the files with each other and with the scripts.
+// Every text of a report and of a live page, by name. A translation is a file in this folder with
+// the same names: `texts.de = {...}`. {name} is a value; {n|one|other} is a form for the number n
+// (strings.js). tests/python/test_strings.py compares the files with each other and with the
+// scripts.
 
 const texts = {en: {
     "language": "English",
