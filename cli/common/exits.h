@@ -8,17 +8,17 @@
 
 /* The one list of exit codes: name, value, text. They are documented and must not change, because
  * scripts rely on them. */
-#define CLI_EXIT_LIST(X)                                                            \
-    X(CLI_OK, 0, "success")                                                         \
-    X(CLI_INTERNAL, 1, "unexpected: a bug in the program, or a failed selftest")    \
-    X(CLI_USAGE, 2, "the command line or an environment variable is wrong")         \
-    X(CLI_NO_INPUT, 3, "an input file or folder is missing or cannot be read")      \
-    X(CLI_BAD_INPUT, 4,                                                             \
-      "an input's content cannot be used: malformed, contradictory, empty, "        \
-      "too long, not UTF-8")                                                        \
-    X(CLI_UNSUPPORTED, 5, "a kind of model, file or machine that is not supported") \
-    X(CLI_NO_OUTPUT, 6, "an output cannot be written; silent if a pipe was closed") \
-    X(CLI_NO_MEMORY, 7, "out of memory")                                            \
+#define CLI_EXIT_LIST(X)                                                                \
+    X(CLI_OK, 0, "success")                                                             \
+    X(CLI_INTERNAL, 1, "unexpected: a bug in the program, or a failed selftest")        \
+    X(CLI_USAGE, 2, "the command line or an environment variable is wrong")             \
+    X(CLI_NO_INPUT, 3, "an input file or folder is missing or cannot be read")          \
+    X(CLI_BAD_INPUT, 4,                                                                 \
+      "an input's content cannot be used: malformed, contradictory, empty, "            \
+      "too long, not UTF-8")                                                            \
+    X(CLI_UNSUPPORTED, 5, "an unsupported kind of model, file or machine")              \
+    X(CLI_NO_OUTPUT, 6, "an output cannot be written; no message if a pipe was closed") \
+    X(CLI_NO_MEMORY, 7, "out of memory")                                                \
     X(CLI_NO_RANK, 8, "another rank of the run is lost or cannot be reached")
 
 typedef enum cli_exit {

@@ -1,8 +1,8 @@
 /* multihead: ablation and patching of heads over many texts: replace a head's output, or a single
  * path from one head to another, and measure how the model's predictions change.
  *
- *   M(x)         a measure of a text: a sum of terms, each a factor times the log-probability of a
- *                token: a loss, a difference of losses, right against wrong answers
+ *   M(x)         a measure of a text, such as a loss, or the difference between a right and a wrong
+ *                answer: a sum of terms, each a factor times the log-probability of a token
  *   effect       M without the heads - M, text by text; positive for a loss if the heads help
  *   zero         the output of each head becomes 0
  *   mean         the output becomes its mean over all tokens of the texts
@@ -68,9 +68,10 @@ typedef struct mha_effect_data {
 } mha_effect_data;
 
 /**
- * Terms for a mean loss: -factor times the mean log-probability of the tokens first .. end - 1 of a
- * text, each given all before it. With factor 1 and [1,T) it is the text's loss; the mean around the
- * 50th token with 1 and that around the 500th with -1 make in-context learning (Olsson et al. 2022).
+ * Make the terms of a mean loss: -factor times the mean log-probability of the tokens first .. end
+ * - 1 of a text, each given all tokens before it. With factor 1 and [1,T) it is the text's loss.
+ * In-context learning (Olsson et al. 2022) is a mean around the 50th token with factor 1 plus one
+ * around the 500th with factor -1.
  *
  *   tokens [end] i32 in    terms [end - first] out
  *
@@ -127,10 +128,10 @@ typedef struct mha_head_sets {
 } mha_head_sets;
 
 /**
- * Measure the texts with all heads, and without each set of heads: exact. A set runs from the first
- * layer that it changes; earlier layers are computed once for each text.
+ * Measure the texts exactly, with all heads and without each set of heads. The run of a set begins
+ * at the first layer that it changes; earlier layers are computed once for each text.
  *
- *   whole [texts, M] out            NAN where a text does not have the measure; NULL
+ *   whole [texts, M] out            NAN where a text does not have the measure; may be NULL
  *   without [count, texts, M] out   likewise
  *
  * Memory   scratch from the context: L (E + H D) floats for each token of the longest text, and 128

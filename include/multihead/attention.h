@@ -45,11 +45,11 @@
  *     (docs/numerics.md 3.9).
  *
  * Types: q, k, v, o and bias may each be f32, f16 or bf16, in any mixture. All arithmetic is in f32
- * (on the plain path in double, then rounded to f32); elements are converted in registers, and
- * no copy of a tensor is made. Widening every input to f32, which is exact, gives the same bits.
- * Of the outputs, only o may have a type other than f32: it is rounded from f32 to nearest, ties to
- * even, with subnormals kept. Values too large for o's type become infinite (in f16 from 65520 on),
- * and a negative result may round to -0. A NaN or an infinity of any type is treated as above.
+ * (on the plain path in double, then rounded to f32); elements are converted in registers, without
+ * copying a tensor. Widening every input to f32, which is exact, gives the same bits. Of the
+ * outputs, only o may have a type other than f32: it is rounded from f32 to nearest, ties to even,
+ * with subnormals kept. Values too large for o's type become infinite (in f16 from 65520 on), and a
+ * negative result may round to -0. A NaN or an infinity of any type is treated as above.
  *
  * Reproducibility: the bits of every output are the same for any number of threads, any batch size
  * and any amount of padding, and with or without optional outputs. docs/numerics.md explains how
@@ -127,7 +127,7 @@ enum {
 typedef void (*mha_keep_fn)(void *user, int64_t b, int64_t h, int64_t query, int64_t queries,
                             int64_t key, int64_t keys, uint8_t *keep, int64_t keep_stride);
 
-/* What to compute. Zero everywhere means: full attention, scale 1/sqrt(D), best path. */
+/* The description of a call. All zero: full attention, scale 1/sqrt(D), best path. */
 typedef struct mha_attention_desc {
     uint32_t struct_size;
     uint32_t flags;
@@ -227,9 +227,10 @@ typedef enum mha_score_stage {
 
 /* Outputs besides o. NULL: not requested. Requesting one does not change another's bits.
  *
- * All are computed from p before dropout (but see the flag above). With a sink, a row's p may sum
- * to less than 1; the sink is not a key in any output. Ragged batches: B is 1, t indexes the packed
- * axis, S is that of the longest sequence, except that column_sums has the packed axis of the keys.
+ * All are computed from p before dropout, unless MHA_OUTPUT_DROPPED_PROBABILITIES is set. With a
+ * sink, a row's p may sum to less than 1; the sink is not a key in any output. Ragged batches: B is
+ * 1, t indexes the packed axis, S is that of the longest sequence, except that column_sums has the
+ * packed axis of the keys.
  *
  * scores   raw and capped: every key in memory, including those beyond key_lengths; a pair whose
  *          query or key has a non-finite element gives NaN, visible or not. Biased: -inf for a key
@@ -289,9 +290,9 @@ typedef struct mha_attention_outputs {
  * strides, last axis contiguous. desc and outputs may be NULL. Lengths of 0 are allowed everywhere.
  *
  * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other.
- *          Scratch comes from the context; its size is bounded for any T and S (tiled; up to 256
- *          MiB where there are few queries and threads divide their keys, else a few MiB per
- *          thread), or is O(S) per thread (plain). Outputs that need the probabilities take 8 more
+ *          Scratch comes from the context; on the tiled path its size is bounded for any T and S:
+ *          up to 256 MiB if threads divide the keys of few queries, else a few MiB per thread. On
+ *          the plain path it is O(S) per thread. Outputs that need the probabilities take 8 more
  *          bytes per row and head (tiled). In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE,
  *          MHA_ERR_OVERLAP, MHA_ERR_SIZE, MHA_ERR_NOMEM; MHA_ERR_UNSUPPORTED with

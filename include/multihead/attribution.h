@@ -7,8 +7,9 @@
  *   out_h[t] = W_O[h] z_h[t]            the vector that head h adds to the stream at token t, with
  *                                       z_h = A_h V_h. Calls for a layer multiply W_O by the
  *                                       transformer's residual_scale
- *   Y[t]     = sum_h out_h[t] + b_O     what all heads add: the module's output
- *   f_h(x_j) = W_O[h] (W_V x_j + b_V)   what head h would add if it attended to token j only:
+ *   Y[t]     = sum_h out_h[t] + b_O     the module's output
+ *   f_h(x_j) = W_O[h] (W_V x_j + b_V)   the vector that head h would add if it attended to token j
+ *                                       only:
  *                                       out_h[i] = sum_j alpha_h[i,j] f_h(x_j)
  *
  * All sums are in double and rounded once if the result is f32, in an order that depends on shapes
@@ -45,7 +46,7 @@ typedef struct mha_head_writing {
     uint32_t reserved;         /* 0 */
     const mha_tensor *written; /* [B,H,T,E] out_h: the signed term of each head in each feature */
     const mha_tensor *norms;   /* [B,H,T] ||out_h|| */
-    const mha_tensor *shares;  /* [B,H,T] ||out_h|| / sum_g ||out_g||; 0 where all are 0 */
+    const mha_tensor *shares;  /* [B,H,T] ||out_h|| / sum_g ||out_g||; 0 if all are 0 */
     const mha_tensor *cosines; /* [H,H] mean over tokens of cos(out_h, out_g). Tokens beyond
                                   lengths, and those where either is 0, do not count; 0 if none
                                   counts */
@@ -53,7 +54,7 @@ typedef struct mha_head_writing {
 } mha_head_writing;
 
 /**
- * The contribution of each head, from its attention result z.
+ * Compute the contribution of each head from its attention result z.
  *
  *   heads [B,H,T,Dv] in, z; with [B,Hk,T,Dv], H a multiple of Hk, head h reads heads[h / (H / Hk)],
  *   so values in place of z give f_h    weight [E,H Dv] in, W_O    bias [E] in, or NULL
@@ -89,7 +90,8 @@ MHA_API MHA_NODISCARD mha_status mha_layer_write(mha_context *context,
                                                  const mha_head_writing *outputs);
 
 /**
- * How strongly each head can write to each feature of the stream: the norm of row e of W_O[h].
+ * Compute how strongly each head can write to each feature of the stream: the norm of row e of
+ * W_O[h].
  *
  *   weight [E,H Dv] in    map [H,E] out
  *
@@ -115,8 +117,8 @@ typedef struct mha_norm_maps {
 } mha_norm_maps;
 
 /**
- * Norm-based maps: how much of a row's result comes from each key, measured by the norm of the term
- * that it adds. A key with a small f adds little, however large its weight.
+ * Norm-based maps: the contribution of each key to a row's result, measured by the norm of the term
+ * that the key adds. A key with a small f adds little, however large its weight.
  *
  *   v [B,Hk,S,Dv] in, values as attention saw them    weight [E,H Dv] in, W_O
  *
@@ -169,9 +171,9 @@ typedef struct mha_attribution {
 } mha_attribution;
 
 /**
- * Direct logit attribution: by how much each part of a transformer raised one logit over another.
- * The output layer is applied directly to the vector that the part wrote. Every later norm is
- * frozen at this token's mean and deviation and thereby linear: the final norm for pre-norm, all
+ * Direct logit attribution: the amount by which each part of a transformer raised one logit above
+ * another. The output layer is applied directly to the vector that the part wrote. Every later norm
+ * is frozen at this token's mean and deviation and thereby linear: the final norm for pre-norm, all
  * later ones for post-norm.
  *
  * Effects through later parts are attributed to those parts. Removing a head (gates) measures its
@@ -247,8 +249,8 @@ typedef struct mha_head_attribution {
 } mha_head_attribution;
 
 /**
- * How much each head of self-attention moves from the tokens `to` to the tokens `from` of a text.
- * With alpha the weights of a head, and means over the rows t of `from`:
+ * Measure how much each head of self-attention moves from the tokens `to` to the tokens `from` of a
+ * text. With alpha the weights of a head, and means over the rows t of `from`:
  *
  *   weights   mean_t sum_{s in to} alpha[t,s]
  *   shares    mean_t (sum_{s in to} ||alpha[t,s] f(x_s)|| / sum_s ||alpha[t,s] f(x_s)||)

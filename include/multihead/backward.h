@@ -35,8 +35,8 @@
  *          MHA_GRADIENTS_DROPPED_PROBABILITIES
  *
  * Special values:
- *   - A query that sees no key has a gradient of 0 and contributes none, except that its lse equals
- *     its sink, which receives the lse_gradient.
+ *   - A query that sees no key has a gradient of 0 and contributes none, with one exception: its lse
+ *     is its sink, which receives the lse_gradient.
  *   - Masked keys and values, and the q and dO of a query without keys, have no effect, even if not
  *     finite.
  *   - A query with a non-finite element in q, dO, o, lse or lse_gradient (so also a query that sees
@@ -92,9 +92,9 @@ typedef struct mha_attention_gradients {
     const mha_tensor *sink_logits, *gates;
     const mha_tensor *scale; /* one element: any number of dims, all 1 */
 
-    /* In: gradients of the loss with respect to outputs of the forward call other than o. NULL: it
-     * does not depend on them. f32, any strides, including 0. S is that of the outputs; all heads
-     * and rows are included. */
+    /* In: gradients of the loss with respect to outputs of the forward call other than o. NULL: the
+     * loss does not depend on that output. f32, any strides, including 0. S is that of the outputs;
+     * all heads and rows are included. */
     const mha_tensor *lse_gradient;                   /* [B,H,T] */
     const mha_tensor *probabilities_gradient;         /* [B,H,T,S] */
     const mha_tensor *average_probabilities_gradient; /* [B,T,S] */

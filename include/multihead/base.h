@@ -12,6 +12,9 @@
  *     MHA_ERR_UNSUPPORTED).
  *   - Counts, lengths and strides are int64_t; strides are in elements.
  *   - No function prints, exits, aborts or changes process-wide state.
+ *   - In the comments of functions, "Errors" lists statuses with their causes. "Threads any" allows
+ *     calls from any number of threads at once; "one" allows one call at a time on an object and its
+ *     context, "one call per context" one call at a time on a context.
  *
  * Example, given float *q, const int64_t shape[4]:
  *

@@ -23,7 +23,7 @@
  * suffice for any text if no append exceeds max_append positions. page_size 0 then means 32.
  *
  * Types. Numbers are stored as f32, f16, bf16 or i8 and widened to f32 in registers. f16 and bf16
- * round to nearest, ties to even. i8: for each position of each head, of k and of v,
+ * round to nearest, ties to even. With i8, for each position of each head, of k and of v,
  *
  *   s = max_i |x_i| / 127, rounded up to 17 significant bits
  *   n_i = x_i / s rounded to the nearest integer
@@ -133,7 +133,7 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
                                                      mha_kv_cache **cache);
 
 /**
- * The memory of a cache of this description, before it is created.
+ * The memory that a cache with this description would take.
  *
  * Memory   fills *sizes, whose struct_size must be set.
  * Errors   those of mha_kv_cache_create() except MHA_ERR_NOMEM.
@@ -195,8 +195,8 @@ MHA_API const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, 
  * Set sequence b to the `length` positions in these pages, in this order: a table kept by the
  * caller, for example the pages of a cached prefix that other sequences hold. The previous content
  * of b is discarded. Positions that were never appended to these pages have unspecified content,
- * finite or not. With a window, entries for pages that no later query sees, those between the
- * sinks' last page and the window's first, may equal `pages` of the description.
+ * finite or not. With a window, entries between the sinks' last page and the window's first page,
+ * which no later query sees, may equal `pages` of the description.
  *
  *   pages [count], count = ceil(length / page_size)
  *
@@ -225,10 +225,10 @@ MHA_API int64_t mha_kv_cache_free_pages(const mha_kv_cache *cache);
  * counts [B]: sequence b takes the first counts[b] of the n positions, 0 .. n; NULL: all.
  *
  * Memory   copied; the caller may reuse k and v at once. Nothing is allocated.
- * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_SIZE (k, v reach
- *          beyond the address space), MHA_ERR_ARGUMENT (a count); MHA_ERR_SIZE "cache: sequence 1
- *          holds 30 of 32 positions, 5 more do not fit"; MHA_ERR_NOMEM "cache: 3 pages are needed,
- *          2 of 64 are free". On any error every sequence is unchanged.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_SIZE (k or v exceeds
+ *          the address space), MHA_ERR_ARGUMENT (a count); MHA_ERR_SIZE "cache: sequence 1 holds 30
+ *          of 32 positions, 5 more do not fit"; MHA_ERR_NOMEM "cache: 3 pages are needed, 2 of 64
+ *          are free". On any error every sequence is unchanged.
  * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k,

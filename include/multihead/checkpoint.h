@@ -59,10 +59,10 @@ typedef struct mha_checkpoint_settings {
 } mha_checkpoint_settings;
 
 /**
- * Save a transformer to a folder, which is created if missing (its parents are not). Each
- * file is written whole or not at all, model.safetensors last; links in the folder are replaced,
- * not followed (mha_file_create_in()). The tokenizer splits a text as settings specify, looks up
- * each word, and starts with bos_word if there is one. settings may be NULL.
+ * Save a transformer to a folder, which is created if missing (its parents are not). Each file is
+ * written atomically, model.safetensors last; links in the folder are replaced, not followed
+ * (mha_file_create_in()). The tokenizer splits a text as settings specify, looks up each word, and
+ * starts with bos_word if there is one. settings may be NULL.
  *
  * Memory   borrowed for the call. The parameters of a transformer with a source are read into one
  *          allocation of the C library, 4 bytes each.
@@ -182,8 +182,8 @@ MHA_API MHA_NODISCARD mha_status mha_vocabulary_locate(const mha_vocabulary *voc
                                                        int64_t *count);
 
 /**
- * As mha_vocabulary_locate(), with lenient matching for typed text: if a word between spaces is not
- * in the vocabulary, normalise each such word.
+ * As mha_vocabulary_locate(), with lenient matching for typed text: each word between spaces that
+ * the vocabulary lacks is normalised.
  *
  *   case          "The" matches a word that differs only in the case of ASCII letters
  *   punctuation   ASCII marks at its ends become words of their own: "(tired." is ( tired .

@@ -62,7 +62,7 @@ typedef struct mha_circuits_desc {
     int64_t directions;   /* K, leading singular vectors of each circuit, up to D and E; 0: 1 */
     const uint8_t *heads; /* [L,H], not 0: this head; NULL: all */
     mha_progress_fn
-        progress; /* called before each layer, and with 0 while tokens are read; NULL: none */
+        progress; /* called before each layer, and with done 0 while tokens are read; NULL: none */
     void *progress_user;
 } mha_circuits_desc;
 
@@ -88,8 +88,8 @@ typedef struct mha_circuits {
 } mha_circuits;
 
 /**
- * Circuits of the heads of self-attention. Singular vectors are of length 1, each pair with the sign
- * that makes the element of q_k or w_k of largest magnitude positive (the first of equals).
+ * Circuits of the heads of self-attention. Singular vectors have length 1. The sign of each pair
+ * makes the element of q_k or w_k of largest magnitude positive (the first of equal ones).
  *
  * desc may be NULL. Eigenvalues are computed from the [D,D] product, since AB and BA have the same
  * nonzero eigenvalues.

@@ -5,9 +5,9 @@
  * number of ranks and any cuts the results are bit-identical to mha_attention_forward() and
  * _backward() of the whole sequence.
  *
- * How. Ranks exchange heads for rows (Jacobs et al. 2023, DeepSpeed-Ulysses, 3): each rank receives
- * all rows of its share of the heads, computes them as one process would, and sends the results to
- * the owners of the rows. No sum is divided between ranks.
+ * Method. Ranks exchange heads for rows (Jacobs et al. 2023, DeepSpeed-Ulysses, 3): each rank
+ * receives all rows of its share of the heads, computes them as one process would, and sends the
+ * results to the owners of the rows. No sum is divided between ranks.
  *
  *   - the heads are divided into C parts; rank r has part r mod C
  *   - with more ranks than parts, the ranks with the same g = r / C are group g. Ranks with the
@@ -98,7 +98,7 @@ typedef struct mha_sequence_split {
  *   - inputs over queries (keep_mask, bias, global_queries, query_documents) have the t rows of
  *     this rank, and all S columns
  *   - inputs over keys alone (global_keys, key_documents), keep_blocks, and all lengths, starts and
- *     offsets are those of the whole, on every rank
+ *     offsets are whole on every rank
  * outputs have t rows, except column_sums [B,H,s], the sums of this rank's keys over all queries.
  * Lists of rows are supported only with one piece.
  *
@@ -118,7 +118,7 @@ typedef struct mha_sequence_split {
  *            the longest message to and from another rank
  *            that of mha_attention_forward() of these rows
  *            column_sums: B h S floats, and with more ranks than parts as many doubles
- * Errors   the same at all ranks, with the number of the failed rank in mha_error_detail(): as
+ * Errors   the same on all ranks, with the number of the failed rank in mha_error_detail(): as
  *          mha_attention_forward(); MHA_ERR_ARGUMENT (pieces that overlap or leave gaps; ranks
  *          whose descriptors, types or outputs differ); MHA_ERR_UNSUPPORTED (flags); MHA_ERR_RANK.
  *          On error no output byte is written; with MHA_ERR_RANK outputs may be partly written.
@@ -159,15 +159,15 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  *
  *   attention, q, k, v   as in mha_distributed_forward()
  *   o, lse, o_gradient   rows as q
- *   gradients            those of q, lse and probabilities have the rows of q (and all S columns);
- *                        those of k and v the rows of k; that of the bias its shape: a row for each
- *                        query of this rank, or one for all; alibi_slopes, t5_table, shaw_keys,
- *                        shaw_values, sink_logits, gates and scale are those of the whole
+ *   gradients            those of q, lse and probabilities have the rows of q (and all S columns),
+ *                        those of k and v the rows of k. The gradient of the bias has a row for each
+ *                        query of this rank, or one for all. Those of alibi_slopes, t5_table,
+ *                        shaw_keys, shaw_values, sink_logits, gates and scale are whole on every rank
  *
- * All ranks request and give the same gradients, with the same flags. Every rank receives the whole
- * of a gradient that is not over queries or keys; with MHA_GRADIENTS_ACCUMULATE each rank adds it
+ * All ranks request and pass the same gradients, with the same flags. Every rank receives the whole
+ * of a gradient without an axis of queries or keys; with MHA_GRADIENTS_ACCUMULATE each rank adds it
  * to its own. A bias whose gradient is requested has the same axes at all ranks except that of
- * queries. If each rank has one query, a bias with one row is taken as shared by all queries.
+ * queries. If each rank has one query, a bias with one row counts as shared by all queries.
  *
  * The number of parts C is chosen as in the forward; it is 1 if the gradient of a bias is
  * requested. Cuts of queries are moved to multiples of MHA_SPLIT_ROWS from each sequence's first,
@@ -185,8 +185,8 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  * pieces, and broadcast by the last: 8 bytes per element, once for each sequence, rank and piece.
  * If they include gradients of the scale or of Shaw's tables, which are sums over heads, this is
  * also repeated for each head. Sums of a bias that queries share, 2,048 bytes for each 256 keys,
- * are passed likewise for each head. Ranks compute these one after the other, or in parallel for
- * heads and sequences with separate elements.
+ * are passed likewise for each head. Ranks add to a sum one after the other; sums of different
+ * heads and sequences proceed in parallel.
  *
  * Memory   borrowed for the call. Scratch, for h = H / C heads and hk = max(Hk / C, 1) key/value heads, rows of a group:
  *            as in the forward; also o, gradients and their copies in transit
@@ -207,14 +207,14 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_backward(mha_context *context,
 /* Cuts of keys are at multiples of the block of a softmax step. */
 enum { MHA_SPLIT_KEYS = 512 };
 
-/* The keys from the end of the previous piece (or from key 0) to `end` are at `rank`. */
+/* `rank` holds the keys from the end of the previous piece (or from key 0) to `end`. */
 typedef struct mha_key_piece {
     int64_t end; /* a multiple of MHA_SPLIT_KEYS, or the end of the last piece; ascending */
     int64_t rank;
 } mha_key_piece;
 
-/* How keys and values are divided among ranks, and this rank's own: the rows of its pieces, one after
- * the other, in a cache or in k and v. All sequences of a batch have the same cuts.
+/* The division of keys and values among ranks, and this rank's own rows: those of its pieces, one
+ * after the other, in a cache or in k and v. All sequences of a batch have the same cuts.
  *
  * Growing. The rank with the last piece appends the keys and values of new tokens to its cache, and
  * all ranks increase the piece's end. When the piece is long enough, a new piece begins at another
@@ -246,18 +246,18 @@ typedef struct mha_key_split {
  * the whole (NULL: S). A cache holds the positions of each sequence that are in the pieces of its
  * rank. With a cache the positions of queries are those of mha_kv_cache_attention().
  *
- * How. With up to 56 rows (T times query heads of a key/value head; 29 with Dv 32, 55 with Dv 64;
- * 12 with up to 512 keys, or with sink_keys, documents, global keys or a callback), all ranks work
- * at once. They compute the scores of their keys; exchange maxima, a float for each row and piece;
- * and compute exp and products with the values, each with the maximum of all keys up to its block,
- * as one process would. Then the rows' sums, Dv + 2 numbers each, are passed from piece to piece in
- * the order of keys. Each rank adds the results of its blocks, and the last one broadcasts the
- * sums.
+ * Method. With few rows, all ranks work at the same time. A row is one of the T queries of one
+ * query head of a key/value head; the limit is 56 rows (29 with Dv 32, 55 with Dv 64; 12 with up to
+ * 512 keys, or with sink_keys, documents, global keys or a callback). Each rank computes the scores
+ * of its keys. Ranks exchange maxima, a float for each row and piece. Each computes exp and
+ * products with the values, with the maximum of all keys up to each block, as one process would.
+ * Then the rows' sums, Dv + 2 numbers each, are passed from piece to piece in the order of keys.
+ * Each rank adds the results of its blocks, and the last one broadcasts the sums.
  *
  * Otherwise (more rows, keep_blocks, dropout, shaw_values, f16 and bf16 tensors, Dv that is
  * not a multiple of 32, elements that are not finite) ranks work one after the other: each adds the
  * terms of its keys to the sums that it receives. Keys and values are never sent. The amount of
- * data sent does not depend on their number, except for the maxima.
+ * data sent does not depend on the number of keys, except for the maxima.
  *
  * Memory   borrowed for the call. Scratch: Dv + 2 floats for each row; if ranks work at once also a float for
  *          each row and piece, twice, and 530 + Dv for each row and block of this rank.
@@ -276,7 +276,7 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_decode(mha_context *context,
                                                         const mha_tensor *q, const mha_tensor *o,
                                                         const mha_attention_outputs *outputs);
 
-/* The work of such a call, if all values are finite. */
+/* The work of mha_distributed_decode(), if all values are finite. */
 typedef struct mha_decode_plan {
     bool at_once;       /* ranks work on their keys at once; false: one after the other */
     const char *reason; /* why, one sentence, static text */
@@ -333,14 +333,15 @@ MHA_API MHA_NODISCARD mha_status mha_split_heads(int64_t heads, int64_t kv_heads
                                                  int32_t size, mha_head_piece *piece);
 
 /**
- * Gather the pieces of a tensor: afterwards all ranks have the whole. Every rank makes the call.
+ * Gather the pieces of a tensor, so that all ranks have the whole tensor. Every rank makes the
+ * call.
  *
- *   piece in    along `axis` any number of elements; pieces are in the order of ranks
- *   whole out   the same in all other axes, as many along it as all pieces together
+ *   piece in    any number of elements along `axis`; pieces are in the order of ranks
+ *   whole out   the same size in all other axes; along `axis` the sum of all pieces
  *
  * f32, f16 or bf16, the same at all ranks, any strides; bits are copied.
  *
- * How. Pieces are passed around a ring: each rank sends size - 1 messages, and receives each
+ * Method. Pieces are passed around a ring: each rank sends size - 1 messages, and receives each
  * missing piece once.
  *
  * Memory   borrowed for the call; piece and whole must not overlap. Scratch: as many bytes as

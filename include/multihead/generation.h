@@ -59,7 +59,7 @@ typedef enum mha_generation_state {
     MHA_GENERATION_END_TOKEN = 1,
     MHA_GENERATION_STOP_TEXT = 2,
     MHA_GENERATION_MAX_TOKENS = 3,
-    MHA_GENERATION_FULL = 4,   /* no position is left, and max_tokens would allow more */
+    MHA_GENERATION_FULL = 4,   /* no position is left before max_tokens */
     MHA_GENERATION_STOPPED = 5 /* by mha_generation_stop() */
 } mha_generation_state;
 

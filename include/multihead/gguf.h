@@ -10,7 +10,7 @@
  *                  the metadata says otherwise), and each is such a multiple
  *
  * As with the files of io.h, every field is checked before it is used: a malformed or hostile file
- * gives a status and one line of text that names the file, what is wrong and where, never a crash.
+ * gives a status and one line of text that names the file, the fault and its place, never a crash.
  *
  * Example, given float *to:
  *

@@ -11,9 +11,9 @@
  * and all ties have an order, so that results are bit-identical for any order of texts, any order
  * of merging and any number of threads.
  *
- *   mean       of all eligible rows; interval: bootstrap over texts (Efron 1979), each replicate
- *              counting a text w times, w ~ Poisson(1) from (seed, text, replicate): the streaming
- *              form (Chamandy et al. 2012). Unreliable below about 20 texts
+ *   mean       of all eligible rows; interval: bootstrap over texts (Efron 1979) in its streaming
+ *              form (Chamandy et al. 2012): each replicate counts a text w times, w ~ Poisson(1)
+ *              from (seed, text, replicate). Unreliable below about 20 texts
  *   deciles    of rows, from a histogram of MHA_HEAD_CORPUS_BINS bins, exact to one bin: 1 / 256 for
  *              shares, 1 / 128 for correlations, 1 / 16 nats, 4.5 % of a distance
  *   places     the row of each text where the score is largest (smallest), and the best of all texts,
@@ -106,8 +106,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_attach(mha_head_measures *measu
 
 /**
  * Set the number of the next text, which identifies it in places and determines its random weights.
- * Numbers are unique within a corpus. Without the call: the number of texts
- * seen before.
+ * Numbers are unique within a corpus. The default is the number of texts seen before.
  *
  * Memory   none.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT (negative).   Threads  one.   Since  0.1
  */
@@ -119,7 +118,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_number(mha_head_corpus *corpus,
  *   v [Hk,S,Dv] in        f32, any strides: values of the text, H a multiple of Hk
  *   weight [E,H Dv] in    f32, any strides: W_O; NULL: that of the layer's first text
  *
- * Without it these are not measured. mha_head_pass_run() calls it.
+ * Without this call they are not measured. mha_head_pass_run() makes it.
  *
  * Memory   scratch of the call; keeps H S floats, and the Gram matrices W_O[h]^T W_O[h] of the layer,
  *          H Dv^2 floats, for later texts: weight must not change.
@@ -178,20 +177,21 @@ typedef struct mha_head_place {
 } mha_head_place;
 
 /**
- * The places of the largest values of a score, the largest first, or with `least` the smallest; of
- * equal ones the lower text number first, each text once.
+ * The places of the largest values of a score, the largest first, or with `least` the smallest;
+ * among equal values the lower text number first, each text once.
  *
  *   places [most] out    the first `most` of them; may be NULL with most 0
  *
- * Returns how many there are.
+ * Returns the number of places.
  *
- * Memory   none.   Errors  none: 0 for numbers out of range.   Threads  as distribution.   Since 0.1
+ * Memory   none.   Errors  none: 0 for numbers out of range.
+ * Threads  as mha_head_corpus_distribution().   Since 0.1
  */
 MHA_API int64_t mha_head_corpus_places(const mha_head_corpus *corpus, int64_t layer, int64_t head,
                                        mha_head_measure measure, bool least, mha_head_place *places,
                                        int64_t most);
 
-/* Lists of token ids of a head. */
+/* The two lists of token ids of a head. */
 typedef enum mha_head_token_list {
     MHA_HEAD_READS = 0, /* sorted by mass */
     MHA_HEAD_WRITES = 1 /* sorted by mean */
@@ -215,7 +215,8 @@ typedef struct mha_head_token {
  *
  * Returns how many were written; 0 without vocab_size, and for MHA_HEAD_WRITES without values.
  *
- * Memory   none.   Errors  none.   Threads  as distribution.   Cost  vocab_size times most.   Since 0.1
+ * Memory   none.   Errors  none.
+ * Threads  as mha_head_corpus_distribution().   Cost  vocab_size times most.   Since 0.1
  */
 MHA_API int64_t mha_head_corpus_tokens(const mha_head_corpus *corpus, int64_t layer, int64_t head,
                                        mha_head_token_list list, int64_t least_count,
@@ -235,7 +236,7 @@ typedef struct mha_head_position {
  *
  * Returns the number of bins up to the last that has rows.
  *
- * Memory   none.   Errors  none.   Threads  as distribution.   Since 0.1
+ * Memory   none.   Errors  none.   Threads  as mha_head_corpus_distribution().   Since 0.1
  */
 MHA_API int64_t mha_head_corpus_positions(const mha_head_corpus *corpus, int64_t layer,
                                           int64_t head,
@@ -249,7 +250,7 @@ typedef struct mha_head_rest {
     int64_t rows, moved_rows; /* moved_rows 0: no values were given */
 } mha_head_rest;
 
-/** The attention sink of a head. Memory none. Errors none. Threads as distribution. Since 0.1 */
+/** The attention sink of a head. Memory none. Errors none. Threads as mha_head_corpus_distribution(). Since 0.1 */
 MHA_API mha_head_rest mha_head_corpus_rest(const mha_head_corpus *corpus, int64_t layer,
                                            int64_t head);
 
@@ -257,7 +258,7 @@ MHA_API mha_head_rest mha_head_corpus_rest(const mha_head_corpus *corpus, int64_
  * The 95th percentile of the largest mean of a score over all heads under the permutation null. 0
  * without permutations or rows.
  *
- * Memory   none.   Errors  none.   Threads  as distribution.   Since 0.1
+ * Memory   none.   Errors  none.   Threads  as mha_head_corpus_distribution().   Since 0.1
  */
 MHA_API double mha_head_corpus_luck(const mha_head_corpus *corpus, mha_head_measure measure);
 

@@ -97,7 +97,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_distances(mha_context *context,
 
 /**
  * Ranks by frequency, for mha_heads_text.ranks: 0 for the most frequent token, 1 for the next, and
- * so on; among equals the lower id is first. Tokens that never occur get 0.
+ * so on; among equal counts the lower id is first. Tokens that never occur get 0.
  *
  *   counts [vocab_size] in    ranks [vocab_size] out    *kinds out: distinct tokens; may be NULL
  *
@@ -111,8 +111,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_ranks(mha_context *context, int64
                                                      int64_t *kinds);
 
 /**
- * The words in which tokens begin, for mha_heads_text.words and links; positions are bytes of the
- * text.
+ * Find the word in which each token begins, for mha_heads_text.words and links; positions are bytes
+ * of the text.
  *
  *   token_begin [tokens] in         ascending; -1: a token that does not occur in the text
  *   word_begin, word_end [words] in ascending, words do not overlap

@@ -5,11 +5,11 @@
  * merging from a state is bit-identical to doing so without one.
  *
  * Format: 8-byte little-endian integers: "MHAHEADS", version 1, total bytes, descriptions, sums,
- * and a checksum h of all before it. h begins as 0xCBF29CE484222325; each integer w makes h = (h ^
- * w) 0x9E3779B97F4A7C15, then h = h ^ (h >> 32), modulo 2^64. Each step is invertible, so that any
- * change of a single integer is detected. It is not a cryptographic checksum; reading validates
- * every value against the ranges that measuring, merging and the scores need. Equal measurements
- * have equal bytes.
+ * and a checksum h of all preceding integers. h begins as 0xCBF29CE484222325; each integer w makes
+ * h = (h ^ w) 0x9E3779B97F4A7C15, then h = h ^ (h >> 32), modulo 2^64. Each step is invertible, so
+ * that any change of a single integer is detected. It is not a cryptographic checksum; reading
+ * validates every value against the ranges that measuring, merging and the scores need. Equal
+ * measurements have equal bytes.
  *
  * Other versions of the format are rejected.
  *
@@ -62,8 +62,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_state_write(const mha_head_measures *m
  * Values for mha_head_corpus_values() are not saved: they are set again with the first text of each
  * layer, as mha_head_pass_run() does.
  *
- * Memory   the caller owns *measures and *corpus, as mha_head_measures_create() and
- *          mha_head_corpus_create() say; at most a few times `size`, also for malformed bytes.
+ * Memory   the caller owns *measures and *corpus, as after mha_head_measures_create() and
+ *          mha_head_corpus_create(); at most a few times `size`, also for malformed bytes.
  * Errors   MHA_ERR_NULL; MHA_ERR_FORMAT (not a state, truncated, corrupt, out of range; the detail
  *          has the field and the byte offset); MHA_ERR_UNSUPPORTED (another version, or other
  *          scores); MHA_ERR_SIZE, MHA_ERR_NOMEM. Nothing is then written to the outputs.

@@ -289,7 +289,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_begin(mha_head_measures *meas
  * Set the inputs of a layer before its rows: the vectors that its queries and keys were projected
  * from.
  *
- *   x [S,M] in    f32, any strides; NULL: none, as without the call
+ *   x [S,M] in    f32, any strides; NULL: none, the default
  *
  * MHA_MEASURE_COSINE compares each row's weights with the cosine of x[i] and x[j], j other than i.
  *
@@ -307,7 +307,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_inputs(mha_head_measures *mea
  *   desc   of the layer's attention. With MHA_ATTENTION_WINDOW its left_keys, right_keys and sink_keys,
  *          and with MHA_ATTENTION_CAUSAL its causal mask, limit the keys that the text's
  *          description makes visible; nothing else in it is read. Without the flag, with global
- *          keys or queries, and for NULL, visibility depends on the text only, as without the call
+ *          keys or queries, and for NULL, visibility depends on the text only, which is the default
  *
  * It applies until the text ends, also to the baseline of links. mha_head_measures_attention() and
  * mha_head_pass_run() call it.
@@ -322,10 +322,9 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_window(mha_head_measures *mea
                                                           const mha_attention_desc *desc);
 
 /**
- * Announce before a layer's rows that they are of a signed map M, such as mha_recurrent_visit_rows()
- * computes. Scores are then those of A[j] = |M[j]| / sum |M|, except that MHA_MEASURE_COSINE
- * correlates M itself. MHA_MEASURE_SINK is absent (no rows); MHA_MEASURE_NEGATIVE, which other layers
- * lack, counts.
+ * Declare, before a layer's rows, that they belong to a signed map M (mha_recurrent_visit_rows()).
+ * Scores are then those of A[j] = |M[j]| / sum |M|, except that MHA_MEASURE_COSINE correlates M
+ * itself. MHA_MEASURE_SINK has no rows; MHA_MEASURE_NEGATIVE has rows for signed maps only.
  *
  * Memory   none.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT (no text is open, or the layer has begun).
  * Threads  one.   Since  0.1
@@ -382,8 +381,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_end(mha_head_measures *measur
  * a corpus. `from` is unchanged.
  *
  * Scores, offsets and relations are bit-identical to one object that measured all texts, for any
- * division of the texts and any order of merging. In details the texts of `from` are
- * numbered after those of `measures`, and among equally strong ones the earlier is kept.
+ * division of the texts and any order of merging. In mha_head_details the texts of `from` are
+ * numbered after those of `measures`, and the earlier of two equally strong texts is kept.
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open, the same object, layers, heads or
@@ -420,17 +419,17 @@ MHA_API const char *mha_head_measures_name(const mha_head_measures *measures, in
 MHA_API mha_head_score mha_head_measures_score(const mha_head_measures *measures, int64_t layer,
                                                int64_t head, mha_head_measure measure);
 
-/* Positions behind the scores. */
+/* The positions that scores refer to. */
 typedef struct mha_head_details {
     int64_t diagonal_offset;   /* of MHA_MEASURE_DIAGONAL */
     int64_t positional_offset; /* of MHA_MEASURE_POSITIONAL */
-    /* Of the text in which they were strongest, counted from 0; -1: none. */
+    /* Columns and cut of the text in which they were strongest; texts count from 0, -1: none. */
     int64_t column_text, columns, column[3]; /* of MHA_MEASURE_VERTICAL, strongest first */
     int64_t cut_text, cut; /* of MHA_MEASURE_CUT: the second segment's first key */
 } mha_head_details;
 
-/** The positions behind a head's scores; zeros for numbers out of range. Memory none. Errors none.
- * Threads as score. Since 0.1 */
+/** The positions that a head's scores refer to; zeros for numbers out of range. Memory none. Errors
+ * none. Threads as mha_head_measures_score(). Since 0.1 */
 MHA_API mha_head_details mha_head_measures_details(const mha_head_measures *measures, int64_t layer,
                                                    int64_t head);
 
@@ -440,14 +439,14 @@ typedef struct mha_head_offset {
 } mha_head_offset;
 
 /** The diagonal j = i + offset, |offset| <= farthest_offset; zeros for numbers out of range. Memory
- * none. Errors none. Threads as score. Since 0.1 */
+ * none. Errors none. Threads as mha_head_measures_score(). Since 0.1 */
 MHA_API mha_head_offset mha_head_measures_offset(const mha_head_measures *measures, int64_t layer,
                                                  int64_t head, int64_t offset);
 
 /* Both directions of a relation: the link's query word attends to its key word, or the reverse. */
 enum { MHA_LINK_FORWARD = 0, MHA_LINK_BACKWARD = 1 };
 
-/* Over the links whose partner and at least one other word are visible. */
+/* The results of a relation, over the links whose partner and another word are visible. */
 typedef struct mha_head_relation {
     mha_head_score
         accuracy;        /* share of links where the word with the largest weight is the partner;
@@ -457,8 +456,8 @@ typedef struct mha_head_relation {
     int64_t baseline_offset; /* in words */
 } mha_head_relation;
 
-/** A relation's figures in a direction; zeros for numbers out of range. Memory none. Errors none.
- * Threads as score. Since 0.1 */
+/** The results of a relation in one direction; zeros for numbers out of range. Memory none. Errors
+ * none. Threads as mha_head_measures_score(). Since 0.1 */
 MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *measures,
                                                      int64_t layer, int64_t head, int64_t relation,
                                                      int direction);
@@ -537,7 +536,7 @@ typedef struct mha_head_role {
 } mha_head_role;
 
 /**
- * The roles of a head, in the order of the list; there may be none. A general one is left out if a
+ * The roles of a head, in the order of the list; there may be none. A general role is omitted if a
  * specific one implies it: diagonal and local beside previous, next and self; local beside
  * diagonal; vertical beside first token and separator; two blocks beside block.
  *
@@ -545,7 +544,7 @@ typedef struct mha_head_role {
  *
  * Returns the number of roles; 0 means that none was found.
  *
- * Memory   none.   Errors  none.   Threads  as score.   Since  0.1
+ * Memory   none.   Errors  none.   Threads  as mha_head_measures_score().   Since  0.1
  */
 MHA_API int64_t mha_head_measures_roles(const mha_head_measures *measures, int64_t layer,
                                         int64_t head, mha_head_role *roles, int64_t most);

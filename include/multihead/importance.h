@@ -5,10 +5,10 @@
  *   ablation          I(h) = L(gate(h) = 0) - L
  *   mean ablation     I(h) = L(head h outputs its mean at every token) - L
  *
- * The gradient takes one backward pass for all heads and is a linear estimate; ablation takes one
- * forward pass per head and is exact for a single head. Mean ablation costs the same and avoids
- * inputs that later layers never saw. None of them accounts for heads that compensate for each
- * other: mha_head_order() removes heads and measures again.
+ * The gradient is a linear estimate and takes one backward pass for all heads; ablation is exact
+ * for a single head and takes one forward pass per head. Mean ablation costs the same and avoids
+ * inputs that later layers never received in training. None of them accounts for heads that
+ * compensate for each other: mha_head_order() removes heads and measures again.
  *
  * Letters: L layers, H heads, D size of a head, B sequences of T tokens in a batch.
  *
@@ -127,7 +127,7 @@ MHA_API MHA_NODISCARD mha_status mha_loss_direction(mha_context *context, int64_
 /* s(h,b,t) is the gate times token t's contribution to the gradient of sequence b's loss with
  * respect to the gate; sums are over the n sequences b of all batches. */
 typedef enum mha_importance {
-    MHA_IMPORTANCE_GRADIENT = 0,        /* sum_b |sum_t s| / n, as published */
+    MHA_IMPORTANCE_GRADIENT = 0,        /* sum_b |sum_t s| / n, as in the paper */
     MHA_IMPORTANCE_GRADIENT_TOKEN = 1,  /* sum_b sum_t |s| / n, as in the authors' program */
     MHA_IMPORTANCE_GRADIENT_BATCH = 2,  /* sum over batches |sum_b sum_t s| / n: sequences cancel */
     MHA_IMPORTANCE_GRADIENT_SIGNED = 3, /* sum_b sum_t s / n: negative for a harmful head */
@@ -145,7 +145,8 @@ typedef struct mha_importance_desc {
     uint32_t flags;
     mha_importance kind;
     uint32_t reserved;       /* 0 */
-    const mha_tensor *gates; /* f32 [L,H] in: heads already closed (0) score 0; NULL: all open */
+    const mha_tensor *gates; /* f32 [L,H] in: heads already closed (0) score 0; NULL: all are
+                                open */
     const mha_tensor
         *means; /* f32 [L,H D] in, for mean ablation; NULL: measured on the data first */
 } mha_importance_desc;
@@ -170,7 +171,7 @@ MHA_API MHA_NODISCARD mha_status mha_gated_loss(mha_context *context,
                                                 const mha_tensor *gates, double *loss);
 
 /**
- * The mean of every head's output over all tokens of the data (those within lengths).
+ * Compute the mean of every head's output over all tokens within lengths.
  *
  *   means f32 [L,H D] out
  *
@@ -246,8 +247,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_limit(const mha_transformer *tra
                                                       int64_t least, int64_t *order, int64_t *made);
 
 /**
- * The most important heads first: those that are not in an order, then the order reversed, under
- * the same limit.
+ * Reverse an order, so that the most important heads come first: those that are not in it, then the
+ * order backwards, with the same limit.
  *
  *   order [count] in       as from mha_head_order()
  *   reversed [L H] out     *made of them; may be the same array as order if that has room for L H
@@ -275,8 +276,8 @@ typedef struct mha_head_curve_call {
  * The loss as heads are removed: losses[p] is bit-identical to mha_gated_loss() with the first
  * removed[p] heads of an order closed.
  *
- * data->progress is called after each point, with done = its number + 1. Other sums of a loss
- * function (correct answers, rows) can be read there, point by point.
+ * data->progress is called after each point, with done = its number + 1. It may read other sums of
+ * a loss function (correct answers, rows) point by point.
  *
  * Memory   scratch from the context; nothing is written on error.
  * Errors   as mha_gated_loss(); MHA_ERR_ARGUMENT (order, removed); MHA_ERR_SHAPE, MHA_ERR_DTYPE,

@@ -1,9 +1,9 @@
 /* multihead: read and write safetensors, .npy and whole files.
  *
  * Every field of a file is checked before it is used: a malformed or hostile file gives a status
- * and one line of text that names the file, the tensor and the remedy, never a crash. Files written
- * by path appear whole or not at all; mha_file_create() (sink.h) describes this, and how links,
- * devices and pipes are handled.
+ * and one line of text that names the file, the tensor and the remedy, never a crash. Files are
+ * written atomically; mha_file_create() (sink.h) describes this and the treatment of links, devices
+ * and pipes.
  *
  * Memory here comes from the C library; no function needs a context.
  *
@@ -47,7 +47,7 @@ MHA_API MHA_NODISCARD mha_status mha_file_read(const char *path, size_t limit, c
 MHA_API void mha_file_free(char *bytes);
 
 /**
- * Write a file, whole or not at all.
+ * Write a file atomically.
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_WRITE (no such folder, not allowed, disk full);
  *                          an older file of that name is then unchanged.
@@ -61,9 +61,9 @@ MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *by
  * Find the complete UTF-8 characters at the start of bytes that arrive in pieces, such as those of
  * tokens (mha_tokenizer_token_bytes()). Returns their length in bytes.
  *
- *   broken   out, may be NULL: the number of bytes after them that cannot belong to a character: decode
- *            them as one U+FFFD and continue after them. 0: no bytes are left, or the rest may still
- *            become a character; at the end of the text it is also one U+FFFD
+ *   broken   out, may be NULL: the number of following bytes that cannot belong to a character;
+ *            decode them as one U+FFFD and continue after them. 0: no bytes are left, or the rest
+ *            may still become a character; at the end of the text that rest is also one U+FFFD
  *
  * Surrogates, over-long forms and values above U+10FFFF belong to no character. The longest beginning
  * of a character counts as one U+FFFD, as the Unicode standard recommends (chapter 3, "U+FFFD
@@ -164,8 +164,8 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_read(const mha_safetensors *fil
 MHA_API const char *mha_safetensors_metadata(const mha_safetensors *file, const char *key);
 
 /**
- * Write a safetensors file, whole or not at all. Tensors are stored by decreasing element size,
- * otherwise in the order given, so that each is aligned. Elements are in row order.
+ * Write a safetensors file atomically. Tensors are stored by decreasing element size, otherwise in
+ * the order given, so that each is aligned. Elements are in row order.
  *
  *   names [count], tensors [count]: any strides, any dtype (u8 is written as U8)
  *   metadata: pairs key, text, key, text, ..., NULL; or NULL for none
@@ -227,7 +227,7 @@ MHA_API mha_tensor mha_npy_tensor(const mha_npy *array);
 MHA_API void mha_npy_destroy(mha_npy *array);
 
 /**
- * Write an array, whole or not at all; version 1, C order.
+ * Write an array atomically; version 1, C order.
  *
  *   tensor: any strides; f16, f32, f64, i8, i32, i64, u8 (as u1)
  *

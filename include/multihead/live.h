@@ -5,16 +5,17 @@
  *   page            the page, HTML
  *   page.css, page.js
  *   look            maps of all heads and predictions, JSON: tokens, maps (the data of a report), map, next,
- *                   patched, seconds; training (the text of the training's snapshots), for which maps has frames
+ *                   patched, seconds; training (the text of the training's snapshots, with which
+ *                   maps has frames)
  *   generate        the next token, the text that it adds and the size of the cache, JSON
  *   trace           the stream at a token, and a head with one pair of tokens step by step (trace.h), JSON
  *   plane           queries and keys of a head as points in a plane (mha_trials_plane()), JSON
  *   map             one map, f32 in row-major order; keys hidden by a causal mask are the NaN 0x7FC0A5A5
  *   save            a report, HTML
  *
- * The requests of look, generate, trace, plane, map and save are JSON objects; docs/serve.md lists the fields. An answer
- * depends only on its request, except for seconds, kept and computed: cached runs and the cache of keys and values
- * only save time.
+ * The requests of look, generate, trace, plane, map and save are JSON objects; docs/serve.md lists
+ * the fields. An answer depends only on its request, except for seconds, kept and computed: cached
+ * runs and cached keys and values only save time.
  *
  * Example, given mha_context *context, mha_model *model, const char *request, const mha_sink *sink:
  *
@@ -104,7 +105,8 @@ MHA_API MHA_NODISCARD mha_status mha_live_answer(mha_live *live, const mha_live_
  * Write the page with the library and the session's model inside, which needs no server
  * (mha_render_explorer()).
  *
- *   explorer   files: those of the session's model. text NULL: that of the training's snapshots, if any
+ *   explorer   files: those of the session's model. text NULL: the text of the training's
+ *              snapshots, if there are any
  *
  * Memory   borrows for the call.   Errors  those of mha_render_explorer().   Threads  one.   Since  0.1
  */

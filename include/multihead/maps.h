@@ -89,8 +89,9 @@ typedef struct mha_maps_desc {
 } mha_maps_desc;
 
 /**
- * Fill maps for a text, without values: kind, layers, heads, on, rows and columns, blocks of cell tokens,
- * and zeroed arrays for the heads that are on. mha_maps_add_rows() fills them; mha_maps_run() does both.
+ * Prepare maps for a text: kind, layers, heads, on, rows and columns, blocks of cell tokens, and
+ * zeroed arrays for the heads that are on. mha_maps_add_rows() fills them; mha_maps_run() does
+ * both.
  *
  * Memory   borrows the tokens and the model; the caller frees *maps with mha_maps_free(). name and text
  *          are not changed.
@@ -130,8 +131,8 @@ MHA_API void mha_maps_free(mha_maps *maps);
 MHA_API int64_t mha_maps_count(const mha_maps *maps, int64_t layer);
 
 /**
- * Subtract another text's maps, cell by cell. maps becomes a contrast: its shown labels are "tired/wide"
- * where the tokens differ, text[1] and other are those of the other text.
+ * Subtract another text's maps, cell by cell. maps becomes a contrast: its shown labels are
+ * "tired/wide" where the tokens differ, and text[1] and other describe the other text.
  *
  *   *same out   whether both texts have the same tokens; may be NULL
  *

@@ -51,9 +51,9 @@ typedef struct mha_attention_part {
  *
  *   parts [count] in    o [B,H,T,Dv] out    lse [B,H,T] out, may be NULL    all f32
  *
- * Any strides, last axis of the o's contiguous. Parts are summed in order, in double; each
- * result is rounded once. So the bits depend only on the order of the parts. A single part, or the
- * only one that is not empty, keeps its bits.
+ * Any strides, last axis of the o's contiguous. Parts are summed in order, in double; each result
+ * is rounded once. The bits therefore depend only on the order of the parts. A single part, or the
+ * only part that is not empty, keeps its bits.
  *
  *   - A part with lse = -inf is empty for that query: its o is not read.
  *   - All parts empty, or a count of 0: o = 0, lse = -inf.

@@ -47,7 +47,7 @@ typedef struct mha_model mha_model;
 /* mha_model_options.flags */
 enum {
     MHA_MODEL_NO_TOKENIZER = 1 << 0, /* load no tokenizer; mha_model_tokenizer() returns NULL */
-    /* Copy the weights into mha_transformer_data(), where they can be changed: 8 bytes per
+    /* Copy the weights into mha_transformer_data(), where they can be changed. Takes 8 bytes per
      * number */
     MHA_MODEL_ARRAY = 1 << 1,
     MHA_MODEL_UNDIVIDED =
@@ -65,7 +65,7 @@ typedef struct mha_model_options {
     /* Layers are spread over these ranks (mha_transformer_source in transformer.h): each reads the
      * weights of its own layers from the same files. All ranks make the loading, forward and
      * decoder calls together. It must outlive the model. NULL: one process. Loading compares
-     * digests of all files, which takes as long as reading them once */
+     * digests of all files, which takes the time of reading them once */
     const mha_transport *transport;
 } mha_model_options;
 

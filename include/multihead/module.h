@@ -177,7 +177,7 @@ MHA_API bool mha_module_parameter_at(const mha_module *module, int64_t index,
 MHA_API int64_t mha_module_parameter_count(const mha_module *module);
 
 /* Outputs besides out; NULL: not requested. All f32, any strides with a contiguous last axis. S
- * includes the columns of bias_k and of the zeros, if the module has them: they come last. In a
+ * includes the columns of bias_k and of the zeros, which are last, if the module has them. In a
  * ragged batch S is that of the longest sequence. */
 typedef struct mha_module_outputs {
     uint32_t struct_size;
@@ -231,7 +231,8 @@ typedef struct mha_module_call {
  * applies to them (causal, lengths, windows, documents, blocks, keep_mask, callback, ragged
  * batches), and dense masks and biases have no columns for them. They have no position: they are
  * not normalised or rotated, and nothing is added to their scores, which are softcap(scale q
- * bias_k) and 0. For dropout the first is key 2^34 - 1. A query that sees no other key sees them.
+ * bias_k) and 0. For dropout the first is key 2^34 - 1. A query that sees no other key still sees
+ * these.
  *
  * With a cache (mha_module_cache_create(), of the same B) a call does one of three things:
  *
@@ -274,8 +275,8 @@ MHA_API MHA_NODISCARD mha_status mha_module_scratch(mha_context *context, const 
                                                     const mha_module_call *call, size_t *bytes);
 
 /**
- * An empty cache for the module's keys and values, of `capacity` positions for each of `batch`
- * sequences. cache.h has its other functions (lengths, truncate, reset).
+ * Create an empty cache for the module's keys and values, of `capacity` positions for each of
+ * `batch` sequences. cache.h declares its other functions (lengths, truncate, reset).
  *
  * Memory, Errors, Threads   as mha_kv_cache_create().   Since  0.1
  */

@@ -35,8 +35,8 @@ typedef struct mha_mpi_desc {
     /* Seconds to wait for a rank before it counts as lost; 0: 300. It must exceed the longest time
      * that any rank computes while another waits for it. It detects broken network connections: if
      * a process ends, mpirun ends all others within a second. A rank that times out sends the
-     * number of the rank it waited for to the ranks with which it has exchanged messages. Waiting
-     * ranks then stop too, and all report the rank at the end of the chain */
+     * number of the rank that it waited for to the ranks with which it has exchanged messages.
+     * Waiting ranks then stop too, and all report the last rank of this chain of waits */
     double deadline;
 } mha_mpi_desc;
 

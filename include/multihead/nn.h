@@ -148,8 +148,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_backward(mha_context *context,
                                                      const mha_linear_gradients *call);
 
 /**
- * y = activation(x), element by element, for activations that are not fused, as in training, which
- * keeps x.
+ * y = activation(x), element by element: for activations that are not fused, as in training, where
+ * x is needed later.
  *
  *   x [M,N] in    y [M,N] out, may be x itself
  *
@@ -231,10 +231,11 @@ enum {
  *   z[t,c] = bias[c] + sum_k weight[c,k] x[t - K + 1 + k,c]           y = z, or silu(z)
  *
  *   x [B,T,C] in    weight [C,K] in    bias [C] in, or NULL    y [B,T,C] out, may be x itself
- *   state [B,K-1,C] in and out: the inputs before x[0], and afterwards the last ones, the oldest
- *         first; NULL: they are 0 and not kept
+ *   state [B,K-1,C] in and out: the inputs before x[0] on entry, the last inputs on return, the
+ *         oldest first; NULL: they are 0 and not kept
  *
- * One call, and calls of any lengths with a state, are bit-identical, for any number of threads.
+ * Several calls of any lengths with a state are bit-identical to one call, for any number of
+ * threads.
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE (also K above MHA_CONVOLUTION_MOST), MHA_ERR_DTYPE,
@@ -360,9 +361,9 @@ MHA_API MHA_NODISCARD mha_status mha_embedding_backward(mha_context *context, co
  *   loss = sum_m weights[m] (log sum_v exp(logits[m,v]) - logits[m,targets[m]])
  *   dlogits[m,v] = weights[m] (softmax(logits[m])[v] - [v = targets[m]])
  *
- *   logits [M,V] in    targets [M] i32 in, -1: this row does not count
- *   weights [M] in, or NULL: 1 / (number of rows that count), the mean
- *   loss out           losses [M] out, each row's unweighted loss (0 where it does not count)
+ *   logits [M,V] in    targets [M] i32 in, -1: the row is ignored
+ *   weights [M] in, or NULL: 1 / (number of rows that are not ignored), the mean
+ *   loss out           losses [M] out, each row's unweighted loss (0 if ignored)
  *   dlogits [M,V] out, may be logits itself;   loss, losses, dlogits may be NULL
  *
  * Memory   scratch from the context, M doubles.

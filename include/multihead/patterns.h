@@ -1,8 +1,8 @@
 /* multihead: published block patterns, written into a keep_blocks tensor (attention.h).
  *
- * A pattern states for each block row r and block column c whether the block is computed. Row r
- * is at column i = r + offset; blocks are square (block_queries == block_keys) wherever a part
- * uses i. A block is kept if any part that is set keeps it:
+ * A pattern determines for each block row r and block column c whether the block is computed. Row r
+ * is at column i = r + offset; blocks are square (block_queries == block_keys) wherever a part uses
+ * i. A block is kept if any part that is set keeps it:
  *
  *   local     i - left_blocks <= c <= i + right_blocks            Longformer, BigBird
  *   global    r < global_rows or c < global_cols                  Longformer, BigBird (the first)

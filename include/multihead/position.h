@@ -93,7 +93,7 @@ MHA_API MHA_NODISCARD mha_status mha_rope_apply(mha_context *context, const mha_
 /* ---- Encodings that are added to embeddings -------------------------------------------------- */
 
 /**
- * The sinusoidal encoding (Vaswani et al. 2017, section 3.5), rows start .. start + T - 1 of it:
+ * Rows start .. start + T - 1 of the sinusoidal encoding (Vaswani et al. 2017, section 3.5):
  *
  *   table[t,2i]   = sin((start + t) / 10000^(2i/E))
  *   table[t,2i+1] = cos((start + t) / 10000^(2i/E))         for every index below E, odd E too

@@ -1,4 +1,5 @@
-/* multihead: attention with a recurrent state: linear, gated and delta-rule layers, in one form.
+/* multihead: attention with a recurrent state: one interface for linear, gated and delta-rule
+ * layers.
  *
  * For each head, with a state S [D,Dv] that begins as 0, and t = 0, 1, ...:
  *
@@ -78,8 +79,8 @@ typedef struct mha_recurrent_desc {
     float scale;       /* 0: 1 / sqrt(D), unless MHA_RECURRENT_SCALE_GIVEN */
     uint32_t reserved; /* 0 */
     /* f32, broadcasts to [B,H,T], or with 4 axes to [B,H,T,D]: the natural logarithm of the decay,
-     * usually <= 0; -inf clears the state. NULL: 0, no decay. Within a chunk either all calls
-     * have decays per channel, or none has */
+     * usually <= 0; -inf clears the state. NULL: 0, no decay. Within a chunk, either all calls have
+     * decays per channel or none */
     const mha_tensor *log_decay;
     const mha_tensor *strength; /* f32, broadcasts to [B,H,T]: b; NULL: 1 */
     const int64_t *lengths;     /* [B], 0 .. T, tokens of each sequence; NULL: T. Rows of o beyond
@@ -249,8 +250,8 @@ mha_recurrent_backward(mha_context *context, const mha_recurrent_desc *desc, con
  *
  * block_rows 0 selects about 4 MiB per block, but at least 32 rows. Row t is computed backward from
  * r = scale q_t: M[t,j] = b_j (k_j . r), then r = a_j (r - (k_j . r) b_j k_j) for the delta rule, for 32
- * keys and up to 128 rows at once. The bits do not depend on block_rows; small blocks repeat the work for
- * the keys.
+ * keys and up to 128 rows at once. The bits do not depend on block_rows; small blocks repeat work
+ * for the keys.
  *
  * Memory   a block of H block_rows T floats of scratch, and about 550 D floats per thread.
  * Errors   as mha_recurrent_forward(); MHA_ERR_ARGUMENT (heads, block_rows); the status that fn

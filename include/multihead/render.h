@@ -104,7 +104,7 @@ typedef struct mha_measure {
     double chance;    /* the chance level; 0 or not finite: none */
     double most;      /* where the bar ends; 0 or not finite: 1 */
     int64_t count;    /* number of rows, sentences, ... measured; 0: none */
-    const char *note; /* the name of those, "rows", or a unit, "bits"; or NULL */
+    const char *note; /* what count counts, "rows", or a unit, "bits"; or NULL */
 } mha_measure;
 
 /* One heat map: values[r * row_stride + c] for r < rows, c < cols of the figure. The fields after
@@ -201,8 +201,8 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
 MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink);
 
 /**
- * The same picture as PNG, 8-bit RGB. Characters that the font lacks are drawn as its box. There is
- * no shaping (Arabic, Indic) and no fallback font.
+ * The same picture as PNG, 8-bit RGB. Characters that the font lacks are drawn as its missing-glyph
+ * box. There is no shaping (Arabic, Indic) and no fallback font.
  *
  * Memory   as mha_render_svg(); 4 bytes per pixel during the call.
  * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail names the
@@ -214,11 +214,11 @@ MHA_API MHA_NODISCARD mha_status mha_render_png(const mha_figure *figure, const 
 
 /**
  * The same picture as a one-page PDF, 3/4 point per unit. Text is selectable, in an embedded subset of
- * the font; cells are vector shapes wherever they are in SVG. The file holds no date: with the same
+ * the font; cells are vector shapes if they are in SVG. The file holds no date: with the same
  * versions of cairo and FreeType, the same figure gives the same bytes.
  *
- * Memory   as mha_render_svg(); about 1 KB per shape during the call. cairo caches the fonts used last,
- *          at most about 15 MB.
+ * Memory   as mha_render_svg(); about 1 KB per shape during the call. cairo caches the most
+ *          recently used fonts, at most about 15 MB.
  * Errors   as mha_render_png(), with MHA_ERR_SIZE for a side above 14400 points, the limit of PDF
  *          readers.
  * Threads  any.   Since  0.1
@@ -304,7 +304,7 @@ typedef struct mha_diagram {
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (sizes not set, an unknown kind or ink, a number that is
- *          not finite or beyond 10^6, a text both MHA_MARK_MIDDLE and MHA_MARK_END);
+ *          not finite or beyond 10^6, a text with both MHA_MARK_MIDDLE and MHA_MARK_END);
  *          MHA_ERR_SHAPE (negative counts); MHA_ERR_SIZE (more than 2^10 panels, 2^16 marks or a
  *          grid of 2^20 cells); as mha_render_svg() for figures; MHA_ERR_UNSUPPORTED (fields of a
  *          newer version); or the status that the sink returned.
@@ -404,7 +404,7 @@ typedef struct mha_report {
      * reader can also hide any other label. The page states the hidden share. */
     const char *const *special;
     int64_t special_count;
-    /* The map that is large at first; -1: the map of the strongest link (mha_figure_links()). */
+    /* The map shown large at first; -1: the map of the strongest link (mha_figure_links()). */
     int64_t first_panel;
     uint32_t curve_size;     /* sizeof(mha_curve), needed with curves */
     const mha_curve *curves; /* [curve_count], at most 64, with at most 10^5 points in all */
@@ -424,12 +424,11 @@ typedef struct mha_report {
     int64_t token_count;
     const char *guide; /* one or two sentences above the small maps on how to read them; NULL:
                           none */
-    /* The cell that is selected at first; without it the link of first_panel
-     * (mha_figure_links()). */
+    /* The cell selected at first; if false, the link of first_panel (mha_figure_links()). */
     bool first_cell;
     int64_t first_row, first_col;
-    mha_view view;  /* the view that opens */
-    bool only_view; /* show only this view and its controls until a click shows the others */
+    mha_view view;  /* the view shown at first */
+    bool only_view; /* hide the other views and their controls until a click shows them */
     const int64_t
         *line_panels; /* [line_panel_count] panels of first_panel's group whose lines are drawn at
                          first; NULL: first_panel */
@@ -480,8 +479,8 @@ MHA_API MHA_NODISCARD mha_status mha_figure_links(const mha_figure *figure,
  * Values are exact if the file then stays within most_bytes; otherwise they have 16 or 8 bits, and
  * if needed are also reduced by the maximum of blocks. The page states the precision. Twins are
  * treated like maps. Frames take at most half of most_bytes, in 8 bits; if they do not fit, every
- * second, third, ... and the last are kept, at least 8, and the page says so. Queries and keys are
- * exact if they take at most a quarter of most_bytes; otherwise they have 16 or 8 bits, as the page
+ * n-th frame and the last are kept, at least 8, and the page reports it. Queries and keys are exact
+ * if they take at most a quarter of most_bytes; otherwise they have 16 or 8 bits, as the page
  * states. If even those take more, the call fails with MHA_ERR_SIZE: draw fewer panels.
  *
  * The fragment of the page's address holds the state of the view (#view=lines&head=L3H7&cell=10,2),

@@ -1,7 +1,7 @@
 /* multihead: a page about many heads: a scatter of two scores, a grid of layers and heads, a table,
  * and a card for each head. The renderer does not interpret the scores.
  *
- * Strings are UTF-8 ending in NUL and may be untrusted (tokens, file names): they are escaped,
+ * Strings are UTF-8, end with a NUL and may be untrusted (tokens, file names): they are escaped,
  * and invalid bytes become U+FFFD. NULL strings are empty. All memory is borrowed for the call.
  *
  * Example, given mha_heads_page page, const mha_heads_card *heads, const mha_heads_column *columns,

@@ -88,11 +88,12 @@ MHA_API MHA_NODISCARD mha_status mha_render_explorer(const mha_figure *figure,
                                                      const mha_sink *sink);
 
 /**
- * The data of a text for the page, as JSON: the data of a report, with the small maps of the
- * overview and without colour maps. Their cells may cover more tokens (cell_tokens of the report) than those of a large
- * map, which the page requests one at a time.
+ * The data of a text for the page, as JSON: the data of a report without colour maps, with the
+ * small maps of the overview. The cells of small maps may cover more tokens (cell_tokens of the
+ * report) than those of a large map, which the page requests one at a time.
  *
- *   map_tokens  tokens of a cell of a large map, a divisor of cell_tokens or not; 1 or more
+ *   map_tokens  tokens per cell of a large map; at least 1, not necessarily a divisor of
+ *               cell_tokens
  *
  * Memory   as mha_render_svg().
  * Errors   as mha_render_html(); MHA_ERR_ARGUMENT (map_tokens).   Threads  any.   Since  0.1

@@ -29,8 +29,8 @@ extern "C" {
 /* Text and measures to show with a head. */
 typedef struct mha_show_role {
     const char *badge;        /* a short name of the role; NULL: none */
-    const char *does, *rests; /* paragraphs: the head's function, and where it attends by default;
-                                    NULL: none */
+    const char *does, *rests; /* paragraphs: the head's function and its attention sink; NULL:
+                                 none */
     const mha_measure *measures; /* [measure_count] */
     int64_t measure_count;
 } mha_show_role;
@@ -132,8 +132,9 @@ MHA_API void mha_show_free(mha_show *show);
  * Memory writes at most size bytes of text, including the NUL. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_show_texts(const mha_maps *maps, int most, char *text, size_t size);
 
-/** Find the next name in a list of tokens to hide that matches no token of the maps, probably a typo;
- * *bytes is its length. Returns NULL if there is none. Memory points into hide. Errors none. Threads any. Since 0.1 */
+/** Find the next name in a list of tokens to hide that matches no token of the maps and is probably
+ * a typo; *bytes is its length. Returns NULL if there is none. Memory points into hide. Errors
+ * none. Threads any. Since 0.1 */
 MHA_API const char *mha_show_idle(const mha_maps *maps, const char *hide, size_t *bytes);
 
 #ifdef __cplusplus

@@ -53,10 +53,10 @@ typedef struct mha_file mha_file;
  *                                new file gets the permissions of the one that it replaces; a file
  *                                without write permission is not replaced
  *   a device, pipe or socket     written directly
- *   an open file of a process,   by any link (/dev/stdout, /dev/fd/3, /proc/self/fd/1): written directly at its
- *                                current position, so that a redirected stdout is continued, as
- *                                with >>
- *   a symbolic link              followed, not replaced; a dangling one is rejected
+ *   an open file of a process,   by any link (/dev/stdout, /dev/fd/3, /proc/self/fd/1): written
+ *                                directly at its current position; output to a redirected stdout
+ *                                is appended, as with >>
+ *   a symbolic link              followed, not replaced; a dangling link is rejected
  *
  * The new file is called path.mha-N.part, with N the first free number. A process that is killed
  * leaves it behind, and the next process that writes path removes it. A file that is still being

@@ -69,7 +69,7 @@ typedef struct mha_tokens {
     int32_t *types;       /* [T] segment ids for the model: 0, and 1 for the pair */
     int64_t *begin, *end; /* [T] byte range of each token in its text; -1: none */
     int8_t *sequence;     /* [T] 0: text, 1: pair, -1: neither */
-    uint8_t *special;     /* [T] 1: a token that is not in the text, such as [CLS] */
+    uint8_t *special;     /* [T] 1: a token that the text does not contain, such as [CLS] */
     uint8_t *separators;  /* [T] 1: ends a sentence: . ! ? ; or any special token but the first */
     int64_t *sentences;   /* [T] sentence numbers, from 0; a separator belongs to the sentence that
                              it ends */
@@ -282,11 +282,11 @@ MHA_API void mha_study_score_label(const mha_study_found *found, int64_t score,
 MHA_API const char *mha_study_score_text(int64_t score);
 
 /** The number of the score with this name, or -1. With `told`, and if random tokens were measured,
- * "induction" and "duplicate" are the scores on random tokens, where words recur only because the block
- * is repeated. Memory none. Errors none. Threads any. Since 0.1 */
+ * "induction" and "duplicate" select the scores on random tokens, in which words recur only because
+ * the block is repeated. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_study_score_find(const mha_study_found *found, const char *name, bool told);
 
-/** The score of a head; zeros if it was not measured. Memory none. Errors none. Threads any while no
+/** A score of a head; zeros if it was not measured. Memory none. Errors none. Threads any while no
  * measurement is in progress. Since 0.1 */
 MHA_API mha_head_score mha_study_score(const mha_study_found *found, int64_t layer, int64_t head,
                                        int64_t score);
@@ -363,9 +363,9 @@ typedef struct mha_study_desc {
     mha_status (*progress)(void *user, const mha_study_progress *progress);
     void *progress_user;
     int64_t sequences; /* sequences of random tokens that mha_study_next() counts */
-    /* Divide the texts and sequences, or with MHA_STUDY_OWN_LAYERS the layers, among the ranks. All make
-     * the same calls; rank 0 gets the results. create, begin, begin_random and next are collective:
-     * they return the same status on all ranks. NULL: one process */
+    /* Divide the texts and sequences, or with MHA_STUDY_OWN_LAYERS the layers, among the ranks. All
+     * ranks make the same calls; rank 0 receives the results. create, begin, begin_random and next
+     * are collective: they return the same status on all ranks. NULL: one process */
     const mha_transport *ranks;
     const mha_study_state *state; /* read by mha_study_create(); NULL: nothing is saved */
 } mha_study_desc;
@@ -410,10 +410,10 @@ MHA_API MHA_NODISCARD mha_status mha_study_count(mha_study *study, const mha_tok
 
 /**
  * Rank the counted tokens by frequency, create found.texts with its corpus and distances, and restore
- * the texts of the state. A second call discards the results and keeps the counts.
+ * the texts of the state. Another call discards the results and keeps the counts.
  *
- * A word is rare if its kind ranks 500th or later by frequency, or, in a small corpus, at the
- * median or later.
+ * A word is rare if its frequency rank is 500 or higher; in a small corpus, if it is at or above
+ * the median rank.
  *
  * Memory   that of mha_head_measures_create(), mha_head_corpus_create(), mha_head_pass_distances().
  * Errors   those of these calls; MHA_ERR_ARGUMENT (a state of other texts; the detail names a
@@ -424,8 +424,8 @@ MHA_API MHA_NODISCARD mha_status mha_study_begin(mha_study *study);
 
 /**
  * The next text to measure, or after mha_study_begin_random() the next sequence to draw; -1: none is left.
- * Without ranks and state the numbers are 0, 1, ... A state's texts and sequences, and the texts of other
- * ranks, are skipped.
+ * Without ranks and state the numbers are 0, 1, ... Texts and sequences of the state, and texts of
+ * other ranks, are skipped.
  *
  * Memory   with ranks, on rank 0, that of another rank's results.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no begin call); with ranks, as mha_transport_agree().
@@ -478,13 +478,14 @@ MHA_API MHA_NODISCARD mha_status mha_study_measure(mha_study *study, const mha_t
                                                    const mha_study_visit *const *visit,
                                                    int64_t sequences);
 
-/** Whether the study was created with a state that has results, and of how many texts and
- * sequences. Memory none. Errors none. Threads one. Since 0.1 */
+/** Whether the study was created with a state that has results. *texts and *sequences receive their
+ * numbers. Memory none. Errors none. Threads one. Since 0.1 */
 MHA_API bool mha_study_resumes(const mha_study *study, int64_t *texts, int64_t *sequences);
 
-/** Give a new study the results of its state, without measuring; only mha_study_results() may be called
- * afterwards. Only rank 0 calls it. Memory moves the results. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (no
- * state, or not a new study); MHA_ERR_FORMAT (a damaged state); MHA_ERR_NOMEM. Threads one. Since 0.1 */
+/** Load the results of a new study's state, without measuring; afterwards only mha_study_results()
+ * may be called. Only rank 0 makes the call. Memory moves the results. Errors MHA_ERR_NULL;
+ * MHA_ERR_ARGUMENT (no state, or not a new study); MHA_ERR_FORMAT (a damaged state); MHA_ERR_NOMEM.
+ * Threads one. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_restore(mha_study *study);
 
 /**

@@ -53,9 +53,9 @@ typedef struct mha_tokenizer_options {
 /**
  * Load the tokenizer of a model folder.
  *
- * tokenizer.json suffices. Without it, vocab.txt has the vocabulary (one token per line; the line
- * number is the id), and tokenizer_config.json, which is optional, the settings. Files that are
- * present must agree. options may be NULL.
+ * tokenizer.json suffices. Without it, vocab.txt holds the vocabulary (one token per line; the line
+ * number is the id), and the optional tokenizer_config.json the settings. Files that are present
+ * must agree. options may be NULL.
  *
  * Memory   the caller owns *tokenizer; about 90 bytes per token and 16 per merge. Nothing of the
  *          folder stays open.
@@ -192,15 +192,15 @@ typedef struct mha_encoding {
  *   text [text_bytes], pair [pair_bytes]   UTF-8; text may be NULL if text_bytes is 0; pair NULL
  *                                          is no pair, unlike an empty pair
  *
- * An empty text is valid and gives the special tokens. Special tokens written in the text, such as
+ * An empty text is valid and gives the special tokens. Special tokens in the text, such as
  * "[MASK]", are recognised. options may be NULL.
  *
  * Memory   texts are borrowed for the call. The caller frees the arrays with mha_encoding_free().
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, flags, max_length below 0 or below the
  *          number of special tokens); MHA_ERR_UTF8 (the detail has the byte offset); MHA_ERR_SIZE
  *          (more than max_length tokens and no truncation, or the text that may be truncated is too
- *          short; a folder's own pattern exceeds its steps, or its normalizer its bytes, for this
- *          text: SECURITY.md); MHA_ERR_NOMEM. *encoding is then untouched.
+ *          short; for this text a pattern of the folder exceeds its limit of steps, or a normalizer
+ *          its limit of bytes: docs/tokenizer.md); MHA_ERR_NOMEM. *encoding is then untouched.
  * Threads  any.   Cost  linear in the bytes; BPE n log n in the longest word.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer,
@@ -214,7 +214,7 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_encode(const mha_tokenizer *token
  * arrays. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_encoding_free(mha_encoding *encoding);
 
-/* The words of a text, the units that are looked up in the vocabulary. */
+/* The words of a text: the units to look up in the vocabulary. */
 typedef struct mha_words {
     uint32_t struct_size; /* in: sizeof(mha_words) */
     uint32_t reserved;    /* 0 */

@@ -47,7 +47,7 @@ typedef struct mha_trainer_desc {
     double weight_decay;          /* of matrices; 0: none */
     double clip;                  /* upper limit of the norm of all gradients; 0: none */
     /* Head h's rows of W_V and columns of W_O have the learning rate times head_grade^h, as
-     * mha_transformer_init.head_grade scales their initial values: initially similar heads diverge;
+     * mha_transformer_init.head_grade scales their initial values: heads that start alike diverge;
      * 0: 1 */
     double head_grade;
     /* Ranks of data-parallel training (transport.h); NULL: this process alone. Copied; the object
@@ -70,11 +70,11 @@ typedef struct mha_training_batch {
     /* tokens [B,T]; memory stays NULL with an encoder. Steps take dropout, evaluations gates */
     const mha_transformer_input *input;
     const mha_transformer_input *source; /* of the encoder, tokens [B,S]; else NULL */
-    /* i32 [B,T], contiguous; -1: this row does not count, which must hold for rows beyond a length.
-     * A step needs at least one row that counts */
+    /* i32 [B,T], contiguous; -1: the row is ignored, as rows beyond a length must be. A step needs
+     * at least one row that is not ignored */
     const mha_tensor *targets;
-    /* f32 [B,T], contiguous, weights of the rows' losses, finite for rows that count; NULL: the
-     * mean */
+    /* f32 [B,T], contiguous, weights of the rows' losses, finite for rows that are not ignored;
+     * NULL: the mean */
     const mha_tensor *weights;
 } mha_training_batch;
 
@@ -118,8 +118,8 @@ MHA_API void mha_trainer_destroy(mha_trainer *trainer);
  * Memory   scratch from the context; for n slices 1 + log2 n floats for each parameter, and with
  *          ranks up to twice that.
  * Errors   MHA_ERR_NULL, MHA_ERR_STRIDE, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM;
- *          MHA_ERR_ARGUMENT (also if no row counts); MHA_ERR_SIZE (more tokens than the trainer was
- *          created for); MHA_ERR_NUMERIC (a weight of the batch is not finite; or the loss or
+ *          MHA_ERR_ARGUMENT (also if all rows are ignored); MHA_ERR_SIZE (more tokens than the
+ *          trainer was created for); MHA_ERR_NUMERIC (a weight of the batch is not finite; or the loss or
  *          gradient is not, because a parameter is not finite or the learning rate is too large:
  *          see the detail); MHA_ERR_UNSUPPORTED (last_hidden, outputs, after_layer); those of the
  *          transformer's calls and of the transport. Parameters, state and count of steps are then
@@ -133,7 +133,7 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_step(mha_trainer *trainer,
                                                   const mha_training_batch *batch, double *loss);
 
 /**
- * Evaluate a batch: the forward pass only. If no row counts, the loss is 0.
+ * Evaluate a batch: the forward pass only. If all rows are ignored, the loss is 0.
  *
  *   probabilities, cross_probabilities   as for mha_transformer_forward(); NULL: not requested
  *   logits out   a view [B,T,V] of the trainer's memory until its next call; NULL: not requested

@@ -84,21 +84,21 @@ typedef enum mha_feed_forward {
 /* mha_transformer_desc.flags */
 enum {
     MHA_TRANSFORMER_CAUSAL = 1 << 0,         /* a token sees itself and earlier ones */
-    MHA_TRANSFORMER_POST_NORM = 1 << 1,      /* the norm after the sum, not before the function */
+    MHA_TRANSFORMER_POST_NORM = 1 << 1,      /* a norm follows each sum and none precedes a block */
     MHA_TRANSFORMER_EMBEDDING_NORM = 1 << 2, /* a norm on the embeddings (BERT) */
     MHA_TRANSFORMER_BIAS = 1 << 3,           /* linear layers have biases, except the output */
     MHA_TRANSFORMER_CROSS = 1 << 4,          /* layers also attend to a memory */
     MHA_TRANSFORMER_TIED = 1 << 5,           /* W_out is the token embedding */
-    MHA_TRANSFORMER_NO_OUTPUT = 1 << 6,      /* ends with the last x, normed if pre-norm */
-    MHA_TRANSFORMER_QKV_BIAS = 1 << 7,       /* MHA_TRANSFORMER_BIAS of q, k and v only (Qwen 2) */
+    MHA_TRANSFORMER_NO_OUTPUT = 1 << 6,      /* the output is the last x, normed if pre-norm */
+    MHA_TRANSFORMER_QKV_BIAS = 1 << 7,       /* biases of q, k and v only (Qwen 2) */
     MHA_TRANSFORMER_OUT_BIAS = 1 << 8,       /* of W_o only */
     MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers only */
-    MHA_TRANSFORMER_BRANCH_NORM = 1 << 10,   /* a further norm on a block's output before it is
-                                                added (Gemma 2) */
+    MHA_TRANSFORMER_BRANCH_NORM = 1 << 10,   /* another norm on a block's output before the sum
+                                                (Gemma 2) */
     MHA_TRANSFORMER_PARALLEL = 1 << 11,      /* attention and feed-forward read the same x
                                                 (GPT-NeoX) */
-    /* Positions count only tokens other than padding_token, which has row 0 of the learned table
-     * wherever it occurs (RoBERTa). Not causal */
+    /* Positions skip padding_token, which gets row 0 of the learned table wherever it occurs
+     * (RoBERTa). Not with MHA_TRANSFORMER_CAUSAL */
     MHA_TRANSFORMER_PADDING = 1 << 12,
     /* With MHA_TRANSFORMER_BRANCH_NORM: blocks read x itself, without a norm before them (OLMo 2) */
     MHA_TRANSFORMER_NO_INPUT_NORM = 1 << 13
@@ -170,7 +170,7 @@ typedef enum mha_rope_scaling {
 enum {
     MHA_EXPERTS_SIGMOID = 1 << 0,    /* scores are sigmoids, not a softmax over all experts */
     MHA_EXPERTS_NORMALISED = 1 << 1, /* weights of a token's experts are divided by their sum */
-    MHA_EXPERTS_SCORE_BIAS = 1 << 2, /* a bias takes part in the choice, not in the weights */
+    MHA_EXPERTS_SCORE_BIAS = 1 << 2, /* a bias affects the choice, not the weights */
     MHA_EXPERTS_SHARED_GATE = 1 << 3 /* the shared expert's output times sigmoid(W_s x) */
 };
 
@@ -178,7 +178,7 @@ enum {
  * a gated feed-forward layer, and each token uses `used` of them. With x = norm(stream):
  *
  *   s = softmax(W_r x), or sigmoid(W_r x)                         for each expert
- *   chosen: the `used` experts with the largest s + score_bias; of equal ones the first
+ *   chosen: the `used` experts with the largest s + score_bias; the first of equal ones
  *   w = s                               or s / (sum of the chosen s + sum_epsilon)
  *   y = shared(x) [sigmoid(W_s x)] + scale sum of w expert(x) over the chosen, in order
  *
@@ -196,9 +196,9 @@ typedef struct mha_experts_desc {
 } mha_experts_desc;
 enum { MHA_EXPERTS_MOST = 1 << 16 };
 
-/* The mixer of one layer, and its experts. The fields of self-attention are those of
- * mha_attention_desc (attention.h), mha_rope_desc and mha_qk_norm() (position.h), where the
- * formulas are. All zero: plain attention. */
+/* The mixer of one layer, and its experts. mha_attention_desc (attention.h), mha_rope_desc and
+ * mha_qk_norm() (position.h) give the formulas of the fields of self-attention. All zero: plain
+ * attention. */
 typedef struct mha_layer_desc {
     uint32_t struct_size;
     uint32_t flags;
@@ -228,14 +228,14 @@ typedef struct mha_layer_desc {
 } mha_layer_desc;
 
 /** How a layer differs from attention without output gates, as a phrase for messages: "is a gated
- * delta net"; NULL: it does not. Memory static. Errors none. Threads any. Since 0.1 */
+ * delta net". NULL if it does not differ. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_layer_difference(const mha_layer_desc *layer);
 
-/** Why a layer has no gradients, as a phrase for messages: "has routed experts"; NULL: it has some.
- * Memory static. Errors none. Threads any. Since 0.1 */
+/** Why a layer has no gradients, as a phrase for messages: "has routed experts". NULL if it has
+ * gradients. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_layer_forward_only(const mha_layer_desc *layer);
 
-/** Why no head of a layer can be removed, as a phrase for messages: "is a gated delta net"; NULL:
+/** Why no head of a layer can be removed, as a phrase for messages: "is a gated delta net". NULL if
  * heads can be removed. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_layer_keeps_heads(const mha_layer_desc *layer);
 
@@ -258,15 +258,15 @@ typedef struct mha_transformer_desc {
     float rope_base;       /* 0: 10000 */
     int32_t padding_token; /* with MHA_TRANSFORMER_PADDING; else 0 */
     /* [L] heads of each layer's self-attention, 0 .. num_heads; requires head_dim. NULL: num_heads.
-     * A layer without heads adds only the bias of its output. Its only other attention parameters
-     * are those of a post-norm. Gates, probabilities and all other arrays with an axis H have room
-     * for num_heads. Copied; mha_transformer_describe() returns the transformer's copy */
+     * A layer without heads adds only its output bias; its only other attention parameters are
+     * those of a post-norm. Gates, probabilities and all other arrays with an axis H have room for
+     * num_heads. Copied; mha_transformer_describe() returns the transformer's copy */
     const int64_t *layer_heads;
     /* [L], each a divisor of the layer's heads; NULL: kv_heads, or the layer's heads if kv_heads
      * equals num_heads */
     const int64_t *layer_kv_heads;
     /* Token types (BERT's segments): a table [type_count,E] whose row is added to the embedding of
-     * each token; 0: none. With it the sum of the tables' rows is rounded only once */
+     * each token; 0: none. With types, the sum of the tables' rows is rounded only once */
     int64_t type_count;
     /* [L], all of the same struct_size: further settings of each layer's self-attention; NULL:
      * none. Copied, like layer_heads */
@@ -291,9 +291,9 @@ typedef struct mha_transformer mha_transformer;
  * Create a transformer whose matrices and biases are 0 and whose norms are 1.
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
- *          outlive it (the context need not). Tables of rotary positions take max_length D floats,
- *          those of sinusoidal ones max_length E; activations and decoders touch only the rows they
- *          need.
+ *          outlive it (the context need not). Rotary positions take tables of max_length D floats,
+ *          sinusoidal positions of max_length E; activations and decoders touch only the rows that
+ *          they need.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_SIZE, MHA_ERR_UNSUPPORTED,
  *          MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
@@ -305,7 +305,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_create(mha_context *context,
 /* mha_transformer_source.flags */
 enum { MHA_SOURCE_PACK = 1 << 0 /* read matrices once and pack them: 4 bytes per number */ };
 
-/* A source of parameters other than an array of f32: for example a file with fewer bits per number
+/* A source of parameters that are not in an array of f32, such as a file with fewer bits per number
  * or another order. */
 typedef struct mha_transformer_source {
     uint32_t struct_size;
@@ -328,8 +328,8 @@ typedef struct mha_transformer_source {
     uint32_t reserved;   /* 0 */
     /* Returns the address of rows row .. row + rows - 1 in memory of *type, MHA_F16 or MHA_BF16,
      * with adjacent columns and rows *stride elements apart, valid as long as the source; products
-     * then read them in place, with the same bits. Returns NULL if the rows have none. find_rows may
-     * be NULL */
+     * then read them in place, with the same bits. Returns NULL if there is no such address.
+     * find_rows may be NULL */
     const void *(*find_rows)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                              mha_dtype *type, int64_t *stride);
     /* Ranks over which layers are spread, see below; NULL: one process. It must outlive the
@@ -380,10 +380,9 @@ typedef struct mha_transformer_source {
  * transformers, tokens, lengths and dropout between ranks (MHA_ERR_ARGUMENT). After MHA_ERR_RANK,
  * an error of the transport, the transformer must not be used again.
  *
- * Creating transformers and activations is local to a rank. A rank that fails there reports it
- * through mha_transport_agree(), with which the next call of every rank begins.
- * mha_transformer_backward() returns an error. A transformer pruned or copied from a spread one is
- * not spread. */
+ * Creating transformers and activations is local to a rank. The next call of every rank begins with
+ * mha_transport_agree(), which reports a rank that failed there. mha_transformer_backward() returns
+ * an error. A transformer pruned or copied from a spread one is not spread. */
 
 /**
  * Create a transformer whose matrices and token embedding stay in their source: each product reads
@@ -399,12 +398,13 @@ typedef struct mha_transformer_source {
  *
  * Memory   as mha_transformer_create(), without the array and, unless MHA_SOURCE_PACK, the packed
  *          matrices; source is copied. source->user must stay valid until release() is called,
- *          which happens when this transformer and those pruned from it are destroyed; if this call
- *          fails, it is not called. Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of
- *          scratch per thread, more if 32 rows exceed 1 MiB. With MHA_COMPUTE_INT8 they take 832
- *          bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread if that
- *          exceeds the scratch above. With MHA_COMPUTE_BF16 they also take the size of the inputs
- *          of all tokens, and of 32 rows per thread. Backward calls take the size of one matrix.
+ *          which happens when this transformer and those pruned from it are destroyed; if
+ *          mha_transformer_create_from() fails, release() is not called. Unless MHA_SOURCE_PACK,
+ *          forward calls take 1 MiB + 392 KiB of scratch per thread, more if 32 rows exceed 1 MiB.
+ *          With MHA_COMPUTE_INT8 they take 832 bytes for every 256 inputs of a token, and 585 KiB
+ *          and 32 rows per thread if that exceeds the scratch above. With MHA_COMPUTE_BF16 they
+ *          also take the size of the inputs of all tokens, and of 32 rows per thread. Backward
+ *          calls take the size of one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; one other than MHA_COMPUTE_F32 with
  *          MHA_SOURCE_PACK; MHA_COMPUTE_INT8 without read_coded).
@@ -430,8 +430,8 @@ MHA_API int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t 
 /** The number of key/value heads of a layer. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64_t layer);
 
-/** The largest total width of the heads of a layer: H D, or more with mixers whose heads are wider.
- * desc must have every default filled in. Memory none. Errors none. Threads any. Since 0.1 */
+/** The largest total width of the heads of a layer: H D, or more if a mixer has wider heads. desc
+ * must have every default filled in. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_heads_width(const mha_transformer_desc *desc);
 
 /** The description with every default filled in. Memory fills the whole struct as this header
@@ -538,11 +538,11 @@ typedef struct mha_transformer_init {
 } mha_transformer_init;
 
 /**
- * Random parameters: matrices N(0, 1 / inputs), those that write to the residual stream (o_proj,
- * down_proj) scaled further by 1 / sqrt(number of such matrices); embeddings with embedding_std
- * and position_std; biases 0, norms 1. For mixers other than attention: convolutions N(0, 1 / K),
- * A_log = ln U(1, 16), dt_bias such that log(1 + exp(dt_bias)) is log-uniform in 0.001 .. 0.1 (Dao
- * and Gu 2024). Drawn by Philox from the seed and the index of each number: the same on every
+ * Draw random parameters: matrices N(0, 1 / inputs), those that write to the residual stream
+ * (o_proj, down_proj) scaled further by 1 / sqrt(number of such matrices); embeddings with
+ * embedding_std and position_std; biases 0, norms 1. For mixers other than attention: convolutions
+ * N(0, 1 / K), A_log = ln U(1, 16), dt_bias such that log(1 + exp(dt_bias)) is log-uniform in 0.001
+ * .. 0.1 (Dao and Gu 2024). Philox draws each number from the seed and its index: the same on every
  * machine. Calls mha_transformer_update().
  *
  * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED.
@@ -695,11 +695,11 @@ typedef enum mha_layer_part {
 typedef struct mha_layer_view {
     uint32_t struct_size; /* in: sizeof(mha_layer_view) */
     mha_mixer mixer;
-    mha_tensor stream;       /* [B,T,E] x, the residual stream before it */
+    mha_tensor stream;       /* [B,T,E] x, the residual stream before the part */
     mha_tensor input;        /* [B,T,E] its input: norm(x), or x without pre-norm; in a parallel
                                 block the input of both parts is the stream before the block */
     mha_tensor sum;          /* [B,T,E] x + f(...), before a post-norm, after a branch norm */
-    mha_tensor next;         /* [B,T,E] the stream after it: sum, or its norm if post-norm */
+    mha_tensor next;         /* [B,T,E] the stream after the part: sum, or its norm if post-norm */
     mha_tensor q;            /* [B,H,T,D] the input of attention: q and k are rotated */
     mha_tensor k, v;         /* [B,Hk,S,D] */
     mha_tensor lse;          /* [B,H,T] */
@@ -723,8 +723,8 @@ typedef struct mha_layer_view {
  * parts share memory: `next` of one part is `stream` of the following one.
  *
  * Memory   fills *view; borrowed until the activations' next forward or backward call.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer, a part that it does not
- *          have, activations that hold no batch, or not this layer: first_layer).
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer, a part that the layer lacks,
+ *          activations without a batch, or without this layer: first_layer).
  * Threads  any, while no call uses the activations.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_activations_layer(const mha_activations *activations,
@@ -770,7 +770,7 @@ typedef struct mha_layer_rotation {
 } mha_layer_rotation;
 
 /**
- * The rotation of a layer's self-attention, scalings included (mha_rope_scaling).
+ * The rotation of a layer's self-attention, with its scaling (mha_rope_scaling).
  *
  * Memory   fills *rotation and the array that its frequencies point to.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer).
@@ -789,8 +789,8 @@ typedef struct mha_transformer_gradients {
     const mha_tensor *gates;       /* [L,H]; NULL: not requested */
     const mha_tensor *cross_gates; /* [L,H] */
     /* f32 [L,B,H,T], of self-attention: a head's output times the gradient with respect to it,
-     * summed over its elements. Where gates are 1, its sum over the tokens of a sequence is the
-     * gradient with respect to the gate of that sequence */
+     * summed over its elements. If the gates are 1, its sum over the tokens of a sequence is the
+     * gradient with respect to the gate in that sequence */
     const mha_tensor *heads;
     /* f32 [L,B,T,mha_transformer_heads_width()], of self-attention: the gradient with respect to
      * the outputs of the heads, side by side as in mha_layer_view.concatenated */
@@ -840,9 +840,9 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_prune(mha_context *context,
                                                        mha_transformer **pruned);
 
 /**
- * Grouped queries (Ainslie et al. 2023, 2.1): the keys and values of neighbouring heads become one
- * head, whose W_k, W_v and biases are the mean of theirs. The result is a different function, which
- * needs further training.
+ * Share keys and values among neighbouring heads (grouped queries, Ainslie et al. 2023, 2.1): each
+ * group gets one key/value head, whose W_k, W_v and biases are the means of the group's. The result
+ * is a different function, which needs further training.
  *
  *   kv_heads  of every layer with heads: a divisor of its number of heads
  *
@@ -930,7 +930,7 @@ typedef struct mha_decoder_desc {
 typedef struct mha_decoder_sizes {
     uint32_t struct_size;
     uint32_t reserved;
-    int64_t memory_bytes; /* those of cross-attention */
+    int64_t memory_bytes; /* of the caches of cross-attention */
     int64_t scale_bytes;
     int64_t table_bytes;
     int64_t total_bytes; /* all, including the above */
@@ -953,8 +953,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     mha_decoder **decoder);
 
 /**
- * The memory of the caches of a decoder of this description, before it is created. For gated delta
- * nets it counts the states without alignment.
+ * The memory that the caches of a decoder would take. For gated delta nets it counts the states
+ * without alignment.
  *
  * Memory   fills *sizes, whose struct_size must be set.
  * Errors   as mha_decoder_create(), except MHA_ERR_NOMEM.
@@ -1032,7 +1032,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
 
 /**
  * Process the next tokens of every sequence: sequence b takes the rows firsts[b] .. firsts[b] +
- * counts[b] - 1 of tokens. The others are padding, on the left or right; a sequence that pauses has
+ * counts[b] - 1 of tokens. The other rows are padding, on the left or right; a paused sequence has
  * only padding.
  *
  *   tokens i32 [B,n], 1 <= n <= max_step; padding may hold any numbers
@@ -1040,10 +1040,10 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); rows of padding are unspecified;
  *                  NULL: not computed
  *
- * Positions count the tokens of a sequence; padding has none and is never stored. The results of a
- * sequence are bit-identical to a decoder with this sequence alone, however its tokens are divided
- * into steps, and with f32 caches to mha_transformer_forward() of the whole sequence. With
- * MHA_KV_SCALES_CHANNEL they depend on the steps (cache.h).
+ * Positions count the tokens of a sequence; padding has no position and is never stored. The
+ * results of a sequence are bit-identical to a decoder with this sequence alone, however its tokens
+ * are divided into steps, and with f32 caches to mha_transformer_forward() of the whole sequence.
+ * With MHA_KV_SCALES_CHANNEL they depend on the steps (cache.h).
  *
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; no memory was set);

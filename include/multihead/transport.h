@@ -86,7 +86,7 @@ MHA_API MHA_NODISCARD mha_status mha_transport_gather(const mha_transport *trans
 /**
  * Agree on a status: each rank passes its own, and all return the status and the mha_error_detail()
  * of the lowest rank that failed, preceded by "rank 3:". Collective calls begin with it, so that no
- * rank waits for one that failed its checks. After MHA_ERR_RANK no message is sent: the rank
+ * rank waits for a rank that failed its checks. After MHA_ERR_RANK no message is sent: the rank
  * returns its own status, whose detail names the lost rank.
  *
  *   status in   with mha_error_detail() of the caller if it is not MHA_OK
@@ -125,8 +125,8 @@ typedef struct mha_transport_part {
  *   ranks [count] in   different ranks of whole, including this one, in any order
  *
  * Memory   fills *part; borrows whole and ranks as long as it is used; needs no destruction.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (the struct; a list without this rank, or with one that
- *          is not in whole or is there twice).   Threads  any.   Since  0.1
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (the struct; a list without this rank, or with a rank
+ *          that is repeated or not in whole).   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transport_part_make(const mha_transport *whole,
                                                          const int32_t *ranks, int32_t count,

@@ -1,10 +1,10 @@
 /* multihead: interventions on a transformer (libmultihead-model): run one text repeatedly, with heads
  * ablated (switched off) or patched from another text.
  *
- * A run keeps the queries and keys of all layers, from which mha_trials_run() computes any map of the
- * text, and the last hidden states, from which mha_trials_predict() computes the prediction at any token.
- * It is kept until a call requests another text or intervention. The baseline, the same text without
- * intervention, is also kept, for comparison.
+ * A run keeps the queries and keys of all layers and the last hidden states. From these,
+ * mha_trials_run() computes any map of the text, and mha_trials_predict() the prediction at any
+ * token. A run is kept until a call requests another text or intervention. The baseline, the same
+ * text without intervention, is also kept for comparison.
  *
  * Example, given mha_context *context, const mha_transformer *transformer, const int32_t *ids,
  * int64_t count:
@@ -38,8 +38,8 @@ typedef struct mha_trial_head {
 
 /* mha_trial.flags */
 enum {
-    /* Patch the last token, from the last token of the other text. Without it, patch every position that
-     * both texts have, from the same position */
+    /* Patch the last token from the last token of the other text. Default: patch every position
+     * that both texts have, from the same position */
     MHA_TRIAL_AT_LAST = 1 << 0
 };
 
