@@ -149,14 +149,7 @@ static void baselines(random_source *r)
 }
 
 static const train_recipe recipe = {
-    .model = {.flags = MHA_TRANSFORMER_CAUSAL,
-              .embed_dim = 64,
-              .num_layers = 2,
-              .num_heads = 2,
-              .ff_dim = 128,
-              .norm = MHA_NORM_RMS,
-              .positions = MHA_ENCODING_ROTARY,
-              .feed_forward = MHA_FEED_FORWARD_SWIGLU},
+    .model = {.flags = MHA_TRANSFORMER_CAUSAL, TRAIN_LLAMA(2)},
     .init = {.head_grade = 0.3},
     TRAIN_USUAL_STEPS,
     .steps = 800,

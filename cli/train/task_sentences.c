@@ -228,14 +228,7 @@ static void baselines(random_source *r)
 }
 
 static const train_recipe recipe = {
-    .model = {.flags = MHA_TRANSFORMER_CAUSAL,
-              .embed_dim = 64,
-              .num_layers = 2,
-              .num_heads = 4,
-              .ff_dim = 128,
-              .norm = MHA_NORM_RMS,
-              .positions = MHA_ENCODING_ROTARY,
-              .feed_forward = MHA_FEED_FORWARD_SWIGLU},
+    .model = {.flags = MHA_TRANSFORMER_CAUSAL, TRAIN_LLAMA(4)},
     .init = {.head_grade = 0.3},
     TRAIN_USUAL_STEPS,
     .steps = 600,
@@ -268,12 +261,7 @@ const train_task train_sentences = {
 static const train_recipe masked_recipe = {
     .model = {.flags =
                   MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM,
-              .embed_dim = 64,
-              .num_layers = 2,
-              .num_heads = 4,
-              .ff_dim = 128,
-              .norm = MHA_NORM_LAYER,
-              .positions = MHA_ENCODING_LEARNED},
+              TRAIN_LEARNED(2, 4)},
     .init = {.head_grade = 0.3},
     TRAIN_USUAL_STEPS,
     .steps = 600,

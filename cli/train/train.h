@@ -65,6 +65,14 @@ typedef struct train_recipe {
     int64_t probes_to_stop, probes_to_report;
 } train_recipe;
 
+/* Sizes of most small models. */
+#define TRAIN_LLAMA(heads)                                                                       \
+    .embed_dim = 64, .num_layers = 2, .num_heads = (heads), .ff_dim = 128, .norm = MHA_NORM_RMS, \
+    .positions = MHA_ENCODING_ROTARY, .feed_forward = MHA_FEED_FORWARD_SWIGLU
+#define TRAIN_LEARNED(layers, heads)                                              \
+    .embed_dim = 64, .num_layers = (layers), .num_heads = (heads), .ff_dim = 128, \
+    .norm = MHA_NORM_LAYER, .positions = MHA_ENCODING_LEARNED
+
 /* Members of a recipe for most small models. */
 #define TRAIN_USUAL_STEPS                                                                \
     .learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.98, .weight_decay = 0.01, .clip = 1, \
