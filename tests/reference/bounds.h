@@ -1,9 +1,11 @@
 /* Error bounds of the library against the reference: the derivations of docs/numerics.md, evaluated for each element
- * with its own sums. Section numbers in bounds.c refer to that page. */
+ * with its own sums. Section numbers refer to that page. */
 #ifndef TEST_BOUNDS_H
 #define TEST_BOUNDS_H
 
 #include "reference/reference.h"
+
+#include <math.h>
 
 /* Parameters of the arithmetic. */
 typedef struct bound_arith {
@@ -11,7 +13,6 @@ typedef struct bound_arith {
     double tiny;            /* absolute error of an operation with a subnormal result */
     double exponential;     /* relative error of the exponential */
     double scale;           /* relative error of the factor that multiplies q k */
-    double bias;            /* relative error of the factor that multiplies the bias */
     double flush;           /* exponent of 2 below which an exponential becomes 0 */
     int64_t key_block;      /* keys per softmax step */
     double sum_depth;       /* maximum additions of a term in a block's sum of p */
@@ -37,9 +38,22 @@ typedef struct bound_row {
 bound_row bound_row_make(int64_t keys, int64_t value_dim);
 void bound_row_free(bound_row *bound);
 
-/* The bounds of the row that ref_attention_row() has filled in. */
-void bound_attention_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
-                         int64_t t, const ref_row *row, bound_row *bound);
+/* The reference's own rounding, as a factor on bounds that are sums of many terms. */
+static const double bound_slack = 1 + 0x1p-24;
+
+/* A growing sum in exact arithmetic, and the running error bound of the rounded one (section 2). */
+typedef struct bound_chain {
+    double value, error;
+} bound_chain;
+
+static inline void bound_chain_add(bound_chain *r, double product, double product_error,
+                                   const bound_arith *a)
+{
+    if (!a->fused) product_error += a->u * (fabs(product) + product_error) + a->tiny;
+    r->value += product;
+    r->error += product_error;
+    r->error += a->u * (fabs(r->value) + r->error) + a->tiny;
+}
 
 /* |library - ref_linear()|; x_error (f64, shape of x) may be NULL. */
 double bound_linear(const mha_tensor *x, const mha_tensor *x_error, const mha_tensor *weight,

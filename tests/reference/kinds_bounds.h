@@ -1,13 +1,13 @@
-/* Error bounds of the library against kinds_attention_row(): section 3.10 of docs/numerics.md, evaluated for each
- * element with its own sums. */
+/* Error bounds of the library against kinds_attention_row(): section 3 of docs/numerics.md, evaluated for each element
+ * with its own sums. */
 #ifndef TEST_KINDS_BOUNDS_H
 #define TEST_KINDS_BOUNDS_H
 
 #include "reference/bounds.h"
 #include "reference/kinds_reference.h"
 
-/* The bounds of the row that kinds_attention_row() has filled in; bound->sum is not set. bound must have memory for the
- * row. */
+/* The bounds of the row that kinds_attention_row() has filled in; bound->sum is that of a row without a sink. bound must
+ * have memory for the row. */
 void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
                      int64_t t, const kinds_row *row, bound_row *bound);
 
