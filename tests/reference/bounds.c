@@ -3,13 +3,18 @@
 #include <math.h>
 #include <stdlib.h>
 
-bound_arith bound_arith_tiled(mha_isa isa, bool default_scale)
+static bool default_scale(const ref_attention *a)
+{
+    return a->desc->scale == 0 && !(a->desc->flags & MHA_ATTENTION_SCALE_GIVEN);
+}
+
+static bound_arith tiled(const ref_attention *a, mha_isa isa)
 {
     const double u = 0x1p-24;
     return (bound_arith){.u = u,
                          .tiny = 0x1p-150,
                          .exponential = 3.5 * u,
-                         .scale = default_scale ? 2 * u : u, /* 1/sqrt(D), then times log2 e */
+                         .scale = default_scale(a) ? 2 * u : u, /* 1/sqrt(D), then times log2 e */
                          .flush = -126,
                          .key_block = 512,
                          .sum_depth = 31 + 4, /* 16 lanes of 32 keys, then a tree */
@@ -18,28 +23,35 @@ bound_arith bound_arith_tiled(mha_isa isa, bool default_scale)
                          .out_tiny = 0x1p-150};
 }
 
-bound_arith bound_arith_bf16(mha_isa isa, bool default_scale)
+bound_arith bound_arith_bf16(const ref_attention *a, mha_isa isa)
 {
-    bound_arith arith = bound_arith_tiled(isa, default_scale);
+    bound_arith arith = tiled(a, isa);
     arith.weight = 0x1p-8;
     arith.pairs = true;
     return arith;
 }
 
-bound_arith bound_arith_plain(bool default_scale)
+static bound_arith plain(const ref_attention *a)
 {
     /* Twice the error of double arithmetic: the library's and the reference's own. */
     const double u = 0x1p-52;
     return (bound_arith){.u = u,
                          .tiny = 0x1p-1000,
                          .exponential = 2 * u,
-                         .scale = default_scale ? 0x1p-24 : u, /* 1/sqrt(D) rounded to f32 */
+                         .scale = default_scale(a) ? 0x1p-24 : u, /* 1/sqrt(D) rounded to f32 */
                          .flush = -1000,
                          .key_block = INT64_MAX / 2,
                          .sum_depth = INFINITY,
                          .fused = false,
                          .out_u = 0x1p-24,
                          .out_tiny = 0x1p-150};
+}
+
+bound_arith bound_arith_of(const ref_attention *a, mha_path path, mha_isa isa)
+{
+    const bool wide =
+        a->q->shape[3] > MHA_TILED_MAX_HEAD_DIM || a->v->shape[3] > MHA_TILED_MAX_HEAD_DIM;
+    return path == MHA_PATH_PLAIN || wide ? plain(a) : tiled(a, isa);
 }
 
 bound_row bound_row_make(int64_t keys, int64_t value_dim)

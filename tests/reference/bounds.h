@@ -22,11 +22,11 @@ typedef struct bound_arith {
     bool pairs;             /* chains process the second of each pair first */
 } bound_arith;
 
-/* The paths of mha_attention_forward(). default_scale: the descriptor does not set the scale. */
-bound_arith bound_arith_tiled(mha_isa isa, bool default_scale);
-bound_arith bound_arith_plain(bool default_scale);
-/* Attention in bf16 arithmetic, for inputs exact in bf16. */
-bound_arith bound_arith_bf16(mha_isa isa, bool default_scale);
+/* The arithmetic of a call: plain for MHA_PATH_PLAIN and for heads beyond the tiled path. */
+bound_arith bound_arith_of(const ref_attention *a, mha_path path, mha_isa isa);
+
+/* Tiled attention in bf16 arithmetic, for inputs exact in bf16. */
+bound_arith bound_arith_bf16(const ref_attention *a, mha_isa isa);
 
 typedef struct bound_row {
     double *p; /* [S] */

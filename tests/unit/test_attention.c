@@ -103,14 +103,12 @@ static void check_problem(const problem *p, rng *r, const machines *all, int64_t
                      : i == 1                ? total - 1
                                              : rng_between(r, 0, total - 1);
         place where = {at / n->T / n->H, at / n->T % n->H, at % n->T};
-        bool default_scale = p->desc.scale == 0 && !(p->desc.flags & MHA_ATTENTION_SCALE_GIVEN);
         kinds_attention_row(&reference, where.b, where.h, where.t, &row);
         for (int j = 0; j < all->count; j++) {
-            bound_arith arith = all->each[j].path == MHA_PATH_PLAIN
-                                    ? bound_arith_plain(default_scale)
-                                    : bound_arith_tiled(all->each[j].isa, default_scale);
+            const machine *m = &all->each[j];
+            bound_arith arith = bound_arith_of(&reference, m->path, m->isa);
             kinds_bound_row(&reference, &arith, where.b, where.h, where.t, &row, &bound);
-            compare_row(p, &all->each[j], &got[j], where, &row, &bound, &cards[j]);
+            compare_row(p, m, &got[j], where, &row, &bound, &cards[j]);
         }
     }
     for (int i = 0; i < all->count; i++) outcome_free(&got[i]);

@@ -42,8 +42,7 @@ static mha_tensor copy_tensor(const mha_tensor *x, double **memory)
 
 static void point_at_copies(doubled *x)
 {
-    const ref_attention from = {
-        .desc = &x->c.desc, .q = &x->c.q.view, .k = &x->c.k.view, .v = &x->c.v.view};
+    const ref_attention from = kinds_reference(&x->c);
     const mha_tensor **to[BACKWARD_SCALE] = {&x->a.q,
                                              &x->a.k,
                                              &x->a.v,

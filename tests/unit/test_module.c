@@ -209,14 +209,6 @@ static void check_projection(const setup *s, int which, const mha_tensor *x, con
     }
 }
 
-static bound_arith arith_of(const machine *m, const setup *s)
-{
-    const mha_attention_desc *d = &s->masks.desc;
-    bool default_scale = d->scale == 0 && !(d->flags & MHA_ATTENTION_SCALE_GIVEN);
-    return m->path == MHA_PATH_PLAIN ? bound_arith_plain(default_scale)
-                                     : bound_arith_tiled(m->isa, default_scale);
-}
-
 static float value4(const guarded *x, int64_t b, int64_t h, int64_t t, int64_t i)
 {
     return *(float *)guarded_element(&x->view, (int64_t[]){b, h, t, i});
@@ -226,7 +218,7 @@ static float value4(const guarded *x, int64_t b, int64_t h, int64_t t, int64_t i
 static void check_attention(const setup *s, const machine *m, const results *x, score_card *card)
 {
     ref_attention a = {.desc = &s->masks.desc, .q = &x->q.view, .k = &x->k.view, .v = &x->v.view};
-    bound_arith arith = arith_of(m, s);
+    bound_arith arith = bound_arith_of(&a, m->path, m->isa);
     kinds_row row = kinds_row_make(s->S, s->desc.value_head_dim);
     bound_row bound = bound_row_make(s->S, s->desc.value_head_dim);
     for (int64_t i = 0; i < s->B * s->desc.num_heads * s->T; i++) {
@@ -333,7 +325,7 @@ static void check_whole(rng *r, const setup *s, const machine *m, const results 
     exact_projection(r, s, V, &s->value.view, Hk, Dv, fused, &y[V], &error[V]);
     ref_attention a = {&s->masks.desc, &y[Q].view,     &y[K].view,    &y[V].view,
                        &error[Q].view, &error[K].view, &error[V].view};
-    bound_arith arith = arith_of(m, s);
+    bound_arith arith = bound_arith_of(&a, m->path, m->isa);
     kinds_row row = kinds_row_make(s->S, Dv);
     bound_row bound = bound_row_make(s->S, Dv);
     guarded heads = guarded_make(r, MHA_F64, 4, (int64_t[]){s->B, H, s->T, Dv}, 0);
