@@ -46,7 +46,7 @@ MHA_API int mha_format(char *text, size_t size, const char *format, ...) MHA_PRI
 #define MHA_NO_MEMORY(what) mha_fail(MHA_ERR_NOMEM, "%s: out of memory", (what))
 
 /** "function: name is NULL" as an error, where name is entry `index` of the list `names`. Memory none.
- * Threads any. Since 0.1 */
+ * Errors MHA_ERR_NULL. Threads any. Since 0.1 */
 MHA_API mha_status mha_need_fail(const char *function, const char *names, size_t index);
 
 /* Return that error for the first of these variables that is NULL. MHA_NEED_AS uses the given

@@ -197,7 +197,7 @@ static mha_status check_tables(const mha_rope_desc *desc, rope_job *job, int64_t
     const mha_tensor *cosines = desc->cos_table, *sines = desc->sin_table;
     *rows = -1;
     if (!cosines && !sines) return MHA_OK;
-    MHA_NEED("mha_rope_desc", cosines, sines);
+    MHA_NEED_AS("mha_rope_desc", "cos_table, sin_table", cosines, sines);
     if (desc->base != 0 || desc->factor != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_rope_desc: base and factor have no meaning with tables, leave them 0");

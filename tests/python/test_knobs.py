@@ -26,7 +26,7 @@ def urls(serve, trained):
 
 @pytest.fixture
 def visit(watched_page, urls):
-    """Opens a page with its knobs, which may be refused."""
+    """Opens a page with its knobs; the server may reject them."""
     def opener(kind="decoder", text=TEXT, place="", **options):
         page = watched_page(urls[kind], f"#text={text.replace(' ', '+')}{place}", allowed=("422",), **options)
         settled(page)

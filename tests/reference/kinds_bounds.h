@@ -11,6 +11,12 @@
 void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
                      int64_t t, const kinds_row *row, bound_row *bound);
 
+/* Calls `check` for random rows of the case within a budget of work, at least two. It gets memory for a row of the
+ * reference and its bounds. */
+typedef void kinds_check_fn(void *user, int64_t b, int64_t h, int64_t t, kinds_row *row,
+                            bound_row *bound);
+void kinds_check_rows(const kinds_case *c, rng *r, double work, kinds_check_fn *check, void *user);
+
 /* Bound of a pair's score against the reference, in natural units; before: likewise, before the cap. */
 double kinds_score_error(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
                          int64_t t, int64_t s, double *before);

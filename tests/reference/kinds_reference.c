@@ -23,6 +23,11 @@ void kinds_row_free(kinds_row *row)
     *row = (kinds_row){0};
 }
 
+ref_attention kinds_reference(const kinds_case *c)
+{
+    return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
+}
+
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 /* Element of a tensor that broadcasts to count axes of the given index, aligned at the right. */

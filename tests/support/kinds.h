@@ -3,7 +3,6 @@
 #ifndef TEST_KINDS_H
 #define TEST_KINDS_H
 
-#include "reference/kinds_bounds.h"
 #include "support/problem.h"
 
 /* The features of a descriptor: name, bit. */
@@ -79,15 +78,6 @@ void kinds_free(kinds_case *c);
 
 /* A random shape, with one kind or several; lengths sometimes exceed a key block. */
 kinds_shape kinds_some_shape(rng *r);
-
-/* The case as the reference takes it. */
-ref_attention kinds_reference(const kinds_case *c);
-
-/* Calls `check` for random rows of the case within a budget of work, at least two. It gets memory for a row of the
- * reference and its bounds. */
-typedef void kinds_check_fn(void *user, int64_t b, int64_t h, int64_t t, kinds_row *row,
-                            bound_row *bound);
-void kinds_check_rows(const kinds_case *c, rng *r, double work, kinds_check_fn *check, void *user);
 
 outcome kinds_outcome(const kinds_case *c, rng *r, unsigned layout);
 mha_status kinds_run(mha_context *context, const kinds_case *c, mha_path path, outcome *x);
