@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { B = 2, H = 4, HK = 2, T = 67, S = 549, D = 48, DV = 40 }; /* beyond a block of 512 keys */
+enum { B = 2, H = 4, HK = 2, T = 67, S = 549, D = 48, DV = 40 }; /* more than a block of 512 keys */
 
 static void stop_if(mha_status status)
 {
@@ -137,8 +137,8 @@ static void attention_digest(mha_context *context)
     attention_free(&a);
 }
 
-/* Few queries read keys and values in place: each number of rows, over many blocks of keys, with one key/value head, so
- * that threads share keys. */
+/* A few queries read keys and values in place. Tests each number of rows over many blocks of keys,
+ * with one key/value head, so that threads share keys. */
 static void few_queries_digest(mha_context *context)
 {
     enum { FEW = 9, KEYS = 4101, SIZE = 64 };
@@ -271,7 +271,8 @@ static void training_digest(mha_context *context, const char *name, mha_transfor
 
 enum { INPUTS = 544, OUTPUTS = 83, TOKENS = 17 };
 
-/* Parameter 0 is the token table, the last one the output. Numbers are hashes of their index. */
+/* Parameter 0 is the token table, and the last parameter is the output. Numbers are hashes of their
+ * index. */
 static uint32_t place_hash(int64_t row, int64_t column)
 {
     return ((uint32_t)row * 2654435761u ^ (uint32_t)column * 2246822519u) * 3266489917u;

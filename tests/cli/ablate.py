@@ -18,8 +18,9 @@ WIDTH, PAIR, IDLE = 3 * V + LENGTH, ("L0H0", "L1H1"), ("L0H1", "L1H0")
 
 
 def make_pair(name="pair"):
-    """Attention only, with token, previous token, answer and position side by side. L0H0 copies the previous token,
-    L1H1 the token that followed its own; the others attend uniformly and write little."""
+    """A model with attention only. The stream has token, previous token, answer and position in
+    separate dimensions. L0H0 copies the previous token, and L1H1 copies the token that followed an
+    earlier copy of its own. The other heads attend uniformly and write little."""
     folder = FOLDER / name
     folder.mkdir()
     D = LENGTH
@@ -113,7 +114,7 @@ def either_is_death():
 
 
 def page():
-    """The page's columns equal --json: estimates of all heads, effects of those measured."""
+    """The page's columns equal --json: estimates of all heads, and effects of the measured ones."""
     path = FOLDER / "effects.html"
     some = ["--random", 3, "--with", "zero", "--heads", 2]
     result = ablate(DEMO, *some, "-o", path, "--json", "-q")
@@ -143,7 +144,8 @@ def page():
     check(0 < measured < 4, f"{measured} heads measured")
     check(data["x"] < 4 and all("_repeats" in column["name"] or "_loss" in column["name"] for column in data["columns"][:2]),
           "effects come before scores")
-    # It opens on the largest effect. Cards list pairs, also of a head without an effect of its own.
+    # The page initially shows the largest effect. Cards list pairs, also for a head without an
+    # effect of its own.
     largest = max((h for h in found if "effect" in h), key=lambda h: abs(h["effect"]["repeats"]["mean"]))
     check(names[data["first"]] == (largest["layer"], largest["number"]), f"{names[data['first']]}, wanted {largest['head']}")
     measured = {h["head"] for h in found if "effect" in h}
@@ -189,7 +191,8 @@ def tables():
 
 
 def defaults():
-    """A text only: mean ablation on it and on random tokens. The page takes scores from a state without measuring."""
+    """With only a text, ablation replaces heads by means on it and on random tokens. The page reads
+    scores from a state and measures nothing."""
     text, state, pages = written("one.txt", TEXTS[0] + "\n"), FOLDER / "one.state", [FOLDER / f"{n}.html" for n in "abc"]
     check(ablate(DEMO, TEXTS[0], "--json").out == ablate(DEMO, "--text", text, "--with", "mean", "--random", 10, "--heads", 40,
           "--pairs", 12, "--max-texts", 10, "--json").out, "what the defaults are")

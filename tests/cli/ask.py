@@ -1,5 +1,6 @@
-"""multihead view --from --to: the heads that attend from one word to another. Weights against view --json, ranks, words
-and their errors, printing. tests/python/test_ask_torch.py compares the numbers with PyTorch."""
+"""multihead view --from --to: the heads that attend from one word to another. Weights are compared
+with view --json; further tests are for ranks, words and their errors, and printing.
+tests/python/test_ask_torch.py compares the numbers with PyTorch."""
 import json
 import re
 import sys
@@ -32,7 +33,7 @@ def weights_are_those_of_the_maps():
              for layer in maps["layers"] for head in layer["heads"]]
     got = [(head["layer"], head["head"], head["weight"]) for head in data["heads"]]
     check([g[:2] for g in got] == [e[:2] for e in every], "all heads, in order")
-    # Both run the model in f32, with different orders of summation.
+    # Both run the model in f32, with different orders of summation
     check(all(abs(g[2] - e[2]) <= 2e-6 for g, e in zip(got, every)), "the same weights")
     for by in ("weight", "share", "effect"):
         order = sorted(data["heads"], key=lambda head: head[by + "_rank"])
@@ -47,7 +48,7 @@ def weights_are_those_of_the_maps():
 
 
 def words():
-    """Rows of several tokens are averaged, columns summed."""
+    """Rows of several tokens are averaged, and columns are summed."""
     data = answer("didn't", "cat:2", text=TWICE)
     rows, columns_ = data["from"]["tokens"], data["to"]["tokens"]
     texts = [data["tokens"][i].replace("##", "") for i in rows]

@@ -1,5 +1,5 @@
-"""Every kind of bad input: each has its exit code and one line that names the error and its place, and leaves no
-half-written file.
+"""Every kind of bad input has its exit code and a message of one line that names the error and its
+place, and leaves no partly written file.
 """
 import os
 import re
@@ -27,7 +27,7 @@ def missing_files():
     for name, content, part in (("latin-1.txt", b"caf\xe9 au lait", "byte 3 is not valid UTF-8"),
                                 ("blank.txt", b"\xef\xbb\xbf \n\t\r\n", "the text is empty")):
         (FOLDER / name).write_bytes(content)
-        for folder in (MODEL, "no-such-folder"):  # which must not be opened
+        for folder in (MODEL, "no-such-folder"):  # the folder must not be opened
             check_error(view(folder, "--text-file", FOLDER / name), BAD_INPUT, name, part)
         check_error(view(MODEL, TEXT, "--text-file", FOLDER / name), BAD_INPUT, name, part)
     check_error(view("no-such-folder", TEXT, "--contrast", b"caf\xe9"), BAD_INPUT, "--contrast", "byte 3")
@@ -38,7 +38,7 @@ def missing_files():
 
 
 def lying_headers():
-    """Every kind of malformed safetensors file, in place of the model's."""
+    """Every kind of malformed safetensors file replaces the model's."""
     header, data = read_safetensors(MODEL / "model.safetensors")
     names = [name for name in header if name != "__metadata__"]
     a, b = names[0], names[1]
@@ -148,12 +148,13 @@ def contradicting_models():
     check_error(view(folder, TEXT, TEXT), UNSUPPORTED, "second text", "type_vocab_size")
 
 
-HUGE = 36 * 180 << 20  # bytes, sparse: long files are free to make
-ENOUGH = 1 << 30  # of memory, including a sanitizer's, for calls that read none of them
+HUGE = 36 * 180 << 20  # bytes; sparse, so that long files cost nothing
+ENOUGH = 1 << 30  # bytes of memory, including a sanitizer's, for calls that do not read the zeros
 
 
 def sparse(path, head, size=HUGE):
-    """Write a file of these bytes and `zeros` zeros; False if the file system does not support it."""
+    """Write a file of these bytes and `zeros` zeros. Returns False if the file system does not
+    support it."""
     try:
         with open(path, "wb") as file:
             file.write(head)
@@ -164,7 +165,7 @@ def sparse(path, head, size=HUGE):
 
 
 def cheap(arguments, code, *parts, command="view", name, enough=ENOUGH):
-    """Check for low memory use and this answer."""
+    """Check for low memory use and this message."""
     result, most = peak(*arguments)
     check(most < enough, f"{name}: {most >> 20} MB of memory")
     if code:
@@ -174,8 +175,8 @@ def cheap(arguments, code, *parts, command="view", name, enough=ENOUGH):
 
 
 def huge_tensor(name, change):
-    """A folder with a tensor of 6 GB after a header of odd length, so that it is unaligned; change(header, size of the
-    other data) adds it."""
+    """A folder with a tensor of 6 GB after a header of odd length, so that the tensor is unaligned.
+    change(header, size of the other data) adds it."""
     folder = copy_model(name, ["model.safetensors"])
     header, data = read_safetensors(MODEL / "model.safetensors")
     change(header, len(data))
@@ -247,7 +248,7 @@ def many_layers():
 
 
 def many_positions():
-    """A million positions in a file of 67 kB: only those of the text are computed."""
+    """A million positions in a file of 67 kB. Only the text's positions are computed."""
     width = 64
     shapes = {f"layers.0.self_attn.{part}_proj.weight": [width, width] for part in "qkvo"}
     folder = write_weights(FOLDER / "far", {"embed_tokens.weight": [2, width], **shapes})
@@ -415,7 +416,8 @@ def unwritable():
 
 
 def full_disk():
-    """A file system of 16 kB: output that does not fit leaves no file, and older files are unchanged."""
+    """On a file system of 16 kB, output that does not fit leaves no file, and older files are
+    unchanged."""
     disk = FOLDER / "disk"
     disk.mkdir()
     mounted = os.geteuid() == 0 and subprocess.run(
@@ -437,7 +439,7 @@ def full_disk():
 
 
 def file_size_limit():
-    """ulimit -f: the kernel's signal must neither kill the program nor leave half a file."""
+    """With ulimit -f, the kernel's signal must not kill the program or leave a partial file."""
     for option in ("-o", "--svg", "--png", "--json", "--npy"):
         target = FOLDER / "limited"
         target.write_text("as it was")
@@ -452,7 +454,7 @@ def file_size_limit():
 
 
 def closed_pipe():
-    """If the reader closes the pipe, the exit code is 6, without a message."""
+    """If the reader closes the pipe, the exit code is 6, and there is no message."""
     for arguments in ([], ["--json", "-"]):
         read, write = os.pipe()
         os.close(read)
@@ -468,7 +470,8 @@ def closed_pipe():
 
 
 def marked():
-    """A byte order mark is not text, and a zero byte ends none, whichever command reads the file or stdin."""
+    """In every command that reads a file or stdin, a byte order mark is not part of the text, and a
+    zero byte does not end the text."""
     causal, some = FOLDER / "causal", ["--steps", "2", "--tries", "1", "--layers", "1", "--heads", "2", "--embed", "16"]
     check_good(run("train", "sentences", *some, "--no-report", "-q", "-o", causal), "a model")
     write_npy(FOLDER / "maps.npy", (2, 2), [1, 0, 0.5, 0.5])
@@ -483,7 +486,7 @@ def marked():
         (["ablate", causal, "--task"], task), (["prune", causal, "--csv", "-", "--text"], texts),
         (["prune", MODEL, "--csv", "-", "--text"], texts), (["perplexity", causal, "--json", "--text"], texts),
         (["train", *some, "-q", "-o", "learned", "--no-report", "--text"], texts * 9)]
-    times = re.compile(rb'"seconds": [\d.e-]+|"tokens_per_second": [\d.e-]+|,[\d.e-]+\n')  # the last column: of a curve
+    times = re.compile(rb'"seconds": [\d.e-]+|"tokens_per_second": [\d.e-]+|,[\d.e-]+\n')  # a curve
     for arguments, text in readers:
         outputs = []
         for mark in ("", "\ufeff"):
@@ -499,7 +502,7 @@ def marked():
         check(len(set(outputs)) == 1, f"{arguments}: a byte order mark, or stdin, changes the output: {outputs}")
         path.write_text(text.replace("animal", "ani\0mal").replace("a\nb", "a\n\0b"))
         result = run(*arguments, path)
-        shown = arguments[1] == MODEL  # WordPiece drops it
+        shown = arguments[1] == MODEL  # WordPiece removes zero bytes
         check(shown == (result.code == 0) and b"\0" not in result.out + result.err, f"{arguments}: a zero byte: {result.code}")
         check(shown or "zero byte" in " ".join(result.errors), f"{arguments}: a zero byte: {result.errors}")
 

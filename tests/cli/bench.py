@@ -1,4 +1,4 @@
-"""multihead bench: every kind of work runs, and its totals are right. Times are not tested."""
+"""multihead bench: every kind of work runs, and its totals are correct. Times are not tested."""
 import datetime
 import json
 import re
@@ -26,7 +26,7 @@ def measured(*arguments):
     check(n >= 5 and len(row["probes"]) == n and 0 <= row["quiet_samples"] <= n, f"{arguments}: {n}")
     check(row["gated"] == (row["quiet_samples"] >= 5), f"{arguments}: gate")
     check(row["best_seconds"] == min(row["samples"]), f"{arguments}: best")
-    # The nine printed digits cannot decide a probe exactly at the limit.
+    # The nine printed digits do not suffice for a probe exactly at the limit.
     apart = [p / (1.05 * row["quiet_probe_seconds"]) - 1 for p in row["probes"]]
     if min(map(abs, apart)) > 1e-7:
         quiet = sorted(s for s, a in zip(row["samples"], apart) if a < 0)
@@ -55,7 +55,8 @@ def measured(*arguments):
 
 
 def counts():
-    """Operations and bytes, computed by hand, for some kinds of work; each takes half a second."""
+    """Operations and bytes of some kinds of work equal numbers computed by hand. Each takes half a
+    second."""
     cases = (
             (("forward", "--heads", "2", "--head-dim", "16", "--length", "32"), 4*2*16*32*32, None),
             (("forward", "--heads", "2", "--head-dim", "8", "--length", "10", "--causal"),
@@ -134,7 +135,8 @@ def outputs(folder):
         file.write(older + b"2}")
     check_error(run("bench", *work, *QUICK, "--compare", broken), UNSUPPORTED, "version 2",
                 command="bench")
-    # Measurements with other settings, on another machine or of other work are reported without an error.
+    # Measurements with different settings, of a different machine or of different work are reported
+    # without an error.
     isa, peak = json.loads(open(old).read())["isa"], json.loads(open(old).read())["peak_gflops"]
     for fields, words in (
             ('"isa": "abc", "threads": 2', "measured with abc and 2 threads"),
@@ -148,7 +150,7 @@ def outputs(folder):
         result = run("bench", *work, *QUICK, "--compare", broken)
         check(result.code == 0 and words in str(result.errors) and "has no row 'gemm 4x32x32'" in str(result.errors),
               f"{fields}: {result.errors}")
-    # Errors come before measuring, so that no time is lost.
+    # Errors are reported before the measurement, so that no time is lost.
     for place in (folder, folder + "/none/plot.svg"):
         result = run("bench", *work, *QUICK, "--svg", place)
         check_error(result, NO_OUTPUT, place, command="bench")

@@ -1,5 +1,6 @@
-"""multihead circuits: scores within -1 and 1, both ends of every direction, keys by offset, earlier heads that a head
-reads, and the scores of a state. test_circuits_numpy.py compares the numbers with NumPy.
+"""multihead circuits: scores between -1 and 1, both ends of every direction, keys by offset,
+earlier heads that a head reads, and the scores of a state. test_circuits_numpy.py compares the
+numbers with NumPy.
 """
 import json
 import re
@@ -77,7 +78,7 @@ def composition():
 
 
 def pages():
-    """The page of weights alone, and with the scores of a state."""
+    """The page with only weights, and the page with the scores of a state."""
     path, state, text = FOLDER / "circuits.html", FOLDER / "text.state", FOLDER / "text.txt"
     text.write_text("The cat sat on the mat.\nThe dog saw the cat near the river.\n")
     check_good(circuits(MODEL, "--composition", "-o", path, "-q"), "-o")

@@ -1,5 +1,5 @@
-"""multihead count: exact numbers against formulas in Python integers, textbook cases, published models, model folders,
-and rejected input.
+"""multihead count: numbers are exact by formulas in Python integers. Further tests are for textbook
+cases, published models, model folders, and rejected input.
 """
 import json
 import random

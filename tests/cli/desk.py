@@ -19,7 +19,7 @@ def numbers():
     check(data["layer"] == 1 and [h["name"] for h in heads] == ["L1H0", "L1H1", "L1H2"], "heads")
     check(data["tokens"][0] == "[CLS]" and len(after) == len(data["tokens"]), "tokens")
     size, width = len(data["before"][0]) // HEADS, len(after[0])
-    # The output minus the heads' terms is the bias, equal at all tokens.
+    # The output minus the heads' terms is the bias, which is equal for all tokens.
     left = [[after[t][e] - sum(h["terms"][t][e] for h in heads) for e in range(width)]
             for t in range(len(after))]
     check(all(abs(left[t][e] - left[0][e]) < 1e-6 for t in range(len(left)) for e in range(width)),

@@ -1,4 +1,4 @@
-"""The examples in --help of run, explain and count work as printed, once their files exist.
+"""The examples in --help of run, explain and count succeed if their files exist.
 """
 import shlex
 import sys

@@ -1,5 +1,5 @@
-"""multihead explain: figures against the formulas, the picture's XML and shapes, the mask cell by cell, reproducible
-bytes, and rejected input.
+"""multihead explain: figures by the formulas, the picture's XML and shapes, each cell of the mask,
+reproducible bytes, and rejected input.
 """
 import json
 import sys
@@ -66,7 +66,8 @@ def plans():
 
 
 def told_costs():
-    """Text output: pairs left by blocks have separate lines, and unknown counts are reported."""
+    """In text output, pairs that blocks keep have separate lines, and unknown counts are
+    reported."""
     sizes = ("--heads", 2, "--head-dim", 16, "--length", 256)
     text = run("explain", *sizes, "--blocks", "local=0").out.decode()
     check("131,072 of 131,072, 100%, blocks not counted" in text, text)
@@ -120,15 +121,15 @@ def sentences():
                             (("--heads", 1, "--length", 9), "look for different things"),
                             (tiny, "Causal")):
         check(part not in said(*arguments), f"{arguments} must not say {part!r}")
-    # The same bytes, with a cache that holds them and one that does not.
+    # The same bytes with a cache that is large enough for them and one that is not.
     arguments = ("--heads", 8, "--length", 60)
     check("memory is no limit" in said(*arguments, MHA_L2_KIB="2048"), "a large L2")
     check("limited by the bandwidth" in said(*arguments, MHA_L2_KIB="64"), "a small L2")
 
 
 def ways():
-    """The explanations for the shapes of docs/speed.md; tests/kernels/test_plan_runs.c compares them with the executed
-    path."""
+    """The explanations for the shapes of docs/speed.md. tests/kernels/test_plan_runs.c compares
+    them with the executed path."""
     d64, decode = ["--head-dim", 64], ["--head-dim", 128, "--queries", 1, "--keys", 4096]
     for arguments, in_place, pieces in (
             (["--heads", 8, *d64, "--length", 512], False, 8),
@@ -257,7 +258,7 @@ def pictures():
 
 
 def mask():
-    """Each cell of a small mask: blue seen, orange exempt, else hidden."""
+    """Each cell of a small mask: blue is visible, orange is exempt, and other cells are hidden."""
     n, window, sinks = 12, 4, 2
     svg = picture("mask", *SMALL, "--causal", "--window", window, "--sink-keys", sinks)
     groups = [list(g) for g in svg.iter(SVG + "g") if len(list(g)) == n * n]

@@ -1,5 +1,5 @@
-"""multihead generate on a handmade model whose next token depends only on the last one, so that every draw can be
-predicted; then a Llama, and rejected input."""
+"""multihead generate on a handmade model whose next token depends only on the last one, so that
+every draw is predictable; a Llama; and rejected input."""
 import contextlib
 import ctypes
 import json
@@ -29,7 +29,8 @@ LOGITS = [[-9, -9, 2.0, 1.0, 0.5, -1.0],
 
 
 def make(name, logits=LOGITS, words=WORDS, begins=True, **changes):
-    """A transformer of one layer with zero attention: a table from tokens to logits."""
+    """A transformer of one layer whose attention is 0, and which is a table from tokens to
+    logits."""
     folder = FOLDER / name
     folder.mkdir()
     config = dict(model_type="multihead", vocab_size=V, max_length=LENGTH, embed_dim=V,
@@ -118,7 +119,7 @@ def by_chance(folder):
                *options)
         expect(predict([0, 3], 6, 2.5, 3, 0.8, seed), folder, "green", "--temperature", 2.5,
                "--top-k", 3, "--top-p", 0.8, *options)
-    # With equal probabilities, half of the mass is the first half of the tokens.
+    # With equal probabilities, the first half of the tokens has half of the mass.
     alike = [[0.0] * V for _ in range(V)]
     even = make("even", logits=alike)
     for seed in range(12):
@@ -131,7 +132,7 @@ def by_chance(folder):
 
 def numbers(folder):
     expect("2 3 2 3", folder, "--ids", "2", "--max-tokens", 3)
-    expect("4 1 0 2", folder, "--ids", " 4\n", "--max-tokens", 3)  # no end without words
+    expect("4 1 0 2", folder, "--ids", " 4\n", "--max-tokens", 3)  # ids have no end token
     (folder / "tokenizer.json").unlink()
     expect("2 3", folder, "--ids", "2", "--max-tokens", 1)
     check_error(generate(folder, "red"), NO_INPUT, "tokenizer.json", "--ids", command="generate")
@@ -141,7 +142,7 @@ def numbers(folder):
 
 
 def streaming(folder):
-    """Words are streamed: the reader takes two and closes the pipe."""
+    """Words are streamed: the reader reads two and closes the pipe."""
     process = subprocess.Popen([PROGRAM, "generate", str(folder), "--temperature", "1"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     process.stdout.read(3)
@@ -170,7 +171,7 @@ def refusals(folder):
             ([folder, "--stop", "x"], USAGE, ("--stop", "whole words")),
             ([folder, "--chat", "red"], UNSUPPORTED, ("--chat",)),
             ([folder, "--top-k", 0], USAGE, ("--top-k",)),
-            # Errors that do not depend on the model come before it is opened.
+            # Errors that do not depend on the model are reported before it is opened.
             (["none", "--stop", ""], USAGE, ("--stop: its value is empty",)),
             (["none", "--temperature", ""], USAGE, ("--temperature: its value is empty",)),
             (["none", "2", "--ids", "--stop", "x"], USAGE, ("--stop", "--ids", "--max-tokens")),
@@ -199,8 +200,8 @@ def refusals(folder):
 
 
 def padded_vocabulary():
-    """A model with more tokens than its tokenizer: the extra ones, which score best after "a", are never generated,
-    since they have no text."""
+    """A model with more tokens than its tokenizer. The extra tokens have the largest logits after
+    "a", but are never generated because they have no text."""
     folder = make("padded", logits=[[0] * V, [0] * V, [0, 0, 0, 8, 0, 9], [0, 0, 0, 0, 8, 9],
                                     [0, 8, 0, 0, 0, 9], [0] * V])
     vocab = ["<s>", "</s>", "a", "b", "c"]
@@ -214,7 +215,8 @@ def padded_vocabulary():
 
 
 def ends():
-    """Greedy output is red green blue </s>. Any end token named by a file stops it, also with ids."""
+    """Greedy output is red green blue </s>. Any end token that a file names stops it, also with
+    ids."""
     for name, config, generation, text in (
             ("no-end", {}, None, "red green caf\u00e9 red"), ("one-end", {"eos_token_id": 5}, None, "red green"),
             ("list-of-ends", {"eos_token_id": [4, 3]}, {}, "red"),
@@ -250,7 +252,7 @@ def write_bytes(folder):
 
 
 def byte_pairs():
-    """A byte-level BPE model that writes "a", "\u00e9" in two tokens, "b", and ends."""
+    """A byte-level BPE model that generates "a", "\u00e9" in two tokens, "b", and the end."""
     folder = make("bytes", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
                                    [0, 0, 0, 0, 9, 0], [0, 0, 0, 0, 0, 9], [0, 9, 0, 0, 0, 0]])
     write_bytes(folder)
@@ -278,8 +280,8 @@ def byte_pairs():
 
 
 def interrupted():
-    """Ctrl-C during an endless text, longer than a pipe's buffer, so that it cannot be complete before the signal. The
-    output ends with a whole character and a line end."""
+    """Ctrl-C during a text without end. The text is longer than a pipe's buffer, so that it cannot
+    be complete before the signal. The output ends with a whole character and a line end."""
     length = 200000
     folder = make("endless", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
                                      [0, 0, 0, 0, 9, 0], [0, 0, 0, 9, 0, 0], [0] * V],
@@ -304,8 +306,8 @@ def interrupted():
 
 
 def quantised():
-    """A GGUF file of a one-layer Llama with Q8_0 matrices; some have a number of outputs that is not a multiple of
-    32."""
+    """A GGUF file of a one-layer Llama with Q8_0 matrices. The number of outputs of some is not a
+    multiple of 32."""
     width, vocabulary, rng = 64, 40, random.Random(5)
     q8_0, f32 = 8, 0
     keys = {"general.architecture": "llama", "llama.context_length": 32, "llama.block_count": 1,
@@ -341,8 +343,9 @@ def quantised():
 
 
 def opened_once():
-    """Weights and tokenizer are read with one opening of a GGUF file (this one has no tokenizer, which is detected in
-    the same way). inotify merges equal unread events, so they are read at once."""
+    """The program opens a GGUF file once for weights and tokenizer. (This file has no tokenizer,
+    which is detected in the same way.) inotify merges equal unread events, so the test reads them
+    immediately."""
     path, libc, events = quantised(), ctypes.CDLL(None), b""
     if not hasattr(libc, "inotify_init1"):
         return

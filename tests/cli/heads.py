@@ -105,7 +105,7 @@ def orders():
         values = [float(row[score]) for row in csv.DictReader(io.StringIO(result.out.decode()))]
         check(values == sorted(values, reverse=True) and len(values) == LAYERS * HEADS, score)
         least = values[2]
-        if score == "random_duplicate":  # the table's column has the short name's meaning
+        if score == "random_duplicate":  # the table has this column under the short name
             told = few("--text", path, "--sort", "duplicate", "--csv")
             check(told.out == result.out, "--sort duplicate is that of random tokens")
         kept = few("--text", path, "--sort", score, "--csv", "--min", f"{least:.9g}")
@@ -127,7 +127,7 @@ def json_and_csv():
     check_good(result, "--json")
     found = json.loads(result.out)
     check(found["format"] == "multihead-heads" and found["texts"] == 2, "format")
-    # The text has the multiword tokens, not their parts.
+    # The text has the multiword tokens instead of their parts.
     text = written("plain.txt", "The old cat saw it.\ndidn't sit mats\n")
     plain = json.loads(heads(MODEL, "--text", text, "--json").out)
     check(found["tokens"] == plain["tokens"], f"tokens: {found['tokens']}, {plain['tokens']}")
@@ -145,7 +145,7 @@ def json_and_csv():
         relations = head["relations"]
         check(list(relations) == ["det", "amod", "nsubj", "obj", "coref", "aux", "advmod"],
               f"{list(relations)}")
-        # aux and advmod are one word: both lead from "didn't" to "sit".
+        # aux and advmod are in one word: both links are from "didn't" to "sit".
         rows = {name: relations[name]["forward"]["accuracy"]["rows"] for name in relations}
         check(rows == dict.fromkeys(relations, 1) | {"obj": 2}, f"links: {rows}")
         check(relations["coref"]["forward"]["baseline_offset"] == -2, "coref leads two words back")
@@ -200,7 +200,7 @@ def corpora():
 
 
 def without():
-    """Removing a head changes later layers, not earlier ones."""
+    """The removal of a head changes later layers, but not earlier ones."""
     path = written("lines.txt", LINES)
     found = json.loads(heads(MODEL, "--text", path, "--json", "--random", "0").out)
     whole = {head["name"]: head["scores"] for head in found["heads"]}
@@ -218,7 +218,7 @@ def without():
 
 
 def moved():
-    """Options that have moved to other subcommands."""
+    """Options that moved to other subcommands are rejected."""
     for option, now in (("ablate", "ablate --with"), ("ablate-heads", "ablate --heads"), ("pairs", "ablate --pairs"),
                         ("ablate-texts", "ablate --max-texts"), ("task", "ablate --task"), ("paths", "ablate --paths"),
                         ("circuits", "circuits"), ("offset", "circuits --offset"),
@@ -227,7 +227,7 @@ def moved():
 
 
 def interrupted():
-    """Ctrl-C in the middle: prints the result and the number of the texts measured so far."""
+    """After Ctrl-C, the command prints the result and the number of measured texts."""
     path = written("many.txt", LINES * 20)
     result = heads(MODEL, "--text", path, "--json", "--threads", 1, **watched(look=40, signal=signal.SIGINT))
     told = re.fullmatch(r"interrupted: (\d+) of 40 texts were measured", " ".join(result.errors))
@@ -273,7 +273,7 @@ def reports():
     for panel, head in zip(data["panels"], found):
         badge = head["roles"][0]["name"] if head["roles"] else None
         if badge in ("first token", "separator", "broad") and "attends to \u201c" in panel["detail"]:
-            badge = None  # the link says more
+            badge = None  # the link has more information
         check(panel["badge"] == badge, f"{panel['name']}: badge {panel['badge']}, not {badge}")
         for role in head["roles"]:
             check(role["evidence"] in panel["detail"], f"{panel['name']}: {role['evidence']}")
@@ -300,7 +300,7 @@ def trained_models():
     for head in found["heads"]:
         check(head["relations"]["answer"]["forward"]["accuracy"]["rows"] == 40, "all links counted")
         check(head["scores"]["next"] is None, "no causal row sees the next token")
-    if LONG:  # after a minute of training, gold links find the head that resolves "it"
+    if LONG:  # after a minute of training, gold links identify the head that resolves "it"
         check(run("train", "sentences", "--no-report", "-q", "-o", FOLDER / "demo").code == 0, "demo")
         gold = written("demo.conllu", run("train", "sentences", "--print", "200").out)
         best = json.loads(heads(FOLDER / "demo", "--conllu", gold, "--sort", "answer",
@@ -315,8 +315,8 @@ def trained_models():
 
 
 def maps_from_elsewhere():
-    """Scores of maps written by view equal the model's, except two that need more than weights and tokens. All shapes
-    and types; rejected input."""
+    """Scores of maps that view writes equal the model's, except two scores that need more than
+    weights and tokens. Further tests are for all shapes and types, and for rejected input."""
     maps, half, stacked = (FOLDER / f"{name}.npy" for name in ("maps", "half", "stacked"))
     sentence = "The cat sat. The dog sat."
     check_good(run("view", MODEL, sentence, "--npy", maps, "--json", FOLDER / "maps.json"), "maps")
@@ -442,7 +442,7 @@ def bad_conllu():
 
 
 def damaged_conllu():
-    """Any changed byte gives a result or one line of error."""
+    """Any changed byte gives a result or an error of one line."""
     source = random.Random(1)
     data = GOLD.encode()
     for _ in range(40):

@@ -1,5 +1,6 @@
-"""multihead heads --pictures: a picture of each top place, with the tokens, marks and weights of --json and 'view';
-selection of heads and measures; errors before any work; a folder that is complete or absent."""
+"""multihead heads --pictures: each top place has a picture with the tokens, marks and weights of
+--json and 'view'. Further tests are for the selection of heads and measures, and for errors before
+any work. The folder is complete or absent."""
 import re
 import signal
 import sys
@@ -31,14 +32,14 @@ def drawn(folder, *arguments):
 
 
 def texts(path):
-    """The texts of a picture, and the marked ones."""
+    """The texts of a picture, and the marked texts."""
     found = [node for node in xml.etree.ElementTree.parse(path).iter() if node.tag.endswith("text")]
     return ([node.text for node in found],
             [node.text for node in found if (node.get("fill") or "").lower() == MARK])
 
 
 def same_as_json():
-    """Every pictured place of --json has its picture, with its tokens and weight."""
+    """Every place of --json that requires a picture has one, with its tokens and weight."""
     folder = drawn("all", "--head", "L1H2")
     found = json.loads(heads("--json", "--corpus").out)
     head = next(one for one in found["heads"] if one["name"] == "L1H2")
@@ -121,7 +122,7 @@ def errors():
 
 
 def stopped():
-    """A signal at any file operation: no folder appears before it is complete."""
+    """After a signal at any file operation, the folder is absent or complete."""
     chance, log = seeded(), FOLDER / "log"
     drawing = ("--pictures", "stopped", "--head", "L1H2")
     check_good(heads(*drawing, **watched(log=log)), "whole")

@@ -1,5 +1,6 @@
-"""multihead heads --state: a measurement that is stopped, killed or out of disk can be resumed, with the same bytes as
-an uninterrupted one. States of other inputs are rejected, and the error names the difference."""
+"""multihead heads --state: a measurement that is stopped, killed or out of disk space can be
+resumed, and its bytes equal those of an uninterrupted one. States of different inputs are rejected,
+and the error names the difference."""
 import json
 import os
 import random
@@ -15,7 +16,7 @@ from watch import operations, watched  # noqa: E402
 
 USAGE, NO_INPUT, BAD_INPUT, NO_OUTPUT = 2, 3, 4, 6
 chance = seeded()
-TEXTS = 150 if LONG else 20  # of interrupted runs
+TEXTS = 150 if LONG else 20  # texts of interrupted runs
 WORDS = "the cat dog sat on a mat and saw it by river bank near old tree . !".split()
 GOLD = """1\tThe\t_\t_\t_\t_\t2\tdet\t_\t_
 2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_
@@ -76,7 +77,7 @@ def same_with_and_without():
 
 
 def shown_alone():
-    """Without texts the state is shown and exported: nothing is measured or written."""
+    """Without texts, the state is shown and exported; nothing is measured or written."""
     text, gold, state = corpus("shown.txt", 8), FOLDER / "shown.conllu", FOLDER / "shown.state"
     gold.write_text(GOLD)
     texts = [MODEL, "--text", text, "--conllu", gold, "--random", 12]
@@ -101,7 +102,7 @@ def shown_alone():
 
 
 def special_files():
-    """Only the weight files of the model are read from a folder: one file, or those of an index."""
+    """Of a folder's weight files, only the model's are read: one file, or the files of an index."""
     text = corpus("special.txt", 4)
     for shards in (False, True):
         folder = FOLDER / f"special-{shards}"
@@ -140,7 +141,7 @@ def gold_links():
 
 
 def saving(text, state, *more):
-    """Arguments that save the state after each text."""
+    """Arguments with which the state is saved after each text."""
     return ("heads", MODEL, "--text", text, "--json", "--corpus", "--random", TEXTS, "--state", state,
             "--save-every", 0, *more)
 
@@ -154,8 +155,8 @@ def progress(state):
 
 
 def stopped(number, plain, text, count):
-    """Interrupt repeatedly at random operations on the file, until the run completes. Returns how often work was
-    resumed."""
+    """Interrupt repeatedly at random operations on the file, until the run completes. Returns the
+    number of resumptions."""
     state, log, taken = FOLDER / f"{number.name}.state", FOLDER / "log", 0
     while True:
         done = progress(state)
@@ -260,7 +261,7 @@ def damaged():
     refused("another version", kept[:8] + b"\1" + kept[9:], USAGE)
     refused("another file", b"What heads do.\n" * 200)
 
-    # Places of long texts under the fingerprints of short ones, with valid checksums.
+    # Places of long texts with the fingerprints of short ones, and valid checksums.
     short, brief = FOLDER / "short.txt", FOLDER / "short.state"
     lines = [line.split() for line in text.read_text().splitlines()]
     kinds = sorted({word for line in lines for word in line})
@@ -278,7 +279,7 @@ def damaged():
     check_error(heads(MODEL, "--state", state, "--json", "--corpus"), BAD_INPUT, "damaged", command="heads",
                 name="a token that the model does not have")
 
-    # Scores of another model under this model's fingerprint.
+    # Scores of a different model with this model's fingerprint.
     other, small = FOLDER / "other", FOLDER / "other.state"
     check_good(run("train", "sentences", "--steps", 1, "--layers", 1, "--heads", 2, "--embed", 16, "--no-report",
                    "--quiet", "-o", other), "another model")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""multihead help: the topics; man pages and completions from the same table as --help; and docs/program.md, which must
-contain every subcommand and environment variable, and no unknown option. Missing shells and checkers are named, and
-their checks skipped."""
+"""multihead help: the topics; man pages and completions from the table of --help; and
+docs/program.md, which must contain every subcommand and environment variable, and no unknown
+option. Missing shells and checkers are named, and their checks are skipped."""
 import os
 import pty
 import re
@@ -56,7 +56,7 @@ def topics():
     for command in COMMANDS:
         text = run(command, "--help").out
         check(run("help", command).out == text, f"help {command}")
-        # A command for copying is not wrapped.
+        # A command that users copy is not wrapped.
         lines = [line for line in text.decode().splitlines() if not line.startswith("  multihead ")]
         check(max(map(len, lines)) <= 80, f"help {command} fits 80 columns")
         table = re.split(r"\nExamples:\n.*?\n\n", text.decode(), maxsplit=1, flags=re.S)[-1]
@@ -132,7 +132,7 @@ def write_completions(shell):
     return path
 
 
-# Completions that a shell offers after these words; None: files.
+# Completions that a shell offers after these words, or None for files.
 OFFERS = (("", [*COMMANDS, "--help", "--version"]),
           ("view --sort ", ["weight", "arrives", "effect"]),
           ("view --sort = e", ["effect"]),
@@ -166,7 +166,7 @@ def fish():
         return
     for words, offered in OFFERS:
         if " = " in words or words.startswith("view --"):
-            continue  # fish treats = and -- differently
+            continue  # fish handles = and -- differently
         script = "source $argv[1]; complete -C $argv[2]"
         told = subprocess.run(["fish", "--no-config", "-c", script, path, f"multihead {words}"],
                               capture_output=True, text=True, check=False, cwd=MODEL.parent)

@@ -1,7 +1,7 @@
-"""Output of a subcommand never controls a terminal, whatever texts, tokens, tasks, relations and names of folders and
-files contain: no control byte of either set, no direction mark, no invalid UTF-8, no line break from a name. The test
-fails if a subcommand of --help is missing here. Data on stdout is parsed: JSON must contain the same texts, SVG must be
-valid XML."""
+"""Output of a subcommand never controls a terminal, whatever texts, tokens, tasks, relations and
+names of folders and files contain. It has no control byte of either set, no direction mark, no
+invalid UTF-8, and no line break from a name. The test fails if it lacks a subcommand of --help.
+Data on stdout is parsed: JSON must contain the same texts, and SVG must be valid XML."""
 import csv
 import io
 import json
@@ -15,8 +15,8 @@ sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 
 USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
-# A title, a cleared screen, DEL, CSI as a byte and as U+009B, direction marks, separators, a tag and a line that
-# imitates ours.
+# A title, a cleared screen, DEL, CSI as a byte and as U+009B, direction marks, separators, a tag,
+# and a line that imitates the program's.
 EVIL_TEXT = "e\x1b]0;pwn\x07\x1b[2J\x7f\x9b31m\u202e\u2066\u061c\u2028\ufeff\ufffe\U000e0041\nFORGED\r\t"
 EVIL = b"\x9b31m\xff" + EVIL_TEXT.encode()
 WORD = "a\x1b[2J\x07\x7f\x9b\u202e\u2066\u200b\ufeff\U000e0041"  # without white space
@@ -28,7 +28,8 @@ OURS = re.compile(rb"\x1b\[[0-9;]*[mK]|\r")  # colours, a redrawn progress line
 
 
 def causal_model(name):
-    """A transformer of two layers with the vocabulary WORDS; it predicts the word after the last."""
+    """A transformer of two layers with the vocabulary WORDS. It predicts the next word of the
+    vocabulary."""
     folder = FOLDER / os.fsdecode(name)
     folder.mkdir()
     size, layers = len(WORDS), 2
@@ -261,7 +262,7 @@ def short(arguments):
 
 def in_a_pipe(command, arguments, code, what):
     name = f"{command} {short(arguments)}"
-    result = run(command, *arguments, COLUMNS="1000")  # a wrapped line is not forged
+    result = run(command, *arguments, COLUMNS="1000")  # so that no line is wrapped
     check(result.code == code if code is not None else result.code in (0, 2, 3, 4, 5, 6),
           f"{name}: exit {result.code}, {result.err[-300:]!r}")
     out = OURS.sub(b"", result.out) if what == "colours" else result.out
@@ -283,7 +284,7 @@ def on_a_terminal(command, arguments, what):
 
 
 def texts_come_back(f):
-    """Parsing JSON restores every text."""
+    """Parsed JSON has every original text."""
     found = json.loads(run("view", "--attention", f["maps.npy"], "--tokens", f["tokens.json"],
                            "--json", "-").out)
     check([token["token"] for token in found["tokens"]] == [EVIL_TEXT, WORD], "JSON: the tokens")
@@ -295,8 +296,8 @@ def texts_come_back(f):
 
 
 def every_character_in_xml(f):
-    """A title of every character up to U+00FF and of characters invalid in XML 1.0: the parser reads the same
-    characters, and U+FFFD for controls and noncharacters."""
+    """A title with every character up to U+00FF and with characters that XML 1.0 forbids. The
+    parser reads the same characters, and U+FFFD for controls and noncharacters."""
     bmp = "".join(map(chr, range(1, 256))).replace("/", "")
     names = [bmp[:80], bmp[80:160], bmp[160:], "\ud7ff\ue000\ufdd0\ufffd\ufffe\uffff\U0001fffe\U0010ffff",
              b"\xed\xa0\x80\xed\xbf\xbf\xf4\x90\x80\x80\xc0\x80\xff&<>\"']]>"]

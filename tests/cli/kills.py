@@ -1,6 +1,7 @@
-"""Kill a training repeatedly at file operations, on a tmpfs and on a disk. It must end bit-identical to an undisturbed
-one, without extra files. The state after a kill depends only on the last operation and whether one was cut off, so
-these are all distinct moments."""
+"""Kill a training repeatedly at file operations, on a tmpfs and on a disk. Its result must be
+bit-identical to that of an uninterrupted training, without extra files. The state after a kill
+depends only on the last operation and on a possible partial write, so these are all distinct
+moments."""
 import hashlib
 import os
 import pathlib
@@ -41,7 +42,7 @@ def has_strays(folder):
 
 
 def again_and_again(place, whole, count, kills):
-    """The same folder, killed at every resumption."""
+    """A training in one folder is killed at every resumption."""
     folder, strays = place / "again", 0
     for done in range(kills):
         result = train(folder, file=chance.randint(1, count // 4))
@@ -55,7 +56,7 @@ def again_and_again(place, whole, count, kills):
 
 
 def at_each_operation(place, whole, count, most):
-    """Before an operation, or in the middle of a write."""
+    """Kills before an operation, or during a write."""
     numbers = range(1, count + 1)
     strays = 0
     for number in numbers if LONG else sorted(chance.sample(numbers, most)):
@@ -68,8 +69,8 @@ def at_each_operation(place, whole, count, most):
 
 
 def on_a_shared_disk(folder, whole):
-    """Without reliable locks, leftover files are never removed, since another machine may be writing them; not here,
-    and not where the same folder is local."""
+    """Without reliable locks, leftover files are never removed, because another machine may be
+    writing them. This also holds if the folder is local to that machine."""
     left = ["training.safetensors.mha-shared-0.part"]
     check(train(folder, shared=1, file=4).returncode == -signal.SIGKILL, "shared: not killed")
     for where in ({"shared": 1}, {}):
@@ -79,7 +80,8 @@ def on_a_shared_disk(folder, whole):
 
 
 def stopped_while_saving(place, done):
-    """Ctrl-C in the middle of the second save: the save is completed, and the program ends as if stopped."""
+    """After Ctrl-C during the second save, the save is completed, and the program then ends like a
+    stopped one."""
     renames = [number for number, (kind, *fields) in enumerate(done)
                if kind == "rename" and fields[1].endswith("/training.safetensors")]
     for number in range(renames[0] + 2, renames[1] + 3):

@@ -1,5 +1,6 @@
-/* Serves live answers without a socket. A request on stdin is "look 42", a line end and 42 bytes; an answer on stdout
- * is "0 1234", with the status first, a line end and the bytes. Needs public headers only. */
+/* Serves answers of a live page without a socket. A request on stdin is "look 42", a line end and
+ * 42 bytes. An answer on stdout is "0 1234" (the status and the size), a line end and the bytes.
+ * The program needs only public headers. */
 #include <multihead/live.h>
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
-"""A random allocation of every subcommand fails (support/memory.c): exit code 7 and a sentence about memory, or the
-bytes of an undisturbed run if the allocation is optional. Files are the older or the complete new ones.
-
-MHA_TEST_LONG=1 fails 2,000 allocations: half of them alone, half with all later ones.
+"""A random allocation of every subcommand fails (support/memory.c). The command must end with exit
+code 7 and a message about memory, or with the bytes of an undisturbed run if the allocation is
+optional. Files are the older or the complete new ones. With MHA_TEST_LONG=1, 2,000 allocations
+fail: half of them as the only one, half with all later ones.
 """
 import sys
 
@@ -13,7 +13,7 @@ from watch import SANITIZED, allocating, beside_older  # noqa: E402
 NO_MEMORY = 7
 PLACE, WORDS, LINES = FOLDER / "place", FOLDER / "words", FOLDER / "texts.txt"
 OLDER = b"older"
-COMMANDS = (  # with the files that they replace
+COMMANDS = (  # commands, and the files that they replace
     (["view", MODEL, TEXT, "-o", "a.html"], ["a.html"]),
     (["view", MODEL, TEXT, "--svg", "a.svg", "--png", "a.png", "--pdf", "a.pdf", "--json", "a.json",
       "--npy", "a.npy"],
@@ -40,7 +40,8 @@ chance = seeded()
 
 
 def started(arguments, files, **changes):
-    """Run the command in a folder with only the older files; return its result and the folder's contents."""
+    """Run the command in a folder with only the older files, and return its result and the folder's
+    contents."""
     more = {"help": [], "explain": [], "count": [], "run": ["-q"]}.get(arguments[0], ["-q", "--threads", "1"])
     done = beside_older(PLACE, files, OLDER, *arguments, *more, **changes)
     timed = arguments[0] in ("prune", "train", "perplexity")
@@ -68,7 +69,7 @@ def refused(arguments, files, whole, out, fail):
 
 
 def last_of_ablate():
-    """Allocations of the writing part, where numbers are drawn from the texts."""
+    """Allocations of the part that writes, which draws numbers from the texts."""
     arguments, count = ["ablate", WORDS, "--text", FOLDER / "names.txt", "--heads", "4", "--json"], FOLDER / "count"
     result, whole = started(arguments, [], **allocating(count=count))
     last = int(count.read_text())
@@ -77,7 +78,8 @@ def last_of_ablate():
 
 
 def header_of_weights():
-    """jansson omits a key if its allocation fails: fail each of prune's last allocations, which write a model."""
+    """jansson omits a key if its allocation fails. Each of prune's last allocations, which write a
+    model, fails here."""
     arguments, files = next(command for command in COMMANDS if command[0][0] == "prune")
     count = FOLDER / "count"
     result, whole = started(arguments, files, **allocating(count=count))
@@ -102,7 +104,7 @@ if SANITIZED:
     sys.exit(77)
 LINES.write_text("The cat sat on the mat .\nThe dog ran across the street .\n" * 4)
 (FOLDER / "names.txt").write_text("Ada Bob Cem\n" * 4)
-(FOLDER / "task.jsonl").write_text(json.dumps(  # most allocations are those of JSON
+(FOLDER / "task.jsonl").write_text(json.dumps(  # most allocations are for JSON
     {"prompt": "Ada Bob", "right": " Cem", "wrong": " Ada", "notes": ["note"] * 3000}))
 write_npy(FOLDER / "maps.npy", (1, 2, 3, 3), [1.0 if i % 4 == 0 else 0.0 for i in range(9)] * 2)
 (FOLDER / "tokens.json").write_text(json.dumps(["a longer token than sixteen bytes", "b", "c"]))

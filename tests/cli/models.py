@@ -1,5 +1,5 @@
-"""Every kind of model folder that 'multihead train' writes (BERT folders: view.py), and errors for folders without a
-model.
+"""Every kind of model folder that 'multihead train' writes, and errors for folders without a model.
+view.py tests BERT folders.
 """
 import base64
 import ctypes
@@ -95,7 +95,7 @@ def as_people_type():
     check(continued == ["<s> the king"], f"generate: {continued}")
     text.write_text("The cat, so tired" + "." * 12)
     check_good(run("heads", folder, "--text", text), "a run of marks")
-    text.write_text("The cat, so tired" + "." * 100000)  # costs no more than each separately
+    text.write_text("The cat, so tired" + "." * 100000)  # the cost is linear in the length
     check_error(run("heads", folder, "--text", text), BAD_INPUT, "too many tokens, the limit is 48", command="heads")
     every = run("heads", folder, "--example", "all")
     check(every.code == 0 and "4 of the sentences" in every.errors[0] and
@@ -115,12 +115,13 @@ def as_people_type():
 
 
 def strongest_heads():
-    """Of two heads per layer, the first attends to the first token, the second less sharply to "w". By default one head
-    per layer is drawn. Weight on the first token is not informative if it is the only token that every row sees."""
+    """In each layer, the first head attends to the first token, and the second one attends less
+    sharply to "w". The default figure has one head per layer. Weight on the first token is not
+    informative if it is the only token that every row sees."""
     words, V, D = "uvwxyzpq", 8, 4
 
     def rows(place, value, word=None):
-        """A projection of every word, or of one, to a place."""
+        """A projection of every word, or of one word, to a place."""
         return [[value * (word is None or i == word) if j == place else 0.0 for i in range(V)]
                 for j in range(V)]
 
@@ -146,7 +147,7 @@ def strongest_heads():
         maps = maps_of(folder, "u v w x y")
         if not maps:
             continue
-        last = [head[-1] for head in weights_of(maps)[:2]]  # of "y"
+        last = [head[-1] for head in weights_of(maps)[:2]]  # row of "y"
         check(last[0][0] > 0.99 and 0.8 < last[1][2] < last[0][0], f"the maps: {last}")
         shown = view(folder, "u v w x y")
         names = re.findall(r"L\dH\d", shown.out.decode())
@@ -260,9 +261,9 @@ def long_text():
 
 
 def opened(path, *arguments):
-    """The number of times that the program opens a file, by inotify(7)."""
+    """The number of times that the program opens a file, counted by inotify(7)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    is_opened, is_closed = 0x20, 0x10  # closing keeps one opening from being merged with the next
+    is_opened, is_closed = 0x20, 0x10  # a close event prevents the merging of two open events
     watch = libc.inotify_init1(os.O_NONBLOCK)
     if watch < 0 or libc.inotify_add_watch(watch, os.fsencode(path), is_opened | is_closed) < 0:
         return None

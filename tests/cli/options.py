@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""No option is ignored. Each option is added alone, with a non-default value, to every kind of command of its
-subcommand. It must change the output or be rejected; options without an effect are listed here with the reason. An
-option that needs others is also rejected if it repeats the default. A wrong value is rejected by every option that takes
-a number or one of some words. Output names end as their formats require."""
+"""No option is ignored. Each option is added separately, with a non-default value, to every kind of
+command of its subcommand. It must change the output or be rejected; options without an effect are
+listed here with the reason. An option that needs others is also rejected if it repeats the default.
+Every option with a numeric value or a list of permitted words rejects a wrong value. Output names
+have the suffixes of their formats."""
 import json
 import re
 import signal
@@ -76,7 +77,8 @@ def snapshot():
 
 
 def served(arguments):
-    """Result of a server that is interrupted once it has an address: the address without its token and a free port."""
+    """The result of a server that is interrupted when it has an address. The address is without its
+    token and free port."""
     with subprocess.Popen([PROGRAM, "serve", *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, env=environment(), cwd=FOLDER) as process:
         line = process.stdout.readline()
@@ -89,7 +91,7 @@ def served(arguments):
 
 
 def unmeasured(out):
-    """The rows of bench without what is measured."""
+    """The rows of bench without measured numbers."""
     row = json.loads(out)
     return repr({name: value for name, value in row.items() if type(value) in (str, int, bool) and name not in
                  ("gated", "quiet_samples")} | {"flops": row["flops"], "compared": row["older_median_seconds"] is not None})
@@ -109,7 +111,7 @@ def outcome(command, arguments):
     return result, text, made
 
 
-# Options that may leave the output unchanged, and why.
+# Options that may leave the output unchanged, and the reasons.
 ANYWHERE = {"quiet": "messages", "threads": "the same bits", "isa": "the same bits", "strict": "no other path is taken",
             "ascii": "the output may be ASCII", "truncate": "the texts are short", "help": "prints the help"}
 DRAWING = dict.fromkeys(("cmap", "scale", "hide", "values", "dark", "light", "color", "terminal"), "no picture is drawn")
@@ -126,7 +128,7 @@ SAME = {
 
 
 def cases():
-    """(subcommand, name of the base, option, its value): all, or a random sample."""
+    """All (subcommand, name of the base, option, value), or a random sample of them."""
     found = [(command, base, option, value) for command, bases in BASES.items() for base, arguments in bases.items()
              for option, value in options_of(command) if f"--{option}" not in arguments]
     return found if LONG else seeded().sample(found, 40)
@@ -147,7 +149,7 @@ def ignored():
 
 
 def defaults():
-    """The default, given without the options that it needs."""
+    """The default value, without the options that the option needs."""
     for command, arguments, needs in (("heads", [MODEL, TEXT, "--save-every", "0"], "--state"),
                                       ("generate", [DEMO, "--seed", "0"], "--temperature"),
                                       ("ablate", [DEMO, "--task", "task.tsv", "--cut", "8"], "a text"),

@@ -1,6 +1,7 @@
-"""PDF of view, heads --pictures and explain: one page of the SVG's size at 3/4 point per unit, with embedded fonts and,
-according to pdftotext, the SVG's texts; reproducible bytes; errors; allocations that fail while fonts are written,
-which cairo reports as success."""
+"""PDF of view, heads --pictures and explain: one page of the SVG's size at 3/4 point per unit, with
+embedded fonts and, according to pdftotext, the SVG's texts. Bytes are reproducible. Further tests
+are for errors, and for failed allocations during the writing of fonts, which cairo reports as
+success."""
 import sys
 import xml.etree.ElementTree
 
@@ -38,7 +39,7 @@ def compare(pdf, svg):
 
 
 def maps():
-    words = "naïve Привет"  # missing glyphs are one box, which is read as the first missing character
+    words = "naïve Привет"  # missing glyphs share one box, read as the first one
     for name, arguments in (("one", [TEXT, "--head", "L1H0"]), ("dark", [words, "--dark", "--values", "always"]),
                             ("desk", [TEXT, "--desk", 0])):
         pdf, svg = FOLDER / f"{name}.pdf", FOLDER / f"{name}.svg"
@@ -60,7 +61,7 @@ def others():
         compare(path, path.with_suffix(".svg"))
     check_good(run("explain", "--like", "gpt2", "--pdf", "e.pdf", "--svg", "e.svg"), "explain")
     compare(FOLDER / "e.pdf", FOLDER / "e.svg")
-    odd = FOLDER / os.fsdecode("m\ufffe".encode() + b"\xff")  # its name is the title
+    odd = FOLDER / os.fsdecode("m\ufffe".encode() + b"\xff")  # the name becomes the title
     shutil.copytree(MODEL, odd)
     check_good(run("explain", odd, "--pdf", "e.pdf"), "a title with stray bytes")
     check_error(run("explain", "--like", "gpt2", "--pdf", "-", "--json"), 2, "only one of", command="explain")

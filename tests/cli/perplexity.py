@@ -1,5 +1,6 @@
-"""multihead perplexity: on a table from tokens to logits, whose losses Python computes; on a model with attention,
-where sizes of steps and pages must not matter and caches differ; and rejected input."""
+"""multihead perplexity of a table from tokens to logits, whose losses Python computes; of a model
+with attention, for which sizes of steps and pages must not matter and types of caches do; and
+rejected input."""
 import json
 import math
 import random
@@ -40,12 +41,12 @@ def write_folder(name, logits, attention, begins=True, words=WORDS, **changes):
 
 
 def table(name, logits=LOGITS, **changes):
-    """Zero attention: the next token depends only on the last one."""
+    """Attention is 0, so that the next token depends only on the last one."""
     return write_folder(name, logits, lambda width: [[0.0] * width] * width, **changes)
 
 
 def attending(name, **changes):
-    """Rotated queries and keys of two heads of size 16 on one key/value head, with large scores."""
+    """Two heads of size 16 with rotated queries and keys, one key/value head, and large scores."""
     width = 32
     rows = {"q": width, "k": 16, "v": 16, "o": width}
     folder = write_folder(name, matrix(width, V, 1), lambda width: matrix(width, width, 0), **{
@@ -81,7 +82,7 @@ def losses_of(ids, context):
 
 
 def near(a, b):
-    return abs(a - b) <= 2e-7 * max(1, abs(a))  # logits are float32; sums and printing are more precise
+    return abs(a - b) <= 2e-7 * max(1, abs(a))  # logits are float32
 
 
 def values(model):
@@ -135,7 +136,8 @@ def lines(model):
 
 
 def caches():
-    """Steps, pages and threads change nothing; caches change the result within the error of their type."""
+    """Steps, pages and threads change nothing. Caches change the result within the error of their
+    type."""
     model, text = attending("attends"), words(90)
     exact = measured(model, text)
     bytes_of = {}
@@ -147,8 +149,9 @@ def caches():
             again = measured(model, text, "--cache", cache, *options)
             check(again["losses"] == found["losses"], f"{cache} {options}: {again['loss']}, {found['loss']}")
         most = max(abs(a - b) for a, b in zip(found["losses"], exact["losses"]) if a is not None)
-        # Rounding with relative error u (int8: half a step relative to a head's rms) changes scores of a few units by a
-        # few u, and logits by a few more. Observed: 10 u, for int8 17 u.
+        # A rounding with relative error u (for int8, half a step relative to a head's rms) changes
+        # scores of a few units by a few u, and logits by a few more. The observed changes are 10 u,
+        # and 17 u for int8.
         u = {"f32": 0, "f16": 2 ** -11, "bf16": 2 ** -8, "int8": 2 ** -7}[cache]
         check(u / 10 <= most <= 40 * u, f"{cache}: losses differ by {most}")
         check(found["cache"] == cache, f"{cache}: {found['cache']}")
@@ -161,8 +164,9 @@ def caches():
 
 
 def windows():
-    """A window that hides nothing changes nothing; a narrow one does, in less memory. With positions of the cache, a
-    text may exceed the model's positions. Steps and pages never matter."""
+    """A window that hides nothing changes nothing. A narrow one changes the result and needs less
+    memory. With positions in the cache, a text may exceed the model's positions. Steps and pages
+    never matter."""
     model, text = attending("windowed"), words(90)
     exact = measured(model, text)
     wide = measured(model, text, "--window", LENGTH)
@@ -183,7 +187,7 @@ def windows():
 
 
 def trained():
-    """A trained model: better than guessing, and only words of the task."""
+    """A trained model is better than chance, and accepts only words of the task."""
     check_good(run("train", "sentences", "-o", "sentences", "--layers", 1, "--heads", 2, "--embed", 16,
                    "--steps", 120, "--every", 60, "--tries", 1, "--no-report", "-q"), "train")
     drawn = run("train", "sentences", "--print", 30).out.decode()
@@ -194,7 +198,8 @@ def trained():
 
 
 def interrupted(model):
-    """Ctrl-C between two steps of a text: prints the partial result and reports that it is partial."""
+    """After Ctrl-C between two steps of a text, the program prints the partial result and reports
+    that it is partial."""
     for number, form in ((signal.SIGINT, ["--json"]), (signal.SIGTERM, [])):
         result = perplexity(model, words(100), "--chunk", 1, "--threads", 1, *form,
                             **watched(look=50, signal=number))

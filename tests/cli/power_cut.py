@@ -1,10 +1,11 @@
 """A power cut at every moment of a training, which is then resumed from the disk.
 
-The file operations of a training are logged (support/watch.c) and replayed on a model of a disk, up to each of them.
-Unsynced data may be lost or incomplete: a file's content may be empty, half, zeros of the right length, or complete;
-any subset of the changes to names in a folder may be done, but a renamed file is never at both places or at none. Then
-  - each file is the last synced one, or one begun since,
-  - and resuming is bit-identical to an undisturbed run.
+The file operations of a training are logged (support/watch.c) and replayed on a model of a disk, up
+to each of them. Unsynced data may be lost or incomplete: a file's content may be empty, half of the
+data, zeros of the correct length, or complete. Any subset of the changes to names in a folder may
+be done, but a renamed file is never at both places or at none. Each file must then be the last
+synced one, or one that was begun later, and the resumed training must be bit-identical to an
+undisturbed run.
 """
 import itertools
 import pathlib
@@ -20,7 +21,7 @@ TASK = ["train", "ioi", "--every", "2", "--tries", "1", "--quiet", "--steps"]
 
 
 class File:
-    """The synced content and the data written since."""
+    """The synced content, and later data."""
 
     def __init__(self, content=b"", synced=True):
         self.safe, self.now, self.synced = content, content, synced
@@ -64,16 +65,16 @@ class Folder:
 
 
 class Disk:
-    """A folder and its parent. Syncs of objects in `lies` do nothing."""
+    """A folder and its parent. Syncs of objects in `lies` have no effect."""
 
     def __init__(self, path, before, lies=()):
         self.path, self.lies = str(path), lies
         self.root = Folder({"": True} if before is not None else {})
         self.folder = Folder({name: File(data) for name, data in (before or {}).items()})
-        self.names = dict(self.folder.safe)  # as seen by a running program
+        self.names = dict(self.folder.safe)  # names for a running program
         self.inodes = {}
         self.told = {name: [file.now] for name, file in self.names.items()}  # possible names
-        self.renamed = []  # since the folder was synced
+        self.renamed = []  # names renamed after the last sync of the folder
 
     def name_of(self, path):
         folder, name = path.rsplit("/", 1)
@@ -107,7 +108,7 @@ class Disk:
     def sync(self, inode, path):
         if path == self.path:
             what, synced = "folder", self.folder
-            for name in self.renamed:  # the program relies on the new one
+            for name in self.renamed:  # the program assumes the new name
                 self.told[name] = self.told[name][-1:]
             self.renamed = []
         elif path == str(pathlib.Path(self.path).parent):
@@ -129,14 +130,15 @@ class Disk:
                     yield dict(zip(names, chosen))
 
     def wrong(self, left):
-        """Names of files that are neither the old nor the new version."""
+        """Names of files whose content is neither the old nor the new version."""
         left = left or {}
         return [name for name, good in self.told.items() if left.get(name) not in good] + \
             [name for name in left if name not in self.told and not name.endswith(".part")]
 
 
 def cuts(path, before, done):
-    """Each distinct folder after a power cut during these operations, and its errors. Stops after many errors."""
+    """Each distinct folder after a power cut during these operations, and its errors. The loop
+    stops after many errors."""
     found, model = {}, Disk(path, before)
     for number in range(len(done) + 1):
         if len(model.folder.changes) > 8 or sum(len(wrong) for _, wrong in found.values()) > 8:
@@ -164,7 +166,7 @@ def record(folder, steps):
 
 
 def check_record(done, saves):
-    """Check that the log contains everything that was written."""
+    """Check that the log contains all written data."""
     kinds = [kind for kind, *_ in done]
     renamed = [fields[1].rsplit("/", 1)[1] for kind, *fields in done if kind == "rename"]
     check(renamed.count("training.safetensors") == saves, f"the record: {saves} saves of {renamed}")
@@ -191,13 +193,13 @@ def go_on(number, left, steps, whole):
 
 
 def some(all_of_them, most):
-    """A sample spread over all."""
+    """A sample with even distances."""
     step = 1 if LONG else -(-len(all_of_them) // most)
     return all_of_them[::step]
 
 
 def is_noticed(path, before, done, lie):
-    """True if omitting these syncs causes errors."""
+    """Whether errors occur if these syncs are omitted."""
     model = Disk(path, before, (lie,))
     for op in done:
         model.do(*op)
@@ -211,7 +213,7 @@ first = record(folder, 4)
 whole_first = contents(folder)
 second = record(folder, 8)
 whole_second = contents(folder)
-check_record(first, 4)  # before step 1, two evaluations, the end
+check_record(first, 4)  # saved before step 1, at two evaluations, and at the end
 check_record(second, 3)
 check(whole_first["model.safetensors"] != whole_second["model.safetensors"], "another model")
 numbers = itertools.count()

@@ -1,5 +1,6 @@
-"""Long commands report progress and the time left: on a terminal in a temporary line, elsewhere after one second and
-then every ten, here by a clock that advances 0.3 seconds per reading; -q suppresses it. (train.py tests its own line.)"""
+"""Long commands report progress and the remaining time: on a terminal in a temporary line,
+elsewhere after one second and then every ten seconds. -q suppresses the report. The test's clock
+advances 0.3 seconds per reading. (train.py tests the line of train.)"""
 import re
 import sys
 
@@ -12,7 +13,7 @@ TIME = rb"[0-9.]+ (s|min|h)"
 
 
 def shows(what, *arguments):
-    """what: the first line, which appears at once; later ones depend on time."""
+    """`what` is the first line, which appears immediately. Later lines depend on time."""
     code, output = on_terminal(*arguments)
     lines = re.findall(rb"\r\x1b\[K([^\r]*)", output)
     check(code == 0 and any(re.match(what, line) for line in lines), f"{arguments[0]}: {code}, {lines}")

@@ -1,5 +1,5 @@
-"""multihead prune: a model that needs both heads, one with many heads, and an encoder; saving and loading masked and
-smaller models; shared keys and values; every output; bad input."""
+"""multihead prune: a model that needs both heads, a model with many heads, and an encoder; saving
+and loading of masked and smaller models; shared keys and values; every output; bad input."""
 import csv
 import io
 import json
@@ -48,7 +48,7 @@ def kept(found):
 
 
 def both_are_needed(model):
-    """One layer of two heads (ioi): removing either head leaves 38 to 58 % (docs/training.md)."""
+    """One layer of two heads (ioi): without either head, 38 to 58 % remain (docs/training.md)."""
     found = measured(model, "--task", "ioi")
     check(found["quality"] == "accuracy" and found["measure"] == "gradient", "ioi: measures")
     curve = found["curve"]
@@ -98,7 +98,7 @@ def many_heads(model):
 
 
 def as_ordinary_llama(model):
-    """Keep two heads per layer: the result is an ordinary Llama folder."""
+    """With two remaining heads per layer, the result is an ordinary Llama folder."""
     text = FOLDER / "words.txt"
     folder = FOLDER / "even"
     for seed in range(4):
@@ -231,12 +231,13 @@ def refusals(model):
         else:
             check_error(result, code, *parts, command="prune")
     result = prune(model, "--text", text, "-q", "-o", model)
-    check_error(result, USAGE, "name another", command="prune")  # without a table before it
+    check_error(result, USAGE, "name another", command="prune")  # without a preceding table
     check(config_of(model)["model_type"] == "llama", "the model is as it was")
 
 
 def gguf_files():
-    """The heads of a GGUF file are measured; -o is refused before the file is opened as a model."""
+    """The heads of a GGUF file are measured. -o is rejected before the file is opened as a
+    model."""
     sys.path.insert(0, str(ROOT / "tests/fuzz"))
     import seeds
     model, text, broken = FOLDER / "small.gguf", FOLDER / "ab.txt", FOLDER / "broken.gguf"

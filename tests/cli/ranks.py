@@ -1,10 +1,13 @@
-"""Training, heads over texts, and spread models on several ranks: model, scores, text and page equal those of one
-process, byte by byte; only rank 0 prints; errors of one rank are reported once; killed ranks, and resuming with any
+"""Training, heads over texts, and spread models on several ranks.
+
+Model, scores, text and page are byte-identical to those of one process, only rank 0 prints, and
+errors of one rank are reported once. Further tests are for killed ranks and resumption with any
 number of ranks.
 
-Ranks are processes joined by sockets (tests/support/socket_ranks.py); tests/mpi/program.py runs some cases with mpirun.
-The seed selects the message at which a rank is killed. MHA_TEST_LONG=1 uses full samples and kills 60 times; under a
-sanitizer samples are smaller, and memory is neither measured nor limited.
+Ranks are processes that sockets connect (tests/support/socket_ranks.py); tests/mpi/program.py runs
+some cases with mpirun. The seed selects the message at which a rank is killed. MHA_TEST_LONG=1 uses
+full samples and kills 60 times. Under a sanitizer, samples are smaller, and memory is neither
+measured nor limited.
 """
 import hashlib
 import json
@@ -44,7 +47,7 @@ def files(folder):
 
 
 def one(program):
-    """One process."""
+    """Run the command in one process."""
     return subprocess.run([*map(str, program)], capture_output=True, text=True, env=environment(), cwd=ROOT,
                           stdin=subprocess.DEVNULL)
 
@@ -57,13 +60,14 @@ def random_texts(name, count, most):
 
 
 def killed(name, count, program, messages, earliest=0.0, number=signal.SIGKILL):
-    """Signal a rank at one of its messages (`messages`: those of an undisturbed run), after the fraction `earliest`.
-    The signal ends it. Each of the others exits by itself: it reports the lost rank, or needed nothing more from it."""
+    """Signal a rank at one of its messages, after the fraction `earliest` of `messages`, the number
+    in an undisturbed run. The signal ends the rank. Each of the others exits by itself: it reports
+    the lost rank, or has finished without it."""
     rank = chance.randrange(count)
     k = chance.randint(1 + int(earliest * messages[rank]), messages[rank])
     done = ranks(count, program, signalled=(rank, k, number))
     if -number not in done.codes:
-        return done  # it resumed a saved state and finished before the signal
+        return done  # the run resumed a saved state and finished before the signal
     name = f"{name}, rank {rank} of {count} ended by {number.name} at message {k} of {messages[rank]}"
     lost = [r for r, code in enumerate(done.codes) if code == LOST]
     check(done.codes[rank] == -number and set(done.codes) <= {0, LOST, -number}, f"{name}: {done}")
@@ -139,7 +143,7 @@ def heads():
 
 
 def killed_at_work(count, program, numbers=(signal.SIGKILL,) * 2):
-    """Commands that save nothing, so that each signal ends them."""
+    """Commands that save nothing; each signal ends them."""
     whole = ranks(count, program)
     check(whole.returncode == 0, f"{program[1]}: {whole}")
     for number in numbers * (20 if LONG else 1):
@@ -148,7 +152,7 @@ def killed_at_work(count, program, numbers=(signal.SIGKILL,) * 2):
 
 
 def prune(whole):
-    """The removed heads and the model's quality, except times of passes; and the smaller model."""
+    """The removed heads and the model's quality, without times of passes, and the smaller model."""
     texts = random_texts("pruned.txt", 40 if LONG else 10, 25)
     measures = ["gradient", "gradient-token", "ablation", "mean-ablation"]
     lines = "60" if LONG else "12"
@@ -185,6 +189,7 @@ def decoder(folder, width):
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     block = struct.pack("<65521f", *(chance.gauss(0, 0.05) for _ in range(65521)))  # a prime: no two rows are equal
+                                                                                    # rows are equal
     folder.mkdir()
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -234,12 +239,12 @@ def differs(single, many):
 
 
 def steady(text):
-    """Without times, which differ between runs."""
+    """The output without times, which differ between runs."""
     return "\n".join(line for line in text.splitlines() if "second" not in line)
 
 
 def memory_of_ranks(large):
-    """A rank holds the weights of its layers: a quarter of 156 MB, plus the base of every process."""
+    """A rank has the weights of its layers: a quarter of 156 MB, plus the base of every process."""
     for row in (["generate", large, "1 2", "--ids", "--max-tokens", "2"],
                 ["heads", large, "the animal was tired .", "--spread", "--random", "0"]):
         most = {}
@@ -252,7 +257,7 @@ def memory_of_ranks(large):
 
 
 def files_that_differ(deep):
-    """Rank 1 has a different file under the same name."""
+    """Rank 1 has a different file with the same name."""
     for rank in "012":
         (FOLDER / f"files-{rank}").mkdir()
         (FOLDER / f"files-{rank}/m").symlink_to(deep)
@@ -289,7 +294,7 @@ def killed_while_spread(deep):
 def refusals():
     """(ranks, command, exit code, the only line on stderr)."""
     one_differs = 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then exec "$0" "$@" --seed 7; else exec "$0" "$@"; fi'
-    # A limit of 100 MB fails in creating the model, 200 MB in training.
+    # With a limit of 100 MB, the creation of the model fails; with 200 MB, the training fails.
     no_memory = 'if [ "$OMPI_COMM_WORLD_RANK" = 2 ]; then ulimit -v {}; fi; exec "$0" "$@"'
     large = [PROGRAM, "train", "sentences", "--threads", "1", "--steps", "5", "--batch", "3", "--embed", "256",
              "--layers", "4", "--quiet", "--no-report"]
@@ -322,7 +327,8 @@ def refusals():
 
 
 def texts_that_differ():
-    """Each rank has its own folder with a different text, or none: all ranks soon report the error and its rank."""
+    """Each rank has its own folder with a different text or none. All ranks soon report the error
+    and its rank."""
     here = 'cd "$0/own$OMPI_COMM_WORLD_RANK" && exec "$@"'
     lines = [f"the cat sat on mat {n} .\n" for n in range(30)]
     heads = [PROGRAM, "heads", MODEL, "--text", "t.txt", "--json", "-q", "--random", "0"]
@@ -354,7 +360,7 @@ def trainings_that_are_killed(whole, messages, times):
         count = chance.choice([number for number in messages if number > 1])
         end = killed("train", count, [*TRAIN, folder, "--quiet"], messages[count])
         done += end.returncode != 0
-        if end.returncode == 0:  # it had already finished
+        if end.returncode == 0:  # finished before the signal
             check(bits(folder) == bits(whole), f"after {done} kills: other bits")
             ended += 1
             folder = FOLDER / f"killed-{ended}"
@@ -364,7 +370,8 @@ def trainings_that_are_killed(whole, messages, times):
 
 
 def heads_that_are_killed(times):
-    """--state resumed with any number of ranks is byte-identical to one uninterrupted process."""
+    """A state that is resumed with any number of ranks is byte-identical to one uninterrupted
+    process."""
     text, state = random_texts("measured.txt", 400 if LONG else 20 if SANITIZED else 60, 60), FOLDER / "measured.state"
     more = [PROGRAM, "heads", MODEL, "--text", text, "--random", "40" if LONG else "2" if SANITIZED else "6", "--json", "--corpus", "-q",
             "--threads", "1"]
@@ -393,7 +400,8 @@ def heads_that_are_killed(times):
 
 
 def stopped_by_a_signal(whole, messages):
-    """SIGTERM to one rank: all stop after the same step, rank 0 saves, and the training can be resumed."""
+    """After SIGTERM to one rank, all ranks stop after the same step, rank 0 saves, and the training
+    can be resumed."""
     folder, rank = FOLDER / "stopped", chance.randrange(2)
     k = chance.randint(messages[2][rank] // 3, messages[2][rank] * 2 // 3)
     done = ranks(2, [*TRAIN, folder], signalled=(rank, k, signal.SIGTERM))

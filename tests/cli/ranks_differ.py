@@ -1,8 +1,9 @@
-"""Ranks with different inputs, in every subcommand that runs on several: one bit of a weight, a field of the
-configuration, a word of the tokenizer, the text, an option, the version. All are rejected at the start, before any
-pass, and rank 0 reports once which rank differs in what.
+"""Ranks with different inputs, in every subcommand that runs on several ranks: one bit of a weight,
+a field of the configuration, a word of the tokenizer, the text, an option, or the version differs.
+All ranks reject this at the start, before any pass, and rank 0 reports the rank and the difference
+once.
 
-Ranks are processes joined by sockets (tests/support/socket_ranks.py), each in its own folder.
+Ranks are processes that sockets connect (tests/support/socket_ranks.py), each in its own folder.
 """
 import pathlib
 import shutil
@@ -17,7 +18,7 @@ import seeds  # noqa: E402
 from socket_ranks import run as ranks  # noqa: E402
 
 GGUF = seeds.gguf_model(fill=lambda size: seeds.floats(size // 4))
-COUNT, MOST_MESSAGES = 3, 50  # of a rank until all are rejected
+COUNT, MOST_MESSAGES = 3, 50  # most messages of a rank before the rejection
 MINE = 'cd "$0/own$OMPI_COMM_WORLD_RANK" && exec ./multihead "$@"'
 SAYING = "the animal didn't cross the street because it was too tired ."
 COMMANDS = (
@@ -84,7 +85,7 @@ def flip_a_bit_of_gguf(rank):
 def change_a_field_of_gguf(rank):
     data = bytearray((own(rank) / "m.gguf").read_bytes())
     key = b"layer_norm_rms_epsilon"
-    data[data.index(key) + len(key) + 4] ^= 1  # after the type of the number
+    data[data.index(key) + len(key) + 4] ^= 1  # the byte follows the number's type
     (own(rank) / "m.gguf").write_bytes(data)
 
 
@@ -110,7 +111,7 @@ def started(command):
 
 
 def refused(command, differ, line):
-    """Rank 0 names the rank that differs; if rank 0 differs, the first of the others."""
+    """Rank 0 names the rank that differs, or the first other rank if rank 0 differs."""
     prepare()
     rank = chance.randrange(COUNT)
     differ(rank)

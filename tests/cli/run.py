@@ -1,5 +1,5 @@
-"""multihead run: every option against the formula in plain Python, forms of arrays, outputs, the blackboard, and every
-error.
+"""multihead run: every option compared with the formula in Python, forms of arrays, outputs, the
+blackboard, and every error.
 """
 import math
 import os
@@ -74,7 +74,7 @@ def nothing(*_):
 
 def reference(q=Q, k=K, v=V, see=lambda b, h, t, s: True, bias=nothing, scale=None, softcap=0,
               sink=None, gate=lambda b, h: 1.0, key_shift=None, value_shift=None):
-    """attention.h's formula; key_shift and value_shift give Shaw's rows for (t, s)."""
+    """The formula of attention.h; key_shift and value_shift return Shaw's rows for (t, s)."""
     (batch, heads, rows, size), width = q.shape, v.shape[3]
     columns, group = k.shape[2], heads // k.shape[1]
     scale = 1 / math.sqrt(size) if scale is None else scale
@@ -104,7 +104,8 @@ def reference(q=Q, k=K, v=V, see=lambda b, h, t, s: True, bias=nothing, scale=No
 
 
 def close(found, expected, tolerance=2e-5):
-    """Tolerance of float32 with at most eight terms of size 2: a hundred times the rounding of one."""
+    """The tolerance of float32 for at most eight terms of size 2: a hundred times the rounding of
+    one term."""
     if len(found) != len(expected):
         return False
     return all(a == e or abs(a - e) <= tolerance * (1 + abs(e)) for a, e in zip(found, expected))
@@ -115,7 +116,7 @@ def compute(*arguments, command=("run",), **keywords):
 
 
 def compare(arguments, expected, inputs=None):
-    """o, weights, lse and scores of a run equal the expected ones, on both paths."""
+    """Check that o, weights, lse and scores of a run equal the expected ones on both paths."""
     name = " ".join(map(str, arguments))
     for path in ("auto", "plain"):
         result = compute(*(inputs or INPUTS), *arguments, "--path", path, "--out", "o.npy", "--lse",
@@ -206,7 +207,7 @@ def scores():
 
 
 def company():
-    """Several random options at once. MHA_SEED=n draws others."""
+    """Combinations of several random options. MHA_SEED=n draws others."""
     seed = int(os.environ.get("MHA_SEED", "1"))
     draw = random.Random(seed)
     keep = booleans((H, T, S), "ck.npy", 0.8)
@@ -322,7 +323,8 @@ def linear():
 
 
 def types():
-    """f16 and bf16: computed from the rounded numbers, o rounded to the type."""
+    """With f16 and bf16, results are computed from the rounded numbers, and o is rounded to the
+    type."""
     def bfloat(x):
         bits = struct.unpack("<I", struct.pack("<f", x))[0]
         bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
@@ -365,7 +367,7 @@ def norms():
 
 
 def packed():
-    """Sequences packed without padding give the same as each alone."""
+    """Sequences packed without padding give the results of separate sequences."""
     lengths_q, lengths_k = (2, 0, 3), (3, 1, 4)
     q, k, v = numbers((H, 5, D), "pq.npy"), numbers((HK, 8, D), "pk.npy"), numbers((HK, 8, D), "pv.npy")
     for extra in (["--causal"], ["--rope"], ["--linear", "--causal"],
@@ -509,7 +511,7 @@ def shapes():
     check_good(compute("--x", "int.npy", *scaled, "--out", "o.npy", "-q"), "integers")
     check_good(compute("--x", "f4.npy", *scaled, "--out", "o2.npy", "-q"), "their floats")
     check(load("o2.npy").values == load("o.npy").values, "integers are taken as numbers")
-    # Nothing to compute is no error.
+    # Empty arrays are no error.
     write_npy(FOLDER / "none.npy", (H, 0, D), ())
     check_good(compute("--x", "none.npy", "--causal", "--out", "o.npy"), "no tokens")
     check(load("o.npy").shape == (H, 0, D), "no tokens: an empty o")
@@ -518,7 +520,7 @@ def shapes():
 
 
 def said():
-    """stderr reports what ran; stdout has the result or the requested data."""
+    """stderr reports the computation; stdout has the result or the requested data."""
     result = compute("--x", "x.npy", "--causal")
     check(result.code == 0 and result.lines[0] == "o float32 [5, 8]" and len(result.lines) == 6,
           f"the result is printed: {result.lines}")
@@ -635,7 +637,7 @@ def blackboard():
     check(result.code == 0 and result.out.decode() == BOARD, f"the example:\n{result.out.decode()}")
     check(compute("--example", "--causal", "--threads", "1", "--isa", "portable").out == result.out,
           "the example does not depend on the machine")
-    # Every step at once, against the formula.
+    # Every step in one run, compared with the formula.
     arguments = [*INPUTS, "--causal", "--offset", "1", "--softcap", "2", "--alibi", "--dropout",
                  "0.4", "--trace", "--trace-head", "3", "--trace-sequence", "1", "--trace-row",
                  "0,2-3"]
@@ -663,7 +665,7 @@ def blackboard():
     result = compute(*INPUTS, "--bias", "bias.npy", "--lengths", "3,3", "--window", "1,1", "--trace")
     check(all(-INF not in row for row in table(result.lines, "Biased")) and
           any(-INF in row for row in table(result.lines, "Masked")), "biases come before the mask")
-    # Steps that appear and steps that do not.
+    # Steps that are printed and steps that are not.
     text = compute(*INPUTS, "--trace").out.decode()
     check(all(f"\nHead {h}," in text for h in range(H)), "all four heads are shown")
     check("Masked" not in text and "Capped" not in text and "Biased" not in text, "no idle steps")

@@ -1,5 +1,5 @@
-"""multihead run --trace: modules, positions and caches on the blackboard. Every printed matrix is compared with plain
-arithmetic on the previous ones. (The heads themselves: run.py.)
+"""multihead run --trace: modules, positions and caches on the blackboard. Every printed matrix is
+compared with simple arithmetic on the previous ones. (run.py tests the heads.)
 """
 import math
 import re
@@ -16,7 +16,7 @@ WEIGHTS = {"q": [[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, -1]],
            "k": [[0, 1, 0, 1], [1, 0, 0, 0], [0, 0, 1, 1], [1, 0, -1, 0]],
            "v": [[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, -1]],
            "o": [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, -1, 0], [0, 1, 0, -1]]}
-ROUNDED = 6e-4  # three digits after the point, and float32
+ROUNDED = 6e-4  # three decimals, and float32
 
 
 def compute(*arguments):
@@ -24,7 +24,7 @@ def compute(*arguments):
 
 
 def matrices(lines):
-    """{(section, title): {letter: rows}} of a trace; the title is what follows its number."""
+    """{(section, title): {letter: rows}} of a trace; the title follows the section's number."""
     found, section, title = {}, "", ""
     for line in lines:
         heading = re.match(r" \d+\. (.*?)(   \[[\d, ]+\])?$", line)
@@ -40,7 +40,7 @@ def matrices(lines):
 
 
 def times(x, w):
-    """x w^T of lists of rows."""
+    """x w^T, for lists of rows."""
     return [[sum(a * b for a, b in zip(row, out)) for out in w] for row in x]
 
 
@@ -116,7 +116,7 @@ def modules():
               f"{name}: y is saved")
     check(compute("--example", "--module").out == compute("--example", "--module", "--heads", 2).out,
           "two heads are the example's default")
-    # Random tokens and weights are printed in full, so their arithmetic can be checked.
+    # Random tokens and weights are printed completely, so that the arithmetic can be checked.
     seeds = []
     for seed in (0, 5):
         result = compute("--x", "random:5x16", "--module", "--heads", 4, "--kv-heads", 2, "--trace",
@@ -154,7 +154,7 @@ def positions():
     board = matrices(compute(*case, "--t5-table", "random:8xH", "--t5-max-distance", 5).lines)
     part = find(board, "Head 0", "T5")
 
-    def bucket(d):  # 4 on each side: separate ones for 0 and 1, then logarithmic up to distance 5
+    def bucket(d):  # 4 per side: buckets for 0 and 1, then logarithmic up to distance 5
         far = min(3, 2 + int(math.log(max(abs(d), 2) / 2) / math.log(5 / 2) * 2))
         return (4 if d > 0 else 0) + (abs(d) if abs(d) < 2 else far)
 
@@ -180,7 +180,7 @@ def positions():
 
 
 def deltas():
-    """--delta: its states, maps and outputs from q, k and v as printed."""
+    """The states, maps and outputs of --delta follow from the printed q, k and v."""
     result = compute("--example", "--delta", "--trace")
     check_good(result, "--delta")
     board = matrices(result.lines)

@@ -1,5 +1,5 @@
-"""docs/schema.json, the JSON Schema of the program's JSON output: the objects written here must match it. --update
-generates it from them."""
+"""docs/schema.json is the JSON Schema of the program's JSON output, and the objects of this test
+must match it. --update generates it from these objects."""
 import json
 import sys
 
@@ -8,7 +8,7 @@ sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 
 FILE = ROOT / "docs" / "schema.json"
-# Members named by the data: their values share one schema.
+# The data name these members. Their values share one schema.
 NAMED = {"measures", "scores", "relations", "estimate", "direct", "effect", "interaction", "distributions", "luck"}
 # Members that depend on the machine.
 UNKNOWN = ("processor", "microarchitecture", "processor_id", "l2_bytes", "peak_gflops", "peak_bf16_gflops", "bandwidth_gbs",
@@ -46,7 +46,8 @@ def types_of(schema):
 
 
 def merge(a, b):
-    """The narrowest schema of both: an integer is a number, a member that one lacks is not required."""
+    """The narrowest schema that both match: an integer is a number, and a member that one lacks is
+    not required."""
     if not a or not b:
         return a or b
     types = types_of(a) | types_of(b)

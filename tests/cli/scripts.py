@@ -1,5 +1,5 @@
-"""The scripts around the program: their progress, reports of skipped tests, and messages about missing packages; and
-that script/demo builds everything that `cmake --install` copies."""
+"""The scripts of the project: their progress, reports of skipped tests, and messages about missing
+packages. script/demo must build everything that `cmake --install` copies."""
 import re
 import shutil
 import subprocess
@@ -13,13 +13,13 @@ BENCH, BUILD = ROOT / "bench", pathlib.Path(PROGRAM).resolve().parent
 
 
 def shell(text, **changes):
-    """Run text with script/lib.sh in a separate folder."""
+    """Run `text` after script/lib.sh in a separate folder."""
     done = subprocess.run(["sh", "-euc", f". {ROOT}/script/lib.sh\n{text}"], capture_output=True,
                           check=False, cwd=FOLDER, env=environment(**changes), timeout=HANGS)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-# sleep returns when the command requests it, two seconds later by the fake clock.
+# sleep returns when the command requests it, two seconds later on the fake clock.
 CLOCK = """rm -f asleep wake; mkfifo asleep wake; echo 0 >now
 date() { cat now; }
 sleep() { echo >asleep; read -r _ <wake; echo $(($(cat now) + 2)) >now; }
@@ -27,7 +27,7 @@ sleep() { echo >asleep; read -r _ <wake; echo $(($(cat now) + 2)) >now; }
 
 
 def steps():
-    """A long step reports progress and the time left, also without a terminal."""
+    """A long step reports progress and the remaining time, also without a terminal."""
     command = "read x <asleep; for i in %s; do echo \"[$i/4] x\"; echo >wake; read x <asleep; done"
     for numbers, told in (("1 2 3 4", "1 of 4 steps, 2 s\n  2 of 4 steps, 4 s, about 4 s left\n"
                            "  3 of 4 steps, 6 s, about 2 s left\n  4 of 4 steps, 8 s, about 0 s left\n  done in 8 s"),
@@ -39,7 +39,7 @@ def steps():
 
 
 def skipped_tests():
-    """Each skipped test is listed with its reason; without any, nothing is printed."""
+    """Each skipped test is listed with its reason. Without skipped tests, nothing is printed."""
     if not shutil.which("ctest"):
         return
     tests = FOLDER / "tests"
@@ -63,7 +63,7 @@ def skipped_tests():
 
 
 def packages():
-    """script/test --all and .ci/run create the same environment, defined in one place."""
+    """script/test --all and .ci/run create the same environment, which has one definition."""
     made = {}
     for name in ("script/lib.sh", "script/test", ".ci/run"):
         text = (ROOT / name).read_text()
@@ -80,7 +80,7 @@ chmod +x build/venv/bin/python tools/*; make_venv; ! (export BAD=1; make_venv)""
 
 
 def missing():
-    """One line names the missing packages and how to install them."""
+    """A message of one line names the missing packages and the command that installs them."""
     for script, arguments, words in (
             ("peers.py", ["--here"], ("numpy", "torch", "without --here")),
             ("caches_peers.py", ["--here"], ("onnxruntime", "without --here")),

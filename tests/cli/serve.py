@@ -1,6 +1,6 @@
-"""multihead serve as a black box: access control (token, host, origin, address), rejected requests (10 MB of text, 200
-connections, a client of one byte per second), resources that unauthorised clients can hold, maps and predictions, and
-shutdown."""
+"""multihead serve as a black box: access control (token, host, origin, address), rejected requests
+(10 MB of text, 200 connections, a client with one byte per second), resources that unauthorised
+clients can occupy, maps and predictions, and shutdown."""
 import contextlib
 import http.client
 import json
@@ -27,17 +27,19 @@ WORDS = "the animal didn't cross the street because it was too tired"
 
 
 def measurable(changes):
-    """The environment of a program whose memory is measured: AddressSanitizer keeps little of what is freed."""
+    """The environment for measurements of memory, in which AddressSanitizer keeps little freed
+    memory."""
     options = changes.get("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", ""))
     return environment(**changes | {"ASAN_OPTIONS": f"{options}:quarantine_size_mb=1"})
 
 
 class Server:
-    """A server of a model, stopped at the end of the block. files: its limit of open files."""
+    """A server of a model, which is stopped at the end of the block. `files` is its limit of open
+    files."""
 
     def __init__(self, *arguments, files=1024, **changes):
         def prepare():
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test in the background
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # for tests in the background
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
         self.errors = (FOLDER / "serve.err").open("wb+")
@@ -56,7 +58,7 @@ class Server:
         return self.errors.read().decode()
 
     def ask(self, method, place, body=None, token=None, **headers):
-        """(status, headers, body) of a request; `headers` replace a browser's."""
+        """(status, headers, body) of a request; `headers` replaces a browser's headers."""
         own = {"Host": f"{self.host}:{self.port}"}
         own |= JSON if method == "POST" else {}
         own |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -109,7 +111,7 @@ def connect(server):
 
 
 def has_ended(connection, wait=HANGS):
-    """True if the peer closes within that time; 0: has closed already."""
+    """Whether the peer closes within that time; 0 means that it has closed already."""
     connection.settimeout(wait)
     with contextlib.suppress(ConnectionError):
         try:
@@ -218,7 +220,7 @@ def test_address(model):
 
 
 def own_address():
-    """An address that is not of the loopback interface; None without a network."""
+    """An address outside the loopback interface, or None without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         try:
             s.connect(("192.0.2.1", 9))  # sends nothing
@@ -270,7 +272,7 @@ def test_connections(s):
     check(s.look()["tokens"] > 0, "a reader is answered beside 200 that say nothing")
     check(s.files() < 150, f"{s.files()} open files")
     own = http.client.HTTPConnection("127.0.0.1", s.port, timeout=HANGS)
-    for _ in range(3):  # one connection with the token, besides new ones without
+    for _ in range(3):  # one connection with the token among new ones without it
         own.request("POST", f"/{s.token}/look", json.dumps({"text": WORDS}), JSON)
         reply = own.getresponse()
         check(reply.status == 200 and reply.read(), "it goes on")
@@ -282,7 +284,7 @@ def test_connections(s):
 
 
 def strangers(s, count, requests):
-    """Connections that repeatedly send requests without the token and read no answer."""
+    """Connections that repeatedly send requests without the token and read no answers."""
     made = []
     for _ in range(count):
         made.append(socket.socket())
@@ -295,8 +297,9 @@ def strangers(s, count, requests):
 
 
 def test_attack(model):
-    """Clients without the token leave 4,000 answers unread, and ten times more of them connect than the server accepts,
-    on a stopped clock. A client with the token is answered at the first try, on old and new connections."""
+    """Clients without the token leave 4,000 answers unread, and ten times more of them connect than
+    the server accepts, on a stopped clock. A client with the token gets an answer at the first
+    attempt, on old and new connections."""
     set_clock(FOLDER / "still", 1000)
     with Server(model, "-q", "--threads", 1, **watched(clock=FOLDER / "still")) as s:
         own = http.client.HTTPConnection("127.0.0.1", s.port, timeout=HANGS)
@@ -325,7 +328,7 @@ def test_attack(model):
 
 
 def test_left(model):
-    """A request ends when its client has left, at whichever check detects it."""
+    """A request ends when its client has disconnected, whichever check detects this."""
     for number in (1, 2, 3, 5, 7):
         with Server(model, "-q", **watched(left=number)) as s:
             status, _, body = s.post("look", text=WORDS)
@@ -334,7 +337,8 @@ def test_left(model):
 
 
 def test_slow(model):
-    """Single bytes with pauses, in a header, in a body and in reading a reply, on a fake clock."""
+    """A client that sends single bytes of a header or a body, or reads single bytes of a reply,
+    with pauses on a fake clock."""
     clock = FOLDER / "clock"
 
     def at(second):
@@ -402,7 +406,7 @@ def floats(data):
 
 
 def test_maps(s, model):
-    """A map equals view's; the future of a causal model is marked."""
+    """A map equals view's, and the future of a causal model is marked."""
     check_good(run("view", model, WORDS, "--npy", FOLDER / "all.npy", "-q"), "view --npy")
     (layers, heads, rows, _), _, values = read_npy((FOLDER / "all.npy").read_bytes())
     seen = s.look()
@@ -460,7 +464,8 @@ def test_long(model_of):
 
 
 def test_other_carrier(s, model):
-    """The library's answers over another transport are byte-identical to the server's, in any order."""
+    """The library's answers over a different transport are byte-identical to the server's, in any
+    order."""
     heads, other = ["L0H0", "L1H1"], {"other": WORDS.replace("tired", "wide")}
     requests = [(place, {"text": WORDS, **more}) for place in ("look", "save", "map", "trace") for more in (
         {}, {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
@@ -488,7 +493,8 @@ def test_other_carrier(s, model):
 
 
 def test_request_without_memory(model):
-    """An allocation that fails while a request is read: out of memory, not malformed."""
+    """If an allocation fails while a request is read, the answer is out of memory, not a malformed
+    request."""
     body, count = json.dumps({"text": 1, "off": ["L0H0"] * 3000}).encode(), FOLDER / "count"
 
     def carried(**settings):

@@ -1,9 +1,9 @@
-"""A signal at a random moment of every command that writes: each file is the older or the complete new one, without
-leftover files, and the program ends by the signal (a shell reports 130, 143, 129). Every writing option that --help
-lists is tested.
+"""A signal at a random moment of every command that writes. Each file must be the older or the
+complete new one, without leftover files, and the program must end by the signal (a shell reports
+130, 143, 129). The test has every option of --help that writes.
 
-A moment is a counted file operation (support/watch.c) or allocation (support/memory.c), so that it is the same on every
-machine. MHA_TEST_LONG=1 tests 40 moments per command and signal.
+A moment is a counted file operation (support/watch.c) or allocation (support/memory.c), and is
+therefore the same on every machine. MHA_TEST_LONG=1 tests 40 moments per command and signal.
 """
 import signal
 import sys
@@ -27,7 +27,7 @@ def writing_options(command):
 
 CAUSAL, ARRAYS = FOLDER / "causal", [name for name in writing_options("run") if name != "json"]
 EFFECTS = ["ablate", CAUSAL, "--text", FOLDER / "words.txt", "--random", "1", "--heads", "2", "--pairs", "2"]
-# The command, the files that it replaces, the folder that it creates.
+# The command, the files that it replaces, and the folder that it creates.
 WRITERS = [
     ([*VIEW, "-o", "a.html"], ["a.html"], None),
     ([*VIEW, "--svg", "a.svg", "--png", "a.png", "--pdf", "a.pdf", "--json", "a.json", "--npy", "a.npy"],
@@ -80,14 +80,15 @@ def started(arguments, files, **changes):
 
 
 def content(arguments):
-    """The folder's contents, without numbers if they include times; of a picture of times only its end."""
+    """The folder's contents, without numbers if they include times. For a picture of times, only
+    its end is kept."""
     def steady(data):
         return data[-8:] if arguments[0] == "bench" else NUMBERS.sub(b"#", data) if arguments[0] == "prune" else data
     return {str(path.relative_to(PLACE)): steady(path.read_bytes()) for path in PLACE.rglob("*") if path.is_file()}
 
 
 def undisturbed(arguments, files):
-    """The files written, and the number of moments of each kind."""
+    """The written files, and the number of moments of each kind."""
     log, count = FOLDER / "log", FOLDER / "count"
     check_good(started(arguments, files, **watched(log=log)), f"{arguments}: undisturbed")
     numbers = {"file": len(operations(log))}
@@ -123,14 +124,14 @@ def every_writer():
 
 
 def while_roles_are_measured():
-    """A page, from the first text on: it is not drawn from partial results."""
+    """A page is not written from partial results after the first text."""
     whole, numbers = undisturbed(*WRITERS[0][:2])
     for part in () if SANITIZED else range(80, 100, 4):
         interrupted(WRITERS[0], whole, "allocation", numbers["allocation"] * part // 100, chance.choice(SIGNALS))
 
 
 def ignored():
-    """A program started by nohup survives its terminal."""
+    """A program that nohup starts survives its terminal."""
     arguments, files, _ = WRITERS[0]
     whole, numbers = undisturbed(arguments, files)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Devices, FIFOs, folders, sockets and sparse files of up to 8 EB in place of every file that a command reads: each is an
-error of one line that names the file, in bounded memory, and no command waits. A text may come from a FIFO, as for `cat`;
-an endless one is an error."""
+"""Devices, FIFOs, folders, sockets and sparse files of up to 8 EB replace every file that a command
+reads. Each gives an error of one line that names the file, in bounded memory, and no command waits.
+A text may be read from a FIFO, like in `cat`; a text without end is an error."""
 import os
 import re
 import socket
@@ -11,7 +11,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 
-ENOUGH = 1 << 30  # bytes, including a sanitizer's
+ENOUGH = 1 << 30  # bytes of memory, including a sanitizer's
 DEMO = FOLDER / "demo"
 LARGE = pathlib.Path(tempfile.mkdtemp(prefix="multihead-cli-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
 atexit.register(shutil.rmtree, LARGE, ignore_errors=True)
@@ -48,7 +48,7 @@ READERS = {
     "bench": {"compare": ["forward", "--heads", "1", "--head-dim", "8", "--length", "16", "--samples", "1", "--seconds", "0",
                           "--patience", "0", "--threads", "1"]},
 }
-# The files of a folder, and the suffixes by which a name is a format.
+# The files of a folder, and the suffixes that determine a format.
 FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "vocab.txt", "tokenizer.json",
          "tokenizer_config.json")
 SUFFIX = {"attention": ".npy", "q": ".npy", "k": ".npy", "v": ".npy", "x": ".npy"}
@@ -96,7 +96,7 @@ def sparse(path):
 
 def zeros(path):
     path.touch()
-    os.truncate(path, 2 << 30)  # more than any text is read
+    os.truncate(path, 2 << 30)  # above the limit of every text
 
 
 KINDS = {"a device": endless, "a FIFO": os.mkfifo, "a folder": os.mkdir, "a socket": listening, "a sparse file": sparse,
@@ -104,9 +104,9 @@ KINDS = {"a device": endless, "a FIFO": os.mkfifo, "a folder": os.mkdir, "a sock
 
 
 def refused(command, arguments, path, kind, text=False):
-    """The command ends with one line that names the file, and with little memory."""
+    """The command ends with an error of one line that names the file, and uses little memory."""
     if text and kind == "a FIFO":
-        return  # a stream, as <(...) of a shell
+        return  # a stream, like <(...) of a shell
     name = f"{command} {' '.join(map(str, arguments))} {kind}"
     result, most = peak(command, *arguments)
     check(result.code in (3, 4, 5, 7) or result.code == 2 and "--state" in arguments, f"{name}: exit {result.code}, {result.errors}")

@@ -79,7 +79,7 @@ static void says_what_was_too_large(void **state)
     assert_null(x);
     assert_string_equal(said, "multihead: out of memory: 1152921504606846976 elements of 8 bytes, "
                               "8 EiB in total; make the input smaller, or free memory\n");
-    assert_null(arena_try((INT64_C(1) << 61) + 1, 8)); /* 8, if the product could pass 2^64 */
+    assert_null(arena_try((INT64_C(1) << 61) + 1, 8)); /* the product 8 if it could wrap at 2^64 */
     assert_null(arena_try(-1, 1));
     assert_int_equal(arena_mark(), 0);
 }
@@ -156,7 +156,7 @@ static void drops_one_from_the_middle(void **state)
     arena_keep(c, end);
     arena_drop(b);
     assert_string_equal(ended, "b");
-    arena_drop(b); /* no longer exists */
+    arena_drop(b); /* not an object any more */
     arena_drop(d);
     arena_drop(NULL);
     arena_drop(text);
@@ -167,7 +167,7 @@ static void drops_one_from_the_middle(void **state)
     assert_string_equal(ended, "bca");
 }
 
-/* A destructor may destroy another object first, as a model that owns a file does. */
+/* A destructor may destroy another object first, like that of a model that owns a file. */
 static void end_and_drop(void *thing)
 {
     end(thing);

@@ -1,4 +1,4 @@
-/* cli_print() against printf(), and its escaping of untrusted texts; cells of tables. */
+/* cli_print() compared with printf(), its escapes of untrusted texts, and cells of tables. */
 #include "common/print.h"
 #include "common/table.h"
 
@@ -22,7 +22,7 @@ static int rewind_file(void **state)
     return ftruncate(fileno(file), 0);
 }
 
-/* The file's contents as a text. */
+/* The file's contents as a string. */
 static const char *written(void)
 {
     static char text[4096];
@@ -33,7 +33,7 @@ static const char *written(void)
     return text;
 }
 
-/* The same bytes as printf, and as many columns. */
+/* Checks that bytes and columns equal printf's. */
 #define SAME(...)                                                           \
     do {                                                                    \
         char wanted_[2048];                                                 \
@@ -84,7 +84,7 @@ static void expect(const char *wanted, int columns, const char *format, ...)
 static void texts_from_anywhere(void **state)
 {
     (void)state;
-    expect("\x1b[1m\\x1b[2J\\x0a\n", 14, "\x1b[1m%s\n", "\x1b[2J\n"); /* ours stays */
+    expect("\x1b[1m\\x1b[2J\\x0a\n", 14, "\x1b[1m%s\n", "\x1b[2J\n"); /* the format's is kept */
     expect("\\x7f\\x9b\\u009b\\u202e\\U000e0041", 30, "%s",
            "\x7f\x9b\xC2\x9B\xE2\x80\xAE\xF3\xA0\x81\x81");
     expect("\\x07", 4, "%c", '\a');
@@ -97,8 +97,8 @@ static void texts_from_anywhere(void **state)
     expect("caf\xC3\xA9|", 5, "%.5s|", "caf\xC3\xA9");
     expect("|", 1, "%.3s|", "\xF0\x9F\x98\x80");
     expect("\xF0\x9F\x98\x80|", 3, "%.4s|", "\xF0\x9F\x98\x80");
-    expect("\\xc3|", 5, "%.*s|", 2, "\xC3"); /* nothing follows: no character is split */
-    char *exact = malloc(4);                 /* nothing beyond the precision is read */
+    expect("\\xc3|", 5, "%.*s|", 2, "\xC3"); /* the text ends there, so no character is split */
+    char *exact = malloc(4);                 /* bytes beyond the precision are not read */
     assert_non_null(exact);
     memcpy(exact, "ab\xE2\x80", 4);
     expect("ab|", 3, "%.*s|", 4, exact);
@@ -120,7 +120,7 @@ static void long_texts(void **state)
     assert_int_equal(strlen(written()), 4 * 700);
 }
 
-/* A cell as wide as its column does not touch the previous one. */
+/* A cell with the width of its column does not touch the previous cell. */
 static void wide_cells_stay_apart(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-"""multihead train: output and saved files, the same model from the same seed with any number of threads, resuming after
-Ctrl-C and kills, and bad input."""
+"""multihead train: output and saved files, the same model from the same seed with any number of
+threads, resumption after Ctrl-C and kills, and bad input."""
 import json
 import os
 import pathlib
@@ -36,13 +36,13 @@ def tensors(path):
 
 
 def learned(folder):
-    """Data that must not depend on interruptions: step, try and every number."""
+    """Data that must not depend on interruptions: the step, the attempt and every number."""
     metadata, found = tensors(folder / "training.safetensors")
     return metadata["step"], metadata["try"], metadata["done"], found
 
 
 def quick(folder, *more):
-    """A training of a moment."""
+    """A short training."""
     return train("ioi", "--seed", "4", "--no-report", "-o", str(folder), *more)
 
 
@@ -85,7 +85,8 @@ def same_bits(folder):
 
 
 def goes_on_after(number, folder, tries):
-    """Interrupted repeatedly at file operations, then run to the end: bit-identical to an undisturbed run."""
+    """A training that is interrupted repeatedly at file operations and then completed is
+    bit-identical to an undisturbed run."""
     task = ["induction", "--steps", "45", "--every", "5", "--no-report", "--embed", "16", "--batch", "2"]
     whole, log = folder / "whole", FOLDER / "log"
     check(train(*task, "-o", str(whole), **watched(log=log)).returncode == 0, "the undisturbed run fails")
@@ -120,7 +121,7 @@ def pictures(folder):
     _, found = tensors(folder / "whole" / "training.safetensors")
     _, bare = tensors(folder / "bare" / "training.safetensors")
     steps = struct.unpack(f"<{len(found['frame_steps']) // 8}d", found["frame_steps"])
-    # 31 snapshots exceed the limit: every second one was dropped once
+    # 31 snapshots exceed the limit: every second one was removed once
     check(steps == tuple(range(0, 61, 4)), f"snapshots: {steps}")
     check("frames" not in bare and all(found[name] == bare[name] for name in bare),
           "snapshots change what is learned")
@@ -180,7 +181,7 @@ def bad_input(folder):
 
 
 def links(folder):
-    """Links in the folder to any file or subfolder are replaced; nothing outside changes."""
+    """Links in the folder to any file or subfolder are replaced, and nothing outside changes."""
     outside = folder / "outside"
     outside.mkdir(parents=True)
     for task, subfolders in (("ioi", [""]), ("reverse", ["encoder", "decoder"])):
@@ -193,7 +194,7 @@ def links(folder):
             (target / name).unlink()
             (target / name).symlink_to(outside / name.name)
             (outside / name.name).write_text("precious")
-        if task == "reverse":  # a subfolder too
+        if task == "reverse":  # also a subfolder
             for path in (target / "encoder").iterdir():
                 path.unlink()
             (target / "encoder").rmdir()
@@ -207,17 +208,17 @@ def links(folder):
         check(all((target / name).is_file() for name in names), f"links, {task}: files are missing")
     state = folder / "ioi" / "training.safetensors"
     state.unlink()
-    state.symlink_to("training.safetensors")  # it cannot be inspected, so it must not be overwritten
+    state.symlink_to("training.safetensors")  # a link loop, which must not be overwritten
     result = quick(folder / "ioi", "--steps", "2")
     check(result.returncode == 3 and "training.safetensors" in result.stderr and state.is_symlink(),
           f"a state that cannot be looked at: exit {result.returncode}: {result.stderr}")
-    (folder / "alias").symlink_to(folder / "ioi")  # the folder itself may be a link, which the user named
+    (folder / "alias").symlink_to(folder / "ioi")  # the folder itself may be a link
     check(quick(folder / "alias", "--fresh", "--steps", "2").returncode == 0 and
           (folder / "alias").is_symlink(), "links: the folder itself")
 
 
 def shared_memory(folder):
-    """A folder below /dev is an ordinary folder: an existing training can be resumed."""
+    """A folder below /dev is an ordinary folder, in which an existing training can be resumed."""
     place = pathlib.Path("/dev/shm")
     if not os.access(place, os.W_OK):
         return
@@ -231,7 +232,7 @@ def shared_memory(folder):
 
 
 def full_disk(folder):
-    """A full disk: for the state or the longer report after it. The error names train."""
+    """The disk is full for the state, or for the longer report after it. The error names train."""
     def limit(size):
         def before():
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -260,7 +261,8 @@ def full_disk(folder):
 
 
 def fewer_steps(folder):
-    """Resuming with fewer steps than were done is reported, whatever the training's state."""
+    """A resumption with fewer steps than the completed ones is reported in any state of the
+    training."""
     task = ["induction", "--embed", "16", "--batch", "4", "--every", "5", "--no-report",
             "-o", str(folder)]
     train(*task, "--steps", "15")
@@ -271,7 +273,8 @@ def fewer_steps(folder):
 
 
 def hybrids(folder):
-    """Mixers other than attention: threads and interruptions change no bit, and other commands open the model."""
+    """With mixers other than attention, threads and interruptions change no bit, and other commands
+    open the model."""
     task = ["induction", "--mixer", "gdn,attention", "--every", "2", "--embed", "16", "--batch", "4", "-o"]
     whole, parts = folder / "whole", folder / "parts"
     result = train(*task, str(whole), "--steps", "6", "--threads", "1")
@@ -313,7 +316,7 @@ def new_tasks():
 
 
 def goal_and_reached():
-    """The reached value is printed with the goal, and equals that of the last evaluation."""
+    """The reached value is printed with the goal, and equals the last evaluation's."""
     result = train("induction", "--steps", "2", "--every", "1", "--batch", "4", "--layers", "2",
                    "--heads", "2", "--tries", "1", "--embed", "16")
     last = re.findall(r"right (\d+\.\d) %", result.stderr)
@@ -325,7 +328,7 @@ def goal_and_reached():
 
 
 def not_finite(folder):
-    """Diverging numbers end the training with an error instead of continuing with NaN."""
+    """Diverging numbers end the training with an error, and it does not continue with NaN."""
     task = ["ioi", "--tries", "1", "--no-report", "-o", str(folder)]
     train(*task, "--steps", "10")
     path = folder / "training.safetensors"
@@ -339,7 +342,7 @@ def not_finite(folder):
 
 
 def interrupted(folder):
-    """Ctrl-C ends it by the signal, with the training saved."""
+    """After Ctrl-C, the training is saved, and the program ends by the signal."""
     state, task = folder / "training.safetensors", ["induction", "--every", "5", "--fresh", "--embed", "16",
                                                     "--batch", "2", "-o", str(folder)]
 
@@ -348,10 +351,10 @@ def interrupted(folder):
         check("Goal" not in out and "interrupted after step" in err, f"{what}: {out} {err}")
         check(first <= int(tensors(state)[0]["step"]), f"{what}: nothing is saved")
 
-    for first, number in ((0, 7), (5, 9)):  # after the first file, written at step 0; in the second one
+    for first, number in ((0, 7), (5, 9)):  # after the file of step 0, and during the next one
         result = train(*task, "--steps", "60", **watched(file=number, signal=signal.SIGINT))
         ends(f"Ctrl-C at operation {number}", first, result.returncode, result.stdout, result.stderr)
-    # During computation: it learns nothing, so that it does not finish by itself.
+    # Ctrl-C during computation. The training learns nothing, so that it does not finish by itself.
     with subprocess.Popen([PROGRAM, "train", *task, "--steps", "1000000000", "--learning-rate", "1e-9"], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as running:
         said = [running.stderr.readline() for _ in range(2)]
@@ -377,7 +380,7 @@ def tasks():
 
 
 def all_sequences():
-    """ioi puts its 60 sequences into every batch, so other batch sizes do not fit."""
+    """Every batch of ioi has its 60 sequences, so other batch sizes are rejected."""
     for batch in ("4", "59", "61"):
         check_error(run("train", "ioi", "--steps", "1", "--batch", batch), 2, f"--batch is {batch}", "60 sequences",
                     command="train")
@@ -389,7 +392,7 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
         (root / part).mkdir()
     same_bits(root / "bits")
     interrupted(root / "stop")
-    if os.environ.get("MHA_SANITIZE") != "thread":  # the rest is single-threaded
+    if os.environ.get("MHA_SANITIZE") != "thread":  # the other cases have one thread
         reaches_goal(root / "goal" / "ioi")
         for number in (signal.SIGKILL, signal.SIGINT):
             goes_on_after(number, root / number.name, 10 if LONG else 1)

@@ -1,6 +1,7 @@
-"""multihead train --text: learning a text, generating from the folder, resuming, and files that are not text.
+"""multihead train --text: learning of a text, generation from the folder, resumption, and files
+that are not text.
 
-Needs no packages. $MULTIHEAD is the program; default build/multihead.
+The test needs no packages. $MULTIHEAD is the program; the default is build/multihead.
 """
 import json
 import pathlib
@@ -95,7 +96,7 @@ def learns_characters(folder):
 
 
 def keeps_the_best(folder):
-    """A random text is unpredictable: training stops by itself and keeps its best model."""
+    """On a random, unpredictable text, training stops by itself and keeps its best model."""
     generator = random.Random(3)
     text = folder / "noise.txt"
     text.write_text(" ".join(str(generator.randrange(60)) for _ in range(600)))
@@ -111,8 +112,8 @@ def keeps_the_best(folder):
 
 
 def goes_on(folder):
-    """Killed at a file operation, then run to the end: bit-identical to an undisturbed run. Another text or number of
-    steps is a different training."""
+    """A training that is killed at a file operation and then completed is bit-identical to an
+    undisturbed run. A different text or number of steps is a different training."""
     text = folder / "again.txt"
     text.write_text(story(200, seed=2))
     options = ["--steps", "40", "--no-report", "--threads", "1"]

@@ -1,4 +1,4 @@
-"""multihead view in ordinary use: printed and written output, reproducible every time.
+"""multihead view in ordinary use: printed and written output is reproducible.
 """
 import base64
 import math
@@ -45,7 +45,8 @@ def terminal_picture():
 
 
 def colors_by_rule():
-    """Precedence: --color, then NO_COLOR, TERM=dumb, CLICOLOR_FORCE or FORCE_COLOR, then the terminal."""
+    """The precedence is --color, then NO_COLOR, TERM=dumb, CLICOLOR_FORCE or FORCE_COLOR, then the
+    terminal."""
     cases = [
         ([], {}, False),
         (["--color", "always"], {}, True),
@@ -86,7 +87,8 @@ def widths():
 
 
 def on_a_terminal():
-    """On a pseudo-terminal of 44 columns: colours, width, progress that is erased."""
+    """Output on a pseudo-terminal of 44 columns has colours and its width, and progress is
+    erased."""
     code, output = on_terminal("view", MODEL, TEXT, columns=44, COLUMNS="200")
     check(code == 0, "on a terminal")
     check(b"\x1b[48;5;" in output, "colours on a terminal")
@@ -310,7 +312,7 @@ def neurons():
             scores = [scale * sum(q[t * width + d] * k[s * width + d] for d in range(width))
                       for s in range(count)]
             parts = [math.exp(score - max(scores)) for score in scores]
-            # Scores of size at most 10 in f32: their error, 1e-5, bounds that of a weight.
+            # Scores are at most 10 in f32. Their error, 1e-5, bounds the error of a weight.
             check(all(abs(part / sum(parts) - weights[t * count + s]) < 1e-5
                       for s, part in enumerate(parts)), f"{panel['name']}: row {t}")
     hidden = report_data(MODEL, TEXT, "--neurons", "--head", "L0H1", "--hide", "special")
@@ -338,7 +340,7 @@ def first_impression():
           "--from and --to open on their words")
     tokens = ["\u0120the", "caf\u00c3\u00a9", "\u2581on", "##ing", "cat"] * 13
     weights = [0.01] * (65 * 65)
-    weights[0] = 1.0  # a token attends to itself: true of every causal model
+    weights[0] = 1.0  # a causal model's first token attends to itself
     weights[65 * 6 + 2] = 0.5
     for count, scale in ((64, "linear"), (65, "sqrt")):
         cells = [weights[65 * t + s] for t in range(count) for s in range(count)]
@@ -355,7 +357,7 @@ def first_impression():
 
 
 def redirected():
-    """Writing to /dev/stdout continues at stdout's position, with > and >>, among other output."""
+    """Output to /dev/stdout continues at stdout's position, with > and >>, between other output."""
     picture = view(MODEL, TEXT, "--svg", "-").out
     path, old = FOLDER / "redirected", b"older, and longer than head"
     for name in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):

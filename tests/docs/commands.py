@@ -1,43 +1,49 @@
 #!/usr/bin/env python3
 """Run the commands of a page, and compare their output with the page.
 
-    tests/docs/commands.py docs/lessons.md ...   run; exit 1 if a command or its output is wrong, 77 if
-                                                 all commands are skipped
+    tests/docs/commands.py docs/lessons.md ...   run; exit 1 if a command or its output is wrong, 77
+                                                 if all commands are skipped
     tests/docs/commands.py --update PAGE ...     write the output into the page instead
-    tests/docs/commands.py --list PAGE ...       count commands, and report which are not run and why
+    tests/docs/commands.py --list PAGE ...       count commands, and report those that are not run
+                                                 with the reasons
 
 Commands are:
 
-  * in a ```console block, each line that begins with "$ "; a backslash continues it on the next line.
-    The lines up to the next command are its complete output, including stderr. A line "..." matches any number of
-    lines, and "…" within a line any characters. Progress lines ("..., about 6 s left"), whose number depends on speed,
-    are ignored. Exit status 0, unless a marker sets another.
-  * a ```sh block as a whole, and an indented block that begins with one of PROGRAMS: a script, which must end with exit
-    status 0. Its output is not compared. A line with a word in brackets, such as "multihead view [options] MODEL",
-    states usage and is not run.
+  * In a ```console block, each line that begins with "$ ". A backslash continues it on the next
+    line. The lines up to the next command are its complete output, including stderr. A line "..."
+    matches any number of lines, and "…" within a line matches any characters. Progress lines
+    ("..., about 6 s left"), whose number depends on speed, are ignored. The exit status must be 0,
+    unless a marker sets a different one.
+  * A ```sh block, or an indented block that begins with one of PROGRAMS. The block is a script,
+    which must end with exit status 0. Its output is not compared. A line with a word in brackets,
+    such as "multihead view [options] MODEL", states usage and is not run.
+  * A ```python block without ">>>", run with the package in bindings/python. (tests/python runs
+    blocks with ">>>".)
 
-  * a ```python block without ">>>", run with the package in bindings/python. (tests/python runs those with.)
-
-The page runs as shown: no hidden text creates files or adds lines. A placeholder is declared in the text, "`MODEL`
-stands for `PATH`", and replaced from there on.
+The page runs without changes: no hidden text creates files or adds lines. A placeholder is declared
+in the text, "`MODEL` stands for `PATH`", and replaced in the rest of the page.
 
 Markers are HTML comments that control when a block runs and how it ends:
 
-  <!-- commands: skip REASON -->       the next block is not run, since a test cannot
-  <!-- commands: long REASON -->       the next block is run only if MHA_TEST_LONG is set (script/test --long)
-  <!-- commands: needs NAME ... -->    the next block is run only if these exist: paths with a "/", and Python modules
+  <!-- commands: skip REASON -->       the next block is not run, because a test cannot run it
+  <!-- commands: long REASON -->       the next block is run only if MHA_TEST_LONG is set
+                                       (script/test --long)
+  <!-- commands: needs NAME ... -->    the next block is run only if these exist: paths with a "/",
+                                       and Python modules
   <!-- commands: exit 4 -->            the last command of the next block ends with this status
-  <!-- commands: short "A=A B" -->     from here on, run command A of the page with more or other options, which make it
-                                       shorter, unless MHA_TEST_LONG is set; in `long` blocks, unless MHA_TEST_LONG=full
+  <!-- commands: short "A=A B" -->     in the rest of the page, run command "A B" instead of A,
+                                       with options that make it shorter, unless MHA_TEST_LONG is
+                                       set; in `long` blocks, unless MHA_TEST_LONG=full
 
-`skip-page`, `long-page` and `needs-page` hold for all blocks of the page.
+`skip-page`, `long-page` and `needs-page` apply to all blocks of the page.
 
 figures.py compares figures in running text with the commands' output and with other pages.
 
-The commands of a page run in order with bash, in one new folder with links to everything in the project's root. So
-tools/x, include/ and build/libmultihead.a are found, and new files remain in the folder; files written to build/ or
-another folder of the project go there. `multihead` is the program named by the variable MULTIHEAD; python3 and pytest
-are those of build/venv, if it exists. Later commands can use files that earlier ones wrote.
+The commands of a page run in order with bash, in one new folder with links to everything in the
+project's root. So tools/x, include/ and build/libmultihead.a are found, and new files remain in the
+folder. Files written to build/ or another folder of the project are created there. `multihead` is
+the program named by the variable MULTIHEAD; python3 and pytest are those of build/venv, if it
+exists. Later commands can use files of earlier ones.
 """
 import contextlib
 import difflib
@@ -196,7 +202,7 @@ def replace(command, names):
 
 
 def matches(shown, printed):
-    """True if the printed lines match those shown, with "..." and "…" as wildcards."""
+    """Whether the printed lines match the page's lines, with "..." and "…" as wildcards."""
     if not shown:
         return not printed
     if shown[0] == "..." and any(matches(shown[1:], printed[n:]) for n in range(len(printed) + 1)):

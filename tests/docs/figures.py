@@ -1,22 +1,25 @@
 """Compare figures in the running text of pages with their sources.
 
-A row of FIGURES: the page; its words, as a pattern with a group for each figure, whose blanks also match line breaks;
-the source; a pattern with the same number of groups that finds the figures there; and the tolerance. Sources:
+A row of FIGURES has the page; its words, as a pattern with a group for each figure, whose spaces
+also match line breaks; the source; a pattern with the same number of groups that finds the figures
+in the source; and the tolerance. Sources are:
 
   PRINTED    output of the page's commands, compared if all of them are run
-  a file     its text, so that two pages cannot disagree, nor a page with the output that it shows
+  a file     its text, so that two pages cannot disagree, and a page cannot disagree with the output
+             that it shows
   None       no source; the pattern is replaced by the reason
 
-Tolerance: a number, or BELOW: less than the page says.
+The tolerance is a number, or BELOW: the source has less than the page.
 
 A marker compares all figures of the next paragraph, list or table of a page:
 
-  <!-- figures: SOURCE ... -->    each is, after rounding, a number of a source: `printed` (the output of the page's
-                                  commands) or a file; with " %" a share times 100, too
+  <!-- figures: SOURCE ... -->    each is, after rounding, a number of a source: `printed` (the
+                                  output of the page's commands) or a file; before " %", also a
+                                  share times 100
   <!-- figures: not REASON -->    not compared: measured times, facts about other programs
 
-For pages in WHOLE, every figure in running text must be in a row or below a marker, except 0, 1, 2, years of
-citations, and the numbers of headings and lists.
+In pages of WHOLE, every figure in running text must be in a row or below a marker, except 0, 1, 2,
+years of citations, and the numbers of headings and lists.
 """
 import re
 
@@ -130,7 +133,7 @@ def number(text):
 
 
 def differ(said, found, how):
-    """True if the page's figure and the one found differ by more than the tolerance."""
+    """Whether the page's figure and the source's differ by more than the tolerance."""
     said, found = [[number(text) for text in texts] for texts in (said, found)]
     if how == BELOW:
         return not found[0] < said[0]
@@ -143,8 +146,9 @@ MARKER = re.compile(r"<!-- figures: ([^\n]*?) -->\s*\n((?:[^\n]+\n)+)")
 
 
 def prose(text):
-    """The text without numbers outside sentences: blocks, comments, code, link targets, citations, versions and addresses,
-    numbers of headings and lists, and names that contain a digit (L18H6, int8, AVX2) become blanks."""
+    """The text without numbers outside sentences. Blocks, comments, code, link targets, citations,
+    versions and addresses, numbers of headings and lists, and names that contain a digit (L18H6,
+    int8, AVX2) become spaces."""
     def blank(match):
         return re.sub(r"[^\n]", " ", match.group(0))
     for pattern in (r"<!--.*?-->", r"^```.*?^```", r"(?<=\n\n) {4}[^\n]*\n(?: {4}[^\n]*\n|\n(?= {4}))*", r"`[^`]*`",
@@ -156,7 +160,7 @@ def prose(text):
 
 
 def is_in(figure, share, numbers):
-    """True if a number rounds to the figure, or, for shares, a hundredth of it."""
+    """Whether a number rounds to the figure or, for shares, to a hundredth of it."""
     said, half = number(figure), 0.5000001 * 10.0 ** -len(figure.partition(".")[2])
     return any(abs(n - said) <= half or share and abs(100 * n - said) <= half for n in numbers)
 
@@ -177,7 +181,8 @@ def marked(text, printed, root):
 
 
 def wrong(page, text, printed, root):
-    """(line from 0, error) for each wrong figure; printed: None if not all commands of the page were run."""
+    """(line from 0, error) for each wrong figure. `printed` is None if not all commands of the page
+    were run."""
     spans = []
     for of, words, source, pattern, how in FIGURES:
         if of != page:

@@ -1,4 +1,4 @@
-"""Tests that commands.py and figures.py find the errors of a page, and nothing else."""
+"""Tests that commands.py and figures.py report the errors of a page, and nothing else."""
 import pathlib
 import sys
 import tempfile
@@ -92,7 +92,7 @@ right = console("$ echo one", "one", "$ echo four", "four", "$ seq 3", "1", "2",
 if page(wrong, update=True).after != right:
     failures.append("--update does not write what is printed")
 
-# Figures in running text: each figure of README.md is compared with a source, and no two pages differ.
+# Each figure in the running text of README.md is compared with a source, and no two pages differ.
 for of in sorted({row[0] for row in figures.FIGURES}):
     for line, why in figures.wrong(of, (commands.ROOT / of).read_text(encoding="utf-8"), None, commands.ROOT):
         failures.append(f"{of}:{line + 1}: {why}")

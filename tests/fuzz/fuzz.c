@@ -128,7 +128,7 @@ bool fuzz_backed(const mha_tensor *view, const void *memory, size_t bytes)
     __int128 least = 0, most = 0;
     if (!view->data || size == 0 || view->ndim < 0 || view->ndim > MHA_MAX_DIMS) return true;
     for (int i = 0; i < view->ndim; i++)
-        if (view->shape[i] <= 0) return true; /* nothing to touch, or an error */
+        if (view->shape[i] <= 0) return true; /* no element to read, or an error */
     for (int i = 0; i < view->ndim; i++) {
         const __int128 reach = (__int128)(view->shape[i] - 1) * view->stride[i];
         *(reach < 0 ? &least : &most) += reach;

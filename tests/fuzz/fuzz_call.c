@@ -99,7 +99,7 @@ void fuzz_call_spoil(fuzz_call *c)
     }
 }
 
-/* Its first element is valid memory for every caller. */
+/* The address of the first element is valid for every caller. */
 static bool has_elements(const mha_tensor *view)
 {
     bool any = view->data && view->ndim >= 0 && view->ndim <= MHA_MAX_DIMS;
@@ -107,7 +107,7 @@ static bool has_elements(const mha_tensor *view)
     return any;
 }
 
-/* In its own memory, or overlapping another one, which must be rejected. */
+/* The output has its own memory, or overlaps another output, which must be rejected. */
 static bool is_backed(const fuzz_call *c, int i)
 {
     const mha_tensor *view = &c->all[i]->view;
@@ -165,7 +165,7 @@ static void check_untouched(const fuzz_call *c, int byte)
     }
 }
 
-/* Check that bytes outside the view are unchanged. */
+/* Checks that bytes outside the view are unchanged. */
 static void check_gaps(const guarded *g, const mha_tensor *view, unsigned char byte)
 {
     unsigned char *mark = calloc(g->bytes, 1);
@@ -199,7 +199,8 @@ static unsigned first_bytes(const void *at, size_t size)
     return bits;
 }
 
-/* Check that the result equals the previous run's, which began from other bytes: every element was written. */
+/* Checks that the result equals the previous run's. The previous run began with different bytes, so
+ * every element was written. */
 static void check_same(int number, const guarded *g, const mha_tensor *view, const char *what)
 {
     int64_t index[MHA_MAX_DIMS] = {0};
@@ -217,7 +218,7 @@ static void check_same(int number, const guarded *g, const mha_tensor *view, con
     } while (guarded_next(view, index));
 }
 
-/* A shortened struct may not contain this output; its view was then not validated and may be spoiled. */
+/* A shortened struct may lack this output. Its view was then not validated and may be invalid. */
 static bool may_be_unseen(const fuzz_call *c, int i)
 {
     return c->resized && memcmp(&c->all[i]->view, &c->right[i], sizeof c->right[i]) != 0;

@@ -1,4 +1,4 @@
-/* Files of the process, and running the program on them. See fuzz.h. */
+/* Files of the process, and calls of the program with them. See fuzz.h. */
 #define _GNU_SOURCE /* nftw() */
 #include "fuzz.h"
 
@@ -75,7 +75,7 @@ void fuzz_touch(const mha_tensor *tensor)
 
 /* ---- the program --------------------------------------------------------------------------- */
 
-/* main() of cli/main.c under another name. */
+/* main() of cli/main.c, renamed. */
 int multihead_main(int count, char **arguments);
 
 /* Readable output has no control characters except line ends: there is no terminal, and no option requests colours. */

@@ -9,7 +9,7 @@
 
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
 
-/* A text in a buffer of its own, in which it can grow and shrink. */
+/* A text in its own buffer, in which it can grow and shrink. */
 typedef struct piece {
     uint8_t *data;
     size_t size, room;
@@ -30,7 +30,7 @@ static void replace(piece *p, size_t at, size_t bytes, const char *by)
     p->size += new - bytes;
 }
 
-/* Replace one number of the text, usually by a neighbour or a power of two. */
+/* Replaces one number of the text, usually by a neighbour or a power of two. */
 static bool change_number(rng *r, piece *p)
 {
     static const uint64_t odd[] = {0,     1,         2,          3,         4,          8,
@@ -60,8 +60,8 @@ static bool change_number(rng *r, piece *p)
     return true;
 }
 
-/* Find the n-th quoted text of the piece, without its quotes; false if there are fewer. Escaped quotes are not
- * recognised. */
+/* Finds the n-th quoted text of the piece, without its quotes, or returns false if there are fewer.
+ * Escaped quotes are not recognised. */
 static bool find_quoted(const piece *p, int64_t n, size_t *at, size_t *bytes)
 {
     for (size_t i = 0; i < p->size; i++) {
@@ -77,7 +77,8 @@ static bool find_quoted(const piece *p, int64_t n, size_t *at, size_t *bytes)
     return false;
 }
 
-/* Shorten a quoted text or replace it by another of the piece, which loses or duplicates keys and exchanges values. */
+/* Shortens a quoted text or replaces it by another quoted text of the piece, which removes or
+ * duplicates keys and exchanges values. */
 static bool change_quoted(rng *r, piece *p)
 {
     size_t at, bytes, from, length;
@@ -118,7 +119,7 @@ static size_t last_offset(const uint8_t *text, size_t size)
     return most;
 }
 
-/* A length of `width` bytes at `at`, a header of that length, data. */
+/* Mutates a frame: a length of `width` bytes at `at`, a header of that length, and data. */
 static void change_framed(rng *r, piece *p, size_t at, size_t width, bool offsets)
 {
     const size_t begin = at + width;

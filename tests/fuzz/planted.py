@@ -28,7 +28,8 @@ LOADER = importlib.machinery.SourceFileLoader("run", str(HERE / "run"))
 run = importlib.util.module_from_spec(importlib.util.spec_from_loader("run", LOADER))
 LOADER.exec_module(run)
 
-# target, file, original text, planted text: a check that is missing or off by one.
+# Target, file, original text, planted text. The planted text lacks a check, or its check is off by
+# one.
 FAULTS = [
     ("safetensors", "src/io/safetensors.c", "if (tensor->end - tensor->begin != bytes)",
      "if (tensor->end - tensor->begin > bytes)"),
@@ -80,7 +81,7 @@ def build(targets):
 
 
 def hunt(target, seconds):
-    """Inputs, seconds and the report; inputs -1: not found."""
+    """Inputs, seconds and the report. Inputs are -1 if the fault was not found."""
     with tempfile.TemporaryDirectory(prefix="multihead-planted-") as place:
         began = time.monotonic()
         command = [COPY / "build/fuzz" / f"fuzz_{target}", *run.LIMITS,

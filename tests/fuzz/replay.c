@@ -1,4 +1,4 @@
-/* Runs a target on files and folders of files, without libFuzzer: fuzz_NAME PATH ... */
+/* Runs a target with files and folders of files, without libFuzzer: fuzz_NAME PATH ... */
 #include "fuzz.h"
 
 #include <dirent.h>
@@ -21,7 +21,7 @@ static void fail(const char *path)
     exit(2);
 }
 
-/* The memory has exactly the input's size, so that reads beyond it are detected. */
+/* The memory has exactly the input's size, so that a sanitizer detects reads beyond it. */
 static int run_file(const char *path)
 {
     FILE *file = fopen(path, "rb");

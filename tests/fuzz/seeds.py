@@ -19,7 +19,7 @@ def parts(*pieces):
 # ---- states of heads --------------------------------------------------------------------------
 
 def of_state():
-    """0: a measured state with some words overwritten; 1: given bytes."""
+    """Kind 0 is a measured state with some overwritten words; kind 1 is a state of given bytes."""
     yield "whole", bytes([0, 1, 1, 1, 2, 1, 1, 2])
     yield "no-heads", bytes([0, 0, 0, 1, 1, 0, 0, 0])
     yield "means", bytes([0, 2, 1, 0, 2, 0, 0, 0])
@@ -49,7 +49,8 @@ def product(shape):
 
 
 def safetensors(tensors, metadata=None, pad=0):
-    """tensors: name -> (dtype, shape, bytes); pad: blanks after the header."""
+    """`tensors` maps names to (dtype, shape, bytes); `pad` is the number of spaces after the
+    header."""
     header, data = {}, b""
     if metadata:
         header["__metadata__"] = metadata
@@ -103,7 +104,7 @@ def of_npy():
 
 # ---- GGUF -------------------------------------------------------------------------------------
 
-# Types that are decoded, and one that is not: number, elements and bytes per block.
+# Types that the library decodes, and one that it does not: number, elements and bytes per block.
 BLOCKS = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
           "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144),
           "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "BF16": (30, 1, 2)}
@@ -125,8 +126,8 @@ def gguf_value(kind, value):
 
 
 def gguf(tensors=(), metadata=(), version=3, alignment=32, fill=None):
-    """tensors: (name, type, dims); metadata: (key, kind, value or list); fill(bytes) gives a tensor's content, by
-    default random bytes."""
+    """`tensors` has (name, type, dims), `metadata` has (key, kind, value or list). fill(bytes)
+    returns a tensor's content, by default random bytes."""
     if alignment != 32:
         metadata = [*metadata, ("general.alignment", "u32", alignment)]
     text = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
@@ -144,7 +145,7 @@ def gguf(tensors=(), metadata=(), version=3, alignment=32, fill=None):
 
 
 def gguf_model(kind="llama", blocks="F32", width=4, fill=None, **changes):
-    """A model of one layer with a byte-level tokenizer. blocks: stores matrices in blocks."""
+    """A model of one layer with a byte-level tokenizer. `blocks` stores matrices in blocks."""
     sizes = {"block_count": 1, "context_length": 8, "embedding_length": width, "feed_forward_length": 6,
              "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 2,
              "rope.dimension_count": 2}
@@ -334,7 +335,8 @@ def of_model():
 
 
 def own():
-    """This library's own format: every setting of layers, and layers with different numbers of heads."""
+    """A model in the library's own format, with every setting of layers, and with different numbers
+    of heads per layer."""
     config = {"architectures": ["MultiheadTransformer"], "model_type": "multihead", "vocab_size": 5,
               "max_length": 8, "embed_dim": 4, "num_layers": 2, "num_heads": 2, "kv_heads": 2,
               "head_dim": 2, "norm": "rms", "positions": "rotary", "causal": True,
@@ -357,7 +359,8 @@ def own():
 
 
 def with_experts():
-    """Experts each in tensors of its own, with a norm of each head; and in tables, with a norm of all heads."""
+    """Experts in separate tensors, with a norm of each head, or experts in tables, with a norm of
+    all heads."""
     config = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
               "head_dim": 2, "intermediate_size": 3, "moe_intermediate_size": 3, "vocab_size": 5,
               "max_position_embeddings": 8, "num_experts": 2, "num_experts_per_tok": 1, "tie_word_embeddings": True}

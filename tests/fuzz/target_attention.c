@@ -1,4 +1,4 @@
-/* Attention: valid and spoiled descriptors of every kind, forward and backward. */
+/* Attention: valid and invalid descriptors of every kind, forward and backward. */
 #include "fuzz_call.h"
 #include "support/backward_call.h"
 #include "support/extras.h"
@@ -79,7 +79,7 @@ static void make(problem_call *p, fuzz_part *in)
     fuzz_call_add(&p->call, &p->outputs.o, true);
     for (int i = 0; i < EXTRAS_COUNT; i++)
         if (which & 1u << i) fuzz_call_add(&p->call, &p->outputs.each[i], true);
-    /* The same memory as f16 or bf16: any bits. */
+    /* Views of the same memory as f16 or bf16, with any bits. */
     guarded *floats[] = {&p->kinds.q, &p->kinds.k, &p->kinds.v, &p->outputs.o};
     for (int i = 0; i < 4; i++) floats[i]->view.dtype = fuzz_float(&p->call);
     if (fuzz_pick(in, 0, 3) == 0) spoil_numbers(in, &p->kinds.desc);
@@ -135,7 +135,7 @@ static void want(problem_call *p, fuzz_call *c)
     if (fuzz_pick(c->in, 0, 3) == 0) p->gradients.scale = fuzz_output(c, MHA_F32, 0, NULL);
 }
 
-/* Outputs other than o on which the loss depends. */
+/* Outputs besides o on which the loss depends. */
 static void give(problem_call *p, fuzz_call *c)
 {
     const int64_t *o = p->outputs.o.view.shape, S = p->kinds.shape.S;

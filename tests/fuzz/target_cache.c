@@ -1,6 +1,7 @@
-/* A cache with any description, and a sequence of calls on it with arguments of every kind. The public functions must
- * report it consistently, and an error must change nothing. A second cache has one page per sequence and discards
- * nothing: attention on both must be bit-identical. */
+/* A cache with any description, and a sequence of calls with arguments of every kind. The public
+ * functions must report its state consistently, and an error must change nothing. A second cache
+ * has one page per sequence and discards nothing. Attention with both caches must be
+ * bit-identical. */
 #include "fuzz_call.h"
 
 #include <multihead/cache.h>
@@ -84,7 +85,7 @@ static int64_t entries_of(const mha_kv_cache_desc *d, int64_t length)
     return length / d->page_size + (length % d->page_size != 0);
 }
 
-/* A description with explicit defaults means the same. */
+/* A description with explicit defaults creates an equal cache. */
 static void check_sizes(const mha_kv_cache *cache, const mha_kv_cache_sizes *s)
 {
     mha_kv_cache_desc d;
@@ -99,7 +100,7 @@ static void check_sizes(const mha_kv_cache *cache, const mha_kv_cache_sizes *s)
               "sizes that do not add up");
 }
 
-/* NULL: no cache, or too large for this test. */
+/* Returns NULL if there is no cache, or if it is too large for this test. */
 static mha_kv_cache *make_cache(program *p)
 {
     const mha_kv_cache_desc some = some_desc(p->in);
@@ -156,7 +157,7 @@ static void check_table(const program *p, const state *s, int64_t b, bool *held)
             fuzz_must(i >= entries_of(&p->desc, p->desc.sink_keys), "sinks that were discarded");
             continue;
         }
-        if (p->desc.pages > MOST_ENTRIES * MOST_B) continue; /* more than all tables contain */
+        if (p->desc.pages > MOST_ENTRIES * MOST_B) continue; /* exceeds all tables */
         fuzz_must(!own[page], "a page twice in one sequence");
         own[page] = held[page] = true;
     }
@@ -182,7 +183,7 @@ static void look(const program *p, state *s)
     fuzz_must(count + s->free == p->desc.pages, "pages that nobody holds and that are not free");
 }
 
-/* After a call: an error must have changed nothing. */
+/* After a call, checks that an error has changed nothing. */
 static bool succeeded(program *p, mha_status status)
 {
     state *s = malloc(sizeof *s);
@@ -196,7 +197,7 @@ static bool succeeded(program *p, mha_status status)
     return status == MHA_OK;
 }
 
-/* Repeat the call on the twin. */
+/* Repeats the call with the twin. */
 static void follow(program *p, mha_status status)
 {
     fuzz_must(status == MHA_OK, "the twin refuses");
@@ -222,7 +223,7 @@ static mha_tensor *some_rows(program *p, int64_t n, int64_t width)
     return x;
 }
 
-/* Usually a count that fits. */
+/* A count that usually fits. */
 static void some_rows_of(program *p, int64_t n, int64_t *firsts, int64_t *counts)
 {
     for (int64_t b = 0; b < p->desc.batch; b++) {
@@ -264,7 +265,7 @@ static int64_t some_sequence(program *p)
     return fuzz_pick(p->in, 0, 31) ? fuzz_pick(p->in, 0, p->desc.batch - 1) : odd_number(p->in, -1);
 }
 
-/* A length up to that of sequence b, often near a page boundary. */
+/* A length of at most sequence b's, often near a page boundary. */
 static int64_t some_length(program *p, int64_t b)
 {
     const int64_t most = b >= 0 && b < p->desc.batch ? p->now.lengths[b] : 3;
@@ -370,7 +371,7 @@ static void want_outputs(fuzz_call *c, const mha_tensor *q, int64_t S, mha_atten
     if (has & 1024) o->largest_key = fuzz_output(c, MHA_I64, 3, n);
 }
 
-/* numbers: [4][MOST_B], which outlive the call. */
+/* `numbers` [4][MOST_B] must outlive the call. */
 static mha_attention_desc some_attention(program *p, int64_t H, int64_t T, int64_t *numbers)
 {
     fuzz_part *in = p->in;

@@ -1,5 +1,5 @@
-/* A transformer's folder: loaded, run and saved again; and the same file as a module's parameters.
- * Parts: config.json, model.safetensors. */
+/* A transformer's folder is loaded, run and saved again. The same file is also loaded as a module's
+ * parameters. Parts: config.json, model.safetensors. */
 #include "fuzz.h"
 
 #include <multihead/checkpoint.h>

@@ -1,4 +1,4 @@
-/* An older measurement that `bench --compare` reads. */
+/* An older measurement, which `bench --compare` reads. */
 #include "fuzz.h"
 
 FUZZ_MUTATOR("t")

@@ -1,6 +1,6 @@
-/* A GGUF file: accepted tensors must lie within the file, be found by name, and decode equally in one piece and in
- * many. Then a model reads its metadata, weights and tokenizer, and runs on two tokens. The last bit selects the
- * arithmetic. */
+/* A GGUF file. Accepted tensors must be within the file, be found by name, and decode to the same
+ * numbers in one piece and in many. A model then reads the file's metadata, weights and tokenizer,
+ * and runs with two tokens. The last bit selects the arithmetic. */
 #include "fuzz.h"
 
 #include <multihead/gguf.h>
@@ -11,7 +11,7 @@
 
 FUZZ_MUTATOR("b")
 
-enum { MOST = 1024, MOST_WIDTH = 1 << 16 }; /* elements decoded */
+enum { MOST = 1024, MOST_WIDTH = 1 << 16 }; /* maximum number of decoded elements */
 
 static void look_at_tensor(const mha_gguf *file, int64_t index, fuzz_part input)
 {

@@ -1,5 +1,5 @@
-/* A model folder: config.json and weights, loaded and run; and the shape that other commands read from the folder.
- * Parts: config.json, model.safetensors, vocab.txt, a text. */
+/* A model folder: config.json and weights are loaded and run, and its shape is read like in other
+ * commands. Parts: config.json, model.safetensors, vocab.txt, a text. */
 #include "fuzz.h"
 
 #include <multihead/model.h>

@@ -161,13 +161,13 @@ static void borrow_parameter(fuzz_call *c, module_case *x, int64_t i, const mha_
     if (fuzz_pick(c->in, 0, 3) == 0) fuzz_spoil_tensor(c->in, &view);
     const mha_status status = mha_module_borrow_parameter(x->module, p->name, &view);
     fuzz_must_speak(status);
-    if (status != MHA_OK) return; /* it must equal the values that were set */
+    if (status != MHA_OK) return; /* the result must equal the values that were set */
     if (!fuzz_backed(&view, value->map, value->bytes)) {
         set_parameter(x, i, p);
         return;
     }
     guarded_protect(value, true);
-    x->parameters[i] = view; /* possibly other numbers in that memory */
+    x->parameters[i] = view; /* the memory may have different numbers */
     x->borrowed[i] = true;
 }
 
@@ -180,10 +180,10 @@ static void set_parameters(fuzz_call *c, module_case *x)
         set_parameter(x, i, &p);
         if (fuzz_pick(c->in, 0, 1)) borrow_parameter(c, x, i, &p);
     }
-    c->count = 0; /* copied or owned by the module: not arguments of later calls */
+    c->count = 0; /* the module has copies, so these are no arguments of later calls */
 }
 
-/* End all borrowing; true if any parameter was borrowed. */
+/* Replaces borrowed parameters by copies. Returns whether any parameter was borrowed. */
 static bool return_borrowed(module_case *x)
 {
     bool any = false;
@@ -228,13 +228,13 @@ static mha_status module_backward(mha_context *context, void *user)
     return mha_module_backward(context, x->module, &x->call, x->out_gradient, &x->gradients);
 }
 
-/* After a valid forward call: its outputs become inputs. */
+/* After a valid forward call, its outputs become inputs. */
 static void module_check_backward(fuzz_call *c, module_case *x)
 {
     fuzz_call *back = malloc(sizeof *back);
     fuzz_must(back != NULL, "out of memory");
     fuzz_call_make(back, c->in);
-    mha_tensor views[FUZZ_MOST_TENSORS]; /* they are spoiled again, then restored */
+    mha_tensor views[FUZZ_MOST_TENSORS]; /* made invalid again, then restored */
     for (int i = 0; i < c->count; i++) views[i] = c->all[i]->view;
     const mha_tensor *unread[] = {x->call.out, x->outputs.probabilities,
                                   x->outputs.average_probabilities};

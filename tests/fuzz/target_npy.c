@@ -1,4 +1,5 @@
-/* A .npy file: an accepted array must have the size of its shape, and survive writing and reading. */
+/* A .npy file. An accepted array must have the size of its shape, and writing and reading must
+ * preserve it. */
 #include "fuzz.h"
 
 #include <multihead/io.h>

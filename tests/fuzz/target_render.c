@@ -1,5 +1,6 @@
-/* Figures, reports, diagrams and charts of arbitrary texts and numbers, by every writer: page data must be JSON, SVG
- * well-formed, and terminal output without colours free of control characters. */
+/* Figures, reports, diagrams and charts of arbitrary texts and numbers, with every writer. Page
+ * data must be JSON, SVG must be well-formed, and terminal output without colours must not have
+ * control characters. */
 #include "fuzz.h"
 
 #include <multihead/render.h>
@@ -28,7 +29,7 @@ typedef struct drawing {
     float vectors[MOST_CELLS]; /* queries and keys of up to 8 tokens x 8 channels */
     int64_t line_panels[3];
     double x[MOST_POINTS], y[MOST_POINTS], at[MOST_PANELS];
-    const char **labels; /* separately allocated as well */
+    const char **labels; /* also allocated separately */
     mha_figure figure;
     mha_report report;
     mha_mark marks[MOST_MARKS];
@@ -88,7 +89,7 @@ static void make_panels(drawing *d, fuzz_part *in)
                                    .score_scale = fuzz_pick(in, 0, 3) ? 0 : fuzz_double(in)};
 }
 
-/* The given number of labels, in memory of exactly that size. */
+/* Creates the given number of labels, in memory of exactly that size. */
 static const char *const *make_labels(drawing *d, fuzz_part *in, int64_t count)
 {
     if (fuzz_pick(in, 0, 2) == 0 || d->labels) return NULL;
@@ -122,7 +123,7 @@ static void make_figure(drawing *d, fuzz_part *in)
         d->figure.lo = fuzz_double(in);
         d->figure.hi = fuzz_double(in);
     }
-    if (fuzz_pick(in, 0, 3) == 0) { /* names without a count must not be read */
+    if (fuzz_pick(in, 0, 3) == 0) { /* names must not be read if their count is 0 */
         d->figure.group_count = fuzz_pick(in, 0, 3);
         d->figure.group_names = make_labels(d, in, d->figure.group_count);
     }
@@ -231,7 +232,7 @@ static void make_diagram(drawing *d, fuzz_part *in)
 
 /* ---- checks of the output -------------------------------------------------------------------- */
 
-/* Check that attributes are unique, elements nest, and characters are valid in XML. */
+/* Checks that attributes are unique, elements nest, and characters are valid in XML. */
 static void check_tag(const char *at, const char *end)
 {
     char names[32][24];
@@ -288,7 +289,7 @@ static void check_html(const mha_buffer *out)
     json_decref(data);
 }
 
-/* One attribute holds the whole document: a '"' from a label would end it early. */
+/* One attribute contains the whole document: an unescaped '"' from a label would end it early. */
 static void check_inset(const mha_buffer *out)
 {
     static const char attribute[] = " srcdoc=\"", end[] = "\"></iframe>\n";

@@ -6,7 +6,7 @@
 
 FUZZ_MUTATOR("btnnnns")
 
-/* The options that take the other array or the list. */
+/* The options whose argument is the other array or the list. */
 static const char *const uses[] = {
     "--keep-mask",      "--bias",          "--lengths",      "--offsets",         "--global-keys",
     "--global-queries", "--documents",     "--keep-blocks",  "--query-starts",    "--alibi-slopes",

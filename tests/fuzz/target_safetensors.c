@@ -1,4 +1,5 @@
-/* A safetensors file: an accepted file must be completely readable, and unchanged by writing and reading. */
+/* A safetensors file. An accepted file must be completely readable, and writing and reading must
+ * preserve it. */
 #include "fuzz.h"
 
 #include <multihead/io.h>
@@ -31,7 +32,7 @@ static void look_at(const mha_safetensors *file)
     mha_safetensors_metadata(file, "");
 }
 
-/* Write all tensors under their names to a new file. */
+/* Writes all tensors with their names to a new file. */
 static void copy(const mha_safetensors *file)
 {
     enum { MOST = 16 };

@@ -27,7 +27,7 @@ static void make_site(void)
               "the model does not open");
 }
 
-/* A rejected client must not receive information for authorised ones. */
+/* A rejected client must not receive information for authorised clients. */
 static void check_reply(const serve_request *request, const serve_reply *reply)
 {
     static const int known[] = {200, 400, 403, 404, 405, 413, 415, 422, 500, 503};

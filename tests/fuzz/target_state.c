@@ -1,6 +1,6 @@
-/* States of heads: given bytes with corrected length and checksum, or a measured state with some words overwritten. An
- * accepted state must be written to the same bytes, merge with itself until that is rejected, accept further
- * measurements, and be completely readable. */
+/* States of heads: given bytes with corrected length and checksum, or a measured state with some
+ * overwritten words. An accepted state must be written to the same bytes, merge with itself until a
+ * merge is rejected, accept further measurements, and be completely readable. */
 #include "fuzz.h"
 
 #include "support/state_words.h"
@@ -15,7 +15,7 @@ enum { KEYS = 9, MOST_BYTES = 1 << 20 };
 
 FUZZ_MUTATOR("b")
 
-/* Set the length and the checksum as the header defines them. */
+/* Sets the length and the checksum by the header's definition. */
 static void seal(uint8_t *bytes, size_t words)
 {
     if (words < 4) return;

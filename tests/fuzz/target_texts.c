@@ -1,4 +1,5 @@
-/* Texts and sentences with links (CoNLL-U), read with the process's own model. Parts: choices, the file, a word. */
+/* Texts, and sentences with links (CoNLL-U), for the process's own model. Parts: choices, the file,
+ * a word. */
 #include "fuzz.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* A folder's tokenizer of any kind, applied to a text. Parts: a letter (j tokenizer.json, v vocab.txt, b both), the
- * file, tokenizer_config.json if not empty, the text.
+/* A folder's tokenizer of any kind, and a text. Parts: a letter (j tokenizer.json, v vocab.txt, b
+ * both), the file, tokenizer_config.json if not empty, the text.
  */
 #include "fuzz.h"
 
@@ -31,7 +31,7 @@ static void speak(const mha_tokenizer *tokenizer, int64_t count)
     }
 }
 
-/* Stopping at the limit changes only the count of tokens beyond it. */
+/* The limit changes only the count of tokens beyond it. */
 static void stop(const mha_tokenizer *tokenizer, mha_encode_options options, const char *bytes,
                  size_t size, const mha_encoding *whole)
 {

@@ -1,4 +1,5 @@
-/* The state of a training, from which the program resumes. Parts: a byte of choices, training.safetensors. */
+/* The state of a training, which the program resumes. Parts: a byte of choices,
+ * training.safetensors. */
 #include "fuzz.h"
 
 #include <stdio.h>
@@ -14,7 +15,7 @@ static int train(const char *folder, const char *steps)
     return fuzz_program(arguments);
 }
 
-/* A state saved by the program, after this target's own part. */
+/* A state that the program has saved, after this target's own part. */
 static size_t whole_state(uint8_t *data, size_t most)
 {
     static uint8_t kept[1 << 14];
@@ -37,7 +38,8 @@ static size_t whole_state(uint8_t *data, size_t most)
     return size;
 }
 
-/* Every second mutant derives from a valid state, since most others are rejected at once. */
+/* Every second mutant derives from a valid state, because most other inputs are rejected
+ * immediately. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed)
 {
     const size_t whole = size < 64 || seed % 2 == 0 ? whole_state(data, most) : 0;

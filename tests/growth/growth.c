@@ -1,6 +1,6 @@
-/* The counted work: growth KIND PATH [KIND PATH ...] reads each file or folder once, according to its kind. growth.py
- * runs it under callgrind, which dumps the instructions since the last dump at every return of mark(). The input must
- * be valid, otherwise the count is meaningless. */
+/* The counted work: growth KIND PATH [KIND PATH ...] reads each file or folder once, according to
+ * its kind. growth.py runs the program under callgrind, which dumps the instructions since the last
+ * dump at every return of mark(). The input must be valid, otherwise the count is meaningless. */
 #include <multihead/multihead.h>
 
 #include <multihead/checkpoint.h>
@@ -28,7 +28,7 @@ static void must(mha_status status)
     exit(1);
 }
 
-/* Open the file and find every tensor by name. */
+/* Opens the file and finds every tensor by name. */
 static void names(mha_context *context, const char *path)
 {
     mha_safetensors *file;
@@ -39,7 +39,7 @@ static void names(mha_context *context, const char *path)
     mha_safetensors_close(file);
 }
 
-/* The same for a GGUF file and its keys. */
+/* Does the same for a GGUF file and its keys. */
 static void gguf(mha_context *context, const char *path)
 {
     mha_gguf *file;
@@ -81,7 +81,7 @@ static void shape(mha_context *context, const char *path)
     must(mha_model_read_shape(path, &shape));
 }
 
-/* A module's state among many other tensors. */
+/* Loads a module's state from a file with many other tensors. */
 static void state(mha_context *context, const char *path)
 {
     const mha_module_desc desc = {.struct_size = sizeof desc, .embed_dim = 2, .num_heads = 1};
@@ -107,7 +107,7 @@ static void words(mha_context *context, const char *path)
     mha_vocabulary_destroy(made);
 }
 
-/* Encode text.txt of a folder with the folder's tokenizer. */
+/* Encodes text.txt of a folder with the folder's tokenizer. */
 static char *read_text(const char *folder, size_t *size)
 {
     char path[4096], *text;
@@ -136,7 +136,7 @@ static void encode_pieces(mha_context *context, const char *path)
     must(encode(path, NULL));
 }
 
-/* Encode for a model of 64 positions. */
+/* Encodes for a model of 64 positions. */
 static void encode_first(mha_context *context, const char *path)
 {
     const mha_encode_options options = {.struct_size = sizeof options,

@@ -1,7 +1,8 @@
-"""Measures how the cost of reading grows with input size: instructions, counted by callgrind, at 1, 4 and 16 times a
-size. Constant costs, such as the start of the program, cancel in differences: the exponent is log((I16 - I4) / (I4 -
-I1)) to the base 4, 1 for linear growth. Sorting has up to 1.17 at these sizes (n log n from n = 30 on), quadratic
-growth 2; the limit is 1.2. MHA_TEST_LONG=1 uses four times the sizes. Foreign tokenizers have an additional bound in
+"""Measures the growth of the cost of reading with the input size: callgrind counts instructions at
+1, 4 and 16 times a size. Constant costs, such as the start of the program, cancel in differences.
+The exponent is log((I16 - I4) / (I4 - I1)) to the base 4, which is 1 for linear growth. Sorting has
+up to 1.17 at these sizes (n log n from n = 30 on), and quadratic growth has 2. The limit is 1.2.
+MHA_TEST_LONG=1 uses four times the sizes. Foreign tokenizers have an additional bound in
 instructions per byte of text.
 
 GROWTH names the program of growth.c, MULTIHEAD the program itself.
@@ -153,7 +154,8 @@ SPLITTERS = {
 
 
 def bpe(folder, n, text="", splitter=SPLITTERS["GPT-2"], added=(), normalizer=dict(type="NFC")):
-    """Byte-level or piece-based; every merge extends the previous token by an a or a b."""
+    """A byte-level or piece-based tokenizer. Every merge extends the previous token by an a or a
+    b."""
     folder.mkdir()
     first = ["<unk>", "a", "b", "\u2581" if splitter is SPLITTERS["pieces"] else "\u0120"]
     made = ["a"]
@@ -205,7 +207,7 @@ def word_level(folder, n, text=""):
 
 
 def head(folder, n):
-    """A .npy file whose header is padded with n blanks, at most 64 KB."""
+    """A .npy file whose header is padded with n spaces, at most 64 KB."""
     folder.mkdir()
     text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }" + b" " * n + b"\n"
     (folder / "x.npy").write_bytes(b"\x93NUMPY\x02\0" + struct.pack("<I", len(text)) + text +
@@ -291,7 +293,8 @@ HOSTILE = [
 
 
 def conllu(word, last="no word\n"):
-    """Sentences by word(n), then a line that stops the program after reading all."""
+    """Sentences by word(n), then a line at which the program stops after it has read all
+    sentences."""
     def make(folder, n):
         folder.mkdir()
         (folder / "x.conllu").write_text(word(n) + last)
@@ -313,7 +316,7 @@ def token_file(name, write):
 
 
 def starts(folder, n):
-    """Sequences whose starts decrease repeatedly: rejected, but only by the descriptor's check."""
+    """Sequences whose starts decrease repeatedly. Only the descriptor's check rejects them."""
     folder.mkdir()
     write_npy(folder / "x.npy", (2 * n, 2), [0] * 4 * n)
     return ["run", "--x", folder / "x.npy", "--rope", "--query-starts",
@@ -336,7 +339,7 @@ RUN = [
 # ---- counting -------------------------------------------------------------------------------------
 
 def callgrind(program, *arguments, code=0, options=()):
-    """Run a program under callgrind and check its exit code; return the output files."""
+    """Run a program under callgrind, check its exit code, and return the output files."""
     out = FOLDER / "callgrind"
     done = subprocess.run(
         ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", *options, program,

@@ -1,4 +1,4 @@
-/* Links the installed MPI library; starts no ranks, since there is no launcher. */
+/* Links the installed MPI library. It starts no ranks because there is no launcher. */
 #include <multihead/mpi.h>
 #include <multihead/multihead.h>
 

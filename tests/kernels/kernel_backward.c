@@ -1,16 +1,17 @@
-/* The backward of a tile. */
+/* The backward pass of a tile. */
 #include "kernel_strip.h"
 
-/* x = g . (v + shaw) is a chain and one more addition; the rest of docs/numerics.md 11:
- *   p: the error of a power, lse being exact here;   c = gate, k = dropout's factor
- *   s = c p k: two roundings;   x = p (c k x - delta): three for c k x, two for the rest. */
+/* x = g . (v + shaw) is a chain and one more addition. The other bounds are from docs/numerics.md
+ * 11: p: the error of a power, because lse is exact here;   c = gate, k = dropout's factor
+ *   s = c p k: two roundings;   x = p (c k x - delta): three for c k x, two for the difference and
+ *   its product. */
 typedef struct pair {
     double p, p_error, x, x_error, kept;
 } pair;
 
 typedef struct back_case {
     strip_case strip;
-    block_case *values; /* v where keys are */
+    block_case *values; /* v is in `keys` */
     float *g, *lse, *delta, *gate;
     int *ends;
     mhai_shaw_back shaw;
@@ -46,7 +47,7 @@ static back_case make_back(kernel_test *t)
     return c;
 }
 
-/* Also hidden beyond a row's end. */
+/* Keys beyond a row's end are hidden too. */
 static bool is_hidden(const back_case *c, const strip_row *x, int row, int key)
 {
     return x->scores[key].hidden || (c->ends && key >= c->ends[row]);

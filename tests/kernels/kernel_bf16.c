@@ -1,16 +1,16 @@
-/* Kernels of bf16 arithmetic: conversion of numbers, to the bit, for every memory layout; and a strip of such numbers,
- * whose weights round once more (docs/numerics.md 15). */
+/* Kernels of bf16 arithmetic: bit-exact conversions of numbers for every memory layout, and a strip
+ * of bf16 numbers, whose weights round once more (docs/numerics.md 15). */
 #include "kernel_strip.h"
 
 #include "reference/half_reference.h"
 
-/* With and without the instruction, if both exist. */
+/* Kernels with and without the instruction, if both exist. */
 static bool some_pairs(kernel_test *t, const mhai_kernels *k)
 {
     return mhai_kernels_have_pairs(k) && (t->timed || kt_chance(t, 0.5));
 }
 
-/* Element i along the inner dimension, with stride `step`; the sign of a zero is free. */
+/* Element i along the inner dimension, with stride `step`; zeros may have any sign. */
 static double element_of(bool pairs, const float *x, int64_t step, int64_t i, int64_t n)
 {
     if (!pairs) return (double)x[(n % 2 == 1 && i == n - 1 ? i : i ^ 1) * step] + 0.0;
@@ -60,7 +60,7 @@ void check_bf16_row(kernel_test *t)
     }
 }
 
-/* Rows of a type, some of them not finite or too large, unless bad is NULL. */
+/* Rows of a type. Unless `bad` is NULL, some of them are not finite or too large. */
 static void *wild_rows(kernel_test *t, mha_dtype type, int64_t rows, int64_t cols, int64_t stride)
 {
     void *x = kt_input(t, type, rows, cols, stride);
@@ -77,8 +77,8 @@ static void *wild_rows(kernel_test *t, mha_dtype type, int64_t rows, int64_t col
     return x;
 }
 
-/* x [rows][cols] as keys (rows are columns of panels), possibly packed as floats before, or as values; `in` is key
- * `first`. */
+/* Packs x [rows][cols] as keys (rows are columns of panels), possibly after packing as floats, or
+ * as values; `in` is key `first`. */
 static void check_packed(kernel_test *t, bool keys, bool packed, int64_t rows, int64_t cols,
                          int64_t first)
 {

@@ -1,9 +1,9 @@
-/* Kernels of linear layers in int8 arithmetic: the operations of docs/numerics.md 13, one by one, in f32 and integers;
- * everything is compared bit by bit. */
+/* Kernels of linear layers in int8 arithmetic: the single operations of docs/numerics.md 13, in f32
+ * and integers. All bits are compared. */
 #include "kernel_strip.h"
 
-/* How an instruction set stores small numbers: two 16-bit numbers per dword, or four bytes. Byte weights have an offset
- * of 128, which the first term of a sum subtracts. */
+/* An instruction set's format of small numbers: two 16-bit numbers per dword, or four bytes. Byte
+ * weights have an offset of 128, which the first term of a sum subtracts. */
 typedef struct small_form {
     int group, offset;
 } small_form;
@@ -28,7 +28,7 @@ static int32_t with_small(small_form form, int32_t dword, int64_t i, int small)
     return (int32_t)((uint32_t)dword | part << (bits * i));
 }
 
-/* Round to the nearest step, ties to even. */
+/* Rounds to the nearest step, ties to even. */
 static int steps_of(float x, float steps)
 {
     return (int)nearbyintf(x * steps);

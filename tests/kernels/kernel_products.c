@@ -8,7 +8,7 @@ typedef struct pack_case {
     int64_t rows, cols, stride;
     void *in;
     const mhai_run *runs; /* NULL: rows */
-    bool *bad;            /* [rows], by definition */
+    bool *bad;            /* [rows], whether the row is bad by definition */
     bool any, half, whole, asked;
 } pack_case;
 
@@ -163,14 +163,14 @@ static double product(const float *a, int64_t a_step, const float *b, int64_t b_
     return sum;
 }
 
-/* One chain: at most `inner` roundings of each product, then the sum with the previous value.
- * (docs/numerics.md 2) */
+/* The bound of one chain: at most `inner` roundings of each product, then the sum with the previous
+ * value (docs/numerics.md 2). */
 static double product_bound(int64_t inner, double size, double result)
 {
     return (double)inner * (u * size + 2 * tiny) + u * fabs(result) + tiny;
 }
 
-/* The same for bf16: rows and panels made by bf16_row and bf16_keys, in pairs if supported. */
+/* The same for bf16, with rows and panels from bf16_row and bf16_keys, in pairs if supported. */
 static void check_gemm_bf16(kernel_test *t)
 {
     const int rows = kt_rows(t);
@@ -367,7 +367,7 @@ void check_add_product(kernel_test *t)
     t->flops = 2.0 * (double)(rows * inner * cols);
     EACH_TABLE(t, k)
     {
-        /* Elements that may be omitted are not outputs; they are compared explicitly. */
+        /* Optional elements are not registered as outputs. They are compared explicitly. */
         float *out = kt_scratch(t, MHA_F32, rows, panels * 32, out_stride);
         for (int64_t r = 0; r < rows; r++)
             memcpy(out + r * out_stride, before + r * out_stride,

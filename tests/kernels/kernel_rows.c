@@ -5,7 +5,7 @@
 
 #include <float.h>
 
-/* The error of comparing a double reference with sums of n terms in double. */
+/* The error of a comparison of a double reference with sums of n terms in double. */
 static double of_double(int64_t n, double size)
 {
     return ((double)n + 20) * 0x1p-52 * size;
@@ -13,7 +13,7 @@ static double of_double(int64_t n, double size)
 
 /* ---- scaling and finishing ----------------------------------------------------------------- */
 
-/* A product of two f32 is exact in double, so rounding it is the product in f32. */
+/* A product of two f32 is exact in double. Rounding it gives the product in f32. */
 static void expect_scaled(kernel_test *t, mha_dtype type, const void *in, int64_t at, int64_t n,
                           double factor, const float *out, int64_t row)
 {
@@ -64,7 +64,7 @@ void check_scale_rows(kernel_test *t)
     }
 }
 
-/* Each operation rounds to f32, as here, then to the type. */
+/* Each operation rounds to f32, like the code here, then to the type. */
 void check_finish_row(kernel_test *t)
 {
     const int64_t n = kt_size(t, 200, 128);
@@ -89,8 +89,8 @@ void check_finish_row(kernel_test *t)
     }
 }
 
-/* a = 2^(old - max): a difference, u |old - max|, and 3.5 u; then one rounding (two without FMA).
- * (docs/numerics.md 3.2, 3.3) */
+/* The error of a = 2^(old - max) is u |old - max| from the difference, and 3.5 u. One rounding
+ * follows (two without FMA). See docs/numerics.md 3.2 and 3.3. */
 void check_join_row(kernel_test *t)
 {
     const int64_t n = 32 * rng_between(&t->r, 1, 4);
@@ -123,7 +123,8 @@ void check_join_row(kernel_test *t)
     }
 }
 
-/* p as in tile_probabilities: u |s - m| ln 2 of the difference, 3.5 u, the quotient; then a sum. */
+/* p has the error of tile_probabilities: u |s - m| ln 2 from the difference, 3.5 u, and the
+ * quotient's rounding. A sum follows. */
 void check_add_probabilities(kernel_test *t)
 {
     const int64_t n = kt_size(t, 300, 512);
@@ -155,7 +156,7 @@ void check_add_probabilities(kernel_test *t)
     }
 }
 
-/* in * factor is exact in double, as is the reference's sum. */
+/* in * factor is exact in double, and the reference's sum is exact too. */
 void check_write_rows(kernel_test *t)
 {
     const int64_t rows = kt_size(t, 20, 64), cols = kt_size(t, 100, 64);
@@ -189,8 +190,8 @@ void check_write_rows(kernel_test *t)
 
 /* ---- activations --------------------------------------------------------------------------- */
 
-/* From far below where values vanish to far above where they are linear. Timed: the range that GELU leaves unchanged,
- * since it is applied to its own output. */
+/* From far below the range where values vanish to far above the range where they are linear. Timed
+ * calls use the range that GELU does not change, because GELU is applied to its own output. */
 static void fill_activations(kernel_test *t, float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
@@ -215,15 +216,15 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
-/* With e = exp(-|x|) from an exponent of two roundings (the constant's and the product's), de/e =
- * 2 u |x| + 3.5 u; s = 1/(1+e) or e/(1+e) moves by de/e times 1 - s or, below 0, 1/(1+e), which is
- * sigmoid(-x) either way; sum and quotient round. e below 2^-126 is 0. */
+/* The exponent of e = exp(-|x|) has two roundings (of the constant and of the product), so de/e = 2
+ * u |x| + 3.5 u. The relative change of s = 1/(1+e), or e/(1+e) below 0, is de/e times sigmoid(-x)
+ * in both cases. Sum and quotient round. e is 0 below 2^-126. */
 static double sigmoid_error(double x)
 {
     return sigmoid(x) * u * (sigmoid(-x) * (2 * fabs(x) + 3.5) + 2) + 0x1p-125;
 }
 
-/* docs/numerics.md 6: the sigmoid's argument 2 z carries 4 u; one product follows. */
+/* docs/numerics.md 6: the sigmoid's argument 2 z has an error of 4 u, and one product follows. */
 static double gelu_argument(double x)
 {
     return 1.5957691216057308 * (x + 0.044715 * x * x * x);
@@ -266,9 +267,10 @@ void check_activate_gelu_tanh(kernel_test *t)
     check_gelu(t, true);
 }
 
-/* slope = Phi(x) + x phi(x). Phi: 4 u (docs/numerics.md 6 without the last product). phi: x^2 and
- * its product with a rounded constant are 3 u of an exponent of x^2 / 2, 3.5 u of the exponential,
- * 2 u of the factor; flushed below 2^-126. The sum and the product with dy round once each. */
+/* slope = Phi(x) + x phi(x). Phi has an error of 4 u (docs/numerics.md 6 without the last product).
+ * In phi, x^2 and its product with a rounded constant have an error of 3 u of the exponent x^2 / 2,
+ * the exponential adds 3.5 u, and the factor 2 u. phi is flushed below 2^-126. The sum and the
+ * product with dy round once each. */
 static double gelu_slope(double v, double *error)
 {
     const double slope = normal(v) + v * phi(v);
@@ -276,8 +278,8 @@ static double gelu_slope(double v, double *error)
     return slope;
 }
 
-/* slope = s + b z', b = x s (1 - s): three roundings and the errors of s and 1 - s; z' carries 4 u,
- * the sum rounds. */
+/* slope = s + b z' with b = x s (1 - s): b has three roundings and the errors of s and 1 - s, z'
+ * has an error of 4 u, and the sum rounds. */
 static double gelu_tanh_slope(double v, double *error)
 {
     const double z = gelu_argument(v);
@@ -341,8 +343,8 @@ void check_swiglu(kernel_test *t)
     }
 }
 
-/* dup = dy gate s; dgate = dy up s (1 + gate (1 - s)): the rounding and the error of 1 - s are
- * multiplied by gate. */
+/* dup = dy gate s, and dgate = dy up s (1 + gate (1 - s)). In dgate, the rounding and the error of
+ * 1 - s are multiplied by gate. */
 void check_swiglu_backward(kernel_test *t)
 {
     const int64_t n = kt_size(t, 700, 1024);
@@ -379,8 +381,9 @@ void check_swiglu_backward(kernel_test *t)
     }
 }
 
-/* p: the difference and its product with a rounded log2 e are 2.3 u |x - max|, the exponential
- * 3.5 u. The sum: 16 lanes and a tree, ceil(n / 16) + 4 additions of positive terms. */
+/* In p, the difference and its product with a rounded log2 e have an error of 2.3 u |x - max|, and
+ * the exponential adds 3.5 u. The sum has 16 lanes and a tree: ceil(n / 16) + 4 additions of
+ * positive terms. */
 void check_exp_row(kernel_test *t)
 {
     const int64_t n = kt_size(t, 400, 1024);
@@ -442,7 +445,7 @@ static norm_case make_norm(kernel_test *t, bool with_bias)
     return c;
 }
 
-/* Of a row: its mean, 1 / sigma, and the largest |z - mean|. */
+/* The mean of a row, 1 / sigma, and the largest |z - mean|. */
 static void measure(const norm_case *c, int row, double *mean, double *scale, double *size)
 {
     const float *z = c->z + row * c->z_stride;
@@ -472,7 +475,7 @@ static mhai_norm_strip norm_of(const norm_case *c, const float *z, float *y, int
                              .y_stride = y_stride};
 }
 
-/* Double, then one rounding: u |y| (docs/numerics.md 7). */
+/* The kernel computes in double and rounds once: u |y| (docs/numerics.md 7). */
 void check_norm_strip(kernel_test *t)
 {
     const norm_case c = make_norm(t, true);
@@ -501,7 +504,7 @@ void check_norm_strip(kernel_test *t)
 }
 
 /* With n the normed row and g = dy weight: dx = (g - mean(g) - n mean(g n)) / sigma, mean(g) only
- * if centred. Double, one rounding. */
+ * if centred. The kernel computes in double and rounds once. */
 void check_norm_strip_backward(kernel_test *t)
 {
     const norm_case c = make_norm(t, false);
@@ -606,13 +609,14 @@ void check_rope_halves(kernel_test *t)
                 kt_close(t, (double)to[mate + i], imaginary, u * fabs(imaginary) + slack, "y", h,
                          mate + i);
             }
-            for (int64_t i = pairs; i < mate; i++) /* 0xFFFFFFFF, as before */
+            for (int64_t i = pairs; i < mate; i++) /* still 0xFFFFFFFF */
                 kt_that(t, memcmp(&to[i], &(uint32_t){UINT32_MAX}, 4) == 0, "gap of y", h, i);
         }
     }
 }
 
-/* Products are exact in double, and the chain is the loop below: the same bits everywhere. */
+/* Products are exact in double, and the chain is the loop below. The bits are the same on every
+ * instruction set. */
 void check_row_deltas(kernel_test *t)
 {
     const int rows = t->timed ? 16 : (int)rng_between(&t->r, 1, MHAI_MAX_ROWS);

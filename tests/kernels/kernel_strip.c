@@ -18,7 +18,7 @@ static void round_to_bf16(unsigned with, float *x, int64_t n)
     for (int64_t i = 0; (with & WITH_BF16) && i < n; i++) x[i] = strip_bf16(x[i]);
 }
 
-/* x [rows][cols] as panels of keys or of values, elements that are not finite as 0. */
+/* Packs x [rows][cols] into panels of keys or of values. Elements that are not finite become 0. */
 static float *strip_panels(kernel_test *t, const float *x, int64_t rows, int64_t cols, bool keys,
                            int64_t wide)
 {
@@ -61,7 +61,8 @@ mha_dtype strip_run_type(kernel_test *t)
     return kt_chance(t, 0.3) ? MHA_I8 : kt_type(t);
 }
 
-/* One position: f32, a half, or a number times a scale of 17 bits. An element that is not finite makes the scale NaN.
+/* One position: f32, f16 or bf16, or integers times a scale of 17 bits. An element that is not
+ * finite makes the scale NaN.
  * */
 static void store_position(mha_dtype type, float *x, int64_t cols, int64_t step, int64_t at,
                            unsigned char *run, float *scale)
@@ -94,8 +95,8 @@ static void store_position(mha_dtype type, float *x, int64_t cols, int64_t step,
     }
 }
 
-/* Keys of a run as numbers times powers of two, one per channel. An element that is not finite spoils its channel for
- * the run. */
+/* Keys of a run as integers times powers of two, one for each channel. An element that is not
+ * finite makes its channel NaN for the whole run. */
 static void store_channels(float *x, int rows, int64_t cols, unsigned char *run, int8_t *powers)
 {
     for (int64_t c = 0; c < cols; c++) {
@@ -124,7 +125,7 @@ mhai_run *strip_runs(kernel_test *t, mha_dtype type, float *x, int64_t rows, int
     const int64_t count = (rows + 15) / 16, all = count + MHAI_RUNS_AHEAD;
     mhai_run *runs = kt_plain(t, (size_t)all * sizeof *runs);
     for (int64_t i = 0; i < count; i++) {
-        unsigned char *at = kt_input(t, type, 16, cols, cols); /* 0xFF where there is no position */
+        unsigned char *at = kt_input(t, type, 16, cols, cols); /* initially 0xFF */
         if (channels) {
             int8_t *powers = kt_input(t, MHA_I8, 1, cols, cols);
             store_channels(x + 16 * i * cols, (int)(rows - 16 * i < 16 ? rows - 16 * i : 16), cols,
@@ -180,7 +181,7 @@ block_case strip_block(kernel_test *t, unsigned with, int keys, int64_t dim, int
     return b;
 }
 
-/* Pointer to key 0 of values that are readable from key `from` to `end` only. */
+/* The address of key 0, for values that are readable only from key `from` to `end`. */
 static const void *row_terms(kernel_test *t, mha_dtype type, int64_t from, int64_t end,
                              int64_t stride, bool drops)
 {
@@ -214,14 +215,14 @@ static void make_runs(kernel_test *t, strip_case *c)
         m->run_end[m->runs++] = end;
         if (end == c->end) return;
         key = end + 32 * (int)rng_between(&t->r, 1, 3);
-        if (key >= c->end) { /* the last run is the one that ends the tile */
+        if (key >= c->end) { /* the last run ends the tile */
             m->run_end[m->runs - 1] = c->end;
             return;
         }
     }
 }
 
-/* Bias, bytes and terms of all rows or none, as in attention. */
+/* All rows have bias, bytes and terms, or none has, like in attention. */
 static void make_mask(kernel_test *t, unsigned with, strip_case *c)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
@@ -335,7 +336,7 @@ static int64_t clip(int64_t i, int64_t last)
     return i < 0 ? 0 : i > last ? last : i;
 }
 
-/* The terms of docs/numerics.md 3.1 and 3.10, q being exact here and the rest a priori:
+/* The terms of docs/numerics.md 3.1 and 3.10, with exact q and a-priori bounds of the other terms:
  *   chain  dim u sum |q k|;  shaw  u |x|;  cap  10.8 u |C tanh|, and the slope (at most 1) of
  * before; slope 1 - tanh^2: 16 u and 0.77 e / C (section 11); a term b log2 e: 0.23 u of the
  * constant, u of the sum, and u of the product without FMA. */
@@ -379,8 +380,8 @@ static score strip_score(const strip_case *c, int row, int key)
     return s;
 }
 
-/* 2^(y - m) of a score with error s.error, and its error (docs/numerics.md 3.2,
- * with 3.9: flushed where it is below 2^-126). */
+/* 2^(y - m) of a score with error s.error, and its error (docs/numerics.md 3.2). By section 3.9,
+ * results below 2^-126 are flushed. */
 double strip_power(const score *s, double m, double *error)
 {
     if (s->hidden) return *error = 0;
@@ -424,9 +425,9 @@ const strip_row **strip_rows(kernel_test *t, const strip_case *c)
     return rows;
 }
 
-/* The maximum does not round. Everything else is relative to the kernel's maximum, so that its error does not
- * propagate. Sum: 16 lanes of at most 32 terms, a tree of 4 levels, one FMA (3.4); o: one chain over the keys and one
- * FMA. */
+/* The maximum does not round. All other values are relative to the kernel's maximum, so that its
+ * error does not propagate. The sum has 16 lanes of at most 32 terms, a tree of 4 levels, and one
+ * FMA (3.4). o has one chain over the keys and one FMA. */
 void strip_expect(kernel_test *t, const strip_case *c, const strip_row *x, int row, double m,
                   double l, const float *o, const float *s, const float *alpha)
 {
@@ -436,7 +437,7 @@ void strip_expect(kernel_test *t, const strip_case *c, const strip_row *x, int r
     if (x->nan) {
         kt_same(t, l, NAN, "l of what is not finite", row, 0);
         for (int64_t i = 0; !c->drops && i < b->value_dim;
-             i++) /* dropout may leave the key out of o */
+             i++) /* dropout may omit the key from o */
             kt_same(t, (double)o[i], NAN, "o of what is not finite", row, i);
         return;
     }

@@ -1,12 +1,13 @@
-/* Strips of queries against a block of keys: random cases, with scores, weights and sums computed pair by pair in
- * double, and the bounds of docs/numerics.md 3. For checks of attention's tiles.
+/* Strips of queries against a block of keys: random cases, a reference that computes scores,
+ * weights and sums for single pairs in double, and the bounds of docs/numerics.md 3. Checks of
+ * attention's tiles use them.
  */
 #ifndef KERNEL_STRIP_H
 #define KERNEL_STRIP_H
 
 #include "kernel_test.h"
 
-/* Options of a case. */
+/* Options of a case (bits). */
 enum {
     WITH_POISON = 1 << 0,
     WITH_DROPOUT = 1 << 1,
@@ -19,14 +20,14 @@ enum {
 
 /* Keys and values of a block, which several strips may share. */
 typedef struct block_case {
-    int keys;                   /* that can be read */
-    int64_t dim, panels, cols;  /* of values: panels of 32 columns */
-    int64_t value_dim;          /* columns that are read */
+    int keys;                   /* number of readable keys */
+    int64_t dim, panels, cols;  /* panels of 32 columns and all columns of values */
+    int64_t value_dim;          /* number of read columns */
     const float *k, *v;         /* [keys][dim], [keys][cols] without gaps, for the reference */
-    float *k_panels, *v_panels; /* for kernels; 0 replaces elements that are not finite */
+    float *k_panels, *v_panels; /* for kernels; elements that are not finite are 0 */
     float *k_rows, *v_rows;     /* for kernels, unchanged */
     int64_t k_stride, v_stride, readable;
-    mhai_run *key_runs, *value_runs; /* instead of rows; NULL: rows */
+    mhai_run *key_runs, *value_runs; /* NULL if keys and values are rows */
     bool poisoned;
     const uint8_t *bad_key, *bad_value;
 } block_case;
@@ -40,11 +41,12 @@ typedef struct strip_case {
     mhai_tile_mask mask;
     mhai_poison poison;
     mhai_dropout dropout;
-    const float *o, *m, *l; /* before */
+    const float *o, *m, *l; /* previous values */
     double weight;          /* relative error of a weight rounded before it multiplies values */
 } strip_case;
 
-/* The score of a pair, in units of log2 e, with its error bound; hidden; NaN. */
+/* The score of a pair, in units of log2 e, and its error bound. The pair may be hidden, and the
+ * score NaN. */
 typedef struct score {
     double y, error;
     bool hidden, nan;
@@ -58,10 +60,11 @@ typedef struct strip_row {
     bool any, nan;
 } strip_row;
 
-/* The nearest bf16, 0 below 2^-50, no infinity. */
+/* The nearest finite bf16; 0 below 2^-50. */
 float strip_bf16(float x);
 
-/* x [rows][cols], rounded to the type, as runs of keys or values; more of the same follow the last. */
+/* Rounds x [rows][cols] to the type and returns it as runs of keys or values. Further copies follow
+ * the last run. */
 mhai_run *strip_runs(kernel_test *t, mha_dtype type, float *x, int64_t rows, int64_t cols,
                      bool keys);
 mha_dtype strip_run_type(kernel_test *t);
@@ -72,7 +75,7 @@ strip_case strip_make(kernel_test *t, unsigned with, const block_case *b, int ro
 mhai_tile strip_tile(kernel_test *t, const strip_case *c, mhai_tile_mask *mask,
                      mhai_poison *poison);
 
-/* All rows' pairs. */
+/* The pairs of all rows. */
 const strip_row **strip_rows(kernel_test *t, const strip_case *c);
 
 /* 2^(y - m) of a score, and its error. */
@@ -81,11 +84,11 @@ double strip_power(const score *s, double m, double *error);
 /* The dropout factor of p: 0 or its scale. */
 double strip_dropped(const strip_case *c, int row, int key);
 
-/* A row after a step of the online softmax; NULL for s or alpha: not compared. */
+/* Checks a row after a step of the online softmax. s and alpha are not compared if NULL. */
 void strip_expect(kernel_test *t, const strip_case *c, const strip_row *x, int row, double m,
                   double l, const float *o, const float *s, const float *alpha);
 
-/* Operations of the scores. */
+/* Floating-point operations of the scores. */
 double strip_flops(const strip_case *c);
 
 #endif

@@ -14,7 +14,7 @@ static void must(bool condition, const char *what)
     abort();
 }
 
-/* ---- what is drawn ------------------------------------------------------------------------- */
+/* ---- random cases -------------------------------------------------------------------------- */
 
 bool kt_chance(kernel_test *t, double probability)
 {
@@ -186,7 +186,7 @@ void kt_bits_of(kernel_test *t, const float *x, int64_t n)
     for (int64_t i = 0; i < n; i++) add_bits(&t->bits, isnan(x[i]) ? &(float){NAN} : &x[i], 4);
 }
 
-/* Compare one element of an area; NaNs are equal. */
+/* Compares one element of an area. NaNs are equal. */
 static void element_bits(kernel_test *t, const mha_tensor *view, const int64_t index[2])
 {
     const void *x = guarded_element(view, index);
@@ -246,7 +246,7 @@ static const bool has_scalar = true;
 static const bool has_scalar = false;
 #endif
 
-/* A processor with AVX-512 but no VNNI uses AVX2's int8 kernels, which are not tested twice. */
+/* A processor with AVX-512 but without VNNI uses AVX2's int8 kernels. They are not tested twice. */
 static bool is_listed(const kernel_test *t, const void *table)
 {
     for (int i = 0; i < t->count; i++)
@@ -263,7 +263,7 @@ static const void *enter_table(kernel_test *t)
     return t->tables[t->table];
 }
 
-/* Free the case's memory after its last table; there may be no table with this many rows. */
+/* Frees the case's memory after its last table. There may be no table with so many rows. */
 static const void *enter_or_leave(kernel_test *t)
 {
     const void *table = enter_table(t);
@@ -351,7 +351,8 @@ void kt_start(kernel_test *t)
     t->start = now();
 }
 
-/* Batches are long enough that the clock's resolution does not matter, and as many as the median needs. */
+/* Batches are so long that the clock's resolution does not matter, and their number suffices for
+ * the median. */
 bool kt_again(kernel_test *t)
 {
     if (!t->timed) return t->passes++ == 0;

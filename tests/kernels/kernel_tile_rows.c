@@ -3,17 +3,17 @@
 
 #include "reference/half_reference.h"
 
-/* ---- several strips against rows ----------------------------------------------------------- */
+/* ---- several strips and rows --------------------------------------------------------------- */
 
 typedef struct rows_case {
     block_case block;
     strip_case strips[MHAI_ROWS_TILES];
     const strip_row **pairs[MHAI_ROWS_TILES];
-    int count, rows;       /* strips, and rows of all */
-    bool finite, unfinite; /* everything is finite; something visible is not */
+    int count, rows;       /* number of strips, and rows of all strips */
+    bool finite, unfinite; /* all inputs are finite; a visible one is not */
 } rows_case;
 
-/* Tiles of one instruction set's turn. */
+/* Tiles for one instruction set. */
 typedef struct rows_turn {
     mhai_tile tile[MHAI_ROWS_TILES];
     mhai_tile_mask mask[MHAI_ROWS_TILES];
@@ -21,7 +21,7 @@ typedef struct rows_turn {
     mhai_tile_rows rows;
 } rows_turn;
 
-/* Of a position in a run, or a channel of all. */
+/* Makes a position of a run, or a channel of all positions, non-finite. */
 static void spoil_run(const mhai_run *run, int64_t at, int64_t lane, int64_t col, float bad)
 {
     if (run->powers) {
@@ -37,7 +37,7 @@ static void spoil_run(const mhai_run *run, int64_t at, int64_t lane, int64_t col
         ((uint16_t *)memory)[at] = half_nearest(run->type, (double)bad);
 }
 
-/* Keys and values that are not finite: recorded here, since strips do not support them. */
+/* Records keys and values that are not finite here, because strips do not support them. */
 static void spoil(kernel_test *t, rows_case *c)
 {
     const block_case *b = &c->block;
@@ -51,7 +51,7 @@ static void spoil(kernel_test *t, rows_case *c)
     else
         (keys ? b->k_rows + key * b->k_stride : b->v_rows + key * b->v_stride)[col] = bad;
     c->finite = false;
-    t->undefined = true; /* elements hidden from some rows may be detected or not */
+    t->undefined = true; /* kernels may or may not detect elements that are hidden from some rows */
     for (int i = 0; i < c->count; i++)
         for (int r = 0; r < c->strips[i].rows; r++)
             if (key >= c->strips[i].begin && key < c->strips[i].end)
@@ -179,7 +179,7 @@ void check_tile_rows_scores(kernel_test *t)
     }
 }
 
-/* From the scores of tile_rows_scores and a maximum that may exceed theirs. */
+/* Begins with the scores of tile_rows_scores and a maximum that may exceed theirs. */
 void check_tile_rows_values(kernel_test *t)
 {
     rows_case *c = make_rows(t, WITH_RUNS | WITH_TERMS | WITH_MASK);
@@ -204,7 +204,7 @@ void check_tile_rows_values(kernel_test *t)
         kt_that(t, !finite || !c->unfinite, "not finite", c->count, 0);
         const float *o = turn->rows.o;
         for (int i = 0; c->finite && i < c->count; i++) {
-            strip_case s = c->strips[i]; /* as a first step */
+            strip_case s = c->strips[i]; /* begins a first step */
             float *zeros = kt_plain(t, (size_t)(s.rows * s.block->cols) * sizeof(float));
             float *m = kt_plain(t, (size_t)s.rows * sizeof(float));
             s.o = s.l = zeros;
@@ -221,7 +221,7 @@ void check_tile_rows_values(kernel_test *t)
 
 /* ---- a sequence that is one block ---------------------------------------------------------- */
 
-/* Of all pairs, or the same for all heads or all queries. */
+/* A tensor over all pairs, or one that broadcasts over heads or queries. */
 static mhai_dense make_dense(kernel_test *t, mha_dtype type, int64_t heads, int64_t queries,
                              int64_t keys)
 {
@@ -251,7 +251,8 @@ static const void *dense_at(const mhai_dense *x, int64_t head, int64_t query)
     return at ? at + (size_t)(head * x->head + query * x->row) * mha_dtype_size(x->type) : NULL;
 }
 
-/* o = sum p v / sum p, for any reference of p; the rest as in strip_expect(), plus a quotient. */
+/* o = sum p v / sum p, for any reference of p. The bound is that of strip_expect(), plus a
+ * quotient. */
 static void expect_one(kernel_test *t, const strip_case *s, const strip_row *x, int64_t row,
                        const float *o, const float *m, const float *l)
 {
@@ -282,7 +283,7 @@ static void expect_one(kernel_test *t, const strip_case *s, const strip_row *x, 
 
 typedef struct one_case {
     int64_t heads, queries, first, rows, offset, q_row, q_head, o_row, o_head;
-    float *q; /* as they are */
+    float *q; /* unscaled */
     float factor;
     bool causal;
     mhai_dense keep, bias;
@@ -331,7 +332,7 @@ static one_case make_one(kernel_test *t)
     return c;
 }
 
-/* Row r as a strip of one, its query scaled as scale_row has it. */
+/* Row r as a strip of one row, with the query scaled by scale_row. */
 static strip_case row_case(kernel_test *t, const one_case *c, int64_t r)
 {
     const int64_t head = (c->first + r) / c->queries, query = (c->first + r) % c->queries;

@@ -57,7 +57,8 @@ void check_tile_forward(kernel_test *t)
     }
 }
 
-/* Given m and l: 2^(y - m) / l, a quotient more; entropy and largest as docs/numerics.md 3.13. */
+/* With given m and l, 2^(y - m) / l has one more quotient. Entropy and largest have the bounds of
+ * docs/numerics.md 3.13. */
 void check_tile_probabilities(kernel_test *t)
 {
     const strip_case c = make_tile(t, WITH_POISON | WITH_RUNS | WITH_TERMS | WITH_MASK);
@@ -117,7 +118,7 @@ void check_tile_probabilities(kernel_test *t)
     }
 }
 
-/* Natural units: a constant (0.05 u) and a product. */
+/* The conversion to natural units has a constant (0.05 u) and a product. */
 void check_tile_masked_scores(kernel_test *t)
 {
     const strip_case c = make_tile(t, WITH_POISON | WITH_RUNS | WITH_TERMS | WITH_MASK);

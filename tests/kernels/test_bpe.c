@@ -1,4 +1,5 @@
-/* Internal tests of BPE: vocabularies in memory as in GGUF files, patterns, and merging against the definition. */
+/* Internal tests of BPE: vocabularies in memory like in GGUF files, patterns, and merges compared
+ * with the definition. */
 #include "tokenizer/bpe.h"
 #include "tokenizer/pattern.h"
 
@@ -66,7 +67,7 @@ static void begin_letters(vocabulary *v)
     }
 }
 
-/* Then results of merges of small letters, then two found without merges. */
+/* Adds results of merges of lower-case letters, and two tokens that no merge produces. */
 static void begin_bytes(vocabulary *v)
 {
     begin_letters(v);
@@ -78,7 +79,7 @@ static void begin_bytes(vocabulary *v)
     }
     v->desc.bos_id = add(v, "<|bos|>", MHAI_TOKEN_CONTROL, 0);
     add(v, "user", MHAI_TOKEN_USER_DEFINED, 0);
-    add(v, "xyz", MHAI_TOKEN_NORMAL, 0); /* which no merge gives */
+    add(v, "xyz", MHAI_TOKEN_NORMAL, 0); /* no merge produces this */
 }
 
 static void begin_pieces(vocabulary *v)
@@ -119,7 +120,7 @@ static mha_tokenizer *make(const vocabulary *v)
     return t;
 }
 
-/* The tokens as one line, each with its text. */
+/* The tokens as one line, with their texts. */
 static void print_tokens(const mha_tokenizer *t, const char *text, char line[1024])
 {
     line[0] = '\0';
@@ -229,8 +230,8 @@ static void test_names_of_splitters(void **state)
         assert_int_equal(mhai_splitter_adds_bos(pairs[i][0]), mhai_splitter_adds_bos(pairs[i][1]));
     }
     assert_true(mhai_splitter_adds_bos("llama3") && !mhai_splitter_adds_bos("olmo"));
-    /* The tokenizer.json of GPT-NeoX, which MPT and OLMo share, of Qwen 2 and of DeepSeek-R1's distillates
-     * of it compose characters; that of GPT-2 and Llama 3 do not. */
+    /* tokenizer.json composes characters in GPT-NeoX (also in MPT and OLMo), in Qwen 2, and in
+     * DeepSeek-R1's distilled Qwen 2 models. The files of GPT-2 and Llama 3 do not. */
     static const char *const composing[] = {"mpt",   "olmo",     "qwen2", "deepseek-r1-qwen",
                                             "gpt-2", "llama-bpe"};
     for (size_t i = 0; i < sizeof composing / sizeof composing[0]; i++) {
@@ -266,7 +267,7 @@ static void test_pieces(void **state)
     expect_error(mha_tokenizer_token_bytes(t, 0, NULL, &count, NULL), MHA_ERR_NULL, "NULL");
     const int32_t above = mha_tokenizer_id(t, "bc");
     mha_tokenizer_destroy(t);
-    v.scores[above] = 1; /* than "ab" */
+    v.scores[above] = 1; /* better than "ab" */
     v.desc.add_bos = v.desc.add_space_prefix = false;
     v.desc.add_eos = true;
     t = make(&v);
@@ -321,9 +322,9 @@ static void test_refuses_vocabularies(void **state)
     refuse(&v, MHA_ERR_MODEL, "there is no '<0x07>'");
 }
 
-/* ---- Merging against the definition ---------------------------------------------------------- */
+/* ---- Merges and the definition --------------------------------------------------------------- */
 
-/* Repeatedly merge the best pair, the leftmost of equal ones. */
+/* Repeatedly merges the best pair, or the leftmost of equal pairs. */
 static int64_t merge_plainly(const vocabulary *v, int32_t *ids, int64_t count)
 {
     for (;;) {
@@ -353,7 +354,7 @@ static void test_merging(void **state)
         static char merges[MOST][24];
         begin_letters(&v);
         for (int tries = 0; tries < 40 && v.desc.merge_count < 20; tries++) {
-            /* of a, b, c and earlier results */
+            /* merges of a, b, c and earlier results */
             int32_t part[2];
             char made[24];
             for (int i = 0; i < 2; i++) {
@@ -401,7 +402,8 @@ static void test_patterns(void **state)
         "\\w+", "a\\b", "^a", "a$", "\\p{Han}", "\\p{L&}", "\\pL", "\\p{", "[[a]]", "[a&&b]",
         "[]a]", "(?>a)", "(?i)a", "(*ANY)a", "a{,3}", "a{2}+", "\\h", "a|b*", "\\x41", "\\1", "a\\",
         "(?P<n>a)",
-        /* what Oniguruma reads otherwise: none or two, "\u00DF" for "ss", classes of other cases */
+        /* patterns that Oniguruma interprets differently: no or two repetitions, "\u00DF" for "ss",
+         * classes of other cases */
         "a{2}?", "a**", "a+{2}", "a{1001}", "a{99999999999}", "(?i:ss)", "(?i:a(?:Fi))",
         "(?i:[\xC3\x9F])", "(?i:\xC3\xA9)", "(?i:\\p{Lu})"};
     const mha_allocator allocator = mhai_vector_allocator((mha_allocator){0});
@@ -428,7 +430,7 @@ static void test_patterns(void **state)
     }
 }
 
-/* All matches of a text; *steps: the number of steps. */
+/* All matches in a text; *steps is the number of steps. */
 static mha_status match_all(const char *pattern, const char *unit, size_t count, uint64_t *steps)
 {
     const mha_allocator allocator = mhai_vector_allocator((mha_allocator){0});
@@ -455,7 +457,8 @@ static mha_status match_all(const char *pattern, const char *unit, size_t count,
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" \
     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-/* Steps grow linearly with the text for the patterns of models; others fail with an error. */
+/* For the patterns of models, steps grow linearly with the text. Other patterns fail with an
+ * error. */
 static void test_steps(void **state)
 {
     (void)state;
@@ -497,11 +500,12 @@ static void test_steps(void **state)
         uint64_t steps = 0;
         expect_error(match_all(hostile[i][0], hostile[i][1], times, &steps), MHA_ERR_SIZE,
                      "here: the pattern '");
-        assert_true(steps <= 100000 + 3000 * bytes + bytes + 50); /* one callout beyond them */
+        assert_true(steps <= 100000 + 3000 * bytes + bytes + 50); /* plus one callout */
     }
 }
 
-/* ---- Memory that runs out --------------------------------------------------------------------- */
+/* ---- Allocation failures
+ * ---------------------------------------------------------------------- */
 
 static void test_out_of_memory(void **state)
 {

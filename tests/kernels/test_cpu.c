@@ -1,4 +1,4 @@
-/* The library's detection of the processor against the operating system's. */
+/* The library's detection of the processor, compared with the operating system's. */
 #include "support/suite.h"
 
 #include "base/cpu.h"

@@ -13,7 +13,7 @@ static double sum_of(const double *terms, int count)
     return mhai_exact_value(&sum);
 }
 
-/* Doubles of 2^-75 .. 2^90, of both signs. */
+/* Doubles of magnitude 2^-75 .. 2^90 and both signs. */
 static double some(rng *r)
 {
     const double size =
@@ -31,7 +31,7 @@ static void test_one_term(void **state)
         assert_true(sum_of(&term, 1) == term);
     }
     assert_true(sum_of((double[]){0x1p-128}, 1) == 0x1p-128);
-    assert_true(sum_of((double[]){0x1.8p-128}, 1) == 0x1p-128); /* cut off */
+    assert_true(sum_of((double[]){0x1.8p-128}, 1) == 0x1p-128); /* truncated */
     assert_true(sum_of((double[]){0x1p-1074}, 1) == 0);
 }
 

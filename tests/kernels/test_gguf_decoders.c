@@ -25,7 +25,7 @@ static const table tables[] = {
 #endif
 };
 
-/* NaN payloads may differ: some processors quiet 16-bit NaNs. */
+/* NaN payloads may differ because some processors quiet 16-bit NaNs. */
 static bool same(float a, float b)
 {
     return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));

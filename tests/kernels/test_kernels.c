@@ -31,7 +31,7 @@ static const slot slots[] = {
 };
 enum { SLOTS = sizeof slots / sizeof *slots };
 
-/* cmocka reports the signal; this reports the place. */
+/* cmocka reports the signal, and this function reports the place. */
 static kernel_test current;
 static struct sigaction cmocka_action[2];
 

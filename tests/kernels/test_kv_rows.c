@@ -1,5 +1,6 @@
-/* Keys that are replaced in place, as for moving sinks: the numbers of all 16 positions of a run are rescaled to the
- * larger power, and no others change. Read back as raw scores of one-hot queries. */
+/* Keys that are replaced in place, like those of moving sinks: the numbers of all 16 positions of a
+ * run are rescaled to the larger power, and no others change. Raw scores of one-hot queries read
+ * the keys. */
 #include "cache/kv_cache.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
@@ -8,7 +9,8 @@
 
 enum { D = 3, KEYS = 40, RUN = 16, HEADS = 2 };
 
-/* Integers up to 127. Each channel of a run contains 127, so its power is 0 and they are exact. */
+/* Integers up to 127. Each channel of a run contains 127, so its power is 0, and the integers are
+ * exact. */
 static float number_of(int64_t h, int64_t position, int64_t c)
 {
     return position % RUN == 5 ? 127 : (float)((h + 7 * position + 31 * c) % 128);

@@ -1,5 +1,5 @@
-/* src/base/math.h: errors against long double functions of the C library, which share no code with ours; exact results;
- * and the bits, which are the same on every machine. */
+/* src/base/math.h: errors, compared with long double functions of the C library, which share no
+ * code with math.h; exact results; and the bits, which are the same on every machine. */
 #include "base/math.h"
 
 #include "support/rng.h"
@@ -33,10 +33,10 @@ typedef struct function {
     const char *name;
     double (*ours)(double);
     long double (*exact)(long double);
-    double bound;           /* of math.h */
-    double near[2], far[2]; /* arguments are drawn from both, and from every exponent */
+    double bound;           /* stated in math.h */
+    double near[2], far[2]; /* ranges of arguments, besides every exponent */
     uint64_t digest;
-    double values[7][2]; /* x and f(x) to the bit; up to a NaN */
+    double values[7][2]; /* x and the bits of f(x); ends with NaN */
 } function;
 
 /* clang-format off */
@@ -87,7 +87,7 @@ static double some_argument(rng *r, const function *f, int64_t i)
     return i % 4 < 2 ? between(r, f->near) : i % 4 == 2 ? between(r, f->far) : any_number(r);
 }
 
-/* In units in the last place of `exact` as a double. */
+/* The error in units in the last place of `exact` as a double. */
 static double error_of(double ours, long double exact)
 {
     int exponent;
@@ -98,7 +98,7 @@ static double error_of(double ours, long double exact)
     return (double)fabsl(ldexpl((long double)ours - exact, unit < least ? -least : -unit));
 }
 
-/* Where the result is subnormal it is rounded twice. */
+/* Subnormal results are rounded twice. */
 static double bound_of(double bound, long double exact)
 {
     return fabsl(exact) < (long double)DBL_MIN ? 0.77 : bound;
@@ -114,7 +114,7 @@ static void check(const char *name, double x, double y, double ours, long double
                  ours, error, bound);
 }
 
-/* Needs a long double wider than double, as on x86 and, in software, on Arm. */
+/* Needs a long double that is wider than double, like on x86 and, in software, on Arm. */
 static void skip_without_oracle(void)
 {
     if (LDBL_MANT_DIG < 64) skip();
@@ -139,8 +139,9 @@ static void errors_are_within_bounds(void **state)
     if (rng_whole_sample()) assert_true(worst > 0.45);
 }
 
-/* Large numbers, and numbers very near to multiples of pi / 2 (found by continued fractions; the first is the nearest
- * of all doubles; at the last the middle word of the product overflows): they reveal any error in 2 / pi. */
+/* Large numbers, and numbers very near multiples of pi / 2, from continued fractions. The first is
+ * the nearest of all doubles, and for the last one, the middle word of the product overflows. They
+ * reveal any error in 2 / pi. */
 static void angles_keep_their_digits(void **state)
 {
     static const double angles[] = {0x1.6ac5b262ca1ffp+849, 0x1.921fb54442d18p+0,

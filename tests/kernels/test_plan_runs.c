@@ -1,5 +1,5 @@
-/* Plans describe what runs: the shapes of docs/speed.md on each instruction set, with calls of kernels counted.
- * mha_attention_explain() returns the plan. */
+/* Plans match the executed kernels: the test counts calls of kernels for the shapes of
+ * docs/speed.md on each instruction set. mha_attention_explain() returns the plan. */
 #include "attention/attn_plan.h"
 #include "kernels/kernels.h"
 #include "support/machines.h"
@@ -56,7 +56,7 @@ static void tile_rows_forward(const mhai_tile *const *tiles, const mhai_tile_row
     real->tile_rows_forward(tiles, rows, done);
 }
 
-/* Pack, and divide into even strips like the walk. */
+/* Packs, and divides rows into even strips like the walk. */
 static void one_block_forward(const mhai_one_block *block, bool *done)
 {
     const int64_t strips = (block->rows + real->tile_rows - 1) / real->tile_rows;
@@ -193,7 +193,7 @@ static void unmake(problem *p)
     free(p->mask);
 }
 
-/* ---- said and done --------------------------------------------------------------------------- */
+/* ---- plans and calls ------------------------------------------------------------------------- */
 
 #define SAME(said, done)                                                                      \
     do {                                                                                      \

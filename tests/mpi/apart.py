@@ -30,8 +30,9 @@ ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
 NETWORK = "10.77.0.0/24"
 RATE = "200mbit"
 DEADLINE = 10
-# Number of TCP retransmissions: 13 s in total. mpirun asks the daemon beyond the cut link to end its ranks, and waits
-# for the same time; the kernel's default of 15 would take a quarter of an hour.
+# Number of TCP retransmissions: 13 s in total. mpirun asks the daemon on the other side of the cut
+# link to end its ranks, and waits for the same time. The kernel's default of 15 retransmissions
+# would take a quarter of an hour.
 REPEATS = 5
 TRAIN = ("train", "sentences", "--threads", "1", "--no-report", "--every", "5", "--tries", "1")
 
@@ -52,14 +53,14 @@ class Machines:
         self.names = {side: f"mha{os.getpid()}{side}" for side in SIDES}
 
     def make(self):
-        """The kernel's error message, or an empty text."""
+        """The kernel's error message, or an empty string."""
         a, b = self.names.values()
         steps = [f"ip netns add {a}", f"ip netns add {b}", f"ip link add mha netns {a} type veth peer name mha netns {b}"]
         for side, name in self.names.items():
             (self.folder / side).mkdir()
             steps += [f"ip -n {name} address add {ADDRESSES[side]}/24 dev mha", f"ip -n {name} link set lo up",
                       f"ip -n {name} link set mha up", f"ip netns exec {name} sysctl -qw net.ipv4.tcp_retries2={REPEATS}"]
-        steps.append(f"ip netns exec {a} unshare --uts hostname side-a")  # or says why not
+        steps.append(f"ip netns exec {a} unshare --uts hostname side-a")  # or prints the reason
         for step in steps:
             done = subprocess.run(step.split(), capture_output=True, text=True)
             if done.returncode:
@@ -81,7 +82,8 @@ class Machines:
         subprocess.run(["ip", "-n", self.names["a"], "link", "set", "mha", state], check=True)
 
     def shape(self, rate):
-        """Limit both directions; return tc's message if the kernel has no token bucket filter."""
+        """Limit the rate in both directions. Return tc's message if the kernel has no token bucket
+        filter."""
         for name in self.names.values():
             done = subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", "mha", "root", "tbf", "rate", rate, "burst",
                                    "64kb", "latency", "50ms"], capture_output=True, text=True)
@@ -99,7 +101,7 @@ class Machines:
                                   check=True).stdout)
 
     def processes(self, side, program=""):
-        """Processes of one side, by id; program: only those that run it."""
+        """Processes of one side, by id; if `program` is given, only those that run it."""
         told = subprocess.run(["ip", "netns", "pids", self.names[side]], capture_output=True, text=True).stdout
         return [int(number) for number in told.split()
                 if not program or runs(number) == os.path.realpath(program)]
@@ -149,7 +151,7 @@ def both_take_part(machines):
 
 
 def same_bits(machines, program, folder, name):
-    """Run every rank test, with enough ranks that messages cross the link in both directions."""
+    """Run every rank test with so many ranks that messages cross the link in both directions."""
     before, begun = machines.bytes_sent(), time.monotonic()
     done = machines.run(4, os.environ["MPI_RANKS"], "messages")
     assert done.returncode == 0 and done.stdout.count("messages") == 4, done
@@ -175,14 +177,14 @@ def wait_for(what):
 
 
 def cut(machines, program, folder, deadline=DEADLINE):
-    """Cut the link in the middle of a training."""
+    """Cut the link during a training."""
     running = machines.start(4, program, *TRAIN, "--steps", "100000", "-o", folder / "cut", deadline=deadline)
     said = []
     reader = threading.Thread(target=lambda: said.extend(running.stderr), daemon=True)
     reader.start()
     wait_for(lambda: any("step " in line for line in said) or running.poll() is not None)
     ranks = [len(machines.processes(side, program)) for side in SIDES]
-    if ranks != [2, 2]:  # the machine is so slow that the deadline passed without a cut
+    if ranks != [2, 2]:  # on a slow machine, the deadline can pass without a cut
         running.wait()
         reader.join()
         assert any("is lost: " in line for line in said), said
@@ -210,7 +212,7 @@ def cut(machines, program, folder, deadline=DEADLINE):
 
 
 def resumed(machines, program, folder, reached):
-    """Resume on both sides after the cut, for a few steps beyond the last one."""
+    """Resume on both sides after the cut, for a few steps more than before."""
     steps = ("--steps", reached + 10)
     wait_for(lambda: machines.run(2, "hostname").returncode == 0)  # address resolution is retried after a while
     done = machines.run(3, program, *TRAIN, *steps, "-o", folder / "cut")

@@ -1,4 +1,4 @@
-/* For test ranks: exit with a message that names the line. */
+/* For test ranks: exits with a message that names the line. */
 #ifndef TEST_MPI_CHECK_H
 #define TEST_MPI_CHECK_H
 

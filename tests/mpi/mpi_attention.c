@@ -23,7 +23,7 @@
 enum { FOLDS = 4 };
 enum { Q, K, V, O, G, DQ, DK, DV, TENSORS };
 
-/* All rows, or those of this rank. */
+/* All rows, or this rank's rows. */
 typedef struct problem {
     int64_t rows;
     mha_tensor x[TENSORS], lse;
@@ -54,7 +54,7 @@ static void free_problem(problem *p)
     free(p->lse.data);
 }
 
-/* Numbers that depend only on their position in the whole. */
+/* Numbers that depend only on their position in the whole tensor. */
 static float number(int tensor, int64_t h, int64_t t, int64_t d)
 {
     uint64_t z = (uint64_t)(((tensor * 64 + h) << 40) + (t << 10) + d) * 0x9E3779B97F4A7C15u;
@@ -105,7 +105,7 @@ typedef struct work {
     mha_piece pieces[2 * FOLDS];
     mha_attention_desc desc;
     problem own;
-    double (*seconds)[2]; /* of each call: forward, backward */
+    double (*seconds)[2]; /* of the forward and backward of each call */
     int calls;
 } work;
 
@@ -157,7 +157,7 @@ static void run(work *w)
     note_times(w, middle - start, end - middle);
 }
 
-/* One process with the same number of threads: the functions without ranks. */
+/* One process with the same number of threads calls the functions without ranks. */
 static void run_whole(work *w, problem *p)
 {
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &p->lse};

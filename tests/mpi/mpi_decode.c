@@ -21,14 +21,14 @@ typedef struct text {
     mha_context *context;
     const mha_transport *t;
     int64_t heads, kv_heads, size, run;
-    mha_kv_cache *here, *whole; /* whole NULL: no comparison */
+    mha_kv_cache *here, *whole; /* `whole` is NULL without a comparison */
     mha_key_piece pieces[MOST_PIECES];
     mha_key_split keys;
     int64_t length;
     float *q, *k, *v, *o, *expected;
 } text;
 
-/* Numbers that depend only on their position in the whole. */
+/* Numbers that depend only on their position in the whole tensor. */
 static void fill(float *x, int tensor, int64_t heads, int64_t position, int64_t size)
 {
     for (int64_t h = 0; h < heads; h++)
@@ -80,7 +80,7 @@ static void finish(text *x)
     mha_context_destroy(x->context);
 }
 
-/* One token: the rank with the last piece appends it. */
+/* Decodes one token. The rank with the last piece appends it. */
 static void grow(text *x)
 {
     const int64_t owner = x->length / x->run % x->t->size;

@@ -25,7 +25,8 @@ static unsigned char byte_of(int from, int to, size_t i)
     return (unsigned char)((size_t)from * 31 + (size_t)to * 7 + i * 13 + i / 251);
 }
 
-/* Every rank sends to every rank at once, then waits for all in another order. */
+/* Every rank sends to every rank at the same time, then waits for all messages in a different
+ * order. */
 static void exchange(const mha_transport *t, size_t count)
 {
     mha_transfer in[64], out[64];
@@ -81,7 +82,7 @@ static void with_communicator(void)
     const mha_transport *t = mha_mpi_transport(mpi);
     int32_t first = rank;
     CHECK(!mha_transport_broadcast(t, 0, &first, sizeof first) && first % 2 == rank % 2);
-    CHECK(first >= rank); /* counted from the last */
+    CHECK(first >= rank); /* counted from the last rank */
     messages(t);
     mha_mpi_finish(mpi);
     MPI_Comm_free(&comm);
@@ -129,7 +130,8 @@ int MPI_Cancel(MPI_Request *request)
     return PMPI_Cancel(request);
 }
 
-/* Receiving the second piece of a message fails: the first is cancelled, and its memory is not touched. */
+/* If the receive of the second piece of a message fails, the first is cancelled, and its memory is
+ * not written. */
 static void broken(const mha_transport *t)
 {
     const size_t count = ((size_t)1 << 30) + 5;
@@ -139,7 +141,7 @@ static void broken(const mha_transport *t)
     receives_left = 1;
     CHECK(t->receive(t->user, 1, 0, bytes, count, &transfer) == MHA_ERR_RANK);
     CHECK(cancelled == 1);
-    CHECK(!t->wait(t->user, &transfer)); /* none was posted */
+    CHECK(!t->wait(t->user, &transfer)); /* no receive was posted */
     CHECK(t->receive(t->user, 1, 0, bytes, 1, &transfer) == MHA_ERR_RANK);
     free(bytes);
 }
@@ -152,7 +154,8 @@ static void meet(const mha_transport *t)
                          : mha_transport_receive(t, 1, &byte, 1)));
 }
 
-/* The wait for the next rank ends with the number of the lost rank, and every later call fails. */
+/* Checks that the wait for the next rank ends with the number of the lost rank, and that every
+ * later call fails. */
 static void lost(const mha_transport *t, const char *sentence)
 {
     char bytes[16];

@@ -1,9 +1,10 @@
-"""The program on ranks started by mpirun: one pass over MPI of the cases that tests/cli/ranks.py covers in detail over
-sockets. A training, scores and a text must be bit-identical to one process; errors of one rank are reported once; a
-rank is killed or interrupted.
+"""The program on ranks that mpirun starts. tests/cli/ranks.py covers the cases in detail with
+sockets; this test makes one pass over MPI. A training, scores and a text must be bit-identical to
+one process, an error of one rank must be reported once, and all ranks must exit if a rank is killed
+or interrupted.
 
-The variable MULTIHEAD names the program, MPIEXEC the launcher. Skipped under a sanitizer: it finds that MPI's own
-libraries leak and race.
+The variable MULTIHEAD names the program, MPIEXEC the launcher. The test is skipped under a
+sanitizer, which would report leaks and races in MPI's own libraries.
 """
 import hashlib
 import os
@@ -104,8 +105,8 @@ def children(process):
 
 
 def signalled(folder, count, place, number):
-    """Run an endless training and signal one rank after the first step that rank 0 reports. Returns its folder, the
-    launcher's exit status and its output, once all ranks have exited."""
+    """Run a training without end, and signal one rank after the first step that rank 0 reports.
+    Return its folder, the launcher's exit status and its output after all ranks have exited."""
     program = (*TRAIN, "--steps", 10000000, "-o", folder)
     with tempfile.TemporaryFile() as nothing:
         running = mpirun.start(count, program, stdout=nothing)
@@ -125,7 +126,7 @@ def signalled(folder, count, place, number):
 
 
 def killed(folder):
-    """All ranks exit; resuming the saved training is bit-identical to an uninterrupted one."""
+    """All ranks exit, and the resumed training is bit-identical to an uninterrupted one."""
     code, said = signalled(folder / "killed", 3, 1, signal.SIGKILL)
     assert code != 0, said
     steps = ("--steps", int(re.findall(r"step (\d+)/", said)[-1]) + 6)

@@ -1,5 +1,6 @@
-"""The MPI transport: messages of all sizes, lost ranks, aborts (mpi_ranks.c); attention over ranks, forward and
-backward, against one process (mpi_attention.c); decoding over a cache shared by ranks (mpi_decode.c).
+"""The MPI transport: messages of all sizes, lost ranks and aborts (mpi_ranks.c); attention over
+ranks, forward and backward, compared with one process (mpi_attention.c); decoding with a cache that
+ranks share (mpi_decode.c).
 
 The variables MPI_RANKS, MPI_ATTENTION and MPI_DECODE name the programs, MPIEXEC the launcher. MHA_TEST_LONG=1 adds a
 message of more than 1 GiB. Only ctest limits the time.

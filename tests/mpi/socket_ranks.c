@@ -67,7 +67,7 @@ static void take(item **queue, const item *x)
     if (*queue) *queue = x->next;
 }
 
-/* Remove the first message with this tag from the queue; NULL if there is none. */
+/* Removes the first message with this tag from the queue. Returns NULL if there is none. */
 static item *take_first(item **queue, int64_t tag)
 {
     item *x = *queue;
@@ -76,7 +76,7 @@ static item *take_first(item **queue, int64_t tag)
     return x;
 }
 
-/* Complete a receive with its message. */
+/* Completes a receive with its message. */
 static void fill(item *receive, item *message)
 {
     receive->arrived = message->head.count;
@@ -95,7 +95,7 @@ static item *make_item(peer *p, header head, void *bytes)
     return x;
 }
 
-/* Read available bytes, up to count; an empty socket is not an error. */
+/* Reads available bytes, up to `count`. An empty socket is not an error. */
 static size_t read_some(peer *p, void *bytes, size_t count)
 {
     const ssize_t done = recv(p->socket, bytes, count, MSG_DONTWAIT);
@@ -103,7 +103,7 @@ static size_t read_some(peer *p, void *bytes, size_t count)
     return done > 0 ? (size_t)done : 0;
 }
 
-/* Read all available messages. */
+/* Reads all available messages. */
 static void pull(peer *p)
 {
     for (size_t more = 1; more > 0 && !p->gone;) {
@@ -130,7 +130,7 @@ static void pull(peer *p)
     }
 }
 
-/* Write as much as the socket takes, at most `most` bytes of the first send. */
+/* Writes as many bytes as the socket accepts, at most `most` bytes of the first send. */
 static void push(peer *p, size_t most)
 {
     while (p->sends && !p->gone) {
@@ -158,7 +158,7 @@ static void push(peer *p, size_t most)
     }
 }
 
-/* Wait until some socket is ready, then read and write. */
+/* Waits until a socket is ready, then reads and writes. */
 static void progress(mha_mpi *mpi)
 {
     struct pollfd fds[MOST_RANKS];
@@ -254,7 +254,7 @@ static mha_status wait_transfer(void *user, mha_transfer *transfer)
     }
 }
 
-/* An incompletely sent message stays in the queue, and its memory must remain in place. */
+/* A partly sent message stays in the queue, and its memory must remain valid. */
 static void cancel_transfer(void *user, mha_transfer *transfer)
 {
     item *x = (item *)(uintptr_t)transfer->words[0];
@@ -326,7 +326,7 @@ static bool all_gone(const mha_mpi *mpi)
     return true;
 }
 
-/* Wait until each rank has finished or exited, as MPI_Finalize() does. */
+/* Waits until each rank has finished or exited, like MPI_Finalize(). */
 void mha_mpi_finish(mha_mpi *mpi)
 {
     const char *counts = getenv("MHA_TEST_RANKS_COUNTS");

@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import check_abi  # noqa: E402
 
-# An edit of a header, and the expected report: (incompatible, part of the sentence).
+# An edit of a header, and the expected report: (incompatible, part of the message).
 EDITS = (
     ("base.h", "    int32_t ndim;", "    int64_t ndim;", (True, "field mha_tensor.ndim")),
     ("base.h", "    mha_dtype dtype;\n    int32_t ndim;", "    int32_t ndim;\n    mha_dtype dtype;",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A release candidate: MHA_VERSION_SUFFIX "-rc1" reaches every place with a version, in the form that sorts before the
-release. Usage: test_version.py CMAKE"""
+"""A release candidate: MHA_VERSION_SUFFIX "-rc1" is in every version, in the form that sorts before
+the release. Usage: test_version.py CMAKE"""
 import pathlib
 import re
 import shutil

@@ -1,5 +1,5 @@
-"""ablation.h over ctypes, for tests only: texts with terms, sets of heads, and results as NumPy arrays with the axes of
-the header."""
+"""ablation.h with ctypes, only for tests: texts with terms, sets of heads, and results as NumPy
+arrays with the header's axes."""
 import ctypes as C
 
 import numpy as np
@@ -14,8 +14,8 @@ DoublePointer = C.POINTER(C.c_double)
 
 
 class Run:
-    """Effects on a transformer, which has context, handle and desc. texts: (tokens [B,T], lengths or
-    None, [(factor, row, token, measure)])."""
+    """Effects on a transformer, an object with context, handle and desc. `texts` has (tokens [B,T],
+    lengths or None, [(factor, row, token, measure)])."""
 
     def __init__(self, model, texts, measures):
         self.model, self.texts, self.measures = model, texts, measures
@@ -73,8 +73,8 @@ class Run:
         return found
 
     def patching(self, source, part=OUTPUT, rows=None, receivers=None):
-        """Patch the first text from the prompt `source`; with receivers, the paths to them ([]: to the logits). Returns
-        (values of both prompts, values of each head)."""
+        """Patch the first text from the prompt `source`. With receivers, patch the paths to them,
+        or to the logits for []. Returns (values of both prompts, values of each head)."""
         source = np.ascontiguousarray(source, np.int32)
         tensor = mha.tensor(source)
         mask = None if rows is None else (C.c_uint8 * len(rows))(*map(int, rows))

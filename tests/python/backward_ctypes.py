@@ -1,5 +1,5 @@
-"""mha_attention_backward() and mha_module_backward() over multihead_ctypes.py, for tests and
-measurements only."""
+"""mha_attention_backward() and mha_module_backward() with multihead_ctypes.py, only for tests and
+measurements."""
 import ctypes as C
 
 import numpy as np
@@ -15,8 +15,8 @@ KEPT = ("q", "k", "v", "heads", "lse")
 
 def attention_backward(q, k, v, o, lse, o_gradient, wanted=("q", "k", "v"), context=None,
                        into=None, **keywords):
-    """{name: array} of the wanted gradients; keywords of attention_desc(), as in the forward call. into: arrays to
-    write to instead of new ones."""
+    """{name: array} of the wanted gradients. Keywords are those of attention_desc() in the forward
+    call. The gradients are written to the arrays of `into`, if given."""
     context = context or mha.default_context()
     desc = mha.attention_desc(**keywords)
     shapes = {"q": q.shape, "k": k.shape, "v": v.shape, "scale": ()} | {
@@ -34,9 +34,10 @@ def attention_backward(q, k, v, o, lse, o_gradient, wanted=("q", "k", "v"), cont
 
 def module_backward(module, query, key, value, kept, out_gradient, attention=(), context=None,
                     into=None, flags=0, **keywords):
-    """{name: array} of the gradients of the inputs and of every parameter, starting from zeros or from the arrays of
-    into; kept: the forward call's outputs of KEPT. attention: {name: array} for mha_attention_gradients. keywords of
-    attention_desc(), as in the forward call."""
+    """{name: array} of the gradients of the inputs and of every parameter. The sums begin with
+    zeros or with the arrays of `into`. `kept` has the forward call's outputs of KEPT, `attention`
+    is {name: array} for mha_attention_gradients, and keywords are those of attention_desc() in the
+    forward call."""
     context = context or module.context
     shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
     names = module.parameter_shapes()

@@ -1,4 +1,4 @@
-"""Transformers and their folders over ctypes: create, set, save, load, run."""
+"""Transformers and their folders with ctypes: create, set, save, load, run."""
 import ctypes as C
 
 import numpy as np
@@ -104,8 +104,8 @@ class Transformer:
         return maps, hidden
 
     def __call__(self, ids, targets=None):
-        """Logits (or the last hidden states) of int ids [B,T]; with targets [B,T] the gradients of the mean
-        cross-entropy, concatenated in the order of the parameters."""
+        """Logits (or the last hidden states) of int ids [B,T]. With targets [B,T], the gradients of
+        the mean cross-entropy, concatenated in the order of the parameters."""
         ids = np.ascontiguousarray(ids, np.int32)
         width = self.desc.embed_dim if self.desc.flags & NO_OUTPUT else self.desc.vocab_size
         output = np.zeros((*ids.shape, width), np.float32)
@@ -156,7 +156,7 @@ class Decoder:
 
 
 def encode(folder, text):
-    """The tokens that mha_vocabulary_encode() finds in a text."""
+    """The tokens of a text by mha_vocabulary_encode()."""
     vocabulary, count, text = C.c_void_p(), C.c_int64(), text.encode()
     ids = (C.c_int32 * (len(text) + 1))()
     mha.check(LIBRARY.mha_vocabulary_load(str(folder).encode(), C.byref(vocabulary)))

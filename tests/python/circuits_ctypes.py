@@ -1,4 +1,5 @@
-"""libmultihead-circuits over multihead_ctypes.py, for tests only: the Python package does not include it.
+"""libmultihead-circuits with multihead_ctypes.py, only for tests, because the Python package does
+not include it.
 
     found = circuits.circuits(net, desc, directions=4)    # arrays by the fields of mha_circuits
     ids, values = circuits.tokens(net, directions, side="embedding", most=10)
@@ -16,13 +17,13 @@ VECTORS = ("queries", "keys", "reads", "writes")
 
 
 def library():
-    """The library; None if it was switched off."""
+    """The library, or None if the build disabled it."""
     path = mha.LIBRARY_DIR / "libmultihead-circuits.so"
     return Library(str(path)) if path.exists() else None
 
 
 def circuits(net, desc, context=None, first_offset=0, last_offset=0, directions=1, flags=0, heads=None):
-    """{field: array}; entries of omitted heads are NaN."""
+    """{field: array}, with NaN for omitted heads."""
     L, H, D, E = desc.num_layers, desc.num_heads, desc.head_dim, desc.embed_dim
     found = {name: np.full((L, H, D), np.nan) for name in ("qk_values", "ov_values")}
     found |= {name: np.full((L, H, directions, E), np.nan, np.float32) for name in VECTORS}

@@ -1,4 +1,4 @@
-"""Skipping, the selection of cases for the gate, and shared fixtures."""
+"""Skipped tests, the selection of cases for the gate, and shared fixtures."""
 import importlib.util
 import os
 import pathlib
@@ -7,10 +7,11 @@ import re
 import signal
 import subprocess
 
-# Background jobs inherit an ignored SIGINT from the shell; programs under test would, too.
+# Background jobs inherit an ignored SIGINT from the shell, and programs under test would inherit it
+# too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Two processes share two cores: threads of torch and NumPy would compete.
+# Two processes share two cores, so threads of torch and NumPy would compete.
 for name, value in {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
                     "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
                     "TRANSFORMERS_VERBOSITY": "error"}.items():
@@ -29,7 +30,7 @@ def pytest_configure(config):
 
 
 class Module(pytest.Module):
-    """A file of tests; skipped if one of PACKAGES is missing."""
+    """A file of tests, which is skipped if one of PACKAGES is missing."""
 
     def collect(self):
         try:
@@ -46,12 +47,12 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without MHA_TEST_DEEP, keep only randomly drawn cases of tests and files marked with gate."""
+    """Without MHA_TEST_DEEP, keep only random cases of tests and files with the mark `gate`."""
     cases = {}
     for item in items:
         for node, mark in [] if DEEP else item.iter_markers_with_node("gate"):
             cases.setdefault((node.nodeid.split("[")[0], *mark.args), []).append(item)
-            break  # a test's own before its file's
+            break  # a test's own mark precedes its file's
     left_out = set()
     for (name, count), of_one in cases.items():
         random.Random(f"{SEED} {name}").shuffle(of_one)
@@ -91,7 +92,7 @@ def browser():
 
 @pytest.fixture
 def new_page(browser):
-    """Opens pages in separate contexts, which are closed when the test ends."""
+    """Opens pages in separate contexts, which close when the test ends."""
     contexts = []
 
     def opener(width=1400, height=1000, **options):
@@ -162,7 +163,7 @@ def serve():
 
 @pytest.fixture
 def axe():
-    """Checks a page: the accessibility faults, each with its elements."""
+    """Returns the accessibility faults of a page, each with its elements."""
     found = importlib.util.find_spec("axe_playwright_python")
     if found is None:
         pytest.skip("axe-playwright-python is not installed")
@@ -183,7 +184,8 @@ def contexts():
 
 @pytest.fixture(scope="session")
 def smollm2():
-    """SmolLM2 in transformers, float32, shared by all tests of the process: do not modify it."""
+    """SmolLM2 in transformers, in float32. All tests of the process share it and must not modify
+    it."""
     needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
     for name in ("torch", "transformers", "gguf", "accelerate"):
         pytest.importorskip(name)
@@ -195,7 +197,7 @@ def smollm2():
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """The folder of a word model with two layers of four heads, hardly trained."""
+    """The folder of a word model with two layers of four heads, after a few steps of training."""
     folder = tmp_path_factory.mktemp("trained") / "model"
     subprocess.run([PROGRAM, "train", "sentences", "--steps", "3", "--quiet", "-o", str(folder)],
                    check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Reports written by libmultihead-render in MHA_LIBRARY_DIR, for tests that open them."""
+"""Reports that libmultihead-render in MHA_LIBRARY_DIR writes, for tests that open them."""
 import ctypes as C
 
 from multihead._abi import (Buffer, Column, Curve, Fact, Figure, Frame, Inset, InsetPage, Measure, Panel, Report,
@@ -49,14 +49,15 @@ class Matrices:
 
 
 def measures_of(measures):
-    """measures: (name, value, chance, most, count, note) each, as in mha_measure."""
+    """`measures` has (name, value, chance, most, count, note), the fields of mha_measure."""
     return (Measure * len(measures))(*[
         Measure(encoded(name), value, chance, most, count, encoded(note))
         for name, value, chance, most, count, note in measures])
 
 
 def curve_of(curve):
-    """curve: a dict of title, caption, x_axis, y_axis, timeline, and series: (name, x, y, baseline)."""
+    """`curve` is a dict with title, caption, x_axis, y_axis, timeline, and series, which has (name,
+    x, y, baseline)."""
     series = (Series * len(curve["series"]))(*[
         Series(encoded(name), doubles(x), doubles(y), len(x), baseline)
         for name, x, y, baseline in curve["series"]])
@@ -76,9 +77,9 @@ def make_report(maps, labels, col_labels=None, masked=None, special=(), groups=1
                 twin_name=None, twin_value=None, most_bytes=0, title="Test maps", queries=None,
                 keys=None, first_cell=None, line_panels=(), view=0, only_view=False, guide=None,
                 second=(0, 0), **options):
-    """maps: a list of [rows][cols] lists; badges, details, measures, twins, queries and keys: one per map. columns:
-    (name, about, values, ascending); frames: (label, at, maps). Returns a figure and a report, with the memory that
-    they borrow."""
+    """`maps` is a list of [rows][cols] lists. badges, details, measures, twins, queries and keys
+    have one element per map. `columns` has (name, about, values, ascending), and `frames` has
+    (label, at, maps). Returns a figure and a report, and the memory that they borrow."""
     rows, cols = len(maps[0]), len(maps[0][0]) if maps[0] else 0
     arrays = Matrices()
     mask = (C.c_uint8 * (rows * cols))(*[v for row in masked for v in row]) if masked else None
@@ -145,7 +146,7 @@ def write_report(path, *arguments, **options):
 
 
 def write_inset(path, pages, **options):
-    """pages: (name, arguments of make_report(), its options)."""
+    """`pages` has (name, arguments of make_report(), its options)."""
     made = [(name, *make_report(*arguments, **chosen)) for name, arguments, chosen in pages]
     array = (InsetPage * len(made))(*[
         InsetPage(encoded(name), C.pointer(figure), C.pointer(report))

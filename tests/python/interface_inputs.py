@@ -9,7 +9,7 @@ IMAGE_TOKEN = 98
 
 
 def field(config, *names, default=None):
-    """The first field of the list that a configuration or one of its parts has."""
+    """The first field of the list that is in a configuration or one of its parts."""
     parts = [getattr(config, part, None) for part in (
         "vision_config", "backbone_config", "audio_config", "encoder_config", "video_config", "text_config")]
     for part in [config, *parts]:

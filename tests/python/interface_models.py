@@ -1,7 +1,7 @@
 """Tiny random models of every family of transformers that uses its attention interface.
 
-A default configuration is made small field by field, by field names. A class that remains large or does not run is
-skipped with the reason.
+Field names determine the small values of a default configuration. A class that remains large or
+does not run is skipped with the reason.
 """
 import contextlib
 import functools
@@ -25,7 +25,8 @@ WIDTH, HEADS, SIZE, TOKENS, MOST = 32, 4, 8, 99, 4_000_000
 
 
 def classes():
-    """{class: (family, kind)}: every class of KINDS; the plain one only in families without another."""
+    """{class: (family, kind)} for every class of KINDS. A family's plain class is included only if
+    it has no other."""
     found = {}
     for kind, names in KINDS.items():
         others = {family for family, _ in found.values()} if kind == "plain" else set()
@@ -35,7 +36,7 @@ def classes():
     return dict(sorted(found.items()))
 
 
-# Exceptions that names do not show.
+# Exceptions that the names do not show.
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 RESNET = {"backbone_config": transformers.ResNetConfig(
     embedding_size=8, hidden_sizes=[8, 16, 32, 64], depths=[1] * 4, out_features=["stage2", "stage3", "stage4"]),
@@ -88,7 +89,8 @@ class LeftOut(Exception):
 
 # ---- Small configurations ---------------------------------------------------------------------------
 
-# The first pattern that matches the full name of a field gives its value; None in a configuration is kept.
+# The first pattern that matches the full name of a field determines its value. None in a
+# configuration is kept.
 SIZES = [(re.compile(pattern), value) for pattern, value in [
     (r".*vocab_size(_per_layer_input)?|.*num_embeddings|padding_idx_vocab", TOKENS),
     (r".*(pdrop|dropout|dropout_(rate|prob|p)|drop_rate|layerdrop|drop_path|jitter|noise).*", 0.0),
@@ -148,7 +150,7 @@ def small(name, value):
         if re.fullmatch(r"depths|blocks_per_stage|.*num_(attention_)?heads(_per_stage)?", name):
             return [min(2, x) for x in value]
     if value is None and name in ("vocab_size", "head_dim", "num_key_value_heads"):
-        value = 0  # derived from other fields, which not every class does
+        value = 0  # some classes derive it from other fields
     elif not value or isinstance(value, (bool, str, list, tuple, dict)):
         return value
     if name == "type_vocab_size":
@@ -162,7 +164,7 @@ def small(name, value):
 
 
 def kinds_of(types):
-    """The distinct kinds of layers in a list; a single kind twice."""
+    """The distinct kinds of layers in a list; a single kind is repeated."""
     kinds = list(dict.fromkeys(types))
     return kinds if len(kinds) > 1 else kinds * 2
 
@@ -175,7 +177,7 @@ def source(name):
 
 
 def rope(config, given, size):
-    """Rotary settings; sections for image axes, if any, fill half of a head."""
+    """Rotary settings. Sections for image axes, if any, fill half of a head."""
     name = type(config).__module__.replace(".configuration_", ".modeling_")
     if "mrope_section" not in source(name) or any(isinstance(v, dict) for v in (given or {}).values()):
         return given
@@ -266,7 +268,7 @@ def make(name):
     torch.manual_seed(1)
     model = cls(config).eval().float()
     with contextlib.suppress(ValueError):
-        model.set_experts_implementation("eager")  # the other does not support float64
+        model.set_experts_implementation("eager")  # the default does not support float64
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -285,7 +287,7 @@ def make(name):
 
 
 class Double(torch.overrides.TorchFunctionMode):
-    """Replace float32 in code by float64, as in softmax(..., dtype=torch.float32)."""
+    """Replace float32 in code by float64, for example in softmax(..., dtype=torch.float32)."""
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         if function is torch.Tensor.float:
@@ -340,7 +342,8 @@ def numbers(out):
 
 
 def whole(padding):
-    """A mode: all tokens at once. Padding rows are skipped; of images and sounds all possible ones."""
+    """A mode: all tokens in one call. Padding rows are skipped, and all rows that may be padding
+    for images and sounds."""
     def run(kind, model):
         given = batch(kind, model, padding)
         found = numbers(model(**given))
@@ -422,7 +425,8 @@ def largest_error(found, exact):
 
 
 def total_error(found, exact):
-    """The error of all arrays as one vector, since gradients of single parameters may cancel or be one number."""
+    """The error of all arrays as one vector, because the gradient of a single parameter may cancel
+    or be one number."""
     norm = torch.linalg.vector_norm
     return (norm(torch.stack([norm(a - b) for a, b in zip(found, exact)])) /
             norm(torch.stack([norm(b) for b in exact]))).item()
@@ -436,7 +440,8 @@ def worst_gradient(found, exact):
 
 
 def judge(model):
-    """"eager", or "sdpa" for models that hide what the additive mask of "eager" shows: they expect a bool mask."""
+    """"eager", or "sdpa" for models that invert their mask. They expect a bool mask, and would hide
+    the visible keys of an additive one."""
     inverts = "masked_fill_(attention_mask.logical_not()"
     return "sdpa" if any(inverts in source(name) for name in {type(m).__module__ for m in model.modules()}) else "eager"
 
@@ -479,12 +484,13 @@ def examine(name, modes=MODES):
             continue
         error = total_error if mode == "gradient" else largest_error
         own, theirs = error(ours, exact), error(single, exact)
-        most = theirs = theirs if mode == "gradient" else max(most, theirs)  # one number may be small by chance
+        # The error of eager in a single mode may be small at random.
+        most = theirs = theirs if mode == "gradient" else max(most, theirs)
         verdict = "right" if own <= 2 * theirs + 1e-6 else "wrong"
         if mode == "gradient" and worst_gradient(ours, exact) > 1e-4 + 10 * worst_gradient(single, exact):
             verdict = "wrong"
         if theirs > 0.01:
-            verdict = "not judged"  # float32 and float64 choose differently somewhere
+            verdict = "not judged"  # float32 and float64 choose differently in some place
         found[mode] = (verdict, f"{own:.1e} {theirs:.1e}")
     return found or {"": ("left out", left)}
 

@@ -1,4 +1,4 @@
-"""A thin NumPy layer over libmultihead.so through ctypes, without copies, for tests only.
+"""A thin NumPy layer for libmultihead.so with ctypes, without copies, only for tests.
 
     import multihead_ctypes as mha
     o = mha.attention(q, k, v, causal=True)                  # arrays [B,H,T,D], float32
@@ -35,7 +35,7 @@ AVAILABLE = [isa for isa in ("portable", "avx2", "avx512") if isa_available(isa)
 
 
 def tensor(array):
-    """The library's view of an array; None stays None. Keep the array alive."""
+    """The library's view of an array, or None for None. Keep the array alive."""
     if array is None:
         return None
     if array.ndim > MAX_DIMS or array.dtype.name not in DTYPES:
@@ -75,9 +75,9 @@ def default_context():
 
 def attention_desc(scale=None, causal=False, q_offset=0, key_lengths=None, keep_mask=None,
                    bias=None, path="auto", strict=False, window=None, **fields):
-    """mha_attention_desc from keywords. q_offset: one number, or one per sequence; window:
-    (left_keys, right_keys); fields: any other field by name, a number or an array of attention.h's dtype. The returned
-    struct keeps the arrays alive."""
+    """mha_attention_desc from keywords. q_offset is one number, or one per sequence; window is
+    (left_keys, right_keys). `fields` are other fields by name: a number, or an array of
+    attention.h's dtype. The returned struct keeps the arrays alive."""
     flags = CAUSAL * bool(causal) | SCALE_GIVEN * (scale is not None) | STRICT * bool(strict)
     flags |= WINDOW * (window is not None)
     each = np.ndim(q_offset) > 0
@@ -111,10 +111,11 @@ def _output_shapes(q, k, heads, rows, offsets, top):
 
 def attention(q, k, v, outputs=(), context=None, heads=None, rows=None, offsets=None, top=1,
               score_stage="raw", dropped=False, o_type=np.float32, **keywords):
-    """Attention of arrays [B,H,T,D]; other keywords as attention_desc(). Returns o of o_type, or
-    (o, {name: array}) if outputs name fields of mha_attention_outputs. heads and rows select those of probabilities and
-    scores, score_stage is raw, capped or biased, dropped selects probabilities after dropout, top is the K of top_keys
-    and top_weights. Not for ragged batches."""
+    """Attention of arrays [B,H,T,D], with the keywords of attention_desc(). Returns o of o_type, or
+    (o, {name: array}) if `outputs` names fields of mha_attention_outputs. heads and rows select
+    those of probabilities and scores; score_stage is raw, capped or biased; dropped selects
+    probabilities after dropout; top is the K of top_keys and top_weights. Ragged batches are not
+    supported."""
     context = context or default_context()
     desc = attention_desc(**keywords)
     unset = 0x7FFF if o_type == np.uint16 else np.nan
@@ -166,7 +167,7 @@ class Module:
         LIBRARY.mha_module_describe(self.handle, C.byref(self.desc))
 
     def set(self, name, value):
-        """One parameter by its PyTorch name: an array, or a tensor of torch."""
+        """Set one parameter by its PyTorch name from an array or a torch tensor."""
         if hasattr(value, "detach"):
             value = value.detach().numpy()
         value = value.astype(np.float32, copy=False)
@@ -178,7 +179,7 @@ class Module:
             self.set(name, value)
 
     def parameter_shapes(self):
-        """{name: shape}, as in a state_dict."""
+        """{name: shape} in the order of a state_dict."""
         found, shapes = ModuleParameter(), {}
         while LIBRARY.mha_module_parameter_at(self.handle, len(shapes), C.byref(found)):
             shapes[found.name.decode()] = tuple(found.shape[:found.ndim])
@@ -205,7 +206,8 @@ class Module:
                 "lse": (batch, d.num_heads, length)}
 
     def __call__(self, query, key=None, value=None, outputs=(), context=None, **keywords):
-        """out [B,T,E], or (out, {name: array}); key defaults to query, value to key. All may omit the batch axis."""
+        """out [B,T,E], or (out, {name: array}). The default of key is query, and the default of
+        value is key. All may omit the batch axis."""
         key = query if key is None else key
         value = key if value is None else value
         desc = attention_desc(**keywords)
@@ -222,8 +224,8 @@ class Module:
         return (out, extra) if outputs else out
 
     def step(self, cache, tokens, counts=None, positions=None, context=None, **keywords):
-        """out [B,n,E] of n new tokens, appended to the cache and attended to causally. positions: one start for all
-        sequences; default: after the cached tokens."""
+        """out [B,n,E] of n new tokens, which are appended to the cache; attention is causal.
+        `positions` is one start for all sequences, by default after the cached tokens."""
         desc = attention_desc(**keywords)
         out = np.full((*tokens.shape[:-1], self.desc.embed_dim), np.nan, np.float32)
         where = None if positions is None else Positions(start=positions)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Run the Python examples of a page: lines after >>> in its ```python blocks, in one session per page.
+"""Run the Python examples of a page: the lines after >>> in its ```python blocks, in one session
+per page.
 
     page_examples.py docs/python.md ...
 

@@ -1,8 +1,8 @@
 """Shared by the tests of this folder: paths, built files, and the amount of a run.
 
-A run has one of three amounts: the gate (every change), the deep form (MHA_TEST_DEEP=1), everything (MHA_TEST_LONG=1).
-@pytest.mark.gate(N) on a test or a file limits it to N cases in the gate, drawn by MHA_TEST_SEED; a test's mark
-overrides that of its file.
+A run has one of three amounts: the gate (every change), the deep form (MHA_TEST_DEEP=1), or
+everything (MHA_TEST_LONG=1). @pytest.mark.gate(N) on a test or a file limits it to N random cases
+in the gate, which MHA_TEST_SEED determines. A test's mark overrides its file's.
 """
 import os
 import pathlib
@@ -21,7 +21,7 @@ TINY = ROOT / "tests/golden/tiny-bert"
 MINILM = pathlib.Path(os.environ.get("MHA_MODEL_DIR") or ROOT / "build/models/all-MiniLM-L6-v2")
 SMOLLM2 = ROOT / "build/models/smollm2-135m-instruct-q4_1.gguf"
 CHROMIUM = os.environ.get("MHA_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-HANGS = 900  # seconds: ends hangs; more than any slow machine needs
+HANGS = 900  # seconds; longer than any test on a slow machine
 
 
 def is_set(name):
@@ -45,7 +45,8 @@ def rounds_like(mine, theirs, exact):
 
 
 def interrupt(command, folder, event):
-    """Run a command until the folder has a file that matches the pattern, then send Ctrl-C; "": at once."""
+    """Run a command until the folder has a file that matches the pattern, then send Ctrl-C;
+    immediately for ""."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while event and process.poll() is None and not any(folder.glob(event)):
             pass

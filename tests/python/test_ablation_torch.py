@@ -1,7 +1,8 @@
-"""Ablation (ablation.h) against torch in float64, with hooks in the formulas of transformer_torch.py: sets of heads
-with every kind of ablation, gradients by autograd, direct effects, activation and path patching. Tests small random
-models, and a few heads of SmolLM2 if installed (tools/get-smollm2), with one kind of ablation unless MHA_TEST_LONG=1.
-Every number must agree within 1e-4 of the largest of its kind.
+"""Ablation (ablation.h) compared with torch in float64, with hooks in the formulas of
+transformer_torch.py: sets of heads with every kind of ablation, gradients by autograd, direct
+effects, activation and path patching. The models are small random ones, and SmolLM2 if installed
+(tools/get-smollm2). Only a few heads of SmolLM2 are tested, with one kind of ablation unless
+MHA_TEST_LONG=1. Every number must agree within 1e-4 of the largest number of its kind.
 """
 import ctypes as C
 
@@ -85,7 +86,7 @@ class Reference:
         return logits, seen
 
     def score(self, logits, terms):
-        """[M], NaN where there are no terms."""
+        """[M], with NaN for measures without terms."""
         log_p = torch.log_softmax(logits, -1).reshape(-1, logits.shape[-1])
         values = [None] * self.measures
         for factor, row, token, measure in terms:
@@ -102,7 +103,7 @@ class Reference:
         return self.numbers(logits, terms)
 
     def others(self, seed):
-        """For each text, the text that provides its replaced heads."""
+        """For each text, the text whose heads replace its heads."""
         mask, found = 2**64 - 1, []
         for i in range(len(self.texts)):
             z = (seed + 0xD1342543DE82EF95 * i + 0x9E3779B97F4A7C15) & mask
@@ -112,7 +113,7 @@ class Reference:
         return found
 
     def replacements(self, kind, seed):
-        """For each text {layer: [B,H,T,D]}, the replacement of z."""
+        """{layer: [B,H,T,D]} for each text, the replacement of z."""
         kept = [self.run(tokens, lengths)[1] for tokens, lengths, _ in self.texts]
         layers = range(self.model.desc.num_layers)
         valid = [torch.as_tensor(np.arange(tokens.shape[1]) < np.reshape(
@@ -158,7 +159,7 @@ def some_texts(model, seed, batches=True):
 
 
 def smol_texts():
-    """Repeated tokens and a text of them, with a loss and a difference."""
+    """Repeated tokens, and a text of them with a loss and a difference."""
     r = np.random.default_rng(3)
     texts = []
     for _ in range(2):
@@ -282,7 +283,8 @@ def test_activation_patching(part, number):
 
 
 def path_of(reference, text, seen_to, seen_from, sender, receivers, rows=None):
-    """Wang et al. 2023: the sender from the other prompt, all other heads unchanged; then the receivers."""
+    """Path patching of Wang et al. 2023: the sender is from the other prompt, and all other heads
+    are unchanged; the receivers are patched next."""
     tokens, lengths, terms = text
     layers, H = range(reference.model.desc.num_layers), reference.H
     frozen = [(layer, "z", h, seen_to[layer, "z"][:, h], None) for layer in layers for h in range(H)]
@@ -312,7 +314,7 @@ def test_path_patching(receivers, number):
 
 
 def test_intervals():
-    """The quantiles of NumPy's own bootstrap, within the error of 2,000 draws."""
+    """Quantiles equal those of a bootstrap in NumPy, within the error of 2,000 draws."""
     model = small(KINDS[0])
     r = np.random.default_rng(0)
     values = r.normal(1.0, 2.0, 60)

@@ -1,8 +1,7 @@
-"""`multihead view --from --to` against the same definitions in PyTorch: weights from eager attention, norm-based shares
-from explicit vectors, and the rotation of the hidden state without a head, from a run with its slice zeroed before the
-output projection.
-
-Uses our tiny BERT, and the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2) if it exists.
+"""`multihead view --from --to` compared with the same definitions in PyTorch: weights from eager
+attention, norm-based shares from explicit vectors, and the rotation of the hidden state without a
+head, from a run in which the head's slice is 0 before the output projection. The models are the
+tiny BERT, and the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2) if it exists.
 """
 import json
 import subprocess
@@ -78,6 +77,6 @@ def test_three_measures(folder, text, from_, to):
         for name, value in wanted.items():
             worst[name] = max(worst[name], abs(head[name] - float(value)))
     print(folder.name, from_, to, worst)
-    # float32 against float64: weights err as in test_model_hf.py, by some 1e-6; 1 - cosine of two
-    # hidden states by 2^-22 or so.
+    # Errors of float32 relative to float64: about 1e-6 for weights, like in test_model_hf.py, and
+    # about 2^-22 for 1 - cosine of two hidden states.
     assert all(value < 1e-5 for value in worst.values()), worst

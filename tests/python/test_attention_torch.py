@@ -1,10 +1,10 @@
-"""Attention and the module against torch in float64, each element within a derived bound.
+"""Attention and the module compared with torch in float64, within a derived bound for each element.
 
-Two judges. The bounds are the a-priori ones of docs/numerics.md, per row from the row's own scores
-and values: never exceeded, but far above what usually happens. So the largest error must also be at
-most four times that of torch in float32 on the same numbers; usually it is about as large, and more
-only where few rows sum over many keys. Run with -s to see both; tests/unit has bounds that are
-sharp.
+There are two criteria. The bounds are the a-priori ones of docs/numerics.md, from each row's own
+scores and values. They hold always, but are far above usual errors. So the largest error must also
+be at most four times that of torch in float32 with the same numbers. Usually it is about as large,
+and larger only if few rows sum over many keys. Run with -s to see both. tests/unit has sharp
+bounds.
 """
 import itertools
 import zlib
@@ -26,7 +26,7 @@ def context(request):
 
 
 def ratio(got, exact, bound):
-    """The largest error / bound; both exact zeros and -inf must be met exactly."""
+    """The largest error / bound. Exact zeros and -inf must be equal."""
     got, exact = np.asarray(got, np.float64), np.asarray(exact, np.float64)
     same = (got == exact) | (bound == np.inf)
     error = np.abs(np.where(same, 0, got - np.where(same, 0, exact)))
@@ -35,13 +35,13 @@ def ratio(got, exact, bound):
 
 
 def single(got, exact, torch32):
-    """Our largest error over that of torch in float32."""
+    """The library's largest error divided by that of torch in float32."""
     ours = np.abs(got.astype(np.float64) - exact).max(initial=0)
     return ours / max(np.abs(torch32.astype(np.float64) - exact).max(initial=0), 1e-9)
 
 
 def linear_error(x, x_error, weight, bias):
-    """|x W^T + b| may be wrong by this: inputs in blocks of 128, added onto the bias."""
+    """The bound of the error of x W^T + b: blocks of 128 inputs, which are added to the bias."""
     blocks = -(-weight.shape[1] // 128)
     size = (np.abs(x) + x_error) @ np.abs(weight).T
     result = (128 + blocks) * U * size + x_error @ np.abs(weight).T
@@ -49,14 +49,15 @@ def linear_error(x, x_error, weight, bias):
 
 
 def score_error(q, k, scale, added, q_error=0.0, k_error=0.0):
-    """delta of numerics.md for every pair. added: what is added to the scores, 0 where dropped."""
+    """delta of numerics.md for every pair. `added` is the term of the scores, with 0 for hidden
+    keys."""
     size = abs(scale) * np.abs(q) @ np.abs(k).swapaxes(-1, -2)
     moved = abs(scale) * (np.abs(q) + q_error) @ (np.abs(k) + k_error).swapaxes(-1, -2) - size
     return (q.shape[-1] + 3) * U * size + moved + U * (size + 2.3 * np.abs(added))
 
 
 def attention_error(delta, keep, v, v_error=0.0):
-    """Bounds of o, p and lse (relative to p for the second) for rows of scores."""
+    """Bounds of o, p and lse for rows of scores; the bound of p is relative."""
     keys = delta.shape[-1]
     blocks = -(-keys // 512)
     worst = np.max(np.where(keep, delta, 0), -1, initial=0, keepdims=True)
@@ -73,7 +74,7 @@ def heads_of(x, heads):
 
 
 def exact_attention(q, k, v, scale, keep, bias):
-    """float64 torch, formula written out; also the probabilities and lse."""
+    """The formula in torch in float64; also returns the probabilities and lse."""
     q, k, v = (torch.from_numpy(x.astype(np.float64)) for x in (q, k, v))
     scores = q @ k.transpose(-1, -2) * scale + torch.from_numpy(bias.copy())
     scores = scores.masked_fill(~torch.from_numpy(keep), -torch.inf)
@@ -102,7 +103,7 @@ def test_sdpa(context, shape, masks):
         keep &= np.arange(S) <= np.arange(T)[:, None] + S - T
     if masks in ("bool", "all"):
         chosen = rng.random((B, 1, T, S)) < 0.7
-        chosen[:, :, T // 2] = False  # a row that sees nothing
+        chosen[:, :, T // 2] = False  # a row without visible keys
         keywords.update(keep_mask=chosen)
         keep &= chosen
     if masks in ("float", "all"):
@@ -121,7 +122,7 @@ def test_sdpa(context, shape, masks):
     real_scale = D**-0.5 if scale is None else float(np.float32(scale))
     ks, vs = heads_of(k, H), heads_of(v, H)
     exact, p, lse, scores = exact_attention(q, ks, vs, real_scale, keep, bias)
-    # torch's own call agrees with the formula, fully masked rows included.
+    # torch's own call agrees with the formula, also in fully masked rows.
     whole = sdpa(*(torch.from_numpy(x.astype(np.float64)) for x in (q, ks, vs)),
                  attn_mask=torch.from_numpy(np.where(keep, bias, -np.inf).astype(np.float64)),
                  scale=real_scale)
@@ -146,7 +147,8 @@ def test_sdpa(context, shape, masks):
 
 
 def module_bound(module, x, y, z, keep, bias, heads):
-    """Exact out of a torch module in float64 (as NumPy) and the bound of ours, step by step."""
+    """The exact out of a torch module in float64 (as NumPy), and the bound of the library's error
+    from each step."""
     E = module.embed_dim
     parts = {n: p.detach().numpy().astype(np.float64) for n, p in module.named_parameters()}
     if "in_proj_weight" in parts:
@@ -173,7 +175,7 @@ def module_bound(module, x, y, z, keep, bias, heads):
         bias = np.pad(bias, ((0, 0),) * 3 + ((0, 1),))
     exact, _, lse, _ = exact_attention(q, k, v, scale, keep, bias)
     delta = score_error(q, k, scale, bias, qe, ke)
-    if "bias_k" in parts:  # merged by the log of the denominators
+    if "bias_k" in parts:  # merged by the logarithms of the denominators
         delta = delta + 2 * U * np.abs(lse)[..., None]
     error, _, _ = attention_error(delta, keep, v, ve)
     error = np.broadcast_to(error, exact.shape)
@@ -191,7 +193,7 @@ def test_multihead_attention(context, options, masks):
     torch.manual_seed(len(masks) + 10 * len(options))
     rng = np.random.default_rng(3)
     reference = torch.nn.MultiheadAttention(E, heads, batch_first=True, **options).double()
-    with torch.no_grad():  # parameters that float32 holds exactly; biases that are not zero
+    with torch.no_grad():  # parameters are exact in float32; biases are not zero
         for parameter in reference.parameters():
             if parameter.dim() == 1:
                 parameter.normal_()
@@ -248,7 +250,8 @@ def test_multihead_attention(context, options, masks):
 
 
 def test_parameters_whole_or_in_parts():
-    """Loading in_proj_weight whole or in parts, and calling with one tensor or three, is one."""
+    """in_proj_weight may be loaded as a whole or in parts, and calls may have one tensor or three:
+    the results are equal."""
     torch.manual_seed(1)
     reference = torch.nn.MultiheadAttention(32, 4, batch_first=True)
     whole, parts = mha.Module(32, 4), mha.Module(32, 4)

@@ -1,9 +1,11 @@
-"""Kinds of attention against the code of published models: Gemma-2's softcap, gpt-oss's sinks, T5's bias,
-Bloom's ALiBi, Shaw's relative keys in wav2vec2-BERT, Mistral's window, Llama's grouped heads.
+"""Kinds of attention compared with the code of published models: Gemma-2's softcap, gpt-oss's
+sinks, T5's bias, Bloom's ALiBi, Shaw's relative keys in wav2vec2-BERT, Mistral's window, Llama's
+grouped heads.
 
-Their functions get the same numbers in float64 (most compute the softmax in float32, which the bounds include); ours
-must agree within the a-priori bounds of docs/numerics.md 3.8 and 3.10. Shaw's relative values, which no model here has,
-are compared with the paper's formula in float64.
+Their functions get the same numbers in float64 (most compute the softmax in float32, which the
+bounds include). The library must agree within the a-priori bounds of docs/numerics.md 3.8 and 3.10.
+Shaw's relative values, which none of these models has, are compared with the paper's formula in
+float64.
 """
 import types
 import zlib
@@ -17,7 +19,8 @@ import multihead_ctypes as mha
 from test_attention_torch import attention_error, ratio, score_error
 
 U = 2.0**-24
-# The slowest and the best; others are bit-identical to the best (test_attention_bits.c).
+# The slowest and the best instruction set. Others are bit-identical to the best
+# (test_attention_bits.c).
 ISAS = mha.AVAILABLE
 ISAS = ISAS[:1] + ISAS[1:][-1:]
 # B, H, Hk, T, S, D: the queries are the last T of S positions
@@ -55,7 +58,8 @@ def repeated(x, heads):
 
 
 def judge(name, context, call, theirs, keep, delta, v, heads):
-    """call: our o and probabilities. theirs: o as [B,T,H,Dv], and weights."""
+    """`call` computes the library's o and probabilities. `theirs` has o as [B,T,H,Dv], and
+    weights."""
     o, extra = call
     want, weights = theirs[0].numpy().swapaxes(1, 2), theirs[1].numpy()
     keep = np.broadcast_to(keep, weights.shape)
@@ -63,7 +67,7 @@ def judge(name, context, call, theirs, keep, delta, v, heads):
     o_bound, p_bound, _ = attention_error(delta, keep, values)
     single = 2 * (keep.shape[-1] + 8) * U  # a softmax in float32
     o_bound = o_bound + single * np.abs(values).max(-2, keepdims=True)
-    # p of far keys: the distance from the largest score, which is below 2 max |score| + 200 here
+    # p of far keys has the distance from the largest score, which is below 2 max |score| + 200 here
     p_bound = weights * (p_bound + single + 400 * U) + 1e-37
     ratios = ratio(o, want, o_bound), ratio(extra["probabilities"], weights, p_bound)
     print(f"\n  {context.isa:8} {name}: error / bound o {ratios[0]:.3f}, p {ratios[1]:.3f}", end="")
@@ -112,13 +116,13 @@ def test_gpt_oss_sinks(context, shape):
                 sink_logits=sinks)
     delta = plain_delta(q, k, H, scale) + 2 * U * np.abs(sinks)[:, None, None]
     judge(f"sinks {shape}", context, call, theirs, keep, delta, v, H)
-    assert (theirs[1].sum(-1) < 1 - 1e-4).any()  # with the sink's share
+    assert (theirs[1].sum(-1) < 1 - 1e-4).any()  # the sink has a share
 
 
 @pytest.mark.parametrize("shape", [x for x in SHAPES if x[1] == x[2]], ids=str)
 @pytest.mark.parametrize("decoder", [False, True])
 def test_t5_bias(context, shape, decoder):
-    """Scale 1, a table of 32 buckets, and the whole of T5Attention.compute_bias."""
+    """Scale 1, a table of 32 buckets, and all of T5Attention.compute_bias."""
     B, H, _, T, S, D = shape
     _, q, k, v = draw("t5", shape)
     t5 = eager("t5")
@@ -130,7 +134,7 @@ def test_t5_bias(context, shape, decoder):
     with torch.no_grad():
         bias = layer.compute_bias(T, S, past_seen_tokens=S - T).double()
     keep = causal(T, S) if decoder else np.ones((T, S), bool)
-    q = q * np.float32(D**-0.5)  # as T5's initialisation has it
+    q = q * np.float32(D**-0.5)  # like T5's initialisation
     theirs = t5.eager_attention_forward(types.SimpleNamespace(training=False), *doubles(q, k, v),
                                         dropped(keep), scaling=1.0, position_bias=bias)
     call = mha.attention_desc(scale=1.0, causal=decoder, q_offset=S - T, t5_table=table)
@@ -155,7 +159,8 @@ def run_desc(context, desc, q, k, v):
 
 @pytest.mark.parametrize("shape", [x for x in SHAPES if x[1] == x[2]], ids=str)
 def test_bloom_alibi(context, shape):
-    """Bloom adds slope * key, we add -slope * distance. They differ by a constant per row, so weights are equal."""
+    """Bloom adds slope * key; the library adds -slope * distance. They differ by a constant per
+    row, so weights are equal."""
     B, H, _, T, S, D = shape
     _, q, k, v = draw("bloom", shape)
     bloom = eager("bloom")
@@ -170,7 +175,8 @@ def test_bloom_alibi(context, shape):
     weights = torch.softmax(scores, -1)
     theirs = (weights @ vd).transpose(1, 2), weights
     call = ours(context, q, k, v, causal=True, q_offset=S - T, scale=scale, alibi_slopes=slopes)
-    # Their slopes are powers in float32, ours are rounded once: H + 4 additional roundings of a term.
+    # Bloom's slopes are powers in float32; the library's are rounded once. A term has H + 4
+    # additional roundings.
     added = np.abs(slopes)[:, None, None] * S * (H + 6)
     judge(f"ALiBi {shape}", context, call, theirs, keep, plain_delta(q, k, H, scale, added), v, H)
 
@@ -201,7 +207,7 @@ def test_shaw_keys(context, shape, clip):
 
 @pytest.mark.parametrize("clip", [1, 4, 128])
 def test_shaw_values(context, clip):
-    """Equations 3 and 4 of Shaw et al. 2018, both tables, in float64."""
+    """Equations 3 and 4 of Shaw et al. 2018 with both tables, in float64."""
     B, H, T, D = 2, 3, 60, 16
     rng, q, k, v = draw("shaw values", (B, H, H, T, T, D))
     keys, values = (rng.standard_normal((2 * clip + 1, D)).astype(np.float32) for _ in range(2))
@@ -216,7 +222,7 @@ def test_shaw_values(context, clip):
     call = ours(context, q, k, v, scale=scale, shaw_keys=keys, shaw_values=values)
     delta = plain_delta(q, k, H, scale) + (D + 5) * U * scale * (
         np.abs(q.astype(np.float64)).sum(-1)[..., None] * np.abs(keys).max())
-    # The mean of values plus table rows: the bound for values of both sizes together.
+    # o is a mean of values plus table rows; the bound has the sum of their sizes.
     large = np.broadcast_to(np.abs(v).max() + np.abs(values).max(), v.shape)
     judge(f"Shaw values {clip}", context, call, (o.transpose(1, 2), weights),
           np.ones((T, T), bool), delta, large, H)
@@ -225,7 +231,7 @@ def test_shaw_values(context, clip):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("window", [2, 4, 100])
 def test_mistral_window(context, shape, window):
-    """sliding_window includes the query's own position; ours counts the keys before it."""
+    """sliding_window includes the query's own position; the library counts the keys before it."""
     from transformers.masking_utils import sliding_window_causal_mask_function
     B, H, Hk, T, S, D = shape
     _, q, k, v = draw("mistral", shape)

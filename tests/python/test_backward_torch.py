@@ -1,8 +1,8 @@
-"""Gradients of attention against torch autograd in float64.
+"""Gradients of attention compared with torch autograd in float64.
 
 tests/unit/test_backward.c has the sharp bounds. Here the largest error of each gradient must be at most four times that
-of torch in float32 on the same numbers, plus a millionth of the largest gradient (or of the terms of its sum), since a
-single number may be exact by chance.
+of torch in float32 on the same numbers, plus a millionth of the largest gradient (or of the terms
+of its sum), because a single number may happen to be exact.
 """
 import itertools
 import zlib
@@ -24,7 +24,7 @@ def context(request):
 
 
 def attend(q, k, v, keep, extra):
-    """The formula of attention.h in torch operations; extra holds further inputs with gradients."""
+    """The formula of attention.h in torch operations; `extra` has further inputs with gradients."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = q @ k.transpose(2, 3) * extra["scale"]
@@ -98,7 +98,7 @@ def test_against_autograd(context, shape, kind):
 
 
 def test_rows_without_keys():
-    """torch gives NaN for the whole batch; ours gives 0."""
+    """torch returns NaN for the whole batch; the library returns 0."""
     q, k = (np.ones((1, 1, n, 4), np.float32) for n in (3, 2))
     keep = np.array([[1, 1], [0, 0], [1, 0]], bool)
     o, extra = mha.attention(q, k, k, outputs=("lse",), keep_mask=keep)

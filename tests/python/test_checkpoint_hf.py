@@ -1,6 +1,7 @@
-"""Model folders saved here and loaded by Hugging Face transformers, and vice versa: the same numbers (at most twice the
-error of torch in float32 against float64) and the same greedy tokens. Run with -s to see the errors. test_greedy()
-tests two or three configurations per family; MHA_TEST_LONG=1 all (half a minute)."""
+"""Model folders that the library saves and Hugging Face transformers loads, and vice versa, have
+the same numbers (at most twice the error of torch in float32 relative to float64) and the same
+greedy tokens. Run with -s to see the errors. test_greedy() tests two or three configurations per
+family, and all with MHA_TEST_LONG=1 (half a minute)."""
 import contextlib
 import copy
 import json
@@ -36,7 +37,8 @@ def some_ids(seed):
 
 @contextlib.contextmanager
 def in_double():
-    """Compute in float64 what transformers always computes in float32 (angles, norms, softmax)."""
+    """Compute angles, norms and the softmax in float64, which transformers always computes in
+    float32."""
     with mock.patch.object(torch, "float32", torch.float64), \
             mock.patch.object(torch, "float", torch.float64), \
             mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
@@ -96,7 +98,7 @@ def greedy(ours, prompt, count):
 
 
 def randomise(model, seed):
-    """Make every parameter random: new models of transformers have biases 0 and norms 1."""
+    """Make every parameter random, because new models of transformers have biases 0 and norms 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -159,7 +161,7 @@ TEXTS = ["", " ", "a", "The cat, it's 3.5 $ (or <so>)! ", "caf\u00e9\u3002\u00ab
 
 @pytest.mark.parametrize("splitting", [0, 1, 2], ids=["space", "punctuation", "characters"])
 def test_our_splittings(tmp_path, splitting):
-    """The same tokens in transformers as here, and the decoded text."""
+    """transformers generates the same tokens and the same decoded text."""
     pieces = sorted(set("".join(TEXTS)) - ({" "} if splitting < 2 else set()))
     pieces += ["The", "cat", "it", "or", "so", "and", "two", "word", "lines"]
     words = ["<pad>", "<s>", "</s>", "<unk>", *pieces]
@@ -168,7 +170,7 @@ def test_our_splittings(tmp_path, splitting):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS:
         if splitting == 2 and "<s>" in text:
-            continue  # they recognise special tokens among characters; here these are characters
+            continue  # here, these tokens are characters
         assert ck.encode(tmp_path, text) == tokenizer(text)["input_ids"], repr(text)
     ids = tokenizer("and, so\n")["input_ids"]
     wanted = ["and, so", "and , so", "and, so\n"][splitting]
@@ -203,13 +205,13 @@ def test_16_bits(tmp_path, dtype):
         num_attention_heads=4, max_position_embeddings=LENGTH)
     model = randomise(transformers.LlamaForCausalLM(config), 13)
     model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
-    wide = transformers.LlamaForCausalLM.from_pretrained(  # again: .to() also rounded the angles
+    wide = transformers.LlamaForCausalLM.from_pretrained(  # .to() also rounded the angles
         tmp_path, dtype=torch.float32, attn_implementation="eager")
     expect_same(ck.Transformer(tmp_path), wide, 14)
 
 
 def test_older_config(tmp_path):
-    """rope_theta at its place in transformers 4."""
+    """rope_theta in its place of transformers 4."""
     ours = ck.Transformer(**{**LLAMA, "rope_base": 5e5})
     ours.randomise(1)
     ours.save(tmp_path)
@@ -359,7 +361,7 @@ def their_family(kind, options, seed):
 @pytest.mark.parametrize("kind, options", [(kind, options) for kind, all_of in FAMILIES.items()
                                            for options in all_of], ids=str)
 def test_their_families(tmp_path, kind, options):
-    """The same logits and maps; our own folders preserve all of it."""
+    """Logits and maps are equal, and the library's own folders preserve all fields."""
     model = their_family(kind, options, 21)
     model.save_pretrained(tmp_path / "theirs")
     ours = ck.Transformer(tmp_path / "theirs")
@@ -372,13 +374,14 @@ def test_their_families(tmp_path, kind, options):
 
 # ---- greedy texts ---------------------------------------------------------------------------------
 
-STEPS = 100  # far beyond windows and original lengths of scaled rotations
+STEPS = 100  # far longer than windows and original lengths of scaled rotations
 
 
 def enliven(model):
-    """Random weights settle on one token, determined by biases of norms or by the token itself through tied embeddings.
-    Biases around 0 and larger layers make the whole text matter."""
-    gemma = model.config.model_type.startswith("gemma")  # whose norms multiply by 1 + w
+    """With random weights, generation converges to one token, which biases of norms or, with tied
+    embeddings, the token itself determine. With biases around 0 and larger layers, the whole text
+    matters."""
+    gemma = model.config.model_type.startswith("gemma")  # norms multiply by 1 + w
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -413,7 +416,7 @@ def their_greedy(model, prompt, cache):
 
 
 def lively_family(kind, options, folder):
-    """A model whose text varies to its end, our copy of it, and that text."""
+    """A model whose text varies to its end, the library's copy of it, and that text."""
     positions = {"n_positions" if kind == "gpt2" else "max_position_embeddings": STEPS + 28}
     for seed in range(21, 41):
         model = enliven(their_family(kind, {**options, **positions}, seed))
@@ -425,7 +428,7 @@ def lively_family(kind, options, folder):
     raise AssertionError("every text settles on a few tokens")
 
 
-# With windows, all kinds of scaling without a cache.
+# With windows, tests all kinds of scaling without a cache.
 GREEDY = [(kind, options, LONG or kind == "llama" or i == 0) for kind, all_of in FAMILIES.items()
           for i, options in enumerate(all_of) if LONG or i < (3 if kind == "llama" else 2)]
 
@@ -433,9 +436,10 @@ GREEDY = [(kind, options, LONG or kind == "llama" or i == 0) for kind, all_of in
 @pytest.mark.gate(5)
 @pytest.mark.parametrize("kind, options, whole", GREEDY, ids=str)
 def test_greedy(tmp_path, kind, options, whole):
-    """Compare with transformers, with a cache and without. torch's logits are up to e from float64 (the largest of its
-    runs, including one over the whole text), ours up to 2 e. So the tokens must agree while the two largest exact
-    logits are 4 e apart; the first tie ends the comparison."""
+    """Compare with transformers, with and without a cache. The error of torch's logits relative to
+    float64 is at most e (the largest of its runs, including one over the whole text), and the
+    library's at most 2 e. So the tokens must agree while the two largest exact logits differ by 4
+    e. The first tie ends the comparison."""
     model, ours, text, logits = lively_family(kind, options, tmp_path)
     again, same = our_greedy(ours, text[:5], True)
     assert again == text and np.array_equal(same, logits)
@@ -457,8 +461,9 @@ def test_greedy(tmp_path, kind, options, whole):
 # ---- gradients ------------------------------------------------------------------------------------
 
 def torch_gradients(model, ids, targets, folder, double):
-    """Gradients in the order of our parameters: saved as weights and loaded by our loader. Scaled by 2^40, so that the
-    1 added to Gemma's norms is lost in rounding."""
+    """Gradients in the order of the library's parameters: they are saved as weights, and the
+    library loads them. They are scaled by 2^40, so that the 1 of Gemma's norms is lost in
+    rounding."""
     model = in_float64(model) if double else copy.deepcopy(model)
     with in_double() if double else contextlib.nullcontext():
         logits = model(torch.from_numpy(ids), use_cache=False).logits.flatten(0, 1)
@@ -478,11 +483,12 @@ GRADIENTS = [(kind, all_of[0]) for kind, all_of in FAMILIES.items()] + [
 @pytest.mark.gate(14)
 @pytest.mark.parametrize("kind, options", GRADIENTS, ids=str)
 def test_gradients(tmp_path, kind, options):
-    """Gradients of every parameter against autograd in float64. A gradient's error relative to its largest number is at
-    most twice torch's largest in float32. The exact gradient of a key's bias is 0 without rotation (it shifts all
-    scores of a query equally), so it is scaled by the query's."""
+    """Gradients of every parameter compared with autograd in float64. A gradient's error relative
+    to its largest number is at most twice torch's largest in float32. Without rotation, the exact
+    gradient of a key's bias is 0 (the bias shifts all scores of a query equally), so its error is
+    relative to the query's."""
     model, ids, targets = enliven(their_family(kind, options, 21)), some_ids(31), some_ids(32)
-    ids[ids == 0] = 1  # torch gives the padding embedding no gradient
+    ids[ids == 0] = 1  # the padding embedding has no gradient in torch
     model.save_pretrained(tmp_path / "weights")
     ours = ck.Transformer(tmp_path / "weights")
     exact, single = (ours.parameters(torch_gradients(model, ids, targets, tmp_path / name, double))
@@ -506,13 +512,13 @@ def test_their_roberta(tmp_path, options):
     ours = ck.Transformer(tmp_path)
     assert ours.desc.max_length == LENGTH + 6 - config.pad_token_id - 1
     ids = some_ids(26)
-    ids[:, [0, 7, 8, 20]] = config.pad_token_id  # which has no position
+    ids[:, [0, 7, 8, 20]] = config.pad_token_id  # a token without position
     exact, single = (theirs(model, ids, double) for double in (True, False))
     assert rounds_like(ours(ids), single, exact)
 
 
 def test_older_gemma3(tmp_path):
-    """The two bases as written by transformers 4, and defaults that it omits."""
+    """The two bases in the form of transformers 4, and defaults that it omits."""
     layers = ["sliding_attention", "full_attention", "sliding_attention"]
     model = their_family("gemma3_text", dict(head_dim=6, sliding_window=5, layer_types=layers), 29)
     model.save_pretrained(tmp_path)
@@ -525,7 +531,7 @@ def test_older_gemma3(tmp_path):
 
 
 def test_shards(tmp_path):
-    """A model in several files, as larger ones are saved; errors in the index."""
+    """A model in several files, like larger models, and errors in the index."""
     model = their_family("qwen2", {}, 27)
     model.save_pretrained(tmp_path / "one")
     model.save_pretrained(tmp_path / "many", max_shard_size="20KB")
@@ -569,8 +575,8 @@ def test_refused(tmp_path, kind, options, words):
 @pytest.mark.parametrize("kind, options", [
     ("qwen2", dict(tie_word_embeddings=True)), ("gpt_neox", dict(num_key_value_heads=4)), ("gpt2", {})], ids=str)
 def test_without_prefix(tmp_path, kind, options):
-    """The names written by AutoModel.save_pretrained(): a tied output is present; otherwise it is missing, and only
-    hidden states remain."""
+    """AutoModel.save_pretrained() omits the output. Tied models still have it; others have only
+    hidden states."""
     model = their_family(kind, options, 45)
     model.save_pretrained(tmp_path / "whole")
     model.base_model.save_pretrained(tmp_path / "inner")
@@ -581,7 +587,7 @@ def test_without_prefix(tmp_path, kind, options):
 
 
 def test_output_beside_tied_embeddings(tmp_path):
-    """Some files have both. The tied one is used only if they are the same tensor."""
+    """Some files have both matrices. The output is tied only if they are the same tensor."""
     model = their_family("llama", dict(tie_word_embeddings=True), 47)
     model.save_pretrained(tmp_path)
     ours, weights = ck.Transformer(tmp_path)(some_ids(48)), load_file(tmp_path / "model.safetensors")
@@ -596,7 +602,7 @@ def test_output_beside_tied_embeddings(tmp_path):
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "two files"])
 def test_the_line_that_converts_pickles(tmp_path, monkeypatch, kind):
-    """The command in the message, as printed, creates a folder with all weights."""
+    """The printed command of the message creates a folder with all weights."""
     model = (randomise(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), 49) if kind == "bert"
              else their_family("gpt2" if kind == "gpt2" else "llama", dict(tie_word_embeddings=kind == "llama"), 49))
     model.save_pretrained(tmp_path)
@@ -620,7 +626,7 @@ def test_the_line_that_converts_pickles(tmp_path, monkeypatch, kind):
 
 
 def test_commands_of_messages():
-    """Commands in messages of the model library are run above, or are existing scripts."""
+    """Commands in messages of the model library are tested above, or are existing scripts."""
     text = "".join(re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in (ROOT / "src/model").rglob("*.c"))
     assert len(re.findall(r"python3? -c|\bpip install", text)) == 1
     scripts = set(re.findall(r'"[^"\n]*?(tools/[\w-]+)', text))
@@ -628,7 +634,7 @@ def test_commands_of_messages():
 
 
 def test_odd_yarn(tmp_path):
-    """YaRN has no ramp for an odd width, as in transformers."""
+    """Like in transformers, YaRN has no ramp for an odd width."""
     their_family("gpt_neox", dict(hidden_size=40), 33).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())

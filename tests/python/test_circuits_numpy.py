@@ -1,7 +1,8 @@
-"""libmultihead-circuits against the definitions in NumPy: E x E and V x V matrices decomposed directly in float64. All
-heads of tiny models of several families; some heads of SmolLM2 and MiniLM as loaded by transformers. Tolerance 1e-4
-relative; singular vectors within 5e-3 times (largest value / distance to the next one), since close values determine
-only their span."""
+"""libmultihead-circuits compared with the definitions in NumPy, which decomposes E x E and V x V
+matrices directly in float64. The test has all heads of tiny models of several families, and some
+heads of SmolLM2 and MiniLM, which transformers loads. The relative tolerance is 1e-4. Singular
+vectors must agree within 5e-3 times (largest value / distance to the next one), because close
+values determine only their span."""
 import ctypes as C
 import functools
 
@@ -72,7 +73,7 @@ class Model:
         return self.p.get(f"layers.{layer}.{name}.weight")
 
     def reading(self, layer):
-        """The preceding norm applied to an already normalised vector."""
+        """The preceding norm of an already normalised vector."""
         if not self.pre_norm:
             return np.eye(self.E)
         return np.diag(self.part(layer, "self_attn_norm")) @ centring(self.E, self.layer_norm)
@@ -129,8 +130,8 @@ def score(values):
 
 
 def eigenvalue_score(left, M, right, product):
-    """Eigenvalues of left M right^T [V,V]; if that is too large, the same eigenvalues of M product [E,E], with product
-    = right^T left."""
+    """Eigenvalues of left M right^T [V,V] or, if it is too large, the equal eigenvalues of M
+    product [E,E], where product = right^T left."""
     return score(np.linalg.eigvals(left @ M @ right.T if product is None else M @ product))
 
 
@@ -321,7 +322,7 @@ def test_minilm():
 
 
 def test_structs_are_sized():
-    """A struct of another size is rejected, not read beyond its end."""
+    """A struct of a different size is rejected, and not read beyond its end."""
     net, _ = make_family("gpt-2", 1)
     asked, out = circuits.CircuitsDesc(struct_size=12), circuits.Circuits()
     with pytest.raises(mha.MultiheadError, match="struct_size"):

@@ -1,8 +1,9 @@
-"""The meaning of a config.json field that is present, absent, null, misplaced or duplicated. For every family each
-field is deleted, set to null, given another value, moved and copied to other levels (config.json itself,
-rope_parameters, rope_scaling, their objects for kinds of layers) and to its other names; fields of other families are
-added. transformers' AutoConfig and model in float64 must then give our numbers, or our loader rejects the file and
-names the field. The gate tests some cases of each family, MHA_TEST_DEEP=1 more, MHA_TEST_LONG=1 all."""
+"""The meaning of a config.json field that is present, absent, null, misplaced or duplicated. For
+every family, each field is deleted, set to null, changed, and moved or copied to other levels
+(config.json itself, rope_parameters, rope_scaling, their objects for kinds of layers) and to its
+other names. Fields of other families are added. The model of transformers' AutoConfig in float64
+must then have the library's numbers, or the library rejects the file and names the field. The gate
+tests some cases of each family, MHA_TEST_DEEP=1 tests more, and MHA_TEST_LONG=1 tests all."""
 import copy
 import json
 import random
@@ -24,7 +25,7 @@ transformers.utils.logging.disable_progress_bar()
 
 VOCAB, LENGTH, LAYERS = 61, 32, 2
 IDS = np.random.default_rng(5).integers(3, VOCAB, (1, LENGTH - 2))
-IDS[0, [4, 5, 11]] = 4  # padding of some of them
+IDS[0, [4, 5, 11]] = 4  # the padding token of some families
 SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
              max_position_embeddings=LENGTH)
 GROUPED = dict(SIZES, num_key_value_heads=2)
@@ -43,7 +44,7 @@ GRANITE = dict(SPACES, num_local_experts=0, shared_intermediate_size=40, embeddi
 EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24)
 NETS = dict(shared_expert_intermediate_size=20, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
             linear_key_head_dim=6, linear_value_head_dim=10)
-BASES = {  # per family: settings that make more of its fields matter
+BASES = {  # settings of each family with which more of its fields matter
     "llama": [dict(rope_parameters=rope) for rope in (DEFAULT, LINEAR, YARN, LLAMA3, DYNAMIC)],
     "mistral": [dict(sliding_window=5), dict(sliding_window=None, rope_parameters=LINEAR)],
     "qwen2": [dict(use_sliding_window=True, sliding_window=6, max_window_layers=1, rope_parameters=DEFAULT),
@@ -106,7 +107,7 @@ OWN_SIZES = {"gpt2": dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4,
              "distilbert": dict(vocab_size=VOCAB, dim=32, hidden_dim=48, n_layers=LAYERS, n_heads=4,
                                 max_position_embeddings=LENGTH)}
 ENCODERS = ("bert", "roberta", "electra", "distilbert")
-# A field and its other name in some version of transformers.
+# Fields and their other names in some version of transformers.
 ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"),
                     ("n_positions", "max_position_embeddings"), ("n_positions", "n_ctx"),
                     ("activation_function", "hidden_act")],
@@ -123,7 +124,7 @@ ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"),
 ROPE = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "factor", "original_max_position_embeddings",
         "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "low_freq_factor",
         "high_freq_factor", "truncate")
-# Another value for each field, also for families that do not have it.
+# A different value for each field, also for families without the field.
 OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
          "hidden_act": "gelu", "hidden_activation": "gelu", "activation_function": "relu", "activation": "relu",
          "rms_norm_eps": 1e-2, "layer_norm_eps": 1e-2, "layer_norm_epsilon": 1e-2, "rope_theta": 70.0,
@@ -144,7 +145,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "num_local_experts": 4, "shared_intermediate_size": 44, "embedding_multiplier": 2.0, "residual_multiplier": 0.5,
          "attention_multiplier": 0.3, "logits_scaling": 3.0,
          "scale_attn_weights": False, "sinusoidal_pos_embds": True}
-# Fields without influence on any family's numbers.
+# Fields that change no family's numbers.
 IDLE = re.compile(r".*(drop|summary|transformers_version|architectures|dtype|label|problem|initializer|output_hidden"
                   r"|output_attentions|return_dict|use_cache|_name_or_path|model_type|bos_token|eos_token|cache).*")
 
@@ -159,9 +160,10 @@ def other(key, value):
 
 
 def make(kind, options):
-    """A model whose numbers depend on every field: small embeddings make epsilons matter."""
+    """A model whose numbers depend on every field. With small embeddings, epsilons matter."""
     sizes = OWN_SIZES.get(kind, SIZES if kind in ENCODERS + ("gpt_neox",) else GROUPED)
-    config = transformers.AutoConfig.for_model(kind, **copy.deepcopy({**sizes, **options}))  # it edits dicts
+    # for_model() changes dicts.
+    config = transformers.AutoConfig.for_model(kind, **copy.deepcopy({**sizes, **options}))
     auto = transformers.AutoModel if kind in ENCODERS else transformers.AutoModelForCausalLM
     model = auto.from_config(config)
     generator = torch.Generator().manual_seed(3)
@@ -174,7 +176,7 @@ def make(kind, options):
 
 
 def olden(kind, config):
-    """The same configuration as written by transformers 4."""
+    """The same configuration in the form of transformers 4."""
     config = copy.deepcopy(config)
     rope = config.pop("rope_parameters", None)
     if rope is None:
@@ -191,7 +193,7 @@ def olden(kind, config):
 
 
 def levels(config):
-    """{path: object}, config.json itself first."""
+    """{path: object}, beginning with config.json itself."""
     found = {(): config}
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(config.get(name), dict):
@@ -257,14 +259,14 @@ def edits(kind, config):
 
 
 def theirs(kind, folder):
-    """The numbers of transformers, or the reason why there are none."""
+    """The numbers of transformers, or the reason for their absence."""
     auto = transformers.AutoModel if kind in ENCODERS else transformers.AutoModelForCausalLM
     try:
         model, report = auto.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager",
                                              experts_implementation="eager", output_loading_info=True)
         with torch.no_grad():
             out = model.eval()(torch.from_numpy(IDS))
-    except Exception as error:  # of any kind
+    except Exception as error:  # any exception
         return f"{type(error).__name__}: {error}"
     if any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         return f"other weights: {report}"
@@ -295,7 +297,8 @@ def judge(kind, folder, what, names):
     if mine.shape != wanted.shape:
         return "wrong", f"{what}: numbers of shape {mine.shape}, {wanted.shape} expected"
     error = np.abs(mine - wanted).max() / np.abs(wanted).max()
-    limit = 1e-4 if "linear_key_head_dim" in (folder / "config.json").read_text() else 1e-5  # their nets are float32
+    # Delta nets are float32 in transformers.
+    limit = 1e-4 if "linear_key_head_dim" in (folder / "config.json").read_text() else 1e-5
     largest[0] = max(largest[0], min(error, limit))
     return ("equal", None) if error < limit else ("wrong", f"{what}: relative error {error:.1e}")
 
@@ -334,7 +337,8 @@ def test_fields(tmp_path, kind):
 
 @pytest.mark.parametrize("part, count", [(0.2, 1), (0.4, 3)])
 def test_odd_rotations_of_stablelm_are_refused(tmp_path, part, count):
-    """transformers multiplies `count` elements by count + 1 cosines: an error, or for 1 a head that is wider."""
+    """transformers multiplies `count` elements by count + 1 cosines, which is an error or, for 1,
+    gives a wider head."""
     make("stablelm", BASES["stablelm"][0]).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["rope_parameters"]["partial_rotary_factor"] = part
@@ -361,8 +365,8 @@ def test_every_field_is_swept():
 @pytest.mark.parametrize("config, generation", [(1, None), ([3, 1], None), (None, [2, 5]), (None, 3), ([2], [2, 1]),
                                                 (None, None)], ids=str)
 def test_end_tokens(tmp_path, config, generation):
-    """Numbers denote tokens in the order of the unlimited text. It ends where transformers ends it, and at the
-    tokenizer's eos_token."""
+    """Numbers are ids of end tokens in the order of the unlimited text. The text ends at the token
+    at which transformers ends it, and at the tokenizer's eos_token."""
     import tokenizers
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, eos_token_id=None, bos_token_id=None))
     torch.manual_seed(8)

@@ -1,4 +1,4 @@
-"""The Python package declares the C interface by the lists of abi/, and the tests' layer works."""
+"""The Python package declares the C interface of the lists in abi/, and the tests' layer works."""
 import ctypes as C
 
 import numpy as np
@@ -10,7 +10,8 @@ from shared import ROOT
 
 
 def test_declarations():
-    """ctypes lays structs out like the compiler that check_abi.py measured, and knows every type."""
+    """Structs of ctypes have the layout that check_abi.py measured with the compiler, and ctypes
+    has every type."""
     rows = [line.split(" ", 4) for path in (ROOT / "abi").glob("*.abi") for line in path.read_text().splitlines()]
     structs = {name: rest[0] for _, kind, name, *rest in rows if kind == "struct"}
     fields = {name: rest[0] for _, kind, name, *rest in rows if kind == "field"}
@@ -66,6 +67,6 @@ def test_module_shapes():
     names = ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
     out, extra = module(np.ones((2, 3, 12), np.float32), np.ones((2, 8, 7), np.float32),
                         np.ones((2, 8, 5), np.float32), outputs=names)
-    assert out.shape == (2, 3, 12) and not out.any()  # out_proj is still zero
+    assert out.shape == (2, 3, 12) and not out.any()  # out_proj is 0
     assert extra["heads"].shape == (2, 4, 3, 6) and extra["k"].shape == (2, 2, 8, 3)
     assert np.allclose(extra["average_probabilities"], 1 / 8)

@@ -1,5 +1,6 @@
-"""The diagram from a token to the next token on the page of `multihead serve`: its numbers equal those of the maps and
-the library, a head expands to its steps, and everything is accessible by keys and screen readers.
+"""The diagram from a token to the next token on the page of `multihead serve`: its numbers equal
+those of the maps and the library, a head expands to its steps, and all of it is accessible by keys
+and screen readers.
 
 Needs playwright and a Chromium, like test_serve.py; test_explorer.py compares the answers in a page without a
 server."""
@@ -139,7 +140,7 @@ def test_what_a_model_has_not_is_absent(visit):
 
 @pytest.mark.parametrize("off", [[], ["L0H2"]], ids=["all", "off"])
 def test_points_are_the_principal_components(visit, off):
-    """Of the queries and keys that the steps show, by numpy's decomposition."""
+    """The shown plane equals NumPy's decomposition of the queries and keys of the steps."""
     page = visit()
     tokens = trace(page, text=TEXT)["tokens"]
     heads = [trace(page, text=TEXT, off=off, head="L1H3", cell=[t, t])["head"] for t in range(tokens)]

@@ -1,9 +1,9 @@
-"""f16 and bf16 tensors against torch's scaled_dot_product_attention in the same type, and in float64 on the same
-numbers.
+"""f16 and bf16 tensors compared with torch's scaled_dot_product_attention in the same type, and in
+float64 with the same numbers.
 
-Two criteria: each element is within the bound of docs/numerics.md, 3.11: the error of f32 arithmetic, and half an ulp
-of the type. The largest error, in units of the type's rounding of the largest value, is not above torch's in the same
-type.
+There are two criteria. Each element is within the bound of docs/numerics.md 3.11: the error of f32
+arithmetic, and half an ulp of the type. The largest error, in units of the type's rounding of the
+largest value, is at most torch's in the same type.
 """
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import torch
 import multihead_ctypes as mha
 from test_attention_torch import ISAS, attention_error, score_error, sdpa
 
-# Half the spacing at 1, half the least subnormal, and the type of an array of patterns.
+# Half the spacing at 1, half the least subnormal, and the type of an array of bit patterns.
 TYPES = {torch.float16: (2.0**-11, 2.0**-25, np.float16),
          torch.bfloat16: (2.0**-8, 2.0**-134, np.uint16)}
 
@@ -23,7 +23,7 @@ def context(request):
 
 
 def array_of(x):
-    """The same elements; bfloat16 as bit patterns."""
+    """The same elements, with bfloat16 as bit patterns."""
     return x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
 
@@ -55,13 +55,13 @@ def test_rounded_once(context, dtype, causal, path):
         assert (np.abs(got - exact) <= bound).all()
         theirs = sdpa(q, k, v, is_causal=causal).double().numpy()
         ours = np.abs(got - exact).max()
-        # f32 errors next to a midpoint may change the last bit, by no more than `error`.
+        # Near a midpoint, f32 errors may change the last bit, by at most `error`.
         assert ours <= np.abs(theirs - exact).max() + error.max()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_mixtures(context, dtype):
-    """f32 queries with keys and values of another type, which must be widened for torch."""
+    """f32 queries with keys and values of a different type, which torch needs widened."""
     rng = np.random.default_rng(11)
     q = draw(rng, torch.float32, (2, 4, 50, 32), 1)
     k, v = (draw(rng, dtype, (2, 2, 90, 32), 1) for _ in range(2))
@@ -71,7 +71,7 @@ def test_mixtures(context, dtype):
 
 
 def test_overflow_is_infinity(context):
-    """torch's rounding of f32 to float16: beyond 65504 plus half a step the result is infinite."""
+    """torch's rounding of f32 to float16: above 65504 plus half a step, the result is infinite."""
     one = np.zeros((1, 1, 1, 1), np.float32)
     v = np.float32([65519, 65520, -1e6, 1e-8]).reshape(1, 1, 1, 4)
     got = mha.attention(one, one, v, o_type=np.float16, context=context)

@@ -1,5 +1,5 @@
-"""Models with routed experts against transformers in float64: logits, steps, greedy tokens, heads, routing, both layouts
-of files, threads, and rejected models. The models are random."""
+"""Models with routed experts compared with transformers in float64: logits, steps, greedy tokens,
+heads, routing, both layouts of files, threads, and rejected models. The models are random."""
 import json
 
 import numpy as np
@@ -56,7 +56,7 @@ def make(kind, **changes):
         pytest.skip(f"this transformers has no {config}")
     torch.manual_seed(7)
     config = getattr(transformers, config)(**{**sizes, **changes})
-    config._experts_implementation = "eager"  # the usual one is for float32 alone
+    config._experts_implementation = "eager"  # the default supports only float32
     net = getattr(transformers, name + "ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, p in [*net.named_parameters(), *net.named_buffers()]:
@@ -230,8 +230,8 @@ def test_hostile_tables_are_refused(tmp_path, name, change, error):
 
 
 def test_heads_below_wide_norms_stay(tmp_path):
-    """Without some heads, a norm that spans the queries of all heads would be another norm. prune rejects such layers
-    before it measures; ablate closes gates."""
+    """Without some heads, a norm over the queries of all heads would be a different norm. prune
+    rejects layers with this norm before it measures; ablate closes gates."""
     torch.manual_seed(7)
     folder = save(transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SIZES)), tmp_path)
     text = tmp_path / "text.txt"

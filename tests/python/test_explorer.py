@@ -20,7 +20,7 @@ CARRIER = LIBRARY_DIR / "tests/live_carrier"
 needs(LIBRARY_DIR / "page/explorer.wasm.gz", "is missing: script/page makes it")
 needs(CARRIER)
 TEXT = "the animal didn't cross the street because it was too tired"
-MOST_BYTES = 1_500_000  # of a page with the demo's model
+MOST_BYTES = 1_500_000  # limit for a page with the demo's model
 expect = sync_api.expect
 
 
@@ -87,7 +87,7 @@ SECONDS = re.compile(rb'"seconds":[0-9.e-]+')
 
 
 def native(model, requests):
-    """The answers of the portable kernels, over the transport without a socket."""
+    """The answers of the portable kernels with the transport without a socket."""
     asked = b"".join(b"%s %d\n%s" % (place.encode(), len(body.encode()), body.encode()) for place, body in requests)
     given = subprocess.run([CARRIER, model, model.name], check=True, capture_output=True, input=asked,
                            env={**os.environ, "MHA_ISA": "portable"}).stdout
@@ -134,7 +134,7 @@ def test_it_works_from_the_disk(visit, explorer, width):
     type_text(page, "the king was")
     assert tokens_of(page)[-1] == "was"
     whole = page.locator("#live-tokens td.number").first.inner_text()
-    page.locator("#live-click input[value=off]").check(force=True)
+    page.locator("#live-click input[value=off]").locator("xpath=..").click()
     page.locator('.thumb[title="L1H0"]').click()
     settled(page)
     expect(page.locator("#live-chips .live-chip")).to_have_text(["L1H0"])
@@ -165,7 +165,7 @@ def test_nothing_may_be_fetched(new_page, explorer):
 
 # ---- languages -------------------------------------------------------------------------------------
 
-# Texts of the page with letters, except tokens, names and typed input.
+# The page's texts with letters, except tokens, names and typed input.
 READ = r"""() => {
     const own = "script, style, bdi, textarea, kbd, sub, h1, dd, [id=live-language], [id=cmap], .thumb-name, " +
         ".chip, .live-chip, [id=name], [id=overview-now], .save-line button, noscript, footer";
@@ -180,7 +180,7 @@ READ = r"""() => {
 
 
 def marked(texts):
-    """The same texts, each piece in brackets."""
+    """The same texts with each piece in brackets."""
     def mark(found):
         pieces = re.split(r"(\{[^{}|]*\})", found[2])
         return found[1] + "".join(piece if piece.startswith("{") and "|" not in piece else
@@ -197,7 +197,7 @@ def test_every_text_is_translated(visit, explorer, tmp_path):
     page = visit(tmp_path / "marked.html", locale="de-CH")
     assert page.evaluate("document.documentElement.lang") == "de"
     for view in page.locator("#view input").all():
-        view.check(force=True)
+        view.locator("xpath=..").click()
         assert page.evaluate(READ) == []
     page.keyboard.press("x")
     page.locator("#help").click()
@@ -222,14 +222,14 @@ def test_the_language_is_chosen(visit):
 # ---- the guided tour -------------------------------------------------------------------------------
 
 def at_station(page, name):
-    """Open a station by its link; return its question's options and the correct one."""
+    """Open a station by its link, and return its question's options and the correct one."""
     page.evaluate("name => { location.hash = `station=${name}`; }", name)
     page.locator(f"#tour[data-ready]:has(#tour-link[href='#station={name}'])").wait_for()
     settled(page)
     options = page.locator("#tour-options label")
     right = []
     for option in options.all():
-        option.locator("input").check(force=True)
+        option.locator("input").locator("xpath=..").click()
         if page.locator("#tour-answer.right").count():
             right.append(option.inner_text())
     assert len(right) == 1, f"{name}: {options.all_inner_texts()}"
@@ -303,7 +303,7 @@ def test_the_training_plays_back(visit, new_page, trained):
 
 
 def test_trainings_of_others_are_ignored_or_rejected(trained, tmp_path):
-    """A state that is not of this model has no snapshots; a damaged one is an error."""
+    """The state of a different model has no snapshots; a damaged state is an error."""
     from safetensors.numpy import load_file, save
     state, folder = load_file(trained / "training.safetensors"), tmp_path / "model"
     shutil.copytree(trained, folder)
@@ -347,7 +347,7 @@ def test_axe_finds_nothing(visit, axe, width, scheme):
         part.click()
     settled(page)
     for view in page.locator("#view input").all():
-        view.check(force=True)
+        view.locator("xpath=..").click()
         settled(page)
         assert axe(page) == []
 

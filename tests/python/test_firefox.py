@@ -1,7 +1,6 @@
-"""`multihead page` in headless Firefox, from the disk, driven over Marionette, its own protocol: maps come, a key
-changes them, nothing is reported as wrong and nothing is asked of anyone.
-
-Needs Firefox, and what test_explorer.py needs."""
+"""`multihead page` in headless Firefox, from disk, controlled by Firefox's protocol Marionette:
+maps are drawn, a key changes them, and there are no errors and no requests. Needs Firefox and the
+requirements of test_explorer.py."""
 import base64
 import json
 import os
@@ -53,7 +52,7 @@ class Firefox:
         return self.call("WebDriver:ExecuteAsyncScript", script=script, args=arguments)["value"]
 
     def browser(self, script):
-        """Runs a script with the rights of the browser, whose globals last."""
+        """Runs a script with the browser's privileges. Its globals persist."""
         self.call("Marionette:SetContext", value="chrome")
         value = self.call("WebDriver:ExecuteScript", script=script, args=[], sandbox="system", newSandbox=False)
         self.call("Marionette:SetContext", value="content")
@@ -72,7 +71,7 @@ def firefox(tmp_path):
     started.end()
 
 
-# Requests that a page makes, and what is reported as wrong in it.
+# Requests and reported errors of a page.
 WATCH = """globalThis.asked = [];
     Services.obs.addObserver({observe(channel) {
         const from = channel.QueryInterface(Ci.nsIHttpChannel).loadInfo.loadingPrincipal;
@@ -81,7 +80,7 @@ WATCH = """globalThis.asked = [];
 COMPLAINTS = """return [...globalThis.asked, ...Services.console.getMessageArray().filter(
     one => one instanceof Ci.nsIScriptError && !/^(chrome|resource|moz-extension):/.test(one.sourceName))
     .map(String)];"""
-# The answer after the given number of them: what the page shows once it is drawn.
+# The page's content after the answer with the given number is drawn.
 SHOWN = """const [count, done] = arguments, look = () => {
     const panel = document.getElementById("live-panel");
     if (!(Number(panel?.dataset.answers) > count) || panel.hasAttribute("data-busy")) return setTimeout(look, 1);
@@ -107,7 +106,7 @@ def test_it_works_in_firefox(firefox, trained, tmp_path):
     after = firefox.page(SHOWN, unknown["answers"])
     assert after["maps"] == 8 and after["tokens"][-1] == "too" and after["status"].startswith("5 tokens")
 
-    # The numbers are those of the portable kernels.
+    # The numbers equal those of the portable kernels.
     requests = [("look", json.dumps({"text": TEXT, "off": ["L0H1"], "head": "L1H2"}))]
     (status, answer), = firefox.page(
         f"const done = arguments[1]; ({ASK})(arguments[0]).then(done, e => done(String(e)))", requests)

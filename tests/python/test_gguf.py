@@ -1,4 +1,4 @@
-"""GGUF files against the package gguf: elements bit for bit, metadata and descriptions."""
+"""GGUF files compared with the package gguf: elements to the bit, metadata and descriptions."""
 import ctypes as C
 
 import gguf
@@ -81,8 +81,8 @@ def same(got, want):
 
 
 def write(path, tensors, metadata=()):
-    """tensors: {name: (type, bytes as an array [rows, bytes per row])}; metadata: (key, type, value) or, for an array,
-    (key, element type, list)."""
+    """`tensors` is {name: (type, bytes as an array [rows, bytes per row])}. `metadata` has (key,
+    type, value) or, for an array, (key, element type, list)."""
     writer = gguf.GGUFWriter(path, "test")
     for key, kind, value in metadata:
         if isinstance(value, list):

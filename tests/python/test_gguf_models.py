@@ -1,5 +1,6 @@
-"""GGUF models: a file by gguf's own writer, following llama.cpp's converters, must be bit-identical in use to the
-model's folder. A real model, if installed (tools/get-smollm2), is compared with transformers."""
+"""GGUF models. A file by gguf's own writer, with the rules of llama.cpp's converters, must give the
+same bits as the model's folder. A real model, if installed (tools/get-smollm2), is compared with
+transformers."""
 import contextlib
 import copy
 import ctypes as C
@@ -153,8 +154,8 @@ def head_dim(config):
 
 
 def tensors(model, config, in_order):
-    """Tensors as converters write them: of experts, gate and up each in a table; of Qwen3-Next, q, k and v together,
-    or as in the folder."""
+    """Tensors in the converters' form. Gate and up of experts are in one table each. In Qwen3-Next,
+    q, k and v are together or in the folder's form."""
     for name, weight in model.state_dict().items():
         data = weight.numpy()
         if name.endswith("gate_up_proj") and data.ndim == 3:
@@ -172,7 +173,8 @@ def tensors(model, config, in_order):
 
 
 def write(path, model, factors=None, in_order=False, **changes):
-    """A file as written by a converter. factors: rope_freqs.weight; changes: keys with other values; None: omitted."""
+    """A file in a converter's form. `factors` is rope_freqs.weight, and `changes` has keys with
+    different values, or None to omit them."""
     config = model.config
     architecture, layers, prefix, rule = KINDS[config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
@@ -243,7 +245,7 @@ def write(path, model, factors=None, in_order=False, **changes):
             writer.add_float32(full, value)
         else:
             writer.add_uint32(full, value)
-    if config.model_type in ("gpt_neox", "stablelm"):  # llama.cpp ignores that of StableLM
+    if config.model_type in ("gpt_neox", "stablelm"):  # llama.cpp ignores StableLM's
         writer.add_bool(f"{architecture}.use_parallel_residual",
                         config.use_parallel_residual or config.model_type == "stablelm")
     for name, weight in tensors(model, config, in_order):
@@ -344,7 +346,7 @@ def test_the_bits_of_the_folder(tmp_path, kind):
 
 @pytest.mark.parametrize("options, in_order", [({}, True), (dict(num_experts=0), False)])
 def test_other_files_of_qwen3_next(tmp_path, options, in_order):
-    """Older files keep q, k, v and z of each key head together; dense models."""
+    """Dense models in older files, which keep q, k, v and z of each key head together."""
     model = their_family("qwen3_next", {**OPTIONS["qwen3_next"], **options}, 46)
     model.save_pretrained(tmp_path / "folder")
     write(tmp_path / "model.gguf", model, in_order=in_order)
@@ -372,7 +374,7 @@ def test_refused_experts(tmp_path, kind, changes, words):
 
 
 def llama3_factors(factor, base, width):
-    """The same as in llama.cpp's converter, in float32."""
+    """The formula of llama.cpp's converter, in float32."""
     turns = 8192 / (2 * math.pi / (1 / base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)))
     fast = ((turns - 1) / 3).clamp(0, 1)
     return (1 / ((1 - fast) / factor + fast)).numpy()
@@ -419,12 +421,13 @@ def test_rotations(tmp_path, kind, rope, changes):
 
 
 def test_factors(tmp_path):
-    """Factors of Llama 3.1 and 3.2 in float32, for any head size and base; similar ones are rejected."""
+    """Factors of Llama 3.1 and 3.2 in float32, for any head size and base. Similar factors are
+    rejected."""
     for factor, base, width in itertools.product((8, 32), (1e4, 5e5, 1e6), (46, 64, 128)):
         factors = llama3_factors(factor, base, width)
         model = their_family("llama", dict(hidden_size=2 * width, num_attention_heads=2,
                                            num_hidden_layers=1, intermediate_size=8), 38)
-        known = factors[-1] == factor  # with a small base no pair is slow enough
+        known = factors[-1] == factor  # with a small base, no pair is slow enough
         between = np.flatnonzero((factors > 1) & (factors < factor))
         for at, size in ((None, 1), (between[0], 1 + 1e-4), (0, 1 + 1e-4), (len(factors) - 2, 0.99)):
             changed = factors.copy()
@@ -446,7 +449,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
     ("qwen2", dict(num_key_value_heads=4), {"attention.head_count_kv": None,
                                             "attention.key_length": None}),
     ("qwen3", dict(head_dim=8), {"attention.key_length": None}),
-    ("phi3", {}, {"attention.sliding_window": 0}),  # Phi 4, as llama.cpp's converter writes it
+    ("phi3", {}, {"attention.sliding_window": 0}),  # Phi 4 from llama.cpp's converter
     ("llama", dict(mlp_bias=True), {}),
     ("gemma3_text", dict(layer_types=[FULL, SLIDING, SLIDING]),
      {"attention.sliding_window_pattern": [False, True, True]}),
@@ -458,7 +461,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
     ("gemma2", dict(layer_types=[SLIDING] * 3), {"attention.sliding_window_pattern": [True] * 3})],
     ids=str)
 def test_layers(tmp_path, kind, options, changes):
-    """Values per layer; llama.cpp's defaults for missing keys."""
+    """Values per layer, and llama.cpp's defaults for missing keys."""
     model = their_family(kind, {**OPTIONS[kind], **(dict(
         num_hidden_layers=3, sliding_window=4, head_dim=8, query_pre_attn_scalar=8)
         if kind.startswith("gemma") else {}), **options}, 39)
@@ -470,7 +473,7 @@ def test_layers(tmp_path, kind, options, changes):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_heads_by_layer(tmp_path, kind):
-    """A key/value head stored twice in a layer is shared by both groups."""
+    """A key/value head that a layer stores twice is one head for both groups."""
     model = their_family(kind, OPTIONS[kind], 42)
     attention = model.model.layers[1].self_attn
     with torch.no_grad():
@@ -518,7 +521,7 @@ def test_refused(tmp_path, changes, words):
 
 
 def test_an_unknown_variant(tmp_path):
-    """A weight unknown to every family: the file must not be reported as damaged."""
+    """A weight that no family has. The message must not call the file damaged."""
     model = their_family("qwen2", {}, 44)
     model.model.layers[0].mlp.gate_proj.bias = torch.nn.Parameter(torch.zeros(model.config.intermediate_size))
     write(tmp_path / "model.gguf", model)
@@ -532,7 +535,7 @@ def test_an_unknown_variant(tmp_path):
     ({"eot_token_id": 60, "eom_token_id": 61}, {}, [60]), ({}, {9: "<|im_end|>", 4: "<|endoftext|>"}, [4, 9]),
     ({"eos_token_id": 2}, {5: "<end_of_turn>", 2: "<eos>", 6: "<|im_start|>"}, [2, 5]), ({}, {}, [])], ids=str)
 def test_end_tokens(tmp_path, keys, names, ends):
-    """Exactly llama.cpp's end tokens; ids without a token are ignored."""
+    """End tokens are exactly llama.cpp's. Ids without a token are ignored."""
     tokens = [names.get(i, f"token{i}") for i in range(61)]
     write(tmp_path / "model.gguf", their_family("llama", {}, 45), **{"tokenizer.ggml.tokens": tokens},
           **{f"tokenizer.ggml.{key}": value for key, value in keys.items()})
@@ -600,7 +603,7 @@ def test_other_architectures(tmp_path):
 
 @pytest.mark.gate(0)
 def test_smollm2(smollm2):
-    """A real model: logits and all maps, at most twice as far from float64 as torch."""
+    """Logits and all maps of a real model have at most twice torch's error relative to float64."""
     ours = Model(SMOLLM2)
     ids = np.random.default_rng(34).integers(0, 49152, (1, 24))
     with torch.no_grad():
@@ -614,7 +617,8 @@ def test_smollm2(smollm2):
 
 @pytest.mark.skipif(not (mha.LIBRARY_DIR / "multihead").exists(), reason="no program")
 def test_program(tmp_path):
-    """prune reports unsupported output before measuring; metadata of a wrong type is bad input."""
+    """prune reports unsupported output before it measures. Metadata of a wrong type is bad
+    input."""
     tokens = ["<s>", "</s>", *"abcdefgh"]
     own = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
            "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["a b"]}

@@ -1,5 +1,6 @@
-"""multihead heads --corpus against a direct computation: attention and values of transformers (float64, eager), loops
-over rows. Deciles must agree within a histogram bin, everything else within 1e-4."""
+"""multihead heads --corpus compared with a direct computation from attention and values of
+transformers (float64, eager), with loops over rows. Deciles must agree within a histogram bin, and
+other numbers within 1e-4."""
 import json
 import math
 import subprocess
@@ -93,7 +94,7 @@ def test_distributions_and_places(case, name):
         assert len(places) == len(expected)
         for place, (value, *_) in zip(places, expected):
             assert abs(place["value"] - value) < TOLERANCE * max(1, value)
-            # Equal up to rounding: another row may be first.
+            # Values are equal up to rounding, so a different row may be first.
             there = SCORES[name](texts[place["text"]][1][head["layer"]][head["head"]], place["row"])
             assert abs(there - value) < TOLERANCE * max(1, value)
 

@@ -1,5 +1,5 @@
-"""heads --headvis: the folder for HeadVis, by the contracts of its data_pipeline.py, with the weights of transformers;
-complete or absent."""
+"""heads --headvis: the folder for HeadVis fulfils the contracts of its data_pipeline.py, has the
+weights of transformers, and is complete or absent."""
 import collections
 import json
 import random
@@ -77,7 +77,7 @@ def test_sequences(case):
             assert abs(s["max_activation"] - largest[number]) < 1.01e-4
             place_of = int(np.where(order == number)[0][0])
             low, high = ((s["interval"] - 1) * 64 // 10, s["interval"] * 64 // 10)
-            # up to rounding; the order of texts may differ
+            # up to rounding, so the order of texts may differ
             assert low <= place_of < high or abs(largest[number] - largest[order[min(max(place_of, low), high - 1)]]) < 1e-6
             sparse = np.zeros(n * n)
             assert len(set(s["attention_indices"])) == len(s["attention_indices"]) == len(s["attention_values"])
@@ -85,7 +85,7 @@ def test_sequences(case):
             sparse = sparse.reshape(n, n)
             kept = sparse > 0
             assert np.abs(sparse - m)[kept].max() < 1e-4
-            for i in range(n):  # the eight largest, of at least 0.005
+            for i in range(n):  # the eight largest that are at least 0.005
                 wanted = np.sort(m[i][m[i] >= 0.005 + 1e-6])[::-1][:8]
                 assert np.allclose(np.sort(sparse[i][kept[i]])[::-1][:len(wanted)], wanted, atol=1e-4)
                 assert kept[i].sum() <= 8

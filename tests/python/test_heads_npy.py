@@ -1,4 +1,4 @@
-"""heads --npy: the arrays equal --json, number by number; the folder is complete or absent."""
+"""heads --npy: every number of the arrays equals --json, and the folder is complete or absent."""
 import json
 import re
 import subprocess
@@ -89,7 +89,7 @@ def test_links_effects_and_circuits(texts, tmp_path):
     gold.write_text(GOLD)
     told = json.loads(heads(TINY, "--conllu", gold, "--json", "--head", "L1H2", "--npy", tmp_path / "links").stdout)
     index, arrays = loaded(tmp_path / "links")
-    assert arrays["nsubj:pass", "value"].shape == (2, 3)  # all heads, independent of the selection
+    assert arrays["nsubj:pass", "value"].shape == (2, 3)  # all heads, for any selection
     for name, relation in told["heads"][0]["relations"].items():
         assert same(arrays[name, "value"][1, 2], relation["forward"]["accuracy"] and
                     relation["forward"]["accuracy"]["value"])
@@ -134,7 +134,7 @@ def test_whole_or_absent(texts, tmp_path):
     refused(6, "no such folder", arguments=[*some, tmp_path / "none" / "x"])
     refused(2, "no model to run", arguments=["--attention", "x.npy", "--npy", tmp_path / "x"])
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
-    # files of 4 KB: the first large array fails, and nothing is left
+    # With a limit of 4 KB per file, the first large array fails, and no file is left
     limited = subprocess.run(["bash", "-c", 'ulimit -f 4; trap "" XFSZ; exec "$@"', "-", PROGRAM, "heads", *map(str, some),
                               tmp_path / "full"], capture_output=True, check=False)
     assert limited.returncode == 6 and b"cannot write" in limited.stderr, limited

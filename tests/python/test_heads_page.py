@@ -1,5 +1,5 @@
-"""The page about all heads (multihead heads -o) in headless Chromium, at three sizes: every interaction, its address,
-forbidden actions, and pages of 270 and 1,000 heads."""
+"""The page about all heads (multihead heads -o) in headless Chromium, at three sizes: every
+interaction, the address, forbidden actions, and pages of 270 and 1,000 heads."""
 import json
 import random
 import re
@@ -31,7 +31,7 @@ def written(folder):
 
 
 def many(written, path, heads, columns=30):
-    """A page with the given number of heads, derived from the program's own."""
+    """A page with the given number of heads, derived from the program's page."""
     rng = random.Random(heads)
     page = written.read_text()
     found = data_of(page)
@@ -77,7 +77,7 @@ def test_page_of_the_program(written, open_page, size):
     assert "induction on repeated random tokens" in names and not any("_" in name for name in names)
     # Only scrolling elements are wider than the window.
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-    # The longest title of the upright axis ends inside the plot.
+    # The longest title of the vertical axis ends inside the plot.
     upright = page.locator("#y").input_value()
     page.locator("#y").select_option(page.locator("#y").evaluate("""box => [...box.options]
         .reduce((a, b) => b.text.length > a.text.length ? b : a).value"""))
@@ -124,7 +124,7 @@ def test_axes_table_and_roles(large, open_page):
     boxes = page.locator("#scatter .name").evaluate_all("all => all.map(e => { const b = e.getBBox(); return [b.x, b.y, b.width]; })")
     assert len(boxes) > 3 and not any(abs(a[1] - b[1]) < 9 and a[0] < b[0] + b[2] and b[0] < a[0] + a[2]
                                       for i, a in enumerate(boxes) for b in boxes[:i]), boxes
-    page.get_by_role("button", name="score 9", exact=True).first.click()  # the card's: its definition
+    page.get_by_role("button", name="score 9", exact=True).first.click()  # shows the definition
     expect(page.locator(".measure .about")).to_contain_text("permutation null (95th percentile) 0.500")
     page.locator("#table th button", has_text=re.compile(r"^score 9$")).click()
     assert page.locator("#table th[aria-sort=descending]").inner_text().strip().startswith("score 9")
@@ -145,7 +145,7 @@ def test_axes_table_and_roles(large, open_page):
 
 @pytest.mark.parametrize("size", [(390, 844), (1280, 900)])
 def test_names_beside_dots(large, folder, open_page, size):
-    """Of a crowd of heads: a name covers no dot, text or line; those left out are counted."""
+    """With many heads, a name covers no dot, text or line, and omitted names are counted."""
     text = large.read_text()
     found = data_of(text)
     data = json.loads(found.group(2))
@@ -167,18 +167,19 @@ def test_names_beside_dots(large, folder, open_page, size):
     assert not any(a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3] for i, a in enumerate(names) for b in names[:i])
     assert not any(inside(box, x1 + part * (x2 - x1), y1 + part * (y2 - y1), -1) for box in names for x1, y1, x2, y2 in leaders
                    for part in (0.2, 0.4, 0.6, 0.8))
-    assert page.locator(".name[data-name='0']").count() == 1  # the chosen head's
+    assert page.locator(".name[data-name='0']").count() == 1  # the name of the chosen head
     left = page.evaluate("namedHeads().size") - page.locator(".name").count()
     said = page.locator("#unnamed").inner_text()
     assert left and said.startswith("One " if left == 1 else f"{left} "), (left, said)
-    # On a phone the plots come before the controls, and these before the cards.
+    # On a phone, the plots precede the controls, and the controls precede the cards.
     order = [page.locator(part).bounding_box()["y"] for part in ("#scatter", "#x", "#cards", "#table")]
     assert order == sorted(order) or size[0] > 560, order
 
 
 @pytest.mark.skipif(not MINILM.exists(), reason="needs all-MiniLM-L6-v2: tools/get-minilm")
 def test_opens_on_what_stands_out(folder):
-    """An encoder has no induction on random tokens: the page opens on L5H11, whose "it" attends to "animal"."""
+    """An encoder has no induction on random tokens. The page initially shows L5H11, whose "it"
+    attends to "animal"."""
     path = folder / "minilm.html"
     subprocess.run([PROGRAM, "heads", MINILM, "--example", "all", "-o", path, "--quiet"], check=True)
     data = json.loads(data_of(path.read_text()).group(2))
@@ -250,7 +251,8 @@ def test_size(large):
 
 
 def test_effects(folder, open_page):
-    """Results of ablate: axes of the scatter plot, and on the card with interval and definition."""
+    """Results of ablate are axes of the scatter plot, and on the card with interval and
+    definition."""
     model, path = folder / "induction", folder / "effects.html"
     subprocess.run([PROGRAM, "train", "induction", "--steps", "4", "--every", "2", "--tries", "1", "--quiet", "-o", model],
                    check=True, capture_output=True)
@@ -264,7 +266,7 @@ def test_effects(folder, open_page):
     page.select_option("#x", label="estimated effect on loss on repeated random tokens")
     page.select_option("#y", label="effect on loss on repeated random tokens")
     dots = page.locator("#scatter circle").evaluate_all("all => all.map(c => [+c.dataset.head, +c.getAttribute('cx'), +c.getAttribute('cy')])")
-    assert sorted(h for h, _, _ in dots) == measured  # heads that were not measured have no place
+    assert sorted(h for h, _, _ in dots) == measured  # heads without a measurement are not drawn
     by_x = [h for h, _, _ in sorted(dots, key=lambda d: d[1])]
     assert by_x == sorted(measured, key=lambda h: effects["estimate_repeats"][h][0])
     by_y = [h for h, _, _ in sorted(dots, key=lambda d: -d[2])]

@@ -1,13 +1,14 @@
-"""multihead heads against a direct computation of the same definitions (docs/heads.md): attention of transformers in
-float64 (eager), loops over rows, no shared code. Every score of every head over the sentences of tools/sentences.py
-must agree within 1e-4, every number of rows exactly. Run with -s to see the largest differences. Tests every 13th head
-of the real model; MHA_TEST_LONG=1 all (about ten minutes).
+"""multihead heads compared with a direct computation of the same definitions (docs/heads.md), from
+attention of transformers in float64 (eager), with loops over rows and without shared code. Every
+score of every head over the sentences of tools/sentences.py must agree within 1e-4, and every
+number of rows must be equal. Run with -s to see the largest differences. The default tests every
+13th head of the real model, and MHA_TEST_LONG=1 tests all (about ten minutes).
 
-Counts (position of the largest weight, broad rows) jump where two numbers are equal: rows within 1e-5 of a jump in
-float64 may count either way, and their number is recorded.
+Counts (position of the largest weight, broad rows) jump if two numbers are equal. Rows within 1e-5
+of a jump in float64 may or may not count, and their number is recorded.
 
-Uses the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2; skipped if missing) and our tiny one. The
-program is $MULTIHEAD (default build/multihead).
+Uses the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2; skipped if missing) and
+the tiny one of the tests. The program is $MULTIHEAD (default build/multihead).
 """
 import collections
 import json
@@ -30,7 +31,8 @@ needs(PROGRAM)
 # ---- sentences ---------------------------------------------------------------------------------
 
 def read_conllu(text):
-    """[(text, [(begin, end) of each word], [(from, to, relation)])], multiword tokens as one word."""
+    """[(text, [(begin, end) of each word], [(from, to, relation)])], with multiword tokens as one
+    word."""
     sentences = []
     for block in text.strip().split("\n\n"):
         rows = [line.split("\t") for line in block.split("\n") if not line.startswith("#")]
@@ -103,7 +105,7 @@ def rank_tokens(texts):
 # ---- the definitions ---------------------------------------------------------------------------
 
 class Sums:
-    """value, chance and rows of each score, and the number of rows too near to a jump."""
+    """The value, chance and rows of each score, and the number of rows too near a jump."""
 
     def __init__(self):
         self.value = collections.Counter()
@@ -299,7 +301,7 @@ def measure_head(texts, layer, head, rare_rank):
 
 
 def best_offset(sums, kind):
-    """Considers offsets present in at least half as many rows as the most frequent one."""
+    """Considers offsets with at least half as many rows as the most frequent offset."""
     most = max(sums.rows[(kind, o)] for o in range(-FARTHEST, FARTHEST + 1))
     order = sorted(range(-FARTHEST, FARTHEST + 1), key=lambda o: (abs(o), o))
     order = [o for o in order if 2 * sums.rows[(kind, o)] >= most and sums.rows[(kind, o)]]

@@ -1,9 +1,8 @@
-"""Damaged and malicious model files, through the Python package.
-
-multihead.Model must raise an exception of the package whose one line names the file, or the file must be usable: no
-crash, no hang, no memory beyond that of a small file. Every file is opened in a child process, which prints its name
-first, so that a crash fails the test and names the file. The child has ten minutes for seconds of work: the limit only
-ends hangs. MHA_TEST_LONG=1 damages more bytes.
+"""Damaged and malicious model files in the Python package. multihead.Model must raise an exception
+of the package with a message of one line that names the file, or the file must be usable. It must
+not crash, hang, or use more memory than for a small file. Every file is opened in a child process,
+which prints its name first, so that a crash fails the test and names the file. The child has ten
+minutes for work of a few seconds; the limit only ends hangs. MHA_TEST_LONG=1 damages more bytes.
 """
 import json
 import os
@@ -46,7 +45,7 @@ print(json.dumps({"mib": int(peak[1]) // 1024}))
 
 
 def opened(paths):
-    """The result of opening each path."""
+    """The result for each path."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "bindings/python")}
     try:
         done = subprocess.run([sys.executable, "-c", CHILD], input="\0".join(map(str, paths)),
@@ -65,8 +64,8 @@ def opened(paths):
 
 
 def judge(cases, may_load=()):
-    """cases: {name: path}. Opening each must fail with a line that names the file. Those in may_load may open, and then
-    work or fail with one line in use."""
+    """`cases` is {name: path}. Each must fail with a line that names the file when it is opened.
+    Files in `may_load` may open, and their use then succeeds or fails with one line."""
     for (name, path), found in zip(cases.items(), opened(cases.values()), strict=True):
         if "works" in found or found["opened"]:
             assert name in may_load, f"{name}: opens as if nothing were wrong"
@@ -80,7 +79,8 @@ def judge(cases, may_load=()):
 
 
 def folder(tmp_path, name, **files):
-    """A copy of tiny-bert with some files replaced; None: omitted. In names, _ stands for the dot."""
+    """A copy of tiny-bert with some files replaced, or omitted for None. In names, _ represents the
+    dot."""
     made = tmp_path / name.replace("/", " ")[:80]
     made.mkdir()
     for file in FILES:
@@ -118,7 +118,7 @@ def packed(header, data):
 
 
 def test_whole_ones_open(tmp_path):
-    """The files that other tests damage are usable undamaged."""
+    """The files that other tests damage are usable without the damage."""
     model = tmp_path / "whole.gguf"
     model.write_bytes(small_gguf())
     assert opened([folder(tmp_path, "whole"), model]) == [{"works": True}] * 2
@@ -154,7 +154,7 @@ def edited(change):
 
 
 def one(**fields):
-    """A change of one tensor's fields; None: the field is omitted."""
+    """A change of one tensor's fields. A field is omitted for None."""
     def change(header):
         tensor = header["embeddings.word_embeddings.weight"]
         tensor |= fields
@@ -217,7 +217,7 @@ def test_headers(tmp_path):
 
 
 def test_settings(tmp_path):
-    """Every number of config.json replaced by an invalid one, and texts that are not JSON."""
+    """Every number of config.json is replaced by an invalid one, or the text is not JSON."""
     whole = json.loads((TINY / "config.json").read_text())
     cases, may_load = {}, set()
     values = {"minus one": "-1", "zero": "0", "2^31": str(2**31), "2^63": str(2**63), "text": '"many"',
@@ -227,7 +227,8 @@ def test_settings(tmp_path):
             name = f"{field} is {what}"
             text = json.dumps({**whole, field: "@"}).replace('"@"', value)
             cases[name] = folder(tmp_path, name, config_json=text.encode())
-            # Sizes must match the weights. These fields are unused, or accept any small number.
+            # Sizes must match the weights. The following fields are unused, or accept any small
+            # number.
             if field in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pad_token_id") or (
                     field == "layer_norm_eps" and what in ("half", "null")):
                 may_load.add(name)
@@ -278,7 +279,7 @@ def test_what_is_no_model(tmp_path):
     cases["a name with a line break"] = tmp_path / "no\nsuch"
     found = opened(cases.values())
     assert all("error" in outcome for outcome in found), found
-    cases.pop("a name with a line break")  # it is escaped, so its name is not literal
+    cases.pop("a name with a line break")  # the message escapes this name
     judge(cases)
 
 
@@ -300,10 +301,10 @@ def test_truncated_gguf(tmp_path):
 
 
 def with_key(key, kind, value):
-    """gguf_model() with a value of another kind or size for the same key."""
+    """gguf_model() with a value of a different kind or size for the same key."""
     whole = small_gguf()
     at = whole.index(seeds.gguf_string(key)) + len(seeds.gguf_string(key))
-    # Later data is not moved, so it is read at a wrong place, which is part of the damage.
+    # Later data is not moved and therefore read at a wrong place, which is part of the damage.
     new = seeds.gguf_value(kind, value)
     return whole[:at] + new + whole[at + len(new):]
 
@@ -341,7 +342,7 @@ def test_gguf_headers(tmp_path):
 
 
 def test_gguf_settings(tmp_path):
-    """Values of the right kind that make no sense."""
+    """Values of the correct kind without meaning."""
     contents, may_load = {}, set()
     for key in ("block_count", "context_length", "embedding_length", "feed_forward_length",
                 "attention.head_count", "attention.head_count_kv", "attention.key_length",
@@ -380,7 +381,7 @@ def damaged(content, most, draw):
 
 
 def test_damaged_bytes(tmp_path):
-    """Either rejected with a line that names the file, or usable."""
+    """Each file is rejected with a line that names it, or it is usable."""
     draw, count = random.Random(f"{SEED} damaged"), amount(40, 150, 2000)
     gguf, safe = small_gguf(), (TINY / "model.safetensors").read_bytes()
     most = 8 + int.from_bytes(safe[:8], "little")

@@ -1,7 +1,7 @@
 """The HTML report in headless Chromium: contents, keys, downloads, and forbidden actions.
 
-Needs playwright (without its browsers) and a Chromium: $MHA_CHROMIUM, or chromium on the PATH. Figures come from
-libmultihead-render in MHA_LIBRARY_DIR; its colours are the reference.
+Needs playwright (without its browsers) and a Chromium: $MHA_CHROMIUM, or chromium on the PATH.
+libmultihead-render in MHA_LIBRARY_DIR writes the figures; its colours are the reference.
 """
 import csv
 import ctypes as C
@@ -29,7 +29,7 @@ def as_float(value):
 
 
 def attention(seed, rows, cols):
-    """Rows that sum to 1, a few large weights and many small ones."""
+    """Rows that sum to 1, with a few large weights and many small ones."""
     numbers = random.Random(seed)
     result = []
     for _ in range(rows):
@@ -66,7 +66,7 @@ def point_at(page, row, col, rows=N, cols=N):
 
 
 def resize(page, width):
-    """Change the window's width and wait until everything is redrawn."""
+    """Change the window's width and wait until the page is redrawn."""
     page.set_viewport_size({"width": width, "height": 800})
     page.wait_for_function("width => innerWidth === width", arg=width)
     wait_for_frames(page)
@@ -88,7 +88,7 @@ def rank(row, col):
 
 
 def cell_color(page, row, col, rows=N, cols=N):
-    """The colour of a cell near its corner, away from its number."""
+    """The colour of a cell near its corner, where it has no digits."""
     return page.evaluate("""([row, col, rows, cols]) => {
         const canvas = document.getElementById("cells");
         const grid = document.getElementById("grid").style;
@@ -128,7 +128,7 @@ def test_opens_and_says_what_it_is(open_page, plain):
     for text in page.locator("#ticks span").all_inner_texts():
         assert len(text.lstrip("0.").rstrip("0")) <= 2, "ticks are round"
     assert page.evaluate("performance.getEntriesByName('report-ready').length") == 1
-    # The first cell chosen is the map's link (test_html_views.py says which).
+    # The initially chosen cell is the map's link (defined in test_html_views.py).
     r, c = map(int, re.search(r'"link":\[(\d+),(\d+)\]', plain.read_text()).groups())
     expect_text(page, "#readout", TOKENS[r], TOKENS[c], f"{MAPS[0][r][c]:.4f}")
 
@@ -214,7 +214,7 @@ def test_keyboard(open_page, plain):
     assert page.locator("#help-sheet").is_visible()
     page.keyboard.press("Escape")
     assert not page.locator("#help-sheet").is_visible()
-    # The thumbnails are one tab stop, navigated by arrows.
+    # The thumbnails are one tab stop with navigation by arrow keys.
     assert page.locator(".thumb[tabindex='0']").count() == 1
     page.locator(".thumb[tabindex='0']").focus()
     page.keyboard.press("ArrowRight")
@@ -252,12 +252,12 @@ def test_scales_and_ranges(open_page, plain):
         "rank": lambda v: sum(o < v for o in every) / (len(every) - 1),
     }
     for kind in SCALES:
-        page.locator(f"#scale input[value={kind}]").check(force=True)
+        page.locator(f"#scale input[value={kind}]").locator("xpath=..").click()
         for r, c in ((0, 0), (3, 7), (8, 8), (4, 1)):
             got, want = cell_color(page, r, c), color_of(shapes[kind](MAPS[0][r][c]))
             assert all(abs(g - w) <= 3 for g, w in zip(got, want)), (kind, r, c, got, want)
-    page.locator("#scale input[value=linear]").check(force=True)
-    page.locator("#range input[value=panel]").check(force=True)
+    page.locator("#scale input[value=linear]").locator("xpath=..").click()
+    page.locator("#range input[value=panel]").locator("xpath=..").click()
     own = max(v for row in MAPS[0] for v in row)
     assert cell_color(page, 3, 7) == color_of(MAPS[0][3][7] / own)
     assert bar_end(page) == pytest.approx(own, rel=0.006)
@@ -295,7 +295,8 @@ def test_hiding_tokens(open_page, plain):
     page.keyboard.press("Escape")
     expect_text(page, "#notes", "rows are not rescaled")
     expect_text(page, "#readout", f"{row[1]:.4f}")
-    # Any other label can be hidden too, all equal ones at once, and all can be restored.
+    # Any other label can be hidden too. All equal labels are hidden together, and all can be
+    # restored.
     page.locator("#hide summary").click()
     page.fill("#hide-filter", "the")
     page.locator("#hide-labels label:visible", has_text="the").first.click()
@@ -418,7 +419,8 @@ def test_labels_stay_labels(open_page, folder):
 
 
 def test_csv_holds_no_formula(open_page, folder):
-    """Texts that a spreadsheet would execute get a leading quote, at every place of a text; numbers remain numbers."""
+    """Texts that a spreadsheet would execute get a leading quote in every field. Numbers remain
+    numbers."""
     raw = ["=1+1", "+cmd|' /C calc'!A0", "-x", "@SUM(1,2)", "\t=1", "\r=1", "\n=1", "\uff1d1",
            "-0.5", "+1e-3", "-.5", "a=b", "5;=1"]
     safe = ["'" + text for text in raw[:8]] + raw[8:]
@@ -707,7 +709,8 @@ def test_twins(open_page, evidence):
     expect_text(page, "#twin-head", "norm of what arrives", "norm", f"{TWIN_HI:.3g}")
     main, twin = page.locator("#cells").bounding_box(), page.locator("#twin-cells").bounding_box()
     assert twin["x"] > main["x"] + main["width"] - 1 and twin["y"] == main["y"]
-    # The same cell in both maps, for the pointer on either, each with its own colours and rank.
+    # The same cell is shown in both maps, for the pointer on either map, each with its own colours
+    # and rank.
     value, other = MAPS[0][3][7], TWINS[0][3][7]
     want = color_of(other / TWIN_HI)
     grid = box(page)
@@ -731,7 +734,7 @@ def test_twins(open_page, evidence):
     page.keyboard.press("n")
     assert not page.locator("#twin").is_visible() and not page.locator("#map-head").is_visible()
     page.keyboard.press("n")
-    page.locator("#range input[value=panel]").check(force=True)
+    page.locator("#range input[value=panel]").locator("xpath=..").click()
     own = max(v for row in TWINS[0] for v in row)
     expect_text(page, "#twin-head", f"{own:.3g}")
     page.keyboard.press("h")  # hiding tokens hides them in both
@@ -766,7 +769,7 @@ def test_charts(open_page, evidence):
     assert first.locator(".chart").get_attribute("aria-label") == (
         "Training, loss: loss ends at 0.25; accuracy ends at 0.75")
     assert first.locator("figcaption").inner_text() == "64 sentences"
-    # A missing point is a gap: a dot before it, a line after it.
+    # A missing point is a gap, with a dot before it and a line after it.
     assert first.locator(".chart > circle.line-0").count() == 1
     assert first.locator(".chart > polyline.line-0").count() == 1
     assert page.locator(".curve").nth(1).locator("polyline.baseline").count() == 1
@@ -807,11 +810,11 @@ def test_playback(open_page, evidence):
     expect_text(page, "#readout", "±")
     got = float(re.search(r"(0\.\d+) ±", page.locator("#readout").inner_text()).group(1))
     assert got == pytest.approx(EARLY[3][7], abs=0.01)
-    # One range for the figure and all frames: a colour means the same at every step.
+    # The figure and all frames have one range, so that a colour has the same meaning at every step.
     want = color_of(EARLY[3][7] / HI)
     assert all(abs(g - w) <= 6 for g, w in zip(cell_color(page, 3, 7), want))
     page.keyboard.press(".")
-    expect_text(page, "#player-about", "loss 1")  # what the chart says at step 200
+    expect_text(page, "#player-about", "loss 1")  # the chart's value at step 200
     page.locator(".chart").first.focus()
     for key in ("Home", "ArrowRight", "Enter"):  # its points are the steps 0, 100, 200, 300
         page.keyboard.press(key)
@@ -851,7 +854,7 @@ def test_playback_with_reduced_motion(open_page, evidence):
     for label in ("step 0", "step 100", "step 200", "now"):
         page.locator("#play").click()
         expect_text(page, "#frame-label", label)
-        assert page.get_attribute("#play", "aria-label") == "Play the training"  # it does not
+        assert page.get_attribute("#play", "aria-label") == "Play the training"  # not playing
 
 
 def test_frames_that_are_left_out(open_page, folder):
@@ -865,7 +868,8 @@ def test_frames_that_are_left_out(open_page, folder):
 
 
 def test_keyboard_from_end_to_end(open_page, evidence):
-    """Everything reachable by pointer: Tab visits each control once; then each key."""
+    """Everything that the pointer can reach. Tab visits each control once; then each key is
+    tested."""
     page = open_page(evidence)
     stops = []
     for _ in range(80):
@@ -941,7 +945,7 @@ def test_evidence_in_a_narrow_dark_window(open_page, evidence):
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             for place in ("#measures", "#roles", "#player", ".curve >> nth=0", "#twin-cells"):
                 b = page.locator(place).bounding_box()
-                if place == "#roles" and width <= 400:  # on a phone maps come first
+                if place == "#roles" and width <= 400:  # on a phone, maps precede them
                     assert b is None
                     continue
                 assert b["x"] >= 0 and b["x"] + b["width"] <= width + 1, (place, width)
@@ -996,7 +1000,7 @@ def test_blocks_of_a_long_text(open_page, folder, capsys):
 
 
 def tell_times(page, capsys, what):
-    """Print the page's own timing marks; times must not fail a test on a busy machine."""
+    """Print the page's own timing marks. Times must not make a test fail on a busy machine."""
     wait_until_complete(page)
     marks = page.evaluate("""performance.getEntriesByType("mark").map(
         m => [m.name.replace("report-", ""), Math.round(m.startTime)])""")

@@ -13,7 +13,8 @@ from test_html_browser import MAPS, N, TOKENS, attention, point_at, wait_until_c
 
 pytestmark = pytest.mark.gate(4)
 def opened(path):
-    """Make the names of the page's scripts global for tests; normally they are local to a function."""
+    """Make the names of the page's scripts global for tests. They are otherwise local to a
+    function."""
     text = path.read_text()
     start, end = "\n(() => {\n", "})();\n</script>"
     assert text.count(start) == text.count(end) >= 1
@@ -43,12 +44,13 @@ def report(folder):
 
 
 def go(page, view):
-    page.locator(f"#view input[value={view}]").check(force=True)
+    page.locator(f"#view input[value={view}]").locator("xpath=..").click()
 
 
 def strongest(values):
-    """The link that contributes most to the map's divergence from all maps, between content words that are not
-    neighbours, or between any two different words, if that is four times as large."""
+    """The link between content words that are not neighbours with the largest contribution to the
+    map's divergence from all maps, or the link between any two different words if its contribution
+    is four times as large."""
     mean = lambda at: sum(values[at[0]][at[1]] for values in MAPS) / len(MAPS)  # noqa: E731
     size = lambda at: values[at[0]][at[1]]  # noqa: E731
     words = [t for t in range(N) if TOKENS[t][0] != "["]
@@ -90,7 +92,8 @@ def test_opens_on_a_cell_that_tells(open_page, report, folder):
     page.keyboard.press("Enter")
     page.keyboard.press("]")
     assert cell(page) == list(strongest(MAPS[4])), "a locked cell stays"
-    # In a causal map "<s>" on itself is 1 for every model, so the first column is not informative.
+    # In a causal map, the weight of "<s>" on itself is 1 for every model, so the first column is
+    # not informative.
     causal = [[1, 0, 0], [0.9, 0.1, 0], [0.8, 0.15, 0.05]]
     masked = [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
     page = open_page(write_report(folder / "sink.html", [causal], ["<s>", "one", "two"],
@@ -118,7 +121,7 @@ def test_built_in_sentences_open_on_their_point(open_page, folder, name):
     assert re.match(rf"{re.escape(looks)}\s*\d*\s*→\s*{re.escape(at)}\d*\s", text), text
     first = page.locator("#detail p").first.inner_text()
     assert first.startswith(f"“{looks}” attends to “{at}”: "), first
-    if name == "animal":  # it rests, but does not lead: 0.32 on the first token, 0.67 from it to animal
+    if name == "animal":  # 0.32 on the first token is not the map's link: "it" has 0.67 on "animal"
         page.locator(".thumb[title^='L5H11']").first.click()
         assert page.locator("#badge").is_hidden()
         assert "first token" not in page.locator("#detail").inner_text()
@@ -161,7 +164,7 @@ def test_lines_of_a_token(open_page, report):
     assert page.locator("#lines").is_visible() and not page.locator("#maps").is_visible()
     page.mouse.move(*token_point(page, "row", 2))
     assert page.evaluate("lineFocus()") == {"side": "row", "at": 2}
-    # Only the line to the strongest key is drawn, and none of other tokens.
+    # Only the line to the strongest key is drawn, and no lines of other tokens.
     best = max(range(N), key=lambda c: MAPS[0][2][c])
     p = page.evaluate("({x1: linePlace.x1, x2: linePlace.x2})")
     middle = page.evaluate("k => lineY(linePlace, k)", best)
@@ -323,7 +326,8 @@ def test_a_view_alone(open_page, folder):
 
 
 def test_inset_with_tabs(open_page, folder):
-    """Encoder, decoder and cross-attention: separate labels, and texts that try to break out."""
+    """Encoder, decoder and cross-attention with separate labels, and texts that try to end their
+    context."""
     cross = [[[0.25, 0.75, 0], [0.5, 0.25, 0.25]]]
     hostile = ['"><script>alert(1)</script>', "&quot;&lt;", "</iframe><img src=x onerror=alert(1)>"]
     pages = [("encoder", (MAPS, TOKENS), {"view": 1, "only_view": True}),
@@ -342,7 +346,7 @@ def test_inset_with_tabs(open_page, folder):
 
 
 def test_long_texts_stay_quick(open_page, folder):
-    """With 400 x 400 cells only the strongest lines are drawn, and only the visible part."""
+    """With 400 x 400 cells, only the strongest lines are drawn, and only the visible part."""
     count = 400
     tokens = [f"t{i}" for i in range(count)]
     maps = [attention(7, count, count)]

@@ -1,5 +1,6 @@
-"""Models with gated delta nets, state spaces or short convolutions against transformers in float64: logits, steps,
-greedy tokens, maps, removed heads, and rejected models. The models are random."""
+"""Models with gated delta nets, state spaces or short convolutions compared with transformers in
+float64: logits, steps, greedy tokens, maps, removed heads, and rejected models. The models are
+random."""
 import importlib
 import json
 import subprocess
@@ -63,7 +64,7 @@ class Double:
 
 
 def mixer_of(net):
-    """The last layer that is not attention, the first, and what the library says about that."""
+    """The last layer that is not attention, the first one, and the library's message about it."""
     layers = [i for i, kind in enumerate(net.config.layer_types) if kind != "full_attention"]
     kind = {"qwen": "gated delta net", "lfm2": "short convolution"}.get(net.config.model_type[:4], "state space")
     return layers[-1], f"layer {layers[0]} is a {kind}"
@@ -142,7 +143,7 @@ def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
 def test_greedy_tokens_are_those_of_transformers(made):
     net, model = made
     ids = torch.randint(0, 97, (1, 9))
-    # transformers clips steps only without a cache
+    # transformers clips step sizes only without a cache
     limit = getattr(net.config, "time_step_limit", None) or (0, np.inf)
     theirs = net.generate(ids, max_new_tokens=50, do_sample=False, use_cache=limit[1] == np.inf)[0, 9:].tolist()
     decoder = model.decoder()
@@ -163,7 +164,8 @@ def test_maps_are_signed_and_exact(made):
     assert (p < 0).any() and np.array_equal(p, np.tril(p))
     other = model.attention(TEXT, layers=[whole.config.layer_types.index("full_attention")]).probabilities[0]
     assert np.abs(other.sum(-1) - 1).max() < 1e-5
-    # a head's output is the gated norm of M v; its direction is that of M v if o_norm and the gate are known
+    # a head's output is the gated norm of M v; the direction of M v follows from o_norm and the
+    # gate
     mixed = torch.tensor(p @ delta.v[0]).transpose(0, 1).float()  # [T,H,Dv]
     layer = whole.model.layers[at]
     net, T = getattr(layer, "linear_attn", None) or layer.mamba, len(mixed)

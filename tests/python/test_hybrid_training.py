@@ -1,5 +1,6 @@
-"""Gradients of hybrids against torch: autograd in float64 through transformers' gated delta net of Qwen 3.5, its
-convolution and gated norm; short convolutions and output gates by their formulas."""
+"""Gradients of hybrids compared with torch: autograd in float64 of transformers' gated delta net of
+Qwen 3.5, with its convolution and gated norm, and of the formulas of short convolutions and output
+gates."""
 import ctypes as C
 
 import numpy as np
@@ -22,7 +23,7 @@ MODELS = {"gdn, gated attention, gdn": (DELTA, GATED, {**DELTA, "conv_kernel": 1
 
 
 class Delta:
-    """transformers' layer as a function of our parameters."""
+    """transformers' layer as a function of the library's parameters."""
 
     def __init__(self, layer, desc):
         self.name, self.wide = f"layers.{layer}.delta_net", desc["value_dim"]

@@ -1,7 +1,7 @@
-"""The induction heads of SmolLM2 (tools/get-smollm2) on repeated random tokens: multihead's scores against
-transformers' attention (eager, float32, as GGUF files are computed there), row by row by the definition of Olsson et
-al. 2022. Every head must agree within 1e-4, and the ten best in the same order, except heads whose scores differ by
-less."""
+"""The induction heads of SmolLM2 (tools/get-smollm2) on repeated random tokens: multihead's scores,
+compared with transformers' attention (eager and float32, like its GGUF models), for each row by the
+definition of Olsson et al. 2022. Every head must agree within 1e-4, and the ten best heads must
+have the same order, except for heads whose scores differ by less."""
 import ctypes as C
 import json
 import subprocess
@@ -36,8 +36,8 @@ def sequences():
 
 
 def induction(tokens, maps):
-    """[heads]: sum over rows of the weight on tokens that followed earlier occurrences of the row's token; and the
-    number of rows with such a key and another key."""
+    """[heads] sums over rows of the weight on tokens that followed earlier occurrences of the row's
+    token, and the number of rows with both one of these keys and another key."""
     total, rows = np.zeros(len(maps)), 0
     for i, token in enumerate(tokens):
         followers = [j + 1 for j in range(i) if tokens[j] == token and tokens[j + 1] != token]

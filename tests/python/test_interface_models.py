@@ -1,9 +1,9 @@
 """attn_implementation="multihead" in a tiny random model of every family of transformers.
 
 The reference is a model's own eager attention in float64. The error may be twice that of eager in float32, plus a
-millionth of the largest number; or the model is rejected with a message that names the argument. Tests run without
-padding, padded on either side, generating with a growing and a static cache, and with gradients. Padding rows are not
-compared. The gate draws two classes.
+millionth of the largest number; or the model is rejected with a message that names the argument.
+Tests run without padding, with padding on either side, with generation from a growing and a static
+cache, and with gradients. Padding rows are not compared. The gate has two random classes.
 """
 import collections
 import random
@@ -23,7 +23,7 @@ LEAST = 390
 
 @pytest.fixture(scope="module")
 def passed():
-    """Arguments passed by models: {name: families}."""
+    """Arguments that models pass: {name: families}."""
     ours.register()
     found, forward = collections.defaultdict(set), ours.attention_forward
 
@@ -55,7 +55,8 @@ def examine(name):
 
 
 CLASSES = interface_models.classes()
-FIXED = ["MiniMaxM3VLForCausalLM", "BigBirdPegasusForConditionalGeneration"]  # rejected; adds its masks
+# The first class is rejected, and the second adds its masks.
+FIXED = ["MiniMaxM3VLForCausalLM", "BigBirdPegasusForConditionalGeneration"]
 DRAWN = random.Random(SEED).sample(list(CLASSES), 24)
 
 
@@ -73,7 +74,7 @@ def test_drawn_families(passed):
 
 @pytest.mark.gate(0)
 def test_every_family(passed):
-    """All classes, with a table of errors (ours, eager's in float32) and counts."""
+    """All classes, with a table of errors (the library's, and eager's in float32) and counts."""
     lines, began = collections.defaultdict(list), time.process_time()
     for name in CLASSES:
         verdict, line = examine(name)
@@ -89,7 +90,8 @@ def test_every_family(passed):
 
 
 def check(lines):
-    """Raise unless nothing is wrong, at least LEAST classes are right, and exactly those in REFUSED are rejected."""
+    """Raise if any class is wrong, fewer than LEAST classes are right, or the rejected classes are
+    not exactly those in REFUSED."""
     assert not lines["wrong"], "\n".join(lines["wrong"])
     counts = len(lines["right"]), len(lines["refused"])
     assert counts[0] >= LEAST and counts[1] == len(REFUSED), counts

@@ -1,4 +1,5 @@
-"""File formats against their reference implementations: .npy against numpy, safetensors against its package."""
+"""File formats compared with their reference implementations: .npy with NumPy, safetensors with its
+package."""
 import ctypes as C
 
 import numpy as np

@@ -1,5 +1,5 @@
-"""The knobs on the page of `multihead serve`: sampling, and attention with changed settings. Changes are marked, and
-the answers follow from the maps.
+"""The controls on the page of `multihead serve` for sampling and for attention with changed
+settings. Changes are marked, and the answers follow from the maps.
 
 Needs playwright and a Chromium, like test_serve.py."""
 import json
@@ -26,7 +26,7 @@ def urls(serve, trained):
 
 @pytest.fixture
 def visit(watched_page, urls):
-    """Opens a page with its knobs; the server may reject them."""
+    """Opens a page with its controls; the server may reject them."""
     def opener(kind="decoder", text=TEXT, place="", **options):
         page = watched_page(urls[kind], f"#text={text.replace(' ', '+')}{place}", allowed=("422",), **options)
         settled(page)
@@ -90,7 +90,7 @@ def test_descriptions(visit):
 
 
 def test_heads_are_merged(visit, trained, tmp_path):
-    """Merging averages rows of W_k and W_v: equal to a model whose heads all have these means."""
+    """A merge averages rows of W_k and W_v. It equals a model whose heads all have these means."""
     from safetensors.numpy import load_file, save_file
     page, weights = visit(), load_file(trained / "model.safetensors")
     for name, x in weights.items():
@@ -158,7 +158,8 @@ def generate(page, text, **body):
 
 @pytest.mark.parametrize("more", [[], ["--cache", "int8"]], ids=["f32", "int8"])
 def test_generation_is_the_programs(visit, trained, more):
-    """Token by token through the page's cache: the tokens of `multihead generate`, and the library's bytes."""
+    """Steps of single tokens with the page's cache give the tokens of `multihead generate` and the
+    library's bytes."""
     page, text, cache = visit(), TEXT, more[-1] if more else "f32"
     said = subprocess.run([PROGRAM, "generate", *more, "--max-tokens", "5", "-q", trained, TEXT], check=True,
                           capture_output=True, text=True).stdout

@@ -1,12 +1,12 @@
-"""The model layer against transformers: the same token ids, and attention weights of every layer and the last hidden
-state with at most twice the error of torch in float32 against float64 (eager attention) on the same inputs. Run with -s
-to see the table.
+"""The model layer compared with transformers: equal token ids, and attention weights of every layer
+and last hidden states with at most twice the error of torch in float32 relative to float64 (eager
+attention) for the same inputs. Run with -s to see the table.
 
-Each text of at least FEW tokens is judged separately. In shorter ones the largest of so few errors depends on chance,
-so they are judged together; the table shows each.
+Each text of at least FEW tokens is judged separately. In shorter texts, the largest of few errors
+is random, so they are judged together; the table shows each.
 
 Uses the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2; skipped if missing)
-and our tiny one. The libraries come from MHA_LIBRARY_DIR (default build).
+and the tiny one. The libraries are in MHA_LIBRARY_DIR (default build).
 """
 import ctypes as C
 
@@ -50,7 +50,7 @@ BATCH = ("sentence", "one word", "punctuation", "pair")
 
 
 class Ours:
-    """A model in our library."""
+    """A model in the library."""
 
     def __init__(self, folder):
         self.lib = model_library()
@@ -138,7 +138,7 @@ def errors(got, exact, lengths):
 
 
 def compare(name, ours, theirs, ids, type_ids, lengths):
-    """Our errors and torch's, printed."""
+    """Print and return the library's errors and torch's."""
     exact = theirs.forward(torch.float64, ids, type_ids, lengths)
     single = theirs.forward(torch.float32, ids, type_ids, lengths)
     got = ours.forward(ids, type_ids, lengths)
@@ -191,7 +191,7 @@ def test_padded_batch(models):
     own, torch_own = compare("padded batch", ours, theirs, ids, type_ids, lengths)
     assert (own <= 2 * torch_own).all()
     attention, hidden = ours.forward(ids, type_ids, lengths)
-    for b, n in enumerate(lengths):  # the same bits alone
+    for b, n in enumerate(lengths):  # the same bits as a separate sequence
         alone = ours.forward(ids[b:b + 1, :n], type_ids[b:b + 1, :n], lengths[b:b + 1])
         assert np.array_equal(attention[:, b, :, :n, :n], alone[0][:, 0])
         assert np.array_equal(hidden[b, :n], alone[1][0])

@@ -1,13 +1,14 @@
-"""Gradients of the module against torch autograd in float64.
+"""Gradients of the module compared with torch autograd in float64.
 
 The reference is the float64 gradient of random nn.MultiheadAttention modules with every constructor argument, for every
-input, every parameter and a float mask. Each case is drawn from (seed, number); MHA_TEST_SEED repeats a run. The
-default is a random sample; MHA_TEST_LONG=1 tests all 200.
+input, every parameter and a float mask. (seed, number) determines each case; MHA_TEST_SEED repeats
+a run. The default is a random sample, and MHA_TEST_LONG=1 tests all 200.
 
-The largest error of a gradient must be at most four times that of torch in float32 on the same numbers, plus 2^-20 of
-the largest gradient of its kind and 2^-21 (1 + sqrt(pairs) / 4) of the largest of all, since some gradients cancel to 0
-and only roundings of their terms remain. A gradient is a sum over query-key pairs, and roundings of n terms add up to
-about sqrt(n) roundings (Higham, Mary 2019, theorem 2.4). torch's own error alone is not reliable for few numbers.
+The largest error of a gradient must be at most four times that of torch in float32 on the same
+numbers, plus 2^-20 of the largest gradient of its kind and 2^-21 (1 + sqrt(pairs) / 4) of the
+largest of all, because some gradients cancel to 0 and only roundings of their terms remain. A
+gradient is a sum over query-key pairs, and roundings of n terms add up to about sqrt(n) roundings
+(Higham, Mary 2019, theorem 2.4). torch's own error is no reliable measure for few numbers.
 """
 import copy
 
@@ -25,7 +26,7 @@ INPUTS = ("query", "key", "value")
 
 
 def judge(ours, exact, single, pairs, text):
-    """The largest error / limit. pairs: queries times the keys of each, in the whole batch."""
+    """The largest error / limit. `pairs` is the number of query-key pairs of the whole batch."""
     all_of = max(float(np.abs(x).max(initial=0)) for x in exact.values())
     worst = 0.0
     for name, right in exact.items():
@@ -40,7 +41,8 @@ def judge(ours, exact, single, pairs, text):
 
 
 def draw(number):
-    """torch's module in float32, query, key, value, keywords of its call, gradient of out."""
+    """torch's module in float32; query, key, value; keywords of its call; and the gradient of
+    out."""
     rng = np.random.default_rng([SEED, 7, number])
 
     def maybe(chance=0.5):
@@ -105,7 +107,7 @@ def torch_gradients(theirs, inputs, keywords, g, dtype):
 
 
 def carry(theirs, context):
-    """Our module with the parameters of torch's."""
+    """The library's module with the parameters of torch's."""
     ours = mha.Module(theirs.embed_dim, theirs.num_heads, key_dim=theirs.kdim,
                       value_dim=theirs.vdim, qkv_bias=theirs.in_proj_bias is not None,
                       out_bias=theirs.out_proj.bias is not None,
@@ -163,7 +165,7 @@ def test_modules_by_chance(contexts):
 
 
 def grouped(p, inputs, keep, cap, gates, base, epsilon, H, Hk):
-    """The formulas of module.h that nn.MultiheadAttention does not have."""
+    """The formulas of module.h that nn.MultiheadAttention lacks."""
     B, T = inputs[0].shape[:2]
 
     def heads(name, x, count):
@@ -199,8 +201,8 @@ def grouped(p, inputs, keep, cap, gates, base, epsilon, H, Hk):
 
 @pytest.mark.parametrize("number", range(4))
 def test_what_torch_lacks(contexts, number):
-    """Grouped heads, values of another width, QK-norm, RoPE, sinks, a learned key, a zero key, softcap, gates and a
-    causal mask in combination."""
+    """Grouped heads, values of a different width, QK-norm, RoPE, sinks, a learned key, a zero key,
+    softcap, gates and a causal mask in combination."""
     rng = np.random.default_rng([SEED, 8, number])
     H, Hk, D, Dv, E, Ek, Ev = 6, (1, 2, 3, 6)[number], 8, 12, 20, 14, 9
     module = mha.Module(E, H, kv_heads=Hk, head_dim=D, value_head_dim=Dv, key_dim=Ek, value_dim=Ev,
@@ -232,7 +234,8 @@ def test_what_torch_lacks(contexts, number):
 
 
 def test_added_into_one_tensor(contexts):
-    """Self-attention: the gradients of the three inputs add up in one array; parameter gradients accumulate."""
+    """In self-attention, the gradients of the three inputs are summed in one array. Gradients of
+    parameters accumulate."""
     rng = np.random.default_rng(3)
     module = mha.Module(12, 3, context=contexts[0])
     for name, shape in module.parameter_shapes().items():

@@ -1,6 +1,7 @@
-"""The attention layers of Llama and Qwen 3 against a module with a cache: grouped heads, RoPE, QK-norm, a prompt in
-pieces and then token by token. Theirs run in float64 (except the norm, which is always float32). Ours must be within
-the a-priori bound, at most four times the error of PyTorch in float32, and bit-identical for any pieces."""
+"""A module with a cache compared with the attention layers of Llama and Qwen 3: grouped heads,
+RoPE, QK-norm, a prompt in pieces and then single tokens. The layers run in float64 (except the
+norm, which is always float32). The module must be within the a-priori bound, have at most four
+times the error of PyTorch in float32, and be bit-identical for any pieces."""
 import importlib
 
 import numpy as np
@@ -17,7 +18,7 @@ ISAS = mha.AVAILABLE
 
 
 def turns():
-    """Cosines and sines of every position in double, [T, D], halves repeated."""
+    """Cosines and sines of every position in double, [T, D], with repeated halves."""
     angle = np.arange(T)[:, None] * BASE ** (-np.arange(0, D, 2) / D)
     return np.tile(np.cos(angle), 2), np.tile(np.sin(angle), 2)
 
@@ -54,7 +55,7 @@ def ours(layer, context):
 
 
 def projected(x, layer, which, heads):
-    """The q or k of attention in double, and the bound of our error."""
+    """The q or k of attention in double, and the bound of the library's error."""
     weight = getattr(layer, which + "_proj").weight.detach().numpy()
     value, wrong = (y.reshape(B, T, heads, D).swapaxes(1, 2)
                     for y in (x @ weight.T, linear_error(x, 0 * x, weight, None)))
@@ -62,7 +63,7 @@ def projected(x, layer, which, heads):
         norm = getattr(layer, which + "_norm")
         scale = norm.weight.detach().numpy() / np.sqrt(
             np.mean(value**2, -1, keepdims=True) + norm.variance_epsilon)
-        # the vector itself, its length, our rounding and theirs in float32
+        # the vector, its length, and float32 roundings of both libraries
         length = np.sqrt(np.mean(wrong**2, -1, keepdims=True) / np.mean(value**2, -1, keepdims=True))
         wrong = np.abs(scale) * (wrong + np.abs(value) * length) * 1.01
         value = value * scale
@@ -83,7 +84,7 @@ def bound(x, layer):
     scores = np.where(keep, q @ k.swapaxes(-1, -2) * D**-0.5, -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     heads = p / p.sum(-1, keepdims=True) @ v
-    # their softmax is in float32
+    # transformers' softmax is in float32
     error = np.broadcast_to(error + 2 * (T + 8) * U * np.abs(v).max(-2, keepdims=True), heads.shape)
     joined, wrong = (y.swapaxes(1, 2).reshape(B, T, H * D) for y in (heads, error))
     return linear_error(joined, wrong, layer.o_proj.weight.detach().numpy(), None)

@@ -22,7 +22,8 @@ OPTIONS = [dict(bias=bias, add_bias_kv=kv, add_zero_attn=zero, **widths)
 
 
 def pair(options):
-    """Two modules of the same shape; torch's is in float64 with parameters exact in f32."""
+    """Two modules of the same shape. torch's is in float64, with parameters that are exact in
+    f32."""
     theirs = torch.nn.MultiheadAttention(E, HEADS, batch_first=True, **options).double()
     with torch.no_grad():
         for parameter in theirs.parameters():

@@ -1,9 +1,10 @@
-"""Attention against the ONNX operator's own test cases and reference: onnx_attention() below maps its arguments to the
-descriptor, following the table of docs/coming-from.md.
+"""Attention compared with the ONNX operator's test cases and reference. onnx_attention() below maps
+the operator's arguments to the descriptor by the table of docs/coming-from.md.
 
-The exact values come from onnx's reference implementation in float64; bounds are the a priori ones of docs/numerics.md
-for every element. The installed package generates the node cases, which are also compared with their stored outputs.
-MHA_TEST_SEED repeats a run; MHA_TEST_LONG=1 tests all cases instead of a random sample.
+onnx's reference implementation computes the exact values in float64. Bounds of every element are
+the a-priori ones of docs/numerics.md. The installed package generates the node cases, which are
+also compared with their stored outputs. MHA_TEST_SEED repeats a run; MHA_TEST_LONG=1 tests all
+cases instead of a random sample.
 """
 import importlib
 import warnings
@@ -34,7 +35,7 @@ def wide(array):
 def reference(inputs, **attributes):
     """onnx's reference in float64: Y, present_key, present_value, qk_matmul_output."""
     given = {n: x if x.dtype == np.bool_ else wide(x) for n, x in inputs.items()}
-    if "attn_mask" in given:  # its causal mask takes the number of queries from the mask's shape
+    if "attn_mask" in given:  # the reference's causal mask has the mask's number of queries
         mask = given["attn_mask"]
         T = inputs["Q"].shape[-2]
         given["attn_mask"] = np.array(np.broadcast_to(mask, (*mask.shape[:-2], T, mask.shape[-1])))
@@ -43,7 +44,7 @@ def reference(inputs, **attributes):
         results = dict(zip(ONNX_OUTPUTS, _compute_attention(
             **given, _validate_attention25=False, **attributes)))
         if attributes.get("qk_matmul_output_mode", 0) == 0 and attributes.get("softcap"):
-            # The operator defines raw scores; this implementation caps them.
+            # The operator defines raw scores, but the reference caps them.
             attributes = {**attributes, "softcap": 0.0}
             results["qk_matmul_output"] = _compute_attention(
                 **given, _validate_attention25=False, **attributes)[3]
@@ -64,20 +65,21 @@ def onnx_shapes(inputs, q_heads, kv_heads):
 
 
 def patterns(array):
-    """bfloat16 arrays as uint16, since NumPy lacks the type."""
+    """bfloat16 arrays as uint16, because NumPy lacks the type."""
     return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 def onnx_attention(inputs, outputs=("Y",), opset=25, context=None, softmax_precision=0, is_causal=0,
                    left_window_size=-1, right_window_size=-1, qk_matmul_output_mode=0, q_num_heads=0,
                    kv_num_heads=0, **same):
-    """The operator: arrays by the operator's names in, a dict of the named outputs back."""
+    """The operator: arguments are arrays with the operator's names, and the result is a dict of the
+    named outputs."""
     _, _, _, T, S, P, _, _ = onnx_shapes(inputs, q_num_heads, kv_num_heads)
     q, k, v = (as_heads(inputs[n], heads) for n, heads in (
         ("Q", q_num_heads), ("K", kv_num_heads), ("V", kv_num_heads)))
     if P:
         k, v = (np.concatenate([inputs[n], x], 2) for n, x in (("past_key", k), ("past_value", v)))
-    same |= {"path": "plain"} if softmax_precision == 11 else {}  # everything is double
+    same |= {"path": "plain"} if softmax_precision == 11 else {}  # the plain path is double
     if "nonpad_kv_seqlen" in inputs:
         same |= {"key_lengths": inputs["nonpad_kv_seqlen"]}
     if is_causal or left_window_size >= 0 or right_window_size >= 0:
@@ -85,7 +87,7 @@ def onnx_attention(inputs, outputs=("Y",), opset=25, context=None, softmax_preci
                  "window": (left_window_size, 0 if is_causal else right_window_size)}
     mask = inputs.get("attn_mask")
     if mask is not None:
-        if opset >= 24 and mask.shape[-1] < P + S:  # keys beyond it are masked
+        if opset >= 24 and mask.shape[-1] < P + S:  # keys beyond the mask are hidden
             fill = False if mask.dtype == np.bool_ else -np.inf
             mask = np.concatenate([mask, np.full((*mask.shape[:-1], P + S - mask.shape[-1]), fill, mask.dtype)], -1)
         same |= {"keep_mask" if mask.dtype == np.bool_ else "bias": patterns(mask)}
@@ -104,7 +106,7 @@ def onnx_attention(inputs, outputs=("Y",), opset=25, context=None, softmax_preci
 # ---- bounds -------------------------------------------------------------------------------------
 
 def visible(inputs, attributes, full, past):
-    """(keep, bias) [B,H,T,S]: visible keys and their additive term."""
+    """(keep, bias) [B,H,T,S]: visible keys, and their additive term."""
     B, H, T, S = full
     keep, bias = np.ones(full, bool), np.zeros(full)
     mask = inputs.get("attn_mask")
@@ -133,7 +135,7 @@ def visible(inputs, attributes, full, past):
 
 
 def bounds(inputs, attributes):
-    """Bounds of Y and of qk_matmul_output at its mode; docs/numerics.md 3.8 and 3.10."""
+    """Bounds of Y and of qk_matmul_output for its mode, by docs/numerics.md 3.8 and 3.10."""
     q_heads, kv_heads = (attributes.get(n) or 0 for n in ("q_num_heads", "kv_num_heads"))
     B, H, Hk, T, S, P, D, Dv = onnx_shapes(inputs, q_heads, kv_heads)
     q, k, v = (as_heads(wide(inputs[n]), heads) for n, heads in (("Q", H), ("K", Hk), ("V", Hk)))
@@ -189,12 +191,13 @@ def compare(name, results, exact, inputs, attributes):
 # ---- the operator's node cases ------------------------------------------------------------------
 
 def node_cases():
-    """The result of collect_testcases("Attention"), without its seven seconds for importing all operators."""
+    """The result of collect_testcases("Attention"), without the import of all operators, which
+    takes seven seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         node._TargetOpType = "Attention"
         importlib.import_module("onnx.backend.test.case.node.attention")
-    # other tests of the process import other operators, whose cases onnx keeps in the same list
+    # Other tests of the process import other operators, and onnx keeps all cases in one list
     return [case for case in node._NodeTestCases if "expanded" not in case.name and
             [entry.op_type for entry in case.model.graph.node] == ["Attention"]]
 
@@ -204,7 +207,7 @@ def arrays_of(protos):
 
 
 def run_case(case, context):
-    """inputs, attributes, results, stored outputs of one case."""
+    """The inputs, attributes, results and stored outputs of one case."""
     node, = case.model.graph.node
     opset, = [entry.version for entry in case.model.opset_import if entry.domain == ""]
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
@@ -245,7 +248,7 @@ CASES = amount(100, 400, 2000)
 
 
 def draw(number, tag=1):
-    """inputs, attributes, opset, outputs."""
+    """Inputs, attributes, opset and outputs."""
     rng = np.random.default_rng([SEED, tag, number])
     Hk, each = int(rng.integers(1, 4)), int(rng.choice([1, 1, 2, 3]))
     B, H = int(rng.integers(1, 4)), Hk * each

@@ -1,8 +1,10 @@
-"""Recurrent layers and short convolutions against the node cases of ONNX's LinearAttention and CausalConvWithState,
-which the installed package generates. onnx_linear() and onnx_convolution() map the operators to the library.
+"""Recurrent layers and short convolutions compared with the node cases of ONNX's LinearAttention
+and CausalConvWithState, which the installed package generates. onnx_linear() and onnx_convolution()
+map the operators to the library.
 
-Outputs differ from the stored ones, computed in float32, by at most 1e-5 of the largest, and by a rounding to
-float16 where that is the type. Each case is also run step by step: the state takes the bits of one call.
+Outputs differ from the stored ones, computed in float32, by at most 1e-5 of the largest, and by a
+rounding to float16 if that is the type. Each case is also run in steps, and the state has the bits
+of one call.
 """
 import ctypes as C
 import importlib
@@ -20,7 +22,8 @@ DELTA, SILU = 1, 1
 
 
 def node_cases(operator):
-    """{name: (attributes, {input: array}, outputs)}, or a skip if this onnx lacks the operator."""
+    """{name: (attributes, {input: array}, outputs)}. Skips the test if this onnx lacks the
+    operator."""
     try:
         module = importlib.import_module(f"onnx.backend.test.case.node.{operator}")
     except ImportError:
@@ -58,7 +61,7 @@ def heads(x, count):
 
 
 def onnx_linear(x, steps, update_rule=b"gated_delta", q_num_heads=0, kv_num_heads=0, scale=0.0, chunk_size=0):
-    """The operator, `steps` tokens a call; chunk_size is a hint that changes no result."""
+    """The operator, with `steps` tokens per call. chunk_size is a hint that changes no result."""
     del chunk_size
     group = q_num_heads // kv_num_heads
     q, k, v = heads(x["query"], q_num_heads), heads(x["key"], kv_num_heads), heads(x["value"], kv_num_heads)
@@ -97,7 +100,7 @@ def onnx_linear(x, steps, update_rule=b"gated_delta", q_num_heads=0, kv_num_head
 
 
 def onnx_convolution(x, steps, activation=b"none"):
-    """The operator, in float32 whatever its type: `steps` tokens a call."""
+    """The operator in float32 for any type, with `steps` tokens per call."""
     given = {n: a.astype(np.float32) for n, a in x.items()}
     inputs, weight = np.ascontiguousarray(given["input"].swapaxes(1, 2)), given["weight"][:, 0]
     B, T, channels = inputs.shape

@@ -1,9 +1,11 @@
-"""onnxruntime's CPU operators against ours, at random: the standard Attention as far as its provider supports it, and
-its own MultiHeadAttention and GroupQueryAttention (mha_attention_forward).
+"""mha_attention_forward() compared with onnxruntime's CPU operators for random inputs: the standard
+Attention, as far as the CPU provider supports it, and onnxruntime's own MultiHeadAttention and
+GroupQueryAttention.
 
-Both sides compute in float32, so they may differ by the sum of two errors: the a priori bound of docs/numerics.md for
-ours, and three times the bound for theirs, which covers two square roots of the scale and less careful sums. Other
-tests compare ours with float64. MHA_TEST_SEED repeats a run; MHA_TEST_LONG=1 tests all cases.
+Both compute in float32, so they may differ by the sum of two errors: the a-priori bound of
+docs/numerics.md for the library, and three times that bound for onnxruntime, which covers two
+square roots of the scale and less careful sums. Other tests compare the library with float64.
+MHA_TEST_SEED repeats a run; MHA_TEST_LONG=1 tests all cases.
 """
 
 import numpy as np
@@ -21,7 +23,7 @@ TWO_SIDES = 4
 
 
 def run(op, slots, inputs, outputs, domain, opset, attributes):
-    """One node on the CPU provider; slots are the operator's inputs in order."""
+    """One node on the CPU provider. `slots` are the operator's inputs in order."""
     named = [name if name in inputs else "" for name in slots]
     while named[-1] == "":
         named.pop()
@@ -48,9 +50,9 @@ CASES = amount(25, 80, 400)
 
 
 def within_its_reach(inputs, attributes, opset):
-    """Cases that onnxruntime 1.31's CPU provider supports: no windows, no scale of 0, no masks of one dimension, none
-    that broadcast along queries or are short. For a single query it ignores is_causal, which is correct for one new key
-    only."""
+    """Cases that onnxruntime 1.31's CPU provider supports: no windows, no scale of 0, and no masks
+    that have one dimension, broadcast along queries or are short. For a single query, it ignores
+    is_causal, which is correct only for one new key."""
     if "left_window_size" in attributes or attributes.get("scale") == 0:
         return False
     if attributes.get("softmax_precision") == 11:
@@ -94,7 +96,7 @@ def test_standard_attention():
             passed_over += 1
             continue
         text = operator.describe(number - 1, inputs, attributes, opset)
-        if "past_key" in inputs:  # it then requires the present outputs
+        if "past_key" in inputs:  # the provider then requires the present outputs
             outputs = list(dict.fromkeys([*outputs, "present_key", "present_value"]))
         last = max(operator.ONNX_OUTPUTS.index(name) for name in outputs)
         theirs = run("Attention", operator.ONNX_INPUTS, inputs,
@@ -118,12 +120,12 @@ GQA_SLOTS = ("query", "key", "value", "past_key", "past_value", "seqlens_k",
 
 
 def as_heads(x, heads):
-    """[B,T,H*D] seen as [B,H,T,D]."""
+    """[B,T,H*D] as a view [B,H,T,D]."""
     return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
 
 
 def difference(text, q, k, v, ours, theirs, keep, bias=0.0, scale=None, cap=0.0):
-    """The largest difference over the bound; theirs is [B,T,H*Dv]."""
+    """The largest difference divided by the bound; `theirs` is [B,T,H*Dv]."""
     B, H, T, D = q.shape
     k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], 1) for x in (k, v))
     q, bias = q.astype(np.float64), np.broadcast_to(bias, (B, H, T, k.shape[2]))
@@ -175,7 +177,7 @@ def test_multi_head_attention():
 
 
 def draw_group_query(rng):
-    """inputs, attributes, and ours: q, k, v, keep, keywords."""
+    """Inputs, attributes, and the library's arguments: q, k, v, keep, keywords."""
     Hk, each, D = int(rng.integers(1, 4)), int(rng.choice([1, 2, 4])), int(rng.choice([8, 16, 64]))
     H, past = Hk * each, bool(rng.random() < 0.4)
     T = int(rng.choice([2, 9, 40]))
@@ -192,7 +194,7 @@ def draw_group_query(rng):
     attributes, keywords = {"num_heads": H, "kv_num_heads": Hk}, {"causal": True, "q_offset": P}
     distance = np.arange(T)[:, None] + P - np.arange(P + T)
     keep = distance >= 0
-    if rng.random() < 0.3:  # its window includes the query's own key
+    if rng.random() < 0.3:  # onnxruntime's window includes the query's own key
         attributes["local_window_size"] = window = int(rng.integers(1, 12))
         keywords["window"] = (window - 1, 0)
         keep &= distance < window

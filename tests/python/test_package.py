@@ -37,7 +37,7 @@ def softmax_attention(q, k, v):
 
 
 class OnlyDlpack:
-    """An array of another library, with DLPack only."""
+    """An array of another library, which supports only DLPack."""
 
     def __init__(self, array, version=None):
         self.array, self.live = array, 0
@@ -59,7 +59,7 @@ def test_other_threads_see_whole_structs_and_functions(monkeypatch):
     whole, kind = [], _abi._type
     library = _abi.Library(_library.library._name)
 
-    def watch(text, argument=False):  # while creating them
+    def watch(text, argument=False):  # during their creation
         assert "mha_context_create" not in vars(library) and ("mha_figure" not in _abi._named or whole)
         return kind(text, argument)
 
@@ -170,7 +170,7 @@ def test_ragged_batches_equal_their_sequences():
 # ---- Errors ---------------------------------------------------------------------------------------
 
 Q, K, V = problem()
-WRONG = [  # arguments, the built-in class, the message
+WRONG = [  # arguments, built-in class of the exception, message
     (dict(q=Q.astype(np.float64)), TypeError, "q: float64 is not supported, expected float32.*astype"),
     (dict(v=V.astype(np.uint16)), TypeError, "v: uint16 is not supported.*ml_dtypes.bfloat16"),
     (dict(k=K.astype(">f4")), TypeError, "k: >f4 has the other byte order"),
@@ -286,7 +286,7 @@ def test_errors_are_of_two_classes_and_travel():
 
 
 def test_errors_are_named_as_they_are_caught():
-    """multihead.Error, not the module that defines it."""
+    """Errors are named multihead.Error, without the module that defines the class."""
     for name in ("Error", "InvalidArgument", "DTypeError", "FileError", "OutOfMemory", "Unsupported", "CallbackError"):
         of = getattr(multihead, name)
         assert "".join(traceback.format_exception_only(of("what"))) == f"multihead.{name}: what\n"
@@ -331,7 +331,7 @@ def test_a_callback_may_call_with_a_context_of_its_own():
 
 
 def in_another_process(program):
-    """The output of a separate program, since it might hang or crash."""
+    """The output of a separate program, because it might hang or crash."""
     begin = ("import signal, sys, threading\nsys.path[:0] = %r\nimport numpy as np, multihead\n"
              "q, k, v = np.random.default_rng(1).standard_normal((3, 4, 8, 128, 16), np.float32)\n"
              "context = multihead.Context(threads=4)\n" % sys.path)
@@ -409,7 +409,7 @@ def test_gradients_against_differences():
     names = ("q", "k", "v", "bias", "sink_logits", "gates", "scale")
     found = multihead.attention_backward(q, k, v, o, extra.lse, g, wanted=names, lse_gradient=lse_g,
                                          **given)
-    step = 2.0**-6  # errors: step^2 / 6 of the third derivative, and 1e-6 of o / step
+    step = 2.0**-6  # errors are step^2 / 6 of the third derivative, and 1e-6 of o / step
     for name in ("q", "k", "v", "bias", "sink_logits", "gates"):
         x = {"q": q, "k": k, "v": v, **given}[name]
         gradient = getattr(found, name)
@@ -496,7 +496,8 @@ def test_set_threads_holds_for_every_thread():
 
 
 def test_many_threads_at_once():
-    """Threads with separate calls, and all with the same context: bit-identical to one thread."""
+    """Threads with separate calls, and threads with one context, are bit-identical to one
+    thread."""
     shared = multihead.Context(threads=2)
     problems = [problem(seed=seed, T=5 + seed, S=40) for seed in range(4)]
     expected = [multihead.attention(*p, causal=True) for p in problems]
@@ -535,7 +536,7 @@ def test_the_gil_is_released():
     q, k, v = problem(B=4, T=64, S=1100)
     multihead.attention(q, k, v, context=multihead.Context(threads=4),
                         keep_callback=lambda *_: callers.add(threading.get_ident()) or True)
-    assert callers  # it would have deadlocked
+    assert callers  # otherwise the call would have deadlocked
 
 
 def in_child(queue):
@@ -587,7 +588,8 @@ def test_prepared_calls_are_bounded():
 
 
 def test_libraries_of_the_system():
-    """A package without its own libraries, like Debian's, uses those found by the loader."""
+    """A package without its own libraries, like Debian's, uses the libraries that the loader
+    finds."""
     variables = {name: value for name, value in os.environ.items() if name != "MHA_LIBRARY_DIR"}
     variables["PYTHONPATH"] = str(ROOT / "bindings/python")
     script = "from multihead import _library as l; print(l.model_library(), l.render_library())"
@@ -596,7 +598,7 @@ def test_libraries_of_the_system():
         "LD_LIBRARY_PATH": str(LIBRARY_DIR.resolve())})
     assert "libmultihead-model.so.0" in found.stdout, found.stderr
     found = subprocess.run(command, capture_output=True, text=True, env=variables)
-    if found.returncode:  # otherwise a library is installed
+    if found.returncode:  # no installed library was found
         assert "install the package with pip, or set MHA_LIBRARY_DIR" in found.stderr
 
 
@@ -629,7 +631,7 @@ def test_every_public_name_has_documentation():
 
 
 def test_examples():
-    """The examples of the page and of the docstrings."""
+    """The examples of the page and of the docstrings run."""
     import page_examples
     assert page_examples.run(ROOT / "docs/python.md").failed == 0
     names = {name: getattr(multihead, name) for name in multihead.__all__}

@@ -1,9 +1,11 @@
-"""The Python package: gradients of attention against the formula in float64, on random problems.
+"""The Python package: gradients of attention compared with the formula in float64, for random
+problems.
 
-The problems and the float64 forward are those of test_package_random.py (hypothesis). The reference gradients are the
-formulas of backward.h in float64, pair by pair, checked by central differences of that forward. The bound of an element
-is that of docs/numerics.md 11 with simplified, larger counts of roundings; u = 2^-24. Errors of the given o and lse,
-which are inputs, enter as measured. MHA_TEST_LONG=1 tests 2,000 problems.
+test_package_random.py (hypothesis) has the problems and the float64 forward call. The reference
+gradients are the formulas of backward.h in float64 for single pairs, and central differences of the
+forward call check them. The bound of an element is that of docs/numerics.md 11 with simplified,
+larger counts of roundings; u = 2^-24. The given o and lse are inputs, so the bound uses their
+measured errors. MHA_TEST_LONG=1 tests 2,000 problems.
 """
 import sys
 import types
@@ -29,7 +31,7 @@ def losses(draw):
     shape = (p.B, p.H, p.T, p.Dv)
     p.g = laid_out(rng, shape, draw(st.sampled_from(TYPES)),
                    draw(st.sampled_from(["plain", "swapped", "reversed", "apart"])))
-    if draw(st.booleans()):  # one row for every query: axes of stride 0
+    if draw(st.booleans()):  # one row for all queries, by strides of 0
         p.g = np.broadcast_to(p.g[:, :, :1], shape) if p.T else p.g
     some = lambda *shape: (  # noqa: E731
         rng.standard_normal(shape).astype(np.float32) if draw(st.integers(0, 2)) == 0 else None)
@@ -106,7 +108,7 @@ def share(p, r, kind, ds, dx, c, weight, gate, sink):
 
 
 def parts(p, r, factor):
-    """The numbers of each pair in float64: c k x - delta, w and the like."""
+    """The numbers of each pair in float64, such as c k x - delta and w."""
     o, x = p.options, types.SimpleNamespace(factor=factor)
     shape = (p.B, p.H, p.T, p.S)
     g = p.g.astype(np.float64)
@@ -129,7 +131,7 @@ def parts(p, r, factor):
     x.ds = r.p * (x.inner + x.w)
     x.slope = 1 - np.tanh(r.raw / o["softcap"])**2 if o.get("softcap") else np.ones(shape)
     x.dx = x.ds * x.slope
-    # The score before the scale, whose gradient is the sum of dx times it.
+    # The score before the scale; the scale's gradient is the sum of dx times this score.
     q, k = p.q.astype(np.float64), p.k.astype(np.float64).repeat(p.H // p.Hk, 1)
     x.c, x.c_size = q @ k.swapaxes(2, 3), abs(q) @ abs(k).swapaxes(2, 3)
     if "shaw_keys" in o:
@@ -148,7 +150,7 @@ def exact_gradients(p, r, x):
 
 
 def bounds(p, r, x, o, lse):
-    """docs/numerics.md 11. o and lse: the library's inputs."""
+    """Bounds of docs/numerics.md 11. o and lse are the library's inputs."""
     seen = r.p > 0
     with np.errstate(invalid="ignore"):
         off = abs(lse.astype(np.float64) - r.lse)
@@ -156,7 +158,7 @@ def bounds(p, r, x, o, lse):
         lse_error = np.where(np.isfinite(r.lse), off, 0)[..., None]
         size = np.where(np.isfinite(r.lse), abs(r.lse), 0)[..., None]
         distance = np.where(seen, abs(r.biased - r.lse[..., None]), 0)
-    # Softmax terms below 2^-126 may be flushed, and the error of one in units of its size is then 1.
+    # Softmax terms below 2^-126 may be flushed, and their relative error is then 1.
     relative = np.expm1(r.error + lse_error + 2 * U * size + U * distance + 4 * U)
     p_error = np.where(seen, r.p * relative + TINY, 0)
     p_most = r.p + p_error
@@ -174,7 +176,8 @@ def bounds(p, r, x, o, lse):
     slope_error = 0.0
     if p.options.get("softcap"):
         slope_error = 16 * U + 0.77 * r.raw_error / p.options["softcap"]
-    # Maximum roundings of a term: chains over keys, over queries and heads of a group, and over rows of a Shaw table.
+    # The maximum number of roundings of a term in chains over keys, over queries and heads of a
+    # group, and over rows of a Shaw table.
     n = p.S + p.T * (p.H // p.Hk) + 32
     dx = ds * (x.slope + slope_error) + abs(x.ds) * slope_error + (n + 1) * U * abs(x.dx)
     weight = p_error * x.factor + n * U * p_most * x.factor
@@ -182,7 +185,7 @@ def bounds(p, r, x, o, lse):
     sink = np.abs(x.sink)[..., None] * (
         np.expm1(lse_error + 2 * U) * abs(x.delta) + 2 * delta_error)
     found = share(p, r, "bound", ds, dx, abs(x.c), weight, gate, sink[..., 0])
-    # For the gradient of the scale: the error of the score before the scale.
+    # The error of the score before the scale, for the gradient of the scale.
     found["scale"] += (abs(x.dx) * (p.D + 4) * U * x.c_size).sum()
     return found
 
@@ -203,7 +206,7 @@ def run(p):
     wanted = ["q", "k", "v", "scale", *(name for name in SMOOTH if name in o)]
     given = {name: getattr(p, name) for name in ("lse_gradient", "probabilities_gradient",
                                                  "average_probabilities_gradient")}
-    # dropped_probabilities without gradients of weights would say nothing.
+    # dropped_probabilities has no effect without gradients of weights.
     weights = given["probabilities_gradient"] is not None or (
         given["average_probabilities_gradient"] is not None)
     p.dropped = p.dropped and weights
@@ -219,7 +222,7 @@ def test_backward(p):
     r = reference(p)
     x = parts(p, r, factor)
     exact, bound = exact_gradients(p, r, x), bounds(p, r, x, o, lse)
-    # A row without keys, whose lse is that of its sink alone, gives its sink the gradient of lse.
+    # In a row without keys, lse is the sink's logit, so the sink's gradient is the gradient of lse.
     assert set(found) == set(exact) == set(bound)
     for name, gradient in found.items():
         assert gradient.dtype == np.float32 and gradient.shape == np.shape(exact[name]), name
@@ -228,7 +231,7 @@ def test_backward(p):
 
 
 def loss_of(p, factor):
-    """The loss in float64, by the forward alone."""
+    """The loss in float64, by the forward call only."""
     r = reference(p)
     gates = wide(p.options.get("gates", 1), (p.B, p.H))[:, :, None, None]
     o = gates * ((r.p * factor) @ r.values + (
@@ -245,7 +248,7 @@ def loss_of(p, factor):
 
 
 def moved(p, name, by):
-    """The problem with one input shifted by an array."""
+    """The problem with one input plus an array."""
     other = types.SimpleNamespace(**vars(p))
     other.options = dict(p.options)
     if name in "qkv":
@@ -262,9 +265,9 @@ def moved(p, name, by):
 def test_reference(p, seed):
     """The reference is the derivative of the float64 forward: central differences of fourth order.
 
-    With a step of h = 2^-10 their error is that of h^4 f'''''/30, some 1e-13 of the loss, and roundings
-    of 2^-53/h of the loss, 1e-13; loss and fifth derivatives of these problems are below 1e4 times the
-    terms' sum."""
+    With a step of h = 2^-10, their error is h^4 f'''''/30, about 1e-13 of the loss, and roundings
+    of 2^-53/h of the loss, 1e-13. The loss and its fifth derivatives are below 1e4 times the terms'
+    sum in these problems."""
     rng = np.random.default_rng(seed)
     factor = np.ones((p.B, p.H, p.T, p.S))
     if "dropout" in p.options:
@@ -291,7 +294,7 @@ def test_reference(p, seed):
 @hypothesis.given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), min_size=1, max_size=4),
                   st.integers(1, 3), st.integers(1, 3), st.booleans(), st.integers(0, 2**32 - 1))
 def test_ragged(lengths, heads, group, causal, seed):
-    """Ragged sequences have the same gradients as each alone, bit for bit."""
+    """Gradients of ragged sequences are bit-identical to those of separate sequences."""
     rng = np.random.default_rng(seed)
     queries, keys = np.array(lengths).T
     starts = [np.concatenate([[0], np.cumsum(n)]).tolist() for n in (queries, keys)]

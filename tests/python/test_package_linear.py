@@ -29,7 +29,8 @@ def test_linear_attention_against_its_formula():
     exact = (w @ v_.repeat(2, 1) + q_ @ s) / (w.sum(-1) + (q_ @ z[..., None])[..., 0])[..., None]
     o, after = multihead.linear_attention(q, k, v, causal=True, q_offset=1, key_lengths=[9, 5],
                                           state=state, return_state=True)
-    # attention.h: 2 (n + F + 10) u max |v|; the state's rows are as large as values.
+    # The bound of attention.h is 2 (n + F + 10) u max |v|. The state's rows have the size of
+    # values.
     assert np.abs(o - exact).max() < 2 * (9 + 8 + 10) * 2.0**-24 * max(np.abs(v).max(), np.abs(state[0]).max())
     same = multihead.linear_attention(q, k, v, causal=True, q_offset=1, key_lengths=[9, 5], state=state,
                                       feature_map=features, feature_dim=8)

@@ -1,7 +1,7 @@
-"""The Python package: attention against the formula in float64, on random problems (hypothesis).
-
-Draws every input, output, element type and layout that the package supports. The bound of a row is that of attention.h
-with the terms of docs/numerics.md 3, simplified to a larger one; u = 2^-24. MHA_TEST_LONG=1 tests 2,000 problems.
+"""The Python package: attention compared with the formula in float64, for random problems
+(hypothesis). The problems have every input, output, element type and layout that the package
+supports. The bound of a row is that of attention.h with the terms of docs/numerics.md 3, simplified
+to a larger bound; u = 2^-24. MHA_TEST_LONG=1 tests 2,000 problems.
 """
 import sys
 import types
@@ -28,7 +28,8 @@ ROUNDING = {"float32": (0, 0), "float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0
 
 
 def examples(*counts):
-    """Number of problems in the gate, the deep form and the full run; the first two use the same."""
+    """The number of problems in the gate, the deep form and the full run. The first two use the
+    same problems."""
     return hypothesis.settings(max_examples=amount(*counts), deadline=None, derandomize=not LONG, print_blob=True,
                                suppress_health_check=list(hypothesis.HealthCheck))
 
@@ -40,7 +41,7 @@ def laid_out(rng, shape, dtype, way):
         return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
     if way == "reversed":
         return np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1]
-    if way == "apart":  # rows of a larger array
+    if way == "apart":  # rows are part of a larger array
         wide = np.full((*shape[:3], shape[3] + 3), np.nan, dtype)
         wide[..., 2:-1] = x
         return wide[..., 2:-1]
@@ -138,7 +139,7 @@ def wide(x, shape):
 
 
 def reference(p):
-    """Results in float64, and `error`, the bound of a score's error."""
+    """Results in float64, and `error`, the bounds of the scores' errors."""
     o, shape = p.options, (p.B, p.H, p.T, p.S)
     q, k, v = (x.astype(np.float64) for x in (p.q, p.k, p.v))
     k, v = k.repeat(p.H // p.Hk, 1), v.repeat(p.H // p.Hk, 1)
@@ -155,7 +156,7 @@ def reference(p):
         size = size + np.take_along_axis(abs(q) @ abs(o["shaw_keys"].astype(float)).T, row,
                                          3) if size.size else size
     r.raw = scale * raw
-    # 3.1: a chain over D, the scale and, with Shaw, the sum of two.
+    # Section 3.1: a chain over D, the scale and, with Shaw, the sum of two terms.
     error = (p.D + 4) * U * abs(scale) * size + 2 * U * abs(r.raw)
     r.capped, r.raw_error = r.raw, error
     if o.get("softcap"):
@@ -253,7 +254,7 @@ def check_outputs(p, r, x, d, weight_error):
     if x.entropy is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
             terms = np.where(r.p > 0, -r.p * np.log(r.p), 0)
-        # |d(p log p)| <= (|p log p| + p) e; each p below 2^-126 adds less than 2^-118.
+        # |d(p log p)| <= (|p log p| + p) e, and each p below 2^-126 adds less than 2^-118.
         compare("entropy", x.entropy, terms.sum(-1), ((terms + r.p) * (weight_error + 8 * U)).sum(-1)
                 + p.S * U * terms.sum(-1) + p.S * 2.0**-118)
     if x.largest_weight is not None:
@@ -295,7 +296,7 @@ def test_forward(p):
     options = dict(p.options)
     if "q_offset" in options and not p.positions:
         del options["q_offset"]
-    # Options of an output without the output are an error.
+    # The options of an output are an error without the output.
     for name, owners in (("offsets", {"offset_mass"}), ("heads", {"probabilities", "scores"}),
                          ("rows", {"probabilities", "scores"}), ("score_stage", {"scores"}),
                          ("top", {"top_keys", "top_weights"})):
@@ -303,8 +304,8 @@ def test_forward(p):
             request.pop(name, None)
     o, x = multihead.attention(p.q, p.k, p.v, outputs=sorted(names) or ["lse"], **request, **options)
     r = reference(p)
-    # Relative error of a weight: twice the largest error of its row's scores plus the terms of 3.2 to 3.4 for the
-    # exponential, the sums and the division.
+    # The relative error of a weight is twice the largest error of its row's scores plus the terms
+    # of 3.2 to 3.4 for the exponential, the sums and the division.
     d = r.error.max(-1, initial=0, keepdims=True)
     sink = p.options.get("sink_logits")
     if sink is not None:

@@ -1,5 +1,5 @@
-"""multihead perplexity on SmolLM2 (tools/get-smollm2) against the float32 logits of transformers, with keys
-and values in caches of every type."""
+"""multihead perplexity of SmolLM2 (tools/get-smollm2) compared with the float32 logits of
+transformers, with keys and values in caches of every type."""
 import json
 import math
 import subprocess
@@ -15,8 +15,8 @@ needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
 pytestmark = pytest.mark.gate(0)
 TEXT = ROOT / "examples/harbour.txt"
 TOKENS = 256
-# Tolerance of the mean loss and of a token's loss against transformers: at least three times the measured difference,
-# since other texts would differ.
+# Tolerances of the mean loss and of a token's loss: at least three times the measured difference
+# from transformers, because other texts would differ.
 BOUNDS = {"f32": (1e-6, 1e-4), "f16": (3e-4, 0.05), "bf16": (2e-3, 0.15), "int8": (1e-2, 1),
           "int8-channel": (1e-2, 1)}
 
@@ -28,7 +28,7 @@ def theirs(smollm2):
 
 
 def losses_of(model, ids, context, window=TOKENS, sinks=0):
-    """Losses of tokens 2 .. n of each context, under a window and its sinks."""
+    """Losses of tokens 2 .. n of each context, with a window and its sinks."""
     losses = []
     with torch.no_grad():
         for part in ids.split(context, dim=1):

@@ -1,11 +1,10 @@
-"""Positions against the code of trained models: rotary embedding of Llama, GPT-NeoX and GPT-J, T5's buckets, ALiBi's
-slopes from Bloom, sinusoidal tables, norms of heads.
+"""Positions compared with the code of trained models: rotary embedding of Llama, GPT-NeoX and
+GPT-J, T5's buckets, ALiBi's slopes from Bloom, sinusoidal tables, and norms of heads. References in
+float32 may have float32's errors: an angle of a radians is the product of two rounded factors and
+has an error of 2 u a, plus u = 2^-24 for each further rounding. With the reference's cosines and
+sines in the library's tables, only single roundings remain.
 
-Peers that compute in float32 are allowed float32's errors: an angle of a radians, the product of two rounded factors,
-has an error of 2 u a, plus u = 2^-24 for each further rounding. With the peer's own cosines and sines in our tables,
-only single roundings remain.
-
-Skipped without numpy, torch or transformers. Libraries come from MHA_LIBRARY_DIR (default build).
+Skipped without numpy, torch or transformers. The libraries are in MHA_LIBRARY_DIR (default build).
 """
 import ctypes as C
 import math
@@ -25,7 +24,7 @@ RMS, L2 = 0, 1
 
 
 def view(x):
-    """The Tensor of a numpy array of any strides; keeps the array alive."""
+    """The Tensor of a NumPy array with any strides. It keeps the array alive."""
     dtype = {"float32": 0, "int64": 7}[str(x.dtype)]
     tensor = Tensor(x.ctypes.data, dtype, x.ndim, (C.c_int64 * 6)(*x.shape),
                     (C.c_int64 * 6)(*(s // x.itemsize for s in x.strides)))
@@ -107,14 +106,14 @@ def normal(random, *shape):
 
 
 def worst(got, want, bound):
-    """The largest error in bounds; fails beyond 1."""
+    """The largest error / bound. Fails above 1."""
     ratio = np.max(np.abs(got.astype(np.float64) - want) / bound)
     assert ratio <= 1, ratio
     return ratio
 
 
 def pair_sizes(x, pairing, rotary):
-    """|x_j| + |x_k| of each element's pair, zero without rotation."""
+    """|x_j| + |x_k| of each element's pair, or 0 without rotation."""
     size, turned = np.zeros(x.shape), np.abs(x[..., :rotary]).astype(np.float64)
     if pairing == HALVES:
         size[..., :rotary] = turned + np.roll(turned, rotary // 2, -1)
@@ -138,8 +137,8 @@ def llama_tables(head_dim, base, ids, factor=1.0):
 
 
 def peer_bound(x, pairing, rotary, largest_angle):
-    """A peer's float32 error: two roundings in the angle, its power and its division, and the roundings of cosine, two
-    products and a sum."""
+    """The float32 error of a reference: two roundings in the angle, its power and its division, and
+    the roundings of cosine, two products and a sum."""
     return pair_sizes(x, pairing, rotary) * U * (6 * largest_angle + 4) + 1e-30
 
 
@@ -162,7 +161,8 @@ def test_llama(library, random, head_dim, base, factor):
 
 
 def test_neox_partial(library, random):
-    """GPT-NeoX rotates the first quarter of a head in halves and leaves the rest."""
+    """GPT-NeoX rotates the first quarter of a head in halves and does not change the other
+    elements."""
     from transformers.models.gpt_neox import modeling_gpt_neox as neox
     head_dim, rotary = 64, 16
     x = normal(random, 2, 4, 30, head_dim)
@@ -178,7 +178,7 @@ def test_neox_partial(library, random):
 
 
 def test_gptj(library, random):
-    """GPT-J turns neighbours."""
+    """GPT-J rotates pairs of neighbours."""
     from transformers.models.gptj import modeling_gptj as gptj
     head_dim, rotary, start, tokens = 64, 32, 7, 40
     table = gptj.create_sinusoidal_positions(2048, rotary)[start:start + tokens]  # sines, cosines
@@ -203,7 +203,7 @@ def test_pairings_are_permutations(library, random):
 
 
 def test_far_positions(library):
-    """Positions up to 10^7, where angles in float32 would be off by whole radians."""
+    """Positions up to 10^7, where angles in float32 would have errors of whole radians."""
     ids = np.array([1, 4095, 131071, 1000003, 9999991], np.int64)
     x = np.zeros((1, 1, len(ids), 64), np.float32)
     x[..., 0::2] = 1
@@ -216,7 +216,7 @@ def test_far_positions(library):
             assert abs(y[row, 2 * i + 1] - math.sin(angle)) <= U + slack
 
 
-# T5's own 32 and 128, and unusual numbers, some not powers of two.
+# T5's 32 and 128, and unusual numbers, some of which are not powers of two.
 @pytest.mark.parametrize("buckets,max_distance", [(32, 128), (32, 256), (64, 128), (16, 64), (8, 20),
                                                   (4, 10), (12, 100), (20, 300), (128, 128)])
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -230,7 +230,8 @@ def test_t5_buckets(library, buckets, max_distance, bidirectional):
 
 
 def test_alibi(library):
-    """1 to 128 heads, against the recipe of the authors' code, spelled out in transformers."""
+    """1 to 128 heads, compared with the formula of the authors' code, which transformers
+    contains."""
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
     def published(n):
@@ -246,7 +247,7 @@ def test_alibi(library):
         ours = library.slopes(heads)
         assert np.allclose(ours, published(heads), rtol=1.01 * U, atol=0)
         bloom = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1].numpy()
-        # float32 powers of a rounded base: the error grows with each factor.
+        # transformers has float32 powers of a rounded base, whose error grows with each factor.
         assert np.allclose(ours, bloom, rtol=2 * U * (heads + 4), atol=0)
 
 

@@ -1,4 +1,4 @@
-"""multihead.Model against the program: the same tokens, maps, scores, roles and texts."""
+"""multihead.Model has the program's tokens, maps, scores, roles and texts."""
 import concurrent.futures
 import ctypes
 import ctypes.util
@@ -93,7 +93,7 @@ def test_scores_and_roles_are_those_of_the_program(folder, model, tmp_path):
 
 
 def test_a_report_says_so_too(folder, model, tmp_path):
-    """`view` measures its text and four random sequences, by the same study."""
+    """`view` measures its text and four random sequences with the same study."""
     program("view", folder, TEXTS[0], "-o", tmp_path / "report.html", "--quiet")
     data = re.search('id="data">(.*?)</script>', (tmp_path / "report.html").read_text(), re.S)
     found, names = model.heads(TEXTS[0], random=4), {
@@ -113,7 +113,7 @@ def test_measures_are_the_library_s():
 
 
 def written_by_program(folder, model, prompt, *options):
-    """Tokens added to a prompt by the program; special words are not part of a text."""
+    """The program's tokens of a prompt. Special words are not part of a text."""
     told = program("generate", folder, prompt, *options, "--quiet").rstrip("\n")
     if model._library.mha_model_vocabulary(model._handle):
         told = " ".join(word for word in told.split(" ") if word != "<s>")
@@ -252,7 +252,7 @@ def test_errors_say_what_is_wrong(model, tmp_path):
         model.heads([], random=1)["nothing"]
     with pytest.raises(ValueError, match="there is none"):
         model.heads([], random=0)
-    for wrong, error in ((2**64, ValueError), (1.5, TypeError)):  # not truncated to the C type
+    for wrong, error in ((2**64, ValueError), (1.5, TypeError)):  # not truncated
         for name in ("random", "max_tokens"):
             with pytest.raises(error, match=f"^{name}: "):
                 model.heads(TEXTS[0], **{name: wrong})
@@ -338,7 +338,7 @@ def test_a_path_is_not_cut_at_a_nul():
 
 
 def test_a_nul_is_a_character_of_a_text():
-    """Uncased BERT drops it, as transformers does, and reads the rest."""
+    """Like transformers, uncased BERT removes the character and reads the others."""
     model = multihead.Model(TINY)
     for text in ("the\0 cat", "the cat\0", "\0the cat"):
         assert np.array_equal(model.tokenize(text).ids, model.tokenize("the cat").ids)
@@ -346,7 +346,8 @@ def test_a_nul_is_a_character_of_a_text():
 
 
 def test_jansson_s_allocators_are_the_host_s_after_a_call():
-    """jansson has one pair of allocation functions per process: loading uses the host's and does not replace it."""
+    """jansson has one pair of allocation functions per process. The library uses the host's and
+    does not replace them."""
     name = ctypes.util.find_library("jansson")
     if name is None:
         pytest.skip("jansson is not a shared library here")
@@ -395,7 +396,8 @@ def test_threads_of_one_decoder_wait_for_each_other(trained):
 
 
 def test_heads_that_are_left_out(trained, tmp_path):
-    """Scores equal those of the program's --without; logits equal those of a model with zero columns in W_O."""
+    """Scores equal those of the program's --without, and logits equal those of a model with zero
+    columns in W_O."""
     model = multihead.Model(trained)
     text = tmp_path / "text.txt"
     text.write_text(TEXTS[0] + "\n")

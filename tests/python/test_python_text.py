@@ -1,5 +1,5 @@
-"""The text of tokens, in pieces and as a whole: the C library, Model.detokenize, Model.stream and `multihead generate`,
-against tokenizers' decode and Python's UTF-8 decoder."""
+"""The text of tokens, in pieces and as a whole: the C library, Model.detokenize, Model.stream and
+`multihead generate` are compared with tokenizers' decode and Python's UTF-8 decoder."""
 import ctypes
 import json
 import random
@@ -20,7 +20,7 @@ EDGES = bytes.fromhex("417f80 8f90 9fa0 bf c0c1 c2df e0e1 ecedeeef f0f1f3f4 f5ff
 
 
 def in_pieces(data, cuts):
-    """The C library's text of bytes that arrive in pieces."""
+    """The C library's text of bytes in pieces."""
     shown, rest, broken = "", b"", ctypes.c_size_t()
     span = _library.model_library().mha_utf8_span
     for begin, end in zip([0, *cuts], [*cuts, len(data)]):
@@ -37,7 +37,8 @@ def in_pieces(data, cuts):
 
 
 def test_utf8_is_python_s():
-    """Every pair of bytes, and random bytes, split anywhere: equal to bytes.decode("utf-8", "replace")."""
+    """Every pair of bytes, and random bytes, split anywhere, equal bytes.decode("utf-8",
+    "replace")."""
     rng, count = random.Random(1), amount(4000, 40000, 400000)
     texts = [bytes((a, b)) for a in range(128, 256) for b in EDGES]
     texts += [bytes(rng.choices(EDGES, k=rng.randrange(12))) for _ in range(count)]
@@ -48,8 +49,8 @@ def test_utf8_is_python_s():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model whose tokens follow each other in a random order, its tokenizer, and that order. Tokens are all bytes,
-    pairs of bytes that may be parts of characters, and a special token."""
+    """A model that generates its tokens in a random order, its tokenizer, and that order. The
+    tokens are all bytes, pairs of bytes that may be parts of characters, and a special token."""
     tokenizers, numpy = pytest.importorskip("tokenizers"), pytest.importorskip("safetensors.numpy")
     rng, folder = random.Random(2), tmp_path_factory.mktemp("bytes")
     pairs = list(dict.fromkeys((LETTER[rng.choice(EDGES)], LETTER[rng.choice(EDGES)]) for _ in range(120)))
@@ -95,7 +96,7 @@ def test_tokens_are_read_as_tokenizers_reads_them(model):
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("start", "aQz!7~")
 def test_what_is_generated_is_read_so_too(model, start):
-    """At once, in pieces, by the program, and up to a stop text."""
+    """The text as a whole, in pieces, from the program, and up to a stop text."""
     ours, theirs, order = model
     at, count = order.index(theirs.token_to_id(start)), 80
     ids = [order[(at + i) % len(order)] for i in range(count + 1)]

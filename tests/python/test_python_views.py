@@ -44,7 +44,7 @@ def test_a_view_holds_the_maps_and_labels():
     (page,) = pages(view)
     text = json.dumps(page)
     assert "the" in text and "\\u0120" not in text and "L1H2" in text
-    assert "</script>" in text  # a label, which did not end the data
+    assert "</script>" in text  # a label that does not end the data
     assert re.match(r"<iframe[^>]*sandbox=", view.data.strip())
 
 
@@ -71,7 +71,7 @@ def test_layers_heads_and_second_texts_can_be_chosen():
 
 
 def test_views_open_on_the_layer_of_the_strongest_link():
-    """Unless a layer is given: only in layer 2 does "bank" attend to "river"."""
+    """The default shows all layers. Only in layer 2 does "bank" attend to "river"."""
     tokens = ["[CLS]", "bank", "by", "the", "river", "flooded"]
     attention = [np.full((2, 6, 6), 1 / 6, np.float32) for _ in range(3)]
     attention[2][1, 1] = [0, 0, 0, 0, 1, 0]
@@ -131,7 +131,7 @@ def test_files_are_whole(attention, tmp_path):
 
 
 def test_files_are_those_of_the_library(tmp_path):
-    """Links are followed, permissions are kept, a write-protected file is unchanged."""
+    """Links are followed, permissions are kept, and a write-protected file is unchanged."""
     view = multihead.heatmap(np.eye(3))
     target, link = tmp_path / "target.svg", tmp_path / "link.svg"
     target.write_text("old")
@@ -151,7 +151,7 @@ def test_files_are_those_of_the_library(tmp_path):
 
 
 def test_neuron_views_read_only_what_is_there(attention):
-    """The library reads H T D 32-bit numbers."""
+    """The library reads H T D numbers of 32 bits."""
     def changed(**given):
         return multihead.neuron_view(dataclasses.replace(attention, **given), html_action="return").data
 
@@ -206,10 +206,10 @@ def test_a_notebook_shows_a_view_once(monkeypatch, attention):
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     view = multihead.head_view(attention)
     assert shown == [view.data]
-    view._ipython_display_()  # the last expression of its cell
+    view._ipython_display_()  # the view is the last expression of its cell
     assert len(shown) == 1
     shell.execution_count = 2
-    view._ipython_display_()  # named in a later cell
+    view._ipython_display_()  # a later cell shows the view
     assert len(shown) == 2
     multihead.head_view(attention, html_action="return")
     assert len(shown) == 2
@@ -257,8 +257,8 @@ def test_pages_open_without_an_error(attention, new_page, tmp_path):
 
 
 def test_neurons_have_the_scale_of_their_layer(tmp_path):
-    """Weights are softmax(score_scale q . k) of the shown q and k in every panel, for different layers and by default;
-    the program's page has the same numbers."""
+    """Weights are softmax(score_scale q . k) of the shown q and k in every panel, for different
+    layers and for the default. The program's page has the same numbers."""
     import checkpoint_ctypes as files
     from multihead._abi import LayerDesc
     scales = [0.7, 0.0, -0.05]

@@ -1,4 +1,4 @@
-"""Recurrent layers against the recurrence written in torch, and their gradients against its autograd."""
+"""Recurrent layers compared with the recurrence in torch, and their gradients with autograd."""
 import ctypes as C
 
 import numpy as np

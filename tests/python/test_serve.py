@@ -1,8 +1,9 @@
-"""`multihead serve` in headless Chromium: maps follow typing, the prediction without heads equals that of the model
-without them, patching from a second text, sharing the address, saving the report.
+"""`multihead serve` in headless Chromium: maps follow typed text, and the prediction without heads
+equals the prediction of the model without them. Further tests are for patches from a second text,
+the shared address, and the saved report.
 
-Needs playwright and a Chromium, like test_html_browser.py. The reference is the library: gates, and pruned
-transformers."""
+Needs playwright and a Chromium, like test_html_browser.py. The library's gates and pruned
+transformers are the reference."""
 import ctypes as C
 import json
 import re
@@ -50,7 +51,7 @@ def type_text(page, text, box="#live-text"):
 
 
 def click_means(page, what):
-    page.locator(f"#live-click input[value={what}]").check(force=True)
+    page.locator(f"#live-click input[value={what}]").locator("xpath=..").click()
 
 
 def thumb(page, name):
@@ -62,7 +63,7 @@ def tokens_of(page):
 
 
 def shares(page):
-    """token -> (now, with all heads on), in percent, as printed on the page."""
+    """{token: (current, with all heads)}, in percent, from the page."""
     if page.locator("#live-more").is_visible() and "all" in page.locator("#live-more").inner_text():
         page.locator("#live-more").click()
     rows = page.locator("#live-tokens tbody tr").all()
@@ -106,7 +107,7 @@ def pruned_logits(model, text, off):
 
 @pytest.mark.gate(1)
 def test_types_and_maps_follow(visit, model):
-    page = visit(f"#text={TEXT.replace(' ', '+')}", allowed=("422",))  # half a word is unknown
+    page = visit(f"#text={TEXT.replace(' ', '+')}", allowed=("422",))  # a partial word is unknown
     words = tokens_of(page)
     assert len(words) == len(model.tokenize(TEXT)) and "animal" in words
     drawn = page.evaluate("document.querySelector('.thumb canvas').width")
@@ -175,20 +176,21 @@ def test_heads_are_patched_from_a_second_text(visit, model):
     patched = shares(page)
     assert all(patched[t][1] == whole[t][0] for t in whole if t in patched)
     assert any(now != all_on for now, all_on in patched.values())
-    # With every head of every layer from the other text, only the last token's own stream differs, and the word is the
-    # same in both: the prediction is the other text's.
+    # If every head of every layer is from the other text, only the last token's own stream could
+    # differ, and the word is the same in both texts. The prediction is therefore the other text's.
     other = logits_of(model, OTHER)
     answer = json.loads(post(page, "look", {"text": TEXT, "other": OTHER, "maps": False,
                                             "patched": [f"L{i // 4}H{i % 4}" for i in range(8)]}))["next"]
     for line in answer["tokens"]:
         assert line["logit"] == pytest.approx(float(other[line["id"]]), abs=1e-5)
-    page.locator("#live-at input[value=last]").check(force=True)
+    page.locator("#live-at input[value=last]").locator("xpath=..").click()
     settled(page)
     assert "at=last" in hash_of(page)
 
 
 def hash_of(page):
-    """The address after it is written: 0.4 s after a change (REMEMBER_MS), by a timer that fires before this one."""
+    """The address, after the page's timer has written it: 0.4 s after a change (REMEMBER_MS), which
+    is before this timer."""
     wait_for_timers(page, 401)
     return page.evaluate("location.hash")
 
@@ -204,8 +206,8 @@ def test_every_state_is_an_address(visit):
     click_means(page, "patch")
     thumb(page, "L1H2").click()
     settled(page)
-    page.locator("#view input[value=lines]").check(force=True)
-    page.locator("#live-row input[value=chosen]").check(force=True)
+    page.locator("#view input[value=lines]").locator("xpath=..").click()
+    page.locator("#live-row input[value=chosen]").locator("xpath=..").click()
     page.locator("#strip .chip").nth(3).click()
     settled(page)
     again = visit(hash_of(page))
@@ -255,7 +257,8 @@ def test_errors_are_said_and_pass(visit):
 
 
 def test_bars_are_chances_and_the_end_is_at_the_end(visit):
-    """Full width is 100 %, with heads off as well; the stop button is the last element of the page."""
+    """Full width is 100 %, also with disabled heads. The stop button is the last element of the
+    page."""
     page = visit(f"#text={TEXT.replace(' ', '+')}&off=L0H0,L0H1")
     for row in page.locator("#live-tokens tbody tr").all():
         whole = row.locator(".live-bar").bounding_box()
@@ -289,7 +292,8 @@ def test_axe_finds_nothing(visit, axe):
 
 
 def test_other_pages_cannot_ask(visit, new_page, url, tmp_path):
-    """A page of another origin that knows the address can neither read the page, send requests, nor frame it."""
+    """A page of another origin with the address cannot read the page, send requests or frame the
+    page."""
     evil = tmp_path / "evil.html"
     evil.write_text(f"<iframe src='{url}'></iframe><script src='{url}page.js'></script>")
     page = new_page()

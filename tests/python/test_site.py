@@ -1,7 +1,7 @@
 """The documentation site: it builds, its links resolve, and it fits a phone.
 
-Needs markdown-it-py; the last test also playwright and a Chromium ($MHA_CHROMIUM, or chromium on the
-PATH).
+Needs markdown-it-py; the last test also needs playwright and a Chromium ($MHA_CHROMIUM, or chromium
+on the PATH).
 """
 import html
 import re
@@ -35,7 +35,7 @@ def site(tmp_path_factory):
 
 
 def shown(page, tag):
-    """The text of a page with every tag replaced."""
+    """The text of a page without tags."""
     return html.unescape(re.sub(r"<[^>]+>", tag, page))
 
 
@@ -155,7 +155,8 @@ def test_anchors_are_those_of_github():
 
 def test_fits_a_phone(site, new_page):
     wide, page = [], new_page(PHONE, 800)
-    own = [path for path in sorted(site.rglob("*.html"))  # source code is in scrolling boxes, all alike
+    # Source code is in scrolling boxes, which are all equal.
+    own = [path for path in sorted(site.rglob("*.html"))
            if path.relative_to(site).parts[0] not in ("tests", "src", "cli")]
     for path in own[SEED % (step := amount(8, 1, 1))::step]:
         page.goto(path.as_uri())
@@ -166,7 +167,7 @@ def test_fits_a_phone(site, new_page):
 
 
 def test_search(site, new_page):
-    """From a page in a folder, opened from disk: the search finds a section and leads to it."""
+    """In a page in a folder, opened from disk, the search finds a section and opens it."""
     page = new_page(PHONE, 800)
     for typed, name, url in (("relative posit shaw", None, "docs/"),
                              ("mha_tensor_bthd", "mha_tensor_bthd", "include/multihead/base.html#mha_tensor_bthd"),

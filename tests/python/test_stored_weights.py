@@ -1,5 +1,5 @@
-"""Weights read from mapped files are bit-identical to weights in an array, in every family's order: transposed, fused,
-interleaved, 16-bit and in blocks; also in pieces of rows and columns.
+"""Weights in mapped files are bit-identical to weights in an array, in every family's order:
+transposed, fused, interleaved, 16-bit and in blocks; also in pieces of rows and columns.
 """
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from test_checkpoint_hf import some_ids, their_family
 from test_gguf_models import KINDS, OPTIONS, Model, write
 
 pytest.importorskip("transformers")
-NO_TOKENIZER, ARRAY = 1, 3  # with the former
+NO_TOKENIZER, ARRAY = 1, 3  # both flags include NO_TOKENIZER
 WIDE = {"llama": dict(hidden_size=1056, intermediate_size=70),
         "gpt2": dict(n_embd=1056, n_inner=1100),
         "gpt_neox": dict(hidden_size=1056, intermediate_size=70, num_key_value_heads=4),
@@ -23,7 +23,7 @@ def expect_same(path, ids):
     assert not mha.LIBRARY.mha_transformer_data(stored.handle)
     assert mha.LIBRARY.mha_transformer_data(array.handle)
     assert np.array_equal(stored(ids), array(ids))
-    few = ids[:1, :3]  # read in place
+    few = ids[:1, :3]  # few tokens read weights in place
     assert np.array_equal(stored(few), array(few))
 
 

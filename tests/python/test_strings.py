@@ -1,5 +1,5 @@
-"""The texts of the pages (src/render/page/strings): every translation has every text with the same placeholders, and
-the pages use them all."""
+"""The texts of the pages (src/render/page/strings): every translation has every text with the same
+placeholders, and the pages use all texts."""
 import ast
 import re
 
@@ -10,11 +10,11 @@ from shared import ROOT
 PAGE = ROOT / "src/render/page"
 TEXT = re.compile(r'^    "([^"]+)":\s+((?:"(?:[^"\\]|\\.)*"(?:\s*\+\s*)?)+)', re.M)
 VALUE = re.compile(r"\{([^{}|]*)((?:\|[^{}|]*)*)\}")
-WORDS = {"language"}  # not read by t()
+WORDS = {"language"}  # t() does not read it
 
 
 def read(path):
-    """The texts by name, in order. A text is one literal or a sum of several."""
+    """The texts by name, in order. A text is one string literal or a sum of several."""
     pairs = TEXT.findall(path.read_text())
     assert len(pairs) == len(dict(pairs)), f"{path.name} has a name twice"
     return {name: ast.literal_eval("(" + re.sub(r'"\s*\+\s*"', '" "', text) + ")") for name, text in pairs}

@@ -1,9 +1,8 @@
-"""BPE tokenizers against Hugging Face's `tokenizers`: the same ids, offsets, segments and flags for
-every code point, for random texts and for long runs.
-
-Each family's tokenizer is built here with its normalizer, pattern, template and added tokens, and a small vocabulary
-trained on sentences of many scripts. MHA_BPE_DIR may name a folder with the tokenizer.json of a real model, which is
-then compared as well.
+"""BPE tokenizers compared with Hugging Face's `tokenizers`: equal ids, offsets, segments and flags
+for every code point, for random texts and for long runs. The test builds each family's tokenizer
+with its normalizer, pattern, template and added tokens, and a small vocabulary trained on sentences
+of many scripts. MHA_BPE_DIR may name a folder with the tokenizer.json of a real model, which is
+then compared too.
 """
 import json
 import os
@@ -248,8 +247,9 @@ def check(both, text, pair=None, special=True):
 
 
 def test_every_code_point(both, request):
-    """Between letters, digits and spaces, after an apostrophe and before marks. The long tier tests all; otherwise
-    those of Unicode 14 are distributed over the families."""
+    """Code points between letters, digits and spaces, after an apostrophe and before marks. The
+    long tier tests all; otherwise, the code points of Unicode 14 are distributed over the
+    families."""
     turn = [make.__name__ for make in BYTES + PIECES].index(request.node.callspec.id) % 6
     form = "a{0}b 1{0}2 {0} '{0}\n{0}\u0301"
     points = CODE_POINTS if LONG else ASSIGNED[turn::6] if DEEP else ASSIGNED[(turn + SEED) % 48::48]
@@ -429,15 +429,16 @@ def test_a_pattern_with_too_many_ways(tmp_path):
 
 SLOW = {
     "(?:a|aa|aaa)+[bd]": "aa",                # ways
-    "(?:b|(?:a|a){20})[cd]": "a" * 19,        # of a group that must match more often: no match is complete
+    "(?:b|(?:a|a){20})[cd]": "a" * 19,        # of a group whose repetitions are never complete
     "(?:a(?:a|a(?=a)))+[bd]": "aaa",          # in a group in a group
-    "[a-c]+[bd]x": "ab",                      # back over a long run
+    "[a-c]+[bd]x": "ab",                      # backtracking over a long run
 }
 
 
 @pytest.mark.parametrize("pattern", SLOW)
 def test_patterns_that_try_too_much(tmp_path, pattern):
-    """Without a complete match the search restarts at every position; failed attempts count."""
+    """Without a complete match, the search restarts at every position, and failed attempts
+    count."""
     data = json.loads(gpt2().to_str())
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": pattern + "|a"}, "behavior": "Isolated", "invert": False},

@@ -1,8 +1,8 @@
-"""BPE tokenizers with realistic vocabularies against Hugging Face's `tokenizers`.
+"""BPE tokenizers with realistic vocabularies, compared with Hugging Face's `tokenizers`.
 
 The vocabularies of more than 30,000 tokens are trained on the sources of Python's standard library, the names of all
-Unicode characters and sentences of many scripts. The long tier trains one per splitter on all of it, otherwise one
-byte-level and one piece-based on a part.
+Unicode characters and sentences of many scripts. The long tier trains one for each splitter on all
+of this text. Otherwise, one byte-level and one piece-based tokenizer are trained on a part.
 """
 import collections
 import ctypes
@@ -22,8 +22,9 @@ from tokenizer_ctypes import C, EncodeOptions, Encoding, Failure, Ours, column
 
 pytestmark = pytest.mark.gate(0)  # the vocabularies take half a minute to train
 SIZE = 32000
-ALPHABET = 8000  # characters of the pieces; the others are bytes
-# As in SentencePiece: spaces belong to the next word; runs of spaces and of line ends are kept together.
+ALPHABET = 8000  # characters of the pieces; other characters are bytes
+# Like in SentencePiece, spaces belong to the next word, and runs of spaces and of line ends are
+# kept together.
 PIECES = isolate(SPACES + "+[^" + SPACES + "\n]*|[^" + SPACES + "\n]+|\n+")
 
 
@@ -32,7 +33,7 @@ PIECES = isolate(SPACES + "+[^" + SPACES + "\n]*|[^" + SPACES + "\n]+|\n+")
 # --------------------------------------------------------------------------------------------------
 @functools.cache
 def sources():
-    """The standard library as blocks of text in a fixed order; a part of it unless LONG."""
+    """The standard library as blocks of text in a fixed order, or a part of it unless LONG."""
     root, most, blocks = sysconfig.get_paths()["stdlib"], 60_000_000 if LONG else 1_000_000, []
     for path in sorted(glob.glob(f"{root}/**/*.py", recursive=True)):
         if "site-packages" in path:
@@ -80,7 +81,7 @@ def piece_model():
     names = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
     # The most frequent characters, chosen here because the trainer breaks ties at random.
     counts = collections.Counter(c for text in sentences() for c in text.replace(" ", SPACES))
-    del counts["\0"]  # which must not be a token
+    del counts["\0"]  # must not be a token
     letters = sorted(counts, key=lambda c: (-counts[c], c))[:ALPHABET]
     return train(PIECES, normalizers.Replace(" ", SPACES), names, initial_alphabet=letters,
                  limit_alphabet=ALPHABET)
@@ -155,7 +156,7 @@ def both(request, tmp_path_factory):
 # Comparing
 # --------------------------------------------------------------------------------------------------
 def ids_of(ours, text):
-    """The ids only, which are fast to compare."""
+    """Compare only ids, which is fast."""
     options, out = EncodeOptions(), Encoding()
     data = text.encode()
     ours.check(C.mha_tokenizer_encode(ours.handle, ctypes.byref(options), data, len(data), None, 0,
@@ -175,8 +176,8 @@ def compare_ids(both, texts):
 
 
 def test_every_code_point(both, request):
-    """Alone: all in the long tier, otherwise those of Unicode 14, distributed over runs. In sentences: those of Unicode
-    14, otherwise an eighth of the share."""
+    """Separate code points: all in the long tier, otherwise those of Unicode 14, distributed over
+    runs. In sentences: the code points of Unicode 14, or otherwise an eighth of the share."""
     turn = [make.__name__ for make in FAMILIES].index(request.node.callspec.id)
     form = "The {0}, or {0}{0}s of {0}x; don't{0}t 12{0}34: \t{0}  {0}\n \u00e9{0}\u0301{0}\u3042{0}."
     points = CODE_POINTS if LONG else ASSIGNED[turn::len(FAMILIES)]
@@ -209,7 +210,7 @@ def test_long_runs(both, unit):
 
 
 def test_damaged_texts(both):
-    """Exactly the bytes that are not UTF-8 are rejected; the message names the first."""
+    """Exactly the bytes that are not UTF-8 are rejected, and the message names the first."""
     rng, refused = random.Random(8), 0
     for _ in range(20000 if LONG else 500):
         data = bytearray("".join(rng.choice(CORPUS)[:40]).encode() or b"a")

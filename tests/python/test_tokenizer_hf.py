@@ -1,8 +1,8 @@
-"""The tokenizer against Hugging Face's: the same words, ids, offsets and flags, for every code point
-and for thousands of random texts.
+"""The tokenizer compared with Hugging Face's: equal words, ids, offsets and flags, for every code
+point and for thousands of random texts.
 
 Needs the packages transformers, tokenizers and numpy. The folder of a real model, MHA_MODEL_DIR or
-build/models/all-MiniLM-L6-v2, is used if it exists; everything else is created here.
+build/models/all-MiniLM-L6-v2, is used if it exists; the test creates all other files.
 """
 import json
 import random
@@ -24,7 +24,7 @@ KNOWN = ROOT / "tests/golden/tokenizer/known_differences.txt"
 # --------------------------------------------------------------------------------------------------
 def theirs(tokenizer, text, pair=None, truncation=False, max_length=0, special=True):
     """The output of tokenizer in the form of Ours.encode()."""
-    if pair == "" and not truncation:  # transformers ignores an empty pair, tokenizers does not
+    if pair == "" and not truncation:  # transformers ignores an empty pair; tokenizers does not
         tokenizer._tokenizer.no_truncation()
         tokenizer._tokenizer.no_padding()
         encoding = tokenizer._tokenizer.encode(text, pair, add_special_tokens=special)
@@ -102,7 +102,7 @@ def write_folder(path, files):
 
 
 def flags_folder(path, flags, added=()):
-    """A folder whose tokenizer.json sets everything, with any combination of flags."""
+    """A folder whose tokenizer.json has all settings, with any combination of flags."""
     return write_folder(path, {
         "tokenizer.json": tokenizer_json(VOCABULARY, flags, added),
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **NAMES}})
@@ -124,7 +124,7 @@ def real_model():
 CODE_POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 ASSIGNED = [c for c in CODE_POINTS if unicodedata.category(c) not in ("Cn", "Co")]
 CHUNK = 8192
-# Alone and between letters; before, between and after marks that are sorted by class.
+# Separately and between letters; before, between and after marks, which are sorted by class.
 FORMS = {"letters": "\n{0}\na{0}b", "marks": "\nq{0}\u0345\u0334q\u0345{0}\u0334{0}q"}
 RULES = {"uncased": (True, True, None, True), "cased": (True, True, False, False),
          "lower, accents stay": (True, True, False, True), "strip only": (False, False, True, False),
@@ -132,7 +132,7 @@ RULES = {"uncased": (True, True, None, True), "cased": (True, True, False, False
 
 
 def known_differences():
-    """Exceptions: code point, rules, form, reason. Empty so far, and intended to remain so."""
+    """Exceptions: code point, rules, form, reason. There are none, and none should be added."""
     lines = KNOWN.read_text().splitlines()
     return {tuple(line.split("\t")[:3]) for line in lines if line and not line.startswith("#")}
 
@@ -150,7 +150,7 @@ def differing(points, form, compare):
 
 
 def check_sweep(name, points, compare, capsys):
-    """points: for each form, the code points to put into it."""
+    """`points` has the code points for each form."""
     begun, found = time.monotonic(), set()
     for form, some in points.items():
         found |= {(f"U+{ord(c):04X}", name, form) for c in differing(some, FORMS[form], compare)}
@@ -220,7 +220,7 @@ def random_text(rng, most=30):
                              + rng.randrange(256)))
         elif kind < 0.70:
             parts.append(rng.choice(CODE_POINTS))
-        elif kind < 0.73:  # around the longest word that is looked up
+        elif kind < 0.73:  # near the length of the longest word that is looked up
             parts.append(rng.choice("aé你\u0301") * rng.choice([99, 100, 101, 102, 250]))
         elif kind < 0.78:
             parts.append("".join(rng.choice("\u0301\u0323\u0345\u0334\u302e\U0001d165\u05b0\u0f73")

@@ -1,8 +1,10 @@
-"""multihead.torch: operators, scaled_dot_product_attention and MultiheadAttention against torch's.
+"""multihead.torch: operators, scaled_dot_product_attention and MultiheadAttention, compared with
+torch's.
 
-Criteria: results agree with torch in float64 within the bounds of docs/numerics.md (attention_error); a gradient's
-largest error is at most four times that of torch in float32, plus a millionth of the largest gradient, as in
-test_backward_torch.py. MHA_TEST_LONG=1 tests more problems, and compiles with inductor, which needs a C++ compiler.
+Results must agree with torch in float64 within the bounds of docs/numerics.md (attention_error). A
+gradient's largest error must be at most four times that of torch in float32, plus a millionth of
+the largest gradient, like in test_backward_torch.py. MHA_TEST_LONG=1 tests more problems, and
+compiles with inductor, which needs a C++ compiler.
 """
 import contextlib
 import copy
@@ -157,7 +159,7 @@ def t5_buckets(distance, buckets, farthest, one_sided):
         buckets //= 2
         first, away = (distance > 0) * buckets, distance.abs()
     exact = buckets // 2
-    # Exact powers may be rounded below an integer; no other quotient is as close to one.
+    # Exact powers may be rounded below an integer. No other quotient is so close to an integer.
     steps = (torch.log(away.clamp(min=exact) / exact) / np.log(farthest / exact)
              * (buckets - exact) + 1e-4).floor()
     far = exact + steps.clamp(max=buckets - exact - 1).long()
@@ -253,7 +255,7 @@ def test_dropout_follows_torchs_generator():
     assert torch.equal(first, ours(q, k, v, dropout_p=0.3))
     assert not torch.equal(first, ours(q, k, v, dropout_p=0.3))
     assert (first - p @ v).abs().max() < 1e-5
-    kept = (p > 0).float().mean().item()  # six standard deviations of 6,400 draws
+    kept = (p > 0).float().mean().item()  # within six standard deviations of 6,400 draws
     assert abs(kept - 0.7) < 6 * (0.21 / 6400)**0.5
     # The backward pass drops the same weights.
     full = (q @ k.mT / 8**0.5).softmax(-1)
@@ -296,7 +298,7 @@ def test_strides():
     first = q.permute(2, 0, 1, 3).detach().contiguous().permute(1, 2, 0, 3)  # [T,B,H,D] in memory
     assert torch.equal(ours(first, k, v), out)
     assert ours(first, k, v).permute(2, 0, 1, 3).is_contiguous()
-    turned = q.detach().mT.contiguous().mT  # the last axis is not contiguous: copied
+    turned = q.detach().mT.contiguous().mT  # copied, because the last axis is not contiguous
     assert torch.equal(ours(turned, k, v), out)
     one = tensors((1, 1, 1, 8), grad=True)[0]
     spread = one.expand(2, 3, 5, 8)
@@ -384,8 +386,8 @@ def test_errors_say_what_to_do():
 @pytest.mark.parametrize("T, S", [(7, 7), (4, 12), (12, 5), (1, 9), (33, 70)])
 @pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
 def test_causal_biases(make, T, S):
-    """Results and gradients equal torch's math with the equivalent bool mask; a query without keys gives 0. Also in a
-    module, and under torch.compile."""
+    """Results and gradients equal torch's math with the equivalent bool mask, also in a module and
+    with torch.compile. A query without keys has the result 0."""
     bias = make(T, S)
     keep = torch.ones(T, S, dtype=torch.bool).tril(S - T if make is causal_lower_right else 0)
     q, k, v = tensors((2, 1, 6, T, 8), (2, 1, 3, S, 8), (1, 3, S, 5), grad=True)
@@ -416,7 +418,7 @@ def test_causal_biases(make, T, S):
 
 
 class Redefining(torch.Tensor):
-    """A class whose elements, according to torch's functions, differ from memory."""
+    """A class for which torch's functions report elements that differ from memory."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):
@@ -429,7 +431,8 @@ class Harmless(torch.Tensor):
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors", "ignore:.*MaskedTensor", "ignore:.*prototype")
 def test_tensors_that_are_no_arrays_are_refused_by_name():
-    """Nested, sparse and masked tensors and classes that redefine torch's functions, as any argument."""
+    """Any argument may be a nested, sparse or masked tensor, or an instance of a class that
+    redefines torch's functions."""
     q, mask, count = tensors((2, 2, 5, 8))[0], torch.ones(5, 5), 0
     parts = list(q.transpose(1, 2))
     kinds = {
@@ -462,8 +465,8 @@ def test_tensors_that_are_no_arrays_are_refused_by_name():
 
 
 def test_other_devices_are_refused_by_name():
-    """Each argument on another device, with the others in memory. Only "meta" supports shapes; tensors without memory
-    carry the names of real devices."""
+    """One argument is on a different device, and the others are in memory. Only "meta" supports
+    shapes; tensors without memory have the names of real devices."""
     q, x = torch.empty(1, 4, 5, 8), torch.empty(2, 5, 32)
     options = {"attn_mask": torch.empty(5, 5), "bias": torch.empty(5, 5), "alibi_slopes": torch.empty(4),
                "sink_logits": torch.empty(4), "key_lengths": torch.ones(1, dtype=torch.int64)}
@@ -557,7 +560,7 @@ class Rows(torch.utils.data.Dataset):
 
 def test_forks_of_a_data_loader():
     rows = Rows()
-    exact = ours(rows.x, rows.x, rows.x)  # the library was used before the fork
+    exact = ours(rows.x, rows.x, rows.x)  # uses the library before the fork
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this process has threads
         loader = torch.utils.data.DataLoader(rows, 2, num_workers=2,
@@ -623,7 +626,7 @@ def test_export():
 
 
 def draw_module(number):
-    """Constructor arguments, inputs, arguments of forward."""
+    """Constructor arguments, inputs, and arguments of forward."""
     rng = np.random.default_rng([7, number])
     flag = lambda p=0.5: bool(rng.random() < p)  # noqa: E731
     heads = int(rng.choice([1, 2, 4]))

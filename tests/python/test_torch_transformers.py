@@ -1,8 +1,10 @@
-"""multihead.transformers: attn_implementation="multihead" against "eager", in tiny random models.
+"""multihead.transformers: attn_implementation="multihead" compared with "eager", in tiny random
+models.
 
-Criteria: the errors of logits and gradients in float32, against the same model in float64 with the explicit formula
-("exact" below), are at most four times those of eager in float32, plus a millionth of the largest number; greedy tokens
-are equal. Padding rows are not compared: a query that sees no key gives 0 here and the mean of all values there.
+The errors of logits and gradients in float32, relative to the same model in float64 with the
+explicit formula ("exact" below), must be at most four times those of eager in float32, plus a
+millionth of the largest number. Greedy tokens must be equal. Padding rows are not compared: a query
+without visible keys has the result 0 in multihead and the mean of all values in eager.
 """
 import copy
 import sys
@@ -76,7 +78,7 @@ def make(name):
     torch.manual_seed(1)
     model = models[name]()
     if name == "gpt_oss":
-        model.set_experts_implementation("eager")  # the other does not support float64
+        model.set_experts_implementation("eager")  # the default does not support float64
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.dim() > 1 and name != "t5" else 1)
@@ -100,7 +102,7 @@ def batch(name, padding="left"):
 
 
 def results(model, inputs, implementation, dtype=torch.float32):
-    """Logits of tokens, the gradients of a loss of them, and attentions."""
+    """Logits of tokens, the gradients of a loss, and attentions."""
     model = copy.deepcopy(model).to(dtype)
     model.set_attn_implementation(implementation)
     out = model(**inputs, output_attentions=True)
@@ -137,7 +139,7 @@ def test_logits_gradients_and_attentions(name, padding):
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
 def test_greedy_tokens(name):
-    """100 tokens with a growing cache, and some with a static one, from a left-padded batch."""
+    """100 tokens with a growing cache, and some with a static cache, from a left-padded batch."""
     model, inputs = make(name), batch(name)
     inputs.pop("decoder_input_ids", None)
     with torch.no_grad():
@@ -152,7 +154,7 @@ def test_greedy_tokens(name):
 
 
 def masks(monkeypatch, model, inputs, **more):
-    """The options of each attention call; creating a dense mask raises."""
+    """The options of each attention call. The creation of a dense mask raises an exception."""
     seen = []
     call = ours._attention.call
 
@@ -181,7 +183,7 @@ def test_masks_stay_symbolic(monkeypatch, name, cache):
     assert any("window" in options for options in seen) == (name != "llama")
     monkeypatch.undo()
     gaps = batch(name)
-    gaps["attention_mask"][0, 5] = 0  # not an interval: one row of a mask, no more
+    gaps["attention_mask"][0, 5] = 0  # not an interval: needs only one row of a mask
     model = make(name)
     tokens = []
     for implementation in ("eager", "multihead"):
@@ -213,7 +215,7 @@ def test_packed_sequences_and_chunks():
 
 
 def test_a_mask_is_a_tensor():
-    """Models that index, invert or add to their mask get the elements."""
+    """Models that index, invert or add to their mask get its elements."""
     mask = ours.attention_mask(2, 3, 5, 2, 0, attention_mask=torch.tensor([[1, 1, 1, 1, 1],
                                                                          [0, 0, 1, 1, 1]]).bool())
     dense = mask.dense()
@@ -256,7 +258,7 @@ def test_weights_only_when_asked_for(monkeypatch):
 
 
 def test_fine_tuning():
-    """Steps of AdamW: the same losses as with eager attention."""
+    """Losses of AdamW's steps equal those with eager attention."""
     curves = {}
     for implementation, dtype in (("exact", torch.float64), ("eager", torch.float32),
                                   ("multihead", torch.float32)):
@@ -335,7 +337,7 @@ def causal_mask(config, T, **more):
 
 WINDOW = transformers.masking_utils.sliding_window_causal_mask_function(4)
 CHUNKS = transformers.masking_utils.chunked_causal_mask_function(5, torch.tensor([0, 3]))
-MASKS = {  # for T queries, the last of S positions
+MASKS = {  # for T queries at the last of S positions
     "none": lambda T: None,
     "causal": lambda T: causal_mask(Ready, T),
     "padded": lambda T: causal_mask(Ready, T, attention_mask=KEEP),
@@ -374,7 +376,7 @@ ARGUMENTS = {
 
 def formula(query, key, value, mask, causal, scaling=None, softcap=None, position_bias=None, s_aux=None,
             sinks=None, indices=None, **others):
-    """Like eager attention, but 0 for a query that sees no key."""
+    """Like eager attention, but with 0 for a query without visible keys."""
     key, value = (x.repeat_interleave(H // HK, 1) for x in (key, value))
     scores = query @ key.mT * (D**-0.5 if scaling is None else scaling)
     if softcap:
@@ -403,7 +405,7 @@ def formula(query, key, value, mask, causal, scaling=None, softcap=None, positio
 
 @pytest.mark.parametrize("T", [S, 3, 1])
 def test_every_argument_with_every_mask(T):
-    """Results, weights and gradients by the formula in float64."""
+    """Results, weights and gradients equal the formula in float64."""
     count, module = 0, torch.nn.Identity()
     for name, mask_of in MASKS.items():
         for argument, options_of in ARGUMENTS.items():
@@ -429,7 +431,7 @@ def test_every_argument_with_every_mask(T):
 
 
 def test_unknown_arguments_are_refused_by_name():
-    """Rejects arguments other than None or False that are not known to have no effect."""
+    """Rejects arguments other than None or False, unless they are known to have no effect."""
     q, module = drawn(1, 2, 3, 8), torch.nn.Identity()
     exact = ours.attention_forward(module, q, q, q, None)[0]
     for name in ("block_indices", "sink", "attn_logit_softcapping", "alibi", "bias", "head_mask", "window"):
@@ -455,7 +457,8 @@ def test_a_mask_keeps_what_it_was_made_of():
 
 
 def test_no_mask_is_what_a_model_means():
-    """Causal for layers that declare it in models with SDPA support; all keys for the others."""
+    """Attention is causal for layers that declare it in models with SDPA support; other layers see
+    all keys."""
     q = drawn(1, 2, 5, 8)
     for config, causal in ((Ready, True), (Eager, False)):
         module = torch.nn.Identity()

@@ -1,7 +1,9 @@
-"""Training against torch with the same model, weights and batches: forward, backward, and step by step.
+"""Training compared with torch with the same model, weights and batches: forward, backward, and
+single steps.
 
-The models are those of transformer_torch.py, which has the explicit formulas. float64 is the reference for one step.
-For many steps torch in float32 and float64 are both references, since training amplifies differences.
+transformer_torch.py has the models in explicit formulas. float64 is the reference for one step. For
+many steps, torch in float32 and in float64 are both references, because training amplifies
+differences.
 """
 import zlib
 
@@ -66,8 +68,9 @@ def near(name, ours, exact, size):
 
 
 def compare_gradients(model, exact):
-    """Each agrees within 1e-5 of its size. Without RoPE the exact gradient of a key's bias is 0 (it shifts all scores
-    of a query equally), so it is scaled by the query's."""
+    """Each gradient agrees within 1e-5 of its size. Without RoPE, the exact gradient of a key's
+    bias is 0 (the bias shifts all scores of a query equally), so its error is relative to the
+    query's."""
     worst = 0
     for name, ours in model.gradients().items():
         measure = exact[name.replace("k_proj.bias", "q_proj.bias")]
@@ -169,7 +172,7 @@ def our_step(model, kind, rate):
 
 
 def torch_losses(model, p, kind, rate, batches):
-    """The loss of every step in torch's own loop with its own clipping."""
+    """The loss of every step in a torch loop with torch's clipping."""
     optimizer, losses = torch_optimizer(model, p, kind, rate), []
     for tokens, lengths, targets in batches:
         optimizer.zero_grad()
@@ -198,8 +201,9 @@ def our_losses(model, kind, rate, batches):
 @pytest.mark.parametrize("kind,rate,steps", [("sgd", 0.05, 200), ("momentum", 0.005, 200),
                                              ("adamw", 2e-3, 20)])
 def test_losses_step_by_step(name, kind, rate, steps):
-    """The loss agrees within 1e-4 relative with torch in float32 and float64. The rates avoid oscillation: at twice the
-    rate, llama's losses oscillate, and torch in float32 differs from float64 by 1e-2."""
+    """The loss agrees with torch in float32 and float64 within a relative 1e-4. The rates avoid
+    oscillation: at twice the rate, llama's losses oscillate, and torch in float32 differs from
+    float64 by 1e-2."""
     rng = np.random.default_rng(9)
     model = make(2, **MODELS[name])
     fixed = [batch(rng) for _ in range(5)]  # few batches, so that the model can learn them
@@ -263,8 +267,8 @@ def accuracy(logits, targets):
 
 @pytest.mark.gate(0)
 def test_final_accuracy():
-    """After 200 steps of AdamW, our median over five seeds lies within the range of torch's five. Seeds 0-4 begin with
-    the same weights, then diverge."""
+    """After 200 steps of AdamW, the library's median over five seeds is within the range of torch's
+    five. For each of the seeds 0-4, both begin with the same weights, then diverge."""
     settings = {"vocab_size": 16, "max_length": 24, "embed_dim": 32, "num_layers": 2,
                 "num_heads": 2, "ff_dim": 32, "causal": True, "norm": "rms",
                 "positions": "rotary", "feed_forward": "swiglu"}
@@ -284,7 +288,7 @@ def test_final_accuracy():
             theirs.append(accuracy(plain.forward(model, p, torch.tensor(tokens)).numpy(), targets))
     print(f"  ours {np.round(ours, 3)}, torch's {np.round(theirs, 3)}")
     assert min(theirs) <= np.median(ours) <= max(theirs)
-    assert min(theirs) > 2 / 15  # both have learned, so the range is meaningful
+    assert min(theirs) > 2 / 15  # both have learned, so that the range is meaningful
 
 
 # ---- bits --------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""The wheels as users get them: built by script/wheel and installed into an empty environment without a compiler on
-PATH, where the page docs/python.md runs.
+"""The users' wheels: script/wheel builds them, and the test installs them into an empty environment
+without a compiler on PATH, in which the page docs/python.md runs.
 
-This downloads build tools and NumPy, so it runs only with MHA_TEST_WHEEL=1. It packs build/. MHA_TEST_LONG=1 adds the
-source archive, built and installed by pip, and the wheels of a release for this machine and for aarch64, which runs
-under qemu. Their results are bit-identical to build/.
+This downloads build tools and NumPy, so it runs only with MHA_TEST_WHEEL=1. It packs build/.
+MHA_TEST_LONG=1 adds the source archive, which pip builds and installs, and the wheels of a release
+for this machine and for aarch64, which runs under qemu. Their results are bit-identical to build/.
 """
 import os
 import pathlib
@@ -52,7 +52,8 @@ LONG_ONLY = pytest.mark.skipif(not LONG, reason="what a release has takes minute
 @pytest.fixture(scope="module", params=["prebuilt", pytest.param("release", marks=LONG_ONLY),
                                         pytest.param("source", marks=LONG_ONLY)])
 def wheel(request, tmp_path_factory):
-    """The file that pip installs: a wheel of build/, that of a release, or the source archive."""
+    """The file that pip installs: a wheel of build/, a wheel of a release, or the source
+    archive."""
     if request.param == "prebuilt":
         out = tmp_path_factory.mktemp("dist")
         run(ROOT / "script/wheel", "--out", out, "--build", BUILD)
@@ -68,7 +69,7 @@ def wheel(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """(environment's folder, variables), with only the environment on PATH."""
+    """(the environment's folder, variables), with only the environment on PATH."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", folder)
     variables = {name: value for name, value in os.environ.items()
@@ -90,7 +91,7 @@ def check_tag_and_contents(wheel, newest, arch):
                  "multihead/lib/libmultihead-render.so.0", "multihead/fonts/DejaVuSans.ttf"):
         assert part in files
     licences = [pathlib.PurePath(file).name for file in files if "/licenses/" in file]
-    own = ["zlib"] if int(name[2]) == 28 else []  # one of this machine's libraries; auditwheel allows every Linux
+    own = ["zlib"] if int(name[2]) == 28 else []  # a library of this machine; auditwheel permits it
     for name in ("jansson", "utf8proc", "pcre2", "png", "freetype", "cairo", "pixman", "dejavu", "LICENSE", *own):
         assert any(name in licence for licence in licences), licences
 
@@ -158,7 +159,8 @@ def test_release_runs_with_old_c_libraries(release, arch, tmp_path):
 
 @pytest.fixture(scope="module")
 def arm(tmp_path_factory):
-    """(command that runs 64-bit Arm programs, its Python): Debian's, unpacked into a folder."""
+    """(command that runs 64-bit Arm programs, its Python). Both are Debian's, unpacked into a
+    folder."""
     root, qemu = tmp_path_factory.mktemp("arm64"), shutil.which("qemu-aarch64")
     if not qemu:
         pytest.skip("there is no qemu-aarch64 (Debian: qemu-user)")
@@ -210,7 +212,8 @@ def test_release_has_the_bits_of_this_build(release, arch, request, tmp_path):
         expected = run(here, isa_here)
         assert expected.count("\n") > 40
         assert run(*emulator, there, isa) == expected, (arch, isa)
-    # It must select the best instruction set: a wheel that fails to detect the processor would only be slow.
+    # The wheel must select the best instruction set: without the detection of the processor, it
+    # would only be slow.
     program = tmp_path / "multihead/bin/multihead"
     program.chmod(0o755)
     explained = run(*emulator, program, "explain", "--heads", "1", "--head-dim", "16", "--json")

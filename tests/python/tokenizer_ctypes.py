@@ -1,4 +1,4 @@
-"""The C tokenizer through ctypes, for the tests that compare it with Hugging Face's."""
+"""The C tokenizer with ctypes, for the tests that compare it with Hugging Face's."""
 import ctypes
 import os
 
@@ -72,7 +72,7 @@ class Ours:
         return info
 
     def token_bytes(self, number):
-        """The bytes that a token stands for, and whether it is special."""
+        """The bytes of a token, and whether it is special."""
         at, count, special = ctypes.c_char_p(), ctypes.c_size_t(), ctypes.c_int()
         self.check(C.mha_tokenizer_token_bytes(self.handle, number, ctypes.byref(at),
                                                ctypes.byref(count), ctypes.byref(special)))
@@ -84,7 +84,7 @@ class Ours:
 
 
 def byte_offsets(text):
-    """The byte at which each character begins, and the length."""
+    """The byte offset of each character, and the length."""
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     return np.concatenate([[0], np.cumsum(sizes)])

@@ -1,5 +1,5 @@
-"""Transformers, their gradients, loss and optimizers over multihead_ctypes.py, for tests and
-measurements only.
+"""Transformers, their gradients, loss and optimizers with multihead_ctypes.py, only for tests and
+measurements.
 
     model = training.Transformer(vocab_size=16, max_length=32, embed_dim=32, num_layers=2,
                                  num_heads=4, ff_dim=64, causal=True, norm="rms", ...)
@@ -40,8 +40,8 @@ def _floats(array, offset=0):
 
 
 class Transformer:
-    """mha_transformer with room for one batch, its gradient and its optimizer's state. Keywords are
-    the fields of mha_transformer_desc, flags by their names."""
+    """mha_transformer with memory for one batch, its gradient and its optimizer's state. Keywords
+    are the fields of mha_transformer_desc and the names of flags."""
 
     def __init__(self, context=None, max_tokens=2048, max_memory=0, norm="none", positions="none",
                  feed_forward="gelu", **fields):
@@ -79,7 +79,7 @@ class Transformer:
                 for p in self.table}
 
     def parameters(self):
-        """{name: view}; after a change call update()."""
+        """{name: view}; call update() after a change."""
         return self._views(self.data)
 
     def gradients(self):
@@ -109,7 +109,7 @@ class Transformer:
         return output
 
     def backward(self, output_gradient, memory=None, gates=None, cross_gates=None):
-        """Add to self.gradient and to the arrays given."""
+        """Add to self.gradient and to the given arrays."""
         wanted = TransformerGradients(
             parameters=_floats(self.gradient),
             memory=_pointer(memory), gates=_pointer(gates), cross_gates=_pointer(cross_gates))
@@ -127,7 +127,8 @@ class Transformer:
         return found.value
 
     def _runs(self):
-        """(offset, count, is matrix) of adjacent parameters of one kind: a step makes one call for each."""
+        """(offset, count, is matrix) of adjacent parameters of one kind. A step makes one call for
+        each."""
         runs = []
         for p in self.table:
             matrix = p.kind == MATRIX
@@ -138,7 +139,7 @@ class Transformer:
         return runs
 
     def adamw(self, learning_rate, betas=(0.9, 0.999), weight_decay=0.0, scale=0.0):
-        """One step; weight decay on matrices only."""
+        """One step, with weight decay only on matrices."""
         self.steps += 1
         for offset, count, matrix in self.runs:
             s = Adamw(learning_rate=learning_rate, beta1=betas[0],
@@ -165,7 +166,7 @@ class Transformer:
 
 
 def cross_entropy(logits, targets, context=None, into=None):
-    """The mean loss over targets that are not -1, and its gradient with respect to the logits."""
+    """The mean loss of targets that are not -1, and its gradient with respect to the logits."""
     flat = logits.reshape(-1, logits.shape[-1])
     gradient = np.empty_like(logits) if into is None else into
     loss = C.c_double()

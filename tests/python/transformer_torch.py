@@ -1,7 +1,8 @@
-"""The formulas of include/multihead/transformer.h in plain torch operations, for any dtype.
+"""The formulas of include/multihead/transformer.h in basic torch operations, for any dtype.
 
-A model is a namespace of settings (those of mha_transformer_desc, with all defaults) and a dict of parameters by the
-names of mha_transformer_parameter(). It does not use torch.nn, so it does not depend on how its modules compute.
+A model is a namespace of settings (the fields of mha_transformer_desc, with all defaults) and a
+dict of parameters with the names of mha_transformer_parameter(). It does not use torch.nn, so it
+does not depend on the computations of torch's modules.
 """
 import torch
 
@@ -26,7 +27,7 @@ def linear(p, name, x):
 
 
 def turn(x, base):
-    """RoPE with halves paired: element i with i + D/2, at the angle t base^(-2i/D)."""
+    """RoPE with pairs of halves: elements i and i + D/2 are rotated by the angle t base^(-2i/D)."""
     half = x.shape[-1] // 2
     rates = base ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * rates
@@ -84,8 +85,9 @@ def seen(lengths, B, keys):
 
 def forward(model, p, tokens, lengths=None, memory=None, memory_lengths=None, gates=None,
             cross_gates=None, hook=None, mixers=None):
-    """Logits, or with no_output the last x. mixers: {layer: f(p, x, gates)} in place of attention. hook(name of the attention, "q", "k", "v" or "z", [B,H,T,D]) returns a
-    replacement; it is also called with ("stream", "end", x) after the last layer."""
+    """Logits or, with no_output, the last x. `mixers` is {layer: f(p, x, gates)}, which replace
+    attention. hook(name of the attention, "q", "k", "v" or "z", [B,H,T,D]) returns a replacement;
+    it is also called with ("stream", "end", x) after the last layer."""
     d = model.desc
     B, T = tokens.shape
     has = {name: bool(d.flags & bit) for name, bit in training.FLAGS.items()}
@@ -126,7 +128,7 @@ def forward(model, p, tokens, lengths=None, memory=None, memory_lengths=None, ga
 
 
 def leaves(model, dtype):
-    """The model's parameters now, as leaves of autograd."""
+    """The model's current parameters, as leaves of autograd."""
     return {name: torch.tensor(value, dtype=dtype, requires_grad=True)
             for name, value in model.parameters().items()}
 

@@ -12,10 +12,10 @@ void reference_head_out(const double *weight, int64_t E, int64_t width, int64_t 
 double reference_norm(const double *x, int64_t count);
 double reference_dot(const double *a, const double *b, int64_t count);
 
-/* ||A B|| / (||A|| ||B||) in Frobenius norms, all n x n; 0 where one is 0. */
+/* ||A B|| / (||A|| ||B||) in Frobenius norms, for n x n matrices; 0 if one matrix is 0. */
 double reference_composition(const double *a, const double *b, int64_t n);
 
-/* c [n,m] = a [n,k] b [k,m]; or with a [k,n] transposed first. */
+/* c [n,m] = a [n,k] b [k,m]; optionally, a is [k,n] and transposed first. */
 void reference_product(const double *a, const double *b, int64_t n, int64_t k, int64_t m,
                        double *c);
 void reference_turn(const double *a, int64_t rows, int64_t cols, double *out);
@@ -35,8 +35,8 @@ reference_stream reference_stream_make(int64_t E, int64_t most);
 void reference_stream_free(reference_stream *s);
 double *reference_stream_add(reference_stream *s); /* a new term of zeros */
 
-/* Every term through a norm that read x [E]: mean and deviation are x's; the bias becomes a part of
- * term `bias_term`. rounding: relative error of its result. */
+/* Passes every term through a norm of x [E], with x's mean and standard deviation. The bias is
+ * added to term `bias_term`. `rounding` is the relative error of the norm's result. */
 void reference_stream_norm(reference_stream *s, const double *x, const double *weight,
                            const double *bias, double epsilon, int centred, int64_t bias_term,
                            double rounding);

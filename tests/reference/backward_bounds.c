@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-static const double slack = 1 + 0x1p-20; /* of the reference, and of second-order terms */
+static const double slack = 1 + 0x1p-20; /* covers the reference's error and second-order terms */
 static const double f32_u = 0x1p-24;
 
 typedef struct work {
@@ -15,10 +15,10 @@ typedef struct work {
     const backward_loss *loss;
     backward_arrays *bound;
     double q_steps, k_steps; /* maximum roundings of a term of dq, of dk or dv */
-    bound_row row;           /* the forward's bounds of the current row */
-    int64_t b, h, t;         /* which it is */
+    bound_row row;           /* the forward call's bounds of the current row */
+    int64_t b, h, t;         /* indices of the row */
     kinds_row exact;
-    double sum_wrong, sum_size; /* of its sum p w: error, and sum p |w| */
+    double sum_wrong, sum_size; /* error of the row's sum p w, and sum p |w| */
 } work;
 
 static double gradient_at(const work *w, const backward_pair *p, int64_t d)
@@ -26,7 +26,7 @@ static double gradient_at(const work *w, const backward_pair *p, int64_t d)
     return ref_element(w->loss->o, (int64_t[]){p->at.batch, p->h, p->at.q0 + p->t, d});
 }
 
-/* Relative error of p = exp(score - lse), the lse being the forward's in f32. */
+/* The relative error of p = exp(score - lse), with the forward call's f32 lse. */
 static double weight_error(const work *w, double score, double lse, double score_error)
 {
     double lse_error = w->row.lse + 2 * w->r->u * fabs(lse);
@@ -36,7 +36,7 @@ static double weight_error(const work *w, double score, double lse, double score
     return expm1(fmin(error, 700)) + (flushed ? 1 : 0);
 }
 
-/* sum p w is in double; its error is that of p, which dropout rounds once more. */
+/* sum p w is in double. It has the error of p, and dropout rounds p once more. */
 static void bound_weights(work *w, const backward_pair *p)
 {
     w->sum_wrong = w->sum_size = 0;
@@ -52,7 +52,7 @@ static void bound_weights(work *w, const backward_pair *p)
     }
 }
 
-/* The forward's bounds of a row, stored while its pairs are visited. */
+/* Stores the forward call's bounds of a row while its pairs are visited. */
 static void enter_row(work *w, const backward_pair *p)
 {
     if (w->b == p->b && w->h == p->h && w->t == p->t) return;
@@ -62,7 +62,7 @@ static void enter_row(work *w, const backward_pair *p)
     bound_weights(w, p);
 }
 
-/* delta: the errors of o and sum p w, and its own rounding. */
+/* delta has the errors of o and sum p w, and its own rounding. */
 static double delta_error(const work *w, const backward_pair *p)
 {
     double error = w->sum_wrong, size = w->sum_size;
@@ -75,7 +75,7 @@ static double delta_error(const work *w, const backward_pair *p)
     return error + 0x1p-40 * size + w->r->u * (fabs(p->delta) + error) + w->r->tiny;
 }
 
-/* x = g . (v + shaw): chains of Dv products, one more addition. */
+/* x = g . (v + shaw) has chains of Dv products and one more addition. */
 static double x_error(const work *w, const backward_pair *p)
 {
     double size = 0, Dv = (double)w->exact.value_dim;
@@ -93,7 +93,7 @@ static void bound_pair(void *user, const backward_pair *p)
 {
     work *w = user;
     const double u = w->r->u, tiny = w->r->tiny;
-    if (p->p == 0) return; /* exp underflowed in double, as did the library's */
+    if (p->p == 0) return; /* exp underflowed in double and in the library */
     enter_row(w, p);
     double before, score_error = kinds_score_error(w->a, w->r, p->b, p->h, p->t, p->s, &before);
     double relative = weight_error(w, p->score, p->lse, score_error), x_wrong = x_error(w, p);
@@ -103,7 +103,7 @@ static void bound_pair(void *user, const backward_pair *p)
     inner_wrong += u * (inner + inner_wrong);
     double ds_wrong =
         p->p * (relative * inner + (1 + relative) * (inner_wrong * (1 + u) + u * inner)) + tiny;
-    if (given > 0) /* p w: from a separate p, added in double and rounded */
+    if (given > 0) /* p w uses a separate p; the sum is in double and rounded */
         ds_wrong += p->p * given * (relative + 2 * u * (1 + relative)) + 2 * u * fabs(p->ds);
     double cap = (double)w->a->desc->softcap, slope_wrong = 0;
     if (cap > 0) slope_wrong = 16 * u + 0.7699 * before / cap;
@@ -122,7 +122,7 @@ static void bound_pair(void *user, const backward_pair *p)
     backward_add(w->a, w->loss->o, p, &share, true, w->bound);
 }
 
-/* Sinks: exp(sink - lse) delta, in double on every path. */
+/* Gradients of sinks are exp(sink - lse) delta, in double on every path. */
 static void bound_sink(void *user, int64_t b, int64_t h, int64_t t, const kinds_row *row,
                        double delta)
 {
@@ -135,8 +135,8 @@ static void bound_sink(void *user, int64_t b, int64_t h, int64_t t, const kinds_
         row->sink_p * (relative * (fabs(delta) + wrong) + wrong + 1e-12 * fabs(delta));
 }
 
-/* Relative error of a sum's factor: in the plain path the scale, by default 1/sqrt(D) rounded to f32; otherwise a few
- * roundings of f32. */
+/* The relative error of a sum's factor. In the plain path, the factor is the scale, by default
+ * 1/sqrt(D) rounded to f32; otherwise it has a few roundings of f32. */
 static double factor_error(const bound_arith *arith, int which)
 {
     if (arith->u > 0x1p-30) return 4 * arith->u;
@@ -155,10 +155,11 @@ void backward_bounds(const ref_attention *a, const bound_arith *arith, const bac
     for (int64_t b = 0; b < kinds_sequences(a); b++)
         if (kinds_sequence_at(a, b).S > longest) longest = kinds_sequence_at(a, b).S;
     work w = {.a = a, .r = arith, .loss = loss, .bound = bound, .b = -1};
-    /* A chain of up to 256 keys, then blocks; Shaw's sums take every key, then the table's rows. */
+    /* dq has chains of up to 256 keys, then blocks. Shaw's sums have every key, then the table's
+     * rows. */
     w.q_steps = fmin(columns, 256) + columns / 256 + 8 + (keys ? columns + tables : 0);
-    /* A chain of up to 112 queries, then chunks of every head of the group; Shaw's tables take the
-     * sums by distance first, and sums over chunks in double. */
+    /* dk and dv have chains of up to 112 queries, then chunks of every head of the group. Shaw's
+     * tables have the sums by distance first, and sums over chunks in double. */
     w.k_steps = fmin(rows, 112) + group * (rows / 112 + 1) + 8 + (tables > 0 ? columns : 0);
     w.exact = kinds_row_make(longest, a->v->shape[3]);
     w.row = bound_row_make(longest, a->v->shape[3]);

@@ -1,13 +1,13 @@
-/* Bounds of the library's gradients against backward_reference(): "Attention backward" in docs/numerics.md, evaluated
- * for each element with its own sums. */
+/* Bounds of the difference between the library's gradients and backward_reference(): "Attention
+ * backward" in docs/numerics.md, evaluated for each element with its own sums. */
 #ifndef TEST_BACKWARD_BOUNDS_H
 #define TEST_BACKWARD_BOUNDS_H
 
 #include "reference/backward_reference.h"
 #include "reference/bounds.h"
 
-/* The bounds of every gradient, given the gradients. Assumes that the library gets its own o and lse, from a forward
- * pass in the same arithmetic. */
+/* The bounds of every gradient, given the gradients. Assumes that the library's o and lse are from
+ * its forward pass in the same arithmetic. */
 void backward_bounds(const ref_attention *a, const bound_arith *arith, const backward_loss *loss,
                      const backward_arrays *exact, backward_arrays *bound);
 

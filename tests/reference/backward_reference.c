@@ -3,7 +3,7 @@
  *   o = c sum_s p'_s (v_s + shaw)       x_s = g . (v_s + shaw)       g . o = sum_s p_s c factor_s x_s
  *   dp_s = c factor_s x_s + w_s         ds_s = p_s (dp_s - delta)    dsink = -p_sink delta
  *   delta = sum_s p_s dp_s - dlse
- *   dx_s = ds_s slope_s                 slope = 1 - tanh^2, of the cap
+ *   dx_s = ds_s slope_s                 slope = 1 - tanh^2 of the cap
  *   dv_s = c p'_s g                     dq = scale sum_s dx_s (k_s + shaw)
  *   dk_s = scale sum_t dx_s q_t         dgate = sum_s p'_s x_s */
 #include "reference/backward_reference.h"
@@ -56,8 +56,8 @@ void backward_arrays_free(backward_arrays *x)
     *x = (backward_arrays){0};
 }
 
-/* Offset of an element in a contiguous array of the tensor's shape, which broadcasts to count axes of the given index,
- * aligned at the right. */
+/* The offset of an element in a contiguous array of the tensor's shape. The shape broadcasts to
+ * `count` axes of the given index, aligned at the right. */
 static int64_t place(const mha_tensor *x, int count, const int64_t *full)
 {
     int64_t at = 0;
@@ -155,7 +155,7 @@ double backward_weight(const backward_loss *loss, const ref_attention *a, int64_
     return loss->dropped ? sum * factor : sum;
 }
 
-/* ---- visiting the pairs ---------------------------------------------------------------------- */
+/* ---- pairs ----------------------------------------------------------------------------------- */
 
 static double cap_slope(const ref_attention *a, const backward_pair *p)
 {

@@ -1,12 +1,13 @@
-/* The gradients of the whole formula of multihead/attention.h in double precision, pair by pair:
- * without tiles or recomputation from a stored lse. Verified by central differences of kinds_reference.h
- * (tests/unit/test_backward_reference.c). Does not call the library. */
+/* The gradients of the whole formula of multihead/attention.h in double precision, summed over
+ * single pairs, without tiles or recomputation from a stored lse. Central differences of
+ * kinds_reference.h verify them (tests/unit/test_backward_reference.c). The reference does not call
+ * the library. */
 #ifndef TEST_BACKWARD_REFERENCE_H
 #define TEST_BACKWARD_REFERENCE_H
 
 #include "reference/kinds_reference.h"
 
-/* Inputs with gradients: name, and their tensor in ref_attention. */
+/* Inputs with gradients: the name, and the tensor in ref_attention. */
 #define BACKWARD_LIST(X)                    \
     X(Q, q, a->q)                           \
     X(K, k, a->k)                           \
@@ -26,30 +27,31 @@ enum {
     BACKWARD_COUNT
 };
 
-/* One array per input, in the input's shape, contiguous; NULL: the problem has no such input. */
+/* One contiguous array per input, in the input's shape, or NULL if the problem lacks the input. */
 typedef struct backward_arrays {
     double *of[BACKWARD_COUNT];
     int64_t count[BACKWARD_COUNT];
 } backward_arrays;
 
-/* The input itself; NULL if there is none, and for the scale. */
+/* The input itself, or NULL if there is none, and for the scale. */
 const mha_tensor *backward_input(const ref_attention *a, int which);
 const char *backward_name(int which);
 
 backward_arrays backward_arrays_make(const ref_attention *a);
 void backward_arrays_free(backward_arrays *x);
 
-/* The loss, by its gradients with respect to the forward's outputs; NULL: it does not depend on one. The loss is
- * linear: the sum of gradients times results. */
+/* The loss, as its gradients with respect to the forward call's outputs. A gradient is NULL if the
+ * loss does not depend on the output. The loss is linear: it is the sum of gradients times
+ * results. */
 typedef struct backward_loss {
     const mha_tensor *o;             /* [B,H,T,Dv] */
     const mha_tensor *lse;           /* [B,H,T] */
     const mha_tensor *probabilities; /* [B,H,T,S] */
     const mha_tensor *average;       /* [B,T,S] */
-    bool dropped;                    /* the latter two: of p after dropout */
+    bool dropped;                    /* the last two use p after dropout */
 } backward_loss;
 
-/* The loss's derivative by p of key s of a row; `factor` is the dropout factor of p. */
+/* The derivative of the loss by p of key s in a row; `factor` is the dropout factor of p. */
 double backward_weight(const backward_loss *loss, const ref_attention *a, int64_t b, int64_t h,
                        int64_t t, int64_t s, double factor);
 
@@ -60,20 +62,20 @@ typedef struct backward_pair {
     double p, factor, gate; /* factor: the dropout factor of p */
     double x;               /* dO . (v + shaw) */
     double w;               /* backward_weight() */
-    double delta;           /* of the row: dO . o + sum p w - that of lse */
-    double ds;              /* of the score after the cap, dp being gate factor x + w */
+    double delta;           /* of the row: dO . o + sum p w - dlse */
+    double ds;              /* of the score after the cap, with dp = gate factor x + w */
     double slope;           /* of the cap */
     double score, lse;
 } backward_pair;
 typedef void (*backward_visit_fn)(void *user, const backward_pair *pair);
 
-/* Visit every visible pair. If `row` is not NULL, it is called after the pairs of each row. */
+/* Visits every visible pair. If `row` is not NULL, it is called after the pairs of each row. */
 typedef void (*backward_row_fn)(void *user, int64_t b, int64_t h, int64_t t, const kinds_row *row,
                                 double delta);
 void backward_walk(const ref_attention *a, const backward_loss *loss, backward_visit_fn visit,
                    backward_row_fn row, void *user);
 
-/* A pair's share of the gradients; each gradient is linear in one of these. */
+/* A pair's share of the gradients. Each gradient is linear in one of these numbers. */
 typedef struct backward_share {
     double ds;   /* bias, ALiBi, T5 */
     double dx_q; /* times scale (k + shaw): q */
@@ -83,7 +85,8 @@ typedef struct backward_share {
     double gate; /* gates */
 } backward_share;
 
-/* Add a share; magnitudes: times the absolute values of its factors. */
+/* Adds a share. With `magnitudes`, the share is multiplied by the absolute values of its
+ * factors. */
 void backward_add(const ref_attention *a, const mha_tensor *o_gradient, const backward_pair *pair,
                   const backward_share *share, bool magnitudes, backward_arrays *out);
 

@@ -18,7 +18,7 @@ static bool in_range(const float *x, int64_t n)
     return true;
 }
 
-/* Inputs first .. end, of each pair the second before the first. */
+/* Sums inputs first .. end; in each pair, the second input precedes the first. */
 static float chain_sum(const float *w, const float *x, int64_t first, int64_t end)
 {
     float sum = 0;

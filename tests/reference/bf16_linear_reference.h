@@ -1,4 +1,4 @@
-/* A linear layer in bf16 arithmetic, from the definition in multihead/nn.h, an output at a time. */
+/* A linear layer in bf16 arithmetic, from the definition in multihead/nn.h, for single outputs. */
 #ifndef TEST_BF16_LINEAR_REFERENCE_H
 #define TEST_BF16_LINEAR_REFERENCE_H
 
@@ -6,7 +6,7 @@
 
 typedef struct bf16_linear_output {
     float y;             /* NaN where x or w is out of range */
-    double exact, bound; /* of |y - exact|, for x and w before rounding */
+    double exact, bound; /* bound of |y - exact|, for x and w before rounding */
 } bf16_linear_output;
 
 /* w: a row of W. */

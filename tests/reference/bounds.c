@@ -33,7 +33,7 @@ bound_arith bound_arith_bf16(const ref_attention *a, mha_isa isa)
 
 static bound_arith plain(const ref_attention *a)
 {
-    /* Twice the error of double arithmetic: the library's and the reference's own. */
+    /* Twice the error of double arithmetic, for the library and for the reference. */
     const double u = 0x1p-52;
     return (bound_arith){.u = u,
                          .tiny = 0x1p-1000,
@@ -109,8 +109,8 @@ void bound_layer_norm(const mha_tensor *x, const mha_tensor *residual, const mha
     }
     for (int64_t i = 0; i < n; i++) variance += (z[i] - mean) * (z[i] - mean) / (double)n;
     double sigma = sqrt(variance + epsilon);
-    double wrong = residual ? u : 0;        /* of each z, relative */
-    double own = (double)(n + 8) * 0x1p-52; /* of the sums in double, both sides */
+    double wrong = residual ? u : 0;        /* relative error of each z */
+    double own = (double)(n + 8) * 0x1p-52; /* error of both sums in double */
     double moved = (wrong + own) * sqrt(squares) + (residual ? 0x1p-150 : 0);
     for (int64_t i = 0; i < n; i++) {
         double w = fabs(ref_element(weight, &i)), c = fabs(z[i] - mean);

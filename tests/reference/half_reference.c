@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-/* Bits of the fraction, and the exponent of the least normal number. */
+/* The number of fraction bits, and the exponent of the least normal number. */
 typedef struct format {
     int fraction, least;
 } format;

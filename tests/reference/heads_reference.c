@@ -1,4 +1,4 @@
-/* See heads_reference.h. Everything is computed from pairs (t, j): sees(), at(). */
+/* See heads_reference.h. All measures are computed from pairs (t, j) with sees() and at(). */
 #include "reference/heads_reference.h"
 
 #include <math.h>
@@ -58,7 +58,7 @@ static int64_t count_keys(const map *m, int64_t t)
     return n;
 }
 
-/* The row's own token; -1 if it has none. */
+/* The row's own token, or -1 if it has none. */
 static int64_t own(const map *m, int64_t t)
 {
     const int64_t i = t + m->text->q_offset;
@@ -149,7 +149,8 @@ static double entropy(const map *m, int64_t t)
     return sum;
 }
 
-/* mass * entropy of the part of a row marked by `inside`, normalised, / log of its number of keys */
+/* mass * entropy / log(number of keys) of the part of a row marked by `inside`, after
+ * normalisation */
 static double even_mass(const map *m, int64_t t, const bool *inside)
 {
     double mass = 0, sum = 0;
@@ -263,7 +264,8 @@ static column make_column(const map *m, int64_t j)
     return c;
 }
 
-/* The columns seen by half of the rows, densest first; insertion sort keeps ties in order. */
+/* The columns that half of the rows see, in descending order of density; insertion sort keeps ties
+ * in order. */
 static int64_t list_columns(const map *m, int64_t rows, column *list)
 {
     int64_t count = 0;
@@ -462,7 +464,7 @@ static void add_link(const map *m, int64_t from, int64_t to, ref_head_sum *sum, 
     add(mass, word_weight(m, first, end, to), 1 / (double)seen, 1);
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- all measures ---------------------------------------------------------------------------- */
 
 void ref_head_add(ref_head *head, const mha_heads_text *text, const mha_attention_desc *window,
                   const double *a, const float *x, int64_t width)

@@ -1,5 +1,6 @@
-/* Measures of heads as defined in docs/heads.md: from complete maps, in double, by plain loops over all pairs. Shares
- * no code with the library; slow, for texts of a few dozen tokens. */
+/* Measures of heads as defined in docs/heads.md, from complete maps, in double, by simple loops
+ * over all pairs. The reference shares no code with the library. It is slow and meant for texts of
+ * a few dozen tokens. */
 #ifndef TEST_HEADS_REFERENCE_H
 #define TEST_HEADS_REFERENCE_H
 
@@ -14,13 +15,14 @@ typedef struct ref_head_sum {
 enum { REF_HEAD_OFFSETS = 8, REF_HEAD_NEAR = 2, REF_HEAD_RELATIONS = 4 };
 
 typedef struct ref_head {
-    ref_head_sum sum[MHA_MEASURES]; /* all but the two of offsets */
+    ref_head_sum sum[MHA_MEASURES]; /* without the two measures of offsets */
     ref_head_sum mass[2 * REF_HEAD_OFFSETS + 1], largest[2 * REF_HEAD_OFFSETS + 1];
     ref_head_sum link[REF_HEAD_RELATIONS][2], link_mass[REF_HEAD_RELATIONS][2];
 } ref_head;
 
-/* Add a text: a [T,S] are the head's weights, x [S,width] its inputs or NULL, window the layer's own or NULL. Stops the
- * process for texts of more than 64 keys, where the library samples cuts. */
+/* Adds a text. a [T,S] are the head's weights, x [S,width] are its inputs or NULL, and `window` is
+ * the layer's own window or NULL. Stops the process for texts of more than 64 keys, for which the
+ * library samples cuts. */
 void ref_head_add(ref_head *head, const mha_heads_text *text, const mha_attention_desc *window,
                   const double *a, const float *x, int64_t width);
 

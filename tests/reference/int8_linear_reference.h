@@ -1,12 +1,13 @@
-/* A linear layer in int8 arithmetic, from the definition in multihead/transformer.h, one output at a time. Rounding
- * operations are done in f32, one by one; everything else in integers and double. */
+/* A linear layer in int8 arithmetic, from the definition in multihead/transformer.h, for single
+ * outputs. Operations that round are single f32 operations; all others are in integers and
+ * double. */
 #ifndef TEST_INT8_LINEAR_REFERENCE_H
 #define TEST_INT8_LINEAR_REFERENCE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A row of W with `inputs` numbers; one scale and offset per run. */
+/* A row of W with `inputs` numbers, and one scale and offset per run. */
 typedef struct int8_linear_row {
     int64_t inputs, run;
     const int8_t *number;
@@ -16,7 +17,7 @@ typedef struct int8_linear_row {
 
 typedef struct int8_linear_output {
     float y;             /* NaN where a row of x is out of range */
-    double exact, bound; /* of |y - exact| */
+    double exact, bound; /* bound of |y - exact| */
 } int8_linear_output;
 
 int8_linear_output int8_linear_reference(const int8_linear_row *w, const float *x, float bias);

@@ -1,5 +1,5 @@
-/* See kinds_bounds.h. Letters and section numbers are those of docs/numerics.md; scores and their errors are in natural
- * units. */
+/* See kinds_bounds.h. Scores and their errors are in natural units; e, E, eps, theta and F are the
+ * symbols of docs/numerics.md, and section numbers refer to it. */
 #include "reference/kinds_bounds.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@ typedef struct work {
     kinds_sequence at;
     int64_t b, h, hk, t, blocks;
     double *error, *eps; /* [keys] e_s, and the relative error of p_s before the division */
-    double *top, *tail;  /* [blocks + 1]; entry 0 is the sink, a key before all blocks */
+    double *top, *tail;  /* [blocks + 1]; entry 0 is the sink, which precedes all blocks */
     double largest;      /* E */
     double eps_mean, eps_sink, theta;
 } work;
@@ -47,8 +47,9 @@ static double chain_error(const work *w, const mha_tensor *x, int64_t i, bool ta
     return sum.error + r->scale * (fabs(sum.value) + sum.error);
 }
 
-/* softcap tanh(x / softcap): incoming errors are scaled by the slope at the nearer end; then the rounding of x /
- * softcap (2 u, and x tanh'(x) <= tanh(x)), of tanh (6.5 u) and of the product. */
+/* softcap tanh(x / softcap): incoming errors are scaled by the slope at the nearer end. The
+ * roundings of x / softcap (2 u, and x tanh'(x) <= tanh(x)), of tanh (6.5 u) and of the product
+ * follow. */
 static double cap_error(const work *w, const kinds_score *x, double error)
 {
     const bound_arith *r = w->r;
@@ -58,7 +59,7 @@ static double cap_error(const work *w, const kinds_score *x, double error)
     return error * slope * slope * (1 + 9 * r->u) + own * (1 + 9 * r->u) + 4 * r->tiny * (1 + cap);
 }
 
-/* ALiBi and T5 are f32 on every path: |s - i| (beyond 2^24), the product and the sum round. */
+/* ALiBi and T5 are f32 on every path. |s - i| (above 2^24), the product and the sum round. */
 static double relative_error(const work *w, const kinds_score *x)
 {
     const mha_attention_desc *desc = w->a->desc;
@@ -67,7 +68,7 @@ static double relative_error(const work *w, const kinds_score *x)
     return alibi + (both ? f32_u * (fabs(x->alibi + x->t5) + alibi) : 0) + 0x1p-149;
 }
 
-/* An addition of something in natural units: fma(term, log2 e, score). */
+/* An addition of a term in natural units: fma(term, log2 e, score). */
 static double joined(const work *w, double sum, double error, double term)
 {
     const bound_arith *r = w->r;
@@ -99,8 +100,8 @@ static double score_error(const work *w, int64_t s, double *before)
 
 /* ---- the softmax ----------------------------------------------------------------------------- */
 
-/* Running maxima, the sink first, and the log of the amplification by later rescalings (3.3). A maximum that rises by
- * less than the errors may not rise in the library. */
+/* Running maxima, beginning with the sink, and the logarithm of the amplification by later
+ * rescalings (3.3). A maximum that rises by less than the errors may not rise in the library. */
 static void follow_blocks(work *w)
 {
     const bound_arith *r = w->r;
@@ -129,7 +130,7 @@ static void follow_blocks(work *w)
     }
 }
 
-/* Log of the relative error of exp(score - max) for a score with this error (3.2). */
+/* The logarithm of the relative error of exp(score - max) for a score with this error (3.2). */
 static double exponential_log(const work *w, double distance, double error)
 {
     return error + w->r->u * (distance + 2 * w->largest) + w->r->exponential * 1.0001;
@@ -170,7 +171,8 @@ static void weigh(work *w)
     w->theta = roundings * r->u / (1 - roundings * r->u);
 }
 
-/* Rounding of a weight: half a step of bf16, or all of it if it may be too small for bf16 in its block. */
+/* The rounding of a weight: half a step of bf16, or the whole weight if it may be too small for
+ * bf16 in its block. */
 static double weight_rounding(const work *w, int64_t s)
 {
     const double away = w->row->score[s] - w->top[1 + s / w->r->key_block];
@@ -179,8 +181,8 @@ static double weight_rounding(const work *w, int64_t s)
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-/* Element d of the sums over keys (F in 3.5), then the effect of the weights' errors: sum p eps |k v - o|
- * with k the factor of dropout, whose product rounds, and itself (2 u). */
+/* Element d of the sums over keys (F in 3.5), and the effect of the weights' errors: sum p eps
+ * |k v - o|, where k is the factor of dropout. The factor and its product round (2 u). */
 static double sum_error(const work *w, int64_t d, bool shaw)
 {
     const bound_arith *r = w->r;
@@ -216,9 +218,9 @@ static double sum_error(const work *w, int64_t d, bool shaw)
     return spread + total.error + second;
 }
 
-/* Shaw's values: p summed by distance, one key at a time (n additions and a rescaling a block, at
- * most two roundings), then a chain over the distances in blocks of 128 joined to o. bins is the
- * sum of p at each distance, visits how many keys it has. */
+/* Shaw's values: p is summed by distance, one key at a time (n additions and a rescaling per block,
+ * at most two roundings). A chain over the distances follows, in blocks of 128 that are added to o.
+ * `bins` is the sum of p at each distance, and `visits` is its number of keys. */
 static double shaw_error(const work *w, int64_t d, const double *bins, const double *visits)
 {
     const bound_arith *r = w->r;
@@ -324,7 +326,7 @@ void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b
     for (int64_t d = 0; d < row->value_dim; d++) bound->o[d] = 0;
     for (int64_t s = 0; s < row->keys; s++) bound->p[s] = 0;
     bound->lse = bound->sum = 0;
-    if (row->visible == 0) { /* o = 0, p = 0; lse = -inf, or the sink in units of log2 e and back */
+    if (row->visible == 0) { /* lse is -inf or the sink, converted to units of log2 e and back */
         if (row->sink > -INFINITY) bound->lse = 3 * f32_u * fabs(row->sink) + 0x1p-149;
         return;
     }
@@ -382,13 +384,15 @@ double kinds_bound_score(const ref_attention *a, const bound_arith *arith, int64
         error = a->desc->softcap > 0 ? cap_error(&w, x, raw) : raw;
         value = x->capped;
     }
-    /* Tiled: times ln 2, which f32 has to 0.05 u, and the product rounds. Plain: rounds. */
+    /* The tiled path multiplies by ln 2, which f32 represents with an error of 0.05 u, and the
+     * product rounds. The plain path rounds. */
     return (error + 1.05 * f32_u * (fabs(value) + error)) * bound_slack + 0x1p-148;
 }
 
-/* sum p (-log p): the error of p times -log p, and p times the error of -log p = log l + m - s: at most the logarithm
- * of p's relative error, that of lse, and three roundings of positive parts. Then a sum of positive terms: 36 roundings
- * in a block, the blocks in double, the product with ln 2. */
+/* The error of sum p (-log p) is the error of p times -log p, and p times the error of -log p = log
+ * l + m - s. The latter is at most the logarithm of p's relative error, the error of lse, and three
+ * roundings of positive parts. A sum of positive terms follows: 36 roundings in a block, sums of
+ * blocks in double, and the product with ln 2. */
 double kinds_bound_entropy(const kinds_row *row, const bound_row *bound)
 {
     double sum = 0, error = 0;

@@ -30,7 +30,8 @@ ref_attention kinds_reference(const kinds_case *c)
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* Element of a tensor that broadcasts to count axes of the given index, aligned at the right. */
+/* An element of a tensor that broadcasts to `count` axes of the given index, aligned at the
+ * right. */
 static double broadcast(const mha_tensor *x, int count, const int64_t *full)
 {
     int64_t at = 0;
@@ -110,7 +111,8 @@ int64_t kinds_t5_bucket(int64_t rel, int64_t buckets, int64_t max_distance, bool
     int64_t exact = buckets / 2;
     if (distance < (double)exact) return first + (int64_t)distance;
     /* Bucket exact + j begins where (distance / exact)^(buckets - exact) reaches
-     * (max / exact)^j; equality occurs at integer powers only; others are far above the tolerance. */
+     * (max / exact)^j; equality occurs only at integer powers; other differences are far above the
+     * tolerance. */
     double steps = (double)(buckets - exact);
     double reach = steps * log(distance / (double)exact) + 1e-10;
     int64_t j = 0;
@@ -211,8 +213,8 @@ void kinds_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out
     out[0] = x0, out[1] = x1, out[2] = x2, out[3] = x3;
 }
 
-/* Word s mod 4 at counter (s / 4, t, h, b) under the seed as key: dropped if word / 2^32 is below
- * the probability. */
+/* Word s mod 4 at counter (s / 4, t, h, b), with the seed as key. The weight is dropped if word /
+ * 2^32 is below the probability. */
 static double dropout_factor(const mha_attention_desc *desc, int64_t b, int64_t h, int64_t t,
                              int64_t s)
 {

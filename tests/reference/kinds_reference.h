@@ -1,6 +1,7 @@
-/* The whole formula of multihead/attention.h in double precision: every mask, every term of the scores, sinks, gates,
- * dropout and ragged batches. Written from the header's text; like reference.h it uses only the structs of the library.
- * Inputs may be f32 or f64, including those of the descriptor. */
+/* The whole formula of multihead/attention.h in double precision: every mask, every term of the
+ * scores, sinks, gates, dropout and ragged batches. The code is derived from the header's text.
+ * Like reference.h, it uses only the structs of the library. Inputs, including the descriptor's,
+ * may be f32 or f64. */
 #ifndef TEST_KINDS_REFERENCE_H
 #define TEST_KINDS_REFERENCE_H
 
@@ -17,28 +18,28 @@ typedef struct kinds_sequence {
     int64_t T, S;   /* its queries and keys, including those beyond its key length */
 } kinds_sequence;
 
-/* Number of sequences, and one of them. */
+/* The number of sequences, and one of them. */
 int64_t kinds_sequences(const ref_attention *a);
 kinds_sequence kinds_sequence_at(const ref_attention *a, int64_t b);
 
-/* Row of a 4-d or 3-d f32 result that belongs to query t of head h in sequence b. */
+/* The row of a 4-d or 3-d f32 result for query t of head h in sequence b. */
 float *kinds_at(const mha_tensor *x, const ref_attention *a, int64_t b, int64_t h, int64_t t);
 
 /* One query row of the result. */
 typedef struct kinds_row {
     int64_t keys, value_dim, visible;
-    double *score;  /* [keys] natural units; -inf where the query does not see the key */
+    double *score;  /* [keys] natural units; -inf for invisible keys */
     double *p;      /* [keys] */
     double *factor; /* [keys] dropout factor of p: 0 or 1 / (1 - dropout) */
     double *o;      /* [Dv] */
     double *ungated;
-    double lse, sink, sink_p; /* sink: its logit, -inf if there is none */
+    double lse, sink, sink_p; /* the sink's logit is -inf if there is none */
 } kinds_row;
 
 kinds_row kinds_row_make(int64_t most_keys, int64_t value_dim);
 void kinds_row_free(kinds_row *row);
 
-/* True if query t of head h in sequence b sees key s. */
+/* Whether query t of head h in sequence b sees key s. */
 bool kinds_sees(const ref_attention *a, int64_t b, int64_t h, int64_t t, int64_t s);
 
 /* The parts of a score, before the cap and after. */
@@ -57,7 +58,7 @@ int64_t kinds_relative(const mha_attention_desc *desc, int64_t b, int64_t t, int
 int64_t kinds_shaw_row(const ref_attention *a, const mha_tensor *table, int64_t b, int64_t t,
                        int64_t s);
 
-/* v + shaw_values of a pair, element d. */
+/* Element d of v + shaw_values for a pair. */
 double kinds_value(const ref_attention *a, int64_t b, int64_t h, int64_t t, int64_t s, int64_t d);
 double kinds_gate(const ref_attention *a, int64_t b, int64_t h);
 

@@ -1,4 +1,5 @@
-/* See linear_reference.h. u is the unit of f32, tiny what a subnormal result may lose. */
+/* See linear_reference.h. u is the unit roundoff of f32, and `tiny` is the largest error of a
+ * subnormal result. */
 #include "reference/linear_reference.h"
 
 #include "reference/reference.h"
@@ -40,7 +41,7 @@ int64_t linref_visible(const linref *a, int64_t b, int64_t t)
 /* ---- the formula ----------------------------------------------------------------------------- */
 
 typedef struct weighted {
-    double *sum, total; /* [Dv] of weight times value, and of weights */
+    double *sum, total; /* [Dv] sums of weight times value, and of weights */
 } weighted;
 
 static void add_state(const linref *a, int64_t b, int64_t hk, const double *query, weighted *w)
@@ -75,7 +76,7 @@ static void formula(const linref *a, int64_t b, int64_t hk, int64_t keys, const 
 
 /* ---- the bound ------------------------------------------------------------------------------- */
 
-/* An exact sum and the error bound of the rounded one, term by term. */
+/* An exact sum of terms, and the error bound of the rounded sum. */
 typedef struct running {
     double value, error;
 } running;
@@ -87,7 +88,7 @@ static void running_add(running *r, double term, double term_error)
     r->error += u * (fabs(r->value) + r->error) + tiny;
 }
 
-/* A product of a feature and a number, each with its error: the error of the rounded product. */
+/* The error of the rounded product of a feature and a number, which both have errors. */
 static double product_error(double x, double x_error, double y, double y_error)
 {
     double most = (fabs(x) + x_error) * (fabs(y) + y_error);
@@ -130,7 +131,7 @@ static void state_free(state *r)
     free(r->z);
 }
 
-/* phi(q) . z in sixteen lanes and four folds. */
+/* phi(q) . z, in sixteen lanes and four folds. */
 static running normalizer(const linref *a, const state *r, const double *query)
 {
     running total = {0, 0};
@@ -146,7 +147,8 @@ static running normalizer(const linref *a, const state *r, const double *query)
     return total;
 }
 
-/* Column d of phi(q) S: chains of 256 features, then their sum. Products may be fused: fewer roundings than counted. */
+/* Column d of phi(q) S has chains of 256 features, then their sum. Fused products have fewer
+ * roundings than the bound assumes. */
 static running numerator(const linref *a, const state *r, const double *query, int64_t d)
 {
     const int64_t Dv = a->v->shape[3];

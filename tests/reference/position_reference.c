@@ -88,7 +88,7 @@ double ref_alibi_slope(int64_t h, int64_t heads)
     int64_t power = 1;
     while (2 * power <= heads) power *= 2;
     if (h >= power) return ref_alibi_slope(2 * (h - power), 2 * power);
-    /* A geometric sequence that starts at 2^(-2^-(log2 n - 3)), as in the paper's code. */
+    /* A geometric sequence that begins with 2^(-2^-(log2 n - 3)), like in the paper's code. */
     double start = pow(2.0, -pow(2.0, -(log2((double)power) - 3.0)));
     return start * pow(start, (double)h);
 }

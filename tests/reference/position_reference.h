@@ -1,7 +1,7 @@
-/* The formulas of multihead/position.h, one element at a time, by plain loops: an independent reference.
- *
- * Neither calls the library nor shares code with it. Angles and sums are computed in long double, which is wider than
- * the library's double on most machines, and returned as double. Each function also returns the header's bound. */
+/* The formulas of multihead/position.h for single elements, by simple loops: an independent
+ * reference. It neither calls the library nor shares code with it. Angles and sums are computed in
+ * long double, which is wider than the library's double on most machines, and returned as double.
+ * Each function also returns the header's bound. */
 #ifndef TEST_POSITION_REFERENCE_H
 #define TEST_POSITION_REFERENCE_H
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of the program: running it, checking its output, creating files.
+"""Shared by the tests of the program: runs it, checks its output, and creates files.
 
 Uses Python without packages. A test file collects failures with check() and ends with finish().
 """
@@ -27,7 +27,7 @@ FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="multihead-cli-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 TEXT = "The cat sat on the mat"
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
-HANGS = 850  # seconds; only a hang takes as long, even sanitized on a busy machine
+HANGS = 850  # seconds; only a hang takes this time, even with a sanitizer on a busy machine
 
 # Background jobs inherit an ignored SIGINT from the shell, and SIGHUP from nohup: restore both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,13 +50,13 @@ class Result:
 
     @property
     def errors(self):
-        """stderr without progress lines, which appear after one second."""
+        """stderr without progress lines, which the program prints after one second."""
         return [line for line in self.err.decode("utf-8", "replace").splitlines()
                 if not PROGRESS.search(line)]
 
 
 def environment(**changes):
-    """An environment without terminal and colours, independent of the caller's."""
+    """An environment without terminal and colours that does not depend on the caller's."""
     keep = {name: os.environ[name] for name in
             ("PATH", "HOME", "TMPDIR", "ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS",
              "TSAN_OPTIONS", "MHA_ISA") if name in os.environ}
@@ -66,8 +66,8 @@ def environment(**changes):
 
 
 def run(*arguments, stdin=b"", stdout=subprocess.PIPE, started=None, **changes):
-    """Run the program and return its result. `changes` modify its environment; `started` holds further arguments of
-    subprocess."""
+    """Run the program and return its result. `changes` modify its environment; `started` has
+    further arguments of subprocess."""
     done = subprocess.run([PROGRAM, *map(os.fsencode, map(str_or_bytes, arguments))],
                           stdout=stdout, stderr=subprocess.PIPE, input=stdin, check=False,
                           env=environment(**changes), timeout=HANGS, cwd=FOLDER, **(started or {}))
@@ -97,7 +97,7 @@ def on_terminal(*arguments, columns=None, **changes):
 
 
 def peak(*arguments):
-    """Run the program; return its result and its peak memory in bytes."""
+    """Run the program and return its result and its peak memory in bytes."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen([PROGRAM, *map(os.fsencode, map(str_or_bytes, arguments))],
                                    stdin=subprocess.DEVNULL, stdout=out, stderr=err,
@@ -111,7 +111,7 @@ def peak(*arguments):
 
 
 def seeded():
-    """A random generator for the test, with its seed printed."""
+    """A random generator for the test. Prints its seed."""
     seed = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
     print(f"seed {seed} (repeat with MHA_TEST_SEED={seed})")
     return random.Random(seed)
@@ -135,7 +135,7 @@ def check(truth, message):
 
 
 def check_error(result, code, *parts, command="view", name=""):
-    """Check for one line on stderr with all the parts, nothing on stdout, and this exit code."""
+    """Check for one line with all parts on stderr, nothing on stdout, and this exit code."""
     what = f"{name or parts}: exit {result.code}, {result.errors!r}"
     check(result.code == code, f"{what}: exit code {code} expected")
     check(len(result.errors) == 1, f"{what}: one line expected")

@@ -1,9 +1,9 @@
-/* Intercepts allocations (LD_PRELOAD): counts them, makes some fail, or raises a signal at one. Allocations thus serve
- * as a clock that is the same on every machine.
+/* Intercepts allocations (LD_PRELOAD): counts them, makes some fail, or raises a signal at one. The
+ * number of allocations is a clock that is the same on every machine.
  *
  * - MEMORY_FAIL=n: allocation n fails, counted from 1; MEMORY_FAIL=-n: allocation n and all later ones
  * - MEMORY_SIGNAL=n, WATCH_SIGNAL=number: raise a signal at allocation n
- * - MEMORY_COUNT=file: write the number of allocations there at exit
+ * - MEMORY_COUNT=file: write the number of allocations to the file at exit
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -18,7 +18,7 @@ extern void *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void *memory, size_t size);
 extern void *__libc_memalign(size_t alignment, size_t size);
 
-static long count, fail, signal_at; /* fail, signal_at: 0 before the program begins */
+static long count, fail, signal_at; /* fail and signal_at are 0 before the program begins */
 static int number;
 
 static long number_of(const char *name)
@@ -44,7 +44,7 @@ __attribute__((destructor)) static void end(void)
     close(file);
 }
 
-/* True if the next allocation must fail. */
+/* Whether the next allocation must fail. */
 static int fails(void)
 {
     const long n = __atomic_add_fetch(&count, 1, __ATOMIC_RELAXED);

@@ -35,7 +35,7 @@
 
 enum { MOST_DESCRIPTORS = 1024 };
 
-static char created[MOST_DESCRIPTORS]; /* opened by us and written since */
+static char created[MOST_DESCRIPTORS]; /* created by the program and written to */
 
 static long number_of(const char *name)
 {
@@ -45,7 +45,7 @@ static long number_of(const char *name)
 
 static long operations, looks, questions; /* so far */
 
-/* Count one more event of this variable; returns the signal due now, or 0. */
+/* Counts one more event of this variable. Returns the signal that is due now, or 0. */
 static int signal_now(const char *name, long *count)
 {
     const int number = (int)number_of("WATCH_SIGNAL");

@@ -1,5 +1,5 @@
-"""Run a program that is signalled at a counted event, whose file operations are logged or whose clock is replaced: see
-watch.c. Counting events, unlike timing, is the same on every machine."""
+"""Run a program that gets a signal at a counted event, whose file operations are logged or whose
+clock is replaced: see watch.c. Unlike times, counts of events are the same on every machine."""
 import os
 import pathlib
 import shutil
@@ -22,8 +22,8 @@ def watched(**settings):
 
 
 def allocating(**settings):
-    """The same for allocations (memory.c); not with sanitizers, which replace them: allocating(fail=7),
-    allocating(signal=7, number=SIGINT), allocating(count=path)."""
+    """The same for allocations (memory.c), except with sanitizers, which replace allocations:
+    allocating(fail=7), allocating(signal=7, number=SIGINT), allocating(count=path)."""
     number = settings.pop("number", None)
     return {"LD_PRELOAD": str(LIBRARIES / "libcli_memory.so"),
             **({"WATCH_SIGNAL": str(int(number))} if number else {}),
@@ -48,8 +48,8 @@ def set_clock(path, seconds):
 
 
 def operations(log):
-    """The operations in order, as tuples; written bytes come last in their tuple. Clears the log for the next
-    program."""
+    """The operations in order, as tuples. Written bytes are the last element of their tuple. Clears
+    the log for the next program."""
     data = log.read_bytes() if log.exists() else b""
     log.unlink(missing_ok=True)
     at, found = 0, []
@@ -66,8 +66,8 @@ def operations(log):
 
 
 def interrupted_at_each_operation(target, *arguments):
-    """Send Ctrl-C before each file operation of this command. The target must be the older file or the complete new
-    one, without leftover files."""
+    """Send Ctrl-C before each file operation of this command. The target must then be the older
+    file or the complete new one, without leftover files."""
     log = FOLDER / "log"
     check_good(run(*arguments, **watched(log=log)), "undisturbed")
     whole, count = target.read_bytes(), len(operations(log))
