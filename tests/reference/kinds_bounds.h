@@ -11,8 +11,8 @@
 void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
                      int64_t t, const kinds_row *row, bound_row *bound);
 
-/* Calls `check` for random rows of the case within a budget of work, but for at least two. `row` and
- * `bound` are memory for the reference. */
+/* Calls `check` for at least two random rows of the case, within a budget of work. `row` and `bound`
+ * are memory for the reference. */
 typedef void kinds_check_fn(void *user, int64_t b, int64_t h, int64_t t, kinds_row *row,
                             bound_row *bound);
 void kinds_check_rows(const kinds_case *c, rng *r, double work, kinds_check_fn *check, void *user);
