@@ -393,7 +393,7 @@ static void places_are_known(void **state)
     assert_null(mha_live_find("quit"));
     expect_error(mha_live_create(context, NULL, &options, &live), MHA_ERR_NULL, "model is NULL");
     expect_error(mha_live_answer(NULL, mha_live_find("page"), NULL, 0, &sink), MHA_ERR_NULL,
-                 "live is NULL");
+                 "required");
     mha_live_destroy(NULL);
     assert_int_equal(mha_show_cell(1, 8000), 1);
     assert_true(mha_show_cell(1, 8001) > 1);
