@@ -86,7 +86,7 @@ const args_page generate_page = {
     ARGS_OPTIONS(option_table),
 };
 
-/* ---- A model under way ----------------------------------------------------------------------- */
+/* ---- A generation in progress ---------------------------------------------------------------- */
 
 typedef struct run {
     const char *folder;
@@ -170,7 +170,8 @@ static cli_exit read_text(run *r, const char *text)
         arena_drop(tokens);
     }
     if (r->count > 0) return CLI_OK;
-    return cli_fail(CLI_USAGE, "no start: this model has no beginning-of-text token; give TEXT");
+    return cli_fail(CLI_USAGE,
+                    "this model has no beginning-of-text token to start from; give TEXT");
 }
 
 /* Wrap the prompt in the chat template, and set the token that ends the answer. */

@@ -305,7 +305,7 @@ static cli_exit divide_texts(headvis *v, shown_head *head)
     return CLI_OK;
 }
 
-/* ---- finish these files; write the others --------------------------------------------------- */
+/* ---- writing the files ---------------------------------------------------------------------- */
 
 static void put_tokens(const headvis *v, const shown_head *head, int side, const char *name,
                        mha_json *json)
@@ -484,7 +484,7 @@ static mha_status draw_nothing(const void *user, const mha_sink *sink)
     return sink->write(sink->user, "{}\n", 3);
 }
 
-/* ---- all -------------------------------------------------------------------------------------- */
+/* ---- the folder ------------------------------------------------------------------------------- */
 
 static cli_exit make_heads(headvis *v, const heads_row *rows)
 {

@@ -146,7 +146,7 @@ struct train_task {
     /* Print further measurements after the heads; NULL: none. */
     cli_exit (*more)(train_model *model, const train_scores *all);
     int64_t begin, end;      /* the words that begin and end a sequence; -1: none */
-    const char *examples[2]; /* words of an example; NULL: a drawn sequence */
+    const char *examples[2]; /* words of an example; NULL: a random sequence */
     const char *looks[2];    /* for each, the word whose last occurrence is the right column */
     /* For a user's text, otherwise 0: */
     const struct train_text *text;
@@ -161,7 +161,7 @@ extern const train_task *const train_tasks[];
 extern const train_task train_sentences, train_pronouns, train_induction, train_ioi, train_reverse,
     train_agreement, train_brackets;
 
-/* The mixer of a name in --mixer (attention, gdn); -1: none. */
+/* The mixer of a name in --mixer (attention, gdn, mamba2); -1: none. */
 int train_mixer_of(const char *name, size_t length);
 
 /* The mixers of a recipe's layers, as in --mixer; empty if all attend. */

@@ -1,4 +1,4 @@
-/* Seeds of attempts, batches, and batches of sentences. */
+/* The seed of each training attempt, the allocation of batches, and batches of sentences. */
 #include "common/arena.h"
 #include "train/train.h"
 

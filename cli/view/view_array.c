@@ -24,7 +24,7 @@ static cli_exit fill_layers(const mha_tensor *tensor, mha_maps *maps)
     return CLI_OK;
 }
 
-/* ---- Doubts ---------------------------------------------------------------------------------- */
+/* ---- Warnings -------------------------------------------------------------------------------- */
 
 /* Irregular numbers: their count and the first one. */
 typedef struct number_doubts {

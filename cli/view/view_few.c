@@ -1,5 +1,5 @@
-/* The default selection of heads: all heads of a model do not fit a terminal, but a few with strong
- * links do. */
+/* The default selection of heads. A terminal has no space for all heads of a model, so a few with
+ * strong links are selected. */
 #include "common/arena.h"
 #include "view/view.h"
 

@@ -133,8 +133,8 @@ static mha_status run(mhai_effect_run *r, double *direct)
     direct_job job = {.r = r};
     if (r->d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM))
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_effect_direct: norms follow the blocks of this model, so that no head "
-                        "writes to its final stream directly");
+                        "mha_effect_direct: norms follow the blocks of this model, so no head "
+                        "writes directly to its final stream");
     MHA_TRY(mhai_effect_floats(r, r->d->num_layers * r->rows, r->heads, &job.heads));
     MHA_TRY(mhai_effect_floats(r, r->rows, r->d->embed_dim, &job.end));
     MHA_TRY(mha_scratch_alloc(r->context, r->d->embed_dim, sizeof(double), &job.mean));

@@ -472,8 +472,8 @@ mha_status mha_transformer_circuits(mha_context *context, const mha_transformer 
     const char *phrase = mha_transformer_phrase(&d, mha_layer_difference, &layer);
     if (phrase)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_transformer_circuits: layer %lld %s: what its heads write is no "
-                        "product of weights alone",
+                        "mha_transformer_circuits: layer %lld %s: the output of its heads is "
+                        "not a product of weights alone",
                         (long long)layer, phrase);
     circuits_job job = {.context = context,
                         .t = transformer,

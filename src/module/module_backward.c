@@ -80,7 +80,8 @@ static mha_status check_call(call *c, const mha_module_call *given, mha_module_c
     const mha_tensor *all[] = {own->query, own->key, own->value, kept.q,
                                kept.k,     kept.v,   kept.heads, kept.lse};
     for (int i = 0; i < 8; i++) {
-        if (!all[i]) return mha_fail(MHA_ERR_NULL, "%s: is NULL, the gradients need it", names[i]);
+        if (!all[i])
+            return mha_fail(MHA_ERR_NULL, "%s: is NULL; the gradients require it", names[i]);
         if (i < 3) MHA_TRY(mhai_tensor_check_real(names[i], all[i]));
         MHA_TRY(mhai_tensor_check(names[i], all[i], i < 3 ? all[i]->dtype : MHA_F32, all[i]->ndim,
                                   NULL));
@@ -171,9 +172,8 @@ static mha_status check_loss(const call *c)
         if (all[i]) MHA_TRY(mhai_tensor_check(names[i], all[i], MHA_F32, all[i]->ndim, NULL));
     if ((all[1] || all[2]) &&
         (c->f.module->desc.flags & (MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN)))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_module_backward: gradients of probabilities do not know the columns "
-                        "of bias_k and of the zeros");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_backward: gradients of probabilities do "
+                                             "not support the columns of bias_k and of the zeros");
     return MHA_OK;
 }
 
@@ -191,11 +191,11 @@ static mha_status read_attention(call *c)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_gradients: q, k and v of attention are the "
                                           "module's own, leave them NULL");
     if (w->sink_logits && (flags & MHA_MODULE_SINKS))
-        return mha_fail(MHA_ERR_ARGUMENT, "sink_logits: the module has sinks of its own, ask for "
-                                          "the gradient of the parameter sinks");
+        return mha_fail(MHA_ERR_ARGUMENT, "sink_logits: the module has its own sinks; request the "
+                                          "gradient of the parameter sinks");
     if ((w->gates || w->scale) && (flags & MHA_MODULE_BIAS_KV))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_backward: gradients of gates and scale do "
-                                             "not know bias_k");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_module_backward: gradients of gates and scale do not support bias_k");
     return check_loss(c);
 }
 
@@ -207,8 +207,8 @@ static mha_status read_gradients(call *c, const mha_tensor *out_gradient,
     MHA_TRY(mhai_struct_copy("mha_module_gradients", &c->out, sizeof c->out, sizeof c->out, given));
     MHA_TRY(mhai_check_flags("mha_module_gradients", c->out.flags, MHA_GRADIENT_ADD));
     if ((d->flags & MHA_MODULE_QK_NORM) && d->qk_norm != MHA_QK_NORM_RMS)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_backward: MHA_QK_NORM_L2 has no gradient "
-                                             "here, use MHA_QK_NORM_RMS");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_module_backward: MHA_QK_NORM_L2 has no gradient; use MHA_QK_NORM_RMS");
     MHA_TRY(mhai_check_range("parameters_count", c->out.parameters_count, 0, MAX_PARAMETERS));
     if (c->out.parameters_count > 0 && !c->out.parameters)
         return mha_fail(MHA_ERR_NULL, "mha_module_gradients: parameters is NULL");

@@ -1,6 +1,6 @@
 /* Text from one named font file, so that no setting of the machine (fontconfig) changes a picture.
- * Outlines are not hinted, so that rotated and scaled text looks alike and does not depend on the
- * build of FreeType. FreeType draws the pixels, because cairo before 1.18 puts glyphs on whole
+ * Outlines are not hinted, so that text keeps its shape when rotated or scaled, and does not depend
+ * on the build of FreeType. FreeType draws the pixels, because cairo before 1.18 puts glyphs on whole
  * pixels, and cairo 1.16 aborts if memory runs out while it fills outlines. A PDF contains text. */
 #include "font.h"
 

@@ -109,7 +109,7 @@ mha_status mhai_html_open(const mha_figure *figure, const mha_report *report, mh
 mha_status mhai_html_write_page(const mhai_html_page *page, bool maps, const mha_sink *sink);
 void mhai_html_close(mhai_html_page *page);
 
-/* Write the script between the tags: that of a report, or that of a live page with its carrier. */
+/* Write the script between the tags: that of a report, or that of a live page with its backend. */
 void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer);
 
 /* html_live.c: write the backend of a page without a server. */

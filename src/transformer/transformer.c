@@ -136,7 +136,7 @@ static mha_status check_kinds(const mha_transformer_desc *d)
             "learned positions and not causal",
             (int)d->padding_token, (long long)d->vocab_size - 1);
     if ((unsigned)d->norm > MHA_NORM_RMS || (unsigned)d->positions > MHA_ENCODING_ROTARY ||
-        (unsigned)d->feed_forward > MHA_FEED_FORWARD_GEGLU_TANH)
+        (unsigned)d->feed_forward > MHA_FEED_FORWARD_RELU2)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_desc: norm %d, positions %d, feed_forward %d: one of them "
                         "is unknown",
@@ -379,7 +379,7 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
     static const char *const gated[] = {"gate_proj", "up_proj", NULL};
     static const char *const up[] = {"up_proj", NULL}, *const down[] = {"down_proj", NULL};
     const mha_transformer_desc *d = &l->t->desc;
-    if (d->ff_dim == 0) return;
+    if (!mha_transformer_feeds(d, l->layer)) return;
     const uint32_t bias = MHA_TRANSFORMER_FF_BIAS;
     layer->ff = add_step(l, "mlp_norm", "mlp_post_norm");
     l->prefix = "mlp";
@@ -678,6 +678,12 @@ void mha_transformer_destroy(mha_transformer *t)
 }
 
 /* ---- queries ------------------------------------------------------------------------------- */
+
+bool mha_transformer_feeds(const mha_transformer_desc *desc, int64_t layer)
+{
+    return desc->ff_dim > 0 &&
+           !(desc->layers && desc->layers[layer].flags & MHA_LAYER_NO_FEED_FORWARD);
+}
 
 int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer)
 {

@@ -138,7 +138,7 @@ def numbers(folder):
     check_error(generate(folder, "red"), NO_INPUT, "tokenizer.json", "--ids", command="generate")
     for text, part in (("6", "0 to 5"), ("3 -1", "'-1'"), ("2 x", "'x'"), ("2,3", "'2,3'")):
         check_error(generate(folder, "--ids", text), USAGE, part, command="generate")
-    check_error(generate(folder, "--ids"), USAGE, "no start", command="generate")
+    check_error(generate(folder, "--ids"), USAGE, "to start from", command="generate")
 
 
 def streaming(folder):

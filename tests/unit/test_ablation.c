@@ -116,7 +116,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* ---- the same, plainly ----------------------------------------------------------------------- */
+/* ---- the reference --------------------------------------------------------------------------- */
 
 /* SplitMix64, as specified in ablation.h. */
 static int64_t other_text(uint64_t seed, int64_t i)
@@ -892,7 +892,8 @@ static void misuse(void **state)
     BAD(*term, MHA_ERR_ARGUMENT, "measure 2 of 2", term->measure = 2);
     BAD(*term, MHA_ERR_ARGUMENT, "factor nan", term->factor = NAN);
     BAD(e->how, MHA_ERR_ARGUMENT, "kind 3 is unknown", e->how.kind = (mha_ablation)3);
-    BAD(e->how, MHA_ERR_NULL, "needs means", e->how.kind = MHA_ABLATION_MEAN, e->how.means = NULL);
+    BAD(e->how, MHA_ERR_NULL, "requires means", e->how.kind = MHA_ABLATION_MEAN,
+        e->how.means = NULL);
     BAD(c->sets, MHA_ERR_ARGUMENT, "-1 sets", c->sets.count = -1);
     BAD(c->first, MHA_ERR_ARGUMENT, "ascend from 0", c->first[1] = 5);
     BAD(c->heads, MHA_ERR_ARGUMENT, "heads[1] is 99", c->heads[1] = 99);

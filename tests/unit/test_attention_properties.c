@@ -494,7 +494,7 @@ static void garbage_in_unseen_bias(void **state)
     }
 }
 
-/* ---- what is skipped ------------------------------------------------------------------------- */
+/* ---- skipped tiles --------------------------------------------------------------------------- */
 
 static void count_cells(void *user, int64_t b, int64_t h, int64_t query, int64_t queries,
                         int64_t key, int64_t keys, uint8_t *keep, int64_t keep_stride)

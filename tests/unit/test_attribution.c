@@ -1213,14 +1213,14 @@ static void transformer_errors(void **state)
     expect_error(mha_logit_attribution(x, e->t, e->a, &target, &out), MHA_ERR_ARGUMENT, "no batch");
     example_run(x, e);
     expect_error(mha_logit_attribution(x, e->t, e->a, &target, &out), MHA_ERR_ARGUMENT,
-                 "no output, give a direction");
+                 "no output; set direction");
     expect_error(mha_logit_attribution(x, f->t, e->a, &target, &out), MHA_ERR_ARGUMENT,
                  "another transformer");
     target.position = e->T;
     expect_error(mha_logit_attribution(x, e->t, e->a, &target, &out), MHA_ERR_ARGUMENT, "target");
     expect_error(mha_logit_attribution(x, e->t, e->a, NULL, &out), MHA_ERR_NULL, "target");
     expect_error(mha_layer_write(x, e->t, e->a, 0, MHA_PART_FEED_FORWARD, NULL, &writing),
-                 MHA_ERR_ARGUMENT, "no attention");
+                 MHA_ERR_ARGUMENT, "expected self-attention or cross-attention");
     expect_error(mha_layer_write(x, e->t, e->a, 2, MHA_PART_SELF_ATTENTION, NULL, &writing),
                  MHA_ERR_ARGUMENT, "no layer 2");
     expect_error(mha_layer_write(x, e->t, e->a, 0, MHA_PART_CROSS_ATTENTION, NULL, &writing),

@@ -43,7 +43,7 @@ static void *zeros(int64_t count, size_t size)
     return memory;
 }
 
-/* ---- what is stored ------------------------------------------------------------------------- */
+/* ---- stored numbers ------------------------------------------------------------------------- */
 
 /* Round x to the type by the formula in cache.h. */
 static void stored(mha_dtype type, double *x, int64_t n)

@@ -452,7 +452,7 @@ static void calls_are_checked(void **state)
     expect_error(mha_decoder_fork(NULL, 0, 1, 5), MHA_ERR_NULL, "decoder");
     expect_error(mha_decoder_fork(d, 0, 3, 5), MHA_ERR_ARGUMENT, "no sequence 3");
     expect_error(mha_decoder_fork(d, 3, 0, 5), MHA_ERR_ARGUMENT, "no sequence 3");
-    expect_error(mha_decoder_fork(d, 1, 1, 2), MHA_ERR_ARGUMENT, "cannot become itself");
+    expect_error(mha_decoder_fork(d, 1, 1, 2), MHA_ERR_ARGUMENT, "cannot be forked to itself");
     expect_error(mha_decoder_fork(d, 1, 0, 5), MHA_ERR_ARGUMENT, "5, expected 0..4");
     expect_error(mha_decoder_set_memory(context, d, &memory, NULL), MHA_ERR_ARGUMENT,
                  "no cross-attention");

@@ -534,10 +534,10 @@ static void shape_errors(void **state)
     expect_ok(mha_module_create(context, &d, &module));
     c.wanted.probabilities = NULL, c.wanted.attention = &c.inner, c.p.shape[3] = S;
     expect_ok(FORWARD(&query3, &key3, &out3));
-    ROW(MHA_ERR_ARGUMENT, "lse is given twice", c.inner.lse = c.wanted.lse = &lse);
+    ROW(MHA_ERR_ARGUMENT, "lse is requested twice", c.inner.lse = c.wanted.lse = &lse);
     ROW(MHA_ERR_OVERLAP, "lse overlaps out", c.inner.lse = &out3);
     ROW(MHA_ERR_OVERLAP, "entropy overlaps out", c.inner.entropy = &out3);
-    ROW(MHA_ERR_ARGUMENT, "to choose some", c.inner.heads = &c.head, c.inner.heads_count = 1,
+    ROW(MHA_ERR_ARGUMENT, "to select some", c.inner.heads = &c.head, c.inner.heads_count = 1,
         c.wanted.probabilities = &c.p);
     ROW(MHA_ERR_ARGUMENT, "mha_attention_outputs", c.inner.struct_size = 2);
     c.inner.lse = &lse;

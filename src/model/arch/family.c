@@ -37,7 +37,7 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
 
 mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
 {
-    static const char *const refused[] = {"quantization_config", "is_encoder_decoder", NULL};
+    static const char *const refused[] = {"is_encoder_decoder", NULL};
     static const char tie[] = "tie_word_embeddings";
     const mhai_config whole = *config;
     const char *type;
@@ -56,7 +56,7 @@ mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
     MHA_TRY(mhai_config_bool(&whole, tie, inner, &outer));
     if (inner == outer) return MHA_OK;
     return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                          "'%s' is %s and in text_config %s; leave the one that the model has", tie,
+                          "'%s' is %s and in text_config %s; keep only the right one", tie,
                           outer ? "true" : "false", inner ? "true" : "false");
 }
 
@@ -147,17 +147,39 @@ static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys
                  {keys->layers, mhai_usual_keys.layers, d->num_layers},
                  {keys->heads, mhai_usual_keys.heads, d->num_heads},
                  {keys->positions, mhai_usual_keys.positions, d->max_length}};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4 && sizes[i].own; i++) {
         int64_t value;
         MHA_TRY(mhai_config_optional(config, sizes[i].usual, INT64_MIN, INT64_MAX, sizes[i].value,
                                      &value));
         if (value != sizes[i].value)
             return mhai_config_fail(MHA_ERR_MODEL, config, sizes[i].usual,
-                                    "is %lld, '%s' is %lld; leave the one that the model has",
+                                    "is %lld, '%s' is %lld; keep only the right one",
                                     (long long)value, mhai_config_name(config, sizes[i].own).text,
                                     (long long)sizes[i].value);
     }
     return MHA_OK;
+}
+
+mha_status mhai_read_layer_count(const mhai_config *config, const mhai_family *family,
+                                 int64_t *count)
+{
+    const char *keys[] = {"layer_types", family->kinds, family->pattern};
+    int at = family->kinds ? 0 : 3;
+    while (at < 3 && mhai_config_absent(config, keys[at])) at++;
+    if (at == 3) return mhai_config_count(config, family->keys->layers, 1, MHAI_MOST_LAYERS, count);
+    const json_t *value = json_object_get(config->root, keys[at]);
+    int64_t said;
+    *count = (int64_t)(at < 2 ? json_array_size(value) : json_string_length(value));
+    if (*count < 1 || *count > MHAI_MOST_LAYERS)
+        return mhai_config_fail(MHA_ERR_MODEL, config, keys[at], "is not a %s of 1..%d layers",
+                                at < 2 ? "list" : "text", MHAI_MOST_LAYERS);
+    MHA_TRY(
+        mhai_config_optional(config, family->keys->layers, INT64_MIN, INT64_MAX, *count, &said));
+    if (said == *count) return MHA_OK;
+    return mhai_config_fail(MHA_ERR_MODEL, config, keys[at],
+                            "has %lld layers, '%s' is %lld; leave the one that the model has",
+                            (long long)*count, mhai_config_name(config, family->keys->layers).text,
+                            (long long)said);
 }
 
 mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family, const char *inner,
@@ -168,12 +190,14 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
     MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &d->embed_dim));
     if (inner) MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));
-    MHA_TRY(mhai_config_count(config, keys->layers, 1, MHAI_MOST_LAYERS, &d->num_layers));
+    MHA_TRY(mhai_read_layer_count(config, family, &d->num_layers));
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
     if (!given && d->embed_dim % d->num_heads != 0)
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "%s %lld is not a multiple of %s %lld",
                               mhai_config_name(config, keys->embed).text, (long long)d->embed_dim,
                               mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
-    MHA_TRY(mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length));
+    d->max_length = MHAI_MOST_POSITIONS;
+    if (keys->positions)
+        MHA_TRY(mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length));
     return check_aliases(config, keys, d);
 }

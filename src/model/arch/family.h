@@ -5,6 +5,7 @@
 #define MHAI_FAMILY_H
 
 #include "model/model_config.h"
+#include "model/quantization.h"
 
 #include <multihead/component.h>
 #include <multihead/model.h>
@@ -24,7 +25,8 @@ enum { MHAI_WEIGHT_NAME = 128 };
 
 /* A family's names for its sizes. */
 typedef struct mhai_shape_keys {
-    const char *embed, *layers, *heads, *positions, *kv_heads, *causal;
+    const char *embed, *layers, *heads, *positions, *kv_heads,
+        *causal; /* positions NULL: any number */
 } mhai_shape_keys;
 
 extern const mhai_shape_keys mhai_usual_keys;
@@ -69,6 +71,7 @@ typedef struct mhai_family_plan {
     int64_t first_position; /* rows before the table of positions that no token uses */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* likewise desc.layers */
+    mhai_quantization quantization;
 } mhai_family_plan;
 
 /* The fields of a rotation in config.json outside its objects, and the defaults. */
@@ -86,6 +89,8 @@ typedef struct mhai_family {
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
+    const char *kinds;    /* another name of layer_types, whose length is the number of layers */
+    const char *pattern;  /* likewise, a text with a letter for each layer; NULL: none */
     uint32_t shape;       /* MHA_MODEL_SHAPE_... */
     const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
     bool biases_qkv;      /* whether only q, k and v have biases */
@@ -99,7 +104,8 @@ typedef struct mhai_family {
     double epsilon; /* the default of rms_norm_eps; 0: 1e-6 */
     const char *layers;      /* before a layer's number */
     const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
-    const char *text_prefix; /* that of the text part of a multimodal model; NULL: none */
+    const char *text_prefix; /* another one, such as that of the text part of a multimodal model;
+                              * NULL: none */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
@@ -128,7 +134,7 @@ typedef struct mhai_family {
     X(mixtral) X(qwen2) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)               \
     X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
     X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(bamba)                \
-    X(granitemoehybrid) X(granite) X(multihead)
+    X(granitemoehybrid) X(granite) X(mamba2) X(nemotron_h) X(multihead)
 /* clang-format on */
 #define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
 MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
@@ -168,6 +174,10 @@ void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 /* Write the fields that llama and bert name alike. */
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 
+/* Read the number of layers: that of the list of kinds or of the pattern, if there is one. */
+MHA_NODISCARD mha_status mhai_read_layer_count(const mhai_config *config, const mhai_family *family,
+                                               int64_t *count);
+
 /* Read the sizes of a transformer by a family's names. */
 MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                                          const char *inner, mha_transformer_desc *d);
@@ -186,6 +196,9 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
     .grouped = true, .layers = "layers.", .prefix = "model.", .names = names_,           \
     .ignores = mhai_decoder_ignores
 extern const mhai_weight_name mhai_llama_names[]; /* MHAI_LLAMA_NAMES alone */
+
+/* Require SiLU. */
+MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
 /* Read attention_bias; mhai_read_biases() also reads mlp_bias. */
 MHA_NODISCARD mha_status mhai_read_attention_bias(const mhai_config *config,
@@ -215,12 +228,15 @@ void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
 MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
                                            int64_t period, mhai_family_plan *plan);
 
-/* The layers of a family that has attention and another mixer (hybrid.c). The mixer's layers are
- * those that layer_types calls `type`; without that list, `usual` chooses them. `attention` omits
+/* The kinds of layers of a family that has attention and another mixer (hybrid.c); those of
+ * MHAI_FEEDS are feed-forward layers alone. */
+enum { MHAI_ATTENDS, MHAI_MIXES, MHAI_FEEDS, MHAI_KINDS };
+
+/* layer_types names the kind of each layer; without that list, `usual` chooses it. `attention` omits
  * its epsilon. */
 typedef struct mhai_mixing {
-    const char *type;
-    mha_status (*usual)(const mhai_config *config, int64_t layer, bool *mixes);
+    const char *types[MHAI_KINDS][3]; /* in layer_types; NULL ends the names of a kind */
+    mha_status (*usual)(const mhai_config *config, int64_t layer, int *kind);
     mha_layer_desc mixer, attention;
     int64_t heads, kv_heads;
     const char *list; /* another name of layer_types; NULL: none */
@@ -228,23 +244,36 @@ typedef struct mhai_mixing {
 MHA_NODISCARD mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing,
                                           mhai_family_plan *plan);
 
-/* The same for Mamba-2 as the mixer, described by the fields mamba_*. The caller sets `usual` and
- * `attention` of *mixing. */
-MHA_NODISCARD mha_status mhai_read_state_spaces(const mhai_config *config, mhai_mixing *mixing,
+/* A family's fields of Mamba-2 layers; NULL: it has none of that name. */
+typedef struct mhai_space_keys {
+    const char *heads, *groups, *state, *kernel, *size;
+    const char *expand; /* heads * size is this number times the width */
+    const char *conv_bias, *proj_bias;
+    const char *limit;                             /* of steps */
+    int64_t usual_groups, usual_state, usual_size; /* usual_size 0: the quotient */
+} mhai_space_keys;
+
+/* The same for Mamba-2 as the mixer. The caller sets `usual`, `list`, `attention` and the mixer's
+ * flags of *mixing. */
+MHA_NODISCARD mha_status mhai_read_state_spaces(const mhai_config *config,
+                                                const mhai_space_keys *keys, mhai_mixing *mixing,
                                                 mhai_family_plan *plan);
 
-/* transformers' names of the weights of Mamba-2 layers. */
-#define MHAI_STATE_SPACE_NAMES                                                   \
-    {"state_space.g_proj", "mamba.in_proj", MHAI_FUSED, 0},                      \
-        {"state_space.v_proj", "mamba.in_proj", MHAI_FUSED, 1},                  \
-        {"state_space.k_proj", "mamba.in_proj", MHAI_FUSED, 2},                  \
-        {"state_space.q_proj", "mamba.in_proj", MHAI_FUSED, 3},                  \
-        {"state_space.a_proj", "mamba.in_proj", MHAI_FUSED, 4},                  \
-        {"state_space.conv.weight", "mamba.conv1d.weight", MHAI_CONVOLUTION, 0}, \
-        MHAI_NAME("state_space.conv", "mamba.conv1d"),                           \
-        MHAI_NAME("state_space.o_norm", "mamba.norm"),                           \
-        MHAI_NAME("state_space.o_proj", "mamba.out_proj"),                       \
-        MHAI_NAME("state_space", "mamba") /* A_log, dt_bias and D */
+/* The names of Bamba and Granite. */
+extern const mhai_space_keys mhai_mamba_keys;
+
+/* transformers' names of the weights of such layers, after the name of a mixer. */
+#define MHAI_STATE_SPACE_NAMES(mixer)                                             \
+    {"state_space.g_proj", mixer ".in_proj", MHAI_FUSED, 0},                      \
+        {"state_space.v_proj", mixer ".in_proj", MHAI_FUSED, 1},                  \
+        {"state_space.k_proj", mixer ".in_proj", MHAI_FUSED, 2},                  \
+        {"state_space.q_proj", mixer ".in_proj", MHAI_FUSED, 3},                  \
+        {"state_space.a_proj", mixer ".in_proj", MHAI_FUSED, 4},                  \
+        {"state_space.conv.weight", mixer ".conv1d.weight", MHAI_CONVOLUTION, 0}, \
+        MHAI_NAME("state_space.conv", mixer ".conv1d"),                           \
+        MHAI_NAME("state_space.o_norm", mixer ".norm"),                           \
+        MHAI_NAME("state_space.o_proj", mixer ".out_proj"),                       \
+        MHAI_NAME("state_space", mixer) /* A_log, dt_bias and D */
 
 /* Read Granite's multipliers of embeddings, residuals, scores and logits. Call it after the layers
  * are described. */
