@@ -408,12 +408,12 @@ double kinds_bound_entropy(const kinds_row *row, const bound_row *bound)
     return (error + 42 * f32_u * (sum + error)) * bound_slack + 0x1p-120;
 }
 
-void kinds_check_rows(const kinds_case *c, rng *r, double work, kinds_check_fn *check, void *user)
+void kinds_check_rows(const kinds_case *c, rng *r, double budget, kinds_check_fn *check, void *user)
 {
     const kinds_shape *n = &c->shape;
     const ref_attention a = kinds_reference(c);
     const double row_work = (double)(n->S + 1) * (double)(n->D + 2 * n->Dv + 20);
-    const int64_t rows = n->B * n->H * n->T, most = 2 + (int64_t)(work / row_work);
+    const int64_t rows = n->B * n->H * n->T, most = 2 + (int64_t)(budget / row_work);
     kinds_row row = kinds_row_make(n->S, n->Dv);
     bound_row bound = bound_row_make(n->S, n->Dv);
     for (int64_t i = 0; i < most && i < rows; i++) {
