@@ -15,7 +15,8 @@ void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b
  * are memory for the reference. */
 typedef void kinds_check_fn(void *user, int64_t b, int64_t h, int64_t t, kinds_row *row,
                             bound_row *bound);
-void kinds_check_rows(const kinds_case *c, rng *r, double budget, kinds_check_fn *check, void *user);
+void kinds_check_rows(const kinds_case *c, rng *r, double budget, kinds_check_fn *check,
+                      void *user);
 
 /* The bound of a pair's score, in natural units; `before` is the bound before the cap. */
 double kinds_score_error(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
