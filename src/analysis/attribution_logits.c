@@ -23,7 +23,7 @@ typedef struct logit_job {
     double *u; /* [E] */
     double *p; /* [max(H D, F)] W^T u for a part */
     mha_attribution out;
-    double sum; /* of the terms computed so far */
+    double sum; /* sum of the terms computed so far */
 } logit_job;
 
 static const float *row_of(const logit_job *job, const mha_tensor *x)

@@ -13,7 +13,7 @@
 typedef struct direct_job {
     const mhai_effect_run *r;
     const mha_effect_text *text;
-    float *heads, *end; /* for the current text */
+    float *heads, *end; /* arrays for the current text */
     double *mean;       /* [E] the mean row of W_out */
     mha_tensor scale;   /* the final norm's weight; ndim 0: no norm */
     double *u;          /* [terms E] */

@@ -13,7 +13,7 @@ typedef struct patching_job {
     mha_patching desc;
     mha_effect_text from;
     bool path;
-    float *stream, *heads, *qkv; /* of the patched prompt */
+    float *stream, *heads, *qkv; /* data of the patched prompt */
     float *from_heads, *from_qkv;
     float *received; /* inputs of the receivers after the sender, in the layout of qkv */
     double *to_values, *values;

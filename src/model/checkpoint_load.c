@@ -33,7 +33,7 @@ typedef struct loading {
     int64_t types;       /* from config.json */
     mha_transformer *made;
     mhai_ends ends;
-    mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
+    mha_tokenizer **tokenizer; /* tokenizer of a GGUF file; NULL: not requested */
 } loading;
 
 /* ---- the plan ------------------------------------------------------------------------------ */

@@ -204,7 +204,7 @@ typedef struct patching {
     float *memory;        /* [heads, room, size] */
     mha_tensor *values;
     mha_head_patch *patches;
-    uint8_t *rows; /* of the first text: 1 where patched */
+    uint8_t *rows; /* rows of the first text: 1 where patched */
 } patching;
 
 static void free_patches(patching *p)

@@ -178,7 +178,7 @@ static void check_rows(const trial *x, int64_t b, int64_t h)
     }
 }
 
-/* ---- against the reference ------------------------------------------------------------------- */
+/* ---- comparison with the reference ----------------------------------------------------------- */
 
 static bool pair_finite(const trial *x, int64_t b, int64_t h, int64_t t, int64_t s)
 {

@@ -27,7 +27,7 @@ typedef struct program {
     const mha_transformer *t;
     bool cross, few_pages;
     bool channels; /* have scales, so bits depend on the division into steps */
-    int64_t width; /* of the output */
+    int64_t width; /* width of the output */
     mha_decoder *decoder;
     story of[BATCH];
 } program;
@@ -281,7 +281,7 @@ static void narrow(mha_transformer_desc *d, int64_t window, int64_t sinks, mha_l
     d->layers = layers;
 }
 
-/* Steps of all sequences, padded, until one has LENGTH tokens, and cuts, which windows may
+/* Steps of all sequences, padded, until one has LENGTH tokens, and truncations, which windows may
  * reject. */
 static int64_t run_windowed(program *p, bool discards)
 {

@@ -719,7 +719,7 @@ static void parameters_come_back(void **state)
             guarded_free(&out);
         }
         mha_module_describe(module, &d);
-        /* in_proj_bias is the biases of q, k and v, concatenated for any sizes */
+        /* in_proj_bias is the concatenation of the biases of q, k and v, for any sizes */
         int64_t size[] = {d.num_heads * d.head_dim, d.kv_heads * d.head_dim,
                           d.kv_heads * d.value_head_dim};
         int64_t sum = size[0] + size[1] + size[2], at = 0;
