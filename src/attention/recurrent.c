@@ -346,7 +346,7 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
                                  mha_recurrent_state *state, const mha_tensor *o)
 {
     mhai_recurrent call;
-    MHAI_NEED("mha_recurrent_forward", context, q, k, v, o);
+    MHA_NEED("mha_recurrent_forward", context, q, k, v, o);
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o, 0, &call));
     MHA_TRY(mhai_recurrent_check_output("o", o, &call));
     MHA_TRY(check_state(state, &call));
@@ -364,6 +364,5 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
             if (length > 0) state->channels[b] = call.channels;
         }
     }
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
