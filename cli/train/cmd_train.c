@@ -284,7 +284,7 @@ static cli_exit find_task(const args_texts *plain, const train_task **task)
                         "one task at a time: '%s' is one argument too many; -o %s writes there",
                         plain->items[1], plain->items[1]);
     if (plain->count == 0)
-        return cli_fail(CLI_USAGE, "name one task of: %s; or give --text FILE", all);
+        return cli_fail(CLI_USAGE, "name a task, one of %s; or give --text FILE", all);
     for (size_t i = 0; i < count; i++)
         if (!strcmp(plain->items[0], names[i])) *task = train_tasks[i];
     if (*task) return CLI_OK;

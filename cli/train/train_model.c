@@ -94,7 +94,7 @@ cli_exit train_model_make(uint64_t seed, train_model *model)
                        &model->probabilities);
 }
 
-/* ---- steps and looks ----------------------------------------------------------------------- */
+/* ---- steps and evaluations ----------------------------------------------------------------- */
 
 /* A batch in the trainer's form. */
 typedef struct views {

@@ -193,8 +193,8 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_forward(
 
 /* ---- Backward -------------------------------------------------------------------------------- */
 
-/* The requested gradients, all f32; NULL: not requested. Requesting one does not change another's bits.
- * Shapes are those of the inputs. If heads, sequences or tokens share an input, its gradient is
+/* The requested gradients, all f32; NULL: not requested. Requesting one does not change the bits of
+ * the others. Shapes are those of the inputs. If heads, sequences or tokens share an input, its gradient is
  * summed over them. q, k and v have a contiguous last axis, the others any strides. */
 typedef struct mha_recurrent_gradients {
     uint32_t struct_size;

@@ -90,7 +90,7 @@ enum {
     MHA_TRANSFORMER_BIAS = 1 << 3,           /* linear layers have biases, except the output */
     MHA_TRANSFORMER_CROSS = 1 << 4,          /* layers also attend to a memory */
     MHA_TRANSFORMER_TIED = 1 << 5,           /* W_out is the token embedding */
-    MHA_TRANSFORMER_NO_OUTPUT = 1 << 6,      /* the output is the last x, normed if pre-norm */
+    MHA_TRANSFORMER_NO_OUTPUT = 1 << 6,      /* the output is the last x, normalised if pre-norm */
     MHA_TRANSFORMER_QKV_BIAS = 1 << 7,       /* biases of q, k and v only (Qwen 2) */
     MHA_TRANSFORMER_OUT_BIAS = 1 << 8,       /* of W_o only */
     MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers only */
@@ -510,7 +510,7 @@ MHA_API float *mha_transformer_data(mha_transformer *transformer);
  *
  *   to [rows, columns] out, contiguous; a vector has one column
  *
- * Memory   none but the caller's.
+ * Memory   nothing is allocated.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (another transformer's parameter, no such rows).
  * Threads  any, while no thread changes the transformer.   Since  0.1
  */
@@ -648,8 +648,8 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
  *   cross_probabilities [L,B,H,T,S] out; or NULL
  *
  * Rows beyond a sequence's length are computed, but are meaningless. With activations NULL, for
- * inference, the call uses memory for two layers at a time and keeps nothing. after_layer then sees
- * its layer only, without the sum before a post-norm.
+ * inference, the call uses memory for two layers at a time and keeps nothing. after_layer then has
+ * views of its own layer only, without the sum before a post-norm.
  *
  * Memory   activations are overwritten; scratch from the context, including the activations of two
  *          layers if activations is NULL.

@@ -33,7 +33,7 @@ typedef struct loading {
     int64_t types;       /* from config.json */
     mha_transformer *made;
     mhai_ends ends;
-    mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
+    mha_tokenizer **tokenizer; /* tokenizer of a GGUF file; NULL: not requested */
 } loading;
 
 /* ---- the plan ------------------------------------------------------------------------------ */
@@ -80,10 +80,10 @@ static mha_status check_positions(const mhai_config *config, const mha_transform
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
                                      mhai_family_plan *plan)
 {
-    static const char *const refused[] = {"quantization_config", "is_encoder_decoder",
-                                          "per_layer_config", NULL};
+    static const char *const refused[] = {"is_encoder_decoder", "per_layer_config", NULL};
     plan->desc.struct_size = sizeof plan->desc;
     MHA_TRY(mhai_config_refuse(config, refused));
+    MHA_TRY(mhai_quantization_read(config, &plan->quantization));
     MHA_TRY(family->read(config, plan));
     return check_positions(config, &plan->desc);
 }
@@ -146,9 +146,9 @@ static double numbers_described(const mha_transformer_desc *d)
 
 static const char *remedy(const loading *l)
 {
-    return l->stored->weights.gguf ? "this variant of the architecture is not supported, take the "
-                                     "model's folder"
-                                   : "take the config.json that came with the weights";
+    return l->stored->weights.gguf
+               ? "this variant of the architecture is not supported, use the model's folder"
+               : "use the config.json that came with the weights";
 }
 
 static mha_status check_numbers(const loading *l)
@@ -222,7 +222,10 @@ static mha_status check_output(loading *l)
 
 static void use(loading *l, const char *name)
 {
-    l->used[mhai_weights_find(&l->stored->weights, name)] = true;
+    const int64_t index = mhai_weights_find(&l->stored->weights, name);
+    const int64_t scales = mhai_weights_scales(&l->stored->weights, index);
+    l->used[index] = true;
+    if (scales >= 0) l->used[scales] = true;
 }
 
 /* The name of a parameter in the file. Old files call the weight and bias
@@ -311,7 +314,7 @@ static mha_status check_all_used(const loading *l)
         const char *name = mhai_weights_name(&l->stored->weights, i);
         if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
             return mhai_path_fail(MHA_ERR_MODEL, l->stored->weights.path,
-                                  "has weight '%s', which %s does not ask for; %s",
+                                  "has weight '%s', which %s does not imply; %s",
                                   mhai_show_name(name).text, l->stored->weights.asks, remedy(l));
     }
     return MHA_OK;
@@ -346,8 +349,8 @@ static mha_status check_compute(const loading *l)
         return MHA_OK;
     return mhai_path_fail(
         MHA_ERR_UNSUPPORTED, l->stored->weights.path,
-        "no weight is stored in blocks of 8 bits or fewer, which int8 arithmetic "
-        "multiplies; take a quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic");
+        "no weight is stored in blocks of 8 bits or fewer, which int8 arithmetic multiplies; use a "
+        "quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic");
 }
 
 /* Report an invalid description as an error in config.json. */
@@ -385,6 +388,7 @@ static mha_status load_files(loading *l, const char *folder)
     l->gguf = NULL; /* now owned by the weights */
     mha_status status = gguf ? mhai_weights_open_gguf(gguf, folder, &l->stored->weights)
                              : mhai_weights_open(folder, &l->stored->weights);
+    l->stored->weights.quantization = l->plan.quantization;
     if (status == MHA_OK) status = load_body(l);
     if (status == MHA_OK)
         status = gguf ? mhai_gguf_status(mhai_ends_of_gguf(gguf, l->plan.desc.vocab_size, &l->ends))
@@ -405,6 +409,8 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     l->renamed = mhai_gguf_family(l->listed);
     l->family = l->gguf ? &l->renamed : l->listed;
     mha_status status = mhai_checkpoint_read_plan(&text, l->listed, &l->plan);
+    if (status == MHA_OK && text.root != config->root)
+        status = mhai_quantization_read(config, &l->plan.quantization);
     if (status == MHA_OK) status = load_files(l, folder);
     mhai_checkpoint_free_plan(&l->plan);
     return status;

@@ -260,7 +260,7 @@ const char mhai_gguf_differs[] = "differs from layer to layer, which is not supp
 mha_status mhai_gguf_refuse(const mhai_gguf_reading *r, const mha_gguf_value *value,
                             const char *why)
 {
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' %s; take the model's folder",
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' %s; use the model's folder",
                           mhai_show_name(value->key).text, why);
 }
 
@@ -346,7 +346,7 @@ static mha_status refuse_unsupported(const mhai_gguf_reading *r)
 /* The numbers of heads of all layers. */
 typedef struct head_counts {
     json_t *lists[2], *types;
-    int64_t most, kv_heads; /* of the layer with the most heads */
+    int64_t most, kv_heads; /* numbers of the layer with the most heads */
     bool same, seen;
 } head_counts;
 
@@ -423,7 +423,7 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     if (!mhai_gguf_key(r, "attention.sliding_window_pattern", &value) || layers > MHAI_MOST_LAYERS)
         return MHA_OK;
     if (r->of->largest == 0 && !is_olmo3(r))
-        return mhai_gguf_refuse(r, &value, "is supported of Gemma 2 and 3 and OLMo 3 alone");
+        return mhai_gguf_refuse(r, &value, "is supported for Gemma 2 and 3 and OLMo 3 only");
     MHA_TRY(mhai_gguf_check_array(r, &value));
     if (!value.array) MHA_TRY(mha_gguf_integer(&value, 0, 0, MHAI_MOST_LAYERS, &period));
     json_t *types = json_array();
@@ -438,7 +438,7 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     return MHA_OK;
 }
 
-/* ---- settings without a key of their own --------------------------------------------------- */
+/* ---- settings derived from weights --------------------------------------------------------- */
 
 /* Derive settings from the weights: tied output, biases, size of the vocabulary. */
 static mha_status read_weights(const mhai_gguf_reading *r)
@@ -494,26 +494,6 @@ static mha_status add_known(const mhai_gguf_reading *r)
     return good ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
-/* Only the first part of a split file has the metadata. */
-static mha_status refuse_part(const mhai_gguf_reading *r)
-{
-    static const char number[] = "split.no", count[] = "split.count";
-    mha_gguf_value value;
-    int64_t part = 0, parts = 1;
-    if (mha_gguf_key_find(r->file, count) < 0) return MHA_OK;
-    MHA_TRY(mha_gguf_value_of(r->file, count, &value));
-    MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX, &parts));
-    if (mha_gguf_key_find(r->file, number) >= 0) {
-        MHA_TRY(mha_gguf_value_of(r->file, number, &value));
-        MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX - 1, &part));
-    }
-    if (parts <= 1) return MHA_OK;
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
-                          "is part %lld of %lld of a model; merge them with llama.cpp's "
-                          "llama-gguf-split --merge FIRST-PART WHOLE.gguf",
-                          (long long)part + 1, (long long)parts);
-}
-
 static mha_status find_architecture(mhai_gguf_reading *r)
 {
     mha_gguf_value value;
@@ -551,8 +531,7 @@ mha_status mhai_gguf_status(mha_status status)
 mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **root)
 {
     mhai_gguf_reading r = {.file = file, .path = path};
-    mha_status status = refuse_part(&r);
-    if (status == MHA_OK) status = find_architecture(&r);
+    mha_status status = find_architecture(&r);
     r.root = status == MHA_OK ? json_object() : NULL;
     r.names = status == MHA_OK ? json_object() : NULL;
     if (status == MHA_OK && (json_object_set_new_nocheck(r.root, MHAI_CONFIG_NAMES, r.names) != 0 ||

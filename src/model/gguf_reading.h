@@ -40,9 +40,9 @@ mha_status mhai_gguf_number(const mhai_gguf_reading *r, const mha_gguf_value *va
 mha_status mhai_gguf_take(const mhai_gguf_reading *r, const mha_gguf_value *value, bool real,
                           json_t *object, const char *field);
 
-/* How an architecture routes tokens to experts: NONE, without experts; by a softmax whose chosen
- * weights are always (SUM), by default (NORMALISED) or not by default (PLAIN) divided by their sum;
- * by sigmoids. */
+/* How an architecture routes tokens to experts. NONE: it has no experts. SIGMOID: by sigmoids. The
+ * others use a softmax and divide the chosen weights by their sum: SUM always, NORMALISED unless a
+ * key disables it, PLAIN only if a key enables it. */
 typedef enum mhai_gguf_routing {
     MHAI_GGUF_ROUTING_NONE = 0,
     MHAI_GGUF_ROUTING_SUM,

@@ -157,7 +157,7 @@ static mha_status check_output(const char *name, int64_t layer, const mha_tensor
     own->end = (uintptr_t)tensor->data + (uintptr_t)(high * (int64_t)sizeof(float));
     for (const span *other = all->span; other < own; other++)
         if (own->begin < other->end && other->begin < own->end)
-            return mha_fail(MHA_ERR_OVERLAP, "%s overlaps %s: give it memory of its own", own->name,
+            return mha_fail(MHA_ERR_OVERLAP, "%s overlaps %s: use separate memory", own->name,
                             other->name);
     all->count++;
     return MHA_OK;

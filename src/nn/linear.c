@@ -273,7 +273,7 @@ mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight, const
 {
     if (!linear) return mha_fail(MHA_ERR_NULL, "mha_linear_update: linear is NULL");
     if (bias && !linear->has_bias)
-        return mha_fail(MHA_ERR_ARGUMENT, "bias: this layer was made without one");
+        return mha_fail(MHA_ERR_ARGUMENT, "bias: this layer was created without one");
     const int64_t shape[] = {linear->outputs, linear->inputs};
     if (linear->bf16) {
         MHA_TRY(check_bf16(weight, linear->has_bias ? bias : NULL, shape));

@@ -321,7 +321,7 @@ static mha_status prepare(const mhai_call *c, int64_t layer, bool cross, mhai_ca
     MHA_TRY(mhai_call_read_outputs(cross || !c->input.outputs ? NULL : c->input.outputs[layer],
                                    layer, &x->outputs));
     if (wanted && x->outputs.probabilities)
-        return mha_fail(MHA_ERR_ARGUMENT, "probabilities of layer %lld: wanted twice",
+        return mha_fail(MHA_ERR_ARGUMENT, "probabilities of layer %lld: requested twice",
                         (long long)layer);
     x->outputs.lse = &made->lse;
     if (!wanted) return MHA_OK;

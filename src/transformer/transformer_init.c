@@ -99,9 +99,8 @@ mha_status mha_transformer_initialise(mha_context *context, mha_transformer *t,
 {
     MHAI_NEED_AS("mha_transformer_initialise", "context, transformer, init", context, t, init);
     if (!t->data)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_transformer_initialise: the transformer's numbers "
-                        "come from a source, which is only read");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_initialise: the transformer's "
+                                             "parameters are in a source, which is read-only");
     mha_transformer_init own;
     MHA_TRY(mhai_struct_copy("mha_transformer_init", &own, sizeof own, sizeof own, init));
     if (own.reserved)

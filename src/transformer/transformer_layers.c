@@ -261,7 +261,7 @@ static mha_status take_encoding(mha_transformer *t, int64_t width, const mha_lay
         (mhai_encoding){.next = t->encodings, .bytes = bytes, .width = width, .rotation = rotation};
     if (pthread_mutex_init(&made->growing, NULL) != 0) {
         t->allocator.release(t->allocator.user, made, bytes);
-        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot make a mutex");
+        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot create a mutex");
     }
     *taken = t->encodings = made;
     return MHA_OK;

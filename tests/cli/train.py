@@ -146,7 +146,7 @@ def bad_input(folder):
         (["ioi", "--dropout", "1.5"], 2, "--dropout is 1.5"),
         (["ioi", "-o", str(kept), "--seed", "4", "--dropout", "0.5"], 4, "other settings"),
         (["sentences", "--heads", "5"], 2, "a divisor of the width 64"),
-        (["ioi", "-o", str(folder / "no" / "where")], 6, "cannot make the folder"),
+        (["ioi", "-o", str(folder / "no" / "where")], 6, "cannot create the folder"),
         (["ioi", "-o", str(kept / "curve.csv")], 6, "not a folder"),
         (["ioi", "-o", str(kept)], 4, "begun with --seed 4"),
         (["induction", "-o", str(kept), "--seed", "4"], 4, "a training of 'ioi'"),

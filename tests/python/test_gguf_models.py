@@ -1,4 +1,4 @@
-"""GGUF models. A file by gguf's own writer, with the rules of llama.cpp's converters, must give the
+"""GGUF models. A file from gguf's own writer, with the rules of llama.cpp's converters, must give the
 same bits as the model's folder. A real model, if installed (tools/get-smollm2), is compared with
 transformers."""
 import contextlib
@@ -16,7 +16,7 @@ import torch
 
 import checkpoint_ctypes as ck
 from multihead import _tensor
-from multihead._abi import ModelOptions, ModelShape
+from multihead._abi import ModelDigests, ModelOptions, ModelShape
 import multihead_ctypes as mha
 from shared import SMOLLM2, rounds_like
 from test_checkpoint_hf import some_ids, their_family
@@ -178,12 +178,13 @@ def tensors(model, config, in_order):
             yield name, data
 
 
-def write(path, model, factors=None, in_order=False, **changes):
-    """A file in a converter's form. `factors` is rope_freqs.weight, and `changes` has keys with
+def write(path, model, factors=None, in_order=False, encode=None, each=0, **changes):
+    """A file in a converter's form. `factors` is rope_freqs.weight, `encode` returns the type and
+    content of a matrix, `each` is the number of tensors per part, and `changes` has keys with
     different values, or None to omit them."""
     config = model.config
     architecture, layers, prefix, rule = KINDS[config.model_type]
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=each)
     get = lambda *names: next((getattr(config, n) for n in names if getattr(config, n, None)), None)
     keys = {"block_count": get("num_hidden_layers"), "context_length": get("max_position_embeddings"),
             "embedding_length": get("hidden_size"), "attention.head_count": get("num_attention_heads"),
@@ -281,7 +282,8 @@ def write(path, model, factors=None, in_order=False, **changes):
         kv = keys.get("attention.head_count_kv")
         if isinstance(kv, list) and keys["attention.key_length"] and (".k_proj" in name or ".v_proj" in name):
             data = data[:kv[int(name.split(".")[2])] * keys["attention.key_length"]]
-        writer.add_tensor(gguf_name(name, layers, prefix), data)
+        kind, data = encode(data) if encode and data.ndim == 2 else (None, data)
+        writer.add_tensor(gguf_name(name, layers, prefix), data, raw_dtype=kind)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     writer.write_header_to_file()
@@ -342,6 +344,13 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "olmo3": dict(num_hidden_layers=5, sliding_window=5, layer_types=["sliding_attention"] * 2 +
                          ["full_attention"] * 2 + ["sliding_attention"]),
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
+
+
+def digest_of(path):
+    """The digests of a model's configuration, weights and tokenizer."""
+    context, digests = mha.Context(num_threads=1), ModelDigests()
+    mha.check(LIBRARY.mha_model_digest(context.handle, str(path).encode(), 0, C.byref(digests)))
+    return digests.configuration, digests.weights, digests.tokenizer
 
 
 def shape_of(path):
@@ -511,6 +520,27 @@ def test_heads_by_layer(tmp_path, kind):
     assert shape_of(tmp_path / "model.gguf") == shape_of(tmp_path / "folder")
 
 
+def test_parts(tmp_path):
+    """A model that gguf's writer split is opened by the name of any part."""
+    model = their_family("llama", OPTIONS["llama"], 50)
+    write(tmp_path / "whole.gguf", model)
+    write(tmp_path / "model.gguf", model, each=7)
+    parts = sorted(tmp_path.glob("model-*-of-*.gguf"))
+    assert len(parts) > 3
+    want, digests = Model(tmp_path / "whole.gguf")(some_ids(51)), set()
+    for part in parts:
+        assert np.array_equal(Model(part)(some_ids(51)), want)
+        digests.add(digest_of(part))
+    assert len(digests) == 1
+    data = bytearray(parts[-1].read_bytes())
+    data[-1] ^= 1
+    parts[-1].write_bytes(data)
+    assert digest_of(parts[0]) not in digests
+    parts[-1].unlink()
+    with pytest.raises(mha.MultiheadError, match=f"{parts[-1].name}: no such file; all {len(parts)} parts"):
+        Model(parts[0])
+
+
 @pytest.mark.parametrize("changes, words", [
     ({"block_count": None}, "key 'llama.block_count' is missing"),
     ({"block_count": 2}, "which .* does not ask for|has weight 'blk.2."),
@@ -520,7 +550,7 @@ def test_heads_by_layer(tmp_path, kind):
     ({"attention.head_count": None}, "key 'llama.attention.head_count' is missing"),
     ({"feed_forward_length": [56, 56, 48]}, "'llama.feed_forward_length' differs from layer to layer"),
     ({"feed_forward_length": [56, 56]}, "'llama.feed_forward_length' has 2 elements, expected 3"),
-    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported of Gemma 2 and 3 and OLMo 3 alone"),
+    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported for Gemma 2 and 3 and OLMo 3 only"),
     ({"attention.causal": False}, "'llama.attention.causal' is false"),
     ({"attention.head_count": "four"}, "head_count"),
     ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),
@@ -533,10 +563,10 @@ def test_heads_by_layer(tmp_path, kind):
     ({"rope.scaling.alpha": 2.0}, "alpha' is not supported"),
     ({"factors": [1.0, 1.0, 8.0]}, "'rope_freqs.weight' are not those"),
     ({"expert_count": 6, "expert_used_count": 2}, "weight 'blk.0.ffn_gate_inp.weight' is missing|holds .* numbers"),
-    ({"split.count": 3, "split.no": 1}, "is part 2 of 3 of a model; merge them .* llama-gguf-split --merge"),
+    ({"split.count": 3, "split.no": 1}, "is part 2 of 3 of a model.* its name must end in -00002-of-00003.gguf"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),
     ({"rope.dimension_count": 4}, "'llama.rope.dimension_count' rotates 4 of a head's 8 .*whole heads"),
-    ({"rope.dimension_count": 64}, "is 64, expected 1..8, a head.s numbers")], ids=str)
+    ({"rope.dimension_count": 64}, "is 64, expected 1..8, the size of a head")], ids=str)
 def test_refused(tmp_path, changes, words):
     write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)
     with pytest.raises(mha.MultiheadError, match=words) as error:
@@ -576,11 +606,11 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("gpt2", "feed_forward_length", 0, "is 0, expected 1.."),
     ("gpt_neox", "attention.head_count", 5, "embedding_length 32 is not a multiple of gptneox.*count 5"),
     ("llama", "attention.head_count_kv", 0, "is 0, expected 1.."),
-    ("llama", "attention.head_count_kv", 3, "is 3, which 'llama.attention.head_count' 4 is no multiple"),
+    ("llama", "attention.head_count_kv", 3, "is 3, which does not divide 'llama.attention.head_count' 4"),
     ("qwen3", "attention.key_length", 0, "is 0, expected 1.."),
     ("gemma2", "attention.sliding_window", 0, "is 0, expected 1.."),
     ("olmo3", "attention.sliding_window", 0, "is 0, expected 1.."),
-    ("olmo3", "rope.freq_base", 1e4, "is 10000; write it into rope_parameters"),
+    ("olmo3", "rope.freq_base", 1e4, "is 10000; move it into rope_parameters"),
     ("qwen2", "attention.layer_norm_rms_epsilon", 0.0, "is 0, expected more than 0, at most 1"),
     ("gpt2", "attention.layer_norm_epsilon", -1.0, "is -1, expected a finite number from 0 on"),
     ("phi3", "attention.head_count_kv", [2, 2, 1], "differs from layer to layer"),
@@ -610,7 +640,7 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("nemotron_h", "feed_forward_length", [56, 57, 0], "differs from layer to layer"),
     ("nemotron_h", "feed_forward_length", 0, "is 0, expected 1.."),
     ("nemotron_h", "ssm.time_step_rank", 3, "which nemotron_h.ssm.time_step_rank 3 does not divide"),
-    ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, a head.s numbers")], ids=str)
+    ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, the size of a head")], ids=str)
 def test_messages(tmp_path, kind, key, value, words):
     """Errors of metadata name its key, not the internal config.json."""
     scaled = YARN_KEYS if "rope.scaling" in key else {}

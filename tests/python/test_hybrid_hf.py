@@ -368,7 +368,7 @@ REFUSED = {
         ("attn_layer_indices", 3, "'attn_layer_indices' is not a list"),
         ("attn_layer_indices", [2, 4], "weight .* is missing")],
     "granitemoehybrid": [
-        ("num_local_experts", 4, "'num_local_experts' is 4: layers that route tokens to experts"),
+        ("num_local_experts", 4, "'num_local_experts' is 4: routed experts"),
         ("num_local_experts", None, "'num_local_experts' is 8"),
         ("shared_intermediate_size", 81, "shared_mlp.input_linear.weight"),
         ("position_embedding_type", "alibi", "position_embedding_type 'alibi' is not supported"),

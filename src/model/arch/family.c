@@ -83,7 +83,7 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
 
 mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
 {
-    static const char *const refused[] = {"quantization_config", "is_encoder_decoder", NULL};
+    static const char *const refused[] = {"is_encoder_decoder", NULL};
     static const char tie[] = "tie_word_embeddings";
     const mhai_config whole = *config;
     const char *type;
@@ -102,7 +102,7 @@ mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
     MHA_TRY(mhai_config_bool(&whole, tie, inner, &outer));
     if (inner == outer) return MHA_OK;
     return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                          "'%s' is %s and in text_config %s; leave the one that the model has", tie,
+                          "'%s' is %s and in text_config %s; keep only the right one", tie,
                           outer ? "true" : "false", inner ? "true" : "false");
 }
 
@@ -199,7 +199,7 @@ static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys
                                      &value));
         if (value != sizes[i].value)
             return mhai_config_fail(MHA_ERR_MODEL, config, sizes[i].usual,
-                                    "is %lld, '%s' is %lld; leave the one that the model has",
+                                    "is %lld, '%s' is %lld; keep only the right one",
                                     (long long)value, mhai_config_name(config, sizes[i].own).text,
                                     (long long)sizes[i].value);
     }

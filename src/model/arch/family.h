@@ -5,6 +5,7 @@
 #define MHAI_FAMILY_H
 
 #include "model/model_config.h"
+#include "model/quantization.h"
 
 #include <multihead/model.h>
 #include <multihead/transformer.h>
@@ -39,20 +40,21 @@ typedef enum mhai_weight_form {
     MHAI_FUSED_TRANSPOSED,
     MHAI_FUSED_HEADS,  /* for each head: its q, k and v */
     MHAI_FUSED_GATE,   /* for each head: its q and output gate */
-    MHAI_FUSED_GROUPS, /* of a gated delta net, for each head of q: its q, k, v and g, or its b and
+    MHAI_FUSED_GROUPS, /* for each head of q of a gated delta net: its q, k, v and g, or its b and
                         * a */
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
-    MHAI_LAST_ROWS,    /* of a longer table */
-    MHAI_PAIRED_ROWS,  /* of a rotation of neighbouring elements: 2 k and 2 k + 1 of each head */
+    MHAI_LAST_ROWS,    /* last rows of a longer table */
+    MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
-    MHAI_EXPERT,       /* of a table of all experts, [experts, rows, columns] */
-    MHAI_EXPERT_PAIR   /* likewise, with gate and up of each expert concatenated */
+    MHAI_EXPERT,       /* one part of a table of all experts, [experts, rows, columns] */
+    MHAI_EXPERT_PAIR   /* like MHAI_EXPERT, with gate and up of each expert concatenated */
 } mhai_weight_form;
 
-/* Our name and the family's name of a parameter. Either both omit the tail (".weight", ".bias") or
- * both are complete. An asterisk stands for the number of an expert. part: 0 for the first part of
- * a fused weight, then 1, 2. If several rows have the same name of ours, the first row whose weight
- * is in the file applies. If the file has none of these weights, our own name applies. */
+/* The library's name and the family's name of a parameter. Either both omit the tail (".weight",
+ * ".bias") or both are complete. An asterisk stands for the number of an expert. part: 0 for the
+ * first part of a fused weight, then 1, 2. If several rows have the same library name, the first
+ * row whose weight is in the file applies. If the file has none of these weights, the library's
+ * name applies. */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;
     mhai_weight_form form;
@@ -68,7 +70,8 @@ typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     int64_t first_position; /* rows before the table of positions that no token uses */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
-    mha_layer_desc *layers; /* likewise desc.layers */
+    mha_layer_desc *layers; /* owns the array of desc.layers */
+    mhai_quantization quantization;
 } mhai_family_plan;
 
 /* The fields of a rotation in config.json outside its objects, and the defaults. */
@@ -96,8 +99,7 @@ typedef struct mhai_family {
     /* Describe the transformer. */
     const char *layers;      /* before a layer's number */
     const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
-    const char *text_prefix; /* another one, such as that of the text part of a multimodal model;
-                              * NULL: none */
+    const char *text_prefix; /* other prefix, such as a multimodal text part's; NULL: none */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
@@ -144,7 +146,7 @@ extern const mhai_weight_name mhai_bert_names[];
 MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
 void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 
-/* Write the fields that llama and bert name alike. */
+/* Write the fields that have the same names in llama and bert. */
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 
 /* Read the number of layers: that of the list of kinds or of the pattern, if there is one. */
@@ -275,7 +277,7 @@ typedef struct mhai_experts_kind {
     const char *scale;
     const char *first; /* the number of dense layers before them */
     float sum_epsilon;
-    uint32_t flags; /* of mha_experts_desc */
+    uint32_t flags; /* flags of mha_experts_desc */
     bool usual;     /* the default of `normalises` */
     bool may_lack;  /* the number of experts may be 0 */
     bool steps;     /* decoder_sparse_step and mlp_only_layers are read */
@@ -294,7 +296,7 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
         "mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", MHAI_EXPERT, 0            \
     }
 
-/* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are alike. The last
+/* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are equal. The last
  * name is that of A_log and dt_bias. */
 #define MHAI_DELTA_NAMES                                                                         \
     {"norm", "norm", MHAI_PLUS_ONE, 0}, {"self_attn_norm", "input_layernorm", MHAI_PLUS_ONE, 0}, \

@@ -30,8 +30,7 @@ static mha_status refuse_experts(const mhai_config *config)
     if (experts == 0) return MHA_OK;
     return mhai_path_fail(
         MHA_ERR_UNSUPPORTED, config->path,
-        "'num_local_experts' is %lld: layers that route tokens to experts are not "
-        "supported; models of this kind without experts are",
+        "'num_local_experts' is %lld: routed experts are not supported in models of this kind",
         (long long)experts);
 }
 
