@@ -3,12 +3,8 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_STATE_SPACE_NAMES("mamba"),
                                          MHAI_GRANITE_EXPERT_NAMES, MHAI_NAME(NULL, NULL)};
-
-extern const mhai_family mhai_family_granitemoehybrid;
 
 static mha_status every_layer(const mhai_config *config, int64_t layer, int *kind)
 {
@@ -24,8 +20,6 @@ static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
     mha_transformer_desc *d = &plan->desc;
     mhai_mixing mixing = {.usual = every_layer, .list = "layers_block_type"};
     int rotates;
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_granitemoehybrid, false, plan));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_config_optional(config, "shared_intermediate_size", 1, MHAI_MOST_WIDTH, 1024,
                                  &d->ff_dim));
     MHA_TRY(mhai_read_attention_bias(config, plan));
@@ -33,13 +27,12 @@ static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_read_state_spaces(config, &mhai_mamba_keys, &mixing, plan));
     MHA_TRY(mhai_read_granite_experts(config, true, d->ff_dim, plan));
     MHA_TRY(mhai_read_multipliers(config, plan));
-    if (rotates) return mhai_read_rope(config, plan);
+    if (rotates) return MHA_OK;
     d->positions = MHA_ENCODING_NONE;
     return MHA_OK;
 }
 
 const mhai_family mhai_family_granitemoehybrid = {.model_type = "granitemoehybrid",
-                                                  MHAI_LLAMA_FILES(names),
-                                                  .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                                  MHAI_LLAMA_FILES(names, 0),
                                                   .bias_key = "attention_bias",
                                                   .read = read_hybrid};

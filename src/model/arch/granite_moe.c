@@ -3,12 +3,8 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_GRANITE_EXPERT_NAMES,
                                          MHAI_NAME(NULL, NULL)};
-
-extern const mhai_family mhai_family_granitemoe, mhai_family_granitemoeshared;
 
 mha_status mhai_read_granite_experts(const mhai_config *config, bool may_lack, int64_t shared,
                                      mhai_family_plan *plan)
@@ -25,12 +21,9 @@ mha_status mhai_read_granite_experts(const mhai_config *config, bool may_lack, i
 
 static mha_status read_moe(const mhai_config *config, int64_t shared, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_granitemoe, false, plan));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(mhai_read_granite_experts(config, false, shared, plan));
-    MHA_TRY(mhai_read_multipliers(config, plan));
-    return mhai_read_rope(config, plan);
+    return mhai_read_multipliers(config, plan);
 }
 
 static mha_status read_plain(const mhai_config *config, mhai_family_plan *plan)
@@ -48,8 +41,8 @@ static mha_status read_shared(const mhai_config *config, mhai_family_plan *plan)
 
 #define GRANITE(type, reader)                                                           \
     {                                                                                   \
-        .model_type = (type), MHAI_LLAMA_FILES(names), .shape = MHA_MODEL_SHAPE_CAUSAL, \
-        .bias_key = "attention_bias", .read = (reader)                                  \
+        .model_type = (type), MHAI_LLAMA_FILES(names, 0), .bias_key = "attention_bias", \
+        .read = (reader)                                                                \
     }
 const mhai_family mhai_family_granitemoe = GRANITE("granitemoe", read_plain);
 const mhai_family mhai_family_granitemoeshared = GRANITE("granitemoeshared", read_shared);

@@ -3,10 +3,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
-#include <stdlib.h>
-
 static const mhai_weight_name names[] = {
     MHAI_NAME("self_attn_norm", "input_layernorm"),
     MHAI_NAME("self_attn_norm", "attention_layer_norm"),
@@ -27,8 +23,6 @@ static const mhai_weight_name names[] = {
     MHAI_NAME("delta_net.o_proj", "linear_attn.o_proj"),
     MHAI_NAME("delta_net", "linear_attn"), /* A_log and dt_bias */
     MHAI_NAME(NULL, NULL)};
-
-extern const mhai_family mhai_family_olmo_hybrid;
 
 /* Every fourth layer attends, or the last one of fewer than four. */
 static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
@@ -87,17 +81,13 @@ static bool rotates(const mhai_config *config)
 
 static mha_status read_olmo_hybrid(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_olmo_hybrid, false, plan));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(read_nets(config, plan));
-    if (rotates(config)) return mhai_read_rope(config, plan);
-    plan->desc.positions = MHA_ENCODING_NONE;
+    if (!rotates(config)) plan->desc.positions = MHA_ENCODING_NONE;
     return MHA_OK;
 }
 
 const mhai_family mhai_family_olmo_hybrid = {.model_type = "olmo_hybrid",
-                                             MHAI_LLAMA_FILES(names),
-                                             .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                             MHAI_LLAMA_FILES(names, 0),
                                              .bias_key = "attention_bias",
                                              .read = read_olmo_hybrid};
