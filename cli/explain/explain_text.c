@@ -115,7 +115,7 @@ static void print_problem(const explain_problem *p)
     if (p->config.source) say("sizes", "%s", p->config.source);
 }
 
-/* ---- What runs, what it costs ---------------------------------------------------------------- */
+/* ---- Path and cost --------------------------------------------------------------------------- */
 
 static void print_path(const explain_problem *p)
 {

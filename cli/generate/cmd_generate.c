@@ -98,7 +98,7 @@ typedef struct run {
     const int32_t *ends;              /* [end_count] the tokens that end a text */
     int64_t end_count;
     int32_t turn_end;  /* ends an answer of a chat; -1: none */
-    double seconds[2]; /* time of the prompt, and of the rest */
+    double seconds[2]; /* time of the prompt, and of the new tokens */
     mha_generation *generation;
     mha_sampling how;
     bool quiet;

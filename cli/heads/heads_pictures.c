@@ -15,8 +15,8 @@
 #include <string.h>
 
 enum {
-    MOST_HEADS = 10, /* of a selection: at most 240 pictures */
-    FEW_PLACES = 3,  /* of a head and measure, as on the page of -o */
+    MOST_HEADS = 10, /* heads of a selection: at most 240 pictures */
+    FEW_PLACES = 3,  /* places of a head and measure, as on the page of -o */
     WINDOW = 48,     /* tokens: few enough for legible labels and one screen */
     BEFORE = 36,     /* tokens before the query in a causal model, which sees no later ones */
     AROUND_KEY = 2,  /* tokens on each side of a distant key */
@@ -33,7 +33,7 @@ typedef struct picture {
     mha_head_measure measure;
     mha_head_place place;
     bool made;
-    char name[NAME_BYTES]; /* of the picture's files, without extension */
+    char name[NAME_BYTES]; /* name of the picture's files, without extension */
     char title[LINE_BYTES], said[LINE_BYTES], shown[LINE_BYTES];
     /* Set while the text is processed. */
     int64_t first, end;       /* rows */

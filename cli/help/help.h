@@ -5,7 +5,7 @@
 
 #include "common/commands.h"
 
-/* The environment: name, what it does. */
+/* An environment variable: its name and its effect. */
 #define HELP_ENVIRONMENT_LIST(X)                                                     \
     X("MHA_THREADS", "threads if --threads is not given; default: all CPUs")         \
     X("MHA_ISA", "best instruction set to use: portable, neon, avx2 or avx512")      \

@@ -179,7 +179,7 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", run_options, quiet, 0, "print this text", .marks = LINEAR | DELTA),
 };
 
-enum { DEFAULT_HEADS = 2 /* of the example for --module */ };
+enum { DEFAULT_HEADS = 2 /* heads of the example for --module */ };
 
 const args_page run_page = {
     .usage = "run --q FILE --k FILE --v FILE [options]\n"

@@ -78,7 +78,7 @@ static bool is_own_origin(const char *origin, const char *host)
 
 /* ---- routing --------------------------------------------------------------------------------- */
 
-/* The library answers the other requests; the server handles quitting. */
+/* The library answers the other requests. The server handles the request to quit. */
 static const mha_live_place quit = {"quit", JSON, NULL, true};
 
 static const mha_live_place *find_place(const char *name)

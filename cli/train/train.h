@@ -16,7 +16,8 @@ enum {
     TRAIN_MOST_LAYERS = 12,
     TRAIN_MOST_HEADS = 32,
     TRAIN_MOST_RIGHT = 16, /* columns that may be right for a probe */
-    TRAIN_KINDS = 3        /* kinds of probes, which are scored separately */
+    TRAIN_KINDS = 3,       /* kinds of probes, which are scored separately */
+    TRAIN_SENTENCE = 48    /* most words of a train_sentence */
 };
 
 /* ---- batches --------------------------------------------------------------------------------- */
@@ -64,6 +65,14 @@ typedef struct train_recipe {
     int64_t probes_to_stop, probes_to_report;
 } train_recipe;
 
+/* Sizes of most small models. */
+#define TRAIN_LLAMA(heads)                                                                       \
+    .embed_dim = 64, .num_layers = 2, .num_heads = (heads), .ff_dim = 128, .norm = MHA_NORM_RMS, \
+    .positions = MHA_ENCODING_ROTARY, .feed_forward = MHA_FEED_FORWARD_SWIGLU
+#define TRAIN_LEARNED(layers, heads)                                              \
+    .embed_dim = 64, .num_layers = (layers), .num_heads = (heads), .ff_dim = 128, \
+    .norm = MHA_NORM_LAYER, .positions = MHA_ENCODING_LEARNED
+
 /* Members of a recipe for most small models. */
 #define TRAIN_USUAL_STEPS                                                                \
     .learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.98, .weight_decay = 0.01, .clip = 1, \
@@ -82,7 +91,7 @@ typedef struct train_scores {
     /* The number of probes whose largest weight is on a right column. */
     int64_t hits[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
     double previous[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
-    double first[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS]; /* of all rows on the first token */
+    double first[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS]; /* weight of all rows on the first token */
     int64_t rows;                                      /* rows counted in `previous` and `first` */
 } train_scores;
 
@@ -158,20 +167,40 @@ int train_mixer_of(const char *name, size_t length);
 /* The mixers of a recipe's layers, as in --mixer; empty if all attend. */
 void train_recipe_mixers(const train_recipe *recipe, char *text, size_t size);
 
+/* A sentence under construction, with one probe. */
+typedef struct train_sentence {
+    int32_t words[TRAIN_SENTENCE];
+    int64_t length;
+    int64_t noun[3];   /* positions, for the task */
+    train_probe probe; /* but its b */
+    int32_t answer;    /* the only target, at the probe's row; -1: every next word is one */
+} train_sentence;
+
+void train_put(train_sentence *s, int word);
+
+/* One of `count` words from `first` on. */
+int train_one_of(random_source *r, int first, int64_t count);
+
+/* Draw sentences by `make`. The mean over all words with a target, and that over the probed rows,
+ * have equal weights. */
+void train_draw_sentences(const train_ask *ask,
+                          void (*make)(random_source *r, train_split split, train_sentence *s),
+                          train_batch *batch);
+
 /* ---- a model in training --------------------------------------------------------------------- */
 
 struct train_model {
     mha_context *context;
     const train_task *task;
     train_recipe recipe;
-    uint64_t seed;                      /* of this attempt */
+    uint64_t seed;                      /* seed of this attempt */
     int64_t step;                       /* done */
     mha_transformer *decoder, *encoder; /* encoder NULL: none */
     mha_trainer *trainer;
     train_batch batch, probe; /* for training, for probing */
     float *probabilities;
-    const float *logits; /* of the last evaluation, until the next step */
-    double loss;         /* of the last step */
+    const float *logits; /* logits of the last evaluation, until the next step */
+    double loss;         /* loss of the last step */
 };
 
 /* Create the rest of a model whose context, task and recipe are set. */

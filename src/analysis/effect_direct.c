@@ -13,7 +13,7 @@
 typedef struct direct_job {
     const mhai_effect_run *r;
     const mha_effect_text *text;
-    float *heads, *end; /* for the current text */
+    float *heads, *end; /* arrays for the current text */
     double *mean;       /* [E] the mean row of W_out */
     mha_tensor scale;   /* the final norm's weight; ndim 0: no norm */
     double *u;          /* [terms E] */
@@ -156,11 +156,10 @@ static mha_status run(mhai_effect_run *r, double *direct)
 mha_status mha_effect_direct(mha_context *context, const mha_transformer *transformer,
                              const mha_effect_data *data, double *direct)
 {
-    MHAI_NEED("mha_effect_direct", context, transformer, direct);
+    MHA_NEED("mha_effect_direct", context, transformer, direct);
     const mha_scratch_mark mark = mha_scratch_top(context);
     mhai_effect_run r;
     mha_status status = mhai_effect_begin(&r, context, transformer, data);
     if (status == MHA_OK) status = run(&r, direct);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

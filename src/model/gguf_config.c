@@ -346,7 +346,7 @@ static mha_status refuse_unsupported(const mhai_gguf_reading *r)
 /* The numbers of heads of all layers. */
 typedef struct head_counts {
     json_t *lists[2], *types;
-    int64_t most, kv_heads; /* of the layer with the most heads */
+    int64_t most, kv_heads; /* numbers of the layer with the most heads */
     bool same, seen;
 } head_counts;
 

@@ -1,5 +1,5 @@
-/* Weights of a model folder by name, from one file or from shards, checked against the shapes in
- * config.json. Any floating type and alignment is read as f32. */
+/* Weights of a model folder by name, from one file or from shards. Shapes must match config.json.
+ * Any floating type and alignment is read as f32. */
 #ifndef MHAI_MODEL_WEIGHTS_H
 #define MHAI_MODEL_WEIGHTS_H
 
@@ -16,7 +16,7 @@ typedef struct mhai_shard {
 } mhai_shard;
 
 typedef struct mhai_weights {
-    char *path;        /* of the file or, with several shards, of their index; for messages */
+    char *path;        /* path of the file or, with several shards, of their index; for messages */
     mha_gguf *gguf;    /* instead of shards; owned */
     const char *asks;  /* the file that describes the weights, for messages */
     mhai_shard *shard; /* [shards] */

@@ -23,7 +23,7 @@ struct mhai_font {
     bool no_memory;
     const char *path;
     cairo_font_face_t *cairo; /* created for the first PDF */
-    mhai_font *mono;          /* likewise; this font itself if there is no fixed-width face */
+    mhai_font *mono;          /* created like cairo; this font if no face has a fixed width */
 };
 
 enum { HOW = FT_LOAD_NO_HINTING | FT_LOAD_NO_BITMAP };

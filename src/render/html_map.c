@@ -18,7 +18,11 @@
 #include <string.h>
 
 static const uint32_t masked_float = 0x7FC0A5A5;
-enum { LEAST_FRAMES = 8, FRAME_BITS = 8, MAP_TEXT = 96 /* of a frame's map beside its data */ };
+enum {
+    LEAST_FRAMES = 8,
+    FRAME_BITS = 8,
+    MAP_TEXT = 96 /* bytes of a frame's map besides its data */
+};
 
 /* -- lists of maps ---------------------------------------------------------------------------- */
 

@@ -40,7 +40,7 @@ static bool comes_before(double a, double b)
 static void rank(mha_answer *a, int by)
 {
     int64_t *at = a->order[by];
-    for (int64_t i = 0; i < a->count; i++) { /* insertion sort: some hundreds of heads */
+    for (int64_t i = 0; i < a->count; i++) { /* insertion sort: a few hundred heads */
         int64_t j = i;
         for (; j > 0 && comes_before(a->heads[i].value[by], a->heads[at[j - 1]].value[by]); j--)
             at[j] = at[j - 1];
@@ -92,8 +92,7 @@ mha_status mha_question_ask(mha_context *context, const mha_transformer *transfo
 {
     mha_question q;
     mha_transformer_desc d = {.struct_size = sizeof d};
-    if (!context || !transformer || !tokens || !given || !answer)
-        return mha_fail(MHA_ERR_NULL, "question: every argument is required");
+    MHA_NEED("question", context, transformer, tokens, given, answer);
     *answer = (mha_answer){.predicted = -1};
     MHA_TRY(mha_struct_read("mha_question", &q, sizeof q, sizeof q, given, given->struct_size));
     mha_transformer_describe(transformer, &d);

@@ -280,8 +280,8 @@ def byte_pairs():
 
 
 def interrupted():
-    """Ctrl-C during a text without end. The text is longer than a pipe's buffer, so that it cannot
-    be complete before the signal. The output ends with a whole character and a line end."""
+    """Ctrl-C during an endless text. The text is longer than a pipe's buffer, so that it cannot be
+    complete before the signal. The output ends with a whole character and a line end."""
     length = 200000
     folder = make("endless", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
                                      [0, 0, 0, 0, 9, 0], [0, 0, 0, 9, 0, 0], [0] * V],

@@ -189,7 +189,6 @@ def decoder(folder, width):
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     block = struct.pack("<65521f", *(chance.gauss(0, 0.05) for _ in range(65521)))  # a prime: no two rows are equal
-                                                                                    # rows are equal
     folder.mkdir()
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)

@@ -207,7 +207,7 @@ def scores():
 
 
 def company():
-    """Combinations of several random options. MHA_SEED=n draws others."""
+    """Combinations of several random options. MHA_SEED=n selects others."""
     seed = int(os.environ.get("MHA_SEED", "1"))
     draw = random.Random(seed)
     keep = booleans((H, T, S), "ck.npy", 0.8)

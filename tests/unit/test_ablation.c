@@ -780,8 +780,8 @@ static void intervals(void **state)
     for (int i = 0; i < 200; i++) values[i] = i % 2 ? NAN : i % 4 ? 1 : 0; /* 50 zeros, 50 ones */
     expect_ok(mha_effect_bootstrap(context, values, 200, 1, 4000, 5, &x));
     assert_true(x.mean == 0.5 && x.texts == 100);
-    /* A binomial of 100 has a deviation of 0.05, so 95 % are within 0.1 of the mean, up to a step
-     * of 0.01 and the error of 4,000 draws. */
+    /* The mean of 100 binary draws has a standard deviation of 0.05, so 95 % are within 0.1 of the
+     * mean, up to a step of 0.01 and the error of 4,000 draws. */
     assert_true(fabs(x.low - 0.4) < 0.016 && fabs(x.high - 0.6) < 0.016);
     expect_ok(mha_effect_bootstrap(context, values, 200, 1, 4000, 5, &again));
     assert_memory_equal(&x, &again, sizeof x);

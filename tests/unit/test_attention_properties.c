@@ -65,11 +65,6 @@ static void discard(kinds_case *c)
 
 /* ---- masks ----------------------------------------------------------------------------------- */
 
-static ref_attention kinds_reference(const kinds_case *c)
-{
-    return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
-}
-
 /* The pairs that are visible in the reference, as a dense mask. */
 static guarded dense_mask(const kinds_case *c, rng *r)
 {
@@ -113,7 +108,7 @@ static void symbolic_is_dense(void **state)
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(120, 4000); i++) {
-        /* Every kind of mask alone, then combinations. */
+        /* Each kind of mask separately, then combinations. */
         static const unsigned each[] = {KIND_CAUSAL,
                                         KIND_LENGTHS,
                                         KIND_BEGINS,
@@ -509,7 +504,7 @@ static void count_cells(void *user, int64_t b, int64_t h, int64_t query, int64_t
     for (int64_t i = 0; i < queries; i++) memset(keep + i * keep_stride, 1, (size_t)keys);
 }
 
-/* A callback is called for the tiles that the other masks leave, and for few other cells. */
+/* A callback is called for the tiles that no other mask hides, and for few other cells. */
 static int64_t cells_asked(const machine *m, const mha_attention_desc *given, int64_t length)
 {
     rng r = rng_make(1, 1);

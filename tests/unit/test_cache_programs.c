@@ -1,7 +1,8 @@
-/* Random programs on a cache - append, decode, attend, truncate, fork, reset, and calls that must fail - against a
- * model that stores every position in plain arrays of double. After each step lengths and pages must equal the model's.
- * Attention must be within its bound of the double reference on the model's stored numbers, and
- * bit-identical to mha_attention_forward() on contiguous f32 tensors of these numbers.
+/* Random programs on a cache - append, decode, attend, truncate, fork, reset, and calls that must
+ * fail - compared with a model that stores every position in plain arrays of double. After each
+ * step lengths and pages must equal the model's. Attention must be within its bound of the double
+ * reference on the model's stored numbers, and bit-identical to mha_attention_forward() on
+ * contiguous f32 tensors of these numbers.
  *
  * The default is a sample; MHA_TEST_LONG=1 tests 5,000 programs. MHA_TEST_CASE=n (with
  * MHA_TEST_SEED) runs only the n-th. */
@@ -292,7 +293,7 @@ static void call_free(call *c)
     free(c->k.data), free(c->v.data);
 }
 
-/* Errors over bounds. The errors of the plain path are one rounding and would hide a loose
+/* Ratios of errors to bounds. The errors of the plain path are one rounding and would hide a loose
  * bound. */
 static tally tally_o[] = {{.name = "o"}, {.name = "o, plain path"}};
 static tally tally_lse[] = {{.name = "lse"}, {.name = "lse, plain path"}};
@@ -319,8 +320,7 @@ static void check_row(const program *p, const call *c, int64_t b, int64_t h, int
 {
     const ref_attention a = {.desc = &c->desc, .q = &c->q.view, .k = &c->k, .v = &c->v};
     const bool plain = c->desc.path == MHA_PATH_PLAIN;
-    const bound_arith arith =
-        plain ? bound_arith_plain(true) : bound_arith_tiled(mha_context_isa(p->context), true);
+    const bound_arith arith = bound_arith_of(&a, c->desc.path, mha_context_isa(p->context));
     if (!rows_are_finite(p, &c->k, b, h / p->group) || !rows_are_finite(p, &c->v, b, h / p->group))
         return;
     kinds_attention_row(&a, b, h, t, row);

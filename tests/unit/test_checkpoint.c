@@ -289,7 +289,7 @@ static void encoder_as_model(void **state)
     const mha_batch batch = {.struct_size = sizeof batch, .batch = 1, .length = T, .ids = ids};
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &hidden};
     expect_ok(mha_model_forward(context, model, &batch, &outputs));
-    /* Rows of a layer norm with unit weights are about 1. Two layers have some hundred
+    /* Rows of a layer norm with unit weights are about 1. Two layers have a few hundred
      * roundings. */
     for (int i = 0; i < T * 8; i++) assert_float_equal(ours[i], models[i], 1e-4f);
     mha_activations_destroy(activations);

@@ -27,7 +27,7 @@ typedef struct program {
     const mha_transformer *t;
     bool cross, few_pages;
     bool channels; /* have scales, so bits depend on the division into steps */
-    int64_t width; /* of the output */
+    int64_t width; /* width of the output */
     mha_decoder *decoder;
     story of[BATCH];
 } program;
@@ -281,7 +281,7 @@ static void narrow(mha_transformer_desc *d, int64_t window, int64_t sinks, mha_l
     d->layers = layers;
 }
 
-/* Steps of all sequences, padded, until one has LENGTH tokens, and cuts, which windows may
+/* Steps of all sequences, padded, until one has LENGTH tokens, and truncations, which windows may
  * reject. */
 static int64_t run_windowed(program *p, bool discards)
 {
@@ -386,8 +386,8 @@ static void descriptions_are_checked(void **state)
                    __VA_ARGS__);                                                         \
     expect_spoiled(d, mha_decoder_count(transformer, &d, &sizes), status, part, __VA_ARGS__)
     REFUSED(t, MHA_ERR_UNSUPPORTED, "flags 0x4", d.flags = 4);
-    REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved 4", d.reserved2 = 4);
-    REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved 5", d.reserved3 = 5);
+    REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved is 4", d.reserved2 = 4);
+    REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved is 5", d.reserved3 = 5);
     REFUSED(t, MHA_ERR_ARGUMENT, "page_size is -1", d.page_size = -1);
     REFUSED(t, MHA_ERR_ARGUMENT, "pages is -1", d.pages = -1);
     REFUSED(t, MHA_ERR_ARGUMENT, "window is -1", d.window = -1);

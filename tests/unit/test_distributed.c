@@ -369,7 +369,7 @@ typedef struct planned {
     int64_t H, Hk, D, Dv, queries[PLANNED], keys[PLANNED];
     uint32_t flags;
     bool entropy;
-    int64_t parts; /* of heads */
+    int64_t parts; /* parts of heads */
     int64_t sent[PLANNED], received[PLANNED];
     double bytes_sent[PLANNED], bytes_received[PLANNED], pairs[PLANNED];
 } planned;

@@ -38,12 +38,12 @@ typedef struct fields {
     uint32_t version;
     uint64_t tensors, keys;
     uint32_t alignment_type, alignment;
-    uint64_t key_bytes; /* of 'general.name' */
+    uint64_t key_bytes; /* length of 'general.name' */
     char key[16];
     uint32_t value_type;
-    uint64_t value_bytes; /* of "tiny" */
+    uint64_t value_bytes; /* length of "tiny" */
     uint32_t array_type;
-    uint64_t array_count; /* of three U32 */
+    uint64_t array_count; /* number of elements, three */
     char strings_key[8];
     uint64_t strings, string_bytes;
     uint64_t name_bytes;

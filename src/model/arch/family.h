@@ -1,5 +1,5 @@
 /* A family of models defines how config.json describes a transformer and how its weights are named.
- * Each family is one file in this folder and one line in the list of family.c; no other code
+ * Each family is one file in this folder and one entry of the list below; no other code
  * depends on a family. */
 #ifndef MHAI_FAMILY_H
 #define MHAI_FAMILY_H
@@ -7,6 +7,7 @@
 #include "model/model_config.h"
 #include "model/quantization.h"
 
+#include <multihead/component.h>
 #include <multihead/model.h>
 #include <multihead/transformer.h>
 
@@ -40,20 +41,21 @@ typedef enum mhai_weight_form {
     MHAI_FUSED_TRANSPOSED,
     MHAI_FUSED_HEADS,  /* for each head: its q, k and v */
     MHAI_FUSED_GATE,   /* for each head: its q and output gate */
-    MHAI_FUSED_GROUPS, /* of a gated delta net, for each head of q: its q, k, v and g, or its b and
+    MHAI_FUSED_GROUPS, /* for each head of q of a gated delta net: its q, k, v and g, or its b and
                         * a */
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
-    MHAI_LAST_ROWS,    /* of a longer table */
-    MHAI_PAIRED_ROWS,  /* of a rotation of neighbouring elements: 2 k and 2 k + 1 of each head */
+    MHAI_LAST_ROWS,    /* last rows of a longer table */
+    MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
-    MHAI_EXPERT,       /* of a table of all experts, [experts, rows, columns] */
-    MHAI_EXPERT_PAIR   /* likewise, with gate and up of each expert concatenated */
+    MHAI_EXPERT,       /* one part of a table of all experts, [experts, rows, columns] */
+    MHAI_EXPERT_PAIR   /* like MHAI_EXPERT, with gate and up of each expert concatenated */
 } mhai_weight_form;
 
-/* Our name and the family's name of a parameter. Either both omit the tail (".weight", ".bias") or
- * both are complete. An asterisk stands for the number of an expert. part: 0 for the first part of
- * a fused weight, then 1, 2. If several rows have the same name of ours, the first row whose weight
- * is in the file applies. If the file has none of these weights, our own name applies. */
+/* The library's name and the family's name of a parameter. Either both omit the tail (".weight",
+ * ".bias") or both are complete. An asterisk stands for the number of an expert. part: 0 for the
+ * first part of a fused weight, then 1, 2. If several rows have the same library name, the first
+ * row whose weight is in the file applies. If the file has none of these weights, the library's
+ * name applies. */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;
     mhai_weight_form form;
@@ -69,7 +71,7 @@ typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     int64_t first_position; /* rows before the table of positions that no token uses */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
-    mha_layer_desc *layers; /* likewise desc.layers */
+    mha_layer_desc *layers; /* owns the array of desc.layers */
     mhai_quantization quantization;
 } mhai_family_plan;
 
@@ -96,14 +98,20 @@ typedef struct mhai_family {
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
     /* Describe the transformer. */
+    bool llama;     /* mhai_family_read() describes a Llama before read(), and its rotation after */
+    bool whole;     /* num_key_value_heads is required: its default in transformers is not one per
+                     * head */
+    bool own_act;   /* read() reads the activation; otherwise it is SiLU */
+    double epsilon; /* the default of rms_norm_eps; 0: 1e-6 */
     const char *layers;      /* before a layer's number */
     const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
-    const char *text_prefix; /* another one, such as that of the text part of a multimodal model;
-                              * NULL: none */
+    const char *text_prefix; /* other prefix, such as a multimodal text part's; NULL: none */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
+    const mhai_rope_kind *ropes;   /* NULL, or two in its place, with an object for each type of
+                                    * layers in rope_parameters: without a window and with one */
     bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
     bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
@@ -112,11 +120,24 @@ typedef struct mhai_family {
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
                                                                     * this family */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
-    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan);
+    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan); /* NULL: no more */
     /* Whether a weight is ignored. NULL: ignore all weights outside layers, such as poolers and
      * output layers. */
     bool (*ignores)(const mhai_family_plan *plan, const char *name);
 } mhai_family;
+
+/* A transformer is saved as the first family that can describe it. The last family can describe
+ * every transformer. */
+/* clang-format off */
+#define MHAI_FAMILY_LIST(X)                                                                       \
+    X(bert) X(roberta) X(electra) X(distilbert) X(gpt2) X(gpt_neox) X(llama) X(mistral)           \
+    X(mixtral) X(qwen2) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)               \
+    X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
+    X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(bamba)                \
+    X(granitemoehybrid) X(granite) X(mamba2) X(nemotron_h) X(multihead)
+/* clang-format on */
+#define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
+MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
 
 /* Find the family that config.json names. */
 MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_family **family);
@@ -124,6 +145,10 @@ MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_
 /* For a multimodal model, continue with its text_config. Reject fields of the top level that affect
  * the text and differ from text_config. */
 MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
+
+/* Read config.json with this family (decoder.c). */
+MHA_NODISCARD mha_status mhai_family_read(const mhai_family *family, const mhai_config *config,
+                                          mhai_family_plan *plan);
 
 /* The family that a transformer is saved as; never NULL. */
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc);
@@ -146,7 +171,7 @@ extern const mhai_weight_name mhai_bert_names[];
 MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
 void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 
-/* Write the fields that llama and bert name alike. */
+/* Write the fields that have the same names in llama and bert. */
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 
 /* Read the number of layers: that of the list of kinds or of the pattern, if there is one. */
@@ -156,7 +181,6 @@ MHA_NODISCARD mha_status mhai_read_layer_count(const mhai_config *config, const 
 /* Read the sizes of a transformer by a family's names. */
 MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                                          const char *inner, mha_transformer_desc *d);
-extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_distilbert;
 
 /* Read layer_heads and layer_kv_heads of this library's folders and of GGUF files. */
 MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan);
@@ -166,16 +190,15 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
     MHAI_NAME("self_attn_norm", "input_layernorm"), \
         MHAI_NAME("mlp_norm", "post_attention_layernorm")
 
-/* Entries of a family whose files have Llama's layout. */
-#define MHAI_LLAMA_FILES(names_)                                                        \
-    .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
-    .names = names_, .ignores = mhai_decoder_ignores
+/* Entries of a family whose files have Llama's layout. biases: those it always has. */
+#define MHAI_LLAMA_FILES(names_, biases)                                                 \
+    .llama = true, .keys = &mhai_usual_keys, .shape = MHA_MODEL_SHAPE_CAUSAL | (biases), \
+    .grouped = true, .layers = "layers.", .prefix = "model.", .names = names_,           \
+    .ignores = mhai_decoder_ignores
+extern const mhai_weight_name mhai_llama_names[]; /* MHAI_LLAMA_NAMES alone */
 
-/* Describe a Llama: causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon, tied
- * embeddings. With `whole` num_key_value_heads is required, because transformers' default for these
- * families is not one per head. */
-MHA_NODISCARD mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family,
-                                           bool whole, mhai_family_plan *plan);
+/* Require SiLU. */
+MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
 /* Read attention_bias; mhai_read_biases() also reads mlp_bias. */
 MHA_NODISCARD mha_status mhai_read_attention_bias(const mhai_config *config,
@@ -187,9 +210,6 @@ MHA_NODISCARD mha_status mhai_read_biases(const mhai_config *config, mhai_family
 MHA_NODISCARD mha_status mhai_check_head_dim(const mhai_config *config,
                                              const mha_transformer_desc *d);
 
-/* Require hidden_act to be SiLU, as in SwiGLU. */
-MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
-
 /* Read the rotation from config.json into every layer that rotates. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
 
@@ -200,11 +220,6 @@ MHA_NODISCARD mha_status mhai_read_normed(const mhai_config *config, uint32_t fl
 
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
-
-/* Read the rotations from rope_parameters, which has an object for each type of layer. kinds: of
- * layers without a window, and with a window. Call mhai_read_windows() first. */
-MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
-                                         mhai_family_plan *plan);
 
 /* Read the windows of layers. Layers with a window are those that layer_types names
  * sliding_attention; without that list, layers from `first` on whose number plus 1 is not a
@@ -277,7 +292,7 @@ typedef struct mhai_experts_kind {
     const char *scale;
     const char *first; /* the number of dense layers before them */
     float sum_epsilon;
-    uint32_t flags; /* of mha_experts_desc */
+    uint32_t flags; /* flags of mha_experts_desc */
     bool usual;     /* the default of `normalises` */
     bool may_lack;  /* the number of experts may be 0 */
     bool steps;     /* decoder_sparse_step and mlp_only_layers are read */
@@ -296,7 +311,7 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
         "mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", MHAI_EXPERT, 0            \
     }
 
-/* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are alike. The last
+/* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are equal. The last
  * name is that of A_log and dt_bias. */
 #define MHAI_DELTA_NAMES                                                                         \
     {"norm", "norm", MHAI_PLUS_ONE, 0}, {"self_attn_norm", "input_layernorm", MHAI_PLUS_ONE, 0}, \
@@ -309,13 +324,13 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
         MHAI_NAME("delta_net.o_norm", "linear_attn.norm"),                                       \
         MHAI_NAME("delta_net.o_proj", "linear_attn.out_proj"),                                   \
         MHAI_NAME("delta_net", "linear_attn")
-#define MHAI_DELTA_FILES(names_)                                                        \
-    .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
-    .names = (names_), .ignores = mhai_delta_ignores, .shape = MHA_MODEL_SHAPE_CAUSAL,  \
-    .bias_key = "attention_bias", .rope = &mhai_delta_rope, .partial = true
+#define MHAI_DELTA_FILES(names_)                                                                  \
+    .llama = true, .whole = true, .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", \
+    .prefix = "model.", .names = (names_), .ignores = mhai_delta_ignores,                         \
+    .shape = MHA_MODEL_SHAPE_CAUSAL, .bias_key = "attention_bias", .rope = &mhai_delta_rope,      \
+    .partial = true
 extern const mhai_rope_kind mhai_delta_rope;
-MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, const mhai_family *family,
-                                         mhai_family_plan *plan);
+MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan);
 bool mhai_delta_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Shared by LFM2 and LFM2-MoE (lfm2.c): everything but the feed-forward layers and the rotation. */
@@ -332,8 +347,7 @@ bool mhai_delta_ignores(const mhai_family_plan *plan, const char *name);
         MHAI_NAME("mlp.gate_proj", "feed_forward.w1"),                                          \
         MHAI_NAME("mlp.up_proj", "feed_forward.w3"), MHAI_NAME("mlp.down_proj", "feed_forward.w2")
 extern const mhai_rope_kind mhai_lfm2_rope;
-MHA_NODISCARD mha_status mhai_read_lfm2(const mhai_config *config, const mhai_family *family,
-                                        mhai_family_plan *plan);
+MHA_NODISCARD mha_status mhai_read_lfm2(const mhai_config *config, mhai_family_plan *plan);
 
 /* Return plan->layers, allocated if necessary. */
 MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);

@@ -1,10 +1,6 @@
 /* Mistral: Llama with a window on every layer. Mixtral: experts, and the window is optional. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
-static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_NAME(NULL, NULL)};
-
 static const mhai_weight_name expert_names[] = {
     MHAI_LLAMA_NAMES,
     MHAI_NAME("mlp.router", "block_sparse_moe.gate"),
@@ -17,35 +13,27 @@ static const mhai_weight_name expert_names[] = {
 static const mhai_rope_kind expert_rope = {NULL, "rope_theta", "partial_rotary_factor", 1e6,
                                            1,    true};
 
-extern const mhai_family mhai_family_mistral, mhai_family_mixtral;
-
 static mha_status read_mistral(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_mistral, true, plan));
-    MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_read_windows(config, 4096, 0, 0, plan));
-    return mhai_read_rope(config, plan);
+    return mhai_read_windows(config, 4096, 0, 0, plan);
 }
 
 const mhai_family mhai_family_mistral = {.model_type = "mistral",
-                                         MHAI_LLAMA_FILES(names),
-                                         .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                         MHAI_LLAMA_FILES(mhai_llama_names, 0),
+                                         .whole = true,
                                          .read = read_mistral};
 
 static mha_status read_mixtral(const mhai_config *config, mhai_family_plan *plan)
 {
     static const mhai_experts_kind kind = {
         .count = "num_local_experts", .alias = "num_experts", .usual = true};
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_mixtral, true, plan));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_read_windows(config, 0, 0, 0, plan));
-    MHA_TRY(mhai_read_experts(config, &kind, plan));
-    return mhai_read_rope(config, plan);
+    return mhai_read_experts(config, &kind, plan);
 }
 
 const mhai_family mhai_family_mixtral = {.model_type = "mixtral",
-                                         MHAI_LLAMA_FILES(expert_names),
-                                         .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                         MHAI_LLAMA_FILES(expert_names, 0),
+                                         .epsilon = 1e-5,
+                                         .whole = true,
                                          .rope = &expert_rope,
                                          .read = read_mixtral};
