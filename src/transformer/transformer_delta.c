@@ -38,6 +38,11 @@ const char *mha_layer_keeps_heads(const mha_layer_desc *layer)
 
 mha_status mhai_transformer_trains(const char *function, const mha_transformer *t)
 {
+    if (t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: the feed-forward layers clamp their units, which supports forward "
+                        "calls only",
+                        function);
     for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {
         const char *why = mha_layer_forward_only(&t->desc.layers[i]);
         if (why)

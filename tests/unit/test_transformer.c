@@ -1034,6 +1034,12 @@ static void create_errors(void **state)
         d.flags = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM);
     ROW(MHA_ERR_ARGUMENT, "only with MHA_TRANSFORMER_BRANCH_NORM",
         d.flags = MHA_TRANSFORMER_NO_INPUT_NORM);
+    ROW(MHA_ERR_ARGUMENT, "only with MHA_NORM_LAYER", d.norm = MHA_NORM_RMS,
+        d.flags = MHA_TRANSFORMER_NO_NORM_BIAS);
+    ROW(MHA_ERR_ARGUMENT, "only with MHA_TRANSFORMER_PARALLEL and a norm", d.norm = MHA_NORM_RMS,
+        d.flags = MHA_TRANSFORMER_ONE_NORM);
+    ROW(MHA_ERR_ARGUMENT, "only with MHA_TRANSFORMER_PARALLEL and a norm", d.ff_dim = 4,
+        d.flags = MHA_TRANSFORMER_ONE_NORM | MHA_TRANSFORMER_PARALLEL);
     ROW(MHA_ERR_ARGUMENT, "parallel blocks", d.flags = MHA_TRANSFORMER_PARALLEL, d.ff_dim = 0);
     ROW(MHA_ERR_ARGUMENT, "parallel blocks", d.ff_dim = 4,
         d.flags = MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_CROSS);
@@ -1176,7 +1182,17 @@ static void layers_are_checked(void **state)
         {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_amplitude = 1},
          MHA_ERR_ARGUMENT,
          "only with MHA_ROPE_SCALING_YARN"},
-        {{.rope_scaling = (mha_rope_scaling)3}, MHA_ERR_ARGUMENT, "rope_scaling is 3"},
+        {{.rope_scaling = (mha_rope_scaling)4}, MHA_ERR_ARGUMENT, "rope_scaling is 4"},
+        {{.rope_scaling = MHA_ROPE_SCALING_LONG, .rope_original_length = 4, .rope_high = 2},
+         MHA_ERR_ARGUMENT,
+         "rope_low and rope_high: only with"},
+        {{.rope_scaling = MHA_ROPE_SCALING_LONG, .rope_original_length = 4, .rope_factor = 2},
+         MHA_ERR_ARGUMENT,
+         "rope_factor 2"},
+        {{.rope_scaling = MHA_ROPE_SCALING_LONG, .rope_original_length = 4},
+         MHA_ERR_NULL,
+         "rope_factors is NULL"},
+        {{.flags = MHA_LAYER_ROPE_EXACT_RAMP}, MHA_ERR_ARGUMENT, "MHA_LAYER_ROPE_EXACT_RAMP: only"},
         {{.rope_scaling = MHA_ROPE_SCALING_YARN}, MHA_ERR_ARGUMENT, "rope_original_length is 0"},
         {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_low = 5},
          MHA_ERR_ARGUMENT,
