@@ -103,7 +103,7 @@ static mha_status open_index(mhai_weights *weights, const char *folder)
 mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
 {
     const bool one = mhai_model_holds(folder, "model.safetensors");
-    *weights = (mhai_weights){.prefix = "", .asks = "config.json"};
+    *weights = (mhai_weights){.prefix = "", .outer = "", .asks = "config.json"};
     weights->path =
         mhai_model_join(folder, one ? "model.safetensors" : "model.safetensors.index.json");
     if (!weights->path) return mhai_path_fail(MHA_ERR_NOMEM, folder, "cannot allocate names");
@@ -113,8 +113,8 @@ mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
 
 mha_status mhai_weights_open_gguf(mha_gguf *file, const char *path, mhai_weights *weights)
 {
-    *weights = (mhai_weights){
-        .prefix = "", .gguf = file, .asks = "its metadata", .count = mha_gguf_count(file)};
+    *weights = (mhai_weights){.prefix = "", .outer = "", .gguf = file, .asks = "its metadata"};
+    weights->count = mha_gguf_count(file);
     weights->path = strdup(path);
     return weights->path ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "weights: cannot allocate a name");
 }
@@ -128,7 +128,7 @@ void mhai_weights_close(mhai_weights *weights)
     free(weights->shard);
     free(weights->path);
     mha_gguf_close(weights->gguf);
-    *weights = (mhai_weights){.prefix = ""};
+    *weights = (mhai_weights){.prefix = "", .outer = ""};
 }
 
 /* ---- tensors ------------------------------------------------------------------------------- */
@@ -181,12 +181,17 @@ static int64_t find_full(const mhai_weights *weights, const char *name)
     return -1;
 }
 
-int64_t mhai_weights_find(const mhai_weights *weights, const char *name)
+static int64_t find_with(const mhai_weights *weights, const char *prefix, const char *name)
 {
     char full[NAME_BYTES];
-    const int length = snprintf(full, sizeof full, "%s%s", weights->prefix, name);
-    const int64_t found = length < (int)sizeof full ? find_full(weights, full) : -1;
-    return found >= 0 ? found : find_full(weights, name);
+    const int length = snprintf(full, sizeof full, "%s%s", prefix, name);
+    return length < (int)sizeof full ? find_full(weights, full) : -1;
+}
+
+int64_t mhai_weights_find(const mhai_weights *weights, const char *name)
+{
+    const int64_t found = find_with(weights, weights->prefix, name);
+    return found >= 0 ? found : find_with(weights, weights->outer, name);
 }
 
 void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor)
@@ -227,8 +232,13 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
     }
     /* reads nothing; checks the type */
     if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL);
-    if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
+    if (expected->dtype == MHA_U8
+            ? tensor->dtype == MHA_U8
+            : tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
         return MHA_OK;
+    if (expected->dtype == MHA_U8)
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, path, "weight '%s' is %s, expected u8", name,
+                              mha_dtype_name(tensor->dtype));
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
                           "weight '%s' is %s; save the model as float32, float16 or bfloat16", name,
                           mha_dtype_name(tensor->dtype));
@@ -240,17 +250,17 @@ mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index)
     mha_tensor tensor;
     if (weights->gguf) {
         const bool known = mha_gguf_describe(weights->gguf, index, &found) == MHA_OK;
-        return known ? (mhai_elements){found.type, found.data}
-                     : (mhai_elements){MHA_GGUF_F32, NULL};
+        return known ? (mhai_elements){found.type, found.data, NULL}
+                     : (mhai_elements){MHA_GGUF_F32, NULL, NULL};
     }
     const mhai_shard *shard = shard_of(weights, index);
     index -= shard->first;
     if (mha_safetensors_peek(shard->file, index, &tensor) != MHA_OK)
-        return (mhai_elements){MHA_GGUF_F32, NULL};
+        return (mhai_elements){MHA_GGUF_F32, NULL, NULL};
     return (mhai_elements){tensor.dtype == MHA_F16    ? MHA_GGUF_F16
                            : tensor.dtype == MHA_BF16 ? MHA_GGUF_BF16
                                                       : MHA_GGUF_F32,
-                           mhai_safetensors_data(shard->file, index)};
+                           mhai_safetensors_data(shard->file, index), NULL};
 }
 
 bool mhai_weights_equal(const mhai_weights *weights, int64_t a, int64_t b)
@@ -266,9 +276,33 @@ bool mhai_weights_equal(const mhai_weights *weights, int64_t a, int64_t b)
                   (size_t)count * mha_dtype_size(x.dtype)) == 0;
 }
 
+/* Decode a block whose numbers are in order, as a block of GGUF, where numbers 0 and 16, 1 and 17,
+ * ... share bytes. */
+static void read_block(mhai_elements from, int64_t block, float to[32])
+{
+    unsigned char made[17] = {from.scales[block]};
+    const unsigned char *given = from.data + 16 * block;
+    for (int i = 0; i < 16; i++) {
+        const int shift = i % 2 * 4;
+        made[1 + i] =
+            (unsigned char)((given[i / 2] >> shift & 15) | (given[8 + i / 2] >> shift & 15) << 4);
+    }
+    mhai_gguf_decode(MHA_GGUF_MXFP4, made, 0, 32, to);
+}
+
 void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to)
 {
-    mhai_gguf_decode(from.type, from.data, first, count, to);
+    if (!from.scales) {
+        mhai_gguf_decode(from.type, from.data, first, count, to);
+        return;
+    }
+    for (int64_t i = 0, n; i < count; i += n) {
+        float block[32];
+        const int64_t at = (first + i) % 32;
+        n = count - i < 32 - at ? count - i : 32 - at;
+        read_block(from, (first + i) / 32, block);
+        memcpy(to + i, block + at, (size_t)n * sizeof *to);
+    }
 }
 
 bool mhai_weights_are_f32(const mhai_weights *weights)

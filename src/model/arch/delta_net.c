@@ -5,8 +5,6 @@
 
 #include <multihead/component.h>
 
-#include <string.h>
-
 const mhai_rope_kind mhai_delta_rope = {.base = "rope_theta",
                                         .part = "partial_rotary_factor",
                                         .usual_base = 1e4,
@@ -60,11 +58,4 @@ mha_status mhai_read_delta(const mhai_config *config, const mhai_family *family,
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 256;
     MHA_TRY(read_nets(config, plan));
     return mhai_read_rope(config, plan);
-}
-
-/* Ignore layers that predict further tokens, and layers for images. */
-bool mhai_delta_ignores(const mhai_family_plan *plan, const char *name)
-{
-    return strncmp(name, "mtp.", 4) == 0 || strncmp(name, "model.visual.", 13) == 0 ||
-           mhai_decoder_ignores(plan, name);
 }

@@ -24,7 +24,8 @@ static const mhai_weight_name later_names[] = {
     {"self_attn.k_norm", "self_attn.k_norm", MHAI_PLUS_ONE, 0},
     MHAI_NAME(NULL, NULL)};
 
-extern const mhai_family mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3;
+extern const mhai_family mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
+    mhai_family_gemma3_whole;
 
 static mha_status read_gemma_kinds(const mhai_config *config, const mhai_family *family,
                                    mhai_family_plan *plan)
@@ -111,12 +112,13 @@ const mhai_family mhai_family_gemma = {.model_type = "gemma",
                                        .tied = true,
                                        .read = read_gemma};
 
-#define LATER(number, type)                                                         \
-    const mhai_family mhai_family_gemma##number = {.model_type = type,              \
-                                                   MHAI_LLAMA_FILES(later_names),   \
-                                                   .shape = MHA_MODEL_SHAPE_CAUSAL, \
-                                                   .bias_key = "attention_bias",    \
-                                                   .tied = true,                    \
-                                                   .read = read_gemma##number}
-LATER(2, "gemma2");
-LATER(3, "gemma3_text");
+#define LATER(number, type, whole)                                                   \
+    {                                                                                \
+        .model_type = (type), .text_type = (whole), MHAI_TEXT_FILES(later_names),    \
+        .shape = MHA_MODEL_SHAPE_CAUSAL, .bias_key = "attention_bias", .tied = true, \
+        .read = read_gemma##number                                                   \
+    }
+const mhai_family mhai_family_gemma2 = LATER(2, "gemma2", NULL);
+const mhai_family mhai_family_gemma3 = LATER(3, "gemma3_text", NULL);
+/* with images */
+const mhai_family mhai_family_gemma3_whole = LATER(3, "gemma3", "gemma3_text");

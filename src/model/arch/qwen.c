@@ -7,15 +7,15 @@
 static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_EXPERT_NAMES,
                                          MHAI_NAME(NULL, NULL)};
 
-static mha_status read_qwen(const mhai_config *config, const mhai_family *family,
-                            mhai_family_plan *plan)
+mha_status mhai_read_qwen(const mhai_config *config, const mhai_family *family, int64_t last,
+                          mhai_family_plan *plan)
 {
     bool windowed;
     int64_t first;
     MHA_TRY(mhai_read_decoder(config, family, true, plan));
     MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_config_bool(config, "use_sliding_window", false, &windowed));
-    MHA_TRY(mhai_config_optional(config, "max_window_layers", 0, MHAI_MOST_LAYERS, 28, &first));
+    MHA_TRY(mhai_config_optional(config, "max_window_layers", 0, MHAI_MOST_LAYERS, last, &first));
     if (windowed) MHA_TRY(mhai_read_windows(config, 4096, first, 0, plan));
     return MHA_OK;
 }
@@ -24,14 +24,14 @@ extern const mhai_family mhai_family_qwen2, mhai_family_qwen3, mhai_family_qwen3
 
 static mha_status read_qwen2(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(read_qwen(config, &mhai_family_qwen2, plan));
+    MHA_TRY(mhai_read_qwen(config, &mhai_family_qwen2, 28, plan));
     plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS;
     return mhai_read_rope(config, plan);
 }
 
-static mha_status read_qwen3(const mhai_config *config, mhai_family_plan *plan)
+mha_status mhai_read_qwen3(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(read_qwen(config, &mhai_family_qwen3, plan));
+    MHA_TRY(mhai_read_qwen(config, &mhai_family_qwen3, 28, plan));
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
     MHA_TRY(mhai_read_normed(config, MHA_LAYER_QK_NORM, plan));
     return mhai_read_rope(config, plan);
@@ -65,7 +65,7 @@ const mhai_family mhai_family_qwen3 = {.model_type = "qwen3",
                                        MHAI_LLAMA_FILES(names),
                                        .shape = MHA_MODEL_SHAPE_CAUSAL,
                                        .bias_key = "attention_bias",
-                                       .read = read_qwen3};
+                                       .read = mhai_read_qwen3};
 
 const mhai_family mhai_family_qwen3_moe = {.model_type = "qwen3_moe",
                                            MHAI_LLAMA_FILES(names),
