@@ -51,7 +51,7 @@ ALLOWED = {
     "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI),
     "tests/support": ({"support"}, PUBLIC),
     "tests/fuzz": ({"fuzz", "support", "serve", "common"}, PUBLIC | MODEL | RENDER | SHOW | CIRCUITS),
-    "tests/reference": ({"reference", "support"}, PUBLIC),
+    "tests/reference": ({"reference", "support"}, PUBLIC | {"gguf"}),
 }
 # The folders of the program, bottom up. Each may include itself, common and the folders named here.
 PROGRAM = PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI

@@ -67,6 +67,12 @@ static mha_status add_file(void *user, const char *name, const char *path)
     size_t size = 0;
     if (files->count == MOST_FILES)
         return mha_fail(MHA_ERR_UNSUPPORTED, "%s: more than %d files", path, (int)MOST_FILES);
+    const char *end = name ? strrchr(name, '.') : NULL;
+    if (end && strcmp(end, ".gguf") == 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: is a part of a model, and a page contains one GGUF file; merge the "
+                        "parts with llama-gguf-split --merge %s WHOLE.gguf",
+                        path, name);
     MHA_TRY(mha_file_read(path, MOST_BYTES, &bytes, &size));
     const size_t length = strlen(files->model) + (name ? strlen(name) + 1 : 0) + 1;
     if (arena_keep(bytes, forget) != CLI_OK || ARENA_ALLOC((int64_t)length, &own))

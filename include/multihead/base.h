@@ -195,8 +195,8 @@ MHA_API mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim,
  *
  *   number[i / 4][r][i % 4] * scale[i / run][r] + offset[i / run][r]
  *
- * where the product is exact: it has at most 24 significant bits, and scale is 0 or at least
- * 2^-100. An offset of -0 changes nothing. */
+ * where the product is exact: it is a multiple of 2^-149 with at most 24 significant bits. An
+ * offset of -0 changes nothing. */
 enum { MHA_CODED_ROWS = 32, MHA_CODED_COLUMNS = 256 };
 typedef struct mha_coded {
     int8_t number[MHA_CODED_COLUMNS / 4][MHA_CODED_ROWS][4];

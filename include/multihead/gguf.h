@@ -60,6 +60,50 @@ extern "C" {
  *                  x[128 t + 32 r + i] = (d s[8 t + 2 r + i div 16]) (n - 32)
  *                  n = 4 bits of l[64 t + 32 (r mod 2) + i], the lower ones for r < 2, and above
  *                  them bits 2 r and 2 r + 1 of h[32 t + i]
+ *
+ *   In the following types r = 8 t + 2 j + h, with h 0 or 1, counts runs of 16 elements.
+ *
+ *   Q2_K           u8 s[16], u8 q[64], d, m:
+ *                  x[16 r + i] = ((d (s[r] mod 16)) n) - (m (s[r] div 16))
+ *                  n = bits 2 j and 2 j + 1 of q[32 t + 16 h + i]
+ *   Q3_K           u8 b[32], u8 q[64], u8 s[12], d:     x[16 r + i] = (d (a[r] - 32)) (n - 4)
+ *                  n as for Q2_K, plus 4 where bit r div 2 of b[16 h + i] is set
+ *                  a[r] = 4 bits of s[r mod 8], the lower ones for r < 8, and above them bits
+ *                  2 (r div 4) and 2 (r div 4) + 1 of s[8 + r mod 4]
+ *   TQ2_0          u8 q[64], d:                         x[16 r + i] = d (n - 1), n as for Q2_K
+ *   TQ1_0          u8 p[32], u8 q[16], u8 b[4], d:      x = d (n - 1)
+ *                  n = 3 ((3^c byte) mod 256) div 256 of byte i in x[32 c + i] for p and c < 5, in
+ *                  x[160 + 16 c + i] for q and c < 5, in x[240 + 4 c + i] for b and c < 4
+ *   IQ4_NL         d, u8 q[16]:                         x[i] = d v[n[i]], n as for Q4_0
+ *   IQ4_XS         d, u16 b, u8 s[4], u8 q[128]:        x[32 j + i] = (d (a[j] - 32)) v[n]
+ *                  n = as for Q4_0 in q[16 j] to q[16 j + 15]; a[j] = 4 bits of s[j div 2], the
+ *                  lower ones for even j, and above them bits 2 j and 2 j + 1 of b
+ *                  v = -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113
+ *   MXFP4          u8 e, u8 q[16]:                      x[i] = 2^(e - 128) w[n[i]], n as for Q4_0
+ *   NVFP4          u8 s[4], u8 q[32]:                   x[16 r + i] = (a / 2) w[n]
+ *                  n = q[8 r + i] mod 16 for i < 8, else q[8 r + i - 8] div 16; a = s[r] as E4M3
+ *                  without sign, 0 for 127
+ *                  w = 0 1 2 3 4 6 8 12 0 -1 -2 -3 -4 -6 -8 -12
+ *
+ *   The codebooks of the IQ types are in src/io/gguf_grids.c. g(n) are the 8 elements of entry n,
+ *   or the 4 of entry n and the 4 of the next index; z are 8 sign bits, where a set bit negates.
+ *   If 7 bits are stored, the eighth makes the number of set bits even. Every 4 bits of s, the
+ *   lower ones first, are a scale s[r] of a run of 16 or s[j] of 32.
+ *
+ *   IQ2_XXS        d, then for each j < 8 u8 q[4], u32 m:   x = (d (1/2 + m div 2^28) / 4) z g(q)
+ *                  z: 7 bits of m for each q, the lowest first
+ *   IQ2_XS         d, u16 q[32], u8 s[8]:  x = (d (1/2 + s[r]) / 4) z g(q mod 512)
+ *                  z: the upper 7 bits of q
+ *   IQ2_S          d, u8 q[32], u8 z[32], u8 h[8], u8 s[8]:   x as for IQ2_XS, g(q + 256 (2 bits
+ *                  of h for each q))
+ *   IQ3_XXS        d, u8 q[64], u32 m[8]:  x = (d (1/2 + m div 2^28) / 2) z g(q), z as for IQ2_XXS
+ *   IQ3_S          d, u8 q[64], u8 h[8], u8 z[32], u8 s[4]:   x = (d (1 + 2 s[j])) z g(q + 256 (a
+ *                  bit of h for each q))
+ *   IQ1_S          d, u8 q[32], u16 m[8]:  x = (d (1 + 2 (m div 2^12 mod 8))) (g + c)
+ *                  g(q + 256 (3 bits of m for each q)); c = -1/8 if bit 15 of m is set, else 1/8
+ *   IQ1_M          u8 q[32], u8 m[16], u16 s[4]:   x = (d (1 + 2 a[r])) (g + c)
+ *                  g(q + 256 (the lower 3 of 4 bits of m for each q)), c by the fourth
+ *                  a[r] = 3 bits of s[r div 4], the lowest first; d: the upper 4 bits of each s
  */
 #define MHA_GGUF_TYPE_LIST(X) \
     X(F32, 0, 1, 4)           \
@@ -111,6 +155,11 @@ typedef struct mha_gguf mha_gguf;
  * Open a GGUF file and check its whole header. No tensor's data and no element of an array of
  * numbers is read.
  *
+ * A file whose split.count is above 1 is a part of a split model. Its name must end like
+ * -00001-of-00003.gguf, with split.no + 1 and split.count, and the other parts must be in the same
+ * folder. They are opened as one file with the metadata of the first part and the tensors of all,
+ * part after part. Any part may be named.
+ *
  * Memory   the caller owns *file and calls mha_gguf_close(). It takes at most twenty times the
  *          header's bytes, not counting arrays of numbers in it.
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
@@ -118,6 +167,9 @@ typedef struct mha_gguf mha_gguf;
  *          longer than 65,535 bytes, more than 4 dimensions, a dimension of 0, rows that are not
  *          whole blocks, an unknown type of metadata, an alignment that is not a power of two,
  *          offsets that are not aligned, outside the file, or of tensors that overlap);
+ *          MHA_ERR_MODEL (a part whose name, split.no, split.count or split.tensors.count does not
+ *          fit the others'); MHA_ERR_ARGUMENT, MHA_ERR_DTYPE, MHA_ERR_NUMERIC (a split key that
+ *          holds no number, or more than 4096 parts);
  *          MHA_ERR_SIZE (more elements or bytes than 63 bits can count, more than 2^31 - 1 tensors
  *          or keys); MHA_ERR_UNSUPPORTED (another version, big-endian, an unknown element type, an
  *          array of arrays);
@@ -145,7 +197,7 @@ typedef struct mha_gguf_tensor {
      * [rows, columns] has dims {columns, rows}. 1 beyond ndim. */
     int64_t dims[MHA_GGUF_MAX_DIMS];
     int64_t count;    /* elements */
-    int64_t offset;   /* of the data, from the beginning of the file */
+    int64_t offset;   /* of the data, from the beginning of its file */
     int64_t bytes;    /* of the data */
     const void *data; /* the blocks, in the mapping; read-only, aligned as offset is */
 } mha_gguf_tensor;

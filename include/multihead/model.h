@@ -180,8 +180,9 @@ MHA_API MHA_NODISCARD mha_status mha_model_digest(mha_context *context, const ch
 
 /**
  * Call each(user, name, path) for every file that mha_model_load() reads from a folder, with its
- * name in the folder; for a GGUF file, call it once with name NULL. Other files, such as training
- * state, are left out. The parts of an encoder-decoder are folders of their own.
+ * name in the folder; for a GGUF file, call it once with name NULL; for a split one, once for each
+ * part with its name. Other files, such as training state, are left out. The parts of an
+ * encoder-decoder are folders of their own.
  *
  * Memory   the strings are valid during the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_MODEL (weights), MHA_ERR_NOMEM; a

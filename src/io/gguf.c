@@ -10,9 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-mha_status mha_gguf_open(const char *path, mha_gguf **file)
+mha_status mhai_gguf_open_part(const char *path, mha_gguf **file)
 {
-    if (!path || !file) return mha_fail(MHA_ERR_NULL, "mha_gguf_open: NULL argument");
     mha_gguf *made = calloc(1, sizeof *made);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "GGUF: cannot allocate");
     mha_status status = MHA_OK;
@@ -31,13 +30,28 @@ done:
     return status;
 }
 
+mha_status mha_gguf_open(const char *path, mha_gguf **file)
+{
+    mha_gguf *made = NULL;
+    if (!path || !file) return mha_fail(MHA_ERR_NULL, "mha_gguf_open: NULL argument");
+    MHA_TRY(mhai_gguf_open_part(path, &made));
+    const mha_status status = mhai_gguf_join(path, &made);
+    if (status == MHA_OK)
+        *file = made;
+    else
+        mha_gguf_close(made);
+    return status;
+}
+
 void mha_gguf_close(mha_gguf *file)
 {
     if (!file) return;
-    mhai_vector_release(&file->allocator, file->keys.entries, file->entries.count,
+    for (int64_t i = 1; i < file->parts; i++) mha_gguf_close(file->part[i]);
+    free(file->part);
+    mhai_vector_release(&file->allocator, file->keys.entries, (size_t)file->keys.count,
                         sizeof *file->keys.entries);
-    mhai_vector_release(&file->allocator, file->tensor_names.entries, file->tensors.count,
-                        sizeof *file->tensor_names.entries);
+    mhai_vector_release(&file->allocator, file->tensor_names.entries,
+                        (size_t)file->tensor_names.count, sizeof *file->tensor_names.entries);
     mhai_vector_free(&file->tensors);
     mhai_vector_free(&file->entries);
     mhai_vector_free(&file->starts);
@@ -77,12 +91,14 @@ mha_status mha_gguf_read(const mha_gguf *file, int64_t index, int64_t first, int
         return mha_fail(MHA_ERR_SHAPE,
                         "%s: tensor '%s': has %" PRId64 " elements, not %" PRId64 " from %" PRId64
                         " on",
-                        file->path.text, mhai_show_name(from.name).text, from.count, count, first);
+                        mhai_gguf_tensor_at(file, index)->path->text,
+                        mhai_show_name(from.name).text, from.count, count, first);
     if (!mhai_gguf_decodes(from.type))
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "%s: tensor '%s': elements of type %s are not supported; convert the "
                         "model, e.g. to F16 or Q8_0",
-                        file->path.text, mhai_show_name(from.name).text, from.type_name);
+                        mhai_gguf_tensor_at(file, index)->path->text,
+                        mhai_show_name(from.name).text, from.type_name);
     mhai_gguf_decode(from.type, from.data, first, count, to);
     return MHA_OK;
 }

@@ -13,6 +13,12 @@ const mhai_gguf_kind *mhai_gguf_find_kind(uint32_t type)
     return type < sizeof kinds / sizeof kinds[0] && kinds[type].name ? &kinds[type] : NULL;
 }
 
+static const mhai_gguf_kind *kind_of(mha_gguf_type type)
+{
+    static const mhai_gguf_kind byte = {"F8", 1, 1};
+    return (int)type >= MHAI_F8_E4M3 ? &byte : mhai_gguf_find_kind(type);
+}
+
 static const mhai_gguf_codec *codec(mha_gguf_type type)
 {
 #ifdef MHAI_HAVE_X86
@@ -26,7 +32,7 @@ bool mhai_gguf_code(mha_gguf_type type, const unsigned char *matrix, int64_t col
                     const int64_t row[MHA_CODED_ROWS], int64_t column, int64_t count, mha_coded *to)
 {
     const mhai_gguf_codec *of = codec(type);
-    const mhai_gguf_kind *kind = mhai_gguf_find_kind(type);
+    const mhai_gguf_kind *kind = kind_of(type);
     const int64_t elements = kind->elements, stride = columns / elements * kind->bytes;
     const unsigned char *rows[MHA_CODED_ROWS], *first = matrix + column / elements * kind->bytes;
     if (!of->code || columns % elements || column % elements || count % elements) return false;
@@ -49,7 +55,7 @@ void mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks, int64_t f
                       float *to)
 {
     const mhai_gguf_codec *of = codec(type);
-    const mhai_gguf_kind *kind = mhai_gguf_find_kind(type);
+    const mhai_gguf_kind *kind = kind_of(type);
     float block[MHAI_GGUF_BLOCK];
     for (int64_t n; count > 0; first += n, count -= n, to += n) {
         const int64_t skip = first % kind->elements;
@@ -63,4 +69,10 @@ void mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks, int64_t f
         n = kind->elements - skip < count ? kind->elements - skip : count;
         memcpy(to, block + skip, (size_t)n * sizeof *to);
     }
+}
+
+int64_t mhai_gguf_bytes(mha_gguf_type type, int64_t count)
+{
+    const mhai_gguf_kind *kind = kind_of(type);
+    return count / kind->elements * kind->bytes;
 }

@@ -1,4 +1,5 @@
-/* The element types of GGUF and the decoding of their blocks. */
+/* The element types of GGUF and the decoding of their blocks, and of 8-bit floats, which only
+ * safetensors files have. */
 #ifndef MHAI_GGUF_BLOCKS_H
 #define MHAI_GGUF_BLOCKS_H
 
@@ -10,6 +11,9 @@ typedef struct mhai_gguf_kind {
     const char *name;
     int32_t elements, bytes; /* per block */
 } mhai_gguf_kind;
+
+/* Numbers after those of the format. */
+enum { MHAI_F8_E4M3 = MHA_GGUF_Q1_0 + 1, MHAI_F8_E5M2, MHAI_F8_E8M0 };
 
 /* The type with this number; NULL if the format has none. */
 const mhai_gguf_kind *mhai_gguf_find_kind(uint32_t type);
@@ -28,7 +32,7 @@ typedef struct mhai_gguf_codec {
     void (*code)(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks, int64_t ahead,
                  mha_coded *to);
 } mhai_gguf_codec;
-enum { MHAI_GGUF_CODECS_COUNT = MHA_GGUF_BF16 + 1 };
+enum { MHAI_GGUF_CODECS_COUNT = MHAI_F8_E8M0 + 1 };
 extern const mhai_gguf_codec mhai_gguf_codecs_portable[MHAI_GGUF_CODECS_COUNT],
     mhai_gguf_codecs_avx2[MHAI_GGUF_CODECS_COUNT], mhai_gguf_codecs_avx512[MHAI_GGUF_CODECS_COUNT];
 
@@ -41,5 +45,8 @@ bool mhai_gguf_code(mha_gguf_type type, const unsigned char *matrix, int64_t col
 /* Decode elements first .. first + count - 1 of blocks whose type satisfies mhai_gguf_decodes(). */
 void mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks, int64_t first, int64_t count,
                       float *to);
+
+/* The bytes of count elements in whole blocks. */
+int64_t mhai_gguf_bytes(mha_gguf_type type, int64_t count);
 
 #endif

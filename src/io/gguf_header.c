@@ -178,8 +178,8 @@ static mha_status take_layout(reader *r, mha_gguf_tensor *made)
     const mhai_gguf_kind *kind = mhai_gguf_find_kind(type);
     if (!kind)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: %s: unknown type %" PRIu32 " of elements; convert the model to one "
-                        "of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K",
+                        "%s: %s: unknown type %" PRIu32 " of elements; convert the model, e.g. to "
+                        "F16 or Q8_0",
                         r->file->path.text, where(r).text, type);
     made->type = (mha_gguf_type)type;
     made->type_name = kind->name;
@@ -262,6 +262,7 @@ static mha_status place_tensors(reader *r)
         mha_gguf_tensor *shown = &t->shown;
         r->index = i;
         r->name = shown->name = mhai_gguf_name_at(file, t->name);
+        t->path = &file->path;
         MHA_TRY_GOTO(place(r, alignment, data, shown), done);
         order[i] = (mhai_extent){shown->offset, shown->offset + shown->bytes, (int64_t)i};
     }
@@ -316,26 +317,41 @@ static mha_status take_all(reader *r, const char *what, uint64_t count, mha_stat
     return MHA_OK;
 }
 
-/* Build the lexicon of item names. The first field of an item is the offset of its name. */
-static mha_status index_names(const mha_gguf *file, const char *what, const mhai_vector *items,
-                              mhai_lexicon *lexicon)
+/* Build the lexicon of count names, whose ids are their order. name(file, i): the name of item i. */
+static mha_status index_names(const mha_gguf *file, const char *what, size_t count,
+                              const char *(*name)(const mha_gguf *, size_t), mhai_lexicon *lexicon)
 {
-    mhai_lexicon_entry *entries =
-        mhai_vector_alloc(&file->allocator, items->count, sizeof *entries);
+    mhai_lexicon_entry *entries = mhai_vector_alloc(&file->allocator, count, sizeof *entries);
     if (!entries)
         return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a table of %zu names", file->path.text,
-                        items->count);
-    for (size_t i = 0; i < items->count; i++) {
-        size_t at;
-        memcpy(&at, (const char *)items->items + i * items->size, sizeof at);
-        const char *name = mhai_gguf_name_at(file, at);
-        entries[i] = (mhai_lexicon_entry){name, (int32_t)strlen(name), (int32_t)i};
-    }
-    const int32_t twice = mhai_lexicon_build(entries, (int32_t)items->count, lexicon);
+                        count);
+    for (size_t i = 0; i < count; i++)
+        entries[i] =
+            (mhai_lexicon_entry){name(file, i), (int32_t)strlen(name(file, i)), (int32_t)i};
+    const int32_t twice = mhai_lexicon_build(entries, (int32_t)count, lexicon);
     if (twice < 0) return MHA_OK;
     return mha_fail(MHA_ERR_FORMAT,
                     "%s: the %s '%s' occurs twice; the file is damaged, fetch it again",
                     file->path.text, what, mhai_show_name(entries[twice].text).text);
+}
+
+static const char *key_name(const mha_gguf *file, size_t i)
+{
+    return mhai_gguf_name_at(file, mhai_gguf_entry_at(file, (int64_t)i)->key);
+}
+
+static const char *tensor_name(const mha_gguf *file, size_t i)
+{
+    return mhai_gguf_tensor_at(file, (int64_t)i)->shown.name;
+}
+
+mha_status mhai_gguf_index_tensors(mha_gguf *file)
+{
+    mhai_lexicon *names = &file->tensor_names;
+    mhai_vector_release(&file->allocator, names->entries, (size_t)names->count,
+                        sizeof *names->entries);
+    *names = (mhai_lexicon){NULL, 0};
+    return index_names(file, "tensor", file->tensors.count, tensor_name, names);
 }
 
 mha_status mhai_gguf_read_header(mha_gguf *file)
@@ -347,7 +363,7 @@ mha_status mhai_gguf_read_header(mha_gguf *file)
     MHA_TRY(take_number(&r, &entries, sizeof entries));
     MHA_TRY(take_all(&r, "key", entries, take_entry));
     MHA_TRY(take_all(&r, "tensor", tensors, take_tensor));
-    MHA_TRY(index_names(file, "key", &file->entries, &file->keys));
-    MHA_TRY(index_names(file, "tensor", &file->tensors, &file->tensor_names));
-    return place_tensors(&r);
+    MHA_TRY(index_names(file, "key", file->entries.count, key_name, &file->keys));
+    MHA_TRY(place_tensors(&r));
+    return mhai_gguf_index_tensors(file);
 }

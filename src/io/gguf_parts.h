@@ -20,6 +20,7 @@ typedef struct mhai_gguf_entry {
 typedef struct mhai_gguf_tensor {
     size_t name; /* offset in names */
     mha_gguf_tensor shown;
+    const mhai_shown *path; /* of its file */
 } mhai_gguf_tensor;
 
 struct mha_gguf {
@@ -29,8 +30,11 @@ struct mha_gguf {
     mhai_vector names;   /* of char, each NUL-terminated */
     mhai_vector starts;  /* of uint64_t: offsets of an entry's strings, and of their end */
     mhai_vector entries; /* of mhai_gguf_entry */
-    mhai_vector tensors; /* of mhai_gguf_tensor */
+    mhai_vector tensors; /* of mhai_gguf_tensor, those of all parts */
     mhai_lexicon keys, tensor_names;
+    mha_gguf *
+        *part; /* of a split model: [parts], this file being the first; the others are owned */
+    int64_t parts;
 };
 
 static inline const char *mhai_gguf_name_at(const mha_gguf *file, size_t at)
@@ -59,5 +63,15 @@ extern const mhai_gguf_value_kind mhai_gguf_value_kinds[MHAI_GGUF_VALUE_KINDS];
 
 /* Fill the tables of a mapped file. Its vectors must be initialised. */
 MHA_NODISCARD mha_status mhai_gguf_read_header(mha_gguf *file);
+
+/* Build the lexicon of tensors again. */
+MHA_NODISCARD mha_status mhai_gguf_index_tensors(mha_gguf *file);
+
+/* Open one file, which may be a part. */
+MHA_NODISCARD mha_status mhai_gguf_open_part(const char *path, mha_gguf **file);
+
+/* If *file, opened from path, is a part of a split model, open the other parts, and make *file the
+ * first part with the tensors of all. */
+MHA_NODISCARD mha_status mhai_gguf_join(const char *path, mha_gguf **file);
 
 #endif

@@ -270,6 +270,25 @@ const unsigned char *mhai_safetensors_data(const mha_safetensors *file, int64_t 
     return file->data + file->entries[index].begin;
 }
 
+const mhai_safetensors_type *mhai_safetensors_type_of(const mha_safetensors *file, int64_t index)
+{
+    return file->entries[index].type;
+}
+
+mha_status mhai_safetensors_shape(const mha_safetensors *file, int64_t index, mha_tensor *tensor)
+{
+    int64_t shape[MHA_MAX_DIMS];
+    const entry *from = &file->entries[index];
+    const size_t ndim = json_array_size(from->shape);
+    if (ndim > MHA_MAX_DIMS)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "tensor '%s': %zu dimensions, at most %d are supported",
+                        mhai_show_name(from->name).text, ndim, (int)MHA_MAX_DIMS);
+    for (size_t i = 0; i < ndim; i++) shape[i] = whole_number(from->shape, i);
+    *tensor = mha_tensor_contiguous(NULL, from->type->dtype, (int)ndim, shape);
+    return MHA_OK;
+}
+
 mha_status mha_safetensors_peek(const mha_safetensors *file, int64_t index, mha_tensor *tensor)
 {
     if (!file || !tensor)
@@ -278,22 +297,15 @@ mha_status mha_safetensors_peek(const mha_safetensors *file, int64_t index, mha_
         return mha_fail(MHA_ERR_ARGUMENT, "safetensors file: index %lld of %lld tensors",
                         (long long)index, (long long)file->count);
     const entry *from = &file->entries[index];
-    size_t ndim = json_array_size(from->shape);
     if (!from->type->known)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "tensor '%s': element type %s is not supported here; "
                         "convert it, e.g. to F32",
                         mhai_show_name(from->name).text, from->type->name);
-    if (ndim > MHA_MAX_DIMS)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "tensor '%s': %zu dimensions, at most %d are supported",
-                        mhai_show_name(from->name).text, ndim, (int)MHA_MAX_DIMS);
-    int64_t shape[MHA_MAX_DIMS];
-    for (size_t i = 0; i < ndim; i++) shape[i] = whole_number(from->shape, i);
+    MHA_TRY(mhai_safetensors_shape(file, index, tensor));
     const uintptr_t at = (uintptr_t)mhai_safetensors_data(file, index);
-    const bool aligned = at % mha_dtype_size(from->type->dtype) == 0 || from->begin == from->end;
-    *tensor =
-        mha_tensor_contiguous(aligned ? (void *)at : NULL, from->type->dtype, (int)ndim, shape);
+    if (at % mha_dtype_size(tensor->dtype) == 0 || from->begin == from->end)
+        tensor->data = (void *)at;
     return MHA_OK;
 }
 

@@ -77,14 +77,14 @@ static mha_status check_positions(const mhai_config *config, const mha_transform
                           MOST_ANGLES);
 }
 
-/* Blocks are found by the names of weights. */
-static mha_status check_quantization(const mhai_config *config, const mhai_family *family)
+/* MXFP4 blocks are found by the names of weights. */
+static mha_status read_quantization(const mhai_config *config, const mhai_family *family,
+                                    mhai_quantization *q)
 {
-    static const char key[] = "quantization_config";
-    const json_t *given = json_object_get(config->root, key);
+    const json_t *given = json_object_get(config->root, "quantization_config");
     const char *method = json_string_value(json_object_get(given, "quant_method"));
     if (family->mxfp4 && method && strcmp(method, "mxfp4") == 0) return MHA_OK;
-    return mhai_config_unset(config, key);
+    return mhai_quantization_read(config, q);
 }
 
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
@@ -92,8 +92,8 @@ mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_famil
 {
     static const char *const refused[] = {"is_encoder_decoder", "per_layer_config", NULL};
     plan->desc.struct_size = sizeof plan->desc;
-    MHA_TRY(check_quantization(config, family));
     MHA_TRY(mhai_config_refuse(config, refused));
+    MHA_TRY(read_quantization(config, family, &plan->quantization));
     MHA_TRY(family->read(config, plan));
     return check_positions(config, &plan->desc);
 }
@@ -240,7 +240,10 @@ static mha_status check_output(loading *l)
 
 static void use(loading *l, const char *name)
 {
-    l->used[mhai_weights_find(&l->stored->weights, name)] = true;
+    const int64_t index = mhai_weights_find(&l->stored->weights, name);
+    const int64_t scales = mhai_weights_scales(&l->stored->weights, index);
+    l->used[index] = true;
+    if (scales >= 0) l->used[scales] = true;
 }
 
 /* The name of a parameter in the file. Old files call the weight and bias
@@ -403,6 +406,7 @@ static mha_status load_files(loading *l, const char *folder)
     l->gguf = NULL; /* now owned by the weights */
     mha_status status = gguf ? mhai_weights_open_gguf(gguf, folder, &l->stored->weights)
                              : mhai_weights_open(folder, &l->stored->weights);
+    l->stored->weights.quantization = l->plan.quantization;
     if (status == MHA_OK) status = load_body(l);
     if (status == MHA_OK)
         status = gguf ? mhai_gguf_status(mhai_ends_of_gguf(gguf, l->plan.desc.vocab_size, &l->ends))
@@ -423,6 +427,8 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     l->renamed = mhai_gguf_family(l->listed);
     l->family = l->gguf ? &l->renamed : l->listed;
     mha_status status = mhai_checkpoint_read_plan(&text, l->listed, &l->plan);
+    if (status == MHA_OK && text.root != config->root)
+        status = mhai_quantization_read(config, &l->plan.quantization);
     if (status == MHA_OK) status = load_files(l, folder);
     mhai_checkpoint_free_plan(&l->plan);
     return status;

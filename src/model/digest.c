@@ -1,6 +1,7 @@
 /* Digests of model files. Each piece of a file is hashed with the rounds of XXH64 (Collet 2014),
  * seeded with its offset. The hashes are summed, so that threads can hash pieces in any order. */
 #include "io/file.h"
+#include "io/gguf_split.h"
 #include "model/folder.h"
 #include "model/model_weights.h"
 #include "tokenizer/tokenizer_folder.h"
@@ -123,14 +124,18 @@ static mha_status add_files(mha_context *context, const char *folder, const char
 static mha_status add_gguf(mha_context *context, const char *path, mha_model_digests *digests)
 {
     mha_gguf *file = NULL;
-    mha_gguf_tensor tensor;
-    size_t header = SIZE_MAX;
+    mha_status status = MHA_OK;
     MHA_TRY(mha_gguf_open(path, &file));
-    for (int64_t i = 0; mha_gguf_describe(file, i, &tensor) == MHA_OK; i++)
-        if ((size_t)tensor.offset < header) header = (size_t)tensor.offset;
+    for (int64_t i = 0; i < mhai_gguf_parts(file) && status == MHA_OK; i++) {
+        const size_t header = mhai_gguf_part_header(file, i);
+        char *part = mhai_gguf_part_path(file, path, i);
+        status = part ? add_file(context, part, 0, header, &digests->configuration)
+                      : mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate names");
+        if (status == MHA_OK) status = add_file(context, part, header, SIZE_MAX, &digests->weights);
+        free(part);
+    }
     mha_gguf_close(file);
-    MHA_TRY(add_file(context, path, 0, header, &digests->configuration));
-    return add_file(context, path, header, SIZE_MAX, &digests->weights);
+    return status;
 }
 
 static mha_status add_weights(mha_context *context, const char *folder, uint64_t *digest)

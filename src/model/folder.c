@@ -2,6 +2,7 @@
 #include "model/folder.h"
 
 #include "io/file.h"
+#include "io/gguf_split.h"
 #include "model/model_weights.h"
 #include "tokenizer/tokenizer_folder.h"
 
@@ -123,10 +124,29 @@ static mha_status each_weights(const char *folder, each_file *each, void *user)
     return status;
 }
 
+/* A GGUF file without a name, or the parts of a split one. */
+static mha_status each_gguf(const char *path, each_file *each, void *user)
+{
+    mha_gguf *file = NULL;
+    mha_status status = MHA_OK;
+    MHA_TRY(mha_gguf_open(path, &file));
+    const int64_t parts = mhai_gguf_parts(file);
+    if (parts == 1) status = each(user, NULL, path);
+    for (int64_t i = 0; i < parts && parts > 1 && status == MHA_OK; i++) {
+        char *part = mhai_gguf_part_path(file, path, i);
+        const char *base = part ? strrchr(part, '/') : NULL;
+        status = part ? each(user, base ? base + 1 : part, part)
+                      : MHA_NO_MEMORY(mhai_show_path(path).text);
+        free(part);
+    }
+    mha_gguf_close(file);
+    return status;
+}
+
 mha_status mha_model_files(const char *folder, each_file *each, void *user)
 {
     if (!folder || !each) return mha_fail(MHA_ERR_NULL, "mha_model_files: NULL argument");
-    if (mhai_model_is_gguf(folder)) return each(user, NULL, folder);
+    if (mhai_model_is_gguf(folder)) return each_gguf(folder, each, user);
     MHA_TRY(each_of(folder, mhai_configuration_files, each, user));
     MHA_TRY(each_of(folder, mhai_tokenizer_files, each, user));
     return each_weights(folder, each, user);

@@ -542,26 +542,6 @@ static mha_status add_known(const mhai_gguf_reading *r)
     return good ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
-/* Only the first part of a split file has the metadata. */
-static mha_status refuse_part(const mhai_gguf_reading *r)
-{
-    static const char number[] = "split.no", count[] = "split.count";
-    mha_gguf_value value;
-    int64_t part = 0, parts = 1;
-    if (mha_gguf_key_find(r->file, count) < 0) return MHA_OK;
-    MHA_TRY(mha_gguf_value_of(r->file, count, &value));
-    MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX, &parts));
-    if (mha_gguf_key_find(r->file, number) >= 0) {
-        MHA_TRY(mha_gguf_value_of(r->file, number, &value));
-        MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX - 1, &part));
-    }
-    if (parts <= 1) return MHA_OK;
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
-                          "is part %lld of %lld of a model; merge them with llama.cpp's "
-                          "llama-gguf-split --merge FIRST-PART WHOLE.gguf",
-                          (long long)part + 1, (long long)parts);
-}
-
 static mha_status find_architecture(mhai_gguf_reading *r)
 {
     mha_gguf_value value;
@@ -599,8 +579,7 @@ mha_status mhai_gguf_status(mha_status status)
 mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **root)
 {
     mhai_gguf_reading r = {.file = file, .path = path};
-    mha_status status = refuse_part(&r);
-    if (status == MHA_OK) status = find_architecture(&r);
+    mha_status status = find_architecture(&r);
     r.root = status == MHA_OK ? json_object() : NULL;
     r.names = status == MHA_OK ? json_object() : NULL;
     if (status == MHA_OK && (json_object_set_new_nocheck(r.root, MHAI_CONFIG_NAMES, r.names) != 0 ||

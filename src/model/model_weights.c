@@ -149,7 +149,30 @@ const char *mhai_weights_name(const mhai_weights *weights, int64_t index)
     return mha_safetensors_name(shard->file, index - shard->first);
 }
 
-/* GGUF tensors are read as f32, whatever their block type. */
+/* The type of a safetensors tensor among those of gguf_blocks.h; F32 if it has none. */
+static mha_gguf_type type_of(const mhai_weights *weights, int64_t index)
+{
+    static const struct {
+        const char *name;
+        int type;
+    } types[] = {{"F16", MHA_GGUF_F16},
+                 {"BF16", MHA_GGUF_BF16},
+                 {"F8_E4M3", MHAI_F8_E4M3},
+                 {"F8_E5M2", MHAI_F8_E5M2},
+                 {"F8_E8M0", MHAI_F8_E8M0}};
+    const mhai_shard *shard = shard_of(weights, index);
+    const char *name = mhai_safetensors_type_of(shard->file, index - shard->first)->name;
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+        if (strcmp(types[i].name, name) == 0) return (mha_gguf_type)types[i].type;
+    return MHA_GGUF_F32;
+}
+
+static bool is_float8(mha_gguf_type type)
+{
+    return (int)type >= MHAI_F8_E4M3;
+}
+
+/* GGUF tensors and 8-bit floats are read as f32. */
 static mha_status peek_gguf(const mha_gguf *file, int64_t index, mha_tensor *tensor)
 {
     mha_gguf_tensor found;
@@ -165,7 +188,11 @@ mha_status mhai_weights_peek(const mhai_weights *weights, int64_t index, mha_ten
     if (weights->gguf) return peek_gguf(weights->gguf, index, tensor);
     char detail[400];
     const mhai_shard *shard = shard_of(weights, index);
-    const mha_status status = mha_safetensors_peek(shard->file, index - shard->first, tensor);
+    const bool small = is_float8(type_of(weights, index));
+    const mha_status status =
+        small ? mhai_safetensors_shape(shard->file, index - shard->first, tensor)
+              : mha_safetensors_peek(shard->file, index - shard->first, tensor);
+    if (small) tensor->dtype = MHA_F32;
     if (status == MHA_OK) return MHA_OK;
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
     return mhai_path_fail(status, shard->path, "%s", detail);
@@ -203,6 +230,53 @@ void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor)
     if (used < room) snprintf(text + used, room - used, "]");
 }
 
+int64_t mhai_weights_scales(const mhai_weights *weights, int64_t index)
+{
+    char name[NAME_BYTES];
+    const char *suffix = weights->quantization.suffix;
+    if (weights->gguf || !suffix || !is_float8(type_of(weights, index))) return -1;
+    const int length =
+        snprintf(name, sizeof name, "%s%s", mhai_weights_name(weights, index), suffix);
+    return length < (int)sizeof name ? find_full(weights, name) : -1;
+}
+
+/* The number of blocks of this size in `count` rows or columns. */
+static int64_t blocks_in(int64_t count, int64_t size)
+{
+    return count > size ? count / size + (count % size != 0) : 1;
+}
+
+/* Check the scales of a float8 weight, which is a matrix: one for each block of
+ * quantization_config. */
+static mha_status check_scales(const mhai_weights *weights, const char *path, const char *name,
+                               int64_t index, const mha_tensor *tensor)
+{
+    const mhai_quantization *q = &weights->quantization;
+    const int64_t at = mhai_weights_scales(weights, index);
+    mha_tensor scales;
+    char has[160];
+    if (at < 0)
+        return mhai_path_fail(MHA_ERR_MODEL, path,
+                              "weight '%s' has no scales '%s%s'; quantization_config of "
+                              "config.json asks for them",
+                              name, name, q->suffix);
+    MHA_TRY(mhai_weights_peek(weights, at, &scales));
+    const int64_t rows = blocks_in(tensor->shape[0], q->rows);
+    const int64_t columns = blocks_in(tensor->shape[1], q->columns);
+    int64_t count = 1;
+    MHA_TRY(mha_tensor_count(&scales, &count));
+    const bool real =
+        scales.dtype == MHA_F32 || scales.dtype == MHA_F16 || scales.dtype == MHA_BF16;
+    const bool shaped = scales.ndim == 2 ? scales.shape[0] == rows && scales.shape[1] == columns
+                                         : scales.ndim < 2 && columns == 1 && count == rows;
+    mhai_weights_print_shape(has, sizeof has, &scales);
+    if (tensor->ndim == 2 && real && shaped) return MHA_OK;
+    return mhai_path_fail(MHA_ERR_MODEL, path,
+                          "scales of weight '%s' are %s %s, expected floats of shape [%lld, %lld]",
+                          name, mha_dtype_name(scales.dtype), has, (long long)rows,
+                          (long long)columns);
+}
+
 mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
                               const mha_tensor *expected, int64_t *index)
 {
@@ -232,6 +306,8 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
     }
     /* reads nothing; checks the type */
     if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL);
+    if (weights->quantization.suffix && is_float8(type_of(weights, *index)))
+        return check_scales(weights, path, name, *index, tensor);
     if (expected->dtype == MHA_U8
             ? tensor->dtype == MHA_U8
             : tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
@@ -248,19 +324,25 @@ mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index)
 {
     mha_gguf_tensor found;
     mha_tensor tensor;
+    mhai_elements elements = {.type = MHA_GGUF_F32};
     if (weights->gguf) {
-        const bool known = mha_gguf_describe(weights->gguf, index, &found) == MHA_OK;
-        return known ? (mhai_elements){found.type, found.data, NULL}
-                     : (mhai_elements){MHA_GGUF_F32, NULL, NULL};
+        if (mha_gguf_describe(weights->gguf, index, &found) != MHA_OK) return elements;
+        return (mhai_elements){.type = found.type, .data = found.data};
     }
+    if (mhai_weights_peek(weights, index, &tensor) != MHA_OK) return elements;
     const mhai_shard *shard = shard_of(weights, index);
-    index -= shard->first;
-    if (mha_safetensors_peek(shard->file, index, &tensor) != MHA_OK)
-        return (mhai_elements){MHA_GGUF_F32, NULL, NULL};
-    return (mhai_elements){tensor.dtype == MHA_F16    ? MHA_GGUF_F16
-                           : tensor.dtype == MHA_BF16 ? MHA_GGUF_BF16
-                                                      : MHA_GGUF_F32,
-                           mhai_safetensors_data(shard->file, index), NULL};
+    elements.type = type_of(weights, index);
+    elements.data = mhai_safetensors_data(shard->file, index - shard->first);
+    const int64_t at = mhai_weights_scales(weights, index);
+    if (at < 0) return elements;
+    shard = shard_of(weights, at);
+    elements.scales = mhai_safetensors_data(shard->file, at - shard->first);
+    elements.scale_type = type_of(weights, at);
+    elements.columns = tensor.shape[1];
+    elements.block_rows = weights->quantization.rows;
+    elements.block_columns = weights->quantization.columns;
+    elements.scale_columns = blocks_in(tensor.shape[1], elements.block_columns);
+    return elements;
 }
 
 bool mhai_weights_equal(const mhai_weights *weights, int64_t a, int64_t b)
@@ -269,18 +351,35 @@ bool mhai_weights_equal(const mhai_weights *weights, int64_t a, int64_t b)
     int64_t count = 0;
     if (mhai_weights_peek(weights, a, &x) != MHA_OK || mhai_weights_peek(weights, b, &y) != MHA_OK)
         return false;
-    bool same = x.dtype == y.dtype && x.ndim == y.ndim && mha_tensor_count(&x, &count) == MHA_OK;
+    const mhai_elements left = mhai_weights_elements(weights, a),
+                        right = mhai_weights_elements(weights, b);
+    bool same = left.type == right.type && !left.scales && !right.scales && x.dtype == y.dtype &&
+                x.ndim == y.ndim && mha_tensor_count(&x, &count) == MHA_OK;
     for (int i = 0; same && i < x.ndim; i++) same = x.shape[i] == y.shape[i];
-    return same &&
-           memcmp(mhai_weights_elements(weights, a).data, mhai_weights_elements(weights, b).data,
-                  (size_t)count * mha_dtype_size(x.dtype)) == 0;
+    return same && memcmp(left.data, right.data, (size_t)mhai_gguf_bytes(left.type, count)) == 0;
+}
+
+/* Multiply elements first .. first + count - 1 by the scales of their blocks. */
+static void apply_scales(const mhai_elements *from, int64_t first, int64_t count, float *x)
+{
+    for (int64_t i = 0, n; i < count; i += n) {
+        const int64_t row = (first + i) / from->columns, column = (first + i) % from->columns;
+        const int64_t part = column / from->block_columns;
+        float scale;
+        mhai_gguf_decode(from->scale_type, from->scales,
+                         row / from->block_rows * from->scale_columns + part, 1, &scale);
+        n = from->columns - column < count - i ? from->columns - column : count - i;
+        if (from->block_columns - column % from->block_columns < n)
+            n = from->block_columns - column % from->block_columns;
+        for (int64_t k = i; k < i + n; k++) x[k] *= scale;
+    }
 }
 
 /* Decode a block whose numbers are in order, as a block of GGUF, where numbers 0 and 16, 1 and 17,
  * ... share bytes. */
 static void read_block(mhai_elements from, int64_t block, float to[32])
 {
-    unsigned char made[17] = {from.scales[block]};
+    unsigned char made[17] = {from.exponents[block]};
     const unsigned char *given = from.data + 16 * block;
     for (int i = 0; i < 16; i++) {
         const int shift = i % 2 * 4;
@@ -292,17 +391,16 @@ static void read_block(mhai_elements from, int64_t block, float to[32])
 
 void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to)
 {
-    if (!from.scales) {
-        mhai_gguf_decode(from.type, from.data, first, count, to);
-        return;
-    }
-    for (int64_t i = 0, n; i < count; i += n) {
+    for (int64_t i = 0, n; i < count && from.exponents; i += n) {
         float block[32];
         const int64_t at = (first + i) % 32;
         n = count - i < 32 - at ? count - i : 32 - at;
         read_block(from, (first + i) / 32, block);
         memcpy(to + i, block + at, (size_t)n * sizeof *to);
     }
+    if (from.exponents) return;
+    mhai_gguf_decode(from.type, from.data, first, count, to);
+    if (from.scales) apply_scales(&from, first, count, to);
 }
 
 bool mhai_weights_are_f32(const mhai_weights *weights)

@@ -3,6 +3,8 @@
 #ifndef MHAI_MODEL_WEIGHTS_H
 #define MHAI_MODEL_WEIGHTS_H
 
+#include "model/quantization.h"
+
 #include <multihead/base.h>
 #include <multihead/gguf.h>
 #include <multihead/io.h>
@@ -21,6 +23,7 @@ typedef struct mhai_weights {
     int64_t shards, count;
     const char *prefix; /* optional prefix of the names */
     const char *outer;  /* of the others, such as that of the output */
+    mhai_quantization quantization;
 } mhai_weights;
 
 /* Open FOLDER/model.safetensors, or all files listed in FOLDER/model.safetensors.index.json.
@@ -45,11 +48,19 @@ int64_t mhai_weights_find(const mhai_weights *weights, const char *name);
 MHA_NODISCARD mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
                                             const mha_tensor *expected, int64_t *index);
 
-/* Elements of a tensor in the file, row by row. GGUF's types include those of safetensors. */
+/* The index of the scales of a float8 weight; -1: none. */
+int64_t mhai_weights_scales(const mhai_weights *weights, int64_t index);
+
+/* Elements of a tensor in the file, row by row. The types are those of gguf_blocks.h. */
 typedef struct mhai_elements {
     mha_gguf_type type;
-    const unsigned char *data;   /* may be unaligned */
-    const unsigned char *scales; /* of blocks of MXFP4, which are then in order; otherwise NULL */
+    const unsigned char *data; /* may be unaligned */
+    /* Scales [.., scale_columns] of blocks of a matrix with this many columns; NULL: none. */
+    const unsigned char *scales;
+    mha_gguf_type scale_type;
+    int64_t columns, scale_columns, block_rows, block_columns;
+    /* Of blocks of MXFP4, whose numbers are then in order; NULL: data is of this type */
+    const unsigned char *exponents;
 } mhai_elements;
 
 /* The elements of a checked tensor. They are valid while the weights are open. */

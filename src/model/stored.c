@@ -77,7 +77,7 @@ static mha_status find_blocks(const mhai_weights *weights, const int64_t shape[3
         return mha_fail(MHA_ERR_MODEL, "weight '%s' has blocks of 32 numbers in rows of %lld", name,
                         (long long)shape[2]);
     *from = mhai_weights_elements(weights, index);
-    from->scales = mhai_weights_elements(weights, at).data;
+    from->exponents = mhai_weights_elements(weights, at).data;
     return MHA_OK;
 }
 
@@ -208,7 +208,8 @@ bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, 
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     int64_t at[MHA_CODED_ROWS];
-    if (p->transposed || p->form == MHAI_PLUS_ONE || p->from.scales) return false;
+    if (p->transposed || p->form == MHAI_PLUS_ONE || p->from.scales || p->from.exponents)
+        return false;
     for (int i = 0; i < MHA_CODED_ROWS; i++) {
         const int64_t which = row + (i < rows ? i : rows - 1);
         at[i] = in_order(p) ? p->first + which : row_at(p, which);

@@ -107,7 +107,11 @@ def of_npy():
 # Types that the library decodes, and one that it does not: number, elements and bytes per block.
 BLOCKS = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
           "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144),
-          "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "BF16": (30, 1, 2)}
+          "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "BF16": (30, 1, 2), "Q2_K": (10, 256, 84),
+          "Q3_K": (11, 256, 110), "IQ1_S": (19, 256, 50), "IQ1_M": (29, 256, 56), "IQ2_XXS": (16, 256, 66),
+          "IQ2_XS": (17, 256, 74), "IQ2_S": (22, 256, 82), "IQ3_XXS": (18, 256, 98), "IQ3_S": (21, 256, 110),
+          "IQ4_NL": (20, 32, 18), "IQ4_XS": (23, 256, 136), "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66),
+          "MXFP4": (39, 32, 17), "NVFP4": (40, 64, 36), "Q8_K": (15, 256, 292)}
 # Type of a value: number and form.
 NUMBERS = {"u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"),
            "i32": (5, "i"), "f32": (6, "f"), "bool": (7, "?"), "u64": (10, "Q"), "i64": (11, "q"),
@@ -144,8 +148,16 @@ def gguf(tensors=(), metadata=(), version=3, alignment=32, fill=None):
     return text + bytes(-len(text) % alignment) + data
 
 
-def gguf_model(kind="llama", blocks="F32", width=4, fill=None, **changes):
-    """A model of one layer with a byte-level tokenizer. `blocks` stores matrices in blocks."""
+def gguf_parts(tensors, metadata, parts, fill=None):
+    """The files of a split model, as llama.cpp writes them: the first has the metadata."""
+    for part in range(parts):
+        place = [("split.no", "u16", part), ("split.count", "u16", parts), ("split.tensors.count", "i32", len(tensors))]
+        yield gguf(tensors[part::parts], [*metadata, *place] if part == 0 else place, fill=fill)
+
+
+def gguf_model(kind="llama", blocks="F32", width=4, fill=None, parts=0, **changes):
+    """A model of one layer with a byte-level tokenizer. `blocks` stores matrices in blocks, and
+    `parts` returns a list of files."""
     sizes = {"block_count": 1, "context_length": 8, "embedding_length": width, "feed_forward_length": 6,
              "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 2,
              "rope.dimension_count": 2}
@@ -163,15 +175,16 @@ def gguf_model(kind="llama", blocks="F32", width=4, fill=None, **changes):
     tensors = [("output_norm.weight", "F32", (width,)), ("token_embd.weight", blocks, (width, 5))]
     tensors += [(f"blk.0.{name}.weight", blocks if len(shape) > 1 and shape[0] == width else "F32", shape)
                 for name, shape in shapes.items()]
-    return gguf(tensors, keys, fill=fill)
+    return list(gguf_parts(tensors, keys, parts, fill)) if parts else gguf(tensors, keys, fill=fill)
 
 
 def of_gguf():
     yield "model", gguf_model()
-    for kind in ("Q4_0", "Q5_1", "Q8_0"):
+    for kind in ("Q4_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"):
         model = gguf_model(blocks=kind, width=32)
         yield f"model-of-{kind}", model[:-1] + b"\0"  # the last byte selects the arithmetic
         yield f"model-of-{kind}-int8", model[:-1] + b"\1"
+    yield "parts", CUT.join(gguf_model(parts=2))
     yield "model-of-two-layers", gguf_model(block_count=2)
     yield "model-of-another-kind", gguf_model("gemma2")
     yield "empty", gguf()

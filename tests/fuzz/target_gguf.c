@@ -1,6 +1,7 @@
 /* A GGUF file. Accepted tensors must be within the file, be found by name, and decode to the same
  * numbers in one piece and in many. A model then reads the file's metadata, weights and tokenizer,
- * and runs with two tokens. The last bit selects the arithmetic. */
+ * and runs with two tokens. The last bit selects the arithmetic. FUZZ_CUT separates the parts of a
+ * split model. */
 #include "fuzz.h"
 
 #include <multihead/gguf.h>
@@ -105,11 +106,42 @@ static void look_at_model(const char *path, fuzz_part input)
     mha_model_destroy(model);
 }
 
+/* A model in two parts, which both open. */
+static void look_at_parts(const fuzz_part *parts)
+{
+    static const char *const names[] = {"in-00001-of-00002.gguf", "in-00002-of-00002.gguf"};
+    char path[FUZZ_PATH_BYTES];
+    for (int i = 0; i < 2; i++) fuzz_write(names[i], parts[i]);
+    for (int i = 0; i < 2; i++) {
+        mha_gguf *file;
+        fuzz_path(names[i], path);
+        const mha_status status = mha_gguf_open(path, &file);
+        fuzz_must_speak(status);
+        if (status != MHA_OK) continue;
+        for (int64_t k = 0; k < mha_gguf_count(file); k++) {
+            mha_gguf_tensor tensor;
+            float x;
+            fuzz_must(mha_gguf_describe(file, k, &tensor) == MHA_OK,
+                      "a tensor without description");
+            fuzz_must(mha_gguf_find(file, tensor.name) == k, "a name that is not found");
+            fuzz_must_speak(mha_gguf_read(file, k, tensor.count - 1, 1, &x));
+        }
+        mha_gguf_close(file);
+        look_at_model(path, parts[i]);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char path[FUZZ_PATH_BYTES];
     mha_gguf *file;
     const fuzz_part input = {data, size};
+    fuzz_part parts[2];
+    fuzz_cut(data, size, parts, 2);
+    if (parts[0].size > 0 && parts[1].size > 0) {
+        look_at_parts(parts);
+        return 0;
+    }
     fuzz_write("in.gguf", input);
     fuzz_path("in.gguf", path);
     const mha_status status = mha_gguf_open(path, &file);

@@ -1,5 +1,5 @@
-/* GGUF blocks: every instruction set is bit-identical to portable C, for any blocks. tests/unit/test_gguf.c compares
- * the best one with the formulas. */
+/* GGUF blocks: every instruction set is bit-identical to portable C, for any blocks.
+ * tests/unit/test_gguf_elements.c compares the best one with the formulas. */
 #include "io/gguf_blocks.h"
 #include "support/guarded.h"
 #include "support/rng.h"
@@ -43,7 +43,8 @@ static void decoders_have_the_same_bits(void **state)
             rng r = rng_make(rng_run_seed(), (uint64_t)(1000 * type + i));
             const int64_t count = rng_between(&r, 0, BLOCKS), skip = i % 2;
             if (!plain->decode) continue;
-            const int64_t elements = count * mhai_gguf_find_kind((uint32_t)type)->elements;
+            const mhai_gguf_kind *kind = mhai_gguf_find_kind((uint32_t)type); /* NULL: float8 */
+            const int64_t elements = count * (kind ? kind->elements : 1);
             for (int k = 0; k <= MOST_BYTES; k++) bytes[k] = (unsigned char)rng_next(&r);
             plain->decode(bytes + skip, count, portable);
             for (size_t t = 1; t < sizeof tables / sizeof tables[0]; t++) {
@@ -107,4 +108,37 @@ static void coded_rows_are_those_decoded(void **state)
         }
 }
 
-RUN_TESTS(TEST(decoders_have_the_same_bits), TEST(coded_rows_are_those_decoded))
+/* The value of a code with this many bits of exponent and mantissa; E8M0 has no sign. */
+static double eight_bits(int exponents, int mantissas, int code)
+{
+    const int mantissa = code % (1 << mantissas),
+              exponent = code >> mantissas & ((1 << exponents) - 1);
+    const int bias = (1 << (exponents - 1)) - 1, top = (1 << exponents) - 1;
+    const double sign = exponents + mantissas < 8 && code > 127 ? -1 : 1;
+    if (exponents == 8) return exponent == 255 ? NAN : ldexp(1, exponent - 127);
+    if (exponents == 5 && exponent == top) return mantissa ? NAN : sign * INFINITY;
+    if (exponents == 4 && code % 128 == 127) return NAN;
+    return exponent ? sign * ldexp((1 << mantissas) + mantissa, exponent - bias - mantissas)
+                    : sign * ldexp(mantissa, 1 - bias - mantissas);
+}
+
+static void eight_bit_floats_are_those_of_the_formats(void **state)
+{
+    (void)state;
+    static const int types[][3] = {
+        {MHAI_F8_E4M3, 4, 3}, {MHAI_F8_E5M2, 5, 2}, {MHAI_F8_E8M0, 8, 0}};
+    unsigned char codes[256];
+    float found[256];
+    for (int i = 0; i < 256; i++) codes[i] = (unsigned char)i;
+    for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++)
+        for (int k = 0; k < 3 && mha_isa_available(tables[t].isa); k++) {
+            tables[t].codecs[types[k][0]].decode(codes, 256, found);
+            for (int i = 0; i < 256; i++)
+                if (!same(found[i], (float)eight_bits(types[k][1], types[k][2], i)))
+                    fail_msg("%s: E%dM%d code %d is %a", tables[t].name, types[k][1], types[k][2],
+                             i, (double)found[i]);
+        }
+}
+
+RUN_TESTS(TEST(eight_bit_floats_are_those_of_the_formats), TEST(decoders_have_the_same_bits),
+          TEST(coded_rows_are_those_decoded))

@@ -564,6 +564,24 @@ def test_shards(tmp_path):
         index.write_text(json.dumps(wrong))
         with pytest.raises(mha.MultiheadError, match=words):
             ck.Transformer(tmp_path / "many")
+    index.write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(mha.MultiheadError, match="index.json: weight 'embed_tokens.weight' is missing"):
+        ck.Transformer(tmp_path / "many")
+    named = {path.name: path.name for path in shards}  # other names of weights: only the files matter
+    index.write_text(json.dumps({"metadata": {"total_size": -1}, "weight_map": named}))
+    assert np.array_equal(ck.Transformer(tmp_path / "many").data, one.data)
+    copied = tmp_path / "many" / "copy.safetensors"
+    copied.write_bytes(shards[0].read_bytes())
+    index.write_text(json.dumps({"weight_map": {**named, "a": copied.name}}))
+    with pytest.raises(mha.MultiheadError, match="both have the weight"):
+        ck.Transformer(tmp_path / "many")
+    index.write_text(json.dumps({"weight_map": {str(i): f"{i}.safetensors" for i in range(5000)}}))
+    with pytest.raises(mha.MultiheadError, match="0.safetensors: no such file, but"):
+        ck.Transformer(tmp_path / "many")
+    copied.write_text("{}")
+    with pytest.raises(mha.MultiheadError, match="copy.safetensors: 2 bytes are too short"):
+        index.write_text(json.dumps({"weight_map": {"a": copied.name}}))
+        ck.Transformer(tmp_path / "many")
     index.write_text(whole)
     shards[1].unlink()
     with pytest.raises(mha.MultiheadError, match="no such file, but .* names it"):

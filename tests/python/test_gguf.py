@@ -15,7 +15,12 @@ lib = model_library()
 TYPES = gguf.GGMLQuantizationType
 VALUES = gguf.GGUFValueType
 DECODED = [TYPES[name] for name in
-           ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")]
+           ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+            "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0",
+            "MXFP4", "NVFP4")]
+BLOCKS = [kind for kind in DECODED if gguf.GGML_QUANT_SIZES[kind][0] > 1]
+# Zeros, the smallest subnormal, the largest number, infinities and NaN as f16.
+SPECIAL = np.array([0, 0x8000, 1, 0x8001, 0x3FF, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00], np.uint16)
 
 
 class File:
@@ -98,9 +103,14 @@ def write(path, tensors, metadata=()):
 
 
 def random_blocks(kind, seed, rows=37, blocks=3):
-    """All bit patterns, including infinite and NaN scales."""
+    """All bit patterns. In every third row the first and last four bytes of a block, where scales are, are special."""
     size = gguf.GGML_QUANT_SIZES[kind][1]
-    return np.random.default_rng(seed).integers(0, 256, (rows, blocks * size), dtype=np.uint8)
+    draw = np.random.default_rng(seed)
+    made = draw.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
+    if size > 8:
+        for ends in (made[::3, :, :4], made[::3, :, -4:]):
+            ends[:] = draw.choice(SPECIAL, ends.shape[:2] + (2,)).view(np.uint8)
+    return made.reshape(rows, blocks * size)
 
 
 @pytest.mark.parametrize("kind", DECODED, ids=lambda kind: kind.name)
@@ -111,7 +121,7 @@ def test_elements(tmp_path, kind):
     for seed in range(20):
         blocks = random_blocks(kind, seed)
         write(path, {"first": (kind, random_blocks(kind, 99, 1, 1)), "x": (kind, blocks)})
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             want = np.concatenate([gguf.quants.dequantize(row, kind) for row in blocks])
         with File(path) as file:
             assert same(file.read(1, 0, want.size), want), seed

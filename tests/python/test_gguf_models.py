@@ -17,7 +17,7 @@ import torch
 import checkpoint_ctypes as ck
 import multihead
 from multihead import _tensor
-from multihead._abi import ModelOptions, ModelShape
+from multihead._abi import ModelDigests, ModelOptions, ModelShape
 import multihead_ctypes as mha
 from shared import SMOLLM2, rounds_like
 from test_checkpoint_hf import some_ids, their_family
@@ -184,12 +184,13 @@ def tensors(model, config, in_order):
             yield name, data
 
 
-def write(path, model, factors=None, in_order=False, extra=None, **changes):
-    """A file in a converter's form. `factors` is rope_freqs.weight, `extra` has further tensors, and `changes` has keys
-    with different values, or None to omit them."""
+def write(path, model, factors=None, in_order=False, encode=None, each=0, extra=None, **changes):
+    """A file in a converter's form. `factors` is rope_freqs.weight, `encode` returns the type and
+    content of a matrix, `each` is the number of tensors per part, `extra` has further tensors, and
+    `changes` has keys with different values, or None to omit them."""
     config = model.config
     architecture, layers, prefix, rule = KINDS[config.model_type]
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=each)
     get = lambda *names: next((getattr(config, n) for n in names if getattr(config, n, None)), None)
     keys = {"block_count": get("num_hidden_layers"), "context_length": get("max_position_embeddings"),
             "embedding_length": get("hidden_size"), "attention.head_count": get("num_attention_heads"),
@@ -275,7 +276,8 @@ def write(path, model, factors=None, in_order=False, extra=None, **changes):
         kv = keys.get("attention.head_count_kv")
         if isinstance(kv, list) and keys["attention.key_length"] and (".k_proj" in name or ".v_proj" in name):
             data = data[:kv[int(name.split(".")[2])] * keys["attention.key_length"]]
-        writer.add_tensor(gguf_name(name, layers, prefix), data)
+        kind, data = encode(data) if encode and data.ndim == 2 else (None, data)
+        writer.add_tensor(gguf_name(name, layers, prefix), data, raw_dtype=kind)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     for name, data in (extra or {}).items():
@@ -338,6 +340,13 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "olmo3": dict(num_hidden_layers=5, sliding_window=5, layer_types=["sliding_attention"] * 2 +
                          ["full_attention"] * 2 + ["sliding_attention"]),
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
+
+
+def digest_of(path):
+    """Of configuration, weights and tokenizer."""
+    context, digests = mha.Context(num_threads=1), ModelDigests()
+    mha.check(LIBRARY.mha_model_digest(context.handle, str(path).encode(), 0, C.byref(digests)))
+    return digests.configuration, digests.weights, digests.tokenizer
 
 
 def shape_of(path):
@@ -507,6 +516,27 @@ def test_heads_by_layer(tmp_path, kind):
     assert shape_of(tmp_path / "model.gguf") == shape_of(tmp_path / "folder")
 
 
+def test_parts(tmp_path):
+    """A model that gguf's writer split is opened by the name of any part."""
+    model = their_family("llama", OPTIONS["llama"], 50)
+    write(tmp_path / "whole.gguf", model)
+    write(tmp_path / "model.gguf", model, each=7)
+    parts = sorted(tmp_path.glob("model-*-of-*.gguf"))
+    assert len(parts) > 3
+    want, digests = Model(tmp_path / "whole.gguf")(some_ids(51)), set()
+    for part in parts:
+        assert np.array_equal(Model(part)(some_ids(51)), want)
+        digests.add(digest_of(part))
+    assert len(digests) == 1
+    data = bytearray(parts[-1].read_bytes())
+    data[-1] ^= 1
+    parts[-1].write_bytes(data)
+    assert digest_of(parts[0]) not in digests
+    parts[-1].unlink()
+    with pytest.raises(mha.MultiheadError, match=f"{parts[-1].name}: no such file; all {len(parts)} parts"):
+        Model(parts[0])
+
+
 @pytest.mark.parametrize("changes, words", [
     ({"block_count": None}, "key 'llama.block_count' is missing"),
     ({"block_count": 2}, "which .* does not ask for|has weight 'blk.2."),
@@ -529,7 +559,7 @@ def test_heads_by_layer(tmp_path, kind):
     ({"rope.scaling.alpha": 2.0}, "alpha' is not supported"),
     ({"factors": [1.0, 1.0, 8.0]}, "'rope_freqs.weight' are not those"),
     ({"expert_count": 6, "expert_used_count": 2}, "weight 'blk.0.ffn_gate_inp.weight' is missing|holds .* numbers"),
-    ({"split.count": 3, "split.no": 1}, "is part 2 of 3 of a model; merge them .* llama-gguf-split --merge"),
+    ({"split.count": 3, "split.no": 1}, "is part 2 of 3 of a model.* its name must end in -00002-of-00003.gguf"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),
     ({"rope.dimension_count": 4}, "'llama.rope.dimension_count' rotates 4 of a head's 8 .*whole heads"),
     ({"rope.dimension_count": 64}, "is 64, expected 1..8, a head.s numbers")], ids=str)

@@ -1,6 +1,7 @@
 """Weights in mapped files are bit-identical to weights in an array, in every family's order:
 transposed, fused, interleaved, 16-bit and in blocks; also in pieces of rows and columns.
 """
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import checkpoint_ctypes as ck
 import multihead_ctypes as mha
 from test_checkpoint_hf import some_ids, their_family
+from test_gguf import BLOCKS
 from test_gguf_models import KINDS, OPTIONS, Model, write
 
 pytest.importorskip("transformers")
@@ -48,3 +50,37 @@ def test_pieces_of_wide_pairs(tmp_path):
     expect_same(tmp_path / "model.gguf", some_ids(46))
     again = ck.Transformer(tmp_path / "model.gguf")  # mha_checkpoint_load()
     assert np.array_equal(again(some_ids(46)), Model(tmp_path / "model.gguf")(some_ids(46)))
+
+
+def blocks_like(matrix, kind, draw):
+    """Random blocks whose elements are of moderate size: their scales, and other bytes where those of a type may be, are
+    small f16, E4M3 or E8M0."""
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = draw.integers(0, 256, (matrix.shape[0], matrix.shape[1] // elements, size), dtype=np.uint8)
+    ends = (slice(0, 4), slice(-4, None)) if size > 18 else (slice(0, 2),)
+    for end in ends:
+        blocks[..., end].view(np.uint16)[:] = draw.integers(0x1400, 0x1800, blocks[..., end].view(np.uint16).shape)
+    if kind.name == "IQ1_M":  # the upper bits of four words
+        blocks[..., -8:].view(np.uint16)[:] &= 0xFFF
+        blocks[..., -1] |= 0x10
+    if kind.name == "MXFP4":
+        blocks[..., 0] = draw.integers(112, 122, blocks.shape[:2])
+    return blocks.reshape(matrix.shape[0], -1)
+
+
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
+def test_blocks(tmp_path, kind):
+    """A model of random blocks equals one of their elements, as the package gguf decodes them."""
+    model = their_family("llama", dict(hidden_size=256, intermediate_size=512, num_hidden_layers=1), 47)
+    for name, decoded in ("blocks", False), ("floats", True):
+        draw = np.random.default_rng(kind)
+
+        def encode(matrix):
+            blocks = blocks_like(matrix, kind, draw)
+            return (None, gguf.quants.dequantize(blocks, kind)) if decoded else (kind, blocks)
+        write(tmp_path / f"{name}.gguf", model, encode=encode)
+    ids = some_ids(48)
+    expect_same(tmp_path / "blocks.gguf", ids)
+    found = Model(tmp_path / "blocks.gguf")(ids)
+    assert np.isfinite(found).all() and found.std() > 0
+    assert np.array_equal(found, Model(tmp_path / "floats.gguf")(ids))

@@ -1,5 +1,5 @@
-/* GGUF: elements of every type match the definitions, metadata is read as written, and a hostile
- * file gives a status and a message of one line. */
+/* GGUF: metadata is read as written, parts are joined, and a hostile file gives a status and a
+ * message of one line. */
 #include <multihead/gguf.h>
 
 #include <math.h>
@@ -9,7 +9,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "reference/half_reference.h"
 #include "support/expect.h"
 #include "support/gguf_writer.h"
 #include "support/rng.h"
@@ -32,180 +31,7 @@ static mha_gguf *open_file(const char *path)
     return file;
 }
 
-/* ---- Elements -------------------------------------------------------------------------------- */
-
-typedef struct kind {
-    mha_gguf_type type;
-    const char *name;
-    int elements, bytes;
-} kind;
-
-static const kind kinds[] = {
-#define KIND(name, value, elements, bytes) {MHA_GGUF_##name, #name, elements, bytes},
-    MHA_GGUF_TYPE_LIST(KIND)
-#undef KIND
-};
-enum { KINDS = sizeof kinds / sizeof kinds[0] };
-
-static double half(const unsigned char *at)
-{
-    return half_value(MHA_F16, (uint16_t)(at[0] | at[1] << 8));
-}
-
-static double i8(unsigned char byte)
-{
-    return byte < 128 ? byte : byte - 256;
-}
-
-/* Element e of 32: q has two elements per byte, and h has the fifth bits, if there are any. */
-static int small(const unsigned char *q, const unsigned char *h, int e)
-{
-    const int low = e < 16 ? q[e] % 16 : q[e - 16] / 16;
-    return low + (h && h[e / 8] >> e % 8 & 1 ? 16 : 0);
-}
-
-/* Scale (part 0) or minimum (part 1) j of the twelve bytes of Q4_K and Q5_K. */
-static int six_bits(const unsigned char *s, int part, int j)
-{
-    const int low = part == 0 ? s[4 + j] % 16 : s[4 + j] / 16;
-    return j < 4 ? s[4 * part + j] % 64 : low + 16 * (s[4 * part + j - 4] / 64);
-}
-
-static double k_element(const unsigned char *block, const unsigned char *h, const unsigned char *q,
-                        int e)
-{
-    const int j = e / 32, byte = q[32 * (j / 2) + e % 32];
-    int n = j % 2 ? byte / 16 : byte % 16;
-    if (h && h[e % 32] >> j & 1) n += 16;
-    return half(block) * six_bits(block + 4, 0, j) * n -
-           half(block + 2) * six_bits(block + 4, 1, j);
-}
-
-static double q6_element(const unsigned char *block, int e)
-{
-    const int t = e / 128, r = e / 32 % 4, i = e % 32;
-    const int l = block[64 * t + 32 * (r % 2) + i], h = block[128 + 32 * t + i];
-    const int n = (r < 2 ? l % 16 : l / 16) + 16 * (h >> 2 * r & 3);
-    return half(block + 208) * i8(block[192 + e / 16]) * (n - 32);
-}
-
-/* Element e of a block, by the definition. All factors have few bits. Therefore, every operation is
- * exact in double and in f32, except the final rounding to float. */
-static float element(mha_gguf_type type, const unsigned char *block, int e)
-{
-    float f32;
-    switch (type) {
-    case MHA_GGUF_F32: memcpy(&f32, block, sizeof f32); return f32;
-    case MHA_GGUF_F16: return (float)half(block);
-    case MHA_GGUF_BF16: return (float)half_value(MHA_BF16, (uint16_t)(block[0] | block[1] << 8));
-    case MHA_GGUF_Q8_0: return (float)(half(block) * i8(block[2 + e]));
-    case MHA_GGUF_Q4_0: return (float)(half(block) * (small(block + 2, NULL, e) - 8));
-    case MHA_GGUF_Q4_1: return (float)(half(block) * small(block + 4, NULL, e) + half(block + 2));
-    case MHA_GGUF_Q5_0: return (float)(half(block) * (small(block + 6, block + 2, e) - 16));
-    case MHA_GGUF_Q5_1:
-        return (float)(half(block) * small(block + 8, block + 4, e) + half(block + 2));
-    case MHA_GGUF_Q4_K: return (float)k_element(block, NULL, block + 16, e);
-    case MHA_GGUF_Q5_K: return (float)k_element(block, block + 16, block + 48, e);
-    case MHA_GGUF_Q6_K: return (float)q6_element(block, e);
-    default: fail(); return 0;
-    }
-}
-
-static bool decodes(mha_gguf_type type)
-{
-    static const mha_gguf_type all[] = {MHA_GGUF_F32,  MHA_GGUF_F16,  MHA_GGUF_BF16, MHA_GGUF_Q8_0,
-                                        MHA_GGUF_Q4_0, MHA_GGUF_Q4_1, MHA_GGUF_Q5_0, MHA_GGUF_Q5_1,
-                                        MHA_GGUF_Q4_K, MHA_GGUF_Q5_K, MHA_GGUF_Q6_K};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (all[i] == type) return true;
-    return false;
-}
-
-static bool same_bits(float a, float b)
-{
-    return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
-}
-
-/* Writes a matrix [rows, blocks] of random bytes after another tensor. Alignment 1 permits any
- * offset. */
-static mha_gguf *write_blocks(rng *r, const kind *k, int rows, int blocks, uint32_t alignment,
-                              unsigned char *bytes)
-{
-    gguf_writer w = {0};
-    const size_t size = (size_t)(rows * blocks * k->bytes);
-    const uint64_t dims[] = {(uint64_t)(blocks * k->elements), (uint64_t)rows};
-    for (size_t i = 0; i < size; i++) bytes[i] = (unsigned char)rng_next(r);
-    gguf_begin(&w, 2 + (uint32_t)rng_between(r, 0, 1), 2, 1);
-    gguf_key_u32(&w, "general.alignment", alignment);
-    gguf_tensor(&w, "x", 2, dims, (uint32_t)k->type, alignment);
-    gguf_tensor(&w, "byte", 0, NULL, MHA_GGUF_I8, 0);
-    gguf_pad(&w, alignment);
-    gguf_raw(&w, "a", 1);
-    gguf_pad(&w, alignment);
-    gguf_raw(&w, bytes, size);
-    return open_file(put(&w));
-}
-
-static void test_elements_are_those_of_the_definitions(void **state)
-{
-    (void)state;
-    enum { ROWS = 3, BLOCKS = 50, MOST = ROWS * BLOCKS * 256 };
-    static unsigned char bytes[MOST * 4];
-    static float got[MOST + 1];
-    rng r = rng_make(rng_run_seed(), 1);
-    for (int i = 0; i < KINDS; i++) {
-        const kind *k = &kinds[i];
-        if (!decodes(k->type)) continue;
-        for (int n = rng_cases(4, 40); n > 0; n--) {
-            const uint32_t alignment = 1u << rng_between(&r, 0, 6);
-            mha_gguf *file = write_blocks(&r, k, ROWS, BLOCKS, alignment, bytes);
-            const int64_t count = ROWS * BLOCKS * k->elements;
-            for (int part = 0; part < 20; part++) {
-                const int64_t first = part == 0 ? 0 : rng_between(&r, 0, count);
-                const int64_t some = part == 0 ? count : rng_between(&r, 0, count - first);
-                got[some] = 1234;
-                expect_ok(mha_gguf_read(file, 0, first, some, got));
-                assert_true(got[some] == 1234);
-                for (int64_t e = 0; e < some; e++) {
-                    const int64_t block = (first + e) / k->elements;
-                    const float want = element(k->type, bytes + block * k->bytes,
-                                               (int)((first + e) % k->elements));
-                    if (!same_bits(got[e], want)) print_error("%s, element %d\n", k->name, (int)e);
-                    assert_true(same_bits(got[e], want));
-                }
-            }
-            mha_gguf_close(file);
-        }
-    }
-}
-
-static void test_refuses_other_types(void **state)
-{
-    (void)state;
-    static unsigned char bytes[2 * 3 * 300];
-    rng r = rng_make(rng_run_seed(), 2);
-    float to = 5;
-    for (int i = 0; i < KINDS; i++) {
-        char text[100];
-        mha_gguf_tensor tensor;
-        mha_gguf *file = write_blocks(&r, &kinds[i], 2, 3, 32, bytes);
-        expect_ok(mha_gguf_describe(file, 0, &tensor));
-        assert_int_equal(tensor.type, kinds[i].type);
-        assert_string_equal(tensor.type_name, kinds[i].name);
-        assert_int_equal(tensor.count, 6 * kinds[i].elements);
-        assert_int_equal(tensor.bytes, 6 * kinds[i].bytes);
-        assert_memory_equal(tensor.data, bytes, (size_t)tensor.bytes);
-        snprintf(text, sizeof text, "x.gguf: tensor 'x': elements of type %s are not supported",
-                 kinds[i].name);
-        if (!decodes(kinds[i].type)) {
-            expect_error(mha_gguf_read(file, 0, 0, 1, &to), MHA_ERR_UNSUPPORTED, text);
-            assert_true(to == 5);
-        }
-        mha_gguf_close(file);
-    }
-}
-
-/* ---- A valid file with fields to corrupt ----------------------------------------------------- */
+/* ---- A valid file with fields to be spoiled -------------------------------------------------- */
 
 typedef struct fields {
     const char *magic;
@@ -665,6 +491,134 @@ static void test_other_values(void **state)
     mha_gguf_close(file);
 }
 
+/* ---- Split files ----------------------------------------------------------------------------- */
+
+typedef struct part {
+    const char *file;
+    uint32_t number, count, tensors;
+    const char *names[2]; /* NULL: no tensor */
+} part;
+enum { PARTS = 3 };
+static const part all_parts[PARTS] = {
+    {"m-00001-of-00003.gguf", 0, 3, 4, {"a", NULL}},
+    {"m-00002-of-00003.gguf", 1, 3, 4, {"b", "c"}},
+    {"m-00003-of-00003.gguf", 2, 3, 4, {"d", NULL}},
+};
+
+/* Each tensor has one byte: its name. */
+static void put_part(const part *p)
+{
+    gguf_writer w = {0};
+    const int tensors = !!p->names[0] + !!p->names[1];
+    gguf_begin(&w, 3, (uint64_t)tensors, 5);
+    gguf_key_u32(&w, "general.alignment", 1);
+    gguf_key_u32(&w, "split.no", p->number);
+    gguf_key_u32(&w, "split.count", p->count);
+    gguf_key_u32(&w, "split.tensors.count", p->tensors);
+    gguf_key_u32(&w, "own", p->number);
+    for (int i = 0; i < tensors; i++)
+        gguf_tensor(&w, p->names[i], 0, NULL, MHA_GGUF_I8, (uint64_t)i);
+    for (int i = 0; i < tensors; i++) gguf_raw(&w, p->names[i], 1);
+    temp_write(p->file, w.bytes, w.size);
+    free(w.bytes);
+}
+
+static void put_parts(const part parts[PARTS])
+{
+    for (int i = 0; i < PARTS; i++) unlink(temp_path(all_parts[i].file));
+    for (int i = 0; i < PARTS; i++)
+        if (parts[i].file) put_part(&parts[i]);
+}
+
+static void test_parts_are_one_file(void **state)
+{
+    (void)state;
+    put_parts(all_parts);
+    for (int named = 0; named < PARTS; named++) {
+        mha_gguf *file = open_file(temp_path(all_parts[named].file));
+        mha_gguf_value value;
+        int64_t first = 5;
+        expect_ok(mha_gguf_value_of(file, "own", &value));
+        expect_ok(mha_gguf_integer(&value, 0, 0, 9, &first));
+        assert_int_equal(first, 0);
+        assert_int_equal(mha_gguf_count(file), 4);
+        for (int i = 0; i < 4; i++) {
+            mha_gguf_tensor tensor;
+            float x;
+            const char name[] = {(char)('a' + i), 0};
+            assert_int_equal(mha_gguf_find(file, name), i);
+            expect_ok(mha_gguf_describe(file, i, &tensor));
+            assert_string_equal(tensor.name, name);
+            assert_int_equal(*(const char *)tensor.data, 'a' + i);
+            expect_error(mha_gguf_read(file, i, 0, 1, &x), MHA_ERR_UNSUPPORTED,
+                         all_parts[i == 0   ? 0
+                                   : i == 3 ? 2
+                                            : 1]
+                             .file);
+        }
+        assert_int_equal(mha_gguf_find(file, "e"), -1);
+        mha_gguf_close(file);
+    }
+}
+
+static void test_parts_that_do_not_fit(void **state)
+{
+    (void)state;
+    static const struct {
+        int named;
+        mha_status status;
+        const char *text;
+        part other; /* in place of part 2 */
+    } rows[] = {
+        {0, MHA_ERR_FILE, "m-00002-of-00003.gguf: no such file; all 3 parts", {0}},
+        {2,
+         MHA_ERR_MODEL,
+         "00002-of-00003.gguf: is part 3 of 3 of a model, expected part 2 of 3",
+         {"m-00002-of-00003.gguf", 2, 3, 4, {"b", "c"}}},
+        {0,
+         MHA_ERR_MODEL,
+         "is part 2 of 4 of a model, expected part 2 of 3",
+         {"m-00002-of-00003.gguf", 1, 4, 4, {"b", "c"}}},
+        {0,
+         MHA_ERR_MODEL,
+         "is part 1 of 1 of a model, expected part 2 of 3",
+         {"m-00002-of-00003.gguf", 0, 1, 4, {"b", "c"}}},
+        {0,
+         MHA_ERR_MODEL,
+         "00002-of-00003.gguf: split.tensors.count is not that of",
+         {"m-00002-of-00003.gguf", 1, 3, 5, {"b", "c"}}},
+        {1,
+         MHA_ERR_MODEL,
+         "m-00001-of-00003.gguf: its parts have 3 tensors, but split.tensors.count is 4",
+         {"m-00002-of-00003.gguf", 1, 3, 4, {"b", NULL}}},
+        {1,
+         MHA_ERR_FORMAT,
+         "the tensor 'd' occurs twice",
+         {"m-00002-of-00003.gguf", 1, 3, 4, {"b", "d"}}},
+        {1,
+         MHA_ERR_NUMERIC,
+         "00002-of-00003.gguf: metadata 'split.no': is 3, expected 0 to 2",
+         {"m-00002-of-00003.gguf", 3, 3, 4, {"b", "c"}}},
+        {0,
+         MHA_ERR_NUMERIC,
+         "metadata 'split.count': is 4097, expected 0 to 4096",
+         {"m-00002-of-00003.gguf", 3, 4097, 4, {"b", "c"}}},
+        {1,
+         MHA_ERR_MODEL,
+         "whose other parts are found by name; its name must end in -00002-of-00004.gguf",
+         {"m-00002-of-00003.gguf", 1, 4, 4, {"b", "c"}}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        mha_gguf *file = NULL;
+        const part parts[PARTS] = {all_parts[0], rows[i].other, all_parts[2]};
+        put_parts(parts);
+        const mha_status status = mha_gguf_open(temp_path(all_parts[rows[i].named].file), &file);
+        expect_row(i, status, rows[i].status, rows[i].text);
+        assert_null(file);
+    }
+    put_parts(all_parts);
+}
+
 /* Names of maximum length; messages contain their beginnings if they do not fit. */
 static void test_long_names(void **state)
 {
@@ -693,8 +647,8 @@ static void test_long_names(void **state)
     }
 }
 
-RUN_TESTS_BETWEEN(temp_begin, temp_end, TEST(test_elements_are_those_of_the_definitions),
-                  TEST(test_refuses_other_types), TEST(test_refuses_hostile_files),
+RUN_TESTS_BETWEEN(temp_begin, temp_end, TEST(test_refuses_hostile_files),
                   TEST(test_refuses_every_truncation), TEST(test_refuses_files),
                   TEST(test_mutations), TEST(test_describes_tensors), TEST(test_numbers),
-                  TEST(test_other_values), TEST(test_long_names))
+                  TEST(test_other_values), TEST(test_long_names), TEST(test_parts_are_one_file),
+                  TEST(test_parts_that_do_not_fit))

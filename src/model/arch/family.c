@@ -108,7 +108,7 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
 
 mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
 {
-    static const char *const refused[] = {"quantization_config", "is_encoder_decoder", NULL};
+    static const char *const refused[] = {"is_encoder_decoder", NULL};
     static const char tie[] = "tie_word_embeddings";
     const mhai_config whole = *config;
     const char *type;

@@ -5,6 +5,7 @@
 #define MHAI_FAMILY_H
 
 #include "model/model_config.h"
+#include "model/quantization.h"
 
 #include <multihead/model.h>
 #include <multihead/transformer.h>
@@ -74,6 +75,7 @@ typedef struct mhai_family_plan {
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* likewise desc.layers */
     float *rope_factors;    /* likewise desc.rope_factors */
+    mhai_quantization quantization;
 } mhai_family_plan;
 
 /* The fields of a rotation in config.json outside its objects, and the defaults. */
