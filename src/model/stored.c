@@ -208,8 +208,7 @@ bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, 
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     int64_t at[MHA_CODED_ROWS];
-    if (p->transposed || p->form == MHAI_PLUS_ONE || p->from.scales || p->from.exponents)
-        return false;
+    if (p->transposed || p->form == MHAI_PLUS_ONE || p->from.exponents) return false;
     for (int i = 0; i < MHA_CODED_ROWS; i++) {
         const int64_t which = row + (i < rows ? i : rows - 1);
         at[i] = in_order(p) ? p->first + which : row_at(p, which);

@@ -208,7 +208,7 @@ REFUSED = {
         ("num_local_experts", 5, "router.weight' has shape \\[6, 48\\]"),
         ("intermediate_size", 79, "gate_up_proj' has shape \\[6, 48, 160\\], .* \\[6, 48, 158\\]"),
         ("rope_parameters", None, "'rope_parameters' and 'rope_scaling' are both missing"),
-        ("quantization_config", {"quant_method": "fp8"}, "'quantization_config' is set")],
+        ("quantization_config", {"quant_method": "awq"}, "'quant_method' is 'awq'")],
     "lfm2_moe": [
         ("use_expert_bias", False, "has weight .*expert_bias"),
         ("num_dense_layers", 2, "weight .*layers.1.feed_forward.w1.weight' is missing"),
@@ -263,3 +263,66 @@ def test_heads_below_wide_norms_stay(tmp_path):
     for option in ["--keep", 2], ["--keep", 2, "--mask"], ["--keep", 2, "--measure", "ablation"], ["--kv-heads", 1]:
         done = run("prune", folder, "--text", text, *option)
         assert done.returncode and "layer 0 has a norm across" in done.stderr, done.stderr
+
+
+E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def in_blocks(net):
+    """Random blocks of MXFP4 in place of the experts, {name: blocks or scales}; the net gets their numbers."""
+    made, generator = {}, np.random.default_rng(9)
+    for name, p in net.named_parameters():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        count, inputs, outputs = p.shape
+        blocks = generator.integers(0, 256, (count, outputs, inputs // 32, 16), np.uint8)
+        scales = generator.integers(120, 125, (count, outputs, inputs // 32), np.uint8)
+        numbers = E2M1[np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:3], 32)]
+        numbers *= np.exp2(scales.astype(np.float32) - 127)[..., None]
+        with torch.no_grad():
+            p.copy_(torch.from_numpy(numbers.reshape(count, outputs, inputs)).transpose(1, 2))
+        made[f"{name}_blocks"], made[f"{name}_scales"] = torch.from_numpy(blocks), torch.from_numpy(scales)
+    return made
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """The folder of a net in blocks, and of the same numbers in float32."""
+    net = make("gpt_oss", hidden_size=64, intermediate_size=96)
+    made = in_blocks(net)
+    plain, folder = (save(net, tmp_path_factory.mktemp(name)) for name in ("plain", "packed"))
+    weights = {name: w for name, w in load_file(folder / "model.safetensors").items()
+               if not name.endswith(("experts.gate_up_proj", "experts.down_proj"))}
+    save_file({**weights, **made}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    return net, made, plain, folder
+
+
+def test_blocks_of_mxfp4_are_the_numbers_of_transformers(packed):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    net, made, plain, folder = packed
+    for name, p in net.named_parameters():
+        if f"{name}_blocks" in made:
+            theirs = convert_moe_packed_tensors(made[f"{name}_blocks"], made[f"{name}_scales"], dtype=torch.float32)
+            assert torch.equal(theirs, p)
+    ids = torch.randint(0, 97, (60,)).tolist()
+    assert np.array_equal(multihead.Model(folder).logits(ids), multihead.Model(plain).logits(ids))
+
+
+@pytest.mark.parametrize("name, change, error", [
+    ("down_proj_scales", None, "down_proj_scales' is missing"),
+    ("down_proj_blocks", lambda w: w[:, :, :2], "down_proj_blocks' has shape \\[6, 64, 2, 16\\], .* \\[6, 64, 3, 16\\]"),
+    ("gate_up_proj_scales", lambda w: w[:, 1:], "gate_up_proj_scales' has shape"),
+    ("gate_up_proj_blocks", lambda w: w.float(), "gate_up_proj_blocks' is f32, expected u8")])
+def test_hostile_blocks_are_refused(packed, tmp_path, name, change, error):
+    weights, full = load_file(packed[3] / "model.safetensors"), f"model.layers.1.mlp.experts.{name}"
+    if change:
+        weights[full] = change(weights[full]).contiguous()
+    else:
+        del weights[full]
+    save_file(weights, tmp_path / "model.safetensors")
+    for other in "config.json", "tokenizer.json":
+        (tmp_path / other).write_text((packed[3] / other).read_text())
+    with pytest.raises(multihead.Error, match=error):
+        multihead.Model(tmp_path)
