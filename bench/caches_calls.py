@@ -1,5 +1,5 @@
-"""The cases of bench/caches_peers.py: a decoding step from a cache of some type, computed by ours and by each method of
-each peer."""
+"""The cases of bench/caches_peers.py: a decoding step from a cache of some type, computed by multihead and by each
+method of each peer."""
 import copy
 import ctypes as C
 import functools
@@ -19,8 +19,8 @@ SCALES = ("position", "channel")
 NUMBERS = ("q", "k", "v", "expected")
 SIZES = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1}
 # Tolerances relative to the largest value of a double-precision reference: several times the rounding of the types.
-# Peers also round weights, sums and queries. ggml's flash sums f16 values in f16, with errors of 1 % for 4,096 keys and
-# 6 % for 32,768.
+# Peers also round weights, sums and queries. ggml's flash attention sums f16 values in f16; its errors are 1 % for 4,096
+# keys and 6 % for 32,768.
 TOLERANCES = {"f32": (1e-5, 1e-4), "f16": (2e-3, 0.15), "bf16": (1e-2, 3e-2), "int8": (3e-2, 5e-2)}
 
 
@@ -63,7 +63,7 @@ class Step:
         return float(error)
 
 
-# ---- ours ----------------------------------------------------------------------------------------
+# ---- multihead -----------------------------------------------------------------------------------
 
 
 class Ours:

@@ -64,7 +64,7 @@ def build_step(log, *command):
 
 
 def need_library(program=False):
-    """Build or update build/libmultihead.so, and the program if requested; with MHA_LIBRARY_DIR use that folder's."""
+    """Build or update build/libmultihead.so, and the program if requested. With MHA_LIBRARY_DIR, use that folder."""
     given = os.environ.get("MHA_LIBRARY_DIR")
     files = ["libmultihead.so"] + ["multihead"] * program
     if given:
@@ -137,7 +137,7 @@ def start(here, *modules, program=False):
 
 
 def huge_pages():
-    """Restart if needed, so that malloc requests huge pages, as ours and NumPy do."""
+    """Restart if needed, so that malloc requests huge pages, as multihead and NumPy do."""
     if "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         os.execv(sys.executable, [sys.executable, *sys.argv])

@@ -5,17 +5,17 @@
     python3 bench/peers.py --draw [SEED] [--draw-count 40] ...
 
 The first call creates build/peers, a virtual environment with the peers, and continues there; --here uses the current
-Python. Ours is build/libmultihead.so, which is built first, or the library in MHA_LIBRARY_DIR. Both numbers of threads
-take 20 minutes.
+Python. The measured library is build/libmultihead.so, which is built first, or the one in MHA_LIBRARY_DIR. Both numbers
+of threads take 20 minutes.
 
-Every peer computes the same row from the same numbers; its result is first compared with ours. Then all alternate, with
-a probe (a small attention, or 16 MB read) between turns. A turn is quiet if the probes before and after it took at most
-5 % longer than the third fastest probe. A pause precedes each probe, since some libraries' threads spin while waiting
-for the next call; warm-up calls precede each turn. Prints the median over quiet turns and the ratio of the fastest
-peer's time to ours: median and quartiles over turns. With fewer than five quiet turns the median is over all and marked
-~. Slow rows have three turns, as have calls that take more than 0.1 seconds and three times ours. Each number of
-threads runs in a separate process with as many processors. Decoding steps and products of one row read from memory:
-calls cycle through copies of at least 128 MB in total.
+Every peer computes the same row from the same numbers; its result is first compared with ours. Then all implementations
+alternate, and a probe (a small attention, or 16 MB read) runs between turns. A turn is quiet if the probes before and
+after it took at most 5 % longer than the third fastest probe. A pause precedes each probe, since some libraries'
+threads spin while waiting for the next call; warm-up calls precede each turn. Prints the median over quiet turns and
+the ratio of the fastest peer's time to ours: median and quartiles over turns. With fewer than five quiet turns the
+median includes all turns and is marked ~. Slow rows have three turns; calls that take more than 0.1 seconds and three
+times ours also have three. Each number of threads runs in a separate process with as many processors. Decoding steps
+and products of one row read from memory: calls cycle through copies of at least 128 MB in total.
 
 Each peer uses its fastest method for a row. Windows and blocks: torch's compiled flex_attention (computing the mask's
 blocks is not timed), onnxruntime's GroupQueryAttention with a window; otherwise a dense mask. Causal: onnxruntime's

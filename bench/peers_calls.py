@@ -1,4 +1,4 @@
-"""The cases of bench/peers.py: pieces of work, and the calls of ours and of each peer."""
+"""The cases of bench/peers.py: problems, with the calls of multihead and of each peer."""
 import ctypes as C
 import random
 import time
@@ -78,7 +78,7 @@ class Row:
         return kept | np.eye(*kept.shape, dtype=bool)
 
     def description(self):
-        """The mask for ours."""
+        """The mask as options of multihead."""
         if self.mask == "causal":
             return dict(causal=True)
         if self.mask == "lengths":
@@ -94,7 +94,7 @@ class Row:
         return {}
 
 
-# ---- ours ----------------------------------------------------------------------------------------
+# ---- multihead -----------------------------------------------------------------------------------
 
 
 def ours_attention(row, context):
@@ -361,7 +361,7 @@ def jax_backward(row, threads):
 
 
 class Product:
-    """x W^T, beside OpenBLAS (NumPy's) and torch."""
+    """x W^T, compared with OpenBLAS (in NumPy) and torch."""
 
     def __init__(self, m, n, k):
         rng = np.random.default_rng(1)

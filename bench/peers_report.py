@@ -18,7 +18,7 @@ def fastest(row):
 
 
 def ratio(row):
-    """Quartiles of the fastest peer's; None if no peer supports the row."""
+    """Quartiles of the fastest peer's ratio; None if no peer supports the row."""
     return row["ratios"].get(fastest(row))
 
 

@@ -5,8 +5,8 @@
     build/multihead bench all --threads 2 --json > build/two.json
     python3 bench/table.py build/one.json build/two.json
 
-The heading has the processor, its caches (if it is this machine's), the instruction set, the date of the measurement
-and this folder's commit: make the table on the machine and at the commit of the measurement.
+The heading names the processor, its caches (if the table is made on that processor), the instruction set, the date of
+the measurement and this folder's commit. Make the table on the machine and at the commit of the measurement.
 
 Each file is a column: the median, and in percent of the machine's limit the median and (best). ~ marks a row that
 includes busy turns. Targets, in percent with one and two threads, are the project's own.

@@ -53,7 +53,7 @@ int main(void)
     if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
     if (!status) {
         printf("x (%d, %d, %d), %d heads: weights (%d, %d, %d, %d)\n", B, T, E, H, B, H, T, T);
-        printf("what token 0 of sequence 0 looks at, head 0:");
+        printf("head 0, sequence 0: weights of token 0:");
         for (int s = 0; s < T; s++) printf(" %.3f", (double)weights[s]);
         printf("\n");
     }

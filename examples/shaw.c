@@ -37,7 +37,7 @@ int main(void)
         double mean = 0; /* of the clipped distances from token 0 */
         for (int s = 0; s < T; s++) mean += (double)(s < CLIP ? s : CLIP) / T;
         printf("clip %d: %d rows\n", CLIP, ROWS);
-        printf("token 0: mean clipped distance %.4f, attention says %.4f\n", mean, (double)o[0]);
+        printf("token 0: mean clipped distance %.4f, by attention %.4f\n", mean, (double)o[0]);
     }
     mha_context_destroy(context);
     return status != MHA_OK;

@@ -1,4 +1,4 @@
-# libmultihead-circuits: what the weights of heads say. Decompositions are LAPACK's.
+# libmultihead-circuits: analysis of the weights of heads. LAPACK computes the decompositions.
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(LAPACKE REQUIRED IMPORTED_TARGET lapacke)
 file(GLOB circuits_sources CONFIGURE_DEPENDS circuits/*.c)

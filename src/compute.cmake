@@ -1,7 +1,8 @@
 # libmultihead: base, kernels, attention, module, nn, analysis.
 file(GLOB compute_sources CONFIGURE_DEPENDS
   base/*.c ranks/*.c distributed/*.c attention/*.c cache/*.c nn/*.c attend/*.c module/*.c transformer/*.c analysis/*.c)
-# What compiles longest comes first: ninja starts it first, and nobody waits for it in the end.
+# Ninja starts compiling in this order. The slowest files come first, so that the build does not end with
+# them.
 set(kernel_sources)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(kernel_sources kernels/isa/isa_avx512.c kernels/isa/isa_avx2.c
@@ -16,24 +17,24 @@ target_link_libraries(multihead_kernels PRIVATE multihead_kernel_settings)
 mha_library(multihead OBJECTS $<TARGET_OBJECTS:multihead_kernels> SOURCES
   kernels/kern_dispatch.c kernels/int8_dispatch.c ${compute_sources})
 
-# So that the choices in it become masks and the loop becomes vectors.
+# Let the compiler turn branches into masks, and so vectorise the loop.
 set_source_files_properties(attention/feature_map.c PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
 set_source_files_properties(base/version.c PROPERTIES COMPILE_DEFINITIONS
   "MHAI_VERSION=\"${MHA_VERSION}\";MHAI_VERSION_MAJOR=${PROJECT_VERSION_MAJOR};MHAI_VERSION_MINOR=${PROJECT_VERSION_MINOR};MHAI_VERSION_PATCH=${PROJECT_VERSION_PATCH}")
 
-# The files of src/kernels/isa are the only ones with machine flags. Under a sanitizer the portable kernels
-# are instrumented, and the others, which are the same source for minutes of compiling, if asked.
+# Only the files of src/kernels/isa have machine flags. Sanitizers instrument the portable kernels. The other
+# kernels have the same source and take minutes to compile; MHA_SANITIZE_KERNELS also instruments them.
 set(isa_flags -O3 -fno-trapping-math ${mha_kernel_flags})
 set(portable_flags ${isa_flags})
 if(MHA_SANITIZE)
   set(portable_flags -O1 -fno-trapping-math ${MHA_SANITIZER_OPTIONS})
   if(MHA_SANITIZE MATCHES "address")
-    # All that finds an access out of bounds, by calls: inline, with checks of undefined behaviour or with
-    # coverage, clang takes minutes for a file of these. The deep stage clang of .ci/run checks undefined behaviour.
+    # Check all accesses for bounds, by calls. With inline checks, checks of undefined behaviour or coverage,
+    # clang takes minutes per file. The deep stage clang of .ci/run checks undefined behaviour.
     list(APPEND portable_flags -fno-sanitize=undefined)
     if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
-      # gcc 12 stores vectors of 64 bytes to frames on ASan's heap that it aligns to 32 (its bug 110027).
+      # gcc 12 uses aligned 64-byte stores in frames on ASan's heap, which it aligns to 32 (gcc bug 110027).
       list(APPEND portable_flags --param=asan-use-after-return=0 --param=asan-instrumentation-with-call-threshold=0)
     else()
       list(APPEND portable_flags -mllvm -asan-instrumentation-with-call-threshold=0)

@@ -1,5 +1,5 @@
-# libmultihead-mpi: ranks that are processes of MPI. -DMPI_C_COMPILER=mpicc.mpich takes another MPI, and its
-# launcher for the tests.
+# libmultihead-mpi: a transport whose ranks are MPI processes. -DMPI_C_COMPILER=mpicc.mpich selects another
+# MPI, and its launcher for the tests.
 if(MPI_C_COMPILER MATCHES "mpicc(\\.[a-z]+)$")
   find_program(MPIEXEC_EXECUTABLE mpiexec${CMAKE_MATCH_1})
 endif()

@@ -1,4 +1,4 @@
-# libmultihead-render: pictures of matrices. Knows nothing of attention.
+# libmultihead-render: pictures of matrices. It does not depend on attention.
 file(GLOB render_sources CONFIGURE_DEPENDS render/*.c)
 if(EMSCRIPTEN) # pages only
   list(FILTER render_sources EXCLUDE REGEX "/(font|paper|png|html_picture)\\.c$")
@@ -12,7 +12,7 @@ else()
   set(render_libraries PkgConfig::CAIRO PkgConfig::PNG PkgConfig::FREETYPE)
 endif()
 
-# The report's page is plain HTML, CSS and JavaScript; the library holds it as bytes.
+# The report's page is plain HTML, CSS and JavaScript; the library contains it as byte arrays.
 set(page ${CMAKE_CURRENT_SOURCE_DIR}/render/page)
 set(page_scripts ${page}/strings.js ${page}/data.js ${page}/scale.js ${page}/paint.js ${page}/view.js
   ${page}/map.js ${page}/strip.js ${page}/lines.js ${page}/neurons.js ${page}/overview.js

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Simulate attention over hosts with SimGrid: run.py [--hosts N...]
 
-Builds scale.c with smpicc (Debian: libsimgrid-dev) and build/libmultihead.a, runs it for each number of hosts (default
-8 and 64; 64 take half a minute per row, 256 three minutes), link and speed of hosts. Each row has the seconds and the
-efficiency of mha_distributed_forward(), those of a rotating ring, bytes received and scratch of a rank, and two limits:
-the time of a host's computation alone, and that of its bytes on the link.
+Builds scale.c with smpicc (Debian: libsimgrid-dev) and build/libmultihead.a. Runs it for each number of hosts (default
+8 and 64; 64 hosts take half a minute per row, 256 take three minutes), each link and each speed of hosts. A row has the
+seconds and the efficiency of mha_distributed_forward(), those of a rotating ring, the bytes received and the scratch of
+a rank, and two lower bounds: the time of a host's computation, and the time of its bytes on the link.
 
   run.py --speeds 40 --links 100Gb --hosts 64 > table.md
   run.py --timeline FILE --links 10Gb --speeds 40 --hosts 8   timeline of each host

@@ -61,11 +61,11 @@ typedef struct ablate_effects {
     int64_t *chosen,
         chosen_count;           /* heads measured exactly, layer * H + head, named or best first */
     int64_t *pairs, pair_count; /* [pair_count, 2] indices into chosen */
-    effect_prompt *prompts;     /* of the task */
+    effect_prompt *prompts;     /* the task's prompts */
     double *patched,
         *paths; /* [L H, prompts] restored share; change by paths. NULL: not requested */
     const char *paths_to;
-    mha_path_receiver *receivers; /* of path patching; none: the logits */
+    mha_path_receiver *receivers; /* receivers of path patching; none: the logits */
     int64_t receiver_count;
     double *row;        /* space for one number per text of a set */
     mha_status *failed; /* the first failure while effects are written */

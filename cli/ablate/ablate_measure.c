@@ -28,11 +28,10 @@ typedef struct effects_job {
 static cli_exit check_model(const text_model *m)
 {
     if (mha_transformer_predicts(&m->desc)) return CLI_OK;
-    return cli_fail(
-        CLI_UNSUPPORTED,
-        "%s does not predict next tokens, which ablation is measured on; 'multihead prune' "
-        "measures an encoder by its embeddings",
-        m->folder);
+    return cli_fail(CLI_UNSUPPORTED,
+                    "%s does not predict the next token, which ablation requires; 'multihead "
+                    "prune' measures encoders by their embeddings",
+                    m->folder);
 }
 
 /* ---- texts ----------------------------------------------------------------------------------- */
@@ -487,7 +486,7 @@ static cli_exit patch(effects_job *j)
     return CLI_OK;
 }
 
-/* ---- all together ---------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 /* Reject unusable requests before any work. */
 static cli_exit check_sets(const effects_job *j)
@@ -539,7 +538,7 @@ cli_exit ablate_begin(ablate_effects *e, const heads_sources *sources)
     if (e->sets[SET_TEXTS].data.measures == 1)
         cli_note(e->options->heads.quiet,
                  "in-context learning is not measured: no text has %d tokens; --cut %d cuts a book "
-                 "into such texts",
+                 "into texts of that length",
                  EFFECT_LATE_END, EFFECT_LATE_END);
     return CLI_OK;
 }
@@ -583,8 +582,8 @@ cli_exit ablate_measure(ablate_effects *e)
     const char *why = forward_only(&e->model->desc);
     e->estimated = !why;
     if (why)
-        cli_note(o->heads.quiet, "a layer %s: without gradients, no head is chosen by estimates",
-                 why);
+        cli_note(o->heads.quiet,
+                 "a layer %s: it has no gradients, so heads are not selected by estimates", why);
     const int64_t heads = e->estimated ? DEFAULT_HEADS : e->found->count;
     j.heads = o->head_count >= 0 ? o->head_count : heads;
     if (e->chosen) j.heads = e->chosen_count;

@@ -435,8 +435,8 @@ static cli_exit list_pairs(const ablate_effects *e, int m, int64_t head, mha_hea
         values[i] = all[i].found.mean;
     }
     CLI_TRY(arena_print(&list->title, "Pairs: interaction in %s", e->measures[m].label));
-    list->text =
-        "effect of ablating both heads minus the effects of ablating each (docs/ablation.md)";
+    list->text = "effect of ablating both heads minus the sum of the effects of ablating each "
+                 "(docs/ablation.md)";
     list->names = names;
     list->values = values;
     return CLI_OK;

@@ -172,7 +172,7 @@ static cli_exit fill(const ids_of *prompt, const ids_of whole[2], mha_effect_tex
     return CLI_OK;
 }
 
-/* Put the corrupted prompt in place of the prompt, with the same continuations. */
+/* Replace the prompt by the corrupted prompt, with the same continuations. */
 static cli_exit corrupt(text_model *model, const char *path, const task_line *line,
                         const ids_of *prompt, const int32_t *ids, mha_effect_text *text,
                         effect_prompt *made)

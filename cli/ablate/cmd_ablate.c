@@ -62,7 +62,7 @@ const args_page ablate_page = {
                 "multihead ablate MODEL --task prompts.tsv --with resample --pairs 0\n"
                 "multihead ablate MODEL --task prompts.tsv --paths logits\n"
                 "multihead ablate MODEL --text letters.txt --json | jq '.pairs[0]'",
-    .notes = "MODEL is a folder as for 'multihead view'. An effect is the change of a measure\n"
+    .notes = "MODEL is the same as for 'multihead view'. An effect is the change of a measure\n"
              "when the head is ablated. The measures are the loss, in-context learning, the\n"
              "loss on repeated random tokens, and for a task the log-probability of the right\n"
              "continuation minus that of the wrong one. docs/ablation.md has the definitions.\n"

@@ -63,7 +63,7 @@ typedef struct bench_work {
     char name[96];
     bench_shape shape;
     double flops;
-    double bytes; /* of all copies of that data; 0: everything fits into caches */
+    double bytes; /* size of all copies of that data; 0: everything fits into caches */
     mha_status (*run)(void *user, int64_t i);
     void *user;
 } bench_work;
@@ -139,7 +139,7 @@ typedef struct bench_row {
                       probes */
     double best;   /* the same with the highest bandwidth of the probes */
     double before; /* median of the older run; 0: none */
-    double f32;    /* of a row that is not in f32: the median in f32 */
+    double f32;    /* median in f32, if the row is not in f32 */
 } bench_row;
 
 typedef struct bench_report {

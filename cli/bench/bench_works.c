@@ -278,7 +278,7 @@ static cli_exit make_attention(mha_context *context, bench_work *work)
         CLI_TRY(cli_check(
             mha_attention_forward(context, &w->desc, &w->q, &w->k[0], &w->v[0], &w->o, &outputs)));
     }
-    const double products = s->kind == BENCH_BACKWARD ? 5 : 2; /* of T x S x D */
+    const double products = s->kind == BENCH_BACKWARD ? 5 : 2; /* products of T x S x D */
     work->flops = 2 * products * (double)(s->batch * s->heads * s->queries * s->head_dim) *
                   (double)s->keys * share;
     work->bytes = s->kind == BENCH_DECODE ? keys_bytes : 0;

@@ -1,4 +1,4 @@
-/* Which earlier heads a head reads: Q-, K- and V-composition of the weights (attribution.h). */
+/* The earlier heads that a head reads: Q-, K- and V-composition of the weights (attribution.h). */
 #include "circuits/circuits.h"
 #include "common/arena.h"
 #include "common/progress.h"
@@ -18,7 +18,7 @@ typedef struct writer {
 
 static mha_status show_progress(int64_t done, int64_t total, void *shown)
 {
-    if (done == 0) progress_restart(shown); /* the preparation took other time per step */
+    if (done == 0) progress_restart(shown); /* a step of the preparation takes a different time */
     progress_show(shown, (double)done / (double)total,
                   "composition of heads, %" PRId64 " of %" PRId64 " pairs of layers", done + 1,
                   total);

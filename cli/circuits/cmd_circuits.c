@@ -50,7 +50,7 @@ const args_page circuits_page = {
                 "multihead circuits MODEL --state book.state --sort induction --min 0.3\n"
                 "multihead circuits MODEL --state book.state --composition -o circuits.html\n"
                 "multihead circuits MODEL --json | jq '.heads[0].copying'",
-    .notes = "MODEL is a folder as for 'multihead view'. Copying and matching are the sum of\n"
+    .notes = "MODEL is the same as for 'multihead view'. Copying and matching are the sum of\n"
              "the eigenvalues divided by the sum of their absolute values, -1 to 1. QK and OV\n"
              "are the largest singular values of the two circuits. The tokens are the ones\n"
              "that the strongest direction of the OV circuit reads and writes.\n"

@@ -83,7 +83,7 @@ typedef struct args_page {
 bool args_digits(const char **at, int64_t *number);
 
 /* Parse a decimal number at the beginning of text, up to one of the characters in ends or the end
- * of the text. Blanks and a plus sign are rejected. *rest is where the number ends. Returns false
+ * of the text. Blanks and a plus sign are rejected. *rest is the end of the number. Returns false
  * if there is no number or it is out of range. */
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);

@@ -1,7 +1,7 @@
 /* See cache_options.h. */
 #include "common/cache_options.h"
 
-enum { SINKS = 4 }; /* of Xiao et al. 2024 */
+enum { SINKS = 4 }; /* default of Xiao et al. 2024 */
 
 static const struct {
     mha_dtype type;

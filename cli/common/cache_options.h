@@ -8,7 +8,7 @@
 #include <multihead/transformer.h>
 
 typedef struct cache_options {
-    int type; /* of cache_names */
+    int type; /* index in cache_names */
     int64_t page, window, sinks;
     int streaming;
 } cache_options;

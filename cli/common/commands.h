@@ -24,22 +24,22 @@
 #endif
 
 /* All subcommands: name, purpose. */
-#define CLI_COMMANDS(X)                                                    \
-    X(view, "draw what every head of a model attends to")                  \
-    X(serve, "see heads in a browser while you type, and switch them off") \
-    X(page, "write the serve page as one HTML file that runs the model")   \
-    X(heads, "measure what every head of a model does over texts")         \
-    X(ablate, "measure the effect of ablating each head of a model")       \
-    X(circuits, "show what heads read and write, from the weights alone")  \
-    X(count, "count parameters, operations and bytes of attention")        \
-    X(run, "compute attention of arrays in .npy or .safetensors files")    \
-    X(explain, "show what would run for a problem and why, and draw it")   \
-    X(train, "train a small transformer and watch its heads specialise")   \
-    X(prune, "remove heads from a model, least important first")           \
-    X(generate, "continue a text with a model, token by token")            \
-    X(perplexity, "measure how well a model predicts a text")              \
-    X(bench, "measure attention as a fraction of the machine's peak")      \
-    X(selftest, "check the fast kernels against plain arithmetic")         \
+#define CLI_COMMANDS(X)                                                   \
+    X(view, "draw what every head of a model attends to")                 \
+    X(serve, "show heads in a browser while you type; switch them off")   \
+    X(page, "write the serve page as one HTML file that runs the model")  \
+    X(heads, "measure what every head of a model does over texts")        \
+    X(ablate, "measure the effect of ablating each head of a model")      \
+    X(circuits, "show what heads read and write, from the weights alone") \
+    X(count, "count parameters, operations and bytes of attention")       \
+    X(run, "compute attention of arrays in .npy or .safetensors files")   \
+    X(explain, "show how a problem would be computed and why; draw it")   \
+    X(train, "train a small transformer and watch its heads specialise")  \
+    X(prune, "remove heads from a model, least important first")          \
+    X(generate, "continue a text with a model, token by token")           \
+    X(perplexity, "measure how well a model predicts a text")             \
+    X(bench, "measure attention as a fraction of the machine's peak")     \
+    X(selftest, "check the fast kernels against plain arithmetic")        \
     X(help, "explain a subcommand, 'exit-codes' or 'scores'")
 
 #define CLI_COMMAND(name, summary)      \

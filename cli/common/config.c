@@ -33,8 +33,7 @@ static cli_exit take_like(const char *name, config *out)
         const char *near = likes_nearest(name);
         return near
                    ? cli_fail(CLI_USAGE, "--like %s: no such model; did you mean '%s'?", name, near)
-                   : cli_fail(CLI_USAGE,
-                              "--like %s: no such model; '--like list' shows those that are known",
+                   : cli_fail(CLI_USAGE, "--like %s: no such model; '--like list' shows all models",
                               name);
     }
     snprintf(out->name, sizeof out->name, "%s", m->name);
@@ -121,7 +120,7 @@ cli_exit config_window(const char *text, bool causal, int64_t *left, int64_t *ri
     return CLI_OK;
 }
 
-/* ---- All together ---------------------------------------------------------------------------- */
+/* ---- The configuration ----------------------------------------------------------------------- */
 
 static void override(int64_t given, int64_t *value)
 {
@@ -160,8 +159,7 @@ static cli_exit take_plain(const config_options *o, config *out)
 {
     if (!o->heads || !(o->embed || o->head_dim))
         return cli_fail(CLI_USAGE,
-                        "%s is missing: give --embed and --heads, or --like NAME, or a model "
-                        "folder",
+                        "%s is missing: give --embed and --heads, or --like NAME, or MODEL",
                         o->heads ? "--embed" : "--heads");
     int64_t embed = o->embed;
     if (!embed && __builtin_mul_overflow(o->heads, o->head_dim, &embed))
@@ -181,7 +179,7 @@ cli_exit config_resolve(const config_options *o, config *out)
 {
     *out = (config){0};
     if (o->like && o->model)
-        return cli_fail(CLI_USAGE, "--like %s and the folder '%s': give only one of them", o->like,
+        return cli_fail(CLI_USAGE, "--like %s and MODEL '%s': give only one of them", o->like,
                         o->model);
     CLI_TRY(o->like    ? take_like(o->like, out)
             : o->model ? take_folder(o->model, out)

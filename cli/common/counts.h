@@ -20,7 +20,7 @@ typedef struct counts_shape {
     int64_t batch, length;                    /* B, N */
     int64_t left, right;                      /* keys visible before and after a query's own; -1:
                                                  all */
-    int64_t element_bytes;                    /* of the matrix and the cache */
+    int64_t element_bytes;                    /* bytes of an element of the matrix and the cache */
     bool qkv_bias, out_bias;
 } counts_shape;
 
@@ -44,7 +44,7 @@ typedef struct counts {
     int64_t token_bytes;        /* one token of one sequence, all cached layers */
     int64_t all_parameters, all_flops, all_matrix_bytes; /* all layers */
     int64_t all_kv_bytes;                                /* keys and values of all layers */
-    int64_t all_cache_bytes, all_window_cache_bytes;     /* of the layers with a cache */
+    int64_t all_cache_bytes, all_window_cache_bytes;     /* sums over the layers with a cache */
 } counts;
 
 /* False if a count exceeds 2^63 - 1, or a size is not positive. */

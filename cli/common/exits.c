@@ -34,7 +34,7 @@ static struct {
     size_t size;
 } kept;
 /* The code of the last cli_fail(). A callback can only return MHA_ERR_CALLBACK through the library,
- * which carries no exit code, so the code is stored here. */
+ * which has no exit code, so the code is stored here. */
 static cli_exit reported;
 
 void cli_fail_into(char *room, size_t size)

@@ -75,7 +75,7 @@ static int64_t launched_rank(void)
     return 0;
 }
 
-/* ---- joining --------------------------------------------------------------------------------- */
+/* ---- joining the ranks ----------------------------------------------------------------------- */
 
 #ifdef CLI_HAS_MPI
 
@@ -152,8 +152,8 @@ static cli_exit join(int64_t size)
     if (joined->size != size) {
         cli_fail(CLI_UNSUPPORTED,
                  "the launcher started %" PRId64
-                 " ranks, but %s sees %d: the launcher belongs to another MPI; use that of the MPI "
-                 "that libmultihead-mpi was built with",
+                 " ranks, but %s sees %d: the launcher belongs to another MPI; use the launcher of "
+                 "the MPI that libmultihead-mpi was built with",
                  size, name(ranks.mpi), (int)joined->size);
         ranks.finish(ranks.mpi);
         return CLI_UNSUPPORTED;

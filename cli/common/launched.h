@@ -16,10 +16,10 @@
  * All ranks must have the same version and command line. */
 cli_exit ranks_begin(int count, char *const *arguments);
 
-/* The transport of all ranks; NULL: this process is alone. */
+/* The transport of all ranks; NULL in a single process. */
 const mha_transport *ranks_transport(void);
 
-/* The same until ranks_release(). */
+/* The transport of all ranks; NULL in a single process and after ranks_release(). */
 const mha_transport *ranks_together(void);
 
 /* Whether this process is the only one, or rank 0. */

@@ -50,9 +50,8 @@
         .help = __VA_ARGS__                                                                        \
     }
 
-#define ROW_THREADS(type_)                         \
-    ROW_NUMBER("threads", type_, threads, 1, 1024, \
-               "use N threads; default: all this process may use")
+#define ROW_THREADS(type_) \
+    ROW_NUMBER("threads", type_, threads, 1, 1024, "use N threads; default: all available CPUs")
 #define ROW_QUIET(type_, ...) ROW_FLAG('q', "quiet", type_, quiet, 1, __VA_ARGS__)
 
 #endif

@@ -2,10 +2,10 @@
  *
  * Formats are trusted: they may contain line ends and terminal controls. Arguments may come from
  * anywhere (a token, a folder's name, a config.json): characters that a terminal would interpret or
- * hide (mha_text_next() in json.h), including line ends, are written \x1b, \u202e or \U000e0041, so
- * that no name starts a new line. Bytes that are not UTF-8 are written \xff. tools/check_style.py
- * rejects any other writes to the two streams in cli/. Data (JSON, CSV, SVG, arrays) goes through
- * files.c.
+ * hide (mha_text_next() in json.h), including line ends, are written as \x1b, \u202e or \U000e0041,
+ * so that no name starts a new line. Bytes that are not UTF-8 are written as \xff.
+ * tools/check_style.py rejects any other writes to the two streams in cli/. Data (JSON, CSV, SVG,
+ * arrays) goes through files.c.
  */
 #ifndef CLI_PRINT_H
 #define CLI_PRINT_H

@@ -13,7 +13,7 @@ typedef enum table_unit { TABLE_PLAIN, TABLE_COUNT, TABLE_BYTES } table_unit; /*
 typedef struct table_column {
     const char *heading;  /* NULL: not in the text */
     int width;            /* including the gap before it; negative: left-aligned */
-    int decimals;         /* of a number */
+    int decimals;         /* decimals of a number */
     table_unit unit;      /* for integers */
     mha_json_field field; /* name NULL: not in JSON; type 0: none */
 } table_column;

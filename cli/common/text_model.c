@@ -34,10 +34,10 @@ static mha_status describe(text_model *model)
     if (!encoder) return MHA_OK;
     model->encoder = mha_model_transformer(encoder);
     if (mha_model_vocabulary(encoder) && model->vocabulary) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: an encoder-decoder needs whole words, as 'multihead "
-                    "train' writes them",
-                    model->folder);
+    return mha_fail(
+        MHA_ERR_UNSUPPORTED,
+        "%s: an encoder-decoder must have a word-level vocabulary, as 'multihead train' writes it",
+        model->folder);
 }
 
 ARENA_RELEASE(destroy_model, mha_model_destroy)

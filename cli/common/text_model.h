@@ -25,7 +25,7 @@ typedef struct text_model {
     mha_model *model;           /* owns the fields below */
     mha_transformer *net;
     mha_transformer_desc desc;
-    mha_transformer *encoder; /* of an encoder-decoder, whose decoder is net; else NULL */
+    mha_transformer *encoder; /* of an encoder-decoder, whose decoder is net; NULL: none */
     int64_t layers, heads, max_length;
     bool causal, pairs;               /* pairs: whether a second text is possible */
     const mha_tokenizer *pieces;      /* WordPiece, BPE, or ... */

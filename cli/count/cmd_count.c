@@ -37,7 +37,8 @@ static const args_option option_table[] = {
              "let a causal token attend to W keys, including its\nown; L,R: L before and R after "
              "it (-1: all)"),
     ROW_CHOICE("dtype", count_options, dtype, dtypes,
-               "set the type of the matrix and the KV cache;\ndefault f16"),
+               "set the type of the attention matrix and the KV\n"
+               "cache; default f16"),
     ROW_NUMBER("page", count_options, page, 1, CONFIG_MOST,
                "positions per page of the allocated cache; default:\nall in one, 32 with a window"),
     ROW_HEADING("Other"),
@@ -68,7 +69,7 @@ const args_page count_page = {
              "                      positions, scales and tables\n"
              "A multiply and an add are two operations.",
     .takes = "[MODEL]",
-    .spare = "give one model folder at a time",
+    .spare = "give one MODEL at a time",
     ARGS_OPTIONS(option_table),
 };
 

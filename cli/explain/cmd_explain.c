@@ -114,7 +114,7 @@ const args_page explain_page = {
              "Operations are 2 (D + Dv) per visible pair. Below about 20 operations per byte,\n"
              "memory bandwidth is the limit, unless everything fits in L2.",
     .takes = "[MODEL]",
-    .spare = "give one model folder at a time",
+    .spare = "give one MODEL at a time",
     ARGS_OPTIONS(option_table),
 };
 

@@ -46,7 +46,7 @@ typedef struct explain_problem {
     int64_t mask_pairs;  /* pairs of B H T S that are visible, ignoring dense masks; -1: too many
                             rows and blocks to count */
     double pairs;        /* B H T S */
-    double matrix_bytes; /* of B H T S scores in f32 */
+    double matrix_bytes; /* bytes of B H T S scores in f32 */
 } explain_problem;
 
 /* Make the problem that the options describe, and the library's plan for it. Errors are printed. */

@@ -145,10 +145,11 @@ static void draw_output(picture *f)
     for (int i = 4; i > 2; i--)
         sketch_line(s, i == 4 ? MHA_INK_ROSE : MHA_INK_GREY, i * COLUMN, middle,
                     (i - 1) * COLUMN + BOX_W + 3, middle, MHA_MARK_ARROW);
-    sketch_words(s, MHA_INK_MUTED, 2, below, 0, 0, "%s numbers a token, %s for each of %s head%s.",
-                 COUNT(p->E), COUNT(p->D), COUNT(p->H), words_s(p->H));
+    sketch_words(s, MHA_INK_MUTED, 2, below, 0, 0,
+                 "%s numbers per token, %s for each of %s head%s.", COUNT(p->E), COUNT(p->D),
+                 COUNT(p->H), words_s(p->H));
     sketch_words(s, MHA_INK_MUTED, 2, below + 20, 0, 0,
-                 "Side by side again, W_o mixes the heads' results.");
+                 "W_o mixes the concatenated results of the heads.");
 }
 
 static void draw_steps(picture *f)
@@ -157,9 +158,9 @@ static void draw_steps(picture *f)
     draw_attention(f);
     draw_output(f);
     CAPTION(0, "Attention(q, k, v) = softmax(q k" TRANSPOSED " / " SQRT
-               "D) v, in every head by itself. Each box has its shape below its name: [sequences, "
-               "tokens, width], and [sequences, heads, tokens, head size] once the width is split "
-               "into heads.");
+               "D) v, separately in each head. The shape of each box is below its name: "
+               "[sequences, tokens, width], and [sequences, heads, tokens, head size] once the "
+               "width is split into heads.");
 }
 
 /* ---- Heads ----------------------------------------------------------------------------------- */
@@ -212,7 +213,7 @@ static void draw_sharing(picture *f, double x, const char *name, int64_t kv_head
     }
     if (shown < p->H) snprintf(more, sizeof more, "%" I64 " of %s drawn, ", shown, COUNT(p->H));
     sketch_words(s, MHA_INK_MUTED, x + SHARE_W / 2.0, SHARE_H - 14, MHA_MARK_MIDDLE, 12,
-                 "%s%s numbers kept a token", more, COUNT(kv_heads * (p->D + p->Dv)));
+                 "%s%s numbers kept per token", more, COUNT(kv_heads * (p->D + p->Dv)));
 }
 
 static void draw_heads(picture *f)
@@ -231,8 +232,8 @@ static void draw_heads(picture *f)
     else
         CAPTION(1,
                 "Multi-head: every query head has keys and values of its own. Grouped-query: a "
-                "group of query heads reads the same ones. Multi-query: all do. The fewer "
-                "key/value heads, the smaller the cache during generation%s%s%s.",
+                "group of query heads shares them. Multi-query: all query heads share them. The "
+                "fewer key/value heads, the smaller the cache during generation%s%s%s.",
                 kv < p->H ? ": here " : "", kv < p->H ? COUNT(p->H / kv) : "",
                 kv < p->H ? TIMES " smaller than with MHA" : "");
 }
@@ -408,7 +409,8 @@ static mha_status draw_positions(picture *f)
             "sin(pos / 10000^(2i/E)) in even dimensions, cos in odd ones: every position has its "
             "own pattern of slow and fast waves (Vaswani et al. 2017). %sModels with RoPE rotate q "
             "and k by the same frequencies.",
-            f->p->E > TABLE_COLS ? "Drawn 128 wide; wider tables are the same, finer. " : "");
+            f->p->E > TABLE_COLS ? "Drawn 128 wide; wider tables are the same with finer steps. "
+                                 : "");
     return status;
 }
 
@@ -428,8 +430,8 @@ static void draw_numbers(picture *f)
         {MHA_INK_GREY, all < 1e12 ? words_count((int64_t)all) : words_rough(all),
          "weights in W_q, k, v, o", "E (H + Hk) (D + Dv)"},
         {MHA_INK_PURPLE, pairs < 1000000 ? words_count(pairs) : words_rough((double)pairs),
-         "query-key pairs of all heads", "B H T S, if seen"},
-        {MHA_INK_ROSE, words_flops(p->plan.flops), "for scores and sums", "2 (D + Dv) a pair"},
+         "query-key pairs of all heads", "B H T S, if visible"},
+        {MHA_INK_ROSE, words_flops(p->plan.flops), "for scores and sums", "2 (D + Dv) per pair"},
         {MHA_INK_BLUE, words_bytes(p->matrix_bytes), "of weights p in f32, if kept", "4 B H T S"},
         {MHA_INK_ORANGE, words_bytes(2 * kept), "keys and values in f16", "2 B Hk (D + Dv) S"},
     };

@@ -288,7 +288,7 @@ explain_seen explain_visible(const explain_problem *p, int64_t t, int64_t s0, in
     return all;
 }
 
-/* ---- All together ---------------------------------------------------------------------------- */
+/* ---- The problem ----------------------------------------------------------------------------- */
 
 /* The plan counts the pairs that causal, lengths and the window with its first keys allow. Blocks
  * then remove pairs.

@@ -115,7 +115,7 @@ static void print_problem(const explain_problem *p)
     if (p->config.source) say("sizes", "%s", p->config.source);
 }
 
-/* ---- What runs, what it costs ---------------------------------------------------------------- */
+/* ---- Path and cost --------------------------------------------------------------------------- */
 
 static void print_path(const explain_problem *p)
 {
@@ -152,8 +152,8 @@ static void print_limit(const explain_problem *p, double flops)
         plan->path == MHA_PATH_PLAIN ? "limited by arithmetic in double precision"
         : intensity >= BALANCE       ? "limited by arithmetic"
         : !fits                      ? "limited by the bandwidth of memory or a shared cache"
-        : cores > 1                  ? "few, but all fit in the L2 caches, so memory is no limit"
-                                     : "few, but all fit in the L2 cache, so memory is no limit");
+        : cores > 1 ? "few, but all data fit in the L2 caches, so memory is not the limit"
+                    : "few, but all data fit in the L2 cache, so memory is not the limit");
 }
 
 static void print_cost(const explain_problem *p)
@@ -183,7 +183,7 @@ static void print_cost(const explain_problem *p)
     say("N x N instead", "%s, if all scores were stored in f32", words_bytes(p->matrix_bytes).text);
 }
 
-/* ---- In words -------------------------------------------------------------------------------- */
+/* ---- The report ------------------------------------------------------------------------------ */
 
 static void tell_heads(const explain_problem *p)
 {
@@ -277,9 +277,8 @@ static void tell_mask(const explain_problem *p)
         say(NULL, "Blocks of keys that a strip of queries does not see are not computed.");
     if (d->keep_blocks) say(NULL, "Blocks that the pattern omits are neither computed nor read.");
     if (d->keep_mask || d->bias)
-        say(NULL,
-            "A dense mask or bias is an N x N array that the caller provides; causal, windows "
-            "and blocks hide the same pairs at less cost.");
+        say(NULL, "A dense mask or bias is an N x N array that the caller provides; causal masks, "
+                  "windows and blocks hide the same pairs at less cost.");
 }
 
 static void tell_memory(const explain_problem *p)
@@ -316,7 +315,7 @@ static void tell_memory(const explain_problem *p)
                   "and their products are summed in f32: up to twice as fast with instructions for "
                   "bf16, and within 0.2 %% for ordinary numbers stored in bf16.");
     if (p->outputs.probabilities || p->outputs.scores || p->outputs.average_probabilities)
-        say(NULL, "Weights or scores were requested: such an output is itself an N x N array, and "
+        say(NULL, "Weights or scores were requested: this output is itself an N x N array, and "
                   "takes more work than o alone.");
 }
 

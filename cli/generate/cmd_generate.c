@@ -86,7 +86,7 @@ const args_page generate_page = {
     ARGS_OPTIONS(option_table),
 };
 
-/* ---- A model under way ----------------------------------------------------------------------- */
+/* ---- A generation in progress ---------------------------------------------------------------- */
 
 typedef struct run {
     const char *folder;
@@ -98,7 +98,7 @@ typedef struct run {
     const int32_t *ends;              /* [end_count] the tokens that end a text */
     int64_t end_count;
     int32_t turn_end;  /* ends an answer of a chat; -1: none */
-    double seconds[2]; /* time of the prompt, and of the rest */
+    double seconds[2]; /* time of the prompt, and of the new tokens */
     mha_generation *generation;
     mha_sampling how;
     bool quiet;
@@ -170,7 +170,8 @@ static cli_exit read_text(run *r, const char *text)
         arena_drop(tokens);
     }
     if (r->count > 0) return CLI_OK;
-    return cli_fail(CLI_USAGE, "no start: this model has no beginning-of-text token; give TEXT");
+    return cli_fail(CLI_USAGE,
+                    "this model has no beginning-of-text token to start from; give TEXT");
 }
 
 /* Wrap the prompt in the chat template, and set the token that ends the answer. */

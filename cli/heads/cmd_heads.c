@@ -44,10 +44,10 @@ static const args_option option_table[] = {
              "write NumPy arrays to a new folder, one per score,\nand an index.json"),
     ROW_TEXT("headvis", heads_options, headvis, "FOLDER",
              "write the selected heads in up to 200 of the texts to\na new folder, for HeadVis"),
-    ROW_TEXT(
-        "pictures", heads_options, pictures, "FOLDER",
-        "write pictures of the places with the highest scores\nto a new folder: of the best head, "
-        "or of up to 10\nselected heads"),
+    ROW_TEXT("pictures", heads_options, pictures, "FOLDER",
+             "write pictures of the places with the highest scores\n"
+             "to a new folder: for the best head of each score, or\n"
+             "for up to 10 selected heads"),
     ROW_FLAG(0, "png", heads_options, png, 1, "with --pictures: write PNG as well as SVG",
              .needs = "--pictures FOLDER"),
     ROW_FLAG(0, "pdf", heads_options, pdf, 1, "with --pictures: write PDF as well, for papers",
@@ -55,7 +55,7 @@ static const args_option option_table[] = {
     ROW_REAL(
         "clusters", heads_options, clusters,
         "print clusters of similar heads per layer, joined up\nto distance X (0 to 1; try 0.2)",
-        .excludes = "--csv --state", .why = "it does not hold distances"),
+        .excludes = "--csv --state", .why = "that format has no distances"),
     ROW_FLAG(0, "details", heads_options, details, 1, "print a sentence of evidence for each role",
              .excludes = "--csv --json"),
     ROW_FLAG(0, "csv", heads_options, csv, 1, "print all scores, chance levels and row counts",
@@ -110,9 +110,9 @@ const args_page heads_page = {
                 "multihead heads MODEL --sort induction --min 0.1 --without L16H0\n"
                 "multihead heads demo --words\n"
                 "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
-    .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows it\n"
+    .notes = "MODEL is the same as for 'multihead view'. Each score is a mean over the rows it\n"
              "applies to, shown with the score of uniform attention (chance) and the number of\n"
-             "rows. A role is a score above a threshold; most thresholds are published.\n"
+             "rows. A role is a score above a threshold; most thresholds come from papers.\n"
              "'multihead help scores' lists both. A head may have several roles, or none.\n"
              "Heads count from 0: L0H3 is the fourth head of the first layer. docs/program.md\n"
              "has the formats.",
@@ -154,8 +154,9 @@ static void say_what_next(const heads_options *options, const mha_study_found *f
     }
     if (options->csv || options->json || options->details || count == 0) return;
     if (!found->texts) {
-        cli_note(options->quiet,
-                 "next: give a text, --text FILE or --example all, to fill the columns with -");
+        cli_note(
+            options->quiet,
+            "next: give a text, --text FILE or --example all, to fill the columns that show -");
         return;
     }
     if (options->attention.count > 0) {

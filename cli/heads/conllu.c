@@ -34,7 +34,7 @@ typedef struct reading {
     bool spaced;
     conllu *out;
     int64_t line;
-    word *words; /* of the current sentence, in order of ID */
+    word *words; /* words of the current sentence, in order of ID */
     int64_t count, room;
     word *units; /* the words of the text: multiword tokens replace their words */
     int64_t unit_count, unit_room;

@@ -1,4 +1,4 @@
-/* Write the results of a corpus other than the means as JSON, and cut long texts into pieces. */
+/* Write the results of a corpus, except the means, as JSON. Divide long texts into pieces. */
 #include "common/arena.h"
 #include "heads/heads.h"
 

@@ -22,8 +22,8 @@ enum {
     INTERVALS = 10,
     SAMPLES = 5, /* texts shown per interval: half a megabyte per head for texts of 256 tokens */
     LARGEST = 8, /* weights kept per row, each at least LEAST, as HeadVis recommends */
-    EDGES = 20,  /* of distances: 0, 1, 2, 4, ... */
-    BARS = 20,   /* of the histogram of largest weights */
+    EDGES = 20,  /* edges of bins of distances: 0, 1, 2, 4, ... */
+    BARS = 20,   /* bars of the histogram of largest weights */
     TOP_TOKENS = 50,
     NAME_BYTES = MHA_STUDY_NAME_BYTES,
     PATH_BYTES = 4096
@@ -38,7 +38,7 @@ typedef struct shown_head {
     double *mass[2];   /* [kinds + 1] by the kind of the query's token, and of the key's token */
     int64_t distances[EDGES];
     int64_t written; /* calls of begin_file() */
-    mha_json json;   /* of the head's file */
+    mha_json json;   /* writer of the head's file */
 } shown_head;
 
 typedef struct headvis {
@@ -305,7 +305,7 @@ static cli_exit divide_texts(headvis *v, shown_head *head)
     return CLI_OK;
 }
 
-/* ---- finish these files; write the others --------------------------------------------------- */
+/* ---- writing the files ---------------------------------------------------------------------- */
 
 static void put_tokens(const headvis *v, const shown_head *head, int side, const char *name,
                        mha_json *json)
@@ -484,7 +484,7 @@ static mha_status draw_nothing(const void *user, const mha_sink *sink)
     return sink->write(sink->user, "{}\n", 3);
 }
 
-/* ---- all -------------------------------------------------------------------------------------- */
+/* ---- the folder ------------------------------------------------------------------------------- */
 
 static cli_exit make_heads(headvis *v, const heads_row *rows)
 {

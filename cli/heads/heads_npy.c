@@ -224,7 +224,7 @@ static cli_exit put_column(arrays *a, int64_t c)
                     "97.5 % of the bootstrap over texts");
 }
 
-/* ---- all -------------------------------------------------------------------------------------- */
+/* ---- the folder ------------------------------------------------------------------------------- */
 
 static mha_status draw_index(const void *user, const mha_sink *sink)
 {

@@ -43,7 +43,7 @@ cli_exit heads_parse(const args_page *page, int count, char *const *arguments, h
         return cli_fail(CLI_USAGE, "--%s requires a text: --text FILE, --example NAME or \"text\"",
                         of_texts);
     if (!o->model && o->attention.count == 0)
-        return cli_fail(CLI_USAGE, "the model folder is missing: multihead %s MODEL", cli_running);
+        return cli_fail(CLI_USAGE, "MODEL is missing: multihead %s MODEL", cli_running);
     if (o->page && !strcmp(o->page, "-") && (o->json || o->csv || o->details))
         return cli_fail(CLI_USAGE, "-o - and --%s both write to stdout",
                         o->json  ? "json"

@@ -15,8 +15,8 @@
 #include <string.h>
 
 enum {
-    MOST_HEADS = 10, /* of a selection: at most 240 pictures */
-    FEW_PLACES = 3,  /* of a head and measure, as on the page of -o */
+    MOST_HEADS = 10, /* heads of a selection: at most 240 pictures */
+    FEW_PLACES = 3,  /* places of a head and measure, as on the page of -o */
     WINDOW = 48,     /* tokens: few enough for legible labels and one screen */
     BEFORE = 36,     /* tokens before the query in a causal model, which sees no later ones */
     AROUND_KEY = 2,  /* tokens on each side of a distant key */
@@ -33,7 +33,7 @@ typedef struct picture {
     mha_head_measure measure;
     mha_head_place place;
     bool made;
-    char name[NAME_BYTES]; /* of the picture's files, without extension */
+    char name[NAME_BYTES]; /* name of the picture's files, without extension */
     char title[LINE_BYTES], said[LINE_BYTES], shown[LINE_BYTES];
     /* Set while the text is processed. */
     int64_t first, end;       /* rows */
@@ -56,7 +56,7 @@ typedef struct pictures {
     progress progress;
 } pictures;
 
-/* ---- which ------------------------------------------------------------------------------------ */
+/* ---- selection of heads and places ------------------------------------------------------------ */
 
 static cli_exit add_places(pictures *p, const heads_row *row, mha_head_measure measure)
 {
@@ -118,12 +118,12 @@ static cli_exit choose(pictures *p, const heads_row *rows, int64_t count)
              (int)MOST_HEADS, count);
     if (p->count > 0) return CLI_OK;
     return cli_fail(CLI_BAD_INPUT,
-                    "%s: there is no picture to draw: no such head has an example in a row that "
-                    "sees at least %d tokens",
+                    "%s: no picture to draw: no selected head has an example in a row that sees at "
+                    "least %d tokens",
                     p->options->pictures, (int)MHA_HEAD_CORPUS_PLACE_KEYS);
 }
 
-/* ---- what a picture shows --------------------------------------------------------------------- */
+/* ---- contents of a picture -------------------------------------------------------------------- */
 
 /* Tokens from begin to end as columns. */
 static void add_columns(picture *made, int64_t begin, int64_t end)
@@ -401,7 +401,7 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     return html.status;
 }
 
-/* ---- all -------------------------------------------------------------------------------------- */
+/* ---- the folder ------------------------------------------------------------------------------- */
 
 static cli_exit fill(void *of)
 {

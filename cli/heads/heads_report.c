@@ -254,7 +254,7 @@ static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *car
     return CLI_OK;
 }
 
-/* ---- the rest of a card ---------------------------------------------------------------------- */
+/* ---- other parts of a card ------------------------------------------------------------------- */
 
 static cli_exit make_roles(const heads_row *row, mha_heads_card *card)
 {

@@ -37,7 +37,7 @@
 #define HEADS_ROWS_OF_STATE(...)                                                                   \
     ROW_TEXT("state", heads_options, state, "FILE",                                                \
              "save the scores to FILE; a later run, on any number of\nranks, resumes from it. On " \
-             "one rank Ctrl-C saves too",                                                          \
+             "one rank, Ctrl-C also saves",                                                        \
              __VA_ARGS__),                                                                         \
         ROW_NUMBER("save-every", heads_options, save_every, 0, 1000000,                            \
                    "save every N seconds; default 60; 0: after each text",                         \

@@ -43,7 +43,7 @@ cli_exit heads_state_begin(const heads_options *options, const text_model *model
         return cli_fail(CLI_BAD_INPUT,
                         "%s: is not a state of measured heads; remove it to start over",
                         state->path);
-    /* Texts are limited, but a state is not: with 1,000 heads it has some 400 MB. */
+    /* Texts are limited, but a state is not: with 1,000 heads it has about 400 MB. */
     CLI_TRY(texts_read_regular(state->path, PTRDIFF_MAX, &bytes, &state->of.size));
     state->of.bytes = bytes;
     return CLI_OK;

@@ -103,7 +103,7 @@ static cli_exit add_examples(const heads_options *options, const text_model *mod
     if (all && left_out == i)
         return cli_fail(CLI_BAD_INPUT,
                         "--example all: each sentence has words that the model does not know; "
-                        "'multihead heads %s --words' lists those that it does",
+                        "'multihead heads %s --words' lists the words that it knows",
                         options->model);
     if (left_out > 0)
         cli_note(options->quiet,

@@ -69,8 +69,12 @@ const char *help_line(const char **text, int *length)
 void help_overview(FILE *file)
 {
     cli_print_to(file, "multihead " CLI_VERSION CLI_LEFT_OUT
-                       ": see what the heads of multi-head attention attend to\n"
-                       "\nUsage:\n  multihead SUBCOMMAND [options] [arguments]\n\nExamples:\n");
+                       ": show what the heads of multi-head attention attend to\n"
+                       "\n"
+                       "Usage:\n"
+                       "  multihead SUBCOMMAND [options] [arguments]\n"
+                       "\n"
+                       "Examples:\n");
     const char *rest = help_examples, *line;
     int length;
     while ((line = help_line(&rest, &length))) cli_print_to(file, "  %.*s\n", length, line);

@@ -148,12 +148,17 @@ static void put_command(const cli_command *command)
 static void put_overview(void)
 {
     put_title("");
-    cli_print(".SH NAME\nmultihead \\- see what the heads of multi\\-head attention attend to\n"
-              ".SH SYNOPSIS\n.B multihead\n.I SUBCOMMAND\n[options] [arguments]\n"
+    cli_print(".SH NAME\n"
+              "multihead \\- show what the heads of multi\\-head attention attend to\n"
+              ".SH SYNOPSIS\n"
+              ".B multihead\n"
+              ".I SUBCOMMAND\n"
+              "[options] [arguments]\n"
               ".SH DESCRIPTION\n"
               "Draws and measures the attention heads of a model, computes attention of arrays,\n"
               "and trains small transformers. Each subcommand has a page of its own,\n"
-              ".BR multihead\\-view (1)\nand so on.\n");
+              ".BR multihead\\-view (1)\n"
+              "and so on.\n");
     const cli_command *command;
     for (int i = 0; (command = cli_command_at(i)); i++) {
         cli_print(".TP\n\\fB%s\\fR\n", command->name);

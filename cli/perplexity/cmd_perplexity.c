@@ -59,7 +59,7 @@ const args_page perplexity_page = {
              "of the mean loss times the perplexity. Losses are sums in double precision over\n"
              "f32 logits. All numbers except the speed are the same for any number of threads.",
     .takes = "MODEL",
-    .spare = "the text goes into a file: --text FILE",
+    .spare = "give the text as a file: --text FILE",
     ARGS_OPTIONS(option_table),
 };
 

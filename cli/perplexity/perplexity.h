@@ -26,10 +26,10 @@ typedef struct perplexity_run {
     float *logits;     /* [chunk,V] of a step */
     double *losses;    /* [count], the first `done` are set; NaN: a context's first token */
     int64_t done;      /* tokens */
-    int64_t predicted; /* of the done tokens */
-    double sum;        /* of the predicted tokens' losses */
+    int64_t predicted; /* predicted tokens among the done ones */
+    double sum;        /* sum of the predicted tokens' losses */
     double seconds;
-    double mean, mean_error, perplexity, error; /* of all losses; errors of a single one are NaN */
+    double mean, mean_error, perplexity, error; /* errors of a single loss are NaN */
 } perplexity_run;
 
 const char *perplexity_cache_name(const perplexity_run *run);

@@ -85,7 +85,7 @@ const args_page prune_page = {
              "order and five random ones are measured for comparison.\n"
              "docs/pruning.md has the details.",
     .takes = "MODEL",
-    .spare = "texts go into a file: --text FILE",
+    .spare = "give the texts as a file: --text FILE",
     ARGS_OPTIONS(option_table),
 };
 
@@ -248,7 +248,7 @@ static cli_exit prune(prune_job *job)
     return CLI_OK;
 }
 
-/* ---- what comes out -------------------------------------------------------------------------- */
+/* ---- outputs --------------------------------------------------------------------------------- */
 
 static cli_exit write_files(const prune_job *job)
 {

@@ -57,7 +57,7 @@ typedef struct prune_quality {
 /* A pruned model. */
 typedef struct prune_point {
     int64_t removed, heads, parameters;
-    double seconds; /* of a forward pass over the data without the removed heads */
+    double seconds; /* time of a forward pass over the data without the removed heads */
     prune_quality ours, reversed, random[PRUNE_RANDOM];
 } prune_point;
 
@@ -65,7 +65,7 @@ typedef struct prune_job {
     const prune_options *options;
     text_model model;
     prune_data data;
-    int64_t heads;      /* of the model */
+    int64_t heads;      /* heads of the model */
     int64_t *order;     /* [count] in the order of removal */
     double *scores;     /* [count] importance of each head when it was removed */
     double *importance; /* [L H] of the whole model */
@@ -76,7 +76,7 @@ typedef struct prune_job {
     int64_t shared_parameters;
     mha_transformer *made; /* the model to write */
     progress progress;
-    double work[PRUNE_STAGES]; /* of each stage, in forward passes over the data */
+    double work[PRUNE_STAGES]; /* work of each stage, in forward passes over the data */
 } prune_job;
 
 /* ---- prune_data.c */

@@ -108,7 +108,7 @@ static mha_status count_targets(mha_context *context, int64_t batch,
     return MHA_OK;
 }
 
-/* Data for losses that are not the importance measure's own. */
+/* The data with the loss that measures quality: of the targets, or the cosine of embeddings. */
 static mha_importance_data data_of(const prune_data *d, tally *all)
 {
     mha_importance_data data = {.struct_size = sizeof data,
@@ -368,8 +368,8 @@ cli_exit prune_choose(prune_job *job)
         for (job->chosen = 0; job->chosen < job->point_count; job->chosen++)
             if (job->points[job->chosen].removed == wanted) return CLI_OK;
         return cli_fail(CLI_USAGE,
-                        "%" PRId64 " heads cannot be kept: there are %" PRId64
-                        ", and --min-per-layer allows at most %" PRId64 " go",
+                        "--keep %" PRId64 ": there are %" PRId64
+                        " heads, and --min-per-layer allows at most %" PRId64 " to be removed",
                         o->keep, job->heads, job->count);
     }
     const double least = (o->stop.given ? o->stop.value : 0.9) * job->points[0].ours.measure;

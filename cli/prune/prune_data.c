@@ -25,7 +25,7 @@ typedef struct sequence {
 
 typedef struct sequences {
     sequence *items;
-    int32_t *ids, *targets; /* of all sequences, concatenated */
+    int32_t *ids, *targets; /* arrays of all sequences, concatenated */
     int64_t count, room, tokens, token_room;
 } sequences;
 

@@ -45,7 +45,7 @@ static void print_measure(const prune_job *job)
     const mha_importance kind = (mha_importance)o->measure;
     const char *of = job->data.predicts ? "the loss of the next token"
                      : kind >= MHA_IMPORTANCE_ABLATION
-                         ? "1 - cosine to the embedding of the whole model"
+                         ? "1 - cosine to the embedding of the full model"
                          : "the embedding along a random direction";
     if (o->task) of = "the loss of the words that the task tests";
     cli_print("importance: %s of %s%s; %" PRId64 " head%s per round, measured again after each\n",

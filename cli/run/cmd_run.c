@@ -107,7 +107,7 @@ static const args_option option_table[] = {
     ROW_HEADING("Scores and weights"),
     REAL("scale", scale, "multiply q.k by X; default 1/sqrt(D)", 0),
     REAL("softcap", softcap, "cap scores: X tanh(score / X)", 0),
-    FLAG("alibi", alibi, "add ALiBi with the published slopes", 0, .excludes = "--alibi-slopes"),
+    FLAG("alibi", alibi, "add ALiBi with the slopes of the paper", 0, .excludes = "--alibi-slopes"),
     NUMBER("t5-max-distance", t5_max_distance, 1, INT64_MAX / 4,
            "set the largest bucketed distance; default 128", 0, .needs = "--t5-table FILE"),
     FLAG("t5-one-sided", t5_one_sided, "use one-sided buckets, as in decoders", 0,
@@ -124,7 +124,8 @@ static const args_option option_table[] = {
          .needs = "--qk-norm rms"),
     FLAG("rope", rope, "apply rotary position embedding", LINEAR),
     CHOICE("rope-pairing", rope_pairing, pairings,
-           "select the pairs to rotate; default interleaved, as\npublished; Llama uses halves",
+           "select the pairs to rotate; default interleaved, as\n"
+           "in the paper; Llama uses halves",
            LINEAR, .needs = "--rope"),
     REAL("rope-base", rope_base, "set the base of the frequencies; default 10000", LINEAR,
          .needs = "--rope"),
@@ -172,13 +173,13 @@ static const args_option option_table[] = {
            "set the arithmetic; default f32; bf16 is faster and\nless accurate", 0),
     FLAG("strict", strict, "fail instead of falling back to another path", 0),
     CHOICE("isa", isa, isas, "select the instruction set; default: the best", LINEAR | DELTA),
-    NUMBER("threads", threads, 1, 1024, "use N threads; default: all this process may use",
+    NUMBER("threads", threads, 1, 1024, "use N threads; default: all available CPUs",
            LINEAR | DELTA),
     ROW_QUIET(run_options, "print no notes on stderr", .marks = LINEAR | DELTA),
     ROW_FLAG('h', "help", run_options, quiet, 0, "print this text", .marks = LINEAR | DELTA),
 };
 
-enum { DEFAULT_HEADS = 2 /* of the example for --module */ };
+enum { DEFAULT_HEADS = 2 /* heads of the example for --module */ };
 
 const args_page run_page = {
     .usage = "run --q FILE --k FILE --v FILE [options]\n"

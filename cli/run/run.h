@@ -178,7 +178,7 @@ typedef enum run_example {
     RUN_EXAMPLE_V,
     RUN_EXAMPLE_X,
     RUN_EXAMPLE_MEMORY,
-    RUN_EXAMPLE_W /* of q, k, v, o */
+    RUN_EXAMPLE_W /* projections of q, k, v, o */
 } run_example;
 cli_exit run_example_make(int which, int64_t rows, mha_tensor *array);
 

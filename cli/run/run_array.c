@@ -121,7 +121,7 @@ static cli_exit convert(const char *option, const char *text, bool quiet, const 
 typedef struct source {
     mha_tensor array;
     void *owner;
-    bool list; /* from the command line, so without a type of its own */
+    bool list; /* whether the array is from the command line and therefore has no type */
 } source;
 
 /* Parse a list of numbers, "1,2.5,-inf". Returns the number of elements; 0: text is not a list, as

@@ -41,7 +41,7 @@ static cli_exit choose_all(run_board *board)
                   &board->columns);
 }
 
-/* ---- Its numbers ----------------------------------------------------------------------------- */
+/* ---- The numbers of a step ------------------------------------------------------------------- */
 
 bool run_board_has(const run_board *board, board_step step)
 {

@@ -118,12 +118,12 @@ static void show_sums(const delta *x)
 {
     cli_print("\n 2. Linear attention: S = S + k v^T, o = S^T q. As a map: q.k without softmax\n");
     print_map(x, 0);
-    cli_print("    o2 = v0 + v2 = (40, 4): both values of the key come back, summed\n");
+    cli_print("    o2 = v0 + v2 = (40, 4): the sum of both values of the key is returned\n");
     cli_print("\n 3. Gated: S = a S + k v^T. Weights are multiplied by every later decay a\n");
     print('a', 0, TOKENS, 1, at, decays);
     cli_print("\n");
     print_map(x, 1);
-    cli_print("    q2 to k0: 1 * a1 * a2 = 0.5. It forgets everything alike\n");
+    cli_print("    q2 to k0: 1 * a1 * a2 = 0.5. All of S is forgotten equally\n");
 }
 
 /* Print one token: the value that its key retrieves, the value written, and the state S. */
@@ -167,8 +167,8 @@ static void show_map(const delta *x)
 {
     cli_print("\n 5. The same as a map, o = M v exactly; weights can be negative\n");
     print_map(x, 2);
-    cli_print("    q2 to k0: 0, for k2 = k0 and b = 1 replaced v0. q3 to k2: %.4g, key 3 overlaps "
-              "key 2\n",
+    cli_print("    q2 to k0: 0, because the write with k2 = k0 and b = 1 replaced v0. q3 to k2: "
+              "%.4g, because key 3 overlaps key 2\n",
               (double)x->maps[2][3][2]);
     cli_print("\n 6. Output o = S^T q = M v\n");
     print('o', 0, TOKENS, SIZE, at, x->o);

@@ -22,7 +22,7 @@ run_shape run_shape_of(const mha_tensor *tensor)
  * times: to inspect it, to measure its width and to print it. */
 typedef struct number_format {
     int most_digits, digits; /* decimals: the maximum; the number in use, 0 if all are integers */
-    int width;               /* of the widest number */
+    int width;               /* width of the widest number */
     bool power;              /* 1.2e+03 */
     double largest;
     enum { LOOK, MEASURE, PRINT, DONE } turn;

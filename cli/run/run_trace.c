@@ -242,7 +242,7 @@ static void show_head(run_board *board)
     write_sum(board);
 }
 
-/* ---- All of it ------------------------------------------------------------------------------- */
+/* ---- The trace ------------------------------------------------------------------------------- */
 
 static void show_opening(const run_board *board)
 {

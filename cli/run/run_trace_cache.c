@@ -14,7 +14,7 @@
 typedef struct decoding {
     run_board *board;
     mha_kv_cache *cache;
-    int64_t bytes;                 /* of one position */
+    int64_t bytes;                 /* bytes of one position */
     bool exact;                    /* the cache stores f32 */
     mha_tensor o, scores, weights; /* [B,H,1,..] of one step */
 } decoding;

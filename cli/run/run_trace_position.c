@@ -68,7 +68,7 @@ void run_trace_distances(run_board *board)
         print_pairs(board, penalty, &slope);
     }
     if (!desc->t5_table) return;
-    mha_tensor column = *desc->t5_table; /* of this head */
+    mha_tensor column = *desc->t5_table; /* column of this head */
     column.data = (float *)column.data + board->head * column.stride[1];
     column.shape[1] = 1;
     run_title(board, board->queries, board->keys,

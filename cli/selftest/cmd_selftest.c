@@ -142,7 +142,7 @@ static cli_exit solve(mha_context *context, random_problem *p, mha_path path, mh
 typedef struct contender {
     mha_isa isa;
     mha_context *context;
-    float *out;         /* of the current problem */
+    float *out;         /* output of the current problem */
     double error, part; /* the largest error; the largest fraction of its bound */
     int64_t outputs, beyond;
 } contender;

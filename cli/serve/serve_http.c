@@ -8,7 +8,7 @@
 
 static const char JSON[] = "application/json";
 
-/* ---- refusals -------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static void refuse(serve_reply *reply, int status, const char *why)
 {
@@ -26,7 +26,7 @@ void serve_refuse_length(serve_reply *reply)
     refuse(reply, 413, "the request is longer than 1 MiB; shorten the text");
 }
 
-/* ---- who asks -------------------------------------------------------------------------------- */
+/* ---- authentication -------------------------------------------------------------------------- */
 
 /* Compare two texts of the token's length in constant time. */
 static bool same_token(const char *a, const char *b)
@@ -76,9 +76,9 @@ static bool is_own_origin(const char *origin, const char *host)
     return !strncmp(origin, "http://", 7) && !strcmp(origin + 7, host);
 }
 
-/* ---- what is asked --------------------------------------------------------------------------- */
+/* ---- routing --------------------------------------------------------------------------------- */
 
-/* The library answers the other requests; the server handles quitting. */
+/* The library answers the other requests. The server handles the request to quit. */
 static const mha_live_place quit = {"quit", JSON, NULL, true};
 
 static const mha_live_place *find_place(const char *name)
@@ -108,7 +108,7 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
         refuse(reply, 403, "the request is from a page of another origin");
     else if (!rest)
         refuse(reply, 403,
-               "the address has no or a wrong token; 'multihead serve' prints the right one");
+               "the address has no token or a wrong one; 'multihead serve' prints the right one");
     else if (!place)
         refuse(reply, 404, "there is nothing at this address");
     else if (strcmp(request->method, place->asks ? "POST" : "GET") != 0)

@@ -17,7 +17,7 @@
 enum {
     SERVE_TOKEN_BYTES = 32,      /* hexadecimal digits of 128 random bits */
     SERVE_MOST_BODY = 1 << 20,   /* bytes: 4,096 tokens are about 20 KB of text */
-    SERVE_ADDRESS_BYTES = 46 + 2 /* of an IPv6 address in brackets */
+    SERVE_ADDRESS_BYTES = 46 + 2 /* length of an IPv6 address in brackets */
 };
 
 /* The headers of a request; NULL: absent. */

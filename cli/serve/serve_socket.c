@@ -1,9 +1,9 @@
 /* See serve_socket.h. Everything runs in one thread: requests are answered one after the other, and
  * connections wait while the model computes. The resources of clients are bounded:
  *
- *   connections   PLACES for strangers, who have not sent the token, and as many for readers, who
- *   have sent it. A further connection closes the connection of its group whose last request is
- *   oldest, so that strangers cannot close a reader's connection.
+ *   connections   PLACES for strangers, which have not sent the token, and as many for readers,
+ *                 which have sent it. When a group exceeds its limit, its connection with the
+ *                 oldest last request is closed, so that strangers cannot displace readers.
  *   a stranger    one request, READ_SECONDS from the connection to the end of the answer
  *   a reader      READ_SECONDS for a whole request, even if bytes trickle in; WRITE_SECONDS to
  *                 receive a reply
@@ -62,9 +62,9 @@ typedef struct server {
 
 static server the_server = {.listener = -1}; /* one per process, like the arena */
 
-/* ---- visitors -------------------------------------------------------------------------------- */
+/* ---- clients --------------------------------------------------------------------------------- */
 
-/* NULL: a free place. */
+/* The client with this connection; NULL finds a free entry. */
 static visitor *find_visitor(server *s, const struct MHD_Connection *connection)
 {
     for (int i = 0; i < MOST_CONNECTIONS; i++)
@@ -79,7 +79,8 @@ static void disconnect(visitor *v)
     v->standing = LEAVING;
 }
 
-/* The visitor whose last request is oldest, if a group has more than `most`; otherwise NULL. */
+/* The client of a group with the oldest last request, if the group has more than `most` clients;
+ * otherwise NULL. */
 static visitor *oldest_visitor(server *s, standing group, int most)
 {
     visitor *oldest = NULL;

@@ -45,7 +45,7 @@ static const args_option option_table[] = {
     NUMBER("embed", embed, 2, 4096, "set the width of the model"),
     NUMBER("ff", ff, 0, 65536, "set the width of the feed-forward layers; 0: none"),
     ROW_TEXT("mixer", train_options, mixer, "LIST",
-             "set the mixer of all layers, or of each: attention,\ngdn (gated delta net); "
+             "set the mixer of all layers, or of each: attention,\ngdn (gated delta net), mamba2; "
              "for induction and --text"),
     ROW_HEADING("Your own text instead of a task"),
     ROW_TEXT(
@@ -283,7 +283,7 @@ static cli_exit find_task(const args_texts *plain, const train_task **task)
                         "one task at a time: '%s' is one argument too many; -o %s writes there",
                         plain->items[1], plain->items[1]);
     if (plain->count == 0)
-        return cli_fail(CLI_USAGE, "name one task of: %s; or give --text FILE", all);
+        return cli_fail(CLI_USAGE, "name a task, one of %s; or give --text FILE", all);
     for (size_t i = 0; i < count; i++)
         if (!strcmp(plain->items[0], names[i])) *task = train_tasks[i];
     if (*task) return CLI_OK;
@@ -315,7 +315,8 @@ static cli_exit set_mixers(train_options *o, const train_task *task, mha_transfo
         const int kind = train_mixer_of(at, (size_t)(end - at));
         if (kind < 0 || count == TRAIN_MOST_LAYERS)
             return cli_fail(
-                CLI_USAGE, "--mixer %s: expected up to %d of attention, gdn, such as gdn,attention",
+                CLI_USAGE,
+                "--mixer %s: expected up to %d of attention, gdn, mamba2, such as gdn,attention",
                 o->mixer, (int)TRAIN_MOST_LAYERS);
         o->mixers[count].mixer = (mha_mixer)kind;
         attends = attends && !kind;

@@ -82,7 +82,7 @@ typedef struct train_scores {
     /* The number of probes whose largest weight is on a right column. */
     int64_t hits[TRAIN_KINDS][TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
     double previous[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS];
-    double first[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS]; /* of all rows on the first token */
+    double first[TRAIN_MOST_LAYERS][TRAIN_MOST_HEADS]; /* weight of all rows on the first token */
     int64_t rows;                                      /* rows counted in `previous` and `first` */
 } train_scores;
 
@@ -137,7 +137,7 @@ struct train_task {
     /* Print further measurements after the heads; NULL: none. */
     cli_exit (*more)(train_model *model, const train_scores *all);
     int64_t begin, end;      /* the words that begin and end a sequence; -1: none */
-    const char *examples[2]; /* words of an example; NULL: a drawn sequence */
+    const char *examples[2]; /* words of an example; NULL: a random sequence */
     const char *looks[2];    /* for each, the word whose last occurrence is the right column */
     /* For a user's text, otherwise 0: */
     const struct train_text *text;
@@ -152,7 +152,7 @@ extern const train_task *const train_tasks[];
 extern const train_task train_sentences, train_pronouns, train_induction, train_ioi, train_reverse,
     train_agreement, train_brackets;
 
-/* The mixer of a name in --mixer (attention, gdn); -1: none. */
+/* The mixer of a name in --mixer (attention, gdn, mamba2); -1: none. */
 int train_mixer_of(const char *name, size_t length);
 
 /* The mixers of a recipe's layers, as in --mixer; empty if all attend. */
@@ -164,14 +164,14 @@ struct train_model {
     mha_context *context;
     const train_task *task;
     train_recipe recipe;
-    uint64_t seed;                      /* of this attempt */
+    uint64_t seed;                      /* seed of this attempt */
     int64_t step;                       /* done */
     mha_transformer *decoder, *encoder; /* encoder NULL: none */
     mha_trainer *trainer;
     train_batch batch, probe; /* for training, for probing */
     float *probabilities;
-    const float *logits; /* of the last evaluation, until the next step */
-    double loss;         /* of the last step */
+    const float *logits; /* logits of the last evaluation, until the next step */
+    double loss;         /* loss of the last step */
 };
 
 /* Create the rest of a model whose context, task and recipe are set. */

@@ -1,4 +1,4 @@
-/* Seeds of attempts, and batches. */
+/* The seed of each training attempt, and the allocation of batches. */
 #include "common/arena.h"
 #include "train/train.h"
 

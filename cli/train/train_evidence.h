@@ -15,8 +15,8 @@ typedef struct train_evidence {
     mha_column columns[EVIDENCE_COLUMNS];
     mha_frame frames[TRAIN_MOST_FRAMES + 1];
     char names[2 * TRAIN_KINDS][64], labels[TRAIN_MOST_FRAMES + 1][32];
-    double *numbers;      /* of curves and columns */
-    const float **panels; /* of frames */
+    double *numbers;      /* numbers of curves and columns */
+    const float **panels; /* panels of frames */
     int64_t used, series_used;
 } train_evidence;
 

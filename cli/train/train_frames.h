@@ -16,7 +16,7 @@ typedef struct train_frames {
     int examples;
     int32_t *ids; /* [tokens] of the first example */
     int64_t tokens;
-    int64_t size[TRAIN_EXAMPLES]; /* of a frame: heads x rows x columns of all layers */
+    int64_t size[TRAIN_EXAMPLES]; /* size of a frame: heads x rows x columns of all layers */
     float *maps[TRAIN_EXAMPLES];  /* [most, size] */
 } train_frames;
 

@@ -12,12 +12,12 @@ enum { PROBE_SEQUENCES = 60 };
 
 /* ---- mixers -------------------------------------------------------------------------------- */
 
-static const char *const mixers[] = {"attention", "gdn"}; /* by mha_mixer */
+static const char *const mixers[] = {"attention", "gdn", NULL, "mamba2"}; /* by mha_mixer */
 
 int train_mixer_of(const char *name, size_t length)
 {
     for (int i = 0; i < (int)(sizeof mixers / sizeof *mixers); i++)
-        if (strlen(mixers[i]) == length && !strncmp(mixers[i], name, length)) return i;
+        if (mixers[i] && strlen(mixers[i]) == length && !strncmp(mixers[i], name, length)) return i;
     return -1;
 }
 
@@ -94,7 +94,7 @@ cli_exit train_model_make(uint64_t seed, train_model *model)
                        &model->probabilities);
 }
 
-/* ---- steps and looks ----------------------------------------------------------------------- */
+/* ---- steps and evaluations ----------------------------------------------------------------- */
 
 /* A batch in the trainer's form. */
 typedef struct views {

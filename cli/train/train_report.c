@@ -265,7 +265,7 @@ static cli_exit print_map(const train_finding *found, const mha_maps *maps)
     return view_print(&chosen, &one);
 }
 
-/* The row to probe: the last probe's row of a drawn sequence, or the last position of an example's
+/* The row to probe: the last probe's row of a random sequence, or the last position of an example's
  * word; -1: none. */
 static int64_t judged_row(const train_model *model, int example)
 {

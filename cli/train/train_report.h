@@ -21,7 +21,7 @@ cli_exit train_report_print(train_model *model, bool quiet, train_finding *found
 /* Compute scores on the reported data with the heads off [L,H] ablated. */
 cli_exit train_report_without(train_model *model, const uint8_t *off, train_scores *s);
 
-/* Put a text of the task's words, or a drawn sequence if it is NULL, into the probe batch as its
+/* Put a text of the task's words, or a random sequence if it is NULL, into the probe batch as its
  * only sequence. */
 cli_exit train_report_set_text(train_model *model, const char *text);
 

@@ -197,7 +197,7 @@ static cli_exit read_curve(train_run *run, const char *path, const mha_safetenso
     for (int64_t i = 0; i < run->looks; i++) {
         double step = run->curve[i * TRAIN_CURVE_COLUMNS + TRAIN_CURVE_STEP];
         if (!(step >= 1 && step <= (double)run->model.step))
-            return foreign(path, "its curve has an evaluation at a step that was not done");
+            return foreign(path, "its curve has an evaluation at a step that was not run");
     }
     return CLI_OK;
 }
@@ -224,7 +224,7 @@ static cli_exit read_frames(train_run *run, const char *path, const mha_safetens
     for (int64_t i = 0; i < f->count; i++)
         if (!(f->steps[i] >= 0 && f->steps[i] <= (double)run->model.step) ||
             (i > 0 && !(f->steps[i] > f->steps[i - 1])))
-            return foreign(path, "its snapshots are of steps that were not done");
+            return foreign(path, "its snapshots are of steps that were not run");
     return CLI_OK;
 }
 

@@ -22,17 +22,17 @@ typedef struct train_run {
     const char *folder; /* NULL: nothing is saved */
     uint64_t seed;
     int64_t attempt; /* attempts before this one */
-    double seconds;  /* of training, all attempts */
+    double seconds;  /* time of training in all attempts */
     bool done;       /* the goal was reached */
     double *curve;   /* [evaluations][TRAIN_CURVE_COLUMNS] of this attempt */
     int64_t looks, room;
     float *best; /* the parameters of the lowest held-out loss; NULL: the recipe has no patience */
     int64_t best_step;
     double best_loss;
-    bool stopped;  /* by a signal to this process or, with several ranks, to any rank */
+    bool stopped;  /* by a signal to this process or to any rank */
     bool pictures; /* whether to take snapshots */
     train_frames frames;
-    size_t mark; /* of the arena: later allocations are freed at the end of an attempt */
+    size_t mark; /* mark of the arena: later allocations are freed at the end of an attempt */
 } train_run;
 
 /* Create a model, or load the state of the folder's training. context, task and recipe of

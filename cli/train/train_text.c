@@ -17,7 +17,7 @@ enum {
     UNKNOWN,
     SPECIALS,
     LEAST_CONTEXT = 8,
-    PARTS = 20,      /* one part is held out to stop, another to report */
+    PARTS = 20,      /* one held-out part decides when to stop, another is reported */
     MOST_PARTS = 5,  /* the parts of a short text */
     TO_STOP = 64,    /* maximum number of sequences for an evaluation on held-out data */
     TO_REPORT = 2000 /* and the report */

@@ -25,7 +25,8 @@ typedef struct train_text {
     train_recipe recipe;
 } train_text;
 
-/* Read, split and count a text. Hold out its last two twentieths, or more if the text is short. */
+/* Read, split and count a text. Hold out its last tenth in two equal parts, or more if the text is
+ * short. */
 cli_exit train_text_make(const train_text_options *options, train_text *text);
 
 /* Print the results, and select the most important head. */

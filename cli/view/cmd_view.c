@@ -37,7 +37,7 @@ static const args_option option_table[] = {
               "selected layer, or with their layer: L4H11 or 4.11"),
     ROW_HEADING("Attention from one word to another"),
     TEXT("from", from, "WORD",
-         "rank heads by how they attend from this word, as\n"
+         "rank heads by their attention from this word, as\n"
          "written in the text; it:2 is the second \"it\"",
          .needs = "--to WORD", .excludes = "--attention --contrast"),
     TEXT("to", to, "WORD", "set the target word of that attention", .needs = "--from WORD"),
@@ -103,9 +103,9 @@ static const args_option option_table[] = {
     FLAG(0, "renormalise", renormalise, 1, "with --hide: make rows sum to 1 again",
          .needs = "--hide LIST"),
     CHOICE("values", values, values, "print numbers in the cells; default auto: in small\nmaps"),
-    FLAG(
-        0, "dark", paper, PAPER_DARK,
-        "draw for a dark background; in the terminal the\ndefault is that of COLORFGBG, else dark"),
+    FLAG(0, "dark", paper, PAPER_DARK,
+         "draw for a dark background; in the terminal, the\n"
+         "default follows COLORFGBG, else dark"),
     FLAG(0, "light", paper, PAPER_LIGHT, "draw for a light background; the default for files"),
     CHOICE("color", screen.color, whens,
            "use colours in the terminal; NO_COLOR, TERM=dumb,\n"
@@ -155,7 +155,7 @@ static cli_exit check_texts(const view_options *options)
                          : options->desk   ? "desk"
                                            : NULL;
     if (!options->model || !*options->model)
-        return cli_fail(CLI_USAGE, "the model folder is missing: multihead view MODEL \"text\"");
+        return cli_fail(CLI_USAGE, "MODEL is missing: multihead view MODEL \"text\"");
     if (texts == 0)
         return cli_fail(CLI_USAGE,
                         "the text is missing: multihead view %s \"text\", or "

@@ -40,12 +40,12 @@ typedef struct view_options {
     int neurons;                 /* a report includes queries and keys */
     int64_t threads, max_tokens; /* 0: not given */
     int sort;                    /* mha_answer_measure */
-    int64_t first_panel;         /* of a report; -1: that of the strongest link; not an option */
+    int64_t first_panel;         /* of a report; -1: the strongest link's; not an option */
     bool first_cell;             /* a report opens on the cell below; not an option */
     int64_t first_row, first_col;
     const view_ask *ask;     /* scores of a report; not an option */
-    const view_extra *extra; /* likewise; NULL: none */
-    const mha_cards *cards;  /* likewise; NULL: not measured */
+    const view_extra *extra; /* parts of a report; not an option; NULL: none */
+    const mha_cards *cards;  /* cards of a report; not an option; NULL: not measured */
 } view_options;
 
 /* Run a model over the texts and store the maps of the heads of --layer and --head. Texts already

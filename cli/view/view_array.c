@@ -24,12 +24,12 @@ static cli_exit fill_layers(const mha_tensor *tensor, mha_maps *maps)
     return CLI_OK;
 }
 
-/* ---- Doubts ---------------------------------------------------------------------------------- */
+/* ---- Warnings -------------------------------------------------------------------------------- */
 
 /* Irregular numbers: their count and the first one. */
 typedef struct number_doubts {
     int64_t bad_sums, negative, not_finite;
-    int64_t layer, head, row; /* of the first irregular sum */
+    int64_t layer, head, row; /* place of the first irregular sum */
     double sum, least;
 } number_doubts;
 

@@ -1,5 +1,5 @@
-/* The default selection of heads: all heads of a model do not fit a terminal, but a few with strong
- * links do. */
+/* The default selection of heads. A terminal has no space for all heads of a model, so a few with
+ * strong links are selected. */
 #include "common/arena.h"
 #include "view/view.h"
 
@@ -37,7 +37,7 @@ cli_exit view_few(const mha_show *made, const mha_maps *all, int64_t width, mha_
     for (int64_t l = 0; l < all->layers; l++) {
         const int64_t begin = l * all->heads, end = begin + all->heads;
         const int64_t best = strongest(all->on, link, begin, end, false);
-        for (int64_t i = begin; i < end; i++) /* of a single layer, all heads */
+        for (int64_t i = begin; i < end; i++) /* a single layer has all its heads */
             count += on[i] = all->on[i] && (all->layers == 1 || i == best);
     }
     for (; count > panels_that_fit(made->figure.cols, width); count--)

@@ -223,6 +223,6 @@ cli_exit view_print(const view_options *options, const mha_maps *maps)
                  all->figure.col_labels[most->col]);
     snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s", shown,
              count, contrast ? "change most" : "have the strongest link between two words",
-             maps->layers > 1 ? ", one a layer" : "", change);
+             maps->layers > 1 ? ", one per layer" : "", change);
     return print_picks(options, &few, shown < count ? remark : NULL, &terminal);
 }

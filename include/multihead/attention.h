@@ -90,14 +90,14 @@ typedef enum mha_path {
 } mha_path;
 
 /* On request the two products, Q K^T and P V, use arithmetic other than f32 (mha_compute in
- * base.h). MHA_COMPUTE_INT8 applies to linear layers only and is MHA_ERR_ARGUMENT here.
+ * base.h). MHA_COMPUTE_INT8 applies to linear layers only; here it returns MHA_ERR_ARGUMENT.
  *
  * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, through mha_attention_forward().
  * q, k and v of any type are rounded to bf16, which changes nothing in tensors of bf16; the weights
  * exp(score - maximum) are also rounded before they multiply values, but their sum is that of the
  * unrounded weights. It supports everything that f32 does except Shaw's positions, outputs other
- * than lse, the plain path and head sizes above 256; these are MHA_ERR_UNSUPPORTED, as is a
- * backward pass.
+ * than lse, the plain path, head sizes above 256 and backward passes; these return
+ * MHA_ERR_UNSUPPORTED.
  *
  * Accuracy  against the same formula for the rounded q, k, v: |o - exact| is at most the f32 bound
  *           plus 2^-8 (1 + 2^-7) sum_s p_s |v_s| + 2^-49 sum_s |v_s|; scores and lse have the f32
@@ -225,7 +225,7 @@ typedef enum mha_score_stage {
                               the mask drops the key */
 } mha_score_stage;
 
-/* Outputs besides o. NULL: not requested. Requesting one does not change another's bits.
+/* Outputs besides o. NULL: not requested. Requesting one does not change the bits of the others.
  *
  * All are computed from p before dropout, unless MHA_OUTPUT_DROPPED_PROBABILITIES is set. With a
  * sink, a row's p may sum to less than 1; the sink is not a key in any output. Ragged batches: B is

@@ -38,7 +38,7 @@
 extern "C" {
 #endif
 
-/* ---- what heads write ------------------------------------------------------------------------ */
+/* ---- outputs of heads ------------------------------------------------------------------------ */
 
 /* The outputs; NULL: not requested. All f32, last axis contiguous. */
 typedef struct mha_head_writing {

@@ -44,9 +44,9 @@
  *     its dq, the dk and dv of every key that it sees, and the gradients of the parameters involved
  *     NaN, and nothing else. The gradient of a weight that is 0 has no effect.
  *
- * Reproducibility: the bits of every gradient are the same for any number of threads, any padding,
- * any strides, and whichever other gradients are requested. Those of q, k and v are also the same
- * for any batch size.
+ * Reproducibility: the bits of every gradient are the same for any number of threads, any padding
+ * and any strides, and do not depend on the other requested gradients. Those of q, k and v are also
+ * the same for any batch size.
  *
  * Example, given mha_context *context, mha_attention_backward_call call, mha_tensor dq, mha_tensor
  * dk, mha_tensor dv:
@@ -78,8 +78,8 @@ enum {
                                                   MHA_OUTPUT_DROPPED_PROBABILITIES */
 };
 
-/* The requested gradients, all f32; NULL: not requested. Requesting one does not change another's
- * bits. Each has the shape of the input it belongs to, which must be given; a bias of
+/* The requested gradients, all f32; NULL: not requested. Requesting one does not change the bits
+ * of the others. Each has the shape of the input it belongs to, which must be given; a bias of
  * shape [1,H,T,S] gives a gradient of shape [1,H,T,S]. q, k and v have a contiguous last axis, the
  * others any strides. */
 typedef struct mha_attention_gradients {

@@ -195,7 +195,7 @@ MHA_API MHA_NODISCARD mha_status mha_vocabulary_locate(const mha_vocabulary *voc
  * Errors   as mha_vocabulary_encode(). With MHA_ERR_FORMAT after normalising, *count is the number of
  *          tokens before the unknown word, whose bytes are in begin[*count] and end[*count], if they
  *          are given and have room.
- * Threads  any.   Cost  linear in the vocabulary for each word of another case.
+ * Threads  any.   Cost  linear in the vocabulary for each word that differs in case.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_vocabulary_locate_normalised(const mha_vocabulary *vocabulary,

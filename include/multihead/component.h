@@ -114,8 +114,8 @@ MHA_API MHA_NODISCARD mha_status mha_scratch_zeros(mha_context *context, int64_t
  * one. Since 0.1 */
 MHA_API void mha_scratch_release(mha_context *context, mha_scratch_mark mark);
 
-/* A room: memory, and objects with a destructor, released together, the last first. All zero:
- * empty. */
+/* A room is an arena: memory, and objects with a destructor, that are released together in reverse
+ * order. All zero: empty. */
 typedef struct mha_room {
     struct mha_room_piece *last;
     size_t count; /* of entries: a mark for mha_room_release() */

@@ -147,7 +147,7 @@ typedef struct mha_distributed_plan {
  * Report what mha_distributed_forward() would do with the same arguments, with the same checks: all
  * ranks make the call. Data pointers of tensors are not read.
  *
- * Memory   fills *plan.   Errors  as mha_distributed_forward().   Threads  as that.   Since  0.1
+ * Memory   fills *plan.   Errors, Threads  as mha_distributed_forward().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
     mha_context *context, const mha_sequence_split *split, const mha_attention_desc *desc,
@@ -291,7 +291,7 @@ typedef struct mha_decode_plan {
  * Report what mha_distributed_decode() would do with the same arguments, with the same checks: all ranks
  * make the call. Data pointers of tensors are not read.
  *
- * Memory   fills *plan.   Errors  as mha_distributed_decode().   Threads  as that.   Since  0.1
+ * Memory   fills *plan.   Errors, Threads  as mha_distributed_decode().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_decode_explain(
     mha_context *context, const mha_key_split *keys, const mha_attention_desc *desc,

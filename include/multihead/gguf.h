@@ -163,8 +163,8 @@ typedef struct mha_gguf mha_gguf;
  * Memory   the caller owns *file and calls mha_gguf_close(). It takes at most twenty times the
  *          header's bytes, not counting arrays of numbers in it.
  * Errors   MHA_ERR_NULL; MHA_ERR_FILE (missing, a directory, a FIFO, unreadable); MHA_ERR_FORMAT
- *          (not a GGUF file, truncated anywhere, a name that is duplicate, not UTF-8, empty or
- *          longer than 65,535 bytes, more than 4 dimensions, a dimension of 0, rows that are not
+ *          (not a GGUF file, truncated anywhere, a name that occurs twice, is not UTF-8, is
+ *          empty or longer than 65,535 bytes, more than 4 dimensions, a dimension of 0, rows that are not
  *          whole blocks, an unknown type of metadata, an alignment that is not a power of two,
  *          offsets that are not aligned, outside the file, or of tensors that overlap);
  *          MHA_ERR_MODEL (a part whose name, split.no, split.count or split.tensors.count does not
@@ -226,7 +226,7 @@ MHA_API MHA_NODISCARD mha_status mha_gguf_describe(const mha_gguf *file, int64_t
  *
  *   to [count]: may be NULL for none
  *
- * Memory   none but the caller's.
+ * Memory   nothing is allocated.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (index); MHA_ERR_SHAPE (a range outside the tensor);
  *          MHA_ERR_UNSUPPORTED (a type without a formula above; the detail names it). On error
  *          nothing is written.

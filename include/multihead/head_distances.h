@@ -1,6 +1,6 @@
 /* multihead: the similarity of heads in their attention and in their outputs.
  *
- * Two heads may attend alike and write differently, or the reverse; a pair is redundant only if
+ * Two heads may have similar maps and different outputs, or the reverse; a pair is redundant only if
  * both attention and output agree. For heads g and h over the rows t of any number of texts:
  *
  *   maps     mean over t of JS(A_g[t], A_h[t]) / log 2        0: the same rows, 1: no key in common

@@ -61,10 +61,9 @@ typedef struct mha_head_pass {
  *           known
  *
  * Layers without heads are skipped. Maps of recurrent layers are measured as signed ones
- * (mha_head_measures_signed()); for distances, positive and negative weights on a key are two keys.
- * The window of a layer limits the keys of its rows and their
- * chance (mha_head_measures_window()). MHA_MEASURE_COSINE compares the inputs of a layer's
- * attention.
+ * (mha_head_measures_signed()); for distances, the positive and the negative weight on a key count
+ * as two keys. The window of a layer limits the keys of its rows and their chance
+ * (mha_head_measures_window()). MHA_MEASURE_COSINE compares the inputs of a layer's attention.
  *
  * Memory   scratch from the context: that of a mha_transformer_forward() without activations and of
  *          mha_attention_visit_rows(). Borrows everything for the call.

@@ -215,7 +215,7 @@ typedef struct mha_head_measures_desc {
 enum {
     MHA_HEADS_CAUSAL = 1 << 0,        /* j <= i */
     MHA_HEADS_WINDOW = 1 << 1,        /* left_keys, right_keys and sink_keys apply */
-    MHA_HEADS_CROSS = 1 << 2,         /* queries belong to another text: no offsets, no self, ... */
+    MHA_HEADS_CROSS = 1 << 2,         /* queries and keys have different texts: no positions */
     MHA_HEADS_QUERY_PREDICTS = 1 << 3 /* links: test the row before the word, which predicts it */
 };
 
@@ -358,7 +358,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_rows(mha_head_measures *measu
  * Compute and add all rows of a layer: mha_head_measures_window(), then mha_attention_visit_rows()
  * into mha_head_measures_rows(). One sequence only: B is 1.
  *
- * Memory, Errors, Threads  as those two.   Since  0.1
+ * Memory, Errors  as these calls.   Threads  one; uses the context's.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_attention(mha_head_measures *measures,
                                                              int64_t layer,
@@ -465,9 +465,9 @@ MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *me
 /* ---- Roles ----------------------------------------------------------------------------------- */
 
 /* All roles: id, name, the score that decides, the threshold it must reach, VALUE or CORRECTED, the
- * minimum number of rows, what such a head does, the source of the threshold.
- * Specific ones come first. A share must also be at least 0.1 above its chance. LINKS is decided
- * for each relation and direction: accuracy - baseline. New ones are appended. */
+ * minimum number of rows, the behaviour of the head, the source of the threshold. Specific roles
+ * come first. A share must also be at least 0.1 above its chance. LINKS is decided for each relation
+ * and direction: accuracy - baseline. New roles are appended. */
 #define MHA_ROLE_LIST(X)                                                                          \
     X(PREVIOUS, "previous token", PREVIOUS, 0.5, VALUE, 4,                                        \
       "each token attends to the token just before it", "Clark 2019: mean mass above 0.5")        \

@@ -190,8 +190,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_means(mha_context *context,
  *   scores [L H] out, larger: more important    loss out, the mean loss; NULL: not requested
  *
  * A head whose W_o is 0 scores 0. An ablation's score is exactly the difference of two
- * mha_gated_loss(). Scores of heads that a layer does not have (mha_transformer_desc.layer_heads)
- * are 0.
+ * results of mha_gated_loss(). Scores of heads that a layer does not have
+ * (mha_transformer_desc.layer_heads) are 0.
  *
  * Memory   scratch from the context; nothing is written on error.
  * Errors   as mha_gated_loss(), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE (gates, means).

@@ -149,7 +149,7 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_tensor(const mha_safetensors *f
  *
  *   to [count]: count is the tensor's number of elements; to is aligned to dtype, or NULL for none
  *
- * Memory   none but the caller's.
+ * Memory   nothing is allocated.
  * Errors   as mha_safetensors_peek(); MHA_ERR_SHAPE (another number of elements); MHA_ERR_DTYPE (no
  *          such conversion); MHA_ERR_STRIDE (to is not aligned). The contents of `to` are then
  *          undefined.
@@ -180,9 +180,8 @@ MHA_API MHA_NODISCARD mha_status mha_safetensors_write(const char *path, const c
                                                        const mha_tensor *tensors, int64_t count,
                                                        const char *const *metadata);
 
-/** mha_safetensors_write() into a sink. Memory borrowed for the call. Errors the same, and the
- * sink's.
- * Threads one per sink. Since 0.1 */
+/** mha_safetensors_write() into a sink. Memory borrowed for the call. Errors as
+ * mha_safetensors_write(), and the sink's. Threads one per sink. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_write_to(const mha_sink *sink,
                                                           const char *const *names,
                                                           const mha_tensor *tensors, int64_t count,
@@ -238,8 +237,8 @@ MHA_API void mha_npy_destroy(mha_npy *array);
  */
 MHA_API MHA_NODISCARD mha_status mha_npy_write(const char *path, const mha_tensor *tensor);
 
-/** mha_npy_write() into a sink. Memory borrowed for the call. Errors the same, and the sink's.
- * Threads one per sink. Since 0.1 */
+/** mha_npy_write() into a sink. Memory borrowed for the call. Errors as mha_npy_write(), and the
+ * sink's. Threads one per sink. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_npy_write_to(const mha_sink *sink, const mha_tensor *tensor);
 
 #ifdef __cplusplus

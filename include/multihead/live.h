@@ -64,7 +64,7 @@ typedef struct mha_live mha_live;
  *
  * Memory   the caller owns *live, which borrows context, model, name, advise_words and user.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (max_tokens beyond the model's positions); MHA_ERR_UNSUPPORTED
- *          (an encoder-decoder); those of mha_safetensors_open() but MHA_ERR_FILE; MHA_ERR_NOMEM.
+ *          (an encoder-decoder); those of mha_safetensors_open() except MHA_ERR_FILE; MHA_ERR_NOMEM.
  * Threads  one call at a time per context, also for all calls on *live.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_live_create(mha_context *context, mha_model *model,
@@ -74,6 +74,7 @@ MHA_API MHA_NODISCARD mha_status mha_live_create(mha_context *context, mha_model
  * Since 0.1 */
 MHA_API void mha_live_destroy(mha_live *live);
 
+/* An endpoint of the page. */
 typedef struct mha_live_place {
     const char *name; /* "look" */
     const char *type; /* content type of the answer: "application/json" */
@@ -81,17 +82,17 @@ typedef struct mha_live_place {
     bool asks;        /* whether it takes a request */
 } mha_live_place;
 
-/** The place with this name, or NULL. Memory static. Errors none. Threads any. Since 0.1 */
+/** The endpoint with this name, or NULL. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const mha_live_place *mha_live_find(const char *name);
 
 /**
  * Write the answer to a request.
  *
  *   place            from mha_live_find()
- *   request [bytes]  a JSON object; ignored by a place that takes no request
+ *   request [bytes]  a JSON object; ignored by an endpoint that takes no request
  *
  * Memory   borrows for the call; the session keeps the last runs, of most_bytes at most.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no such place); MHA_ERR_FORMAT, MHA_ERR_UTF8,
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no such endpoint); MHA_ERR_FORMAT, MHA_ERR_UTF8,
  *          MHA_ERR_SIZE, MHA_ERR_MODEL, MHA_ERR_UNSUPPORTED (an invalid request; the detail
  *          gives the reason); MHA_ERR_CALLBACK (is_over); MHA_ERR_NOMEM; any status of the sink or of
  *          the calls used. After an error the sink may have received part of an answer.
@@ -102,7 +103,7 @@ MHA_API MHA_NODISCARD mha_status mha_live_answer(mha_live *live, const mha_live_
                                                  const mha_sink *sink);
 
 /**
- * Write the page with the library and the session's model inside, which needs no server
+ * Write a self-contained page: it contains the library and the session's model, and needs no server
  * (mha_render_explorer()).
  *
  *   explorer   files: those of the session's model. text NULL: the text of the training's

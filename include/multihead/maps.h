@@ -152,7 +152,7 @@ MHA_API MHA_NODISCARD mha_status mha_maps_subtract(mha_maps *maps, const mha_map
 MHA_API MHA_NODISCARD mha_status mha_maps_write_json(const mha_maps *maps, const mha_sink *sink);
 
 /* ------------------------------------------------------------------------------------------------
- * The desk: what the heads of a layer write
+ * The desk: the outputs of the heads of a layer
  * --------------------------------------------------------------------------------------------- */
 
 /* H heads of the layer, T tokens, E features, D of each head. */

@@ -8,7 +8,7 @@
  *   dkey, dvalue           likewise
  *
  * Gradients of parameters always accumulate (clear them before the first batch). Bits are the same
- * for any number of threads, and whichever other gradients are requested.
+ * for any number of threads, and do not depend on the other requested gradients.
  *
  * Example, given mha_context *context, mha_module *module, mha_module_call call, mha_tensor dout,
  * mha_tensor dtokens:
@@ -41,9 +41,9 @@ typedef struct mha_module_gradients {
                                               mha_module_parameter_at(); entries may be NULL */
     int64_t parameters_count;
     /* Gradients of the tensors in the call's descriptor: bias, tables, gates, ... q, k and v stay
-     * NULL, and the flags apply to these only. If a loss depends on the call's lse, probabilities or their
-     * average, pass its gradients here, with the batch axis; those of probabilities not with
-     * MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
+     * NULL. The flags apply only to the gradients in this struct. If a loss depends on the call's
+     * lse, probabilities or their average, pass its gradients here, with the batch axis. Gradients
+     * of probabilities are not supported with MHA_MODULE_BIAS_KV or _ZERO_ATTN. */
     const mha_attention_gradients *attention;
 } mha_module_gradients;
 
@@ -58,8 +58,9 @@ typedef struct mha_module_gradients {
  *          Scratch from the context: q, k, v and heads twice, and the largest weight.
  * Errors   as mha_module_run(); MHA_ERR_ARGUMENT for a cache, or the gradient of an input that is
  *          not given; MHA_ERR_UNSUPPORTED for MHA_QK_NORM_L2, for gradients of gates and scale with
- *          MHA_MODULE_BIAS_KV, and of probabilities with that or MHA_MODULE_ZERO_ATTN. Nothing is
- *          then written, except that after MHA_ERR_NOMEM the gradients are unspecified.
+ *          MHA_MODULE_BIAS_KV, and for gradients of probabilities with MHA_MODULE_BIAS_KV or
+ *          _ZERO_ATTN. Nothing is then written, except that after MHA_ERR_NOMEM the gradients are
+ *          unspecified.
  * Threads  one call at a time per context; parameters must not change meanwhile.
  * Accuracy as mha_linear_backward() (nn.h) and mha_attention_backward().
  * Since    0.1

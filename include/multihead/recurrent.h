@@ -175,7 +175,7 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_state_write(mha_recurrent_state *
  * h / (H / Hq), and so on. desc may be NULL. state NULL: start from 0 and discard the final state.
  *
  * Memory   borrowed for the call; outputs must not overlap inputs. Scratch per thread: about 66 D +
- *          33 Dv + 3072 floats, and a head's state if `state` is NULL.
+ *          48 Dv + 3072 floats, and a head's state if `state` is NULL.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, scale, a length, decays of another kind within
  *          a chunk), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
  *          MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM. On error no output byte is written and
@@ -193,8 +193,8 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_forward(
 
 /* ---- Backward -------------------------------------------------------------------------------- */
 
-/* The requested gradients, all f32; NULL: not requested. Requesting one does not change another's bits.
- * Shapes are those of the inputs. If heads, sequences or tokens share an input, its gradient is
+/* The requested gradients, all f32; NULL: not requested. Requesting one does not change the bits of
+ * the others. Shapes are those of the inputs. If heads, sequences or tokens share an input, its gradient is
  * summed over them. q, k and v have a contiguous last axis, the others any strides. */
 typedef struct mha_recurrent_gradients {
     uint32_t struct_size;

@@ -539,7 +539,7 @@ typedef struct mha_inset {
 MHA_API MHA_NODISCARD mha_status mha_render_inset(const mha_inset *inset, const mha_sink *sink);
 
 typedef enum mha_terminal_color {
-    MHA_TERMINAL_PLAIN = 0, /* no escape sequence at all: a ramp of characters */
+    MHA_TERMINAL_PLAIN = 0, /* no escape sequences; characters are the shades */
     MHA_TERMINAL_256 = 1,
     MHA_TERMINAL_TRUECOLOR = 2
 } mha_terminal_color;

@@ -36,7 +36,7 @@ typedef struct mha_buffer {
 } mha_buffer;
 
 /** A sink that appends to buffer. Memory borrows buffer; the bytes are freed by mha_buffer_free().
- * Errors its writes may fail with MHA_ERR_NOMEM. Threads one per buffer. Since 0.1 */
+ * Errors MHA_ERR_NOMEM from its writes. Threads one per buffer. Since 0.1 */
 MHA_API mha_sink mha_buffer_sink(mha_buffer *buffer);
 
 /** Free the bytes and empty the buffer; NULL: a no-op. Memory frees. Errors none. Threads one.
@@ -87,8 +87,8 @@ MHA_API MHA_NODISCARD mha_status mha_file_create(const char *path, mha_file **fi
 MHA_API MHA_NODISCARD mha_status mha_file_create_in(const char *folder, const char *name,
                                                     mha_file **file);
 
-/** The file's sink; it is buffered. Memory belongs to file. Errors its writes may fail with
- * MHA_ERR_WRITE; the detail has path and reason. Threads one per file. Since 0.1 */
+/** The file's sink; it is buffered. Memory belongs to file. Errors MHA_ERR_WRITE
+ * from its writes; the detail has path and reason. Threads one per file. Since 0.1 */
 MHA_API const mha_sink *mha_file_sink(mha_file *file);
 
 /**

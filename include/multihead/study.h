@@ -189,7 +189,7 @@ MHA_API MHA_NODISCARD mha_status mha_text_writer_end(mha_text_writer *writer, co
  * --------------------------------------------------------------------------------------------- */
 
 /* Sequences of a model's words in random order: a block of at most 25 words, repeated up to four
- * times; less if the model has too few words or positions. */
+ * times; both numbers are smaller if the model has too few words or positions. */
 typedef struct mha_random_tokens {
     uint32_t struct_size;    /* in: sizeof(mha_random_tokens) */
     uint32_t reserved;       /* 0 */
@@ -281,10 +281,11 @@ MHA_API void mha_study_score_label(const mha_study_found *found, int64_t score,
  * 0.1 */
 MHA_API const char *mha_study_score_text(int64_t score);
 
-/** The number of the score with this name, or -1. With `told`, and if random tokens were measured,
- * "induction" and "duplicate" select the scores on random tokens, in which words recur only because
- * the block is repeated. Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API int64_t mha_study_score_find(const mha_study_found *found, const char *name, bool told);
+/** The number of the score with this name, or -1. With prefer_random, and if random tokens were
+ * measured, "induction" and "duplicate" select the scores on random tokens, in which words recur
+ * only because the block is repeated. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_study_score_find(const mha_study_found *found, const char *name,
+                                     bool prefer_random);
 
 /** A score of a head; zeros if it was not measured. Memory none. Errors none. Threads any while no
  * measurement is in progress. Since 0.1 */
@@ -471,7 +472,7 @@ MHA_API MHA_NODISCARD mha_status mha_study_draw(mha_study *study);
  *
  *   texts [count]   visit [count], each may be NULL; visit NULL: none
  *
- * Memory, Errors  as those calls.   Threads  one.   Since  0.1
+ * Memory, Errors  as mha_study_text() and mha_study_draw().   Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_measure(mha_study *study, const mha_tokens *texts,
                                                    int64_t count,

@@ -155,8 +155,8 @@ typedef enum mha_truncation {
 /* mha_encode_options.flags */
 enum {
     MHA_ENCODE_NO_SPECIAL = 1 << 0, /* add no special tokens, such as [CLS] and [SEP] */
-    MHA_ENCODE_STOP = 1 << 1        /* stop at the first token beyond max_length, which alone is
-                                       dropped; without truncation it always stops there */
+    MHA_ENCODE_STOP = 1 << 1        /* stop at the first token beyond max_length and count only that
+                                       one as dropped; always so without truncation */
 };
 
 typedef struct mha_encode_options {
@@ -181,7 +181,7 @@ typedef struct mha_encoding {
     const uint8_t *special;     /* [count] 1 where sequence is -1. "[SEP]" written in a text becomes
                                    the same id but is not special. */
     int64_t dropped[2];         /* tokens truncated from the end of text and pair; with
-                                   MHA_ENCODE_STOP only those that were read */
+                                   MHA_ENCODE_STOP only those read */
     void *memory;               /* of all the arrays, for mha_encoding_free() */
 } mha_encoding;
 

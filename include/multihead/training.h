@@ -119,9 +119,9 @@ MHA_API void mha_trainer_destroy(mha_trainer *trainer);
  *          ranks up to twice that.
  * Errors   MHA_ERR_NULL, MHA_ERR_STRIDE, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM;
  *          MHA_ERR_ARGUMENT (also if all rows are ignored); MHA_ERR_SIZE (more tokens than the
- *          trainer was created for); MHA_ERR_NUMERIC (a weight of the batch is not finite; or the loss or
- *          gradient is not, because a parameter is not finite or the learning rate is too large:
- *          see the detail); MHA_ERR_UNSUPPORTED (last_hidden, outputs, after_layer); those of the
+ *          trainer was created for); MHA_ERR_NUMERIC (a weight of the batch is not finite; or the
+ *          loss or gradient is not, because a parameter is not finite or the learning rate is too
+ *          large: see the detail); MHA_ERR_UNSUPPORTED (last_hidden, outputs, after_layer); those of the
  *          transformer's calls and of the transport. Parameters, state and count of steps are then
  *          unchanged, except after MHA_ERR_RANK of a lost rank: some ranks may then have made the
  *          step.
@@ -139,7 +139,8 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_step(mha_trainer *trainer,
  *   logits out   a view [B,T,V] of the trainer's memory until its next call; NULL: not requested
  *   loss out     NULL: not requested, and batch->targets may be NULL
  *
- * Memory, Threads  as mha_trainer_step().   Errors  as that; MHA_ERR_NUMERIC for weights only.
+ * Memory, Threads  as mha_trainer_step().   Errors  as mha_trainer_step(), MHA_ERR_NUMERIC for
+ * weights only.
  * Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_trainer_evaluate(mha_trainer *trainer,

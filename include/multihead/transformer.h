@@ -13,8 +13,8 @@
  * x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX), or with one norm for both
  * (Cohere). The feed-forward layer is
  * W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
- * With ff_dim 0 a layer has no feed-forward part; it may also have routed experts
- * (mha_experts_desc). With a residual scale r, x = x + r f(norm(x)); with a logit scale l,
+ * With ff_dim 0 or MHA_LAYER_NO_FEED_FORWARD a layer has no feed-forward part; it may also have
+ * routed experts (mha_experts_desc). With a residual scale r, x = x + r f(norm(x)); with a logit scale l,
  * logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become c tanh(logits / c).
  *
  * One flat array holds every parameter, so an optimizer is a single loop; a table lists their
@@ -79,12 +79,13 @@ typedef enum mha_feed_forward {
     MHA_FEED_FORWARD_GELU_TANH = 3,  /* MHA_ACTIVATION_GELU_TANH (GPT-2) */
     MHA_FEED_FORWARD_GEGLU = 4,      /* gated, with GELU */
     MHA_FEED_FORWARD_GEGLU_TANH = 5, /* gated, with MHA_ACTIVATION_GELU_TANH (Gemma) */
+    MHA_FEED_FORWARD_RELU2 = 6,      /* MHA_ACTIVATION_RELU2 (Nemotron-H) */
     /* gated, (clip(W_up x, -7, 7) + 1) g sigmoid(1.702 g) with g = min(W_gate x, 7) (gpt-oss). Forward
      * calls and decoders only */
-    MHA_FEED_FORWARD_SWIGLU_CLAMPED = 6
+    MHA_FEED_FORWARD_SWIGLU_CLAMPED = 7
 } mha_feed_forward;
 #define MHA_FEED_FORWARD_NAMES \
-    "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "swiglu_clamped"
+    "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2", "swiglu_clamped"
 
 /* mha_transformer_desc.flags */
 enum {
@@ -94,7 +95,7 @@ enum {
     MHA_TRANSFORMER_BIAS = 1 << 3,           /* linear layers have biases, except the output */
     MHA_TRANSFORMER_CROSS = 1 << 4,          /* layers also attend to a memory */
     MHA_TRANSFORMER_TIED = 1 << 5,           /* W_out is the token embedding */
-    MHA_TRANSFORMER_NO_OUTPUT = 1 << 6,      /* the output is the last x, normed if pre-norm */
+    MHA_TRANSFORMER_NO_OUTPUT = 1 << 6,      /* the output is the last x, normalised if pre-norm */
     MHA_TRANSFORMER_QKV_BIAS = 1 << 7,       /* biases of q, k and v only (Qwen 2) */
     MHA_TRANSFORMER_OUT_BIAS = 1 << 8,       /* of W_o only */
     MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers only */
@@ -127,7 +128,10 @@ enum {
     /* With MHA_LAYER_QK_NORM: one norm spans the queries, or the keys, of all heads (OLMoE),
      * with a weight for each of their elements */
     MHA_LAYER_QK_NORM_ROW = 1 << 8,
-    MHA_LAYER_ROPE_EXACT_RAMP = 1 << 10 /* with YARN: the ends of the ramp of r are not rounded */
+    /* The layer has no feed-forward part, though ff_dim is not 0 (Nemotron-H). Also with a mixer
+     * other than attention */
+    MHA_LAYER_NO_FEED_FORWARD = 1 << 9,
+    MHA_LAYER_ROPE_EXACT_RAMP = 1 << 11 /* with YARN: the ends of the ramp of r are not rounded */
 };
 
 /* The mechanism that mixes the tokens of a layer. */
@@ -157,8 +161,8 @@ typedef enum mha_mixer {
      *   o       = mha_recurrent_forward(q, k, v) with scale 1 and skip D
      *   heads   = rms_norm(o * silu(W_g x)) o_norm     over all channels of a group, and then W_o
      *
-     * b is clipped to step_least .. step_most. Heads, sizes and requirements are those of a gated
-     * delta net. Forward calls and decoders only */
+     * b is clipped to step_least .. step_most, where its gradient is 0. Heads, sizes and requirements
+     * are those of a gated delta net */
     MHA_MIXER_STATE_SPACE = 3
 } mha_mixer;
 
@@ -434,6 +438,10 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
 
+/** Whether a layer has a feed-forward part, in a description from mha_transformer_describe(). Memory
+ * none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_transformer_feeds(const mha_transformer_desc *desc, int64_t layer);
+
 /** The number of heads of a layer, in a description from mha_transformer_describe(). Memory none.
  * Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer);
@@ -522,7 +530,7 @@ MHA_API float *mha_transformer_data(mha_transformer *transformer);
  *
  *   to [rows, columns] out, contiguous; a vector has one column
  *
- * Memory   none but the caller's.
+ * Memory   nothing is allocated.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (another transformer's parameter, no such rows).
  * Threads  any, while no thread changes the transformer.   Since  0.1
  */
@@ -660,8 +668,8 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
  *   cross_probabilities [L,B,H,T,S] out; or NULL
  *
  * Rows beyond a sequence's length are computed, but are meaningless. With activations NULL, for
- * inference, the call uses memory for two layers at a time and keeps nothing. after_layer then sees
- * its layer only, without the sum before a post-norm.
+ * inference, the call uses memory for two layers at a time and keeps nothing. after_layer then has
+ * views of its own layer only, without the sum before a post-norm.
  *
  * Memory   activations are overwritten; scratch from the context, including the activations of two
  *          layers if activations is NULL.

@@ -1,5 +1,5 @@
-# CPack runs this when the files of all packages lie in folders of their own and before they are packed:
-# CPACK_TEMPORARY_DIRECTORY/COMPONENT. Policy's files are added, and every date is the sources'.
+# CPack runs this before packing, when the files of each package are in CPACK_TEMPORARY_DIRECTORY/COMPONENT.
+# Adds the files that Debian's policy requires, and sets every date to that of the sources.
 if(NOT DEFINED ENV{SOURCE_DATE_EPOCH})
   message(FATAL_ERROR "set SOURCE_DATE_EPOCH, as script/packages does")
 endif()

@@ -1,5 +1,5 @@
-# CPack gives a package with shared libraries scripts that call ldconfig. The file `triggers` asks dpkg for
-# it, as policy wants: the scripts go, and dpkg-deb packs again.
+# CPack adds scripts that call ldconfig to packages with shared libraries. Debian's policy requires the file
+# `triggers` instead. Remove the scripts and repack with dpkg-deb.
 foreach(package ${CPACK_PACKAGE_FILES})
   set(root ${package}.root)
   execute_process(COMMAND dpkg-deb --raw-extract ${package} ${root} COMMAND_ERROR_IS_FATAL ANY)

@@ -194,11 +194,10 @@ static mha_status measure(head_run *f)
 static mha_status check_tokens(const char *name, int64_t first, int64_t count, int64_t tokens)
 {
     if (first >= 0 && count >= 1 && first < tokens && count <= tokens - first) return MHA_OK;
-    return mha_fail(
-        MHA_ERR_ARGUMENT,
-        "mha_head_attribution_desc: %s: %lld tokens from %lld on, expected at least one of "
-        "the %lld of the text",
-        name, (long long)count, (long long)first, (long long)tokens);
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "mha_head_attribution_desc: %s: %lld tokens from %lld on, expected at least "
+                    "one, among the %lld of the text",
+                    name, (long long)count, (long long)first, (long long)tokens);
 }
 
 static mha_status check(const head_run *f)

@@ -24,7 +24,7 @@ typedef struct logit_job {
     double *u; /* [E] */
     double *p; /* [max(H D, F)] W^T u for a part */
     mha_attribution out;
-    double sum; /* of the terms computed so far */
+    double sum; /* sum of the terms computed so far */
 } logit_job;
 
 static const float *row_of(const logit_job *job, const mha_tensor *x)
@@ -157,14 +157,13 @@ static mha_status walk(logit_job *job)
     mha_stream_view ends = {.struct_size = sizeof ends};
     MHA_TRY(mha_activations_stream(job->a, &ends));
     if (ends.embedded.ndim == 0)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "activations: the call began with a stream that was given, "
-                        "not with the embeddings of its tokens");
+        return mha_fail(MHA_ERR_ARGUMENT, "activations: the forward call began with input.stream, "
+                                          "not with the embeddings of its tokens");
     job->out.total = dot(job->u, row_of(job, &ends.normed), job->E);
     if (mhai_transformer_pre_norm(job->t))
         MHA_TRY(through_norm(job, -1, "norm", row_of(job, &ends.last)));
     for (int64_t i = d->num_layers - 1; i >= 0; i--) {
-        if (d->ff_dim > 0) MHA_TRY(walk_part(job, i, MHA_PART_FEED_FORWARD));
+        if (mha_transformer_feeds(d, i)) MHA_TRY(walk_part(job, i, MHA_PART_FEED_FORWARD));
         if (d->flags & MHA_TRANSFORMER_CROSS) MHA_TRY(walk_part(job, i, MHA_PART_CROSS_ATTENTION));
         MHA_TRY(walk_part(job, i, MHA_PART_SELF_ATTENTION));
     }
@@ -190,19 +189,18 @@ static mha_status check_target(const mha_transformer *t, const mha_activations *
                         (long long)target->position, (long long)target->batch, (long long)a->B,
                         (long long)a->T);
     if (d->flags & MHA_TRANSFORMER_BRANCH_NORM)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "attribution to logits does not go through norms on "
-                                             "what a block adds (MHA_TRANSFORMER_BRANCH_NORM)");
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "logit attribution does not support branch norms (MHA_TRANSFORMER_BRANCH_NORM)");
     if (target->direction) return MHA_OK;
     if (d->flags & MHA_TRANSFORMER_NO_OUTPUT)
-        return mha_fail(MHA_ERR_ARGUMENT, "target: this transformer has no output, give a "
-                                          "direction");
+        return mha_fail(MHA_ERR_ARGUMENT, "target: this transformer has no output; set direction");
     if (target->token < 0 || target->token >= d->vocab_size || target->against < -1 ||
         target->against >= d->vocab_size)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "target: token %lld against %lld, expected 0..%lld against -1 or one of "
-                        "them",
-                        (long long)target->token, (long long)target->against,
-                        (long long)d->vocab_size - 1);
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "target: token is %lld, against is %lld; expected 0..%lld, and -1 or another token",
+            (long long)target->token, (long long)target->against, (long long)d->vocab_size - 1);
     return MHA_OK;
 }
 

@@ -95,7 +95,7 @@ static mha_status check_maps(const map_job *job, const mha_tensor *weight)
                                   (int64_t[]){B, w->H, -1, S}));
         MHA_TRY(mhai_tensor_check_last("probabilities", probabilities));
     } else if (out->heads || out->layer) {
-        return mha_fail(MHA_ERR_NULL, "probabilities: is NULL, a map of them is wanted");
+        return mha_fail(MHA_ERR_NULL, "probabilities: is NULL; heads and layer require it");
     }
     const int64_t T = probabilities ? probabilities->shape[2] : 0;
     const bool in_place = same_view(out->heads, probabilities);

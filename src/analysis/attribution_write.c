@@ -66,9 +66,10 @@ mha_status mhai_attribution_check(const mha_transformer *t, const mha_activation
 {
     MHAI_NEED_AS("attribution", "transformer, activations", t, a);
     if (a->transformer != t)
-        return mha_fail(MHA_ERR_ARGUMENT, "activations: made for another transformer");
+        return mha_fail(MHA_ERR_ARGUMENT, "activations: created for another transformer");
     if (part != MHA_PART_SELF_ATTENTION && part != MHA_PART_CROSS_ATTENTION)
-        return mha_fail(MHA_ERR_ARGUMENT, "part %d is no attention", (int)part);
+        return mha_fail(MHA_ERR_ARGUMENT, "part is %d, expected self-attention or cross-attention",
+                        (int)part);
     return MHA_OK;
 }
 

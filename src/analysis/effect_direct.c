@@ -13,7 +13,7 @@
 typedef struct direct_job {
     const mhai_effect_run *r;
     const mha_effect_text *text;
-    float *heads, *end; /* for the current text */
+    float *heads, *end; /* arrays for the current text */
     double *mean;       /* [E] the mean row of W_out */
     mha_tensor scale;   /* the final norm's weight; ndim 0: no norm */
     double *u;          /* [terms E] */
@@ -133,8 +133,8 @@ static mha_status run(mhai_effect_run *r, double *direct)
     direct_job job = {.r = r};
     if (r->d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM))
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_effect_direct: norms follow the blocks of this model, so that no head "
-                        "writes to its final stream directly");
+                        "mha_effect_direct: norms follow the blocks of this model, so no head "
+                        "writes directly to its final stream");
     MHA_TRY(mhai_effect_floats(r, r->d->num_layers * r->rows, r->heads, &job.heads));
     MHA_TRY(mhai_effect_floats(r, r->rows, r->d->embed_dim, &job.end));
     MHA_TRY(mha_scratch_alloc(r->context, r->d->embed_dim, sizeof(double), &job.mean));

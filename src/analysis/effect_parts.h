@@ -35,7 +35,7 @@ typedef struct mhai_effect_run {
     mha_head_patch *patches; /* [6 L H] patches of the current pass, and their values */
     mha_tensor *values;
     int64_t patch_count;
-    mhai_effect_kept kept; /* of the current pass */
+    mhai_effect_kept kept; /* data of the current pass */
     int64_t done, total;
 } mhai_effect_run;
 

@@ -13,7 +13,7 @@ typedef struct patching_job {
     mha_patching desc;
     mha_effect_text from;
     bool path;
-    float *stream, *heads, *qkv; /* of the patched prompt */
+    float *stream, *heads, *qkv; /* data of the patched prompt */
     float *from_heads, *from_qkv;
     float *received; /* inputs of the receivers after the sender, in the layout of qkv */
     double *to_values, *values;
@@ -78,7 +78,7 @@ static mha_status check_receivers(const mhai_effect_run *r, const patching_job *
             x->layer >= r->d->num_layers || x->head < 0 ||
             x->head >= count_of(r, x->part, x->layer))
             return mha_fail(MHA_ERR_ARGUMENT,
-                            "receivers[%lld]: layer %lld, head %lld, part %d: there is none such "
+                            "receivers[%lld]: layer %lld, head %lld, part %d: no such receiver "
                             "(parts are queries, keys and values)",
                             (long long)k, (long long)x->layer, (long long)x->head, (int)x->part);
     }
@@ -90,7 +90,8 @@ static mha_status check(const mhai_effect_run *r, patching_job *job)
     const mha_patching *desc = &job->desc;
     if ((unsigned)desc->part > MHA_PATCH_VALUE || (job->path && desc->part != MHA_PATCH_OUTPUT))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_patching: part %d%s", (int)desc->part,
-                        job->path ? ": senders give out MHA_PATCH_OUTPUT" : " is unknown");
+                        job->path ? ", expected MHA_PATCH_OUTPUT for path patching"
+                                  : " is unknown");
     MHA_TRY(check_receivers(r, job));
     MHA_TRY(mhai_tensor_check("from", desc->from, MHA_I32, 2, r->texts[0].tokens->shape));
     job->from = r->texts[0];

@@ -71,7 +71,7 @@ static mha_status check_data(const mhai_effect_run *r)
     if (!r->data.text) return mha_fail(MHA_ERR_NULL, "mha_effect_data: text is NULL");
     if (r->d->flags & (MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS))
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "effects are measured on what a model predicts: this one has %s",
+                        "effects require a model that predicts the next token: this one has %s",
                         r->d->flags & MHA_TRANSFORMER_CROSS ? "cross-attention" : "no output");
     return MHA_OK;
 }
@@ -218,8 +218,8 @@ mha_status mha_effect_loss(const int32_t *tokens, int64_t first, int64_t end, do
     MHAI_NEED("mha_effect_loss", tokens, terms);
     if (first < 1 || end <= first || !isfinite(factor))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_effect_loss: tokens %lld..%lld and factor %g; the first token is "
-                        "predicted by none, at least one is expected, and a finite factor",
+                        "mha_effect_loss: tokens %lld..%lld and factor %g; expected at least one "
+                        "token after the first, and a finite factor",
                         (long long)first, (long long)end - 1, factor);
     for (int64_t i = first; i < end; i++)
         terms[i - first] = (mha_effect_term){.factor = -factor / (double)(end - first),
@@ -244,12 +244,14 @@ mha_status mhai_effect_read_ablation(mhai_effect_run *r, const mha_ablation_desc
         return mha_fail(MHA_ERR_ARGUMENT, "mha_ablation_desc: kind %d is unknown",
                         (int)r->desc.kind);
     if (r->desc.kind == MHA_ABLATION_RESAMPLE && r->data.texts < 2)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_ablation_desc: resample takes heads from another "
-                                          "text, and there is only one");
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_ablation_desc: resample takes outputs from another text, but there is only one");
     if (r->desc.kind != MHA_ABLATION_MEAN) return MHA_OK;
     if (!r->desc.means)
-        return mha_fail(MHA_ERR_NULL, "mha_ablation_desc: mean ablation needs means, of "
-                                      "mha_effect_means()");
+        return mha_fail(
+            MHA_ERR_NULL,
+            "mha_ablation_desc: mean ablation requires means; mha_effect_means() computes them");
     return mhai_nn_matrix("means", r->desc.means, r->d->num_layers,
                           mha_transformer_heads_width(r->d));
 }

@@ -388,7 +388,8 @@ mha_status mha_head_corpus_merge_layers(mha_head_corpus *c, const mha_head_corpu
     MHAI_NEED_AS("mha_head_corpus_merge_layers", "corpus, from", c, from);
     if (c->texts != from->texts)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_corpus_merge_layers: of %lld and %lld texts; expected the same",
+                        "mha_head_corpus_merge_layers: the objects have %lld and %lld texts; "
+                        "expected equal numbers",
                         (long long)c->texts, (long long)from->texts);
     return merge(c, from);
 }

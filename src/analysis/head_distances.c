@@ -69,7 +69,7 @@ static void heads_of_pair(const mha_head_distances *d, int64_t n, int64_t *g, in
     *h = *g + n;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and destruction ---------------------------------------------------------------- */
 
 static const double *gram_of(const mha_head_distances *d, int64_t pair)
 {

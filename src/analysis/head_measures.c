@@ -17,7 +17,7 @@
 
 enum { FARTHEST_OFFSET = 8, MOST_OFFSETS = 64, NEAR_TOKENS = 2, MOST_NEAR = 1024, RARE_RANK = 500 };
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and destruction ---------------------------------------------------------------- */
 
 static int64_t heads_of(const mha_head_measures *m)
 {
@@ -294,9 +294,10 @@ mha_status mha_head_measures_end(mha_head_measures *m)
     m->texts++;
     m->layer = m->inputs_layer = m->signed_layer = -1;
     if (layer >= 0)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_measures_end: layer %lld got %lld of %lld rows and is left out",
-                        (long long)layer, (long long)row, (long long)rows);
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_head_measures_end: layer %lld received %lld of %lld rows and is excluded",
+            (long long)layer, (long long)row, (long long)rows);
     return MHA_OK;
 }
 
@@ -492,7 +493,8 @@ mha_status mha_head_measures_merge_layers(mha_head_measures *m, const mha_head_m
     MHAI_NEED_AS("mha_head_measures_merge_layers", "measures, from", m, from);
     if (m->texts != from->texts)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_measures_merge_layers: of %lld and %lld texts; expected the same",
+                        "mha_head_measures_merge_layers: the objects have %lld and %lld texts; "
+                        "expected equal numbers",
                         (long long)m->texts, (long long)from->texts);
     return merge(m, from, 0);
 }
@@ -549,17 +551,18 @@ static mha_status report_fault(const row_job *job, int64_t row)
         const int64_t r = (job->fault[h] - 1) / p->shape[2], j = (job->fault[h] - 1) % p->shape[2];
         read_row(p, h, r, job->row);
         const double a = job->row[j];
-        return mha_fail(MHA_ERR_NUMERIC, "head %lld, row %lld: %s (weight %g of key %lld)",
-                        (long long)h, (long long)(row + r),
-                        job->signs && !isfinite(a) ? "a weight of a signed map is not finite"
-                        : !job->signs && (!(a >= 0) || !isfinite(a))
-                            ? "a weight is negative or not finite; are "
-                              "these scores before softmax?"
-                        : !job->facts[r].visible[j] ? "the text or the layer's window says that "
-                                                      "this key is not seen; is it causal?"
-                                                    : "weights sum to more than 1; are these "
-                                                      "scores before softmax?",
-                        a, (long long)j);
+        return mha_fail(
+            MHA_ERR_NUMERIC, "head %lld, row %lld: %s (weight %g of key %lld)", (long long)h,
+            (long long)(row + r),
+            job->signs && !isfinite(a) ? "a weight of a signed map is not finite"
+            : !job->signs && (!(a >= 0) || !isfinite(a))
+                ? "a weight is negative or not finite; are "
+                  "these scores before softmax?"
+            : !job->facts[r].visible[j]
+                ? "the text's description or the layer's window hides this key; is the text causal?"
+                : "weights sum to more than 1; are these "
+                  "scores before softmax?",
+            a, (long long)j);
     }
     return MHA_OK;
 }

@@ -183,7 +183,7 @@ static mha_status check_bytes(mhai_state_io *io, const uint8_t *bytes, size_t si
     if (head[2] % 8 != 0 || head[2] < 8 * (HEAD_WORDS + 1) || head[2] > size ||
         (!used && head[2] != size))
         return mha_fail(MHA_ERR_FORMAT,
-                        "state of heads: %zu bytes of %llu: it is cut off or longer", size,
+                        "state of heads: has %zu bytes, expected %llu: truncated or too long", size,
                         (unsigned long long)head[2]);
     io->count = (int64_t)(head[2] / 8);
     io->at = 0;
@@ -194,7 +194,7 @@ static mha_status check_bytes(mhai_state_io *io, const uint8_t *bytes, size_t si
     mhai_state_word(io, &word);
     if (check != word)
         return mha_fail(MHA_ERR_FORMAT,
-                        "state of heads: its check does not fit its content: it was altered");
+                        "state of heads: the checksum does not match: the data are corrupt");
     if (used) *used = (size_t)head[2];
     io->count--;
     io->at = HEAD_WORDS;
@@ -249,9 +249,9 @@ static mha_status read_desc(mhai_state_io *io, mha_context *context, described *
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "state of heads: has %lld scores, this library %d; measure again",
                         (long long)d->scores, (int)MHA_MEASURES);
-    if (d->desc.rare_rank == 0) mhai_state_fail(io, "has no rank of rare tokens");
+    if (d->desc.rare_rank == 0) mhai_state_fail(io, "lacks the rank of rare tokens");
     if (d->desc.layers > io->count - io->at || d->desc.relations > io->count - io->at)
-        mhai_state_fail(io, "mentions more than is there");
+        mhai_state_fail(io, "exceeds the data");
     MHA_TRY(io->status);
     MHA_TRY(mha_scratch_alloc(context, d->desc.layers, sizeof *d->each, &memory));
     d->desc.heads = d->each = memory;
@@ -267,7 +267,7 @@ static mha_status read_desc(mhai_state_io *io, mha_context *context, described *
 static mha_status too_short(mhai_state_io *io)
 {
     io->what = "the description";
-    mhai_state_fail(io, "mentions more than is there");
+    mhai_state_fail(io, "exceeds the data");
     return io->status;
 }
 
@@ -303,7 +303,7 @@ static mha_status read_all(mhai_state_io *io, mha_context *context, mha_head_mea
     MHA_TRY(io->status);
     if (d.corpus) MHA_TRY(read_corpus(io, context, &d, *m, corpus));
     io->what = "the end";
-    if (io->at != io->count) mhai_state_fail(io, "comes before the last byte");
+    if (io->at != io->count) mhai_state_fail(io, "ends before the last byte");
     return io->status;
 }
 

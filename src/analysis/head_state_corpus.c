@@ -39,7 +39,7 @@ static void put_histogram(mhai_state_io *io, mhai_corpus_score *s)
     mhai_state_real(io, &s->largest);
     if (!io->from) return;
     for (int i = 0; i < MHA_HEAD_CORPUS_BINS; i++) rows += s->bin[i];
-    if (rows != s->binned) mhai_state_fail(io, "does not add up");
+    if (rows != s->binned) mhai_state_fail(io, "does not sum to its number of rows");
     if (s->binned > 0 ? s->smallest > s->largest : s->smallest != 0 || s->largest != 0)
         mhai_state_fail(io, "has its largest row below its smallest");
 }
@@ -55,7 +55,7 @@ static void put_places(mhai_state_io *io, mha_head_place *place, int64_t *held, 
         mhai_state_number(io, &place[i].key, -1, MHAI_COUNT_MOST);
         mhai_state_real(io, &place[i].value);
         if (io->from && i > 0 && mhai_corpus_comes_first(&place[i], &place[i - 1], side))
-            mhai_state_fail(io, "is not in its order");
+            mhai_state_fail(io, "is not sorted");
     }
 }
 

@@ -105,5 +105,5 @@ void mhai_state_sum(mhai_state_io *io, mhai_exact *sum, int64_t rows, mha_measur
     const double least = kind == MHA_KIND_CORRELATION ? -1.01 : -0.01;
     const double value = mhai_exact_value(sum);
     if (!(value >= least * (double)rows && value <= most * (double)rows))
-        mhai_state_fail(io, "is no sum of so many rows");
+        mhai_state_fail(io, "is not a possible sum of that many rows");
 }

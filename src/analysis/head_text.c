@@ -23,15 +23,15 @@ static mha_status check_flags(const mha_heads_text *x)
                         (unsigned)(x->flags & ~known));
     if (x->flags & MHA_HEADS_CROSS &&
         x->flags & (MHA_HEADS_CAUSAL | MHA_HEADS_WINDOW | MHA_HEADS_QUERY_PREDICTS))
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_heads_text: across texts there are no positions; "
-                                          "clear causal, window and query_predicts");
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_heads_text: MHA_HEADS_CROSS has no positions; clear "
+                                          "causal, window and query_predicts");
     if (!(x->flags & MHA_HEADS_WINDOW) && (x->left_keys || x->right_keys || x->sink_keys))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_heads_text: left_keys, right_keys and sink_keys "
-                                          "need the flag MHA_HEADS_WINDOW");
+                                          "require the flag MHA_HEADS_WINDOW");
     if (x->left_keys < -1 || x->right_keys < -1 || x->sink_keys < 0)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_heads_text: left_keys %lld, right_keys %lld, sink_keys %lld; a number "
-                        "of keys is >= 0, or -1 for an open side",
+                        "mha_heads_text: left_keys %lld, right_keys %lld, sink_keys %lld; expected "
+                        "numbers of keys >= 0, or -1 for no limit",
                         (long long)x->left_keys, (long long)x->right_keys, (long long)x->sink_keys);
     return MHA_OK;
 }

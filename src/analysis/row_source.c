@@ -153,7 +153,7 @@ static mha_attention_desc cut_desc(const row_source *x, const row_sequence *seq,
     return desc;
 }
 
-/* ---- visiting ------------------------------------------------------------------------------ */
+/* ---- visiting rows ------------------------------------------------------------------------- */
 
 static mha_status visit_block(const row_source *x, const row_sequence *seq, int64_t row,
                               int64_t rows, float *memory)

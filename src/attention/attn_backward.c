@@ -27,8 +27,8 @@ static mha_status check_wanted(const mhai_attn_problem *p, const char *name,
 {
     if (!given) return MHA_OK;
     if (!input)
-        return mha_fail(MHA_ERR_ARGUMENT, "%s: the descriptor has no %s to take a gradient of",
-                        name, input_name);
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: is requested, but the descriptor has no %s", name,
+                        input_name);
     mha_tensor tensor = *given;
     if (!p->need_data && !tensor.data) tensor.data = &nothing;
     MHA_TRY(mhai_tensor_check(name, &tensor, MHA_F32, input->ndim, input->shape));
@@ -159,7 +159,8 @@ static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *l
     const mhai_attn_problem *p = &x->p;
     const int64_t shape[] = {p->q.shape[0], p->H, p->q.shape[2], p->Dv};
     if (need_data && (!o || !lse))
-        return mha_fail(MHA_ERR_NULL, "%s: is NULL, the backward needs what the forward gave",
+        return mha_fail(MHA_ERR_NULL,
+                        "%s: is NULL; the backward pass requires it from the forward pass",
                         o ? "lse" : "o");
     if (!o_gradient) return need_data ? mha_fail(MHA_ERR_NULL, "o_gradient: is NULL") : MHA_OK;
     x->o_gradient = *o_gradient;
@@ -204,7 +205,7 @@ static mha_status check(const mha_attention_backward_call *a, const mhai_attn_pa
                              offsetof(mha_attention_desc, left_keys), a->attention));
     if (x->p.compute != MHA_COMPUTE_F32)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "compute %s has no backward; use MHA_COMPUTE_F32 in both directions",
+                        "compute %s has no backward pass; use MHA_COMPUTE_F32 in both directions",
                         mha_compute_name(x->p.compute));
     MHA_TRY(check_size(&x->p));
     MHA_TRY(check_forward_results(a->o, a->lse, a->o_gradient, need_data, x));
@@ -492,8 +493,8 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_back
     return status;
 }
 
-/* Flops per pair. Each walk recomputes the score and dO v. The tiled path adds the sums of
- * parameters in the walk for dq, even if that walk also computes dk and dv. */
+/* Flops per pair. Each pass over the pairs recomputes the score and dO v. The tiled path adds the
+ * sums of parameters in the pass for dq, even if that pass also computes dk and dv. */
 static double flops_of_pair(const mhai_backward_plan *plan)
 {
     const mhai_backward_problem *x = &plan->x;

@@ -18,13 +18,13 @@ const char *mhai_bf16_refuses(const mha_context *context, const mhai_attn_proble
     const int count = mhai_attn_list_outputs(p, outputs);
     (void)context;
     if (p->uses & (MHAI_USES(shaw_keys) | MHAI_USES(shaw_values)))
-        return "compute bf16 does not go with Shaw's relative positions";
-    if (p->uses & ~takes) return "compute bf16 does not go with an input of the descriptor";
+        return "compute bf16 does not support Shaw's relative positions";
+    if (p->uses & ~takes) return "compute bf16 does not support an input of the descriptor";
     for (int i = 0; i < count; i++)
         if (outputs[i].tensor != &p->o && outputs[i].tensor != &p->lse)
-            return "compute bf16 has no outputs but o and lse";
+            return "compute bf16 supports no outputs except o and lse";
     if (p->D > MHA_TILED_MAX_HEAD_DIM || p->Dv > MHA_TILED_MAX_HEAD_DIM)
-        return "compute bf16 takes head sizes up to 256";
+        return "compute bf16 supports head sizes up to 256";
     return NULL;
 }
 
@@ -90,8 +90,8 @@ mha_status mhai_bf16_plan(const mha_context *context, mhai_attn_plan *plan)
         mhai_attn_strip_rows(&plan->p, plan->tiling.chunk_rows, plan->kernels->tile_rows);
     plan->account.reason =
         mhai_kernels_have_pairs(plan->kernels)
-            ? "bf16 arithmetic was asked for: the tiled path with products of pairs (VDPBF16PS)"
-            : "bf16 arithmetic was asked for: the tiled path on numbers rounded to bf16; this "
-              "instruction set has no products of bf16, so that f32 is as fast";
+            ? "bf16 arithmetic was requested: the tiled path with products of pairs (VDPBF16PS)"
+            : "bf16 arithmetic was requested: the tiled path on numbers rounded to bf16; this "
+              "instruction set has no products of bf16, so f32 is as fast";
     return MHA_OK;
 }

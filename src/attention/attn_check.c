@@ -35,9 +35,9 @@ mha_status mhai_attn_check_starts(const char *name, const int64_t *starts, int64
                         (long long)starts[0], (long long)starts[sequences], (long long)rows);
     for (int64_t b = 0; b < sequences; b++) {
         if (starts[b + 1] < starts[b] || starts[b + 1] > rows)
-            return mha_fail(MHA_ERR_ARGUMENT, "%s: entry %lld is %lld after %lld, it must not fall",
-                            name, (long long)(b + 1), (long long)starts[b + 1],
-                            (long long)starts[b]);
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "%s: entry %lld is %lld after %lld; entries must not decrease", name,
+                            (long long)(b + 1), (long long)starts[b + 1], (long long)starts[b]);
         *longest = mhai_max_i64(*longest, starts[b + 1] - starts[b]);
     }
     return MHA_OK;
@@ -48,13 +48,13 @@ static mha_status check_ragged(const mha_attention_desc *desc, mhai_attn_problem
 {
     if (!desc->query_starts && !desc->key_starts && desc->sequences == 0) return MHA_OK;
     if (!desc->query_starts || !desc->key_starts || desc->sequences < 1)
-        return mha_fail(MHA_ERR_ARGUMENT, "a ragged batch needs query_starts, key_starts and "
-                                          "sequences >= 1, all three");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "a ragged batch requires query_starts, key_starts and sequences >= 1");
     if (p->B != 1)
-        return mha_fail(MHA_ERR_SHAPE, "q: dim 0 is %lld, a ragged batch is packed into 1",
+        return mha_fail(MHA_ERR_SHAPE, "q: dim 0 is %lld, expected 1 for a ragged batch",
                         (long long)p->B);
     if (desc->keep_blocks)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "keep_blocks does not go with a ragged batch");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "keep_blocks is not supported with a ragged batch");
     MHA_TRY(
         mhai_attn_check_starts("query_starts", desc->query_starts, desc->sequences, p->T, &p->T));
     MHA_TRY(mhai_attn_check_starts("key_starts", desc->key_starts, desc->sequences, p->S, &p->S));
@@ -90,11 +90,11 @@ static mha_status check_window(const mha_attention_desc *desc, mhai_attn_problem
     if (!p->window && (desc->left_keys || desc->right_keys || desc->sink_keys ||
                        desc->global_keys || desc->global_queries))
         return mha_fail(MHA_ERR_ARGUMENT, "left_keys, right_keys, sink_keys, global_keys and "
-                                          "global_queries need the flag MHA_ATTENTION_WINDOW");
+                                          "global_queries require the flag MHA_ATTENTION_WINDOW");
     if (desc->left_keys < -1 || desc->right_keys < -1 || desc->sink_keys < 0)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "window: left_keys %lld, right_keys %lld, sink_keys %lld; a number of keys "
-                        "is >= 0, or -1 for an open side",
+                        "window: left_keys %lld, right_keys %lld, sink_keys %lld; expected numbers "
+                        "of keys >= 0, or -1 for no limit",
                         (long long)desc->left_keys, (long long)desc->right_keys,
                         (long long)desc->sink_keys);
     if (p->causal && desc->right_keys > 0)
@@ -113,8 +113,7 @@ static mha_status check_blocks(const mha_attention_desc *desc, mhai_attn_problem
     p->block_keys = desc->block_keys;
     if (!desc->keep_blocks && (desc->block_queries || desc->block_keys))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "block_queries %lld and block_keys %lld have no meaning without "
-                        "keep_blocks",
+                        "block_queries %lld and block_keys %lld require keep_blocks",
                         (long long)desc->block_queries, (long long)desc->block_keys);
     if (desc->keep_blocks && (desc->block_queries < 1 || desc->block_keys < 1))
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -235,14 +234,14 @@ static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
     p->t5_one_sided = desc->flags & MHA_ATTENTION_T5_ONE_SIDED;
     p->t5_max_distance = desc->t5_max_distance ? desc->t5_max_distance : 128;
     if (!desc->t5_table && (desc->t5_max_distance || p->t5_one_sided))
-        return mha_fail(MHA_ERR_ARGUMENT, "t5_max_distance and MHA_ATTENTION_T5_ONE_SIDED have no "
-                                          "meaning without t5_table");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "t5_max_distance and MHA_ATTENTION_T5_ONE_SIDED require t5_table");
     if (!desc->t5_table) return MHA_OK;
     int64_t buckets = p->t5_table.shape[0], exact = buckets / (p->t5_one_sided ? 2 : 4);
     if (exact < 1 || (!p->t5_one_sided && buckets % 2 != 0))
         return mha_fail(MHA_ERR_SHAPE,
-                        "t5_table: %lld buckets; two-sided needs an even number of at least 4, "
-                        "one-sided at least 2",
+                        "t5_table: %lld buckets; expected an even number of at least 4 if "
+                        "two-sided, at least 2 if one-sided",
                         (long long)buckets);
     if (p->t5_max_distance <= exact)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -319,9 +318,8 @@ static mha_status check_offset(const mha_attention_desc *desc, const mha_attenti
     const bool read = p->uses & MHAI_POSITIONS || wanted->diagonal || wanted->offset_mass;
     if (!read && (desc->q_offset != 0 || desc->q_offsets))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_attention_desc: a q_offset has no meaning without causal, window, "
-                        "ALiBi, T5, Shaw, or the outputs diagonal and offset_mass; set the flag "
-                        "MHA_ATTENTION_CAUSAL");
+                        "mha_attention_desc: q_offset requires causal, window, ALiBi, T5, Shaw, or "
+                        "the outputs diagonal and offset_mass; set the flag MHA_ATTENTION_CAUSAL");
     if (desc->q_offset != 0 && desc->q_offsets)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_attention_desc: set q_offset or q_offsets, not both");
@@ -385,7 +383,7 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
                         "mha_attention_desc: compute is %d (%s), expected 0 (f32) or 2 (bf16)",
                         (int)desc->compute, mha_compute_name(desc->compute));
     if (desc->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_desc: reserved %u is unknown",
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_desc: reserved is %u, expected 0",
                         (unsigned)desc->reserved);
     p->asked = desc->path;
     p->compute = desc->compute;

@@ -37,7 +37,7 @@ MHA_NODISCARD mha_status mhai_attn_fold_begin(mha_context *context, const mhai_a
  * blocks. */
 void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys);
 
-/* Set the keys of the walk's problem. Must be called before a stretch of them is processed. */
+/* Set the keys of the problem. Must be called before a stretch of them is processed. */
 void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys);
 
 /* Add a stretch whose passes are complete (attn_split.h). Call in the order of keys. */

@@ -61,7 +61,7 @@ static mha_status check(const mha_attention_part *parts, int64_t count, const mh
                         const mha_tensor *lse, int64_t *rows)
 {
     if (count < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "count is %lld, a number of parts cannot be negative",
+        return mha_fail(MHA_ERR_ARGUMENT, "count is %lld, expected 0 or more parts",
                         (long long)count);
     if (count > 0 && !parts) return mha_fail(MHA_ERR_NULL, "parts: is NULL, count is not 0");
     MHA_TRY(mhai_tensor_check("o", o, MHA_F32, 4, NULL));

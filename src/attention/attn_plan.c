@@ -14,14 +14,14 @@ static const mhai_attn_backend backends[] = {
     {.path = MHA_PATH_TILED,
      .compute = MHA_COMPUTE_BF16,
      .refuses = mhai_bf16_refuses,
-     .instead = "use compute f32, or leave it out",
+     .instead = "use compute f32, or omit it",
      .plan = mhai_bf16_plan,
      .run = mhai_bf16_run},
     {.path = MHA_PATH_TILED,
      .compute = MHA_COMPUTE_F32,
      .reason = MHAI_TILED_REASON,
      .refuses = mhai_tiled_refuses,
-     .instead = "ask for path plain, or clear MHA_ATTENTION_STRICT",
+     .instead = "request path plain, or clear MHA_ATTENTION_STRICT",
      .plan = mhai_tiled_plan,
      .run = mhai_tiled_run,
      .plan_backward = mhai_tiled_plan_backward,
@@ -46,7 +46,7 @@ mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem 
         const char *why = row->refuses ? row->refuses(context, p) : NULL;
         if (!why) {
             *backend = row;
-            *reason = p->asked == MHA_PATH_PLAIN ? "plain was asked for"
+            *reason = p->asked == MHA_PATH_PLAIN ? "plain was requested"
                       : refusal                  ? refusal
                                                  : row->reason;
             return MHA_OK;

@@ -40,8 +40,8 @@ static mha_status check_range(const mhai_attn_places *places, int64_t B, int64_t
             int64_t position = mhai_attn_position_at(places, b, t);
             if (position < 0 || position >= rows)
                 return mha_fail(MHA_ERR_ARGUMENT,
-                                "positions: token %lld of sequence %lld stands at %lld, the table "
-                                "has rows for 0 to %lld",
+                                "positions: token %lld of sequence %lld is at position %lld, the "
+                                "table has rows for 0 to %lld",
                                 (long long)t, (long long)b, (long long)position,
                                 (long long)rows - 1);
         }
@@ -55,7 +55,7 @@ mha_status mhai_attn_position_check(const mha_positions *given, int64_t B, int64
     if (given) {
         if ((given->start != 0) + (given->starts != NULL) + (given->ids != NULL) > 1)
             return mha_fail(MHA_ERR_ARGUMENT,
-                            "mha_positions: set one of start, starts and ids, not several");
+                            "mha_positions: set at most one of start, starts and ids");
         places->start = given->start;
         places->starts = given->starts;
         if (given->ids) MHA_TRY(check_ids(given->ids, B, T, places));
@@ -201,8 +201,8 @@ mha_status mha_t5_bucket(int64_t relative, int64_t buckets, int64_t max_distance
     const int64_t exact = buckets / (one_sided ? 2 : 4);
     if (exact < 1 || (!one_sided && buckets % 2 != 0))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "buckets is %lld; two-sided needs an even number of at least 4, one-sided "
-                        "at least 2",
+                        "buckets is %lld; expected an even number of at least 4 if two-sided, at "
+                        "least 2 if one-sided",
                         (long long)buckets);
     if (max_distance <= exact)
         return mha_fail(MHA_ERR_ARGUMENT,

@@ -201,11 +201,11 @@ static mha_status check_tables(const mha_rope_desc *desc, rope_job *job, int64_t
     *rows = -1;
     if (!cosines && !sines) return MHA_OK;
     if (!cosines || !sines)
-        return mha_fail(MHA_ERR_NULL, "mha_rope_desc: %s is NULL, set both tables or none",
+        return mha_fail(MHA_ERR_NULL, "mha_rope_desc: %s is NULL; set both tables or neither",
                         cosines ? "sin_table" : "cos_table");
     if (desc->base != 0 || desc->factor != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_rope_desc: base and factor have no meaning with tables, leave them 0");
+                        "mha_rope_desc: tables replace base and factor; set both to 0");
     MHA_TRY(check_table("cos_table", cosines, job, job->cos_stride));
     MHA_TRY(check_table("sin_table", sines, job, job->sin_stride));
     if (cosines->ndim != sines->ndim)
@@ -218,9 +218,8 @@ static mha_status check_tables(const mha_rope_desc *desc, rope_job *job, int64_t
                             (long long)cosines->shape[0], (long long)sines->shape[0]);
         *rows = cosines->shape[0];
     } else if (desc->positions.start != 0 || desc->positions.starts || desc->positions.ids) {
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_rope_desc: tables of 3 dimensions have a row for each token, leave "
-                        "positions alone");
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_rope_desc: tables of 3 dimensions have a row for "
+                                          "each token; leave positions zero");
     }
     job->cosines = cosines->data;
     job->sines = sines->data;

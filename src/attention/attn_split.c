@@ -10,7 +10,7 @@
  *
  * Maxima are exact, so the result is bit-identical to that of one thread. If an element is not
  * finite, the general path recomputes the whole problem. Ranks run the same passes, each over its
- * own stretches of keys (src/distributed/decode.c). */
+ * own key blocks (src/distributed/decode.c). */
 #include "attention/attn_split.h"
 
 #include "base/checked.h"

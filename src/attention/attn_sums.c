@@ -217,7 +217,7 @@ static void run_columns(void *argument, int64_t item, int worker)
     end_head(&x, &w);
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
+/* ---- both outputs ---------------------------------------------------------------------------- */
 
 mha_status mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
                               const mhai_attn_kept *kept)

@@ -266,7 +266,7 @@ static const char *reason_of(const mhai_attn_plan *plan, bool in_place)
         return MHAI_TILED_REASON
             "; the keys are one block, so each strip of rows is finished at once";
     if (mhai_attn_passes(&plan->p, true, plan->tiling.scored_rows > 0) > 0)
-        return MHAI_TILED_REASON "; outputs on request take further passes over its scores";
+        return MHAI_TILED_REASON "; optional outputs take further passes over the scores";
     if (in_place)
         return MHAI_TILED_REASON "; with so few queries it reads finite keys and values in place";
     return plan->account.reason;

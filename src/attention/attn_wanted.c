@@ -45,7 +45,7 @@ static mha_status check_list(const char *name, const int64_t *list, int64_t coun
                              int64_t *chosen)
 {
     if (count < 0 || (!list && count != 0))
-        return mha_fail(MHA_ERR_ARGUMENT, "%s: %s with a count of %lld; NULL and 0 choose all",
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: %s with a count of %lld; NULL and 0 select all",
                         name, list ? "a list" : "NULL", (long long)count);
     *chosen = list ? count : most;
     for (int64_t i = 0; i < count; i++)
@@ -62,8 +62,8 @@ static mha_status check_lists(const mha_attention_outputs *given, const mhai_att
     MHA_TRY(check_list("rows", given->rows, given->rows_count, p->q.shape[2], &want->rows_count));
     if (given->offsets_count < 0 || !given->offset_mass != !given->offsets)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "offset_mass needs offsets and a count of at least 0 (it is %lld), and "
-                        "offsets need offset_mass",
+                        "offset_mass requires offsets and a count of at least 0 (it is %lld), and "
+                        "offsets require offset_mass",
                         (long long)given->offsets_count);
     if (!given->offsets && given->offsets_count != 0)
         return mha_fail(MHA_ERR_ARGUMENT, "offsets: NULL with a count of %lld",
@@ -115,7 +115,7 @@ static mha_status check_top(const mha_attention_outputs *given, bool need_data,
                                    &want->top_keys));
     shape[3] = want->top_keys.shape[3];
     if (shape[3] < 1)
-        return mha_fail(MHA_ERR_SHAPE, "top_keys: dim 3 is 0, ask for at least 1 key");
+        return mha_fail(MHA_ERR_SHAPE, "top_keys: dim 3 is 0, expected at least 1 key");
     return mhai_attn_check_output("top_weights", given->top_weights, MHA_F32, 4, shape, need_data,
                                   &want->top_weights);
 }

@@ -32,16 +32,16 @@ static mha_status check_desc(const mha_linear_attention_desc *d)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_linear_attention_desc: flags 0x%x are unknown",
                         (unsigned)(d->flags & ~known));
     if (!(d->flags & MHA_LINEAR_ATTENTION_CAUSAL) && (d->q_offset != 0 || d->q_offsets))
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_linear_attention_desc: a q_offset has no meaning without causal; set "
-                        "the flag MHA_LINEAR_ATTENTION_CAUSAL");
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_linear_attention_desc: q_offset requires causal; "
+                                          "set the flag MHA_LINEAR_ATTENTION_CAUSAL");
     if (d->feature_dim < 0 || d->feature_dim > INT32_MAX)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_linear_attention_desc: feature_dim is %lld, expected 0..%d",
                         (long long)d->feature_dim, INT32_MAX);
     if (!d->feature_map && (d->feature_dim != 0 || d->feature_map_user))
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_linear_attention_desc: feature_dim and "
-                                          "feature_map_user need a feature_map");
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_linear_attention_desc: feature_dim and feature_map_user require a feature_map");
     return MHA_OK;
 }
 

@@ -44,7 +44,7 @@ static mha_status check_gradient(const char *name, const mha_tensor *given, cons
                                         "desc.state_z"};
     if (!given) return MHA_OK;
     if (input->ndim == 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "%s: the descriptor has no state to take a gradient of",
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: is requested, but the descriptor has no state",
                         name);
     MHA_TRY(mhai_tensor_check(name, given, MHA_F32, input->ndim, input->shape));
     MHA_TRY(mhai_tensor_check_last(name, given));
@@ -69,7 +69,7 @@ static mha_status check_gradients(const mha_linear_attention_gradients *gradient
     x->map_gradient = gradients->feature_map_gradient;
     if (x->p.map != mhai_feature_map_elu && !x->map_gradient)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "gradients.feature_map_gradient: is NULL, a feature_map needs it");
+                        "gradients.feature_map_gradient: is NULL; a feature_map requires it");
     MHA_TRY(check_gradient(names[0], gradients->q, &a->q, x, &x->q));
     MHA_TRY(check_gradient(names[1], gradients->k, &a->k, x, &x->k));
     MHA_TRY(check_gradient(names[2], gradients->v, &a->v, x, &x->v));

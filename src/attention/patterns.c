@@ -49,7 +49,7 @@ static mha_status check_desc(const mha_pattern_desc *d)
     MHA_TRY(check_numbers(d));
     if (!(d->flags & MHA_PATTERN_LOCAL) && (d->left_blocks || d->right_blocks))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_pattern_desc: left_blocks %lld and right_blocks %lld need the flag "
+                        "mha_pattern_desc: left_blocks %lld and right_blocks %lld require the flag "
                         "MHA_PATTERN_LOCAL",
                         (long long)d->left_blocks, (long long)d->right_blocks);
     if (d->flags & MHA_PATTERN_CAUSAL && d->right_blocks > 0)

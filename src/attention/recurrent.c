@@ -21,7 +21,7 @@ typedef struct workspace {
     float *sums;     /* [2 STRIP][panels * 32] */
     float *products; /* [2 STRIP][64] with keys of finished strips */
     float *own;      /* [2 STRIP][32] with keys of the strip */
-    float *value;    /* [panels * 32] */
+    float *value;    /* [STRIP][panels * 32] */
     double *decays;  /* [D] */
     void *head;      /* a state, used if the call passes none */
 } workspace;
@@ -43,7 +43,7 @@ static workspace carve(const job *x, void *memory, size_t *bytes)
     w.sums = mhai_carve(&c, 2 * MHAI_STRIP * s->panels * MHAI_PANEL, sizeof(float));
     w.products = mhai_carve(&c, (int64_t)2 * MHAI_STRIP * 2 * MHAI_PANEL, sizeof(float));
     w.own = mhai_carve(&c, (int64_t)2 * MHAI_STRIP * MHAI_PANEL, sizeof(float));
-    w.value = mhai_carve(&c, s->panels * MHAI_PANEL, sizeof(float));
+    w.value = mhai_carve(&c, MHAI_STRIP * s->panels * MHAI_PANEL, sizeof(float));
     w.decays = mhai_carve(&c, s->D, sizeof(double));
     w.head = mhai_carve(&c, x->state ? 0 : 1, s->head_bytes);
     *bytes = c.used;
@@ -64,17 +64,17 @@ typedef struct run {
 
 /* out (+)= rows of x times panels, with one chain per block of inputs. */
 static void product(const run *r, const float *x, int64_t stride, int64_t rows, int64_t inner,
-                    int64_t block, const float *panels, int64_t count, int64_t panel_stride,
+                    int64_t block, const float *panels, int64_t cols, int64_t panel_stride,
                     bool first, float *out, int64_t out_stride)
 {
     const mhai_kernels *kernels = r->x->kernels;
     for (int64_t i = 0; i < rows; i += kernels->tile_rows)
-        for (int64_t k = 0; k < inner && count > 0; k += block)
+        for (int64_t k = 0; k < inner && cols > 0; k += block)
             kernels->gemm_strip(
                 &(mhai_gemm){.rows = (int)mhai_min_i64(kernels->tile_rows, rows - i),
                              .inner = mhai_min_i64(block, inner - k),
-                             .panels = count,
-                             .cols = count * MHAI_PANEL,
+                             .panels = mhai_ceil_div(cols, MHAI_PANEL),
+                             .cols = cols,
                              .x = x + i * stride + k,
                              .x_stride = stride,
                              .w = panels + k * MHAI_PANEL,
@@ -86,11 +86,26 @@ static void product(const run *r, const float *x, int64_t stride, int64_t rows, 
 
 /* ---- decays and keys ------------------------------------------------------------------------- */
 
+/* Prefetch row t of the inputs into L2, if it exists. In the output of a projection, rows of a head
+ * are pages apart, which is too far for hardware prefetchers. */
+static void fetch_row(const run *r, int64_t t)
+{
+    enum { LINE = 64 };
+    const mhai_recurrent *call = r->x->call;
+    const mha_tensor *const inputs[] = {&call->q, &call->k, &call->v};
+    for (int i = 0; i < 3 && t < mhai_recurrent_length(call, r->b); i++) {
+        const char *row = mhai_recurrent_row(call, inputs[i], r->b, r->h, t);
+        const int64_t bytes = inputs[i]->shape[3] * (int64_t)mha_dtype_size(inputs[i]->dtype);
+        for (int64_t k = 0; k < bytes; k += LINE) __builtin_prefetch(row + k, 0, 2);
+    }
+}
+
 static void load_rows(const run *r)
 {
     const mhai_recurrent *call = r->x->call;
     const int64_t D = call->sizes.D;
     for (int64_t i = 0; i < r->count; i++) {
+        fetch_row(r, r->t + r->count + i);
         float *q = r->w->given + i * D, *k = r->w->given + (r->count + i) * D;
         mhai_widen(call->q.dtype, mhai_recurrent_row(call, &call->q, r->b, r->h, r->t + i), D, q);
         for (int64_t d = 0; d < D; d++) q[d] *= call->scale;
@@ -99,106 +114,122 @@ static void load_rows(const run *r)
     }
 }
 
-static void scale_row(const run *r, int64_t row, const double *decay, bool channels, float *out)
+/* Add the keys of rows first .. first + count - 1 to the panel of the strip. */
+static void add_keys(const run *r, int64_t first, int64_t count)
 {
-    const int64_t D = r->x->call->sizes.D;
-    const float *in = r->w->given + row * D;
-    const double one = decay[0];
-    if (channels)
-        for (int64_t d = 0; d < D; d++) out[d] = (float)((double)in[d] * decay[d]);
-    else
-        for (int64_t d = 0; d < D; d++) out[d] = (float)((double)in[d] * one);
+    const int64_t D = r->x->call->sizes.D, row = r->first + first;
+    const float *keys = r->head.keys + (r->strip * MHAI_STRIP + row) * D;
+    if (row == 0 && count == MHAI_STRIP) {
+        r->x->kernels->pack_panels(&(mhai_pack){
+            .out = r->head.own, .in = keys, .stride = D, .rows = count, .cols = D, .half = true});
+        return;
+    }
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t d = 0; d < D; d++) r->head.own[d * MHAI_PANEL + row + i] = keys[i * D + d];
 }
 
-/* Compute the products of row i with the keys of its strip, decayed from key to row. */
-static void own_products(const run *r, int64_t i)
+/* Compute the products of `count` rows with the keys of their strip: of all rows, or of one. */
+static void own_products(const run *r, int64_t first, int64_t count)
+{
+    const bool all = count == r->count;
+    const int64_t D = r->x->call->sizes.D, step = all ? 1 : r->count;
+    product(r, r->w->given + first * D, step * D, all ? r->rows : r->rows / r->count, D,
+            MHAI_GEMM_BLOCK, r->head.own, MHAI_STRIP, 0, true, r->w->own + first * MHAI_PANEL,
+            step * MHAI_PANEL);
+}
+
+/* Decay the products of row i from key to row. */
+static void decay_products(const run *r, int64_t i, double decay)
+{
+    double *weight = r->head.weight;
+    const int64_t row = r->first + i;
+    for (int64_t j = 0; j < row; j++) weight[j] *= decay;
+    weight[row] = 1;
+    for (int64_t half = 0; half < r->rows; half += r->count) {
+        float *p = r->w->own + (half + i) * MHAI_PANEL;
+        for (int64_t j = 0; j <= row; j++) p[j] = (float)((double)p[j] * weight[j]);
+    }
+}
+
+/* Decay row i since the chunk began and since the strip began. */
+static void decay_row(const run *r, int64_t i)
 {
     const mhai_recurrent *call = r->x->call;
-    const int64_t D = call->sizes.D, row = r->first + i;
-    const double *a = r->w->decays;
-    float *own = r->head.own, *p = r->w->own;
-    for (int64_t d = 0; d < D; d++) {
-        if (call->channels)
-            for (int64_t j = 0; j < MHAI_STRIP; j++) own[d * MHAI_PANEL + j] *= (float)a[d];
-        own[d * MHAI_PANEL + row] = r->w->given[(r->count + i) * D + d];
+    const mhai_kernels *kernels = r->x->kernels;
+    const int64_t D = call->sizes.D, each = call->channels ? D : 1;
+    double *chunk = r->head.chunk, *strip = r->head.strip;
+    mhai_recurrent_decays(call, r->b, r->h, r->t + i, r->w->decays);
+    for (int64_t d = 0; d < each; d++) chunk[d] *= r->w->decays[d], strip[d] *= r->w->decays[d];
+    if (call->channels) {
+        for (int64_t d = 0; d < D; d++)
+            for (int64_t j = 0; j < MHAI_STRIP; j++)
+                r->head.own[d * MHAI_PANEL + j] *= (float)r->w->decays[d];
+        add_keys(r, i, 1);
+        own_products(r, i, 1);
+    } else {
+        decay_products(r, i, r->w->decays[0]);
     }
-    product(r, r->w->given + i * D, r->count * D, r->rows / r->count, D, MHAI_GEMM_BLOCK, own, 1, 0,
-            true, p + i * MHAI_PANEL, r->count * MHAI_PANEL);
-    if (call->channels) return;
-    for (int64_t j = 0; j < row; j++) r->head.weight[j] *= a[0];
-    r->head.weight[row] = 1;
-    for (int64_t half = 0; half < r->rows; half += r->count)
-        for (int64_t j = 0; j <= row; j++)
-            p[(half + i) * MHAI_PANEL + j] =
-                (float)((double)p[(half + i) * MHAI_PANEL + j] * r->head.weight[j]);
+    for (int64_t row = i; row < r->rows; row += r->count) {
+        float *given = r->w->given + row * D;
+        kernels->scale_double(r->w->scaled + row * D, given, D, chunk, call->channels);
+        if (r->strip) kernels->scale_double(given, given, D, strip, call->channels);
+    }
 }
 
-/* Compute the decays of each row and its products with the keys of the strip. Then compute, for
- * all rows at once, the products with S and with the finished strips. */
+/* Compute the products of all rows with the keys of the strip, with S, and with the finished
+ * strips. */
 static void decay_rows(const run *r)
 {
     const mhai_recurrent *call = r->x->call;
     const int64_t D = call->sizes.D, wide = call->sizes.panels * MHAI_PANEL;
-    const int64_t each = call->channels ? D : 1, finished = r->strip * MHAI_STRIP;
-    double *chunk = r->head.chunk, *strip = r->head.strip;
-    float *far = r->w->scaled;
-    for (int64_t i = 0; i < r->count; i++) {
-        mhai_recurrent_decays(call, r->b, r->h, r->t + i, r->w->decays);
-        for (int64_t d = 0; d < each; d++) chunk[d] *= r->w->decays[d], strip[d] *= r->w->decays[d];
-        own_products(r, i);
-        for (int64_t half = 0; half < r->rows; half += r->count) {
-            const int64_t row = half + i;
-            scale_row(r, row, chunk, call->channels, far + row * D);
-            if (finished) /* the row itself is no longer read */
-                scale_row(r, row, strip, call->channels, r->w->given + row * D);
-        }
+    const int64_t finished = r->strip * MHAI_STRIP;
+    if (!call->channels) {
+        add_keys(r, 0, r->count);
+        own_products(r, 0, r->count);
     }
-    product(r, far, D, r->rows, D, MHAI_GEMM_BLOCK, r->head.s, call->sizes.panels, D * MHAI_PANEL,
-            true, r->w->sums, wide);
+    for (int64_t i = 0; i < r->count; i++) decay_row(r, i);
+    product(r, r->w->scaled, D, r->rows, D, MHAI_GEMM_BLOCK, r->head.s, wide, D * MHAI_PANEL, true,
+            r->w->sums, wide);
     if (finished == 0) return;
-    product(r, r->w->given, D, r->rows, D, MHAI_GEMM_BLOCK, r->head.before,
-            mhai_ceil_div(finished, MHAI_PANEL), D * MHAI_PANEL, true, r->w->products,
-            2 * MHAI_PANEL);
-    product(r, r->w->products, 2 * MHAI_PANEL, r->rows, finished, finished, r->head.u,
-            call->sizes.panels, MHA_RECURRENT_CHUNK * MHAI_PANEL, false, r->w->sums, wide);
+    product(r, r->w->given, D, r->rows, D, MHAI_GEMM_BLOCK, r->head.before, finished,
+            D * MHAI_PANEL, true, r->w->products, 2 * MHAI_PANEL);
+    product(r, r->w->products, 2 * MHAI_PANEL, r->rows, finished, finished, r->head.u, wide,
+            MHA_RECURRENT_CHUNK * MHAI_PANEL, false, r->w->sums, wide);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* sums += the products with the strip's first `keys` keys, times the u of these keys. */
-static void add_own(const run *r, int64_t row, int64_t keys)
-{
-    const mhai_recurrent_sizes *s = &r->x->call->sizes;
-    if (keys == 0) return;
-    product(r, r->w->own + row * MHAI_PANEL, MHAI_PANEL, 1, keys, keys,
-            r->head.u + r->strip * MHAI_STRIP * MHAI_PANEL, s->panels,
-            MHA_RECURRENT_CHUNK * MHAI_PANEL, false, r->w->sums + row * s->panels * MHAI_PANEL,
-            s->panels * MHAI_PANEL);
-}
-
-/* Write u of row i, then o, which depends on it. */
-static void finish_row(const run *r, int64_t i)
+/* Write u and o of all rows. */
+static void finish_rows(const run *r)
 {
     const mhai_recurrent *call = r->x->call;
-    const int64_t Dv = call->sizes.Dv, wide = call->sizes.panels * MHAI_PANEL, row = r->first + i;
-    const double b = mhai_recurrent_number(&call->strength, r->b, r->h, r->t + i, 1);
-    float *value = r->w->value;
-    mhai_widen(call->v.dtype, mhai_recurrent_row(call, &call->v, r->b, r->h, r->t + i), Dv, value);
-    if (call->delta) add_own(r, r->count + i, row);
-    for (int64_t c = 0; c < Dv; c++) {
-        const double erased = call->delta ? (double)r->w->sums[(r->count + i) * wide + c] : 0;
-        r->head
-            .u[(c / MHAI_PANEL * MHA_RECURRENT_CHUNK + r->strip * MHAI_STRIP + row) * MHAI_PANEL +
-               c % MHAI_PANEL] = (float)(b * ((double)value[c] - erased));
+    const int64_t Dv = call->sizes.Dv, wide = call->sizes.panels * MHAI_PANEL;
+    double strength[MHAI_STRIP];
+    for (int64_t i = 0; i < r->count; i++) {
+        strength[i] = mhai_recurrent_number(&call->strength, r->b, r->h, r->t + i, 1);
+        mhai_widen(call->v.dtype, mhai_recurrent_row(call, &call->v, r->b, r->h, r->t + i), Dv,
+                   r->w->value + i * wide);
     }
-    add_own(r, i, row + 1);
-    float *sums = r->w->sums + i * wide;
-    if (call->skip.ndim > 0) {
+    r->x->kernels->recurrent_strip(
+        &(mhai_recurrent_strip){.first = (int)r->first,
+                                .rows = (int)r->count,
+                                .cols = wide,
+                                .erase = call->delta ? r->w->own + r->count * MHAI_PANEL : NULL,
+                                .read = r->w->own,
+                                .value = r->w->value,
+                                .strength = strength,
+                                .erased = r->w->sums + r->count * wide,
+                                .out = r->w->sums,
+                                .u = r->head.u + r->strip * MHAI_STRIP * MHAI_PANEL,
+                                .u_stride = MHA_RECURRENT_CHUNK * MHAI_PANEL});
+    for (int64_t i = 0; i < r->count; i++) {
+        float *sums = r->w->sums + i * wide;
         const double skip = mhai_recurrent_number(&call->skip, r->b, r->h, r->t + i, 0);
-        for (int64_t c = 0; c < Dv; c++)
-            sums[c] = (float)((double)sums[c] + skip * (double)value[c]);
+        for (int64_t c = 0; call->skip.ndim > 0 && c < Dv; c++)
+            sums[c] = (float)((double)sums[c] + skip * (double)r->w->value[i * wide + c]);
+        mhai_narrow(call->o.dtype, mhai_recurrent_row(call, &call->o, r->b, r->h, r->t + i), sums,
+                    Dv);
     }
-    mhai_narrow(call->o.dtype, mhai_recurrent_row(call, &call->o, r->b, r->h, r->t + i), sums, Dv);
 }
 
 /* ---- ends of strips and chunks --------------------------------------------------------------- */
@@ -212,12 +243,10 @@ static void end_strip(const run *r)
         float *key = r->head.keys + j * D;
         if (j >= begin && call->channels)
             for (int64_t d = 0; d < D; d++) key[d] = r->head.own[d * MHAI_PANEL + j - begin];
-        else if (call->channels)
-            for (int64_t d = 0; d < D; d++) key[d] = (float)((double)key[d] * r->head.strip[d]);
-        else {
-            const double a = j >= begin ? r->head.weight[j - begin] : r->head.strip[0];
-            for (int64_t d = 0; d < D; d++) key[d] = (float)((double)key[d] * a);
-        }
+        else
+            r->x->kernels->scale_double(key, key, D,
+                                        j >= begin ? &r->head.weight[j - begin] : r->head.strip,
+                                        call->channels);
     }
     for (int64_t d = 0; d < D; d++) r->head.strip[d] = 1;
     memset(r->head.own, 0, (size_t)(D * MHAI_PANEL) * sizeof(float));
@@ -231,12 +260,11 @@ static void end_chunk(const run *r)
 {
     const mhai_recurrent *call = r->x->call;
     const int64_t D = call->sizes.D, strip = r->x->kernels->tile_rows;
+    const int64_t run = MHAI_PANEL * (call->channels ? 1 : D); /* with one decay */
     for (int64_t p = 0; p < call->sizes.panels; p++) {
         float *s = r->head.s + p * D * MHAI_PANEL;
-        for (int64_t d = 0; d < D; d++)
-            for (int64_t c = 0; c < MHAI_PANEL; c++)
-                s[d * MHAI_PANEL + c] =
-                    (float)((double)s[d * MHAI_PANEL + c] * r->head.chunk[call->channels ? d : 0]);
+        for (int64_t d = 0; d * run < D * MHAI_PANEL; d++)
+            r->x->kernels->scale_double(s + d * run, s + d * run, run, r->head.chunk + d, false);
         for (int64_t d = 0; d < D; d += strip)
             r->x->kernels->gemm_strip(
                 &(mhai_gemm){.rows = (int)mhai_min_i64(strip, D - d),
@@ -268,7 +296,7 @@ static void run_head(void *argument, int64_t item, int worker)
         memset(memory, 0, call->sizes.head_bytes);
         mhai_recurrent_begin(&call->sizes, memory);
     }
-    memset(w.value, 0, (size_t)(call->sizes.panels * MHAI_PANEL) * sizeof(float));
+    memset(w.value, 0, (size_t)(MHAI_STRIP * call->sizes.panels * MHAI_PANEL) * sizeof(float));
     run r = {.x = x, .w = &w, .head = mhai_recurrent_parts(&call->sizes, memory), .b = b};
     r.h = item % call->H;
     for (; r.t < length; r.t += r.count) {
@@ -278,7 +306,7 @@ static void run_head(void *argument, int64_t item, int worker)
         r.rows = call->delta ? 2 * r.count : r.count;
         load_rows(&r);
         decay_rows(&r);
-        for (int64_t i = 0; i < r.count; i++) finish_row(&r, i);
+        finish_rows(&r);
         at = (at + r.count) % MHA_RECURRENT_CHUNK;
         if (r.first + r.count == MHAI_STRIP) end_strip(&r);
         if (at == 0) end_chunk(&r);

@@ -278,7 +278,7 @@ static mha_status open_target(mha_file *file)
     const char *name;
     const bool exists = stat(file->path, &present) == 0;
     if (!exists && lstat(file->path, &present) == 0)
-        return mha_fail(MHA_ERR_WRITE, "%s: cannot write: a symbolic link to nothing", file->path);
+        return mha_fail(MHA_ERR_WRITE, "%s: cannot write: a dangling symbolic link", file->path);
     if (exists && S_ISDIR(present.st_mode)) return refuse(file, "cannot write", EISDIR);
     const int number = exists ? find_descriptor(file->path) : -1;
     if (exists && (number >= 0 || !S_ISREG(present.st_mode)))
@@ -314,7 +314,7 @@ static mha_status make_folder(mha_file *file, const char *folder)
     }
     if (file->folder >= 0) return MHA_OK;
     return mha_fail(MHA_ERR_WRITE, "%s: %s: %s", folder,
-                    errno == ENOTDIR ? "exists and is not a folder" : "cannot make the folder",
+                    errno == ENOTDIR ? "exists and is not a folder" : "cannot create the folder",
                     strerror(errno));
 }
 

@@ -77,7 +77,7 @@ static bool begin(mha_json *json, const char *name)
 {
     uint8_t *open = &json->open[json->depth];
     if (json->status) return false;
-    if (*open & DONE) return refuse(json, name, "follows the end of the whole");
+    if (*open & DONE) return refuse(json, name, "follows the root value");
     if ((*open & OBJECT) && !name) return refuse(json, name, "of an object needs a name");
     if (!(*open & OBJECT) && name) return refuse(json, name, "only members of objects have names");
     const int line = json->line ? json->line : json->lines[json->depth];
@@ -124,7 +124,7 @@ void mha_json_array(mha_json *json, const char *name)
 void mha_json_end(mha_json *json)
 {
     if (json->depth == 0) {
-        refuse(json, NULL, "is ended that was not begun");
+        refuse(json, NULL, "is ended but was not begun");
         return;
     }
     const int lines = json->lines[json->depth];

@@ -45,7 +45,7 @@ static mha_status push_block(mhai_scratch *scratch, size_t bytes)
 {
     size_t i = scratch->blocks;
     if (i == MHAI_SCRATCH_BLOCKS)
-        return mha_fail(MHA_ERR_NOMEM, "scratch: more than %d blocks before the first call ended",
+        return mha_fail(MHA_ERR_NOMEM, "scratch: more than %d blocks in the first call",
                         (int)MHAI_SCRATCH_BLOCKS);
     /* Doubling limits the number of blocks during the first call. */
     size_t last = i > 0 ? scratch->block[i - 1].bytes : SMALLEST_BLOCK / 2;

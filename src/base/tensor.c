@@ -139,12 +139,12 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected %d", name,
                         (int)tensor->ndim, ndim);
     if (ndim < 0 || ndim > MHA_MAX_DIMS) /* a caller may pass the tensor's own ndim */
-        return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, possible are 0 to %d", name, ndim,
+        return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected 0 to %d", name, ndim,
                         (int)MHA_MAX_DIMS);
     for (int i = 0; i < ndim; i++) {
         if (tensor->shape[i] < 0)
-            return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, a length cannot be negative", name,
-                            i, (long long)tensor->shape[i]);
+            return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, expected 0 or more", name, i,
+                            (long long)tensor->shape[i]);
         if (shape && shape[i] >= 0 && tensor->shape[i] != shape[i])
             return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, expected %lld", name, i,
                             (long long)tensor->shape[i], (long long)shape[i]);
@@ -270,8 +270,7 @@ mha_status mhai_tensor_check_disjoint(const char *name, const mha_tensor *output
     if (!range_of(output, &begin, &end) || !range_of(other, &other_begin, &other_end))
         return MHA_OK;
     if (begin < other_end && other_begin < end && !interleaved(output, other))
-        return mha_fail(MHA_ERR_OVERLAP, "%s overlaps %s: give it memory of its own", name,
-                        other_name);
+        return mha_fail(MHA_ERR_OVERLAP, "%s overlaps %s: use separate memory", name, other_name);
     return MHA_OK;
 }
 

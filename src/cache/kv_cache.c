@@ -33,9 +33,8 @@ static mha_status check_window(mha_kv_cache_desc *d)
             "or more",
             (long long)d->window, (long long)d->sink_keys, (long long)d->max_append);
     if (d->window == 0 && (d->sink_keys > 0 || d->max_append > 0))
-        return mha_fail(
-            MHA_ERR_ARGUMENT,
-            "mha_kv_cache_desc: sink_keys and max_append have no meaning without window");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_kv_cache_desc: sink_keys and max_append require window");
     if (d->max_append == 0) d->max_append = d->window;
     d->max_append = mhai_min_i64(d->max_append, d->capacity);
     return MHA_OK;
@@ -47,14 +46,13 @@ static mha_status check_channels(const mha_kv_cache_desc *d)
     if (d->key_scales != MHA_KV_SCALES_CHANNEL) return MHA_OK;
     if (d->type != MHA_I8)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_kv_cache_desc: MHA_KV_SCALES_CHANNEL is of caches of i8, not of %s",
+                        "mha_kv_cache_desc: MHA_KV_SCALES_CHANNEL requires type i8, not %s",
                         mha_dtype_name(d->type));
     if (d->page_size % MHAI_RUN == 0 || d->page_size >= d->capacity) return MHA_OK;
-    return mha_fail(
-        MHA_ERR_UNSUPPORTED,
-        "mha_kv_cache_desc: page_size is %lld, MHA_KV_SCALES_CHANNEL takes multiples of "
-        "%d, or the whole capacity",
-        (long long)d->page_size, MHAI_RUN);
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "mha_kv_cache_desc: page_size is %lld, MHA_KV_SCALES_CHANNEL requires a "
+                    "multiple of %d, or the whole capacity",
+                    (long long)d->page_size, MHAI_RUN);
 }
 
 /* Fill in the defaults. */
@@ -179,7 +177,7 @@ static mha_status check_pages(mha_kv_cache_desc *d)
     if (!mhai_mul_i64(d->batch, each, &entries) || entries >= INT32_MAX || d->pages >= INT32_MAX)
         return mha_fail(MHA_ERR_SIZE,
                         "mha_kv_cache_desc: %lld sequences of up to %lld pages, and pages is %lld; "
-                        "there can be %d of each in all: make page_size larger or batch smaller",
+                        "expected at most %d in total: increase page_size or reduce batch",
                         (long long)d->batch, (long long)each, (long long)d->pages, INT32_MAX - 1);
     if (d->pages == 0) d->pages = d->batch * most_pages(d);
     return check_positive("pages", d->pages);
@@ -427,14 +425,14 @@ static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
     if (d->left_keys < 0 || d->left_keys >= c->window || d->sink_keys > c->sink_keys)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "left_keys is %lld and sink_keys %lld: this cache keeps a window of %lld, "
-                        "itself and %lld left_keys, and %lld sink_keys",
+                        "a position and %lld left_keys, and %lld sink_keys",
                         (long long)d->left_keys, (long long)d->sink_keys, (long long)c->window,
                         (long long)(c->window - 1), (long long)c->sink_keys);
     if (d->global_keys || d->global_queries || d->key_begins)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "global_keys, global_queries, key_begins: a cache with a window has "
-                        "discarded keys that they would show; mha_kv_cache_append_rows() leaves "
-                        "padding out");
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "global_keys, global_queries, key_begins: a cache with a window has discarded keys "
+            "that these would include; mha_kv_cache_append_rows() omits padding");
     if (wanted && wanted->scores && wanted->score_stage != MHA_SCORES_BIASED)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "scores: a cache with a window has only those of MHA_SCORES_BIASED");
@@ -452,9 +450,8 @@ static mha_status check_window_held(const mha_kv_cache *cache, const mha_attenti
         if (held == 0 || offset >= held + d->left_keys - first) continue;
         return mha_fail(
             MHA_ERR_ARGUMENT,
-            "cache: the first query of sequence %lld stands at %lld and sees %lld "
-            "earlier positions, but those before %lld were discarded; attend after each "
-            "append",
+            "cache: the first query of sequence %lld is at position %lld and sees %lld earlier "
+            "positions, but those before %lld were discarded; attend after each append",
             (long long)b, (long long)offset, (long long)d->left_keys, (long long)held);
     }
     return MHA_OK;
@@ -469,7 +466,7 @@ static mha_status check_call(const mha_kv_cache *cache, const mha_attention_desc
                         "leave them NULL");
     if (d->query_starts || d->key_starts || d->sequences)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_kv_cache_attention: a ragged batch does not go with a cache");
+                        "mha_kv_cache_attention: a cache does not support ragged batches");
     MHA_TRY(mhai_tensor_check_real("q", q));
     return mhai_tensor_check("q", q, q->dtype, 4,
                              (int64_t[]){cache->desc.batch, -1, -1, cache->desc.head_dim});

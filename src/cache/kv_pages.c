@@ -76,13 +76,13 @@ mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b, in
 {
     if (length < 0 || length > cache->lengths[b])
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "cache: sequence %lld holds %lld positions, it cannot be cut to %lld",
+                        "cache: sequence %lld holds %lld positions, it cannot be truncated to %lld",
                         (long long)b, (long long)cache->lengths[b], (long long)length);
     if (cache->desc.window == 0 || holds_window(cache, cache->discarded[b], length)) return MHA_OK;
     return mha_fail(
         MHA_ERR_ARGUMENT,
-        "cache: sequence %lld has discarded positions before %lld, which the window of "
-        "%lld still shows at %lld; cut it to %lld or more, or to at most %lld",
+        "cache: sequence %lld has discarded positions before %lld, which the window of %lld "
+        "includes at %lld; truncate it to %lld or more, or to at most %lld",
         (long long)b, (long long)(cache->discarded[b] * cache->desc.page_size),
         (long long)cache->desc.window, (long long)length,
         (long long)(cache->discarded[b] * cache->desc.page_size + cache->desc.window - 1),
@@ -231,7 +231,8 @@ mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to, int6
     MHA_TRY(check_sequence(cache, from));
     MHA_TRY(check_sequence(cache, to));
     if (from == to)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_fork: sequence %lld cannot become itself",
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_kv_cache_fork: sequence %lld cannot be forked to itself",
                         (long long)to);
     MHA_TRY(mhai_kv_pages_check_truncate(cache, from, length));
     const int64_t shared = pages_of(cache, length);
@@ -293,8 +294,8 @@ static mha_status check_discarded(const mha_kv_cache *cache, const int32_t *page
     if (wrong < 0 && (*end == 0 || holds_window(cache, *end, length))) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT,
                     "mha_kv_cache_assign: pages[%lld] is discarded, but the window of %lld or the "
-                    "sinks show it at %lld, or a page before it is not; discarded are all from "
-                    "pages[%lld] to the window's first",
+                    "sinks include it at %lld, or a page before it is not discarded; only those "
+                    "from pages[%lld] to the window's first page may be",
                     (long long)(*end - 1), (long long)cache->desc.window, (long long)length,
                     (long long)begin);
 }

@@ -475,8 +475,8 @@ mha_status mha_transformer_circuits(mha_context *context, const mha_transformer 
     for (int64_t i = 0; d.layers && i < d.num_layers; i++)
         if (mha_layer_difference(&d.layers[i]))
             return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "mha_transformer_circuits: layer %lld %s: what its heads write is no "
-                            "product of weights alone",
+                            "mha_transformer_circuits: layer %lld %s: the output of its heads is "
+                            "not a product of weights alone",
                             (long long)i, mha_layer_difference(&d.layers[i]));
     circuits_job job = {.context = context,
                         .t = transformer,

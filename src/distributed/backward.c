@@ -156,9 +156,8 @@ static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
     *plan = (mhai_backward_plan){.threads = 0};
     MHA_TRY(mhai_backward_plan_call(c->context, &planned, &s->part, true, plan));
     if (mhai_backward_shares(plan)) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "mha_distributed_backward: the plain path (head sizes above "
-                    "256) is not over ranks");
+    return mha_fail(MHA_ERR_UNSUPPORTED, "mha_distributed_backward: the plain path (head sizes "
+                                         "above 256) is not supported over ranks");
 }
 
 /* Check the overlaps that the plan does not cover: keys, values, and their gradients. */
@@ -210,8 +209,8 @@ static mha_status check_rows(back_call *c)
     mhai_slice s;
     if (c->bias_by_row && rows == 1 && c->split.rows > 1)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "bias: is one for all queries here and has a row for each of "
-                        "them at another rank; its gradient needs either at all ranks");
+                        "bias: has one row for all queries on this rank and a row per query on "
+                        "another; its gradient requires the same on all ranks");
     MHA_TRY(plan_piece(c, &c->given, c->split.rows, &piece, 0, &s, &plan));
     c->problem = plan.x;
     c->problem.p.part = NULL; /* the slice owns it */

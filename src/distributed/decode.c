@@ -123,11 +123,11 @@ static mha_status take_cache(call *c)
     const mha_kv_cache *cache = c->given.cache;
     const mha_kv_cache_desc *d = &cache->desc;
     if (c->given.k || c->given.v)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_key_split: a cache, and k or v; expected either");
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_key_split: cache and k or v are set; set only one");
     if (d->window > 0)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_key_split: a cache with a window discards by its own positions; over "
-                        "ranks take one without, and MHA_ATTENTION_WINDOW");
+                        "ranks use a cache without a window, and MHA_ATTENTION_WINDOW");
     c->k = c->all_k = mhai_kv_cache_shape(cache, c->keys, d->head_dim);
     c->v = c->all_v = mhai_kv_cache_shape(cache, c->keys, d->value_head_dim);
     return MHA_OK;
@@ -173,7 +173,7 @@ static mha_status take_lengths(call *c)
         const int64_t expected = own_positions(c, lengths[b]);
         if (cache->lengths[b] != expected)
             return mha_fail(MHA_ERR_ARGUMENT,
-                            "cache: sequence %lld holds %lld positions, of its %lld the pieces of "
+                            "cache: sequence %lld holds %lld positions; of its %lld the pieces of "
                             "this rank have %lld",
                             (long long)b, (long long)cache->lengths[b], (long long)lengths[b],
                             (long long)expected);
@@ -199,12 +199,13 @@ static mha_status check_takes(const call *c)
 {
     const mhai_attn_plan *plan = &c->plan;
     if (mhai_attn_folds(&plan->p, plan->backend)) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED, "mha_distributed_decode: %s",
-                    plan->backend->path == MHA_PATH_PLAIN
-                        ? "not on the plain path, which takes all keys of a row"
-                    : plan->p.compute != MHA_COMPUTE_F32
-                        ? "bf16 arithmetic takes all keys at once; leave compute 0"
-                        : "the only output beside o is lse; mha_distributed_forward() has others");
+    return mha_fail(
+        MHA_ERR_UNSUPPORTED, "mha_distributed_decode: %s",
+        plan->backend->path == MHA_PATH_PLAIN
+            ? "the plain path is not supported: it needs all keys of a row"
+        : plan->p.compute != MHA_COMPUTE_F32
+            ? "bf16 arithmetic is not supported: it needs all keys at once; leave compute 0"
+            : "lse is the only output besides o; mha_distributed_forward() has others");
 }
 
 /* Plan the problem of all keys, although this rank has only some of them. */
@@ -214,7 +215,8 @@ static mha_status plan_call(call *c, bool need_data)
     const int64_t B = w->q->shape[0];
     int64_t *before;
     if (w->desc.query_starts || w->desc.key_starts || w->desc.sequences)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_distributed_decode: no ragged batches");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_distributed_decode: ragged batches are not supported");
     MHA_TRY(take_lengths(c));
     MHA_TRY(mha_scratch_zeros(c->context, B, sizeof(int64_t), &before));
     c->part = (mhai_attn_part){.queries_before = before, .T = w->q->shape[2]};
@@ -553,10 +555,10 @@ static mha_status explain(const call *c, mha_decode_plan *plan)
     int64_t maxima, parts;
     mha_decode_plan made = {
         .at_once = c->at_once,
-        .reason = c->at_once ? "all ranks work on their keys at once, and join the rows' sums in "
-                               "the order of keys"
-                             : "ranks fold their keys into the rows' sums one after the other: "
-                               "blocks of such a call are not computed apart"};
+        .reason = c->at_once ? "all ranks process their keys at the same time, and merge the rows' "
+                               "sums in the order of keys"
+                             : "ranks add their keys to the rows' sums one after the other: blocks "
+                               "of this call cannot be computed separately"};
     MHA_TRY(count_floats(c, &maxima, &parts));
     count_all(c, &made);
     size_t *bytes = &made.scratch_bytes;

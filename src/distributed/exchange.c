@@ -146,7 +146,7 @@ int32_t mhai_roles_sharer(const mhai_roles *r, int32_t rank)
     return rank / r->parts * of_head + rank % r->parts % of_head;
 }
 
-/* The group or sharer whose rows of an extent a rank needs. */
+/* The index of the group, or of the sharer, from which a rank needs the rows of an extent. */
 static int32_t share_of(const mhai_roles *r, mhai_extent extent, int32_t rank)
 {
     return extent == MHAI_SHARED_KEYS ? mhai_roles_sharer(r, rank) : rank / r->parts;

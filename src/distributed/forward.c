@@ -365,8 +365,8 @@ static const char *reason_of(const call *c)
     if (c->split.t->size == 1) return "one rank has all rows";
     if (c->alone) return "each rank has some heads, and all their rows";
     return c->roles.parts > 1 ? "ranks share heads: each has some of them, some rows, and all keys"
-           : keeps_rows(c) ? "outputs that hold pairs stay with their rows: each rank has all keys"
-                           : "each rank has its rows of all heads, and all keys";
+           : keeps_rows(c)    ? "outputs over pairs stay with their rows: each rank has all keys"
+                              : "each rank has its rows of all heads, and all keys";
 }
 
 static mha_status explain(call *c, mha_distributed_plan *plan)

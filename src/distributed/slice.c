@@ -148,10 +148,10 @@ static mha_status check_ragged(const mhai_slice_call *call, const mhai_split *sp
     const mha_attention_desc *d = &call->desc;
     if (!d->query_starts && !d->key_starts && d->sequences == 0) return MHA_OK;
     if (!d->query_starts || !d->key_starts || d->sequences < 1 || d->sequences > INT32_MAX)
-        return mha_fail(MHA_ERR_ARGUMENT, "a ragged batch needs query_starts, key_starts and "
-                                          "sequences >= 1, all three");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "a ragged batch requires query_starts, key_starts and sequences >= 1");
     if (call->q->shape[0] != 1)
-        return mha_fail(MHA_ERR_SHAPE, "q: dim 0 is %lld, a ragged batch is packed into 1",
+        return mha_fail(MHA_ERR_SHAPE, "q: dim 0 is %lld, expected 1 for a ragged batch",
                         (long long)call->q->shape[0]);
     int64_t longest;
     MHA_TRY(mhai_attn_check_starts("query_starts", d->query_starts, d->sequences,

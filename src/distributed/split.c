@@ -126,15 +126,15 @@ static mha_status check_cover(const char *name, const mhai_owned *all, int64_t c
     for (int64_t i = 0; i < count; next = all[i++].end)
         if (all[i].begin != next)
             return mha_fail(MHA_ERR_ARGUMENT,
-                            "mha_sequence_split: %s: rows %lld .. %lld are %s; the pieces of all "
-                            "ranks have each row once",
+                            "mha_sequence_split: %s: rows %lld .. %lld belong to %s; the pieces "
+                            "of all ranks must contain each row once",
                             name, (long long)mhai_min_i64(next, all[i].begin),
                             (long long)mhai_max_i64(next, all[i].begin),
-                            all[i].begin < next ? "those of two ranks" : "nobody's");
+                            all[i].begin < next ? "two ranks" : "no rank");
     if (next != length)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_sequence_split: %s: rows %lld .. %lld are nobody's; the pieces of "
-                        "all ranks have each row once",
+                        "mha_sequence_split: %s: rows %lld .. %lld belong to no rank; the pieces "
+                        "of all ranks must contain each row once",
                         name, (long long)next, (long long)length);
     return MHA_OK;
 }

@@ -1,5 +1,5 @@
-/* The element types of GGUF and the decoding of their blocks, and of 8-bit floats, which only
- * safetensors files have. */
+/* The element types of GGUF, and 8-bit floats, which only safetensors files have: their sizes, and
+ * the decoding of their blocks. */
 #ifndef MHAI_GGUF_BLOCKS_H
 #define MHAI_GGUF_BLOCKS_H
 
@@ -12,7 +12,7 @@ typedef struct mhai_gguf_kind {
     int32_t elements, bytes; /* per block */
 } mhai_gguf_kind;
 
-/* Numbers after those of the format. */
+/* 8-bit floats have the numbers after those of GGUF. */
 enum { MHAI_F8_E4M3 = MHA_GGUF_Q1_0 + 1, MHAI_F8_E5M2, MHAI_F8_E8M0 };
 
 /* The type with this number; NULL if the format has none. */
@@ -46,7 +46,7 @@ bool mhai_gguf_code(mha_gguf_type type, const unsigned char *matrix, int64_t col
 void mhai_gguf_decode(mha_gguf_type type, const unsigned char *blocks, int64_t first, int64_t count,
                       float *to);
 
-/* The bytes of count elements in whole blocks. */
+/* The size in bytes of `count` elements, which are whole blocks. */
 int64_t mhai_gguf_bytes(mha_gguf_type type, int64_t count);
 
 #endif

@@ -35,7 +35,7 @@ static mhai_shown where(const reader *r)
 
 static mha_status bad(const reader *r, const char *what)
 {
-    return mha_fail(MHA_ERR_FORMAT, "%s: %s: %s; the file is damaged, fetch it again",
+    return mha_fail(MHA_ERR_FORMAT, "%s: %s: %s; the file is damaged, download it again",
                     r->file->path.text, where(r).text, what);
 }
 
@@ -51,8 +51,9 @@ static mha_status take(reader *r, uint64_t count, size_t size, const unsigned ch
     const size_t left = r->file->view.size - r->at;
     if (count > left / size)
         return mha_fail(MHA_ERR_FORMAT,
-                        "%s: %s: needs %" PRIu64 " x %zu bytes at byte %zu, where the file has "
-                        "%zu left; it is truncated or damaged, fetch it again",
+                        "%s: %s: needs %" PRIu64
+                        " x %zu bytes at byte %zu, where the file has %zu left; it is truncated or "
+                        "damaged, download it again",
                         r->file->path.text, where(r).text, count, size, r->at, left);
     *bytes = r->file->view.bytes + r->at;
     r->at += (size_t)count * size;
@@ -77,8 +78,8 @@ static mha_status take_name(reader *r, size_t *name)
     MHA_TRY(take_number(r, &length, sizeof length));
     if (length == 0 || length > MOST_NAME_BYTES)
         return mha_fail(MHA_ERR_FORMAT,
-                        "%s: %s: its name has %" PRIu64 " bytes, expected 1 to %d; the file is "
-                        "damaged, fetch it again",
+                        "%s: %s: its name has %" PRIu64
+                        " bytes, expected 1 to %d; the file is damaged, download it again",
                         r->file->path.text, where(r).text, length, (int)MOST_NAME_BYTES);
     MHA_TRY(take(r, length, 1, &bytes));
     if (memchr(bytes, 0, (size_t)length)) return bad(r, "its name holds a zero byte");
@@ -129,8 +130,8 @@ static mha_status take_entry(reader *r)
     }
     if (type >= MHAI_GGUF_VALUE_KINDS)
         return mha_fail(MHA_ERR_FORMAT,
-                        "%s: %s: unknown type %" PRIu32 " of a value, known are 0 to %d; the file "
-                        "is damaged, fetch it again",
+                        "%s: %s: unknown type %" PRIu32
+                        " of a value, known are 0 to %d; the file is damaged, download it again",
                         r->file->path.text, where(r).text, type, MHAI_GGUF_VALUE_KINDS - 1);
     made.type = (mha_gguf_value_type)type;
     if (made.type == MHA_GGUF_VALUE_ARRAY)
@@ -159,10 +160,11 @@ static mha_status take_layout(reader *r, mha_gguf_tensor *made)
     uint32_t ndim = 0, type = 0;
     MHA_TRY(take_number(r, &ndim, sizeof ndim));
     if (ndim > MHA_GGUF_MAX_DIMS)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: %s: has %" PRIu32 " dimensions, at most %d are possible; the file is "
-                        "damaged, fetch it again",
-                        r->file->path.text, where(r).text, ndim, (int)MHA_GGUF_MAX_DIMS);
+        return mha_fail(
+            MHA_ERR_FORMAT,
+            "%s: %s: has %" PRIu32
+            " dimensions, at most %d are possible; the file is damaged, download it again",
+            r->file->path.text, where(r).text, ndim, (int)MHA_GGUF_MAX_DIMS);
     made->ndim = (int32_t)ndim;
     made->count = 1;
     for (int i = 0; i < MHA_GGUF_MAX_DIMS; i++) {
@@ -186,8 +188,8 @@ static mha_status take_layout(reader *r, mha_gguf_tensor *made)
     if (made->dims[0] % kind->elements != 0)
         return mha_fail(
             MHA_ERR_FORMAT,
-            "%s: %s: rows of %" PRId64 " elements are not whole blocks of %s, which have "
-            "%d; the file is damaged, fetch it again",
+            "%s: %s: rows of %" PRId64 " elements are not whole blocks of %s, which have %d; the "
+            "file is damaged, download it again",
             r->file->path.text, where(r).text, made->dims[0], kind->name, (int)kind->elements);
     if (__builtin_mul_overflow(made->count / kind->elements, (int64_t)kind->bytes, &made->bytes))
         return too_large(r, "bytes");
@@ -220,7 +222,7 @@ static mha_status read_alignment(const mha_gguf *file, uint32_t *alignment)
                ? MHA_OK
                : mha_fail(MHA_ERR_FORMAT,
                           "%s: general.alignment is not a power of two of type U32; the file is "
-                          "damaged, fetch it again",
+                          "damaged, download it again",
                           file->path.text);
 }
 
@@ -232,13 +234,13 @@ static mha_status place(const reader *r, uint32_t alignment, size_t data, mha_gg
     const uint64_t offset = (uint64_t)shown->offset, bytes = (uint64_t)shown->bytes;
     if (offset % alignment != 0)
         return mha_fail(MHA_ERR_FORMAT,
-                        "%s: %s: its offset %" PRIu64 " is no multiple of the alignment %" PRIu32
-                        "; the file is damaged, fetch it again",
+                        "%s: %s: its offset %" PRIu64 " is not a multiple of the alignment %" PRIu32
+                        "; the file is damaged, download it again",
                         r->file->path.text, where(r).text, offset, alignment);
     if (data > size || offset > size - data || bytes > size - data - offset)
         return mha_fail(MHA_ERR_FORMAT,
                         "%s: %s: needs %" PRIu64 " bytes from byte %zu + %" PRIu64
-                        " on, the file has %zu; it is truncated, fetch it again",
+                        " on, the file has %zu; it is truncated, download it again",
                         r->file->path.text, where(r).text, bytes, data, offset, size);
     shown->offset += (int64_t)data;
     shown->data = r->file->view.bytes + shown->offset;
@@ -305,8 +307,8 @@ static mha_status take_all(reader *r, const char *what, uint64_t count, mha_stat
 {
     if (count > INT32_MAX)
         return mha_fail(MHA_ERR_SIZE,
-                        "%s: claims %" PRIu64 " %ss, at most %" PRId32 " are possible; the "
-                        "file is damaged, fetch it again",
+                        "%s: claims %" PRIu64 " %ss, at most %" PRId32
+                        " are possible; the file is damaged, download it again",
                         r->file->path.text, count, what, INT32_MAX);
     r->what = what;
     r->count = count;
@@ -317,7 +319,7 @@ static mha_status take_all(reader *r, const char *what, uint64_t count, mha_stat
     return MHA_OK;
 }
 
-/* Build the lexicon of count names, whose ids are their order. name(file, i): the name of item i. */
+/* Build the lexicon of `count` names. The id of item i is i, and its name is name(file, i). */
 static mha_status index_names(const mha_gguf *file, const char *what, size_t count,
                               const char *(*name)(const mha_gguf *, size_t), mhai_lexicon *lexicon)
 {
@@ -331,7 +333,7 @@ static mha_status index_names(const mha_gguf *file, const char *what, size_t cou
     const int32_t twice = mhai_lexicon_build(entries, (int32_t)count, lexicon);
     if (twice < 0) return MHA_OK;
     return mha_fail(MHA_ERR_FORMAT,
-                    "%s: the %s '%s' occurs twice; the file is damaged, fetch it again",
+                    "%s: the %s '%s' occurs twice; the file is damaged, download it again",
                     file->path.text, what, mhai_show_name(entries[twice].text).text);
 }
 

@@ -30,10 +30,10 @@ struct mha_gguf {
     mhai_vector names;   /* of char, each NUL-terminated */
     mhai_vector starts;  /* of uint64_t: offsets of an entry's strings, and of their end */
     mhai_vector entries; /* of mhai_gguf_entry */
-    mhai_vector tensors; /* of mhai_gguf_tensor, those of all parts */
+    mhai_vector tensors; /* of mhai_gguf_tensor; in the first part, those of all parts */
     mhai_lexicon keys, tensor_names;
-    mha_gguf *
-        *part; /* of a split model: [parts], this file being the first; the others are owned */
+    /* The first part of a split model has [parts]: itself, and the others, which it owns. */
+    mha_gguf **part;
     int64_t parts;
 };
 
@@ -64,14 +64,14 @@ extern const mhai_gguf_value_kind mhai_gguf_value_kinds[MHAI_GGUF_VALUE_KINDS];
 /* Fill the tables of a mapped file. Its vectors must be initialised. */
 MHA_NODISCARD mha_status mhai_gguf_read_header(mha_gguf *file);
 
-/* Build the lexicon of tensors again. */
+/* Rebuild the index of tensor names. */
 MHA_NODISCARD mha_status mhai_gguf_index_tensors(mha_gguf *file);
 
 /* Open one file, which may be a part. */
 MHA_NODISCARD mha_status mhai_gguf_open_part(const char *path, mha_gguf **file);
 
 /* If *file, opened from path, is a part of a split model, open the other parts, and make *file the
- * first part with the tensors of all. */
+ * first part, with the tensors of all parts. */
 MHA_NODISCARD mha_status mhai_gguf_join(const char *path, mha_gguf **file);
 
 #endif

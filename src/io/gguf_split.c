@@ -1,6 +1,6 @@
 /* Opening the parts of a split GGUF file. Each part is a complete file with the keys split.no,
- * split.count and split.tensors.count. The first one has the metadata. Parts are found by name, as
- * llama.cpp writes it: NAME-00001-of-00003.gguf. */
+ * split.count and split.tensors.count. The first one has the metadata. Parts are found by the
+ * names that llama.cpp writes: NAME-00001-of-00003.gguf. */
 #include "io/gguf_split.h"
 
 #include "io/gguf_parts.h"
@@ -31,7 +31,7 @@ static mha_status read_place(const mha_gguf *file, place *at)
 {
     *at = (place){0, 1, -1};
     MHA_TRY(read_number(file, "split.count", MOST_PARTS, &at->parts));
-    if (at->parts == 0) at->parts = 1; /* as llama.cpp reads it */
+    if (at->parts == 0) at->parts = 1; /* llama.cpp accepts this value too */
     if (at->parts == 1) return MHA_OK;
     MHA_TRY(read_number(file, "split.no", at->parts - 1, &at->part));
     return read_number(file, "split.tensors.count", INT32_MAX, &at->tensors);
@@ -55,7 +55,7 @@ static mha_status check_name(const char *path, const place *at)
                           at->part + 1, at->parts, suffix);
 }
 
-/* The path with the number of another part. */
+/* The path of another part; NULL: no memory. */
 static char *other_path(const char *path, int64_t part, int64_t parts)
 {
     char suffix[MOST_SUFFIX];
@@ -130,7 +130,7 @@ mha_status mhai_gguf_join(const char *path, mha_gguf **file)
     if (status == MHA_OK) {
         part[0]->part = part;
         part[0]->parts = at.parts;
-        *file = part[0]; /* owns all, also after an error */
+        *file = part[0]; /* owns all parts, also if join_tensors() fails */
         return join_tensors(part[0], at.tensors);
     }
     for (int64_t i = 0; i < at.parts; i++)

@@ -42,7 +42,7 @@ static const char index_key[] = "index";
 static mha_status bad(const char *path, const char *tensor, const char *what)
 {
     return mhai_path_fail(MHA_ERR_FORMAT, path,
-                          "tensor '%s': %s; the file is damaged, fetch it again",
+                          "tensor '%s': %s; the file is damaged, download it again",
                           mhai_show_name(tensor).text, what);
 }
 
@@ -63,7 +63,7 @@ static mha_status tensor_bytes(const char *path, const entry *tensor, int64_t *b
     for (size_t i = 0; i < json_array_size(tensor->shape); i++) {
         int64_t length = whole_number(tensor->shape, i);
         if (length < 0)
-            return bad(path, tensor->name, "shape holds something else than lengths from 0 on");
+            return bad(path, tensor->name, "shape holds values that are not lengths of 0 or more");
         empty |= length == 0;
     }
     for (size_t i = 0; i < json_array_size(tensor->shape) && !empty; i++)
@@ -92,7 +92,7 @@ static mha_status read_offsets(const char *path, const json_t *offsets, int64_t 
     if (tensor->end > data_bytes)
         return mhai_path_fail(MHA_ERR_FORMAT, path,
                               "tensor '%s': data_offsets end at %lld, but the file has only %lld "
-                              "bytes of data; it is truncated, fetch it again",
+                              "bytes of data; it is truncated, download it again",
                               mhai_show_name(tensor->name).text, (long long)tensor->end,
                               (long long)data_bytes);
     return MHA_OK;
@@ -104,7 +104,7 @@ static mha_status read_entry(const char *path, const json_t *value, int64_t data
     if (!json_is_object(value))
         return bad(path, tensor->name, "its description is not a JSON object");
     const char *type = json_string_value(json_object_get(value, "dtype"));
-    if (!type) return bad(path, tensor->name, "dtype is missing or no text");
+    if (!type) return bad(path, tensor->name, "dtype is missing or not a string");
     tensor->type = mhai_safetensors_find_type(type);
     if (!tensor->type)
         return mhai_path_fail(MHA_ERR_FORMAT, path,
@@ -113,14 +113,14 @@ static mha_status read_entry(const char *path, const json_t *value, int64_t data
                               mhai_show_name(tensor->name).text, mhai_show_name(type).text);
     tensor->shape = json_object_get(value, "shape");
     if (!json_is_array(tensor->shape))
-        return bad(path, tensor->name, "shape is missing or no array");
+        return bad(path, tensor->name, "shape is missing or not an array");
     int64_t bytes = 0;
     MHA_TRY(tensor_bytes(path, tensor, &bytes));
     MHA_TRY(read_offsets(path, json_object_get(value, "data_offsets"), data_bytes, tensor));
     if (tensor->end - tensor->begin != bytes)
         return mhai_path_fail(MHA_ERR_FORMAT, path,
                               "tensor '%s': shape and dtype %s need %lld bytes, data_offsets span "
-                              "%lld; the file is damaged, fetch it again",
+                              "%lld; the file is damaged, download it again",
                               mhai_show_name(tensor->name).text, tensor->type->name,
                               (long long)bytes, (long long)(tensor->end - tensor->begin));
     return MHA_OK;
@@ -178,15 +178,15 @@ static mha_status check_cover(const char *path, const mha_safetensors *file)
         if (order[i].begin < end)
             status = bad(path, name, "its data overlaps another tensor's");
         else if (order[i].begin > end)
-            status = bad(path, name, "a hole that belongs to no tensor precedes its data");
+            status = bad(path, name, "a gap that belongs to no tensor precedes its data");
         end = order[i].end;
     }
     free(order);
     if (status == MHA_OK && end != file->data_bytes)
-        status = mhai_path_fail(MHA_ERR_FORMAT, path,
-                                "%lld bytes at the end belong to no tensor; the file is damaged, "
-                                "fetch it again",
-                                (long long)(file->data_bytes - end));
+        status = mhai_path_fail(
+            MHA_ERR_FORMAT, path,
+            "%lld bytes at the end belong to no tensor; the file is damaged, download it again",
+            (long long)(file->data_bytes - end));
     return status;
 }
 
@@ -197,19 +197,18 @@ static mha_status read_header(const char *path, mha_safetensors *file)
     uint64_t length = 0;
     if (file->view.size < 8)
         return mhai_path_fail(MHA_ERR_FORMAT, path,
-                              "%zu bytes are too short for a safetensors file; fetch it again",
+                              "%zu bytes are too short for a safetensors file; download it again",
                               file->view.size);
     memcpy(&length, bytes, 8);
     if (length > file->view.size - 8 || length > (uint64_t)most_header_bytes)
         return mhai_path_fail(
             MHA_ERR_FORMAT, path,
-            "the header claims %llu bytes, the file has %zu behind its length (and "
-            "100 MB is the limit); it is truncated or no safetensors file",
+            "the header claims %llu bytes, the file has %zu behind its length (and 100 MB is the "
+            "limit); it is truncated or not a safetensors file",
             (unsigned long long)length, file->view.size - 8);
     if (length == 0 || bytes[8] != '{')
         return mhai_path_fail(MHA_ERR_FORMAT, path,
-                              "the header does not begin with '{'; this is no "
-                              "safetensors file");
+                              "the header does not begin with '{'; this is not a safetensors file");
     file->data = bytes + 8 + length;
     file->data_bytes = (int64_t)(file->view.size - 8 - length);
     return mhai_json_parse(path, (const char *)bytes + 8, (size_t)length, &file->header);

@@ -1,4 +1,4 @@
-/* Tensors of a safetensors file, also those without an mha_dtype. */
+/* Tensors of a safetensors file, including those whose type has no mha_dtype. */
 #ifndef MHAI_SAFETENSORS_DATA_H
 #define MHAI_SAFETENSORS_DATA_H
 
@@ -11,7 +11,7 @@ const unsigned char *mhai_safetensors_data(const mha_safetensors *file, int64_t 
 
 const mhai_safetensors_type *mhai_safetensors_type_of(const mha_safetensors *file, int64_t index);
 
-/* The shape of a tensor without its data. Its dtype counts only if its type is known. Errors:
+/* The shape of a tensor, without its data. The dtype is valid only if the type is known. Errors:
  * MHA_ERR_UNSUPPORTED (more than MHA_MAX_DIMS dimensions). */
 MHA_NODISCARD mha_status mhai_safetensors_shape(const mha_safetensors *file, int64_t index,
                                                 mha_tensor *tensor);

@@ -18,7 +18,7 @@ void mhai_vector_release(const mha_allocator *allocator, void *memory, size_t co
 typedef struct mhai_vector {
     const mha_allocator *allocator; /* must outlive the vector */
     void *items;
-    size_t size; /* of one item */
+    size_t size; /* size of one item */
     size_t count, capacity;
 } mhai_vector;
 

@@ -386,6 +386,27 @@ typedef struct mhai_write {
     bool add;
 } mhai_write;
 
+/* scale_double: out[i] = in[i] * factors[each ? i : 0], in double, rounded once; out may be in. */
+
+/* recurrent_strip: rows `first` .. first + rows - 1 of a strip of a recurrent layer, in order. Sums
+ * over j are chains that start at 0; row 0 of a strip has no `erase` sum.
+ *
+ *   erased[r] = erased[r] + sum over j < first + r of erase[r][j] u[j]
+ *   u[first + r] = strength[r] (value[r] - erased[r])              in double, rounded once
+ *   out[r] = out[r] + sum over j <= first + r of read[r][j] u[j]
+ *
+ * erase NULL: u = strength value, in double. */
+typedef struct mhai_recurrent_strip {
+    int first, rows; /* first + rows <= MHAI_PANEL */
+    int64_t cols;    /* a multiple of MHAI_PANEL: the distance of rows of value, erased and out */
+    const float *erase, *read; /* [rows][MHAI_PANEL] */
+    const float *value;
+    const double *strength; /* [rows] */
+    float *erased, *out;
+    float *u; /* [cols / 32][u_stride]: rows of a panel, from row 0 of the strip */
+    int64_t u_stride;
+} mhai_recurrent_strip;
+
 typedef struct mhai_kernels {
     mha_isa isa;
     int tile_rows;  /* rows per strip */

@@ -19,9 +19,9 @@ mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     json_t *theirs = NULL;
     if (mhai_model_is_gguf(like))
-        return mhai_path_fail(MHA_ERR_UNSUPPORTED, like,
-                              "the tokenizer of a GGUF file cannot be copied to a folder; take the "
-                              "model's folder");
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, like,
+            "the tokenizer of a GGUF file cannot be copied to a folder; use the model's folder");
     char *path = mhai_model_join(like, "config.json");
     if (!path) return MHA_NO_MEMORY("checkpoint");
     mha_status status = mhai_json_read(path, most_config_bytes, &theirs);

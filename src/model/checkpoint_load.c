@@ -33,7 +33,7 @@ typedef struct loading {
     int64_t types;       /* from config.json */
     mha_transformer *made;
     mhai_ends ends;
-    mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
+    mha_tokenizer **tokenizer; /* tokenizer of a GGUF file; NULL: not requested */
 } loading;
 
 /* ---- the plan ------------------------------------------------------------------------------ */
@@ -146,7 +146,8 @@ static double numbers_described(const mha_transformer_desc *d)
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU_TANH ||
                        d->feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED;
-    layer += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
     double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
     if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * E;
     all += (double)d->type_count * E;
@@ -157,9 +158,9 @@ static double numbers_described(const mha_transformer_desc *d)
 
 static const char *remedy(const loading *l)
 {
-    return l->stored->weights.gguf ? "this variant of the architecture is not supported, take the "
-                                     "model's folder"
-                                   : "take the config.json that came with the weights";
+    return l->stored->weights.gguf
+               ? "this variant of the architecture is not supported, use the model's folder"
+               : "use the config.json that came with the weights";
 }
 
 static mha_status check_numbers(const loading *l)
@@ -199,9 +200,11 @@ static mha_status check_embeddings(loading *l)
         const char *inner, *outer;
     } prefixes[] = {{"model.language_model.", ""},
                     {"language_model.model.", "language_model."}, /* of transformers 4 */
+                    {l->family->text_prefix, ""},
                     {l->family->prefix, ""},
                     {"", ""}};
-    for (int i = l->family->text_part ? 0 : 2; i < 4; i++) {
+    for (int i = l->family->text_part ? 0 : 2; i < 5; i++) {
+        if (!prefixes[i].inner) continue;
         l->stored->weights.prefix = prefixes[i].inner;
         l->stored->weights.outer = prefixes[i].outer;
         const int64_t at = mhai_weights_find(&l->stored->weights, name);
@@ -332,7 +335,7 @@ static mha_status check_all_used(const loading *l)
         const char *name = mhai_weights_name(&l->stored->weights, i);
         if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
             return mhai_path_fail(MHA_ERR_MODEL, l->stored->weights.path,
-                                  "has weight '%s', which %s does not ask for; %s",
+                                  "has weight '%s', which %s does not imply; %s",
                                   mhai_show_name(name).text, l->stored->weights.asks, remedy(l));
     }
     return MHA_OK;
@@ -367,8 +370,8 @@ static mha_status check_compute(const loading *l)
         return MHA_OK;
     return mhai_path_fail(
         MHA_ERR_UNSUPPORTED, l->stored->weights.path,
-        "no weight is stored in blocks of 8 bits or fewer, which int8 arithmetic "
-        "multiplies; take a quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic");
+        "no weight is stored in blocks of 8 bits or fewer, which int8 arithmetic multiplies; use a "
+        "quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic");
 }
 
 /* Report an invalid description as an error in config.json. */

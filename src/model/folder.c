@@ -124,7 +124,7 @@ static mha_status each_weights(const char *folder, each_file *each, void *user)
     return status;
 }
 
-/* A GGUF file without a name, or the parts of a split one. */
+/* Visit a GGUF file, without a name, or each part of a split model, with its name. */
 static mha_status each_gguf(const char *path, each_file *each, void *user)
 {
     mha_gguf *file = NULL;

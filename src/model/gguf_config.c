@@ -105,24 +105,25 @@ static const mhai_weight_name gpt_oss_names[] = {MHAI_NAME("mlp_norm", "post_att
                                                  MHAI_NAME("self_attn.v_proj", "attn_v"),
                                                  MHAI_NAME("self_attn.sinks", "attn_sinks.weight"),
                                                  END};
-static const mhai_weight_name granite_names[] = {
-    COMMON,
-    GATED,
-    {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
-    {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
-    MHAI_NAME("self_attn.v_proj", "attn_v"),
-    {"state_space.g_proj", "ssm_in", MHAI_FUSED, 0},
-    {"state_space.v_proj", "ssm_in", MHAI_FUSED, 1},
-    {"state_space.k_proj", "ssm_in", MHAI_FUSED, 2},
-    {"state_space.q_proj", "ssm_in", MHAI_FUSED, 3},
-    {"state_space.a_proj", "ssm_in", MHAI_FUSED, 4},
-    MHAI_NAME("state_space.conv", "ssm_conv1d"),
-    MHAI_NAME("state_space.o_norm", "ssm_norm"),
-    MHAI_NAME("state_space.o_proj", "ssm_out"),
-    {"state_space.A_log", "ssm_a", MHAI_MINUS_EXP, 0},
-    MHAI_NAME("state_space.D", "ssm_d"),
-    MHAI_NAME("state_space.dt_bias", "ssm_dt.bias"),
-    END};
+/* Layers of Nemotron-H have one norm. */
+static const mhai_weight_name space_names[] = {COMMON,
+                                               MHAI_NAME("mlp_norm", "attn_norm"),
+                                               GATED,
+                                               {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
+                                               {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
+                                               MHAI_NAME("self_attn.v_proj", "attn_v"),
+                                               {"state_space.g_proj", "ssm_in", MHAI_FUSED, 0},
+                                               {"state_space.v_proj", "ssm_in", MHAI_FUSED, 1},
+                                               {"state_space.k_proj", "ssm_in", MHAI_FUSED, 2},
+                                               {"state_space.q_proj", "ssm_in", MHAI_FUSED, 3},
+                                               {"state_space.a_proj", "ssm_in", MHAI_FUSED, 4},
+                                               MHAI_NAME("state_space.conv", "ssm_conv1d"),
+                                               MHAI_NAME("state_space.o_norm", "ssm_norm"),
+                                               MHAI_NAME("state_space.o_proj", "ssm_out"),
+                                               {"state_space.A_log", "ssm_a", MHAI_MINUS_EXP, 0},
+                                               MHAI_NAME("state_space.D", "ssm_d"),
+                                               MHAI_NAME("state_space.dt_bias", "ssm_dt.bias"),
+                                               END};
 static const mhai_weight_name fused_names[] = {COMMON, GATED, FUSED, END};
 static const mhai_weight_name phi3_names[] = {COMMON,
                                               FUSED,
@@ -177,7 +178,9 @@ static const struct architecture {
     {"gpt-oss", "gpt_oss", gpt_oss_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
     {"command-r", "cohere", plain_names, 0, NULL, 0},
     {"cohere2", "cohere2", plain_names, 0, NULL, 0},
-    {"granitehybrid", "granitemoehybrid", granite_names, 0, "linear_attention", 0}};
+    {"granitehybrid", "granitemoehybrid", space_names, 0, "linear_attention", 0},
+    {"mamba2", "mamba2", space_names, 0, "linear_attention", 0},
+    {"nemotron_h", "nemotron_h", space_names, 0, "linear_attention", 0}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -197,6 +200,7 @@ mhai_family mhai_gguf_family(const mhai_family *family)
     own.layers = "blk.";
     own.prefix = "";
     own.text_part = false;
+    own.text_prefix = NULL;
     own.ignores = ignores;
     return own;
 }
@@ -207,25 +211,34 @@ mhai_family mhai_gguf_family(const mhai_family *family)
 static const struct {
     const char *key;
     bool required, real;
-    const char *fields[3];
+    const char *fields[4];
 } rows[] = {
     {"block_count", true, false, {"num_hidden_layers", "n_layer", NULL}},
     {"context_length", true, false, {"max_position_embeddings", "n_positions", NULL}},
     {"embedding_length", true, false, {"hidden_size", "n_embd", NULL}},
-    {"feed_forward_length",
+    {"feed_forward_length", /* of Nemotron-H: mhai_gguf_kinds() */
      false,
      false,
      {"intermediate_size", "n_inner", "shared_intermediate_size"}},
     {"attention.key_length", false, false, {"head_dim", NULL, NULL}},
     {"attention.sliding_window", false, false, {"sliding_window", NULL, NULL}},
-    {"attention.layer_norm_rms_epsilon", false, true, {"rms_norm_eps", "norm_eps", NULL}},
+    {"attention.layer_norm_rms_epsilon",
+     false,
+     true,
+     {"rms_norm_eps", "norm_eps", "layer_norm_epsilon"}},
     {"attention.layer_norm_epsilon", false, true, {"layer_norm_eps", "layer_norm_epsilon", NULL}},
     {"shortconv.l_cache", false, false, {"conv_L_cache", NULL, NULL}},
     {"full_attention_interval", false, false, {"full_attention_interval", NULL, NULL}},
-    {"ssm.conv_kernel", false, false, {"linear_conv_kernel_dim", "mamba_d_conv", NULL}},
-    {"ssm.state_size", false, false, {"linear_key_head_dim", "mamba_d_state", NULL}},
-    {"ssm.group_count", false, false, {"linear_num_key_heads", "mamba_n_groups", NULL}},
-    {"ssm.time_step_rank", false, false, {"linear_num_value_heads", "mamba_n_heads", NULL}},
+    {"ssm.conv_kernel", false, false, {"linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"}},
+    {"ssm.state_size",
+     false,
+     false,
+     {"linear_key_head_dim", "mamba_d_state", "state_size", "ssm_state_size"}},
+    {"ssm.group_count", false, false, {"linear_num_key_heads", "mamba_n_groups", "n_groups"}},
+    {"ssm.time_step_rank",
+     false,
+     false,
+     {"linear_num_value_heads", "mamba_n_heads", "num_heads", "mamba_num_heads"}},
     {"expert_count", false, false, {"num_experts", "num_local_experts", NULL}},
     {"expert_used_count", false, false, {"num_experts_per_tok", NULL, NULL}},
     {"expert_feed_forward_length", false, false, {"moe_intermediate_size", NULL, NULL}},
@@ -257,17 +270,16 @@ bool mhai_gguf_key(const mhai_gguf_reading *r, const char *key, mha_gguf_value *
            mha_gguf_value_of(r->file, full, value) == MHA_OK;
 }
 
+const char mhai_gguf_differs[] = "differs from layer to layer, which is not supported";
+
 mha_status mhai_gguf_refuse(const mhai_gguf_reading *r, const mha_gguf_value *value,
                             const char *why)
 {
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' %s; take the model's folder",
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' %s; use the model's folder",
                           mhai_show_name(value->key).text, why);
 }
 
-static const char differs[] = "differs from layer to layer, which is not supported";
-
-/* Check that an array has one element per layer. */
-static mha_status check_array(const mhai_gguf_reading *r, const mha_gguf_value *value)
+mha_status mhai_gguf_check_array(const mhai_gguf_reading *r, const mha_gguf_value *value)
 {
     const int64_t layers = mhai_gguf_count(r, "num_hidden_layers");
     if (!value->array || value->count == layers) return MHA_OK;
@@ -281,14 +293,15 @@ mha_status mhai_gguf_number(const mhai_gguf_reading *r, const mha_gguf_value *va
 {
     double x = 0, first_x = 0;
     int64_t n = 0, first_n = 0;
-    MHA_TRY(check_array(r, value));
+    MHA_TRY(mhai_gguf_check_array(r, value));
     for (int64_t i = 0; i < value->count; i++) {
         if (real)
             MHA_TRY(mha_gguf_real(value, i, &x));
         else
             MHA_TRY(mha_gguf_integer(value, i, 0, INT64_MAX, &n));
         if (i == 0) first_x = x, first_n = n;
-        if (n != first_n || x < first_x || x > first_x) return mhai_gguf_refuse(r, value, differs);
+        if (n != first_n || x < first_x || x > first_x)
+            return mhai_gguf_refuse(r, value, mhai_gguf_differs);
     }
     *number = real ? json_real(x) : json_integer((json_int_t)n);
     if (*number) return MHA_OK;
@@ -307,7 +320,7 @@ mha_status mhai_gguf_take(const mhai_gguf_reading *r, const mha_gguf_value *valu
                : MHA_NO_MEMORY("model");
 }
 
-static mha_status missing(const mhai_gguf_reading *r, const char *key)
+mha_status mhai_gguf_missing(const mhai_gguf_reading *r, const char *key)
 {
     return mhai_path_fail(MHA_ERR_MODEL, r->path, "key '%s.%s' is missing", r->name, key);
 }
@@ -317,10 +330,11 @@ static mha_status read_rows(const mhai_gguf_reading *r)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         mha_gguf_value value;
         if (!mhai_gguf_key(r, rows[i].key, &value)) {
-            if (rows[i].required) return missing(r, rows[i].key);
+            if (rows[i].required) return mhai_gguf_missing(r, rows[i].key);
             continue;
         }
-        for (int k = 0; k < 3 && rows[i].fields[k]; k++)
+        if (mhai_gguf_has_kinds(r) && strcmp(rows[i].key, "feed_forward_length") == 0) continue;
+        for (int k = 0; k < 4 && rows[i].fields[k]; k++)
             MHA_TRY(mhai_gguf_take(r, &value, rows[i].real, r->root, rows[i].fields[k]));
     }
     return MHA_OK;
@@ -347,7 +361,7 @@ static mha_status refuse_unsupported(const mhai_gguf_reading *r)
 /* The numbers of heads of all layers. */
 typedef struct head_counts {
     json_t *lists[2], *types;
-    int64_t most, kv_heads; /* of the layer with the most heads */
+    int64_t most, kv_heads; /* numbers of the layer with the most heads */
     bool same, seen;
 } head_counts;
 
@@ -381,19 +395,21 @@ static mha_status read_heads(const mhai_gguf_reading *r)
     if (!mhai_put(r->root, "layer_types", n.types) || !first || !second)
         return MHA_NO_MEMORY("model");
     if (!mhai_gguf_key(r, "attention.head_count", &heads))
-        return missing(r, "attention.head_count");
+        return mhai_gguf_missing(r, "attention.head_count");
     if (!mhai_gguf_key(r, "attention.head_count_kv", &kv)) kv = heads;
-    MHA_TRY(check_array(r, &heads));
-    MHA_TRY(check_array(r, &kv));
+    MHA_TRY(mhai_gguf_check_array(r, &heads));
+    MHA_TRY(mhai_gguf_check_array(r, &kv));
     for (int64_t i = 0; i < layers && layers <= MHAI_MOST_LAYERS; i++)
         MHA_TRY(add_layer(r, &heads, &kv, i, &n));
     if (!n.same && r->of->names != llama_names && r->of->names != plain_names)
-        return mhai_gguf_refuse(r, kv.array ? &kv : &heads, differs);
+        return mhai_gguf_refuse(r, kv.array ? &kv : &heads, mhai_gguf_differs);
     if (n.same) {
         json_object_del(r->root, "layer_heads");
         json_object_del(r->root, "layer_kv_heads");
     }
+    MHA_TRY(mhai_gguf_kinds(r, n.types));
     if (!r->of->mixer) json_object_del(r->root, "layer_types");
+    if (!n.seen) return MHA_OK;
     return mhai_put_count(r->root, "num_attention_heads", n.most) &&
                    mhai_put_count(r->root, "n_head", n.most) &&
                    mhai_put_count(r->root, "num_key_value_heads", n.kv_heads) &&
@@ -404,54 +420,6 @@ static mha_status read_heads(const mhai_gguf_reading *r)
                    mhai_put_text(r->names, "layer_kv_heads", kv.key)
                ? MHA_OK
                : MHA_NO_MEMORY("model");
-}
-
-/* Read layers of Mamba-2. Attention rotates if rope.scaling.finetuned is true. */
-static mha_status read_spaces(const mhai_gguf_reading *r, const mha_gguf_value *inner,
-                              int64_t width, int64_t heads)
-{
-    const int64_t size = mhai_gguf_count(r, "hidden_size");
-    mha_gguf_value value;
-    bool rotates = false;
-    if (size < 1 || width % size != 0)
-        return mhai_gguf_refuse(r, inner,
-                                "is not a multiple of embedding_length, which is not supported");
-    if (mhai_gguf_key(r, "rope.scaling.finetuned", &value))
-        MHA_TRY(mha_gguf_bool(&value, 0, &rotates));
-    return mhai_put_count(r->root, "mamba_d_head", width / heads) &&
-                   mhai_put_count(r->root, "mamba_expand", width / size) &&
-                   mhai_put_count(r->root, "num_local_experts", 0) &&
-                   mhai_put_text(r->root, "position_embedding_type", rotates ? "rope" : "nope")
-               ? MHA_OK
-               : MHA_NO_MEMORY("model");
-}
-
-/* Reject two changes that converters make: reordered value heads that share a key head, and extra
- * layers for multi-token prediction. */
-static mha_status read_nets(const mhai_gguf_reading *r)
-{
-    const int64_t keys = mhai_gguf_count(r, "linear_num_key_heads");
-    const int64_t heads = mhai_gguf_count(r, "linear_num_value_heads");
-    mha_gguf_value value;
-    int64_t width = 0, further = 0;
-    if (r->of->names != qwen35_names && r->of->names != next_names && r->of->names != granite_names)
-        return MHA_OK;
-    if (!mhai_gguf_key(r, "ssm.inner_size", &value)) return missing(r, "ssm.inner_size");
-    MHA_TRY(mha_gguf_integer(&value, 0, 1, INT32_MAX, &width));
-    if (heads < 1 || width % heads != 0)
-        return mhai_path_fail(MHA_ERR_MODEL, r->path,
-                              "'%s' is %lld, which %s.ssm.time_step_rank %lld does not divide",
-                              value.key, (long long)width, r->name, (long long)heads);
-    if (r->of->names == granite_names) return read_spaces(r, &value, width, heads);
-    if (mhai_gguf_key(r, "nextn_predict_layers", &value))
-        MHA_TRY(mha_gguf_integer(&value, 0, 0, INT32_MAX, &further));
-    if (further > 0) return mhai_gguf_refuse(r, &value, "counts layers that are not supported");
-    if (heads != keys && r->of->names == qwen35_names &&
-        mhai_gguf_key(r, "ssm.group_count", &value))
-        return mhai_gguf_refuse(r, &value,
-                                "differs from ssm.time_step_rank, which is not supported");
-    return mhai_put_count(r->root, "linear_value_head_dim", width / heads) ? MHA_OK
-                                                                           : MHA_NO_MEMORY("model");
 }
 
 /* Whether layers without a window have a pattern. */
@@ -472,7 +440,7 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     if (!mhai_gguf_key(r, "attention.sliding_window_pattern", &value) || layers > MHAI_MOST_LAYERS)
         return MHA_OK;
     if (!alternates(r)) return mhai_gguf_refuse(r, &value, "is not supported in this architecture");
-    MHA_TRY(check_array(r, &value));
+    MHA_TRY(mhai_gguf_check_array(r, &value));
     if (!value.array) MHA_TRY(mha_gguf_integer(&value, 0, 0, MHAI_MOST_LAYERS, &period));
     json_t *types = json_array();
     if (!mhai_put(r->root, "layer_types", types)) return MHA_NO_MEMORY("model");
@@ -486,7 +454,7 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     return MHA_OK;
 }
 
-/* ---- settings without a key of their own --------------------------------------------------- */
+/* ---- settings derived from weights --------------------------------------------------------- */
 
 /* Derive settings from the weights: tied output, biases, size of the vocabulary. */
 static mha_status read_weights(const mhai_gguf_reading *r)
@@ -588,10 +556,10 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
     if (status == MHA_OK) status = refuse_unsupported(&r);
     if (status == MHA_OK) status = read_rows(&r);
     if (status == MHA_OK && r.of->routing) status = mhai_gguf_experts(&r, r.of->routing);
-    if (status == MHA_OK && !json_object_get(r.root, "intermediate_size"))
-        status = missing(&r, "feed_forward_length");
     if (status == MHA_OK) status = read_heads(&r);
-    if (status == MHA_OK) status = read_nets(&r);
+    if (status == MHA_OK && !json_object_get(r.root, "intermediate_size"))
+        status = mhai_gguf_missing(&r, "feed_forward_length");
+    if (status == MHA_OK) status = mhai_gguf_mixers(&r);
     if (status == MHA_OK) status = read_windows(&r);
     if (status == MHA_OK) status = mhai_gguf_rotation(&r);
     if (status == MHA_OK) status = read_weights(&r);

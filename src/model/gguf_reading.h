@@ -1,5 +1,4 @@
-/* State of the conversion of metadata to config.json, shared by
- * gguf_config.c and gguf_rotation.c. */
+/* State of the conversion of metadata to config.json, shared by the gguf_*.c files. */
 #ifndef MHAI_GGUF_READING_H
 #define MHAI_GGUF_READING_H
 
@@ -24,6 +23,15 @@ bool mhai_gguf_key(const mhai_gguf_reading *r, const char *key, mha_gguf_value *
 mha_status mhai_gguf_refuse(const mhai_gguf_reading *r, const mha_gguf_value *value,
                             const char *why);
 
+extern const char mhai_gguf_differs[]; /* why a value per layer is rejected */
+
+/* The error of a missing key. */
+mha_status mhai_gguf_missing(const mhai_gguf_reading *r, const char *key);
+
+/* Check that an array has one element per layer. */
+MHA_NODISCARD mha_status mhai_gguf_check_array(const mhai_gguf_reading *r,
+                                               const mha_gguf_value *value);
+
 /* Read a number, or an array of equal numbers. */
 mha_status mhai_gguf_number(const mhai_gguf_reading *r, const mha_gguf_value *value, bool real,
                             json_t **number);
@@ -32,9 +40,9 @@ mha_status mhai_gguf_number(const mhai_gguf_reading *r, const mha_gguf_value *va
 mha_status mhai_gguf_take(const mhai_gguf_reading *r, const mha_gguf_value *value, bool real,
                           json_t *object, const char *field);
 
-/* How an architecture routes tokens to experts: NONE, without experts; by a softmax whose chosen
- * weights are always (SUM), by default (NORMALISED) or not by default (PLAIN) divided by their sum;
- * by sigmoids. */
+/* How an architecture routes tokens to experts. NONE: it has no experts. SIGMOID: by sigmoids. The
+ * others use a softmax and divide the chosen weights by their sum: SUM always, NORMALISED unless a
+ * key disables it, PLAIN only if a key enables it. */
 typedef enum mhai_gguf_routing {
     MHAI_GGUF_ROUTING_NONE = 0,
     MHAI_GGUF_ROUTING_SUM,
@@ -47,6 +55,12 @@ typedef enum mhai_gguf_routing {
  * after the keys that correspond to a field are read. */
 int64_t mhai_gguf_expert_count(const mhai_gguf_reading *r);
 MHA_NODISCARD mha_status mhai_gguf_experts(const mhai_gguf_reading *r, mhai_gguf_routing routing);
+
+/* gguf_mixers.c: whether layers are of several kinds by their feed-forward lengths, which change a
+ * list of layer types; the settings of mixers other than attention. */
+bool mhai_gguf_has_kinds(const mhai_gguf_reading *r);
+MHA_NODISCARD mha_status mhai_gguf_kinds(const mhai_gguf_reading *r, json_t *types);
+MHA_NODISCARD mha_status mhai_gguf_mixers(const mhai_gguf_reading *r);
 
 /* Read the rotation into root, which must already have heads and widths. */
 mha_status mhai_gguf_rotation(const mhai_gguf_reading *r);

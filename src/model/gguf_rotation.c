@@ -24,7 +24,7 @@ static mha_status read_width(const mhai_gguf_reading *r, int64_t *rotated)
         json_decref(number);
         if (*rotated < 1 || (width > 0 && *rotated > width))
             return mhai_path_fail(MHA_ERR_MODEL, r->path,
-                                  "'%s' is %lld, expected 1..%lld, a head's numbers", value.key,
+                                  "'%s' is %lld, expected 1..%lld, the size of a head", value.key,
                                   (long long)*rotated, (long long)width);
         /* add 0.5, because a quotient rounded down would lose one element */
         if (*rotated < width) part = ((double)*rotated + 0.5) / (double)width;
@@ -81,10 +81,9 @@ static mha_status read_factors(const mhai_gguf_reading *r, int64_t rotated, bool
         same = fabs((double)factor / exact - 1) <= (20 * (double)last / 3 + 4) * 0x1p-24;
     }
     if (!same)
-        return mhai_path_fail(
-            MHA_ERR_UNSUPPORTED, r->path,
-            "the factors of 'rope_freqs.weight' are not those of Llama 3.1 (low 1, "
-            "high 4, 8192 positions); take the model's folder");
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
+                              "the factors of 'rope_freqs.weight' are not those of Llama 3.1 (low "
+                              "1, high 4, 8192 positions); use the model's folder");
     MHA_TRY(begin_scaling(r, "llama3", &scaling));
     return mhai_put(scaling, "factor", json_real((double)last)) &&
                    mhai_put_text(r->names, "factor", factors.name) &&
@@ -206,8 +205,8 @@ static mha_status read_scaling(const mhai_gguf_reading *r, bool factors)
     if (factors || !scaled || (!yarn && strcmp(type, "linear") != 0))
         return mhai_path_fail(
             MHA_ERR_UNSUPPORTED, r->path,
-            "'%s.rope.scaling.type' is not supported here; known: none, linear and "
-            "yarn with a factor and without rope_freqs.weight; take the model's folder",
+            "'%s.rope.scaling.type' is not supported here; known: none, linear and yarn with a "
+            "factor and without rope_freqs.weight; use the model's folder",
             r->name);
     MHA_TRY(begin_scaling(r, type, &scaling));
     MHA_TRY(mhai_gguf_take(r, &scale, true, scaling, "factor"));

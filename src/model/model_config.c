@@ -37,8 +37,7 @@ mha_status mhai_config_fail(mha_status status, const mhai_config *config, const 
 static mha_status missing(const mhai_config *config, const char *key)
 {
     return mhai_config_fail(MHA_ERR_MODEL, config, key,
-                            "is missing; take the config.json that came with the "
-                            "weights");
+                            "is missing; use the config.json that came with the weights");
 }
 
 mha_status mhai_config_count(const mhai_config *config, const char *key, int64_t low, int64_t high,

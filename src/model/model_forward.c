@@ -157,7 +157,7 @@ static mha_status check_output(const char *name, int64_t layer, const mha_tensor
     own->end = (uintptr_t)tensor->data + (uintptr_t)(high * (int64_t)sizeof(float));
     for (const span *other = all->span; other < own; other++)
         if (own->begin < other->end && other->begin < own->end)
-            return mha_fail(MHA_ERR_OVERLAP, "%s overlaps %s: give it memory of its own", own->name,
+            return mha_fail(MHA_ERR_OVERLAP, "%s overlaps %s: use separate memory", own->name,
                             other->name);
     all->count++;
     return MHA_OK;
@@ -252,7 +252,9 @@ static mha_status take_layer(void *user, const mha_activations *activations, int
     const mha_model_outputs *want = &p->want;
     mha_layer_view view = {.struct_size = sizeof view}, last = view;
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
-    const bool ff = p->model->info.intermediate_size > 0;
+    mha_transformer_desc d;
+    mha_transformer_describe(p->model->transformer, &d);
+    const bool ff = mha_transformer_feeds(&d, layer);
     if (ff) MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_FEED_FORWARD, &last));
     if (want->attention && want->attention[layer] && view.q.data) {
         mha_module_outputs w;

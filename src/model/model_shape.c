@@ -50,10 +50,12 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
     MHA_TRY(mhai_family_enter(a, config));
     const mhai_shape_keys *keys = a->keys;
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &shape->embed_dim));
-    MHA_TRY(mhai_config_count(config, keys->layers, 1, MHAI_MOST_LAYERS, &shape->layers));
+    MHA_TRY(mhai_read_layer_count(config, a, &shape->layers));
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &shape->heads));
-    MHA_TRY(
-        mhai_config_optional(config, keys->positions, 1, most_positions, 0, &shape->max_positions));
+    shape->max_positions = MHAI_MOST_POSITIONS;
+    if (keys->positions)
+        MHA_TRY(mhai_config_optional(config, keys->positions, 1, most_positions, 0,
+                                     &shape->max_positions));
     shape->kv_heads = shape->heads;
     if (a->grouped) MHA_TRY(read_grouped(config, keys, shape));
     bool head_dim_given = a->grouped && !mhai_config_absent(config, "head_dim");

@@ -61,7 +61,8 @@ static mha_status open_named(mhai_weights *weights, const char *folder, const js
         return mhai_path_fail(MHA_ERR_MODEL, weights->path, "names more than %d files",
                               MOST_SHARDS);
     if (!mhai_model_holds(folder, name))
-        return mha_fail(MHA_ERR_FILE, "%s/%s: no such file, but %s names it; fetch the model again",
+        return mha_fail(MHA_ERR_FILE,
+                        "%s/%s: no such file, but %s names it; download the model again",
                         mhai_show_path(folder).text, mhai_show_name(name).text,
                         mhai_show_path(weights->path).text);
     return open_shard(weights, mhai_model_join(folder, name));
@@ -284,7 +285,7 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
     *index = mhai_weights_find(weights, name);
     if (*index < 0)
         return mhai_path_fail(MHA_ERR_MODEL, weights->path,
-                              "weight '%s%s' is missing; %s asks for it", weights->prefix, name,
+                              "weight '%s%s' is missing; %s requires it", weights->prefix, name,
                               weights->asks);
     MHA_TRY(mhai_weights_peek(weights, *index, tensor));
     name = mhai_weights_name(weights, *index);
@@ -301,7 +302,7 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
         char has[160], wants[160];
         mhai_weights_print_shape(has, sizeof has, tensor);
         mhai_weights_print_shape(wants, sizeof wants, expected);
-        return mhai_path_fail(MHA_ERR_MODEL, path, "weight '%s' has shape %s, %s asks for %s", name,
+        return mhai_path_fail(MHA_ERR_MODEL, path, "weight '%s' has shape %s, %s requires %s", name,
                               has, weights->asks, wants);
     }
     /* reads nothing; checks the type */

@@ -1,5 +1,5 @@
-/* Weights of a model folder by name, from one file or from shards, checked against the shapes in
- * config.json. Any floating type and alignment is read as f32. */
+/* Weights of a model folder by name, from one file or from shards. Shapes must match config.json.
+ * Any floating type and alignment is read as f32. */
 #ifndef MHAI_MODEL_WEIGHTS_H
 #define MHAI_MODEL_WEIGHTS_H
 
@@ -16,7 +16,7 @@ typedef struct mhai_shard {
 } mhai_shard;
 
 typedef struct mhai_weights {
-    char *path;        /* of the file or, with several shards, of their index; for messages */
+    char *path;        /* path of the file or, with several shards, of their index; for messages */
     mha_gguf *gguf;    /* instead of shards; owned */
     const char *asks;  /* the file that describes the weights, for messages */
     mhai_shard *shard; /* [shards] */
@@ -48,14 +48,14 @@ int64_t mhai_weights_find(const mhai_weights *weights, const char *name);
 MHA_NODISCARD mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
                                             const mha_tensor *expected, int64_t *index);
 
-/* The index of the scales of a float8 weight; -1: none. */
+/* The index of the tensor with the scales of a float8 weight; -1: none. */
 int64_t mhai_weights_scales(const mhai_weights *weights, int64_t index);
 
 /* Elements of a tensor in the file, row by row. The types are those of gguf_blocks.h. */
 typedef struct mhai_elements {
     mha_gguf_type type;
     const unsigned char *data; /* may be unaligned */
-    /* Scales [.., scale_columns] of blocks of a matrix with this many columns; NULL: none. */
+    /* Scales [.., scale_columns] of the blocks of a matrix with `columns` columns; NULL: none. */
     const unsigned char *scales;
     mha_gguf_type scale_type;
     int64_t columns, scale_columns, block_rows, block_columns;

@@ -9,7 +9,7 @@
 static const char field[] = "quantization_config";
 enum { MOST_BLOCK = 1 << 20 };
 
-/* An object in an object; empty if absent. */
+/* Find the object `key` in an object. */
 static mha_status enter(const mhai_config *config, const char *key, mhai_config *inner)
 {
     const json_t *found = json_object_get(config->root, key);
@@ -18,7 +18,7 @@ static mha_status enter(const mhai_config *config, const char *key, mhai_config 
     return mhai_config_fail(MHA_ERR_MODEL, config, key, "is not a JSON object");
 }
 
-/* [rows, columns] of a block; null: one scale per weight. */
+/* Read the field: a block's [rows, columns], or null if a weight has a single scale. */
 static mha_status read_block(const mhai_config *config, const char *key, mhai_quantization *q)
 {
     const json_t *block = json_object_get(config->root, key);
@@ -26,7 +26,7 @@ static mha_status read_block(const mhai_config *config, const char *key, mhai_qu
     bool good =
         mhai_config_absent(config, key) || (json_is_array(block) && json_array_size(block) == 2);
     for (size_t i = 0; i < 2 && good && !mhai_config_absent(config, key); i++) {
-        size[i] = (int64_t)json_integer_value(json_array_get(block, i)); /* 0 if it is none */
+        size[i] = (int64_t)json_integer_value(json_array_get(block, i)); /* 0: not an integer */
         good = size[i] >= 1 && size[i] <= MOST_BLOCK;
     }
     q->rows = size[0];

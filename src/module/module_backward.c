@@ -81,7 +81,8 @@ static mha_status check_call(call *c, const mha_module_call *given, mha_module_c
     const mha_tensor *all[] = {own->query, own->key, own->value, kept.q,
                                kept.k,     kept.v,   kept.heads, kept.lse};
     for (int i = 0; i < 8; i++) {
-        if (!all[i]) return mha_fail(MHA_ERR_NULL, "%s: is NULL, the gradients need it", names[i]);
+        if (!all[i])
+            return mha_fail(MHA_ERR_NULL, "%s: is NULL; the gradients require it", names[i]);
         if (i < 3) MHA_TRY(mhai_tensor_check_real(names[i], all[i]));
         MHA_TRY(mhai_tensor_check(names[i], all[i], i < 3 ? all[i]->dtype : MHA_F32, all[i]->ndim,
                                   NULL));
@@ -172,9 +173,8 @@ static mha_status check_loss(const call *c)
         if (all[i]) MHA_TRY(mhai_tensor_check(names[i], all[i], MHA_F32, all[i]->ndim, NULL));
     if ((all[1] || all[2]) &&
         (c->f.module->desc.flags & (MHA_MODULE_BIAS_KV | MHA_MODULE_ZERO_ATTN)))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_module_backward: gradients of probabilities do not know the columns "
-                        "of bias_k and of the zeros");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_backward: gradients of probabilities do "
+                                             "not support the columns of bias_k and of the zeros");
     return MHA_OK;
 }
 
@@ -192,11 +192,11 @@ static mha_status read_attention(call *c)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_gradients: q, k and v of attention are the "
                                           "module's own, leave them NULL");
     if (w->sink_logits && (flags & MHA_MODULE_SINKS))
-        return mha_fail(MHA_ERR_ARGUMENT, "sink_logits: the module has sinks of its own, ask for "
-                                          "the gradient of the parameter sinks");
+        return mha_fail(MHA_ERR_ARGUMENT, "sink_logits: the module has its own sinks; request the "
+                                          "gradient of the parameter sinks");
     if ((w->gates || w->scale) && (flags & MHA_MODULE_BIAS_KV))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_backward: gradients of gates and scale do "
-                                             "not know bias_k");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_module_backward: gradients of gates and scale do not support bias_k");
     return check_loss(c);
 }
 
@@ -210,8 +210,8 @@ static mha_status read_gradients(call *c, const mha_tensor *out_gradient,
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_gradients: flags 0x%x are unknown",
                         (unsigned)c->out.flags);
     if ((d->flags & MHA_MODULE_QK_NORM) && d->qk_norm != MHA_QK_NORM_RMS)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_backward: MHA_QK_NORM_L2 has no gradient "
-                                             "here, use MHA_QK_NORM_RMS");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_module_backward: MHA_QK_NORM_L2 has no gradient; use MHA_QK_NORM_RMS");
     if (c->out.parameters_count < 0 || c->out.parameters_count > MAX_PARAMETERS)
         return mha_fail(MHA_ERR_ARGUMENT, "parameters_count is %lld, expected 0..%d",
                         (long long)c->out.parameters_count, (int)MAX_PARAMETERS);

@@ -15,9 +15,10 @@
 static mha_status check_size(const char *name, int64_t cache, int64_t module)
 {
     if (cache == module) return MHA_OK;
-    return mha_fail(MHA_ERR_SHAPE,
-                    "cache: %s is %lld, this call has %lld; make it by mha_module_cache_create()",
-                    name, (long long)cache, (long long)module);
+    return mha_fail(
+        MHA_ERR_SHAPE,
+        "cache: %s is %lld, this call has %lld; create it with mha_module_cache_create()", name,
+        (long long)cache, (long long)module);
 }
 
 static mha_status check_cache(const mhai_forward *f)
@@ -40,10 +41,10 @@ static mha_status check_desc(const mhai_forward *f)
                                           "cache's own, leave them NULL");
     if (d->query_starts || d->key_starts || d->sequences)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "query_starts: a ragged batch does not go with a cache");
+                        "query_starts: a cache does not support ragged batches");
     if (f->has_keys && (d->q_offset != 0 || d->q_offsets))
-        return mha_fail(MHA_ERR_ARGUMENT, "q_offset: new tokens stand behind what the cache holds, "
-                                          "leave it 0");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "q_offset: new tokens follow the contents of the cache; leave it 0");
     if (f->has_keys && f->has_query && f->T != f->S)
         return mha_fail(MHA_ERR_SHAPE,
                         "query has length %lld, key has length %lld: a step with a cache takes "
@@ -85,8 +86,8 @@ mha_status mhai_module_cached_prepare(mhai_forward *f)
     const mhai_kv_rows rows = {.n = f->S, .counts = f->at.counts};
     if (f->has_keys) MHA_TRY(mhai_kv_cache_check_rows(f->at.cache, &rows));
     if (f->at.counts && !f->has_keys)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_module_call: counts have no meaning without key and "
-                                          "value, which are to be appended");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_module_call: counts require key and value, which are appended");
     MHA_TRY(take_lengths(f));
     if (!f->has_keys || !f->has_query) return MHA_OK;
     f->at.desc.flags |= MHA_ATTENTION_CAUSAL;

@@ -120,8 +120,8 @@ static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *output
     if (!want.attention) return MHA_OK;
     if (f->extra)
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_module_outputs: attention's own outputs know nothing of bias_k and "
-                        "the key of zeros; ask the module for lse and probabilities");
+                        "mha_module_outputs: attention's own outputs do not include bias_k and the "
+                        "key of zeros; request lse and probabilities from the module");
     MHA_TRY(mhai_struct_copy("mha_attention_outputs", &f->at.outputs, sizeof f->at.outputs,
                              offsetof(mha_attention_outputs, probabilities) + sizeof(void *),
                              want.attention));
@@ -132,12 +132,12 @@ static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *output
     for (int i = 0; i < 3; i++)
         if (both[i] && given[own[i]])
             return mha_fail(MHA_ERR_ARGUMENT,
-                            "mha_module_outputs: %s is given twice, leave it NULL in attention",
+                            "mha_module_outputs: %s is requested twice; leave it NULL in attention",
                             output_names[own[i]]);
     if ((f->at.outputs.heads || f->at.outputs.rows) && given[MHAI_OUT_P])
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_module_outputs: probabilities are of all heads and rows; to choose "
-                        "some, ask for probabilities in attention instead");
+                        "mha_module_outputs: probabilities are of all heads and rows; to select "
+                        "some, request probabilities in attention instead");
     return MHA_OK;
 }
 
@@ -242,10 +242,10 @@ static mha_status check_conflicts(const mhai_forward *f)
 {
     if ((f->module->desc.flags & MHA_MODULE_SINKS) && f->at.desc.sink_logits)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "sink_logits: the module has sinks of its own, leave it NULL");
+                        "sink_logits: the module has its own sinks; leave it NULL");
     if (f->at.counts && !f->at.cache)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_module_call: counts have no meaning without a "
-                                          "cache; set key_lengths in attention");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_module_call: counts require a cache; set key_lengths in attention");
     return MHA_OK;
 }
 
@@ -267,6 +267,6 @@ mha_status mhai_module_check(mhai_forward *f, const mha_module_call *call)
     if (!f->has_query) return MHA_OK;
     MHA_TRY(check_outputs(f, call->outputs));
     if (!f->measuring && !call->out && !f->wanted[MHAI_OUT_HEADS])
-        return mha_fail(MHA_ERR_NULL, "out is NULL, and the output heads is not wanted");
+        return mha_fail(MHA_ERR_NULL, "out is NULL, and the output heads is not requested");
     return f->measuring ? MHA_OK : check_overlap(f);
 }

@@ -137,11 +137,11 @@ static mha_status find(const mha_module *module, const char *name, const mha_ten
                         "in_proj_weight, q_proj.weight or out_proj.bias",
                         name);
     if (!has(module, e))
-        return mha_fail(MHA_ERR_ARGUMENT, "%s: this module was made without that %s", name,
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: this module was created without that %s", name,
                         e->kind == BIAS ? "bias" : "parameter");
     if (e->kind == WEIGHT && e->count > 1 && !alike(module))
         return mha_fail(MHA_ERR_SHAPE,
-                        "%s needs q, k and v projections of one shape; use q_proj_weight, "
+                        "%s requires q, k and v projections of one shape; use q_proj_weight, "
                         "k_proj_weight and v_proj_weight instead",
                         name);
     int64_t shape[3];
@@ -199,7 +199,7 @@ mha_status mha_module_borrow_parameter(mha_module *module, const char *name,
     MHA_TRY(mhai_tensor_check_real(name, value));
     if (e->kind != WEIGHT)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "%s: only weights are borrowed; set it by mha_module_set_parameter()",
+                        "%s: only weights can be borrowed; set it with mha_module_set_parameter()",
                         name);
     MHA_TRY(mhai_tensor_check_last(name, value));
     int64_t row = 0;

@@ -34,10 +34,11 @@ mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
     if (!rotates &&
         (d->rotary_dim != 0 || d->rope_base != 0 || d->rope_factor != 0 || d->rope_pairing != 0))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_desc: rope_pairing, rotary_dim, rope_base "
-                                          "and rope_factor need the flag MHA_MODULE_ROPE");
+                                          "and rope_factor require the flag MHA_MODULE_ROPE");
     if (!norms && (d->qk_norm != 0 || d->qk_norm_epsilon != 0))
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_module_desc: qk_norm and qk_norm_epsilon need the "
-                                          "flag MHA_MODULE_QK_NORM");
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_module_desc: qk_norm and qk_norm_epsilon require the flag MHA_MODULE_QK_NORM");
     if (rotates && d->rotary_dim == 0) d->rotary_dim = d->head_dim;
     if (rotates && d->rope_base == 0) d->rope_base = 10000;
     if (rotates && d->rope_factor == 0) d->rope_factor = 1;
@@ -79,8 +80,7 @@ static mha_status resolve(mhai_forward *f, const mha_positions *given, bool quer
     const int64_t *starts = query ? d->query_starts : d->key_starts;
     *positions = (mha_positions){.start = 0};
     if (given && !(f->module->desc.flags & MHA_MODULE_ROPE))
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_module_call: %s has no meaning without the flag MHA_MODULE_ROPE",
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_module_call: %s requires the flag MHA_MODULE_ROPE",
                         query ? "query_positions" : "key_positions");
     if (given)
         *positions = *given;

@@ -166,7 +166,7 @@ void mhai_mpi_cancel(void *user, mha_transfer *transfer)
     forget(transfer);
 }
 
-/* ---- giving up ------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 /* A failing rank sends an empty message to every rank with which it has communicated. The tag is
  * the rank that it waited for. A waiting rank fails when it receives the message. Other ranks

@@ -32,8 +32,9 @@ static mha_status initialise(bool *finalises)
     *finalises = false;
     MHA_TRY(mhai_mpi_check(-1, "MPI_Finalized", MPI_Finalized(&gone)));
     if (gone)
-        return mha_fail(MHA_ERR_RANK, "mha_mpi_start: MPI is finalised, and cannot begin anew in "
-                                      "this process");
+        return mha_fail(
+            MHA_ERR_RANK,
+            "mha_mpi_start: MPI is finalised and cannot be initialised again in this process");
     MHA_TRY(mhai_mpi_check(-1, "MPI_Initialized", MPI_Initialized(&there)));
     if (there) return MHA_OK;
     MHA_TRY(mhai_mpi_check(-1, "MPI_Init_thread",

@@ -16,10 +16,9 @@ typedef struct rows_job {
 
 static mha_status check_activation(mha_activation activation)
 {
-    if (activation == MHA_ACTIVATION_GELU || activation == MHA_ACTIVATION_RELU ||
-        activation == MHA_ACTIVATION_GELU_TANH)
+    if (activation != MHA_ACTIVATION_NONE && (unsigned)activation <= MHA_ACTIVATION_RELU2)
         return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT, "activation is %d, expected GELU, RELU or GELU_TANH",
+    return mha_fail(MHA_ERR_ARGUMENT, "activation is %d, expected GELU, RELU, GELU_TANH or RELU2",
                     (int)activation);
 }
 
@@ -58,6 +57,9 @@ static void activate_backward(const rows_job *job, const float *x, const float *
     switch (job->activation) {
     case MHA_ACTIVATION_GELU: job->kernels->gelu_backward(dx, x, dy, n); break;
     case MHA_ACTIVATION_GELU_TANH: job->kernels->gelu_tanh_backward(dx, x, dy, n); break;
+    case MHA_ACTIVATION_RELU2:
+        for (int64_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? 2 * x[i] * dy[i] : 0;
+        break;
     default:
         for (int64_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? dy[i] : 0;
         break;

@@ -273,7 +273,7 @@ mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight, const
 {
     if (!linear) return mha_fail(MHA_ERR_NULL, "mha_linear_update: linear is NULL");
     if (bias && !linear->has_bias)
-        return mha_fail(MHA_ERR_ARGUMENT, "bias: this layer was made without one");
+        return mha_fail(MHA_ERR_ARGUMENT, "bias: this layer was created without one");
     const int64_t shape[] = {linear->outputs, linear->inputs};
     if (linear->bf16) {
         MHA_TRY(check_bf16(weight, linear->has_bias ? bias : NULL, shape));
@@ -290,9 +290,7 @@ mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight, const
 
 static mha_status check_activation(mha_activation activation)
 {
-    if (activation == MHA_ACTIVATION_NONE || activation == MHA_ACTIVATION_GELU ||
-        activation == MHA_ACTIVATION_RELU || activation == MHA_ACTIVATION_GELU_TANH)
-        return MHA_OK;
+    if ((unsigned)activation <= MHA_ACTIVATION_RELU2) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT, "activation is %d, expected one of mha_activation",
                     (int)activation);
 }

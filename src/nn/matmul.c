@@ -119,6 +119,9 @@ void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float
     case MHA_ACTIVATION_RELU:
         for (int64_t i = 0; i < n; i++) x[i] = x[i] < 0 ? 0 : x[i];
         break;
+    case MHA_ACTIVATION_RELU2:
+        for (int64_t i = 0; i < n; i++) x[i] = x[i] < 0 ? 0 : x[i] * x[i];
+        break;
     }
 }
 

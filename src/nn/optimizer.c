@@ -78,7 +78,7 @@ static mha_status check_adamw(mha_adamw *s)
     MHA_TRY(check_number("weight_decay", s->weight_decay, 0, 1e9));
     MHA_TRY(check_number("gradient_scale", s->gradient_scale, -1e30, 1e30));
     if (s->step < 1)
-        return mha_fail(MHA_ERR_ARGUMENT, "step is %lld, the first is 1", (long long)s->step);
+        return mha_fail(MHA_ERR_ARGUMENT, "step is %lld, expected 1 or more", (long long)s->step);
     return MHA_OK;
 }
 
@@ -147,7 +147,7 @@ mha_status mha_sgd_step(mha_context *context, const mha_sgd *settings, int64_t c
     MHA_TRY(check_number("gradient_scale", s.gradient_scale, -1e30, 1e30));
     MHA_TRY(check_count("mha_sgd_step", count, parameter, gradient));
     if (s.momentum > 0 && !velocity)
-        return mha_fail(MHA_ERR_NULL, "mha_sgd_step: velocity is NULL, momentum needs it");
+        return mha_fail(MHA_ERR_NULL, "mha_sgd_step: velocity is NULL; momentum requires it");
     sgd_job job = {count,
                    parameter,
                    s.momentum > 0 ? velocity : NULL,

@@ -17,8 +17,7 @@ mha_status mhai_ranks_check(const mha_transport *t)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_transport: rank %d of %d, expected 0 .. size - 1",
                         (int)t->rank, (int)t->size);
     if (t->size > 1 && (!t->send || !t->receive || !t->wait || !t->cancel))
-        return mha_fail(MHA_ERR_NULL,
-                        "mha_transport: send, receive, wait and cancel must be there");
+        return mha_fail(MHA_ERR_NULL, "mha_transport: send, receive, wait and cancel must be set");
     if (t->size > 1 && t->most_tag < 32767)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_transport: most_tag is %d, expected 32767 or more",
                         (int)t->most_tag);

@@ -16,7 +16,7 @@ typedef enum mhai_anchor { MHAI_START, MHAI_MIDDLE, MHAI_END } mhai_anchor;
 
 typedef struct mhai_pen {
     double x, y; /* the anchor on the baseline, the centre of rotation */
-    double size; /* of the font */
+    double size; /* size of the font */
     double angle;
     mhai_anchor anchor;
     mhai_color color;
@@ -88,11 +88,11 @@ typedef enum mhai_picture { MHAI_SVG, MHAI_PNG, MHAI_PDF } mhai_picture;
 /* A drawing and the settings of its file. */
 typedef struct mhai_sheet {
     mhai_picture picture;
-    const char *title; /* of the document */
+    const char *title; /* title of the document */
     double width, height;
-    double pixel_ratio;        /* of PNG; 0: automatic */
-    const char *font_file;     /* of PNG and PDF; NULL: as in mha_figure */
-    const mhai_layout *layout; /* of a figure; NULL: no figure */
+    double pixel_ratio;        /* pixel ratio of PNG; 0: automatic */
+    const char *font_file;     /* font of PNG and PDF; NULL: as in mha_figure */
+    const mhai_layout *layout; /* layout of a figure; NULL: no figure */
     mha_status (*draw)(const void *what, const mhai_canvas *canvas);
     const void *what;
 } mhai_sheet;

@@ -43,8 +43,8 @@ static mha_status check_cells(const mha_mark *m, int64_t p, int64_t i)
     for (int64_t c = 0; c < m->rows * m->cols; c++)
         if ((m->cells[c] & ~MHA_CELL_SOFT) > MHA_INK_ROSE)
             return mha_fail(MHA_ERR_ARGUMENT,
-                            "panel %" PRId64 ", mark %" PRId64 ": cell %" PRId64 " is no ink", p, i,
-                            c);
+                            "panel %" PRId64 ", mark %" PRId64 ": cell %" PRId64 " is not an ink",
+                            p, i, c);
     return MHA_OK;
 }
 

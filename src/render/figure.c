@@ -80,9 +80,9 @@ static mha_status check_options(const mha_figure *f)
     if ((int)f->print_values < 0 || f->print_values > MHA_VALUES_NEVER)
         return mha_fail(MHA_ERR_ARGUMENT, "figure: unknown print_values %d", (int)f->print_values);
     if (f->range == MHA_RANGE_FIXED && !(isfinite(f->lo) && isfinite(f->hi) && f->lo < f->hi))
-        return mha_fail(MHA_ERR_ARGUMENT, "figure: a fixed range needs finite lo < hi");
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: a fixed range requires finite lo < hi");
     if (f->range == MHA_RANGE_FIXED && f->scale == MHA_SCALE_LOG && f->hi <= 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "figure: a log scale needs hi above 0");
+        return mha_fail(MHA_ERR_ARGUMENT, "figure: a log scale requires hi above 0");
     if (f->pixel_ratio != 0 && !(f->pixel_ratio >= 1 && f->pixel_ratio <= 8))
         return mha_fail(MHA_ERR_ARGUMENT, "figure: pixel_ratio must be 1..8, or 0 for the default");
     return MHA_OK;

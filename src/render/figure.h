@@ -30,7 +30,7 @@ double mhai_scale_value(const mhai_scale *scale, double t);
 typedef struct mhai_ranges {
     mhai_scale *scales;
     int64_t count;
-    mha_extent extent; /* of the whole figure; for a shared range, the range of the only scale */
+    mha_extent extent; /* range of the figure; if shared, of the only scale */
     bool any_masked;
 } mhai_ranges;
 

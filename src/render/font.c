@@ -1,6 +1,6 @@
 /* Text from one named font file, so that no setting of the machine (fontconfig) changes a picture.
- * Outlines are not hinted, so that rotated and scaled text looks alike and does not depend on the
- * build of FreeType. FreeType draws the pixels, because cairo before 1.18 puts glyphs on whole
+ * Outlines are not hinted, so that text keeps its shape when rotated or scaled, and does not depend
+ * on the build of FreeType. FreeType draws the pixels, because cairo before 1.18 puts glyphs on whole
  * pixels, and cairo 1.16 aborts if memory runs out while it fills outlines. A PDF contains text. */
 #include "font.h"
 
@@ -23,7 +23,7 @@ struct mhai_font {
     bool no_memory;
     const char *path;
     cairo_font_face_t *cairo; /* created for the first PDF */
-    mhai_font *mono;          /* likewise; this font itself if there is no fixed-width face */
+    mhai_font *mono;          /* created like cairo; this font if no face has a fixed width */
 };
 
 enum { HOW = FT_LOAD_NO_HINTING | FT_LOAD_NO_BITMAP };

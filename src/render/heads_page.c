@@ -43,7 +43,7 @@ static mha_status check_card(const mha_heads_page *p, const mha_heads_card *c)
     MHA_TRY(check_list("arrows", c->arrow_count, c->arrows));
     MHA_TRY(check_list("lines", c->line_count, c->lines));
     if (c->layer < 0 || c->head < 0 || c->layer > INT32_MAX || c->head > INT32_MAX)
-        return mha_fail(MHA_ERR_ARGUMENT, "heads page: L%" PRId64 "H%" PRId64 " is no head",
+        return mha_fail(MHA_ERR_ARGUMENT, "heads page: L%" PRId64 "H%" PRId64 " is not a head",
                         c->layer, c->head);
     for (int64_t i = 0; i < c->place_count; i++) MHA_TRY(check_place(p, &c->places[i]));
     for (int64_t i = 0; i < c->list_count; i++) {
@@ -74,9 +74,8 @@ static mha_status check_heads_differ(const mha_heads_page *p)
     qsort(sorted, (size_t)p->head_count, sizeof *sorted, by_head);
     for (int64_t i = 1; i < p->head_count && status == MHA_OK; i++)
         if (by_head(&sorted[i - 1], &sorted[i]) == 0)
-            status =
-                mha_fail(MHA_ERR_ARGUMENT, "heads page: L%" PRId64 "H%" PRId64 " is there twice",
-                         sorted[i]->layer, sorted[i]->head);
+            status = mha_fail(MHA_ERR_ARGUMENT, "heads page: L%" PRId64 "H%" PRId64 " occurs twice",
+                              sorted[i]->layer, sorted[i]->head);
     free(sorted);
     return status;
 }
@@ -89,7 +88,7 @@ static mha_status check_columns(const mha_heads_page *p)
             return mha_fail(MHA_ERR_ARGUMENT, "heads page: column %" PRId64 " has no name", i);
         for (int64_t j = 0; j < i; j++)
             if (strcmp(name, p->columns[j].name) == 0)
-                return mha_fail(MHA_ERR_ARGUMENT, "heads page: column '%s' is there twice", name);
+                return mha_fail(MHA_ERR_ARGUMENT, "heads page: column '%s' occurs twice", name);
     }
     return MHA_OK;
 }

@@ -32,7 +32,7 @@ typedef struct mhai_html_coding {
     int64_t pool, rows, cols; /* rows and cols of blocks */
     int bits;
     int64_t frame_step;
-    int neuron_bits; /* of queries and keys */
+    int neuron_bits; /* bits of queries and keys */
 } mhai_html_coding;
 
 typedef struct mhai_html_page {
@@ -40,12 +40,12 @@ typedef struct mhai_html_page {
     mha_report report;  /* checked */
     mhai_ranges panels; /* extent of each panel */
     bool negative;      /* whether a value of a map, a twin or a frame is negative */
-    mha_link *links;    /* of the panels */
+    mha_link *links;    /* links of the panels */
     mhai_html_coding coding;
     mha_buffer picture;           /* the content for readers without scripts, in HTML */
     bool live;                    /* a page that requests its maps: html_live.c */
     const mha_explorer *explorer; /* the backend inside the page; NULL: a server */
-    int64_t map_tokens; /* of live data: tokens per cell of a large map; 0: as in the figure */
+    int64_t map_tokens; /* tokens per cell of a large map in live data; 0: as in the figure */
 } mhai_html_page;
 
 /* html_check.c: check a caller's report except the values of its frames, and copy it. *own has all
@@ -109,7 +109,7 @@ mha_status mhai_html_open(const mha_figure *figure, const mha_report *report, mh
 mha_status mhai_html_write_page(const mhai_html_page *page, bool maps, const mha_sink *sink);
 void mhai_html_close(mhai_html_page *page);
 
-/* Write the script between the tags: that of a report, or that of a live page with its carrier. */
+/* Write the script between the tags: that of a report, or that of a live page with its backend. */
 void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer);
 
 /* html_live.c: write the backend of a page without a server. */

@@ -77,7 +77,8 @@ static mha_status check_panels(const mha_figure *figure)
         const mha_panel panel = mhai_figure_panel(figure, i);
         if (!panel.queries && !panel.keys) continue;
         if (!panel.queries || !panel.keys)
-            return mha_fail(MHA_ERR_NULL, "panel %" PRId64 ": queries and keys need each other", i);
+            return mha_fail(MHA_ERR_NULL,
+                            "panel %" PRId64 ": set both queries and keys, or neither", i);
         if (panel.channels < 1 || panel.channels > MOST_CHANNELS)
             return mha_fail(MHA_ERR_SIZE, "panel %" PRId64 ": %" PRId64 " channels, expected 1..%d",
                             i, panel.channels, MOST_CHANNELS);
@@ -94,7 +95,7 @@ static mha_status check_views(const mha_report *own, const mha_figure *figure)
     if (own->view == MHA_VIEW_NEURONS && (figure->panel_count == 0 || own->first_panel < 0 ||
                                           !mhai_figure_panel(figure, own->first_panel).queries))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "report: the view of neurons needs queries and keys of first_panel");
+                        "report: the view of neurons requires queries and keys of first_panel");
     if (own->first_cell &&
         (!is_within(own->first_row, figure->rows) || !is_within(own->first_col, figure->cols)))
         return mha_fail(MHA_ERR_ARGUMENT,

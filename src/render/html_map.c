@@ -18,9 +18,13 @@
 #include <string.h>
 
 static const uint32_t masked_float = 0x7FC0A5A5;
-enum { LEAST_FRAMES = 8, FRAME_BITS = 8, MAP_TEXT = 96 /* of a frame's map beside its data */ };
+enum {
+    LEAST_FRAMES = 8,
+    FRAME_BITS = 8,
+    MAP_TEXT = 96 /* bytes of a frame's map besides its data */
+};
 
-/* -- which maps there are --------------------------------------------------------------------- */
+/* -- lists of maps ---------------------------------------------------------------------------- */
 
 mha_panel mhai_html_twin(const mha_figure *figure, int64_t i)
 {
@@ -54,7 +58,7 @@ mha_status mhai_html_survey(const mha_figure *figure, const mha_panel *panel, mh
     return status;
 }
 
-/* -- how fine they can be --------------------------------------------------------------------- */
+/* -- precision -------------------------------------------------------------------------------- */
 
 static int64_t ceil_div(int64_t a, int64_t b)
 {
@@ -135,7 +139,7 @@ int64_t mhai_html_next_frame(const mhai_html_page *page, int64_t frame)
     return step < count - 1 - frame ? frame + step : count - 1;
 }
 
-/* -- writing one ------------------------------------------------------------------------------ */
+/* -- writing a map ---------------------------------------------------------------------------- */
 
 static void put(uint8_t *out, uint32_t value, int bits)
 {

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PART = 4 /* of most_bytes: a quarter */ };
+enum { PART = 4 /* share of most_bytes: a quarter */ };
 
 static int64_t coded_size(int64_t count, int bits)
 {

@@ -14,13 +14,13 @@
 #include <string.h>
 
 enum {
-    MOST_SHAPES = 6000, /* in total; beyond that, maps are images, which are smaller */
+    MOST_SHAPES = 6000, /* limit of all shapes; above it, maps are images, which are smaller */
     MOST_SIDE = 64,     /* pixels along a side of a panel's image in the table */
     LEAST_SIDE = 8
 };
 
 /* The picture may take a tenth of the file. In base64 a pixel takes up to 4 bytes; a shape takes
- * some 70 bytes, and the element of a label some 130. */
+ * about 70 bytes, and the element of a label about 130. */
 static bool svg_fits(const mhai_html_page *page)
 {
     const mha_figure *f = &page->figure;

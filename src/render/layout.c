@@ -23,7 +23,7 @@
 /* Limits of SVG: up to these numbers of cells each cell is a shape, beyond them a map is an
  * image. */
 static const int64_t most_shapes = 10000, most_shapes_in_all = 200000;
-static const int64_t most_tooltips = 5000; /* each takes some 80 bytes */
+static const int64_t most_tooltips = 5000; /* each takes about 80 bytes */
 /* Numbers are printed only up to this number of cells, and in maps of at most this length. */
 static const int64_t most_values = 1200, longest_with_values = 20;
 

@@ -19,7 +19,7 @@ enum {
     MHAI_LAYOUT_SUBTITLE_LINE = 16,
     MHAI_LAYOUT_SMALL = 11, /* axis titles, legend, footnotes */
     MHAI_LAYOUT_SMALL_LINE = 15,
-    MHAI_LAYOUT_NAME = 12, /* of a panel */
+    MHAI_LAYOUT_NAME = 12, /* text size of a panel's name */
     MHAI_LAYOUT_NOTE = 10,
     MHAI_LAYOUT_BAR = 200,     /* length of the colour bar */
     MHAI_LAYOUT_BAR_LEFT = 14, /* room before it: an arrow, or half of the first number */

@@ -25,7 +25,7 @@ typedef struct paper {
     mhai_font *font;
     const mha_sink *sink;
     mha_status status; /* error of the sink, or out of memory */
-    mhai_color ink;    /* of the text being drawn into pixels */
+    mhai_color ink;    /* colour of text that is drawn into pixels */
     bool pdf, crisp;
     const mhai_canvas *canvas;
 } paper;

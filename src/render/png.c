@@ -47,7 +47,7 @@ static void write_all(png_job *job, const uint8_t *rgb, int64_t width, int64_t h
     png_set_write_fn(job->png, job, on_write, on_flush);
     png_set_user_limits(job->png, (png_uint_32)width, (png_uint_32)height);
     png_set_compression_level(job->png, 6);
-    png_set_filter(job->png, 0, PNG_FILTER_NONE); /* of flat areas, unfiltered rows compress best */
+    png_set_filter(job->png, 0, PNG_FILTER_NONE); /* unfiltered rows compress flat areas best */
     png_set_IHDR(job->png, job->info, (png_uint_32)width, (png_uint_32)height, 8,
                  PNG_COLOR_TYPE_RGB, PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT,
                  PNG_FILTER_TYPE_DEFAULT);

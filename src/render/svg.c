@@ -16,7 +16,7 @@
 /* The place of the drawing in a larger document. */
 typedef struct svg_frame {
     bool inside;         /* inside a page or a drawing: no name spaces */
-    const char *suffix;  /* of ids, which must differ within a page */
+    const char *suffix;  /* suffix of ids, which must differ within a page */
     const double *place; /* x, y, width, height to fit into; NULL: its own size */
 } svg_frame;
 

@@ -68,7 +68,7 @@ static mhai_map map_of(const mhai_plan *p, int64_t panel, const mhai_cells *cell
                       .figure = &p->grid.figure};
 }
 
-/* ---- The head: titles, colour bar, what the axes are ---- */
+/* ---- The head: titles, colour bar, axes ---- */
 
 /* Write steps from .. from + count - 1 of a bar of `all` steps. */
 static void put_bar_part(mhai_pencil *pencil, const mhai_plan *p, int64_t from, int64_t count,

@@ -8,7 +8,7 @@
 /* The plan, made before the first character is written. */
 typedef struct mhai_plan {
     mhai_grid grid;
-    int64_t width;       /* of the terminal */
+    int64_t width;       /* width of the terminal */
     bool plain, ascii;   /* no colour; no character outside ASCII */
     bool half;           /* two rows of cells per line */
     bool values;         /* numbers in the cells */
@@ -17,7 +17,7 @@ typedef struct mhai_plan {
     bool sideways;       /* column labels fit side by side */
     int64_t cell;        /* columns of the terminal that a cell takes */
     int64_t border;      /* 1 if maps are between bars (no colour) */
-    int64_t label_width; /* of the row labels */
+    int64_t label_width; /* width of the row labels */
     int64_t pool_rows, pool_cols, rows, cols; /* reduction; cells drawn */
     int64_t map_width;                        /* with its border */
     int64_t label_lines;                      /* height of the column labels */

@@ -42,8 +42,8 @@ double mhai_text_em(const char *text);
 void mhai_text_cut_em(mhai_text *text, double em);
 
 /* Break prose into at most `most` lines no wider than limit, in em or in terminal columns, at
- * spaces where there are any; the last line ends in an ellipsis if text remains. Returns the number
- * of lines, 0 for NULL and for an empty text. */
+ * spaces if possible; the last line ends in an ellipsis if text remains. Returns the number of
+ * lines, 0 for NULL and for an empty text. */
 typedef enum mhai_text_unit {
     MHAI_TEXT_EM,
     MHAI_TEXT_COLUMNS,

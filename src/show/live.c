@@ -286,7 +286,7 @@ mha_status mha_live_answer(mha_live *live, const mha_live_place *place, const ch
     return status;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and destruction ---------------------------------------------------------------- */
 
 static mha_status prepare(mha_live *live)
 {

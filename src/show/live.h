@@ -50,10 +50,10 @@ typedef struct mhai_live_asked {
     mhai_live_request request;
     mha_tokens tokens, other;
     mha_trial trial;
-    mha_trials *trials; /* of the loaded or the varied model */
+    mha_trials *trials; /* trials of the loaded or the varied model */
     const mha_transformer *transformer;
     const mha_transformer_desc *desc;
-    mha_maps maps; /* of the answer */
+    mha_maps maps; /* maps of the answer */
     const mha_sink *sink;
 } mhai_live_asked;
 

@@ -165,7 +165,7 @@ typedef struct generating {
     size_t bytes;
 } generating;
 
-enum { MOST_TOKENS = 4 }; /* of a character in UTF-8 */
+enum { MOST_TOKENS = 4 }; /* bytes of a character in UTF-8 */
 
 /* Decoding is impossible with gates, patches and noise, which apply to the whole text, and without
  * a causal mask. */

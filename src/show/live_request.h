@@ -17,7 +17,7 @@ typedef struct mhai_live_vary {
     int positions;    /* mha_position_encoding; -1: as the model */
     bool unscaled;    /* scores are not divided by sqrt(D) */
     int64_t window;   /* keys to each side, including the query's own; 0: as the model */
-    int64_t kv_heads; /* of each layer, merged by their means; 0: as the model */
+    int64_t kv_heads; /* key/value heads of each layer, merged by their means; 0: as the model */
     double rope_base; /* 0: as the model */
 } mhai_live_vary;
 
@@ -36,8 +36,8 @@ typedef struct mhai_live_request {
     int64_t top_k;
     int cache;    /* type of a generation's cache, an index of mhai_live_caches */
     bool draws;   /* sample by temperature and top_k; otherwise take the most likely token */
-    int64_t seed; /* of the sampling */
-    int view, cmap, scale; /* of a report: mha_view, mha_cmap, mha_scale; scale -1: automatic */
+    int64_t seed; /* seed of the sampling */
+    int view, cmap, scale; /* a report's mha_view, mha_cmap, mha_scale; scale -1: automatic */
     bool dark;
 } mhai_live_request;
 

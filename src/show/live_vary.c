@@ -124,7 +124,7 @@ mha_status mhai_live_choose(mhai_live_asked *a)
     return MHA_OK;
 }
 
-/* ---- in the answer --------------------------------------------------------------------------- */
+/* ---- members of the answer ------------------------------------------------------------------- */
 
 const char *const mhai_live_positions[] = {MHA_ENCODING_NAMES, NULL};
 

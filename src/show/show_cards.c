@@ -21,7 +21,7 @@ static const struct {
     {MHA_MEASURE_EVENNESS, "evenness"},
 };
 
-/* From half of the weight on, the default target dominates. */
+/* The default target dominates if it has at least half of the weight. */
 static const double leads = 0.5;
 
 /* Default targets and general patterns are less informative than the strongest link. */

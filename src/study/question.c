@@ -40,7 +40,7 @@ static bool comes_before(double a, double b)
 static void rank(mha_answer *a, int by)
 {
     int64_t *at = a->order[by];
-    for (int64_t i = 0; i < a->count; i++) { /* insertion sort: some hundreds of heads */
+    for (int64_t i = 0; i < a->count; i++) { /* insertion sort: a few hundred heads */
         int64_t j = i;
         for (; j > 0 && comes_before(a->heads[i].value[by], a->heads[at[j - 1]].value[by]); j--)
             at[j] = at[j - 1];

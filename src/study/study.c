@@ -7,7 +7,7 @@
 
 enum { RARE_RANK = 500, CORPUS_SEED = 1 };
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and destruction ---------------------------------------------------------------- */
 
 static mha_status make(mha_study *s)
 {
@@ -435,7 +435,7 @@ mha_status mha_study_draw(mha_study *study)
     return save(study);
 }
 
-/* ---- all at once ----------------------------------------------------------------------------- */
+/* ---- a complete measurement ------------------------------------------------------------------ */
 
 static mha_status draw_all(mha_study *s, int64_t sequences)
 {

@@ -69,7 +69,7 @@ mha_head_score mha_study_score(const mha_study_found *found, int64_t layer, int6
         from, layer, head, random ? on_random[score - MHA_MEASURES] : (mha_head_measure)score);
 }
 
-int64_t mha_study_score_find(const mha_study_found *found, const char *name, bool told)
+int64_t mha_study_score_find(const mha_study_found *found, const char *name, bool prefer_random)
 {
     char known[MHA_STUDY_NAME_BYTES];
     int64_t at = -1;
@@ -77,7 +77,7 @@ int64_t mha_study_score_find(const mha_study_found *found, const char *name, boo
         mha_study_score_name(found, i, known);
         if (at < 0 && !strcmp(name, known)) at = i;
         const bool random =
-            told && found->random && i >= MHA_MEASURES && !strncmp(known, "random_", 7);
+            prefer_random && found->random && i >= MHA_MEASURES && !strncmp(known, "random_", 7);
         if (random && !strcmp(name, known + 7)) return i;
     }
     return at;
@@ -85,7 +85,7 @@ int64_t mha_study_score_find(const mha_study_found *found, const char *name, boo
 
 /* ---- roles ----------------------------------------------------------------------------------- */
 
-static bool told_by_random(mha_role role)
+static bool decided_on_random(mha_role role)
 {
     return role == MHA_ROLE_DUPLICATE || role == MHA_ROLE_INDUCTION;
 }
@@ -133,7 +133,7 @@ static int64_t add_roles(const mha_head_measures *measures, int64_t layer, int64
     int64_t had = 0;
     if (measures) had = mha_head_measures_roles(measures, layer, head, some, MHA_STUDY_MOST_ROLES);
     for (int64_t i = 0; i < had && i < MHA_STUDY_MOST_ROLES && count < MHA_STUDY_MOST_ROLES; i++)
-        if (all || told_by_random(some[i].role) == random) roles[count++] = some[i];
+        if (all || decided_on_random(some[i].role) == random) roles[count++] = some[i];
     return count;
 }
 

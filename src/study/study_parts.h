@@ -24,7 +24,7 @@ typedef enum mhai_state_word {
     STATE_PRODUCER, /* the version of multihead */
     STATE_MODEL,
     STATE_GATES,
-    STATE_RANKS,  /* of tokens by frequency in all texts */
+    STATE_RANKS,  /* ranks of tokens by frequency in all texts */
     STATE_RANDOM, /* the measured random sequences */
     STATE_TEXTS,  /* measured texts, ... */
     STATE_TOKENS, /* ... their tokens, ... */
@@ -50,7 +50,7 @@ struct mha_study {
     mha_transformer_desc net_desc;
     const mha_model *model;
     mha_study_desc desc;
-    mha_study_state state; /* of desc; zeros: none */
+    mha_study_state state; /* state of desc; zeros: none */
     mha_study_found found;
     mha_random_tokens plan;
     mha_room room;
@@ -62,7 +62,7 @@ struct mha_study {
     int64_t places;             /* capacity of: */
     int64_t *lengths;           /* [counted] tokens of each text */
     uint64_t *prints;           /* [counted + 1], with a state */
-    uint64_t print_of_random;   /* of the sequences drawn so far */
+    uint64_t print_of_random;   /* fingerprint of the random sequences so far */
     bool random;                /* the current items are random sequences, not texts */
     mhai_saved saved;
     mhai_round round;

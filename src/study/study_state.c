@@ -198,9 +198,9 @@ bool mha_study_resumes(const mha_study *study, int64_t *texts, int64_t *sequence
     return study->saved.word[STATE_MAGIC] != 0;
 }
 
-/* ---- taking ---------------------------------------------------------------------------------- */
+/* ---- restoring ------------------------------------------------------------------------------- */
 
-/* Whether a place exists. A state is untrusted, and pages look up its places. */
+/* Whether a place is within a text. A state is untrusted, and pages look up its places. */
 static bool has_place(const mha_study *s, const mha_head_place *place, int64_t texts)
 {
     return place->text < texts && place->row < s->lengths[place->text] &&
@@ -238,7 +238,7 @@ static mha_status check_counts(const mha_study *s)
                   sequences = (int64_t)s->saved.word[STATE_SEQUENCES];
     if (sequences > s->sequences)
         mha_format(what, sizeof what,
-                   "has %" PRId64 " random sequences, but %" PRId64 " are asked for", sequences,
+                   "has %" PRId64 " random sequences, but %" PRId64 " are requested", sequences,
                    s->sequences);
     else if (texts > s->counted)
         mha_format(what, sizeof what, "has %" PRId64 " text%s, but %" PRId64 " are given", texts,

@@ -150,7 +150,7 @@ static mha_status trace_layer(tracing *g, int64_t layer, const mha_activations *
     MHA_TRY(copy_row(g, &view->stream, x->row, &to->stream));
     MHA_TRY(copy_row(g, &view->next, x->row, &to->middle));
     to->next = to->middle;
-    if (g->trials->desc.ff_dim > 0) {
+    if (mha_transformer_feeds(&g->trials->desc, layer)) {
         MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_FEED_FORWARD, &after));
         MHA_TRY(copy_row(g, &after.next, x->row, &to->next));
         MHA_TRY(trace_feed_forward(g, to));

@@ -15,7 +15,7 @@ typedef struct mhai_kept_run {
     int64_t patched;         /* number of patched tokens */
     float *hidden;           /* [T,E] input of the output layer */
     mhai_kept_layer *layers; /* [L]; NULL: beyond most_bytes, so maps take another run */
-    float *memory;           /* of the layers */
+    float *memory;           /* memory of the layers */
 } mhai_kept_run;
 
 struct mha_trials {

@@ -204,7 +204,7 @@ typedef struct patching {
     float *memory;        /* [heads, room, size] */
     mha_tensor *values;
     mha_head_patch *patches;
-    uint8_t *rows; /* of the first text: 1 where patched */
+    uint8_t *rows; /* rows of the first text: 1 where patched */
 } patching;
 
 static void free_patches(patching *p)
@@ -547,7 +547,7 @@ mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run, const mhai
     return status;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and destruction ---------------------------------------------------------------- */
 
 mha_status mha_trials_create(mha_context *context, const mha_transformer *transformer,
                              const mha_trials_options *options, mha_trials **trials)

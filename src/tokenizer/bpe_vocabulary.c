@@ -161,11 +161,10 @@ static mha_status set_bytes(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
     const mhai_step_desc nfc = {.like = {.what = MHAI_STEP_NFC}};
     const struct splitter *splitter = find_splitter(name);
     if (!splitter)
-        return mhai_path_fail(
-            MHA_ERR_UNSUPPORTED, where,
-            "pre-tokenizer '%s' is not supported; gpt-2, llama-bpe, qwen2, smollm and "
-            "other names of theirs are",
-            mhai_show_name(name).text);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, where,
+                              "pre-tokenizer '%s' is not supported; only gpt-2, llama-bpe, qwen2, "
+                              "smollm and their other names are",
+                              mhai_show_name(name).text);
     bpe->byte_level = true;
     bpe->ignore_merges = splitter->ignore_merges;
     if (splitter->nfc) MHA_TRY(mhai_bpe_add_step(bpe, where, &nfc));
@@ -204,7 +203,7 @@ static mha_status set_names(mha_tokenizer *t, const mhai_vocabulary_desc *d)
     MHA_TRY(check_id(d, "pad_id", d->pad_id));
     if ((d->add_bos && d->bos_id < 0) || (d->add_eos && d->eos_id < 0))
         return mhai_path_fail(MHA_ERR_MODEL, d->where,
-                              "texts are to begin or end with a token that is not named");
+                              "texts should begin or end with a token that is not named");
     t->named[MHAI_BOS] = d->bos_id;
     t->named[MHAI_EOS] = d->eos_id;
     t->named[MHAI_UNK] = d->unk_id;

@@ -79,7 +79,7 @@ static mha_status add_decoder_list(mhai_loader *l)
             id = *digit >= '0' && *digit <= '9' && id < INT32_MAX / 10 ? 10 * id + (*digit - '0')
                                                                        : -1;
         if (id < 0 || *key == '\0')
-            return mhai_path_fail(MHA_ERR_FORMAT, path, "added_tokens_decoder: '%s' is no id",
+            return mhai_path_fail(MHA_ERR_FORMAT, path, "added_tokens_decoder: '%s' is not an id",
                                   mhai_show_name(key).text);
         token.id = (int32_t)id;
         MHA_TRY(add_listed(l, path, json, token));

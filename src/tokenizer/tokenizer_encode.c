@@ -20,8 +20,8 @@ static mha_status cut_one(const char *name, int64_t excess, int64_t *count)
 {
     if (*count <= excess)
         return mha_fail(MHA_ERR_SIZE,
-                        "%s has %lld tokens, but %lld have to go: raise max_length or truncate the "
-                        "longest first",
+                        "%s has %lld tokens, but %lld must be removed: raise max_length or "
+                        "truncate the longest first",
                         name, (long long)*count, (long long)excess);
     *count -= excess;
     return MHA_OK;
@@ -66,7 +66,7 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
     }
     return mha_fail(MHA_ERR_SIZE,
                     "at least %lld tokens with the special ones, at most %lld fit: shorten the "
-                    "text or ask for truncation",
+                    "text or request truncation",
                     (long long)(count[0] + count[1] + added), (long long)options->max_length);
 }
 

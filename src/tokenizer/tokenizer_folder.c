@@ -199,7 +199,7 @@ mha_status mhai_tokenizer_folder_open(const char *path, mhai_folder *folder)
     }
     for (int i = 0; i < MHAI_FILES; i++) MHA_TRY(read_file(folder, i));
     if (!folder->vocab && !folder->json[MHAI_TOKENIZER_JSON])
-        return mhai_path_fail(MHA_ERR_FILE, path, "neither vocab.txt nor tokenizer.json is there");
+        return mhai_path_fail(MHA_ERR_FILE, path, "has neither vocab.txt nor tokenizer.json");
     MHA_TRY(refuse_added_tokens_file(path, folder));
     MHA_TRY(read_names(folder));
     return read_config(folder);

@@ -59,7 +59,7 @@ static mha_status build_vocabulary(mhai_loader *l)
     const int32_t twice = mhai_lexicon_build(first, count, &t->vocabulary);
     if (twice >= 0)
         return mhai_path_fail(
-            MHA_ERR_FORMAT, l->vocabulary_path, "token '%s' is there twice, with ids %d and %d",
+            MHA_ERR_FORMAT, l->vocabulary_path, "token '%s' occurs twice, with ids %d and %d",
             mhai_show_name(first[twice].text).text, first[twice].id, first[twice + 1].id);
     /* Duplicates among added tokens were detected when they were read. */
     (void)mhai_lexicon_build(extra, fill_entries(t, t->model_count, t->count), &t->extra);
@@ -207,7 +207,7 @@ mha_status mhai_loader_begin(const mha_tokenizer_options *options, mhai_loader *
     if (!own.allocator.alloc != !own.allocator.release)
         return mha_fail(
             MHA_ERR_ARGUMENT,
-            "mha_tokenizer_options: allocator needs both alloc and release, or neither");
+            "mha_tokenizer_options: allocator requires both alloc and release, or neither");
     l->allocator = mhai_vector_allocator(own.allocator);
     l->tokens = mhai_vector_make(&l->allocator, sizeof(const char *));
     l->added = mhai_vector_make(&l->allocator, sizeof(mhai_added));

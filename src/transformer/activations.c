@@ -80,7 +80,7 @@ static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai
     const mha_transformer_desc *d = &t->desc;
     layer->self = carve_attention(c, a, index, false);
     if (d->flags & MHA_TRANSFORMER_CROSS) layer->cross = carve_attention(c, a, index, true);
-    if (d->ff_dim == 0) return;
+    if (!mha_transformer_feeds(d, index)) return;
     layer->ff = carve_step(c, a);
     if (d->flags & MHA_TRANSFORMER_PARALLEL) {
         layer->ff.from = layer->self.step.x;

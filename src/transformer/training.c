@@ -87,8 +87,9 @@ static mha_status part_make(mha_trainer *t, mha_transformer *net, int64_t tokens
 {
     const int64_t size = mha_transformer_size(net);
     if (!mha_transformer_data(net))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_trainer_create: the transformer's numbers come "
-                                             "from a source, which is only read");
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "mha_trainer_create: the transformer's parameters are in a source, which is read-only");
     *p = (mhai_trained){.net = net};
     mha_transformer_describe(net, &p->d);
     MHA_TRY(mha_activations_create(t->context, net, tokens, memory_rows, &p->kept));
@@ -167,8 +168,8 @@ static mha_status check_nets(const mha_transformer *transformer, const mha_trans
                         "targets; create it without MHA_TRANSFORMER_NO_OUTPUT");
     if (!encoder == !!(d.flags & MHA_TRANSFORMER_CROSS))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        encoder ? "mha_trainer_create: the transformer has no cross-attention to "
-                                  "read an encoder with; pass NULL as the encoder"
+                        encoder ? "mha_trainer_create: the transformer has no cross-attention, "
+                                  "which an encoder requires; pass NULL as the encoder"
                                 : "mha_trainer_create: the transformer has cross-attention and "
                                   "needs an encoder; pass the one whose output it reads");
     if (!encoder) return MHA_OK;

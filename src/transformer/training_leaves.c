@@ -125,7 +125,7 @@ static void release_locked(void *user, void *memory, size_t bytes)
     pthread_mutex_unlock(&t->helpers.mutex);
 }
 
-/* Floats of a desk, not counting its activations. */
+/* Number of floats of a workspace, not counting its activations. */
 static int64_t desk_floats(const mha_trainer *t)
 {
     return t->helpers.tokens * t->main.d.vocab_size +
@@ -173,7 +173,7 @@ static mha_status desk_make(mha_trainer *t, mhai_desk *desk)
     return MHA_OK;
 }
 
-/* Make `count` desks, each with room for the largest leaf of this batch. */
+/* Make `count` workspaces, each large enough for the largest leaf of this batch. */
 static mha_status helpers_make(mha_trainer *t, int64_t count, int64_t tokens, int64_t source)
 {
     mhai_helpers *h = &t->helpers;
@@ -189,7 +189,7 @@ static mha_status helpers_make(mha_trainer *t, int64_t count, int64_t tokens, in
     memset(desks, 0, bytes);
     if (pthread_mutex_init(&h->mutex, NULL) != 0) {
         t->allocator.release(t->allocator.user, desks, bytes);
-        return mha_fail(MHA_ERR_NOMEM, "mha_trainer_step: cannot make a mutex");
+        return mha_fail(MHA_ERR_NOMEM, "mha_trainer_step: cannot create a mutex");
     }
     h->desks = desks;
     h->count = count;
@@ -202,7 +202,7 @@ static mha_status helpers_make(mha_trainer *t, int64_t count, int64_t tokens, in
 
 /* ---- all leaves of a rank -------------------------------------------------------------------- */
 
-/* Leaves computed at the same time, each with a desk and a gradient. */
+/* Leaves computed at the same time, each with a workspace and a gradient. */
 typedef struct group {
     mha_trainer *t;
     const mhai_views *v;

@@ -26,11 +26,11 @@ typedef struct mhai_desk {
     float *memory, *memory_gradient; /* [source,E] */
 } mhai_desk;
 
-/* One desk per thread. Small models need this, because their threads would otherwise wait for each
- * other at every layer. The memory comes from the trainer's allocator. */
+/* One workspace per thread. Small models need this, because their threads would otherwise wait for
+ * each other at every layer. The memory comes from the trainer's allocator. */
 typedef struct mhai_helpers {
     pthread_mutex_t mutex;
-    int64_t count, tokens, source; /* tokens and source are sizes per desk */
+    int64_t count, tokens, source; /* tokens and source are sizes per workspace */
     mhai_desk *desks;
 } mhai_helpers;
 

@@ -29,8 +29,8 @@ static mha_status copy_input(const char *name, const mha_transformer_input *give
         MHA_TRY(mhai_tensor_check("token_types", input->token_types, MHA_I32, 2, shape));
     if (shape[0] <= 0 || shape[1] <= most / shape[0]) return MHA_OK;
     return mha_fail(MHA_ERR_SIZE,
-                    "mha_training_batch: %s has %lld x %lld tokens, the trainer was made for %lld; "
-                    "pass fewer, or create it with a larger max_%s",
+                    "mha_training_batch: %s has %lld x %lld tokens, the trainer was created for "
+                    "%lld; pass fewer, or create it with a larger max_%s",
                     name, (long long)shape[0], (long long)shape[1], (long long)most,
                     strcmp(name, "input") == 0 ? "tokens" : name);
 }
@@ -61,7 +61,7 @@ static mha_status see_source(mha_trainer *t, mhai_views *v)
                         !encoded          ? "source is set, but there is no encoder; leave it NULL"
                         : v->batch.source ? "input->memory is set, but it is the encoder's output; "
                                             "leave it NULL"
-                                          : "source is NULL, but there is an encoder to read it");
+                                          : "source is NULL, but the encoder reads it");
     if (!encoded) return MHA_OK;
     MHA_TRY(copy_input("source", v->batch.source, t->desc.max_source, &v->source));
     const int64_t *s = v->source.tokens->shape;
@@ -115,10 +115,8 @@ static mha_status check_rows(mhai_views *v, bool learns)
                 (long long)(i / T), (long long)(i % T), (double)weight);
     }
     if (any || !learns) return MHA_OK;
-    return mha_fail(
-        MHA_ERR_ARGUMENT,
-        "mha_training_batch: there is nothing to learn from: each target is -1 or beyond "
-        "the length of its sequence; leave the batch out");
+    return mha_fail(MHA_ERR_ARGUMENT, "mha_training_batch: no row counts: each target is -1 or "
+                                      "beyond the length of its sequence; skip the batch");
 }
 
 static mha_status forward(mha_trainer *t, const mha_transformer_input *input,
@@ -271,8 +269,8 @@ static mha_status not_finite(const mha_trainer *t, double loss)
                                     "mha_trainer_step: %s%s[%lld] is %g after %lld steps; %s",
                                     i ? "the encoder's " : "", p.name, (long long)n,
                                     (double)data[p.offset + n], (long long)t->steps,
-                                    t->steps ? "go back to finite parameters, and choose a smaller "
-                                               "learning rate if it was not set so"
+                                    t->steps ? "restore finite parameters; if training made them "
+                                               "infinite, choose a smaller learning rate"
                                              : "initialise or load finite parameters");
         }
     }

@@ -410,7 +410,7 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
     static const char *const gated[] = {"gate_proj", "up_proj", NULL};
     static const char *const up[] = {"up_proj", NULL}, *const down[] = {"down_proj", NULL};
     const mha_transformer_desc *d = &l->t->desc;
-    if (d->ff_dim == 0) return;
+    if (!mha_transformer_feeds(d, l->layer)) return;
     const uint32_t bias = MHA_TRANSFORMER_FF_BIAS;
     layer->ff = d->flags & MHA_TRANSFORMER_ONE_NORM ? layer->self.step
                                                     : add_step(l, "mlp_norm", "mlp_post_norm");
@@ -714,6 +714,12 @@ void mha_transformer_destroy(mha_transformer *t)
 }
 
 /* ---- queries ------------------------------------------------------------------------------- */
+
+bool mha_transformer_feeds(const mha_transformer_desc *desc, int64_t layer)
+{
+    return desc->ff_dim > 0 &&
+           !(desc->layers && desc->layers[layer].flags & MHA_LAYER_NO_FEED_FORWARD);
+}
 
 int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer)
 {

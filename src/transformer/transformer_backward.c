@@ -297,7 +297,9 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
                                                    dm ? dm->stride[1] : width);
         MHA_TRY(linear(c, &place->memory, &memory, &dkv, MHA_GRADIENT_ADD, dm ? &dmemory : NULL));
     }
-    mha_tensor dqkv = mhai_transformer_rows(c->wide, rows, place->in.outputs, place->in.outputs);
+    mha_tensor dqkv = mhai_transformer_rows(c->wide, rows, place->in.outputs,
+                                            cross ? place->in.outputs
+                                                  : mhai_transformer_mix(&c->t->desc, layer).width);
     MHA_TRY(linear(c, &place->in, &in, &dqkv, 0, &din));
     return end_step(c, &place->step, &kept->step);
 }
@@ -418,8 +420,7 @@ static mha_status check_gates(const call *c, const char *name, const mha_tensor 
 {
     if (!gates) return MHA_OK;
     if (!given)
-        return mha_fail(MHA_ERR_ARGUMENT, "%s: a gradient of gates that the input does not have",
-                        name);
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: is requested, but the input has no gates", name);
     return mhai_nn_out_matrix(name, gates, c->t->desc.num_layers, c->t->desc.num_heads);
 }
 
@@ -445,22 +446,22 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
     MHA_TRY(mhai_transformer_check("mha_transformer_backward", c->t, input, &c->input));
     if (a->transformer != c->t || a->B != c->input.tokens->shape[0] ||
         a->T != c->input.tokens->shape[1] || (c->input.memory && a->S != c->input.memory->shape[1]))
-        return mha_fail(MHA_ERR_ARGUMENT, "activations: they hold another batch, call "
-                                          "mha_transformer_forward() first");
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "activations: they hold another batch; call mha_transformer_forward() first");
     MHA_TRY(mhai_struct_copy("mha_transformer_gradients", &c->out, sizeof c->out,
                              offsetof(mha_transformer_gradients, head_outputs), gradients));
     if (c->out.reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_gradients: reserved is %u",
                         (unsigned)c->out.reserved);
     if (c->input.head_means)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "head_means are for forward calls: what the heads gave "
-                        "out is not kept beside them");
-    if (c->input.patch_count > 0 || c->input.stream || a->given)
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
-            "patches, first_layer and stream are for forward calls: what they replace is "
-            "not kept");
+            "head_means are for forward calls only: the heads' own outputs are not kept");
+    if (c->input.patch_count > 0 || c->input.stream || a->given)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "patches, first_layer and stream are for forward calls only: the values "
+                        "that they replace are not kept");
     const int64_t shape[] = {a->B, a->T,
                              d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size};
     MHA_TRY(mhai_tensor_check("output_gradient", output_gradient, MHA_F32, 3, shape));
@@ -470,7 +471,7 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
     MHA_TRY(check_heads(c));
     if (!c->out.memory) return MHA_OK;
     if (!c->input.memory)
-        return mha_fail(MHA_ERR_ARGUMENT, "memory: a gradient of a memory that is not there");
+        return mha_fail(MHA_ERR_ARGUMENT, "memory: is requested, but the input has no memory");
     MHA_TRY(
         mhai_tensor_check("memory gradient", c->out.memory, MHA_F32, 3, c->input.memory->shape));
     MHA_TRY(mhai_tensor_check_output("memory gradient", c->out.memory));
@@ -513,7 +514,7 @@ static mha_status backward(call *c, const mha_tensor *output_gradient)
         const mhai_place_layer *place = &c->t->layers[i];
         const mhai_kept_layer *kept = &c->a->layers[i];
         if (d->flags & MHA_TRANSFORMER_PARALLEL) scale_stream(c); /* both parts add to one stream */
-        if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept));
+        if (mha_transformer_feeds(d, i)) MHA_TRY(feed_forward(c, place, kept));
         if (d->flags & MHA_TRANSFORMER_CROSS)
             MHA_TRY(attend(c, &place->cross, &kept->cross, i, true));
         MHA_TRY(attend(c, &place->self, &kept->self, i, false));

@@ -21,6 +21,9 @@ MHA_NODISCARD mha_status mhai_delta_position(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_run(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t layer);
 
+/* The step of a recurrent mixer, clip(log(1 + exp(x))), and its derivative by x. */
+double mhai_delta_step(const mha_layer_desc *layer, double x, double *slope);
+
 /* A short convolution: write the input of W_o to kept->heads. */
 MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer);
 
@@ -36,8 +39,8 @@ MHA_NODISCARD mha_status mhai_call_gated(const mhai_call *c, int64_t rows, int64
 /* The output y [tokens, E] of a layer of experts, from kept->ff.in. */
 MHA_NODISCARD mha_status mhai_experts_run(const mhai_call *c, int64_t layer, float *y);
 
-/* Multiply the heads' outputs by the gates of their layer. A gated delta
- * net normalises them first. */
+/* Multiply the heads' outputs by the gates of their layer. A gated delta net normalises them first,
+ * a state space afterwards. */
 void mhai_gate_heads(const mhai_call *c, int64_t layer);
 
 /* The backward pass of a layer between its projections, except attention itself. The saved heads
@@ -50,7 +53,7 @@ typedef struct mhai_mixer_back {
                         * before the gates */
     /* [tokens, mhai_mix.width] out: the gradient of projected rows; for attention, only of gates */
     float *drows;
-    float *dgates; /* [H] accumulates the gradient of the input's gates of a gated delta net; NULL:
+    float *dgates; /* [H] accumulates the gradient of the input's gates of a recurrent mixer; NULL:
                     * not requested */
 } mhai_mixer_back;
 MHA_NODISCARD mha_status mhai_mixer_backward(const mhai_mixer_back *m);

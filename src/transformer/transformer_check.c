@@ -69,7 +69,7 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     const int64_t batch = input->tokens->shape[0], length = input->tokens->shape[1];
     if (length > t->desc.max_length)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "tokens: %lld in a sequence, this transformer takes up to %lld",
+                        "tokens: %lld in a sequence, this transformer takes at most %lld",
                         (long long)length, (long long)t->desc.max_length);
     MHA_TRY(check_lengths("lengths", input->lengths, batch, length));
     if (input->token_types && t->desc.type_count == 0)
@@ -81,8 +81,8 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     if (input->cross_gates)
         MHA_TRY(mhai_nn_matrix("cross_gates", input->cross_gates, gates[0], gates[1]));
     if (input->head_means && !input->gates)
-        return mha_fail(MHA_ERR_ARGUMENT, "head_means stand for heads whose gates are closed, but "
-                                          "there are no gates");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "head_means replace the outputs of closed heads; set gates");
     if (input->head_means)
         MHA_TRY(mhai_nn_matrix("head_means", input->head_means, gates[0],
                                mha_transformer_heads_width(&t->desc)));
@@ -98,8 +98,8 @@ static mha_status check_room(const mha_transformer_input *input, const mha_activ
     if (!mhai_mul_i64(batch, length, &tokens) || !mhai_mul_i64(batch, memory, &rows) ||
         tokens > a->max_tokens || rows > a->max_memory)
         return mha_fail(MHA_ERR_SIZE,
-                        "activations: %lld sequences of %lld tokens and %lld rows of memory, made "
-                        "for %lld tokens and %lld rows",
+                        "activations: %lld sequences of %lld tokens and %lld rows of memory, "
+                        "created for %lld tokens and %lld rows",
                         (long long)batch, (long long)length, (long long)memory,
                         (long long)a->max_tokens, (long long)a->max_memory);
     return MHA_OK;
@@ -218,7 +218,7 @@ mha_status mhai_call_check(mhai_call *c, const mha_transformer_input *input,
                            const mha_tensor *output)
 {
     if (c->a->transformer != c->t)
-        return mha_fail(MHA_ERR_ARGUMENT, "activations: made for another transformer");
+        return mha_fail(MHA_ERR_ARGUMENT, "activations: created for another transformer");
     MHA_TRY(mhai_transformer_check("mha_transformer_forward", c->t, input, &c->input));
     MHA_TRY(check_room(&c->input, c->a));
     return mhai_call_check_outputs(c, output);

@@ -50,15 +50,16 @@ static mha_status check_kind(const mha_transformer *t, const mha_decoder_desc *o
             mha_layer_difference(&t->desc.layers[first_delta(t)]));
     const bool cross = mhai_transformer_has(t, MHA_TRANSFORMER_CROSS);
     if (!mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_create: only transformers that are "
-                                             "causal are decoded step by step");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_decoder_create: only causal transformers can be decoded step by step");
     if (cross == (own->memory_capacity > 0)) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT,
-                    cross ? "mha_decoder_desc: memory_capacity is %lld; this transformer has "
-                            "cross-attention, set it to the most rows of a sequence's memory"
-                          : "mha_decoder_desc: memory_capacity is %lld; this transformer has no "
-                            "cross-attention, leave it 0",
-                    (long long)own->memory_capacity);
+    return mha_fail(
+        MHA_ERR_ARGUMENT,
+        cross ? "mha_decoder_desc: memory_capacity is %lld; this transformer has cross-attention, "
+                "set it to the maximum number of rows of a sequence's memory"
+              : "mha_decoder_desc: memory_capacity is %lld; this transformer has no "
+                "cross-attention, leave it 0",
+        (long long)own->memory_capacity);
 }
 
 static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
@@ -434,8 +435,8 @@ static mha_status check_length(const char *function, const mha_decoder *d, int64
     if (!d->deltas || length == 0 || length == d->lengths[b]) return MHA_OK;
     const int64_t layer = first_delta(d->transformer);
     return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: layer %lld %s, whose state has no history: sequence %lld keeps its %lld "
-                    "tokens or begins anew, not with %lld",
+                    "%s: layer %lld %s, whose state has no history: sequence %lld can keep its "
+                    "%lld tokens or be emptied, not be truncated to %lld",
                     function, (long long)layer,
                     mha_layer_difference(&d->transformer->desc.layers[layer]), (long long)b,
                     (long long)d->lengths[b], (long long)length);
@@ -513,7 +514,7 @@ mha_status mha_decoder_fork(mha_decoder *d, int64_t from, int64_t to, int64_t le
     MHA_TRY(check_sequence(name, d, from));
     MHA_TRY(check_sequence(name, d, to));
     if (from == to)
-        return mha_fail(MHA_ERR_ARGUMENT, "%s: sequence %lld cannot become itself", name,
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: sequence %lld cannot be forked to itself", name,
                         (long long)to);
     if (d->sinks)
         return mha_fail(MHA_ERR_UNSUPPORTED,

@@ -20,7 +20,6 @@ const char *mha_layer_forward_only(const mha_layer_desc *layer)
 {
     if (!layer) return NULL;
     if (layer->experts.count > 0) return "has routed experts";
-    if (layer->mixer == MHA_MIXER_STATE_SPACE) return mha_layer_difference(layer);
     if (layer->flags & MHA_LAYER_QK_NORM && layer->qk_norm == MHA_QK_NORM_L2)
         return "has an L2 norm of queries and keys";
     return NULL;
@@ -133,6 +132,14 @@ static double softplus(double x)
     return e < 1e-5 ? e - e * e / 2 : mha_log(1 + e);
 }
 
+double mhai_delta_step(const mha_layer_desc *layer, double x, double *slope)
+{
+    const double most = layer->step_most > 0 ? (double)layer->step_most : INFINITY;
+    const double least = (double)layer->step_least, step = softplus(x);
+    *slope = step < least || step > most ? 0 : mhai_sigmoid(x);
+    return step < least ? least : step > most ? most : step;
+}
+
 /* Scale the queries and keys of a gated delta net to unit length. */
 static void position_heads(const mhai_mix *mix, float *x)
 {
@@ -152,16 +159,15 @@ static void position_row(void *argument, int64_t row, int worker)
     const mhai_mix *mix = &job->mix;
     const bool delta = mix->mixer == MHA_MIXER_GATED_DELTA;
     const mha_layer_desc *l = &job->c->t->desc.layers[job->layer];
-    const double most = l->step_most > 0 ? (double)l->step_most : INFINITY;
     float *x = job->kept->qkv + row * mix->width, *gate = x + mix->gates + mix->out;
     const float *rate = mhai_transformer_numbers(job->c->t, job->place->decay);
     const float *shift = mhai_transformer_numbers(job->c->t, job->place->shift);
     (void)worker;
     if (delta) position_heads(mix, x);
     for (int64_t h = 0; h < mix->v; h++) {
-        double step = softplus((double)gate[delta ? mix->v + h : h] + (double)shift[h]);
-        if (step < (double)l->step_least) step = (double)l->step_least;
-        if (step > most) step = most;
+        double slope;
+        const double step =
+            mhai_delta_step(l, (double)gate[delta ? mix->v + h : h] + (double)shift[h], &slope);
         gate[h] = (float)(delta ? mhai_sigmoid((double)gate[h]) : step);
         gate[mix->v + h] = (float)(-mha_exp((double)rate[h]) * step);
     }

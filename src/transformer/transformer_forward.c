@@ -325,7 +325,7 @@ static mha_status prepare(const mhai_call *c, int64_t layer, bool cross, mhai_ca
     MHA_TRY(mhai_call_read_outputs(cross || !c->input.outputs ? NULL : c->input.outputs[layer],
                                    layer, &x->outputs));
     if (wanted && x->outputs.probabilities)
-        return mha_fail(MHA_ERR_ARGUMENT, "probabilities of layer %lld: wanted twice",
+        return mha_fail(MHA_ERR_ARGUMENT, "probabilities of layer %lld: requested twice",
                         (long long)layer);
     x->outputs.lse = &made->lse;
     if (!wanted) return MHA_OK;
@@ -462,7 +462,7 @@ static mha_status feed_forward(const mhai_call *c, int64_t layer, float *next)
 float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step)
 {
     const mha_transformer_desc *d = &a->transformer->desc;
-    const bool cross = d->flags & MHA_TRANSFORMER_CROSS, ff = d->ff_dim > 0;
+    const bool cross = d->flags & MHA_TRANSFORMER_CROSS, ff = mha_transformer_feeds(d, layer);
     if (step == 0 && cross) return a->layers[layer].cross.step.x;
     if (step <= 1 && ff) return a->layers[layer].ff.x;
     return layer + 1 < d->num_layers ? a->layers[layer + 1].self.step.x : a->x;
@@ -569,7 +569,8 @@ static mha_status run_layer(const mhai_call *c, int64_t i)
     MHA_TRY(attend(c, &place->self, &kept->self, i, false, mhai_transformer_next(c->a, i, 0)));
     if (d->flags & MHA_TRANSFORMER_CROSS)
         MHA_TRY(attend(c, &place->cross, &kept->cross, i, true, mhai_transformer_next(c->a, i, 1)));
-    return d->ff_dim > 0 ? feed_forward(c, i, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
+    return mha_transformer_feeds(d, i) ? feed_forward(c, i, mhai_transformer_next(c->a, i, 2))
+                                       : MHA_OK;
 }
 
 /* status: whether this rank can continue. After an error, a rank stops computing, but still sends

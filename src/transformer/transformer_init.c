@@ -67,17 +67,19 @@ static double grade_of(const mha_transformer *t, const mha_transformer_init *ini
 }
 
 /* Convolutions keep the variance of their input. Decays are initialised as in Mamba-2 (Dao and Gu
- * 2024): exp(A_log) is uniform in 1 .. 16, and softplus(dt_bias) is log-uniform in 0.001 .. 0.1. */
+ * 2024): exp(A_log) is uniform in 1 .. 16, and softplus(dt_bias) is log-uniform in 0.001 .. 0.1.
+ * Skip terms are 1. */
 static void draw_mixer(mha_transformer *t, const mha_transformer_init *init, const mha_parameter *p)
 {
     float *to = t->data + p->offset;
     const bool taps = ends_with(p->name, ".conv.weight"), rates = ends_with(p->name, ".A_log"),
-               shifts = ends_with(p->name, ".dt_bias");
-    for (int64_t i = 0; (taps || rates || shifts) && i < p->count; i++) {
+               shifts = ends_with(p->name, ".dt_bias"), skips = ends_with(p->name, ".D");
+    for (int64_t i = 0; (taps || rates || shifts || skips) && i < p->count; i++) {
         const double part = uniform(init->seed, p->offset + i);
         const double step = mha_exp((1 - part) * mha_log(0.001) + part * mha_log(0.1));
         to[i] = (float)(taps    ? normal(init->seed, p->offset + i) / sqrt((double)p->shape[1])
                         : rates ? mha_log(1 + 15 * part)
+                        : skips ? 1
                                 : step + mha_log(1 - mha_exp(-step)));
     }
 }
@@ -97,9 +99,8 @@ mha_status mha_transformer_initialise(mha_context *context, mha_transformer *t,
 {
     MHAI_NEED_AS("mha_transformer_initialise", "context, transformer, init", context, t, init);
     if (!t->data)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_transformer_initialise: the transformer's numbers "
-                        "come from a source, which is only read");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_initialise: the transformer's "
+                                             "parameters are in a source, which is read-only");
     mha_transformer_init own;
     MHA_TRY(mhai_struct_copy("mha_transformer_init", &own, sizeof own, sizeof own, init));
     if (own.reserved)

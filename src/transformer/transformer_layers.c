@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_QK_NORM_ROW * 2 - 1 + MHA_LAYER_ROPE_EXACT_RAMP };
+enum { KNOWN_FLAGS = MHA_LAYER_NO_FEED_FORWARD * 2 - 1 + MHA_LAYER_ROPE_EXACT_RAMP };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -106,6 +106,7 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                                   .value_dim = l->value_dim,
                                   .step_least = space ? l->step_least : 0,
                                   .step_most = space ? l->step_most : 0,
+                                  .flags = l->flags & MHA_LAYER_NO_FEED_FORWARD,
                                   .experts = l->experts};
     if (memcmp(&sizes, l, sizeof sizes) != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -147,6 +148,7 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
     const mha_layer_desc sizes = {.struct_size = l->struct_size,
                                   .mixer = l->mixer,
                                   .conv_kernel = l->conv_kernel,
+                                  .flags = l->flags & MHA_LAYER_NO_FEED_FORWARD,
                                   .experts = l->experts};
     const int64_t heads = mhai_transformer_heads_of(d, layer, false).q;
     if (memcmp(&sizes, l, sizeof sizes) != 0 || heads != 0)
@@ -172,6 +174,11 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
 static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
 {
     MHA_TRY(mhai_experts_check(d, &l->experts));
+    if (l->flags & MHA_LAYER_NO_FEED_FORWARD &&
+        (d->ff_dim == 0 || l->experts.count > 0 || d->flags & MHA_TRANSFORMER_PARALLEL))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: MHA_LAYER_NO_FEED_FORWARD: only with an ff_dim, and "
+                        "without experts and parallel blocks");
     if ((unsigned)l->mixer > MHA_MIXER_STATE_SPACE)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: mixer is %d, expected 0..%d",
                         (int)l->mixer, MHA_MIXER_STATE_SPACE);
@@ -317,7 +324,7 @@ static mha_status take_encoding(mha_transformer *t, int64_t width, const mha_lay
     if (rotation.rope_scaling == MHA_ROPE_SCALING_LONG) made->factors = t->rope_factors;
     if (pthread_mutex_init(&made->growing, NULL) != 0) {
         t->allocator.release(t->allocator.user, made, bytes);
-        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot make a mutex");
+        return mha_fail(MHA_ERR_NOMEM, "transformer: cannot create a mutex");
     }
     *taken = t->encodings = made;
     return MHA_OK;

@@ -26,7 +26,7 @@ mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *
 {
     cap_job job = {logits, (double)t->desc.logit_scale, (double)t->desc.logit_softcap};
     if (!mhai_spread_mine(t, t->desc.num_layers))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "transformer: its output is at another rank");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "transformer: its output is on another rank");
     MHA_TRY(mha_linear_forward(context, t->output.packed, MHA_ACTIVATION_NONE, hidden, logits));
     if (job.cap > 0 || job.scale < 1 || job.scale > 1)
         mha_parallel_for(context, logits->shape[0], cap_row, &job);

@@ -1,6 +1,6 @@
-/* The backward pass of gated heads, gated delta nets and short convolutions, between their
- * projections. Forward calls overwrite projected rows and heads in place, so both are recomputed
- * here. Sums over tokens have fixed blocks, so results do not depend on the number of threads. */
+/* The backward pass of gated heads and of all mixers except attention, between their projections.
+ * Forward calls overwrite projected rows and heads in place, so both are recomputed here. Sums over
+ * tokens have fixed blocks, so results do not depend on the number of threads. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -20,7 +20,7 @@ typedef struct rows_job {
     mhai_mix mix;
     const mhai_place_attention *place;
     const mhai_kept_attention *kept;
-    const float *raw;   /* [tokens, width] the projected rows */
+    float *raw;         /* [tokens, width] the projected rows */
     const float *mixed; /* [tokens, (q + k) D] q and k before their norm */
     double *sums;
     int64_t count;
@@ -117,12 +117,53 @@ static void gate_delta(const rows_job *job, int64_t row, double *sums)
     }
 }
 
+/* y = open n w, n = x r, x = o silu(g), r = 1 / sqrt(mean(x^2) + epsilon) over the channels of a
+ * group. sums: of dw, then of each head's dopen. */
+static void gate_space(const rows_job *job, int64_t row, double *sums)
+{
+    const mhai_mix *mix = &job->mix;
+    const mhai_call *c = &job->m->call;
+    const float *weight = mhai_transformer_numbers(c->t, job->place->o_norm);
+    const float *open = mhai_nn_row(c->input.gates, job->m->layer);
+    const float *o = job->kept->heads + row * mix->out;
+    const float *gate = job->kept->qkv + row * mix->width + mix->gates;
+    float *dy = job->m->dheads + row * mix->out;
+    float *dgate = job->m->drows + row * mix->width + mix->gates;
+    const int64_t channels = mix->out / mix->k;
+    for (int64_t first = 0; first < mix->out; first += channels) {
+        double squares = 0, along = 0;
+        for (int64_t i = first; i < first + channels; i++) {
+            const double x = (double)o[i] * (double)gate[i] * mhai_sigmoid((double)gate[i]);
+            squares += x * x;
+        }
+        const double r = 1 / sqrt(squares / (double)channels + (double)c->t->desc.norm_epsilon);
+        for (int64_t i = first; i < first + channels; i++) {
+            const double silu = (double)gate[i] * mhai_sigmoid((double)gate[i]);
+            const double n = (double)o[i] * silu * r, w = (double)weight[i];
+            const double opened = open ? (double)open[i / mix->Dv] : 1, up = (double)dy[i];
+            sums[i] += up * opened * n;
+            sums[mix->out + i / mix->Dv] += up * n * w;
+            along += up * opened * w * n;
+        }
+        for (int64_t i = first; i < first + channels; i++) {
+            const double s = mhai_sigmoid((double)gate[i]), silu = (double)gate[i] * s;
+            const double opened = open ? (double)open[i / mix->Dv] : 1;
+            const double dn = (double)dy[i] * opened * (double)weight[i];
+            const double dx = r * (dn - (double)o[i] * silu * r * along / (double)channels);
+            dgate[i] = (float)(dx * (double)o[i] * (s + silu * (1 - s)));
+            dy[i] = (float)(dx * silu);
+        }
+    }
+}
+
 static void gate_rows(void *argument, int64_t block, int worker)
 {
     const rows_job *job = argument;
     (void)worker;
     for (int64_t row = block * BLOCK; row < end_of(job, block); row++)
-        if (job->mix.mixer)
+        if (job->mix.mixer == MHA_MIXER_STATE_SPACE)
+            gate_space(job, row, job->sums + block * job->count);
+        else if (job->mix.mixer)
             gate_delta(job, row, job->sums + block * job->count);
         else
             gate_attention(job, row);
@@ -143,24 +184,25 @@ static mha_status gates_backward(const mhai_mixer_back *m)
 {
     rows_job job = job_of(m);
     const mhai_mix *mix = &job.mix;
+    const int64_t weights = mix->mixer == MHA_MIXER_STATE_SPACE ? mix->out : mix->Dv;
     MHA_TRY(ungate(m, &job));
-    MHA_TRY(run_blocks(&job, mix->mixer ? mix->Dv + mix->v : 0, gate_rows));
+    MHA_TRY(run_blocks(&job, mix->mixer ? weights + mix->v : 0, gate_rows));
     if (!mix->mixer) return MHA_OK;
-    add_sums(&job, 0, mix->Dv, parameters_at(&job, job.place->o_norm));
-    add_sums(&job, mix->Dv, mix->v, m->dgates);
+    add_sums(&job, 0, weights, parameters_at(&job, job.place->o_norm));
+    add_sums(&job, weights, mix->v, m->dgates);
     return MHA_OK;
 }
 
 /* ---- the convolution ------------------------------------------------------------------------- */
 
-static mha_status project_again(const rows_job *job, float **rows)
+static mha_status project_again(rows_job *job)
 {
     const mhai_call *c = &job->m->call;
     const mhai_place_linear *in = &job->place->in;
-    const int64_t tokens = mhai_tokens(c->a);
-    MHA_TRY(mha_scratch_alloc(c->context, mhai_times(tokens, in->outputs), sizeof(float), rows));
+    const int64_t tokens = mhai_tokens(c->a), width = job->mix.width;
+    MHA_TRY(mha_scratch_alloc(c->context, mhai_times(tokens, width), sizeof(float), &job->raw));
     const mha_tensor x = mhai_transformer_rows(job->kept->step.in, tokens, in->inputs, in->inputs);
-    const mha_tensor y = mhai_transformer_rows(*rows, tokens, in->outputs, in->outputs);
+    const mha_tensor y = mhai_transformer_rows(job->raw, tokens, in->outputs, width);
     return mha_linear_forward(c->context, in->packed, MHA_ACTIVATION_NONE, &x, &y);
 }
 
@@ -175,26 +217,34 @@ static mha_tensor sequences(const mhai_call *c, const float *rows, int64_t chann
 }
 
 /* Replace the gradient of the convolution's output in drows by the gradient of its input. */
-static mha_status convolution_backward(const rows_job *job, uint32_t flags, const float *raw)
+static mha_status convolution_backward(const rows_job *job, uint32_t flags)
 {
     const mhai_call *c = &job->m->call;
     const mhai_mix *mix = &job->mix;
     const int64_t taps = c->t->desc.layers[job->m->layer].conv_kernel;
-    const mha_tensor x = sequences(c, raw + mix->first, mix->channels, mix->width),
+    const mha_tensor x = sequences(c, job->raw + mix->first, mix->channels, mix->width),
                      dx = sequences(c, job->m->drows + mix->first, mix->channels, mix->width),
                      weight =
                          mhai_transformer_rows(mhai_transformer_numbers(c->t, job->place->conv),
                                                mix->channels, taps, taps),
                      dweight = mhai_transformer_rows(parameters_at(job, job->place->conv),
                                                      mix->channels, taps, taps);
+    const bool biased = mix->mixer == MHA_MIXER_STATE_SPACE;
+    const int64_t at = biased ? job->place->conv_bias : 0;
+    const mha_tensor bias =
+                         mhai_transformer_vector(mhai_transformer_numbers(c->t, at), mix->channels),
+                     dbias = mhai_transformer_vector(parameters_at(job, at), mix->channels);
     return mha_short_convolution_backward(
-        c->context, &(mha_convolution_gradients){.struct_size = sizeof(mha_convolution_gradients),
-                                                 .flags = flags,
-                                                 .x = &x,
-                                                 .weight = &weight,
-                                                 .dy = &dx,
-                                                 .dx = &dx,
-                                                 .dweight = job->m->parameters ? &dweight : NULL});
+        c->context,
+        &(mha_convolution_gradients){.struct_size = sizeof(mha_convolution_gradients),
+                                     .flags = flags,
+                                     .x = &x,
+                                     .weight = &weight,
+                                     .dy = &dx,
+                                     .dx = &dx,
+                                     .dweight = job->m->parameters ? &dweight : NULL,
+                                     .bias = biased ? &bias : NULL,
+                                     .dbias = biased && job->m->parameters ? &dbias : NULL});
 }
 
 /* Compute the gradients of c and of the convolution's output, for heads = c conv(b x). */
@@ -225,25 +275,30 @@ static void close_rows(void *argument, int64_t block, int worker)
     }
 }
 
-static mha_status short_convolution_backward(const mhai_mixer_back *m)
+/* Replace x by the convolution's input b x. x overwrites c, which is no longer needed. */
+static void move_rows(void *argument, int64_t block, int worker)
 {
-    rows_job job = job_of(m);
-    const int64_t E = job.mix.channels, tokens = mhai_tokens(m->call.a);
-    float *raw;
-    MHA_TRY(project_again(&job, &raw));
-    MHA_TRY(run_blocks(&job, 0, open_rows));
-    /* x overwrites c, which is no longer needed. */
-    for (int64_t i = 0; i < tokens * E; i++) {
-        float *row = raw + i / E * 3 * E + i % E;
+    const rows_job *job = argument;
+    const int64_t E = job->mix.channels;
+    (void)worker;
+    for (int64_t i = block * BLOCK * E; i < end_of(job, block) * E; i++) {
+        float *row = job->raw + i / E * 3 * E + i % E;
         row[E] = row[2 * E];
         row[2 * E] *= row[0];
     }
-    MHA_TRY(convolution_backward(&job, 0, raw));
-    job.raw = raw;
+}
+
+static mha_status short_convolution_backward(const mhai_mixer_back *m)
+{
+    rows_job job = job_of(m);
+    MHA_TRY(project_again(&job));
+    MHA_TRY(run_blocks(&job, 0, open_rows));
+    MHA_TRY(run_blocks(&job, 0, move_rows));
+    MHA_TRY(convolution_backward(&job, 0));
     return run_blocks(&job, 0, close_rows);
 }
 
-/* ---- gated delta nets ------------------------------------------------------------------------ */
+/* ---- recurrent mixers ------------------------------------------------------------------------ */
 
 /* The backward pass of y = x r, r = 1 / sqrt(|x|^2 + 1e-6). */
 static void unit_backward(int64_t D, const float *x, float *dy)
@@ -258,15 +313,18 @@ static void unit_backward(int64_t D, const float *x, float *dy)
         dy[d] = (float)(r * ((double)dy[d] - (double)x[d] * along / squares));
 }
 
-/* b = sigmoid(x_b), log a = -exp(A_log) softplus(x_a + shift). sums receives the gradient of A_log,
- * then of shift. */
+/* log a = -exp(A_log) step(x_a + shift), and b = sigmoid(x_b), or the step itself in a state space.
+ * sums receives the gradient of A_log, then of shift. */
 static void position_rows(void *argument, int64_t block, int worker)
 {
     const rows_job *job = argument;
     const mhai_mix *mix = &job->mix;
-    const float *rate = mhai_transformer_numbers(job->m->call.t, job->place->decay);
-    const float *shift = mhai_transformer_numbers(job->m->call.t, job->place->shift);
-    const int64_t heads = mix->q + mix->k, last = mix->gates + mix->out;
+    const mha_transformer *t = job->m->call.t;
+    const mha_layer_desc *layer = &t->desc.layers[job->m->layer];
+    const bool delta = mix->mixer == MHA_MIXER_GATED_DELTA;
+    const float *rate = mhai_transformer_numbers(t, job->place->decay);
+    const float *shift = mhai_transformer_numbers(t, job->place->shift);
+    const int64_t heads = delta ? mix->q + mix->k : 0, last = mix->gates + mix->out;
     double *sums = job->sums + block * job->count;
     (void)worker;
     for (int64_t row = block * BLOCK; row < end_of(job, block); row++) {
@@ -277,13 +335,15 @@ static void position_rows(void *argument, int64_t block, int worker)
             unit_backward(mix->D, job->mixed + (row * heads + h) * mix->D, d + h * mix->D);
         d += last;
         for (int64_t h = 0; h < mix->v; h++) {
-            const double b = (double)kept[h], da = (double)d[mix->v + h];
-            const double x = da * -mha_exp((double)rate[h]) *
-                             mhai_sigmoid((double)raw[mix->v + h] + (double)shift[h]);
+            const int64_t at = delta ? mix->v + h : h;
+            const double b = (double)kept[h], da = (double)d[mix->v + h], db = (double)d[h];
+            double slope;
+            mhai_delta_step(layer, (double)raw[at] + (double)shift[h], &slope);
+            const double x = (da * -mha_exp((double)rate[h]) + (delta ? 0 : db)) * slope;
             sums[h] += da * (double)kept[mix->v + h];
             sums[mix->v + h] += x;
-            d[h] = (float)((double)d[h] * b * (1 - b));
-            d[mix->v + h] = (float)x;
+            if (delta) d[h] = (float)(db * b * (1 - b));
+            d[at] = (float)x;
         }
     }
 }
@@ -304,7 +364,8 @@ static mha_status mix_again(const rows_job *job, float **mixed)
     return mha_short_convolution(c->context, MHA_CONVOLUTION_SILU, &x, &weight, NULL, NULL, &y);
 }
 
-static mha_status recurrence_backward(const rows_job *job)
+/* dskip: [H], overwritten; not used without a skip term. */
+static mha_status recurrence_backward(const rows_job *job, const mha_tensor *dskip)
 {
     const mhai_call *c = &job->m->call;
     const int64_t layer = job->m->layer;
@@ -322,24 +383,32 @@ static mha_status recurrence_backward(const rows_job *job)
                                                .k = &to.k,
                                                .v = &to.v,
                                                .log_decay = &ddecay,
-                                               .strength = &dstrength};
+                                               .strength = &dstrength,
+                                               .skip = desc.skip ? dskip : NULL};
     return mha_recurrent_backward(c->context, &desc, &qkv.q, &qkv.k, &qkv.v, NULL, &dheads,
                                   &gradients);
 }
 
-static mha_status delta_backward(const mhai_mixer_back *m)
+static mha_status recurrent_backward(const mhai_mixer_back *m)
 {
     rows_job job = job_of(m);
-    float *raw, *mixed;
-    MHA_TRY(recurrence_backward(&job));
-    MHA_TRY(project_again(&job, &raw));
-    job.raw = raw;
-    MHA_TRY(mix_again(&job, &mixed));
-    job.mixed = mixed;
-    MHA_TRY(run_blocks(&job, 2 * job.mix.v, position_rows));
-    add_sums(&job, 0, job.mix.v, parameters_at(&job, job.place->decay));
-    add_sums(&job, job.mix.v, job.mix.v, parameters_at(&job, job.place->shift));
-    return convolution_backward(&job, MHA_CONVOLUTION_SILU, raw);
+    const int64_t heads = job.mix.v;
+    float *mixed, *skips;
+    MHA_TRY(mha_scratch_alloc(m->call.context, heads, sizeof(float), &skips));
+    const mha_tensor dskip =
+        mha_tensor_contiguous(skips, MHA_F32, 3, (const int64_t[]){1, heads, 1});
+    MHA_TRY(recurrence_backward(&job, &dskip));
+    MHA_TRY(project_again(&job));
+    if (job.mix.mixer == MHA_MIXER_GATED_DELTA) {
+        MHA_TRY(mix_again(&job, &mixed));
+        job.mixed = mixed;
+    }
+    MHA_TRY(run_blocks(&job, 2 * heads, position_rows));
+    add_sums(&job, 0, heads, parameters_at(&job, job.place->decay));
+    add_sums(&job, heads, heads, parameters_at(&job, job.place->shift));
+    const bool skipped = m->parameters && job.mix.mixer == MHA_MIXER_STATE_SPACE;
+    for (int64_t h = 0; h < heads && skipped; h++) m->parameters[job.place->skip + h] += skips[h];
+    return convolution_backward(&job, MHA_CONVOLUTION_SILU);
 }
 
 mha_status mhai_mixer_backward(const mhai_mixer_back *m)
@@ -347,8 +416,10 @@ mha_status mhai_mixer_backward(const mhai_mixer_back *m)
     const mhai_mix mix = mhai_transformer_mix(&m->call.t->desc, m->layer);
     const mha_scratch_mark mark = mha_scratch_top(m->call.context);
     if (mix.gated) MHA_TRY(gates_backward(m));
-    if (mix.mixer == MHA_MIXER_GATED_DELTA) MHA_TRY(delta_backward(m));
-    if (mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) MHA_TRY(short_convolution_backward(m));
+    if (mix.mixer == MHA_MIXER_SHORT_CONVOLUTION)
+        MHA_TRY(short_convolution_backward(m));
+    else if (mix.mixer)
+        MHA_TRY(recurrent_backward(m));
     mha_scratch_release(m->call.context, mark);
     return MHA_OK;
 }

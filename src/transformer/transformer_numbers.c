@@ -102,8 +102,7 @@ mha_status mha_transformer_read(const mha_transformer *t, const mha_parameter *p
     if (strcmp(p->name, parameter->name) != 0 || p->offset != parameter->offset ||
         p->shape[0] != parameter->shape[0] || p->count != parameter->count)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_transformer_read: '%.63s' is no parameter of this "
-                        "transformer",
+                        "mha_transformer_read: '%.63s' is not a parameter of this transformer",
                         parameter->name);
     if (row < 0 || rows < 0 || row > p->shape[0] || rows > p->shape[0] - row)
         return mha_fail(MHA_ERR_ARGUMENT, "%s: has %lld rows, not %lld from %lld on", p->name,

@@ -466,11 +466,15 @@ MHA_NODISCARD mha_status mhai_transformer_check(const char *function, const mha_
                                                 const mha_transformer_input *given,
                                                 mha_transformer_input *input);
 
-static inline bool mhai_transformer_gated(const mha_transformer *t)
+static inline bool mhai_feeds_gated(mha_feed_forward kind)
 {
-    const mha_feed_forward kind = t->desc.feed_forward;
     return kind == MHA_FEED_FORWARD_SWIGLU || kind == MHA_FEED_FORWARD_GEGLU ||
            kind == MHA_FEED_FORWARD_GEGLU_TANH || kind == MHA_FEED_FORWARD_SWIGLU_CLAMPED;
+}
+
+static inline bool mhai_transformer_gated(const mha_transformer *t)
+{
+    return mhai_feeds_gated(t->desc.feed_forward);
 }
 
 /* Activations of feed-forward layers; SwiGLU is separate. */
@@ -478,6 +482,7 @@ static inline mha_activation mhai_transformer_activation(const mha_transformer *
 {
     switch (t->desc.feed_forward) {
     case MHA_FEED_FORWARD_RELU: return MHA_ACTIVATION_RELU;
+    case MHA_FEED_FORWARD_RELU2: return MHA_ACTIVATION_RELU2;
     case MHA_FEED_FORWARD_GELU_TANH:
     case MHA_FEED_FORWARD_GEGLU_TANH: return MHA_ACTIVATION_GELU_TANH;
     default: return MHA_ACTIVATION_GELU;

@@ -312,7 +312,8 @@ static mha_status check_keep(const mha_transformer *t, const mha_tensor *keep)
         for (int64_t h = 0; h < t->desc.num_heads; h++) {
             const float k = mhai_nn_row(keep, l)[h];
             if (!(k >= 0 && k <= 0) && !(k >= 1 && k <= 1))
-                return mha_fail(MHA_ERR_ARGUMENT, "keep[%lld,%lld] is %g, expected 0 (goes) or 1",
+                return mha_fail(MHA_ERR_ARGUMENT,
+                                "keep[%lld,%lld] is %g, expected 0 (remove) or 1 (keep)",
                                 (long long)l, (long long)h, (double)k);
         }
     return MHA_OK;
@@ -390,8 +391,8 @@ static mha_status check_as(const mha_transformer *t, const mha_transformer_desc 
         d->head_dim == t->desc.head_dim && d->layer_heads == t->desc.layer_heads &&
         d->kv_heads == t->desc.kv_heads && d->layer_kv_heads == t->desc.layer_kv_heads)
         return MHA_OK;
-    return mha_fail(MHA_ERR_SHAPE, "varying: layers and heads are not the transformer's; change a "
-                                   "description of mha_transformer_describe()");
+    return mha_fail(MHA_ERR_SHAPE, "desc: layers and heads differ from the transformer's; start "
+                                   "from mha_transformer_describe()");
 }
 
 mha_status mha_transformer_vary(mha_context *context, const mha_transformer *transformer,

@@ -66,6 +66,8 @@ static mha_status check_part(const mha_transformer *t, int64_t layer, mha_layer_
         return mha_fail(MHA_ERR_ARGUMENT, "this transformer has no cross-attention");
     if (part == MHA_PART_FEED_FORWARD && t->desc.ff_dim == 0)
         return mha_fail(MHA_ERR_ARGUMENT, "this transformer has no feed-forward layers");
+    if (part == MHA_PART_FEED_FORWARD && !mha_transformer_feeds(&t->desc, layer))
+        return mha_fail(MHA_ERR_ARGUMENT, "layer %lld has no feed-forward part", (long long)layer);
     return MHA_OK;
 }
 

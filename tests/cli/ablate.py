@@ -259,7 +259,7 @@ def bad_input():
     bad(USAGE, "nothing to measure on", arguments=[DEMO, "--random", 0])
     bad(USAGE, "give at least two",
         arguments=[DEMO, TEXTS[0], "--random", 0, "--with", "resample"])
-    bad(UNSUPPORTED, "does not predict next tokens", arguments=[MODEL, "the cat"])
+    bad(UNSUPPORTED, "does not predict the next token", arguments=[MODEL, "the cat"])
     base = [DEMO, "--task"]
     for wrong in ("", "L1H1", "L1H1.x", "L1H9.k", "L7H0.k", "l1h1.k", "L1H1.k,", "L1H1.kk"):
         bad(USAGE, "--paths", arguments=[*base, task, "--paths", wrong])

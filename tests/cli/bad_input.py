@@ -33,7 +33,7 @@ def missing_files():
     check_error(view("no-such-folder", TEXT, "--contrast", b"caf\xe9"), BAD_INPUT, "--contrast", "byte 3")
     for option in ("--hide", "--layer", "--head", "--contrast", "--svg"):
         check_error(view(MODEL, TEXT, option, ""), USAGE, f"{option}: its value is empty")
-    check_error(view("", TEXT), USAGE, "model folder is missing")
+    check_error(view("", TEXT), USAGE, "MODEL is missing")
     check_error(view("--attention", "nowhere.npy", "--tokens", "t"), NO_INPUT, "nowhere.npy")
 
 

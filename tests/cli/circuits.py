@@ -122,7 +122,7 @@ def bad_input():
     bad(USAGE, "--role requires --state", arguments=(MODEL, "--role", "induction"))
     bad(USAGE, "expected copying or matching", arguments=(MODEL, "--sort", "induction"))
     bad(USAGE, "--details and --json", arguments=(MODEL, "--details", "--json"))
-    bad(USAGE, "folder is missing", arguments=("--json",))
+    bad(USAGE, "MODEL is missing", arguments=("--json",))
     bad(USAGE, "--head", arguments=(MODEL, "--head", "L9H9"))
 
 

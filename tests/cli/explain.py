@@ -89,7 +89,7 @@ def sentences():
     for arguments, *parts in (
             ((*tiny, "--causal"), "Causal: a token sees itself and earlier tokens, and none after it",
              "all keys as one block", "here it exceeds the matrix of all scores.",
-             "all fit in the L2 cache, so memory is no limit"),
+             "all data fit in the L2 cache, so memory is not the limit"),
             ((*long, "--causal"), "limited by arithmetic", "does not see are not computed",
              "512 keys at a time", "times the scratch"),
             (("--heads", 32, "--queries", 1, "--keys", 65536, "--causal", "--offset", 65535),
@@ -123,7 +123,7 @@ def sentences():
         check(part not in said(*arguments), f"{arguments} must not say {part!r}")
     # The same bytes with a cache that is large enough for them and one that is not.
     arguments = ("--heads", 8, "--length", 60)
-    check("memory is no limit" in said(*arguments, MHA_L2_KIB="2048"), "a large L2")
+    check("memory is not the limit" in said(*arguments, MHA_L2_KIB="2048"), "a large L2")
     check("limited by the bandwidth" in said(*arguments, MHA_L2_KIB="64"), "a small L2")
 
 
@@ -235,8 +235,8 @@ def pictures():
     check(svg.get("width") == "1200", "1200 wide")
     for part in ("[2, 10, 4096]", "[4096, 4096]", "[4096, 1024]", "[2, 32, 10, 128]",
                  "[2, 8, 10, 128]", "[2, 32, 10, 10]", "W_q", "W_o", "out", "41,943,040",
-                 "GQA, this one", "MHA", "MQA", "8,192 numbers kept a token",
-                 "2,048 numbers kept a token", "256 numbers kept a token"):
+                 "GQA, this one", "MHA", "MQA", "8,192 numbers kept per token",
+                 "2,048 numbers kept per token", "256 numbers kept per token"):
         check(any(part in text for text in texts), f"grouped: the picture must hold {part!r}")
     check(len(list(svg.iter(SVG + "image"))) == 2, "the table and its colour bar")
     dark = explain("--like", "gpt2", "--svg", "-", "--dark").out

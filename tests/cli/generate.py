@@ -138,7 +138,7 @@ def numbers(folder):
     check_error(generate(folder, "red"), NO_INPUT, "tokenizer.json", "--ids", command="generate")
     for text, part in (("6", "0 to 5"), ("3 -1", "'-1'"), ("2 x", "'x'"), ("2,3", "'2,3'")):
         check_error(generate(folder, "--ids", text), USAGE, part, command="generate")
-    check_error(generate(folder, "--ids"), USAGE, "no start", command="generate")
+    check_error(generate(folder, "--ids"), USAGE, "to start from", command="generate")
 
 
 def streaming(folder):
@@ -280,8 +280,8 @@ def byte_pairs():
 
 
 def interrupted():
-    """Ctrl-C during a text without end. The text is longer than a pipe's buffer, so that it cannot
-    be complete before the signal. The output ends with a whole character and a line end."""
+    """Ctrl-C during an endless text. The text is longer than a pipe's buffer, so that it cannot be
+    complete before the signal. The output ends with a whole character and a line end."""
     length = 200000
     folder = make("endless", logits=[[0, 0, 9, 0, 0, 0], [0] * V, [0, 0, 0, 9, 0, 0],
                                      [0, 0, 0, 0, 9, 0], [0, 0, 0, 9, 0, 0], [0] * V],

@@ -369,7 +369,7 @@ def maps_from_elsewhere():
 
 def bad_input():
     bad(USAGE, "docs/heads.md lists them", arguments=[MODEL, TEXT, "--role", "bogus"])
-    bad(USAGE, "folder is missing", arguments=["--text", "x"])
+    bad(USAGE, "MODEL is missing", arguments=["--text", "x"])
     bad(USAGE, "nothing to measure on", arguments=[MODEL, "--random", "0"])
     bad(USAGE, "--csv and --json", arguments=[MODEL, "--csv", "--json"])
     for also in (["--json"], ["--csv"], ["--text", "x"], ["--without", "L0H0"]):

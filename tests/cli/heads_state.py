@@ -213,7 +213,7 @@ def something_else():
     refused("other texts after those", "ranks", file=other)
     refused("other texts: text 1 differs", arguments=["--cut", 8])
     refused("other heads ablated", arguments=["--without", "L0H0"])
-    refused("3 random sequences, but 2 are asked for", arguments=["--random", 2])
+    refused("3 random sequences, but 2 are requested", arguments=["--random", 2])
     model = copy_model("other-model")
     check_good(heads(model, "--text", text, "--random", 3, "--state", state), "a copy of the model")
     header, weights = read_safetensors(model / "model.safetensors")

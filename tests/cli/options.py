@@ -77,8 +77,8 @@ def snapshot():
 
 
 def served(arguments):
-    """The result of a server that is interrupted when it has an address. The address is without its
-    token and free port."""
+    """The result of a server that is interrupted after it has printed its address. The token and
+    the free port of the address are replaced."""
     with subprocess.Popen([PROGRAM, "serve", *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, env=environment(), cwd=FOLDER) as process:
         line = process.stdout.readline()

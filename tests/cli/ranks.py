@@ -189,7 +189,6 @@ def decoder(folder, width):
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     block = struct.pack("<65521f", *(chance.gauss(0, 0.05) for _ in range(65521)))  # a prime: no two rows are equal
-                                                                                    # rows are equal
     folder.mkdir()
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -303,7 +302,7 @@ def refusals():
         (2, [PROGRAM, "prune", MODEL, "--text", FOLDER / "none.txt"], 3, "prune: "),
         (2, [PROGRAM, "prune", MODEL, "--text", FOLDER / "text.txt", "-o", MODEL], 2, "prune: -o "),
         (2, [PROGRAM, "train", "sentenced"], 2, "train: unknown task 'sentenced'; did you mean 'sentences'?"),
-        (2, [PROGRAM, "train", "sentences", "-o", "/proc/none"], 6, "train: rank 0: /proc/none: cannot make"),
+        (2, [PROGRAM, "train", "sentences", "-o", "/proc/none"], 6, "train: rank 0: /proc/none: cannot create"),
         (2, ["sh", "-c", one_differs, *TRAIN[:-1]], 2, "rank 1: has another command line than rank 0"),
         (2, [PROGRAM, "heads", MODEL, "a text", "--clusters", "0.2"], 2, "heads: --clusters runs on one rank"),
         (2, [PROGRAM, "heads", MODEL, "a text", "--spread", "--state", FOLDER / "s"], 2, "heads: --spread and --state exclude"),

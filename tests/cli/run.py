@@ -207,7 +207,7 @@ def scores():
 
 
 def company():
-    """Combinations of several random options. MHA_SEED=n draws others."""
+    """Combinations of several random options. MHA_SEED=n selects others."""
     seed = int(os.environ.get("MHA_SEED", "1"))
     draw = random.Random(seed)
     keep = booleans((H, T, S), "ck.npy", 0.8)
@@ -530,7 +530,7 @@ def said():
     compute("--x", "x.npy", "--causal", "--out", "o.npy")
     check(all(abs(a - b) <= 5.1e-5 for a, b in zip(found, load("o.npy").values)), "printed numbers")
     result = compute("--x", "x.npy", "--path", "plain", "--out", "o.npy")
-    check(not result.out and "path plain (plain was asked for)" in result.err.decode() and
+    check(not result.out and "path plain (plain was requested)" in result.err.decode() and
           "wrote o.npy: float32 [5, 8]" in result.errors, f"a file: {result.errors}")
     result = compute("--x", "x.npy", "--compute", "bf16", "--out", "ob.npy")
     check("(bf16 arithmetic" in result.err.decode(), f"bf16: {result.errors}")
@@ -749,8 +749,8 @@ def wrong_lines():
         ([*one, "--window", "99999999999999999999,0"], "--window 9999", "4,0"),
         ([*one, "--window=-3,0"], "keys before -3"),
         ([*one, "--causal", "--window", "3,1"], "keys after is 1"),
-        ([*one, "--sink-keys", "1"], "--sink-keys, --global-keys and --global-queries need --window"),
-        ([*one, "--offset", "3"], "--offset has no meaning", "--causal"),
+        ([*one, "--sink-keys", "1"], "--sink-keys, --global-keys and --global-queries require --window"),
+        ([*one, "--offset", "3"], "--offset requires", "--causal"),
         ([*one, "--offset", "3", "--offsets", "3"], "--offset and --offsets exclude each other"),
         ([*one, "--alibi", "--alibi-slopes", "1"], "exclude each other"),
         ([*one, "--keep-blocks", "b.npy"], "--block-size"),
@@ -861,7 +861,7 @@ def wrong_files():
         ([*one, "--query-starts", "0,3,5", "--key-starts", "0,5"], BAD_INPUT, "--query-starts: 3",
          "--key-starts: 2"),
         ([*one, "--query-starts", "0,3,6"], USAGE, "--query-starts 0,3,6", "runs from 0 to 6"),
-        ([*one, "--query-starts", "0,4,3,5"], USAGE, "--query-starts", "must not fall"),
+        ([*one, "--query-starts", "0,4,3,5"], USAGE, "--query-starts", "must not decrease"),
         ([*one, "--query-starts", "0,9,5", "--rope"], USAGE, "--query-starts"),
         ([*one, "--rope", "--positions", "1,2"], BAD_INPUT, "1,2 (--positions)", "[2]", "[5] or [1, 5]"),
         ([*INPUTS, "--rope", "--key-positions", "1,2"], BAD_INPUT, "(--key-positions)", "[7] or [2, 7]"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Devices, FIFOs, folders, sockets and sparse files of up to 8 EB replace every file that a command
 reads. Each gives an error of one line that names the file, in bounded memory, and no command waits.
-A text may be read from a FIFO, like in `cat`; a text without end is an error."""
+A text may be read from a FIFO, like in `cat`; an endless text is an error."""
 import os
 import re
 import socket

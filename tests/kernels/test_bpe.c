@@ -242,7 +242,7 @@ static void test_names_of_splitters(void **state)
     }
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
         v.desc.splitter = none[i];
-        refuse(&v, MHA_ERR_UNSUPPORTED, "is not supported; gpt-2, llama-bpe");
+        refuse(&v, MHA_ERR_UNSUPPORTED, "is not supported; only gpt-2, llama-bpe");
     }
 }
 
@@ -308,7 +308,7 @@ static void test_refuses_vocabularies(void **state)
     v.tokens[40] = (mhai_text){"\xFF", 1};
     refuse(&v, MHA_ERR_UTF8, "token 40: byte 0");
     v.tokens[40] = v.tokens[41];
-    refuse(&v, MHA_ERR_FORMAT, "is there twice, with ids");
+    refuse(&v, MHA_ERR_FORMAT, "occurs twice, with ids");
     v.desc.count = 0;
     refuse(&v, MHA_ERR_MODEL, "0 tokens");
     begin_pieces(&v);

@@ -105,7 +105,7 @@ typedef struct work {
     mha_piece pieces[2 * FOLDS];
     mha_attention_desc desc;
     problem own;
-    double (*seconds)[2]; /* of the forward and backward of each call */
+    double (*seconds)[2]; /* time of the forward and backward pass of each call */
     int calls;
 } work;
 

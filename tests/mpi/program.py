@@ -105,8 +105,8 @@ def children(process):
 
 
 def signalled(folder, count, place, number):
-    """Run a training without end, and signal one rank after the first step that rank 0 reports.
-    Return its folder, the launcher's exit status and its output after all ranks have exited."""
+    """Run an endless training, and signal one rank after the first step that rank 0 reports. Return
+    its folder, the launcher's exit status and its output after all ranks have exited."""
     program = (*TRAIN, "--steps", 10000000, "-o", folder)
     with tempfile.TemporaryFile() as nothing:
         running = mpirun.start(count, program, stdout=nothing)

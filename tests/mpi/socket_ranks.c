@@ -42,7 +42,7 @@ typedef struct peer {
     bool gone;
     item *sends, *receives, *early; /* in the order of their start or arrival */
     item *arriving;
-    header head; /* of the arriving message */
+    header head; /* header of the arriving message */
     size_t head_done;
 } peer;
 

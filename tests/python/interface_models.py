@@ -484,13 +484,13 @@ def examine(name, modes=MODES):
             continue
         error = total_error if mode == "gradient" else largest_error
         own, theirs = error(ours, exact), error(single, exact)
-        # The error of eager in a single mode may be small at random.
+        # Eager's error in a single mode may be small by chance.
         most = theirs = theirs if mode == "gradient" else max(most, theirs)
         verdict = "right" if own <= 2 * theirs + 1e-6 else "wrong"
         if mode == "gradient" and worst_gradient(ours, exact) > 1e-4 + 10 * worst_gradient(single, exact):
             verdict = "wrong"
         if theirs > 0.01:
-            verdict = "not judged"  # float32 and float64 choose differently in some place
+            verdict = "not judged"  # float32 and float64 choose differently somewhere
         found[mode] = (verdict, f"{own:.1e} {theirs:.1e}")
     return found or {"": ("left out", left)}
 

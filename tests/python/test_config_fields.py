@@ -42,6 +42,8 @@ SPACES = dict(mamba_n_heads=4, mamba_d_state=8)
 GRANITE = dict(SPACES, num_local_experts=0, shared_intermediate_size=40, embedding_multiplier=3.0,
                residual_multiplier=0.6, attention_multiplier=0.4, logits_scaling=2.0)
 OSS = dict(num_local_experts=5, num_experts_per_tok=2)
+PURE = dict(num_heads=4, head_dim=16, state_size=8)
+NEMOTRON = dict(mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=8, n_groups=2, head_dim=8)
 EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24)
 NETS = dict(shared_expert_intermediate_size=20, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
             linear_key_head_dim=6, linear_value_head_dim=10)
@@ -117,11 +119,15 @@ BASES = {  # settings of each family with which more of its fields matter
                    dict(num_experts=0, **NETS, layer_types=[FULL, "linear_attention"])],
     "qwen3_5_moe_text": [dict(EXPERTS, **NETS, layer_types=["linear_attention", FULL]),
                          dict(EXPERTS, **NETS, layer_types=[FULL, "linear_attention"], attention_bias=True)],
+    "mamba2": [dict(PURE, n_groups=2), dict(PURE, n_groups=1, time_step_limit=[.1, .7], tie_word_embeddings=True)],
+    "nemotron_h": [dict(NEMOTRON, layers_block_type=["linear_attention", FULL]),
+                   dict(NEMOTRON, layers_block_type=["mlp", "linear_attention", FULL], mlp_bias=True, time_step_min=.4)],
     "bert": [{}], "electra": [dict(embedding_size=32)], "distilbert": [{}],
     "roberta": [dict(max_position_embeddings=LENGTH + 6), dict(max_position_embeddings=LENGTH + 6, pad_token_id=4)]}
 OWN_SIZES = {"gpt2": dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=LENGTH),
              "distilbert": dict(vocab_size=VOCAB, dim=32, hidden_dim=48, n_layers=LAYERS, n_heads=4,
-                                max_position_embeddings=LENGTH)}
+                                max_position_embeddings=LENGTH),
+             "mamba2": dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=LAYERS)}
 ENCODERS = ("bert", "roberta", "electra", "distilbert")
 # Fields and their other names in some version of transformers.
 ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"),
@@ -160,7 +166,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "mamba_n_groups": 4, "mamba_d_head": 32, "time_step_limit": [.3, .5], "attn_layer_indices": [0],
          "num_local_experts": 4, "shared_intermediate_size": 44, "embedding_multiplier": 2.0, "residual_multiplier": 0.5,
          "attention_multiplier": 0.3, "logits_scaling": 3.0,
-         "logit_scale": 0.3, "use_qk_norm": True, "swiglu_limit": 5.0, "swiglu_alpha": 1.5,
+         "logit_scale": 0.3, "use_qk_norm": True, "swiglu_limit": 5.0, "swiglu_alpha": 1.5, "mamba_dt_min": .2,
          "scale_attn_weights": False, "sinusoidal_pos_embds": True}
 # Fields that change no family's numbers.
 IDLE = re.compile(r".*(drop|summary|transformers_version|architectures|dtype|label|problem|initializer|output_hidden"

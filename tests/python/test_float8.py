@@ -1,5 +1,5 @@
-"""Folders with 8-bit floats: models are bit-identical to folders of the float32 numbers that torch and transformers
-make of the same bytes."""
+"""Folders with 8-bit floats: models are bit-identical to models of float32 numbers, which torch and transformers
+convert from the same bytes."""
 import copy
 import json
 
@@ -23,7 +23,7 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized",
 
 
 def write(folder, model, tensors, quantization=None):
-    """A folder of these tensors with the model's configuration."""
+    """Writes these tensors and the model's configuration to a folder."""
     folder.mkdir(exist_ok=True)
     config = json.loads(model.config.to_json_string())
     if quantization:
@@ -34,7 +34,7 @@ def write(folder, model, tensors, quantization=None):
 
 
 def grid(shape, block):
-    """The number of blocks of a matrix; None: of all rows or columns."""
+    """The number of blocks per axis of a matrix. A step of None is the whole axis."""
     return tuple(-(-size // step) if step else 1 for size, step in zip(shape, block))
 
 
@@ -46,7 +46,7 @@ def spread(scales, shape, block):
 
 
 def quantised(model, block, suffix, kind=E4M3, scale_type=torch.float32, seed=1):
-    """(the file's tensors, the same in float32): layers' matrices in 8 bits, with random scales."""
+    """(the file's tensors, the same numbers in float32). Matrices of layers have 8 bits and random scales."""
     draw, stored, plain = torch.Generator().manual_seed(seed), {}, {}
     for name, weight in model.state_dict().items():
         if ".layers." not in name or weight.ndim != 2:
@@ -99,7 +99,7 @@ def test_blocks(tmp_path, block, scale_type):
 
 @pytest.mark.parametrize("kind", ["phi3", "qwen3", "gemma2", "mixtral"])
 def test_families(tmp_path, kind):
-    """Also rows that are parts of a fused matrix."""
+    """Rows that are parts of a fused matrix have the right scales too."""
     model = their_family(kind, OPTIONS[kind], 62)
     expect_same(tmp_path, model, quantised(model, (8, 16), "_scale_inv", E5M2), FP8)
 
@@ -137,7 +137,7 @@ def test_the_numbers_of_transformers():
 
 
 def changed(config, path, value):
-    """A copy with another value at a path of keys; None: the last key is removed."""
+    """A copy with another value at a path of keys. If the value is None, the last key is removed."""
     made = copy.deepcopy(config)
     inner = made
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""GGUF models. A file by gguf's own writer, with the rules of llama.cpp's converters, must give the
+"""GGUF models. A file from gguf's own writer, with the rules of llama.cpp's converters, must give the
 same bits as the model's folder. A real model, if installed (tools/get-smollm2), is compared with
 transformers."""
 import contextlib
@@ -49,6 +49,9 @@ EXPERTS = {"mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_s
 NEXT = {**QWEN35, **EXPERTS, "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba"}
 GRANITE = {**LAYER, "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
            "mamba.out_proj": "ssm_out", "shared_mlp.output_linear": "ffn_down"}
+MIXER = {"norm": "attn_norm", "mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.norm": "ssm_norm",
+         "mixer.out_proj": "ssm_out", "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v",
+         "mixer.o_proj": "attn_output", "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down"}
 GLM4 = {**LAYER, "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
         "mlp.gate_up_proj": "ffn_up"}
 OSS = {**LAYER, "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
@@ -96,8 +99,8 @@ def qwen35(name, weight, config):
 def granite(name, weight, config):
     if name.endswith(("A_log", ".D")):
         return (-np.exp(weight) if name.endswith("A_log") else weight)[:, None]
-    if name.endswith("mamba.norm.weight"):
-        return weight.reshape(config.mamba_n_groups, -1)
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        return weight.reshape(getattr(config, "mamba_n_groups", None) or config.n_groups, -1)
     return squeezed(name, llama(name, weight, config), config)
 
 
@@ -123,6 +126,8 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "qwen3_next": ("qwen3next", NEXT, "model.layers.", qwen35),
     "qwen3_5_moe_text": ("qwen35moe", {**QWEN35, **EXPERTS}, "model.layers.", qwen35),
     "granitemoehybrid": ("granitehybrid", GRANITE, "model.layers.", granite),
+    "mamba2": ("mamba2", MIXER, "backbone.layers.", granite),
+    "nemotron_h": ("nemotron_h", MIXER, "model.layers.", granite),
     "smollm3": ("smollm3", LAYER, "model.layers.", llama),
     "stablelm": ("stablelm", LAYER, "model.layers.", same),
     "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
@@ -137,7 +142,8 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
 OTHERS = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd",
           "transformer.ln_f": "output_norm", "gpt_neox.embed_in": "token_embd",
           "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output",
-          "model.embedding_norm": "token_embd_norm", **COMMON}
+          "model.embedding_norm": "token_embd_norm", "backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm",
+          "model.embeddings": "token_embd", "model.norm_f": "output_norm", **COMMON}
 
 
 def gguf_name(name, layers, prefix):
@@ -152,7 +158,7 @@ def gguf_name(name, layers, prefix):
                 f"{'bias' if kind.endswith('_bias') else 'weight'}")
     if kind == "sinks":
         return f"blk.{number}.attn_sinks.weight"
-    if part in ("linear_attn", "mamba"):
+    if part in ("linear_attn", "mamba", "mixer"):
         return f"blk.{number}." + {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}[kind]
     return f"blk.{number}.{layers[part]}.{kind}"
 
@@ -199,7 +205,7 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, extra=
             "attention.layer_norm_epsilon": get("layer_norm_eps", "layer_norm_epsilon"),
             "attn_logit_softcapping": get("attn_logit_softcapping"),
             "final_logit_softcapping": get("final_logit_softcapping"), "logit_scale": get("logit_scale")}
-    if config.model_type not in ("gpt2", "gpt_neox"):
+    if config.model_type not in ("gpt2", "gpt_neox", "mamba2"):
         keys["attention.head_count_kv"] = config.num_key_value_heads
         keys["attention.key_length"] = head_dim(config)
     if config.model_type in ("gemma2", "gemma3_text", "olmo3", "cohere2", "gpt_oss"):
@@ -241,6 +247,21 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, extra=
                  "residual_scale": float(config.residual_multiplier),
                  "attention.scale": float(config.attention_multiplier), "logit_scale": float(config.logits_scaling),
                  "rope.scaling.finetuned": config.position_embedding_type == "rope"}
+    if config.model_type == "mamba2":
+        keys |= {"attention.head_count": 0, "feed_forward_length": 0, "context_length": 1 << 20,
+                 "ssm.conv_kernel": config.conv_kernel, "ssm.state_size": config.state_size,
+                 "ssm.group_count": config.n_groups, "ssm.time_step_rank": config.num_heads,
+                 "ssm.inner_size": config.expand * config.hidden_size, "attention.layer_norm_epsilon": None,
+                 "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon}
+    if config.model_type == "nemotron_h":
+        kinds = config.layers_block_type
+        keys = {key: value for key, value in keys.items() if not key.startswith("expert")}  # no layer has them
+        keys |= {"attention.head_count_kv": [config.num_key_value_heads * (kind == "full_attention") for kind in kinds],
+                 "feed_forward_length": [config.intermediate_size * (kind == "mlp") for kind in kinds],
+                 "ssm.conv_kernel": config.conv_kernel, "ssm.state_size": config.ssm_state_size,
+                 "ssm.group_count": config.n_groups, "ssm.time_step_rank": config.mamba_num_heads,
+                 "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+                 "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon}
     rope = getattr(config, "rope_parameters", None) or {}
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
     if config.model_type in ("gpt_neox", "stablelm", "glm4"):
@@ -331,6 +352,9 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
                num_local_experts=0, shared_intermediate_size=56, mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=6,
                layer_types=["linear_attention", "full_attention", "linear_attention"], embedding_multiplier=12,
                residual_multiplier=.25, attention_multiplier=.125, logits_scaling=4, position_embedding_type="rope"),
+           "mamba2": dict(num_heads=4, head_dim=16, state_size=6, n_groups=2),
+           "nemotron_h": dict(hybrid_override_pattern="M-*", head_dim=8, mamba_num_heads=4, mamba_head_dim=7,
+                              ssm_state_size=6, n_groups=2, time_step_min=1e-30),
            "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
            "gpt_oss": dict(num_local_experts=5, num_experts_per_tok=2, head_dim=6, sliding_window=5, rope_parameters=dict(
                rope_type="yarn", rope_theta=1.5e5, factor=4., truncate=False, original_max_position_embeddings=16)),
@@ -343,7 +367,7 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
 
 
 def digest_of(path):
-    """Of configuration, weights and tokenizer."""
+    """The digests of a model's configuration, weights and tokenizer."""
     context, digests = mha.Context(num_threads=1), ModelDigests()
     mha.check(LIBRARY.mha_model_digest(context.handle, str(path).encode(), 0, C.byref(digests)))
     return digests.configuration, digests.weights, digests.tokenizer
@@ -363,7 +387,7 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     write(tmp_path / "model.gguf", model)
     folder, file = Model(tmp_path / "folder"), Model(tmp_path / "model.gguf")
     given, wanted = file(some_ids(32)), folder(some_ids(32))
-    if "linear_num_key_heads" in OPTIONS[kind] or kind == "granitemoehybrid":  # A_log is stored as -exp(A_log)
+    if "linear_num_key_heads" in OPTIONS[kind] or kind in ("granitemoehybrid", "mamba2", "nemotron_h"):  # A_log is stored as -exp(A_log)
         assert np.abs(given - wanted).max() < 1e-5 * np.abs(wanted).max()
     else:
         assert np.array_equal(given, wanted)
@@ -602,11 +626,11 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("gpt2", "feed_forward_length", 0, "is 0, expected 1.."),
     ("gpt_neox", "attention.head_count", 5, "embedding_length 32 is not a multiple of gptneox.*count 5"),
     ("llama", "attention.head_count_kv", 0, "is 0, expected 1.."),
-    ("llama", "attention.head_count_kv", 3, "is 3, which 'llama.attention.head_count' 4 is no multiple"),
+    ("llama", "attention.head_count_kv", 3, "is 3, which does not divide 'llama.attention.head_count' 4"),
     ("qwen3", "attention.key_length", 0, "is 0, expected 1.."),
     ("gemma2", "attention.sliding_window", 0, "is 0, expected 1.."),
     ("olmo3", "attention.sliding_window", 0, "is 0, expected 1.."),
-    ("olmo3", "rope.freq_base", 1e4, "is 10000; write it into rope_parameters"),
+    ("olmo3", "rope.freq_base", 1e4, "is 10000; move it into rope_parameters"),
     ("qwen2", "attention.layer_norm_rms_epsilon", 0.0, "is 0, expected more than 0, at most 1"),
     ("gpt2", "attention.layer_norm_epsilon", -1.0, "is -1, expected a finite number from 0 on"),
     ("phi3", "attention.head_count_kv", [2, 2, 1], "differs from layer to layer"),
@@ -630,6 +654,12 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("granitemoehybrid", "ssm.state_size", 0, "is 0, expected 1.."),
     ("granitemoehybrid", "residual_scale", 0.0, "is 0, expected at least 1e-09"),
     ("granitemoehybrid", "rope.dimension_count", 4, "rotates 4 of a head's 8"),
+    ("mamba2", "ssm.inner_size", 68, "is not a multiple of embedding_length, which is not supported"),
+    ("mamba2", "ssm.state_size", 0, "is 0, expected 1.."),
+    ("nemotron_h", "feed_forward_length", [0, 56, 56], "differs from layer to layer"),
+    ("nemotron_h", "feed_forward_length", [56, 57, 0], "differs from layer to layer"),
+    ("nemotron_h", "feed_forward_length", 0, "is 0, expected 1.."),
+    ("nemotron_h", "ssm.time_step_rank", 3, "which nemotron_h.ssm.time_step_rank 3 does not divide"),
     ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, a head.s numbers")], ids=str)
 def test_messages(tmp_path, kind, key, value, words):
     """Errors of metadata name its key, not the internal config.json."""

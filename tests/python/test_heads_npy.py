@@ -134,7 +134,7 @@ def test_whole_or_absent(texts, tmp_path):
     refused(6, "no such folder", arguments=[*some, tmp_path / "none" / "x"])
     refused(2, "no model to run", arguments=["--attention", "x.npy", "--npy", tmp_path / "x"])
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
-    # With a limit of 4 KB per file, the first large array fails, and no file is left
+    # With a limit of 4 KB per file, the first large array fails, and no file is left.
     limited = subprocess.run(["bash", "-c", 'ulimit -f 4; trap "" XFSZ; exec "$@"', "-", PROGRAM, "heads", *map(str, some),
                               tmp_path / "full"], capture_output=True, check=False)
     assert limited.returncode == 6 and b"cannot write" in limited.stderr, limited

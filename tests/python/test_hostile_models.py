@@ -342,7 +342,7 @@ def test_gguf_headers(tmp_path):
 
 
 def test_gguf_settings(tmp_path):
-    """Values of the correct kind without meaning."""
+    """Meaningless values of the correct kind."""
     contents, may_load = {}, set()
     for key in ("block_count", "context_length", "embedding_length", "feed_forward_length",
                 "attention.head_count", "attention.head_count_kv", "attention.key_length",

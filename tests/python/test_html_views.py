@@ -44,7 +44,7 @@ def report(folder):
 
 
 def go(page, view):
-    page.locator(f"#view input[value={view}]").check(force=True)
+    page.locator(f"#view input[value={view}]").locator("xpath=..").click()
 
 
 def strongest(values):

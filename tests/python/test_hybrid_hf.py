@@ -7,6 +7,7 @@ import subprocess
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -23,6 +24,9 @@ GRANITE = {**SPACES, "num_local_experts": 0, "shared_intermediate_size": 80, "em
            "residual_multiplier": .22, "attention_multiplier": .15, "logits_scaling": 6,
            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention",
                            "linear_attention"]}
+PURE = {"num_heads": 6, "num_attention_heads": 6, "state_size": 20, "n_groups": 2}
+NEMOTRON = {"hybrid_override_pattern": "M-M*-", "mamba_num_heads": 6, "mamba_head_dim": 10, "ssm_state_size": 20,
+            "n_groups": 2, "time_step_min": 1e-30}
 KINDS = {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"num_experts": 0}),
          "qwen3_next, biases, three heads": ("Qwen3NextConfig", "Qwen3NextForCausalLM",
                                              {"num_experts": 0, "attention_bias": True, "linear_num_key_heads": 3,
@@ -50,7 +54,21 @@ KINDS = {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"num_experts
                                         "attention_bias": True, "tie_word_embeddings": True}),
          "granitemoehybrid, plain": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
                                      {**SPACES, "num_local_experts": 0, "mamba_d_conv": 5,
-                                      "layer_types": ["full_attention"] + ["linear_attention"] * 4})}
+                                      "layer_types": ["full_attention"] + ["linear_attention"] * 4}),
+         "mamba2": ("Mamba2Config", "Mamba2ForCausalLM", PURE),
+         "mamba2, one group": ("Mamba2Config", "Mamba2ForCausalLM",
+                               {**PURE, "n_groups": 1, "conv_kernel": 3, "time_step_limit": [.5, 1.],
+                                "tie_word_embeddings": True}),
+         "mamba2, a group for each head": ("Mamba2Config", "Mamba2ForCausalLM",
+                                           {**PURE, "n_groups": 6, "expand": 1, "head_dim": 8, "state_size": 33,
+                                            "layer_norm_epsilon": 1e-3}),
+         "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM", NEMOTRON),
+         "nemotron_h, clipped": ("NemotronHConfig", "NemotronHForCausalLM",
+                                 {**NEMOTRON, "hybrid_override_pattern": "*-M-M", "n_groups": 1, "mlp_bias": True,
+                                  "time_step_min": .6, "num_key_value_heads": 4, "layer_norm_epsilon": 1e-3}),
+         "nemotron_h, a group for each head": ("NemotronHConfig", "NemotronHForCausalLM",
+                                               {**NEMOTRON, "hybrid_override_pattern": "-MM*M", "n_groups": 6,
+                                                "head_dim": 12, "mamba_head_dim": 7, "conv_kernel": 2})}
 NETS = [kind for kind in KINDS if not kind.startswith("lfm2")]
 TEXT = "the cat sat on the mat. the dog ran to the cat."
 
@@ -64,10 +82,17 @@ class Double:
 
 
 def mixer_of(net):
-    """The last layer that is not attention, the first one, and the library's message about it."""
-    layers = [i for i, kind in enumerate(net.config.layer_types) if kind != "full_attention"]
+    """The last layer with another mixer, the first one, and the library's message about it."""
+    layers = [i for i, kind in enumerate(net.config.layer_types) if kind in ("linear_attention", "conv")]
     kind = {"qwen": "gated delta net", "lfm2": "short convolution"}.get(net.config.model_type[:4], "state space")
     return layers[-1], f"layer {layers[0]} is a {kind}"
+
+
+def mixing_part(net, layer):
+    """The norm before a layer's mixer, and the mixer."""
+    layer = (getattr(net, "model", None) or net.backbone).layers[layer]
+    own = (getattr(layer, name, None) for name in ("linear_attn", "mamba", "mixer"))
+    return getattr(layer, "input_layernorm", None) or layer.norm, next(part for part in own if part is not None)
 
 
 def in_double(net, ids):
@@ -144,8 +169,9 @@ def test_greedy_tokens_are_those_of_transformers(made):
     net, model = made
     ids = torch.randint(0, 97, (1, 9))
     # transformers clips step sizes only without a cache
-    limit = getattr(net.config, "time_step_limit", None) or (0, np.inf)
-    theirs = net.generate(ids, max_new_tokens=50, do_sample=False, use_cache=limit[1] == np.inf)[0, 9:].tolist()
+    limits = [tuple(part.time_step_limit) for part in net.modules() if hasattr(part, "time_step_limit")]
+    cached = all(limit[0] < 1e-9 and limit[1] == np.inf for limit in limits)
+    theirs = net.generate(ids, max_new_tokens=50, do_sample=False, use_cache=cached)[0, 9:].tolist()
     decoder = model.decoder()
     logits = decoder.prefill(ids[0].tolist())
     ours = []
@@ -162,17 +188,18 @@ def test_maps_are_signed_and_exact(made):
     delta = model.attention(TEXT, layers=[at], outputs=("probabilities", "v", "q", "k", "heads"))
     p = delta.probabilities[0]
     assert (p < 0).any() and np.array_equal(p, np.tril(p))
-    other = model.attention(TEXT, layers=[whole.config.layer_types.index("full_attention")]).probabilities[0]
-    assert np.abs(other.sum(-1) - 1).max() < 1e-5
+    if "full_attention" in whole.config.layer_types:
+        other = model.attention(TEXT, layers=[whole.config.layer_types.index("full_attention")]).probabilities[0]
+        assert np.abs(other.sum(-1) - 1).max() < 1e-5
     # a head's output is the gated norm of M v; the direction of M v follows from o_norm and the
     # gate
     mixed = torch.tensor(p @ delta.v[0]).transpose(0, 1).float()  # [T,H,Dv]
-    layer = whole.model.layers[at]
-    net, T = getattr(layer, "linear_attn", None) or layer.mamba, len(mixed)
-    width = mixed.shape[-1] if hasattr(layer, "linear_attn") else net.intermediate_size
+    norm, net = mixing_part(whole, at)
+    before = at - (whole.config.model_type == "mamba2")  # whose states begin after the first layer
+    width = mixed.shape[-1] if "qwen" in whole.config.model_type else net.intermediate_size
     with torch.no_grad():
-        x = layer.input_layernorm(whole(torch.tensor([model.tokenize(TEXT).ids.tolist()]),
-                                        output_hidden_states=True).hidden_states[at])
+        x = norm(whole(torch.tensor([model.tokenize(TEXT).ids.tolist()]),
+                                        output_hidden_states=True).hidden_states[before])
         if width == net.__dict__.get("intermediate_size"):
             z = net.in_proj(x)[..., :width]
         elif hasattr(net, "in_proj_qkvz"):
@@ -189,8 +216,7 @@ def test_heads_of_recurrent_mixers_are_switched_off(made):
     at = mixer_of(net)[0]
     ids = torch.randint(0, 97, (1, 40))
     with torch.no_grad():
-        layer = net.model.layers[at]
-        weight = (getattr(layer, "linear_attn", None) or layer.mamba).out_proj.weight
+        weight = mixing_part(net, at)[1].out_proj.weight
         kept, size = weight.clone(), weight.shape[1] // model.heads_of_layers[at]
         weight[:, size:2 * size] = 0
         theirs = net(ids).logits[0].numpy()
@@ -342,7 +368,7 @@ REFUSED = {
         ("attn_layer_indices", 3, "'attn_layer_indices' is not a list"),
         ("attn_layer_indices", [2, 4], "weight .* is missing")],
     "granitemoehybrid": [
-        ("num_local_experts", 4, "'num_local_experts' is 4: layers that route tokens to experts"),
+        ("num_local_experts", 4, "'num_local_experts' is 4: routed experts"),
         ("num_local_experts", None, "'num_local_experts' is 8"),
         ("shared_intermediate_size", 81, "shared_mlp.input_linear.weight"),
         ("position_embedding_type", "alibi", "position_embedding_type 'alibi' is not supported"),
@@ -351,7 +377,35 @@ REFUSED = {
         ("embedding_multiplier", "12", "'embedding_multiplier' is not a number"),
         ("attention_multiplier", 1e30, "'attention_multiplier' is 1e\\+30"),
         ("layer_types", ["mamba"] * 4, "'layer_types' is not a list of 5"),
-        ("layer_types", ["mamba"] * 4 + ["moe"], "'layer_types' of layer 4 is 'moe'")]}
+        ("layer_types", ["mamba"] * 4 + ["moe"], "'layer_types' of layer 4 is 'moe'")],
+    "mamba2": [
+        ("num_heads", 5, "'num_heads' is 5"),
+        ("n_groups", 4, "'num_heads' is 6, expected a multiple of 'n_groups', 4"),
+        ("head_dim", 15, "'head_dim' is 15 and 'num_heads' 6; their product must be 'expand' 2 times"),
+        ("head_dim", "auto", "'head_dim' is not a whole number"),
+        ("state_size", 21, "mixer.in_proj.weight"),
+        ("conv_kernel", 65, "'conv_kernel' is 65"),
+        ("use_conv_bias", False, "'use_conv_bias' is false, which is not supported"),
+        ("use_bias", True, "'use_bias' is set"),
+        ("hidden_act", "gelu", "hidden_act 'gelu' is not supported"),
+        ("rescale_prenorm_residual", True, "'rescale_prenorm_residual' is set"),
+        ("layer_norm_epsilon", 0, "'layer_norm_epsilon' is 0"),
+        ("time_step_limit", [1, 0], "'time_step_limit' is not a list of two numbers"),
+        ("layer_types", ["full_attention"] * 5, "weight .* is missing")],
+    "nemotron_h": [
+        ("layers_block_type", ["mamba", "mlp", "attention", "moe", "mlp"],
+         "'layers_block_type' of layer 3 is 'moe'; known: full_attention, linear_attention, mlp"),
+        ("layers_block_type", ["mamba", "mlp", "mamba", "mlp", "mlp"], "mixer.up_proj.weight|holds .* numbers"),
+        ("layers_block_type", [], "'layers_block_type' is not a list of 1..4096 layers"),
+        ("layers_block_type", "M-M*-", "'layers_block_type' is not a list of 1..4096 layers"),
+        ("layers_block_type", None, "num_hidden_layers' is missing"),
+        ("mamba_head_dim", 11, "mixer.in_proj.weight"),
+        ("mamba_num_heads", 1 << 20, "describes at least|mamba_num_heads' is"),
+        ("mlp_hidden_act", "silu", "mlp_hidden_act 'silu' is not supported"),
+        ("mamba_hidden_act", "gelu", "mamba_hidden_act 'gelu' is not supported"),
+        ("mlp_bias", True, "up_proj.bias"),
+        ("time_step_min", -1, "'time_step_min' is -1"),
+        ("use_bias", True, "'use_bias' is set")]}
 
 
 @pytest.mark.parametrize("kind, field, value, error", [(kind, *row) for kind in REFUSED for row in REFUSED[kind]])
@@ -368,3 +422,29 @@ def test_hostile_fields_are_refused(tmp_path, kind, field, value, error):
     path.write_text(json.dumps({**written, field: value}))
     with pytest.raises(multihead.Error, match=error):
         multihead.Model(tmp_path)
+
+
+@pytest.mark.parametrize("pattern, error", [("M-M*-", None), ("M-ME-", "letter other than M"),
+                                            ("M-M*", "'hybrid_override_pattern' has 4 layers, 'num_hidden_layers' is"),
+                                            ("", "'hybrid_override_pattern' is not a text of 1..4096 layers")])
+def test_patterns_of_older_files(tmp_path, pattern, error):
+    """Published folders have a pattern and weights of `backbone`."""
+    torch.manual_seed(9)
+    config, net, more = KINDS["nemotron_h"]
+    net = getattr(transformers, net)(getattr(transformers, config)(**{**SIZES, **more})).eval()
+    net.save_pretrained(tmp_path / "new")
+    weights = {name.replace("model.", "backbone."): value for name, value in net.state_dict().items()}
+    (tmp_path / "old").mkdir()
+    safetensors.torch.save_file(weights, tmp_path / "old/model.safetensors")
+    written = json.loads((tmp_path / "new/config.json").read_text())
+    del written["layers_block_type"]
+    (tmp_path / "old/config.json").write_text(json.dumps({**written, "hybrid_override_pattern": pattern,
+                                                          "num_hidden_layers": 5}))
+    for folder in ("new", "old"):
+        write_tokenizer(tmp_path / folder)
+    if error:
+        with pytest.raises(multihead.Error, match=error):
+            multihead.Model(tmp_path / "old")
+    else:
+        new, old = (multihead.Model(tmp_path / folder).logits([5, 6, 7, 5]) for folder in ("new", "old"))
+        assert np.array_equal(new, old)

@@ -1,25 +1,30 @@
 """Gradients of hybrids compared with torch: autograd in float64 of transformers' gated delta net of
-Qwen 3.5, with its convolution and gated norm, and of the formulas of short convolutions and output
-gates."""
+Qwen 3.5 and Mamba-2 layer of Nemotron-H, of whole models with Mamba-2 layers, and of the formulas of
+short convolutions and output gates."""
 import ctypes as C
+import importlib
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+import checkpoint_ctypes as ck
 import training_ctypes as training
 import transformer_torch as plain
 from multihead._abi import LayerDesc
-from test_hybrid_hf import Double
+from test_hybrid_hf import KINDS, SIZES as HF_SIZES, Double
 from test_training_torch import batch, gradients_of, near
 
 SIZES = {"vocab_size": 23, "max_length": 80, "embed_dim": 32, "num_layers": 3, "num_heads": 4, "kv_heads": 2,
          "head_dim": 8, "ff_dim": 40, "causal": True, "norm": "rms", "positions": "rotary", "feed_forward": "swiglu"}
 DELTA = {"mixer": 1, "conv_kernel": 4, "key_dim": 6, "value_dim": 10}
 GATED, CONVOLUTION = {"flags": 1 << 7}, {"mixer": 2, "conv_kernel": 3}
+SPACE = {"mixer": 3, "conv_kernel": 4, "key_dim": 6, "value_dim": 10}
 MODELS = {"gdn, gated attention, gdn": (DELTA, GATED, {**DELTA, "conv_kernel": 1, "key_dim": 9}),
-          "convolution, gdn, convolution": (CONVOLUTION, DELTA, CONVOLUTION)}
+          "convolution, gdn, convolution": (CONVOLUTION, DELTA, CONVOLUTION),
+          "mamba2, gated attention, mamba2": (SPACE, GATED, {**SPACE, "conv_kernel": 1, "key_dim": 9,
+                                                             "step_least": 0.02})}
 
 
 class Delta:
@@ -46,6 +51,27 @@ class Delta:
         return torch.func.functional_call(self.module, parameters, (x,))
 
 
+class Space:
+    def __init__(self, layer, desc):
+        self.name, self.wide = f"layers.{layer}.state_space", desc["value_dim"]
+        self.module = transformers.models.nemotron_h.modeling_nemotron_h.NemotronHMamba2Mixer(
+            transformers.NemotronHConfig(
+                hidden_size=SIZES["embed_dim"], layers_block_type=["linear_attention"], n_groups=SIZES["kv_heads"],
+                mamba_num_heads=SIZES["num_heads"], mamba_head_dim=self.wide, ssm_state_size=desc["key_dim"],
+                conv_kernel=desc["conv_kernel"], layer_norm_epsilon=1e-5, time_step_min=desc.get("step_least", 0.)),
+            0).double()
+
+    def __call__(self, p, x, gates):
+        def own(name):
+            return p[f"{self.name}.{name}"]
+        opened = own("o_proj.weight") * gates.repeat_interleave(self.wide)
+        parameters = {"in_proj.weight": torch.cat([own(f"{kind}_proj.weight") for kind in "gvkqa"]),
+                      "conv1d.weight": own("conv.weight")[:, None], "conv1d.bias": own("conv.bias"),
+                      "A_log": own("A_log"), "dt_bias": own("dt_bias"), "D": own("D"),
+                      "norm.weight": own("o_norm.weight"), "out_proj.weight": opened}
+        return torch.func.functional_call(self.module, parameters, (x,))
+
+
 class Convolution:
     def __init__(self, layer, desc):
         self.name, self.taps = f"layers.{layer}.short_conv", desc["conv_kernel"]
@@ -57,9 +83,10 @@ class Convolution:
         return plain.linear(p, f"{self.name}.o_proj", c * mixed.transpose(1, 2))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def in_double(monkeypatch):
-    monkeypatch.setattr(transformers.models.qwen3_5.modeling_qwen3_5, "torch", Double())
+    for module in (transformers.models.qwen3_5.modeling_qwen3_5, transformers.models.nemotron_h.modeling_nemotron_h):
+        monkeypatch.setattr(module, "torch", Double())
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
@@ -80,10 +107,10 @@ def make(layers, seed=1):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("length", [12, 70])
-def test_gradients_are_those_of_autograd(name, length):
+def test_gradients_are_those_of_autograd(in_double, name, length):
     layers, rng = MODELS[name], np.random.default_rng(length)
     model = make(layers)
-    mixers = {i: (Delta if layer["mixer"] == 1 else Convolution)(i, layer)
+    mixers = {i: (Delta, Convolution, Space)[layer["mixer"] - 1](i, layer)
               for i, layer in enumerate(layers) if "mixer" in layer}
     tokens, lengths, targets = batch(rng, 3, length)
     gates = rng.uniform(0.5, 1.5, (3, SIZES["num_heads"])).astype(np.float32)
@@ -100,3 +127,64 @@ def test_gradients_are_those_of_autograd(name, length):
     worst = max(near(name, ours, exact[name].numpy(), float(exact[name].abs().max()))
                 for name, ours in model.gradients().items())
     print(f"  {name}, {length} tokens: worst gradient {worst:.1e} of its size")
+
+
+WHOLE = [kind for kind in KINDS if kind.startswith(("bamba", "granite", "mamba2", "nemotron"))]
+NAMES = (("backbone.", ""), ("model.", ""), ("embeddings.", "embed_tokens."), ("norm_f.", "norm."),
+         ("final_layernorm.", "norm."), ("input_layernorm.", "self_attn_norm."), ("pre_ff_layernorm.", "mlp_norm."),
+         ("post_attention_layernorm.", "mlp_norm."), ("feed_forward.", "mlp."), ("mamba.", "state_space."),
+         ("conv1d.", "conv."), ("out_proj.", "o_proj."), ("state_space.norm.", "state_space.o_norm."),
+         ("shared_mlp.output_linear.", "mlp.down_proj."))
+FUSED = {"in_proj.weight": [f"{kind}_proj.weight" for kind in "gvkqa"],
+         "shared_mlp.input_linear.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"]}
+
+
+def our_names(name, kinds):
+    """Of the parameters whose rows transformers concatenates in one."""
+    if "mixer" in name or name.endswith(".norm.weight") and "layers." in name:  # Mamba-2 and Nemotron-H
+        kind = kinds[int(name.split("layers.")[1].split(".")[0])]
+        name = name.replace("mixer.", {"mlp": "mlp.", "full_attention": "self_attn."}.get(kind, "mamba."))
+        if "mamba" not in name:
+            name = name.replace(".norm.", ".mlp_norm." if kind == "mlp" else ".self_attn_norm.")
+    for theirs, ours in NAMES:
+        name = name.replace(theirs, ours)
+    for tail, parts in FUSED.items():
+        if name.endswith(tail):
+            return [name.removesuffix(tail) + part for part in parts]
+    return [name]
+
+
+def gradients_of_whole(net, ids, targets):
+    net.zero_grad()
+    plain.loss(net(ids, use_cache=False).logits, targets).backward()
+    return {name: p.grad.numpy().copy() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_gradients_of_whole_models(tmp_path, monkeypatch, kind):
+    """The error of all gradients is at most twice that of torch in float32."""
+    config, net, more = KINDS[kind]
+    torch.manual_seed(17)
+    net = getattr(transformers, net)(getattr(transformers, config)(**{**HF_SIZES, **more})).eval()
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if p.ndim > 1:
+                p.normal_(0, .3 if "embed" in name else .5 if "conv" in name else .8 / p.shape[-1] ** .5)
+            else:
+                p += torch.randn_like(p) * .2
+    net.save_pretrained(tmp_path)
+    ids, targets = torch.randint(0, 97, (2, 2, 70))
+    model = ck.Transformer(tmp_path)
+    ours = model.parameters(model(ids.numpy(), targets.numpy()))
+    rounded = gradients_of_whole(net, ids, targets)
+    monkeypatch.setattr(importlib.import_module(type(net).__module__), "torch", Double())
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    exact = gradients_of_whole(net.double(), ids, targets)
+    worst, sums = 0, np.zeros(2)
+    for name, wanted in exact.items():
+        given = np.concatenate([ours.pop(part) for part in our_names(name, net.config.layer_types)])
+        error, theirs = (np.linalg.norm(x.reshape(-1) - wanted.reshape(-1)) for x in (given, rounded[name]))
+        sums += error ** 2, theirs ** 2
+        worst = max(worst, error / np.linalg.norm(wanted))
+    assert not ours and sums[0] <= 4 * sums[1]
+    print(f"  {kind}: error {(sums[0] / sums[1]) ** .5:.2f} times torch's, worst parameter {worst:.1e} of its size")

@@ -203,7 +203,7 @@ WRONG = [  # arguments, built-in class of the exception, message
     (dict(outputs="top_keys", top=0), ValueError, "top: 0"),
     (dict(outputs="probabilities", heads=[4]), ValueError, r"heads\[0\] is 4"),
     (dict(outputs="probabilities", rows=[0.5]), TypeError, "rows: a sequence of whole numbers"),
-    *((dict(outputs=outputs, **given), ValueError, f"{next(iter(given))} has no meaning unless outputs has {needs}")
+    *((dict(outputs=outputs, **given), ValueError, f"{next(iter(given))} requires {needs} in outputs")
       for given, needs in ((dict(heads=[0]), "probabilities or scores"), (dict(rows=[0]), "probabilities or scores"),
                            (dict(offsets=[-1]), "offset_mass"), (dict(top=3), "top_keys or top_weights"),
                            (dict(score_stage="biased"), "scores"),
@@ -214,8 +214,8 @@ WRONG = [  # arguments, built-in class of the exception, message
     (dict(causal=2), TypeError, "causal: True or False is expected, not 2"),
     (dict(strict="yes"), TypeError, "strict: True or False"),
     (dict(scale="1"), TypeError, "scale: a number is expected, not '1'"),
-    (dict(sink_keys=2), ValueError, "sink_keys, global_keys and global_queries need window$"),
-    (dict(t5_one_sided=True), ValueError, "t5_max_distance and t5_one_sided have no meaning without t5_table$"),
+    (dict(sink_keys=2), ValueError, "sink_keys, global_keys and global_queries require window$"),
+    (dict(t5_one_sided=True), ValueError, "t5_max_distance and t5_one_sided require t5_table$"),
     (dict(need_weights=True), TypeError, 'did you mean outputs="probabilities"'),
     (dict(alibi=True), TypeError, "did you mean alibi_slopes"),
     (dict(key_lengths=3), TypeError, "key_lengths: a sequence of whole numbers is expected, not 3"),

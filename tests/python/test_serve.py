@@ -71,7 +71,7 @@ def type_text(page, text, box="#live-text"):
 
 
 def click_means(page, what):
-    page.locator(f"#live-click input[value={what}]").check(force=True)
+    page.locator(f"#live-click input[value={what}]").locator("xpath=..").click()
 
 
 def thumb(page, name):
@@ -211,7 +211,7 @@ def test_heads_are_patched_from_a_second_text(visit, model):
                                  "patched": [f"L{i // 4}H{i % 4}" for i in range(8)]})["next"]
     for line in answer["tokens"]:
         assert line["logit"] == pytest.approx(float(other[line["id"]]), abs=1e-5)
-    page.locator("#live-at input[value=last]").check(force=True)
+    page.locator("#live-at input[value=last]").locator("xpath=..").click()
     settled(page)
     assert "at=last" in hash_of(page)
 
@@ -234,8 +234,8 @@ def test_every_state_is_an_address(visit):
     click_means(page, "patch")
     thumb(page, "L1H2").click()
     settled(page)
-    page.locator("#view input[value=lines]").check(force=True)
-    page.locator("#live-row input[value=chosen]").check(force=True)
+    page.locator("#view input[value=lines]").locator("xpath=..").click()
+    page.locator("#live-row input[value=chosen]").locator("xpath=..").click()
     page.locator("#strip .chip").nth(3).click()
     settled(page)
     again = visit(hash_of(page))

@@ -53,8 +53,8 @@ def test_pieces_of_wide_pairs(tmp_path):
 
 
 def blocks_like(matrix, kind, draw):
-    """Random blocks whose elements are of moderate size: their scales, and other bytes where those of a type may be, are
-    small f16, E4M3 or E8M0."""
+    """Random blocks whose elements are of moderate size. Both ends of a block, where types have their scales, are small
+    f16, E4M3 or E8M0 numbers."""
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = draw.integers(0, 256, (matrix.shape[0], matrix.shape[1] // elements, size), dtype=np.uint8)
     ends = (slice(0, 4), slice(-4, None)) if size > 18 else (slice(0, 2),)
@@ -70,7 +70,7 @@ def blocks_like(matrix, kind, draw):
 
 @pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 def test_blocks(tmp_path, kind):
-    """A model of random blocks equals one of their elements, as the package gguf decodes them."""
+    """A model of random blocks equals a model of their elements, decoded by the package gguf."""
     model = their_family("llama", dict(hidden_size=256, intermediate_size=512, num_hidden_layers=1), 47)
     for name, decoded in ("blocks", False), ("floats", True):
         draw = np.random.default_rng(kind)

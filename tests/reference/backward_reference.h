@@ -62,9 +62,9 @@ typedef struct backward_pair {
     double p, factor, gate; /* factor: the dropout factor of p */
     double x;               /* dO . (v + shaw) */
     double w;               /* backward_weight() */
-    double delta;           /* of the row: dO . o + sum p w - dlse */
-    double ds;              /* of the score after the cap, with dp = gate factor x + w */
-    double slope;           /* of the cap */
+    double delta;           /* delta of the row: dO . o + sum p w - dlse */
+    double ds;              /* gradient of the score after the cap, with dp = gate factor x + w */
+    double slope;           /* slope of the cap */
     double score, lse;
 } backward_pair;
 typedef void (*backward_visit_fn)(void *user, const backward_pair *pair);

@@ -21,7 +21,7 @@ static double i8(unsigned char byte)
     return byte < 128 ? byte : byte - 256;
 }
 
-/* Bits first .. first + count - 1 of bytes, the lowest of the first byte being bit 0. */
+/* Bits first .. first + count - 1 of bytes. Bit 0 is the lowest bit of the first byte. */
 static int bits(const unsigned char *bytes, int first, int count)
 {
     int found = 0;
@@ -29,7 +29,7 @@ static int bits(const unsigned char *bytes, int first, int count)
     return found;
 }
 
-/* Element e of 32 in q, two to a byte; the fifth bit, if there is one, in h. */
+/* Element e of 32. Byte i of q has elements i and i + 16. h has the fifth bits; NULL: none. */
 static int small(const unsigned char *q, const unsigned char *h, int e)
 {
     const int low = e < 16 ? q[e] % 16 : q[e - 16] / 16;
@@ -61,7 +61,7 @@ static double q6_element(const unsigned char *block, int e)
     return half(block + 208) * i8(block[192 + e / 16]) * (n - 32);
 }
 
-/* Two bits of element e, four to a byte. */
+/* The two bits of element e. A byte has four elements, 32 apart. */
 static int quarter(const unsigned char *q, int e)
 {
     return bits(q + e / 128 * 32 + e % 32, e / 32 % 4 * 2, 2);
@@ -82,7 +82,7 @@ static double q3_element(const unsigned char *block, int e)
     return half(block + 108) * scale * n;
 }
 
-/* The digit of base 3 after dropping `drop` of them: a byte is a fraction of 256. */
+/* Ternary digit `drop` of the fraction byte / 256. */
 static int digit(int byte, int drop)
 {
     for (; drop > 0; drop--) byte = 3 * byte % 256;
@@ -110,7 +110,7 @@ static double iq4_xs_element(const unsigned char *block, int e)
     return half(block) * (s - 32) * nonlinear[small(block + 8 + 16 * j, NULL, e % 32)];
 }
 
-/* E2M1 with a sign in bit 3. */
+/* E2M1: bit 3 is the sign. */
 static double e2m1(int n)
 {
     static const double sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -126,7 +126,8 @@ static double nvfp4_element(const unsigned char *block, int e)
     return scale * e2m1(i < 8 ? byte % 16 : byte / 16);
 }
 
-/* Bit e of 8 signs; the last one of 7 stored ones makes the sum even. */
+/* The sign of element e of 8. If only 7 are stored, the last one makes the number of negative
+ * elements even. */
 static int sign(const unsigned char *at, int first, int stored, int e)
 {
     int sum = 0;
@@ -135,7 +136,7 @@ static int sign(const unsigned char *at, int first, int stored, int e)
     return sum % 2 ? -1 : 1;
 }
 
-/* Group k of 8 elements, run r of 16, run j of 32. */
+/* Element e is in group k of 8 elements, in run r of 16, and in run j of 32. */
 static double iq2_element(mha_gguf_type type, const gguf_codebooks *books,
                           const unsigned char *block, int e)
 {

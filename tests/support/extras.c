@@ -4,7 +4,7 @@
 
 static const struct {
     const char *name;
-    size_t offset; /* of the field */
+    size_t offset; /* offset of the field */
     mha_dtype dtype;
 } fields[EXTRAS_COUNT] = {
 #define EXTRAS_FIELD(name, field, dtype) {#field, offsetof(mha_attention_outputs, field), dtype},

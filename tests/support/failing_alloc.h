@@ -5,7 +5,7 @@
 #include <multihead/base.h>
 
 typedef struct failing_alloc {
-    int64_t calls;    /* of alloc so far, including failed ones */
+    int64_t calls;    /* number of calls of alloc, including failed ones */
     int64_t fail_at;  /* the call, counted from 0, that fails; -1: none */
     bool fail_after;  /* also fail every later call */
     int64_t live;     /* blocks that were not released */

@@ -10,7 +10,7 @@
 enum { GGUF_U32 = 4, GGUF_F32 = 6, GGUF_STRING = 8, GGUF_ARRAY = 9 };
 
 typedef struct gguf_writer {
-    unsigned char *bytes; /* to be freed with free() */
+    unsigned char *bytes; /* to free with free() */
     size_t size, room;
 } gguf_writer;
 

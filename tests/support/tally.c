@@ -28,7 +28,10 @@ void tally_print(const tally *t)
 
 bool tally_is_sharp(const tally *t)
 {
-    enum { FEW = 200 }; /* so few values may all be close by chance, as under sanitizers */
+    enum {
+        FEW = 200
+    }; /* under sanitizers, the values are so few that all may be close by
+                         * chance */
     if (!rng_whole_sample()) return true;
     return t->compared > 0 && (t->compared < FEW || t->worst > 0.001);
 }

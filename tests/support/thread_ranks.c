@@ -122,7 +122,7 @@ static mha_status wait_message(void *user, mha_transfer *x)
     return status;
 }
 
-/* Receiving happens in wait(), and sent memory is copied, so nothing has to be cancelled. */
+/* wait() receives, and sent memory is copied, so nothing has to be cancelled. */
 static void cancel_message(void *user, mha_transfer *transfer)
 {
     (void)user;

@@ -116,7 +116,7 @@ static void example_free(example *e)
     free(e);
 }
 
-/* ---- the same, plainly ----------------------------------------------------------------------- */
+/* ---- the reference --------------------------------------------------------------------------- */
 
 /* SplitMix64, as specified in ablation.h. */
 static int64_t other_text(uint64_t seed, int64_t i)
@@ -780,8 +780,8 @@ static void intervals(void **state)
     for (int i = 0; i < 200; i++) values[i] = i % 2 ? NAN : i % 4 ? 1 : 0; /* 50 zeros, 50 ones */
     expect_ok(mha_effect_bootstrap(context, values, 200, 1, 4000, 5, &x));
     assert_true(x.mean == 0.5 && x.texts == 100);
-    /* A binomial of 100 has a deviation of 0.05, so 95 % are within 0.1 of the mean, up to a step
-     * of 0.01 and the error of 4,000 draws. */
+    /* The mean of 100 binary draws has a standard deviation of 0.05, so 95 % are within 0.1 of the
+     * mean, up to a step of 0.01 and the error of 4,000 draws. */
     assert_true(fabs(x.low - 0.4) < 0.016 && fabs(x.high - 0.6) < 0.016);
     expect_ok(mha_effect_bootstrap(context, values, 200, 1, 4000, 5, &again));
     assert_memory_equal(&x, &again, sizeof x);
@@ -892,7 +892,8 @@ static void misuse(void **state)
     BAD(*term, MHA_ERR_ARGUMENT, "measure 2 of 2", term->measure = 2);
     BAD(*term, MHA_ERR_ARGUMENT, "factor nan", term->factor = NAN);
     BAD(e->how, MHA_ERR_ARGUMENT, "kind 3 is unknown", e->how.kind = (mha_ablation)3);
-    BAD(e->how, MHA_ERR_NULL, "needs means", e->how.kind = MHA_ABLATION_MEAN, e->how.means = NULL);
+    BAD(e->how, MHA_ERR_NULL, "requires means", e->how.kind = MHA_ABLATION_MEAN,
+        e->how.means = NULL);
     BAD(c->sets, MHA_ERR_ARGUMENT, "-1 sets", c->sets.count = -1);
     BAD(c->first, MHA_ERR_ARGUMENT, "ascend from 0", c->first[1] = 5);
     BAD(c->heads, MHA_ERR_ARGUMENT, "heads[1] is 99", c->heads[1] = 99);

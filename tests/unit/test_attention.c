@@ -23,7 +23,7 @@ static ref_attention problem_reference(const problem *p)
     return (ref_attention){.desc = &p->desc, .q = &p->q.view, .k = &p->k.view, .v = &p->v.view};
 }
 
-/* Errors over bounds, for each machine and kind of result. */
+/* Ratios of errors to bounds, for each machine and kind of result. */
 typedef struct score_card {
     tally o, lse, p, sum;
     tally tiny_p; /* below 2^-120, where flushing to 0 may be the whole error */

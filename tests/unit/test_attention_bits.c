@@ -333,7 +333,8 @@ static bool infinite(const mha_tensor *q, int64_t row)
 }
 
 /* Infinite elements whose products are all -inf, like the score of a hidden key. Results that must
- * be NaN would be 0, or the sum over the other keys, if these keys were taken for hidden ones. */
+ * be NaN would be 0, or the sum over the other keys, if the library treated these keys as
+ * hidden. */
 static void one_block_is_not_fooled_by_infinity(void **state)
 {
     (void)state;

@@ -17,9 +17,9 @@
 
 enum { SAMPLE = 250, ALL = 20000 };
 
-/* Errors over bounds, for each machine. `rest` holds cases that would dominate the others: p below
- * 2^-120 and rows whose weight goes to the sink, where flushing to 0 may be the whole error, and
- * heads that are too wide for the tiled path. */
+/* Ratios of errors to bounds, for each machine. `rest` holds cases that would dominate the others:
+ * p below 2^-120 and rows whose weight goes to the sink, where flushing to 0 may be the whole
+ * error, and heads that are too wide for the tiled path. */
 typedef struct score_card {
     tally o, lse, p, rest;
 } score_card;

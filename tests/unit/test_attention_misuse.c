@@ -118,7 +118,7 @@ static void make_ragged(call *c)
     c->p = mha_tensor_contiguous(c->p.data, MHA_F32, 4, (int64_t[]){1, H, TOTAL_T, S});
 }
 
-/* ---- what is wrong ---------------------------------------------------------------------------- */
+/* ---- invalid arguments ------------------------------------------------------------------------ */
 
 #define ROWS                                                                                      \
     MISUSE(MHA_ERR_ARGUMENT, "MHA_ATTENTION_WINDOW", c->desc.flags = 0);                          \
@@ -149,10 +149,10 @@ static void make_ragged(call *c)
     MISUSE(MHA_ERR_DTYPE, "keep_blocks", c->blocks.dtype = MHA_F32);                              \
     MISUSE(MHA_ERR_SHAPE, "keep_blocks", c->blocks.ndim = 5);                                     \
     MISUSE_OF_DATA(MHA_ERR_NULL, "keep_blocks", c->blocks.data = NULL);                           \
-    MISUSE(MHA_ERR_ARGUMENT, "without keep_blocks", c->desc.keep_blocks = NULL);                  \
-    MISUSE(MHA_ERR_ARGUMENT, "without t5_table", c->desc.t5_table = NULL,                         \
+    MISUSE(MHA_ERR_ARGUMENT, "require keep_blocks", c->desc.keep_blocks = NULL);                  \
+    MISUSE(MHA_ERR_ARGUMENT, "require t5_table", c->desc.t5_table = NULL,                         \
            c->desc.t5_max_distance = 8);                                                          \
-    MISUSE(MHA_ERR_ARGUMENT, "without t5_table", c->desc.t5_table = NULL,                         \
+    MISUSE(MHA_ERR_ARGUMENT, "require t5_table", c->desc.t5_table = NULL,                         \
            c->desc.t5_max_distance = 0, c->desc.flags |= MHA_ATTENTION_T5_ONE_SIDED);             \
     MISUSE(MHA_ERR_ARGUMENT, "is 1152921504606846977, expected -2^60 .. 2^60",                    \
            c->desc.q_offset = ((int64_t)1 << 60) + 1);                                            \

@@ -177,7 +177,7 @@ static void check_rows(const trial *x, int64_t b, int64_t h)
     }
 }
 
-/* ---- against the reference ------------------------------------------------------------------- */
+/* ---- comparison with the reference ----------------------------------------------------------- */
 
 static bound_arith arith_of(const trial *x)
 {

@@ -113,7 +113,7 @@ static void symbolic_is_dense(void **state)
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(120, 4000); i++) {
-        /* Every kind of mask alone, then combinations. */
+        /* Each kind of mask separately, then combinations. */
         static const unsigned each[] = {KIND_CAUSAL,
                                         KIND_LENGTHS,
                                         KIND_BEGINS,
@@ -499,7 +499,7 @@ static void garbage_in_unseen_bias(void **state)
     }
 }
 
-/* ---- what is skipped ------------------------------------------------------------------------- */
+/* ---- skipped tiles --------------------------------------------------------------------------- */
 
 static void count_cells(void *user, int64_t b, int64_t h, int64_t query, int64_t queries,
                         int64_t key, int64_t keys, uint8_t *keep, int64_t keep_stride)
@@ -509,7 +509,7 @@ static void count_cells(void *user, int64_t b, int64_t h, int64_t query, int64_t
     for (int64_t i = 0; i < queries; i++) memset(keep + i * keep_stride, 1, (size_t)keys);
 }
 
-/* A callback is called for the tiles that the other masks leave, and for few other cells. */
+/* A callback is called for the tiles that no other mask hides, and for few other cells. */
 static int64_t cells_asked(const machine *m, const mha_attention_desc *given, int64_t length)
 {
     rng r = rng_make(1, 1);

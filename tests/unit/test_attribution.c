@@ -128,7 +128,7 @@ static void hand_rollout(void **state)
     assert_memory_equal(second, two, sizeof two);
 }
 
-/* ---- against the definitions ----------------------------------------------------------------- */
+/* ---- comparison with the definitions --------------------------------------------------------- */
 
 static float *random_floats(rng *r, int64_t count)
 {
@@ -976,8 +976,8 @@ static void composition_of_chance(void **state)
     assert_int_equal(mha_transformer_composition(context, t, &out), MHA_OK);
     double sum = 0;
     for (int i = 0; i < 16; i++) sum += (double)scores[32 + i / 4 * 8 + i % 4];
-    /* The mean of 16 scores with a deviation of about 0.01 (16 x 16 numbers each, of one head):
-     * 0.01 is 4 sigma. */
+    /* The mean of 16 scores with a standard deviation of about 0.01 (16 x 16 numbers each, of one
+     * head): 0.01 is 4 sigma. */
     check_near(sum / 16, out.baseline, 0.01, "random matrices");
     /* W_K of head 1 reads the output of W_O of head 2: its rows are those columns. */
     assert_int_equal(mha_transformer_find(t, 1, "self_attn.k_proj.weight", &p), MHA_OK);
@@ -1213,14 +1213,14 @@ static void transformer_errors(void **state)
     expect_error(mha_logit_attribution(x, e->t, e->a, &target, &out), MHA_ERR_ARGUMENT, "no batch");
     example_run(x, e);
     expect_error(mha_logit_attribution(x, e->t, e->a, &target, &out), MHA_ERR_ARGUMENT,
-                 "no output, give a direction");
+                 "no output; set direction");
     expect_error(mha_logit_attribution(x, f->t, e->a, &target, &out), MHA_ERR_ARGUMENT,
                  "another transformer");
     target.position = e->T;
     expect_error(mha_logit_attribution(x, e->t, e->a, &target, &out), MHA_ERR_ARGUMENT, "target");
     expect_error(mha_logit_attribution(x, e->t, e->a, NULL, &out), MHA_ERR_NULL, "target");
     expect_error(mha_layer_write(x, e->t, e->a, 0, MHA_PART_FEED_FORWARD, NULL, &writing),
-                 MHA_ERR_ARGUMENT, "no attention");
+                 MHA_ERR_ARGUMENT, "expected self-attention or cross-attention");
     expect_error(mha_layer_write(x, e->t, e->a, 2, MHA_PART_SELF_ATTENTION, NULL, &writing),
                  MHA_ERR_ARGUMENT, "no layer 2");
     expect_error(mha_layer_write(x, e->t, e->a, 0, MHA_PART_CROSS_ATTENTION, NULL, &writing),

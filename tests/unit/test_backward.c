@@ -198,7 +198,7 @@ static void run_machines(trial *x, rng *r)
     }
 }
 
-/* ---- against the reference ------------------------------------------------------------------- */
+/* ---- comparison with the reference ----------------------------------------------------------- */
 
 typedef struct score_card {
     tally of[BACKWARD_COUNT];

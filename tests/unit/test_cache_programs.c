@@ -1,7 +1,8 @@
-/* Random programs on a cache - append, decode, attend, truncate, fork, reset, and calls that must fail - against a
- * model that stores every position in plain arrays of double. After each step lengths and pages must equal the model's.
- * Attention must be within its bound of the double reference on the model's stored numbers, and
- * bit-identical to mha_attention_forward() on contiguous f32 tensors of these numbers.
+/* Random programs on a cache - append, decode, attend, truncate, fork, reset, and calls that must
+ * fail - compared with a model that stores every position in plain arrays of double. After each
+ * step lengths and pages must equal the model's. Attention must be within its bound of the double
+ * reference on the model's stored numbers, and bit-identical to mha_attention_forward() on
+ * contiguous f32 tensors of these numbers.
  *
  * The default is a sample; MHA_TEST_LONG=1 tests 5,000 programs. MHA_TEST_CASE=n (with
  * MHA_TEST_SEED) runs only the n-th. */
@@ -43,7 +44,7 @@ static void *zeros(int64_t count, size_t size)
     return memory;
 }
 
-/* ---- what is stored ------------------------------------------------------------------------- */
+/* ---- stored numbers ------------------------------------------------------------------------- */
 
 /* Round x to the type by the formula in cache.h. */
 static void stored(mha_dtype type, double *x, int64_t n)
@@ -292,7 +293,7 @@ static void call_free(call *c)
     free(c->k.data), free(c->v.data);
 }
 
-/* Errors over bounds. The errors of the plain path are one rounding and would hide a loose
+/* Ratios of errors to bounds. The errors of the plain path are one rounding and would hide a loose
  * bound. */
 static tally tally_o[] = {{.name = "o"}, {.name = "o, plain path"}};
 static tally tally_lse[] = {{.name = "lse"}, {.name = "lse, plain path"}};

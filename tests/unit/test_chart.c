@@ -93,7 +93,7 @@ static void gaps_and_looks(void **state)
     assert_int_equal(count_of(svg.data, "stroke=\"#0072b2\""), 2); /* line, legend */
     assert_int_equal(count_of(svg.data, "stroke=\"#d55e00\""), 3); /* one series has no name */
     assert_int_equal(count_of(svg.data, "stroke-dasharray=\"3 3\""), 2);
-    assert_int_equal(count_of(svg.data, "<circle"), 3 * 3 + 1); /* the baseline has only these */
+    assert_int_equal(count_of(svg.data, "<circle"), 3 * 3 + 1); /* only the baseline's */
     const char *line = strstr(svg.data, "<path d=\"M");
     int with_gap = 0;
     for (; line; line = strstr(line + 1, "<path d=\"M")) {

@@ -109,7 +109,7 @@ static void expect_same_output(mha_transformer *a, mha_transformer *b)
     assert_memory_equal(rows[0], rows[1], sizeof rows[0]);
 }
 
-/* ---- there and back ------------------------------------------------------------------------- */
+/* ---- round trips ---------------------------------------------------------------------------- */
 
 static void round_trip(mha_transformer_desc d, const char *kind)
 {
@@ -237,13 +237,16 @@ static void round_trips_of_mixers(void **state)
                                   .key_dim = 3,
                                   .value_dim = 7,
                                   .step_least = 0.125f,
-                                  .step_most = 2};
-    const mha_layer_desc all[][2] = {{net, gated}, {net, net}, {space, gated}, {convolution, net}};
+                                  .step_most = 2},
+                         alone = {.struct_size = sizeof alone, .flags = MHA_LAYER_NO_FEED_FORWARD};
+    const mha_layer_desc all[][2] = {
+        {net, gated}, {net, net}, {space, gated}, {alone, net}, {convolution, net}};
     mha_transformer_desc d = llama;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         const int64_t heads[] = {0, d.num_heads}, kv[] = {0, d.num_heads};
         d.layers = all[i];
-        if (i == 3) d.layer_heads = heads, d.layer_kv_heads = kv;
+        if (i == 4) d.layer_heads = heads, d.layer_kv_heads = kv;
+        if (i == 3) d.feed_forward = MHA_FEED_FORWARD_RELU2;
         round_trip(d, "multihead");
     }
 }
@@ -290,7 +293,7 @@ static void encoder_as_model(void **state)
     const mha_batch batch = {.struct_size = sizeof batch, .batch = 1, .length = T, .ids = ids};
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &hidden};
     expect_ok(mha_model_forward(context, model, &batch, &outputs));
-    /* Rows of a layer norm with unit weights are about 1. Two layers have some hundred
+    /* Rows of a layer norm with unit weights are about 1. Two layers have a few hundred
      * roundings. */
     for (int i = 0; i < T * 8; i++) assert_float_equal(ours[i], models[i], 1e-4f);
     mha_activations_destroy(activations);
@@ -671,7 +674,7 @@ static void foreign_configs(void **state)
     with_config("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1", MHA_ERR_MODEL,
                 "k_proj");
     with_config("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", MHA_ERR_MODEL,
-                "'num_key_value_heads' is 3, which 'num_attention_heads' 4 is no multiple of");
+                "'num_key_value_heads' is 3, which does not divide 'num_attention_heads' 4");
     with_config("\"max_position_embeddings\": 16", "\"max_position_embeddings\": 1048577",
                 MHA_ERR_MODEL, "max_position_embeddings");
     with_config("\"silu\"", "\"gelu\"", MHA_ERR_UNSUPPORTED, "hidden_act 'gelu'");

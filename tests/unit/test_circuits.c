@@ -105,7 +105,7 @@ static void known_values(void **state)
                               .keys = keys,
                               .reads = reads,
                               .writes = writes};
-    for (int d = 0; d < D; d++) { /* of head 1; all others are 0 */
+    for (int d = 0; d < D; d++) { /* weights of head 1; all others are 0 */
         read_axis(t, "self_attn.q_proj.weight", 1, d, d, d ? 5 : 2);
         read_axis(t, "self_attn.k_proj.weight", 1, d, 4 + d, d ? -3 : 1);
         read_axis(t, "self_attn.v_proj.weight", 1, d, 2 + d, d ? 1 : 4);
@@ -297,7 +297,7 @@ static void induction_pair(void **state)
     mha_transformer_destroy(t);
 }
 
-/* ---- against computed activations ------------------------------------------------------------ */
+/* ---- comparison with computed activations ---------------------------------------------------- */
 
 typedef struct found {
     double qk[SMALL_LAYERS * SMALL_HEADS * SMALL_SIZE], ov[SMALL_LAYERS * SMALL_HEADS * SMALL_SIZE];

@@ -27,7 +27,7 @@ typedef struct program {
     const mha_transformer *t;
     bool cross, few_pages;
     bool channels; /* have scales, so bits depend on the division into steps */
-    int64_t width; /* of the output */
+    int64_t width; /* width of the output */
     mha_decoder *decoder;
     story of[BATCH];
 } program;
@@ -281,7 +281,7 @@ static void narrow(mha_transformer_desc *d, int64_t window, int64_t sinks, mha_l
     d->layers = layers;
 }
 
-/* Steps of all sequences, padded, until one has LENGTH tokens, and cuts, which windows may
+/* Steps of all sequences, padded, until one has LENGTH tokens, and truncations, which windows may
  * reject. */
 static int64_t run_windowed(program *p, bool discards)
 {
@@ -452,7 +452,7 @@ static void calls_are_checked(void **state)
     expect_error(mha_decoder_fork(NULL, 0, 1, 5), MHA_ERR_NULL, "decoder");
     expect_error(mha_decoder_fork(d, 0, 3, 5), MHA_ERR_ARGUMENT, "no sequence 3");
     expect_error(mha_decoder_fork(d, 3, 0, 5), MHA_ERR_ARGUMENT, "no sequence 3");
-    expect_error(mha_decoder_fork(d, 1, 1, 2), MHA_ERR_ARGUMENT, "cannot become itself");
+    expect_error(mha_decoder_fork(d, 1, 1, 2), MHA_ERR_ARGUMENT, "cannot be forked to itself");
     expect_error(mha_decoder_fork(d, 1, 0, 5), MHA_ERR_ARGUMENT, "5, expected 0..4");
     expect_error(mha_decoder_set_memory(context, d, &memory, NULL), MHA_ERR_ARGUMENT,
                  "no cross-attention");

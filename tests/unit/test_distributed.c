@@ -369,7 +369,7 @@ typedef struct planned {
     int64_t H, Hk, D, Dv, queries[PLANNED], keys[PLANNED];
     uint32_t flags;
     bool entropy;
-    int64_t parts; /* of heads */
+    int64_t parts; /* parts of heads */
     int64_t sent[PLANNED], received[PLANNED];
     double bytes_sent[PLANNED], bytes_received[PLANNED], pairs[PLANNED];
 } planned;
@@ -1148,9 +1148,9 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_DTYPE, "rank 1: q", p->q.dtype = MHA_I32);
     REFUSED(MHA_ERR_OVERLAP, "rank 1: o overlaps k", free(p->o.data), p->o.data = p->k.data,
             memset(p->o.data, 0xEE, sizeof(float)));
-    REFUSED(MHA_ERR_ARGUMENT, "nobody's", j->keys.pieces[2][0].end -= 5,
+    REFUSED(MHA_ERR_ARGUMENT, "belong to no rank", j->keys.pieces[2][0].end -= 5,
             j->parts[2].k.shape[2] -= 5, j->parts[2].v.shape[2] -= 5);
-    REFUSED(MHA_ERR_ARGUMENT, "those of two ranks", j->queries.pieces[1][0].begin -= 1,
+    REFUSED(MHA_ERR_ARGUMENT, "belong to two ranks", j->queries.pieces[1][0].begin -= 1,
             j->queries.pieces[1][0].end -= 1);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split: query_pieces[0]",
             j->queries.pieces[1][0].end = 401);
@@ -1269,7 +1269,7 @@ static void refusals_of_the_backward(void **state)
     BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.q overlaps", free(b->grads[GRAD_Q].data),
                  b->grads[GRAD_Q].data = NULL, b->gradients.q = &p->q);
     BACK_REFUSED(MHA_ERR_SHAPE, "gradients.bias", b->gradients.bias = &p->q);
-    BACK_REFUSED(MHA_ERR_ARGUMENT, "bias: is one for all queries here", p->inputs[1].shape[2] = 1,
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "bias: has one row for all queries", p->inputs[1].shape[2] = 1,
                  b->grads[GRAD_BIAS].shape[2] = 1);
     BACK_REFUSED(MHA_ERR_SHAPE, "average_probabilities_gradient", b->mean_gradient.shape[1]--);
     BACK_REFUSED(MHA_ERR_UNSUPPORTED, "flags 0x8", b->gradients.flags |= 8);

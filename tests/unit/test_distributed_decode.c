@@ -571,7 +571,7 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_key_split: 4 pieces at", false, p->keys.pieces = NULL);
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_key_split: flags 0x4", false, p->keys.flags = 4);
     REFUSED(MHA_ERR_NULL, "rank 1: mha_key_split: k is NULL", true, p->keys.cache = NULL);
-    REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_key_split: a cache, and k or v", true,
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_key_split: cache and k or v are set", true,
             p->keys.v = &p->q);
     REFUSED(MHA_ERR_SHAPE, "rank 1: v: dim 2", false, p->v.shape[2]--);
     REFUSED(MHA_ERR_SHAPE, "rank 1: k: dim 3", false, p->k.shape[3]--);
@@ -579,10 +579,10 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_SHAPE, "rank 1: q", true, p->q.ndim = 3);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: cache: sequence 0 holds 511 positions", true,
             assert_int_equal(mha_kv_cache_truncate(p->cache, 0, 511), MHA_OK));
-    REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: no ragged batches", false,
+    REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: ragged batches", false,
             p->desc.query_starts = p->desc.key_starts = starts, p->desc.sequences = 1);
     REFUSED(MHA_ERR_UNSUPPORTED, "bf16 arithmetic", false, p->desc.compute = MHA_COMPUTE_BF16);
-    REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: not on the plain path", false,
+    REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: the plain path is not", false,
             p->desc.path = MHA_PATH_PLAIN);
     REFUSED(MHA_ERR_OVERLAP, "rank 1: o overlaps k", false, free(p->o.data), p->o.data = p->k.data,
             memset(p->o.data, 0xEE, sizeof(float)));
@@ -679,7 +679,7 @@ static void refusals_of_one(void **state)
     p->keys.transport = &alone, p->keys.pieces = &all, p->keys.piece_count = 1;
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .entropy = &p->lse};
     expect_refused(mha_distributed_decode(p->context, &p->keys, &p->desc, &p->q, &p->o, &outputs),
-                   "the only output beside o is lse");
+                   "lse is the only output besides o");
     assert_int_equal(mha_distributed_decode(p->context, &p->keys, &p->desc, &p->q, NULL, NULL),
                      MHA_ERR_NULL);
     assert_int_equal(mha_distributed_decode(p->context, NULL, &p->desc, &p->q, &p->o, NULL),

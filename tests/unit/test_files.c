@@ -261,7 +261,8 @@ static void our_folder_refuses(void **state)
     expect_error(mha_file_create_in(NULL, "a", &file), MHA_ERR_NULL, "folder");
     expect_error(mha_file_create_in(folder, NULL, &file), MHA_ERR_NULL, "name");
     expect_error(mha_file_create_in(folder, "a", NULL), MHA_ERR_NULL, "file");
-    expect_error(put_in(temp_path("no/where"), "a", "x"), MHA_ERR_WRITE, "cannot make the folder");
+    expect_error(put_in(temp_path("no/where"), "a", "x"), MHA_ERR_WRITE,
+                 "cannot create the folder");
     temp_write("plain", "x", 1);
     expect_error(put_in(temp_path("plain"), "a", "x"), MHA_ERR_WRITE, "not a folder");
     expect_error(put_in(temp_path("plain/b"), "a", "x"), MHA_ERR_WRITE, "not a folder");

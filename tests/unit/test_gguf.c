@@ -38,12 +38,12 @@ typedef struct fields {
     uint32_t version;
     uint64_t tensors, keys;
     uint32_t alignment_type, alignment;
-    uint64_t key_bytes; /* of 'general.name' */
+    uint64_t key_bytes; /* length of 'general.name' */
     char key[16];
     uint32_t value_type;
-    uint64_t value_bytes; /* of "tiny" */
+    uint64_t value_bytes; /* length of "tiny" */
     uint32_t array_type;
-    uint64_t array_count; /* of three U32 */
+    uint64_t array_count; /* number of elements, three */
     char strings_key[8];
     uint64_t strings, string_bytes;
     uint64_t name_bytes;
@@ -178,7 +178,8 @@ static mha_status open_spoiled(const fields *f)
     MISUSE(MHA_ERR_UNSUPPORTED, "('abc'): unknown type 4 of elements", f->type = 4)                \
     MISUSE(MHA_ERR_UNSUPPORTED, "unknown type 42 of elements", f->type = 42)                       \
     MISUSE(MHA_ERR_UNSUPPORTED, "unknown type 4294967295", f->type = UINT32_MAX)                   \
-    MISUSE(BAD, "('abc'): its offset 17 is no multiple of the alignment 16", f->offsets[0] = 17)   \
+    MISUSE(BAD, "('abc'): its offset 17 is not a multiple of the alignment 16",                    \
+           f->offsets[0] = 17)                                                                     \
     MISUSE(BAD, "('abc'): needs 36 bytes from byte", f->offsets[0] = 32)                           \
     MISUSE(BAD, "+ 9223372036854775792 on", f->offsets[0] = INT64_MAX - 15)                        \
     MISUSE(MHA_ERR_SIZE, "more bytes than 63 bits", f->offsets[0] = 1ull << 63)                    \

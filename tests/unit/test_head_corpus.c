@@ -661,7 +661,7 @@ static void misuse_is_refused(void **state)
     expect_error(mha_head_corpus_values(o.corpus, 0, &v, NULL), MHA_ERR_NULL, "weight is NULL");
     expect_error(mha_head_corpus_merge(p.corpus, o.corpus), MHA_ERR_ARGUMENT, "a text is open");
     expect_error(mha_head_corpus_attach(o.measures, NULL), MHA_ERR_ARGUMENT, "a text is open");
-    mha_head_corpus_destroy(o.corpus); /* in the middle of a text: measuring continues */
+    mha_head_corpus_destroy(o.corpus); /* during a text, whose measurement continues */
     o.corpus = NULL;
     float weight = 1;
     const mha_tensor row = mha_tensor_contiguous(&weight, MHA_F32, 3, (int64_t[]){1, 1, 1});

@@ -549,7 +549,7 @@ static void calls_are_refused(void **state)
                  MHA_ERR_NULL, "corpus is NULL");
     expect_error(mha_head_state_read(context, NULL, 0, NULL, &got.measures, &got.corpus),
                  MHA_ERR_FORMAT, "too short");
-    expect_error(READ(b.size - 1, NULL), MHA_ERR_FORMAT, "cut off");
+    expect_error(READ(b.size - 1, NULL), MHA_ERR_FORMAT, "truncated");
     b.data[8]++;
     expect_error(READ(b.size, NULL), MHA_ERR_UNSUPPORTED, "version 2");
     b.data[8]--;
@@ -565,7 +565,7 @@ static void calls_are_refused(void **state)
     b = written(o.measures);
     const size_t one = b.size;
     expect_ok(mha_head_state_write(o.measures, &sink));
-    expect_error(READ(b.size, NULL), MHA_ERR_FORMAT, "longer");
+    expect_error(READ(b.size, NULL), MHA_ERR_FORMAT, "too long");
     expect_ok(READ(b.size, &used));
     assert_int_equal(used, one);
     expect_same(&o, &got);

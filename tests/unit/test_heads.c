@@ -218,7 +218,7 @@ static void test_equal_offsets(void **state)
     float even[N * N], pairs[N * N] = {0};
     const mha_heads_text text = {.queries = N, .keys = N};
     for (int i = 0; i < N * N; i++) even[i] = 1.0f / N;
-    for (int i = 0; i < N; i++) pairs[i * N + (i ^ 1)] = 1; /* to the next, or to the one before */
+    for (int i = 0; i < N; i++) pairs[i * N + (i ^ 1)] = 1; /* to the next or previous token */
     mha_head_measures *m = measure(text, even);
     assert_int_equal(mha_head_measures_details(m, 0, 0).diagonal_offset, 0);
     mha_head_measures_destroy(m);

@@ -83,7 +83,7 @@ static void test_texts(void **state)
     REFUSE(MHA_ERR_ARGUMENT, "-1 queries and -1 keys", x.queries = x.keys = -1);
     REFUSE(MHA_ERR_SIZE, "9223372036854775807 queries", x.queries = x.keys = INT64_MAX);
     REFUSE(MHA_ERR_UNSUPPORTED, "flags 0x100000", x.flags = 1u << 20);
-    REFUSE(MHA_ERR_ARGUMENT, "across texts", x.flags |= MHA_HEADS_CROSS);
+    REFUSE(MHA_ERR_ARGUMENT, "has no positions", x.flags |= MHA_HEADS_CROSS);
     REFUSE(MHA_ERR_ARGUMENT, "MHA_HEADS_WINDOW", x.left_keys = 2);
     REFUSE(MHA_ERR_ARGUMENT, "left_keys -2", x.flags |= MHA_HEADS_WINDOW, x.left_keys = -2);
     REFUSE(MHA_ERR_ARGUMENT, "words[1] is 2", x.words = words);
@@ -173,7 +173,7 @@ static void test_rows(void **state)
     window = (mha_attention_desc){
         .struct_size = sizeof window, .flags = MHA_ATTENTION_WINDOW, .left_keys = 1};
     expect_ok(mha_head_measures_window(m, 0, &window)); /* hides key 0 from row 2 */
-    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_NUMERIC, "not seen");
+    expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_NUMERIC, "hides this key");
     expect_ok(mha_head_measures_window(m, 0, NULL));
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &two), MHA_OK);
     expect_error(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_ARGUMENT, "before another");

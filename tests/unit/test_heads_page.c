@@ -140,11 +140,11 @@ static void test_refusals(void **state)
     expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "out of range", e.page.first_head = 3);
     expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "negative", e.page.fact_count = -1);
     expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "has no name", e.columns[1].name = "");
-    expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "'previous' is there twice",
+    expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "'previous' occurs twice",
                    e.columns[1].name = "previous");
-    expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "L0H1 is there twice", e.heads[2].layer = 0,
+    expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "L0H1 occurs twice", e.heads[2].layer = 0,
                    e.heads[2].head = 1);
-    expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "is no head", e.heads[2].head = -1);
+    expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "is not a head", e.heads[2].head = -1);
     expect_spoiled(e, RENDER, MHA_ERR_NULL, "roles is NULL", e.heads[0].roles = NULL);
     expect_spoiled(e, RENDER, MHA_ERR_NULL, "tokens of a place", e.place.tokens = NULL);
     expect_spoiled(e, RENDER, MHA_ERR_ARGUMENT, "query 4", e.place.query = 4);

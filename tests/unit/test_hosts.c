@@ -53,7 +53,7 @@ enum { VOCAB = 50, LAYERS = 2, NUMBERS = 1 << 20 };
 typedef struct work {
     mha_context *context;
     const char *failed; /* the first failed call */
-    uint64_t hash;      /* of all results */
+    uint64_t hash;      /* hash of all results */
     int64_t used;
     float *numbers; /* [NUMBERS] normal numbers, allocated in ascending order */
 } work;

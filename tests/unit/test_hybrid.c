@@ -301,8 +301,9 @@ static void training_learns_with_the_same_bits_for_any_threads(void **state)
     static float data[2][1 << 14];
     double loss[2][STEPS];
     (void)state;
-    for (int k = 0; k < 2; k++) {
-        mha_transformer *t = make_of(one, k ? &convolution : &net);
+    static const mha_layer_desc *const all[] = {&net, &convolution, &space};
+    for (int k = 0; k < 3; k++) {
+        mha_transformer *t = make_of(one, all[k]);
         const mha_transformer_init init = {.struct_size = sizeof init, .seed = 3};
         expect_ok(mha_transformer_initialise(one, t, &init));
         assert_true(mha_transformer_size(t) <= 1 << 14);
@@ -439,6 +440,9 @@ static void descriptions_are_checked(void **state)
          MHA_ERR_ARGUMENT,
          "step_least is -1"},
 
+        {{.flags = MHA_LAYER_NO_FEED_FORWARD, .experts = {.count = 2, .used = 1}},
+         MHA_ERR_ARGUMENT,
+         "MHA_LAYER_NO_FEED_FORWARD: only with an ff_dim"},
         {{.key_dim = 3}, MHA_ERR_ARGUMENT, "only with a mixer"},
         {{.mixer = MHA_MIXER_GATED_DELTA, .key_dim = 3, .value_dim = 3},
          MHA_ERR_ARGUMENT,
@@ -514,6 +518,58 @@ static void means_have_the_width_of_the_widest_layer(void **state)
     mha_transformer_destroy(t);
 }
 
+/* A layer with a mixer and a feed-forward part is two layers, each with one of them. */
+static void layers_have_either_part(void **state)
+{
+    enum { BOTH = 2, EACH = 4 };
+    mha_context *context = context_with(2);
+    static float logits[2][B * T * V], gradient[2][1 << 14];
+    static int32_t ids[B * T];
+    const mha_tensor tokens = draw(ids), dlogits = floats(logits[0], T, V);
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        const mha_layer_desc both[BOTH] = {space, gated}, none = {.struct_size = sizeof none};
+        mha_layer_desc each[EACH] = {space, none, gated, none};
+        each[0].flags |= MHA_LAYER_NO_FEED_FORWARD;
+        each[2].flags |= MHA_LAYER_NO_FEED_FORWARD;
+        const int64_t heads[] = {H, 2, H, 0, 2, 0}, kv[] = {2, 1, 2, 0, 1, 0};
+        mha_transformer_desc d = describe(k ? each : both);
+        d.num_layers = k ? EACH : BOTH;
+        d.layer_heads = heads + (k ? BOTH : 0);
+        d.layer_kv_heads = kv + (k ? BOTH : 0);
+        d.feed_forward = MHA_FEED_FORWARD_RELU2;
+        mha_transformer *t = NULL;
+        mha_activations *a = NULL;
+        mha_transformer_input input = MHA_INIT(mha_transformer_input);
+        const mha_tensor all = floats(logits[k], T, V);
+        expect_ok(mha_transformer_create(context, &d, &t));
+        assert_true(mha_transformer_size(t) <= 1 << 14);
+        rng r = rng_make(7, 0);
+        float *data = mha_transformer_data(t);
+        for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] = 0.3f * rng_normal(&r);
+        expect_ok(mha_transformer_update(context, t));
+        expect_ok(mha_activations_create(context, t, B * T, 0, &a));
+        input.tokens = &tokens;
+        expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));
+        const mha_transformer_gradients into = {.struct_size = sizeof into,
+                                                .parameters = gradient[k]};
+        expect_ok(mha_transformer_backward(context, t, &input, a, &dlogits, &into));
+        mha_layer_view view = {.struct_size = sizeof view};
+        for (int i = 0; i < d.num_layers; i++) {
+            assert_int_equal(mha_transformer_feeds(&d, i), !k || i % 2);
+            if (!k || i % 2)
+                expect_ok(mha_activations_layer(a, i, MHA_PART_FEED_FORWARD, &view));
+            else
+                expect_error(mha_activations_layer(a, i, MHA_PART_FEED_FORWARD, &view),
+                             MHA_ERR_ARGUMENT, "has no feed-forward part");
+        }
+        mha_activations_destroy(a);
+        mha_transformer_destroy(t);
+    }
+    assert_memory_equal(logits[0], logits[1], sizeof logits[0]);
+    assert_memory_equal(gradient[0], gradient[1], sizeof gradient[0]);
+}
+
 static void bytes_are_those_of_states(void **state)
 {
     mha_context *context = context_with(1);
@@ -544,4 +600,4 @@ RUN_TESTS(TEST(steps_and_threads_change_no_bit), TEST(maps_are_rows_and_heads_sw
           TEST(descriptions_vary), TEST(convolutions_are_checked),
           TEST(what_is_not_supported_is_refused), TEST(descriptions_are_checked),
           TEST(training_learns_with_the_same_bits_for_any_threads), TEST(decays_begin_near_1),
-          TEST(effects_are_those_of_gates))
+          TEST(effects_are_those_of_gates), TEST(layers_have_either_part))

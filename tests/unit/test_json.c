@@ -302,7 +302,7 @@ static void misuse_is_kept(void **state)
     REFUSED("x: only members", mha_json_null(&json, "x"));
     REFUSED("x: only members", mha_json_array(&json, NULL); mha_json_null(&json, "x"));
     REFUSED("needs a name", mha_json_object(&json, NULL); mha_json_null(&json, NULL));
-    REFUSED("follows the end", mha_json_null(&json, NULL); mha_json_null(&json, NULL));
+    REFUSED("follows the root", mha_json_null(&json, NULL); mha_json_null(&json, NULL));
     REFUSED("unknown type", mha_json_object(&json, NULL); mha_json_fields(&json, unknown, unknown));
     REFUSED("too deeply", for (int i = 0; i <= MHA_JSON_DEPTH; i++) mha_json_array(&json, NULL));
 #undef REFUSED
@@ -366,7 +366,7 @@ static void hidden_code_points(void **state)
         {"\xEF\xBF\xBD", 3, 0xFFFD, false}, /* the character itself */
         {"\xEF\xBF\xBE", 3, 0xFFFE, true},
         {"\xD8\x9C", 2, 0x61C, true},
-        {"\xD7\x90", 2, 0x5D0, false},      /* a Hebrew letter is no direction mark */
+        {"\xD7\x90", 2, 0x5D0, false},      /* a Hebrew letter is not a direction mark */
         {"\xE2\x80\x8D", 3, 0x200D, false}, /* zero-width joiner */
         {"\xE2\x80\x8B", 3, 0x200B, true},
         {"\xE2\x80\x8E", 3, 0x200E, true},

@@ -524,7 +524,7 @@ static void test_create_errors(void **unused)
            d.head_dim = INT64_MAX);
     REFUSE(MHA_ERR_SIZE, "1 + 4611686018427387904 numbers", d.value_head_dim = INT64_C(1) << 62);
     REFUSE(MHA_ERR_SIZE, "2147483648 sequences of up to 1 pages", d.batch = INT64_C(1) << 31);
-    REFUSE(MHA_ERR_SIZE, "2147483646 of each in all: make page_size larger", d.capacity = INT32_MAX,
+    REFUSE(MHA_ERR_SIZE, "2147483646 in total: increase page_size", d.capacity = INT32_MAX,
            d.page_size = 1);
     REFUSE(MHA_ERR_SIZE, "pages is 2147483647", d.pages = INT32_MAX);
     REFUSE(MHA_ERR_ARGUMENT, "pages is -1", d.pages = -1);
@@ -575,7 +575,7 @@ static void test_call_errors(void **unused)
     REFUSE(MHA_ERR_NULL, "q: is NULL", a.qp = NULL);
     REFUSE(MHA_ERR_NULL, "o: is NULL", a.op = NULL);
     REFUSE(MHA_ERR_ARGUMENT, "key_lengths are the cache's own", a.desc.key_lengths = n);
-    REFUSE(MHA_ERR_UNSUPPORTED, "a ragged batch", a.desc.query_starts = n);
+    REFUSE(MHA_ERR_UNSUPPORTED, "ragged batches", a.desc.query_starts = n);
     REFUSE(MHA_ERR_SHAPE, "q: dim 0 is 1, expected 2", a.q.shape[0] = 1);
     REFUSE(MHA_ERR_SHAPE, "q has 3 heads, k has 2", a.q.shape[1] = 3);
     REFUSE(MHA_ERR_OVERLAP, "o overlaps q", a.op = &a.q);

@@ -80,8 +80,8 @@ static void test_refusals(void **unused)
     mha_kv_cache *cache;
     expect_spoiled(d, mha_kv_cache_create(context, &d, &cache), MHA_ERR_ARGUMENT, "window -1",
                    d.window = -1);
-    expect_spoiled(d, mha_kv_cache_create(context, &d, &cache), MHA_ERR_ARGUMENT,
-                   "no meaning without window", d.window = 0);
+    expect_spoiled(d, mha_kv_cache_create(context, &d, &cache), MHA_ERR_ARGUMENT, "require window",
+                   d.window = 0);
     d.page_size = 8;
     cache = make(context, &d);
     mha_tensor rows = some_rows(2, 20);
@@ -89,8 +89,8 @@ static void test_refusals(void **unused)
     /* 100 positions; the last append saw positions from 80 - 19 = 61 on, so that pages from
      * position 56 on exist */
     expect_error(mha_kv_cache_truncate(cache, 0, 70), MHA_ERR_ARGUMENT,
-                 "has discarded positions before 56, which the window of 20 still shows at 70; cut "
-                 "it to 75 or more, or to at most 8");
+                 "has discarded positions before 56, which the window of 20 includes at 70; "
+                 "truncate it to 75 or more, or to at most 8");
     expect_error(mha_kv_cache_fork(cache, 0, 1, 74), MHA_ERR_ARGUMENT, "75 or more");
     int64_t count;
     const int32_t *pages = mha_kv_cache_pages(cache, 0, &count);
@@ -104,8 +104,8 @@ static void test_refusals(void **unused)
     table[0] = table[1];
     expect_error(
         mha_kv_cache_assign(cache, 1, table, 13, 100), MHA_ERR_ARGUMENT,
-        "pages[0] is discarded, but the window of 20 or the sinks show it at 100, or a page "
-        "before it is not; discarded are all from pages[1]");
+        "pages[0] is discarded, but the window of 20 or the sinks include it at 100, or a page "
+        "before it is not discarded; only those from pages[1]");
     assert_int_equal(mha_kv_cache_lengths(cache)[0], 100);
     rows = some_rows(2, 300);
     expect_error(mha_kv_cache_append(cache, &rows, &rows, NULL), MHA_ERR_NOMEM,
@@ -121,7 +121,7 @@ static void test_refusals(void **unused)
 #define CALL mha_kv_cache_attention(context, cache, &a, &q, &o, NULL)
     expect_error(mha_kv_cache_attention(context, cache, &a, &q, &o, &outputs), MHA_ERR_UNSUPPORTED,
                  "MHA_SCORES_BIASED");
-    expect_spoiled(a, CALL, MHA_ERR_ARGUMENT, "itself and 19 left_keys",
+    expect_spoiled(a, CALL, MHA_ERR_ARGUMENT, "a position and 19 left_keys",
                    a.flags |= MHA_ATTENTION_WINDOW, a.left_keys = 20);
     expect_spoiled(a, CALL, MHA_ERR_ARGUMENT, "and 3 sink_keys", a.flags |= MHA_ATTENTION_WINDOW,
                    a.sink_keys = 4);
@@ -130,9 +130,10 @@ static void test_refusals(void **unused)
     expect_spoiled(a, CALL, MHA_ERR_UNSUPPORTED, "global_keys", a.flags |= MHA_ATTENTION_WINDOW,
                    a.global_keys = &flags);
     expect_spoiled(a, CALL, MHA_ERR_ARGUMENT, "left_keys", a.left_keys = 4);
-    expect_spoiled(a, CALL, MHA_ERR_ARGUMENT,
-                   "stands at 74 and sees 19 earlier positions, but those before 56 were discarded",
-                   a.q_offset = 74);
+    expect_spoiled(
+        a, CALL, MHA_ERR_ARGUMENT,
+        "is at position 74 and sees 19 earlier positions, but those before 56 were discarded",
+        a.q_offset = 74);
     a.q_offset = 75;
     expect_ok(CALL);
     outputs.score_stage = MHA_SCORES_BIASED;

@@ -241,7 +241,7 @@ static void test_config_fields(void **state)
         {"num_attention_heads", "\"num_attention_heads\": []", MHA_ERR_MODEL, "not a whole number"},
         {"num_attention_heads", "\"num_attention_heads\": 5", MHA_ERR_MODEL, "not a multiple"},
         {"intermediate_size", "\"intermediate_size\": 81", MHA_ERR_MODEL,
-         "has shape [80, 36], config.json asks for [81, 36]"},
+         "has shape [80, 36], config.json requires [81, 36]"},
         {"vocab_size", "\"vocab_size\": 30522", MHA_ERR_MODEL, "asks for [30522, 36]"},
         {"vocab_size", "\"vocab_size\": 9223372036854775807", MHA_ERR_MODEL, "'vocab_size' is"},
         {"max_position_embeddings", "\"max_position_embeddings\": 512", MHA_ERR_MODEL,
@@ -341,10 +341,10 @@ static void test_weight_errors(void **state)
     snprintf(w->name[i], sizeof w->name[i], "%s", name);
     w->tensor[i] = mha_tensor_contiguous(zeros, MHA_F32, 1, (int64_t[]){E + 1});
     write_weights(w);
-    refuse(MHA_ERR_MODEL, "has shape [37], config.json asks for [36]");
+    refuse(MHA_ERR_MODEL, "has shape [37], config.json requires [36]");
     w->tensor[i] = mha_tensor_contiguous(zeros, MHA_F32, 2, (int64_t[]){1, E});
     write_weights(w);
-    refuse(MHA_ERR_MODEL, "has shape [1, 36], config.json asks for [36]");
+    refuse(MHA_ERR_MODEL, "has shape [1, 36], config.json requires [36]");
     w->tensor[i] = mha_tensor_contiguous(doubles, MHA_F64, 1, (int64_t[]){E});
     write_weights(w);
     refuse(MHA_ERR_UNSUPPORTED, "is f64; save the model as float32, float16 or bfloat16");

@@ -342,9 +342,8 @@ static void misuse_is_refused(void **state)
     ROW(MHA_ERR_NULL, "outputs is NULL", e->call.outputs = NULL);
     ROW(MHA_ERR_NULL, "lse: is NULL", e->outputs.lse = NULL);
     ROW(MHA_ERR_SHAPE, "q: dim 2", e->kept_view[Q].shape[2]++);
-    ROW(MHA_ERR_SHAPE, "7 dimensions, possible are 0 to 6",
-        e->kept_view[Q].ndim = MHA_MAX_DIMS + 1);
-    ROW(MHA_ERR_SHAPE, "possible are 0 to 6", e->kept_view[Q].ndim = INT32_MAX);
+    ROW(MHA_ERR_SHAPE, "7 dimensions, expected 0 to 6", e->kept_view[Q].ndim = MHA_MAX_DIMS + 1);
+    ROW(MHA_ERR_SHAPE, "expected 0 to 6", e->kept_view[Q].ndim = INT32_MAX);
     ROW(MHA_ERR_SHAPE, "out_gradient: dim 1", e->upper_view.shape[1]++);
     GRADIENT_ROW(MHA_ERR_SHAPE, "key gradient: dim 0", g->inputs[KEY].shape[0]++);
     GRADIENT_ROW(MHA_ERR_UNSUPPORTED, "flags 0x2", g->g.flags = 2);

@@ -542,7 +542,7 @@ static void sinks(void **state)
         assert_true(guarded_same_bits(&a.view, &b.view, false));
         expect_error(mha_module_run(context, with,
                                     MODULE_CALL(&desc, &x.view, &x.view, &x.view, &b.view, NULL)),
-                     MHA_ERR_ARGUMENT, "sinks of its own");
+                     MHA_ERR_ARGUMENT, "its own sinks");
         guarded *tensors[] = {&logits, &x, &a, &b};
         for (int n = 0; n < 4; n++) guarded_free(tensors[n]);
         mha_module_destroy(with);
@@ -672,7 +672,7 @@ typedef struct step {
     MISUSE(MHA_ERR_NULL, "key", s->call.key = NULL);                                              \
     MISUSE(MHA_ERR_NULL, "out", s->call.out = NULL);                                              \
     MISUSE(MHA_ERR_NULL, "query", s->call.query = NULL);                                          \
-    MISUSE(MHA_ERR_ARGUMENT, "counts have no meaning", s->call.key = s->call.value = NULL);       \
+    MISUSE(MHA_ERR_ARGUMENT, "counts require key and value", s->call.key = s->call.value = NULL); \
     MISUSE(MHA_ERR_ARGUMENT, "projects no keys", s->call.key = s->call.value = NULL;              \
            s->call.counts = NULL; s->wanted.k = &s->map; s->wanted.probabilities = NULL);         \
     MISUSE(MHA_ERR_ARGUMENT, "right_keys is 2", s->desc.flags = MHA_ATTENTION_WINDOW;             \
@@ -749,7 +749,8 @@ static void step_errors(void **state)
     step_make(&s, wide, &x.view, &out, map);
     expect_error(mha_module_run(context, module, &s.call), MHA_ERR_SHAPE, "head_dim is 5");
     step_make(&s, NULL, &x.view, &out, map);
-    expect_error(mha_module_run(context, module, &s.call), MHA_ERR_ARGUMENT, "without a cache");
+    expect_error(mha_module_run(context, module, &s.call), MHA_ERR_ARGUMENT,
+                 "counts require a cache");
     expect_error(mha_module_cache_create(context, NULL, 1, 1, &cache), MHA_ERR_NULL, "module");
     expect_error(mha_module_cache_create(context, module, 0, 1, &cache), MHA_ERR_ARGUMENT, "batch");
     step_make(&s, cache, &x.view, &out, map);

@@ -538,10 +538,10 @@ static void shape_errors(void **state)
     expect_ok(mha_module_create(context, &d, &module));
     c.wanted.probabilities = NULL, c.wanted.attention = &c.inner, c.p.shape[3] = S;
     expect_ok(FORWARD(&query3, &key3, &out3));
-    ROW(MHA_ERR_ARGUMENT, "lse is given twice", c.inner.lse = c.wanted.lse = &lse);
+    ROW(MHA_ERR_ARGUMENT, "lse is requested twice", c.inner.lse = c.wanted.lse = &lse);
     ROW(MHA_ERR_OVERLAP, "lse overlaps out", c.inner.lse = &out3);
     ROW(MHA_ERR_OVERLAP, "entropy overlaps out", c.inner.entropy = &out3);
-    ROW(MHA_ERR_ARGUMENT, "to choose some", c.inner.heads = &c.head, c.inner.heads_count = 1,
+    ROW(MHA_ERR_ARGUMENT, "to select some", c.inner.heads = &c.head, c.inner.heads_count = 1,
         c.wanted.probabilities = &c.p);
     ROW(MHA_ERR_ARGUMENT, "mha_attention_outputs", c.inner.struct_size = 2);
     c.inner.lse = &lse;
@@ -723,7 +723,7 @@ static void parameters_come_back(void **state)
             guarded_free(&out);
         }
         mha_module_describe(module, &d);
-        /* in_proj_bias is the biases of q, k and v, concatenated for any sizes */
+        /* in_proj_bias is the concatenation of the biases of q, k and v, for any sizes */
         int64_t size[] = {d.num_heads * d.head_dim, d.kv_heads * d.head_dim,
                           d.kv_heads * d.value_head_dim};
         int64_t sum = size[0] + size[1] + size[2], at = 0;

@@ -295,6 +295,18 @@ static double relu_slope(double x)
 {
     return x > 0;
 }
+static double relu2(double x)
+{
+    return x > 0 ? x * x : 0;
+}
+static double bound_relu2(double x)
+{
+    return u * relu2(x) + 1e-44;
+}
+static double relu2_slope(double x)
+{
+    return x > 0 ? 2 * x : 0;
+}
 static double no_error(double x)
 {
     (void)x;
@@ -311,7 +323,8 @@ static const struct activation_kind {
 } kinds[] = {
     {MHA_ACTIVATION_GELU, ref_gelu, bound_gelu_here, gelu_slope, bound_gelu_slope},
     {MHA_ACTIVATION_RELU, relu, no_error, relu_slope, no_error},
-    {MHA_ACTIVATION_GELU_TANH, gelu_tanh, bound_gelu_tanh, gelu_tanh_slope, bound_gelu_tanh_slope}};
+    {MHA_ACTIVATION_GELU_TANH, gelu_tanh, bound_gelu_tanh, gelu_tanh_slope, bound_gelu_tanh_slope},
+    {MHA_ACTIVATION_RELU2, relu2, bound_relu2, relu2_slope, no_error}};
 
 static void activations(void **state)
 {
@@ -324,7 +337,7 @@ static void activations(void **state)
             rng r = rng_make(rng_run_seed(), 2000 + (uint64_t)i);
             int64_t M = rng_between(&r, 0, 9), N = rng_between(&r, 0, 70);
             guarded x = matrix(&r, M, N, 3), dy = matrix(&r, M, N, 1), dx = matrix(&r, M, N, 1);
-            const struct activation_kind *k = &kinds[rng_between(&r, 0, 2)];
+            const struct activation_kind *k = &kinds[rng_between(&r, 0, 3)];
             assert_int_equal(mha_activation_forward(m->context, k->kind, &x.view, &dx.view),
                              MHA_OK);
             for (int64_t e = 0; e < M * N; e++) {
@@ -366,7 +379,7 @@ static void gated_units(void **state)
         for (int i = 0; i < rng_cases(40, 500); i++) {
             rng r = rng_make(rng_run_seed(), 5000 + (uint64_t)i);
             int64_t M = rng_between(&r, 0, 5), N = rng_between(&r, 0, 700);
-            const struct activation_kind *k = &kinds[rng_between(&r, 0, 2)];
+            const struct activation_kind *k = &kinds[rng_between(&r, 0, 3)];
             guarded gate = matrix(&r, M, N, 3), up = matrix(&r, M, N, 1), y = matrix(&r, M, N, 1);
             guarded dy = matrix(&r, M, N, 1), dgate = matrix(&r, M, N, 1),
                     dup = matrix(&r, M, N, 1);

@@ -258,7 +258,7 @@ static void random_is_philox(void **state)
     guarded_free(&x.blocks);
 }
 
-/* ---- union, and use -------------------------------------------------------------------------- */
+/* ---- unions, and attention with patterns ----------------------------------------------------- */
 
 static void unions(void **state)
 {
@@ -371,7 +371,7 @@ static void misuse_is_refused(void **state)
         mha_status status;
         const char *text;
     } cases[] = {
-        {{.left_blocks = 1}, MHA_ERR_ARGUMENT, "left_blocks 1 and right_blocks 0 need the flag"},
+        {{.left_blocks = 1}, MHA_ERR_ARGUMENT, "left_blocks 1 and right_blocks 0 require the flag"},
         {{.flags = MHA_PATTERN_LOCAL, .left_blocks = -1}, MHA_ERR_ARGUMENT, "left_blocks is -1"},
         {{.flags = MHA_PATTERN_LOCAL, .right_blocks = -3}, MHA_ERR_ARGUMENT, "right_blocks is -3"},
         {{.flags = MHA_PATTERN_LOCAL | MHA_PATTERN_CAUSAL, .right_blocks = 2},

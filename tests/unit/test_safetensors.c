@@ -89,7 +89,7 @@ static void test_refuses_tensors(void **state)
     refuse_tensor("[1]", "[-4,0]", 4, bad, "increasing");
     refuse_tensor("[1]", "[0,4]", 3, bad, "has only 3 bytes of data");
     refuse_tensor("[1]", "[9223372036854775803,9223372036854775807]", 4, bad, "has only 4");
-    refuse_tensor("[1]", "[1,5]", 5, bad, "hole");
+    refuse_tensor("[1]", "[1,5]", 5, bad, "gap");
     refuse_tensor("[1]", "[0,4]", 5, bad, "1 bytes at the end belong to no tensor");
     refuse_tensor("[0]", "[0,0]", 1, bad, "belong to no tensor");
 }
@@ -102,7 +102,7 @@ static void test_refuses_overlap_and_holes(void **state)
         int begin, end;
         const char *part;
     } second[] = {
-        {2, 6, "tensor 'b': its data overlaps"}, {0, 4, "overlaps"}, {5, 9, "tensor 'b': a hole"}};
+        {2, 6, "tensor 'b': its data overlaps"}, {0, 4, "overlaps"}, {5, 9, "tensor 'b': a gap"}};
     for (int i = 0; i < 3; i++) {
         snprintf(header, sizeof header,
                  "{\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[%d,%d]},"

@@ -50,7 +50,7 @@ typedef struct outcome {
     char detail[512];
     int64_t size;
     float numbers[FLOATS];
-    int64_t reads[MOST_READ]; /* of each parameter */
+    int64_t reads[MOST_READ]; /* number of reads of each parameter */
     mha_buffer heads;         /* the state of the measures of its layers */
     failing_alloc memory;
 } outcome;

@@ -367,7 +367,7 @@ static void test_refuses_vocabularies(void **state)
     (void)state;
     refuse(NULL, NULL, NULL, MHA_ERR_FILE, "neither vocab.txt nor tokenizer.json");
     refuse("", NULL, NULL, MHA_ERR_FORMAT, "empty");
-    refuse(FIVE "a\nb\na\n", NULL, NULL, MHA_ERR_FORMAT, "'a' is there twice, with ids");
+    refuse(FIVE "a\nb\na\n", NULL, NULL, MHA_ERR_FORMAT, "'a' occurs twice, with ids");
     refuse("[PAD]\n[CLS]\n[SEP]\na\n", NULL, NULL, MHA_ERR_MODEL, "no '[UNK]'");
     refuse("[PAD]\n[UNK]\n[SEP]\na\n", NULL, NULL, MHA_ERR_MODEL, "no '[CLS]'");
     refuse("[UNK]\n[CLS]\n", NULL, NULL, MHA_ERR_MODEL, "no '[SEP]'");
@@ -453,7 +453,7 @@ static void test_refuses_settings(void **state)
     refuse(FIVE, NULL, "{\"additional_special_tokens\":[\"<x>\"]}", model,
            "'<x>' is not in the vocabulary");
     refuse(FIVE, NULL, "{\"extra_special_tokens\":{\"x\":\"<x>\"}}", model, "'<x>' is not in");
-    refuse(FIVE, NULL, "{\"added_tokens_decoder\":{\"x\":{\"content\":\"y\"}}}", bad, "no id");
+    refuse(FIVE, NULL, "{\"added_tokens_decoder\":{\"x\":{\"content\":\"y\"}}}", bad, "not an id");
     refuse(FIVE, NULL, "{\"added_tokens_decoder\":{\"5\":{}}}", bad, "must be a text");
     refuse(FIVE, NULL, "{\"added_tokens_decoder\":{\"5\":\"y\"}}", bad, "must be an object");
     refuse(FIVE, NULL, "{\"added_tokens_decoder\":{\"6\":{\"content\":\"y\"}}}", model, "has id 6");

@@ -381,8 +381,7 @@ static void what_is_not_finite_moves_nothing(void **state)
     mha_context *context = machines_context(1, 0);
     moves_nothing(context, NAN, 0,
                   "embed_tokens.weight[0] is nan after 0 steps; initialise or load finite");
-    moves_nothing(context, NAN, 1,
-                  "embed_tokens.weight[0] is nan after 1 steps; go back to finite");
+    moves_nothing(context, NAN, 1, "embed_tokens.weight[0] is nan after 1 steps; restore finite");
     moves_nothing(context, 1e30f, 0, "is not finite after 0 steps; begin with smaller parameters");
     moves_nothing(context, 1e30f, 1, "is not finite after 1 steps; choose a smaller learning rate");
 }
@@ -451,9 +450,9 @@ static void a_batch_is_refused(void **state)
     REFUSE(MHA_ERR_ARGUMENT, "source is NULL", e->batch.source = NULL);
     REFUSE(MHA_ERR_NULL, "targets", e->batch.targets = NULL);
     REFUSE(MHA_ERR_ARGUMENT, "memory is set", e->input.memory = &memory);
-    REFUSE(MHA_ERR_SIZE, "input has 3 x 6 tokens, the trainer was made for 15",
+    REFUSE(MHA_ERR_SIZE, "input has 3 x 6 tokens, the trainer was created for 15",
            e->tokens.shape[1] = T + 1);
-    REFUSE(MHA_ERR_SIZE, "source has 4 x 4 tokens, the trainer was made for 12",
+    REFUSE(MHA_ERR_SIZE, "source has 4 x 4 tokens, the trainer was created for 12",
            e->source_tokens.shape[0] = B + 1);
     REFUSE(MHA_ERR_STRIDE, "targets: rows are 6 elements apart, expected 5",
            e->targets.stride[0] = T + 1);
@@ -463,10 +462,9 @@ static void a_batch_is_refused(void **state)
            e->weight_data[0] = NAN);
     REFUSE(MHA_ERR_NUMERIC, "weights[2,1] is -inf", e->weight_data[2 * T + 1] = -INFINITY,
            e->target_ids[2 * T + 1] = 3);
-    REFUSE(MHA_ERR_ARGUMENT, "nothing to learn from", memset(e->lengths, 0, sizeof e->lengths));
-    REFUSE(MHA_ERR_ARGUMENT, "nothing to learn from",
-           memset(e->target_ids, -1, sizeof e->target_ids));
-    REFUSE(MHA_ERR_ARGUMENT, "nothing to learn from",
+    REFUSE(MHA_ERR_ARGUMENT, "no row counts", memset(e->lengths, 0, sizeof e->lengths));
+    REFUSE(MHA_ERR_ARGUMENT, "no row counts", memset(e->target_ids, -1, sizeof e->target_ids));
+    REFUSE(MHA_ERR_ARGUMENT, "no row counts",
            e->tokens.shape[0] = e->targets.shape[0] = e->weights.shape[0] =
                e->source_tokens.shape[0] = 0);
     REFUSE(MHA_ERR_ARGUMENT, "lengths[1] is -1", e->lengths[1] = -1);

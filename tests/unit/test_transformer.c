@@ -1117,9 +1117,9 @@ static void forward_errors(void **state)
     ROW(MHA_ERR_OVERLAP, "an output of layer 0 overlaps lengths", c.list = &c.too,
         c.in.outputs = &c.list, c.in.lengths = c.counts);
     ROW(MHA_ERR_OVERLAP, "output overlaps gates", c.in.gates = &c.gates);
-    ROW(MHA_ERR_ARGUMENT, "9 in a sequence, this transformer takes up to 8",
+    ROW(MHA_ERR_ARGUMENT, "9 in a sequence, this transformer takes at most 8",
         c.tokens = mha_tensor_contiguous(c.ids, MHA_I32, 2, (int64_t[]){1, 9}));
-    ROW(MHA_ERR_SIZE, "made for 12 tokens",
+    ROW(MHA_ERR_SIZE, "created for 12 tokens",
         c.tokens = mha_tensor_contiguous(c.ids, MHA_I32, 2, (int64_t[]){2, 8}));
     mha_activations_destroy(a);
     mha_transformer_destroy(t);
@@ -1143,7 +1143,7 @@ static void layers_are_checked(void **state)
         mha_status status;
         const char *words;
     } wrong[] = {
-        {{.flags = 1u << 9}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x200"},
+        {{.flags = 1u << 10}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x400"},
         {{.flags = MHA_LAYER_QK_NORM_ROW}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_QK_NORM"},
         {{.experts = {.count = 4, .used = 5}},
          MHA_ERR_ARGUMENT,
@@ -1526,10 +1526,12 @@ static void source_errors(void **state)
     assert_int_equal(mha_transformer_read(other, &p, 9, 0, NULL), MHA_OK);
     q = p;
     q.offset = 1;
-    expect_error(mha_transformer_read(other, &q, 0, 1, numbers), MHA_ERR_ARGUMENT, "no parameter");
+    expect_error(mha_transformer_read(other, &q, 0, 1, numbers), MHA_ERR_ARGUMENT,
+                 "not a parameter");
     q = p;
     q.offset = INT64_MAX;
-    expect_error(mha_transformer_read(other, &q, 0, 1, numbers), MHA_ERR_ARGUMENT, "no parameter");
+    expect_error(mha_transformer_read(other, &q, 0, 1, numbers), MHA_ERR_ARGUMENT,
+                 "not a parameter");
     mha_transformer_destroy(other);
     mha_transformer_destroy(t);
 }

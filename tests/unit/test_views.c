@@ -143,10 +143,10 @@ static void test_views_refused(void **state)
     html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "unknown view 4");
     make_views(&v);
     v.report.first_panel = 0;
-    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "needs queries and keys");
+    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "requires queries and keys");
     make_views(&v);
     v.panels[1].keys = NULL;
-    html_refuse(&v.figure, &v.report, MHA_ERR_NULL, "panel 1: queries and keys");
+    html_refuse(&v.figure, &v.report, MHA_ERR_NULL, "panel 1: set both queries and keys");
     make_views(&v);
     v.panels[1].channels = 0;
     html_refuse(&v.figure, &v.report, MHA_ERR_SIZE, "panel 1: 0 channels");

@@ -1,7 +1,7 @@
 """The C interface in ctypes: every struct, callback, enumeration and function that abi/ lists.
 
 tools/check_abi.py writes these lists from the headers and compares them with a build. The names of structs and
-callbacks lose mha_: mha_attention_desc is `AttentionDesc`. Pointers to structs and texts are typed,
+callbacks omit the prefix mha_: mha_attention_desc is `AttentionDesc`. Pointers to structs and texts are typed,
 and inside structs also pointers to int64_t and double. Handles and NumPy arrays are addresses.
 """
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Library(C.CDLL):
             return super().__getattr__(name)
         function = self[name]
         function.restype, function.argtypes = _signature(_functions[name])
-        setattr(self, name, function)  # last: now other threads can find it
+        setattr(self, name, function)  # last, because other threads find the function from here on
         return function
 
 Int64Pointer = C.POINTER(C.c_int64)

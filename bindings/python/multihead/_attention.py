@@ -88,7 +88,7 @@ def _request(outputs: Sequence[str] | Mapping[str, Any], options: Mapping[str, A
     for choice, given in (("heads", heads is not None), ("rows", rows is not None), ("offsets", offsets is not None),
                           ("top", top != 1), ("score_stage", score_stage != "raw"), ("dropped_probabilities", dropped)):
         if given and not names.keys() & _CHOICES[choice]:
-            raise ValueError(f"{choice} has no meaning unless outputs has {' or '.join(sorted(_CHOICES[choice]))}")
+            raise ValueError(f"{choice} requires {' or '.join(sorted(_CHOICES[choice]))} in outputs")
     if not names:
         return None
     longest = -1

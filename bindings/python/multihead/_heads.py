@@ -67,8 +67,8 @@ class Role:
 
 @dataclass
 class HeadScores:
-    """The scores of all heads: `scores["induction"]` is [L,H]. It is NaN for heads that a layer does not have, and if
-    no row counted.
+    """The scores of all heads: `scores["induction"]` is [L,H]. It is NaN for heads that a layer does not have, and for
+    scores without eligible rows.
 
     `random_duplicate`, `random_induction` and `random_induction_mean` are measured on repeated random tokens. chance(),
     corrected() and rows() return [L,H]; roles[layer][head] is a list.

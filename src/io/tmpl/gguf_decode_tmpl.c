@@ -61,7 +61,7 @@ static void bf16(const unsigned char *from, int64_t count, float *to)
 
 /* ---- numbers of 8 bits (OCP 8-bit Floating Point 1.0, Microscaling Formats 1.0) -------------- */
 
-/* No infinity; NaN where all bits but the sign are set. */
+/* E4M3 has no infinity. All bits except the sign are set in a NaN. */
 static void f8_e4m3(const unsigned char *from, int64_t count, float *to)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -75,7 +75,7 @@ static void f8_e4m3(const unsigned char *from, int64_t count, float *to)
     }
 }
 
-/* The upper half of an f16. */
+/* E5M2 is the upper byte of an f16. */
 static void f8_e5m2(const unsigned char *from, int64_t count, float *to)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -84,7 +84,7 @@ static void f8_e5m2(const unsigned char *from, int64_t count, float *to)
     }
 }
 
-/* A power of two. */
+/* E8M0 is a power of two, or NaN. */
 static void f8_e8m0(const unsigned char *from, int64_t count, float *to)
 {
     for (int64_t i = 0; i < count; i++) {

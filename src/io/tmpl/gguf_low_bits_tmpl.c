@@ -23,7 +23,7 @@ static int nibble_at(const unsigned char *at, int i)
     return at[i / 2] >> i % 2 * 4 & 15;
 }
 
-/* Numbers of 2 bits: 16 of run `run` of 16. A byte has one of each of four adjacent 32. */
+/* The 16 numbers of run `run`, of 2 bits each. The four numbers of a byte are 32 elements apart. */
 ALWAYS_INLINE bytes pairs(const unsigned char *q, int run)
 {
     return load(q + run / 8 * 32 + run % 2 * 16) >> run / 2 % 4 * 2 & EACH(3);
@@ -58,7 +58,8 @@ ALWAYS_INLINE void tq2_0_block(BLOCK_ARGUMENTS)
     for (int i = 0; i < 8; i++) scale[i] = f16_at(from + 64), offset[i] = -0.0f;
 }
 
-/* Numbers in base 3: digit k of n bytes, which are fractions of 256. */
+/* Decode `count` ternary digits of each of n bytes. A byte q is the fraction q / 256 in base 3.
+ * Digit k of byte i is element n k + i. */
 ALWAYS_INLINE void digits(const unsigned char *q, int n, int count, int8_t *to)
 {
     for (int k = 0, power = 1; k < count; k++, power *= 3)
@@ -81,7 +82,7 @@ static const int8_t nonlinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
 /* Twice the values of E2M1 (OCP Microscaling Formats 1.0). */
 static const int8_t e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/* The numbers of 16 bytes: those of the low nibbles, then those of the high ones. */
+/* Look up the low nibbles of 16 bytes in `table`, then the high ones. */
 ALWAYS_INLINE void select_numbers(const int8_t table[16], const unsigned char *q, int8_t *to)
 {
 #ifdef __AVX2__
@@ -120,7 +121,7 @@ static float float_of(uint32_t bits)
     return x;
 }
 
-/* The scale is half a power of two, because the numbers are doubled. */
+/* The numbers of e2m1 are doubled, so the scale is half of the block's power of two. */
 ALWAYS_INLINE void mxfp4_block(BLOCK_ARGUMENTS)
 {
     const uint32_t e = from[0];
@@ -129,7 +130,8 @@ ALWAYS_INLINE void mxfp4_block(BLOCK_ARGUMENTS)
     *offset = -0.0f;
 }
 
-/* Four runs of 16, each with 8 bytes and half an unsigned E4M3 as its scale; 127 means 0. */
+/* Four runs of 16 elements in 8 bytes. A run's scale is an unsigned E4M3 number, halved because
+ * the numbers of e2m1 are doubled. The code 127 means 0. */
 ALWAYS_INLINE void nvfp4_block(BLOCK_ARGUMENTS)
 {
     int8_t half[2][32];
@@ -148,7 +150,7 @@ ALWAYS_INLINE void nvfp4_block(BLOCK_ARGUMENTS)
 
 /* ---- codebooks ------------------------------------------------------------------------------- */
 
-/* Eight numbers of 2 or 3 bits become bytes. */
+/* Unpack eight numbers of 2 or 3 bits to bytes. */
 ALWAYS_INLINE uint64_t spread_2(uint64_t x)
 {
     x = (x | x << 24) & UINT64_C(0x000000FF000000FF);
@@ -162,7 +164,7 @@ ALWAYS_INLINE uint64_t spread_3(uint64_t x)
     return (x | x << 5) & EACH(7);
 }
 
-/* Store 8 positive numbers, negated where a bit of signs is set. */
+/* Store 8 positive numbers. Number i is negated if bit i of signs is set. */
 ALWAYS_INLINE void store_signed(int8_t *to, uint64_t x, uint32_t signs)
 {
     const uint64_t negative = spread((unsigned char)signs) >> 4;
@@ -170,14 +172,14 @@ ALWAYS_INLINE void store_signed(int8_t *to, uint64_t x, uint32_t signs)
     memcpy(to, &x, sizeof x);
 }
 
-/* Seven signs; the eighth makes the number of negative ones even. */
+/* Add the eighth sign to seven: it makes the number of negative elements even. */
 ALWAYS_INLINE uint32_t even_signs(uint32_t x)
 {
     x &= 127;
     return x | (0x6996u >> ((x ^ x >> 4) & 15) & 1) << 7;
 }
 
-/* 8, 25, 43 for 0, 1, 2. */
+/* The codes 0, 1, 2 of a codebook entry mean 8, 25, 43. */
 ALWAYS_INLINE void iq2_numbers(int8_t *to, uint32_t entry, uint32_t signs)
 {
     const uint64_t x = spread_2(entry);
@@ -225,7 +227,7 @@ ALWAYS_INLINE void iq2_s_block(BLOCK_ARGUMENTS)
     iq2_scales(f16_at(from), from + 74, scale, offset);
 }
 
-/* 4, 12, 20, 28, 36, 44, 52, 62 for 0 to 7. */
+/* The codes 0 to 7 of a codebook entry mean 4, 12, 20, 28, 36, 44, 52, 62. */
 ALWAYS_INLINE void iq3_xxs_block(BLOCK_ARGUMENTS)
 {
     const float d = f16_at(from);
@@ -244,7 +246,7 @@ ALWAYS_INLINE void iq3_xxs_block(BLOCK_ARGUMENTS)
     }
 }
 
-/* Odd numbers. */
+/* A code x of a codebook entry means 2 x + 1. */
 ALWAYS_INLINE void iq3_s_block(BLOCK_ARGUMENTS)
 {
     const float d = f16_at(from);
@@ -261,7 +263,7 @@ ALWAYS_INLINE void iq3_s_block(BLOCK_ARGUMENTS)
     }
 }
 
-/* -1, 0 or 1, plus or minus 1/8: numbers are 8 times that. */
+/* Elements are -1, 0 or 1, plus 1/8 or, if minus is 1, minus 1/8. Stores 8 times their value. */
 ALWAYS_INLINE void iq1_numbers(int8_t *to, uint32_t index, uint32_t minus)
 {
     uint64_t x = spread_2(mhai_gguf_grid_iq1[index]) * 8;
@@ -282,7 +284,8 @@ ALWAYS_INLINE void iq1_s_block(BLOCK_ARGUMENTS)
     }
 }
 
-/* Four words have four scales of 3 bits each, and in their upper four bits the f16. */
+/* Each of four 16-bit words has four scales of 3 bits. Its upper 4 bits are a part of the block's
+ * f16 scale. */
 ALWAYS_INLINE void iq1_m_block(BLOCK_ARGUMENTS)
 {
     const unsigned char *s = from + 48;

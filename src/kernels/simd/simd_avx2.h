@@ -64,6 +64,18 @@ static inline void vd_store(float *p, vd x)
 {
     _mm_storeu_ps(p, _mm256_cvtpd_ps(x));
 }
+static inline vd vd_low(vf x)
+{
+    return _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+}
+static inline vd vd_high(vf x)
+{
+    return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+}
+static inline vf vf_join(vd low, vd high)
+{
+    return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
+}
 
 static inline vf vf_load_f16(const uint16_t *p)
 {

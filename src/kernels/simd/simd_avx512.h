@@ -60,6 +60,19 @@ static inline void vd_store(float *p, vd x)
 {
     _mm256_storeu_ps(p, _mm512_cvtpd_ps(x));
 }
+static inline vd vd_low(vf x)
+{
+    return _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+}
+static inline vd vd_high(vf x)
+{
+    return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+}
+static inline vf vf_join(vd low, vd high)
+{
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high),
+                              1);
+}
 
 static inline vf vf_load_f16(const uint16_t *p)
 {

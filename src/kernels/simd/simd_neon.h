@@ -72,6 +72,18 @@ static inline void vd_store(float *p, vd x)
 {
     vst1_f32(p, vcvt_f32_f64(x));
 }
+static inline vd vd_low(vf x)
+{
+    return vcvt_f64_f32(vget_low_f32(x));
+}
+static inline vd vd_high(vf x)
+{
+    return vcvt_high_f64_f32(x);
+}
+static inline vf vf_join(vd low, vd high)
+{
+    return vcvt_high_f32_f64(vcvt_f32_f64(low), high);
+}
 
 static inline vf vf_load_f16(const uint16_t *p)
 {

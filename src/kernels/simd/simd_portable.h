@@ -16,6 +16,8 @@
  *   vf_load_n, vf_store_n   the first n <= VF_LANES lanes; the other lanes load as 0, and their
  *                           memory is neither read nor written
  *   vd, vd_load, vd_store   VF_LANES / 2 doubles, from and to floats; use C's + - and *
+ *   vd_low, vd_high, vf_join
+ *                           the halves of a vector in double, and back
  *   vf_load_f16, vf_load_bf16, vf_store_f16, vf_store_bf16
  *                           VF_LANES halves (base/half.h)
  *   vf_load_i8              VF_LANES signed bytes
@@ -113,6 +115,18 @@ static inline void vd_store(float *p, vd x)
 {
     const v2f y = __builtin_convertvector(x, v2f);
     memcpy(p, &y, sizeof y);
+}
+static inline vd vd_low(vf x)
+{
+    return (vd){(double)x[0], (double)x[1]};
+}
+static inline vd vd_high(vf x)
+{
+    return (vd){(double)x[2], (double)x[3]};
+}
+static inline vf vf_join(vd low, vd high)
+{
+    return (vf){(float)low[0], (float)low[1], (float)high[0], (float)high[1]};
 }
 
 static inline vf select(vi mask, vf yes, vf no)

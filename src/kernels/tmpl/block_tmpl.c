@@ -185,6 +185,7 @@ DEFINE_BLOCK_OF(half_rescale_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_RESCALE, fal
                 MHAI_SCORE_STRIDE)
 DEFINE_BLOCK_OF(half_add_score_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, false, false,
                 MHAI_SCORE_STRIDE)
+DEFINE_BLOCK_OF(half_add_rows, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, false, false, 0)
 DEFINE_BLOCK_OF(half_add_score_columns, BLOCK_ROWS, HALF_VECTORS, FINISH_ADD, false, true,
                 MHAI_SCORE_STRIDE)
 DEFINE_BLOCK_OF(few_add_rows, FEW_ROWS, PANEL_VECTORS, FINISH_ADD, false, false, 0)

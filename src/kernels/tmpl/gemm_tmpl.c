@@ -1,8 +1,15 @@
 /* A strip of rows times packed weights, for one block of inputs. Contract in kernels.h. */
 
-/* A last panel with fewer columns than the register block is computed in a buffer. */
-static void gemm_partial_panel(block_function blocks, int rows, block *t, int64_t cols)
+/* A last panel with fewer columns than the register block is computed in a buffer. half_blocks:
+ * the function for half panels; NULL: none. */
+static void gemm_partial_panel(block_function blocks, block_function half_blocks, int rows,
+                               block *t, int64_t cols)
 {
+    if (cols > HALF_PANEL) half_blocks = NULL;
+    if (half_blocks && cols == HALF_PANEL) {
+        half_product(half_blocks, rows, t);
+        return;
+    }
     float buffer[MHAI_MAX_ROWS * MHAI_PANEL] = {0};
     const float *start = t->start;
     for (int r = 0; r < rows; r++)
@@ -13,7 +20,10 @@ static void gemm_partial_panel(block_function blocks, int rows, block *t, int64_
     t->start = t->c = buffer;
     t->start_stride = t->c_stride = MHAI_PANEL;
     t->fetching = 0;
-    panel_product(blocks, blocks, rows, t);
+    if (half_blocks)
+        half_product(half_blocks, rows, t);
+    else
+        panel_product(blocks, blocks, rows, t);
     for (int r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) out[r * stride + c] = buffer[r * MHAI_PANEL + c];
 }
@@ -82,7 +92,10 @@ static void gemm_strip(const mhai_gemm *g)
     const block_function blocks =
         FOR_PAIRS(g->pairs, pair_add_score_rows,
                   g->transposed ? adding_columns(x_stride) : adding_rows(x_stride));
-    const block_function fetching = fetching_rows(x_stride);
+    const block_function fetching = fetching_rows(x_stride),
+                         half_blocks = g->transposed || g->pairs       ? NULL
+                                       : x_stride == MHAI_SCORE_STRIDE ? half_add_score_rows
+                                                                       : half_add_rows;
     int calls = 0;
     int64_t step = 0;
     if (g->next_w && !g->transposed && !g->pairs) share_fetching(g, &calls, &step);
@@ -109,7 +122,7 @@ static void gemm_strip(const mhai_gemm *g)
             t.start_stride = 0;
         }
         if (cols < MHAI_PANEL)
-            gemm_partial_panel(blocks, g->rows, &t, cols);
+            gemm_partial_panel(blocks, half_blocks, g->rows, &t, cols);
         else if (g->rows <= FEW_ROWS && !g->transposed && !g->pairs)
             few_add_rows(g->rows, &t); /* contiguous memory, read at full bandwidth */
         else

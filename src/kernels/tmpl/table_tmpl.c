@@ -22,6 +22,7 @@
 #include "kernels/tmpl/stored_tmpl.c"
 
 #include "kernels/tmpl/norm_tmpl.c"
+#include "kernels/tmpl/recurrent_tmpl.c"
 #include "kernels/tmpl/value_tmpl.c"
 
 #include "kernels/tmpl/tile_fwd_tmpl.c"

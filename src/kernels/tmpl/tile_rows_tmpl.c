@@ -381,7 +381,7 @@ static void tile_rows_forward(const mhai_tile *const *tiles, const mhai_tile_row
     *done = rows_join(tiles, x, states);
 }
 
-/* ---- the same in parts ----------------------------------------------------------------------- */
+/* ---- the same in three steps ----------------------------------------------------------------- */
 
 static void tile_rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, bool *finite)
 {

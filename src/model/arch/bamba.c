@@ -3,7 +3,7 @@
 
 #include <multihead/component.h>
 
-static const mhai_weight_name names[] = {MHAI_STATE_SPACE_NAMES,
+static const mhai_weight_name names[] = {MHAI_STATE_SPACE_NAMES("mamba"),
                                          MHAI_NAME("norm", "final_layernorm"),
                                          MHAI_NAME("self_attn_norm", "input_layernorm"),
                                          MHAI_NAME("mlp_norm", "pre_ff_layernorm"),
@@ -17,22 +17,22 @@ static const mhai_rope_kind rope = {NULL, "rope_theta", NULL, 1e4, 0.5, true};
 
 extern const mhai_family mhai_family_bamba;
 
-static mha_status is_space(const mhai_config *config, int64_t layer, bool *mixes)
+static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 {
     bool attends;
     MHA_TRY(mhai_config_lists(config, "attn_layer_indices", layer, &attends));
-    *mixes = !attends;
+    *kind = attends ? MHAI_ATTENDS : MHAI_MIXES;
     return MHA_OK;
 }
 
 static mha_status read_bamba(const mhai_config *config, mhai_family_plan *plan)
 {
-    mhai_mixing mixing = {.usual = is_space};
+    mhai_mixing mixing = {.usual = find_kind};
     MHA_TRY(mhai_read_decoder(config, &mhai_family_bamba, true, plan));
     MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
     MHA_TRY(mhai_read_biases(config, plan));
-    MHA_TRY(mhai_read_state_spaces(config, &mixing, plan));
+    MHA_TRY(mhai_read_state_spaces(config, &mhai_mamba_keys, &mixing, plan));
     return mhai_read_rope(config, plan);
 }
 

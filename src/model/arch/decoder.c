@@ -28,13 +28,13 @@ mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *famil
     MHA_TRY(mhai_config_optional(config, "head_dim", 1, MHAI_MOST_WIDTH, 0, &d->head_dim));
     if (whole && d->kv_heads == 0)
         return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                              "'num_key_value_heads' is missing; %s models say it",
+                              "'num_key_value_heads' is missing; %s models require it",
                               family->model_type);
     if (d->kv_heads > 0 && d->num_heads % d->kv_heads != 0)
-        return mhai_config_fail(
-            MHA_ERR_MODEL, config, family->keys->kv_heads,
-            "is %lld, which '%s' %lld is no multiple of", (long long)d->kv_heads,
-            mhai_config_name(config, family->keys->heads).text, (long long)d->num_heads);
+        return mhai_config_fail(MHA_ERR_MODEL, config, family->keys->kv_heads,
+                                "is %lld, which does not divide '%s' %lld", (long long)d->kv_heads,
+                                mhai_config_name(config, family->keys->heads).text,
+                                (long long)d->num_heads);
     MHA_TRY(mhai_read_heads(config, plan));
     MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-6, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", family->tied, &tied));
@@ -159,11 +159,11 @@ static mha_status add_field(const rope_place *place, const char *name, const cha
     if (json_is_string(value) && strcmp(json_string_value(value), "default") == 0) return MHA_OK;
     if (json_is_number(found)) snprintf(taken, sizeof taken, "%.9g", json_number_value(found));
     if (json_is_string(found)) snprintf(taken, sizeof taken, "%.60s", json_string_value(found));
-    return mhai_path_fail(
-        MHA_ERR_MODEL, place->config->path,
-        "'%s' in %s differs from what transformers takes (%s); leave the one that the "
-        "model was trained with",
-        mhai_config_name(place->config, name).text, place->level, mhai_show_name(taken).text);
+    return mhai_path_fail(MHA_ERR_MODEL, place->config->path,
+                          "'%s' in %s differs from the value that transformers uses (%s); keep "
+                          "only the value that the model was trained with",
+                          mhai_config_name(place->config, name).text, place->level,
+                          mhai_show_name(taken).text);
 }
 
 static mha_status add_object(const rope_place *place, json_t *object, json_t *rope)
@@ -176,10 +176,9 @@ static mha_status add_object(const rope_place *place, json_t *object, json_t *ro
     json_object_foreach(object, key, value)
     {
         if (json_is_object(value) && strcmp(key, MHAI_CONFIG_NAMES) != 0)
-            return mhai_path_fail(
-                MHA_ERR_UNSUPPORTED, place->config->path,
-                "'%s' in %s is an object, and no layers of this model read it there",
-                mhai_show_name(key).text, place->level);
+            return mhai_path_fail(MHA_ERR_UNSUPPORTED, place->config->path,
+                                  "'%s' in %s is an object, which no layer of this model reads",
+                                  mhai_show_name(key).text, place->level);
         if (!place->passed || !json_is_null(value))
             MHA_TRY(add_field(place, key, key, value, rope));
     }
@@ -220,7 +219,7 @@ static mha_status check_part(const mhai_config *config, const mhai_rope_kind *ki
         !mhai_config_absent(&made, part))
         return MHA_OK;
     return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, part,
-                            "is null; write the part of each head that rotates");
+                            "is null; set the fraction of each head that rotates");
 }
 
 /* Check fields outside the objects for the types of layers. */
@@ -232,8 +231,8 @@ static mha_status check_nested(const mhai_config *config, json_t *objects)
     {
         if (!json_is_object(value) && !json_is_null(value))
             return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                                  "'%s' in rope_parameters is of no type of layers; write it into "
-                                  "full_attention or sliding_attention there",
+                                  "'%s' in rope_parameters belongs to no type of layer; move it "
+                                  "into full_attention or sliding_attention",
                                   mhai_show_name(key).text);
     }
     return MHA_OK;
@@ -289,7 +288,7 @@ static mha_status read_type(const mhai_config *rope, bool old, const char *const
         strcmp(text, types[1]) == 0)
         return MHA_OK;
     return mhai_path_fail(MHA_ERR_MODEL, rope->path,
-                          "'type' is '%s', rope_type is '%s'; leave the one that holds",
+                          "'type' is '%s', rope_type is '%s'; keep only the right one",
                           mhai_show_name(text).text, types[*type]);
 }
 
@@ -299,9 +298,9 @@ static mha_status read_float(const mhai_config *rope, const char *key, double fa
     double number;
     MHA_TRY(mhai_config_number(rope, key, fallback, &number));
     *value = (float)number;
-    return isfinite(*value)
-               ? MHA_OK
-               : mhai_config_fail(MHA_ERR_MODEL, rope, key, "is %g, which no float holds", number);
+    return isfinite(*value) ? MHA_OK
+                            : mhai_config_fail(MHA_ERR_MODEL, rope, key,
+                                               "is %g, which float32 cannot represent", number);
 }
 
 /* The factor of cosines and sines in YaRN; 0: the default of mha_layer_desc. */

@@ -11,12 +11,12 @@ const mhai_rope_kind mhai_delta_rope = {.base = "rope_theta",
                                         .usual_part = 0.25,
                                         .scales = true};
 
-static mha_status is_net(const mhai_config *config, int64_t layer, bool *net)
+static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 {
     int64_t period;
     MHA_TRY(
         mhai_config_optional(config, "full_attention_interval", 1, MHAI_MOST_LAYERS, 4, &period));
-    *net = (layer + 1) % period != 0;
+    *kind = (layer + 1) % period != 0 ? MHAI_MIXES : MHAI_ATTENDS;
     return MHA_OK;
 }
 
@@ -45,7 +45,12 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
             MHA_ERR_MODEL, config->path,
             "'linear_num_value_heads' is %lld, expected a multiple of 'linear_num_key_heads', %lld",
             (long long)n[0], (long long)n[1]);
-    const mhai_mixing mixing = {"linear_attention", is_net, net, attention, n[0], n[1], NULL};
+    const mhai_mixing mixing = {.types = {{"full_attention"}, {"linear_attention"}},
+                                .usual = find_kind,
+                                .mixer = net,
+                                .attention = attention,
+                                .heads = n[0],
+                                .kv_heads = n[1]};
     return mhai_read_mixing(config, &mixing, plan);
 }
 

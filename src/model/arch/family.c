@@ -19,7 +19,7 @@ extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family
     mhai_family_gemma3_whole, mhai_family_ministral, mhai_family_ministral3, mhai_family_mistral3,
     mhai_family_mistral3_later, mhai_family_qwen2_vl, mhai_family_qwen2_vl_text,
     mhai_family_qwen2_5_vl, mhai_family_qwen2_5_vl_text, mhai_family_qwen3_vl,
-    mhai_family_qwen3_vl_text, mhai_family_gpt_oss;
+    mhai_family_qwen3_vl_text, mhai_family_gpt_oss, mhai_family_mamba2, mhai_family_nemotron_h;
 
 /* A transformer is saved as the first family that can describe it. The last family can describe
  * every transformer. */
@@ -55,6 +55,8 @@ static const mhai_family *const families[] = {&mhai_family_bert,
                                               &mhai_family_bamba,
                                               &mhai_family_granitemoehybrid,
                                               &mhai_family_granite,
+                                              &mhai_family_mamba2,
+                                              &mhai_family_nemotron_h,
                                               &mhai_family_cohere,
                                               &mhai_family_cohere2,
                                               &mhai_family_gemma3_whole,
@@ -128,7 +130,7 @@ mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
     MHA_TRY(mhai_config_bool(&whole, tie, inner, &outer));
     if (inner == outer) return MHA_OK;
     return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                          "'%s' is %s and in text_config %s; leave the one that the model has", tie,
+                          "'%s' is %s and in text_config %s; keep only the right one", tie,
                           outer ? "true" : "false", inner ? "true" : "false");
 }
 
@@ -219,17 +221,39 @@ static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys
                  {keys->layers, mhai_usual_keys.layers, d->num_layers},
                  {keys->heads, mhai_usual_keys.heads, d->num_heads},
                  {keys->positions, mhai_usual_keys.positions, d->max_length}};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4 && sizes[i].own; i++) {
         int64_t value;
         MHA_TRY(mhai_config_optional(config, sizes[i].usual, INT64_MIN, INT64_MAX, sizes[i].value,
                                      &value));
         if (value != sizes[i].value)
             return mhai_config_fail(MHA_ERR_MODEL, config, sizes[i].usual,
-                                    "is %lld, '%s' is %lld; leave the one that the model has",
+                                    "is %lld, '%s' is %lld; keep only the right one",
                                     (long long)value, mhai_config_name(config, sizes[i].own).text,
                                     (long long)sizes[i].value);
     }
     return MHA_OK;
+}
+
+mha_status mhai_read_layer_count(const mhai_config *config, const mhai_family *family,
+                                 int64_t *count)
+{
+    const char *keys[] = {"layer_types", family->kinds, family->pattern};
+    int at = family->kinds ? 0 : 3;
+    while (at < 3 && mhai_config_absent(config, keys[at])) at++;
+    if (at == 3) return mhai_config_count(config, family->keys->layers, 1, MHAI_MOST_LAYERS, count);
+    const json_t *value = json_object_get(config->root, keys[at]);
+    int64_t said;
+    *count = (int64_t)(at < 2 ? json_array_size(value) : json_string_length(value));
+    if (*count < 1 || *count > MHAI_MOST_LAYERS)
+        return mhai_config_fail(MHA_ERR_MODEL, config, keys[at], "is not a %s of 1..%d layers",
+                                at < 2 ? "list" : "text", MHAI_MOST_LAYERS);
+    MHA_TRY(
+        mhai_config_optional(config, family->keys->layers, INT64_MIN, INT64_MAX, *count, &said));
+    if (said == *count) return MHA_OK;
+    return mhai_config_fail(MHA_ERR_MODEL, config, keys[at],
+                            "has %lld layers, '%s' is %lld; leave the one that the model has",
+                            (long long)*count, mhai_config_name(config, family->keys->layers).text,
+                            (long long)said);
 }
 
 mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family, const char *inner,
@@ -240,12 +264,14 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
     MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &d->embed_dim));
     if (inner) MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));
-    MHA_TRY(mhai_config_count(config, keys->layers, 1, MHAI_MOST_LAYERS, &d->num_layers));
+    MHA_TRY(mhai_read_layer_count(config, family, &d->num_layers));
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
     if (!given && d->embed_dim % d->num_heads != 0)
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "%s %lld is not a multiple of %s %lld",
                               mhai_config_name(config, keys->embed).text, (long long)d->embed_dim,
                               mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
-    MHA_TRY(mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length));
+    d->max_length = MHAI_MOST_POSITIONS;
+    if (keys->positions)
+        MHA_TRY(mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length));
     return check_aliases(config, keys, d);
 }

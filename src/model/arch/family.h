@@ -24,7 +24,8 @@ enum { MHAI_WEIGHT_NAME = 128 };
 
 /* A family's names for its sizes. */
 typedef struct mhai_shape_keys {
-    const char *embed, *layers, *heads, *positions, *kv_heads, *causal;
+    const char *embed, *layers, *heads, *positions, *kv_heads,
+        *causal; /* positions NULL: any number */
 } mhai_shape_keys;
 
 extern const mhai_shape_keys mhai_usual_keys;
@@ -39,14 +40,14 @@ typedef enum mhai_weight_form {
     MHAI_FUSED_TRANSPOSED,
     MHAI_FUSED_HEADS,  /* for each head: its q, k and v */
     MHAI_FUSED_GATE,   /* for each head: its q and output gate */
-    MHAI_FUSED_GROUPS, /* of a gated delta net, for each head of q: its q, k, v and g, or its b and
+    MHAI_FUSED_GROUPS, /* for each head of q of a gated delta net: its q, k, v and g, or its b and
                         * a */
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
-    MHAI_LAST_ROWS,    /* of a longer table */
-    MHAI_PAIRED_ROWS,  /* of a rotation of neighbouring elements: 2 k and 2 k + 1 of each head */
+    MHAI_LAST_ROWS,    /* last rows of a longer table */
+    MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
-    MHAI_EXPERT,       /* of a table of all experts, [experts, rows, columns] */
-    MHAI_EXPERT_PAIR,  /* likewise, with gate and up of each expert concatenated */
+    MHAI_EXPERT,       /* one part of a table of all experts, [experts, rows, columns] */
+    MHAI_EXPERT_PAIR,  /* like MHAI_EXPERT, with gate and up of each expert concatenated */
     /* Likewise, with alternating rows of gate and up of each expert in tables whose name has
      * "gate_up": */
     MHAI_EXPERT_MIXED,
@@ -54,10 +55,11 @@ typedef enum mhai_weight_form {
     MHAI_EXPERT_MXFP4   /* blocks [experts, rows, columns / 32, 16], and scales beside them */
 } mhai_weight_form;
 
-/* Our name and the family's name of a parameter. Either both omit the tail (".weight", ".bias") or
- * both are complete. An asterisk stands for the number of an expert. part: 0 for the first part of
- * a fused weight, then 1, 2. If several rows have the same name of ours, the first row whose weight
- * is in the file applies. If the file has none of these weights, our own name applies. */
+/* The library's name and the family's name of a parameter. Either both omit the tail (".weight",
+ * ".bias") or both are complete. An asterisk stands for the number of an expert. part: 0 for the
+ * first part of a fused weight, then 1, 2. If several rows have the same library name, the first
+ * row whose weight is in the file applies. If the file has none of these weights, the library's
+ * name applies. */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;
     mhai_weight_form form;
@@ -73,8 +75,8 @@ typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     int64_t first_position; /* rows before the table of positions that no token uses */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
-    mha_layer_desc *layers; /* likewise desc.layers */
-    float *rope_factors;    /* likewise desc.rope_factors */
+    mha_layer_desc *layers; /* owns the array of desc.layers */
+    float *rope_factors;    /* owns the array of desc.rope_factors */
     mhai_quantization quantization;
 } mhai_family_plan;
 
@@ -94,15 +96,18 @@ typedef struct mhai_family {
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
+    const char *kinds;    /* another name of layer_types, whose length is the number of layers */
+    const char *pattern;  /* likewise, a text with a letter for each layer; NULL: none */
     uint32_t shape;       /* MHA_MODEL_SHAPE_... */
     const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
     bool biases_qkv;      /* whether only q, k and v have biases */
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
     /* Describe the transformer. */
-    const char *layers; /* before a layer's number */
-    const char *prefix; /* optional prefix of all names in other programs' files; "": none */
-    bool text_part;     /* names may have the prefixes of the text part of a multimodal model */
+    const char *layers;      /* before a layer's number */
+    const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
+    const char *text_prefix; /* other prefix; NULL: none */
+    bool text_part;          /* names may have the prefixes of a multimodal model's text part */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
@@ -151,8 +156,12 @@ extern const mhai_weight_name mhai_bert_names[];
 MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
 void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 
-/* Write the fields that llama and bert name alike. */
+/* Write the fields that have the same names in llama and bert. */
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
+
+/* Read the number of layers: that of the list of kinds or of the pattern, if there is one. */
+MHA_NODISCARD mha_status mhai_read_layer_count(const mhai_config *config, const mhai_family *family,
+                                               int64_t *count);
 
 /* Read the sizes of a transformer by a family's names. */
 MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
@@ -227,12 +236,15 @@ MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_r
 MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
                                            int64_t period, mhai_family_plan *plan);
 
-/* The layers of a family that has attention and another mixer (hybrid.c). The mixer's layers are
- * those that layer_types calls `type`; without that list, `usual` chooses them. `attention` omits
+/* The kinds of layers of a family that has attention and another mixer (hybrid.c); those of
+ * MHAI_FEEDS are feed-forward layers alone. */
+enum { MHAI_ATTENDS, MHAI_MIXES, MHAI_FEEDS, MHAI_KINDS };
+
+/* layer_types names the kind of each layer; without that list, `usual` chooses it. `attention` omits
  * its epsilon. */
 typedef struct mhai_mixing {
-    const char *type;
-    mha_status (*usual)(const mhai_config *config, int64_t layer, bool *mixes);
+    const char *types[MHAI_KINDS][3]; /* in layer_types; NULL ends the names of a kind */
+    mha_status (*usual)(const mhai_config *config, int64_t layer, int *kind);
     mha_layer_desc mixer, attention;
     int64_t heads, kv_heads;
     const char *list; /* another name of layer_types; NULL: none */
@@ -240,23 +252,36 @@ typedef struct mhai_mixing {
 MHA_NODISCARD mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing,
                                           mhai_family_plan *plan);
 
-/* The same for Mamba-2 as the mixer, described by the fields mamba_*. The caller sets `usual` and
- * `attention` of *mixing. */
-MHA_NODISCARD mha_status mhai_read_state_spaces(const mhai_config *config, mhai_mixing *mixing,
+/* A family's fields of Mamba-2 layers; NULL: it has none of that name. */
+typedef struct mhai_space_keys {
+    const char *heads, *groups, *state, *kernel, *size;
+    const char *expand; /* heads * size is this number times the width */
+    const char *conv_bias, *proj_bias;
+    const char *limit;                             /* of steps */
+    int64_t usual_groups, usual_state, usual_size; /* usual_size 0: the quotient */
+} mhai_space_keys;
+
+/* The same for Mamba-2 as the mixer. The caller sets `usual`, `list`, `attention` and the mixer's
+ * flags of *mixing. */
+MHA_NODISCARD mha_status mhai_read_state_spaces(const mhai_config *config,
+                                                const mhai_space_keys *keys, mhai_mixing *mixing,
                                                 mhai_family_plan *plan);
 
-/* transformers' names of the weights of Mamba-2 layers. */
-#define MHAI_STATE_SPACE_NAMES                                                   \
-    {"state_space.g_proj", "mamba.in_proj", MHAI_FUSED, 0},                      \
-        {"state_space.v_proj", "mamba.in_proj", MHAI_FUSED, 1},                  \
-        {"state_space.k_proj", "mamba.in_proj", MHAI_FUSED, 2},                  \
-        {"state_space.q_proj", "mamba.in_proj", MHAI_FUSED, 3},                  \
-        {"state_space.a_proj", "mamba.in_proj", MHAI_FUSED, 4},                  \
-        {"state_space.conv.weight", "mamba.conv1d.weight", MHAI_CONVOLUTION, 0}, \
-        MHAI_NAME("state_space.conv", "mamba.conv1d"),                           \
-        MHAI_NAME("state_space.o_norm", "mamba.norm"),                           \
-        MHAI_NAME("state_space.o_proj", "mamba.out_proj"),                       \
-        MHAI_NAME("state_space", "mamba") /* A_log, dt_bias and D */
+/* The names of Bamba and Granite. */
+extern const mhai_space_keys mhai_mamba_keys;
+
+/* transformers' names of the weights of such layers, after the name of a mixer. */
+#define MHAI_STATE_SPACE_NAMES(mixer)                                             \
+    {"state_space.g_proj", mixer ".in_proj", MHAI_FUSED, 0},                      \
+        {"state_space.v_proj", mixer ".in_proj", MHAI_FUSED, 1},                  \
+        {"state_space.k_proj", mixer ".in_proj", MHAI_FUSED, 2},                  \
+        {"state_space.q_proj", mixer ".in_proj", MHAI_FUSED, 3},                  \
+        {"state_space.a_proj", mixer ".in_proj", MHAI_FUSED, 4},                  \
+        {"state_space.conv.weight", mixer ".conv1d.weight", MHAI_CONVOLUTION, 0}, \
+        MHAI_NAME("state_space.conv", mixer ".conv1d"),                           \
+        MHAI_NAME("state_space.o_norm", mixer ".norm"),                           \
+        MHAI_NAME("state_space.o_proj", mixer ".out_proj"),                       \
+        MHAI_NAME("state_space", mixer) /* A_log, dt_bias and D */
 
 /* Read Granite's multipliers of embeddings, residuals, scores and logits. Call it after the layers
  * are described. */
@@ -279,7 +304,7 @@ typedef struct mhai_experts_kind {
     const char *scale;
     const char *first; /* the number of dense layers before them */
     float sum_epsilon;
-    uint32_t flags; /* of mha_experts_desc */
+    uint32_t flags; /* flags of mha_experts_desc */
     bool usual;     /* the default of `normalises` */
     bool may_lack;  /* the number of experts may be 0 */
     bool steps;     /* decoder_sparse_step and mlp_only_layers are read */
@@ -298,7 +323,7 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
         "mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", MHAI_EXPERT, 0            \
     }
 
-/* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are alike. The last
+/* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are equal. The last
  * name is that of A_log and dt_bias. */
 #define MHAI_DELTA_NAMES                                                                         \
     {"norm", "norm", MHAI_PLUS_ONE, 0}, {"self_attn_norm", "input_layernorm", MHAI_PLUS_ONE, 0}, \

@@ -7,7 +7,7 @@
 
 static const mhai_weight_name names[] = {
     MHAI_LLAMA_NAMES,
-    MHAI_STATE_SPACE_NAMES,
+    MHAI_STATE_SPACE_NAMES("mamba"),
     {"mlp.gate_proj", "shared_mlp.input_linear", MHAI_FUSED, 0},
     {"mlp.up_proj", "shared_mlp.input_linear", MHAI_FUSED, 1},
     MHAI_NAME("mlp.down_proj", "shared_mlp.output_linear"),
@@ -15,11 +15,11 @@ static const mhai_weight_name names[] = {
 
 extern const mhai_family mhai_family_granitemoehybrid;
 
-static mha_status every_layer(const mhai_config *config, int64_t layer, bool *mixes)
+static mha_status every_layer(const mhai_config *config, int64_t layer, int *kind)
 {
     (void)config;
     (void)layer;
-    *mixes = true;
+    *kind = MHAI_MIXES;
     return MHA_OK;
 }
 
@@ -30,8 +30,7 @@ static mha_status refuse_experts(const mhai_config *config)
     if (experts == 0) return MHA_OK;
     return mhai_path_fail(
         MHA_ERR_UNSUPPORTED, config->path,
-        "'num_local_experts' is %lld: layers that route tokens to experts are not "
-        "supported; models of this kind without experts are",
+        "'num_local_experts' is %lld: routed experts are not supported in models of this kind",
         (long long)experts);
 }
 
@@ -48,7 +47,7 @@ static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
                                  &d->ff_dim));
     MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(mhai_config_choice(config, "position_embedding_type", kinds[0], kinds, 2, &rotates));
-    MHA_TRY(mhai_read_state_spaces(config, &mixing, plan));
+    MHA_TRY(mhai_read_state_spaces(config, &mhai_mamba_keys, &mixing, plan));
     MHA_TRY(mhai_read_multipliers(config, plan));
     if (rotates) return mhai_read_rope(config, plan);
     d->positions = MHA_ENCODING_NONE;

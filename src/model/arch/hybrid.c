@@ -4,24 +4,28 @@
 
 #include <multihead/component.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether a layer is not attention. list: layer_types, or NULL. transformers before 5 calls layers
- * of Mamba "mamba" and "attention". */
-static mha_status find_mixer(const mhai_config *config, const mhai_mixing *mixing,
-                             const json_t *list, int64_t layer, bool *mixes)
+/* list: of layer types; NULL: `usual` chooses. */
+static mha_status find_kind(const mhai_config *config, const mhai_mixing *mixing, const char *key,
+                            const json_t *list, int64_t layer, int *kind)
 {
-    if (!list) return mixing->usual(config, layer, mixes);
+    char known[64] = "";
+    if (!list) return mixing->usual(config, layer, kind);
     const char *type = json_string_value(json_array_get(list, (size_t)layer));
-    const bool space = mixing->mixer.mixer == MHA_MIXER_STATE_SPACE;
-    *mixes = type && (strcmp(type, mixing->type) == 0 || (space && strcmp(type, "mamba") == 0));
-    if (*mixes || (type && (strcmp(type, "full_attention") == 0 ||
-                            (space && strcmp(type, "attention") == 0))))
-        return MHA_OK;
+    for (*kind = 0; *kind < MHAI_KINDS; ++*kind) {
+        const char *const *names = mixing->types[*kind];
+        for (int i = 0; type && i < 3 && names[i]; i++)
+            if (strcmp(type, names[i]) == 0) return MHA_OK;
+        if (names[0])
+            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s",
+                     *known ? ", " : "", names[0]);
+    }
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                          "'layer_types' of layer %lld is '%s'; known: full_attention, %s",
-                          (long long)layer, type ? mhai_show_name(type).text : "", mixing->type);
+                          "'%s' of layer %lld is '%s'; known: %s", key, (long long)layer,
+                          type ? mhai_show_name(type).text : "", known);
 }
 
 static mha_status read_layers(const mhai_config *config, const mhai_mixing *mixing,
@@ -37,12 +41,19 @@ static mha_status read_layers(const mhai_config *config, const mhai_mixing *mixi
                                 "is not a list of %lld, one for each layer", (long long)layers);
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = 0; i < layers; i++) {
-        bool mixes;
-        MHA_TRY(find_mixer(config, mixing, list, i, &mixes));
-        plan->layers[i] = mixes ? mixing->mixer : mixing->attention;
-        plan->layers[i].struct_size = sizeof *plan->layers;
-        if (plan->layers[i].flags & MHA_LAYER_QK_NORM)
-            plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
+        int kind;
+        MHA_TRY(find_kind(config, mixing, key, list, i, &kind));
+        mha_layer_desc *l = &plan->layers[i];
+        if (kind == MHAI_MIXES) *l = mixing->mixer;
+        if (kind == MHAI_ATTENDS) *l = mixing->attention;
+        l->struct_size = sizeof *l;
+        if (l->flags & MHA_LAYER_QK_NORM) l->qk_norm_epsilon = plan->desc.norm_epsilon;
+        plan->head_lists[i] = kind == MHAI_ATTENDS ? plan->desc.num_heads
+                              : kind == MHAI_MIXES ? mixing->heads
+                                                   : 0;
+        plan->head_lists[layers + i] = kind == MHAI_ATTENDS ? plan->desc.kv_heads
+                                       : kind == MHAI_MIXES ? mixing->kv_heads
+                                                            : 0;
     }
     return MHA_OK;
 }
@@ -60,11 +71,6 @@ mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing
     plan->head_lists = calloc((size_t)L, 2 * sizeof *plan->head_lists);
     if (!plan->head_lists) return MHA_NO_MEMORY("model");
     MHA_TRY(read_layers(config, mixing, plan));
-    for (int64_t i = 0; i < L; i++) {
-        const bool mixes = plan->layers[i].mixer;
-        plan->head_lists[i] = mixes ? heads : d->num_heads;
-        plan->head_lists[L + i] = mixes ? mixing->kv_heads : d->kv_heads;
-    }
     d->layer_heads = plan->head_lists;
     d->layer_kv_heads = plan->head_lists + L;
     if (heads > d->num_heads) d->num_heads = heads;
@@ -76,9 +82,8 @@ mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing
 /* ---- Mamba-2 --------------------------------------------------------------------------------- */
 
 /* JSON has no infinity, so transformers 5 writes an object. */
-static mha_status read_limit(const mhai_config *config, mha_layer_desc *space)
+static mha_status read_limit(const mhai_config *config, const char *key, mha_layer_desc *space)
 {
-    static const char key[] = "time_step_limit";
     const json_t *list = json_object_get(config->root, key), *least = json_array_get(list, 0),
                  *most = json_array_get(list, 1), *tag = json_object_get(most, "__float__");
     const double from = json_number_value(least), to = json_number_value(most);
@@ -94,59 +99,73 @@ static mha_status read_limit(const mhai_config *config, mha_layer_desc *space)
     return MHA_OK;
 }
 
-/* Read the size of heads. If it is absent or "auto", the heads together are mamba_expand times as
- * wide as the model. */
-static mha_status read_head_dim(const mhai_config *config, int64_t width, int64_t heads,
-                                int64_t *size)
+const mhai_space_keys mhai_mamba_keys = {.heads = "mamba_n_heads",
+                                         .groups = "mamba_n_groups",
+                                         .state = "mamba_d_state",
+                                         .kernel = "mamba_d_conv",
+                                         .size = "mamba_d_head",
+                                         .expand = "mamba_expand",
+                                         .conv_bias = "mamba_conv_bias",
+                                         .proj_bias = "mamba_proj_bias",
+                                         .limit = "time_step_limit",
+                                         .usual_groups = 1,
+                                         .usual_state = 256};
+
+/* Read the size of heads. If it is "auto", or absent in a family without a usual size, the heads
+ * together are `expand` times as wide as the model. */
+static mha_status read_size(const mhai_config *config, const mhai_space_keys *keys, int64_t width,
+                            int64_t heads, int64_t *size)
 {
-    static const char key[] = "mamba_d_head";
-    const char *text = json_string_value(json_object_get(config->root, key));
-    int64_t expand;
-    MHA_TRY(mhai_config_optional(config, "mamba_expand", 1, MHAI_MOST_WIDTH, 2, &expand));
-    *size = expand * width / heads;
-    if (!text || strcmp(text, "auto") != 0)
-        MHA_TRY(mhai_config_optional(config, key, 1, MHAI_MOST_WIDTH, *size, size));
-    if (*size * heads == expand * width) return MHA_OK;
-    return mhai_config_fail(
-        MHA_ERR_MODEL, config, key,
-        "is %lld and 'mamba_n_heads' %lld; their product must be 'mamba_expand' "
-        "%lld times 'hidden_size' %lld",
-        (long long)*size, (long long)heads, (long long)expand, (long long)width);
+    const char *text = json_string_value(json_object_get(config->root, keys->size));
+    int64_t expand = 0;
+    if (keys->expand)
+        MHA_TRY(mhai_config_optional(config, keys->expand, 1, MHAI_MOST_WIDTH, 2, &expand));
+    *size = keys->usual_size ? keys->usual_size : expand * width / heads;
+    if (keys->usual_size || !text || strcmp(text, "auto") != 0)
+        MHA_TRY(mhai_config_optional(config, keys->size, 1, MHAI_MOST_WIDTH, *size, size));
+    if (!keys->expand || *size * heads == expand * width) return MHA_OK;
+    return mhai_config_fail(MHA_ERR_MODEL, config, keys->size,
+                            "is %lld and '%s' %lld; their product must be '%s' %lld times "
+                            "'hidden_size' %lld",
+                            (long long)*size, mhai_config_name(config, keys->heads).text,
+                            (long long)heads, keys->expand, (long long)expand, (long long)width);
 }
 
-mha_status mhai_read_state_spaces(const mhai_config *config, mhai_mixing *mixing,
-                                  mhai_family_plan *plan)
+mha_status mhai_read_state_spaces(const mhai_config *config, const mhai_space_keys *keys,
+                                  mhai_mixing *mixing, mhai_family_plan *plan)
 {
-    static const char *const refused[] = {"mamba_proj_bias", NULL};
     const struct {
         const char *key;
         int64_t most, usual;
-    } sizes[] = {{"mamba_n_heads", MHAI_MOST_WIDTH, 128},
-                 {"mamba_n_groups", MHAI_MOST_WIDTH, 1},
-                 {"mamba_d_state", MHAI_MOST_WIDTH, 256},
-                 {"mamba_d_conv", MHA_CONVOLUTION_MOST, 4}};
+    } sizes[] = {{keys->heads, MHAI_MOST_WIDTH, 128},
+                 {keys->groups, MHAI_MOST_WIDTH, keys->usual_groups},
+                 {keys->state, MHAI_MOST_WIDTH, keys->usual_state},
+                 {keys->kernel, MHA_CONVOLUTION_MOST, 4}};
     int64_t n[4], size;
     bool biased;
     for (int i = 0; i < 4; i++)
         MHA_TRY(
             mhai_config_optional(config, sizes[i].key, 1, sizes[i].most, sizes[i].usual, &n[i]));
     if (n[0] % n[1] != 0)
-        return mhai_config_fail(MHA_ERR_MODEL, config, sizes[0].key,
+        return mhai_config_fail(MHA_ERR_MODEL, config, keys->heads,
                                 "is %lld, expected a multiple of '%s', %lld", (long long)n[0],
-                                mhai_config_name(config, sizes[1].key).text, (long long)n[1]);
-    MHA_TRY(read_head_dim(config, plan->desc.embed_dim, n[0], &size));
-    MHA_TRY(mhai_config_refuse(config, refused));
-    MHA_TRY(mhai_config_bool(config, "mamba_conv_bias", true, &biased));
+                                mhai_config_name(config, keys->groups).text, (long long)n[1]);
+    MHA_TRY(read_size(config, keys, plan->desc.embed_dim, n[0], &size));
+    MHA_TRY(mhai_config_unset(config, keys->proj_bias));
+    MHA_TRY(mhai_config_bool(config, keys->conv_bias, true, &biased));
     if (!biased)
-        return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "mamba_conv_bias",
+        return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, keys->conv_bias,
                                 "is false, which is not supported");
-    mixing->type = "linear_attention";
-    mixing->mixer = (mha_layer_desc){.mixer = MHA_MIXER_STATE_SPACE,
-                                     .key_dim = n[2],
-                                     .value_dim = size,
-                                     .conv_kernel = (int32_t)n[3]};
+    mixing->types[MHAI_ATTENDS][0] = "full_attention";
+    mixing->types[MHAI_ATTENDS][1] = "attention"; /* in transformers before 5 */
+    mixing->types[MHAI_MIXES][0] = "linear_attention";
+    mixing->types[MHAI_MIXES][1] = "mamba"; /* likewise */
+    mixing->mixer.mixer = MHA_MIXER_STATE_SPACE;
+    mixing->mixer.key_dim = n[2];
+    mixing->mixer.value_dim = size;
+    mixing->mixer.conv_kernel = (int32_t)n[3];
     mixing->heads = n[0];
     mixing->kv_heads = n[1];
-    MHA_TRY(read_limit(config, &mixing->mixer));
+    if (keys->limit) MHA_TRY(read_limit(config, keys->limit, &mixing->mixer));
     return mhai_read_mixing(config, mixing, plan);
 }

@@ -9,14 +9,14 @@ const mhai_rope_kind mhai_lfm2_rope = {NULL, "rope_theta", "partial_rotary_facto
 
 extern const mhai_family mhai_family_lfm2;
 
-static mha_status is_convolution(const mhai_config *config, int64_t layer, bool *convolves)
+static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 {
     const json_t *list = json_object_get(config->root, "full_attn_idxs");
-    *convolves = !mhai_config_absent(config, "full_attn_idxs");
-    if (*convolves && !json_is_array(list))
+    *kind = mhai_config_absent(config, "full_attn_idxs") ? MHAI_ATTENDS : MHAI_MIXES;
+    if (*kind && !json_is_array(list))
         return mhai_config_fail(MHA_ERR_MODEL, config, "full_attn_idxs", "is not a list");
     for (size_t i = 0; i < json_array_size(list); i++)
-        if (json_integer_value(json_array_get(list, i)) == layer) *convolves = false;
+        if (json_integer_value(json_array_get(list, i)) == layer) *kind = MHAI_ATTENDS;
     return MHA_OK;
 }
 
@@ -54,13 +54,10 @@ mha_status mhai_read_lfm2(const mhai_config *config, const mhai_family *family,
     if (tied != mhai_desc_has(&plan->desc, MHA_TRANSFORMER_TIED))
         plan->desc.flags ^= MHA_TRANSFORMER_TIED;
     const mhai_mixing mixing = {
-        "conv",
-        is_convolution,
-        {.mixer = MHA_MIXER_SHORT_CONVOLUTION, .conv_kernel = (int32_t)kernel},
-        {.flags = MHA_LAYER_QK_NORM},
-        0,
-        0,
-        NULL};
+        .types = {{"full_attention"}, {"conv"}},
+        .usual = find_kind,
+        .mixer = {.mixer = MHA_MIXER_SHORT_CONVOLUTION, .conv_kernel = (int32_t)kernel},
+        .attention = {.flags = MHA_LAYER_QK_NORM}};
     return mhai_read_mixing(config, &mixing, plan);
 }
 

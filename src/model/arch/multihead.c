@@ -78,7 +78,8 @@ static const struct {
                    {"alibi", MHA_LAYER_ALIBI},
                    {"no_rope", MHA_LAYER_NO_ROPE},
                    {"rope_interleaved", MHA_LAYER_ROPE_INTERLEAVED},
-                   {"output_gate", MHA_LAYER_OUTPUT_GATE}};
+                   {"output_gate", MHA_LAYER_OUTPUT_GATE},
+                   {"no_feed_forward", MHA_LAYER_NO_FEED_FORWARD}};
 
 #define AT(name) #name, offsetof(mha_layer_desc, name)
 
@@ -319,8 +320,8 @@ static mha_status read_own_kinds(const mhai_config *config, mha_transformer_desc
     int64_t padding;
     MHA_TRY(mhai_config_choice(config, "norm", NULL, norms, 3, &norm));
     MHA_TRY(mhai_config_choice(config, "positions", NULL, positions, 4, &position));
-    MHA_TRY(mhai_config_choice(config, "feed_forward", feed_forwards[0], feed_forwards, 7,
-                               &feed_forward));
+    MHA_TRY(mhai_config_choice(config, "feed_forward", feed_forwards[0], feed_forwards,
+                               sizeof feed_forwards / sizeof *feed_forwards, &feed_forward));
     d->norm = (mha_norm)norm;
     d->positions = (mha_position_encoding)position;
     d->feed_forward = (mha_feed_forward)feed_forward;

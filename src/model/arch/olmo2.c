@@ -41,7 +41,7 @@ static mha_status check_base(const mhai_config *config)
     MHA_TRY(mhai_config_number(config, "rope_theta", 5e5, &base));
     if (json_object_get(objects, "sliding_attention") || !(base < 5e5 || base > 5e5)) return MHA_OK;
     return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "rope_theta",
-                            "is %g; write it into rope_parameters for each type of layer", base);
+                            "is %g; move it into rope_parameters, for each type of layer", base);
 }
 
 static mha_status read_olmo3(const mhai_config *config, mhai_family_plan *plan)

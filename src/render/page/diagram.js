@@ -5,7 +5,7 @@
 const diagram = {row: -1, key: -1, head: "", open: new Set(), trace: null, asked: null, again: false};
 const ALL_LAYERS = 4; // with more layers, layers are closed at first
 
-// -- asking --------------------------------------------------------------------------------------
+// -- requests ------------------------------------------------------------------------------------
 
 // Request the trace after the maps, which answer a key press first.
 function askForTrace() {
@@ -67,7 +67,7 @@ function takeTrace(trace) {
     drawDiagram();
 }
 
-// -- what is chosen ------------------------------------------------------------------------------
+// -- the selection -------------------------------------------------------------------------------
 
 const itemAt = position => rowItems.find(item => item.from <= position && position <= item.to);
 const wordAt = position => itemAt(position)?.text || "\u2423";

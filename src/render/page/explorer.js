@@ -1,5 +1,5 @@
 
-// The explorer's carrier: the library in a worker, with the model of this file or a model that the
+// The explorer's backend: the library in a worker, with the model of this file or a model that the
 // reader opens.
 
 const ended = () => new DOMException("ended", "AbortError");

@@ -7,7 +7,7 @@ const CACHES = ["f32", "f16", "bf16", "int8"], ROOM = 16;
 const lastStep = () => generation.steps.at(-1);
 const whole = n => n.toLocaleString(language);
 
-// -- asking --------------------------------------------------------------------------------------
+// -- requests ------------------------------------------------------------------------------------
 
 async function generateToken() {
     if (generation.busy || !answer?.next) return;

@@ -1,6 +1,6 @@
-// Knobs of the model: how the next token is sampled, and attention under another description. The
-// page marks changes: it shows the prediction beside the unchanged one, and at each small map the
-// share of its weight that moved.
+// Controls of the model: sampling of the next token, and changes of its attention. The page marks
+// changes: it shows the prediction beside the unchanged one, and at each small map the share of its
+// weight that moved.
 
 const KNOB_TEXTS = ["positions", "noisy", "cache"];
 const knobInputs = {}; // by the field of a request
@@ -16,7 +16,7 @@ function knobsOf(text) {
         : ["true", "false"].includes(value) ? value === "true" : Number(value)]));
 }
 
-// -- turning -------------------------------------------------------------------------------------
+// -- changes by the reader -----------------------------------------------------------------------
 
 const DRAWN = ["temperature", "top_k", "draws", "cache"]; // maps do not depend on these
 
@@ -70,7 +70,7 @@ function followKnobs() {
     byId("knobs-reset").hidden = !Object.keys(asked.knobs).length;
 }
 
-// -- what changed --------------------------------------------------------------------------------
+// -- effects of the changes ----------------------------------------------------------------------
 
 const SEEN_SHARE = 0.0005;
 

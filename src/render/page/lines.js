@@ -7,7 +7,7 @@ const TOKEN_LEAST = 13, TOKEN_MOST = 24;         // height of a token
 
 let linePlace = null;
 
-// -- which lines ---------------------------------------------------------------------------------
+// -- selection of lines --------------------------------------------------------------------------
 
 const groupOf = i => groupList().find(g => g.group === panels[i].group);
 
@@ -209,7 +209,7 @@ function openScroll(name, width, height) {
     return {context, top, height: shown};
 }
 
-// -- the squares that light maps, layers, and texts ----------------------------------------------
+// -- controls for maps, layers and texts ---------------------------------------------------------
 
 function drawLineTools() {
     const group = groupOf(state.panel), box = byId("lines-heads");

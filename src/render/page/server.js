@@ -1,5 +1,5 @@
 
-// The live page's carrier: requests to the program that serves it.
+// The live page's backend: requests to the program that serves it.
 
 const MOST_BYTES = 1 << 20; // per request: the server closes on longer ones
 

@@ -5,7 +5,7 @@
 const TOUR_TEXT = "the animal didn't cross the street because it was too tired . the tired";
 const MOST_OPTIONS = 6, MOST_TRIED = 24; // heads named in a question; heads ablated to compute one
 
-// -- what maps say -------------------------------------------------------------------------------
+// -- measurements on maps ------------------------------------------------------------------------
 
 // Signed maps, of recurrent layers, are not shares. Questions are about the other heads.
 const hasShares = i => cellsOf(panels[i]).value.every(v => !(v < 0));
@@ -55,7 +55,7 @@ function numberOptions(right, others) {
     return {options: texts, right: texts.indexOf(right.toLocaleString(language))};
 }
 
-// -- what the model is and says ------------------------------------------------------------------
+// -- the model and its predictions ---------------------------------------------------------------
 
 const TOUR_NEEDS = {
     next: () => Boolean(answer?.next),

@@ -269,7 +269,7 @@ function toggleWholeRow() {
     drawTable();
 }
 
-// -- small print ---------------------------------------------------------------------------------
+// -- notes on precision --------------------------------------------------------------------------
 
 function precisionNote() {
     const which = t(data.negative ? "note.magnitude" : "note.max");

@@ -130,9 +130,9 @@ texts.de = {
     "row.all": "alle Zeilen",
     "numbers": "Zahlen",
     "numbers.title": "Zahlen in den Zellen (v)",
-    "numbers.small": "Die Zellen sind zu klein für Zahlen: vergrößern Sie",
-    "map.hint": "Zeigen Sie auf eine Zelle; ein Klick hält sie fest. Es gehen auch Pfeiltasten, {previous} {next} " +
-        "und {help}.",
+    "numbers.small": "Die Zellen sind zu klein für Zahlen: Vergrößern Sie die Karte",
+    "map.hint": "Zeigen Sie auf eine Zelle; ein Klick hält sie fest. Auch die Pfeiltasten, {previous} " +
+        "{next} und {help} funktionieren.",
     "map.size": "{map}: {rows} {row} mal {columns} {column}, {value} {low} bis {high}",
     "map.hidden": "Alle Token sind ausgeblendet.",
     "map.empty": "Diese Abbildung ist leer.",
@@ -267,7 +267,7 @@ texts.de = {
     "next.last": "letztes Token",
     "next.chosen": "gewähltes Token",
     "next.token": "Token",
-    "next.drawn": "gezeichnet",
+    "next.drawn": "Balken",
     "next.now": "jetzt",
     "next.whole": "alle ein",
     "next.change": "Änderung",
@@ -290,12 +290,12 @@ texts.de = {
     "tour.link": "Link zu dieser Station",
     "tour.right": "Richtig: {answer}.",
     "tour.wrong": "Leider nicht; richtig ist {answer}.",
-    "tour.needs.next": "Dieses Modell sagt kein nächstes Token vorher. Öffnen Sie einen Decoder, zum Beispiel das " +
+    "tour.needs.next": "Dieses Modell sagt das nächste Token nicht vorher. Öffnen Sie einen Decoder, zum Beispiel das " +
         "Modell in dieser Datei oder SmolLM2.",
     "tour.needs.causal": "Dieses Modell hat keine kausale Maske: jedes Token sieht jedes andere. Öffnen Sie einen " +
         "Decoder, zum Beispiel das Modell in dieser Datei oder SmolLM2.",
     "tour.heads": "Warum mehrere Köpfe",
-    "tour.heads.text": "Jeder Kopf vergleicht alle Token auf seine Weise, deshalb sind die Karten verschieden: einer " +
+    "tour.heads.text": "Jeder Kopf vergleicht alle Token mit seinen eigenen Matrizen, deshalb sind die Karten verschieden: einer " +
         "schaut ein Token zurück, einer auf das erste Token, einer auf Substantive. Ein einzelner Kopf müsste diese " +
         "Muster mitteln. L1H0 ist Kopf 0 von Schicht 1.",
     "tour.heads.asks": "Welcher Kopf schaut am stärksten auf das Token unmittelbar davor?",
@@ -314,12 +314,12 @@ texts.de = {
     "tour.projections.asks": "Ein Token hat {E} Zahlen, eine Query eines Kopfes {D}. Wie viele Zahlen hat der Teil " +
         "von W_q, der zu diesem Kopf gehört?",
     "tour.projections.answer": "{D} Zeilen mit je {E} Zahlen: {n}.",
-    "tour.concat": "Aufteilen und aneinanderhängen",
+    "tour.concat": "Aufteilen und verketten",
     "tour.concat.text": "Die Köpfe einer Schicht teilen sich deren Breite. Jeder berechnet seine eigene Ausgabe; die " +
         "Ausgaben werden nebeneinandergestellt, und W_o mischt sie.",
     "tour.concat.asks": "{H} Köpfe haben je {D} Zahlen. Wie viele hätte jeder bei {twice} Köpfen und gleich vielen " +
         "Parametern?",
-    "tour.concat.answer": "{H} × {D} = {twice} × {half}. Mehr Köpfe sind mehr Muster, jedes aus weniger Zahlen.",
+    "tour.concat.answer": "{H} × {D} = {twice} × {half}. Mehr Köpfe ergeben mehr Muster, jedes aus weniger Zahlen.",
     "tour.masks": "Masken",
     "tour.masks.text": "Ein Modell, das das nächste Token vorhersagt, darf es nicht sehen. Die Maske setzt die Scores " +
         "späterer Token auf −∞, ihre Gewichte sind also 0: die schraffierten Zellen.",
@@ -329,7 +329,7 @@ texts.de = {
     "tour.roles.text": "Vor dem Training verteilt jeder Kopf sein Gewicht auf alle Token; das Training macht manche scharf.",
     "tour.training.text": "Sehen Sie zu: Dieses Modell wurde beim Training aufgenommen. Unten, über den Karten, zeigt der " +
         "Schieberegler jede Aufnahme. Die Tasten „,“ und „.“ gehen einzeln weiter, „p“ spielt ab.",
-    "tour.training.none": "Von diesem Modell gibt es keine Aufnahmen des Trainings. „multihead train sentences -o model“ macht " +
+    "tour.training.none": "Von diesem Modell gibt es keine Aufnahmen des Trainings. „multihead train sentences -o model“ erzeugt " +
         "welche; danach „multihead page model“, oder öffnen Sie hier den Ordner „model“.",
     "tour.training.asks": "Beobachten Sie {head} im Training. Ab welchem Schritt ist er mehr als halb auf dem Weg zu seiner " +
         "endgültigen Karte?",
@@ -339,12 +339,12 @@ texts.de = {
     "tour.roles.answer": "{head}: im Mittel {tokens} Token (e hoch Entropie). Der schärfste ist {sharp}: {few}.",
     "tour.it": "Wer ist „it“?",
     "tour.it.text": "Um nach dem letzten Token weiterzuschreiben, muss das Modell wissen, was „it“ war. Irgendein Kopf " +
-        "muss dieses Wort hierher bringen. Ein Klick auf einen Kopf schaltet ihn jetzt aus, und die Vorhersage zeigt, was " +
-        "ihr dann fehlt.",
+        "muss dieses Wort hierher bringen. Ein Klick auf einen Kopf schaltet ihn jetzt aus, und die Vorhersage zeigt die " +
+        "Wirkung.",
     "tour.it.asks": "Welcher Kopf ändert die Vorhersage nach {query} am stärksten, wenn er aus ist?",
     "tour.it.answer": "Ohne {head} geht die Wahrscheinlichkeit von „{token}“ von {before} % auf {after} % ({nats} nat).",
     "tour.cache": "Gruppierte Köpfe und der Cache",
-    "tour.cache.text": "Beim Generieren werden die Keys und Values aller früheren Token aufgehoben. Die Köpfe einer " +
+    "tour.cache.text": "Beim Generieren werden die Keys und Values aller früheren Token gespeichert. Die Köpfe einer " +
         "Gruppe teilen sie sich, deshalb schrumpft der Cache mit H / Hk. Probieren Sie beides unten aus: „Generieren und " +
         "der Cache“ und den Regler „Key/Value-Köpfe“.",
     "tour.cache.asks": "{L} Schichten, {Hk} Key/Value-Köpfe mit {D} Zahlen, {T} Token, 4 Byte je Zahl. Wie viele Byte " +
@@ -354,13 +354,13 @@ texts.de = {
     "tour.positions.text": "Attention allein kennt die Reihenfolge der Token nicht. RoPE dreht q und k um Winkel, die mit der Position " +
         "wachsen, sodass q·k nur vom Abstand abhängt; für eine gelernte Tabelle von Positionen gilt das nicht.",
     "tour.positions.asks": "In {head} gibt {query} {first} das {before}-Fache des Gewichts von {second}. Hinter einer Kopie seiner selbst " +
-        "hat der Text lauter größere Positionen. Ist das Verhältnis dann kleiner, gleich (auf 5 %) oder größer?",
+        "hat der Text durchweg größere Positionen. Ist das Verhältnis dann kleiner, gleich (auf 5 %) oder größer?",
     "tour.positions.less": "kleiner",
     "tour.positions.same": "gleich",
     "tour.positions.more": "größer",
     "tour.positions.answer": "Es ist {before} in der ersten Kopie und {after} in der zweiten. Gleich heißt: nur Abstände zählen.",
     "tour.desk": "W_o, das Mischpult",
-    "tour.desk.text": "W_o addiert, was alle Köpfe schreiben, zu einem Strom, so wie ein Mischpult seine Kanäle addiert. " +
+    "tour.desk.text": "W_o addiert die Ausgaben aller Köpfe zu einem Strom, so wie ein Mischpult seine Kanäle addiert. " +
         "Spätere Schichten und die Softmax lesen die Summe.",
     "tour.desk.asks": "Ohne {a} sinkt das Logit von {token} um {one}, ohne {b} um {two}. Und ohne beide?",
     "tour.desk.sum": "um die Summe",
@@ -372,7 +372,7 @@ texts.de = {
         "Köpfe vom unwichtigsten an ausgeschaltet.",
     "tour.pruning.asks": "Wie viele von {H} Köpfen können aus sein, bis das wahrscheinlichste nächste Token nicht mehr " +
         "{token} ist?",
-    "tour.pruning.answer": "{n} Köpfe können weg; der nächste wäre {next}.",
+    "tour.pruning.answer": "{n} Köpfe können ausgeschaltet werden; der nächste wäre {next}.",
     "tour.window": "Fenster und lineare Attention",
     "tour.window.text": "Eine Karte von T × T Zellen ist für lange Texte teuer. Ein Fenster behält nur die letzten W " +
         "Token; lineare Attention ersetzt die Karte durch eine laufende Summe. Beide kosten T statt T².",
@@ -382,14 +382,14 @@ texts.de = {
     "tour.window.high": "mehr als zwei Drittel",
     "tour.window.answer": "{share}. Das Fenster berechnet höchstens {cells} statt {all} Zellen.",
 
-    // -- its carriers
+    // -- its backends
     "server.quit": "Server beenden",
-    "server.quit.title": "Beendet das Programm, das diese Seite beantwortet",
+    "server.quit.title": "Beendet das Programm, das diese Seite bereitstellt",
     "server.ended": "Der Server ist beendet. Diese Seite kann geschlossen werden.",
     "server.silent": "Der Server antwortet nicht: er wurde beendet.",
     "server.long": "Der Text ist länger als 1 MiB; kürzen Sie ihn.",
     "explorer": "Modell",
-    "explorer.about": "Diese Seite rechnet: Modell und Bibliothek stecken in dieser Datei, und nichts wird " +
+    "explorer.about": "Diese Seite führt das Modell selbst aus: Modell und Bibliothek stecken in dieser Datei, und nichts wird " +
         "verschickt.",
     "explorer.open": "Öffnen Sie Ihr eigenes Modell: {file} oder {folder}, oder ziehen Sie eins von beiden auf " +
         "diese Seite.",
@@ -398,15 +398,15 @@ texts.de = {
     "explorer.progress": "Gelesener Teil des Modells",
     "explorer.opening": "{model} wird geöffnet",
     "explorer.reading": "{file} wird gelesen: {percent} %",
-    "explorer.stopped": "Die Rechnung wurde abgebrochen ({why}), wahrscheinlich weil der Speicher nicht reicht. " +
+    "explorer.stopped": "Die Berechnung wurde abgebrochen ({why}), wahrscheinlich weil der Speicher nicht reicht. " +
         "Kürzen Sie den Text, oder schließen Sie andere Seiten.",
     "explorer.nothing": "Darin ist keine Datei.",
     "explorer.many": "Darin sind {n} GGUF-Dateien; wählen Sie eine davon.",
-    "explorer.large": "{file} hat {size}; in eine Seite passen {most}.",
+    "explorer.large": "{file} hat {size}; in eine Seite passen höchstens {most}.",
 
     // -- from a token to the next token
     "knobs": "Regler",
-    "knobs.about": "andere Temperatur, Maske, Fenster, Skalierung, Positionen oder Anzahl der Key/Value-Köpfe, Rauschen in einem Kopf",
+    "knobs.about": "Temperatur, Maske, Fenster, Skalierung, Positionen oder Anzahl der Key/Value-Köpfe ändern, oder Rauschen in einem Kopf",
     "knobs.draw": "Ziehen des nächsten Tokens",
     "knobs.attention": "Attention in jeder Schicht",
     "knobs.noises": "Rauschen in einem Kopf",
@@ -423,7 +423,7 @@ texts.de = {
     "knobs.positions.rotary": "rotierend (RoPE)",
     "knobs.rope_base": "RoPE-Basis",
     "knobs.kv_heads": "Key/Value-Köpfe",
-    "knobs.kv_heads.about": "Benachbarte Köpfe teilen einen Key und einen Value: das Mittel der ihren (Grouped Queries, Ainslie et al. 2023).",
+    "knobs.kv_heads.about": "Benachbarte Köpfe teilen einen Key und einen Value: deren Mittelwert (Grouped Queries, Ainslie et al. 2023).",
     "knobs.bytes": "Cache dieses Textes: {bytes} Byte, vorher {before}",
     "knobs.noisy": "Kopf",
     "knobs.noise": "Stärke",
@@ -450,8 +450,8 @@ texts.de = {
     "generate.formula": "Cache dieses Textes: Keys und Values, 2 × {heads} × {numbers} Zahlen × {size} Byte{scale} × {tokens} Token = {bytes} Byte",
     "generate.scale": " (und {n} Byte für die Skala jedes Kopfes)",
     "generate.all": "Mit einem Key/Value-Kopf für jeden Kopf wären es {bytes} Byte.",
-    "generate.open": "Ohne kausale Maske ändert ein neues Token die Keys und Values aller anderen, also lässt sich nichts aufbewahren.",
-    "generate.whole": "Der letzte Schritt hat den ganzen Text berechnet: Köpfe sind aus, eingesetzt oder haben Rauschen.",
+    "generate.open": "Ohne kausale Maske ändert ein neues Token die Keys und Values aller anderen, also lässt sich nichts zwischenspeichern.",
+    "generate.whole": "Der letzte Schritt hat den ganzen Text berechnet, weil Köpfe aus oder eingesetzt sind oder Rauschen haben.",
     "generate.picture": "Cache von {tokens} Token: {heads}, Keys und Values",
     "generate.legend": "Spalten sind Token; Zeilen sind die Key/Value-Köpfe jeder Schicht: Keys dunkel, Values hell. Orange: vom letzten Schritt hinzugefügt.",
     "generate.steps": "Schritte der Generierung",
@@ -462,7 +462,7 @@ texts.de = {
     "generate.kept": "aus dem Cache",
     "generate.bytes": "Byte im Cache",
     "plane": "Queries und Keys in einer Ebene",
-    "plane.about": "Die zwei Hauptkomponenten der Queries und Keys eines Kopfes; Linien verbinden, wer auf wen schaut.",
+    "plane.about": "Die zwei Hauptkomponenten der Queries und Keys eines Kopfes; Linien zeigen, welche Query auf welchen Key schaut.",
     "plane.choose": "Query",
     "plane.key.query": "Queries",
     "plane.key.key": "Keys",
@@ -488,7 +488,7 @@ texts.de = {
     "diagram.embedding.position": "Zeile von Position {n}",
     "diagram.embedding.sinusoidal": "Sinus und Kosinus von Position {n}",
     "diagram.embedding.type": "Zeile des Segments",
-    "diagram.embedding.rotary": "Keine Position wird addiert: Queries und Keys werden nach ihrer Position gedreht.",
+    "diagram.embedding.rotary": "Keine Position wird addiert: Queries und Keys werden entsprechend ihrer Position gedreht.",
     "diagram.embedding.none": "Keine Position wird addiert.",
     "diagram.stream.first": "der Strom beginnt",
     "diagram.stream": "der Strom nach Schicht {n}",
@@ -503,7 +503,7 @@ texts.de = {
     "diagram.heads.none": "Diese Schicht hat keine Köpfe.",
     "diagram.head.writes": "schreibt {n}",
     "diagram.head.open": "{head}: seine Schritte zeigen",
-    "diagram.concat": "aneinander",
+    "diagram.concat": "verkettet",
     "diagram.adds": "zum Strom addiert",
     "diagram.adds.parallel": "zum Strom addiert, neben der Attention",
     "diagram.adds.normed": "wird addiert, dann die Norm",
@@ -514,11 +514,11 @@ texts.de = {
     "diagram.logits.tied": "Die Ausgabematrix ist die Tabelle der Einbettungen.",
     "diagram.next": "nächstes Token",
     "diagram.next.logit": "Logit {n}",
-    "diagram.encoder": "Dieses Modell sagt kein nächstes Token voraus: Es ist ein Encoder.",
+    "diagram.encoder": "Dieses Modell sagt das nächste Token nicht vorher: Es ist ein Encoder.",
 
     "diagram.pair": "{head}: {query} schaut auf {key}",
     "diagram.pair.close": "{head} schließen",
-    "diagram.input": "Was der Kopf liest",
+    "diagram.input": "Die Eingabe des Kopfes",
     "diagram.input.about": "Der Strom{norm} bei beiden Token.",
     "diagram.input.norm": ", normiert,",
     "diagram.project": "Query und Key",
@@ -556,9 +556,9 @@ texts.de = {
     "diagram.values.about": "Der Value jedes Keys mal sein Gewicht; die Summe ist die Ausgabe des Kopfes, z.",
     "diagram.values.rest": "{n} {n|weiterer Key|weitere Keys}",
     "diagram.values.off": "Der Kopf ist aus: Seine Ausgabe wird mit 0 multipliziert.",
-    "diagram.concat.title": "Aneinandergefügt",
+    "diagram.concat.title": "Verkettet",
     "diagram.concat.about": "Die Ausgaben aller {n} Köpfe nebeneinander; der Teil dieses Kopfes ist eingerahmt.",
-    "diagram.write": "Was der Kopf schreibt",
+    "diagram.write": "Die Ausgabe des Kopfes",
     "diagram.write.about": "Seine {n} Spalten von {matrix} mal z: {share} % der Längen der Terme aller Köpfe.",
     "diagram.add": "Zum Strom addiert",
     "diagram.add.stream": "Strom davor",
@@ -566,8 +566,8 @@ texts.de = {
     "diagram.add.after": "Strom danach",
 
     // -- words that come with the data
-    "given.query (attending)": "Query (schaut)",
-    "given.key (attended to)": "Key (wird angeschaut)",
+    "given.query (attending)": "Query (Ursprung)",
+    "given.key (attended to)": "Key (Ziel)",
     "given.weight": "Gewicht",
     "given.norm-based": "nach Norm",
     "given.norm": "Norm",

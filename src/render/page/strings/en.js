@@ -26,8 +26,8 @@ const texts = {en: {
     "hide.count": "{n} hidden",
     "hide.special": "special tokens: {list}",
     "hide.rescale": "rescale the remaining row to its original sum",
-    "hide.refused": "Each cell is the maximum of {n}×{n} tokens here, so single tokens cannot be taken out. " +
-        "A report of fewer maps, or a larger one, allows it.",
+    "hide.refused": "Each cell is the maximum of {n}×{n} tokens here, so single tokens cannot be hidden. " +
+        "Use a report with fewer maps, or with a larger size limit.",
     "hide.filter": "Filter the labels",
     "hide.none": "Show all",
     "hide.empty": "(empty)",
@@ -190,7 +190,7 @@ const texts = {en: {
     "lines.maps": "Maps whose lines are drawn",
     "lines.about": "Lines from rows on the left to columns on the right: arrow keys choose a token",
     "lines.hint": "Point at a token for its lines; click to lock it. A click on a square switches a map on or " +
-        "off, two leave it alone.",
+        "off; a double-click shows only that map.",
     "lines.square": "Lines of {map}",
     "lines.square.title": "{map}: click to switch its lines on or off, double-click to show only this map",
     "lines.on": "{map} on",
@@ -267,7 +267,7 @@ const texts = {en: {
     "next.last": "last token",
     "next.chosen": "chosen token",
     "next.token": "token",
-    "next.drawn": "drawn",
+    "next.drawn": "bar",
     "next.now": "now",
     "next.whole": "all on",
     "next.change": "change",
@@ -290,7 +290,7 @@ const texts = {en: {
     "tour.link": "Link to this station",
     "tour.right": "Right: {answer}.",
     "tour.wrong": "Not that one; it is {answer}.",
-    "tour.needs.next": "This model predicts no next token. Open a decoder, such as the model in this file or SmolLM2.",
+    "tour.needs.next": "This model does not predict the next token. Open a decoder, such as the model in this file or SmolLM2.",
     "tour.needs.causal": "This model has no causal mask: every token sees every other. Open a decoder, such as the " +
         "model in this file or SmolLM2.",
     "tour.heads": "Why several heads",
@@ -298,8 +298,8 @@ const texts = {en: {
         "previous token, one to the first token, one to nouns. A single head would have to average these patterns. " +
         "L1H0 is head 0 of layer 1.",
     "tour.heads.asks": "Which head attends most to the previous token?",
-    "tour.heads.answer": "{head} has {weight} of its weight there, averaged over all tokens; the least of all heads " +
-        "is {least}.",
+    "tour.heads.answer": "{head} has {weight} of its weight there, averaged over all tokens; the smallest value of " +
+        "any head is {least}.",
     "tour.softmax": "Scaled dot product and softmax",
     "tour.softmax.text": "A score is q·k / √D. Softmax turns the scores of a row into weights that sum to 1: " +
         "each weight is e to the score, divided by the sum over the row.",
@@ -309,14 +309,14 @@ const texts = {en: {
     "tour.projections": "Projections",
     "tour.projections.text": "A head does not compare the tokens themselves. W_q makes its queries, W_k its keys and W_v " +
         "its values from the numbers of each token. “Queries and keys in a plane” below draws them as points.",
-    "tour.projections.asks": "A token has {E} numbers and a query of one head has {D}. How many numbers has the part " +
-        "of W_q that belongs to this head?",
+    "tour.projections.asks": "A token has {E} numbers and a query of one head has {D}. How many numbers does the " +
+        "part of W_q for this head have?",
     "tour.projections.answer": "{D} rows of {E} numbers: {n}.",
     "tour.concat": "Split and concatenate",
     "tour.concat.text": "The heads of a layer share its width. Each computes its own output; the outputs are put side by " +
         "side, and W_o mixes them.",
-    "tour.concat.asks": "{H} heads have {D} numbers each. With {twice} heads and as many parameters, how many would each " +
-        "have?",
+    "tour.concat.asks": "{H} heads have {D} numbers each. With {twice} heads and the same number of parameters, how many " +
+        "would each have?",
     "tour.concat.answer": "{H} × {D} = {twice} × {half}. More heads give more patterns, each from fewer numbers.",
     "tour.masks": "Masks",
     "tour.masks.text": "A model that predicts the next token must not see it. The mask sets the scores of later tokens " +
@@ -329,15 +329,14 @@ const texts = {en: {
         "each snapshot. The keys “,” and “.” step through them, “p” plays them.",
     "tour.training.none": "This model has no snapshots of its training. To record some, run “multihead train sentences -o model”, " +
         "then “multihead page model”, or open the folder “model” here.",
-    "tour.training.asks": "Watch {head} in the training. From which step on has it come more than half of the way to its " +
-        "final map?",
-    "tour.training.answer": "At step {step}, {share} of its weight has still to move to other tokens; before the training it was " +
+    "tour.training.asks": "Watch {head} in the training. From which step on is it more than halfway to its final map?",
+    "tour.training.answer": "At step {step}, {share} of its weight still has to move to other tokens; before training it was " +
         "{before}.",
     "tour.roles.asks": "Which head spreads its weight over most tokens?",
     "tour.roles.answer": "{head}: {tokens} tokens on average (e to the entropy). The sharpest is {sharp}: {few}.",
     "tour.it": "Who is “it”?",
     "tour.it.text": "To continue after the last token, the model must know what “it” was. Some head has to bring " +
-        "that word here. A click on a head now switches it off, and the prediction shows what it loses.",
+        "that word here. Now a click on a head switches it off, and the prediction shows the effect.",
     "tour.it.asks": "Which head changes the prediction after {query} most when it is off?",
     "tour.it.answer": "Without {head} the probability of “{token}” goes from {before} % to {after} % ({nats} nats).",
     "tour.cache": "Grouped heads and the cache",
@@ -347,10 +346,10 @@ const texts = {en: {
         "does the cache take?",
     "tour.cache.answer": "{L} × {Hk} × 2 × {D} × 4 × {T} = {bytes} bytes; with {H} key/value heads it would be {all}.",
     "tour.positions": "Relative positions",
-    "tour.positions.text": "Attention alone does not know the order of the tokens. RoPE turns q and k by angles that grow with " +
+    "tour.positions.text": "Attention alone does not know the order of the tokens. RoPE rotates q and k by angles that grow with " +
         "the position, so that q·k depends on the distance only; a learned table of positions does not.",
-    "tour.positions.asks": "In {head}, {query} gives {first} {before} times the weight of {second}. Written after a copy of itself, all " +
-        "positions of the text are larger. Is this ratio then smaller, the same (within 5 %), or larger?",
+    "tour.positions.asks": "In {head}, {query} gives {first} {before} times the weight of {second}. If the text is written after a copy of itself, all its " +
+        "positions are larger. Is this ratio then smaller, the same (within 5 %), or larger?",
     "tour.positions.less": "smaller",
     "tour.positions.same": "the same",
     "tour.positions.more": "larger",
@@ -364,8 +363,8 @@ const texts = {en: {
     "tour.desk.answer": "The sum is {sum}; without both it falls by {both}. Only the writes add up: later layers, which " +
         "read the stream, are not linear.",
     "tour.pruning": "Pruning",
-    "tour.pruning.text": "A head with gate 0 adds nothing, so it can be removed from the model. Heads are switched off " +
-        "here from the least important on.",
+    "tour.pruning.text": "A head with gate 0 adds nothing, so it can be removed from the model. Here, heads are switched " +
+        "off, least important first.",
     "tour.pruning.asks": "Of {H} heads, how many can be off until the most likely next token is no longer {token}?",
     "tour.pruning.answer": "{n} heads can be off; the next would be {next}.",
     "tour.window": "Windows and linear attention",
@@ -377,14 +376,14 @@ const texts = {en: {
     "tour.window.high": "more than two thirds",
     "tour.window.answer": "{share}. The window computes at most {cells} cells instead of {all}.",
 
-    // -- its carriers
+    // -- its backends
     "server.quit": "End the server",
     "server.quit.title": "End the program that serves this page",
     "server.ended": "The server has ended. This page can be closed.",
     "server.silent": "The server does not answer: it has ended.",
     "server.long": "The text is longer than 1 MiB; shorten it.",
     "explorer": "Model",
-    "explorer.about": "This page computes by itself: the model and the library are in this file, and nothing is sent " +
+    "explorer.about": "This page runs the model itself: model and library are in this file, and nothing is sent " +
         "anywhere.",
     "explorer.open": "Open your own model: {file} or {folder}, or drop either on this page.",
     "explorer.file": "a GGUF file{input}",
@@ -396,12 +395,12 @@ const texts = {en: {
         "close other pages.",
     "explorer.nothing": "It contains no file.",
     "explorer.many": "There are {n} GGUF files in it; choose one of them.",
-    "explorer.large": "{file} has {size}; a page can hold {most}.",
+    "explorer.large": "{file} is {size}; a page can hold at most {most}.",
 
     // -- from a token to the next token
     "knobs": "Knobs",
-    "knobs.about": "another temperature, mask, window, scale, positions or number of key/value heads, noise in a head",
-    "knobs.draw": "Drawing the next token",
+    "knobs.about": "change temperature, mask, window, scale, positions or the number of key/value heads, or add noise to a head",
+    "knobs.draw": "Sampling the next token",
     "knobs.attention": "Attention in every layer",
     "knobs.noises": "Noise in a head",
     "knobs.temperature": "temperature",
@@ -429,7 +428,7 @@ const texts = {en: {
     "generate.about": "The next token is appended to the text; the cache of keys and values grows.",
     "generate.next": "Generate the next token",
     "generate.back": "take the last one back",
-    "knobs.draws": "sample it, by the knobs above",
+    "knobs.draws": "sample it with the settings above",
     "knobs.cache": "cache of",
     "knobs.cache.f32": "32 bits (f32)",
     "knobs.cache.f16": "16 bits (f16)",
@@ -445,7 +444,7 @@ const texts = {en: {
     "generate.scale": " (and {n} bytes for the scale of each head)",
     "generate.all": "With one key/value head for each head it would be {bytes} bytes.",
     "generate.open": "Without a causal mask a new token changes the keys and values of all others, so nothing can be cached.",
-    "generate.whole": "The last step computed the whole text: heads are off or patched, or have noise.",
+    "generate.whole": "The last step computed the whole text, because heads are off or patched or have noise.",
     "generate.picture": "Cache of {tokens} {tokens|token|tokens}: {heads}, keys and values",
     "generate.legend": "Columns are tokens; rows are the key/value heads of each layer: keys dark, values light. Orange: added by the last step.",
     "generate.steps": "Steps of the generation",
@@ -456,13 +455,13 @@ const texts = {en: {
     "generate.kept": "from the cache",
     "generate.bytes": "bytes of the cache",
     "plane": "Queries and keys in a plane",
-    "plane.about": "The two principal components of one head's queries and keys; lines join who attends to whom.",
+    "plane.about": "The two principal components of one head's queries and keys; lines show which query attends to which key.",
     "plane.choose": "query",
     "plane.key.query": "queries",
     "plane.key.key": "keys",
     "plane.query": "query of {token}, token {n}: click for its lines",
     "plane.key": "key of {token}, token {n}",
-    "plane.shares": "{head}: the horizontal axis has {first} of the variance, the vertical one {second}. A line is as wide as the weight.",
+    "plane.shares": "{head}: the horizontal axis has {first} of the variance, the vertical one {second}. The width of a line is the weight.",
     "plane.looks": "The query of {query} gives its weight to {list}.",
     "plane.picture": "{head}: {n} queries and {n} keys as points. The query of {query} gives its weight to {list}.",
     "plane.long": "Shorten the text to {n} tokens to see its queries and keys as points.",
