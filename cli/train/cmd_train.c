@@ -44,9 +44,10 @@ static const args_option option_table[] = {
            "set the number of heads per layer, at the same width"),
     NUMBER("embed", embed, 2, 4096, "set the width of the model"),
     NUMBER("ff", ff, 0, 65536, "set the width of the feed-forward layers; 0: none"),
-    ROW_TEXT("mixer", train_options, mixer, "LIST",
-             "set the mixer of all layers, or of each: attention,\ngdn (gated delta net), mamba2; "
-             "for induction and --text"),
+    ROW_TEXT(
+        "mixer", train_options, mixer, "LIST",
+        "set the mixer of all layers, or of each: attention,\ngdn (gated delta net) or mamba2; for "
+        "induction and\n--text"),
     ROW_HEADING("Your own text instead of a task"),
     ROW_TEXT(
         "text", train_options, text, "FILE",

@@ -260,11 +260,12 @@ static void end_chunk(const run *r)
 {
     const mhai_recurrent *call = r->x->call;
     const int64_t D = call->sizes.D, strip = r->x->kernels->tile_rows;
-    const int64_t run = MHAI_PANEL * (call->channels ? 1 : D); /* with one decay */
+    const int64_t count = MHAI_PANEL * (call->channels ? 1 : D); /* with one decay */
     for (int64_t p = 0; p < call->sizes.panels; p++) {
         float *s = r->head.s + p * D * MHAI_PANEL;
-        for (int64_t d = 0; d * run < D * MHAI_PANEL; d++)
-            r->x->kernels->scale_double(s + d * run, s + d * run, run, r->head.chunk + d, false);
+        for (int64_t d = 0; d * count < D * MHAI_PANEL; d++)
+            r->x->kernels->scale_double(s + d * count, s + d * count, count, r->head.chunk + d,
+                                        false);
         for (int64_t d = 0; d < D; d += strip)
             r->x->kernels->gemm_strip(
                 &(mhai_gemm){.rows = (int)mhai_min_i64(strip, D - d),

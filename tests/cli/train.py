@@ -285,6 +285,8 @@ def hybrids(folder):
     result = train("induction", "--mixer", "gdn", *task[3:], str(whole), "--steps", "6")
     check(result.returncode == 4 and "begun with other settings" in result.stderr and
           "mixer gdn,attention" in result.stderr, f"hybrids: {result}")
+    spaces = train("induction", "--mixer", "mamba2,attention", *task[3:-1], "--steps", "2", "-o", str(folder / "spaces"))
+    check(spaces.returncode == 0, f"hybrids: {spaces}")
     text = " ".join("abcdefgh" * 3)
     for command, more in (("view", ["--layer", "0", "--npy", str(folder / "maps.npy")]), ("heads", ["--json"]),
                           ("ablate", ["--json", "--random", "2", "--paths", "L1H0.k,L1H1.q", "--task", "TASK"])):

@@ -392,6 +392,21 @@ def with_experts():
         f"{at}self_attn.q_norm.weight": f32(4), f"{at}self_attn.k_norm.weight": f32(2)}
 
 
+def in_float8(tensors):
+    """(quantization_config, tensors) with the matrices of layers in 8 bits and scales of their blocks."""
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    compressed = {"quant_method": "compressed-tensors", "format": "float-quantized",
+                  "config_groups": {"a": {"weights": weights}}}
+    for config, suffix, rows, columns in (
+            ({"quant_method": "fp8", "weight_block_size": [3, 2]}, "_scale_inv", 3, 2), (compressed, "_scale", 1, 9)):
+        small = dict(tensors)
+        for name, (_, shape, _) in tensors.items():
+            if ".layers." in name and len(shape) == 2:
+                small[name] = ("F8_E4M3", shape, bytes([0x38]) * product(shape))
+                small[name + suffix] = f32(-(-shape[0] // rows), -(-shape[1] // columns))
+        yield config, small
+
+
 def of_checkpoint():
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4,
               "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -409,6 +424,8 @@ def of_checkpoint():
         tensors[at + name + ".weight"] = f32(*shape)
     yield "llama", parts(json.dumps(config), safetensors(tensors))
     yield "unaligned", parts(json.dumps(config), safetensors(tensors, pad=1))
+    for method, small in in_float8(tensors):
+        yield method["quant_method"], parts(json.dumps({**config, "quantization_config": method}), safetensors(small))
     bert_config, bert_tensors = bert()
     yield "bert", parts(json.dumps(bert_config), safetensors(bert_tensors))
     for experts, tensors in with_experts():

@@ -179,7 +179,7 @@ REFUSED = {
         ("num_experts_per_tok", None, "'num_experts_per_tok' is missing"),
         ("num_experts", -1, "'num_experts' is -1, expected 0..65536"),
         ("num_experts", 7, "describes at least"),
-        ("num_experts", 5, "layers.0.mlp.gate.weight' has shape \\[6, 48\\], config.json asks for \\[5, 48\\]"),
+        ("num_experts", 5, "layers.0.mlp.gate.weight' has shape \\[6, 48\\], config.json requires \\[5, 48\\]"),
         ("moe_intermediate_size", 23, "experts.0.gate_proj.weight' has shape \\[24, 48\\]"),
         ("moe_intermediate_size", 1 << 21, "'moe_intermediate_size' is 2097152"),
         ("shared_expert_intermediate_size", 31, "shared_expert.gate_proj.weight' has shape"),

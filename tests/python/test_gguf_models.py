@@ -586,7 +586,7 @@ def test_parts(tmp_path):
     ({"split.count": 3, "split.no": 1}, "is part 2 of 3 of a model.* its name must end in -00002-of-00003.gguf"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),
     ({"rope.dimension_count": 4}, "'llama.rope.dimension_count' rotates 4 of a head's 8 .*whole heads"),
-    ({"rope.dimension_count": 64}, "is 64, expected 1..8, a head.s numbers")], ids=str)
+    ({"rope.dimension_count": 64}, "is 64, expected 1..8, the size of a head")], ids=str)
 def test_refused(tmp_path, changes, words):
     write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)
     with pytest.raises(mha.MultiheadError, match=words) as error:
@@ -660,7 +660,7 @@ def test_end_tokens(tmp_path, keys, names, ends):
     ("nemotron_h", "feed_forward_length", [56, 57, 0], "differs from layer to layer"),
     ("nemotron_h", "feed_forward_length", 0, "is 0, expected 1.."),
     ("nemotron_h", "ssm.time_step_rank", 3, "which nemotron_h.ssm.time_step_rank 3 does not divide"),
-    ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, a head.s numbers")], ids=str)
+    ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, the size of a head")], ids=str)
 def test_messages(tmp_path, kind, key, value, words):
     """Errors of metadata name its key, not the internal config.json."""
     scaled = YARN_KEYS if "rope.scaling" in key else {}

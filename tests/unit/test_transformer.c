@@ -34,7 +34,7 @@ typedef struct example {
     mha_tensor tokens, token_types, target, memory, gates, cross_gates, output, gradient;
 } example;
 
-/* Gated heads, gated delta nets and short convolutions. */
+/* Gated heads and other mixers, some in layers without a feed-forward part. */
 static void draw_mixers(rng *r, mha_transformer_desc *d, mha_layer_desc *layers, int64_t *heads)
 {
     const uint32_t others = MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL;
@@ -43,15 +43,20 @@ static void draw_mixers(rng *r, mha_transformer_desc *d, mha_layer_desc *layers,
     for (int64_t i = 0; i < d->num_layers; i++) {
         const double kind = causal ? rng_uniform(r) : 0;
         mha_layer_desc *l = &layers[i];
+        const bool alone = d->ff_dim && !(d->flags & others) && rng_chance(r, 0.2);
+        const uint32_t flags = alone ? MHA_LAYER_NO_FEED_FORWARD : 0;
         heads[i] = d->num_heads;
         heads[d->num_layers + i] = kv;
         if (kind < 0.4) {
-            l->flags |= MHA_LAYER_OUTPUT_GATE;
+            l->flags |= MHA_LAYER_OUTPUT_GATE | flags;
             continue;
         }
         const bool delta = kind < 0.8 && d->norm == MHA_NORM_RMS;
         *l = (mha_layer_desc){.struct_size = sizeof *l,
-                              .mixer = delta ? MHA_MIXER_GATED_DELTA : MHA_MIXER_SHORT_CONVOLUTION,
+                              .flags = flags,
+                              .mixer = !delta               ? MHA_MIXER_SHORT_CONVOLUTION
+                                       : rng_chance(r, 0.5) ? MHA_MIXER_GATED_DELTA
+                                                            : MHA_MIXER_STATE_SPACE,
                               .conv_kernel = (int32_t)rng_between(r, 1, 5),
                               .key_dim = delta ? rng_between(r, 1, 9) : 0,
                               .value_dim = delta ? rng_between(r, 1, 9) : 0};
@@ -77,7 +82,7 @@ static mha_transformer_desc some_desc(rng *r, bool mixed)
     if (rng_chance(r, 0.4)) d.kv_heads = d.num_heads / 2;
     d.norm = (mha_norm)rng_between(r, 0, 2);
     d.positions = (mha_position_encoding)rng_between(r, 0, 3);
-    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 5);
+    d.feed_forward = (mha_feed_forward)rng_between(r, 0, 6);
     if (d.feed_forward == MHA_FEED_FORWARD_RELU)
         d.feed_forward = MHA_FEED_FORWARD_GELU; /* smooth */
     if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
