@@ -1194,9 +1194,6 @@ static void layers_are_checked(void **state)
         {{.rope_scaling = MHA_ROPE_SCALING_LONG, .rope_original_length = 4, .rope_factor = 2},
          MHA_ERR_ARGUMENT,
          "rope_factor 2"},
-        {{.rope_scaling = MHA_ROPE_SCALING_LONG, .rope_original_length = 4},
-         MHA_ERR_NULL,
-         "rope_factors is NULL"},
         {{.flags = MHA_LAYER_ROPE_EXACT_RAMP}, MHA_ERR_ARGUMENT, "MHA_LAYER_ROPE_EXACT_RAMP: only"},
         {{.rope_scaling = MHA_ROPE_SCALING_YARN}, MHA_ERR_ARGUMENT, "rope_original_length is 0"},
         {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_low = 5},
@@ -1232,6 +1229,10 @@ static void layers_are_checked(void **state)
         assert_non_null(strstr(mha_error_detail(), "layer 1: "));
         d.layer_heads = NULL;
     }
+    layers[1] = (mha_layer_desc){.struct_size = sizeof layers[1],
+                                 .rope_scaling = MHA_ROPE_SCALING_LONG,
+                                 .rope_original_length = 4};
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_NULL, "rope_factors is NULL");
     layers[1] = (mha_layer_desc){.struct_size = 8};
     expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "layer 1: mha_layer_desc");
     layers[1].struct_size = sizeof layers[1] + 8; /* would end after the array */
