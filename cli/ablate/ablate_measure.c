@@ -562,15 +562,6 @@ static cli_exit measure(effects_job *j)
     return measure_pairs(j);
 }
 
-/* Why no effect can be estimated; NULL: all can. */
-static const char *forward_only(const mha_transformer_desc *d)
-{
-    const char *why = NULL;
-    for (int64_t l = 0; !why && d->layers && l < d->num_layers; l++)
-        why = mha_layer_forward_only(&d->layers[l]);
-    return why;
-}
-
 cli_exit ablate_measure(ablate_effects *e)
 {
     effects_job j = {.effects = e, .model = e->model};
@@ -579,7 +570,7 @@ cli_exit ablate_measure(ablate_effects *e)
         e->sets[s].data.progress = show_progress;
         e->sets[s].data.progress_user = &j;
     }
-    const char *why = forward_only(&e->model->desc);
+    const char *why = mha_transformer_phrase(&e->model->desc, mha_layer_forward_only, NULL);
     e->estimated = !why;
     if (why)
         cli_note(o->heads.quiet,

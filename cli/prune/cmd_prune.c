@@ -183,30 +183,20 @@ static cli_exit check_outputs(const prune_options *o, const char *model)
     return check_folder(o, model);
 }
 
-/* Reject layers that cannot be pruned before the measurements. */
-static cli_exit check_layers(const prune_job *job)
-{
-    const mha_transformer_desc *d = &job->model.desc;
-    for (int64_t l = 0; d->layers && l < d->num_layers; l++) {
-        const char *why = mha_layer_keeps_heads(&d->layers[l]);
-        if (why)
-            return cli_fail(CLI_UNSUPPORTED,
-                            "%s: layer %" PRId64
-                            " %s, so its heads can be neither removed nor merged",
-                            job->model.folder, l, why);
-    }
-    return CLI_OK;
-}
-
 static cli_exit open_model(prune_job *job, const char *folder)
 {
+    int64_t layer = 0;
     CLI_TRY(text_model_open(folder, job->options->threads, false, &job->model));
     if (job->model.encoder)
         return cli_fail(CLI_UNSUPPORTED, "%s: is an encoder-decoder, which cannot be pruned",
                         folder);
     for (int64_t l = 0; l < job->model.desc.num_layers; l++)
         job->heads += mha_transformer_heads(&job->model.desc, l);
-    return check_layers(job);
+    const char *why = mha_transformer_phrase(&job->model.desc, mha_layer_keeps_heads, &layer);
+    if (!why) return CLI_OK;
+    return cli_fail(CLI_UNSUPPORTED,
+                    "%s: layer %" PRId64 " %s, so its heads can be neither removed nor merged",
+                    folder, layer, why);
 }
 
 /* Set the defaults that depend on the model. */

@@ -52,31 +52,12 @@ static const char *const words[WORDS] = {
 };
 /* clang-format on */
 
-typedef struct sentence {
-    int32_t words[LONGEST];
-    int64_t length;
-    int64_t noun[1 + PHRASES]; /* positions of the subject and the intervening nouns */
-    bool plural[1 + PHRASES];
-    int phrases;
-    int64_t row; /* before the verb */
-} sentence;
-
-static void put(sentence *s, int word)
-{
-    s->words[s->length++] = word;
-}
-
-static int one_of(random_source *r, int first, int64_t count)
-{
-    return first + (int)random_below(r, count);
-}
-
 /* determiner [adjective] noun */
-static void put_noun(random_source *r, sentence *s, int noun, bool plural)
+static void put_noun(random_source *r, train_sentence *s, int noun, bool plural)
 {
-    put(s, one_of(r, DETERMINER, 4));
-    if (random_chance(r, 0.3)) put(s, one_of(r, ADJECTIVE, 6));
-    put(s, NOUN + noun + (plural ? NOUNS : 0));
+    train_put(s, train_one_of(r, DETERMINER, 4));
+    if (random_chance(r, 0.3)) train_put(s, train_one_of(r, ADJECTIVE, 6));
+    train_put(s, NOUN + noun + (plural ? NOUNS : 0));
 }
 
 static bool held_out(int subject, int other)
@@ -85,85 +66,42 @@ static bool held_out(int subject, int other)
     return random_below(&r, 10) == 0;
 }
 
-static void make_sentence(random_source *r, train_split split, sentence *s)
+static void make_sentence(random_source *r, train_split split, train_sentence *s)
 {
+    const int phrases = random_chance(r, 0.25) ? 0 : random_chance(r, 0.45) ? 1 : 2;
     int subject, first;
-    *s = (sentence){.phrases = random_chance(r, 0.25) ? 0 : random_chance(r, 0.45) ? 1 : 2};
+    bool plural[1 + PHRASES];
+    *s = (train_sentence){.probe = {.rights = 1, .wrong = -1}, .answer = -1};
     do {
         subject = (int)random_below(r, NOUNS);
         first = (int)random_below(r, NOUNS);
     } while (held_out(subject, first) != (split != TRAIN_SPLIT_TRAIN));
-    put(s, BEGIN);
+    train_put(s, BEGIN);
     if (random_chance(r, 0.4)) {
-        put(s, one_of(r, OPENING, 4));
-        if (random_chance(r, 0.5)) put(s, COMMA);
+        train_put(s, train_one_of(r, OPENING, 4));
+        if (random_chance(r, 0.5)) train_put(s, COMMA);
     }
-    for (int i = 0; i <= s->phrases; i++) {
-        if (i > 0) put(s, one_of(r, PREPOSITION, 4));
-        s->plural[i] = random_chance(r, 0.5);
-        put_noun(r, s,
-                 i == 0   ? subject
-                 : i == 1 ? first
-                          : (int)random_below(r, NOUNS),
-                 s->plural[i]);
+    for (int i = 0; i <= phrases; i++) {
+        if (i > 0) train_put(s, train_one_of(r, PREPOSITION, 4));
+        plural[i] = random_chance(r, 0.5);
+        put_noun(r, s, i == 0 ? subject : i == 1 ? first : (int)random_below(r, NOUNS), plural[i]);
         s->noun[i] = s->length - 1;
+        if (plural[i] == plural[0]) continue;
+        s->probe.kind++;
+        s->probe.wrong = s->noun[i]; /* the nearest noun of the other number */
     }
-    if (random_chance(r, 0.4)) put(s, one_of(r, ADVERB, 4));
-    s->row = s->length - 1;
-    put(s, VERB + (int)random_below(r, VERBS) + (s->plural[0] ? VERBS : 0));
-    put_noun(r, s, s->phrases == 0 ? first : (int)random_below(r, NOUNS), random_chance(r, 0.5));
-    put(s, STOP);
-    put(s, END);
-}
-
-static int attractors(const sentence *s)
-{
-    int count = 0;
-    for (int i = 1; i <= s->phrases; i++) count += s->plural[i] != s->plural[0];
-    return count;
-}
-
-/* The nearest noun of the other number, to which attending is wrong. */
-static int64_t attractor(const sentence *s)
-{
-    for (int i = s->phrases; i > 0; i--)
-        if (s->plural[i] != s->plural[0]) return s->noun[i];
-    return -1;
-}
-
-/* Weigh the mean over all words and the mean over the verbs equally. */
-static void set_sentence(train_batch *batch, int64_t b, const sentence *s, int64_t targets)
-{
-    for (int64_t i = 0; i < batch->T; i++) {
-        const int64_t at = b * batch->T + i;
-        const bool counts = i + 1 < s->length;
-        batch->tokens[at] = i < s->length ? s->words[i] : END;
-        batch->targets[at] = counts ? s->words[i + 1] : -1;
-        batch->weights[at] = counts ? 1.0f / (float)targets : 0;
-        if (i == s->row) batch->weights[at] += 1.0f / (float)batch->B;
-    }
-    batch->lengths[b] = s->length;
-    batch->probes[b] = (train_probe){.b = b,
-                                     .row = s->row,
-                                     .kind = attractors(s),
-                                     .right = {s->noun[0]},
-                                     .rights = 1,
-                                     .wrong = attractor(s)};
+    s->probe.right[0] = s->noun[0];
+    if (random_chance(r, 0.4)) train_put(s, train_one_of(r, ADVERB, 4));
+    s->probe.row = s->length - 1;
+    train_put(s, VERB + (int)random_below(r, VERBS) + (plural[0] ? VERBS : 0));
+    put_noun(r, s, phrases == 0 ? first : (int)random_below(r, NOUNS), random_chance(r, 0.5));
+    train_put(s, STOP);
+    train_put(s, END);
 }
 
 static void draw(const train_ask *ask, train_batch *batch)
 {
-    enum { MOST = 256 };
-    sentence sentences[MOST];
-    int64_t targets = 0;
-    batch->B = batch->probe_count = ask->count < MOST ? ask->count : MOST;
-    batch->T = batch->S = 0;
-    for (int64_t b = 0; b < batch->B; b++) {
-        make_sentence(ask->random, ask->split, &sentences[b]);
-        targets += sentences[b].length - 1;
-        if (sentences[b].length > batch->T) batch->T = sentences[b].length;
-    }
-    for (int64_t b = 0; b < batch->B; b++) set_sentence(batch, b, &sentences[b], targets);
+    train_draw_sentences(ask, make_sentence, batch);
 }
 
 /* Any verb of the right number counts as correct. */
@@ -187,12 +125,15 @@ static void baselines(random_source *r)
     int64_t nearest = 0, subject_nearest = 0, offset[LONGEST] = {0}, slot[LONGEST] = {0};
     int64_t best_offset = 0, best_slot = 0;
     for (int i = 0; i < SENTENCES; i++) {
-        sentence s;
+        train_sentence s;
         make_sentence(r, TRAIN_SPLIT_REPORT, &s);
-        nearest += s.plural[s.phrases] == s.plural[0];
-        subject_nearest += s.phrases == 0;
-        offset[s.row - s.noun[0]]++;
-        slot[s.noun[0]]++;
+        const int64_t subject = s.probe.right[0];
+        int64_t noun = s.probe.row;
+        while (s.words[noun] < NOUN || s.words[noun] >= VERB) noun--;
+        nearest += noun != s.probe.wrong;
+        subject_nearest += noun == subject;
+        offset[s.probe.row - subject]++;
+        slot[subject]++;
     }
     for (int i = 0; i < LONGEST; i++) {
         if (offset[i] > best_offset) best_offset = offset[i];
@@ -208,14 +149,7 @@ static void baselines(random_source *r)
 }
 
 static const train_recipe recipe = {
-    .model = {.flags = MHA_TRANSFORMER_CAUSAL,
-              .embed_dim = 64,
-              .num_layers = 2,
-              .num_heads = 2,
-              .ff_dim = 128,
-              .norm = MHA_NORM_RMS,
-              .positions = MHA_ENCODING_ROTARY,
-              .feed_forward = MHA_FEED_FORWARD_SWIGLU},
+    .model = {.flags = MHA_TRANSFORMER_CAUSAL, TRAIN_LLAMA(2)},
     .init = {.head_grade = 0.3},
     TRAIN_USUAL_STEPS,
     .steps = 800,

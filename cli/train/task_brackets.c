@@ -97,13 +97,7 @@ static void baselines(random_source *r)
 }
 
 static const train_recipe recipe = {
-    .model = {.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_BIAS,
-              .embed_dim = 64,
-              .num_layers = 2,
-              .num_heads = 2,
-              .ff_dim = 128,
-              .norm = MHA_NORM_LAYER,
-              .positions = MHA_ENCODING_LEARNED},
+    .model = {.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_BIAS, TRAIN_LEARNED(2, 2)},
     .init = {.embedding_std = 0.25, .position_std = 0.25},
     TRAIN_USUAL_STEPS,
     .steps = 3000,

@@ -66,39 +66,17 @@ static const char *const words[WORDS] = {
 };
 /* clang-format on */
 
-enum { LONGEST = 48 };
-
-/* A sentence under construction. "Whole" sentences have a continuation, for causal models. */
-typedef struct sentence {
-    int32_t words[LONGEST];
-    int64_t length;
-    int64_t noun[2]; /* positions of the animate noun and the place */
-    int64_t it;      /* the position of "it" */
-    int64_t row;     /* before the noun to be predicted */
-    int kind;        /* 0: "it" is animate, 1: a place */
-} sentence;
-
-static void put(sentence *s, int word)
-{
-    s->words[s->length++] = word;
-}
-
-static int one_of(random_source *r, int first, int64_t count)
-{
-    return first + (int)random_below(r, count);
-}
-
 /* the [adjective] noun [(with | near | behind) the thing] */
-static void put_noun(random_source *r, sentence *s, int kind, int noun)
+static void put_noun(random_source *r, train_sentence *s, int kind, int noun)
 {
-    put(s, THE);
-    if (random_chance(r, 0.3)) put(s, one_of(r, ADJECTIVE, ADJECTIVES));
+    train_put(s, THE);
+    if (random_chance(r, 0.3)) train_put(s, train_one_of(r, ADJECTIVE, ADJECTIVES));
     s->noun[kind] = s->length;
-    put(s, noun);
+    train_put(s, noun);
     if (!random_chance(r, 0.25)) return;
-    put(s, one_of(r, PREPOSITION, PLACES_OF));
-    put(s, THE);
-    put(s, one_of(r, THING, THINGS));
+    train_put(s, train_one_of(r, PREPOSITION, PLACES_OF));
+    train_put(s, THE);
+    train_put(s, train_one_of(r, THING, THINGS));
 }
 
 /* Whether a pair belongs to the held-out tenth, by the words' numbers. */
@@ -108,144 +86,101 @@ static bool held_out(int animate, int place)
     return random_below(&r, 10) == 0;
 }
 
-static void put_clause(random_source *r, sentence *s, const int noun[2])
+static void put_clause(random_source *r, train_sentence *s, const int noun[2])
 {
     if (random_chance(r, 0.3)) {
-        put(s, one_of(r, FILLER, 4));
-        put(s, COMMA);
+        train_put(s, train_one_of(r, FILLER, 4));
+        train_put(s, COMMA);
     }
     if (random_chance(r, 0.5)) {
         put_noun(r, s, 0, noun[0]);
-        put(s, DIDNT);
-        put(s, one_of(r, VERB, VERBS));
+        train_put(s, DIDNT);
+        train_put(s, train_one_of(r, VERB, VERBS));
         put_noun(r, s, 1, noun[1]);
     } else {
         put_noun(r, s, 1, noun[1]);
-        put(s, WASNT);
-        put(s, one_of(r, PARTICIPLE, VERBS));
-        put(s, BY);
+        train_put(s, WASNT);
+        train_put(s, train_one_of(r, PARTICIPLE, VERBS));
+        train_put(s, BY);
         put_noun(r, s, 0, noun[0]);
     }
-    if (random_chance(r, 0.3)) put(s, one_of(r, FILLER, 4));
+    if (random_chance(r, 0.3)) train_put(s, train_one_of(r, FILLER, 4));
 }
 
 /* Add the continuation, which reveals the noun. */
-static void put_rest(random_source *r, sentence *s, const int noun[2], int property)
+static void put_rest(random_source *r, train_sentence *s, const int noun[2], int property)
 {
     bool stop = random_chance(r, 0.5);
-    put(s, stop ? STOP : COMMA);
-    if (!stop) put(s, SO);
-    put(s, THE);
-    if (random_chance(r, 0.5)) put(s, property);
-    s->row = s->length - 1;
-    put(s, noun[s->kind]);
+    train_put(s, stop ? STOP : COMMA);
+    if (!stop) train_put(s, SO);
+    train_put(s, THE);
+    if (random_chance(r, 0.5)) train_put(s, property);
+    s->probe.row = s->length - 1;
+    train_put(s, noun[s->probe.kind]);
     if (stop) {
-        put(s, WAS);
-        put(s, one_of(r, s->kind ? PLACE_PROPERTY : ANIMATE_PROPERTY, PROPERTIES));
-    } else if (s->kind) {
-        put(s, WASNT);
-        put(s, one_of(r, PARTICIPLE, VERBS));
+        train_put(s, WAS);
+        train_put(s,
+                  train_one_of(r, s->probe.kind ? PLACE_PROPERTY : ANIMATE_PROPERTY, PROPERTIES));
+    } else if (s->probe.kind) {
+        train_put(s, WASNT);
+        train_put(s, train_one_of(r, PARTICIPLE, VERBS));
     } else {
-        put(s, DIDNT);
-        put(s, one_of(r, VERB, VERBS));
+        train_put(s, DIDNT);
+        train_put(s, train_one_of(r, VERB, VERBS));
     }
-    put(s, STOP);
-    put(s, END);
+    train_put(s, STOP);
+    train_put(s, END);
 }
 
-static void make_sentence(random_source *r, train_split split, bool whole, sentence *s)
+static void make_sentence(random_source *r, train_split split, bool whole, train_sentence *s)
 {
     int noun[2];
-    *s = (sentence){0};
+    *s = (train_sentence){.probe.rights = 1, .answer = -1};
     do {
-        noun[0] = one_of(r, ANIMATE, NOUNS);
-        noun[1] = one_of(r, PLACE, NOUNS);
+        noun[0] = train_one_of(r, ANIMATE, NOUNS);
+        noun[1] = train_one_of(r, PLACE, NOUNS);
     } while (held_out(noun[0], noun[1]) != (split != TRAIN_SPLIT_TRAIN));
-    s->kind = (int)random_below(r, 2);
-    put(s, BEGIN);
+    s->probe.kind = (int)random_below(r, 2);
+    train_put(s, BEGIN);
     put_clause(r, s, noun);
-    put(s, BECAUSE);
-    s->it = s->length;
-    put(s, IT);
-    put(s, WAS);
-    put(s, one_of(r, DEGREE, 4));
-    int property = one_of(r, s->kind ? PLACE_PROPERTY : ANIMATE_PROPERTY, PROPERTIES);
-    put(s, property);
-    if (random_chance(r, 0.3)) put(s, one_of(r, TIME, 4));
+    train_put(s, BECAUSE);
+    s->probe.row = s->length; /* of a causal model: later */
+    train_put(s, IT);
+    train_put(s, WAS);
+    train_put(s, train_one_of(r, DEGREE, 4));
+    int property = train_one_of(r, s->probe.kind ? PLACE_PROPERTY : ANIMATE_PROPERTY, PROPERTIES);
+    train_put(s, property);
+    if (random_chance(r, 0.3)) train_put(s, train_one_of(r, TIME, 4));
     if (whole) {
         put_rest(r, s, noun, property);
     } else {
-        put(s, STOP);
-        put(s, END);
+        s->answer = noun[s->probe.kind];
+        train_put(s, STOP);
+        train_put(s, END);
     }
+    s->probe.right[0] = s->noun[s->probe.kind];
+    s->probe.wrong = s->noun[1 - s->probe.kind];
 }
 
-/* For a causal model: weigh the mean over all words and the mean over the nouns to predict
- * equally. */
-static void set_next_words(train_batch *batch, int64_t b, const sentence *s, int64_t targets)
+static void make_whole(random_source *r, train_split split, train_sentence *s)
 {
-    for (int64_t i = 0; i + 1 < s->length; i++) {
-        const int64_t at = b * batch->T + i;
-        batch->targets[at] = s->words[i + 1];
-        batch->weights[at] = 1.0f / (float)targets;
-        if (i == s->row) batch->weights[at] += 1.0f / (float)batch->B;
-    }
+    make_sentence(r, split, true, s);
 }
 
 /* For an encoder: the target at "it" is its noun. */
-static void resolve(train_batch *batch, int64_t b, const sentence *s)
+static void make_masked(random_source *r, train_split split, train_sentence *s)
 {
-    const int64_t at = b * batch->T + s->it;
-    batch->targets[at] = s->words[s->noun[s->kind]];
-    batch->weights[at] = 1.0f / (float)batch->B;
-}
-
-static void set_sentence(train_batch *batch, int64_t b, const sentence *s, bool whole)
-{
-    for (int64_t i = 0; i < batch->T; i++) {
-        batch->tokens[b * batch->T + i] = i < s->length ? s->words[i] : END;
-        batch->targets[b * batch->T + i] = -1;
-        batch->weights[b * batch->T + i] = 0;
-    }
-    batch->lengths[b] = s->length;
-    batch->probes[b] = (train_probe){.b = b,
-                                     .row = whole ? s->row : s->it,
-                                     .kind = s->kind,
-                                     .right = {s->noun[s->kind]},
-                                     .rights = 1,
-                                     .wrong = s->noun[1 - s->kind]};
-}
-
-static void draw_sentences(const train_ask *ask, bool whole, train_batch *batch)
-{
-    enum { MOST = 256 };
-    sentence sentences[MOST];
-    int64_t targets = 0;
-    batch->B = ask->count < MOST ? ask->count : MOST;
-    batch->T = batch->S = 0;
-    for (int64_t b = 0; b < batch->B; b++) {
-        make_sentence(ask->random, ask->split, whole, &sentences[b]);
-        targets += sentences[b].length - 1;
-        if (sentences[b].length > batch->T) batch->T = sentences[b].length;
-    }
-    for (int64_t b = 0; b < batch->B; b++) {
-        set_sentence(batch, b, &sentences[b], whole);
-        if (whole)
-            set_next_words(batch, b, &sentences[b], targets);
-        else
-            resolve(batch, b, &sentences[b]);
-    }
-    batch->probe_count = batch->B;
+    make_sentence(r, split, false, s);
 }
 
 static void draw(const train_ask *ask, train_batch *batch)
 {
-    draw_sentences(ask, true, batch);
+    train_draw_sentences(ask, make_whole, batch);
 }
 
 static void draw_masked(const train_ask *ask, train_batch *batch)
 {
-    draw_sentences(ask, false, batch);
+    train_draw_sentences(ask, make_masked, batch);
 }
 
 /* Training is done when both kinds are accurate and one head has `enough` of its weight on the
@@ -278,14 +213,14 @@ static train_verdict judge_masked(const train_recipe *recipe, int64_t step, cons
 static void baselines(random_source *r)
 {
     enum { SENTENCES = 20000 };
-    int64_t nearest = 0, slot[LONGEST] = {0}, best = 0;
+    int64_t nearest = 0, slot[TRAIN_SENTENCE] = {0}, best = 0;
     for (int i = 0; i < SENTENCES; i++) {
-        sentence s;
-        make_sentence(r, TRAIN_SPLIT_REPORT, true, &s);
-        nearest += s.noun[s.kind] > s.noun[1 - s.kind];
-        slot[s.noun[s.kind]]++;
+        train_sentence s;
+        make_whole(r, TRAIN_SPLIT_REPORT, &s);
+        nearest += s.probe.right[0] > s.probe.wrong;
+        slot[s.probe.right[0]]++;
     }
-    for (int i = 0; i < LONGEST; i++)
+    for (int i = 0; i < TRAIN_SENTENCE; i++)
         if (slot[i] > best) best = slot[i];
     cli_print("Without attention: the nearest noun is right in %.1f %%, the best fixed position in "
               "%.1f %%\n",
@@ -293,14 +228,7 @@ static void baselines(random_source *r)
 }
 
 static const train_recipe recipe = {
-    .model = {.flags = MHA_TRANSFORMER_CAUSAL,
-              .embed_dim = 64,
-              .num_layers = 2,
-              .num_heads = 4,
-              .ff_dim = 128,
-              .norm = MHA_NORM_RMS,
-              .positions = MHA_ENCODING_ROTARY,
-              .feed_forward = MHA_FEED_FORWARD_SWIGLU},
+    .model = {.flags = MHA_TRANSFORMER_CAUSAL, TRAIN_LLAMA(4)},
     .init = {.head_grade = 0.3},
     TRAIN_USUAL_STEPS,
     .steps = 600,
@@ -317,7 +245,7 @@ const train_task train_sentences = {
     .kinds = {"tired", "wide"},
     .words = words,
     .word_count = WORDS,
-    .longest = LONGEST,
+    .longest = TRAIN_SENTENCE,
     .recipe = &recipe,
     .probes = 1,
     .draw = draw,
@@ -333,12 +261,7 @@ const train_task train_sentences = {
 static const train_recipe masked_recipe = {
     .model = {.flags =
                   MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM,
-              .embed_dim = 64,
-              .num_layers = 2,
-              .num_heads = 4,
-              .ff_dim = 128,
-              .norm = MHA_NORM_LAYER,
-              .positions = MHA_ENCODING_LEARNED},
+              TRAIN_LEARNED(2, 4)},
     .init = {.head_grade = 0.3},
     TRAIN_USUAL_STEPS,
     .steps = 600,
@@ -356,7 +279,7 @@ const train_task train_pronouns = {
     .kinds = {"tired", "wide"},
     .words = words,
     .word_count = WORDS,
-    .longest = LONGEST,
+    .longest = TRAIN_SENTENCE,
     .recipe = &masked_recipe,
     .probes = 1,
     .draw = draw_masked,

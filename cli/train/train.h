@@ -16,7 +16,8 @@ enum {
     TRAIN_MOST_LAYERS = 12,
     TRAIN_MOST_HEADS = 32,
     TRAIN_MOST_RIGHT = 16, /* columns that may be right for a probe */
-    TRAIN_KINDS = 3        /* kinds of probes, which are scored separately */
+    TRAIN_KINDS = 3,       /* kinds of probes, which are scored separately */
+    TRAIN_SENTENCE = 48    /* most words of a train_sentence */
 };
 
 /* ---- batches --------------------------------------------------------------------------------- */
@@ -63,6 +64,14 @@ typedef struct train_recipe {
                          parameters */
     int64_t probes_to_stop, probes_to_report;
 } train_recipe;
+
+/* Sizes of most small models. */
+#define TRAIN_LLAMA(heads)                                                                       \
+    .embed_dim = 64, .num_layers = 2, .num_heads = (heads), .ff_dim = 128, .norm = MHA_NORM_RMS, \
+    .positions = MHA_ENCODING_ROTARY, .feed_forward = MHA_FEED_FORWARD_SWIGLU
+#define TRAIN_LEARNED(layers, heads)                                              \
+    .embed_dim = 64, .num_layers = (layers), .num_heads = (heads), .ff_dim = 128, \
+    .norm = MHA_NORM_LAYER, .positions = MHA_ENCODING_LEARNED
 
 /* Members of a recipe for most small models. */
 #define TRAIN_USUAL_STEPS                                                                \
@@ -157,6 +166,26 @@ int train_mixer_of(const char *name, size_t length);
 
 /* The mixers of a recipe's layers, as in --mixer; empty if all attend. */
 void train_recipe_mixers(const train_recipe *recipe, char *text, size_t size);
+
+/* A sentence under construction, with one probe. */
+typedef struct train_sentence {
+    int32_t words[TRAIN_SENTENCE];
+    int64_t length;
+    int64_t noun[3];   /* positions, for the task */
+    train_probe probe; /* but its b */
+    int32_t answer;    /* the only target, at the probe's row; -1: every next word is one */
+} train_sentence;
+
+void train_put(train_sentence *s, int word);
+
+/* One of `count` words from `first` on. */
+int train_one_of(random_source *r, int first, int64_t count);
+
+/* Draw sentences by `make`. The mean over all words with a target, and that over the probed rows,
+ * have equal weights. */
+void train_draw_sentences(const train_ask *ask,
+                          void (*make)(random_source *r, train_split split, train_sentence *s),
+                          train_batch *batch);
 
 /* ---- a model in training --------------------------------------------------------------------- */
 

@@ -222,14 +222,7 @@ static train_verdict judge(const train_recipe *recipe, int64_t step, const train
 
 /* A Llama with tied embeddings, regularised because texts are short. */
 static const train_recipe recipe = {
-    .model = {.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_TIED,
-              .embed_dim = 64,
-              .num_layers = 2,
-              .num_heads = 4,
-              .ff_dim = 128,
-              .norm = MHA_NORM_RMS,
-              .positions = MHA_ENCODING_ROTARY,
-              .feed_forward = MHA_FEED_FORWARD_SWIGLU},
+    .model = {.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_TIED, TRAIN_LLAMA(4)},
     .learning_rate = 2e-3,
     .beta1 = 0.9,
     .beta2 = 0.98,

@@ -45,6 +45,20 @@ MHA_API int mha_format(char *text, size_t size, const char *format, ...) MHA_PRI
 /* "what: out of memory", as an error. */
 #define MHA_NO_MEMORY(what) mha_fail(MHA_ERR_NOMEM, "%s: out of memory", (what))
 
+/** "function: name is NULL" as an error, where name is entry `index` of the list `names`. Memory none.
+ * Errors MHA_ERR_NULL. Threads any. Since 0.1 */
+MHA_API mha_status mha_need_fail(const char *function, const char *names, size_t index);
+
+/* Return that error for the first of these variables that is NULL. MHA_NEED_AS uses the given
+ * names. */
+#define MHA_NEED(function, ...) MHA_NEED_AS(function, #__VA_ARGS__, __VA_ARGS__)
+#define MHA_NEED_AS(function, names, ...)                                    \
+    do {                                                                     \
+        const bool need_[] = {__VA_ARGS__};                                  \
+        for (size_t at_ = 0; at_ < sizeof need_ / sizeof *need_; at_++)      \
+            if (!need_[at_]) return mha_need_fail((function), (names), at_); \
+    } while (0)
+
 /* Pass an error up unchanged. */
 #define MHA_TRY(call)                                          \
     do {                                                       \
@@ -113,6 +127,9 @@ MHA_API MHA_NODISCARD mha_status mha_scratch_zeros(mha_context *context, int64_t
 /** Free everything allocated since mark. Memory stays reserved by the context. Errors none. Threads
  * one. Since 0.1 */
 MHA_API void mha_scratch_release(mha_context *context, mha_scratch_mark mark);
+
+/** mha_scratch_release(), and return status. Memory, Errors and Threads as there. Since 0.1 */
+MHA_API mha_status mha_scratch_end(mha_context *context, mha_scratch_mark mark, mha_status status);
 
 /* A room is an arena: memory, and objects with a destructor, that are released together in reverse
  * order. All zero: empty. */

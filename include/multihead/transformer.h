@@ -299,6 +299,13 @@ typedef struct mha_transformer_desc {
     const float *rope_factors;
 } mha_transformer_desc;
 
+/** The phrase of the first layer for which `of`, one of the three functions above, has one; NULL:
+ * none. *layer, unless it is NULL, becomes that layer. Memory static. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API const char *mha_transformer_phrase(const mha_transformer_desc *desc,
+                                           const char *(*of)(const mha_layer_desc *layer),
+                                           int64_t *layer);
+
 /* Parameters, and packed copies of the matrices. */
 typedef struct mha_transformer mha_transformer;
 

@@ -4,7 +4,6 @@
 
 #include "base/checked.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "nn/nn_check.h"
 
 #include <string.h>
@@ -58,13 +57,12 @@ static mha_status take_means(mhai_effect_run *r, const mha_tensor *means)
 mha_status mha_effect_means(mha_context *context, const mha_transformer *transformer,
                             const mha_effect_data *data, const mha_tensor *means)
 {
-    MHAI_NEED("mha_effect_means", context, transformer, means);
+    MHA_NEED("mha_effect_means", context, transformer, means);
     const mha_scratch_mark mark = mha_scratch_top(context);
     mhai_effect_run r;
     mha_status status = mhai_effect_begin(&r, context, transformer, data);
     if (status == MHA_OK) status = take_means(&r, means);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* ---- sets ------------------------------------------------------------------------------------ */
@@ -74,9 +72,7 @@ static mha_status check_sets(const mha_transformer_desc *d, const mha_head_sets 
 {
     const int64_t H = d->num_heads;
     MHA_TRY(mhai_struct_copy("mha_head_sets", sets, sizeof *sets, sizeof *sets, given));
-    if (sets->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_sets: reserved is %u, expected 0",
-                        (unsigned)sets->reserved);
+    MHA_TRY(mhai_check_reserved("mha_head_sets", sets->reserved));
     if (sets->count < 0 || (sets->count > 0 && !sets->first))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_sets: %lld sets, first is %s",
                         (long long)sets->count, sets->first ? "given" : "NULL");
@@ -201,7 +197,7 @@ mha_status mha_effect_sets(mha_context *context, const mha_transformer *transfor
                            const mha_ablation_desc *desc, const mha_effect_data *data,
                            const mha_head_sets *sets, double *whole, double *without)
 {
-    MHAI_NEED("mha_effect_sets", context, transformer, sets);
+    MHA_NEED("mha_effect_sets", context, transformer, sets);
     const mha_scratch_mark mark = mha_scratch_top(context);
     sets_job job = {.whole = whole, .without = without};
     mhai_effect_run r;
@@ -211,8 +207,7 @@ mha_status mha_effect_sets(mha_context *context, const mha_transformer *transfor
     if (status == MHA_OK && job.sets.count > 0 && !without)
         status = mha_fail(MHA_ERR_NULL, "mha_effect_sets: without is NULL");
     if (status == MHA_OK) status = run_sets(&r, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* ---- work ------------------------------------------------------------------------------------ */
@@ -224,7 +219,7 @@ mha_status mha_effect_work(const mha_transformer *transformer, const mha_ablatio
     mha_ablation_desc how;
     mha_head_sets checked = {0};
     int64_t all = 0;
-    MHAI_NEED("mha_effect_work", transformer, work);
+    MHA_NEED("mha_effect_work", transformer, work);
     const mha_transformer_desc *d = &transformer->desc;
     MHA_TRY(mhai_struct_copy("mha_effect_data", &own, sizeof own, sizeof own, data));
     MHA_TRY(mhai_struct_copy("mha_ablation_desc", &how, sizeof how, sizeof how, desc));

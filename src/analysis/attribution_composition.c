@@ -13,7 +13,6 @@
 
 #include "base/checked.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 
 #include <math.h>
 #include <string.h>
@@ -277,7 +276,7 @@ static mha_status run(composer *c)
 mha_status mha_transformer_composition(mha_context *context, const mha_transformer *transformer,
                                        mha_composition *out)
 {
-    MHAI_NEED("mha_transformer_composition", context, transformer, out);
+    MHA_NEED("mha_transformer_composition", context, transformer, out);
     MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_composition", transformer));
     const mha_transformer_desc *d = &transformer->desc;
     composer c = {.context = context,
@@ -288,9 +287,7 @@ mha_status mha_transformer_composition(mha_context *context, const mha_transform
                   .E = d->embed_dim};
     MHA_TRY(mhai_struct_copy("mha_composition", &c.out, sizeof c.out,
                              offsetof(mha_composition, progress), out));
-    if (c.out.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_composition: reserved is %u, expected 0",
-                        (unsigned)c.out.reserved);
+    MHA_TRY(mhai_check_reserved("mha_composition", c.out.reserved));
     const int64_t shape[] = {c.L, c.H, c.L, c.H};
     const mha_tensor *all[] = {c.out.q, c.out.k, c.out.v};
     MHA_TRY(mhai_attribution_output("q", all[0], 4, shape, all, 0));

@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 
 #include <multihead/component.h>
 
@@ -202,10 +201,7 @@ static mha_status check_tokens(const char *name, int64_t first, int64_t count, i
 
 static mha_status check(const head_run *f)
 {
-    if (f->d->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_head_attribution_desc: reserved is %u, expected 0",
-                        (unsigned)f->d->reserved);
+    MHA_TRY(mhai_check_reserved("mha_head_attribution_desc", f->d->reserved));
     if (f->t->desc.flags & MHA_TRANSFORMER_CROSS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_head_attribution: a transformer with "
                                              "cross-attention needs its memory");
@@ -239,7 +235,7 @@ mha_status mha_transformer_head_attribution(mha_context *context,
                                             const mha_head_attribution_desc *desc,
                                             mha_head_attribution *found)
 {
-    MHAI_NEED("mha_transformer_head_attribution", context, transformer, desc, found);
+    MHA_NEED("mha_transformer_head_attribution", context, transformer, desc, found);
     MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_head_attribution", transformer));
     mha_head_attribution_desc own;
     mha_head_attribution out;

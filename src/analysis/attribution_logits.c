@@ -9,7 +9,6 @@
 #include "analysis/attribution.h"
 
 #include "base/need.h"
-#include "base/struct_copy.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -178,9 +177,7 @@ static mha_status check_target(const mha_transformer *t, const mha_activations *
                                const mha_attribution_target *target)
 {
     const mha_transformer_desc *d = &t->desc;
-    if (target->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attribution_target: reserved is %u, expected 0",
-                        (unsigned)target->reserved);
+    MHA_TRY(mhai_check_reserved("mha_attribution_target", target->reserved));
     if (target->batch < 0 || target->batch >= a->B || target->position < 0 ||
         target->position >= a->T)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -253,16 +250,14 @@ mha_status mha_logit_attribution(mha_context *context, const mha_transformer *tr
                                  const mha_attribution_target *target, mha_attribution *out)
 {
     mha_attribution_target own;
-    MHAI_NEED("mha_logit_attribution", context, target, out);
+    MHA_NEED("mha_logit_attribution", context, target, out);
     MHA_TRY(mhai_attribution_check(transformer, activations, MHA_PART_SELF_ATTENTION));
     MHA_TRY(mhai_transformer_plain_mixers("mha_logit_attribution", transformer));
     MHA_TRY(mhai_struct_copy("mha_attribution_target", &own, sizeof own, sizeof own, target));
     logit_job job = {
         .context = context, .t = transformer, .a = activations, .E = transformer->desc.embed_dim};
     MHA_TRY(mhai_struct_copy("mha_attribution", &job.out, sizeof job.out, sizeof job.out, out));
-    if (job.out.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attribution: reserved is %u, expected 0",
-                        (unsigned)job.out.reserved);
+    MHA_TRY(mhai_check_reserved("mha_attribution", job.out.reserved));
     if (activations->T < 0)
         return mha_fail(MHA_ERR_ARGUMENT, "activations: they hold no batch, call "
                                           "mha_transformer_forward() first");

@@ -7,7 +7,6 @@
 
 #include "base/checked.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -134,19 +133,15 @@ mha_status mha_attention_norm_maps(mha_context *context, const mha_tensor *v,
                                    const mha_tensor *weight, const mha_norm_maps *maps)
 {
     map_job job = {0};
-    MHAI_NEED("mha_attention_norm_maps", maps);
+    MHA_NEED("mha_attention_norm_maps", maps);
     MHA_TRY(mhai_struct_copy("mha_norm_maps", &job.out, sizeof job.out, sizeof job.out, maps));
-    if (job.out.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_norm_maps: reserved is %u, expected 0",
-                        (unsigned)job.out.reserved);
+    MHA_TRY(mhai_check_reserved("mha_norm_maps", job.out.reserved));
     MHA_TRY(mhai_attribution_begin(context, v, weight, job.out.gates, &job.writer));
     MHA_TRY(check_maps(&job, weight));
     job.S = v->shape[2];
     job.T = job.out.probabilities ? job.out.probabilities->shape[2] : 0;
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, weight, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, weight, &job));
 }
 
 mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *transformer,
@@ -163,9 +158,7 @@ mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *tran
     const mha_scratch_mark mark = mha_scratch_top(context);
     snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));
     MHA_TRY(mhai_attribution_weight(context, transformer, layer, name, false, &weight));
-    const mha_status status = mha_attention_norm_maps(context, &view.v, &weight, maps);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, mha_attention_norm_maps(context, &view.v, &weight, maps));
 }
 
 /* ---- rollout ------------------------------------------------------------------------------- */

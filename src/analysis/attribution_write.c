@@ -4,7 +4,6 @@
 
 #include "base/checked.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "transformer/transformer_parts.h"
 
 #include <math.h>
@@ -64,7 +63,7 @@ mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *
 mha_status mhai_attribution_check(const mha_transformer *t, const mha_activations *a,
                                   mha_layer_part part)
 {
-    MHAI_NEED_AS("attribution", "transformer, activations", t, a);
+    MHA_NEED_AS("attribution", "transformer, activations", t, a);
     if (a->transformer != t)
         return mha_fail(MHA_ERR_ARGUMENT, "activations: created for another transformer");
     if (part != MHA_PART_SELF_ATTENTION && part != MHA_PART_CROSS_ATTENTION)
@@ -278,9 +277,7 @@ mha_status mha_heads_write(mha_context *context, const mha_tensor *heads, const 
     if (!outputs) return mha_fail(MHA_ERR_NULL, "mha_heads_write: outputs is NULL");
     MHA_TRY(
         mhai_struct_copy("mha_head_writing", &job.out, sizeof job.out, sizeof job.out, outputs));
-    if (job.out.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_writing: reserved is %u, expected 0",
-                        (unsigned)job.out.reserved);
+    MHA_TRY(mhai_check_reserved("mha_head_writing", job.out.reserved));
     MHA_TRY(mhai_attribution_begin(context, heads, weight, gates, &job.writer));
     if (bias) {
         MHA_TRY(mhai_tensor_check("bias", bias, MHA_F32, 1, &job.writer.E));
@@ -288,14 +285,10 @@ mha_status mha_heads_write(mha_context *context, const mha_tensor *heads, const 
         job.bias = bias->data;
     }
     for (int64_t b = 0; lengths && b < heads->shape[0]; b++)
-        if (lengths[b] < 0 || lengths[b] > heads->shape[2])
-            return mha_fail(MHA_ERR_ARGUMENT, "lengths[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)lengths[b], (long long)heads->shape[2]);
+        MHA_TRY(mhai_check_entry("lengths", b, lengths[b], 0, heads->shape[2]));
     MHA_TRY(check_writing(&job.writer, weight, bias, gates, &job.out));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, weight, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, weight, &job));
 }
 
 mha_status mha_layer_write(mha_context *context, const mha_transformer *transformer,
@@ -318,8 +311,7 @@ mha_status mha_layer_write(mha_context *context, const mha_transformer *transfor
     if (status == MHA_OK)
         status = mha_heads_write(context, &view.heads, &weight, bias.ndim ? &bias : NULL, NULL,
                                  lengths, outputs);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 mha_status mha_head_weight_norms(const mha_tensor *weight, const mha_tensor *map)

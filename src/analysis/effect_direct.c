@@ -156,11 +156,10 @@ static mha_status run(mhai_effect_run *r, double *direct)
 mha_status mha_effect_direct(mha_context *context, const mha_transformer *transformer,
                              const mha_effect_data *data, double *direct)
 {
-    MHAI_NEED("mha_effect_direct", context, transformer, direct);
+    MHA_NEED("mha_effect_direct", context, transformer, direct);
     const mha_scratch_mark mark = mha_scratch_top(context);
     mhai_effect_run r;
     mha_status status = mhai_effect_begin(&r, context, transformer, data);
     if (status == MHA_OK) status = run(&r, direct);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -165,7 +165,7 @@ mha_status mha_effect_gradients(mha_context *context, const mha_transformer *tra
                                 const mha_ablation_desc *desc, const mha_effect_data *data,
                                 double *estimates)
 {
-    MHAI_NEED("mha_effect_gradients", context, transformer, estimates);
+    MHA_NEED("mha_effect_gradients", context, transformer, estimates);
     const mha_scratch_mark mark = mha_scratch_top(context);
     gradient_job job = {.estimates = estimates};
     mhai_effect_run r;
@@ -179,6 +179,5 @@ mha_status mha_effect_gradients(mha_context *context, const mha_transformer *tra
     if (status == MHA_OK) status = take_scratch(&r, &job);
     for (int64_t i = 0; status == MHA_OK && i < r.data.texts; i++) status = run_text(&r, &job, i);
     mha_activations_destroy(job.a);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -3,7 +3,7 @@
  * at the sender's layer. */
 #include "analysis/effect_parts.h"
 
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <math.h>
@@ -209,18 +209,12 @@ static mha_status patching(const char *function, mha_context *context, const mha
                            const mha_patching *desc, bool is_path, double *to_values,
                            double *from_values, double *values)
 {
-    if (!context || !t || !values)
-        return mha_fail(MHA_ERR_NULL, "%s: %s is NULL", function,
-                        !context ? "context"
-                        : !t     ? "transformer"
-                                 : "values");
+    MHA_NEED(function, context, t, values);
     patching_job job = {.path = is_path, .values = values};
     mhai_effect_run r;
     MHA_TRY(mhai_struct_copy("mha_patching", &job.desc, sizeof job.desc, sizeof job.desc, desc));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(&r, context, t, &job, to_values, from_values);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&r, context, t, &job, to_values, from_values));
 }
 
 mha_status mha_activation_patching(mha_context *context, const mha_transformer *transformer,

@@ -5,7 +5,6 @@
 #include "base/checked.h"
 #include "base/need.h"
 #include "base/split_mix.h"
-#include "base/struct_copy.h"
 #include "nn/cross_entropy.h"
 #include "nn/nn_check.h"
 
@@ -47,9 +46,7 @@ static mha_status read_text(mhai_effect_run *r, int64_t i)
     if (!r->data.text[i])
         return mha_fail(MHA_ERR_NULL, "mha_effect_data: text[%lld] is NULL", (long long)i);
     MHA_TRY(mhai_struct_copy("mha_effect_text", text, sizeof *text, sizeof *text, r->data.text[i]));
-    if (text->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_effect_text: reserved is %u, expected 0",
-                        (unsigned)text->reserved);
+    MHA_TRY(mhai_check_reserved("mha_effect_text", text->reserved));
     input.tokens = text->tokens;
     input.lengths = text->lengths;
     mha_transformer_input own;
@@ -61,9 +58,7 @@ static mha_status read_text(mhai_effect_run *r, int64_t i)
 
 static mha_status check_data(const mhai_effect_run *r)
 {
-    if (r->data.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_effect_data: reserved is %u, expected 0",
-                        (unsigned)r->data.reserved);
+    MHA_TRY(mhai_check_reserved("mha_effect_data", r->data.reserved));
     if (r->data.texts < 1 || r->data.measures < 1 || r->data.measures > INT32_MAX)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_effect_data: %lld texts and %lld measures; give at least one of each",
@@ -215,7 +210,7 @@ mha_status mhai_effect_score(mhai_effect_run *r, const mha_effect_text *text, do
 mha_status mha_effect_loss(const int32_t *tokens, int64_t first, int64_t end, double factor,
                            int32_t measure, mha_effect_term *terms)
 {
-    MHAI_NEED("mha_effect_loss", tokens, terms);
+    MHA_NEED("mha_effect_loss", tokens, terms);
     if (first < 1 || end <= first || !isfinite(factor))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_effect_loss: tokens %lld..%lld and factor %g; expected at least one "

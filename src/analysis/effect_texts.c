@@ -51,7 +51,7 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
 {
     mha_effect_interval found = {NAN, NAN, NAN, 0};
     double *kept, *room;
-    MHAI_NEED("mha_effect_bootstrap", context, values, interval);
+    MHA_NEED("mha_effect_bootstrap", context, values, interval);
     if (replicates == 0) replicates = REPLICATES;
     if (count < 1 || stride < 1 || replicates < LEAST_REPLICATES)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -68,8 +68,7 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
         find_interval(kept, replicates, seed, room, &found);
         *interval = found;
     }
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* The unselected head with the largest absolute effect; -1: none. */
@@ -89,7 +88,7 @@ static int64_t largest(const double *effects, int64_t heads, int64_t measures, i
 mha_status mha_effect_best(const double *effects, int64_t heads, int64_t measures, int64_t wanted,
                            int64_t *chosen, int64_t *made)
 {
-    MHAI_NEED("mha_effect_best", effects, chosen, made);
+    MHA_NEED("mha_effect_best", effects, chosen, made);
     if (heads < 0 || wanted < 0 || measures < 1)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_effect_best: %lld heads, %lld measures, %lld wanted; expected 0, 1 "

@@ -91,6 +91,5 @@ mha_status mha_head_clusters(mha_context *context, int64_t count, const double *
     MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &x.head), done);
     run(&x, distance, cut, cluster, found);
 done:
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

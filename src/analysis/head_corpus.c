@@ -4,7 +4,6 @@
 #include "base/checked.h"
 #include "base/need.h"
 #include "base/split_mix.h"
-#include "base/struct_copy.h"
 
 #include <math.h>
 #include <string.h>
@@ -69,16 +68,10 @@ static mha_status check_count(const char *name, int64_t *count, int64_t usual, i
 
 static mha_status check_desc(mha_head_corpus_desc *d)
 {
-    if (d->flags)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_corpus_desc: flags 0x%x are unknown",
-                        (unsigned)d->flags);
-    if (d->vocab_size < 0 || d->vocab_size > INT32_MAX)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_corpus_desc: vocab_size is %lld, expected 0..%d",
-                        (long long)d->vocab_size, INT32_MAX);
-    if (d->places < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_corpus_desc: places is %lld, expected 0..%d",
-                        (long long)d->places, (int)MHA_HEAD_CORPUS_MOST_PLACES);
+    MHA_TRY(mhai_check_flags("mha_head_corpus_desc", d->flags, 0));
+    MHA_TRY(mhai_check_range("mha_head_corpus_desc: vocab_size", d->vocab_size, 0, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_head_corpus_desc: places", d->places, 0,
+                             MHA_HEAD_CORPUS_MOST_PLACES));
     MHA_TRY(check_count("places", &d->places, PLACES, MHA_HEAD_CORPUS_MOST_PLACES));
     MHA_TRY(check_count("replicates", &d->replicates, REPLICATES, MOST_REPLICATES));
     return check_count("permutations", &d->permutations, REPLICATES, MOST_REPLICATES);
@@ -88,7 +81,7 @@ mha_status mha_head_corpus_create(mha_context *context, const mha_head_measures 
                                   const mha_head_corpus_desc *desc, mha_head_corpus **corpus)
 {
     mha_head_corpus_desc d;
-    MHAI_NEED("mha_head_corpus_create", context, measures, desc, corpus);
+    MHA_NEED("mha_head_corpus_create", context, measures, desc, corpus);
     MHA_TRY(mhai_struct_copy("mha_head_corpus_desc", &d, sizeof d, sizeof d, desc));
     MHA_TRY(check_desc(&d));
     const mha_allocator a = mha_context_allocator(context);
@@ -141,10 +134,7 @@ mha_status mha_head_corpus_attach(mha_head_measures *m, mha_head_corpus *c)
 mha_status mha_head_corpus_number(mha_head_corpus *c, int64_t text)
 {
     if (!c) return mha_fail(MHA_ERR_NULL, "mha_head_corpus_number: corpus is NULL");
-    if (text < 0)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_corpus_number: text is %lld, expected 0 or more",
-                        (long long)text);
+    MHA_TRY(mhai_check_range("mha_head_corpus_number: text", text, 0, INT64_MAX));
     c->number = text;
     return MHA_OK;
 }
@@ -377,7 +367,7 @@ static mha_status merge(mha_head_corpus *c, const mha_head_corpus *from)
 
 mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from)
 {
-    MHAI_NEED_AS("mha_head_corpus_merge", "corpus, from", c, from);
+    MHA_NEED_AS("mha_head_corpus_merge", "corpus, from", c, from);
     MHA_TRY(merge(c, from));
     c->texts += from->texts;
     return MHA_OK;
@@ -385,7 +375,7 @@ mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from
 
 mha_status mha_head_corpus_merge_layers(mha_head_corpus *c, const mha_head_corpus *from)
 {
-    MHAI_NEED_AS("mha_head_corpus_merge_layers", "corpus, from", c, from);
+    MHA_NEED_AS("mha_head_corpus_merge_layers", "corpus, from", c, from);
     if (c->texts != from->texts)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_corpus_merge_layers: the objects have %lld and %lld texts; "

@@ -232,7 +232,7 @@ mha_status mha_head_corpus_values(mha_head_corpus *c, int64_t layer, const mha_t
                                   const mha_tensor *weight)
 {
     void *work;
-    MHAI_NEED_AS("mha_head_corpus_values", "corpus, v", c, v);
+    MHA_NEED_AS("mha_head_corpus_values", "corpus, v", c, v);
     if (!c->open || layer < 0 || layer >= c->layers)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_corpus_values: layer %lld, %s",
                         (long long)layer,
@@ -262,6 +262,5 @@ mha_status mha_head_corpus_values(mha_head_corpus *c, int64_t layer, const mha_t
         mha_parallel_for(c->context, H, make_norms, &job);
         c->norm_layer = layer;
     }
-    mha_scratch_release(c->context, mark);
-    return status;
+    return mha_scratch_end(c->context, mark, status);
 }

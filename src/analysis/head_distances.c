@@ -147,7 +147,7 @@ mha_status mha_head_distances_create(mha_context *context, int64_t heads, int64_
                                      const mha_tensor *weight, mha_head_distances **distances)
 {
     mha_status status;
-    MHAI_NEED("mha_head_distances_create", context, distances);
+    MHA_NEED("mha_head_distances_create", context, distances);
     if (heads < 1 || heads > MOST_HEADS || width < 0 || width > MOST_WIDTH ||
         (weight && width == 0))
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -238,7 +238,7 @@ static void compare_maps(void *argument, int64_t n, int worker)
 mha_status mha_head_distances_rows(mha_head_distances *d, const mha_tensor *p)
 {
     double *sums;
-    MHAI_NEED_AS("mha_head_distances_rows", "distances, p", d, p);
+    MHA_NEED_AS("mha_head_distances_rows", "distances, p", d, p);
     MHA_TRY(mhai_tensor_check("p", p, MHA_F32, 3, (int64_t[]){d->heads, -1, -1}));
     MHA_TRY(check_finite("p", p, true));
     const int64_t count = mhai_times(d->heads, p->shape[1]);
@@ -322,7 +322,7 @@ mha_status mha_head_distances_outputs(mha_head_distances *d, const mha_tensor *z
 {
     output_job job = {.d = d, .z = z};
     mha_status status;
-    MHAI_NEED_AS("mha_head_distances_outputs", "distances, z", d, z);
+    MHA_NEED_AS("mha_head_distances_outputs", "distances, z", d, z);
     if (d->width == 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_distances_outputs: made with width 0, for maps");
@@ -338,8 +338,7 @@ mha_status mha_head_distances_outputs(mha_head_distances *d, const mha_tensor *z
     mha_parallel_for(d->context, d->count, compare_outputs, &job);
     d->rows += z->shape[1];
 done:
-    mha_scratch_release(d->context, mark);
-    return status;
+    return mha_scratch_end(d->context, mark, status);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */

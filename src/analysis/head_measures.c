@@ -9,7 +9,6 @@
 
 #include "base/checked.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 
 #include <math.h>
@@ -88,24 +87,15 @@ const char *mha_head_measures_name(const mha_head_measures *m, int64_t relation)
 
 static mha_status check_desc(mha_head_measures_desc *d)
 {
-    if (d->flags != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_measures_desc: flags 0x%x are unknown",
-                        (unsigned)d->flags);
+    MHA_TRY(mhai_check_flags("mha_head_measures_desc", d->flags, 0));
     if (d->farthest_offset == 0) d->farthest_offset = FARTHEST_OFFSET;
     if (d->near_tokens == 0) d->near_tokens = NEAR_TOKENS;
     if (d->rare_rank == 0) d->rare_rank = RARE_RANK;
-    if (d->layers < 1 || d->layers > INT32_MAX)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_desc: layers is %lld, expected 1..%d",
-                        (long long)d->layers, INT32_MAX);
+    MHA_TRY(mhai_check_range("mha_head_measures_desc: layers", d->layers, 1, INT32_MAX));
     if (!d->heads) return mha_fail(MHA_ERR_NULL, "mha_head_measures_desc: heads is NULL");
-    if (d->farthest_offset < 1 || d->farthest_offset > MOST_OFFSETS)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_measures_desc: farthest_offset is %lld, expected 1..%d",
-                        (long long)d->farthest_offset, (int)MOST_OFFSETS);
-    if (d->near_tokens < 1 || d->near_tokens > MOST_NEAR)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_measures_desc: near_tokens is %lld, expected 1..%d",
-                        (long long)d->near_tokens, (int)MOST_NEAR);
+    MHA_TRY(mhai_check_range("mha_head_measures_desc: farthest_offset", d->farthest_offset, 1,
+                             MOST_OFFSETS));
+    MHA_TRY(mhai_check_range("mha_head_measures_desc: near_tokens", d->near_tokens, 1, MOST_NEAR));
     if (d->rare_rank < -1)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_measures_desc: rare_rank is %lld, expected a rank, or -1 for any",
@@ -122,9 +112,7 @@ static mha_status count_heads(mha_head_measures *m, const int64_t *heads)
     m->first_head = mhai_take(&m->allocator, m->layers + 1, sizeof *m->first_head);
     if (!m->first_head) return MHA_NO_MEMORY("mha_head_measures");
     for (int64_t l = 0; l < m->layers; l++) {
-        if (heads[l] < 0 || heads[l] > INT16_MAX)
-            return mha_fail(MHA_ERR_ARGUMENT, "heads[%lld] is %lld, expected 0..%d", (long long)l,
-                            (long long)heads[l], INT16_MAX);
+        MHA_TRY(mhai_check_entry("heads", l, heads[l], 0, INT16_MAX));
         m->first_head[l + 1] = m->first_head[l] + heads[l];
         m->most_heads = mhai_max_i64(m->most_heads, heads[l]);
     }
@@ -165,7 +153,7 @@ mha_status mha_head_measures_create(mha_context *context, const mha_head_measure
 {
     mha_head_measures_desc d;
     mha_status status;
-    MHAI_NEED("mha_head_measures_create", context, desc, measures);
+    MHA_NEED("mha_head_measures_create", context, desc, measures);
     MHA_TRY(mhai_struct_copy("mha_head_measures_desc", &d, sizeof d, sizeof d, desc));
     MHA_TRY(check_desc(&d));
     const mha_allocator a = mha_context_allocator(context);
@@ -196,7 +184,7 @@ fail:
 mha_status mha_head_measures_begin(mha_head_measures *m, const mha_heads_text *text)
 {
     mha_status status;
-    MHAI_NEED_AS("mha_head_measures_begin", "measures, text", m, text);
+    MHA_NEED_AS("mha_head_measures_begin", "measures, text", m, text);
     if (m->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_begin: a text is open; end it first");
     MHA_TRY(mhai_head_text_open(m, text));
@@ -484,13 +472,13 @@ static mha_status merge(mha_head_measures *m, const mha_head_measures *from, int
 
 mha_status mha_head_measures_merge(mha_head_measures *m, const mha_head_measures *from)
 {
-    MHAI_NEED_AS("mha_head_measures_merge", "measures, from", m, from);
+    MHA_NEED_AS("mha_head_measures_merge", "measures, from", m, from);
     return merge(m, from, m->texts);
 }
 
 mha_status mha_head_measures_merge_layers(mha_head_measures *m, const mha_head_measures *from)
 {
-    MHAI_NEED_AS("mha_head_measures_merge_layers", "measures, from", m, from);
+    MHA_NEED_AS("mha_head_measures_merge_layers", "measures, from", m, from);
     if (m->texts != from->texts)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_measures_merge_layers: the objects have %lld and %lld texts; "
@@ -650,8 +638,7 @@ mha_status mha_head_measures_rows(mha_head_measures *m, int64_t layer, int64_t r
     const mha_scratch_mark mark = mha_scratch_top(m->context);
     const mha_status status = add_rows(m, row, p);
     if (status != MHA_OK && fresh) m->layer = -1;
-    mha_scratch_release(m->context, mark);
-    return status;
+    return mha_scratch_end(m->context, mark, status);
 }
 
 typedef struct feed {

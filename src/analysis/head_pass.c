@@ -2,7 +2,6 @@
 #include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "transformer/transformer_parts.h"
 
@@ -43,9 +42,8 @@ static mha_status compare_signed(const pass *x, const mha_tensor *p)
             to[keys + j] = from[j] < 0 ? -from[j] : 0;
         }
     }
-    const mha_status status = mha_head_distances_rows(x->to.distances[x->layer], &parts);
-    mha_scratch_release(x->context, mark);
-    return status;
+    return mha_scratch_end(x->context, mark,
+                           mha_head_distances_rows(x->to.distances[x->layer], &parts));
 }
 
 static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
@@ -184,24 +182,20 @@ mha_status mha_head_pass_run(mha_context *context, const mha_transformer *transf
                              const mha_transformer_input *input, const mha_heads_text *text,
                              const mha_head_pass *to)
 {
-    MHAI_NEED_AS("mha_head_pass_run", "context, transformer, pass", context, transformer, to);
+    MHA_NEED_AS("mha_head_pass_run", "context, transformer, pass", context, transformer, to);
     pass x = {.context = context,
               .transformer = transformer,
               .causal = transformer->desc.flags & MHA_TRANSFORMER_CAUSAL};
     MHA_TRY(mhai_struct_copy("mha_head_pass", &x.to, sizeof x.to, sizeof x.to, to));
-    if (x.to.flags & ~(uint32_t)MHA_HEAD_PASS_OWN_LAYERS)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_pass: flags 0x%x are unknown",
-                        (unsigned)x.to.flags);
+    MHA_TRY(mhai_check_flags("mha_head_pass", x.to.flags, MHA_HEAD_PASS_OWN_LAYERS));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(&x, input, text);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&x, input, text));
 }
 
 mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *transformer,
                                    int64_t layer, mha_head_distances **distances)
 {
-    MHAI_NEED("mha_head_pass_distances", context, transformer, distances);
+    MHA_NEED("mha_head_pass_distances", context, transformer, distances);
     const mha_transformer_desc *d = &transformer->desc;
     if (layer < 0 || layer >= d->num_layers)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_pass_distances: layer %lld, expected 0..%lld",
@@ -234,7 +228,7 @@ mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *
 mha_status mha_layer_visit_rows(mha_context *context, const mha_layer_view *view,
                                 int64_t block_rows, mha_rows_fn fn, void *user)
 {
-    MHAI_NEED("mha_layer_visit_rows", context, view);
+    MHA_NEED("mha_layer_visit_rows", context, view);
     if (view->struct_size != sizeof *view)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_view: struct_size is %u, expected %zu",
                         (unsigned)view->struct_size, sizeof *view);

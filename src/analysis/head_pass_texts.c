@@ -2,7 +2,6 @@
 #include "base/checked.h"
 #include "base/need.h"
 #include "base/split_mix.h"
-#include "base/struct_copy.h"
 
 #include <multihead/component.h>
 #include <multihead/head_pass.h>
@@ -39,21 +38,14 @@ mha_status mha_head_pass_ranks(mha_context *context, int64_t vocab_size, const i
                                int64_t *ranks, int64_t *kinds)
 {
     void *all;
-    MHAI_NEED("mha_head_pass_ranks", context, counts, ranks);
-    if (vocab_size < 0)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_head_pass_ranks: vocab_size is %lld, expected 0 or more",
-                        (long long)vocab_size);
+    MHA_NEED("mha_head_pass_ranks", context, counts, ranks);
+    MHA_TRY(mhai_check_range("mha_head_pass_ranks: vocab_size", vocab_size, 0, INT64_MAX));
     for (int64_t id = 0; id < vocab_size; id++)
-        if (counts[id] < 0)
-            return mha_fail(MHA_ERR_ARGUMENT,
-                            "mha_head_pass_ranks: counts[%lld] is %lld, expected 0 or more",
-                            (long long)id, (long long)counts[id]);
+        MHA_TRY(mhai_check_entry("mha_head_pass_ranks: counts", id, counts[id], 0, INT64_MAX));
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = mha_scratch_alloc(context, vocab_size, sizeof(counted), &all);
     if (status == MHA_OK) rank(vocab_size, counts, all, ranks, kinds);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
@@ -127,11 +119,7 @@ mha_status mha_head_pass_repeated(const mha_repeated_tokens *desc, int64_t pool_
 {
     mha_repeated_tokens d;
     int64_t n = 0;
-    if (!desc || !pool || !tokens || !special || !count)
-        return mha_fail(MHA_ERR_NULL, "mha_head_pass_repeated: %s is NULL",
-                        !desc   ? "desc"
-                        : !pool ? "pool"
-                                : "an output");
+    MHA_NEED("mha_head_pass_repeated", desc, pool, tokens, special, count);
     MHA_TRY(mhai_struct_copy("mha_repeated_tokens", &d, sizeof d, sizeof d, desc));
     MHA_TRY(check_repeated(&d, pool_count));
     shuffle(&d, pool_count, pool);

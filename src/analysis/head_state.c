@@ -314,12 +314,8 @@ mha_status mha_head_state_read(mha_context *context, const void *bytes, size_t s
     mha_head_measures *m = NULL;
     mha_head_corpus *c = NULL;
     size_t taken = 0;
-    if (!context || (!bytes && size > 0) || !measures || !corpus)
-        return mha_fail(MHA_ERR_NULL, "mha_head_state_read: %s is NULL",
-                        !context    ? "context"
-                        : !measures ? "measures"
-                        : !corpus   ? "corpus"
-                                    : "bytes");
+    MHA_NEED_AS("mha_head_state_read", "context, measures, corpus, bytes", context, measures,
+                corpus, bytes || size == 0);
     MHA_TRY(check_bytes(&io, bytes, size, used ? &taken : NULL));
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = read_all(&io, context, &m, &c);

@@ -7,7 +7,7 @@
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +18,7 @@ static mha_status check_flags(const mha_heads_text *x)
 {
     const uint32_t known =
         MHA_HEADS_CAUSAL | MHA_HEADS_WINDOW | MHA_HEADS_CROSS | MHA_HEADS_QUERY_PREDICTS;
-    if (x->flags & ~known)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_heads_text: flags 0x%x are unknown",
-                        (unsigned)(x->flags & ~known));
+    MHA_TRY(mhai_check_flags("mha_heads_text", x->flags, known));
     if (x->flags & MHA_HEADS_CROSS &&
         x->flags & (MHA_HEADS_CAUSAL | MHA_HEADS_WINDOW | MHA_HEADS_QUERY_PREDICTS))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_heads_text: MHA_HEADS_CROSS has no positions; clear "

@@ -4,7 +4,6 @@
 
 #include "base/hash.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "nn/nn_check.h"
 #include "transformer/transformer_parts.h"
 
@@ -95,9 +94,7 @@ static uint64_t add_input(uint64_t mark, const mha_transformer_input *input)
 
 static mha_status check_data(mhai_importance_run *r)
 {
-    if (!r->data.inputs || !r->data.loss)
-        return mha_fail(MHA_ERR_NULL, "mha_importance_data: %s is NULL",
-                        r->data.inputs ? "loss" : "inputs");
+    MHA_NEED_AS("mha_importance_data", "inputs, loss", r->data.inputs, r->data.loss);
     for (int64_t i = 0; i < r->data.batches; i++) {
         mha_transformer_input input;
         MHA_TRY(check_input(r, i, &input));
@@ -161,7 +158,7 @@ mha_status mhai_importance_begin(mhai_importance_run *r, mha_context *context,
                                  const mha_importance_data *data)
 {
     *r = (mhai_importance_run){.context = context, .t = t};
-    MHAI_NEED_AS("importance", "context, transformer, data", context, t, data);
+    MHA_NEED_AS("importance", "context, transformer, data", context, t, data);
     MHA_TRY(mhai_transformer_plain_mixers("importance", t));
     mha_transformer_describe(t, &r->d);
     r->width = r->d.flags & MHA_TRANSFORMER_NO_OUTPUT ? r->d.embed_dim : r->d.vocab_size;
@@ -416,7 +413,7 @@ mha_status mhai_importance_score(mhai_importance_run *r, double *loss)
 mha_status mha_gated_loss(mha_context *context, const mha_transformer *transformer,
                           const mha_importance_data *data, const mha_tensor *gates, double *loss)
 {
-    MHAI_NEED("mha_gated_loss", context, loss);
+    MHA_NEED("mha_gated_loss", context, loss);
     const mha_importance_desc desc = {
         .struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION, .gates = gates};
     mha_scratch_mark mark = mha_scratch_top(context);
@@ -434,7 +431,7 @@ mha_status mha_gated_loss(mha_context *context, const mha_transformer *transform
 mha_status mha_head_means(mha_context *context, const mha_transformer *transformer,
                           const mha_importance_data *data, const mha_tensor *means)
 {
-    MHAI_NEED("mha_head_means", context, means);
+    MHA_NEED("mha_head_means", context, means);
     const mha_importance_desc desc = {.struct_size = sizeof desc,
                                       .kind = MHA_IMPORTANCE_MEAN_ABLATION};
     mha_scratch_mark mark = mha_scratch_top(context);
@@ -447,15 +444,14 @@ mha_status mha_head_means(mha_context *context, const mha_transformer *transform
     for (int64_t l = 0; status == MHA_OK && l < r.d.num_layers; l++)
         memcpy(mhai_nn_row(means, l), r.means + l * wide, (size_t)wide * sizeof(float));
     mhai_importance_end(&r);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 mha_status mha_head_importance(mha_context *context, const mha_transformer *transformer,
                                const mha_importance_desc *desc, const mha_importance_data *data,
                                double *scores, double *loss)
 {
-    MHAI_NEED("mha_head_importance", context, scores);
+    MHA_NEED("mha_head_importance", context, scores);
     mha_scratch_mark mark = mha_scratch_top(context);
     mhai_importance_run r;
     double found = 0;
@@ -468,6 +464,5 @@ mha_status mha_head_importance(mha_context *context, const mha_transformer *tran
         if (loss) *loss = found;
     }
     mhai_importance_end(&r);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -4,7 +4,6 @@
 #include "base/checked.h"
 #include "base/hash.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "transformer/transformer_parts.h"
 
 #include <string.h>
@@ -40,11 +39,7 @@ static mha_status begin_order(const char *function, const mha_transformer *trans
                               const int64_t *from, int64_t count, int64_t least,
                               const int64_t *order, const int64_t *made, mha_transformer_desc *d)
 {
-    if (!transformer || !order || !made)
-        return mha_fail(MHA_ERR_NULL, "%s: %s is NULL", function,
-                        !transformer ? "transformer"
-                        : !order     ? "an output"
-                                     : "made");
+    MHA_NEED(function, transformer, order, made);
     if (least < 0)
         return mha_fail(MHA_ERR_ARGUMENT, "%s: least is %lld, expected 0 or more", function,
                         (long long)least);
@@ -104,10 +99,8 @@ mha_status mha_head_order_reverse(const mha_transformer *transformer, const int6
 
 static mha_status check_points(const mha_head_curve_call *c)
 {
-    if (c->points < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_curve: points is %lld, expected 0 or more",
-                        (long long)c->points);
-    if (c->points > 0) MHAI_NEED_AS("mha_head_curve", "removed, losses", c->removed, c->losses);
+    MHA_TRY(mhai_check_range("mha_head_curve: points", c->points, 0, INT64_MAX));
+    if (c->points > 0) MHA_NEED_AS("mha_head_curve", "removed, losses", c->removed, c->losses);
     for (int64_t p = 0; p < c->points; p++)
         if (c->removed[p] < 0 || c->removed[p] > c->count)
             return mha_fail(MHA_ERR_ARGUMENT,
@@ -140,7 +133,7 @@ mha_status mha_head_curve(mha_context *context, const mha_transformer *transform
                           const mha_importance_data *data, const mha_head_curve_call *call)
 {
     mha_head_curve_call c;
-    MHAI_NEED("mha_head_curve", context, call);
+    MHA_NEED("mha_head_curve", context, call);
     MHA_TRY(mhai_struct_copy("mha_head_curve_call", &c, sizeof c, sizeof c, call));
     const mha_importance_desc desc = {
         .struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION, .gates = c.gates};
@@ -163,6 +156,5 @@ mha_status mha_head_curve(mha_context *context, const mha_transformer *transform
     if (status == MHA_OK) status = curve(&r, &c, gates, found);
     if (status == MHA_OK && c.points > 0) memcpy(c.losses, found, bytes);
     mhai_importance_end(&r);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

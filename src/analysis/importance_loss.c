@@ -1,5 +1,6 @@
 /* Losses of whole sequences and their gradients: cross-entropy, and the direction of
  * a sequence's mean row. */
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -89,9 +90,7 @@ mha_status mha_mean_embedding(const mha_tensor *output, const int64_t *lengths,
     MHA_TRY(mhai_tensor_check_last("embeddings", embeddings));
     MHA_TRY(mhai_tensor_check_output("embeddings", embeddings));
     for (int64_t b = 0; lengths && b < shape[0]; b++)
-        if (lengths[b] < 0 || lengths[b] > output->shape[1])
-            return mha_fail(MHA_ERR_ARGUMENT, "lengths[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)lengths[b], (long long)output->shape[1]);
+        MHA_TRY(mhai_check_entry("lengths", b, lengths[b], 0, output->shape[1]));
     for (int64_t b = 0; b < shape[0]; b++)
         for (int64_t k = 0; k < shape[1]; k++)
             ((float *)embeddings->data)[b * embeddings->stride[0] + k] =

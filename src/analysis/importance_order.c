@@ -2,7 +2,6 @@
  * again after each round. */
 #include "analysis/importance_parts.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 
 #include <string.h>
 
@@ -75,10 +74,10 @@ mha_status mha_head_order(mha_context *context, const mha_transformer *transform
                           mha_head_order_call *call)
 {
     mha_head_order_call c;
-    MHAI_NEED("mha_head_order", context, call);
+    MHA_NEED("mha_head_order", context, call);
     MHA_TRY(mhai_struct_copy("mha_head_order_call", &c, sizeof c, sizeof c, call));
     const int64_t step = c.step, least = c.least;
-    MHAI_NEED_AS("mha_head_order", "order", c.order);
+    MHA_NEED_AS("mha_head_order", "order", c.order);
     if (step < 1 || least < 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_order: step is %lld, expected 1 or more; least is %lld, expected "
@@ -98,6 +97,5 @@ mha_status mha_head_order(mha_context *context, const mha_transformer *transform
         call->count = g.count;
     }
     mhai_importance_end(&r);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

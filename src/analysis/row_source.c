@@ -7,7 +7,7 @@
 #include "analysis/row_source.h"
 
 #include "base/checked.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -209,8 +209,7 @@ static mha_status visit_sequence(const row_source *x, const row_sequence *seq)
         end = block_end(x, seq, row, rows);
         status = visit_block(x, seq, row, end - row, memory);
     }
-    mha_scratch_release(x->context, mark);
-    return status;
+    return mha_scratch_end(x->context, mark, status);
 }
 
 /* Before the first row, reject everything that mha_attention_forward() would reject. */
@@ -220,9 +219,7 @@ static mha_status check(const row_source *x)
     mha_attention_plan plan;
     if (!x->q || !x->k) return mha_fail(MHA_ERR_NULL, "%s: is NULL", x->q ? "k" : "q");
     if (!x->fn) return mha_fail(MHA_ERR_NULL, "mha_attention_visit_rows: fn is NULL");
-    if (x->block_rows < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "block_rows is %lld, expected at least 0",
-                        (long long)x->block_rows);
+    MHA_TRY(mhai_check_range("block_rows", x->block_rows, 0, INT64_MAX));
     MHA_TRY(mhai_tensor_check_real("q", x->q));
     MHA_TRY(mhai_tensor_check_real("k", x->k));
     MHA_TRY(mhai_tensor_check("q", x->q, x->q->dtype, 4, NULL));

@@ -180,8 +180,7 @@ static mha_status attend_moving(const mhai_attend *a)
         for (end = t + 1; end < T && same_places(a, end);) end++;
         status = attend_part(a, t, end, numbers, room);
     }
-    mha_scratch_release(a->context, mark);
-    return status;
+    return mha_scratch_end(a->context, mark, status);
 }
 
 /* ---- queries and keys ---------------------------------------------------------------------- */

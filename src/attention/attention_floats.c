@@ -1,5 +1,5 @@
 /* Attention of contiguous float arrays: builds the tensors and the descriptor for the caller. */
-#include "base/struct_copy.h"
+#include "base/need.h"
 
 #include <multihead/attention.h>
 #include <multihead/component.h>

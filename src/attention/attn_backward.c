@@ -7,7 +7,6 @@
 #include "base/context.h"
 #include "base/math.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -194,9 +193,7 @@ static mha_status check(const mha_attention_backward_call *a, const mhai_attn_pa
     if (!a->gradients) return mha_fail(MHA_ERR_NULL, "gradients: is NULL");
     MHA_TRY(mhai_struct_copy("mha_attention_gradients", &gradients, sizeof gradients,
                              offsetof(mha_attention_gradients, lse_gradient), a->gradients));
-    if (gradients.flags & ~known)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_gradients: flags 0x%x are unknown",
-                        (unsigned)(gradients.flags & ~known));
+    MHA_TRY(mhai_check_flags("mha_attention_gradients", gradients.flags, known));
     x->accumulate = gradients.flags & MHA_GRADIENTS_ACCUMULATE;
     const mha_attention_outputs results = {.struct_size = sizeof results, .lse = a->lse};
     MHA_TRY(
@@ -488,9 +485,7 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_back
     mhai_backward_plan plan = {.threads = 0};
     MHA_TRY(mhai_backward_plan_call(context, &own, NULL, true, &plan));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, &plan);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &plan));
 }
 
 /* Flops per pair. Each pass over the pairs recomputes the score and dO v. The tiled path adds the
@@ -513,7 +508,7 @@ mha_status mha_attention_backward_explain(const mha_context *context,
                                           const mha_attention_backward_call *call,
                                           mha_attention_plan *plan)
 {
-    MHAI_NEED("mha_attention_backward_explain", context, plan);
+    MHA_NEED("mha_attention_backward_explain", context, plan);
     mha_attention_backward_call own;
     MHA_TRY(mhai_backward_copy_call("mha_attention_backward_explain", call, &own));
     mhai_backward_plan made = {.threads = 0};

@@ -2,7 +2,7 @@
 #include "attention/attn.h"
 
 #include "base/checked.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -73,9 +73,7 @@ static mha_status check_lengths(const mhai_attn_problem *p)
     for (int i = 0; i < 2; i++)
         for (int64_t b = 0; all[i].of && b < p->B; b++) {
             const int64_t most = p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
-            if (all[i].of[b] < 0 || all[i].of[b] > most)
-                return mha_fail(MHA_ERR_ARGUMENT, "%s[%lld] is %lld, expected 0..%lld", all[i].name,
-                                (long long)b, (long long)all[i].of[b], (long long)most);
+            MHA_TRY(mhai_check_entry(all[i].name, b, all[i].of[b], 0, most));
         }
     return MHA_OK;
 }
@@ -372,12 +370,8 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
 {
     const uint32_t known = MHA_ATTENTION_CAUSAL | MHA_ATTENTION_SCALE_GIVEN | MHA_ATTENTION_STRICT |
                            MHA_ATTENTION_WINDOW | MHA_ATTENTION_T5_ONE_SIDED;
-    if (desc->flags & ~known)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_desc: flags 0x%x are unknown",
-                        (unsigned)(desc->flags & ~known));
-    if (desc->path != MHA_PATH_AUTO && desc->path != MHA_PATH_TILED && desc->path != MHA_PATH_PLAIN)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_attention_desc: path is %d, expected 0, 1 or 2",
-                        (int)desc->path);
+    MHA_TRY(mhai_check_flags("mha_attention_desc", desc->flags, known));
+    MHA_TRY(mhai_check_range("mha_attention_desc: path", desc->path, 0, MHA_PATH_PLAIN));
     if (desc->compute != MHA_COMPUTE_F32 && desc->compute != MHA_COMPUTE_BF16)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_attention_desc: compute is %d (%s), expected 0 (f32) or 2 (bf16)",

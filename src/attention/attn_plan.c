@@ -88,9 +88,7 @@ mha_status mhai_attn_forward(mha_context *context, const mhai_attn_call *call)
     mhai_attn_plan plan;
     MHA_TRY(mhai_attn_plan_call(context, call, true, &plan));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = plan.backend->run(context, &plan);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, plan.backend->run(context, &plan));
 }
 
 mha_status mha_attention_forward(mha_context *context, const mha_attention_desc *desc,
@@ -163,7 +161,7 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
                                  const mha_tensor *o, const mha_attention_outputs *outputs,
                                  mha_attention_plan *plan)
 {
-    MHAI_NEED("mha_attention_explain", context, plan);
+    MHA_NEED("mha_attention_explain", context, plan);
     return mhai_attn_explain(context, &(mhai_attn_call){desc, q, k, v, o, outputs, NULL, NULL},
                              plan);
 }

@@ -4,6 +4,7 @@
 #include "attention/attn.h"
 #include "base/checked.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -181,9 +182,7 @@ mha_status mha_add_positions(mha_context *context, const mha_positions *position
 mha_status mha_alibi_slopes(int64_t num_heads, float *slopes)
 {
     if (!slopes) return mha_fail(MHA_ERR_NULL, "slopes: is NULL");
-    if (num_heads < 1)
-        return mha_fail(MHA_ERR_ARGUMENT, "num_heads is %lld, expected at least 1",
-                        (long long)num_heads);
+    MHA_TRY(mhai_check_range("num_heads", num_heads, 1, INT64_MAX));
     int64_t n = 1;
     while (n <= num_heads / 2) n *= 2;
     for (int64_t h = 0; h < num_heads; h++) {

@@ -2,6 +2,7 @@
 #include "attention/attn.h"
 #include "attention/attn_position.h"
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -77,8 +78,7 @@ mha_status mha_qk_norm(mha_context *context, mha_qk_norm_kind kind, float epsilo
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_qk_norm: context is NULL");
     MHA_TRY(mhai_attn_position_check_pair(x, y, 4));
     MHA_TRY(check_weight(weight, &job));
-    if (kind != MHA_QK_NORM_RMS && kind != MHA_QK_NORM_L2)
-        return mha_fail(MHA_ERR_ARGUMENT, "kind is %d, expected 0 or 1", (int)kind);
+    MHA_TRY(mhai_check_range("kind", kind, 0, MHA_QK_NORM_L2));
     if (!(epsilon >= 0) || isinf(epsilon))
         return mha_fail(MHA_ERR_ARGUMENT, "epsilon is %g, expected a finite number >= 0",
                         (double)epsilon);

@@ -4,7 +4,7 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/math.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -140,12 +140,9 @@ static void rope_block(void *argument, int64_t block, int worker)
 
 static mha_status check_numbers(const mha_rope_desc *desc, int64_t D, rope_job *job)
 {
-    if (desc->flags & ~(uint32_t)MHA_ROPE_INVERSE || desc->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_rope_desc: flags 0x%x, reserved %u are unknown",
-                        (unsigned)desc->flags, (unsigned)desc->reserved);
-    if (desc->pairing != MHA_ROPE_INTERLEAVED && desc->pairing != MHA_ROPE_HALVES)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_rope_desc: pairing is %d, expected 0 or 1",
-                        (int)desc->pairing);
+    MHA_TRY(mhai_check_flags("mha_rope_desc", desc->flags, MHA_ROPE_INVERSE));
+    MHA_TRY(mhai_check_reserved("mha_rope_desc", desc->reserved));
+    MHA_TRY(mhai_check_range("mha_rope_desc: pairing", desc->pairing, 0, MHA_ROPE_HALVES));
     int64_t rotary = desc->rotary_dim ? desc->rotary_dim : D;
     if (rotary < 0 || rotary > D || rotary % 2 != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -200,9 +197,7 @@ static mha_status check_tables(const mha_rope_desc *desc, rope_job *job, int64_t
     const mha_tensor *cosines = desc->cos_table, *sines = desc->sin_table;
     *rows = -1;
     if (!cosines && !sines) return MHA_OK;
-    if (!cosines || !sines)
-        return mha_fail(MHA_ERR_NULL, "mha_rope_desc: %s is NULL; set both tables or neither",
-                        cosines ? "sin_table" : "cos_table");
+    MHA_NEED_AS("mha_rope_desc", "cos_table, sin_table", cosines, sines);
     if (desc->base != 0 || desc->factor != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_rope_desc: tables replace base and factor; set both to 0");

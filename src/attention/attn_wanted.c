@@ -1,7 +1,7 @@
 /* Checks of mha_attention_outputs: shapes, lists, and overlaps with inputs and other outputs. */
 #include "attention/attn.h"
 
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -48,10 +48,7 @@ static mha_status check_list(const char *name, const int64_t *list, int64_t coun
         return mha_fail(MHA_ERR_ARGUMENT, "%s: %s with a count of %lld; NULL and 0 select all",
                         name, list ? "a list" : "NULL", (long long)count);
     *chosen = list ? count : most;
-    for (int64_t i = 0; i < count; i++)
-        if (list[i] < 0 || list[i] >= most)
-            return mha_fail(MHA_ERR_ARGUMENT, "%s[%lld] is %lld, expected 0..%lld", name,
-                            (long long)i, (long long)list[i], (long long)most - 1);
+    for (int64_t i = 0; i < count; i++) MHA_TRY(mhai_check_entry(name, i, list[i], 0, most - 1));
     return MHA_OK;
 }
 
@@ -85,9 +82,7 @@ static mha_status check_matrices(const mha_attention_outputs *given, bool need_d
     const int64_t chosen[] = {batch, want->heads_count, want->rows_count, p->S};
     const int64_t average[] = {batch, rows, p->S};
     const int64_t sums[] = {batch, p->H, p->k.shape[2]};
-    if ((unsigned)given->score_stage > MHA_SCORES_BIASED)
-        return mha_fail(MHA_ERR_ARGUMENT, "score_stage is %d, expected 0, 1 or 2",
-                        (int)given->score_stage);
+    MHA_TRY(mhai_check_range("score_stage", given->score_stage, 0, MHA_SCORES_BIASED));
     want->stage = given->score_stage;
     MHA_TRY(mhai_attn_check_output("probabilities", given->probabilities, MHA_F32, 4, chosen,
                                    need_data, &p->probabilities));
@@ -147,11 +142,9 @@ mha_status mhai_attn_copy_outputs(const mha_attention_outputs *outputs, mha_atte
 {
     MHA_TRY(mhai_struct_copy("mha_attention_outputs", own, sizeof *own,
                              offsetof(mha_attention_outputs, average_probabilities), outputs));
-    if ((own->flags & ~(uint32_t)MHA_OUTPUT_DROPPED_PROBABILITIES) != 0 || own->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_attention_outputs: flags 0x%x, reserved %u are unknown",
-                        (unsigned)own->flags, (unsigned)own->reserved);
-    return MHA_OK;
+    MHA_TRY(
+        mhai_check_flags("mha_attention_outputs", own->flags, MHA_OUTPUT_DROPPED_PROBABILITIES));
+    return mhai_check_reserved("mha_attention_outputs", own->reserved);
 }
 
 mha_status mhai_attn_check_outputs(const mha_attention_outputs *given, bool need_data,

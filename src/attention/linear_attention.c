@@ -13,7 +13,7 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/convert.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -28,16 +28,12 @@ enum { BLOCK = 64 }; /* rows whose features are computed at a time */
 static mha_status check_desc(const mha_linear_attention_desc *d)
 {
     const uint32_t known = MHA_LINEAR_ATTENTION_CAUSAL;
-    if (d->flags & ~known)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_linear_attention_desc: flags 0x%x are unknown",
-                        (unsigned)(d->flags & ~known));
+    MHA_TRY(mhai_check_flags("mha_linear_attention_desc", d->flags, known));
     if (!(d->flags & MHA_LINEAR_ATTENTION_CAUSAL) && (d->q_offset != 0 || d->q_offsets))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_linear_attention_desc: q_offset requires causal; "
                                           "set the flag MHA_LINEAR_ATTENTION_CAUSAL");
-    if (d->feature_dim < 0 || d->feature_dim > INT32_MAX)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_linear_attention_desc: feature_dim is %lld, expected 0..%d",
-                        (long long)d->feature_dim, INT32_MAX);
+    MHA_TRY(
+        mhai_check_range("mha_linear_attention_desc: feature_dim", d->feature_dim, 0, INT32_MAX));
     if (!d->feature_map && (d->feature_dim != 0 || d->feature_map_user))
         return mha_fail(
             MHA_ERR_ARGUMENT,
@@ -116,10 +112,7 @@ mha_status mhai_linear_check(const mha_linear_attention_desc *desc, const mha_te
     MHA_TRY(mhai_struct_copy("mha_linear_attention_desc", &d, sizeof d, sizeof d, desc));
     MHA_TRY(mhai_struct_copy("mha_linear_attention_outputs", &wanted, sizeof wanted, sizeof wanted,
                              outputs));
-    if (wanted.reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_linear_attention_outputs: reserved is %u, expected 0",
-                        (unsigned)wanted.reserved);
+    MHA_TRY(mhai_check_reserved("mha_linear_attention_outputs", wanted.reserved));
     MHA_TRY(check_desc(&d));
     MHA_TRY(check_shapes(&d, q, k, v, o, &p->a));
     p->F = d.feature_dim ? d.feature_dim : p->a.D;
@@ -455,7 +448,5 @@ mha_status mha_linear_attention_forward(mha_context *context, const mha_linear_a
     linear_job job = {.p = &problem, .kernels = mhai_kernels_for(context->isa)};
     MHA_TRY(size_job(&job));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &job));
 }

@@ -6,7 +6,7 @@
 #include "attention/linear_problem.h"
 #include "base/checked.h"
 #include "base/context.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/backward.h>
@@ -61,10 +61,8 @@ static mha_status check_gradients(const mha_linear_attention_gradients *gradient
     const mha_tensor *made[] = {&x->q, &x->k, &x->v, &x->s, &x->z};
     static const char *const names[] = {"gradients.q", "gradients.k", "gradients.v",
                                         "gradients.state_s", "gradients.state_z"};
-    if (gradients->flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_linear_attention_gradients: flags 0x%x are unknown",
-                        (unsigned)(gradients->flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE));
+    MHA_TRY(mhai_check_flags("mha_linear_attention_gradients", gradients->flags,
+                             MHA_GRADIENTS_ACCUMULATE));
     x->accumulate = gradients->flags & MHA_GRADIENTS_ACCUMULATE;
     x->map_gradient = gradients->feature_map_gradient;
     if (x->p.map != mhai_feature_map_elu && !x->map_gradient)
@@ -332,7 +330,5 @@ mha_status mha_linear_attention_backward(mha_context *context,
     MHA_TRY(mhai_linear_check(desc, q, k, v, o_gradient, NULL, &x.p));
     MHA_TRY(check_gradients(&own, &x));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(context, &x);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &x));
 }

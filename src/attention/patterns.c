@@ -4,8 +4,8 @@
  * sampling; Knuth, The Art of Computer Programming 2, 3.4.2). It needs no memory, and all subsets
  * of the right size are equally likely, up to the 32 bits of a draw. */
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/philox.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -22,18 +22,16 @@ static mha_status check_numbers(const mha_pattern_desc *d)
     const struct {
         const char *name;
         int64_t value;
-    } numbers[] = {{"left_blocks", d->left_blocks},
-                   {"right_blocks", d->right_blocks},
-                   {"global_rows", d->global_rows},
-                   {"global_cols", d->global_cols},
-                   {"stride", d->stride},
-                   {"fixed", d->fixed},
-                   {"fixed_summary", d->fixed_summary},
-                   {"random_blocks", d->random_blocks}};
+    } numbers[] = {{"mha_pattern_desc: left_blocks", d->left_blocks},
+                   {"mha_pattern_desc: right_blocks", d->right_blocks},
+                   {"mha_pattern_desc: global_rows", d->global_rows},
+                   {"mha_pattern_desc: global_cols", d->global_cols},
+                   {"mha_pattern_desc: stride", d->stride},
+                   {"mha_pattern_desc: fixed", d->fixed},
+                   {"mha_pattern_desc: fixed_summary", d->fixed_summary},
+                   {"mha_pattern_desc: random_blocks", d->random_blocks}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        if (numbers[i].value < 0 || numbers[i].value > INT32_MAX)
-            return mha_fail(MHA_ERR_ARGUMENT, "mha_pattern_desc: %s is %lld, expected 0..%d",
-                            numbers[i].name, (long long)numbers[i].value, INT32_MAX);
+        MHA_TRY(mhai_check_range(numbers[i].name, numbers[i].value, 0, INT32_MAX));
     if (d->offset > INT32_MAX || d->offset < -INT32_MAX)
         return mha_fail(MHA_ERR_SIZE, "mha_pattern_desc: offset is %lld, expected %d..%d",
                         (long long)d->offset, -INT32_MAX, INT32_MAX);
@@ -43,9 +41,7 @@ static mha_status check_numbers(const mha_pattern_desc *d)
 static mha_status check_desc(const mha_pattern_desc *d)
 {
     const uint32_t known = MHA_PATTERN_CAUSAL | MHA_PATTERN_LOCAL | MHA_PATTERN_ADD;
-    if (d->flags & ~known)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_pattern_desc: flags 0x%x are unknown",
-                        (unsigned)(d->flags & ~known));
+    MHA_TRY(mhai_check_flags("mha_pattern_desc", d->flags, known));
     MHA_TRY(check_numbers(d));
     if (!(d->flags & MHA_PATTERN_LOCAL) && (d->left_blocks || d->right_blocks))
         return mha_fail(MHA_ERR_ARGUMENT,

@@ -6,7 +6,6 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -200,9 +199,7 @@ static mha_status check_gradients(const mha_recurrent_desc *desc,
     mha_recurrent_gradients g;
     MHA_TRY(mhai_struct_copy("mha_recurrent_gradients", &g, sizeof g,
                              offsetof(mha_recurrent_gradients, skip), given));
-    if (g.flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_recurrent_gradients: flags 0x%x are unknown",
-                        (unsigned)(g.flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE));
+    MHA_TRY(mhai_check_flags("mha_recurrent_gradients", g.flags, MHA_GRADIENTS_ACCUMULATE));
     x->add = g.flags & MHA_GRADIENTS_ACCUMULATE;
     const int64_t state[4] = {x->call.B, x->call.H, x->call.sizes.D, x->call.sizes.Dv};
     const mha_tensor *const states[] = {x->initial, g.state};
@@ -252,12 +249,10 @@ mha_status mha_recurrent_backward(mha_context *context, const mha_recurrent_desc
                                   const mha_recurrent_gradients *gradients)
 {
     mhai_back x = {.initial = initial};
-    MHAI_NEED("mha_recurrent_backward", context, q, k, v, o_gradient, gradients);
+    MHA_NEED("mha_recurrent_backward", context, q, k, v, o_gradient, gradients);
     x.kernels = mhai_kernels_for(context->isa);
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o_gradient, 0, &x.call));
     MHA_TRY(check_gradients(desc, gradients, &x));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(context, &x);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &x));
 }

@@ -1,7 +1,7 @@
 /* Checks of a recurrent layer's call. */
 #include "attention/recurrent.h"
 #include "base/checked.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -42,21 +42,15 @@ static mha_status check_lengths(const mha_recurrent_desc *d, mhai_recurrent *cal
 {
     call->lengths = d->lengths;
     for (int64_t b = 0; d->lengths && b < call->B; b++)
-        if (d->lengths[b] < 0 || d->lengths[b] > call->T)
-            return mha_fail(MHA_ERR_ARGUMENT, "lengths[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)d->lengths[b], (long long)call->T);
+        MHA_TRY(mhai_check_entry("lengths", b, d->lengths[b], 0, call->T));
     return MHA_OK;
 }
 
 static mha_status check_desc(const mha_recurrent_desc *d, mhai_recurrent *call)
 {
     const uint32_t known = MHA_RECURRENT_DELTA | MHA_RECURRENT_SCALE_GIVEN;
-    if (d->flags & ~known)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_recurrent_desc: flags 0x%x are unknown",
-                        (unsigned)(d->flags & ~known));
-    if (d->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_recurrent_desc: reserved is %u, expected 0",
-                        (unsigned)d->reserved);
+    MHA_TRY(mhai_check_flags("mha_recurrent_desc", d->flags, known));
+    MHA_TRY(mhai_check_reserved("mha_recurrent_desc", d->reserved));
     if (!isfinite(d->scale))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_recurrent_desc: scale is not finite");
     call->delta = d->flags & MHA_RECURRENT_DELTA;

@@ -238,20 +238,16 @@ mha_status mha_recurrent_visit_rows(mha_context *context, const mha_recurrent_de
                                     int64_t block_rows, mha_rows_fn fn, void *user)
 {
     mhai_recurrent call;
-    MHAI_NEED("mha_recurrent_visit_rows", context, q, k);
+    MHA_NEED("mha_recurrent_visit_rows", context, q, k);
     visit x = {.call = &call, .kernels = mhai_kernels_for(context->isa)};
     if (!fn) return mha_fail(MHA_ERR_NULL, "mha_recurrent_visit_rows: fn is NULL");
-    if (block_rows < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "block_rows is %lld, expected at least 0",
-                        (long long)block_rows);
-    if (heads < 1)
-        return mha_fail(MHA_ERR_ARGUMENT, "heads is %lld, expected at least 1", (long long)heads);
+    MHA_TRY(mhai_check_range("block_rows", block_rows, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("heads", heads, 1, INT64_MAX));
     MHA_TRY(mhai_recurrent_check(desc, q, k, NULL, NULL, heads, &call));
     if (call.T == 0 || call.B == 0) return MHA_OK;
     int64_t block = block_rows;
     if (block == 0) block = mhai_max_i64(MHAI_BLOCK, BLOCK_FLOATS / call.T / heads);
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = visit_all(context, &x, mhai_min_i64(block, call.T), fn, user);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark,
+                           visit_all(context, &x, mhai_min_i64(block, call.T), fn, user));
 }

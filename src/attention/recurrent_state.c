@@ -3,7 +3,6 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -58,15 +57,6 @@ static void *head_memory(const mha_recurrent_state *x, int64_t b, int64_t h)
     return x->memory + (size_t)(b * x->H + h) * x->sizes.head_bytes;
 }
 
-static mha_status check_positive(const char *name, int64_t value)
-{
-    if (value < 1)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_recurrent_state_desc: %s is %lld, expected 1 or more", name,
-                        (long long)value);
-    return MHA_OK;
-}
-
 static mha_status make(mha_recurrent_state *x, const mha_recurrent_state_desc *d)
 {
     int64_t heads;
@@ -88,16 +78,14 @@ mha_status mha_recurrent_state_create(mha_context *context, const mha_recurrent_
                                       mha_recurrent_state **state)
 {
     mha_recurrent_state_desc d;
-    MHAI_NEED("mha_recurrent_state_create", context, desc, state);
+    MHA_NEED("mha_recurrent_state_create", context, desc, state);
     MHA_TRY(mhai_struct_copy("mha_recurrent_state_desc", &d, sizeof d, sizeof d, desc));
-    if (d.flags != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_recurrent_state_desc: flags 0x%x are unknown",
-                        (unsigned)d.flags);
+    MHA_TRY(mhai_check_flags("mha_recurrent_state_desc", d.flags, 0));
     if (d.value_dim == 0) d.value_dim = d.head_dim;
-    MHA_TRY(check_positive("batch", d.batch));
-    MHA_TRY(check_positive("heads", d.heads));
-    MHA_TRY(check_positive("head_dim", d.head_dim));
-    MHA_TRY(check_positive("value_dim", d.value_dim));
+    MHA_TRY(mhai_check_range("mha_recurrent_state_desc: batch", d.batch, 1, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_recurrent_state_desc: heads", d.heads, 1, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_recurrent_state_desc: head_dim", d.head_dim, 1, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_recurrent_state_desc: value_dim", d.value_dim, 1, INT64_MAX));
     const mha_allocator allocator = context->allocator;
     mha_recurrent_state *x = mhai_take(&allocator, 1, sizeof *x);
     if (!x) return MHA_NO_MEMORY("mha_recurrent_state");
@@ -142,7 +130,7 @@ void mha_recurrent_state_reset(mha_recurrent_state *x)
 mha_status mha_recurrent_state_copy(const mha_recurrent_state *from, int64_t from_b,
                                     mha_recurrent_state *to, int64_t to_b)
 {
-    MHAI_NEED("mha_recurrent_state_copy", from, to);
+    MHA_NEED("mha_recurrent_state_copy", from, to);
     if (from_b < 0 || from_b >= from->B || to_b < 0 || to_b >= to->B)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_recurrent_state_copy: sequence %lld of %lld to %lld of %lld",
@@ -191,7 +179,7 @@ static double number(const mha_recurrent_state *x, const mhai_recurrent_head *he
 
 mha_status mha_recurrent_state_read(const mha_recurrent_state *x, const mha_tensor *s)
 {
-    MHAI_NEED("mha_recurrent_state_read", x, s);
+    MHA_NEED("mha_recurrent_state_read", x, s);
     MHA_TRY(check_s(x, s));
     MHA_TRY(mhai_tensor_check_output("s", s));
     for (int64_t i = 0; i < x->B * x->H; i++) {
@@ -206,7 +194,7 @@ mha_status mha_recurrent_state_read(const mha_recurrent_state *x, const mha_tens
 
 mha_status mha_recurrent_state_write(mha_recurrent_state *x, const mha_tensor *s)
 {
-    MHAI_NEED("mha_recurrent_state_write", x, s);
+    MHA_NEED("mha_recurrent_state_write", x, s);
     MHA_TRY(check_s(x, s));
     mha_recurrent_state_reset(x);
     for (int64_t i = 0; i < x->B * x->H; i++) {

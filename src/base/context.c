@@ -3,7 +3,7 @@
 #include "base/context.h"
 
 #include "base/cpu.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 
 #include <multihead/component.h>
 
@@ -71,9 +71,7 @@ static mha_status read_number(const char *name, long most, long *value)
 static mha_status choose_threads(int32_t asked, int *threads)
 {
     long value = asked;
-    if (asked < 0 || asked > MOST_THREADS)
-        return mha_fail(MHA_ERR_ARGUMENT, "num_threads is %d, expected 0..%d", (int)asked,
-                        (int)MOST_THREADS);
+    MHA_TRY(mhai_check_range("num_threads", asked, 0, MOST_THREADS));
     if (asked == 0) MHA_TRY(read_number("MHA_THREADS", MOST_THREADS, &value));
     *threads = value ? (int)value : mhai_cpu_count();
     return MHA_OK;

@@ -363,7 +363,7 @@ mha_status mha_file_create_in(const char *folder, const char *name, mha_file **f
 {
     if (!file) return mha_fail(MHA_ERR_NULL, "mha_file_create_in: file is NULL");
     *file = NULL;
-    MHAI_NEED("mha_file_create_in", folder, name);
+    MHA_NEED("mha_file_create_in", folder, name);
     if (!*name || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_file_create_in: '%.100s' is not the name of a file",
                         name);

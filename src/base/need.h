@@ -1,21 +1,33 @@
-/* Checks of required pointers. */
+/* Checks of arguments. */
 #ifndef MHAI_BASE_NEED_H
 #define MHAI_BASE_NEED_H
 
 #include <multihead/component.h>
 
-/* Report MHA_ERR_NULL as "function: name is NULL", where name is entry
- * `index` of the list `names`. */
-mha_status mhai_need_fail(const char *function, const char *names, size_t index);
+/* mha_struct_read() for structs that begin with struct_size. */
+MHA_NODISCARD mha_status mhai_struct_copy(const char *name, void *own, size_t own_size,
+                                          size_t first_size, const void *caller);
 
-/* Return that error for the first of these variables that is NULL.
- * MHAI_NEED_AS uses the given names. */
-#define MHAI_NEED(function, ...) MHAI_NEED_AS(function, #__VA_ARGS__, __VA_ARGS__)
-#define MHAI_NEED_AS(function, names, ...)                                    \
-    do {                                                                      \
-        const void *const need_[] = {__VA_ARGS__};                            \
-        for (size_t at_ = 0; at_ < sizeof need_ / sizeof *need_; at_++)       \
-            if (!need_[at_]) return mhai_need_fail((function), (names), at_); \
-    } while (0)
+/* MHA_ERR_UNSUPPORTED if flags of the struct or function `of` are unknown, or a reserved field is
+ * set. */
+mha_status mhai_check_flags(const char *of, uint32_t flags, uint32_t known);
+mha_status mhai_check_reserved(const char *of, uint32_t reserved);
+
+mha_status mhai_range_fail(const char *name, int64_t index, int64_t value, int64_t least,
+                           int64_t most);
+
+/* MHA_ERR_ARGUMENT unless least <= value <= most (INT64_MAX: no limit); an entry is name[index]. */
+static inline mha_status mhai_check_range(const char *name, int64_t value, int64_t least,
+                                          int64_t most)
+{
+    return value >= least && value <= most ? MHA_OK : mhai_range_fail(name, -1, value, least, most);
+}
+
+static inline mha_status mhai_check_entry(const char *name, int64_t index, int64_t value,
+                                          int64_t least, int64_t most)
+{
+    return value >= least && value <= most ? MHA_OK
+                                           : mhai_range_fail(name, index, value, least, most);
+}
 
 #endif

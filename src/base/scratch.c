@@ -169,3 +169,9 @@ void mha_scratch_release(mha_context *context, mha_scratch_mark mark)
     scratch->block[mark.block].used = mark.used;
     if (mark.block == 0 && mark.used == 0 && scratch->blocks > 1) merge_blocks(scratch);
 }
+
+mha_status mha_scratch_end(mha_context *context, mha_scratch_mark mark, mha_status status)
+{
+    mha_scratch_release(context, mark);
+    return status;
+}

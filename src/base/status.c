@@ -59,8 +59,31 @@ mha_status mha_fail(mha_status status, const char *format, ...)
     return status;
 }
 
-mha_status mhai_need_fail(const char *function, const char *names, size_t index)
+mha_status mha_need_fail(const char *function, const char *names, size_t index)
 {
     for (; index > 0; index--) names = strchr(names, ',') + 2;
     return mha_fail(MHA_ERR_NULL, "%s: %.*s is NULL", function, (int)strcspn(names, ","), names);
+}
+
+mha_status mhai_check_flags(const char *of, uint32_t flags, uint32_t known)
+{
+    if (!(flags & ~known)) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: flags 0x%x are unknown", of,
+                    (unsigned)(flags & ~known));
+}
+
+mha_status mhai_check_reserved(const char *of, uint32_t reserved)
+{
+    if (!reserved) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: reserved is %u, expected 0", of, (unsigned)reserved);
+}
+
+mha_status mhai_range_fail(const char *name, int64_t index, int64_t value, int64_t least,
+                           int64_t most)
+{
+    char entry[24] = "", limit[24] = " or more";
+    if (index >= 0) mhai_format(entry, sizeof entry, "[%lld]", (long long)index);
+    if (most < INT64_MAX) mhai_format(limit, sizeof limit, "..%lld", (long long)most);
+    return mha_fail(MHA_ERR_ARGUMENT, "%s%s is %lld, expected %lld%s", name, entry,
+                    (long long)value, (long long)least, limit);
 }

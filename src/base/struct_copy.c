@@ -1,7 +1,7 @@
-/* See base.h and struct_copy.h. The rules are those of copy_struct_from_user() in Linux:
+/* See base.h and need.h. The rules are those of copy_struct_from_user() in Linux:
  * fields are only appended, zero means the old behaviour, and a nonzero field that this build
  * does not know is an error. */
-#include "base/struct_copy.h"
+#include "base/need.h"
 
 #include <multihead/component.h>
 

@@ -79,7 +79,7 @@ mha_tensor mha_tensor_tbe(float *data, int64_t length, int64_t batch, int64_t wi
 
 mha_status mha_tensor_count(const mha_tensor *tensor, int64_t *count)
 {
-    if (!tensor || !count) return mha_fail(MHA_ERR_NULL, "mha_tensor_count: NULL argument");
+    MHA_NEED("mha_tensor_count", tensor, count);
     if (tensor->ndim < 0 || tensor->ndim > MHA_MAX_DIMS)
         return mha_fail(MHA_ERR_SHAPE, "tensor: ndim is %d, expected 0..%d", (int)tensor->ndim,
                         (int)MHA_MAX_DIMS);

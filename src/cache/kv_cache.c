@@ -5,7 +5,6 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -15,14 +14,6 @@
 enum { WINDOW_PAGE = 32 }; /* default: a panel of keys, which wastes little memory */
 
 /* ---- creation ------------------------------------------------------------------------------ */
-
-static mha_status check_positive(const char *name, int64_t value)
-{
-    if (value < 1)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_desc: %s is %lld, expected 1 or more", name,
-                        (long long)value);
-    return MHA_OK;
-}
 
 static mha_status check_window(mha_kv_cache_desc *d)
 {
@@ -58,28 +49,23 @@ static mha_status check_channels(const mha_kv_cache_desc *d)
 /* Fill in the defaults. */
 static mha_status check_desc(mha_kv_cache_desc *d)
 {
-    if (d->flags != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: flags 0x%x are unknown",
-                        (unsigned)d->flags);
-    if (d->reserved != 0 || d->reserved2 != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_kv_cache_desc: reserved is %u, expected 0",
-                        (unsigned)(d->reserved ? d->reserved : d->reserved2));
-    if (d->key_scales != MHA_KV_SCALES_POSITION && d->key_scales != MHA_KV_SCALES_CHANNEL)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_desc: key_scales is %d, expected 0 or 1",
-                        (int)d->key_scales);
+    MHA_TRY(mhai_check_flags("mha_kv_cache_desc", d->flags, 0));
+    MHA_TRY(mhai_check_reserved("mha_kv_cache_desc", d->reserved ? d->reserved : d->reserved2));
+    MHA_TRY(
+        mhai_check_range("mha_kv_cache_desc: key_scales", d->key_scales, 0, MHA_KV_SCALES_CHANNEL));
     if (d->type != MHA_F32 && d->type != MHA_F16 && d->type != MHA_BF16 && d->type != MHA_I8)
         return mha_fail(MHA_ERR_DTYPE,
                         "mha_kv_cache_desc: type is %s, expected f32, f16, bf16 or i8",
                         mha_dtype_name(d->type));
     if (d->value_head_dim == 0) d->value_head_dim = d->head_dim;
-    MHA_TRY(check_positive("batch", d->batch));
-    MHA_TRY(check_positive("kv_heads", d->kv_heads));
-    MHA_TRY(check_positive("capacity", d->capacity));
-    MHA_TRY(check_positive("head_dim", d->head_dim));
-    MHA_TRY(check_positive("value_head_dim", d->value_head_dim));
+    MHA_TRY(mhai_check_range("mha_kv_cache_desc: batch", d->batch, 1, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_kv_cache_desc: kv_heads", d->kv_heads, 1, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_kv_cache_desc: capacity", d->capacity, 1, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_kv_cache_desc: head_dim", d->head_dim, 1, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_kv_cache_desc: value_head_dim", d->value_head_dim, 1, INT64_MAX));
     if (d->page_size == 0 && d->window > 0) d->page_size = WINDOW_PAGE;
     if (d->page_size == 0 || d->page_size > d->capacity) d->page_size = d->capacity;
-    MHA_TRY(check_positive("page_size", d->page_size));
+    MHA_TRY(mhai_check_range("mha_kv_cache_desc: page_size", d->page_size, 1, INT64_MAX));
     MHA_TRY(check_window(d));
     return check_channels(d);
 }
@@ -180,7 +166,7 @@ static mha_status check_pages(mha_kv_cache_desc *d)
                         "expected at most %d in total: increase page_size or reduce batch",
                         (long long)d->batch, (long long)each, (long long)d->pages, INT32_MAX - 1);
     if (d->pages == 0) d->pages = d->batch * most_pages(d);
-    return check_positive("pages", d->pages);
+    return mhai_check_range("mha_kv_cache_desc: pages", d->pages, 1, INT64_MAX);
 }
 
 /* Check a caller's description and fill in its defaults. */
@@ -205,7 +191,7 @@ mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc, mha_kv_cache_sizes 
     mha_kv_cache_desc d;
     mha_kv_cache_sizes all;
     parts at;
-    MHAI_NEED("mha_kv_cache_count", desc, sizes);
+    MHA_NEED("mha_kv_cache_count", desc, sizes);
     if (sizes->struct_size != sizeof all)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_sizes: struct_size is %u, expected %zu",
                         (unsigned)sizes->struct_size, sizeof all);
@@ -252,7 +238,7 @@ static void clear_empty_page(const mha_kv_cache *cache)
 mha_status mha_kv_cache_create(mha_context *context, const mha_kv_cache_desc *desc,
                                mha_kv_cache **cache)
 {
-    MHAI_NEED("mha_kv_cache_create", context, desc, cache);
+    MHA_NEED("mha_kv_cache_create", context, desc, cache);
     mha_kv_cache_desc d;
     mha_kv_cache_sizes sizes;
     parts at;
@@ -309,16 +295,11 @@ void mha_kv_cache_reset(mha_kv_cache *cache)
 
 mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache, const mhai_kv_rows *rows)
 {
-    const int64_t capacity = cache->desc.capacity, n = rows->n;
+    const int64_t capacity = cache->desc.capacity;
     for (int64_t b = 0; b < cache->desc.batch; b++) {
-        const int64_t first = mhai_kv_first(rows, b);
-        if (first < 0 || first > n)
-            return mha_fail(MHA_ERR_ARGUMENT, "firsts[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)first, (long long)n);
-        const int64_t count = mhai_kv_count(rows, b);
-        if (count < 0 || count > n - first)
-            return mha_fail(MHA_ERR_ARGUMENT, "counts[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)count, (long long)(n - first));
+        const int64_t first = mhai_kv_first(rows, b), count = mhai_kv_count(rows, b);
+        MHA_TRY(mhai_check_entry("firsts", b, first, 0, rows->n));
+        MHA_TRY(mhai_check_entry("counts", b, count, 0, rows->n - first));
         if (count > capacity - cache->lengths[b])
             return mha_fail(MHA_ERR_SIZE,
                             "cache: sequence %lld holds %lld of %lld positions, %lld more do not "
@@ -498,7 +479,7 @@ mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
                                 const mha_tensor *q, const mha_tensor *o,
                                 const mha_attention_outputs *outputs)
 {
-    MHAI_NEED("mha_kv_cache_attention", context, cache);
+    MHA_NEED("mha_kv_cache_attention", context, cache);
     mha_attention_desc d;
     mha_attention_outputs wanted;
     void *memory;
@@ -520,6 +501,5 @@ mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
     if (status == MHA_OK)
         status = mhai_attn_forward(
             context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages, NULL});
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

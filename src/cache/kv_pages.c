@@ -4,6 +4,7 @@
 #include "cache/kv_cache.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 
 #include <multihead/component.h>
 
@@ -251,9 +252,7 @@ static mha_status check_page(const mha_kv_cache *cache, const int32_t *pages, in
 {
     const int32_t page = pages[i];
     if (page == mhai_kv_empty_page(cache) && cache->desc.window > 0) return MHA_OK;
-    if (page < 0 || page >= cache->desc.pages)
-        return mha_fail(MHA_ERR_ARGUMENT, "pages[%lld] is %d, expected 0..%lld", (long long)i,
-                        (int)page, (long long)(cache->desc.pages - 1));
+    MHA_TRY(mhai_check_entry("pages", i, page, 0, cache->desc.pages - 1));
     if (cache->references[page] & SEEN)
         return mha_fail(MHA_ERR_ARGUMENT, "pages[%lld] is %d, as is an earlier one", (long long)i,
                         (int)page);

@@ -465,19 +465,16 @@ static mha_status check(const circuits_job *job)
 mha_status mha_transformer_circuits(mha_context *context, const mha_transformer *transformer,
                                     const mha_circuits_desc *desc, const mha_circuits *out)
 {
-    if (!context || !transformer || !out)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_circuits: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "out");
+    MHA_NEED("mha_transformer_circuits", context, transformer, out);
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_transformer_describe(transformer, &d);
-    for (int64_t i = 0; d.layers && i < d.num_layers; i++)
-        if (mha_layer_difference(&d.layers[i]))
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "mha_transformer_circuits: layer %lld %s: the output of its heads is "
-                            "not a product of weights alone",
-                            (long long)i, mha_layer_difference(&d.layers[i]));
+    int64_t layer = 0;
+    const char *phrase = mha_transformer_phrase(&d, mha_layer_difference, &layer);
+    if (phrase)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_transformer_circuits: layer %lld %s: the output of its heads is "
+                        "not a product of weights alone",
+                        (long long)layer, phrase);
     circuits_job job = {.context = context,
                         .t = transformer,
                         .L = d.num_layers,
@@ -495,7 +492,5 @@ mha_status mha_transformer_circuits(mha_context *context, const mha_transformer 
     MHA_TRY(check(&job));
     job.K = job.desc.directions ? job.desc.directions : 1;
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(&job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&job));
 }

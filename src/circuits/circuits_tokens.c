@@ -142,13 +142,7 @@ mha_status mha_direction_tokens(mha_context *context, const mha_transformer *tra
                                 const mha_direction_desc *desc, const float *directions,
                                 int32_t *ids, float *values)
 {
-    if (!context || !transformer || !desc || !directions || !ids)
-        return mha_fail(MHA_ERR_NULL, "mha_direction_tokens: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                        : !desc        ? "desc"
-                        : !directions  ? "directions"
-                                       : "ids");
+    MHA_NEED("mha_direction_tokens", context, transformer, desc, directions, ids);
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_transformer_describe(transformer, &d);
     ends_job job = {.context = context, .t = transformer, .ids = ids, .values = values};
@@ -158,7 +152,5 @@ mha_status mha_direction_tokens(mha_context *context, const mha_transformer *tra
     job.M = job.desc.count, job.N = job.desc.most, job.E = d.embed_dim;
     if (job.M == 0) return MHA_OK;
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(&job, directions);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&job, directions));
 }

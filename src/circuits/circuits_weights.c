@@ -94,26 +94,24 @@ mha_status mhai_circuits_tokens(mha_context *context, const mha_transformer *t, 
     return set_output(context, t, &d, tokens);
 }
 
-static void multiply(const mhai_tokens *tokens, double *x)
+/* first: centre before the multiplication, not after it. */
+static void apply(const mhai_tokens *tokens, bool first, double *x)
 {
+    if (tokens->centred && first) mhai_circuits_centre(x, tokens->E);
     for (int64_t e = 0; tokens->gain && e < tokens->E; e++) x[e] *= (double)tokens->gain[e];
+    if (tokens->centred && !first) mhai_circuits_centre(x, tokens->E);
+    for (int64_t e = 0; e < tokens->E; e++) x[e] *= tokens->scale;
 }
 
 void mhai_tokens_map(const mhai_tokens *tokens, double *x)
 {
-    if (tokens->centred && tokens->first) mhai_circuits_centre(x, tokens->E);
-    multiply(tokens, x);
-    if (tokens->centred && !tokens->first) mhai_circuits_centre(x, tokens->E);
-    for (int64_t e = 0; e < tokens->E; e++) x[e] *= tokens->scale;
+    apply(tokens, tokens->first, x);
 }
 
 /* Apply the same factors in reverse order. */
 void mhai_tokens_pull(const mhai_tokens *tokens, double *x)
 {
-    if (tokens->centred && !tokens->first) mhai_circuits_centre(x, tokens->E);
-    multiply(tokens, x);
-    if (tokens->centred && tokens->first) mhai_circuits_centre(x, tokens->E);
-    for (int64_t e = 0; e < tokens->E; e++) x[e] *= tokens->scale;
+    apply(tokens, !tokens->first, x);
 }
 
 /* The divisor of a norm. centred: for LayerNorm. */

@@ -7,7 +7,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 #include "ranks/rank_messages.h"
 
@@ -76,12 +76,8 @@ static mha_status check_keys(const char *name, const mha_tensor *given, const mh
 
 static mha_status check_given(back_call *c, const mha_attention_gradients *gradients)
 {
-    if (!c->given.call.o || !c->given.lse || !c->given.o_gradient || !gradients)
-        return mha_fail(MHA_ERR_NULL, "mha_distributed_backward: %s is NULL",
-                        !c->given.call.o       ? "o"
-                        : !c->given.lse        ? "lse"
-                        : !c->given.o_gradient ? "o_gradient"
-                                               : "gradients");
+    MHA_NEED_AS("mha_distributed_backward", "o, lse, o_gradient, gradients", c->given.call.o,
+                c->given.lse, c->given.o_gradient, gradients);
     MHA_TRY(mhai_struct_copy("mha_attention_gradients", &c->given.gradients,
                              sizeof c->given.gradients,
                              offsetof(mha_attention_gradients, lse_gradient), gradients));
@@ -494,8 +490,7 @@ static mha_status run_step(back_call *c, int64_t step)
     mha_status status = mhai_exchange_move(&c->step, false);
     if (status == MHA_OK) status = begin_step(c, step, &share);
     if (status == MHA_OK) mhai_backward_share_keys(c->context, &share, c->blocks, c->block_count);
-    mha_scratch_release(c->context, mark);
-    return status;
+    return mha_scratch_end(c->context, mark, status);
 }
 
 static void clear(float *sums, int64_t rows, int64_t columns)
@@ -672,6 +667,5 @@ mha_status mha_distributed_backward(mha_context *context, const mha_sequence_spl
                : mhai_slice_take(name, a.attention, a.q, a.k, a.v, a.o, NULL, &c.given.call);
     status = begin(&c, split, a.gradients);
     if (status == MHA_OK) status = run(&c);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

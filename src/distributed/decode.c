@@ -17,7 +17,7 @@
 #include "attention/attn_fold.h"
 #include "base/checked.h"
 #include "base/hash.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 #include "cache/kv_cache.h"
 #include "ranks/rank_messages.h"
@@ -444,8 +444,7 @@ static uint64_t hash_queries(const mha_tensor *q)
 static mha_status check_arguments(const char *name, const mha_context *context,
                                   const mha_key_split *keys)
 {
-    if (!context || !keys)
-        return mha_fail(MHA_ERR_NULL, "%s: %s is NULL", name, context ? "keys" : "context");
+    MHA_NEED(name, context, keys);
     MHA_TRY(mha_struct_check_size("mha_key_split", keys->struct_size, sizeof *keys));
     return mhai_ranks_check(keys->transport);
 }
@@ -455,9 +454,7 @@ static mha_status take_call(const char *name, const mha_key_split *keys,
                             const mha_tensor *o, const mha_attention_outputs *outputs, call *c)
 {
     MHA_TRY(mhai_struct_copy("mha_key_split", &c->given, sizeof c->given, sizeof c->given, keys));
-    if (c->given.flags != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_key_split: flags 0x%x are unknown",
-                        (unsigned)c->given.flags);
+    MHA_TRY(mhai_check_flags("mha_key_split", c->given.flags, 0));
     MHA_TRY(check_pieces(c));
     c->whole.q = q;
     MHA_TRY(take_keys(c));
@@ -510,8 +507,7 @@ mha_status mha_distributed_decode(mha_context *context, const mha_key_split *key
         status = mha_fail(MHA_ERR_NULL, "mha_distributed_decode: o is NULL");
     status = agree(&c, true, status);
     if (status == MHA_OK) status = run(&c);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 /* ---- the plan of a call ---------------------------------------------------------------------- */
@@ -584,6 +580,5 @@ mha_status mha_distributed_decode_explain(mha_context *context, const mha_key_sp
     if (status == MHA_OK && !plan) status = mha_fail(MHA_ERR_NULL, "%s: plan is NULL", name);
     status = agree(&c, false, status);
     if (status == MHA_OK) status = explain(&c, plan);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

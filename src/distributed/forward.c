@@ -356,8 +356,7 @@ mha_status mha_distributed_forward(mha_context *context, const mha_sequence_spli
         mhai_slice_take("mha_distributed_forward", desc, q, k, v, o, outputs, &c.whole);
     mha_status status = begin(&c, split, true);
     if (status == MHA_OK) status = run(&c);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 static const char *reason_of(const call *c)
@@ -401,6 +400,5 @@ mha_status mha_distributed_explain(mha_context *context, const mha_sequence_spli
     mha_status status = begin(&c, split, false);
     if (status == MHA_OK) status = explain(&c, &made);
     if (status == MHA_OK) *plan = made;
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -178,8 +178,7 @@ static mha_status gather(mha_context *context, const mha_transport *t, mha_statu
     }
     if (status == MHA_OK) status = gather_ring(&g);
     if (status == MHA_OK) status = spread(&g);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 static mha_status check_context(const char *name, const mha_context *context,
@@ -247,6 +246,5 @@ mha_status mha_distributed_mix(mha_context *context, const mha_transport *transp
         status = mha_linear_forward(context, w_o, MHA_ACTIVATION_NONE, &m.x, &m.y);
         status = gather(context, transport, status, 2, &m.own, out);
     }
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

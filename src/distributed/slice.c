@@ -3,7 +3,7 @@
 
 #include "base/checked.h"
 #include "base/hash.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 #include "ranks/rank_messages.h"
 
@@ -17,8 +17,7 @@
 mha_status mhai_slice_arguments(const char *name, const mha_context *context,
                                 const mha_sequence_split *split)
 {
-    if (!context || !split)
-        return mha_fail(MHA_ERR_NULL, "%s: %s is NULL", name, context ? "split" : "context");
+    MHA_NEED(name, context, split);
     MHA_TRY(mha_struct_check_size("mha_sequence_split", split->struct_size, sizeof *split));
     return mhai_ranks_check(split->transport);
 }
@@ -28,8 +27,7 @@ mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc, con
                            const mha_attention_outputs *outputs, mhai_slice_call *call)
 {
     *call = (mhai_slice_call){.q = q, .k = k, .v = v, .o = o};
-    if (!q || !k || !v)
-        return mha_fail(MHA_ERR_NULL, "%s: %s is NULL", name, !q ? "q" : !k ? "k" : "v");
+    MHA_NEED(name, q, k, v);
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &call->desc, sizeof call->desc,
                              offsetof(mha_attention_desc, left_keys), desc));
     MHA_TRY(mhai_attn_copy_outputs(outputs, &call->outputs));

@@ -2,7 +2,7 @@
 #include "distributed/split.h"
 
 #include "base/checked.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "ranks/rank_messages.h"
 
 #include <multihead/component.h>
@@ -23,7 +23,7 @@ mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size, int64_t 
                             mha_piece *pieces, int64_t *count)
 {
     enum { MOST_FOLDS = 1 << 20 };
-    if (!pieces || !count) return mha_fail(MHA_ERR_NULL, "mha_split_pieces: an output is NULL");
+    MHA_NEED("mha_split_pieces", pieces, count);
     if (length < 0 || size < 1 || rank < 0 || rank >= size || folds < 0 || folds > MOST_FOLDS)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_split_pieces: length %lld, rank %d of %d, folds %lld: expected a "
@@ -66,9 +66,7 @@ mha_status mhai_split_check(const mha_sequence_split *given, mhai_split *s)
     *s = (mhai_split){.t = given->transport};
     MHA_TRY(
         mhai_struct_copy("mha_sequence_split", &s->given, sizeof s->given, sizeof s->given, given));
-    if (s->given.flags)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_sequence_split: flags 0x%x are unknown",
-                        (unsigned)s->given.flags);
+    MHA_TRY(mhai_check_flags("mha_sequence_split", s->given.flags, 0));
     if (s->given.queries < 0 || s->given.keys < 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_sequence_split: %lld queries and %lld keys",
                         (long long)s->given.queries, (long long)s->given.keys);

@@ -164,7 +164,7 @@ static mha_status read_all(int fd, const char *path, char *bytes, size_t size)
 
 mha_status mha_file_read(const char *path, size_t limit, char **bytes, size_t *size)
 {
-    if (!path || !bytes || !size) return mha_fail(MHA_ERR_NULL, "mha_file_read: NULL argument");
+    MHA_NEED("mha_file_read", path, bytes, size);
     int fd = -1;
     size_t length = 0;
     char *made = NULL;

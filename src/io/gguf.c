@@ -74,7 +74,7 @@ int64_t mha_gguf_find(const mha_gguf *file, const char *name)
 
 mha_status mha_gguf_describe(const mha_gguf *file, int64_t index, mha_gguf_tensor *shown)
 {
-    if (!file || !shown) return mha_fail(MHA_ERR_NULL, "mha_gguf_describe: NULL argument");
+    MHA_NEED("mha_gguf_describe", file, shown);
     if (index < 0 || index >= mha_gguf_count(file))
         return mha_fail(MHA_ERR_ARGUMENT, "%s: index %" PRId64 " of %" PRId64 " tensors",
                         file->path.text, index, mha_gguf_count(file));
@@ -117,7 +117,7 @@ int64_t mha_gguf_key_find(const mha_gguf *file, const char *key)
 
 mha_status mha_gguf_value_at(const mha_gguf *file, int64_t index, mha_gguf_value *value)
 {
-    if (!file || !value) return mha_fail(MHA_ERR_NULL, "mha_gguf_value_at: NULL argument");
+    MHA_NEED("mha_gguf_value_at", file, value);
     if (index < 0 || index >= mha_gguf_key_count(file))
         return mha_fail(MHA_ERR_ARGUMENT, "%s: index %" PRId64 " of %" PRId64 " keys",
                         file->path.text, index, mha_gguf_key_count(file));
@@ -136,7 +136,7 @@ mha_status mha_gguf_value_at(const mha_gguf *file, int64_t index, mha_gguf_value
 
 mha_status mha_gguf_value_of(const mha_gguf *file, const char *key, mha_gguf_value *value)
 {
-    if (!file || !key || !value) return mha_fail(MHA_ERR_NULL, "mha_gguf_value_of: NULL argument");
+    MHA_NEED("mha_gguf_value_of", file, key, value);
     const int64_t index = mha_gguf_key_find(file, key);
     if (index < 0)
         return mha_fail(MHA_ERR_MODEL,

@@ -261,7 +261,7 @@ static mha_status read_array(const char *path, const mhai_file_view *view, mha_n
 
 mha_status mha_npy_read(const char *path, mha_npy **array)
 {
-    if (!path || !array) return mha_fail(MHA_ERR_NULL, "mha_npy_read: NULL argument");
+    MHA_NEED("mha_npy_read", path, array);
     mhai_file_view view;
     MHA_TRY(mhai_file_map(path, &view));
     mha_status status = read_array(path, &view, array);
@@ -271,7 +271,7 @@ mha_status mha_npy_read(const char *path, mha_npy **array)
 
 mha_status mha_npy_peek(const char *path, mha_tensor *tensor)
 {
-    if (!path || !tensor) return mha_fail(MHA_ERR_NULL, "mha_npy_peek: NULL argument");
+    MHA_NEED("mha_npy_peek", path, tensor);
     header h = {.ndim = 0};
     mhai_file_view view;
     mha_tensor found;
@@ -316,7 +316,7 @@ static size_t build_head(const mha_tensor *tensor, const char *descr, char *head
 
 mha_status mha_npy_write_to(const mha_sink *sink, const mha_tensor *tensor)
 {
-    if (!sink || !tensor) return mha_fail(MHA_ERR_NULL, "mha_npy_write_to: NULL argument");
+    MHA_NEED("mha_npy_write_to", sink, tensor);
     const char *descr = NULL;
     for (int i = 0; i < DESCRS && !descr; i++)
         if (descrs[i].dtype == tensor->dtype) descr = descrs[i].descr;

@@ -216,7 +216,7 @@ static mha_status read_header(const char *path, mha_safetensors *file)
 
 mha_status mha_safetensors_open(const char *path, mha_safetensors **file)
 {
-    if (!path || !file) return mha_fail(MHA_ERR_NULL, "mha_safetensors_open: NULL argument");
+    MHA_NEED("mha_safetensors_open", path, file);
     mha_safetensors *made = calloc(1, sizeof *made);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "safetensors: cannot allocate");
     mha_status status = MHA_OK;

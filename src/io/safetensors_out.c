@@ -8,20 +8,12 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <utf8proc.h>
 
 static mha_status check_text(const char *what, const char *text)
 {
-    const utf8proc_uint8_t *at = (const utf8proc_uint8_t *)text;
-    while (*at) {
-        utf8proc_int32_t code;
-        utf8proc_ssize_t step = utf8proc_iterate(at, -1, &code);
-        if (step < 1)
-            return mha_fail(MHA_ERR_UTF8, "safetensors: a %s is not valid UTF-8 at byte %lld", what,
-                            (long long)(at - (const utf8proc_uint8_t *)text));
-        at += step;
-    }
-    return MHA_OK;
+    const size_t bytes = strlen(text), valid = mha_utf8_span(text, bytes, NULL);
+    if (valid == bytes) return MHA_OK;
+    return mha_fail(MHA_ERR_UTF8, "safetensors: a %s is not valid UTF-8 at byte %zu", what, valid);
 }
 
 /* Add a value under a new key. Consumes the reference to value. */

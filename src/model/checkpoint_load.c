@@ -94,7 +94,7 @@ mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_famil
     plan->desc.struct_size = sizeof plan->desc;
     MHA_TRY(mhai_config_refuse(config, refused));
     MHA_TRY(read_quantization(config, family, &plan->quantization));
-    MHA_TRY(family->read(config, plan));
+    MHA_TRY(mhai_family_read(family, config, plan));
     return check_positions(config, &plan->desc);
 }
 
@@ -482,11 +482,7 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
 mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                                mha_transformer **transformer)
 {
-    if (!context || !folder || !transformer)
-        return mha_fail(MHA_ERR_NULL, "mha_checkpoint_load: %s is NULL",
-                        !context  ? "context"
-                        : !folder ? "folder"
-                                  : "transformer");
+    MHA_NEED("mha_checkpoint_load", context, folder, transformer);
     static const mha_model_options how = {.flags = MHA_MODEL_ARRAY};
     mhai_loaded loaded;
     MHA_TRY(mhai_model_load_part(context, folder, &how, NULL, &loaded));

@@ -190,9 +190,7 @@ static mha_status check_dense(const mha_transformer_desc *d)
 mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
                                const mha_checkpoint_settings *settings)
 {
-    if (!folder || !transformer)
-        return mha_fail(MHA_ERR_NULL, "mha_checkpoint_save: %s is NULL",
-                        folder ? "transformer" : "folder");
+    MHA_NEED("mha_checkpoint_save", folder, transformer);
     mha_checkpoint_settings own;
     mha_transformer_desc desc;
     json_t *vocabulary = NULL;

@@ -5,20 +5,13 @@
 #include <multihead/component.h>
 
 #include <string.h>
-#include <utf8proc.h>
 
 static mha_status check_utf8(const char *word, int64_t index)
 {
-    const utf8proc_uint8_t *at = (const utf8proc_uint8_t *)word;
-    while (*at) {
-        utf8proc_int32_t code;
-        utf8proc_ssize_t step = utf8proc_iterate(at, -1, &code);
-        if (step < 1)
-            return mha_fail(MHA_ERR_UTF8, "words[%lld] is not valid UTF-8 at byte %lld",
-                            (long long)index, (long long)(at - (const utf8proc_uint8_t *)word));
-        at += step;
-    }
-    return MHA_OK;
+    const size_t bytes = strlen(word), valid = mha_utf8_span(word, bytes, NULL);
+    if (valid == bytes) return MHA_OK;
+    return mha_fail(MHA_ERR_UTF8, "words[%lld] is not valid UTF-8 at byte %zu", (long long)index,
+                    valid);
 }
 
 static mha_status fill(const mha_checkpoint_settings *settings, json_t *vocabulary)

@@ -164,8 +164,7 @@ mha_status mha_model_digest(mha_context *context, const char *folder, uint32_t f
     const bool tokens = !(flags & MHA_MODEL_NO_TOKENIZER);
     mha_model_digests found = {0};
     mha_status status = MHA_OK;
-    if (!context || !folder || !digests)
-        return mha_fail(MHA_ERR_NULL, "mha_model_digest: NULL argument");
+    MHA_NEED("mha_model_digest", context, folder, digests);
     if (flags & ~(uint32_t)MHA_MODEL_NO_TOKENIZER)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_digest: flags has unknown bits");
     const bool parts = mhai_model_has_encoder(folder);

@@ -145,7 +145,7 @@ static mha_status each_gguf(const char *path, each_file *each, void *user)
 
 mha_status mha_model_files(const char *folder, each_file *each, void *user)
 {
-    if (!folder || !each) return mha_fail(MHA_ERR_NULL, "mha_model_files: NULL argument");
+    MHA_NEED("mha_model_files", folder, each);
     if (mhai_model_is_gguf(folder)) return each_gguf(folder, each, user);
     MHA_TRY(each_of(folder, mhai_configuration_files, each, user));
     MHA_TRY(each_of(folder, mhai_tokenizer_files, each, user));

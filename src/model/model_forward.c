@@ -346,11 +346,7 @@ static mha_status run(const model_call *p)
 mha_status mha_model_forward(mha_context *context, const mha_model *model, const mha_batch *batch,
                              const mha_model_outputs *outputs)
 {
-    if (!context || !model || !batch)
-        return mha_fail(MHA_ERR_NULL, "mha_model_forward: %s is NULL",
-                        !context ? "context"
-                        : !model ? "model"
-                                 : "batch");
+    MHA_NEED("mha_model_forward", context, model, batch);
     mha_batch own;
     if (model->encoder)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_forward: an encoder-decoder takes two "
@@ -370,7 +366,5 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
     MHA_TRY(check_outputs(&model->info, &pass));
     if (pass.B * pass.T == 0) return MHA_OK;
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(&pass);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&pass));
 }

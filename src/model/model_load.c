@@ -203,11 +203,7 @@ static mha_status agree(mha_context *context, const char *path, const mha_model_
 mha_status mha_model_load(mha_context *context, const char *folder,
                           const mha_model_options *options, mha_model **model)
 {
-    if (!context || !folder || !model)
-        return mha_fail(MHA_ERR_NULL, "mha_model_load: %s is NULL",
-                        !context  ? "context"
-                        : !folder ? "folder"
-                                  : "model");
+    MHA_NEED("mha_model_load", context, folder, model);
     mha_model_options own;
     MHA_TRY(mha_struct_read("mha_model_options", &own, sizeof own,
                             offsetof(mha_model_options, compute), options,
@@ -239,7 +235,7 @@ void mha_model_destroy(mha_model *model)
 
 mha_status mha_model_describe(const mha_model *model, mha_model_info *info)
 {
-    if (!model || !info) return mha_fail(MHA_ERR_NULL, "mha_model_describe: NULL argument");
+    MHA_NEED("mha_model_describe", model, info);
     uint32_t size = info->struct_size;
     MHA_TRY(mha_struct_check_size("mha_model_info", size, sizeof *info));
     memset(info, 0, size); /* clears fields that only a newer caller knows */

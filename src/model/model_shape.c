@@ -102,9 +102,7 @@ static mha_status read_gguf(const char *path, mha_model_shape *made)
 
 mha_status mha_model_read_shape(const char *folder, mha_model_shape *shape)
 {
-    if (!folder || !shape)
-        return mha_fail(MHA_ERR_NULL, "mha_model_read_shape: %s is NULL",
-                        folder ? "shape" : "folder");
+    MHA_NEED("mha_model_read_shape", folder, shape);
     uint32_t size = shape->struct_size;
     MHA_TRY(mha_struct_check_size("mha_model_shape", size, sizeof *shape));
     mha_model_shape made = {0};

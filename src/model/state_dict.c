@@ -127,9 +127,7 @@ static mha_status read_state(const mha_safetensors *file, state *s)
 
 mha_status mha_module_load_state(mha_module *module, const char *path, const char *prefix)
 {
-    if (!module || !path)
-        return mha_fail(MHA_ERR_NULL, "mha_module_load_state: %s is NULL",
-                        module ? "path" : "module");
+    MHA_NEED("mha_module_load_state", module, path);
     mha_safetensors *file = NULL;
     state s;
     mha_status status;
@@ -148,9 +146,7 @@ done:
 
 mha_status mha_module_save_state(const mha_module *module, const char *path, const char *prefix)
 {
-    if (!module || !path)
-        return mha_fail(MHA_ERR_NULL, "mha_module_save_state: %s is NULL",
-                        module ? "path" : "module");
+    MHA_NEED("mha_module_save_state", module, path);
     static const char *const metadata[] = {"format", "pt", NULL};
     state s;
     mha_status status;

@@ -152,9 +152,7 @@ static mha_status read_json(const char *folder, const char *name, bool optional,
 
 mha_status mha_vocabulary_load(const char *folder, mha_vocabulary **vocabulary)
 {
-    if (!folder || !vocabulary)
-        return mha_fail(MHA_ERR_NULL, "mha_vocabulary_load: %s is NULL",
-                        folder ? "vocabulary" : "folder");
+    MHA_NEED("mha_vocabulary_load", folder, vocabulary);
     mha_vocabulary *made = calloc(1, sizeof *made);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "vocabulary: cannot allocate it");
     made->begin = made->end = made->unknown = -1;

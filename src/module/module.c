@@ -3,7 +3,6 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "module/module_parts.h"
 
 #include <multihead/component.h>
@@ -15,22 +14,12 @@ enum {
 
 /* ---- description --------------------------------------------------------------------------- */
 
-static mha_status check_positive(const char *name, int64_t value)
-{
-    /* The bound prevents overflow when two of these numbers are multiplied. */
-    if (value < 1 || value > INT32_MAX)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_module_desc: %s is %lld, expected 1..%d", name,
-                        (long long)value, INT32_MAX);
-    return MHA_OK;
-}
-
+/* The upper bounds prevent overflow when two of these numbers are multiplied. */
 static mha_status fill_defaults(mha_module_desc *d)
 {
-    if (d->flags & ~(uint32_t)KNOWN_FLAGS)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_desc: flags 0x%x are unknown",
-                        (unsigned)(d->flags & ~(uint32_t)KNOWN_FLAGS));
-    MHA_TRY(check_positive("embed_dim", d->embed_dim));
-    MHA_TRY(check_positive("num_heads", d->num_heads));
+    MHA_TRY(mhai_check_flags("mha_module_desc", d->flags, KNOWN_FLAGS));
+    MHA_TRY(mhai_check_range("mha_module_desc: embed_dim", d->embed_dim, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_module_desc: num_heads", d->num_heads, 1, INT32_MAX));
     if (d->head_dim == 0 && d->embed_dim % d->num_heads != 0)
         return mha_fail(MHA_ERR_SHAPE,
                         "embed_dim %lld is not a multiple of num_heads %lld; choose another number "
@@ -41,11 +30,11 @@ static mha_status fill_defaults(mha_module_desc *d)
     if (d->value_head_dim == 0) d->value_head_dim = d->head_dim;
     if (d->key_dim == 0) d->key_dim = d->embed_dim;
     if (d->value_dim == 0) d->value_dim = d->embed_dim;
-    MHA_TRY(check_positive("kv_heads", d->kv_heads));
-    MHA_TRY(check_positive("head_dim", d->head_dim));
-    MHA_TRY(check_positive("value_head_dim", d->value_head_dim));
-    MHA_TRY(check_positive("key_dim", d->key_dim));
-    MHA_TRY(check_positive("value_dim", d->value_dim));
+    MHA_TRY(mhai_check_range("mha_module_desc: kv_heads", d->kv_heads, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_module_desc: head_dim", d->head_dim, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_module_desc: value_head_dim", d->value_head_dim, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_module_desc: key_dim", d->key_dim, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_module_desc: value_dim", d->value_dim, 1, INT32_MAX));
     if (d->num_heads % d->kv_heads != 0)
         return mha_fail(MHA_ERR_SHAPE, "num_heads %lld is not a multiple of kv_heads %lld",
                         (long long)d->num_heads, (long long)d->kv_heads);
@@ -104,7 +93,7 @@ static mha_status create_vectors(mha_module *module)
 
 mha_status mha_module_create(mha_context *context, const mha_module_desc *desc, mha_module **module)
 {
-    MHAI_NEED("mha_module_create", context, desc, module);
+    MHA_NEED("mha_module_create", context, desc, module);
     mha_module_desc d;
     MHA_TRY(mhai_struct_copy("mha_module_desc", &d, sizeof d,
                              offsetof(mha_module_desc, rope_pairing), desc));

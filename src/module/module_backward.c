@@ -5,7 +5,6 @@
 #include "base/checked.h"
 #include "base/convert.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "module/module_parts.h"
 
@@ -206,15 +205,11 @@ static mha_status read_gradients(call *c, const mha_tensor *out_gradient,
     const mha_module_desc *d = &c->f.module->desc;
     const int64_t B = c->f.B, T = c->f.T, S = c->f.S;
     MHA_TRY(mhai_struct_copy("mha_module_gradients", &c->out, sizeof c->out, sizeof c->out, given));
-    if (c->out.flags & ~(uint32_t)MHA_GRADIENT_ADD)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_gradients: flags 0x%x are unknown",
-                        (unsigned)c->out.flags);
+    MHA_TRY(mhai_check_flags("mha_module_gradients", c->out.flags, MHA_GRADIENT_ADD));
     if ((d->flags & MHA_MODULE_QK_NORM) && d->qk_norm != MHA_QK_NORM_RMS)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_module_backward: MHA_QK_NORM_L2 has no gradient; use MHA_QK_NORM_RMS");
-    if (c->out.parameters_count < 0 || c->out.parameters_count > MAX_PARAMETERS)
-        return mha_fail(MHA_ERR_ARGUMENT, "parameters_count is %lld, expected 0..%d",
-                        (long long)c->out.parameters_count, (int)MAX_PARAMETERS);
+    MHA_TRY(mhai_check_range("parameters_count", c->out.parameters_count, 0, MAX_PARAMETERS));
     if (c->out.parameters_count > 0 && !c->out.parameters)
         return mha_fail(MHA_ERR_NULL, "mha_module_gradients: parameters is NULL");
     MHA_TRY(mhai_tensor_check_real("out_gradient", out_gradient));
@@ -462,11 +457,9 @@ mha_status mha_module_backward(mha_context *context, const mha_module *module,
                                const mha_module_call *given, const mha_tensor *out_gradient,
                                const mha_module_gradients *gradients)
 {
-    MHAI_NEED_AS("mha_module_backward", "context, module, call, out_gradient, gradients", context,
-                 module, given, out_gradient, gradients);
+    MHA_NEED_AS("mha_module_backward", "context, module, call, out_gradient, gradients", context,
+                module, given, out_gradient, gradients);
     call c = {.f = {.context = context, .module = module}};
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = run(&c, given, out_gradient, gradients);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(&c, given, out_gradient, gradients));
 }

@@ -1,6 +1,6 @@
 /* Check the arguments of a call: shapes and overlaps of all tensors, viewed with a batch axis. */
 #include "base/checked.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 #include "module/module_parts.h"
 
@@ -105,9 +105,7 @@ static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *output
     mha_module_outputs want;
     MHA_TRY(mhai_struct_copy("mha_module_outputs", &want, sizeof want,
                              offsetof(mha_module_outputs, attention), outputs));
-    if (want.reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_outputs: reserved is %u, expected 0",
-                        (unsigned)want.reserved);
+    MHA_TRY(mhai_check_reserved("mha_module_outputs", want.reserved));
     const mha_tensor *all[] = {want.probabilities,
                                want.average_probabilities,
                                want.q,
@@ -251,9 +249,7 @@ static mha_status check_conflicts(const mhai_forward *f)
 
 mha_status mhai_module_check(mhai_forward *f, const mha_module_call *call)
 {
-    if (call->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_call: reserved is %u, expected 0",
-                        (unsigned)call->reserved);
+    MHA_TRY(mhai_check_reserved("mha_module_call", call->reserved));
     f->at = mhai_module_attend(f->module);
     f->at.context = f->context;
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &f->at.desc, sizeof f->at.desc,

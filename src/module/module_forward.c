@@ -7,7 +7,6 @@
 #include "base/context.h"
 #include "base/convert.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "module/module_parts.h"
 
 #include <multihead/component.h>
@@ -277,7 +276,7 @@ static mha_status prepare(mhai_forward *f, const mha_module_call *call, mha_atte
 mha_status mha_module_run(mha_context *context, const mha_module *module,
                           const mha_module_call *call)
 {
-    MHAI_NEED("mha_module_run", context, module, call);
+    MHA_NEED("mha_module_run", context, module, call);
     mhai_forward f = {.context = context, .module = module};
     mha_module_call own;
     mha_attention_plan plan;
@@ -285,14 +284,13 @@ mha_status mha_module_run(mha_context *context, const mha_module *module,
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = prepare(&f, &own, &plan);
     if (status == MHA_OK) status = compute(&f);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 mha_status mha_module_scratch(mha_context *context, const mha_module *module,
                               const mha_module_call *call, size_t *bytes)
 {
-    MHAI_NEED("mha_module_scratch", context, module, call, bytes);
+    MHA_NEED("mha_module_scratch", context, module, call, bytes);
     mhai_forward f = {.context = context, .module = module, .measuring = true};
     mha_module_call own;
     mha_attention_plan plan;

@@ -171,7 +171,7 @@ static mha_status take_panels(mha_module *module, const entry *e)
 
 mha_status mha_module_set_parameter(mha_module *module, const char *name, const mha_tensor *value)
 {
-    MHAI_NEED("mha_module_set_parameter", module, name);
+    MHA_NEED("mha_module_set_parameter", module, name);
     const entry *e;
     MHA_TRY(find(module, name, value, &e));
     MHA_TRY(mhai_tensor_check_real(name, value));
@@ -193,7 +193,7 @@ mha_status mha_module_set_parameter(mha_module *module, const char *name, const 
 mha_status mha_module_borrow_parameter(mha_module *module, const char *name,
                                        const mha_tensor *value)
 {
-    MHAI_NEED("mha_module_borrow_parameter", module, name);
+    MHA_NEED("mha_module_borrow_parameter", module, name);
     const entry *e;
     MHA_TRY(find(module, name, value, &e));
     MHA_TRY(mhai_tensor_check_real(name, value));
@@ -214,7 +214,7 @@ mha_status mha_module_borrow_parameter(mha_module *module, const char *name,
 mha_status mha_module_get_parameter(const mha_module *module, const char *name,
                                     const mha_tensor *value)
 {
-    MHAI_NEED("mha_module_get_parameter", module, name);
+    MHA_NEED("mha_module_get_parameter", module, name);
     const entry *e;
     MHA_TRY(find(module, name, value, &e));
     MHA_TRY(mhai_tensor_check(name, value, MHA_F32, value->ndim, NULL));

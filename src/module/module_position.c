@@ -1,5 +1,6 @@
 /* Norms and rotation of queries and keys, and positions of tokens. */
 #include "base/checked.h"
+#include "base/need.h"
 #include "module/module_parts.h"
 
 #include <multihead/component.h>
@@ -28,9 +29,7 @@ mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
 {
     static const float weight = 1; /* stands in for the weights */
     const bool norms = d->flags & MHA_MODULE_QK_NORM, rotates = d->flags & MHA_MODULE_ROPE;
-    if (d->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_module_desc: reserved is %u, expected 0",
-                        (unsigned)d->reserved);
+    MHA_TRY(mhai_check_reserved("mha_module_desc", d->reserved));
     if (!rotates &&
         (d->rotary_dim != 0 || d->rope_base != 0 || d->rope_factor != 0 || d->rope_pairing != 0))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_desc: rope_pairing, rotary_dim, rope_base "

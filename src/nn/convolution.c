@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/need.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -124,9 +125,7 @@ mha_status mha_short_convolution(mha_context *context, uint32_t flags, const mha
                                  const mha_tensor *state, const mha_tensor *y)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_short_convolution: context is NULL");
-    if (flags & ~(uint32_t)MHA_CONVOLUTION_SILU)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_short_convolution: flags 0x%x are unknown",
-                        (unsigned)flags);
+    MHA_TRY(mhai_check_flags("mha_short_convolution", flags, MHA_CONVOLUTION_SILU));
     convolution job = {.kernels = mhai_kernels_for(context->isa),
                        .x = x,
                        .weight = weight,

@@ -5,7 +5,6 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -133,10 +132,7 @@ static mha_status check(const mha_convolution_gradients *c, int64_t *taps)
 {
     const mha_tensor *rows[] = {c->x, c->dy, c->dx};
     static const char *const names[] = {"x", "dy", "dx"};
-    if (c->flags & ~(uint32_t)MHA_CONVOLUTION_SILU)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_short_convolution_backward: flags 0x%x are unknown",
-                        (unsigned)c->flags);
+    MHA_TRY(mhai_check_flags("mha_short_convolution_backward", c->flags, MHA_CONVOLUTION_SILU));
     for (int i = 0; i < 3; i++) {
         if (i == 2 && !c->dx) continue;
         MHA_TRY(mhai_tensor_check(names[i], rows[i], MHA_F32, 3, i ? c->x->shape : NULL));
@@ -161,7 +157,7 @@ mha_status mha_short_convolution_backward(mha_context *context,
                                           const mha_convolution_gradients *call)
 {
     backward_job job;
-    MHAI_NEED("mha_short_convolution_backward", context, call);
+    MHA_NEED("mha_short_convolution_backward", context, call);
     MHA_TRY(
         mhai_struct_copy("mha_convolution_gradients", &job.c, sizeof job.c, sizeof job.c, call));
     MHA_TRY(check(&job.c, &job.taps));

@@ -5,6 +5,7 @@
 
 #include "base/context.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -53,9 +54,7 @@ static mha_status check_targets(const mha_tensor *targets, int64_t rows, int64_t
     *counted = 0;
     for (int64_t i = 0; i < rows; i++) {
         int32_t target = mhai_nn_id(targets, i);
-        if (target < -1 || target >= classes)
-            return mha_fail(MHA_ERR_ARGUMENT, "targets[%lld] is %d, expected -1..%lld",
-                            (long long)i, (int)target, (long long)classes - 1);
+        MHA_TRY(mhai_check_entry("targets", i, target, -1, classes - 1));
         *counted += target >= 0;
     }
     return MHA_OK;
@@ -107,9 +106,7 @@ mha_status mhai_cross_entropy_rows(mha_context *context, const mha_tensor *logit
 {
     loss_job job = {.logits = logits, .targets = targets, .row_loss = losses};
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(context, &job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, &job));
 }
 
 mha_status mha_cross_entropy(mha_context *context, const mha_tensor *logits,
@@ -128,6 +125,5 @@ mha_status mha_cross_entropy(mha_context *context, const mha_tensor *logits,
     double total = total_loss(&job, losses);
     if (loss) *loss = total;
 done:
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -2,6 +2,7 @@
 #include "nn/nn_check.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 
 /* Columns of the table per work item. One thread owns them and adds all rows in order. */
 enum { OWNED_COLUMNS = 16 };
@@ -17,9 +18,7 @@ static mha_status check(const char *table_name, const mha_tensor *table, const m
     MHA_TRY(mhai_nn_matrix(table_name, table, -1, -1));
     MHA_TRY(mhai_tensor_check("ids", ids, MHA_I32, 1, NULL));
     for (int64_t i = 0; i < ids->shape[0]; i++)
-        if (mhai_nn_id(ids, i) < 0 || mhai_nn_id(ids, i) >= table->shape[0])
-            return mha_fail(MHA_ERR_ARGUMENT, "ids[%lld] is %d, expected 0..%lld", (long long)i,
-                            (int)mhai_nn_id(ids, i), (long long)table->shape[0] - 1);
+        MHA_TRY(mhai_check_entry("ids", i, mhai_nn_id(ids, i), 0, table->shape[0] - 1));
     return mhai_nn_matrix(name, y, ids->shape[0], table->shape[1]);
 }
 
@@ -36,7 +35,7 @@ mha_status mha_embedding(mha_context *context, const mha_tensor *table, const mh
                          uint32_t flags, const mha_tensor *y)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_embedding: context is NULL");
-    MHA_TRY(mhai_nn_flags("mha_embedding", flags));
+    MHA_TRY(mhai_check_flags("mha_embedding", flags, MHA_GRADIENT_ADD));
     MHA_TRY(check("table", table, ids, "y", y));
     MHA_TRY(mhai_tensor_check_output("y", y));
     MHA_TRY(mhai_tensor_check_disjoint("y", y, "table", table));

@@ -193,7 +193,7 @@ void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t ro
 mha_status mha_linear_create(mha_context *context, const mha_tensor *weight, const mha_tensor *bias,
                              mha_linear **linear)
 {
-    MHAI_NEED("mha_linear_create", context, linear);
+    MHA_NEED("mha_linear_create", context, linear);
     MHA_TRY(mhai_tensor_check("weight", weight, MHA_F32, 2, NULL));
     if (bias) MHA_TRY(mhai_tensor_check("bias", bias, MHA_F32, 1, weight->shape));
     mha_linear *made;
@@ -227,7 +227,7 @@ static void set_bf16(mha_linear *linear, const mha_tensor *weight, const mha_ten
 mha_status mha_linear_create_bf16(mha_context *context, const mha_tensor *weight,
                                   const mha_tensor *bias, mha_linear **linear)
 {
-    MHAI_NEED("mha_linear_create_bf16", context, linear);
+    MHA_NEED("mha_linear_create_bf16", context, linear);
     MHA_TRY(check_bf16(weight, bias, NULL));
     const mha_linear like = {
         .inputs = weight->shape[1], .outputs = weight->shape[0], .has_bias = bias, .bf16 = true};
@@ -298,7 +298,7 @@ static mha_status check_activation(mha_activation activation)
 mha_status mha_linear_forward(mha_context *context, const mha_linear *linear,
                               mha_activation activation, const mha_tensor *x, const mha_tensor *y)
 {
-    MHAI_NEED("mha_linear_forward", context, linear);
+    MHA_NEED("mha_linear_forward", context, linear);
     MHA_TRY(check_activation(activation));
     MHA_TRY(mhai_tensor_check("x", x, MHA_F32, 2, (int64_t[]){-1, linear->inputs}));
     MHA_TRY(mhai_tensor_check_last("x", x));

@@ -2,7 +2,6 @@
 #include "base/checked.h"
 #include "base/need.h"
 #include "base/scratch.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "nn/matmul.h"
 
@@ -28,9 +27,7 @@ static mha_status check_outputs(const mha_tensor *dx, const mha_tensor *dweight,
 static mha_status check(const mha_linear_gradients *c)
 {
     const mha_tensor *weight = c->weight, *x = c->x, *dy = c->dy;
-    if (c->flags & ~(uint32_t)MHA_GRADIENT_ADD)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_linear_backward: flags 0x%x are unknown",
-                        (unsigned)c->flags);
+    MHA_TRY(mhai_check_flags("mha_linear_backward", c->flags, MHA_GRADIENT_ADD));
     MHA_TRY(mhai_tensor_check("weight", weight, MHA_F32, 2, NULL));
     MHA_TRY(mhai_tensor_check_last("weight", weight));
     const int64_t *n = weight->shape, *k = weight->shape + 1;
@@ -86,7 +83,7 @@ static mha_status reserve(mha_context *context, int64_t dx_inner, int64_t dweigh
 mha_status mha_linear_backward(mha_context *context, const mha_linear_gradients *call)
 {
     mha_linear_gradients c;
-    MHAI_NEED("mha_linear_backward", context, call);
+    MHA_NEED("mha_linear_backward", context, call);
     MHA_TRY(mhai_struct_copy("mha_linear_gradients", &c, sizeof c, sizeof c, call));
     MHA_TRY(check(&c));
     const mha_tensor *weight = c.weight, *dy = c.dy, *dx = c.dx, *dweight = c.dweight;

@@ -230,7 +230,5 @@ static mha_status run_packed(mha_context *context, const mhai_matmul *job)
 mha_status mhai_matmul_run_bf16(mha_context *context, const mhai_matmul *job)
 {
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run_packed(context, job);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run_packed(context, job));
 }

@@ -252,7 +252,5 @@ mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job, co
 {
     if (job->rows == 0 || job->cols == 0) return MHA_OK;
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = run(context, job, from);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, run(context, job, from));
 }

@@ -1,5 +1,6 @@
 /* See nn_check.h. */
 #include "nn/nn_check.h"
+#include "base/need.h"
 
 mha_status mhai_nn_matrix(const char *name, const mha_tensor *tensor, int64_t rows, int64_t cols)
 {
@@ -32,12 +33,4 @@ mha_status mhai_nn_alias(const char *name, const mha_tensor *output, const char 
     if (output && other && other->data == output->data && other->stride[0] == output->stride[0])
         return MHA_OK;
     return mhai_tensor_check_disjoint(name, output, other_name, other);
-}
-
-mha_status mhai_nn_flags(const char *function, uint32_t flags)
-{
-    if (flags & ~(uint32_t)MHA_GRADIENT_ADD)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: flags 0x%x are unknown", function,
-                        (unsigned)flags);
-    return MHA_OK;
 }

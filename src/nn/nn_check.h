@@ -24,8 +24,6 @@ MHA_NODISCARD mha_status mhai_nn_out_vector(const char *name, const mha_tensor *
 MHA_NODISCARD mha_status mhai_nn_alias(const char *name, const mha_tensor *output,
                                        const char *other_name, const mha_tensor *other);
 
-MHA_NODISCARD mha_status mhai_nn_flags(const char *function, uint32_t flags);
-
 /* The token id or target at an index. */
 static inline int32_t mhai_nn_id(const mha_tensor *ids, int64_t row)
 {

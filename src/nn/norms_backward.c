@@ -5,7 +5,6 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 
 #include <string.h>
 
@@ -56,7 +55,7 @@ static void join_sums(const backward_job *job, int64_t blocks, int64_t part, con
 static mha_status check(const mhai_norm *norm, const mha_norm_gradients *c)
 {
     const mha_tensor *dy = c->dy, *dx = c->dx, *dweight = c->dweight, *dbias = c->dbias;
-    MHA_TRY(mhai_nn_flags(norm->function, c->flags));
+    MHA_TRY(mhai_check_flags(norm->function, c->flags, MHA_GRADIENT_ADD));
     if (dbias && !norm->centred)
         return mha_fail(MHA_ERR_UNSUPPORTED, "%s: dbias is set; RMS norm has no bias",
                         norm->function);
@@ -85,7 +84,7 @@ static mha_status backward(mha_context *context, const mha_norm_gradients *call,
                            const char *function, bool centred)
 {
     mha_norm_gradients c;
-    MHAI_NEED(function, context, call);
+    MHA_NEED(function, context, call);
     MHA_TRY(mhai_struct_copy("mha_norm_gradients", &c, sizeof c, sizeof c, call));
     const mhai_norm own = {function, centred, c.x, c.residual, c.weight, NULL, (double)c.epsilon};
     const mhai_norm *norm = &own;
@@ -110,8 +109,7 @@ static mha_status backward(mha_context *context, const mha_norm_gradients *call,
     join_sums(&job, blocks, 0, c.dweight);
     join_sums(&job, blocks, 1, c.dbias);
 done:
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }
 
 mha_status mha_layer_norm_backward(mha_context *context, const mha_norm_gradients *call)

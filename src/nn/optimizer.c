@@ -3,7 +3,6 @@
 #include "base/context.h"
 #include "base/math.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 
 #include <multihead/component.h>
 #include <multihead/optimizer.h>
@@ -65,9 +64,7 @@ static void adamw_piece(void *argument, int64_t piece, int worker)
 
 static mha_status check_adamw(mha_adamw *s)
 {
-    if (s->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_adamw: reserved is %u, expected 0",
-                        (unsigned)s->reserved);
+    MHA_TRY(mhai_check_reserved("mha_adamw", s->reserved));
     if (s->beta1 == 0 && s->beta2 == 0) s->beta1 = 0.9, s->beta2 = 0.999;
     if (s->epsilon == 0) s->epsilon = 1e-8;
     if (s->gradient_scale == 0) s->gradient_scale = 1;
@@ -85,7 +82,7 @@ static mha_status check_adamw(mha_adamw *s)
 mha_status mha_adamw_step(mha_context *context, const mha_adamw *settings, int64_t count,
                           float *parameter, const float *gradient, float *m, float *v)
 {
-    MHAI_NEED("mha_adamw_step", context, settings);
+    MHA_NEED("mha_adamw_step", context, settings);
     mha_adamw s;
     MHA_TRY(mhai_struct_copy("mha_adamw", &s, sizeof s, sizeof s, settings));
     MHA_TRY(check_adamw(&s));
@@ -134,12 +131,10 @@ static void sgd_piece(void *argument, int64_t piece, int worker)
 mha_status mha_sgd_step(mha_context *context, const mha_sgd *settings, int64_t count,
                         float *parameter, const float *gradient, float *velocity)
 {
-    MHAI_NEED("mha_sgd_step", context, settings);
+    MHA_NEED("mha_sgd_step", context, settings);
     mha_sgd s;
     MHA_TRY(mhai_struct_copy("mha_sgd", &s, sizeof s, sizeof s, settings));
-    if (s.reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_sgd: reserved is %u, expected 0",
-                        (unsigned)s.reserved);
+    MHA_TRY(mhai_check_reserved("mha_sgd", s.reserved));
     if (s.gradient_scale == 0) s.gradient_scale = 1;
     MHA_TRY(check_number("learning_rate", s.learning_rate, 0, 1e9));
     MHA_TRY(check_number("momentum", s.momentum, 0, 1e9));
@@ -195,7 +190,7 @@ static void norm_pieces(void *argument, int64_t item, int worker)
 mha_status mha_gradient_norm(mha_context *context, int64_t count, const float *gradient,
                              double *norm)
 {
-    MHAI_NEED("mha_gradient_norm", context, norm);
+    MHA_NEED("mha_gradient_norm", context, norm);
     MHA_TRY(check_count("mha_gradient_norm", count, gradient, gradient));
     const int64_t pieces = mhai_ceil_div(count, PIECE);
     void *memory;
@@ -212,22 +207,15 @@ mha_status mha_gradient_norm(mha_context *context, int64_t count, const float *g
 
 mha_status mha_learning_rate(const mha_schedule *schedule, int64_t step, double *rate)
 {
-    MHAI_NEED("mha_learning_rate", schedule, rate);
+    MHA_NEED("mha_learning_rate", schedule, rate);
     mha_schedule s;
     MHA_TRY(mhai_struct_copy("mha_schedule", &s, sizeof s, sizeof s, schedule));
-    if (s.reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_schedule: reserved is %u, expected 0",
-                        (unsigned)s.reserved);
+    MHA_TRY(mhai_check_reserved("mha_schedule", s.reserved));
     MHA_TRY(check_number("peak", s.peak, 0, 1e9));
     MHA_TRY(check_number("floor", s.floor, 0, 1));
-    const struct {
-        const char *name;
-        int64_t value, least;
-    } counts[] = {{"step", step, 1}, {"warm_up", s.warm_up, 0}, {"decay", s.decay, 0}};
-    for (int i = 0; i < 3; i++)
-        if (counts[i].value < counts[i].least)
-            return mha_fail(MHA_ERR_ARGUMENT, "%s is %lld, expected %lld or more", counts[i].name,
-                            (long long)counts[i].value, (long long)counts[i].least);
+    MHA_TRY(mhai_check_range("step", step, 1, INT64_MAX));
+    MHA_TRY(mhai_check_range("warm_up", s.warm_up, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("decay", s.decay, 0, INT64_MAX));
     double part = 1;
     if (step <= s.warm_up) {
         part = (double)step / (double)s.warm_up;

@@ -47,7 +47,7 @@ static int32_t place_in(const mha_transport *whole, const int32_t *ranks, int32_
 mha_status mha_transport_part_make(const mha_transport *whole, const int32_t *ranks, int32_t count,
                                    mha_transport_part *part)
 {
-    MHAI_NEED("mha_transport_part_make", ranks, part);
+    MHA_NEED("mha_transport_part_make", ranks, part);
     MHA_TRY(mhai_ranks_check(whole));
     const int32_t place = place_in(whole, ranks, count);
     if (place < 0)

@@ -190,8 +190,7 @@ mha_status mha_figure_links(const mha_figure *figure, const mha_report *report, 
 {
     mha_figure own;
     mha_report own_report;
-    if (!links || !strongest)
-        return mha_fail(MHA_ERR_NULL, "mha_figure_links: links or strongest is NULL");
+    MHA_NEED("mha_figure_links", links, strongest);
     MHA_TRY(mhai_figure_check(figure, &own));
     MHA_TRY(mhai_html_check(report, &own, &own_report));
     return mhai_html_links(&own, &own_report, links, strongest);

@@ -217,8 +217,7 @@ static mha_status page(mhai_live_asked *a)
 mha_status mha_live_explorer(const mha_live *live, const mha_explorer *explorer,
                              const mha_sink *sink)
 {
-    if (!live || !explorer || !sink)
-        return mha_fail(MHA_ERR_NULL, "live: live, explorer and sink are required");
+    MHA_NEED("live", live, explorer, sink);
     mha_explorer own = {0};
     MHA_TRY(mha_struct_read("mha_explorer", &own, sizeof own, sizeof own, explorer,
                             explorer->struct_size));
@@ -317,8 +316,7 @@ mha_status mha_live_create(mha_context *context, mha_model *model, const mha_liv
                            mha_live **live)
 {
     mha_live made = {.context = context, .model = model, .info = {.struct_size = sizeof made.info}};
-    if (!context || !model || !options || !live)
-        return mha_fail(MHA_ERR_NULL, "live: context, model, options and live are required");
+    MHA_NEED("live", context, model, options, live);
     *live = NULL;
     MHA_TRY(mha_struct_read("mha_live_options", &made.options, sizeof made.options,
                             sizeof made.options, options, options->struct_size));

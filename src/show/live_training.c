@@ -154,7 +154,7 @@ mha_status mhai_live_training_read(mha_live *live)
 mha_status mha_live_training(const mha_live *live, const mha_sink *sink)
 {
     static const char *const names[] = {"frame_steps", "frames", "example"};
-    if (!live || !sink) return mha_fail(MHA_ERR_NULL, "live: live and sink are required");
+    MHA_NEED("live", live, sink);
     const mhai_live_training *t = &live->training;
     if (!t->frames) return MHA_OK;
     const mha_tensor tensors[] = {

@@ -82,7 +82,7 @@ static mha_status measure(const mha_study_found *found, int64_t layer, int64_t h
 
 mha_status mha_cards_make(const mha_study_found *found, mha_cards *cards)
 {
-    if (!found || !cards) return mha_fail(MHA_ERR_NULL, "mha_cards_make: NULL argument");
+    MHA_NEED("mha_cards_make", found, cards);
     *cards = (mha_cards){.layers = found->layers};
     mha_room *room = &cards->memory;
     for (int64_t l = 0; l < found->layers; l++)

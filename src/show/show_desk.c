@@ -108,8 +108,7 @@ mha_status mha_show_desk(const mha_desk *desk, const mha_maps *source,
                          const mha_show_options *given, mha_show *show)
 {
     mha_show_options options;
-    if (!desk || !source || !show)
-        return mha_fail(MHA_ERR_NULL, "show: desk, source and show are required");
+    MHA_NEED("show", desk, source, show);
     *show = (mha_show){0};
     if (source->rows.count != desk->tokens)
         return mha_fail(MHA_ERR_SHAPE,

@@ -633,7 +633,7 @@ mha_status mhai_show_options(const mha_show_options *given, mha_show_options *ow
 mha_status mha_show_make(const mha_maps *maps, const mha_show_options *given, mha_show *show)
 {
     mha_show_options options;
-    if (!maps || !show) return mha_fail(MHA_ERR_NULL, "show: maps and show are required");
+    MHA_NEED("show", maps, show);
     *show = (mha_show){0};
     MHA_TRY(mha_struct_check_size("mha_maps", maps->struct_size, sizeof *maps));
     MHA_TRY(mhai_show_options(given, &options));

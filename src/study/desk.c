@@ -1,5 +1,7 @@
 /* The effect of W_O: the term that each head of a layer adds to every feature of the stream, at
  * every token. A desk also has the concatenated heads before W_O and their sum after it. */
+#include "study/study.h"
+
 #include <multihead/attribution.h>
 #include <multihead/component.h>
 #include <multihead/maps.h>
@@ -68,15 +70,10 @@ static mha_status run(mha_context *context, const mha_transformer *t, const mha_
                       mha_activations *kept)
 {
     mha_transformer_desc d;
-    const int64_t shape[] = {1, tokens->count};
-    const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
-                     types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
+    mhai_sequence s;
     mha_transformer_describe(t, &d);
-    const mha_transformer_input input = {.struct_size = sizeof input,
-                                         .tokens = &ids,
-                                         .token_types =
-                                             d.type_count && tokens->types ? &types : NULL};
-    return mha_transformer_forward(context, t, &input, kept, NULL, NULL, NULL);
+    mhai_sequence_make(tokens, &d, &s);
+    return mha_transformer_forward(context, t, &s.input, kept, NULL, NULL, NULL);
 }
 
 mha_status mha_desk_measure(mha_context *context, const mha_transformer *transformer,
@@ -84,8 +81,7 @@ mha_status mha_desk_measure(mha_context *context, const mha_transformer *transfo
 {
     mha_activations *kept = NULL;
     mha_room room = {0};
-    if (!context || !transformer || !tokens || !desk)
-        return mha_fail(MHA_ERR_NULL, "mha_desk_measure: NULL argument");
+    MHA_NEED("mha_desk_measure", context, transformer, tokens, desk);
     MHA_TRY(mha_struct_check_size("mha_desk", desk->struct_size, sizeof *desk));
     *desk = (mha_desk){.struct_size = desk->struct_size};
     mha_status status = mha_activations_create(context, transformer, tokens->count, 0, &kept);

@@ -131,8 +131,7 @@ static mha_status fill(mha_context *context, mha_model *model, const mha_generat
 mha_status mha_generation_create(mha_context *context, mha_model *model,
                                  const mha_generation_desc *desc, mha_generation **generation)
 {
-    if (!context || !model || !desc || !generation)
-        return mha_fail(MHA_ERR_NULL, "mha_generation_create: NULL argument");
+    MHA_NEED("mha_generation_create", context, model, desc, generation);
     mha_generation_desc d;
     MHA_TRY(
         mha_struct_read("mha_generation_desc", &d, sizeof d, sizeof d, desc, desc->struct_size));
@@ -178,7 +177,7 @@ mha_status mha_generation_next(mha_context *context, mha_generation *generation,
 {
     mha_generation *g = generation;
     bool stopped = false;
-    if (!context || !g || !out) return mha_fail(MHA_ERR_NULL, "mha_generation_next: NULL argument");
+    MHA_NEED("mha_generation_next", context, g, out);
     MHA_TRY(mha_struct_check_size("mha_generation_step", out->struct_size, sizeof *out));
     *out = (mha_generation_step){.struct_size = out->struct_size, .token = -1, .text = ""};
     if (g->state == MHA_GENERATION_CONTINUES && g->made == g->most)

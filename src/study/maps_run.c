@@ -1,4 +1,6 @@
 /* Maps of a text: their arrays, the run that fills them, and differences of two texts. */
+#include "study/study.h"
+
 #include <multihead/attribution.h>
 #include <multihead/component.h>
 #include <multihead/maps.h>
@@ -99,8 +101,7 @@ static mha_status check(mha_model *model, const mha_maps_desc *given, mha_maps_d
                         const mha_maps *maps)
 {
     const uint32_t known = MHA_MAPS_TWINS | MHA_MAPS_NEURONS;
-    if (!model || !given || !maps)
-        return mha_fail(MHA_ERR_NULL, "maps: model, desc and maps are required");
+    MHA_NEED("maps", model, given, maps);
     MHA_TRY(mha_struct_check_size("mha_maps", maps->struct_size, sizeof *maps));
     MHA_TRY(mha_struct_read("mha_maps_desc", desc, sizeof *desc, sizeof *desc, given,
                             given->struct_size));
@@ -245,23 +246,6 @@ static mha_status after_layer(void *user, const mha_activations *kept, int64_t l
     return make_twin(run, &view, kept);
 }
 
-/* The batch of one sequence that a call reads. */
-typedef struct sequence {
-    mha_tensor ids, types;
-    mha_transformer_input input;
-} sequence;
-
-static void make_sequence(const mha_tokens *tokens, const mha_transformer_desc *d, sequence *s)
-{
-    const int64_t shape[] = {1, tokens->count};
-    s->ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape);
-    s->types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
-    s->input =
-        (mha_transformer_input){.struct_size = sizeof s->input,
-                                .tokens = &s->ids,
-                                .token_types = d->type_count && tokens->types ? &s->types : NULL};
-}
-
 static mha_status measure(const maps_run *run, mha_transformer_input *input)
 {
     const mha_maps_desc *desc = run->desc;
@@ -281,7 +265,7 @@ static mha_status run_self(maps_run *run, mha_room *room)
     mha_attention_outputs *outputs;
     mha_tensor *tensors;
     mha_transformer_desc d;
-    sequence s;
+    mhai_sequence s;
     mha_transformer_describe(run->net, &d);
     MHA_TRY(MHA_ROOM_ALLOC(room, maps->layers, &wanted));
     MHA_TRY(MHA_ROOM_ALLOC(room, maps->layers, &outputs));
@@ -295,14 +279,14 @@ static mha_status run_self(maps_run *run, mha_room *room)
             (mha_attention_outputs){.struct_size = sizeof *outputs, .probabilities = &tensors[l]};
         wanted[l] = &outputs[l];
     }
-    make_sequence(run->desc->tokens, &d, &s);
+    mhai_sequence_make(run->desc->tokens, &d, &s);
     s.input.outputs = maps->cell > 1 ? NULL : wanted;
     s.input.after_layer = after_layer;
     s.input.after_layer_user = run;
     if (run->desc->study) {
         const mha_status status = measure(run, &s.input);
         if (status != MHA_ERR_NUMERIC) return status;
-        make_sequence(run->desc->tokens, &d, &s);
+        mhai_sequence_make(run->desc->tokens, &d, &s);
         s.input.outputs = maps->cell > 1 ? NULL : wanted;
         s.input.after_layer = after_layer;
         s.input.after_layer_user = run;
@@ -317,7 +301,7 @@ static mha_status run_cross(maps_run *run, mha_model *encoder, mha_room *room)
     mha_transformer *first = mha_model_transformer(encoder);
     const int64_t T = maps->rows.count, S = maps->cols.count, H = maps->heads, L = maps->layers;
     mha_transformer_desc reads, writes;
-    sequence source, target;
+    mhai_sequence source, target;
     int64_t count;
     void *memory;
     mha_transformer_describe(first, &reads);
@@ -328,8 +312,8 @@ static mha_status run_cross(maps_run *run, mha_model *encoder, mha_room *room)
     MHA_TRY(mha_room_alloc(room, count, sizeof(float), &memory));
     all.data = memory;
     MHA_TRY(mha_room_alloc(room, S, (size_t)reads.embed_dim * sizeof(float), &stream.data));
-    make_sequence(run->desc->source, &reads, &source);
-    make_sequence(run->desc->tokens, &writes, &target);
+    mhai_sequence_make(run->desc->source, &reads, &source);
+    mhai_sequence_make(run->desc->tokens, &writes, &target);
     target.input.memory = &stream;
     MHA_TRY(mha_transformer_forward(run->context, first, &source.input, NULL, &stream, NULL, NULL));
     MHA_TRY(mha_transformer_forward(run->context, run->net, &target.input, NULL, NULL, NULL, &all));
@@ -421,7 +405,7 @@ static mha_status check_layers(const mha_maps *maps, const mha_maps *other)
 
 mha_status mha_maps_subtract(mha_maps *maps, const mha_maps *other, bool *same)
 {
-    if (!maps || !other) return mha_fail(MHA_ERR_NULL, "mha_maps_subtract: NULL argument");
+    MHA_NEED("mha_maps_subtract", maps, other);
     const mha_tokens *a = &maps->rows, *b = &other->rows;
     if (!(maps->flags & other->flags & MHA_MAPS_SAME))
         return mha_fail(MHA_ERR_UNSUPPORTED,

@@ -174,8 +174,7 @@ mha_status mha_trials_plane(mha_trials *trials, const mha_trial *given, mha_tria
 {
     mha_trial run;
     plane p = {.head = head};
-    if (!points || !shares)
-        return mha_fail(MHA_ERR_NULL, "mha_trials_plane: points and shares are required");
+    MHA_NEED("mha_trials_plane", points, shares);
     MHA_TRY(mhai_trial_read(trials, given, &run));
     if (head.layer < 0 || head.layer >= trials->desc.num_layers) return no_head(&p);
     mha_status status = mha_trials_run(trials, given, -1, NULL, NULL, NULL);

@@ -30,7 +30,7 @@ mha_status mha_random_tokens_plan(const mha_model *model, mha_random_tokens *pla
                                .first = -1,
                                .last = -1,
                                .seed = SEED};
-    if (!model || !plan) return mha_fail(MHA_ERR_NULL, "mha_random_tokens_plan: NULL argument");
+    MHA_NEED("mha_random_tokens_plan", model, plan);
     MHA_TRY(mha_struct_check_size("mha_random_tokens", plan->struct_size, sizeof *plan));
     MHA_TRY(mhai_reader_make(model, &reader));
     MHA_TRY(find_ends(&reader, &how));
@@ -58,7 +58,7 @@ void mha_random_tokens_free(mha_random_tokens *plan)
 
 mha_status mha_random_tokens_draw(mha_random_tokens *plan, mha_tokens *tokens)
 {
-    if (!plan || !tokens) return mha_fail(MHA_ERR_NULL, "mha_random_tokens_draw: NULL argument");
+    MHA_NEED("mha_random_tokens_draw", plan, tokens);
     MHA_TRY(mha_struct_check_size("mha_tokens", tokens->struct_size, sizeof *tokens));
     mha_tokens made = {.struct_size = sizeof made};
     int64_t many;

@@ -38,8 +38,7 @@ mha_status mha_study_create(mha_context *context, mha_model *model, const mha_st
     mha_study_desc own;
     mha_study_state state;
     mhai_reader reader;
-    if (!context || !model || !study)
-        return mha_fail(MHA_ERR_NULL, "mha_study_create: NULL argument");
+    MHA_NEED("mha_study_create", context, model, study);
     MHA_TRY(mha_struct_read("mha_study_desc", &own, sizeof own, sizeof own, desc,
                             desc ? desc->struct_size : 0));
     MHA_TRY(mha_struct_read("mha_study_state", &state, sizeof state, sizeof state, own.state,
@@ -122,7 +121,7 @@ static mha_status grow(mha_study *s)
 
 mha_status mha_study_count(mha_study *study, const mha_tokens *tokens, const mha_study_links *links)
 {
-    if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_count: NULL argument");
+    MHA_NEED("mha_study_count", study, tokens);
     if (study->found.texts)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_study_count: count all texts before mha_study_begin()");
@@ -226,7 +225,7 @@ mha_status mha_study_begin(mha_study *study)
 
 mha_status mha_study_next(mha_study *study, int64_t *number)
 {
-    if (!study || !number) return mha_fail(MHA_ERR_NULL, "mha_study_next: NULL argument");
+    MHA_NEED("mha_study_next", study, number);
     mha_study_found *f = &study->found;
     if (!(study->random ? f->random : f->texts))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_study_next: call mha_study_begin() first");
@@ -256,18 +255,28 @@ static mha_status show_progress(void *user, int64_t layer, int64_t row)
     return s->desc.progress(s->desc.progress_user, &s->progress);
 }
 
+void mhai_sequence_make(const mha_tokens *tokens, const mha_transformer_desc *d, mhai_sequence *s)
+{
+    const int64_t shape[] = {1, tokens->count};
+    s->ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape);
+    s->types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
+    s->input =
+        (mha_transformer_input){.struct_size = sizeof s->input,
+                                .tokens = &s->ids,
+                                .token_types = d->type_count && tokens->types ? &s->types : NULL};
+}
+
 static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_text *text,
                       const mha_transformer_input *also, bool random)
 {
-    const int64_t shape[] = {1, tokens->count};
-    const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
-                     types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
+    mhai_sequence of;
     mha_transformer_input input;
+    mhai_sequence_make(tokens, &s->net_desc, &of);
     MHA_TRY(mha_struct_read("mha_transformer_input", &input, sizeof input, sizeof input, also,
                             also ? also->struct_size : 0));
     input.struct_size = sizeof input;
-    input.tokens = &ids;
-    input.token_types = s->net_desc.type_count > 0 ? &types : NULL;
+    input.tokens = of.input.tokens;
+    input.token_types = of.input.token_types;
     input.gates = s->desc.gates;
     const mha_head_pass pass = {
         .struct_size = sizeof pass,
@@ -373,7 +382,7 @@ static mha_status measure(mha_study *s, const mha_tokens *tokens, const mha_stud
 mha_status mha_study_text(mha_study *study, const mha_tokens *tokens, const mha_study_visit *visit)
 {
     mha_study_visit own;
-    if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_text: NULL argument");
+    MHA_NEED("mha_study_text", study, tokens);
     MHA_TRY(mha_struct_read("mha_study_visit", &own, sizeof own, sizeof own, visit,
                             visit ? visit->struct_size : 0));
     mha_study_found *f = &study->found;

@@ -32,4 +32,12 @@ bool mhai_is_word(const mhai_reader *reader, int32_t id);
 MHA_NODISCARD mha_status mhai_tokens_make(int64_t count, size_t labels, mha_tokens *tokens,
                                           char **label);
 
+/* The batch of one text that a call reads. */
+typedef struct mhai_sequence {
+    mha_tensor ids, types;
+    mha_transformer_input input;
+} mhai_sequence;
+
+void mhai_sequence_make(const mha_tokens *tokens, const mha_transformer_desc *d, mhai_sequence *s);
+
 #endif

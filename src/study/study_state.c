@@ -365,7 +365,7 @@ static mha_status put_words(const mha_sink *sink, const uint64_t *from, int64_t 
 
 mha_status mha_study_write(const mha_study *study, const mha_sink *sink)
 {
-    if (!study || !sink) return mha_fail(MHA_ERR_NULL, "mha_study_write: NULL argument");
+    MHA_NEED("mha_study_write", study, sink);
     if (!study->desc.state)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_study_write: the study was created without a state");
     const mha_study_found *f = &study->found;

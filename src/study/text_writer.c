@@ -119,8 +119,7 @@ mha_status mha_text_writer_add(mha_text_writer *writer, int32_t id, const char *
                                size_t *bytes, bool *stopped)
 {
     size_t held;
-    if (!writer || !text || !bytes || !stopped)
-        return mha_fail(MHA_ERR_NULL, "mha_text_writer_add: NULL argument");
+    MHA_NEED("mha_text_writer_add", writer, text, bytes, stopped);
     const mhai_reader *reader = &writer->reader;
     if (!(reader->pieces ? mha_tokenizer_token(reader->pieces, id)
                          : mha_vocabulary_word(reader->words, id)))
@@ -143,7 +142,6 @@ mha_status mha_text_writer_add(mha_text_writer *writer, int32_t id, const char *
 
 mha_status mha_text_writer_end(mha_text_writer *writer, const char **text, size_t *bytes)
 {
-    if (!writer || !text || !bytes)
-        return mha_fail(MHA_ERR_NULL, "mha_text_writer_end: NULL argument");
+    MHA_NEED("mha_text_writer_end", writer, text, bytes);
     return give(writer, writer->used, true, text, bytes);
 }

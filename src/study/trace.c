@@ -316,11 +316,11 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
 /* The steps of a trace are those of softmax attention without gates. */
 static mha_status check_mixers(const mha_transformer_desc *d)
 {
-    for (int64_t l = 0; d->layers && l < d->num_layers; l++)
-        if (mha_layer_difference(&d->layers[l]))
-            return mha_fail(MHA_ERR_UNSUPPORTED, "mha_trials_trace: layer %" PRId64 " %s", l,
-                            mha_layer_difference(&d->layers[l]));
-    return MHA_OK;
+    int64_t layer = 0;
+    const char *phrase = mha_transformer_phrase(d, mha_layer_difference, &layer);
+    return phrase ? mha_fail(MHA_ERR_UNSUPPORTED, "mha_trials_trace: layer %" PRId64 " %s", layer,
+                             phrase)
+                  : MHA_OK;
 }
 
 static mha_status check(const tracing *g)
@@ -355,8 +355,7 @@ mha_status mha_trials_trace(mha_trials *trials, const mha_trial *given,
 {
     mha_trial run;
     mha_trace_options o;
-    if (!options || !trace)
-        return mha_fail(MHA_ERR_NULL, "mha_trials_trace: options and trace are required");
+    MHA_NEED("mha_trials_trace", options, trace);
     MHA_TRY(mha_struct_check_size("mha_trace", trace->struct_size, sizeof *trace));
     *trace = (mha_trace){.struct_size = trace->struct_size, .layer = -1, .key = -1};
     MHA_TRY(mha_struct_read("mha_trace_options", &o, sizeof o, sizeof o, options,

@@ -44,7 +44,7 @@ static mha_status check_heads(const mha_trials *trials, const mha_trial_head *he
 
 mha_status mhai_trial_read(const mha_trials *trials, const mha_trial *given, mha_trial *run)
 {
-    if (!trials || !given) return mha_fail(MHA_ERR_NULL, "trial: trials and trial are required");
+    MHA_NEED("trial", trials, given);
     MHA_TRY(mha_struct_read("mha_trial", run, sizeof *run, sizeof *run, given, given->struct_size));
     if (run->flags & ~(uint32_t)MHA_TRIAL_AT_LAST)
         return mha_fail(MHA_ERR_ARGUMENT, "trial: flags %#x, expected MHA_TRIAL_AT_LAST or 0",
@@ -553,9 +553,7 @@ mha_status mha_trials_create(mha_context *context, const mha_transformer *transf
                              const mha_trials_options *options, mha_trials **trials)
 {
     mha_trials made = {.context = context, .transformer = transformer};
-    if (!context || !transformer || !options || !trials)
-        return mha_fail(MHA_ERR_NULL,
-                        "trial: context, transformer, options and trials are required");
+    MHA_NEED("trial", context, transformer, options, trials);
     *trials = NULL;
     MHA_TRY(mha_struct_read("mha_trials_options", &made.options, sizeof made.options,
                             sizeof made.options, options, options->struct_size));

@@ -30,7 +30,7 @@ void mha_tokenizer_destroy(mha_tokenizer *tokenizer)
 
 mha_status mha_tokenizer_describe(const mha_tokenizer *tokenizer, mha_tokenizer_info *info)
 {
-    if (!tokenizer || !info) return mha_fail(MHA_ERR_NULL, "mha_tokenizer_describe: NULL argument");
+    MHA_NEED("mha_tokenizer_describe", tokenizer, info);
     const uint32_t size = info->struct_size;
     MHA_TRY(mha_struct_check_size("mha_tokenizer_info", size, offsetof(mha_tokenizer_info, kind)));
     const mha_tokenizer_info full = {
@@ -57,8 +57,7 @@ mha_status mha_tokenizer_describe(const mha_tokenizer *tokenizer, mha_tokenizer_
 mha_status mha_tokenizer_token_bytes(const mha_tokenizer *tokenizer, int32_t id, const char **bytes,
                                      size_t *count, int *special)
 {
-    if (!tokenizer || !bytes || !count)
-        return mha_fail(MHA_ERR_NULL, "mha_tokenizer_token_bytes: NULL argument");
+    MHA_NEED("mha_tokenizer_token_bytes", tokenizer, bytes, count);
     if (id < 0 || id >= tokenizer->count)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_tokenizer_token_bytes: id %d, give 0 to %d", id,
                         tokenizer->count - 1);

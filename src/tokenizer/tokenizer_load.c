@@ -238,7 +238,7 @@ mha_status mha_tokenizer_load(const char *folder, const mha_tokenizer_options *o
                               mha_tokenizer **tokenizer)
 {
     mhai_loader l;
-    if (!folder || !tokenizer) return mha_fail(MHA_ERR_NULL, "mha_tokenizer_load: NULL argument");
+    MHA_NEED("mha_tokenizer_load", folder, tokenizer);
     mha_status status = mhai_loader_begin(options, &l);
     if (status == MHA_OK) status = load(folder, &l);
     return mhai_loader_end(&l, status, tokenizer);

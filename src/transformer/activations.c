@@ -216,7 +216,7 @@ mha_status mha_activations_create(mha_context *context, const mha_transformer *t
                                   int64_t max_tokens, int64_t max_memory,
                                   mha_activations **activations)
 {
-    MHAI_NEED("mha_activations_create", context, transformer, activations);
+    MHA_NEED("mha_activations_create", context, transformer, activations);
     const bool cross = mhai_transformer_has(transformer, MHA_TRANSFORMER_CROSS);
     if (max_tokens < 1 || max_tokens > INT32_MAX || max_memory < 0 || max_memory > INT32_MAX ||
         (max_memory > 0 && !cross))

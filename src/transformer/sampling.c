@@ -1,6 +1,6 @@
 /* Sampling of the next token: temperature, top-k, top-p, min-p (sampling.h). */
+#include "base/need.h"
 #include "base/split_mix.h"
-#include "base/struct_copy.h"
 
 #include <multihead/component.h>
 #include <multihead/sampling.h>
@@ -73,8 +73,7 @@ static mha_status find_largest(const float *logits, int64_t count, int32_t *best
 
 static mha_status check(mha_sampling *how)
 {
-    if (how->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_sampling: reserved is set; expected 0");
+    MHA_TRY(mhai_check_reserved("mha_sampling", how->reserved));
     if (!(how->temperature >= 0) || !isfinite(how->temperature))
         return mha_fail(MHA_ERR_ARGUMENT, "temperature is %g; expected a finite number from 0",
                         how->temperature);
@@ -94,8 +93,7 @@ mha_status mha_sample_token(mha_context *context, const mha_sampling *sampling, 
     mha_sampling how = {.struct_size = sizeof how};
     void *room;
     int32_t best = 0;
-    if (!context || !logits || !token)
-        return mha_fail(MHA_ERR_NULL, "mha_sample_token: context, logits or token is NULL");
+    MHA_NEED("mha_sample_token", context, logits, token);
     if (count < 1 || count > INT32_MAX)
         return mha_fail(MHA_ERR_ARGUMENT, "count is %lld; expected 1 to 2147483647",
                         (long long)count);

@@ -3,7 +3,6 @@
 
 #include "base/checked.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "ranks/rank_messages.h"
 #include "transformer/transformer_parts.h"
 
@@ -135,13 +134,8 @@ static mha_status check_optimizer(mha_context *context, const mha_trainer_desc *
 
 static mha_status check_desc(mha_context *context, const mha_trainer_desc *d, bool encoded)
 {
-    if (d->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_trainer_desc: reserved is %u, expected 0",
-                        (unsigned)d->reserved);
-    if (d->max_tokens < 1)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_trainer_desc: max_tokens is %lld, expected 1 or more",
-                        (long long)d->max_tokens);
+    MHA_TRY(mhai_check_reserved("mha_trainer_desc", d->reserved));
+    MHA_TRY(mhai_check_range("mha_trainer_desc: max_tokens", d->max_tokens, 1, INT64_MAX));
     if (encoded ? d->max_source < 1 : d->max_source != 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_desc: max_source is %lld, expected %s",
                         (long long)d->max_source,
@@ -152,9 +146,7 @@ static mha_status check_desc(mha_context *context, const mha_trainer_desc *d, bo
     if (!(d->head_grade >= 0 && d->head_grade <= 1))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_desc: head_grade is %g, expected 0 .. 1",
                         d->head_grade);
-    if (d->slices < 0 || d->slices > MHAI_MOST_LEAVES)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_desc: slices is %lld, expected 0..%d",
-                        (long long)d->slices, (int)MHAI_MOST_LEAVES);
+    MHA_TRY(mhai_check_range("mha_trainer_desc: slices", d->slices, 0, MHAI_MOST_LEAVES));
     return check_optimizer(context, d);
 }
 
@@ -235,7 +227,7 @@ mha_status mha_trainer_create(mha_context *context, mha_transformer *transformer
                               mha_trainer **trainer)
 {
     mha_trainer_desc d;
-    MHAI_NEED("mha_trainer_create", context, transformer, desc, trainer);
+    MHA_NEED("mha_trainer_create", context, transformer, desc, trainer);
     MHA_TRY(mhai_struct_copy("mha_trainer_desc", &d, sizeof d,
                              offsetof(mha_trainer_desc, transport), desc));
     MHA_TRY(mhai_transformer_trains("mha_trainer_create", transformer));
@@ -277,9 +269,7 @@ mha_status mha_trainer_resume(mha_trainer *t, int64_t steps)
 {
     const int64_t most = (int64_t)1 << 62; /* leaves room to count further steps */
     if (!t) return mha_fail(MHA_ERR_NULL, "mha_trainer_resume: trainer is NULL");
-    if (steps < 0 || steps > most)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_resume: steps is %lld, expected 0..%lld",
-                        (long long)steps, (long long)most);
+    MHA_TRY(mhai_check_range("mha_trainer_resume: steps", steps, 0, most));
     t->steps = steps;
     t->compared = false;
     return MHA_OK;

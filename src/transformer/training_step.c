@@ -4,7 +4,6 @@
 #include "base/checked.h"
 #include "base/hash.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -81,9 +80,7 @@ static mha_status see(mha_trainer *t, const mha_training_batch *batch, bool targ
     const int64_t V = t->main.d.vocab_size;
     MHA_TRY(
         mhai_struct_copy("mha_training_batch", &v->batch, sizeof v->batch, sizeof v->batch, batch));
-    if (v->batch.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_training_batch: reserved is %u, expected 0",
-                        (unsigned)v->batch.reserved);
+    MHA_TRY(mhai_check_reserved("mha_training_batch", v->batch.reserved));
     if (!v->batch.input) return mha_fail(MHA_ERR_NULL, "mha_training_batch: input is NULL");
     MHA_TRY(copy_input("input", v->batch.input, t->desc.max_tokens, &v->input));
     const int64_t *shape = v->input.tokens->shape;
@@ -160,8 +157,7 @@ static mha_status learn(mha_trainer *t, const mhai_views *v, double *loss)
         status = mhai_tree_reduce(t->context, &t->transport, &own, t->size, t->gradient, loss);
     else if (status == MHA_OK)
         *loss = own.nodes[0].loss;
-    mha_scratch_release(t->context, mark);
-    return status;
+    return mha_scratch_end(t->context, mark, status);
 }
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
@@ -322,7 +318,7 @@ mha_status mha_trainer_step(mha_trainer *t, const mha_training_batch *batch, dou
 {
     mhai_views v;
     double found = 0, rate = 0, norm = 0;
-    MHAI_NEED_AS("mha_trainer_step", "trainer, batch", t, batch);
+    MHA_NEED_AS("mha_trainer_step", "trainer, batch", t, batch);
     mha_status status = see(t, batch, true, &v);
     if (status == MHA_OK) status = check_outputs(&v.input);
     if (status == MHA_OK && v.batch.source) status = check_outputs(&v.source);
@@ -342,7 +338,7 @@ mha_status mha_trainer_evaluate(mha_trainer *t, const mha_training_batch *batch,
                                 double *loss)
 {
     mhai_views v;
-    MHAI_NEED_AS("mha_trainer_evaluate", "trainer, batch", t, batch);
+    MHA_NEED_AS("mha_trainer_evaluate", "trainer, batch", t, batch);
     MHA_TRY(see(t, batch, loss, &v));
     MHA_TRY(
         forward(t, &v.input, &v.source, &v.memory, &v.logits, probabilities, cross_probabilities));

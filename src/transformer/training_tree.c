@@ -249,6 +249,5 @@ mha_status mhai_tree_reduce(mha_context *context, const mha_transport *transport
         status = spread(&x, gradient);
     }
     if (status == MHA_OK) status = add_losses(&x, losses, loss);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

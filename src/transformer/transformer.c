@@ -4,7 +4,6 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "nn/linear.h"
 #include "ranks/rank_messages.h"
 
@@ -16,14 +15,6 @@
 
 /* ---- description --------------------------------------------------------------------------- */
 
-/* The bound prevents overflow when two of these numbers are multiplied. */
-static mha_status check_number(const char *name, int64_t value, int64_t least)
-{
-    if (value >= least && value <= INT32_MAX) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: %s is %lld, expected %lld..%d", name,
-                    (long long)value, (long long)least, INT32_MAX);
-}
-
 static mha_status check_heads(mha_transformer_desc *d)
 {
     if (d->head_dim == 0 && d->embed_dim % d->num_heads != 0)
@@ -33,8 +24,8 @@ static mha_status check_heads(mha_transformer_desc *d)
                         (long long)d->embed_dim, (long long)d->num_heads);
     if (d->head_dim == 0) d->head_dim = d->embed_dim / d->num_heads;
     if (d->kv_heads == 0) d->kv_heads = d->num_heads;
-    MHA_TRY(check_number("head_dim", d->head_dim, 1));
-    MHA_TRY(check_number("kv_heads", d->kv_heads, 1));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: head_dim", d->head_dim, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: kv_heads", d->kv_heads, 1, INT32_MAX));
     if (d->num_heads % d->kv_heads != 0)
         return mha_fail(MHA_ERR_SHAPE, "num_heads %lld is not a multiple of kv_heads %lld",
                         (long long)d->num_heads, (long long)d->kv_heads);
@@ -47,9 +38,7 @@ static mha_status check_heads(mha_transformer_desc *d)
 static mha_status check_layer(mha_transformer_desc *d, int64_t layer)
 {
     const int64_t heads = d->layer_heads[layer];
-    if (heads < 0 || heads > d->num_heads)
-        return mha_fail(MHA_ERR_ARGUMENT, "layer_heads[%lld] is %lld, expected 0..%lld (num_heads)",
-                        (long long)layer, (long long)heads, (long long)d->num_heads);
+    MHA_TRY(mhai_check_entry("layer_heads", layer, heads, 0, d->num_heads));
     const int64_t own = d->kv_heads == d->num_heads ? heads : heads > 0 ? d->kv_heads : 0;
     const int64_t kv = d->layer_kv_heads ? d->layer_kv_heads[layer] : own;
     if (heads == 0 ? kv == 0 : kv >= 1 && kv <= heads && heads % kv == 0) return MHA_OK;
@@ -165,24 +154,20 @@ static mha_status check_kinds(const mha_transformer_desc *d)
     return check_blocks(d);
 }
 
+/* The upper bounds prevent overflow when two of these numbers are multiplied. */
 static mha_status fill_defaults(mha_transformer_desc *d)
 {
-    const struct {
-        const char *name;
-        int64_t value;
-    } required[] = {{"vocab_size", d->vocab_size},
-                    {"max_length", d->max_length},
-                    {"embed_dim", d->embed_dim},
-                    {"num_layers", d->num_layers},
-                    {"num_heads", d->num_heads}};
-    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
-        MHA_TRY(check_number(required[i].name, required[i].value, 1));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: vocab_size", d->vocab_size, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: max_length", d->max_length, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: embed_dim", d->embed_dim, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: num_layers", d->num_layers, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: num_heads", d->num_heads, 1, INT32_MAX));
     MHA_TRY(check_kinds(d));
     MHA_TRY(check_heads(d));
     MHA_TRY(check_layers(d));
-    MHA_TRY(check_number("ff_dim", d->ff_dim, 0));
-    MHA_TRY(check_number("memory_dim", d->memory_dim, 0));
-    MHA_TRY(check_number("type_count", d->type_count, 0));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: ff_dim", d->ff_dim, 0, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: memory_dim", d->memory_dim, 0, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: type_count", d->type_count, 0, INT32_MAX));
     if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
     if (d->norm_epsilon == 0) d->norm_epsilon = 1e-5f;
     if (d->rope_base == 0) d->rope_base = 10000;
@@ -539,7 +524,7 @@ static mha_status make_linears(mha_context *context, mha_transformer *t)
 
 mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
 {
-    MHAI_NEED_AS("mha_transformer_update", "context, transformer", context, t);
+    MHA_NEED_AS("mha_transformer_update", "context, transformer", context, t);
     for (int64_t i = 0; t->source.read && i < t->parameter_count; i++) {
         const mha_parameter *p = &t->parameters[i];
         if (t->held_at[i] >= 0)
@@ -656,7 +641,7 @@ static mha_status make(mha_context *context, const mha_transformer_desc *desc,
 mha_status mha_transformer_create(mha_context *context, const mha_transformer_desc *desc,
                                   mha_transformer **transformer)
 {
-    MHAI_NEED("mha_transformer_create", context, desc, transformer);
+    MHA_NEED("mha_transformer_create", context, desc, transformer);
     return make(context, desc, NULL, transformer);
 }
 
@@ -664,14 +649,12 @@ mha_status mha_transformer_create_from(mha_context *context, const mha_transform
                                        const mha_transformer_source *source,
                                        mha_transformer **transformer)
 {
-    MHAI_NEED("mha_transformer_create_from", context, desc, source, transformer);
+    MHA_NEED("mha_transformer_create_from", context, desc, source, transformer);
     mha_transformer_source own;
     MHA_TRY(mhai_struct_copy("mha_transformer_source", &own, sizeof own,
                              offsetof(mha_transformer_source, compute), source));
-    if (own.flags & ~(uint32_t)MHA_SOURCE_PACK || own.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_transformer_source: flags 0x%x, reserved %u are unknown",
-                        (unsigned)own.flags, (unsigned)own.reserved);
+    MHA_TRY(mhai_check_flags("mha_transformer_source", own.flags, MHA_SOURCE_PACK));
+    MHA_TRY(mhai_check_reserved("mha_transformer_source", own.reserved));
     if (own.compute != MHA_COMPUTE_F32 && own.compute != MHA_COMPUTE_INT8 &&
         own.compute != MHA_COMPUTE_BF16)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -766,7 +749,7 @@ int64_t mha_transformer_size(const mha_transformer *t)
 mha_status mha_transformer_parameter(const mha_transformer *t, int64_t index,
                                      mha_parameter *parameter)
 {
-    MHAI_NEED_AS("mha_transformer_parameter", "transformer, parameter", t, parameter);
+    MHA_NEED_AS("mha_transformer_parameter", "transformer, parameter", t, parameter);
     if (index < 0 || index >= t->parameter_count)
         return mha_fail(MHA_ERR_ARGUMENT, "there is no parameter %lld, the last is %lld",
                         (long long)index, (long long)t->parameter_count - 1);

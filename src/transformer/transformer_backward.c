@@ -6,7 +6,6 @@
 #include "base/checked.h"
 #include "base/math.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "nn/nn_check.h"
 
@@ -451,9 +450,7 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
             "activations: they hold another batch; call mha_transformer_forward() first");
     MHA_TRY(mhai_struct_copy("mha_transformer_gradients", &c->out, sizeof c->out,
                              offsetof(mha_transformer_gradients, head_outputs), gradients));
-    if (c->out.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_gradients: reserved is %u",
-                        (unsigned)c->out.reserved);
+    MHA_TRY(mhai_check_reserved("mha_transformer_gradients", c->out.reserved));
     if (c->input.head_means)
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
@@ -527,7 +524,7 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
                                     mha_activations *activations, const mha_tensor *output_gradient,
                                     const mha_transformer_gradients *gradients)
 {
-    MHAI_NEED("mha_transformer_backward", context, transformer, activations, gradients);
+    MHA_NEED("mha_transformer_backward", context, transformer, activations, gradients);
     if (transformer->source.compute != MHA_COMPUTE_F32)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_backward: compute %s is forward only; load the model with "
@@ -542,7 +539,5 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
     call c = {.context = context, .t = transformer, .a = activations};
     MHA_TRY(check_call(&c, input, output_gradient, gradients));
     mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = backward(&c, output_gradient);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, backward(&c, output_gradient));
 }

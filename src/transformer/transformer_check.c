@@ -2,7 +2,7 @@
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 #include "nn/nn_check.h"
 
@@ -26,9 +26,7 @@ static mha_status check_lengths(const char *name, const int64_t *lengths, int64_
                                 int64_t most)
 {
     for (int64_t b = 0; lengths && b < batch; b++)
-        if (lengths[b] < 0 || lengths[b] > most)
-            return mha_fail(MHA_ERR_ARGUMENT, "%s[%lld] is %lld, expected 0..%lld", name,
-                            (long long)b, (long long)lengths[b], (long long)most);
+        MHA_TRY(mhai_check_entry(name, b, lengths[b], 0, most));
     return MHA_OK;
 }
 
@@ -62,9 +60,7 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     MHA_TRY(mhai_struct_copy("mha_transformer_input", input, sizeof *input,
                              offsetof(mha_transformer_input, token_types), given));
     const int64_t gates[] = {t->desc.num_layers, t->desc.num_heads};
-    if (input->flags & ~(uint32_t)MHA_INPUT_OWN_LAYERS)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_input: flags 0x%x are unknown",
-                        (unsigned)input->flags);
+    MHA_TRY(mhai_check_flags("mha_transformer_input", input->flags, MHA_INPUT_OWN_LAYERS));
     MHA_TRY(mhai_tensor_check("tokens", input->tokens, MHA_I32, 2, NULL));
     const int64_t batch = input->tokens->shape[0], length = input->tokens->shape[1];
     if (length > t->desc.max_length)

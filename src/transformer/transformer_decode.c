@@ -6,7 +6,6 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "cache/kv_cache.h"
 
@@ -117,27 +116,22 @@ static mha_status check_streaming(const mha_transformer *t, const mha_decoder_de
 static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *desc,
                              mha_decoder_desc *own)
 {
-    *own = (mha_decoder_desc){0};
-    if (desc)
-        MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own,
-                                 offsetof(mha_decoder_desc, cache_type), desc));
-    if (own->flags & ~(uint32_t)(MHA_DECODER_WINDOWS | MHA_DECODER_STREAMING) || own->reserved2 ||
-        own->reserved3)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_desc: flags 0x%x or reserved %u",
-                        (unsigned)own->flags,
-                        (unsigned)(own->reserved2 ? own->reserved2 : own->reserved3));
+    MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own,
+                             offsetof(mha_decoder_desc, cache_type), desc));
+    MHA_TRY(mhai_check_flags("mha_decoder_desc", own->flags,
+                             MHA_DECODER_WINDOWS | MHA_DECODER_STREAMING));
+    MHA_TRY(
+        mhai_check_reserved("mha_decoder_desc", own->reserved2 ? own->reserved2 : own->reserved3));
     const struct {
         const char *name;
         int64_t value;
-    } sizes[] = {{"page_size", own->page_size},
-                 {"pages", own->pages},
-                 {"window", own->window},
-                 {"sink_keys", own->sink_keys},
-                 {"memory_capacity", own->memory_capacity}};
+    } sizes[] = {{"mha_decoder_desc: page_size", own->page_size},
+                 {"mha_decoder_desc: pages", own->pages},
+                 {"mha_decoder_desc: window", own->window},
+                 {"mha_decoder_desc: sink_keys", own->sink_keys},
+                 {"mha_decoder_desc: memory_capacity", own->memory_capacity}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        if (sizes[i].value < 0)
-            return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_desc: %s is %lld, expected 0 or more",
-                            sizes[i].name, (long long)sizes[i].value);
+        MHA_TRY(mhai_check_range(sizes[i].name, sizes[i].value, 0, INT64_MAX));
     if (own->sink_keys > 0 && own->window == 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_decoder_desc: sink_keys is %lld, but there is no window to be exempt "
@@ -331,7 +325,7 @@ static mha_status make(mha_context *context, const mha_transformer *t, const mha
 mha_status mha_decoder_create(mha_context *context, const mha_transformer *transformer,
                               const mha_decoder_desc *desc, mha_decoder **decoder)
 {
-    MHAI_NEED("mha_decoder_create", context, transformer, decoder);
+    MHA_NEED("mha_decoder_create", context, transformer, decoder);
     mha_decoder_desc own;
     mha_decoder *made = NULL;
     mha_status status = check_desc(transformer, desc, &own);
@@ -383,7 +377,7 @@ mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decod
     mha_decoder_sizes all = {.struct_size = sizeof all};
     mha_decoder_desc own;
     mha_kv_cache_desc cache;
-    MHAI_NEED("mha_decoder_count", transformer, sizes);
+    MHA_NEED("mha_decoder_count", transformer, sizes);
     if (sizes->struct_size != sizeof all)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_sizes: struct_size is %u, expected %zu",
                         (unsigned)sizes->struct_size, sizeof all);
@@ -486,9 +480,7 @@ mha_status mha_decoder_truncate(mha_decoder *d, int64_t length)
 {
     if (!d) return mha_fail(MHA_ERR_NULL, "mha_decoder_truncate: decoder is NULL");
     const int64_t longest = mha_decoder_length(d);
-    if (length < 0 || length > longest)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_truncate: length is %lld, expected 0..%lld",
-                        (long long)length, (long long)longest);
+    MHA_TRY(mhai_check_range("mha_decoder_truncate: length", length, 0, longest));
     mha_status status = MHA_OK;
     for (int64_t b = 0; b < d->desc.batch && status == MHA_OK; b++)
         if (d->lengths[b] > length) status = check_length("mha_decoder_truncate", d, b, length);
@@ -589,11 +581,9 @@ static mha_status store_memory(mha_context *context, mha_decoder *d, const mha_t
 mha_status mha_decoder_set_memory(mha_context *context, mha_decoder *d, const mha_tensor *memory,
                                   const int64_t *memory_lengths)
 {
-    MHAI_NEED_AS("mha_decoder_set_memory", "context, decoder", context, d);
+    MHA_NEED_AS("mha_decoder_set_memory", "context, decoder", context, d);
     const mha_scratch_mark mark = mha_scratch_top(context);
-    const mha_status status = store_memory(context, d, memory, memory_lengths);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, store_memory(context, d, memory, memory_lengths));
 }
 
 /* ---- a step -------------------------------------------------------------------------------- */
@@ -618,12 +608,8 @@ static mha_status check_rows(const mha_decoder *d, const mhai_kv_rows *rows)
     const int64_t capacity = d->desc.capacity;
     for (int64_t b = 0; b < d->desc.batch; b++) {
         const int64_t first = mhai_kv_first(rows, b), count = mhai_kv_count(rows, b);
-        if (first < 0 || first > rows->n)
-            return mha_fail(MHA_ERR_ARGUMENT, "firsts[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)first, (long long)rows->n);
-        if (count < 0 || count > rows->n - first)
-            return mha_fail(MHA_ERR_ARGUMENT, "counts[%lld] is %lld, expected 0..%lld",
-                            (long long)b, (long long)count, (long long)(rows->n - first));
+        MHA_TRY(mhai_check_entry("firsts", b, first, 0, rows->n));
+        MHA_TRY(mhai_check_entry("counts", b, count, 0, rows->n - first));
         if (count > capacity - d->lengths[b])
             return mha_fail(MHA_ERR_SIZE,
                             "tokens: sequence %lld holds %lld, %lld more exceed the decoder's "
@@ -787,7 +773,7 @@ mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *d, const mha
                                  const int64_t *firsts, const int64_t *counts,
                                  const mha_tensor *output)
 {
-    MHAI_NEED_AS("mha_decoder_step", "context, decoder", context, d);
+    MHA_NEED_AS("mha_decoder_step", "context, decoder", context, d);
     const mhai_kv_rows rows = {tokens ? tokens->shape[1] : 0, firsts, counts};
     const mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = check_step(d, tokens, &rows);
@@ -797,6 +783,5 @@ mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *d, const mha
     }
     if (!d->history || status == MHA_OK)
         status = take_rows(context, d, tokens, &rows, output, status);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark, status);
 }

@@ -35,6 +35,27 @@ const char *mha_layer_keeps_heads(const mha_layer_desc *layer)
                                                 : NULL;
 }
 
+const char *mha_transformer_phrase(const mha_transformer_desc *d,
+                                   const char *(*of)(const mha_layer_desc *layer), int64_t *layer)
+{
+    const char *phrase = NULL;
+    for (int64_t i = 0; d->layers && !phrase && i < d->num_layers; i++) {
+        phrase = of(&d->layers[i]);
+        if (layer) *layer = i;
+    }
+    return phrase;
+}
+
+mha_status mhai_transformer_reject(const char *function, const mha_transformer *t,
+                                   const char *(*of)(const mha_layer_desc *layer), const char *so)
+{
+    int64_t layer = 0;
+    const char *phrase = mha_transformer_phrase(&t->desc, of, &layer);
+    if (!phrase) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: layer %lld %s%s", function, (long long)layer, phrase,
+                    so);
+}
+
 mha_status mhai_transformer_trains(const char *function, const mha_transformer *t)
 {
     if (t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED)
@@ -42,27 +63,15 @@ mha_status mhai_transformer_trains(const char *function, const mha_transformer *
                         "%s: the feed-forward layers clamp their units, which supports forward "
                         "calls only",
                         function);
-    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {
-        const char *why = mha_layer_forward_only(&t->desc.layers[i]);
-        if (why)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: layer %lld %s, which supports forward calls only", function,
-                            (long long)i, why);
-    }
-    return MHA_OK;
+    return mhai_transformer_reject(function, t, mha_layer_forward_only,
+                                   ", which supports forward calls only");
 }
 
 mha_status mhai_transformer_plain_mixers(const char *function, const mha_transformer *t)
 {
-    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {
-        const char *difference = mha_layer_difference(&t->desc.layers[i]);
-        if (difference)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: layer %lld %s; only transformers whose layers all attend without "
-                            "output gates are supported",
-                            function, (long long)i, difference);
-    }
-    return MHA_OK;
+    return mhai_transformer_reject(function, t, mha_layer_difference,
+                                   "; only transformers whose layers all attend without output "
+                                   "gates are supported");
 }
 
 /* A layer of a call in progress. */

@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "nn/matmul.h"
 
 #include <math.h>
@@ -19,10 +20,8 @@ mha_status mhai_experts_check(const mha_transformer_desc *d, mha_experts_desc *x
     if (x->count == 0 && memcmp(x, &none, sizeof none) == 0) return MHA_OK;
     if (x->ff_dim == 0) x->ff_dim = d->ff_dim;
     if (x->scale == 0) x->scale = 1;
-    if (x->flags & ~known || x->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_experts_desc: flags 0x%x, reserved %u are unknown", (unsigned)x->flags,
-                        (unsigned)x->reserved);
+    MHA_TRY(mhai_check_flags("mha_experts_desc", x->flags, known));
+    MHA_TRY(mhai_check_reserved("mha_experts_desc", x->reserved));
     if (x->count < 1 || x->count > MHA_EXPERTS_MOST || x->used < 1 || x->used > x->count)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_experts_desc: %lld of %lld experts are used; expected 1..%d experts, "

@@ -715,7 +715,7 @@ mha_status mha_transformer_forward(mha_context *context, const mha_transformer *
                                    const mha_tensor *output, const mha_tensor *probabilities,
                                    const mha_tensor *cross_probabilities)
 {
-    MHAI_NEED("mha_transformer_forward", context, transformer);
+    MHA_NEED("mha_transformer_forward", context, transformer);
     mhai_call c = {.context = context,
                    .t = transformer,
                    .a = activations,

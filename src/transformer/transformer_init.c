@@ -5,7 +5,6 @@
 #include "base/math.h"
 #include "base/need.h"
 #include "base/philox.h"
-#include "base/struct_copy.h"
 
 #include <math.h>
 #include <string.h>
@@ -97,15 +96,13 @@ static void draw(mha_transformer *t, const mha_transformer_init *init, const mha
 mha_status mha_transformer_initialise(mha_context *context, mha_transformer *t,
                                       const mha_transformer_init *init)
 {
-    MHAI_NEED_AS("mha_transformer_initialise", "context, transformer, init", context, t, init);
+    MHA_NEED_AS("mha_transformer_initialise", "context, transformer, init", context, t, init);
     if (!t->data)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_initialise: the transformer's "
                                              "parameters are in a source, which is read-only");
     mha_transformer_init own;
     MHA_TRY(mhai_struct_copy("mha_transformer_init", &own, sizeof own, sizeof own, init));
-    if (own.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_init: reserved is %u, expected 0",
-                        (unsigned)own.reserved);
+    MHA_TRY(mhai_check_reserved("mha_transformer_init", own.reserved));
     if (own.embedding_std == 0) own.embedding_std = 1 / sqrt((double)t->desc.embed_dim);
     if (own.head_grade == 0) own.head_grade = 1;
     if (!(own.embedding_std > 0 && own.embedding_std <= 1e6) ||

@@ -4,7 +4,6 @@
 
 #include "base/checked.h"
 #include "base/need.h"
-#include "base/struct_copy.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -63,9 +62,8 @@ static mha_status fill_long(mha_layer_desc *l)
 static mha_status fill_scaling(mha_layer_desc *l)
 {
     const bool yarn = l->rope_scaling == MHA_ROPE_SCALING_YARN;
-    if ((unsigned)l->rope_scaling > MHA_ROPE_SCALING_LONG)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: rope_scaling is %d, expected 0..%d",
-                        (int)l->rope_scaling, MHA_ROPE_SCALING_LONG);
+    MHA_TRY(mhai_check_range("mha_layer_desc: rope_scaling", l->rope_scaling, 0,
+                             MHA_ROPE_SCALING_LONG));
     if (!l->rope_scaling) return MHA_OK;
     if (l->rope_scaling == MHA_ROPE_SCALING_LONG) return fill_long(l);
     if (l->rope_low == 0) l->rope_low = 1;
@@ -179,21 +177,15 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_desc: MHA_LAYER_NO_FEED_FORWARD: only with an ff_dim, and "
                         "without experts and parallel blocks");
-    if ((unsigned)l->mixer > MHA_MIXER_STATE_SPACE)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: mixer is %d, expected 0..%d",
-                        (int)l->mixer, MHA_MIXER_STATE_SPACE);
+    MHA_TRY(mhai_check_range("mha_layer_desc: mixer", l->mixer, 0, MHA_MIXER_STATE_SPACE));
     if (l->mixer == MHA_MIXER_SHORT_CONVOLUTION) return check_convolution(d, l, layer);
     if (l->mixer) return check_recurrent(d, l, layer);
     if (l->conv_kernel || l->key_dim || l->value_dim || l->step_least != 0 || l->step_most != 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: conv_kernel, key_dim, value_dim, "
                                           "step_least and step_most: only with a mixer");
-    if (l->flags & ~(uint32_t)KNOWN_FLAGS)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_layer_desc: flags 0x%x are unknown",
-                        (unsigned)(l->flags & ~(uint32_t)KNOWN_FLAGS));
+    MHA_TRY(mhai_check_flags("mha_layer_desc", l->flags, KNOWN_FLAGS));
     MHA_TRY(check_settings(d, l));
-    if (l->t5_buckets < 0 || l->t5_buckets > INT32_MAX)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: t5_buckets is %lld, expected 0..%d",
-                        (long long)l->t5_buckets, INT32_MAX);
+    MHA_TRY(mhai_check_range("mha_layer_desc: t5_buckets", l->t5_buckets, 0, INT32_MAX));
     if (l->flags & MHA_LAYER_QK_NORM && l->qk_norm_epsilon == 0)
         l->qk_norm_epsilon = l->qk_norm == MHA_QK_NORM_L2 ? 1e-12f : 1e-6f;
     if (d->positions == MHA_ENCODING_ROTARY && !(l->flags & MHA_LAYER_NO_ROPE)) {
@@ -448,7 +440,7 @@ static mha_layer_desc usual_layer(const mha_transformer_desc *d)
 mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
                                     mha_layer_rotation *rotation)
 {
-    MHAI_NEED_AS("mha_transformer_rotation", "transformer, rotation", t, rotation);
+    MHA_NEED_AS("mha_transformer_rotation", "transformer, rotation", t, rotation);
     if (rotation->struct_size != sizeof *rotation)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_rotation: struct_size is %u, set it to "

@@ -43,8 +43,7 @@ static mha_status check_rows(const char *name, const mha_tensor *x, int64_t rows
 static mha_status check_call(const mha_transformer *t, const mha_tensor *hidden,
                              const mha_tensor *logits)
 {
-    if (!hidden || !logits)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_logits: an argument is NULL");
+    MHA_NEED("mha_transformer_logits", hidden, logits);
     if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_logits: this transformer has no "
                                              "logits (MHA_TRANSFORMER_NO_OUTPUT)");
@@ -56,8 +55,7 @@ static mha_status check_call(const mha_transformer *t, const mha_tensor *hidden,
 mha_status mha_transformer_logits(mha_context *context, const mha_transformer *transformer,
                                   const mha_tensor *hidden, const mha_tensor *logits)
 {
-    if (!context || !transformer)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_logits: an argument is NULL");
+    MHA_NEED("mha_transformer_logits", context, transformer);
     mha_status status = check_call(transformer, hidden, logits);
     const int64_t end = transformer->desc.num_layers;
     if (status == MHA_OK && mhai_spread_mine(transformer, end))

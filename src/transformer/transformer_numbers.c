@@ -93,11 +93,8 @@ const void *mhai_transformer_find_rows(const void *user, int64_t at, int64_t row
 mha_status mha_transformer_read(const mha_transformer *t, const mha_parameter *parameter,
                                 int64_t row, int64_t rows, float *to)
 {
-    if (!t || !parameter || (!to && rows > 0))
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_read: %s is NULL",
-                        !t           ? "transformer"
-                        : !parameter ? "parameter"
-                                     : "to");
+    MHA_NEED_AS("mha_transformer_read", "transformer, parameter, to", t, parameter,
+                to || rows <= 0);
     const mha_parameter *p = &t->parameters[mhai_transformer_parameter_at(t, parameter->offset)];
     if (strcmp(p->name, parameter->name) != 0 || p->offset != parameter->offset ||
         p->shape[0] != parameter->shape[0] || p->count != parameter->count)

@@ -313,6 +313,10 @@ static inline int64_t mhai_transformer_head_of(const mha_transformer_desc *d,
 /* Reject a layer that a function cannot compute: a mixer other than attention, or a gate. */
 MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
                                                        const mha_transformer *t);
+/* Report a layer for which mha_transformer_phrase() has a phrase, and what follows from it. */
+MHA_NODISCARD mha_status mhai_transformer_reject(const char *function, const mha_transformer *t,
+                                                 const char *(*of)(const mha_layer_desc *layer),
+                                                 const char *so);
 /* Reject layers without gradients. */
 MHA_NODISCARD mha_status mhai_transformer_trains(const char *function, const mha_transformer *t);
 

@@ -1,7 +1,7 @@
 /* Patches: values that replace outputs of heads, or the stream before the first layer. */
 #include "transformer/transformer_parts.h"
 
-#include "base/struct_copy.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <stdio.h>
@@ -20,15 +20,13 @@ static mha_status check_patch(const mha_transformer *t, const mha_transformer_in
 {
     const int64_t *tokens = input->tokens->shape;
     mha_head_patch p;
-    char name[48];
+    char name[48], layer[64];
     MHA_TRY(read_patch(input, i, &p));
     snprintf(name, sizeof name, "patches[%lld]", (long long)i);
     if ((unsigned)p.part > MHA_PATCH_VALUE)
         return mha_fail(MHA_ERR_ARGUMENT, "%s: part %d is unknown", name, (int)p.part);
-    if (p.layer < input->first_layer || p.layer >= t->desc.num_layers)
-        return mha_fail(MHA_ERR_ARGUMENT, "%s: layer is %lld, expected %lld..%lld", name,
-                        (long long)p.layer, (long long)input->first_layer,
-                        (long long)t->desc.num_layers - 1);
+    snprintf(layer, sizeof layer, "%s: layer", name);
+    MHA_TRY(mhai_check_range(layer, p.layer, input->first_layer, t->desc.num_layers - 1));
     const mhai_mix mix = mhai_transformer_mix(&t->desc, p.layer);
     const int64_t heads = mhai_transformer_heads_of(&t->desc, p.layer, false).q;
     const int64_t count = p.part == MHA_PATCH_OUTPUT  ? heads
@@ -48,9 +46,7 @@ static mha_status check_patch(const mha_transformer *t, const mha_transformer_in
 static mha_status check_stream(const mha_transformer *t, const mha_transformer_input *input)
 {
     const int64_t shape[] = {input->tokens->shape[0], input->tokens->shape[1], t->desc.embed_dim};
-    if (input->first_layer < 0 || input->first_layer >= t->desc.num_layers)
-        return mha_fail(MHA_ERR_ARGUMENT, "first_layer is %lld, expected 0..%lld",
-                        (long long)input->first_layer, (long long)t->desc.num_layers - 1);
+    MHA_TRY(mhai_check_range("first_layer", input->first_layer, 0, t->desc.num_layers - 1));
     if (input->first_layer > 0 && !input->stream)
         return mha_fail(MHA_ERR_NULL, "first_layer is %lld, but stream, which it reads, is NULL",
                         (long long)input->first_layer);
@@ -63,9 +59,7 @@ mha_status mhai_transformer_check_patches(const mha_transformer *t,
                                           const mha_transformer_input *input)
 {
     MHA_TRY(check_stream(t, input));
-    if (input->patch_count < 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "patch_count is %lld, expected 0 or more",
-                        (long long)input->patch_count);
+    MHA_TRY(mhai_check_range("patch_count", input->patch_count, 0, INT64_MAX));
     if (input->patch_count > 0 && !input->patches)
         return mha_fail(MHA_ERR_NULL, "patches is NULL, but patch_count is %lld",
                         (long long)input->patch_count);

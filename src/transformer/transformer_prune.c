@@ -252,10 +252,9 @@ static mha_status create(mha_context *context, pruning *x, const mha_transformer
     int64_t *heads;
     MHA_TRY(mha_scratch_alloc(context, 2 * x->layers, sizeof(int64_t), &heads));
     const mha_transformer_desc d = describe(x, from, heads, heads + x->layers);
-    const mha_status status = source ? mha_transformer_create_from(context, &d, &own, to)
-                                     : mha_transformer_create(context, &d, to);
-    mha_scratch_release(context, mark);
-    return status;
+    return mha_scratch_end(context, mark,
+                           source ? mha_transformer_create_from(context, &d, &own, to)
+                                  : mha_transformer_create(context, &d, to));
 }
 
 static mha_status find_parts(pruning *x, const mha_transformer *from, const mha_transformer *to)
@@ -321,20 +320,14 @@ static mha_status check_keep(const mha_transformer *t, const mha_tensor *keep)
 
 static mha_status check_layers(const char *function, const mha_transformer *t)
 {
-    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {
-        const char *why = mha_layer_keeps_heads(&t->desc.layers[i]);
-        if (why)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: layer %lld %s, so its heads can be neither removed nor merged",
-                            function, (long long)i, why);
-    }
-    return MHA_OK;
+    return mhai_transformer_reject(function, t, mha_layer_keeps_heads,
+                                   ", so its heads can be neither removed nor merged");
 }
 
 mha_status mha_transformer_prune(mha_context *context, const mha_transformer *transformer,
                                  const mha_tensor *keep, mha_transformer **pruned)
 {
-    MHAI_NEED("mha_transformer_prune", context, transformer, pruned);
+    MHA_NEED("mha_transformer_prune", context, transformer, pruned);
     MHA_TRY(check_layers("mha_transformer_prune", transformer));
     MHA_TRY(check_keep(transformer, keep));
     pruning *x = NULL;
@@ -347,7 +340,7 @@ mha_status mha_transformer_prune(mha_context *context, const mha_transformer *tr
 mha_status mha_transformer_copy(mha_context *context, const mha_transformer *transformer,
                                 mha_transformer **copy)
 {
-    MHAI_NEED("mha_transformer_copy", context, transformer, copy);
+    MHA_NEED("mha_transformer_copy", context, transformer, copy);
     MHA_TRY(mhai_transformer_dense("mha_transformer_copy", transformer));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
@@ -375,7 +368,7 @@ static mha_status plan_shared(const mha_transformer *t, int64_t layer, int64_t k
 mha_status mha_transformer_share_kv(mha_context *context, const mha_transformer *transformer,
                                     int64_t kv_heads, mha_transformer **shared)
 {
-    MHAI_NEED("mha_transformer_share_kv", context, transformer, shared);
+    MHA_NEED("mha_transformer_share_kv", context, transformer, shared);
     MHA_TRY(check_layers("mha_transformer_share_kv", transformer));
     pruning *x = NULL;
     mha_status status = begin(context, transformer, &x);
@@ -398,7 +391,7 @@ static mha_status check_as(const mha_transformer *t, const mha_transformer_desc 
 mha_status mha_transformer_vary(mha_context *context, const mha_transformer *transformer,
                                 const mha_transformer_desc *desc, mha_transformer **varied)
 {
-    MHAI_NEED("mha_transformer_vary", context, transformer, desc, varied);
+    MHA_NEED("mha_transformer_vary", context, transformer, desc, varied);
     pruning *x = NULL;
     MHA_TRY(check_as(transformer, desc));
     const mha_status status = begin(context, transformer, &x);

@@ -88,7 +88,7 @@ static void view_hidden(const mha_activations *a, int64_t layer, mha_layer_view 
 mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_layer_part part,
                                  mha_layer_view *view)
 {
-    MHAI_NEED_AS("mha_activations_layer", "activations, view", a, view);
+    MHA_NEED_AS("mha_activations_layer", "activations, view", a, view);
     MHA_TRY(check_kept(a, "mha_layer_view", view->struct_size, sizeof *view));
     MHA_TRY(check_part(a->transformer, layer, part));
     if (a->passing && layer != a->layer)
@@ -116,7 +116,7 @@ mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_la
 
 mha_status mha_activations_stream(const mha_activations *a, mha_stream_view *view)
 {
-    MHAI_NEED_AS("mha_activations_stream", "activations, view", a, view);
+    MHA_NEED_AS("mha_activations_stream", "activations, view", a, view);
     MHA_TRY(check_kept(a, "mha_stream_view", view->struct_size, sizeof *view));
     if (a->passing)
         return mha_fail(MHA_ERR_ARGUMENT, "the ends of the stream are not kept by this call");
@@ -134,7 +134,7 @@ mha_status mha_transformer_find(const mha_transformer *t, int64_t layer, const c
                                 mha_parameter *parameter)
 {
     char prefix[32] = "";
-    MHAI_NEED_AS("mha_transformer_find", "transformer, name, parameter", t, name, parameter);
+    MHA_NEED_AS("mha_transformer_find", "transformer, name, parameter", t, name, parameter);
     if (layer >= 0) snprintf(prefix, sizeof prefix, "layers.%lld.", (long long)layer);
     const size_t length = strlen(prefix);
     for (int64_t i = 0; i < t->parameter_count; i++) {

@@ -211,49 +211,6 @@ static double normal(double x)
     return 0.5 * erfc(-x * 0.70710678118654752440);
 }
 
-/* docs/numerics.md 6: 5 u |x| + 2 t. */
-void check_activate_gelu(kernel_test *t)
-{
-    const int64_t n = kt_size(t, 300, 1024);
-    float *x = kt_floats(t, n);
-    fill_activations(t, x, n);
-    t->bytes = 8.0 * (double)n;
-    EACH_TABLE(t, k)
-    {
-        float *y = kt_in_out(t, MHA_F32, 1, n, n, x);
-        KERNEL_CALL(t) k->activate_gelu(y, n);
-        for (int64_t i = 0; i < n; i++)
-            kt_close(t, (double)y[i], (double)x[i] * normal((double)x[i]),
-                     5 * u * fabs((double)x[i]) + 2 * tiny, "y", 0, i);
-    }
-}
-
-/* slope = Phi(x) + x phi(x). Phi has an error of 4 u (docs/numerics.md 6 without the last product).
- * In phi, x^2 and its product with a rounded constant have an error of 3 u of the exponent x^2 / 2,
- * the exponential adds 3.5 u, and the factor 2 u. phi is flushed below 2^-126. The sum and the
- * product with dy round once each. */
-void check_gelu_backward(kernel_test *t)
-{
-    const int64_t n = kt_size(t, 300, 1024);
-    const bool in_place = kt_chance(t, 0.5);
-    float *x = kt_floats(t, n), *dy = kt_floats(t, n);
-    fill_activations(t, x, n);
-    kt_fill(t, dy, n);
-    t->bytes = 12.0 * (double)n;
-    EACH_TABLE(t, k)
-    {
-        float *dx = in_place ? kt_in_out(t, MHA_F32, 1, n, n, dy) : kt_output(t, MHA_F32, 1, n, n);
-        KERNEL_CALL(t) k->gelu_backward(dx, x, in_place ? dx : dy, n);
-        for (int64_t i = 0; i < n; i++) {
-            const double v = (double)x[i], d = (double)dy[i], slope = normal(v) + v * phi(v);
-            const double error =
-                4 * u + fabs(v) * (phi(v) * u * (5.5 + 1.5 * v * v) + 0x1p-125) + u * fabs(slope);
-            kt_close(t, (double)dx[i], d * slope, fabs(d) * error + u * fabs(d * slope) + 2 * tiny,
-                     "dx", 0, i);
-        }
-    }
-}
-
 static double sigmoid(double x)
 {
     return 1 / (1 + exp(-x));
@@ -279,7 +236,8 @@ static double gelu_sigmoid_error(double x)
     return sigmoid_error(z) + (fabs(z) < 1000 ? sigmoid(z) * sigmoid(-z) * 4 * u * fabs(z) : 0);
 }
 
-void check_activate_gelu_tanh(kernel_test *t)
+/* The exact form: docs/numerics.md 6, 5 u |x| + 2 t. */
+static void check_gelu(kernel_test *t, bool tanh)
 {
     const int64_t n = kt_size(t, 300, 1024);
     float *x = kt_floats(t, n);
@@ -288,18 +246,52 @@ void check_activate_gelu_tanh(kernel_test *t)
     EACH_TABLE(t, k)
     {
         float *y = kt_in_out(t, MHA_F32, 1, n, n, x);
-        KERNEL_CALL(t) k->activate_gelu_tanh(y, n);
+        KERNEL_CALL(t)(tanh ? k->activate_gelu_tanh : k->activate_gelu)(y, n);
         for (int64_t i = 0; i < n; i++) {
-            const double v = (double)x[i], exact = v * sigmoid(gelu_argument(v));
-            kt_close(t, (double)y[i], exact,
-                     fabs(v) * gelu_sigmoid_error(v) + u * fabs(exact) + 2 * tiny, "y", 0, i);
+            const double v = (double)x[i];
+            const double exact = v * (tanh ? sigmoid(gelu_argument(v)) : normal(v));
+            const double error =
+                tanh ? fabs(v) * gelu_sigmoid_error(v) + u * fabs(exact) : 5 * u * fabs(v);
+            kt_close(t, (double)y[i], exact, error + 2 * tiny, "y", 0, i);
         }
     }
 }
 
+void check_activate_gelu(kernel_test *t)
+{
+    check_gelu(t, false);
+}
+
+void check_activate_gelu_tanh(kernel_test *t)
+{
+    check_gelu(t, true);
+}
+
+/* slope = Phi(x) + x phi(x). Phi has an error of 4 u (docs/numerics.md 6 without the last product).
+ * In phi, x^2 and its product with a rounded constant have an error of 3 u of the exponent x^2 / 2,
+ * the exponential adds 3.5 u, and the factor 2 u. phi is flushed below 2^-126. The sum and the
+ * product with dy round once each. */
+static double gelu_slope(double v, double *error)
+{
+    const double slope = normal(v) + v * phi(v);
+    *error = 4 * u + fabs(v) * (phi(v) * u * (5.5 + 1.5 * v * v) + 0x1p-125) + u * fabs(slope);
+    return slope;
+}
+
 /* slope = s + b z' with b = x s (1 - s): b has three roundings and the errors of s and 1 - s, z'
  * has an error of 4 u, and the sum rounds. */
-void check_gelu_tanh_backward(kernel_test *t)
+static double gelu_tanh_slope(double v, double *error)
+{
+    const double z = gelu_argument(v);
+    const double s = sigmoid(z), rest = sigmoid(-z), e = gelu_sigmoid_error(v);
+    const double line = 1.5957691216057308 * (1 + 3 * 0.044715 * fmin(v * v, 1024));
+    const double slope = s + v * s * rest * line;
+    const double bend = fabs(v) * (e * (s + rest + e) + 3 * u * s * rest + u * s * e);
+    *error = line * bend + 5 * u * fabs(v) * s * rest * line + e + u * fabs(slope) + tiny;
+    return slope;
+}
+
+static void check_gelu_slope(kernel_test *t, bool tanh)
 {
     const int64_t n = kt_size(t, 300, 1024);
     const bool in_place = kt_chance(t, 0.5);
@@ -310,19 +302,25 @@ void check_gelu_tanh_backward(kernel_test *t)
     EACH_TABLE(t, k)
     {
         float *dx = in_place ? kt_in_out(t, MHA_F32, 1, n, n, dy) : kt_output(t, MHA_F32, 1, n, n);
-        KERNEL_CALL(t) k->gelu_tanh_backward(dx, x, in_place ? dx : dy, n);
+        KERNEL_CALL(t)
+        (tanh ? k->gelu_tanh_backward : k->gelu_backward)(dx, x, in_place ? dx : dy, n);
         for (int64_t i = 0; i < n; i++) {
-            const double v = (double)x[i], d = (double)dy[i], z = gelu_argument(v);
-            const double s = sigmoid(z), rest = sigmoid(-z), e = gelu_sigmoid_error(v);
-            const double line = 1.5957691216057308 * (1 + 3 * 0.044715 * fmin(v * v, 1024));
-            const double slope = s + v * s * rest * line;
-            const double bend = fabs(v) * (e * (s + rest + e) + 3 * u * s * rest + u * s * e);
-            const double error =
-                line * bend + 5 * u * fabs(v) * s * rest * line + e + u * fabs(slope);
-            kt_close(t, (double)dx[i], d * slope,
-                     fabs(d) * error + u * fabs(d * slope) + tiny * (2 + fabs(d)), "dx", 0, i);
+            const double v = (double)x[i], d = (double)dy[i];
+            double error, slope = (tanh ? gelu_tanh_slope : gelu_slope)(v, &error);
+            kt_close(t, (double)dx[i], d * slope, fabs(d) * error + u * fabs(d * slope) + 2 * tiny,
+                     "dx", 0, i);
         }
     }
+}
+
+void check_gelu_backward(kernel_test *t)
+{
+    check_gelu_slope(t, false);
+}
+
+void check_gelu_tanh_backward(kernel_test *t)
+{
+    check_gelu_slope(t, true);
 }
 
 void check_swiglu(kernel_test *t)

@@ -113,27 +113,52 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def open_page(new_page):
-    """Opens a file. Fails at the end if there was any console message, request or error."""
-    from html_report import wait_for_frames
+def watched_page(new_page):
+    """Opens an address; fails at the end on errors, console messages that are not allowed, and requests elsewhere."""
     complaints = []
 
-    def opener(path, width=1400, height=1000, **options):
-        page, own = new_page(width, height, **options), path.as_uri()
+    def opener(own, fragment="", allowed=(), **options):
+        page = new_page(**options)
         # The test itself reads pixels back.
-        page.on("console", lambda m: None if "willReadFrequently" in m.text
+        page.on("console", lambda m: None if any(part in m.text for part in ("willReadFrequently", *allowed))
                 else complaints.append(f"console {m.type}: {m.text}"))
         page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
         page.on("dialog", lambda d: complaints.append(f"dialog: {d.message}"))
-        page.on("request", lambda r: None if r.url == own or r.url.startswith(("data:", "blob:"))
+        page.on("request", lambda r: None if r.url.startswith((own, "data:", "blob:"))
                 else complaints.append(f"request: {r.url}"))
-        page.goto(own)
-        if options.get("java_script_enabled", True):
-            wait_for_frames(page)
+        page.goto(own + fragment)
         return page
 
     yield opener
     assert complaints == []
+
+
+@pytest.fixture
+def open_page(watched_page):
+    """Opens a file."""
+    from html_report import wait_for_frames
+
+    def opener(path, **options):
+        page = watched_page(path.as_uri(), **options)
+        if options.get("java_script_enabled", True):
+            wait_for_frames(page)
+        return page
+    return opener
+
+
+@pytest.fixture(scope="module")
+def serve():
+    """Starts `multihead serve` with a model; the result is its address."""
+    servers = []
+
+    def start(model):
+        servers.append(subprocess.Popen([PROGRAM, "serve", "-q", str(model)], stdout=subprocess.PIPE, text=True))
+        return servers[-1].stdout.readline().strip()
+    yield start
+    for server in servers:
+        server.terminate()
+        server.wait()
+        server.stdout.close()
 
 
 @pytest.fixture

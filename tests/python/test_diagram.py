@@ -6,7 +6,6 @@ Needs playwright and a Chromium, like test_serve.py; test_explorer.py compares t
 server."""
 import base64
 import json
-import subprocess
 
 import numpy as np
 from playwright import sync_api
@@ -14,28 +13,12 @@ import pytest
 from safetensors.numpy import load_file
 
 import multihead
-from shared import PROGRAM, TINY
+import live_page
+from shared import TINY
 
 pytestmark = pytest.mark.gate(4)
-if "without serve" in subprocess.run([PROGRAM, "--version"], capture_output=True, text=True,
-                                     check=True).stdout:
-    pytest.skip("this program was built without serve", allow_module_level=True)
 TEXT = "the animal didn't cross the street because it was too tired"
 expect = sync_api.expect
-
-
-@pytest.fixture(scope="module")
-def serve():
-    servers = []
-
-    def start(model):
-        servers.append(subprocess.Popen([PROGRAM, "serve", "-q", str(model)], stdout=subprocess.PIPE, text=True))
-        return servers[-1].stdout.readline().strip()
-    yield start
-    for server in servers:
-        server.terminate()
-        server.wait()
-        server.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -44,39 +27,23 @@ def urls(serve, trained):
 
 
 @pytest.fixture
-def visit(new_page, urls):
-    """Opens a page with its diagram. Fails at the end if there were errors."""
-    complaints = []
-
+def visit(watched_page, urls):
+    """Opens a page with its diagram."""
     def opener(model="decoder", text=TEXT, **options):
-        page = new_page(**options)
-        page.on("console", lambda m: None if "willReadFrequently" in m.text
-                else complaints.append(f"console {m.type}: {m.text}"))
-        page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
-        page.goto(f"{urls[model]}#text={text.replace(' ', '+')}")
-        page.locator("#live-panel[data-answers]:not([data-busy])").wait_for()
+        page = watched_page(urls[model], f"#text={text.replace(' ', '+')}", **options)
+        live_page.settled(page)
         page.locator("#diagram-box > summary").click()
         settled(page)
         return page
-
-    yield opener
-    assert complaints == []
+    return opener
 
 
 def settled(page):
     page.locator("#diagram:not([data-busy]) .dg-step").first.wait_for()
 
 
-def post(page, place, body):
-    return page.evaluate("""async ([place, body]) => {
-        const reply = await fetch(place, {method: "POST", body: JSON.stringify(body),
-            headers: {"Content-Type": "application/json"}});
-        return btoa(Array.from(new Uint8Array(await reply.arrayBuffer()), byte => String.fromCharCode(byte)).join(""));
-    }""", [place, body])
-
-
 def trace(page, **body):
-    return json.loads(base64.b64decode(post(page, "trace", body)))
+    return json.loads(live_page.post(page, "trace", body))
 
 
 def floats(text):
@@ -94,11 +61,11 @@ def test_weights_are_those_of_the_map(visit, kind):
     page, text = visit(kind), TEXT if kind == "decoder" else "the cat sat on the mat"
     for off in [], ["L0H0"]:
         given = trace(page, text=text, off=off, head="L1H1", cell=[4, 2])
-        cells = np.frombuffer(base64.b64decode(post(page, "map", {"text": text, "off": off, "head": "L1H1"})), np.float32)
+        cells = np.frombuffer(live_page.post(page, "map", {"text": text, "off": off, "head": "L1H1"}), np.float32)
         row = cells.reshape(given["tokens"], -1)[4]
         assert np.array_equal(floats(given["head"]["weights"]), np.nan_to_num(row, nan=0)), "to the bit"
         assert given["key"] == 2 and np.argmax(np.abs(given["head"]["products"])) == given["head"]["channel"]
-        asked = json.loads(base64.b64decode(post(page, "look", {"text": text, "off": off, "row": 4, "maps": False})))
+        asked = json.loads(live_page.post(page, "look", {"text": text, "off": off, "row": 4, "maps": False}))
         assert asked["next"] == given["next"]
 
 
@@ -180,7 +147,7 @@ def test_points_are_the_principal_components(visit, off):
     rows = np.array([floats(head[name]) for name in ("query", "key") for head in heads], float)
     rows -= rows.mean(axis=0)
     _, sizes, vectors = np.linalg.svd(rows)
-    given = json.loads(base64.b64decode(post(page, "plane", {"text": TEXT, "off": off, "head": "L1H3"})))
+    given = json.loads(live_page.post(page, "plane", {"text": TEXT, "off": off, "head": "L1H3"}))
     assert given["shares"] == pytest.approx(sizes[:2] ** 2 / (sizes ** 2).sum(), rel=1e-8)
     signs = [np.sign(vector[np.argmax(np.abs(vector))]) for vector in vectors[:2]]
     points = np.concatenate([floats(given[name]).reshape(-1, 2) for name in ("queries", "keys")])

@@ -2,7 +2,6 @@
 settings. Changes are marked, and the answers follow from the maps.
 
 Needs playwright and a Chromium, like test_serve.py."""
-import base64
 import json
 import re
 import shutil
@@ -12,64 +11,41 @@ import numpy as np
 from playwright import sync_api
 import pytest
 
+from live_page import post, settled
 from shared import PROGRAM, TINY
 
 pytestmark = pytest.mark.gate(4)
-if "without serve" in subprocess.run([PROGRAM, "--version"], capture_output=True, text=True,
-                                     check=True).stdout:
-    pytest.skip("this program was built without serve", allow_module_level=True)
 TEXT = "the animal didn't cross the street because it was too tired"
 expect = sync_api.expect
 
 
 @pytest.fixture(scope="module")
-def urls(trained):
-    servers = {kind: subprocess.Popen([PROGRAM, "serve", "-q", str(model)], stdout=subprocess.PIPE, text=True)
-               for kind, model in (("decoder", trained), ("encoder", TINY))}
-    yield {kind: server.stdout.readline().strip() for kind, server in servers.items()}
-    for server in servers.values():
-        server.terminate()
-        server.wait()
-        server.stdout.close()
+def urls(serve, trained):
+    return {"decoder": serve(trained), "encoder": serve(TINY)}
 
 
 @pytest.fixture
-def visit(new_page, urls):
-    """Opens a page with its controls. Fails at the end if there were errors."""
-    complaints = []
-
+def visit(watched_page, urls):
+    """Opens a page with its controls; the server may reject them."""
     def opener(kind="decoder", text=TEXT, place="", **options):
-        page = new_page(**options)
-        page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
-        page.goto(f"{urls[kind]}#text={text.replace(' ', '+')}{place}")
+        page = watched_page(urls[kind], f"#text={text.replace(' ', '+')}{place}", allowed=("422",), **options)
         settled(page)
         if not place:
             page.locator("#knobs-box > summary").click()
         return page
-
-    yield opener
-    assert complaints == []
+    return opener
 
 
-def settled(page):
-    page.locator("#live-panel[data-answers]:not([data-busy])").wait_for()
-
-
-def post(page, place, **body):
-    reply = page.evaluate("""async ([place, body]) => {
-        const reply = await fetch(place, {method: "POST", body: JSON.stringify(body),
-            headers: {"Content-Type": "application/json"}});
-        return btoa(Array.from(new Uint8Array(await reply.arrayBuffer()), byte => String.fromCharCode(byte)).join(""));
-    }""", [place, {"text": TEXT, **body}])
-    return base64.b64decode(reply)
+def ask(page, place, **body):
+    return post(page, place, {"text": TEXT, **body})
 
 
 def look(page, **body):
-    return json.loads(post(page, "look", **body))
+    return json.loads(ask(page, "look", **body))
 
 
 def cells(page, head="L0H1", **body):
-    flat = np.frombuffer(post(page, "map", head=head, **body), np.float32)
+    flat = np.frombuffer(ask(page, "map", head=head, **body), np.float32)
     return flat.reshape(int(np.sqrt(flat.size)), -1).astype(float)
 
 
@@ -109,8 +85,8 @@ def test_descriptions(visit):
             ({"positions": "odd"}, "positions"), ({"temperature": -1}, "temperature"):
         assert words in look(page, **change)["error"]
     for wrong, words in ({}, "such as L3H11"), ({"head": "L9H0"}, "no head L9H0"), ({"head": "L0H9"}, "no head L0H9"):
-        assert words in json.loads(post(page, "plane", **wrong))["error"]
-    assert "window of 2 tokens" in post(page, "save", window=2, noisy="L0H1", noise=1).decode()
+        assert words in json.loads(ask(page, "plane", **wrong))["error"]
+    assert "window of 2 tokens" in ask(page, "save", window=2, noisy="L0H1", noise=1).decode()
 
 
 def test_heads_are_merged(visit, trained, tmp_path):
@@ -177,7 +153,7 @@ def test_an_encoder(visit):
 # ---- generation ------------------------------------------------------------------------------------
 
 def generate(page, text, **body):
-    return json.loads(post(page, "generate", text=text, **body))
+    return json.loads(ask(page, "generate", text=text, **body))
 
 
 @pytest.mark.parametrize("more", [[], ["--cache", "int8"]], ids=["f32", "int8"])

@@ -5,6 +5,7 @@ the shared address, and the saved report.
 Needs playwright and a Chromium, like test_html_browser.py. The library's gates and pruned
 transformers are the reference."""
 import ctypes as C
+import json
 import re
 import subprocess
 
@@ -16,12 +17,10 @@ import multihead
 from multihead import _abi, _tensor
 from multihead._library import check, default_context, library
 from html_report import wait_for_timers
+from live_page import post, settled
 from shared import PROGRAM
 
 pytestmark = pytest.mark.gate(4)
-if "without serve" in subprocess.run([PROGRAM, "--version"], capture_output=True, text=True,
-                                     check=True).stdout:
-    pytest.skip("this program was built without serve", allow_module_level=True)
 TEXT = "The animal didn't cross the street because it was too"
 OTHER = "The king didn't cross the river because it was too"
 expect = sync_api.expect
@@ -33,36 +32,17 @@ def model(trained):
 
 
 @pytest.fixture(scope="module")
-def url(trained):
-    with subprocess.Popen([PROGRAM, "serve", "-q", str(trained)], stdout=subprocess.PIPE, text=True) as server:
-        yield server.stdout.readline().strip()
-        server.terminate()
-        server.wait()
+def url(serve, trained):
+    return serve(trained)
 
 
 @pytest.fixture
-def visit(new_page, url):
-    """Opens the page. Fails at the end if there were errors or requests to other hosts."""
-    complaints = []
-
-    def opener(fragment="", width=1400, height=1000, allowed=(), **options):
-        page = new_page(width, height, **options)
-        page.on("console", lambda m: None if any(part in m.text for part in ("willReadFrequently", *allowed))
-                else complaints.append(f"console {m.type}: {m.text}"))
-        page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
-        page.on("request", lambda r: None if r.url.startswith((url, "blob:", "data:"))
-                else complaints.append(f"request: {r.url}"))
-        page.goto(url + fragment)
+def visit(watched_page, url):
+    def opener(fragment="", **options):
+        page = watched_page(url, fragment, **options)
         settled(page)
         return page
-
-    yield opener
-    assert complaints == []
-
-
-def settled(page):
-    """Wait until all requests are answered and drawn."""
-    page.locator("#live-panel[data-answers]:not([data-busy])").wait_for()
+    return opener
 
 
 def type_text(page, text, box="#live-text"):
@@ -125,14 +105,6 @@ def pruned_logits(model, text, off):
     return logits[0, -1]
 
 
-def post(page, place, body):
-    return page.evaluate("""async ([place, body]) => {
-        const reply = await fetch(place, {method: "POST", body: JSON.stringify(body),
-            headers: {"Content-Type": "application/json"}});
-        return reply.json();
-    }""", [place, body])
-
-
 @pytest.mark.gate(1)
 def test_types_and_maps_follow(visit, model):
     page = visit(f"#text={TEXT.replace(' ', '+')}", allowed=("422",))  # a partial word is unknown
@@ -161,7 +133,7 @@ def test_heads_off_give_the_logits_without_them(visit, model):
     logits, whole = logits_of(model, TEXT, off), logits_of(model, TEXT)
     assert np.array_equal(logits, pruned_logits(model, TEXT, off)), "gates and pruning"
     assert not np.array_equal(logits, whole)
-    answer = post(page, "look", {"text": TEXT, "off": ["L0H2", "L1H1"], "maps": False})["next"]
+    answer = json.loads(post(page, "look", {"text": TEXT, "off": ["L0H2", "L1H1"], "maps": False}))["next"]
     for line in answer["tokens"]:
         assert np.float32(line["logit"]) == logits[line["id"]], "to the bit"
         assert np.float32(line["logit_whole"]) == whole[line["id"]]
@@ -207,8 +179,8 @@ def test_heads_are_patched_from_a_second_text(visit, model):
     # If every head of every layer is from the other text, only the last token's own stream could
     # differ, and the word is the same in both texts. The prediction is therefore the other text's.
     other = logits_of(model, OTHER)
-    answer = post(page, "look", {"text": TEXT, "other": OTHER, "maps": False,
-                                 "patched": [f"L{i // 4}H{i % 4}" for i in range(8)]})["next"]
+    answer = json.loads(post(page, "look", {"text": TEXT, "other": OTHER, "maps": False,
+                                            "patched": [f"L{i // 4}H{i % 4}" for i in range(8)]}))["next"]
     for line in answer["tokens"]:
         assert line["logit"] == pytest.approx(float(other[line["id"]]), abs=1e-5)
     page.locator("#live-at input[value=last]").locator("xpath=..").click()

@@ -1,10 +1,12 @@
 /* Bounds of the difference between the library and the reference: the derivations of
- * docs/numerics.md, evaluated for each element with its own sums. Section numbers in bounds.c refer
- * to that page. */
+ * docs/numerics.md, evaluated for each element with its own sums. Section numbers refer to that
+ * page. */
 #ifndef TEST_BOUNDS_H
 #define TEST_BOUNDS_H
 
 #include "reference/reference.h"
+
+#include <math.h>
 
 /* Parameters of the arithmetic. */
 typedef struct bound_arith {
@@ -12,7 +14,6 @@ typedef struct bound_arith {
     double tiny;            /* absolute error of an operation with a subnormal result */
     double exponential;     /* relative error of the exponential */
     double scale;           /* relative error of the factor that multiplies q k */
-    double bias;            /* relative error of the factor that multiplies the bias */
     double flush;           /* exponent of 2 below which an exponential becomes 0 */
     int64_t key_block;      /* keys per softmax step */
     double sum_depth;       /* maximum additions of a term in a block's sum of p */
@@ -22,12 +23,11 @@ typedef struct bound_arith {
     bool pairs;             /* chains process the second of each pair first */
 } bound_arith;
 
-/* The paths of mha_attention_forward(). `default_scale` means that the descriptor does not set the
- * scale. */
-bound_arith bound_arith_tiled(mha_isa isa, bool default_scale);
-bound_arith bound_arith_plain(bool default_scale);
-/* Attention in bf16 arithmetic, for inputs that are exact in bf16. */
-bound_arith bound_arith_bf16(mha_isa isa, bool default_scale);
+/* The arithmetic of a call: plain for MHA_PATH_PLAIN and for heads beyond the tiled path. */
+bound_arith bound_arith_of(const ref_attention *a, mha_path path, mha_isa isa);
+
+/* Tiled attention in bf16 arithmetic, for inputs that are exact in bf16. */
+bound_arith bound_arith_bf16(const ref_attention *a, mha_isa isa);
 
 typedef struct bound_row {
     double *p; /* [S] */
@@ -39,9 +39,22 @@ typedef struct bound_row {
 bound_row bound_row_make(int64_t keys, int64_t value_dim);
 void bound_row_free(bound_row *bound);
 
-/* The bounds of the row that ref_attention_row() has computed. */
-void bound_attention_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
-                         int64_t t, const ref_row *row, bound_row *bound);
+/* The reference's own rounding, as a factor of bounds that are sums of many terms. */
+static const double bound_slack = 1 + 0x1p-24;
+
+/* A growing sum in exact arithmetic, and the running error bound of the rounded sum (section 2). */
+typedef struct bound_chain {
+    double value, error;
+} bound_chain;
+
+static inline void bound_chain_add(bound_chain *r, double product, double product_error,
+                                   const bound_arith *a)
+{
+    if (!a->fused) product_error += a->u * (fabs(product) + product_error) + a->tiny;
+    r->value += product;
+    r->error += product_error;
+    r->error += a->u * (fabs(r->value) + r->error) + a->tiny;
+}
 
 /* The bound of |library - ref_linear()|; x_error (f64, shape of x) may be NULL. */
 double bound_linear(const mha_tensor *x, const mha_tensor *x_error, const mha_tensor *weight,

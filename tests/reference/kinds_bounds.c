@@ -1,12 +1,10 @@
 /* See kinds_bounds.h. Scores and their errors are in natural units; e, E, eps, theta and F are the
- * symbols of docs/numerics.md. */
+ * symbols of docs/numerics.md, and section numbers refer to it. */
 #include "reference/kinds_bounds.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-static const double reference_slack = 1 + 0x1p-24;
 static const double f32_u = 0x1p-24, log2e_error = 0.23;
 
 typedef struct work {
@@ -21,47 +19,30 @@ typedef struct work {
     double eps_mean, eps_sink, theta;
 } work;
 
-static double *doubles(int64_t count)
-{
-    double *memory = calloc((size_t)(count > 0 ? count : 1), sizeof *memory);
-    if (memory) return memory;
-    fprintf(stderr, "kinds_bounds: no memory\n");
-    abort();
-}
-
-/* The running error bound of section 2. */
-typedef struct running {
-    double value, error;
-} running;
-
-static inline void add(running *x, double product, double product_error, const bound_arith *r)
-{
-    if (!r->fused) product_error += r->u * (fabs(product) + product_error) + r->tiny;
-    x->value += product;
-    x->error += product_error;
-    x->error += r->u * (fabs(x->value) + x->error) + r->tiny;
-}
-
 static double at4(const mha_tensor *x, int64_t b, int64_t h, int64_t t, int64_t d)
 {
-    return ref_element(x, (int64_t[]){b, h, t, d});
+    return x ? ref_element(x, (int64_t[]){b, h, t, d}) : 0;
 }
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* The chain over d of q with a key or with a row of the Shaw table. */
+/* The chain over d of q with a key or with a row of the Shaw table (3.1). */
 static double chain_error(const work *w, const mha_tensor *x, int64_t i, bool table)
 {
     const bound_arith *r = w->r;
     double c = fabs(ref_scale(w->a->desc, w->a->q->shape[3]));
-    running sum = {0, 0};
+    bound_chain sum = {0, 0};
     const int64_t D = w->a->q->shape[3];
     for (int64_t i_d = 0; i_d < D + r->pairs; i_d++) {
         const int64_t d = r->pairs ? i_d ^ 1 : i_d;
         if (d >= D) continue;
         double q = at4(w->a->q, w->at.batch, w->h, w->at.q0 + w->t, d);
         double k = table ? ref_element(x, (int64_t[]){i, d}) : at4(x, w->at.batch, w->hk, i, d);
-        add(&sum, q * k * c, r->u * fabs(q * k * c) + r->tiny * (fabs(k) + fabs(q * k)), r);
+        double q_wrong = at4(w->a->q_error, w->at.batch, w->h, w->at.q0 + w->t, d);
+        double k_wrong = table ? 0 : at4(w->a->k_error, w->at.batch, w->hk, i, d);
+        double moved = (fabs(q) + q_wrong) * (fabs(k) + k_wrong) - fabs(q * k);
+        double rounded = r->u * fabs(q * k * c) + r->tiny * (fabs(k) + fabs(q * k));
+        bound_chain_add(&sum, q * k * c, moved * c + rounded, r);
     }
     return sum.error + r->scale * (fabs(sum.value) + sum.error);
 }
@@ -120,7 +101,7 @@ static double score_error(const work *w, int64_t s, double *before)
 /* ---- the softmax ----------------------------------------------------------------------------- */
 
 /* Running maxima, beginning with the sink, and the logarithm of the amplification by later
- * rescalings. */
+ * rescalings (3.3). A maximum that rises by less than the errors may not rise in the library. */
 static void follow_blocks(work *w)
 {
     const bound_arith *r = w->r;
@@ -149,12 +130,13 @@ static void follow_blocks(work *w)
     }
 }
 
-/* The logarithm of the relative error of exp(score - max) for a score with this error. */
+/* The logarithm of the relative error of exp(score - max) for a score with this error (3.2). */
 static double exponential_log(const work *w, double distance, double error)
 {
     return error + w->r->u * (distance + 2 * w->largest) + w->r->exponential * 1.0001;
 }
 
+/* Flushed to zero, now or at the end: the error may be the whole number. */
 static bool may_flush(const work *w, double score)
 {
     return score - w->top[w->blocks] < w->r->flush * 0.6931471805599453 + 2 * w->largest + 1e-3;
@@ -166,6 +148,7 @@ static double weight_error(const work *w, int64_t block, double score, double er
     return expm1(log_error) + (may_flush(w, score) ? 1 : 0);
 }
 
+/* eps_s, sum p_s eps_s and theta (3.3, 3.4). */
 static void weigh(work *w)
 {
     const bound_arith *r = w->r;
@@ -182,6 +165,7 @@ static void weigh(work *w)
         w->eps[s] = weight_error(w, 1 + block, row->score[s], w->error[s]);
         w->eps_mean += row->p[s] * w->eps[s];
     }
+    /* Each later block adds one; n terms never have more than n - 1. */
     double roundings = fmin((double)(terms - 1), r->sum_depth + (double)(touched - 1) + sink);
     roundings = fmax(roundings, 0);
     w->theta = roundings * r->u / (1 - roundings * r->u);
@@ -197,14 +181,14 @@ static double weight_rounding(const work *w, int64_t s)
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-/* Element d of the sums over keys (F), and the effect of the weights' errors: sum p eps |k v - o|,
- * where k is the factor of dropout. The factor and its product round (2 u). */
+/* Element d of the sums over keys (F in 3.5), and the effect of the weights' errors: sum p eps
+ * |k v - o|, where k is the factor of dropout. The factor and its product round (2 u). */
 static double sum_error(const work *w, int64_t d, bool shaw)
 {
     const bound_arith *r = w->r;
     const kinds_row *row = w->row;
     const bool drops = w->a->desc->dropout > 0;
-    running block = {0, 0}, total = {0, 0};
+    bound_chain block = {0, 0}, total = {0, 0};
     double spread = row->sink_p * w->eps_sink * fabs(row->ungated[d]), second = 0;
     const int64_t end = row->keys + (r->pairs && row->keys % 2);
     for (int64_t i = 0, current = -1; i <= end; i++) {
@@ -216,16 +200,18 @@ static double sum_error(const work *w, int64_t d, bool shaw)
             total.value += block.value;
             total.error += block.error;
             total.error += r->u * (fabs(total.value) + total.error) + 2 * r->tiny;
-            block = (running){0, 0};
+            block = (bound_chain){0, 0};
         }
         current = here;
         if (here == -2) break;
         double p = row->p[s] * row->factor[s];
         double v = at4(w->a->v, w->at.batch, w->hk, w->at.k0 + s, d);
         double whole = shaw ? kinds_value(w->a, w->b, w->h, w->t, s, d) : v;
-        add(&block, p * v, 0, r);
+        bound_chain_add(&block, p * v, 0, r);
         spread += w->eps[s] * row->p[s] * fabs(row->factor[s] * whole - row->ungated[d]);
+        spread += p * (1 + w->eps[s]) * at4(w->a->v_error, w->at.batch, w->hk, w->at.k0 + s, d);
         if (drops) spread += 2.001 * r->u * p * fabs(whole) * (1 + w->eps[s]);
+        /* partial sums are those of the wrong p: second order */
         second += (double)row->visible * r->u * p * fabs(v) * fmin(w->eps[s], 1);
         if (r->weight > 0) second += weight_rounding(w, s) * p * fabs(v) * (1 + w->eps[s]);
     }
@@ -239,31 +225,33 @@ static double shaw_error(const work *w, int64_t d, const double *bins, const dou
 {
     const bound_arith *r = w->r;
     const mha_tensor *table = w->a->desc->shaw_values;
-    running block = {0, 0}, total = {fabs(w->row->ungated[d]), 0};
+    bound_chain block = {0, 0}, total = {fabs(w->row->ungated[d]), 0};
     for (int64_t i = 0; i <= table->shape[0]; i++) {
         if (i % 128 == 0 || i == table->shape[0]) {
             total.value += fabs(block.value);
             total.error += block.error;
             total.error += r->u * (total.value + total.error) + r->tiny;
-            block = (running){0, 0};
+            block = (bound_chain){0, 0};
         }
         if (i == table->shape[0]) break;
         double wrong = (visits[i] + 2 * (double)w->blocks) * r->u;
         double value = ref_element(table, (int64_t[]){i, d});
-        add(&block, bins[i] * value, 1.001 * wrong * bins[i] * fabs(value) + r->tiny * fabs(value),
-            r);
+        bound_chain_add(&block, bins[i] * value,
+                        1.001 * wrong * bins[i] * fabs(value) + r->tiny * fabs(value), r);
     }
     return total.error;
 }
 
-/* With large errors of scores, o is still a weighted sum of visible values. */
+/* With large errors of scores, o is still a weighted sum of visible values (3.6). */
 static double loose_error(const work *w, int64_t d)
 {
     double farthest = 0, roundings = (double)(w->row->visible + 60) * w->r->u;
     for (int64_t s = 0; s < w->row->keys; s++)
         if (w->row->score[s] != -INFINITY)
             farthest =
-                fmax(farthest, w->row->factor[s] * fabs(kinds_value(w->a, w->b, w->h, w->t, s, d)));
+                fmax(farthest,
+                     w->row->factor[s] * (fabs(kinds_value(w->a, w->b, w->h, w->t, s, d)) +
+                                          at4(w->a->v_error, w->at.batch, w->hk, w->at.k0 + s, d)));
     return (fabs(w->row->ungated[d]) + farthest) * (1 + 4 * roundings);
 }
 
@@ -272,8 +260,8 @@ static void bound_outputs(const work *w, double *bound)
     const bound_arith *r = w->r;
     const kinds_row *row = w->row;
     const mha_tensor *table = w->a->desc->shaw_values;
-    double *bins = doubles(table ? table->shape[0] : 0),
-           *visits = doubles(table ? table->shape[0] : 0);
+    double *bins = ref_doubles(table ? table->shape[0] : 0),
+           *visits = ref_doubles(table ? table->shape[0] : 0);
     for (int64_t s = 0; table && s < row->keys; s++) {
         if (row->score[s] == -INFINITY) continue;
         int64_t i = kinds_shaw_row(w->a, table, w->b, w->t, s);
@@ -282,33 +270,42 @@ static void bound_outputs(const work *w, double *bound)
     }
     double wrong = w->eps_mean + w->theta, gate = fabs(kinds_gate(w->a, w->b, w->h));
     for (int64_t d = 0; d < row->value_dim; d++) {
-        double o = fabs(row->ungated[d]), error = loose_error(w, d);
+        double o = fabs(row->ungated[d]), error;
         if (wrong < 0.5) {
             error = sum_error(w, d, table != NULL) + o * w->theta * (1 + w->eps_mean);
             if (table) error += shaw_error(w, d, bins, visits);
             error /= 1 - wrong;
+        } else {
+            error = loose_error(w, d);
         }
         double rounded = error + r->out_u * (o + error) + r->out_tiny; /* the division */
         rounded = rounded * gate + (w->a->desc->gates ? r->out_u * gate * (o + rounded) : 0);
-        bound[d] = rounded * reference_slack + 2 * r->out_tiny;
+        bound[d] = rounded * bound_slack + 2 * r->out_tiny;
     }
     free(bins);
     free(visits);
 }
 
+/* p = exp(score - m) / l with the final m and l, and their sum, in which errors of scores cancel (3.7). */
 static void bound_probabilities(const work *w, bound_row *bound)
 {
     const bound_arith *r = w->r;
-    double wrong = fmin(w->eps_mean + w->theta, 0.999999);
+    double wrong = fmin(w->eps_mean + w->theta, 0.999999), top = w->top[w->blocks];
+    bound->sum = w->theta + 2 * r->out_u;
     for (int64_t s = 0; s < w->row->keys; s++) {
         bound->p[s] = 0;
         double score = w->row->score[s];
         if (score == -INFINITY) continue;
-        double relative = exp(exponential_log(w, w->top[w->blocks] - score, w->error[s]));
+        int64_t block = 1 + s / r->key_block;
+        double relative = exp(exponential_log(w, top - score, w->error[s]));
         relative = relative * (1 + r->out_u) / (1 - wrong) - 1;
         if (may_flush(w, score)) relative += 1;
-        bound->p[s] =
-            fmin(w->row->p[s] * relative, 1 + 4 * r->out_u) * reference_slack + r->out_tiny;
+        bound->p[s] = fmin(w->row->p[s] * relative, 1 + 4 * r->out_u) * bound_slack + r->out_tiny;
+        double differs = w->tail[block] == 0 ? 0
+                                             : exponential_log(w, top - score, 0) + w->tail[block] +
+                                                   exponential_log(w, w->top[block] - score, 0);
+        bound->sum += w->row->p[s] * expm1(differs) * (1 + relative) +
+                      (may_flush(w, score) ? 0x1p-125 : 0) + r->out_tiny;
     }
 }
 
@@ -316,9 +313,10 @@ static void bound_lse(const work *w, bound_row *bound)
 {
     double wrong = w->eps_mean + w->theta + w->eps_mean * w->theta;
     double mean = wrong < 0.5 ? -log1p(-wrong) : INFINITY;
+    /* The sum's error is at most that of its worst term; there are none beyond e^-90. */
     double most = exponential_log(w, 100, w->largest) + w->tail[0] + 1.01 * w->theta;
     double error = fmin(mean, most), lse = fabs(w->row->lse);
-    bound->lse = (error + w->r->out_u * (lse + error) + 0x1p-48 * (lse + 1000)) * reference_slack +
+    bound->lse = (error + w->r->out_u * (lse + error) + 0x1p-48 * (lse + 1000)) * bound_slack +
                  w->r->out_tiny;
 }
 
@@ -342,10 +340,10 @@ void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b
               .hk = h / (a->q->shape[1] / a->k->shape[1]),
               .t = t,
               .blocks = blocks,
-              .error = doubles(row->keys),
-              .eps = doubles(row->keys),
-              .top = doubles(blocks + 1),
-              .tail = doubles(blocks + 1)};
+              .error = ref_doubles(row->keys),
+              .eps = ref_doubles(row->keys),
+              .top = ref_doubles(blocks + 1),
+              .tail = ref_doubles(blocks + 1)};
     follow_blocks(&w);
     weigh(&w);
     bound_outputs(&w, bound->o);
@@ -388,7 +386,7 @@ double kinds_bound_score(const ref_attention *a, const bound_arith *arith, int64
     }
     /* The tiled path multiplies by ln 2, which f32 represents with an error of 0.05 u, and the
      * product rounds. The plain path rounds. */
-    return (error + 1.05 * f32_u * (fabs(value) + error)) * reference_slack + 0x1p-148;
+    return (error + 1.05 * f32_u * (fabs(value) + error)) * bound_slack + 0x1p-148;
 }
 
 /* The error of sum p (-log p) is the error of p times -log p, and p times the error of -log p = log
@@ -407,5 +405,22 @@ double kinds_bound_entropy(const kinds_row *row, const bound_row *bound)
         error += wrong * (log_p + relative);
         error += (p + wrong) * (relative + bound->lse + 3 * f32_u * log_p);
     }
-    return (error + 42 * f32_u * (sum + error)) * reference_slack + 0x1p-120;
+    return (error + 42 * f32_u * (sum + error)) * bound_slack + 0x1p-120;
+}
+
+void kinds_check_rows(const kinds_case *c, rng *r, double budget, kinds_check_fn *check, void *user)
+{
+    const kinds_shape *n = &c->shape;
+    const ref_attention a = kinds_reference(c);
+    const double row_work = (double)(n->S + 1) * (double)(n->D + 2 * n->Dv + 20);
+    const int64_t rows = n->B * n->H * n->T, most = 2 + (int64_t)(budget / row_work);
+    kinds_row row = kinds_row_make(n->S, n->Dv);
+    bound_row bound = bound_row_make(n->S, n->Dv);
+    for (int64_t i = 0; i < most && i < rows; i++) {
+        const int64_t at = rows <= most ? i : i == 0 ? rows - 1 : rng_between(r, 0, rows - 1);
+        const int64_t b = at / n->H / n->T, t = at % n->T;
+        if (t < kinds_sequence_at(&a, b).T) check(user, b, at / n->T % n->H, t, &row, &bound);
+    }
+    kinds_row_free(&row);
+    bound_row_free(&bound);
 }

@@ -1,4 +1,4 @@
-/* Bounds of the difference between the library and kinds_attention_row(): section 3.10 of
+/* Bounds of the difference between the library and kinds_attention_row(): section 3 of
  * docs/numerics.md, evaluated for each element with its own sums. */
 #ifndef TEST_KINDS_BOUNDS_H
 #define TEST_KINDS_BOUNDS_H
@@ -6,10 +6,17 @@
 #include "reference/bounds.h"
 #include "reference/kinds_reference.h"
 
-/* The bounds of the row that kinds_attention_row() has computed. bound->sum is not set. `bound`
- * must have memory for the row. */
+/* The bounds of the row that kinds_attention_row() has computed. bound->sum applies to rows without
+ * a sink. `bound` must have memory for the row. */
 void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
                      int64_t t, const kinds_row *row, bound_row *bound);
+
+/* Calls `check` for at least two random rows of the case, within a budget of work. `row` and `bound`
+ * are memory for the reference. */
+typedef void kinds_check_fn(void *user, int64_t b, int64_t h, int64_t t, kinds_row *row,
+                            bound_row *bound);
+void kinds_check_rows(const kinds_case *c, rng *r, double budget, kinds_check_fn *check,
+                      void *user);
 
 /* The bound of a pair's score, in natural units; `before` is the bound before the cap. */
 double kinds_score_error(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,

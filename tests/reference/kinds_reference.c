@@ -1,25 +1,16 @@
 #include "reference/kinds_reference.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-
-static double *doubles(int64_t count)
-{
-    double *memory = calloc((size_t)(count > 0 ? count : 1), sizeof *memory);
-    if (memory) return memory;
-    fprintf(stderr, "kinds_reference: no memory\n");
-    abort();
-}
 
 kinds_row kinds_row_make(int64_t most_keys, int64_t value_dim)
 {
     return (kinds_row){.value_dim = value_dim,
-                       .score = doubles(most_keys),
-                       .p = doubles(most_keys),
-                       .factor = doubles(most_keys),
-                       .o = doubles(value_dim),
-                       .ungated = doubles(value_dim)};
+                       .score = ref_doubles(most_keys),
+                       .p = ref_doubles(most_keys),
+                       .factor = ref_doubles(most_keys),
+                       .o = ref_doubles(value_dim),
+                       .ungated = ref_doubles(value_dim)};
 }
 
 void kinds_row_free(kinds_row *row)
@@ -30,6 +21,11 @@ void kinds_row_free(kinds_row *row)
     free(row->o);
     free(row->ungated);
     *row = (kinds_row){0};
+}
+
+ref_attention kinds_reference(const kinds_case *c)
+{
+    return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */

@@ -6,6 +6,10 @@
 #define TEST_KINDS_REFERENCE_H
 
 #include "reference/reference.h"
+#include "support/kinds.h"
+
+/* The case as the reference takes it. */
+ref_attention kinds_reference(const kinds_case *c);
 
 /* The place of one sequence in the tensors. */
 typedef struct kinds_sequence {

@@ -5,19 +5,10 @@
 #include "reference/reference.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const double u = 0x1p-24, tiny = 0x1p-150;
-
-static double *doubles(int64_t count)
-{
-    double *memory = calloc((size_t)(count > 0 ? count : 1), sizeof *memory);
-    if (memory) return memory;
-    fprintf(stderr, "linear_reference: no memory\n");
-    abort();
-}
 
 /* Row t of head h of sequence b, also in a ragged batch. */
 static double at(const mha_tensor *x, const int64_t *starts, int64_t b, int64_t h, int64_t t,
@@ -30,7 +21,7 @@ static void features_of(const linref *a, const mha_tensor *x, const int64_t *sta
                         int64_t h, int64_t t, double *features)
 {
     const int64_t D = x->shape[3];
-    double *row = doubles(D);
+    double *row = ref_doubles(D);
     for (int64_t d = 0; d < D; d++) row[d] = at(x, starts, b, h, t, d);
     if (a->map) a->map(row, D, features, a->features);
     for (int64_t d = 0; !a->map && d < D; d++) features[d] = row[d] > 0 ? row[d] + 1 : exp(row[d]);
@@ -67,8 +58,8 @@ static void formula(const linref *a, int64_t b, int64_t hk, int64_t keys, const 
                     double *o)
 {
     const int64_t Dv = a->v->shape[3];
-    weighted w = {.sum = doubles(Dv)};
-    double *key = doubles(a->features);
+    weighted w = {.sum = ref_doubles(Dv)};
+    double *key = ref_doubles(a->features);
     add_state(a, b, hk, query, &w);
     for (int64_t s = 0; s < keys; s++) {
         double weight = 0;
@@ -112,7 +103,7 @@ static state state_of(const linref *a, int64_t b, int64_t hk, int64_t keys)
 {
     const int64_t F = a->features, Dv = a->v->shape[3];
     state r = {calloc((size_t)(F * Dv + 1), sizeof *r.s), calloc((size_t)F, sizeof *r.z)};
-    double *key = doubles(F);
+    double *key = ref_doubles(F);
     if (!r.s || !r.z) abort();
     for (int64_t i = 0; a->desc->state_s && i < F; i++) {
         r.z[i].value = ref_element(a->desc->state_z, (int64_t[]){b, hk, i});
@@ -176,7 +167,7 @@ static running numerator(const linref *a, const state *r, const double *query, i
 void linref_row(const linref *a, int64_t b, int64_t h, int64_t t, double *o, double *bound)
 {
     int64_t hk = h / (a->q->shape[1] / a->k->shape[1]), keys = linref_visible(a, b, t);
-    double *query = doubles(a->features);
+    double *query = ref_doubles(a->features);
     features_of(a, a->q, a->desc->query_starts, b, h, t, query);
     formula(a, b, hk, keys, query, o);
     state r = state_of(a, b, hk, keys);

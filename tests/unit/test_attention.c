@@ -3,7 +3,7 @@
  * (docs/numerics.md).
  *
  * The default is a random sample; MHA_TEST_LONG=1 tests the full grid of lengths and head sizes. */
-#include "reference/bounds.h"
+#include "reference/kinds_bounds.h"
 #include "support/machines.h"
 #include "support/problem.h"
 #include "support/suite.h"
@@ -47,7 +47,7 @@ static void fail_row(const problem *p, const machine *m, place at, const char *w
 }
 
 static void compare_p(const problem *p, const machine *m, const outcome *got, place at,
-                      const ref_row *row, const bound_row *bound, score_card *card)
+                      const kinds_row *row, const bound_row *bound, score_card *card)
 {
     const float *line = row_of(&got->p.view, at);
     double sum = 0;
@@ -64,7 +64,7 @@ static void compare_p(const problem *p, const machine *m, const outcome *got, pl
 }
 
 static void compare_row(const problem *p, const machine *m, const outcome *got, place at,
-                        const ref_row *row, const bound_row *bound, score_card *card)
+                        const kinds_row *row, const bound_row *bound, score_card *card)
 {
     const float *o = row_of(&got->o.view, at);
     float lse = *row_of(&got->lse.view, at);
@@ -96,26 +96,24 @@ static void check_problem(const problem *p, rng *r, const machines *all, int64_t
     }
     int64_t total = n->B * n->H * n->T;
     ref_attention reference = problem_reference(p);
-    ref_row row = ref_row_make(n->S, n->Dv);
+    kinds_row row = kinds_row_make(n->S, n->Dv);
     bound_row bound = bound_row_make(n->S, n->Dv);
     for (int64_t i = 0; i < rows && i < total; i++) {
         int64_t at = rows >= total || i == 0 ? i
                      : i == 1                ? total - 1
                                              : rng_between(r, 0, total - 1);
         place where = {at / n->T / n->H, at / n->T % n->H, at % n->T};
-        bool default_scale = p->desc.scale == 0 && !(p->desc.flags & MHA_ATTENTION_SCALE_GIVEN);
-        ref_attention_row(&reference, where.b, where.h, where.t, &row);
+        kinds_attention_row(&reference, where.b, where.h, where.t, &row);
         for (int j = 0; j < all->count; j++) {
-            bound_arith arith = all->each[j].path == MHA_PATH_PLAIN
-                                    ? bound_arith_plain(default_scale)
-                                    : bound_arith_tiled(all->each[j].isa, default_scale);
-            bound_attention_row(&reference, &arith, where.b, where.h, where.t, &row, &bound);
-            compare_row(p, &all->each[j], &got[j], where, &row, &bound, &cards[j]);
+            const machine *m = &all->each[j];
+            bound_arith arith = bound_arith_of(&reference, m->path, m->isa);
+            kinds_bound_row(&reference, &arith, where.b, where.h, where.t, &row, &bound);
+            compare_row(p, m, &got[j], where, &row, &bound, &cards[j]);
         }
     }
     for (int i = 0; i < all->count; i++) outcome_free(&got[i]);
     bound_row_free(&bound);
-    ref_row_free(&row);
+    kinds_row_free(&row);
 }
 
 static void print_cards(const machines *all, const score_card *cards)
@@ -391,7 +389,7 @@ static void check_special_row(const problem *p, const poisoned *x, place at, con
     bool poisoned_row = false;
     bool *column = flags(n->Dv);
     for (int64_t s = 0; s < n->S; s++) {
-        if (!ref_sees(&a, at.b, at.h, at.t, s)) continue;
+        if (!kinds_sees(&a, at.b, at.h, at.t, s)) continue;
         visible++;
         int64_t key = (at.b * n->Hk + hk) * n->S + s;
         poisoned_row |= x->bad_k[key];
@@ -411,7 +409,7 @@ static void check_special_row(const problem *p, const poisoned *x, place at, con
     }
     assert_true(poisoned_row ? isnan(lse) : same_float(lse, lse_zero));
     for (int64_t s = 0; s < n->S; s++) {
-        if (!ref_sees(&a, at.b, at.h, at.t, s))
+        if (!kinds_sees(&a, at.b, at.h, at.t, s))
             assert_true(w[s] == 0);
         else
             assert_true(poisoned_row ? isnan(w[s]) : same_float(w[s], w_zero[s]));

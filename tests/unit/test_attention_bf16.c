@@ -33,6 +33,7 @@ typedef struct trial {
     kinds_case c;
     ref_attention a;
     const machines *all;
+    score_card *cards;
     outcome got[MOST_MACHINES];
 } trial;
 
@@ -132,48 +133,29 @@ static void check_stored(trial *x, rng *r)
     guarded_free(&q), guarded_free(&k), guarded_free(&v);
 }
 
-static void check_row(const trial *x, int64_t b, int64_t h, int64_t t, kinds_row *row,
-                      bound_row *bound, score_card *cards)
+static void check_row(void *user, int64_t b, int64_t h, int64_t t, kinds_row *row, bound_row *bound)
 {
-    const bool default_scale =
-        x->c.desc.scale == 0 && !(x->c.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
+    const trial *x = user;
     kinds_attention_row(&x->a, b, h, t, row);
     for (int m = 0; m < x->all->count; m++) {
         if (first_alike(x->all, m) != m) continue;
-        const bound_arith arith = bound_arith_bf16(x->all->each[m].isa, default_scale);
+        const bound_arith arith = bound_arith_bf16(&x->a, x->all->each[m].isa);
         const float *o = kinds_at(&x->got[m].o.view, &x->a, b, h, t);
         const double lse = (double)*kinds_at(&x->got[m].lse.view, &x->a, b, h, t);
         kinds_bound_row(&x->a, &arith, b, h, t, row, bound);
         char what[200];
-        if (!tally_compare(&cards[m].lse, lse, row->lse, bound->lse)) {
+        if (!tally_compare(&x->cards[m].lse, lse, row->lse, bound->lse)) {
             snprintf(what, sizeof what, "lse %.9g, exact %.9g, bound %.3g", lse, row->lse,
                      bound->lse);
             fail_trial(x, m, what);
         }
         for (int64_t d = 0; d < row->value_dim; d++) {
-            if (tally_compare(&cards[m].o, (double)o[d], row->o[d], bound->o[d])) continue;
+            if (tally_compare(&x->cards[m].o, (double)o[d], row->o[d], bound->o[d])) continue;
             snprintf(what, sizeof what, "o %.9g, exact %.9g, error %.3g, bound %.3g", (double)o[d],
                      row->o[d], fabs((double)o[d] - row->o[d]), bound->o[d]);
             fail_trial(x, m, what);
         }
     }
-}
-
-static void check_rows(const trial *x, rng *r, score_card *cards)
-{
-    const kinds_shape *n = &x->c.shape;
-    const double row_work = (double)(n->S + 1) * (double)(2 * n->D + 4 * n->Dv + 20);
-    const int64_t rows = n->B * n->H * n->T, affordable = 2 + (int64_t)(1e5 / row_work);
-    kinds_row row = kinds_row_make(n->S, n->Dv);
-    bound_row bound = bound_row_make(n->S, n->Dv);
-    for (int64_t i = 0; i < affordable && i < rows; i++) {
-        const int64_t at = rows <= affordable ? i : i == 0 ? rows - 1 : rng_between(r, 0, rows - 1);
-        const int64_t b = at / n->H / n->T;
-        if (at % n->T < kinds_sequence_at(&x->a, b).T)
-            check_row(x, b, at / n->T % n->H, at % n->T, &row, &bound, cards);
-    }
-    kinds_row_free(&row);
-    bound_row_free(&bound);
 }
 
 static void trial_make(trial *x, rng *r, int number, const machines *all)
@@ -182,8 +164,7 @@ static void trial_make(trial *x, rng *r, int number, const machines *all)
     *x = (trial){.number = number, .all = all};
     kinds_make(&x->c, r, &shape);
     x->c.desc.compute = MHA_COMPUTE_BF16;
-    x->a = (ref_attention){
-        .desc = &x->c.desc, .q = &x->c.q.view, .k = &x->c.k.view, .v = &x->c.v.view};
+    x->a = kinds_reference(&x->c);
 }
 
 static void trial_free(trial *x)
@@ -213,7 +194,8 @@ static void against_reference(void **state)
         run_machines(&x, &r);
         round_inputs(&x);
         check_stored(&x, &r);
-        check_rows(&x, &r, cards);
+        x.cards = cards;
+        kinds_check_rows(&x.c, &r, 5e4, check_row, &x);
         trial_free(&x);
     }
     for (int m = 0; m < all.count && whole; m++) {

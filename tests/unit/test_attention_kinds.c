@@ -30,6 +30,7 @@ typedef struct trial {
     kinds_case c;
     ref_attention a;
     const machines *all;
+    score_card *cards;
     outcome got[MOST_MACHINES];
 } trial;
 
@@ -72,11 +73,10 @@ static void compare_row(const trial *x, int m, int64_t b, int64_t h, int64_t t,
         if (p[s] != 0) fail_trial(x, m, "p beyond the end of the sequence is not 0");
 }
 
-static void check_row(const trial *x, int64_t b, int64_t h, int64_t t, kinds_row *row,
-                      bound_row *bound, score_card *cards)
+static void check_row(void *user, int64_t b, int64_t h, int64_t t, kinds_row *row, bound_row *bound)
 {
+    const trial *x = user;
     score_card other = {0};
-    bool default_scale = x->c.desc.scale == 0 && !(x->c.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
     bool wide = x->c.shape.D > MHA_TILED_MAX_HEAD_DIM || x->c.shape.Dv > MHA_TILED_MAX_HEAD_DIM;
     kinds_attention_row(&x->a, b, h, t, row);
     bool apart = wide || (row->visible > 0 && row->sink_p > 1 - 0x1p-50);
@@ -84,11 +84,9 @@ static void check_row(const trial *x, int64_t b, int64_t h, int64_t t, kinds_row
         const machine *each = &x->all->each[m];
         bool again =
             m > 0 && each->isa == MHA_ISA_AVX512 && x->all->each[m - 1].isa == MHA_ISA_AVX2;
-        bound_arith arith = each->path == MHA_PATH_PLAIN || wide
-                                ? bound_arith_plain(default_scale)
-                                : bound_arith_tiled(each->isa, default_scale);
+        bound_arith arith = bound_arith_of(&x->a, each->path, each->isa);
         if (!again) kinds_bound_row(&x->a, &arith, b, h, t, row, bound);
-        compare_row(x, m, b, h, t, row, bound, apart ? &other : &cards[m]);
+        compare_row(x, m, b, h, t, row, bound, apart ? &other : &x->cards[m]);
     }
 }
 
@@ -108,24 +106,6 @@ static void run_machines(trial *x, rng *r)
     }
 }
 
-/* Check random rows within a budget of work. */
-static void check_rows(trial *x, rng *r, score_card *cards)
-{
-    const kinds_shape *n = &x->c.shape;
-    double row_work = (double)(n->S + 1) * (double)(n->D + 2 * n->Dv + 20), work = 1e5;
-    int64_t rows = n->B * n->H * n->T, affordable = 2 + (int64_t)(work / row_work);
-    kinds_row row = kinds_row_make(n->S, n->Dv);
-    bound_row bound = bound_row_make(n->S, n->Dv);
-    for (int64_t i = 0; i < affordable && i < rows; i++) {
-        int64_t at = rows <= affordable ? i : i == 0 ? rows - 1 : rng_between(r, 0, rows - 1);
-        int64_t b = at / n->H / n->T;
-        if (at % n->T < kinds_sequence_at(&x->a, b).T)
-            check_row(x, b, at / n->T % n->H, at % n->T, &row, &bound, cards);
-    }
-    kinds_row_free(&row);
-    bound_row_free(&bound);
-}
-
 static void run_trial(int number, const kinds_shape *given, const machines *all, score_card *cards)
 {
     rng r = rng_make(rng_run_seed(), (uint64_t)number);
@@ -134,11 +114,11 @@ static void run_trial(int number, const kinds_shape *given, const machines *all,
         shape.kinds = given->kinds;
         if (given->S) shape.S = given->S;
     }
-    trial x = {.number = number, .all = all};
+    trial x = {.number = number, .all = all, .cards = cards};
     kinds_make(&x.c, &r, &shape);
-    x.a = (ref_attention){.desc = &x.c.desc, .q = &x.c.q.view, .k = &x.c.k.view, .v = &x.c.v.view};
+    x.a = kinds_reference(&x.c);
     run_machines(&x, &r);
-    check_rows(&x, &r, cards);
+    kinds_check_rows(&x.c, &r, 1e5, check_row, &x);
     for (int m = 0; m < all->count; m++) outcome_free(&x.got[m]);
     kinds_free(&x.c);
 }
@@ -254,12 +234,11 @@ static void every_input_on_every_path(void **state)
             shape.kinds = 1u << kind;
             if (shape.kinds & (KIND_SINK_KEYS | KIND_GLOBAL_KEYS | KIND_GLOBAL_QUERIES))
                 shape.kinds |= KIND_WINDOW;
-            trial x = {.number = 2000000 + kind, .all = &all};
+            trial x = {.number = 2000000 + kind, .all = &all, .cards = cards};
             kinds_make(&x.c, &r, &shape);
-            x.a = (ref_attention){
-                .desc = &x.c.desc, .q = &x.c.q.view, .k = &x.c.k.view, .v = &x.c.v.view};
+            x.a = kinds_reference(&x.c);
             run_machines(&x, &r);
-            check_rows(&x, &r, cards);
+            kinds_check_rows(&x.c, &r, 1e5, check_row, &x);
             for (int m = 0; m < all.count; m++) {
                 outcome bare =
                     outcome_make(&r, &x.c.result, OUTCOME_LSE, guarded_random_layout(&r, false));

@@ -31,6 +31,7 @@ typedef struct trial {
     ref_attention a;
     extras_request request;
     const machine *m;
+    score_card *card;
     extras got, whole, dropped;
 } trial;
 
@@ -179,14 +180,6 @@ static void check_rows(const trial *x, int64_t b, int64_t h)
 
 /* ---- comparison with the reference ----------------------------------------------------------- */
 
-static bound_arith arith_of(const trial *x)
-{
-    bool default_scale = x->c.desc.scale == 0 && !(x->c.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
-    bool wide = x->c.shape.D > MHA_TILED_MAX_HEAD_DIM || x->c.shape.Dv > MHA_TILED_MAX_HEAD_DIM;
-    return x->m->path == MHA_PATH_PLAIN || wide ? bound_arith_plain(default_scale)
-                                                : bound_arith_tiled(x->m->isa, default_scale);
-}
-
 static bool pair_finite(const trial *x, int64_t b, int64_t h, int64_t t, int64_t s)
 {
     const kinds_sequence at = kinds_sequence_at(&x->a, b);
@@ -200,7 +193,7 @@ static bool pair_finite(const trial *x, int64_t b, int64_t h, int64_t t, int64_t
 
 /* One score: -inf, NaN, or within its bound. */
 static void check_score(const trial *x, const bound_arith *arith, int64_t b, int64_t h, int64_t t,
-                        int64_t s, float got, score_card *card)
+                        int64_t s, float got)
 {
     const mha_score_stage stage = x->request.stage;
     bool there = s < kinds_sequence_at(&x->a, b).S;
@@ -218,9 +211,9 @@ static void check_score(const trial *x, const bound_arith *arith, int64_t b, int
     double value = stage == MHA_SCORES_RAW      ? exact.before_cap
                    : stage == MHA_SCORES_CAPPED ? exact.capped
                                                 : exact.sum;
-    tally *all = stage == MHA_SCORES_RAW      ? &card->raw
-                 : stage == MHA_SCORES_CAPPED ? &card->capped
-                                              : &card->biased;
+    tally *all = stage == MHA_SCORES_RAW      ? &x->card->raw
+                 : stage == MHA_SCORES_CAPPED ? &x->card->capped
+                                              : &x->card->biased;
     if (!tally_compare(all, (double)got, value, bound)) fail_trial(x, "score", b, h, t, s);
 }
 
@@ -235,11 +228,11 @@ static int64_t sequence_of(const trial *x, int64_t batch, int64_t row, int64_t *
     return b;
 }
 
-static void check_scores(const trial *x, rng *r, score_card *card)
+static void check_scores(const trial *x, rng *r)
 {
     const extras_request *q = &x->request;
     const guarded *scores = &x->got.each[EXTRA_SCORES];
-    const bound_arith arith = arith_of(x);
+    const bound_arith arith = bound_arith_of(&x->a, x->m->path, x->m->isa);
     if (guarded_is_empty(&scores->view)) return;
     for (int count = 0; count < 300; count++) {
         int64_t index[4], t;
@@ -247,24 +240,26 @@ static void check_scores(const trial *x, rng *r, score_card *card)
         int64_t h = chosen(q->heads, q->heads_count, index[1]);
         int64_t b = sequence_of(x, index[0], chosen(q->rows, q->rows_count, index[2]), &t);
         check_score(x, &arith, b, h, t, index[3],
-                    f32_at(scores, index[0], index[1], index[2], index[3]), card);
+                    f32_at(scores, index[0], index[1], index[2], index[3]));
     }
 }
 
-static void check_reference_row(const trial *x, const bound_arith *arith, int64_t b, int64_t h,
-                                int64_t t, kinds_row *row, bound_row *bound, score_card *card)
+static void check_reference(void *user, int64_t b, int64_t h, int64_t t, kinds_row *row,
+                            bound_row *bound)
 {
+    const trial *x = user;
+    const bound_arith arith = bound_arith_of(&x->a, x->m->path, x->m->isa);
     const kinds_sequence at = kinds_sequence_at(&x->a, b);
     double got = (double)f32_at(&x->got.each[EXTRA_ENTROPY], at.batch, h, at.q0 + t, 0), exact = 0;
     kinds_attention_row(&x->a, b, h, t, row);
-    kinds_bound_row(&x->a, arith, b, h, t, row, bound);
+    kinds_bound_row(&x->a, &arith, b, h, t, row, bound);
     for (int64_t s = 0; s < row->keys; s++)
         if (row->p[s] > 0) exact -= row->p[s] * log(row->p[s]);
     double most = kinds_bound_entropy(row, bound);
     bool empty = row->visible == 0;
     bool right = empty ? got == 0 : isinf(most) ? got >= 0 : true;
     if (!empty && !isinf(most))
-        right = tally_compare(exact > 1e-30 ? &card->entropy : &(tally){0}, got, exact, most);
+        right = tally_compare(exact > 1e-30 ? &x->card->entropy : &(tally){0}, got, exact, most);
     if (!right) fail_trial(x, "entropy", b, h, t, 0);
     const float *p = kinds_at(&x->dropped.each[EXTRA_P].view, &x->a, b, h, t);
     for (int64_t s = 0; s < row->keys; s++) {
@@ -273,26 +268,10 @@ static void check_reference_row(const trial *x, const bound_arith *arith, int64_
         bool counts = factor > 0 && row->p[s] > 0x1p-120 && row->sink_p < 1 - 0x1p-50;
         if (row->score[s] == -INFINITY || factor == 0
                 ? p[s] != 0
-                : !tally_compare(counts ? &card->dropped : &(tally){0}, (double)p[s], value,
+                : !tally_compare(counts ? &x->card->dropped : &(tally){0}, (double)p[s], value,
                                  wrong + 0x1p-149))
             fail_trial(x, "p after dropout", b, h, t, s);
     }
-}
-
-static void check_reference(const trial *x, rng *r, score_card *card)
-{
-    const kinds_shape *n = &x->c.shape;
-    const bound_arith arith = arith_of(x);
-    int64_t rows = n->B * n->H * n->T, affordable = 1 + 20000 / ((n->S + 1) * (n->D + 20));
-    kinds_row row = kinds_row_make(n->S, n->Dv);
-    bound_row bound = bound_row_make(n->S, n->Dv);
-    for (int64_t i = 0; i < affordable && i < rows; i++) {
-        int64_t at = rows <= affordable ? i : rng_between(r, 0, rows - 1), b = at / n->H / n->T;
-        if (at % n->T < kinds_sequence_at(&x->a, b).T)
-            check_reference_row(x, &arith, b, at / n->T % n->H, at % n->T, &row, &bound, card);
-    }
-    kinds_row_free(&row);
-    bound_row_free(&bound);
 }
 
 /* ---- trials ---------------------------------------------------------------------------------- */
@@ -328,8 +307,7 @@ static void make_trial(trial *x, rng *r, int number)
     kinds_make(&x->c, r, &shape);
     x->poisoned = rng_chance(r, 0.15);
     if (x->poisoned) poison(&x->c.q, r), poison(&x->c.k, r), poison(&x->c.v, r);
-    x->a = (ref_attention){
-        .desc = &x->c.desc, .q = &x->c.q.view, .k = &x->c.k.view, .v = &x->c.v.view};
+    x->a = kinds_reference(&x->c);
     x->request = extras_some(r, &x->c);
 }
 
@@ -373,7 +351,7 @@ static void check_fewer(const trial *x, rng *r)
     }
 }
 
-static void check_trial(trial *x, rng *r, score_card *card)
+static void check_trial(trial *x, rng *r)
 {
     extras o_lse = x->got;
     o_lse.has = 1 << EXTRA_LSE;
@@ -386,8 +364,8 @@ static void check_trial(trial *x, rng *r, score_card *card)
             check_rows(x, b, h);
             check_columns(x, b, h);
         }
-    check_scores(x, r, card);
-    if (!x->poisoned) check_reference(x, r, card);
+    check_scores(x, r);
+    if (!x->poisoned) kinds_check_rows(&x->c, r, 4e4, check_reference, x);
     check_fewer(x, r);
 }
 
@@ -398,9 +376,9 @@ static void run_trial(int number, const machines *all, score_card *cards)
     extras last = {.o.view.ndim = -1};
     make_trial(&x, &r, number);
     for (int m = 0; m < all->count; m++) {
-        x.m = &all->each[m];
+        x.m = &all->each[m], x.card = &cards[m];
         make_results(&x, &r);
-        check_trial(&x, &r, &cards[m]);
+        check_trial(&x, &r);
         if (last.has && x.m->isa == MHA_ISA_AVX512 && extras_differ(&x.got, &last, true) >= 0)
             fail_trial(&x, "not the bits of avx2", -1, -1, -1, -1);
         if (last.has) extras_free(&last);
@@ -461,8 +439,7 @@ static void block_edges(void **state)
             kinds_make(&x.c, &r, &shape);
             x.c.desc.left_keys = x.c.desc.right_keys = reach;
             x.c.desc.q_offset = offset;
-            x.a = (ref_attention){
-                .desc = &x.c.desc, .q = &x.c.q.view, .k = &x.c.k.view, .v = &x.c.v.view};
+            x.a = kinds_reference(&x.c);
             for (int m = 0; m < all.count; m++) {
                 x.m = &all.each[m];
                 make_results(&x, &r);

@@ -272,7 +272,7 @@ static void pairs_are_counted(void **state)
         int64_t pairs = 0;
         shape.kinds = (unsigned)rng_next(&r) & counted;
         kinds_make(&c, &r, &shape);
-        const ref_attention a = {.desc = &c.desc, .q = &c.q.view, .k = &c.k.view, .v = &c.v.view};
+        const ref_attention a = kinds_reference(&c);
         for (int64_t b = 0; b < kinds_sequences(&a); b++)
             for (int64_t t = 0; t < kinds_sequence_at(&a, b).T; t++)
                 for (int64_t s = 0; s < kinds_sequence_at(&a, b).S; s++)

@@ -65,11 +65,6 @@ static void discard(kinds_case *c)
 
 /* ---- masks ----------------------------------------------------------------------------------- */
 
-static ref_attention kinds_reference(const kinds_case *c)
-{
-    return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
-}
-
 /* The pairs that are visible in the reference, as a dense mask. */
 static guarded dense_mask(const kinds_case *c, rng *r)
 {

@@ -157,8 +157,7 @@ static void make_loss(trial *x, rng *r)
 static void make_trial(trial *x, rng *r, const kinds_shape *shape)
 {
     kinds_make(&x->c, r, shape);
-    x->a = (ref_attention){
-        .desc = &x->c.desc, .q = &x->c.q.view, .k = &x->c.k.view, .v = &x->c.v.view};
+    x->a = kinds_reference(&x->c);
     make_loss(x, r);
     x->accumulate = rng_chance(r, 0.3);
 }
@@ -228,17 +227,13 @@ static void compare_array(const trial *x, int m, int which, const double *exact,
 
 static void check_trial(const trial *x, score_card *cards)
 {
-    bool default_scale = x->c.desc.scale == 0 && !(x->c.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
-    bool wide = x->c.shape.D > MHA_TILED_MAX_HEAD_DIM || x->c.shape.Dv > MHA_TILED_MAX_HEAD_DIM;
     backward_arrays exact = backward_arrays_make(&x->a), bound = {0};
     backward_reference(&x->a, &x->loss, &exact);
     for (int m = 0; m < x->all->count; m++) {
         const machine *each = &x->all->each[m];
         bool again =
             m > 0 && each->isa == MHA_ISA_AVX512 && x->all->each[m - 1].isa == MHA_ISA_AVX2;
-        bound_arith arith = each->path == MHA_PATH_PLAIN || wide
-                                ? bound_arith_plain(default_scale)
-                                : bound_arith_tiled(each->isa, default_scale);
+        bound_arith arith = bound_arith_of(&x->a, each->path, each->isa);
         if (!again) {
             backward_arrays_free(&bound);
             bound = backward_arrays_make(&x->a);

@@ -226,8 +226,7 @@ static void poison_stays(void **state)
             if (shape.T > 60) shape.T = 60;
             poisoned x = {0};
             kinds_make(&x.c, &r, &shape);
-            x.a = (ref_attention){
-                .desc = &x.c.desc, .q = &x.c.q.view, .k = &x.c.k.view, .v = &x.c.v.view};
+            x.a = kinds_reference(&x.c);
             run_poisoned(&x, &r, &all.each[m]);
             kinds_free(&x.c);
         }

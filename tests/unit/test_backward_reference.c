@@ -27,18 +27,11 @@ typedef struct doubled {
     ref_attention a;
 } doubled;
 
-static double *doubles(int64_t count)
-{
-    double *memory = calloc((size_t)count + 1, sizeof *memory);
-    assert_non_null(memory);
-    return memory;
-}
-
 static mha_tensor copy_tensor(const mha_tensor *x, double **memory)
 {
     int64_t index[MHA_MAX_DIMS] = {0}, count;
     assert_int_equal(mha_tensor_count(x, &count), MHA_OK);
-    *memory = doubles(count);
+    *memory = ref_doubles(count);
     if (count > 0) {
         double *out = *memory;
         do *out++ = ref_element(x, index);
@@ -49,8 +42,7 @@ static mha_tensor copy_tensor(const mha_tensor *x, double **memory)
 
 static void point_at_copies(doubled *x)
 {
-    const ref_attention from = {
-        .desc = &x->c.desc, .q = &x->c.q.view, .k = &x->c.k.view, .v = &x->c.v.view};
+    const ref_attention from = kinds_reference(&x->c);
     const mha_tensor **to[BACKWARD_SCALE] = {&x->a.q,
                                              &x->a.k,
                                              &x->a.v,
@@ -122,7 +114,7 @@ static void make_loss(doubled *x, rng *r)
         if (i > 0 && rng_chance(r, 0.6)) continue;
         x->given[i] = mha_tensor_contiguous(NULL, MHA_F64, dims[i], shapes[i]);
         assert_int_equal(mha_tensor_count(&x->given[i], &count), MHA_OK);
-        x->given[i].data = x->gradient[i] = doubles(count);
+        x->given[i].data = x->gradient[i] = ref_doubles(count);
         for (int64_t j = 0; j < count; j++) x->gradient[i][j] = (double)rng_normal(r);
         *to[i] = &x->given[i];
     }

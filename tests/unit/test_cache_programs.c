@@ -320,8 +320,7 @@ static void check_row(const program *p, const call *c, int64_t b, int64_t h, int
 {
     const ref_attention a = {.desc = &c->desc, .q = &c->q.view, .k = &c->k, .v = &c->v};
     const bool plain = c->desc.path == MHA_PATH_PLAIN;
-    const bound_arith arith =
-        plain ? bound_arith_plain(true) : bound_arith_tiled(mha_context_isa(p->context), true);
+    const bound_arith arith = bound_arith_of(&a, c->desc.path, mha_context_isa(p->context));
     if (!rows_are_finite(p, &c->k, b, h / p->group) || !rows_are_finite(p, &c->v, b, h / p->group))
         return;
     kinds_attention_row(&a, b, h, t, row);

@@ -386,8 +386,8 @@ static void descriptions_are_checked(void **state)
                    __VA_ARGS__);                                                         \
     expect_spoiled(d, mha_decoder_count(transformer, &d, &sizes), status, part, __VA_ARGS__)
     REFUSED(t, MHA_ERR_UNSUPPORTED, "flags 0x4", d.flags = 4);
-    REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved 4", d.reserved2 = 4);
-    REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved 5", d.reserved3 = 5);
+    REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved is 4", d.reserved2 = 4);
+    REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved is 5", d.reserved3 = 5);
     REFUSED(t, MHA_ERR_ARGUMENT, "page_size is -1", d.page_size = -1);
     REFUSED(t, MHA_ERR_ARGUMENT, "pages is -1", d.pages = -1);
     REFUSED(t, MHA_ERR_ARGUMENT, "window is -1", d.window = -1);

@@ -87,16 +87,12 @@ static void compare_row(const twins *x, const machine *m, const int64_t at[3], c
 static void compare(const twins *x, const machines *all, rng *r)
 {
     const kinds_shape *n = &x->c->shape;
-    bool scale = x->c->desc.scale == 0 && !(x->c->desc.flags & MHA_ATTENTION_SCALE_GIVEN);
-    bool wide = n->D > MHA_TILED_MAX_HEAD_DIM || n->Dv > MHA_TILED_MAX_HEAD_DIM;
     judged j[2];
     for (int i = 0; i < 2; i++)
         j[i] = (judged){kinds_row_make(n->S, n->Dv), bound_row_make(n->S, n->Dv)};
     for (int m = 0; m < all->count; m++) {
         const machine *each = &all->each[m];
-        bound_arith arith = each->path == MHA_PATH_PLAIN || wide
-                                ? bound_arith_plain(scale)
-                                : bound_arith_tiled(each->isa, scale);
+        bound_arith arith = bound_arith_of(&x->a, each->path, each->isa);
         outcome y[2] = {run(each, &x->a, &x->c->result, r), run(each, &x->b, &x->c->result, r)};
         for (int i = 0; i < 8 && n->B * n->H * n->T > 0; i++) {
             const int64_t at[3] = {rng_between(r, 0, n->B - 1), rng_between(r, 0, n->H - 1),
@@ -122,11 +118,6 @@ static kinds_case *make(rng *r, uint64_t stream, unsigned kinds)
     n.kinds &= kinds;
     kinds_make(c, r, &n);
     return c;
-}
-
-static ref_attention whole(const kinds_case *c)
-{
-    return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
 }
 
 static void finish(tally *tallies)
@@ -158,7 +149,11 @@ static void constant_added(void **state)
             while (guarded_next(&shift.view, index));
         mha_attention_desc moved = c->desc;
         moved.bias = &shift.view;
-        twins x = {.c = c, .a = whole(c), .b = whole(c), .shift = &shift.view, .number = i};
+        twins x = {.c = c,
+                   .a = kinds_reference(c),
+                   .b = kinds_reference(c),
+                   .shift = &shift.view,
+                   .number = i};
         x.b.desc = &moved;
         x.o = &tallies[0], x.p = &tallies[1], x.lse = &tallies[2];
         compare(&x, &all, &r);
@@ -212,7 +207,7 @@ static void keys_permuted(void **state)
             own[used] = reordered(from, from->ndim - 1, order, &r);
             *key_axis_last[j] = &own[used++].view;
         }
-        twins x = {.c = c, .a = whole(c), .order = order, .number = i};
+        twins x = {.c = c, .a = kinds_reference(c), .order = order, .number = i};
         x.b = (ref_attention){&moved, &c->q.view, &own[0].view, &own[1].view, NULL, NULL, NULL};
         x.o = &tallies[0], x.p = &tallies[1], x.lse = &tallies[2];
         compare(&x, &all, &r);

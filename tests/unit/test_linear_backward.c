@@ -5,6 +5,7 @@
  * the result rounds once. Each gradient is a sum of products of at most four features and one
  * division by a sum of products of two, so 12 * 3 u of the sum of magnitudes bounds it
  * generously. */
+#include "reference/reference.h"
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -30,13 +31,6 @@ typedef struct problem {
     double *in[INPUTS], *g; /* contiguous; each number is exact in f32 */
 } problem;
 
-static double *doubles(int64_t count)
-{
-    double *memory = calloc((size_t)count + 1, sizeof *memory);
-    assert_non_null(memory);
-    return memory;
-}
-
 static void make(problem *x, rng *r, bool small)
 {
     memset(x, 0, sizeof *x);
@@ -59,13 +53,13 @@ static void make(problem *x, rng *r, bool small)
     x->o_count = x->B * x->H * x->T * x->Dv;
     for (int i = 0; i < INPUTS; i++) {
         x->count[i] = i < STATE_S || x->state ? counts[i] : 0;
-        x->in[i] = doubles(counts[i]);
+        x->in[i] = ref_doubles(counts[i]);
         for (int64_t j = 0; j < x->count[i]; j++) {
             double value = (double)rng_normal(r);
             x->in[i][j] = i == STATE_Z ? (double)(float)(0.1 + fabs(value)) : value;
         }
     }
-    x->g = doubles(x->o_count);
+    x->g = ref_doubles(x->o_count);
     for (int64_t j = 0; j < x->o_count; j++) x->g[j] = (double)rng_normal(r);
 }
 
@@ -163,7 +157,7 @@ static void add_row(const problem *x, int64_t b, int64_t h, int64_t t, bool magn
 {
     place p = place_of(x, b, h, t);
     int64_t kv = b * x->Hk + h / (x->H / x->Hk), row = (b * x->H + h) * x->T + t;
-    double go, m = normalize(x, &p, magnitudes, &go), *da = doubles(x->D);
+    double go, m = normalize(x, &p, magnitudes, &go), *da = ref_doubles(x->D);
     if (m > 0) {
         for (int64_t s = 0; s < p.keys; s++)
             add_key(x, &p, s, m, go, magnitudes, da, out[K] + kv * x->S * x->D,
@@ -205,7 +199,7 @@ static double loss(const problem *x)
 static void allocate(const problem *x, double *out[INPUTS])
 {
     for (int i = 0; i < INPUTS; i++)
-        out[i] = doubles(x->count[i] > 0 ? x->count[i] : x->B * x->Hk * x->D * x->Dv);
+        out[i] = ref_doubles(x->count[i] > 0 ? x->count[i] : x->B * x->Hk * x->D * x->Dv);
 }
 
 static void release(double *out[INPUTS])

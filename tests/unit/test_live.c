@@ -295,7 +295,7 @@ static void misuse_of_trials(void **state)
 #undef RUN
     expect_error(mha_trials_predict(trials, &t, m->T, &next), MHA_ERR_MODEL, "row");
     expect_error(mha_trials_logits(trials, &t, NULL), MHA_ERR_NULL, "logits");
-    expect_error(mha_trials_run(NULL, &t, -1, NULL, NULL, NULL), MHA_ERR_NULL, "required");
+    expect_error(mha_trials_run(NULL, &t, -1, NULL, NULL, NULL), MHA_ERR_NULL, "trials is NULL");
     mha_trials_destroy(trials);
     mha_trials_destroy(NULL);
     small_model_free(m);
@@ -391,7 +391,7 @@ static void places_are_known(void **state)
     assert_string_equal(mha_live_find("save")->file, "heads.html");
     assert_true(mha_live_find("look")->asks && !mha_live_find("page")->asks);
     assert_null(mha_live_find("quit"));
-    expect_error(mha_live_create(context, NULL, &options, &live), MHA_ERR_NULL, "required");
+    expect_error(mha_live_create(context, NULL, &options, &live), MHA_ERR_NULL, "model is NULL");
     expect_error(mha_live_answer(NULL, mha_live_find("page"), NULL, 0, &sink), MHA_ERR_NULL,
                  "required");
     mha_live_destroy(NULL);

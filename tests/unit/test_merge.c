@@ -203,10 +203,7 @@ static void run_parts(trial *x, rng *r)
 static void check_rows(trial *x, rng *r)
 {
     const kinds_shape *n = &x->c->shape;
-    bool plain = x->m->path == MHA_PATH_PLAIN || n->D > MHA_TILED_MAX_HEAD_DIM ||
-                 n->Dv > MHA_TILED_MAX_HEAD_DIM;
-    bool scale = x->c->desc.scale == 0 && !(x->c->desc.flags & MHA_ATTENTION_SCALE_GIVEN);
-    bound_arith arith = plain ? bound_arith_plain(scale) : bound_arith_tiled(x->m->isa, scale);
+    bound_arith arith = bound_arith_of(&x->a, x->m->path, x->m->isa);
     for (int i = 0; i < 6 && n->B * n->H * n->T > 0; i++) {
         int64_t b = rng_between(r, 0, n->B - 1), h = rng_between(r, 0, n->H - 1);
         int64_t t = rng_between(r, 0, n->T - 1);
@@ -235,7 +232,7 @@ static void splits_equal_the_whole(void **state)
         part *parts = test_calloc(MOST_PARTS, sizeof *parts);
         kinds_make(c, &r, &n);
         trial x = {.c = c, .parts = parts, .number = i, .o = &o, .lse = &lse};
-        x.a = (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
+        x.a = kinds_reference(c);
         x.whole = kinds_row_make(n.S, n.Dv);
         x.count = split(parts, c, &r);
         for (int m = 0; m < all.count; m++) {

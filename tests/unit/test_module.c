@@ -1,6 +1,6 @@
 /* The multi-head attention module, compared with the double-precision reference: each step on the
  * library's own intermediate results, and all steps with propagated errors. */
-#include "reference/bounds.h"
+#include "reference/kinds_bounds.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
@@ -209,14 +209,6 @@ static void check_projection(const setup *s, int which, const mha_tensor *x, con
     }
 }
 
-static bound_arith arith_of(const machine *m, const setup *s)
-{
-    const mha_attention_desc *d = &s->masks.desc;
-    bool default_scale = d->scale == 0 && !(d->flags & MHA_ATTENTION_SCALE_GIVEN);
-    return m->path == MHA_PATH_PLAIN ? bound_arith_plain(default_scale)
-                                     : bound_arith_tiled(m->isa, default_scale);
-}
-
 static float value4(const guarded *x, int64_t b, int64_t h, int64_t t, int64_t i)
 {
     return *(float *)guarded_element(&x->view, (int64_t[]){b, h, t, i});
@@ -226,13 +218,13 @@ static float value4(const guarded *x, int64_t b, int64_t h, int64_t t, int64_t i
 static void check_attention(const setup *s, const machine *m, const results *x, score_card *card)
 {
     ref_attention a = {.desc = &s->masks.desc, .q = &x->q.view, .k = &x->k.view, .v = &x->v.view};
-    bound_arith arith = arith_of(m, s);
-    ref_row row = ref_row_make(s->S, s->desc.value_head_dim);
+    bound_arith arith = bound_arith_of(&a, m->path, m->isa);
+    kinds_row row = kinds_row_make(s->S, s->desc.value_head_dim);
     bound_row bound = bound_row_make(s->S, s->desc.value_head_dim);
     for (int64_t i = 0; i < s->B * s->desc.num_heads * s->T; i++) {
         int64_t b = i / s->T / s->desc.num_heads, h = i / s->T % s->desc.num_heads, t = i % s->T;
-        ref_attention_row(&a, b, h, t, &row);
-        bound_attention_row(&a, &arith, b, h, t, &row, &bound);
+        kinds_attention_row(&a, b, h, t, &row);
+        kinds_bound_row(&a, &arith, b, h, t, &row, &bound);
         bool right = true;
         for (int64_t d = 0; d < s->desc.value_head_dim; d++)
             right &= tally_compare(&card->heads, (double)value4(&x->heads, b, h, t, d), row.o[d],
@@ -245,7 +237,7 @@ static void check_attention(const setup *s, const machine *m, const results *x, 
         if (!right) fail_msg("%s: %s: attention is beyond its bound", m->name, s->masks.text);
     }
     bound_row_free(&bound);
-    ref_row_free(&row);
+    kinds_row_free(&row);
 }
 
 /* Checks the mean over heads of the library's own probabilities: it has H - 1 additions and a
@@ -333,15 +325,15 @@ static void check_whole(rng *r, const setup *s, const machine *m, const results 
     exact_projection(r, s, V, &s->value.view, Hk, Dv, fused, &y[V], &error[V]);
     ref_attention a = {&s->masks.desc, &y[Q].view,     &y[K].view,    &y[V].view,
                        &error[Q].view, &error[K].view, &error[V].view};
-    bound_arith arith = arith_of(m, s);
-    ref_row row = ref_row_make(s->S, Dv);
+    bound_arith arith = bound_arith_of(&a, m->path, m->isa);
+    kinds_row row = kinds_row_make(s->S, Dv);
     bound_row bound = bound_row_make(s->S, Dv);
     guarded heads = guarded_make(r, MHA_F64, 4, (int64_t[]){s->B, H, s->T, Dv}, 0);
     guarded wrong = guarded_make(r, MHA_F64, 4, (int64_t[]){s->B, H, s->T, Dv}, 0);
     for (int64_t i = 0; i < s->B * H * s->T; i++) {
         int64_t index[] = {i / s->T / H, i / s->T % H, i % s->T, 0};
-        ref_attention_row(&a, index[0], index[1], index[2], &row);
-        bound_attention_row(&a, &arith, index[0], index[1], index[2], &row, &bound);
+        kinds_attention_row(&a, index[0], index[1], index[2], &row);
+        kinds_bound_row(&a, &arith, index[0], index[1], index[2], &row, &bound);
         for (index[3] = 0; index[3] < Dv; index[3]++) {
             *(double *)guarded_element(&heads.view, index) = row.o[index[3]];
             *(double *)guarded_element(&wrong.view, index) = bound.o[index[3]];
@@ -355,7 +347,7 @@ static void check_whole(rng *r, const setup *s, const machine *m, const results 
     guarded_free(&heads);
     guarded_free(&wrong);
     bound_row_free(&bound);
-    ref_row_free(&row);
+    kinds_row_free(&row);
 }
 
 static void print_card(const score_card *card, const char *machine_name)

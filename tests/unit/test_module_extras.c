@@ -290,11 +290,7 @@ static void check_trial(const trial *x, const machine *m, const results *y, tall
     const kinds_shape *n = &x->c.shape;
     ref_attention a = {&x->desc, &y->each[Q].view, &y->each[K].view, &y->each[V].view, NULL, NULL,
                        NULL};
-    bool default_scale = x->desc.scale == 0 && !(x->desc.flags & MHA_ATTENTION_SCALE_GIVEN);
-    bool plain = m->path == MHA_PATH_PLAIN || n->D > MHA_TILED_MAX_HEAD_DIM ||
-                 n->Dv > MHA_TILED_MAX_HEAD_DIM;
-    bound_arith arith =
-        plain ? bound_arith_plain(default_scale) : bound_arith_tiled(m->isa, default_scale);
+    bound_arith arith = bound_arith_of(&a, m->path, m->isa);
     kinds_row row = kinds_row_make(x->columns, n->Dv);
     bound_row bound = bound_row_make(x->columns, n->Dv);
     for (int64_t b = 0; b < kinds_sequences(&a); b++)

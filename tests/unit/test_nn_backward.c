@@ -367,94 +367,76 @@ static void activations(void **state)
     }
 }
 
+/* value and slope of a gate's activation, with bounds of their errors, products included. */
+typedef struct unit {
+    double value, value_bound, slope, slope_bound;
+} unit;
+
 /* y = activation(gate) up has the activation's error and one rounding. Its gradients have the
  * errors of values and slopes and two roundings. */
-static void gated_units(void **state)
+static unit unit_of(const struct activation_kind *k, double g)
 {
-    (void)state;
-    machines all = machines_make(2);
-    for (int j = 0; j < all.count; j++) {
-        const machine *m = &all.each[j];
-        tally t = {.name = m->name};
-        for (int i = 0; i < rng_cases(40, 500); i++) {
-            rng r = rng_make(rng_run_seed(), 5000 + (uint64_t)i);
-            int64_t M = rng_between(&r, 0, 5), N = rng_between(&r, 0, 700);
-            const struct activation_kind *k = &kinds[rng_between(&r, 0, 3)];
-            guarded gate = matrix(&r, M, N, 3), up = matrix(&r, M, N, 1), y = matrix(&r, M, N, 1);
-            guarded dy = matrix(&r, M, N, 1), dgate = matrix(&r, M, N, 1),
-                    dup = matrix(&r, M, N, 1);
-            assert_int_equal(mha_glu(m->context, k->kind, &gate.view, &up.view, &y.view), MHA_OK);
-            assert_int_equal(mha_glu_backward(m->context, k->kind, &gate.view, &up.view, &dy.view,
-                                              &dgate.view, &dup.view),
-                             MHA_OK);
-            for (int64_t e = 0; e < M * N; e++) {
-                const double g = at(&gate, e / N, e % N), w = at(&up, e / N, e % N);
-                const double d = at(&dy, e / N, e % N), value = k->value(g), slope = k->slope(g);
-                judge(&t, "y", m, at(&y, e / N, e % N), value * w,
-                      (k->bound(g) + 2 * u * fabs(value)) * fabs(w) + 1e-44);
-                judge(&t, "dup", m, at(&dup, e / N, e % N), value * d,
-                      (k->bound(g) + 2 * u * fabs(value)) * fabs(d) + 1e-44);
-                judge(&t, "dgate", m, at(&dgate, e / N, e % N), d * w * slope,
-                      (k->slope_bound(g) + 3 * u * fabs(slope)) * fabs(d * w) + 1e-44);
-            }
-            assert_true(guarded_gaps_intact(&y) && guarded_gaps_intact(&dup));
-            assert_int_equal(mha_glu_backward(m->context, k->kind, &gate.view, &up.view, &dy.view,
-                                              &gate.view, &dy.view),
-                             MHA_OK); /* over its inputs */
-            assert_true(guarded_same_bits(&gate.view, &dgate.view, false));
-            assert_true(guarded_same_bits(&dy.view, &dup.view, false));
-            guarded *every[] = {&gate, &up, &dy, &y, &dgate, &dup};
-            for (int e = 0; e < 6; e++) guarded_free(every[e]);
-        }
-        tally_judge(&t);
-    }
+    const double value = k->value(g), slope = k->slope(g);
+    return (unit){value, k->bound(g) + 2 * u * fabs(value), slope,
+                  k->slope_bound(g) + 3 * u * fabs(slope)};
 }
 
 /* The sigmoid's exponent is rounded twice (1.4 u |g|), its exponential has an error of at most 3.5
  * u, and a sum and a quotient follow; es is the total. Products follow and, in the slope, 1 - s
  * with an absolute error of s es. */
-static void swiglu(void **state)
+static unit silu_of(double g)
+{
+    const double s = 1 / (1 + exp(-g)), es = (1.4 * fabs(g) + 6) * u, tiny = 0x1p-125 * fabs(g);
+    const double slope = (1 + fabs(g) * (1 - s)) * (es + 4 * u) + fabs(g) * (s * es + 2 * u);
+    return (unit){silu(g), (es + 3 * u) * fabs(silu(g)) + tiny, silu_slope(g),
+                  s * slope + tiny + 1e-37};
+}
+
+/* One random case of activation k, or of mha_swiglu(). */
+static void check_gated(const machine *m, rng *r, const struct activation_kind *k, tally *t)
+{
+    const int64_t M = rng_between(r, 0, 9), N = rng_between(r, 0, 700);
+    guarded gate = matrix(r, M, N, k ? 3 : rng_chance(r, 0.2) ? 60 : 2), up = matrix(r, M, N, 1);
+    guarded dy = matrix(r, M, N, 1), y = matrix(r, M, N, 1);
+    guarded dgate = matrix(r, M, N, 1), dup = matrix(r, M, N, 1);
+    guarded *every[] = {&gate, &up, &dy, &y, &dgate, &dup};
+    expect_ok(k ? mha_glu(m->context, k->kind, &gate.view, &up.view, &y.view)
+                : mha_swiglu(m->context, &gate.view, &up.view, &y.view));
+    for (int over = 0; over < 2; over++) { /* then over its inputs */
+        const mha_tensor *g = over ? &gate.view : &dgate.view;
+        const mha_tensor *w = !over ? &dup.view : k ? &dy.view : &up.view;
+        expect_ok(k ? mha_glu_backward(m->context, k->kind, &gate.view, &up.view, &dy.view, g, w)
+                    : mha_swiglu_backward(m->context, &gate.view, &up.view, &dy.view, g, w));
+        for (int64_t e = 0; !over && e < M * N; e++) {
+            const double v = at(&up, e / N, e % N), d = at(&dy, e / N, e % N);
+            const double x = at(&gate, e / N, e % N);
+            const unit c = k ? unit_of(k, x) : silu_of(x);
+            judge(t, "y", m, at(&y, e / N, e % N), c.value * v, c.value_bound * fabs(v) + 1e-44);
+            judge(t, "dup", m, at(&dup, e / N, e % N), c.value * d,
+                  c.value_bound * fabs(d) + 1e-44);
+            judge(t, "dgate", m, at(&dgate, e / N, e % N), d * v * c.slope,
+                  c.slope_bound * fabs(d * v) + 1e-44);
+        }
+        assert_true(guarded_same_bits(g, &dgate.view, false));
+        assert_true(guarded_same_bits(w, &dup.view, false));
+    }
+    assert_true(guarded_gaps_intact(&y) && guarded_gaps_intact(&dup));
+    for (int e = 0; e < 6; e++) guarded_free(every[e]);
+}
+
+static void gated_units(void **state)
 {
     (void)state;
     machines all = machines_make(2);
-    for (int j = 0; j < all.count; j++) {
-        const machine *m = &all.each[j];
-        tally t = {.name = m->name};
-        for (int i = 0; i < rng_cases(40, 500); i++) {
-            rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
-            int64_t M = rng_between(&r, 0, 9), N = rng_between(&r, 0, 70);
-            double factor = rng_chance(&r, 0.2) ? 60 : 2;
-            guarded gate = matrix(&r, M, N, factor), up = matrix(&r, M, N, 1);
-            guarded dy = matrix(&r, M, N, 1), y = matrix(&r, M, N, 1);
-            guarded dgate = matrix(&r, M, N, 1), dup = matrix(&r, M, N, 1);
-            assert_int_equal(mha_swiglu(m->context, &gate.view, &up.view, &y.view), MHA_OK);
-            assert_int_equal(mha_swiglu_backward(m->context, &gate.view, &up.view, &dy.view,
-                                                 &dgate.view, &dup.view),
-                             MHA_OK);
-            for (int64_t e = 0; e < M * N; e++) {
-                double g = at(&gate, e / N, e % N), v = at(&up, e / N, e % N);
-                double d = at(&dy, e / N, e % N), s = 1 / (1 + exp(-g));
-                double es = (1.4 * fabs(g) + 6) * u, tiny = 0x1p-125 * fabs(g);
-                judge(&t, "y", m, at(&y, e / N, e % N), silu(g) * v,
-                      (es + 3 * u) * fabs(silu(g) * v) + tiny * fabs(v));
-                judge(&t, "dup", m, at(&dup, e / N, e % N), d * silu(g),
-                      (es + 3 * u) * fabs(d * silu(g)) + tiny * fabs(d));
-                double slope = (1 + fabs(g) * (1 - s)) * (es + 4 * u) + fabs(g) * (s * es + 2 * u);
-                judge(&t, "dgate", m, at(&dgate, e / N, e % N), d * v * silu_slope(g),
-                      fabs(d * v) * s * slope + (tiny + 1e-37) * fabs(d * v));
+    for (int j = 0; j < all.count; j++)
+        for (int swiglu = 0; swiglu < 2; swiglu++) {
+            tally t = {.name = all.each[j].name};
+            for (int i = 0; i < rng_cases(40, 500); i++) {
+                rng r = rng_make(rng_run_seed(), (swiglu ? 3000 : 5000) + (uint64_t)i);
+                check_gated(&all.each[j], &r, swiglu ? NULL : &kinds[rng_between(&r, 0, 3)], &t);
             }
-            assert_true(guarded_gaps_intact(&y) && guarded_gaps_intact(&dup));
-            /* Written over its inputs. */
-            assert_int_equal(mha_swiglu_backward(m->context, &gate.view, &up.view, &dy.view,
-                                                 &gate.view, &up.view),
-                             MHA_OK);
-            assert_true(guarded_same_bits(&gate.view, &dgate.view, false));
-            assert_true(guarded_same_bits(&up.view, &dup.view, false));
-            guarded *every[] = {&gate, &up, &dy, &y, &dgate, &dup};
-            for (int k = 0; k < 6; k++) guarded_free(every[k]);
+            tally_judge(&t);
         }
-        tally_judge(&t);
-    }
 }
 
 /* ---- norms --------------------------------------------------------------------------------- */
@@ -911,6 +893,6 @@ static void failed_allocations_are_reported(void **state)
 }
 
 RUN_TESTS(TEST(linear), TEST(linear_bits), TEST(formulas_of_slopes_are_right), TEST(activations),
-          TEST(gated_units), TEST(swiglu), TEST(norm_formulas), TEST(norms), TEST(rms_forward),
-          TEST(norm_bits), TEST(embeddings), TEST(cross_entropy), TEST(misuse_is_refused),
+          TEST(gated_units), TEST(norm_formulas), TEST(norms), TEST(rms_forward), TEST(norm_bits),
+          TEST(embeddings), TEST(cross_entropy), TEST(misuse_is_refused),
           TEST(failed_allocations_are_reported))

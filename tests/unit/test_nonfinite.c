@@ -33,11 +33,6 @@ static void must(bool condition, const machine *m, const spoiled *x, const char 
              (unsigned long long)rng_run_seed());
 }
 
-static ref_attention reference(const kinds_case *c)
-{
-    return (ref_attention){.desc = &c->desc, .q = &c->q.view, .k = &c->k.view, .v = &c->v.view};
-}
-
 /* Each kind of mask separately, and with a bias that has elements of -inf. */
 static const unsigned alone[] = {KIND_CAUSAL,
                                  KIND_LENGTHS,
@@ -191,7 +186,7 @@ typedef struct place {
 static unsigned exposure(const spoiled *x, place at)
 {
     const kinds_case *c = &x->c;
-    ref_attention a = reference(c);
+    ref_attention a = kinds_reference(c);
     kinds_sequence seq = kinds_sequence_at(&a, at.b);
     int64_t hk = at.h / (c->shape.H / c->shape.Hk), rows = c->k.view.shape[2];
     const uint8_t *keys = x->keys + (seq.batch * c->shape.Hk + hk) * rows + seq.k0;
@@ -213,7 +208,7 @@ static bool same(const float *a, const float *b, int64_t count)
 /* In a row with a bad key or query, p is NaN for visible keys and 0 for hidden ones. */
 static void check_lost_p(const spoiled *x, const machine *m, place at, const float *p)
 {
-    ref_attention a = reference(&x->c);
+    ref_attention a = kinds_reference(&x->c);
     kinds_sequence seq = kinds_sequence_at(&a, at.b);
     for (int64_t s = 0; s < x->c.result.S; s++) {
         bool seen = s < seq.S && kinds_sees(&a, at.b, at.h, at.t, s);
@@ -225,7 +220,7 @@ static void check_row(const spoiled *x, const machine *m, place at, const outcom
                       const outcome *dirty)
 {
     const kinds_shape *n = &x->c.shape;
-    ref_attention a = reference(&x->c);
+    ref_attention a = kinds_reference(&x->c);
     unsigned seen = exposure(x, at);
     bool row_lost = seen & (BAD_KEY | BAD_QUERY);
     const float *o = kinds_at(&dirty->o.view, &a, at.b, at.h, at.t);
@@ -250,7 +245,7 @@ static void check_rows(const spoiled *x, const machine *m, const outcome *clean,
                        const outcome *dirty)
 {
     const kinds_shape *n = &x->c.shape;
-    ref_attention a = reference(&x->c);
+    ref_attention a = kinds_reference(&x->c);
     for (int64_t i = 0; i < n->B * n->H * n->T; i++) {
         place at = {i / n->T / n->H, i / n->T % n->H, i % n->T};
         if (at.t < kinds_sequence_at(&a, at.b).T) check_row(x, m, at, clean, dirty);

@@ -639,7 +639,7 @@ static const error_case errors[] = {
     {call_rope, small_struct, MHA_ERR_ARGUMENT, "struct_size is 8"},
     {call_rope, no_struct_size, MHA_ERR_ARGUMENT, "struct_size is 0"},
     {call_rope, unknown_flag, MHA_ERR_UNSUPPORTED, "flags 0x2"},
-    {call_rope, reserved_set, MHA_ERR_UNSUPPORTED, "reserved 1"},
+    {call_rope, reserved_set, MHA_ERR_UNSUPPORTED, "reserved is 1"},
     {call_rope, bad_pairing, MHA_ERR_ARGUMENT, "pairing is 2"},
     {call_rope, odd_rotary, MHA_ERR_ARGUMENT, "rotary_dim is 5, expected an even"},
     {call_rope, odd_head, MHA_ERR_ARGUMENT, "rotary_dim is 7 (the head size)"},

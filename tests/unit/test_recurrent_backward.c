@@ -1,5 +1,6 @@
 /* The backward pass of recurrent layers. Central differences of the loss verify a reference in
  * double, token by token; the library is within bounds in norms (docs/numerics.md 16). */
+#include "reference/reference.h"
 #include "support/expect.h"
 #include "support/machines.h"
 #include "support/rng.h"
@@ -24,13 +25,6 @@ typedef struct problem {
     double *in[ALL]; /* contiguous f32 numbers; for O and STATE, the gradients */
 } problem;
 
-static double *doubles(int64_t count)
-{
-    double *memory = calloc((size_t)count + 1, sizeof *memory);
-    assert_non_null(memory);
-    return memory;
-}
-
 static double decay_number(rng *r)
 {
     const double kind = rng_uniform(r);
@@ -50,7 +44,7 @@ static void set_shape(problem *x, int i, int64_t b, int64_t h, int64_t t, int64_
 static void fill(problem *x, rng *r, bool smooth)
 {
     for (int i = 0; i < ALL; i++) {
-        x->in[i] = doubles(x->count[i]);
+        x->in[i] = ref_doubles(x->count[i]);
         for (int64_t j = 0; j < x->count[i]; j++)
             x->in[i][j] = i != DECAY && i != STRENGTH ? (double)rng_normal(r)
                           : i == STRENGTH
@@ -167,8 +161,8 @@ static head head_make(const problem *x, int64_t b, int64_t h)
 {
     const int64_t n = x->D * x->Dv, T = x->lengths[b];
     head y = {.x = x, .b = b, .h = h};
-    y.s = doubles((T + 1) * n), y.before = doubles(T * n);
-    y.w = doubles(T * x->Dv), y.u = doubles(T * x->Dv), y.error = doubles(T + 1);
+    y.s = ref_doubles((T + 1) * n), y.before = ref_doubles(T * n);
+    y.w = ref_doubles(T * x->Dv), y.u = ref_doubles(T * x->Dv), y.error = ref_doubles(T + 1);
     for (int64_t i = 0; i < n; i++)
         y.s[i] = x->given[INITIAL] ? x->in[INITIAL][at(x, INITIAL, b, h, i / x->Dv, i % x->Dv)] : 0;
     for (int64_t t = 0; t < T; t++) forward_token(&y, t);
@@ -288,7 +282,7 @@ static void reference(const problem *x, double *out[INPUTS], double *bound[INPUT
     const int64_t n = x->D * x->Dv;
     for (int64_t i = 0; i < x->B * x->H; i++) {
         head y = head_make(x, i / x->H, i % x->H);
-        gradients z = {.g = doubles(n)};
+        gradients z = {.g = ref_doubles(n)};
         memcpy(z.out, out, sizeof z.out), memcpy(z.bound, bound, sizeof z.bound);
         for (int64_t j = 0; j < n && x->given[STATE]; j++)
             z.g[j] = x->in[STATE][at(x, STATE, y.b, y.h, j / x->Dv, j % x->Dv)];
@@ -301,7 +295,7 @@ static void reference(const problem *x, double *out[INPUTS], double *bound[INPUT
 
 static void allocate(const problem *x, double *out[INPUTS])
 {
-    for (int i = 0; i < INPUTS; i++) out[i] = doubles(x->count[i]);
+    for (int i = 0; i < INPUTS; i++) out[i] = ref_doubles(x->count[i]);
 }
 
 static void release(double *out[INPUTS])

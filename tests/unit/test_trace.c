@@ -274,7 +274,7 @@ static void misuse_of_traces(void **state)
     x.struct_size = 8;
     expect_error(TRACE, MHA_ERR_ARGUMENT, "struct_size");
 #undef TRACE
-    expect_error(mha_trials_trace(trials, &run, NULL, &x), MHA_ERR_NULL, "required");
+    expect_error(mha_trials_trace(trials, &run, NULL, &x), MHA_ERR_NULL, "options is NULL");
     mha_trace_free(NULL);
     mha_trials_destroy(trials);
     small_model_free(m);

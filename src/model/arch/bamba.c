@@ -1,8 +1,6 @@
 /* Bamba: Mamba-2 layers, and in some layers attention that rotates half of each head. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {MHAI_STATE_SPACE_NAMES("mamba"),
                                          MHAI_NAME("norm", "final_layernorm"),
                                          MHAI_NAME("self_attn_norm", "input_layernorm"),
@@ -15,8 +13,6 @@ static const mhai_weight_name names[] = {MHAI_STATE_SPACE_NAMES("mamba"),
 /* transformers ignores a partial_rotary_factor outside rope_parameters. */
 static const mhai_rope_kind rope = {NULL, "rope_theta", NULL, 1e4, 0.5, true};
 
-extern const mhai_family mhai_family_bamba;
-
 static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 {
     bool attends;
@@ -28,17 +24,14 @@ static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 static mha_status read_bamba(const mhai_config *config, mhai_family_plan *plan)
 {
     mhai_mixing mixing = {.usual = find_kind};
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_bamba, true, plan));
-    MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
     MHA_TRY(mhai_read_biases(config, plan));
-    MHA_TRY(mhai_read_state_spaces(config, &mhai_mamba_keys, &mixing, plan));
-    return mhai_read_rope(config, plan);
+    return mhai_read_state_spaces(config, &mhai_mamba_keys, &mixing, plan);
 }
 
 const mhai_family mhai_family_bamba = {.model_type = "bamba",
-                                       MHAI_LLAMA_FILES(names),
-                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                       MHAI_LLAMA_FILES(names, 0),
+                                       .epsilon = 1e-5,
+                                       .whole = true,
                                        .bias_key = "attention_bias",
                                        .rope = &rope,
                                        .partial = true,

@@ -2,8 +2,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 const mhai_weight_name mhai_bert_names[] = {
     MHAI_NAME("embed_tokens", "embeddings.word_embeddings"),
     {"embed_positions", "embeddings.position_embeddings", MHAI_LAST_ROWS, 0},

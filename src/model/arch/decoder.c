@@ -2,8 +2,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +9,13 @@
 
 /* ---- description --------------------------------------------------------------------------- */
 
-mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family, bool whole,
-                             mhai_family_plan *plan)
+const mhai_weight_name mhai_llama_names[] = {MHAI_LLAMA_NAMES, MHAI_NAME(NULL, NULL)};
+
+/* Causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon, tied embeddings. */
+static mha_status read_decoder(const mhai_config *config, const mhai_family *family,
+                               mhai_family_plan *plan)
 {
+    const double epsilon = family->epsilon > 0 ? family->epsilon : 1e-6;
     mha_transformer_desc *d = &plan->desc;
     bool tied;
     d->flags = MHA_TRANSFORMER_CAUSAL;
@@ -26,7 +28,7 @@ mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *famil
     MHA_TRY(
         mhai_config_optional(config, "num_key_value_heads", 1, MHAI_MOST_WIDTH, 0, &d->kv_heads));
     MHA_TRY(mhai_config_optional(config, "head_dim", 1, MHAI_MOST_WIDTH, 0, &d->head_dim));
-    if (whole && d->kv_heads == 0)
+    if (family->whole && d->kv_heads == 0)
         return mhai_path_fail(MHA_ERR_MODEL, config->path,
                               "'num_key_value_heads' is missing; %s models require it",
                               family->model_type);
@@ -36,10 +38,10 @@ mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *famil
                                 mhai_config_name(config, family->keys->heads).text,
                                 (long long)d->num_heads);
     MHA_TRY(mhai_read_heads(config, plan));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-6, 0, 1, &d->norm_epsilon));
+    MHA_TRY(mhai_config_real(config, "rms_norm_eps", epsilon, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", family->tied, &tied));
     if (tied) d->flags |= MHA_TRANSFORMER_TIED;
-    return MHA_OK;
+    return family->own_act ? MHA_OK : mhai_read_silu(config);
 }
 
 mha_status mhai_read_attention_bias(const mhai_config *config, mhai_family_plan *plan)
@@ -513,8 +515,8 @@ mha_status mhai_read_normed(const mhai_config *config, uint32_t flags, mhai_fami
     return MHA_OK;
 }
 
-mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
-                           mhai_family_plan *plan)
+static mha_status read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
+                             mhai_family_plan *plan)
 {
     MHA_TRY(mhai_plan_layers(plan));
     for (int kind = 0; kind < 2; kind++) {
@@ -565,4 +567,15 @@ mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t f
         plan->layers[i].left_keys = window - 1;
     }
     return MHA_OK;
+}
+
+/* ---- a family ------------------------------------------------------------------------------ */
+
+mha_status mhai_family_read(const mhai_family *family, const mhai_config *config,
+                            mhai_family_plan *plan)
+{
+    if (family->llama) MHA_TRY(read_decoder(config, family, plan));
+    if (family->read) MHA_TRY(family->read(config, plan));
+    if (!family->llama || plan->desc.positions != MHA_ENCODING_ROTARY) return MHA_OK;
+    return family->ropes ? read_ropes(config, family->ropes, plan) : mhai_read_rope(config, plan);
 }

@@ -3,8 +3,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 const mhai_rope_kind mhai_delta_rope = {.base = "rope_theta",
                                         .part = "partial_rotary_factor",
                                         .usual_base = 1e4,
@@ -54,13 +52,9 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_mixing(config, &mixing, plan);
 }
 
-mha_status mhai_read_delta(const mhai_config *config, const mhai_family *family,
-                           mhai_family_plan *plan)
+mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_decoder(config, family, true, plan));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_read_attention_bias(config, plan));
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 256;
-    MHA_TRY(read_nets(config, plan));
-    return mhai_read_rope(config, plan);
+    return read_nets(config, plan);
 }

@@ -1,8 +1,6 @@
 /* DistilBERT: a BERT without segments, with its own names. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {
     MHAI_NAME("embed_tokens", "embeddings.word_embeddings"),
     MHAI_NAME("embed_positions", "embeddings.position_embeddings"),

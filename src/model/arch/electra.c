@@ -2,8 +2,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static mha_status read_electra(const mhai_config *config, mhai_family_plan *plan)
 {
     int64_t width;

@@ -2,8 +2,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 #include <string.h>
 
 /* The number of experts. Some versions of transformers call it num_experts, others

@@ -3,75 +3,11 @@
 
 #include "io/file.h"
 
-#include <multihead/component.h>
-
 #include <stdio.h>
 #include <string.h>
 
-extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family_electra,
-    mhai_family_gpt2, mhai_family_gpt_neox, mhai_family_mistral, mhai_family_mixtral,
-    mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
-    mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5, mhai_family_lfm2,
-    mhai_family_qwen3_5_whole, mhai_family_qwen3_5_moe, mhai_family_qwen3_5_moe_whole,
-    mhai_family_qwen3_moe, mhai_family_olmoe, mhai_family_lfm2_moe, mhai_family_smollm3,
-    mhai_family_stablelm, mhai_family_glm4, mhai_family_olmo2, mhai_family_olmo3, mhai_family_bamba,
-    mhai_family_granitemoehybrid, mhai_family_granite, mhai_family_cohere, mhai_family_cohere2,
-    mhai_family_gemma3_whole, mhai_family_ministral, mhai_family_ministral3, mhai_family_mistral3,
-    mhai_family_mistral3_later, mhai_family_qwen2_vl, mhai_family_qwen2_vl_text,
-    mhai_family_qwen2_5_vl, mhai_family_qwen2_5_vl_text, mhai_family_qwen3_vl,
-    mhai_family_qwen3_vl_text, mhai_family_gpt_oss, mhai_family_mamba2, mhai_family_nemotron_h;
-
-/* A transformer is saved as the first family that can describe it. The last family can describe
- * every transformer. */
-static const mhai_family *const families[] = {&mhai_family_bert,
-                                              &mhai_family_roberta,
-                                              &mhai_family_electra,
-                                              &mhai_family_distilbert,
-                                              &mhai_family_gpt2,
-                                              &mhai_family_gpt_neox,
-                                              &mhai_family_llama,
-                                              &mhai_family_mistral,
-                                              &mhai_family_mixtral,
-                                              &mhai_family_qwen2,
-                                              &mhai_family_qwen3,
-                                              &mhai_family_gemma,
-                                              &mhai_family_gemma2,
-                                              &mhai_family_gemma3,
-                                              &mhai_family_phi3,
-                                              &mhai_family_qwen3_next,
-                                              &mhai_family_qwen3_5,
-                                              &mhai_family_qwen3_5_whole,
-                                              &mhai_family_lfm2,
-                                              &mhai_family_qwen3_moe,
-                                              &mhai_family_qwen3_5_moe,
-                                              &mhai_family_qwen3_5_moe_whole,
-                                              &mhai_family_olmoe,
-                                              &mhai_family_lfm2_moe,
-                                              &mhai_family_smollm3,
-                                              &mhai_family_stablelm,
-                                              &mhai_family_glm4,
-                                              &mhai_family_olmo2,
-                                              &mhai_family_olmo3,
-                                              &mhai_family_bamba,
-                                              &mhai_family_granitemoehybrid,
-                                              &mhai_family_granite,
-                                              &mhai_family_mamba2,
-                                              &mhai_family_nemotron_h,
-                                              &mhai_family_cohere,
-                                              &mhai_family_cohere2,
-                                              &mhai_family_gemma3_whole,
-                                              &mhai_family_ministral,
-                                              &mhai_family_ministral3,
-                                              &mhai_family_mistral3,
-                                              &mhai_family_mistral3_later,
-                                              &mhai_family_qwen2_vl,
-                                              &mhai_family_qwen2_vl_text,
-                                              &mhai_family_qwen2_5_vl,
-                                              &mhai_family_qwen2_5_vl_text,
-                                              &mhai_family_qwen3_vl,
-                                              &mhai_family_qwen3_vl_text,
-                                              &mhai_family_gpt_oss,
-                                              &mhai_family_multihead};
+#define FAMILY(name) &mhai_family_##name,
+static const mhai_family *const families[] = {MHAI_FAMILY_LIST(FAMILY)};
 
 enum { FAMILIES = sizeof families / sizeof families[0], MHAI_KNOWN = 24 * FAMILIES };
 

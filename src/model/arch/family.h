@@ -1,5 +1,5 @@
 /* A family of models defines how config.json describes a transformer and how its weights are named.
- * Each family is one file in this folder and one line in the list of family.c; no other code
+ * Each family is one file in this folder and one entry of the list below; no other code
  * depends on a family. */
 #ifndef MHAI_FAMILY_H
 #define MHAI_FAMILY_H
@@ -7,6 +7,7 @@
 #include "model/model_config.h"
 #include "model/quantization.h"
 
+#include <multihead/component.h>
 #include <multihead/model.h>
 #include <multihead/transformer.h>
 
@@ -104,6 +105,11 @@ typedef struct mhai_family {
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
     /* Describe the transformer. */
+    bool llama;     /* mhai_family_read() describes a Llama before read(), and its rotation after */
+    bool whole;     /* num_key_value_heads is required: its default in transformers is not one per
+                     * head */
+    bool own_act;   /* read() reads the activation; otherwise it is SiLU */
+    double epsilon; /* the default of rms_norm_eps; 0: 1e-6 */
     const char *layers;      /* before a layer's number */
     const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
     const char *text_prefix; /* other prefix; NULL: none */
@@ -112,6 +118,8 @@ typedef struct mhai_family {
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
+    const mhai_rope_kind *ropes;   /* NULL, or two in its place, with an object for each type of
+                                    * layers in rope_parameters: without a window and with one */
     bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
     bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
@@ -122,11 +130,27 @@ typedef struct mhai_family {
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
                                                                     * this family */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
-    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan);
+    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan); /* NULL: no more */
     /* Whether a weight is ignored. NULL: ignore all weights outside layers, such as poolers and
      * output layers. */
     bool (*ignores)(const mhai_family_plan *plan, const char *name);
 } mhai_family;
+
+/* A transformer is saved as the first family that can describe it. The last family can describe
+ * every transformer. */
+/* clang-format off */
+#define MHAI_FAMILY_LIST(X)                                                                       \
+    X(bert) X(roberta) X(electra) X(distilbert) X(gpt2) X(gpt_neox) X(llama) X(mistral)           \
+    X(mixtral) X(qwen2) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)               \
+    X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
+    X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(bamba)                \
+    X(granitemoehybrid) X(granite) X(mamba2) X(nemotron_h) X(cohere) X(cohere2)                   \
+    X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
+    X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
+    X(multihead)
+/* clang-format on */
+#define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
+MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
 
 /* Find the family that config.json names. */
 MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_family **family);
@@ -134,6 +158,10 @@ MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_
 /* For a multimodal model, continue with its text_config. Reject fields of the top level that affect
  * the text and differ from text_config. */
 MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
+
+/* Read config.json with this family (decoder.c). */
+MHA_NODISCARD mha_status mhai_family_read(const mhai_family *family, const mhai_config *config,
+                                          mhai_family_plan *plan);
 
 /* The family that a transformer is saved as; never NULL. */
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc);
@@ -166,7 +194,6 @@ MHA_NODISCARD mha_status mhai_read_layer_count(const mhai_config *config, const 
 /* Read the sizes of a transformer by a family's names. */
 MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                                          const char *inner, mha_transformer_desc *d);
-extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_distilbert;
 
 /* Read layer_heads and layer_kv_heads of this library's folders and of GGUF files. */
 MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan);
@@ -176,25 +203,25 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
     MHAI_NAME("self_attn_norm", "input_layernorm"), \
         MHAI_NAME("mlp_norm", "post_attention_layernorm")
 
-/* Entries of a family whose files have Llama's layout. */
-#define MHAI_LLAMA_FILES(names_)                                                        \
-    .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
-    .names = names_, .ignores = mhai_decoder_ignores
+/* Entries of a family whose files have Llama's layout. biases: those it always has. */
+#define MHAI_LLAMA_FILES(names_, biases)                                                 \
+    .llama = true, .keys = &mhai_usual_keys, .shape = MHA_MODEL_SHAPE_CAUSAL | (biases), \
+    .grouped = true, .layers = "layers.", .prefix = "model.", .names = names_,           \
+    .ignores = mhai_decoder_ignores
+extern const mhai_weight_name mhai_llama_names[]; /* MHAI_LLAMA_NAMES alone */
 
-/* Likewise if the folder may be that of a model of several parts. */
-#define MHAI_TEXT_FILES(names_)                                                         \
-    .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
-    .text_part = true, .names = names_, .ignores = mhai_text_ignores
+/* Likewise if the folder may be that of a multimodal model. */
+#define MHAI_TEXT_FILES(names_, biases)                                                           \
+    .llama = true, .keys = &mhai_usual_keys, .shape = MHA_MODEL_SHAPE_CAUSAL | (biases),          \
+    .grouped = true, .layers = "layers.", .prefix = "model.", .text_part = true, .names = names_, \
+    .ignores = mhai_text_ignores
 
-/* Describe a Llama: causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon, tied
- * embeddings. With `whole` num_key_value_heads is required, because transformers' default for these
- * families is not one per head. */
-MHA_NODISCARD mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family,
-                                           bool whole, mhai_family_plan *plan);
+/* Require SiLU. */
+MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
 /* Shared by Qwen and Qwen-VL (qwen.c). last: the default of max_window_layers. */
-MHA_NODISCARD mha_status mhai_read_qwen(const mhai_config *config, const mhai_family *family,
-                                        int64_t last, mhai_family_plan *plan);
+MHA_NODISCARD mha_status mhai_read_qwen(const mhai_config *config, int64_t last,
+                                        mhai_family_plan *plan);
 MHA_NODISCARD mha_status mhai_read_qwen3(const mhai_config *config, mhai_family_plan *plan);
 
 /* Read attention_bias; mhai_read_biases() also reads mlp_bias. */
@@ -206,9 +233,6 @@ MHA_NODISCARD mha_status mhai_read_biases(const mhai_config *config, mhai_family
  * transformers partly ignores it. */
 MHA_NODISCARD mha_status mhai_check_head_dim(const mhai_config *config,
                                              const mha_transformer_desc *d);
-
-/* Require hidden_act to be SiLU, as in SwiGLU. */
-MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
 /* Reject a config.json without a rotation, for families whose default is scaled. */
 MHA_NODISCARD mha_status mhai_require_rope(const mhai_config *config);
@@ -223,11 +247,6 @@ MHA_NODISCARD mha_status mhai_read_normed(const mhai_config *config, uint32_t fl
 
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
-
-/* Read the rotations from rope_parameters, which has an object for each type of layer. kinds: of
- * layers without a window, and with a window. Call mhai_read_windows() first. */
-MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
-                                         mhai_family_plan *plan);
 
 /* Read the windows of layers. Layers with a window are those that layer_types names
  * sliding_attention; without that list, layers from `first` on whose number plus 1 is not a
@@ -336,13 +355,13 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
         MHAI_NAME("delta_net.o_norm", "linear_attn.norm"),                                       \
         MHAI_NAME("delta_net.o_proj", "linear_attn.out_proj"),                                   \
         MHAI_NAME("delta_net", "linear_attn")
-#define MHAI_DELTA_FILES(names_)                                                        \
-    .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
-    .names = (names_), .ignores = mhai_text_ignores, .shape = MHA_MODEL_SHAPE_CAUSAL,   \
-    .bias_key = "attention_bias", .rope = &mhai_delta_rope, .partial = true
+#define MHAI_DELTA_FILES(names_)                                                                  \
+    .llama = true, .whole = true, .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", \
+    .prefix = "model.", .names = (names_), .ignores = mhai_text_ignores,                          \
+    .shape = MHA_MODEL_SHAPE_CAUSAL, .bias_key = "attention_bias", .rope = &mhai_delta_rope,      \
+    .partial = true
 extern const mhai_rope_kind mhai_delta_rope;
-MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, const mhai_family *family,
-                                         mhai_family_plan *plan);
+MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan);
 
 /* Shared by LFM2 and LFM2-MoE (lfm2.c): everything but the feed-forward layers and the rotation. */
 #define MHAI_LFM2_NAMES                                                                         \
@@ -358,8 +377,7 @@ MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, const mhai_f
         MHAI_NAME("mlp.gate_proj", "feed_forward.w1"),                                          \
         MHAI_NAME("mlp.up_proj", "feed_forward.w3"), MHAI_NAME("mlp.down_proj", "feed_forward.w2")
 extern const mhai_rope_kind mhai_lfm2_rope;
-MHA_NODISCARD mha_status mhai_read_lfm2(const mhai_config *config, const mhai_family *family,
-                                        mhai_family_plan *plan);
+MHA_NODISCARD mha_status mhai_read_lfm2(const mhai_config *config, mhai_family_plan *plan);
 
 /* Return plan->layers, allocated if necessary. */
 MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);

@@ -5,8 +5,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 #include <math.h>
 
 static const mhai_weight_name names[] = {{"norm", "norm", MHAI_PLUS_ONE, 0},
@@ -24,17 +22,11 @@ static const mhai_weight_name later_names[] = {
     {"self_attn.k_norm", "self_attn.k_norm", MHAI_PLUS_ONE, 0},
     MHAI_NAME(NULL, NULL)};
 
-extern const mhai_family mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
-    mhai_family_gemma3_whole;
-
-static mha_status read_gemma_kinds(const mhai_config *config, const mhai_family *family,
-                                   mhai_family_plan *plan)
+static mha_status read_kinds(const mhai_config *config, bool first, mhai_family_plan *plan)
 {
     static const char *const acts[] = {"gelu_pytorch_tanh", "gelu"};
     mha_transformer_desc *d = &plan->desc;
-    const bool first = family == &mhai_family_gemma;
     int unused;
-    MHA_TRY(mhai_read_decoder(config, family, true, plan));
     /* transformers reads the "gelu" of the first Gemma as tanh GELU, with which the model was
      * trained */
     MHA_TRY(mhai_config_choice(config, first ? "hidden_act" : "hidden_activation", acts[0], acts,
@@ -48,17 +40,15 @@ static mha_status read_gemma_kinds(const mhai_config *config, const mhai_family 
 
 static mha_status read_gemma(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(read_gemma_kinds(config, &mhai_family_gemma, plan));
-    return mhai_read_rope(config, plan);
+    return read_kinds(config, true, plan);
 }
 
 /* Shared by Gemma 2 and 3; every period-th layer has no window. */
-static mha_status read_later(const mhai_config *config, const mhai_family *family, int64_t period,
+static mha_status read_later(const mhai_config *config, bool second, int64_t period,
                              mhai_family_plan *plan)
 {
-    const bool second = family == &mhai_family_gemma2;
     float softcap = 0, scalar;
-    MHA_TRY(read_gemma_kinds(config, family, plan));
+    MHA_TRY(read_kinds(config, false, plan));
     plan->desc.flags |= MHA_TRANSFORMER_BRANCH_NORM;
     MHA_TRY(mhai_read_windows(config, 4096, 0, period, plan));
     MHA_TRY(mhai_config_real(config, "query_pre_attn_scalar", 256, 1e-6, 1e9, &scalar));
@@ -87,8 +77,7 @@ static mha_status read_later(const mhai_config *config, const mhai_family *famil
 
 static mha_status read_gemma2(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(read_later(config, &mhai_family_gemma2, 2, plan));
-    return mhai_read_rope(config, plan);
+    return read_later(config, true, 2, plan);
 }
 
 /* Without an object, layers with a window are not scaled and have their own base. */
@@ -101,24 +90,24 @@ static mha_status read_gemma3(const mhai_config *config, mhai_family_plan *plan)
     int64_t period;
     MHA_TRY(
         mhai_config_optional(config, "sliding_window_pattern", 1, MHAI_MOST_LAYERS, 6, &period));
-    MHA_TRY(read_later(config, &mhai_family_gemma3, period, plan));
-    return mhai_read_ropes(config, ropes, plan);
+    return read_later(config, false, period, plan);
 }
 
 const mhai_family mhai_family_gemma = {.model_type = "gemma",
-                                       MHAI_LLAMA_FILES(names),
-                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                       MHAI_LLAMA_FILES(names, 0),
+                                       .own_act = true,
+                                       .whole = true,
                                        .bias_key = "attention_bias",
                                        .tied = true,
                                        .read = read_gemma};
 
-#define LATER(number, type, whole)                                                   \
-    {                                                                                \
-        .model_type = (type), .text_type = (whole), MHAI_TEXT_FILES(later_names),    \
-        .shape = MHA_MODEL_SHAPE_CAUSAL, .bias_key = "attention_bias", .tied = true, \
-        .read = read_gemma##number                                                   \
+#define LATER(number, type, whole_, ropes_)                                              \
+    {                                                                                    \
+        .model_type = (type), .text_type = (whole_), MHAI_TEXT_FILES(later_names, 0),    \
+        .whole = true, .own_act = true, .bias_key = "attention_bias", .ropes = (ropes_), \
+        .tied = true, .read = read_gemma##number                                         \
     }
-const mhai_family mhai_family_gemma2 = LATER(2, "gemma2", NULL);
-const mhai_family mhai_family_gemma3 = LATER(3, "gemma3_text", NULL);
+const mhai_family mhai_family_gemma2 = LATER(2, "gemma2", NULL, NULL);
+const mhai_family mhai_family_gemma3 = LATER(3, "gemma3_text", NULL, ropes);
 /* with images */
-const mhai_family mhai_family_gemma3_whole = LATER(3, "gemma3", "gemma3_text");
+const mhai_family mhai_family_gemma3_whole = LATER(3, "gemma3", "gemma3_text", ropes);

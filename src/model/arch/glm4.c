@@ -2,8 +2,6 @@
  * each head, and fused gate and up projections. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {
     MHAI_LLAMA_NAMES,
     MHAI_NAME("self_attn_post_norm", "post_self_attn_layernorm"),
@@ -14,26 +12,22 @@ static const mhai_weight_name names[] = {
 
 static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor", 1e4, 0.5, true};
 
-extern const mhai_family mhai_family_glm4;
-
 static mha_status read_glm4(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
     bool biased;
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_glm4, true, plan));
-    MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1.5625e-7, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "attention_bias", true, &biased));
     d->flags |= MHA_TRANSFORMER_BRANCH_NORM | (biased ? MHA_TRANSFORMER_QKV_BIAS : 0);
     if (d->head_dim == 0) d->head_dim = 128;
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = 0; i < d->num_layers; i++) plan->layers[i].flags |= MHA_LAYER_ROPE_INTERLEAVED;
-    return mhai_read_rope(config, plan);
+    return MHA_OK;
 }
 
 const mhai_family mhai_family_glm4 = {.model_type = "glm4",
-                                      MHAI_LLAMA_FILES(names),
-                                      .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_QKV_BIAS,
+                                      MHAI_LLAMA_FILES(names, MHA_MODEL_SHAPE_QKV_BIAS),
+                                      .epsilon = 1.5625e-7,
+                                      .whole = true,
                                       .bias_key = "attention_bias",
                                       .biases_qkv = true,
                                       .rope = &rope,

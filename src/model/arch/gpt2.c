@@ -2,8 +2,6 @@
  * transposed; q, k and v are fused. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {
     MHAI_NAME("embed_tokens", "wte"),
     MHAI_NAME("embed_positions", "wpe"),
@@ -20,8 +18,6 @@ static const mhai_weight_name names[] = {
 
 static const mhai_shape_keys keys = {
     "n_embd", "n_layer", "n_head", "n_positions", "num_key_value_heads", "is_decoder"};
-
-extern const mhai_family mhai_family_gpt2;
 
 static mha_status read_gpt2(const mhai_config *config, mhai_family_plan *plan)
 {

@@ -2,8 +2,6 @@
  * on a part of each head; q, k and v fused head by head. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {
     MHAI_NAME("embed_tokens", "embed_in"),
     MHAI_NAME("self_attn_norm", "input_layernorm"),
@@ -17,8 +15,6 @@ static const mhai_weight_name names[] = {
     MHAI_NAME("norm", "final_layer_norm"),
     MHAI_NAME("lm_head", "embed_out"),
     MHAI_NAME(NULL, NULL)};
-
-extern const mhai_family mhai_family_gpt_neox;
 
 static const mhai_rope_kind rope = {.base = "rotary_emb_base",
                                     .part = "rotary_pct",

@@ -3,8 +3,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {
     MHAI_LLAMA_NAMES,
     {"mlp.experts.*.gate_proj.weight", "mlp.experts.gate_up_proj", MHAI_EXPERT_TURNED, 0},
@@ -19,8 +17,6 @@ static const mhai_weight_name names[] = {
     MHAI_NAME(NULL, NULL)};
 
 static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor", 1.5e5, 1, true};
-
-extern const mhai_family mhai_family_gpt_oss;
 
 /* The activation of experts is fixed. */
 static mha_status check_activation(const mhai_config *config)
@@ -48,9 +44,7 @@ static mha_status read_gpt_oss(const mhai_config *config, mhai_family_plan *plan
                                            .flags = MHA_EXPERTS_BIAS};
     mha_transformer_desc *d = &plan->desc;
     bool biased;
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_gpt_oss, true, plan));
     MHA_TRY(check_activation(config));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "attention_bias", true, &biased));
     if (biased) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
     if (d->head_dim == 0) d->head_dim = 64;
@@ -58,15 +52,16 @@ static mha_status read_gpt_oss(const mhai_config *config, mhai_family_plan *plan
     MHA_TRY(mhai_read_windows(config, 128, 0, 2, plan));
     MHA_TRY(mhai_read_experts(config, &kind, plan));
     for (int64_t i = 0; i < d->num_layers; i++) plan->layers[i].flags |= MHA_LAYER_SINKS;
-    MHA_TRY(mhai_require_rope(config));
-    return mhai_read_rope(config, plan);
+    return mhai_require_rope(config);
 }
 
 const mhai_family mhai_family_gpt_oss = {
     .model_type = "gpt_oss",
-    MHAI_LLAMA_FILES(names),
+    MHAI_LLAMA_FILES(names, MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS),
+    .epsilon = 1e-5,
+    .whole = true,
+    .own_act = true,
     .mxfp4 = true,
-    .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS,
     .bias_key = "attention_bias",
     .rope = &rope,
     .read = read_gpt_oss};

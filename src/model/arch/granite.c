@@ -3,8 +3,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {
     MHAI_LLAMA_NAMES,
     MHAI_STATE_SPACE_NAMES("mamba"),
@@ -12,8 +10,6 @@ static const mhai_weight_name names[] = {
     {"mlp.up_proj", "shared_mlp.input_linear", MHAI_FUSED, 1},
     MHAI_NAME("mlp.down_proj", "shared_mlp.output_linear"),
     MHAI_NAME(NULL, NULL)};
-
-extern const mhai_family mhai_family_granitemoehybrid;
 
 static mha_status every_layer(const mhai_config *config, int64_t layer, int *kind)
 {
@@ -40,8 +36,6 @@ static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
     mha_transformer_desc *d = &plan->desc;
     mhai_mixing mixing = {.usual = every_layer, .list = "layers_block_type"};
     int rotates;
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_granitemoehybrid, false, plan));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(refuse_experts(config));
     MHA_TRY(mhai_config_optional(config, "shared_intermediate_size", 1, MHAI_MOST_WIDTH, 1024,
                                  &d->ff_dim));
@@ -49,13 +43,12 @@ static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_choice(config, "position_embedding_type", kinds[0], kinds, 2, &rotates));
     MHA_TRY(mhai_read_state_spaces(config, &mhai_mamba_keys, &mixing, plan));
     MHA_TRY(mhai_read_multipliers(config, plan));
-    if (rotates) return mhai_read_rope(config, plan);
+    if (rotates) return MHA_OK;
     d->positions = MHA_ENCODING_NONE;
     return MHA_OK;
 }
 
 const mhai_family mhai_family_granitemoehybrid = {.model_type = "granitemoehybrid",
-                                                  MHAI_LLAMA_FILES(names),
-                                                  .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                                  MHAI_LLAMA_FILES(names, 0),
                                                   .bias_key = "attention_bias",
                                                   .read = read_hybrid};

@@ -2,8 +2,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,13 +1,9 @@
 /* LFM2: short convolutions, and in some layers attention with norms of queries and keys. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {MHAI_LFM2_NAMES, MHAI_NAME(NULL, NULL)};
 
 const mhai_rope_kind mhai_lfm2_rope = {NULL, "rope_theta", "partial_rotary_factor", 1e6, 1, true};
-
-extern const mhai_family mhai_family_lfm2;
 
 static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 {
@@ -40,12 +36,10 @@ static mha_status adjust(const mhai_config *config, mha_transformer_desc *d)
     return MHA_OK;
 }
 
-mha_status mhai_read_lfm2(const mhai_config *config, const mhai_family *family,
-                          mhai_family_plan *plan)
+mha_status mhai_read_lfm2(const mhai_config *config, mhai_family_plan *plan)
 {
     int64_t kernel;
     bool tied;
-    MHA_TRY(mhai_read_decoder(config, family, true, plan));
     MHA_TRY(mhai_config_real(config, "norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
     MHA_TRY(mhai_config_unset(config, "conv_bias"));
     MHA_TRY(mhai_config_optional(config, "conv_L_cache", 1, MHA_CONVOLUTION_MOST, 3, &kernel));
@@ -63,14 +57,14 @@ mha_status mhai_read_lfm2(const mhai_config *config, const mhai_family *family,
 
 static mha_status read_lfm2(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_lfm2(config, &mhai_family_lfm2, plan));
-    MHA_TRY(adjust(config, &plan->desc));
-    return mhai_read_rope(config, plan);
+    MHA_TRY(mhai_read_lfm2(config, plan));
+    return adjust(config, &plan->desc);
 }
 
 const mhai_family mhai_family_lfm2 = {.model_type = "lfm2",
-                                      MHAI_LLAMA_FILES(names),
-                                      .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                      MHAI_LLAMA_FILES(names, 0),
+                                      .own_act = true,
+                                      .whole = true,
                                       .inner = "block_ff_dim",
                                       .rope = &mhai_lfm2_rope,
                                       .tied = true,

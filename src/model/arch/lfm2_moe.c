@@ -1,8 +1,6 @@
 /* LFM2-MoE: LFM2 with experts whose scores are sigmoids, after some dense layers. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {
     MHAI_LFM2_NAMES,
     MHAI_NAME("mlp.router", "feed_forward.gate"),
@@ -15,8 +13,6 @@ static const mhai_weight_name names[] = {
     {"mlp.experts.*.down_proj.weight", "feed_forward.experts.down_proj", MHAI_EXPERT, 0},
     MHAI_NAME(NULL, NULL)};
 
-extern const mhai_family mhai_family_lfm2_moe;
-
 static mha_status read_lfm2_moe(const mhai_config *config, mhai_family_plan *plan)
 {
     mhai_experts_kind kind = {.count = "num_experts",
@@ -28,16 +24,16 @@ static mha_status read_lfm2_moe(const mhai_config *config, mhai_family_plan *pla
                               .first = "num_dense_layers",
                               .flags = MHA_EXPERTS_SIGMOID};
     bool biased;
-    MHA_TRY(mhai_read_lfm2(config, &mhai_family_lfm2_moe, plan));
+    MHA_TRY(mhai_read_lfm2(config, plan));
     MHA_TRY(mhai_config_bool(config, "use_expert_bias", true, &biased));
     if (biased) kind.flags |= MHA_EXPERTS_SCORE_BIAS;
-    MHA_TRY(mhai_read_experts(config, &kind, plan));
-    return mhai_read_rope(config, plan);
+    return mhai_read_experts(config, &kind, plan);
 }
 
 const mhai_family mhai_family_lfm2_moe = {.model_type = "lfm2_moe",
-                                          MHAI_LLAMA_FILES(names),
-                                          .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                          MHAI_LLAMA_FILES(names, 0),
+                                          .own_act = true,
+                                          .whole = true,
                                           .rope = &mhai_lfm2_rope,
                                           .tied = true,
                                           .read = read_lfm2_moe};

@@ -1,10 +1,6 @@
 /* Llama: causal, pre-norm with RMS norms, rotary positions, SwiGLU. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
-static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_NAME(NULL, NULL)};
-
 static bool fits_llama(const mha_transformer_desc *d)
 {
     const uint32_t others = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_EMBEDDING_NORM |
@@ -44,18 +40,9 @@ static bool write_llama(const mha_transformer_desc *d, json_t *root)
            write_rope(d, root);
 }
 
-static mha_status read_llama(const mhai_config *config, mhai_family_plan *plan)
-{
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_llama, false, plan));
-    MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_read_biases(config, plan));
-    return mhai_read_rope(config, plan);
-}
-
 const mhai_family mhai_family_llama = {.model_type = "llama",
-                                       MHAI_LLAMA_FILES(names),
-                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                       MHAI_LLAMA_FILES(mhai_llama_names, 0),
                                        .bias_key = "attention_bias",
                                        .fits = fits_llama,
                                        .write = write_llama,
-                                       .read = read_llama};
+                                       .read = mhai_read_biases};

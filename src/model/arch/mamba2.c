@@ -1,8 +1,6 @@
 /* Mamba-2: state spaces alone, without feed-forward layers and without a limit of positions. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 /* Older files have one "embedding". */
 static const mhai_weight_name names[] = {
     MHAI_STATE_SPACE_NAMES("mixer"),        MHAI_NAME("embed_tokens", "embeddings"),
@@ -24,8 +22,6 @@ static const mhai_space_keys spaces = {.heads = "num_heads",
                                        .usual_groups = 8,
                                        .usual_state = 128,
                                        .usual_size = 64};
-
-extern const mhai_family mhai_family_mamba2;
 
 static mha_status every_layer(const mhai_config *config, int64_t layer, int *kind)
 {

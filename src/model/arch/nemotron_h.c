@@ -1,8 +1,6 @@
 /* Nemotron-H: layers of Mamba-2, attention without positions, or feed-forward layers. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 #include <string.h>
 
 static const mhai_weight_name names[] = {MHAI_STATE_SPACE_NAMES("mixer"),
@@ -29,8 +27,6 @@ static const mhai_space_keys spaces = {.heads = "mamba_num_heads",
                                        .usual_state = 128,
                                        .usual_size = 64};
 
-extern const mhai_family mhai_family_nemotron_h;
-
 /* The letters of files older than transformers 5. */
 static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 {
@@ -55,7 +51,6 @@ static mha_status read_nemotron(const mhai_config *config, mhai_family_plan *pla
     double least;
     bool biased;
     int unused;
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_nemotron_h, true, plan));
     d->positions = MHA_ENCODING_NONE;
     d->feed_forward = MHA_FEED_FORWARD_RELU2;
     d->flags &= ~(uint32_t)MHA_TRANSFORMER_TIED; /* transformers ignores the setting */
@@ -72,9 +67,10 @@ static mha_status read_nemotron(const mhai_config *config, mhai_family_plan *pla
 }
 
 const mhai_family mhai_family_nemotron_h = {.model_type = "nemotron_h",
-                                            MHAI_LLAMA_FILES(names),
+                                            MHAI_LLAMA_FILES(names, 0),
+                                            .whole = true,
+                                            .own_act = true,
                                             .text_prefix = "backbone.",
                                             .kinds = "layers_block_type",
                                             .pattern = "hybrid_override_pattern",
-                                            .shape = MHA_MODEL_SHAPE_CAUSAL,
                                             .read = read_nemotron};

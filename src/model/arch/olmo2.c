@@ -4,8 +4,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {
     MHAI_NAME("self_attn_post_norm", "post_attention_layernorm"),
     MHAI_NAME("mlp_post_norm", "post_feedforward_layernorm"), MHAI_NAME(NULL, NULL)};
@@ -14,22 +12,10 @@ static const mhai_rope_kind ropes[] = {
     {"full_attention", "rope_theta", "partial_rotary_factor", 5e5, 1, true},
     {"sliding_attention", NULL, "partial_rotary_factor", 5e5, 1, false}};
 
-extern const mhai_family mhai_family_olmo2, mhai_family_olmo3;
-
-static mha_status read_olmo(const mhai_config *config, const mhai_family *family,
-                            mhai_family_plan *plan)
-{
-    MHA_TRY(mhai_read_decoder(config, family, false, plan));
-    MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
-    plan->desc.flags |= MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_NO_INPUT_NORM;
-    return mhai_read_normed(config, MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW, plan);
-}
-
 static mha_status read_olmo2(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(read_olmo(config, &mhai_family_olmo2, plan));
-    return mhai_read_rope(config, plan);
+    plan->desc.flags |= MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_NO_INPUT_NORM;
+    return mhai_read_normed(config, MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW, plan);
 }
 
 /* rope_theta outside an object applies to all layers in transformers 4, and to layers without a
@@ -46,17 +32,17 @@ static mha_status check_base(const mhai_config *config)
 
 static mha_status read_olmo3(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(read_olmo(config, &mhai_family_olmo3, plan));
+    MHA_TRY(read_olmo2(config, plan));
     MHA_TRY(check_base(config));
-    MHA_TRY(mhai_read_windows(config, 4096, 0, 4, plan));
-    return mhai_read_ropes(config, ropes, plan);
+    return mhai_read_windows(config, 4096, 0, 4, plan);
 }
 
-#define OLMO(number, type)                                                         \
-    const mhai_family mhai_family_olmo##number = {.model_type = type,              \
-                                                  MHAI_LLAMA_FILES(names),         \
-                                                  .shape = MHA_MODEL_SHAPE_CAUSAL, \
-                                                  .bias_key = "attention_bias",    \
+#define OLMO(number, type, ropes_)                                              \
+    const mhai_family mhai_family_olmo##number = {.model_type = type,           \
+                                                  MHAI_LLAMA_FILES(names, 0),   \
+                                                  .epsilon = 1e-5,              \
+                                                  .bias_key = "attention_bias", \
+                                                  .ropes = ropes_,              \
                                                   .read = read_olmo##number}
-OLMO(2, "olmo2");
-OLMO(3, "olmo3");
+OLMO(2, "olmo2", NULL);
+OLMO(3, "olmo3", ropes);

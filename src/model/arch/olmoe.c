@@ -1,29 +1,21 @@
 /* OLMoE: Llama with experts, and norms that span the queries, or the keys, of all heads. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_EXPERT_NAMES,
                                          MHAI_NAME(NULL, NULL)};
-
-extern const mhai_family mhai_family_olmoe;
 
 static mha_status read_olmoe(const mhai_config *config, mhai_family_plan *plan)
 {
     static const mhai_experts_kind kind = {
         .count = "num_experts", .alias = "num_local_experts", .normalises = "norm_topk_prob"};
     static const char *const refused[] = {"clip_qkv", NULL};
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_olmoe, false, plan));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_config_refuse(config, refused));
     MHA_TRY(mhai_read_experts(config, &kind, plan));
-    MHA_TRY(mhai_read_normed(config, MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW, plan));
-    return mhai_read_rope(config, plan);
+    return mhai_read_normed(config, MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW, plan);
 }
 
 const mhai_family mhai_family_olmoe = {.model_type = "olmoe",
-                                       MHAI_LLAMA_FILES(names),
-                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                       MHAI_LLAMA_FILES(names, 0),
+                                       .epsilon = 1e-5,
                                        .bias_key = "attention_bias",
                                        .read = read_olmoe};

@@ -3,8 +3,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES,
                                          {"self_attn.q_proj", "self_attn.qkv_proj", MHAI_FUSED, 0},
                                          {"self_attn.k_proj", "self_attn.qkv_proj", MHAI_FUSED, 1},
@@ -12,8 +10,6 @@ static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES,
                                          {"mlp.gate_proj", "mlp.gate_up_proj", MHAI_FUSED, 0},
                                          {"mlp.up_proj", "mlp.gate_up_proj", MHAI_FUSED, 1},
                                          MHAI_NAME(NULL, NULL)};
-
-extern const mhai_family mhai_family_phi3;
 
 /* transformers reads this field from outside the objects alone, where its default is 4096. */
 static mha_status check_length(const mhai_config *config)
@@ -35,17 +31,13 @@ static mha_status check_length(const mhai_config *config)
 
 static mha_status read_phi3(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_phi3, false, plan));
-    MHA_TRY(mhai_read_silu(config));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
-    MHA_TRY(mhai_read_windows(config, 0, 0, 0, plan));
     MHA_TRY(check_length(config));
-    return mhai_read_rope(config, plan);
+    return mhai_read_windows(config, 0, 0, 0, plan);
 }
 
 const mhai_family mhai_family_phi3 = {.model_type = "phi3",
-                                      MHAI_LLAMA_FILES(names),
-                                      .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                      MHAI_LLAMA_FILES(names, 0),
+                                      .epsilon = 1e-5,
                                       .partial = true,
                                       .lengths = true,
                                       .read = read_phi3};

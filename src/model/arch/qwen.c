@@ -2,39 +2,29 @@
  * and keys instead, and in Qwen3-MoE experts. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_EXPERT_NAMES,
                                          MHAI_NAME(NULL, NULL)};
 
-mha_status mhai_read_qwen(const mhai_config *config, const mhai_family *family, int64_t last,
-                          mhai_family_plan *plan)
+mha_status mhai_read_qwen(const mhai_config *config, int64_t last, mhai_family_plan *plan)
 {
     bool windowed;
     int64_t first;
-    MHA_TRY(mhai_read_decoder(config, family, true, plan));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_config_bool(config, "use_sliding_window", false, &windowed));
     MHA_TRY(mhai_config_optional(config, "max_window_layers", 0, MHAI_MOST_LAYERS, last, &first));
-    if (windowed) MHA_TRY(mhai_read_windows(config, 4096, first, 0, plan));
-    return MHA_OK;
+    return windowed ? mhai_read_windows(config, 4096, first, 0, plan) : MHA_OK;
 }
-
-extern const mhai_family mhai_family_qwen2, mhai_family_qwen3, mhai_family_qwen3_moe;
 
 static mha_status read_qwen2(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_qwen(config, &mhai_family_qwen2, 28, plan));
     plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS;
-    return mhai_read_rope(config, plan);
+    return mhai_read_qwen(config, 28, plan);
 }
 
 mha_status mhai_read_qwen3(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_qwen(config, &mhai_family_qwen3, 28, plan));
+    MHA_TRY(mhai_read_qwen(config, 28, plan));
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
-    MHA_TRY(mhai_read_normed(config, MHA_LAYER_QK_NORM, plan));
-    return mhai_read_rope(config, plan);
+    return mhai_read_normed(config, MHA_LAYER_QK_NORM, plan);
 }
 
 static mha_status read_qwen3_moe(const mhai_config *config, mhai_family_plan *plan)
@@ -46,29 +36,26 @@ static mha_status read_qwen3_moe(const mhai_config *config, mhai_family_plan *pl
                                            .may_lack = true,
                                            .steps = true};
     bool windowed;
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_qwen3_moe, true, plan));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_config_bool(config, "use_sliding_window", false, &windowed));
     if (windowed) MHA_TRY(mhai_config_unset(config, "layer_types")); /* transformers ignores it */
     if (windowed) MHA_TRY(mhai_read_windows(config, 4096, 0, 0, plan));
     MHA_TRY(mhai_read_experts(config, &kind, plan));
-    MHA_TRY(mhai_read_normed(config, MHA_LAYER_QK_NORM, plan));
-    return mhai_read_rope(config, plan);
+    return mhai_read_normed(config, MHA_LAYER_QK_NORM, plan);
 }
 
 const mhai_family mhai_family_qwen2 = {.model_type = "qwen2",
-                                       MHAI_LLAMA_FILES(names),
-                                       .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_QKV_BIAS,
+                                       MHAI_LLAMA_FILES(names, MHA_MODEL_SHAPE_QKV_BIAS),
+                                       .whole = true,
                                        .read = read_qwen2};
 
 const mhai_family mhai_family_qwen3 = {.model_type = "qwen3",
-                                       MHAI_LLAMA_FILES(names),
-                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                       MHAI_LLAMA_FILES(names, 0),
+                                       .whole = true,
                                        .bias_key = "attention_bias",
                                        .read = mhai_read_qwen3};
 
 const mhai_family mhai_family_qwen3_moe = {.model_type = "qwen3_moe",
-                                           MHAI_LLAMA_FILES(names),
-                                           .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                           MHAI_LLAMA_FILES(names, 0),
+                                           .whole = true,
                                            .bias_key = "attention_bias",
                                            .read = read_qwen3_moe};

@@ -1,8 +1,6 @@
 /* Qwen 3.5, dense or with experts in every layer; only the text part of multimodal models. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name names[] = {
     MHAI_DELTA_NAMES,
     MHAI_EXPERT_NAMES,
@@ -14,15 +12,7 @@ static const mhai_weight_name names[] = {
     MHAI_NAME("delta_net.a_proj", "linear_attn.in_proj_a"),
     MHAI_NAME(NULL, NULL)};
 
-extern const mhai_family mhai_family_qwen3_5, mhai_family_qwen3_5_whole, mhai_family_qwen3_5_moe,
-    mhai_family_qwen3_5_moe_whole;
-
 static const char inner[] = "moe_intermediate_size";
-
-static mha_status read_dense(const mhai_config *config, mhai_family_plan *plan)
-{
-    return mhai_read_delta(config, &mhai_family_qwen3_5, plan);
-}
 
 static mha_status read_moe(const mhai_config *config, mhai_family_plan *plan)
 {
@@ -31,7 +21,7 @@ static mha_status read_moe(const mhai_config *config, mhai_family_plan *plan)
                                            .shared = "shared_expert_intermediate_size",
                                            .usual = true,
                                            .flags = MHA_EXPERTS_SHARED_GATE};
-    MHA_TRY(mhai_read_delta(config, &mhai_family_qwen3_5_moe, plan));
+    MHA_TRY(mhai_read_delta(config, plan));
     return mhai_read_experts(config, &kind, plan);
 }
 
@@ -40,8 +30,9 @@ static mha_status read_moe(const mhai_config *config, mhai_family_plan *plan)
         .model_type = (type), .text_type = (whole), MHAI_DELTA_FILES(names), .text_part = true, \
         .inner = (inner_), .read = (reader)                                                     \
     }
-const mhai_family mhai_family_qwen3_5 = QWEN("qwen3_5_text", NULL, NULL, read_dense);
-const mhai_family mhai_family_qwen3_5_whole = QWEN("qwen3_5", "qwen3_5_text", NULL, read_dense);
+const mhai_family mhai_family_qwen3_5 = QWEN("qwen3_5_text", NULL, NULL, mhai_read_delta);
+const mhai_family mhai_family_qwen3_5_whole =
+    QWEN("qwen3_5", "qwen3_5_text", NULL, mhai_read_delta);
 const mhai_family mhai_family_qwen3_5_moe = QWEN("qwen3_5_moe_text", NULL, inner, read_moe);
 const mhai_family mhai_family_qwen3_5_moe_whole =
     QWEN("qwen3_5_moe", "qwen3_5_moe_text", inner, read_moe);

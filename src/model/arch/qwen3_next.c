@@ -1,8 +1,6 @@
 /* Qwen3-Next: gated delta nets and attention, with experts in some layers or in none. */
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static const mhai_weight_name next_names[] = {
     MHAI_DELTA_NAMES,
     MHAI_EXPERT_NAMES,
@@ -14,8 +12,6 @@ static const mhai_weight_name next_names[] = {
     {"delta_net.a_proj", "linear_attn.in_proj_ba", MHAI_FUSED_GROUPS, 1},
     MHAI_NAME(NULL, NULL)};
 
-extern const mhai_family mhai_family_qwen3_next;
-
 static mha_status read_next(const mhai_config *config, mhai_family_plan *plan)
 {
     static const mhai_experts_kind kind = {.count = "num_experts",
@@ -26,7 +22,7 @@ static mha_status read_next(const mhai_config *config, mhai_family_plan *plan)
                                            .may_lack = true,
                                            .steps = true,
                                            .flags = MHA_EXPERTS_SHARED_GATE};
-    MHA_TRY(mhai_read_delta(config, &mhai_family_qwen3_next, plan));
+    MHA_TRY(mhai_read_delta(config, plan));
     return mhai_read_experts(config, &kind, plan);
 }
 

@@ -3,8 +3,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
 static mha_status read_roberta(const mhai_config *config, mhai_family_plan *plan)
 {
     int64_t padding;

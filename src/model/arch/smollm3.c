@@ -2,13 +2,7 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <multihead/component.h>
-
-static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_NAME(NULL, NULL)};
-
 static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor", 2e6, 1, true};
-
-extern const mhai_family mhai_family_smollm3;
 
 /* The elements of no_rope_layers are 1 for layers that rotate. */
 static mha_status read_unrotated(const mhai_config *config, mhai_family_plan *plan)
@@ -39,21 +33,18 @@ static mha_status read_unrotated(const mhai_config *config, mhai_family_plan *pl
 static mha_status read_smollm3(const mhai_config *config, mhai_family_plan *plan)
 {
     bool windowed;
-    MHA_TRY(mhai_read_decoder(config, &mhai_family_smollm3, true, plan));
-    MHA_TRY(mhai_read_silu(config));
     MHA_TRY(mhai_read_biases(config, plan));
     MHA_TRY(mhai_config_bool(config, "use_sliding_window", false, &windowed));
     if (windowed && mhai_config_absent(config, "layer_types"))
         return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "use_sliding_window",
                                 "is true without 'layer_types'; list the type of each layer there");
     MHA_TRY(mhai_read_windows(config, 4096, 0, 1, plan));
-    MHA_TRY(read_unrotated(config, plan));
-    return mhai_read_rope(config, plan);
+    return read_unrotated(config, plan);
 }
 
 const mhai_family mhai_family_smollm3 = {.model_type = "smollm3",
-                                         MHAI_LLAMA_FILES(names),
-                                         .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                         MHAI_LLAMA_FILES(mhai_llama_names, 0),
+                                         .whole = true,
                                          .bias_key = "attention_bias",
                                          .rope = &rope,
                                          .tied = true,
