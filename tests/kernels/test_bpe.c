@@ -285,8 +285,8 @@ static void test_refuses_vocabularies(void **state)
     v.desc.model = NULL;
     refuse(&v, MHA_ERR_UNSUPPORTED, "tokenizer 'none'");
     begin_bytes(&v);
-    v.desc.splitter = "tekken";
-    refuse(&v, MHA_ERR_UNSUPPORTED, "pre-tokenizer 'tekken'");
+    v.desc.splitter = "viking";
+    refuse(&v, MHA_ERR_UNSUPPORTED, "pre-tokenizer 'viking'");
     begin_bytes(&v);
     add_merge(&v, "x y");
     refuse(&v, MHA_ERR_MODEL, "merge 8: 'xy' is not in the vocabulary");

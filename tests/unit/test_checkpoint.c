@@ -154,7 +154,7 @@ static void round_trips(void **state)
 static void round_trips_of_our_own(void **state)
 {
     (void)state;
-    for (int i = 0; i < 21; i++) {
+    for (int i = 0; i < 23; i++) {
         mha_transformer_desc d = i < 9 || (i > 14 && i < 20) ? llama : bert;
         if (i == 0) d.flags = 0;
         if (i == 1) d.ff_dim = 0;
@@ -177,6 +177,10 @@ static void round_trips_of_our_own(void **state)
         if (i == 18) d.feed_forward = MHA_FEED_FORWARD_GEGLU_TANH;
         if (i == 19) d.feed_forward = MHA_FEED_FORWARD_GEGLU;
         if (i == 20) d.flags |= MHA_TRANSFORMER_PADDING, d.padding_token = 3;
+        if (i == 21) d.flags |= MHA_TRANSFORMER_NO_NORM_BIAS;
+        if (i == 22)
+            d.flags = (d.flags & ~(uint32_t)MHA_TRANSFORMER_POST_NORM) | MHA_TRANSFORMER_PARALLEL |
+                      MHA_TRANSFORMER_ONE_NORM;
         round_trip(d, "multihead");
     }
 }

@@ -359,7 +359,7 @@ static void linear_memory(void **state)
 
 typedef struct norm_case {
     guarded x, residual, weight, bias, y;
-    bool has_residual;
+    bool has_residual, has_bias;
     float epsilon;
 } norm_case;
 
@@ -375,6 +375,9 @@ static norm_case norm_case_make(rng *r, int64_t M, int64_t N)
     c.residual = matrix(r, M, N, LAYOUT_PAD | LAYOUT_NEGATIVE, factor);
     c.weight = vector(r, N, 1);
     c.bias = vector(r, N, 1);
+    c.has_bias = rng_chance(r, 0.7);
+    for (int64_t n = 0; n < N && !c.has_bias; n++)
+        *(float *)guarded_element(&c.bias.view, (int64_t[]){n}) = 0;
     c.y = guarded_make(r, MHA_F32, 2, (int64_t[]){M, N}, LAYOUT_PAD);
     return c;
 }
@@ -388,7 +391,7 @@ static void norm_case_free(norm_case *c)
 static mha_status norm_run(mha_context *context, const norm_case *c, const mha_tensor *y)
 {
     return mha_layer_norm(context, &c->x.view, c->has_residual ? &c->residual.view : NULL,
-                          &c->weight.view, &c->bias.view, c->epsilon, y);
+                          &c->weight.view, c->has_bias ? &c->bias.view : NULL, c->epsilon, y);
 }
 
 static void layer_norm(void **state)
@@ -446,7 +449,6 @@ static void layer_norm_errors(void **state)
     expect_error(NORM(NULL, &t.x, &t.w, &t.b, &t.y), MHA_ERR_NULL, "context");
     expect_error(NORM(context, NULL, &t.w, &t.b, &t.y), MHA_ERR_NULL, "x");
     expect_error(NORM(context, &t.x, NULL, &t.b, &t.y), MHA_ERR_NULL, "weight");
-    expect_error(NORM(context, &t.x, &t.w, NULL, &t.y), MHA_ERR_NULL, "bias");
     expect_error(NORM(context, &t.x, &t.w, &t.b, NULL), MHA_ERR_NULL, "y");
     ROW(MHA_ERR_ARGUMENT, "epsilon", t.epsilon = -1e-5f);
     ROW(MHA_ERR_ARGUMENT, "epsilon", t.epsilon = NAN);

@@ -1039,6 +1039,12 @@ static void create_errors(void **state)
         d.flags = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM);
     ROW(MHA_ERR_ARGUMENT, "only with MHA_TRANSFORMER_BRANCH_NORM",
         d.flags = MHA_TRANSFORMER_NO_INPUT_NORM);
+    ROW(MHA_ERR_ARGUMENT, "only with MHA_NORM_LAYER", d.norm = MHA_NORM_RMS,
+        d.flags = MHA_TRANSFORMER_NO_NORM_BIAS);
+    ROW(MHA_ERR_ARGUMENT, "only with MHA_TRANSFORMER_PARALLEL and a norm", d.norm = MHA_NORM_RMS,
+        d.flags = MHA_TRANSFORMER_ONE_NORM);
+    ROW(MHA_ERR_ARGUMENT, "only with MHA_TRANSFORMER_PARALLEL and a norm", d.ff_dim = 4,
+        d.flags = MHA_TRANSFORMER_ONE_NORM | MHA_TRANSFORMER_PARALLEL);
     ROW(MHA_ERR_ARGUMENT, "parallel blocks", d.flags = MHA_TRANSFORMER_PARALLEL, d.ff_dim = 0);
     ROW(MHA_ERR_ARGUMENT, "parallel blocks", d.ff_dim = 4,
         d.flags = MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_CROSS);
@@ -1149,7 +1155,7 @@ static void layers_are_checked(void **state)
          "mha_experts_desc: 5 of 4 experts"},
         {{.experts = {.used = 1}}, MHA_ERR_ARGUMENT, "1 of 0 experts are used"},
         {{.experts = {.count = 1 << 17, .used = 1}}, MHA_ERR_ARGUMENT, "expected 1..65536 experts"},
-        {{.experts = {.count = 4, .used = 1, .flags = 16}}, MHA_ERR_UNSUPPORTED, "flags 0x10"},
+        {{.experts = {.count = 4, .used = 1, .flags = 32}}, MHA_ERR_UNSUPPORTED, "flags 0x20"},
         {{.experts = {.count = 4, .used = 1, .ff_dim = 8, .scale = -1}},
          MHA_ERR_ARGUMENT,
          "scale is -1"},
@@ -1181,7 +1187,14 @@ static void layers_are_checked(void **state)
         {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_amplitude = 1},
          MHA_ERR_ARGUMENT,
          "only with MHA_ROPE_SCALING_YARN"},
-        {{.rope_scaling = (mha_rope_scaling)3}, MHA_ERR_ARGUMENT, "rope_scaling is 3"},
+        {{.rope_scaling = (mha_rope_scaling)4}, MHA_ERR_ARGUMENT, "rope_scaling is 4"},
+        {{.rope_scaling = MHA_ROPE_SCALING_LONG, .rope_original_length = 4, .rope_high = 2},
+         MHA_ERR_ARGUMENT,
+         "rope_low and rope_high: only with"},
+        {{.rope_scaling = MHA_ROPE_SCALING_LONG, .rope_original_length = 4, .rope_factor = 2},
+         MHA_ERR_ARGUMENT,
+         "rope_factor 2"},
+        {{.flags = MHA_LAYER_ROPE_EXACT_RAMP}, MHA_ERR_ARGUMENT, "MHA_LAYER_ROPE_EXACT_RAMP: only"},
         {{.rope_scaling = MHA_ROPE_SCALING_YARN}, MHA_ERR_ARGUMENT, "rope_original_length is 0"},
         {{.rope_scaling = MHA_ROPE_SCALING_LLAMA3, .rope_original_length = 4, .rope_low = 5},
          MHA_ERR_ARGUMENT,
@@ -1216,6 +1229,10 @@ static void layers_are_checked(void **state)
         assert_non_null(strstr(mha_error_detail(), "layer 1: "));
         d.layer_heads = NULL;
     }
+    layers[1] = (mha_layer_desc){.struct_size = sizeof layers[1],
+                                 .rope_scaling = MHA_ROPE_SCALING_LONG,
+                                 .rope_original_length = 4};
+    expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_NULL, "rope_factors is NULL");
     layers[1] = (mha_layer_desc){.struct_size = 8};
     expect_error(mha_transformer_create(x, &d, &t), MHA_ERR_ARGUMENT, "layer 1: mha_layer_desc");
     layers[1].struct_size = sizeof layers[1] + 8; /* would end after the array */
