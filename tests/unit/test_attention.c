@@ -191,9 +191,8 @@ static void random_case(uint64_t stream, const int64_t *size, const machines *al
     problem_free(&p);
 }
 
-static void random_shapes(void **state)
+static void random_shapes(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     uint64_t stream = 0;
@@ -212,9 +211,8 @@ static void random_shapes(void **state)
 }
 
 /* Every kind of values with every kind of mask, at sizes that cross a key block. */
-static void every_mask_and_value(void **state)
+static void every_mask_and_value(void)
 {
-    (void)state;
     static const unsigned masks[] = {
         0,         MASK_CAUSAL, MASK_OFFSETS,          MASK_LENGTHS,
         MASK_KEEP, MASK_BIAS,   MASK_KEEP | MASK_BIAS, MASK_CAUSAL | MASK_LENGTHS,
@@ -237,9 +235,8 @@ static void every_mask_and_value(void **state)
 }
 
 /* A length of 0 in every dimension. */
-static void empty_shapes(void **state)
+static void empty_shapes(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     for (int zero = 0; zero < 5; zero++)
@@ -260,9 +257,8 @@ static void empty_shapes(void **state)
 /* ---- exact properties ----------------------------------------------------------------------- */
 
 /* A query that sees one key gets exactly its value. */
-static void one_visible_key(void **state)
+static void one_visible_key(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 3000000);
     const problem_shape n = {.B = 1, .H = 2, .Hk = 1, .T = 5, .S = 700, .D = 40, .Dv = 33};
@@ -288,9 +284,8 @@ static void one_visible_key(void **state)
 }
 
 /* Scale 0 given explicitly: equal weights over the visible keys. */
-static void scale_zero(void **state)
+static void scale_zero(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 3000001);
     const problem_shape n = {.B = 1, .H = 1, .Hk = 1, .T = 2, .S = 64, .D = 16, .Dv = 16};
@@ -450,18 +445,16 @@ static void special_case(uint64_t stream, const machines *all)
     problem_free(&p);
 }
 
-static void special_values(void **state)
+static void special_values(void)
 {
-    (void)state;
     machines all = machines_make(1);
     uint64_t cases = (uint64_t)rng_cases(60, 1500);
     for (uint64_t i = 0; i < cases; i++) special_case(4000000 + i, &all);
 }
 
 /* NaN, infinity and garbage in padding change no bit. */
-static void garbage_in_padding(void **state)
+static void garbage_in_padding(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int i = 0; i < all.count; i++) {
         rng r = rng_make(rng_run_seed(), 5000000);

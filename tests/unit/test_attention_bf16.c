@@ -180,9 +180,8 @@ static void round_inputs(const trial *x)
     round_tensor(&x->c.v.view);
 }
 
-static void against_reference(void **state)
+static void against_reference(void)
 {
-    (void)state;
     machines all = machines_tiled();
     score_card cards[MOST_MACHINES] = {0};
     int i, end;
@@ -211,9 +210,8 @@ static void against_reference(void **state)
 /* ---- non-finite and too large values --------------------------------------------------------- */
 
 /* Rows are NaN as in f32 arithmetic. With a value that is not finite, o is also NaN. */
-static void not_finite(void **state)
+static void not_finite(void)
 {
-    (void)state;
     static const float odd[] = {INFINITY, -INFINITY, NAN};
     machines all = machines_tiled();
     for (int i = 0; i < rng_cases(60, 1000); i++) {
@@ -248,9 +246,8 @@ static void not_finite(void **state)
 }
 
 /* Numbers from the whole range: no crash, the same bits, and no NaN without cause. */
-static void hostile_numbers(void **state)
+static void hostile_numbers(void)
 {
-    (void)state;
     static const float odd[] = {INFINITY,  NAN,       1e38f,      -1e38f,      3.4e38f,  -3.4e38f,
                                 0x1p126f,  0x1p59f,   0x1.FFp58f, -0x1.FEp58f, 1e20f,    -0.0f,
                                 0.0f,      1e-45f,    1e-40f,     0x1p-50f,    0x1p-51f, 0x1.8p-50f,
@@ -281,9 +278,8 @@ static void hostile_numbers(void **state)
 
 /* A key counts as not finite or too large even if its remainder would overflow to the -inf of
  * hidden keys. Values may have no elements. */
-static void one_query(void **state)
+static void one_query(void)
 {
-    (void)state;
     machines all = machines_tiled();
     rng r = rng_make(1, 600000);
     plain x = plain_make(&r, 1, 1, 1, 40, 2);
@@ -317,9 +313,8 @@ static void one_query(void **state)
 
 /* Rows in two calls, and keys beyond the length changed or removed, must be bit-identical to one
  * call. */
-static void division_does_not_matter(void **state)
+static void division_does_not_matter(void)
 {
-    (void)state;
     machines all = machines_tiled();
     for (int i = 0; i < rng_cases(8, 60); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)(300000 + i));
@@ -364,9 +359,8 @@ static void division_does_not_matter(void **state)
 }
 
 /* The figures of attention.h and docs/numerics.md 15. */
-static void accuracy(void **state)
+static void accuracy(void)
 {
-    (void)state;
     machines all = machines_tiled();
     rng r = rng_make(1, 400000);
     plain x = plain_make(&r, 1, 2, 128, 2048, 64);
@@ -392,9 +386,8 @@ static void accuracy(void **state)
     free(x.q);
 }
 
-static void refusals(void **state)
+static void refusals(void)
 {
-    (void)state;
     machines all = machines_tiled();
     mha_context *context = all.each[0].context;
     rng r = rng_make(1, 500000);

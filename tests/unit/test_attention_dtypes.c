@@ -178,9 +178,8 @@ static void run_trial(int number, const machines *one, const machines *several, 
     forget(&x);
 }
 
-static void any_descriptor(void **state)
+static void any_descriptor(void)
 {
-    (void)state;
     machines one = machines_make(1), several = machines_make(3);
     int i, end;
     rng_range(300, 5000, &i, &end);
@@ -188,9 +187,8 @@ static void any_descriptor(void **state)
 }
 
 /* Rows end anywhere in a register; an unreadable page follows the last element. */
-static void any_head_size(void **state)
+static void any_head_size(void)
 {
-    (void)state;
     machines one = machines_make(1), several = machines_make(2);
     for (int64_t d = 1; d <= 49; d++) run_trial(2000000 + (int)d, &one, &several, d);
 }
@@ -251,9 +249,8 @@ static void compare_outputs(const trial *x, rng *r, const machine *m)
     }
 }
 
-static void outputs_on_request(void **state)
+static void outputs_on_request(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int i = rng_cases(60, 1000); i > 0; i--) {
         rng r = rng_make(rng_run_seed(), 5000000 + (uint64_t)i);
@@ -284,9 +281,8 @@ static void forward(const machine *m, const mha_attention_desc *given, const mha
 static const int64_t value_shape[] = {SIDE, 1, 1, SIDE}, point_shape[] = {SIDE, 1, 1, 1};
 
 /* With one key o equals v. Tests every bit pattern of v in every position of a register. */
-static void every_value_arrives(void **state)
+static void every_value_arrives(void)
 {
-    (void)state;
     machines all = machines_make(1);
     static uint16_t in[PATTERNS];
     static float out[PATTERNS], zero[SIDE];
@@ -308,9 +304,8 @@ static void every_value_arrives(void **state)
 
 /* The same for the output: midpoints between neighbours in f16 or bf16, and the adjacent
  * numbers. */
-static void every_midpoint_is_rounded(void **state)
+static void every_midpoint_is_rounded(void)
 {
-    (void)state;
     machines all = machines_make(1);
     static uint16_t out[PATTERNS];
     static float in[PATTERNS], zero[SIDE];
@@ -341,9 +336,8 @@ static void every_midpoint_is_rounded(void **state)
 }
 
 /* Every bit pattern as a query and as a key. With a window of one key, lse is the pair's score. */
-static void every_score_is_that_of_f32(void **state)
+static void every_score_is_that_of_f32(void)
 {
-    (void)state;
     machines all = machines_make(1);
     static uint16_t in[PATTERNS];
     static float wide[PATTERNS], ones[PATTERNS], o[PATTERNS], lse[2][PATTERNS];
@@ -378,9 +372,8 @@ static void every_score_is_that_of_f32(void **state)
 /* ---- scratch --------------------------------------------------------------------------------- */
 
 /* The memory of a call does not depend on the types, because no tensor is widened completely. */
-static void no_copy_of_a_tensor(void **state)
+static void no_copy_of_a_tensor(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++) {
         size_t bytes[3];
@@ -413,9 +406,8 @@ static twin normal_twin(rng *r, int64_t a, int64_t b, int64_t c, int64_t d, doub
     return x;
 }
 
-static void cache_takes_them(void **state)
+static void cache_takes_them(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3000000);
     mha_context *context = context_with(0);
     for (int i = 0; i < 40; i++) {
@@ -454,9 +446,8 @@ static void cache_takes_them(void **state)
     }
 }
 
-static void linear_attention_takes_them(void **state)
+static void linear_attention_takes_them(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 4000000);
     mha_context *context = context_with(0);
     for (int i = 0; i < 60; i++) {
@@ -487,9 +478,8 @@ static void linear_attention_takes_them(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void other_types_are_refused(void **state)
+static void other_types_are_refused(void)
 {
-    (void)state;
     static double memory[5][64];
     static const char *const names[] = {"q", "k", "v", "o", "bias"};
     static const mha_dtype wrong[] = {MHA_F64, MHA_I32, MHA_U8, (mha_dtype)77};
@@ -512,9 +502,8 @@ static void other_types_are_refused(void **state)
 }
 
 /* Results computed in f32 are returned in f32. */
-static void other_outputs_stay_f32(void **state)
+static void other_outputs_stay_f32(void)
 {
-    (void)state;
     static uint16_t memory[5][64];
     const int64_t shape[] = {1, 1, 4, 4};
     mha_context *context = context_with(0);
@@ -527,9 +516,8 @@ static void other_outputs_stay_f32(void **state)
 }
 
 /* Overlap is computed in bytes, with the size of each tensor's own type. */
-static void overlap_is_judged_in_bytes(void **state)
+static void overlap_is_judged_in_bytes(void)
 {
-    (void)state;
     static uint16_t memory[4][64];
     const int64_t shape[] = {1, 1, 4, 4};
     mha_context *context = context_with(0);

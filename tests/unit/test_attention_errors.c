@@ -184,9 +184,8 @@ static mha_status call_explain(call *c, mha_attention_plan *plan)
                                  &c->outputs, plan);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     arena a = arena_make(&r);
     guarded *memory[] = {&a.q, &a.k, &a.v, &a.o, &a.lse, &a.p, &a.keep, &a.bias};
@@ -213,9 +212,8 @@ static void misuse_is_refused(void **state)
 }
 
 /* Lengths whose product overflows, together with a length of 0 or a broadcast axis. */
-static void huge_shapes(void **state)
+static void huge_shapes(void)
 {
-    (void)state;
     mha_context *context = context_with(0);
     const int64_t big = (int64_t)1 << 40;
     const int64_t shapes[][5] = {/* B, H, Hk, T, S */
@@ -240,9 +238,8 @@ static void huge_shapes(void **state)
 }
 
 /* Strides of axes of length 1 and of empty tensors are ignored: NumPy uses any value, including 0. */
-static void unused_strides(void **state)
+static void unused_strides(void)
 {
-    (void)state;
     mha_context *context = context_with(0);
     static const int64_t strides[] = {0, -7, (int64_t)1 << 58, INT64_MAX / 3, INT64_MIN};
     for (int i = 0; i < 5; i++)
@@ -273,9 +270,8 @@ static void unused_strides(void **state)
 /* ---- structs that grow ---------------------------------------------------------------------- */
 
 /* Struct sizes that end inside a field, or were never set, are rejected. */
-static void cut_structs(void **state)
+static void cut_structs(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 9);
     arena a = arena_make(&r);
     mha_context *context = context_with(0);
@@ -300,9 +296,8 @@ static void cut_structs(void **state)
     arena_free(&a);
 }
 
-static void newer_structs(void **state)
+static void newer_structs(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 2);
     arena a = arena_make(&r);
     mha_context *context = context_with(0);
@@ -336,9 +331,8 @@ static void newer_structs(void **state)
 
 /* ---- paths and plans ------------------------------------------------------------------------ */
 
-static void strict_and_plain(void **state)
+static void strict_and_plain(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3);
     const problem_shape wide[] = {
         {.B = 1, .H = 2, .Hk = 1, .T = 3, .S = 9, .D = 300, .Dv = 16},
@@ -393,9 +387,8 @@ static int64_t count_pairs(const problem *p)
 }
 
 /* explain is correct, and reserving the scratch that it reports suffices. */
-static void plans_come_true(void **state)
+static void plans_come_true(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(100, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         problem_shape n = {.B = rng_between(&r, 1, 3), .Hk = rng_between(&r, 1, 2)};
@@ -474,9 +467,8 @@ static bool survives(const problem *p, rng *r, const machine *m, int64_t n, bool
     return !failed && status == MHA_OK;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 5);
     problem_shape n = {.B = 2, .H = 4, .Hk = 2, .T = 20, .S = 600, .D = 40, .Dv = 24};
@@ -494,9 +486,8 @@ static void failed_allocations_are_reported(void **state)
     problem_free(&p);
 }
 
-static void steady_state(void **state)
+static void steady_state(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 6);
     problem_shape n = {.B = 2, .H = 4, .Hk = 2, .T = 50, .S = 700, .D = 64, .Dv = 64};
@@ -521,9 +512,8 @@ static void steady_state(void **state)
 
 /* Both directions count the same pairs, here with a window of 3 previous keys and the 2 first
  * keys. */
-static void directions_count_alike(void **state)
+static void directions_count_alike(void)
 {
-    (void)state;
     enum { HEADS = 2, TOKENS = 10, PAIRS = 1 + 2 + 3 + 4 + 5 + 5 * 6 };
     mha_context *context = context_with(0);
     const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, HEADS, TOKENS, 16});
@@ -545,9 +535,8 @@ static void directions_count_alike(void **state)
 
 /* The scratch of the tiled path does not grow with the length, here by a factor of a hundred: full,
  * causal, with a window and with a block pattern. The work of a window is linear in the length. */
-static void linear_memory(void **state)
+static void linear_memory(void)
 {
-    (void)state;
     enum { WINDOW = 512, BLOCK = 128, FULL = 0, CAUSAL, BAND, PATTERN, KINDS };
     mha_context *context;
     const mha_context_desc two = {.struct_size = sizeof two, .num_threads = 2};
@@ -580,9 +569,8 @@ static void linear_memory(void **state)
 
 /* ---- forks ---------------------------------------------------------------------------------- */
 
-static void after_a_fork(void **state)
+static void after_a_fork(void)
 {
-    (void)state;
 #ifdef THREAD_SANITIZER
     printf("  skipped: the thread sanitizer does not follow threads over a fork\n");
     skip();

@@ -264,9 +264,8 @@ static void check_case(mha_context *context, const arena *a, size_t i)
         fail_msg("case %zu (%s): explain gives %d", i, wrong.part, (int)status);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     arena a = arena_make(&r);
     guarded *memory[] = {&a.o, &a.lse, &a.p, &a.f32, &a.u8, &a.i32};
@@ -287,9 +286,8 @@ static void sink_value(call *c, float value)
 }
 
 /* A sink logit must be a number or -inf. */
-static void sinks_that_are_no_numbers(void **state)
+static void sinks_that_are_no_numbers(void)
 {
-    (void)state;
     static const float values[] = {NAN, INFINITY, 2e38f};
     rng r = rng_make(rng_run_seed(), 2);
     arena a = arena_make(&r);
@@ -310,9 +308,8 @@ static void sinks_that_are_no_numbers(void **state)
 }
 
 /* The cost of a ragged batch is computed from its own rows. */
-static void ragged_plan(void **state)
+static void ragged_plan(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3);
     arena a = arena_make(&r);
     mha_context *context = context_with(0);

@@ -404,9 +404,8 @@ static void print_cards(const machines *all, const score_card *cards)
     }
 }
 
-static void random_company(void **state)
+static void random_company(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     int i, end;
@@ -419,9 +418,8 @@ static void random_company(void **state)
  */
 
 /* Sums by key skip exactly the blocks that no window of a chunk overlaps. */
-static void block_edges(void **state)
+static void block_edges(void)
 {
-    (void)state;
     machines all = machines_make(1);
     const kinds_shape shape = {.B = 1,
                                .H = 2,
@@ -453,9 +451,8 @@ static void block_edges(void **state)
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
-static void any_number_of_threads(void **state)
+static void any_number_of_threads(void)
 {
-    (void)state;
     static const int numbers[] = {1, 2, 3, 8};
     machines all[4];
     for (int i = 0; i < 4; i++) all[i] = machines_make(numbers[i]);
@@ -484,10 +481,9 @@ static void any_number_of_threads(void **state)
 
 /* Queries of zeros give equal weights, so the first visible keys come first, in all blocks of 512
  * and after the begin of a window. */
-static void equal_weights(void **state)
+static void equal_weights(void)
 {
     enum { T = 3, S = 1100, D = 4, K = 2 };
-    (void)state;
     const machines all = machines_make(1);
     float zero[S * D] = {0}, o[T * D], weights[T * K];
     int64_t largest[T], top[T * K];

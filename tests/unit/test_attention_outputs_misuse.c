@@ -115,9 +115,8 @@ static bool unchanged(const extras *x)
     return all;
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++)
         for (int m = 0; m < all.count; m++) {
@@ -136,9 +135,8 @@ static void misuse_is_refused(void **state)
 /* ---- old structs, and valid edge cases ------------------------------------------------------- */
 
 /* A struct of the first release ends with probabilities; memory after it is not read. */
-static void old_struct(void **state)
+static void old_struct(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     call a;
     call_make(&a, &r);
@@ -156,9 +154,8 @@ static void old_struct(void **state)
 }
 
 /* Empty lists, empty axes, strict, and an offset that only `diagonal` reads. */
-static void allowed(void **state)
+static void allowed(void)
 {
-    (void)state;
     machines all = machines_make(1);
     static const int64_t shapes[][3] = {{0, 4, 3}, {2, 0, 3}, {2, 4, 0}, {2, 4, 3}, {1, 1, 600}};
     for (int m = 0; m < all.count; m++)
@@ -208,9 +205,8 @@ static bool survives(call *a, const machine *m, int64_t n, bool and_later)
     return status == MHA_OK && memory.calls <= n;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++)
         for (int later = 0; later < 2; later++) {
@@ -225,9 +221,8 @@ static void failed_allocations_are_reported(void **state)
 }
 
 /* The scratch reported by explain suffices for any selection of outputs. */
-static void plans_come_true(void **state)
+static void plans_come_true(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(150, 1500); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         kinds_shape shape = kinds_some_shape(&r);
@@ -258,9 +253,8 @@ static void plans_come_true(void **state)
 }
 
 /* explain counts the pairs that are known without reading tensors. */
-static void pairs_are_counted(void **state)
+static void pairs_are_counted(void)
 {
-    (void)state;
     const unsigned counted = KIND_CAUSAL | KIND_OFFSETS | KIND_LENGTHS | KIND_BEGINS | KIND_WINDOW |
                              KIND_SINK_KEYS | KIND_RAGGED;
     mha_context *context = context_with(0);
@@ -288,9 +282,8 @@ static void pairs_are_counted(void **state)
 }
 
 /* Statistics of all rows need 8 bytes per row and head, and no T x S array. */
-static void linear_memory(void **state)
+static void linear_memory(void)
 {
-    (void)state;
     const int64_t heads = 8, length = 1000000;
     mha_context *context;
     const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
@@ -350,9 +343,8 @@ static void alone(const machine *m, const kinds_case *c, const extras *together,
     extras_free(&x);
 }
 
-static void batch_and_padding(void **state)
+static void batch_and_padding(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int n = 0; n < rng_cases(10, 100); n++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)n);

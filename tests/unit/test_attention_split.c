@@ -143,9 +143,8 @@ static bool same_bits(const float *a, const float *b, int64_t n)
     return true;
 }
 
-static void threads_share_keys(void **state)
+static void threads_share_keys(void)
 {
-    (void)state;
     enum { COUNTS = 3 };
     static const int threads[COUNTS] = {2, 3, 8};
     machines one = machines_make(1), several[COUNTS];
@@ -177,9 +176,8 @@ static void threads_share_keys(void **state)
 }
 
 /* Inputs that sharing does not support are not ignored; the keys are then not shared. */
-static void every_input_is_kept(void **state)
+static void every_input_is_kept(void)
 {
-    (void)state;
     enum { H = 20, T = 2, S = 4096, D = 64, REACH = 7, TERMS = 11 };
     const machines one = machines_make(1), two = machines_make(2);
     rng r = rng_make(rng_run_seed(), 9000);
@@ -229,9 +227,8 @@ static void every_input_is_kept(void **state)
 
 /* Sharing takes memory for the scores of all keys, within a limit. Tested with a plan for a million
  * keys, which are not read because explain uses only sizes. */
-static void memory_is_bounded(void **state)
+static void memory_is_bounded(void)
 {
-    (void)state;
     enum { THREADS = 8, T = 4, H = 248, Hk = 31, S = 1 << 20, D = 128 };
     float number = 0;
     mha_context *context;
@@ -248,9 +245,8 @@ static void memory_is_bounded(void **state)
 
 /* Keys are not shared if a window is much shorter than the keys, because two threads would take
  * four times as long as one. Keys after the last query cause no work. */
-static void hidden_keys_are_not_shared(void **state)
+static void hidden_keys_are_not_shared(void)
 {
-    (void)state;
     enum { THREADS = 2, H = 8, S = 1 << 18, D = 128, WINDOW = 8192 };
     float number = 0;
     mha_context *context;

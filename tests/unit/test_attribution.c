@@ -49,9 +49,8 @@ static void check_near(double got, double wanted, double bound, const char *what
 static float hand_weight[] = {3, 0, 1, 0, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 2};
 static float hand_bias[] = {1, -1, 2, 0};
 
-static void hand_writing(void **state)
+static void hand_writing(void)
 {
-    (void)state;
     /* z of head 0 and 1 for four tokens. */
     float z[] = {1, 0, 0, 2, -1, 0, 0, 0, /**/ 0, 0, 1, 0, 3, 2, 0, 0};
     float written[32], norms[8], shares[8], cosines[4], output[16], map[8];
@@ -81,9 +80,8 @@ static void hand_writing(void **state)
     assert_memory_equal(map, rows, sizeof rows);
 }
 
-static void hand_maps(void **state)
+static void hand_maps(void)
 {
-    (void)state;
     float v[] = {1, 0, 0, 2, -1, 0, 0, 0, /**/ 0, 0, 1, 0, 3, 2, 0, 0};
     float p[32] = {1, 0, 0, 0, 0.5f, 0.5f, 0, 0, 0, 0.5f, 0.5f, 0, 0.25f, 0.25f, 0.25f, 0.25f,
                    1, 0, 0, 0, 0,    1,    0, 0, 0, 0,    1,    0, 0.25f, 0.25f, 0.25f, 0.25f};
@@ -109,9 +107,8 @@ static void hand_maps(void **state)
     assert_true(layer[0] == 5 && layer[12] == 1.25f);
 }
 
-static void hand_rollout(void **state)
+static void hand_rollout(void)
 {
-    (void)state;
     float maps[] = {1, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0,
                     1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1};
     float first[16], second[16];
@@ -285,9 +282,8 @@ static void check_row(const desk *d, const double *weight, int64_t b, int64_t t)
     }
 }
 
-static void desks(void **state)
+static void desks(void)
 {
-    (void)state;
     machines all = machines_make(2), three = machines_make(3);
     for (int i = 0; i < rng_cases(40, 400); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -317,9 +313,8 @@ static void desks(void **state)
     }
 }
 
-static void rollouts(void **state)
+static void rollouts(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 300 + (uint64_t)i);
         const int64_t B = rng_between(&r, 1, 2), H = rng_between(&r, 1, 3);
@@ -649,9 +644,8 @@ static void check_total(const example *e, const mha_attribution_target *target, 
     free(table);
 }
 
-static void terms_sum_to_the_logit(void **state)
+static void terms_sum_to_the_logit(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(60, 600); i++) {
         rng r = rng_make(rng_run_seed(), 700 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -689,9 +683,8 @@ static void terms_sum_to_the_logit(void **state)
 /* With small integers, heads that attend to four tokens uniformly, and no norm, every number is
  * exact in f32. The terms sum exactly to the logit, and heads and bias sum to the module's
  * output. */
-static void small_integers_are_exact(void **state)
+static void small_integers_are_exact(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(20, 200); i++) {
         rng r = rng_make(rng_run_seed(), 1500 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -756,9 +749,8 @@ static void small_integers_are_exact(void **state)
 
 /* The calls for layers equal the plain calls on the layers' numbers. A token that sees only itself
  * has ||f|| = ||out||. */
-static void layers_are_the_plain_calls(void **state)
+static void layers_are_the_plain_calls(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 2100 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -832,9 +824,8 @@ static void find_all(mha_context *context, example *e, int64_t l, findings *f)
 }
 
 /* Matrices from a source are bit-identical to those in an array, and no scratch remains. */
-static void sources_change_no_bit(void **state)
+static void sources_change_no_bit(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 2500 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -955,9 +946,8 @@ static void composition(void **state)
 
 /* Random matrices score at the baseline. A head that reads everything that another head writes
  * scores far higher. */
-static void composition_of_chance(void **state)
+static void composition_of_chance(void)
 {
-    (void)state;
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
                                        .vocab_size = VOCAB,
                                        .max_length = 8,
@@ -1091,9 +1081,8 @@ static mha_status count_calls(int64_t done, int64_t total, void *user)
     return *calls == 1000 ? MHA_ERR_FILE : MHA_OK;
 }
 
-static void heads_from_tokens_to_tokens(void **state)
+static void heads_from_tokens_to_tokens(void)
 {
-    (void)state;
     static const mha_layer_desc windows[3] = {
         {.struct_size = sizeof *windows, .flags = MHA_LAYER_WINDOW, .left_keys = 1},
         {.struct_size = sizeof *windows, .flags = MHA_LAYER_SINKS},
@@ -1147,9 +1136,8 @@ static void heads_from_tokens_to_tokens(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     float z[32] = {0}, w[16] = {0}, out[64], p[64] = {0};
     struct {
@@ -1194,9 +1182,8 @@ static void misuse_is_refused(void **state)
 #undef WRITE
 }
 
-static void transformer_errors(void **state)
+static void transformer_errors(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     rng r = rng_make(3, 0);
     mha_transformer_desc desc = {.struct_size = sizeof desc,
@@ -1283,9 +1270,8 @@ static mha_status written_and_mapped(mha_context *context, failing_alloc *memory
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     rng r = rng_make(4, 0);
     assert_true(failing_each(written_and_mapped, &r) > 3);
 }

@@ -212,9 +212,8 @@ static void run_poisoned(poisoned *x, rng *r, const machine *m)
     free_results(&x->bad);
 }
 
-static void poison_stays(void **state)
+static void poison_stays(void)
 {
-    (void)state;
     machines all = machines_make(2);
     int count = rng_cases(60, 3000);
     for (int i = 0; i < count; i++)
@@ -233,9 +232,8 @@ static void poison_stays(void **state)
 }
 
 /* A query without keys gives a sink no gradient, whatever dO is. */
-static void query_without_keys(void **state)
+static void query_without_keys(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++) {
         rng r = rng_make(1, 2);
@@ -268,9 +266,8 @@ static void query_without_keys(void **state)
 }
 
 /* A product with a hidden value may overflow without an effect. */
-static void huge_where_hidden(void **state)
+static void huge_where_hidden(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++) {
         rng r = rng_make(1, 4);
@@ -299,9 +296,8 @@ static void huge_where_hidden(void **state)
 
 /* Scores of 1e11 differ from their log-sum-exp by thousands because of rounding. No result may be
  * NaN, and instruction sets with fused multiply-adds must agree. */
-static void huge_scores(void **state)
+static void huge_scores(void)
 {
-    (void)state;
     const int64_t shape[4] = {1, 1, 64, 16};
     machines all = machines_make(1);
     float *first = NULL;
@@ -429,9 +425,8 @@ static void check_lone_sink(const machine *m)
     free_loss_call(&x);
 }
 
-static void losses_of_lse_and_weights(void **state)
+static void losses_of_lse_and_weights(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++) {
         check_bad_loss(&all.each[m], false);
@@ -501,9 +496,8 @@ static void check_padding(rng *r, const machine *m)
     }
 }
 
-static void padding_and_batches(void **state)
+static void padding_and_batches(void)
 {
-    (void)state;
     machines all = machines_make(2);
     int count = rng_cases(8, 300);
     for (int i = 0; i < count; i++)
@@ -559,9 +553,8 @@ static void check_bytes(rng *r, const machine *m)
     free_results(&bytes);
 }
 
-static void hidden_by_ranges_or_bytes(void **state)
+static void hidden_by_ranges_or_bytes(void)
 {
-    (void)state;
     machines all = machines_make(1);
     int count = rng_cases(40, 2000);
     for (int i = 0; i < count; i++)
@@ -640,9 +633,8 @@ static void check_halves(rng *r, const machine *m, const kinds_case *c)
     for (int i = 0; i < 6; i++) free_twin(all[i]);
 }
 
-static void halves_are_widened(void **state)
+static void halves_are_widened(void)
 {
-    (void)state;
     machines all = machines_make(2);
     int count = rng_cases(40, 2000);
     for (int i = 0; i < count; i++) {
@@ -763,9 +755,8 @@ static void free_misuse(const misuse *x)
     free_results(&c);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *context = context_with(0);
     for (size_t i = 0, rows = spoil_row(NULL, SIZE_MAX).rows; i < rows; i++) {
         misuse x, kept;
@@ -884,9 +875,8 @@ static void check_reserve(call *x)
 }
 
 /* A descriptor with all inputs, so that every allocation occurs. */
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 5000000);
     kinds_shape shape = {.B = 2, .H = 4, .Hk = 2, .T = 9, .S = 20, .D = 8, .Dv = 5};
     shape.kinds = KIND_T5 | KIND_SHAW_KEYS | KIND_SHAW_VALUES | KIND_DROPOUT | KIND_SOFTCAP;

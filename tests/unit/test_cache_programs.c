@@ -769,9 +769,8 @@ static void test_random_programs(void **unused)
 }
 
 /* A million appends and rollbacks allocate no memory, and the last result equals the first. */
-static void test_no_growth(void **unused)
+static void test_no_growth(void)
 {
-    (void)unused;
     const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
                                     .batch = 2,
                                     .kv_heads = 1,

@@ -339,18 +339,16 @@ static void check_case(int number, unsigned wanted, bool exchange)
     free(j);
 }
 
-static void the_bits_of_one_call(void **state)
+static void the_bits_of_one_call(void)
 {
     int first, end;
-    (void)state;
     for (rng_range(20, 2000, &first, &end); first < end; first++)
         check_case(first, 1u << EXTRA_LSE, false);
 }
 
-static void heads_are_exchanged(void **state)
+static void heads_are_exchanged(void)
 {
     int first, end;
-    (void)state;
     exchanged = 0;
     for (rng_range(20, 2000, &first, &end); first < end; first++)
         check_case(first + 10000, first % 4 ? 1u << EXTRA_LSE : 0, true);
@@ -509,9 +507,8 @@ static void plan_rank(void *user, const mha_transport *t)
     snprintf(x->detail[t->rank], sizeof *x->detail, "%s", status ? mha_error_detail() : "");
 }
 
-static void plans_by_hand(void **state)
+static void plans_by_hand(void)
 {
-    (void)state;
     const machines all = machines_make(1);
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
         planning x = {.p = &plans[i]};
@@ -539,10 +536,9 @@ static void plans_by_hand(void **state)
     }
 }
 
-static void all_outputs(void **state)
+static void all_outputs(void)
 {
     int first, end;
-    (void)state;
     for (rng_range(12, 500, &first, &end); first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first);
         check_case(first, (unsigned)rng_between(&r, 1, EXTRAS_ALL), false);
@@ -830,10 +826,9 @@ static void check_back_case(int number)
     free(x);
 }
 
-static void gradients_have_the_bits_of_one_call(void **state)
+static void gradients_have_the_bits_of_one_call(void)
 {
     int first, end;
-    (void)state;
     for (rng_range(16, 1500, &first, &end); first < end; first++) check_back_case(first);
 }
 
@@ -925,9 +920,8 @@ static void expect_parts(job *j, int64_t parts, const char *what, int number)
 }
 
 /* Heads are not exchanged if an output has pairs of queries and keys. */
-static void rows_of_pairs_stay(void **state)
+static void rows_of_pairs_stay(void)
 {
-    (void)state;
     for (int i = 0; i < EXTRAS_COUNT; i++) {
         const bool top = i == EXTRA_TOP_KEYS || i == EXTRA_TOP_WEIGHTS;
         const bool pairs = i == EXTRA_P || i == EXTRA_AVERAGE || i == EXTRA_SCORES;
@@ -983,9 +977,8 @@ static void free_even_back(back_job *x)
 }
 
 /* For every message at which one of three ranks can be lost, all ranks return. */
-static void a_lost_rank_ends_the_backward(void **state)
+static void a_lost_rank_ends_the_backward(void)
 {
-    (void)state;
     for (int i = 0; i < 2 * PLAIN_RANKS; i++)
         for (int64_t after = 0, failed = 1; failed > 0; after++) {
             if (!rng_takes(1000 * i + after, 25) && after % 64) continue;
@@ -1018,9 +1011,8 @@ static mha_status run_short_of_memory(mha_context *context, failing_alloc *memor
     return status;
 }
 
-static void the_backward_is_short_of_memory(void **state)
+static void the_backward_is_short_of_memory(void)
 {
-    (void)state;
     for (int later = 0; later < 100; later += 50) {
         back_job *x = make_even_back(later);
         assert_true(failing_each(run_short_of_memory, x) > 0);
@@ -1054,18 +1046,16 @@ static mha_status run_forward_short_of_memory(mha_context *context, failing_allo
     return status;
 }
 
-static void the_forward_is_short_of_memory(void **state)
+static void the_forward_is_short_of_memory(void)
 {
-    (void)state;
     for (int kind = 0; kind < 3; kind++)
         assert_true(failing_each(run_forward_short_of_memory, &kind) > 0);
 }
 
 /* The scratch reported by plans, plus room for lists of pieces and blocks, suffices; three quarters of it do not. */
-static void scratch_is_what_plans_say(void **state)
+static void scratch_is_what_plans_say(void)
 {
     enum { LISTS = 16384, WAYS = 3 }; /* rows stay, heads exchanged, column sums */
-    (void)state;
     for (int i = 0; i < 2 * WAYS; i++) {
         const int way = i / 2, enough = i % 2;
         job *j = way == 1 ? make_even(700, 5000, PLAIN_RANKS, 0, 0) : make_plain(700, 5000);
@@ -1125,10 +1115,9 @@ static void expect_refusal(job *j, mha_status status, const char *words)
         expect_refusal(j, status, words); \
     } while (0)
 
-static void refusals_reach_every_rank(void **state)
+static void refusals_reach_every_rank(void)
 {
     static mha_tensor lying;
-    (void)state;
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 0: mha_attention_desc: flags", p->desc.flags = 1u << 30,
             j->parts[0].desc.flags = j->parts[2].desc.flags = 1u << 30, p = &j->parts[0]);
     REFUSED(MHA_ERR_SHAPE, "rank 1: column_sums: dim 2 is 6", want_columns(j),
@@ -1161,11 +1150,10 @@ static void refusals_reach_every_rank(void **state)
 
 /* Every part of a description that only one rank has, or that differs between ranks. For large
  * inputs and inputs over queries, only their presence is compared. */
-static void every_field_is_compared(void **state)
+static void every_field_is_compared(void)
 {
     static const int64_t one[] = {1}, two[] = {2}, queries[][3] = {{0, 5, 20}, {0, 6, 20}},
                          keys[][3] = {{0, 5, 600}, {0, 6, 600}};
-    (void)state;
     /* Add new fields below. */
     assert_int_equal(offsetof(mha_attention_desc, first_head) + sizeof(int64_t),
                      sizeof(mha_attention_desc));
@@ -1229,9 +1217,8 @@ static void every_field_is_compared(void **state)
 }
 
 /* A rank without queries. */
-static void a_rank_without_queries_refuses(void **state)
+static void a_rank_without_queries_refuses(void)
 {
-    (void)state;
     job *j = make_even(100, 1200, PLAIN_RANKS, KIND_SINK_LOGITS, 0);
     int rank = 0;
     while (cuts_rows(&j->queries, rank) > 0) rank++;
@@ -1260,10 +1247,9 @@ static void a_rank_without_queries_refuses(void **state)
 
 #define BACK_REFUSED(...) BACK_REFUSED_OF(make_even_back(50), __VA_ARGS__)
 
-static void refusals_of_the_backward(void **state)
+static void refusals_of_the_backward(void)
 {
     static mha_tensor other;
-    (void)state;
     BACK_REFUSED(MHA_ERR_SHAPE, "lse", b->lse.shape[2]--);
     BACK_REFUSED(MHA_ERR_SHAPE, "o_gradient", b->g.shape[1]--);
     BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.q overlaps", free(b->grads[GRAD_Q].data),
@@ -1285,9 +1271,8 @@ static void refusals_of_the_backward(void **state)
 
 /* The same for gradients: each requested or given gradient, the options, the types, and the sizes
  * used by sums over ranks. */
-static void every_field_of_the_backward_is_compared(void **state)
+static void every_field_of_the_backward_is_compared(void)
 {
-    (void)state;
     assert_int_equal(offsetof(mha_attention_gradients, average_probabilities_gradient) +
                          sizeof(void *),
                      sizeof(mha_attention_gradients));
@@ -1328,9 +1313,8 @@ static void run_bare(void *user, const mha_transport *t)
 }
 
 /* Like a call on one rank, a distributed call accepts no description and no outputs. */
-static void without_a_description(void **state)
+static void without_a_description(void)
 {
-    (void)state;
     job *j = make_plain(10, 700);
     const mha_tensor *q = &j->c.q.view;
     rng r = rng_make(3, 3);
@@ -1348,9 +1332,8 @@ static void without_a_description(void **state)
 }
 
 /* At any message where a rank is lost, the others return, and a failing rank has written nothing. */
-static void a_lost_rank_ends_the_call(void **state)
+static void a_lost_rank_ends_the_call(void)
 {
-    (void)state;
     for (int lost = 0; lost < PLAIN_RANKS; lost++)
         for (int64_t after = 0, failed = 1; failed > 0; after += rng_long_run() ? 1 : 3) {
             job *j = make_plain(400, 5000);
@@ -1367,9 +1350,8 @@ static void a_lost_rank_ends_the_call(void **state)
 }
 
 /* The same while heads are exchanged, where a failing rank may have written some rows. */
-static void a_lost_rank_ends_an_exchange(void **state)
+static void a_lost_rank_ends_an_exchange(void)
 {
-    (void)state;
     for (int lost = 0; lost < PLAIN_RANKS; lost++)
         for (int64_t after = 0, failed = 1; failed > 0; after++) {
             job *j = make_even(400, 700, PLAIN_RANKS, 0, 0);
@@ -1385,9 +1367,8 @@ static void a_lost_rank_ends_an_exchange(void **state)
 }
 
 /* The same between passes. */
-static void a_lost_rank_ends_column_sums(void **state)
+static void a_lost_rank_ends_column_sums(void)
 {
-    (void)state;
     for (int lost = 0; lost < PLAIN_RANKS; lost++)
         for (int64_t after = 0, failed = 1; failed > 0; after++) {
             job *j = make_even(400, 1200, 2, 0, 0);
@@ -1404,9 +1385,8 @@ static void a_lost_rank_ends_column_sums(void **state)
 }
 
 /* Even splits: whole blocks if there are enough, no overlap, no gaps. */
-static void pieces_cover(void **state)
+static void pieces_cover(void)
 {
-    (void)state;
     for (int64_t length = 0; length < 20000; length += 1 + length / 7)
         for (int32_t size = 1; size < 9; size++)
             for (int64_t folds = 0; folds < 4; folds++) {

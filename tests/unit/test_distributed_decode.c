@@ -330,10 +330,9 @@ static bool check_case(int number)
     return at_once;
 }
 
-static void the_bits_of_one_process(void **state)
+static void the_bits_of_one_process(void)
 {
     int first, end, cases = 0, at_once = 0;
-    (void)state;
     const bool all = rng_range(100, 3000, &first, &end);
     for (; first < end; first++, cases++) at_once += check_case(first);
     if (all && rng_whole_sample()) assert_in_range(at_once, cases / 20, cases - cases / 20);
@@ -419,10 +418,9 @@ static void decode_alone(growth *g)
     mha_kv_cache_destroy(cache);
 }
 
-static void every_step_of_a_growing_text(void **state)
+static void every_step_of_a_growing_text(void)
 {
     static const int sizes[] = {1, 2, 3, 5, 7};
-    (void)state;
     rng r = rng_make(rng_run_seed(), 9);
     growth g = {.kind = some_cache(&r)};
     const machines all = machines_make(1);
@@ -489,10 +487,9 @@ static bool is_untouched(const rank_part *p)
 }
 
 /* Like the test in test_distributed.c, with concurrent ranks and with ranks in sequence. */
-static void scratch_is_what_plans_say(void **state)
+static void scratch_is_what_plans_say(void)
 {
     enum { LISTS = 8192 };
-    (void)state;
     for (int i = 0; i < 4; i++) {
         job *j = make_plain(false, i / 2 ? KIND_DROPOUT : 0);
         failing_alloc memory[PLAIN_RANKS];
@@ -548,11 +545,10 @@ static void expect_refusal(job *j, mha_status status, const char *words)
         expect_refusal(j, status, words);   \
     } while (0)
 
-static void refusals_reach_every_rank(void **state)
+static void refusals_reach_every_rank(void)
 {
     static mha_key_piece other[] = {{512, 2}, {1024, 0}, {1536, 1}, {2400, 2}};
     static const int64_t starts[] = {0, 1};
-    (void)state;
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another q or description", false, p->desc.scale = 3);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another q or description", true,
             p->desc.flags = MHA_ATTENTION_CAUSAL);
@@ -591,7 +587,7 @@ static void refusals_reach_every_rank(void **state)
 /* A rank's cache has another type, or the rank has tensors instead. test_distributed.c tests the
  * other comparisons.
  * */
-static void other_caches_are_refused(void **state)
+static void other_caches_are_refused(void)
 {
     static const cache_kind kinds[] = {
         {.wanted = true, .type = MHA_I8, .page_size = 16},
@@ -599,7 +595,6 @@ static void other_caches_are_refused(void **state)
         {.wanted = true, .type = MHA_BF16, .page_size = 16},
         {.wanted = false}};
     enum { KINDS = sizeof kinds / sizeof *kinds };
-    (void)state;
     for (int i = 1; i < KINDS; i++) {
         job *j = make_plain(false, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
@@ -618,9 +613,8 @@ static void expect_refused(mha_status status, const char *words)
 }
 
 /* A rank with different tokens. */
-static void other_queries_are_refused(void **state)
+static void other_queries_are_refused(void)
 {
-    (void)state;
     job *j = make_plain(true, 0);
     rank_part *p = &j->parts[1];
     const mha_tensor q = cuts_copy(&j->cut, 1, &p->q, -1);
@@ -658,9 +652,8 @@ static mha_status run_short_of_memory(mha_context *context, failing_alloc *memor
     return status;
 }
 
-static void short_of_memory(void **state)
+static void short_of_memory(void)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         job *j = make_plain(way & 1, way & 2 ? KIND_DROPOUT : 0);
         assert_true(failing_each(run_short_of_memory, j) > 0);
@@ -669,9 +662,8 @@ static void short_of_memory(void **state)
 }
 
 /* Errors that cannot reach other ranks, or that need no message. */
-static void refusals_of_one(void **state)
+static void refusals_of_one(void)
 {
-    (void)state;
     job *j = make_plain(false, 0);
     rank_part *p = &j->parts[0];
     const mha_transport alone = {.struct_size = sizeof alone, .size = 1};
@@ -705,9 +697,8 @@ static void refusals_of_one(void **state)
 
 /* At any message where a rank is lost, the others return, and a failing rank has written nothing.
  * The cases are sequential, concurrent, and concurrent with values that are not finite. */
-static void a_lost_rank_ends_the_call(void **state)
+static void a_lost_rank_ends_the_call(void)
 {
-    (void)state;
     for (int way = 0; way < 3; way++)
         for (int lost = 0; lost < PLAIN_RANKS; lost++)
             for (int64_t after = 0, failed = 1; failed > 0; after++) {
@@ -726,10 +717,9 @@ static void a_lost_rank_ends_the_call(void **state)
 }
 
 /* Message sizes do not depend on the number of keys. */
-static void bytes_do_not_grow_with_the_keys(void **state)
+static void bytes_do_not_grow_with_the_keys(void)
 {
     thread_ranks_counts sent[2];
-    (void)state;
     for (int i = 0; i < 2; i++) {
         job *j = make_plain(false, 0);
         const int64_t more = i * 4 * MHA_SPLIT_KEYS;

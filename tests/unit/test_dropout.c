@@ -82,9 +82,8 @@ static void run(mha_context *context, example *e, float rate, uint64_t seed, flo
 
 /* Rate 0 is bit-identical to no dropout for any seed, also after a step with dropout; equal seeds
  * drop the same weights, and different seeds drop different ones. */
-static void seeds_decide_what_is_dropped(void **state)
+static void seeds_decide_what_is_dropped(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int i = 0; i < rng_cases(20, 400); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -108,9 +107,8 @@ static void seeds_decide_what_is_dropped(void **state)
 
 /* Rate 1 drops all weights: attention adds the same values as with every head disabled, and every
  * gradient is finite; those of queries, keys and values are 0. */
-static void rate_one(void **state)
+static void rate_one(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(20, 400); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -217,9 +215,8 @@ static void rates(void **state)
 }
 
 /* Invalid rates. */
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3000);
     example *e = example_make(machines_context(1, 0), &r);
     static const float bad[] = {-0.1f, 1.5f, NAN, INFINITY};

@@ -62,9 +62,8 @@ static int parts_in(const char *folder)
 /* ---- targets of paths ------------------------------------------------------------------------ */
 
 /* A file system mounted below /dev is treated as an ordinary one. */
-static void shared_memory_is_no_device(void **state)
+static void shared_memory_is_no_device(void)
 {
-    (void)state;
     char folder[] = "/dev/shm/multihead-test-XXXXXX", path[64];
     if (!mkdtemp(folder)) skip();
     snprintf(path, sizeof path, "%s/file", folder);
@@ -91,9 +90,8 @@ static void say(int descriptor, const char *text)
 }
 
 /* Like `(echo head; program -o /dev/stdout; echo tail) > file`, for each name of stdout. */
-static void an_open_file_goes_on(void **state)
+static void an_open_file_goes_on(void)
 {
-    (void)state;
     const char *ways[] = {"/dev/fd", "/proc/self/fd", "/proc/thread-self/fd"};
     if (access("/dev/fd/0", F_OK) != 0 || access("/proc/self/fd", F_OK) != 0) skip();
     for (int i = 0; i < 5; i++) {
@@ -130,9 +128,8 @@ static void wait_for_the_end(pid_t parent)
 
 /* A descriptor that is read-only or belongs to another process identifies its file but no position.
  * Output is appended. */
-static void a_foreign_open_file_is_appended_to(void **state)
+static void a_foreign_open_file_is_appended_to(void)
 {
-    (void)state;
     char way[64], ready = 0;
     int ends[2];
     const char *path = temp_write("foreign", "old ", 4);
@@ -161,9 +158,8 @@ static void a_foreign_open_file_is_appended_to(void **state)
 }
 
 /* Links in an ordinary folder with the name fd are ordinary links. */
-static void a_folder_called_fd(void **state)
+static void a_folder_called_fd(void)
 {
-    (void)state;
     struct stat before, after;
     const char *path = temp_write("fd/file", "first", 5), *link = temp_path("fd/1");
     assert_int_equal(symlink("file", link), 0);
@@ -174,9 +170,8 @@ static void a_folder_called_fd(void **state)
     assert_true(stat(path, &after) == 0 && after.st_ino != before.st_ino);
 }
 
-static void pipes_and_sockets(void **state)
+static void pipes_and_sockets(void)
 {
-    (void)state;
     char text[16] = "", way[64];
     const char *pipe = temp_path("pipe");
     assert_int_equal(mkfifo(pipe, 0600), 0);
@@ -201,9 +196,8 @@ static void pipes_and_sockets(void **state)
 
 /* ---- folders of the library ------------------------------------------------------------------ */
 
-static void links_in_our_folder_are_replaced(void **state)
+static void links_in_our_folder_are_replaced(void)
 {
-    (void)state;
     struct stat info;
     const char *precious = temp_write("precious", "precious", 8);
     const char *folder = temp_path("ours"), *name = temp_path("ours/name");
@@ -235,9 +229,8 @@ static void links_in_our_folder_are_replaced(void **state)
     assert_int_equal(parts_in(folder), 0);
 }
 
-static void our_folder_is_looked_up_once(void **state)
+static void our_folder_is_looked_up_once(void)
 {
-    (void)state;
     mha_file *file = NULL;
     assert_int_equal(put_in(temp_path("real"), "name", "old"), MHA_OK);
     assert_int_equal(symlink("real", temp_path("alias")), 0);
@@ -249,9 +242,8 @@ static void our_folder_is_looked_up_once(void **state)
     assert_int_equal(rmdir(temp_path("real")), 0); /* empty */
 }
 
-static void our_folder_refuses(void **state)
+static void our_folder_refuses(void)
 {
-    (void)state;
     mha_file *file = NULL;
     const char *folder = temp_path("refuses");
     const char *names[] = {"", ".", "..", "a/b", "/a", "a/"};
@@ -300,9 +292,8 @@ static void end(pid_t child)
     assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
-static void what_is_left_behind_goes(void **state)
+static void what_is_left_behind_goes(void)
 {
-    (void)state;
     assert_int_equal(mkdir(temp_path("left"), 0777), 0);
     const char *folder = temp_path("left"), *path = temp_path("left/file");
     pid_t first = writer(path), second = writer(path), third = writer(path);
@@ -320,9 +311,8 @@ static void what_is_left_behind_goes(void **state)
 }
 
 /* Two writers of one file in one process: locks belong to open files, not to the process. */
-static void two_at_once(void **state)
+static void two_at_once(void)
 {
-    (void)state;
     mha_file *a = NULL, *b = NULL;
     const char *path = temp_path("twice");
     assert_int_equal(mha_file_create(path, &a), MHA_OK);
@@ -336,9 +326,8 @@ static void two_at_once(void **state)
 
 /* Objects with the name of a leftover that are not regular files are skipped, and their targets
  * too. */
-static void strange_names_are_passed_over(void **state)
+static void strange_names_are_passed_over(void)
 {
-    (void)state;
     struct stat info;
     const char *folder = temp_path("strange"), *precious = temp_write("keep", "precious", 8);
     assert_int_equal(put_in(folder, "file", "old"), MHA_OK);
@@ -354,9 +343,8 @@ static void strange_names_are_passed_over(void **state)
 
 /* Many processes write one file and some are killed: surviving writers lose nothing, the file is always one of the
  * texts, and the last writer leaves nothing else. */
-static void writers_do_not_harm_each_other(void **state)
+static void writers_do_not_harm_each_other(void)
 {
-    (void)state;
     enum { WRITERS = 6, TIMES = 150, BYTES = 3000 };
     char texts[WRITERS][BYTES + 1];
     pid_t children[WRITERS];

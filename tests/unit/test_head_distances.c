@@ -30,9 +30,8 @@ static mha_head_distances *make(mha_context *context, int64_t heads, int64_t wid
 /* ---- by hand
  * ------------------------------------------------------------------------------------- */
 
-static void test_maps(void **state)
+static void test_maps(void)
 {
-    (void)state;
     /* Rows of head 0 and head 1. The first two are equal. The second two are disjoint: JS = log 2.
      * The third are (1/2 1/2) and (1 0): m = (3/4 1/4), KL(p,m) = 1/2 log 2/3 + 1/2 log 2 = 1/2 log
      * 4/3, KL(q,m) = log 4/3, JS = 3/4 log 4/3. A fourth row without visible keys does not count.
@@ -51,9 +50,8 @@ static void test_maps(void **state)
     mha_head_distances_destroy(d);
 }
 
-static void test_outputs(void **state)
+static void test_outputs(void)
 {
-    (void)state;
     /* Three rows of outputs of width 2. Head 1 is twice head 0; head 2 is head 0 rotated by a right
      * angle. Every cosine with head 2 is 0. Alignment is invariant to rotation and therefore 1. */
     float z[3][3][2] = {
@@ -69,9 +67,8 @@ static void test_outputs(void **state)
     mha_head_distances_destroy(d);
 }
 
-static void test_clusters(void **state)
+static void test_clusters(void)
 {
-    (void)state;
     /* Items at 0, 1, 3, 10. Items 0 and 1 join at distance 1; 3 has the mean distance 2.5 from
      * them; 10 has the mean distance 26/3 from the three. */
     const double at[] = {0, 1, 3, 10};
@@ -95,13 +92,12 @@ static void test_clusters(void **state)
 
 /* Two pairs of three items have distance 1, which equals `cut`. The pair with the first members is
  * joined, and the third item is farther from that cluster. */
-static void test_equal_distances(void **state)
+static void test_equal_distances(void)
 {
     static const struct {
         double ab, ac, bc;
         int64_t cluster[3];
     } rows[] = {{1, 2, 1, {0, 0, 1}}, {1, 1, 2, {0, 0, 1}}, {2, 1, 1, {0, 1, 0}}};
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const double ab = rows[i].ab, ac = rows[i].ac, bc = rows[i].bc;
         const double distance[] = {0, ab, ac, ab, 0, bc, ac, bc, 0};
@@ -232,9 +228,8 @@ static void compare_pair(const sample *x, const mha_head_distances *d, int g, in
            1e-10);
 }
 
-static void test_random(void **state)
+static void test_random(void)
 {
-    (void)state;
     static sample x;
     for (int n = 0; n < rng_cases(30, 500); n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
@@ -258,9 +253,8 @@ static void test_random(void **state)
 
 /* ---- other functions ------------------------------------------------------------------------- */
 
-static void test_redundant(void **state)
+static void test_redundant(void)
 {
-    (void)state;
     mha_head_pair pair = {.maps = 0.05, .cosine = -0.95, .map_rows = 3, .output_rows = 3};
     assert_true(mha_head_pair_is_redundant(&pair, 0.1, 0.9));
     pair.cosine = 0.5; /* the same map, different outputs */
@@ -271,9 +265,8 @@ static void test_redundant(void **state)
     assert_false(mha_head_pair_is_redundant(&pair, 0.1, 0.9));
 }
 
-static void test_refusals(void **state)
+static void test_refusals(void)
 {
-    (void)state;
     float numbers[8] = {0.5f, NAN, -1, 1, 1, 1, 1, 1};
     double distances[4] = {0, NAN, 1, 0};
     int64_t cluster[2], count = 7;

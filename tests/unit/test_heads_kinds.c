@@ -281,15 +281,13 @@ static void check_table(bool causal)
     mha_head_measures_destroy(m);
 }
 
-static void test_both_directions(void **state)
+static void test_both_directions(void)
 {
-    (void)state;
     check_table(false);
 }
 
-static void test_causal(void **state)
+static void test_causal(void)
 {
-    (void)state;
     check_table(true);
 }
 
@@ -303,9 +301,8 @@ static bool has_role(const mha_head_measures *m, int kind, mha_role role)
 }
 
 /* A share of 0.3 suffices for a sink if it is at least 0.1 above chance, which is 1 / 4 here. */
-static void test_above_chance(void **state)
+static void test_above_chance(void)
 {
-    (void)state;
     enum { TOKENS = 4 };
     static const int64_t heads[] = {1};
     static const struct {
@@ -333,9 +330,8 @@ static void test_above_chance(void **state)
 }
 
 /* The roles of a kind that no other kind receives. */
-static void test_roles(void **state)
+static void test_roles(void)
 {
-    (void)state;
     const struct {
         int kind;
         mha_role role;
@@ -374,9 +370,8 @@ static mha_head_measure winner(const mha_head_measures *m, int kind)
     return best;
 }
 
-static void test_families(void **state)
+static void test_families(void)
 {
-    (void)state;
     mha_head_measures *m = measure_kinds(false);
     assert_int_equal(winner(m, KIND_PREVIOUS), MHA_MEASURE_FAMILY_DIAGONAL);
     assert_int_equal(winner(m, KIND_SELF), MHA_MEASURE_FAMILY_DIAGONAL);

@@ -31,9 +31,8 @@ static mha_heads_text text_of(int64_t tokens)
                             .keys = tokens};
 }
 
-static void test_create(void **state)
+static void test_create(void)
 {
-    (void)state;
     const int64_t heads[] = {2, 3}, negative[] = {2, -1};
     const char *const no_names[] = {NULL};
     mha_head_measures *m = NULL;
@@ -67,9 +66,8 @@ static mha_head_measures *make(mha_context *from)
     return m;
 }
 
-static void test_texts(void **state)
+static void test_texts(void)
 {
-    (void)state;
     const int64_t words[] = {0, 2, 2, 3}, back[] = {0, 1, 0, 1};
     const mha_heads_link far[] = {{0, 4, 0}}, other[] = {{0, 1, 1}};
     mha_head_measures *m = make(context);
@@ -97,9 +95,8 @@ static void test_texts(void **state)
     mha_head_measures_destroy(m); /* while a text is open */
 }
 
-static void test_merge(void **state)
+static void test_merge(void)
 {
-    (void)state;
     const int64_t heads[] = {1, 2, 2};
     const char *const others[] = {"object"};
     mha_head_measures *m = make(context), *from = NULL;
@@ -148,9 +145,8 @@ static void refuse_value(mha_head_measures *m, int at, float value)
     map[at] = before;
 }
 
-static void test_rows(void **state)
+static void test_rows(void)
 {
-    (void)state;
     mha_head_measures *m = make(context);
     mha_heads_text x = text_of(3);
     mha_tensor p = rows(1, 3), two = rows(1, 2), wrong = rows(1, 3);
@@ -196,9 +192,8 @@ static void test_rows(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_out_of_range(void **state)
+static void test_out_of_range(void)
 {
-    (void)state;
     mha_head_measures *m = make(context);
     assert_int_equal(mha_head_measures_score(m, 2, 0, MHA_MEASURE_SELF).rows, 0);
     assert_int_equal(mha_head_measures_score(m, 0, 1, MHA_MEASURE_SELF).rows, 0);
@@ -244,9 +239,8 @@ static mha_status live(mha_context *from, failing_alloc *memory, void *and_later
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) assert_true(failing_each(live, &(bool){i == 1}) > 5);
 }
 

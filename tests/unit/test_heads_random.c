@@ -303,9 +303,8 @@ static void make_bundle(text *texts, rng *r)
 
 static text texts[TEXTS];
 
-static void test_reference(void **state)
+static void test_reference(void)
 {
-    (void)state;
     for (number = 0; number < rng_cases(SAMPLE, ALL); number++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)number);
         make_bundle(texts, &r);
@@ -328,9 +327,8 @@ static void test_reference(void **state)
 }
 
 /* Blocks, threads, types of elements and a reversed order of heads change no bit. */
-static void test_bits(void **state)
+static void test_bits(void)
 {
-    (void)state;
     const manner manners[] = {{.context = several, .block = 1},
                               {.context = several, .f64 = true},
                               {.context = one, .block = 7},
@@ -366,9 +364,8 @@ static void merge(mha_head_measures *m, mha_head_measures *from)
 
 /* Texts in any order, divided anywhere, and merged in any order, give the same bits. Details name
  * texts by number, and are equal if the order of texts is kept. */
-static void test_merged(void **state)
+static void test_merged(void)
 {
-    (void)state;
     for (int n = 0; n < rng_cases(SAMPLE / 2, ALL / 2); n++) {
         rng r = rng_make(rng_run_seed(), 2000000 + (uint64_t)n);
         int order[TEXTS] = {0, 1, 2};

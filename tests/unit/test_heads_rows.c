@@ -95,9 +95,8 @@ static void try_case(const kinds_case *c, rng *r, const machine *m)
     extras_free(&whole);
 }
 
-static void test_any_descriptor(void **state)
+static void test_any_descriptor(void)
 {
-    (void)state;
     for (int n = 0; n < rng_cases(SAMPLE, ALL); n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
         kinds_case c;
@@ -108,9 +107,8 @@ static void test_any_descriptor(void **state)
     }
 }
 
-static void test_refusals(void **state)
+static void test_refusals(void)
 {
-    (void)state;
     mha_context *context = all.each[0].context;
     float numbers[2 * 6 * 4] = {0};
     mha_tensor q = mha_tensor_contiguous(numbers, MHA_F32, 4, (int64_t[]){1, 2, 6, 4});
@@ -131,9 +129,8 @@ static void test_refusals(void **state)
 }
 
 /* The callback's error ends the visit immediately, and the scratch is free again. */
-static void test_stops(void **state)
+static void test_stops(void)
 {
-    (void)state;
     rng r = rng_make(1, 1);
     kinds_case c;
     const kinds_shape shape = {.B = 2, .H = 2, .Hk = 1, .T = 9, .S = 9, .D = 4, .Dv = 4};
@@ -179,9 +176,8 @@ static void pool_all(rng *r, mha_context *context, const mha_tensor *p, int64_t 
     }
 }
 
-static void test_pool(void **state)
+static void test_pool(void)
 {
-    (void)state;
     const float odd[] = {NAN, INFINITY, 0};
     for (int n = 0; n < rng_cases(SAMPLE, ALL); n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
@@ -212,9 +208,8 @@ static void test_pool(void **state)
     }
 }
 
-static void test_pool_refusals(void **state)
+static void test_pool_refusals(void)
 {
-    (void)state;
     mha_context *x = all.each[0].context;
     float numbers[2 * 4 * 6] = {0}, cells[2 * 2 * 3];
     for (int i = 0; i < 12; i++) cells[i] = -1;

@@ -105,7 +105,7 @@ static mha_head_score score_of(const mha_head_measures *m, int head, mha_head_me
 }
 
 /* Each score reports its own heads, and no others. */
-static void test_scores_of_heads_made_by_hand(void **state)
+static void test_scores_of_heads_made_by_hand(void)
 {
     static const struct {
         mha_head_measure measure;
@@ -118,7 +118,6 @@ static void test_scores_of_heads_made_by_hand(void **state)
                      {MHA_MEASURE_PREVIOUS, 0},
                      {MHA_MEASURE_DUPLICATE, 0}};
     mha_head_measures *m = measure();
-    (void)state;
     for (size_t d = 0; d < sizeof detectors / sizeof detectors[0]; d++)
         for (int h = 0; h < HEADS; h++) {
             const mha_head_score s = score_of(m, h, detectors[d].measure);
@@ -141,7 +140,7 @@ static void test_scores_of_heads_made_by_hand(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_roles_of_heads_made_by_hand(void **state)
+static void test_roles_of_heads_made_by_hand(void)
 {
     static const mha_role expected[HEADS] = {[OVERWRITES] = MHA_ROLE_INDUCTION,
                                              [FORGETS] = MHA_ROLE_SELF,
@@ -149,7 +148,6 @@ static void test_roles_of_heads_made_by_hand(void **state)
                                              [REFLECTS] = MHA_ROLE_BROAD,
                                              [SUMS] = MHA_ROLE_INDUCTION};
     mha_head_measures *m = measure();
-    (void)state;
     for (int h = 0; h < HEADS; h++) {
         mha_head_role roles[32];
         const int64_t count = mha_head_measures_roles(m, h == SUMS, h == SUMS ? 0 : h, roles, 32);
@@ -188,7 +186,7 @@ static double correlation(const float *inputs, const double *row, int64_t t)
 }
 
 /* Head 0 of layer 0 is signed; layer 1 has the shares of its magnitudes. */
-static void test_scores_are_those_of_the_sizes(void **state)
+static void test_scores_are_those_of_the_sizes(void)
 {
     static double m[2][N][N];
     static float inputs[N * WIDTH];
@@ -198,7 +196,6 @@ static void test_scores_are_those_of_the_sizes(void **state)
     rng r = rng_make(rng_run_seed(), 1);
     double negative = 0, similar = 0;
     mha_head_measures *measures = NULL;
-    (void)state;
     make(&x, &r);
     for (int64_t i = 0; i < N * WIDTH; i++) inputs[i] = rng_normal(&r);
     for (int64_t t = 0; t < N; t++) {
@@ -243,7 +240,7 @@ static void test_scores_are_those_of_the_sizes(void **state)
     mha_head_measures_destroy(measures);
 }
 
-static void test_misuse(void **state)
+static void test_misuse(void)
 {
     const int64_t heads[] = {1};
     const mha_head_measures_desc desc = {.struct_size = sizeof desc, .layers = 1, .heads = heads};
@@ -252,7 +249,6 @@ static void test_misuse(void **state)
     const mha_tensor p = mha_tensor_contiguous(rows, MHA_F32, 3, (const int64_t[]){1, 2, 2}),
                      first = mha_tensor_contiguous(rows, MHA_F32, 3, (const int64_t[]){1, 1, 2});
     mha_head_measures *m = NULL;
-    (void)state;
     assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
     assert_int_equal(mha_head_measures_signed(NULL, 0), MHA_ERR_NULL);
     assert_int_equal(mha_head_measures_signed(m, 0), MHA_ERR_ARGUMENT);

@@ -125,9 +125,8 @@ static mha_head_measures *measure(mha_context *context, const int64_t ids[N])
     return m;
 }
 
-static void test_weights(void **state)
+static void test_weights(void)
 {
-    (void)state;
     const struct {
         int head;
         mha_head_measure own;

@@ -173,9 +173,8 @@ static void check_gate(mha_context *context, const example *e, int64_t gate, dou
                  (long long)gate, numeric, slope, bound);
 }
 
-static void gradients_are_slopes(void **state)
+static void gradients_are_slopes(void)
 {
-    (void)state;
     double worst = 0;
     int tame = 0;
     for (int i = 0; i < rng_cases(40, 500); i++) {
@@ -192,9 +191,8 @@ static void gradients_are_slopes(void **state)
 }
 
 /* Every kind sums over sequences: a measurement of one sequence at a time gives the same bits. */
-static void batches_are_single_sequences(void **state)
+static void batches_are_single_sequences(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(20, 300); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -240,9 +238,8 @@ static void batches_are_single_sequences(void **state)
     }
 }
 
-static void normalised(void **state)
+static void normalised(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 2000);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
@@ -323,9 +320,8 @@ static mha_parameter find(const example *e, int64_t layer, const char *name)
 
 /* A head that outputs its mean equals a closed head plus an additional bias W_o mean. The two round differently: sums
  * of up to 24 + 20 terms through at most six steps, in losses of size one. */
-static void mean_ablation(void **state)
+static void mean_ablation(void)
 {
-    (void)state;
     double worst = 0;
     for (int i = 0; i < rng_cases(20, 200); i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
@@ -402,9 +398,8 @@ static void means(void **state)
 }
 
 /* Heads whose W_o is 0 write nothing, and every kind gives them the score 0. */
-static void silent_heads(void **state)
+static void silent_heads(void)
 {
-    (void)state;
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 6000 + (uint64_t)i);
         mha_context *context = machines_context(1, i);
@@ -493,9 +488,8 @@ static mha_status curve_of(mha_context *context, const mha_transformer *t,
 }
 
 /* If heads have no influence, all scores are 0, and heads are removed in order. */
-static void equal_scores(void **state)
+static void equal_scores(void)
 {
-    (void)state;
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 6500 + (uint64_t)i);
         mha_context *context = machines_context(1, i);
@@ -523,9 +517,8 @@ static mha_status count_progress(int64_t done, int64_t total, void *user)
     return MHA_OK;
 }
 
-static void heads_go_in_their_order(void **state)
+static void heads_go_in_their_order(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(16, 200); i++) {
         rng r = rng_make(rng_run_seed(), 7000 + (uint64_t)i);
         mha_context *context = machines_context(1, i);
@@ -555,9 +548,8 @@ static void heads_go_in_their_order(void **state)
 
 /* Each point is the loss of a forward pass with its gates closed, and points are reported in
  * order. */
-static void the_curve_is_plain_losses(void **state)
+static void the_curve_is_plain_losses(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(16, 200); i++) {
         rng r = rng_make(rng_run_seed(), 7500 + (uint64_t)i);
         mha_context *context = machines_context(1, i);
@@ -621,9 +613,8 @@ static void expect_order(const int64_t *got, int64_t count, const int64_t *wante
 }
 
 /* Heads are 0 1 2 and 6 7. */
-static void other_orders_keep_the_limit(void **state)
+static void other_orders_keep_the_limit(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     mha_transformer *t = uneven(context);
     int64_t out[9], made = 0, ours[] = {7, 1};
@@ -659,9 +650,8 @@ static void other_orders_keep_the_limit(void **state)
 
 /* Gradients of the losses with respect to their inputs. Differences are computed in double and
  * accurate to a millionth, like the rounding to f32. */
-static void loss_slopes(void **state)
+static void loss_slopes(void)
 {
-    (void)state;
     static const mha_loss_fn losses[] = {mha_loss_targets, mha_loss_cosine, mha_loss_direction};
     mha_context *context = machines_context(1, 0);
     for (int i = 0; i < 3 * 12; i++) {
@@ -706,9 +696,8 @@ static mha_status refuse_second(int64_t done, int64_t total, void *user)
     return done < 2 ? MHA_OK : MHA_ERR_CALLBACK;
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 9000);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
@@ -773,9 +762,8 @@ static mha_status measured(mha_context *context, failing_alloc *memory, void *us
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     assert_true(failing_each(measured, NULL) > 2);
 }
 
@@ -884,9 +872,8 @@ static course make_course(uint64_t number, outcome *outcomes)
                     .outcomes = outcomes};
 }
 
-static void ranks_give_the_same_bits(void **state)
+static void ranks_give_the_same_bits(void)
 {
-    (void)state;
     static const int sizes[] = {1, 2, 3, 5, 16};
     outcome one, many[MOST_THREAD_RANKS];
     for (int i = 0; i < rng_cases(20, 300); i++) {
@@ -919,9 +906,8 @@ static void check_told(const outcome *many, int size, mha_status status, const c
     }
 }
 
-static void what_one_rank_meets_all_are_told(void **state)
+static void what_one_rank_meets_all_are_told(void)
 {
-    (void)state;
     outcome many[MOST_THREAD_RANKS];
     course c = make_course(1, many);
     c.spoiled = 1;
@@ -1012,9 +998,8 @@ static void measure_differently(void *user, const mha_transport *t)
     snprintf(x->detail[t->rank], sizeof *x->detail, "%s", status ? mha_error_detail() : "");
 }
 
-static void ranks_that_differ_are_found(void **state)
+static void ranks_that_differ_are_found(void)
 {
-    (void)state;
     rng r = rng_make(8, 8);
     difference x = {.e = example_make(machines_context(1, 0), &r, true)};
     const mha_context_desc one = {.struct_size = sizeof one, .num_threads = 1};

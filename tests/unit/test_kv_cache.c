@@ -163,9 +163,8 @@ static void decode(mha_context *context, const story *x, rng *r, int64_t prefill
     mha_kv_cache_destroy(cache);
 }
 
-static void test_pieces_equal_whole(void **unused)
+static void test_pieces_equal_whole(void)
 {
-    (void)unused;
     machines all = machines_make(2);
     int count = rng_long_run() ? 600 : rng_whole_sample() ? 48 : 16;
     for (int i = 0; i < count; i++) {
@@ -186,9 +185,8 @@ static void test_pieces_equal_whole(void **unused)
 
 /* Decodes one token at a time across two key blocks of 512, on each instruction set, for each kind
  * of score. */
-static void test_decode_crosses_blocks(void **unused)
+static void test_decode_crosses_blocks(void)
 {
-    (void)unused;
     static const unsigned kinds[] = {0, LENGTHS | WINDOW, LENGTHS | ALIBI, SHAW | SOFTCAP};
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++)
@@ -209,9 +207,8 @@ static void test_decode_crosses_blocks(void **unused)
 }
 
 /* A rejected draft, and the contents before a reset, have no effect. */
-static void test_truncate_and_reset(void **unused)
+static void test_truncate_and_reset(void)
 {
-    (void)unused;
     rng r = rng_make(rng_run_seed(), 2000);
     story x, draft;
     story_make(&x, &r, 40, 0);
@@ -246,9 +243,8 @@ static void test_truncate_and_reset(void **unused)
 }
 
 /* Cross-attention: keys are appended once, and any number of unordered queries read them. */
-static void test_cross_attention(void **unused)
+static void test_cross_attention(void)
 {
-    (void)unused;
     for (int i = 0; i < 20; i++) {
         rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
         story x;
@@ -277,9 +273,8 @@ static void test_cross_attention(void **unused)
 }
 
 /* Without causal, features that use positions still treat the queries as the last ones. */
-static void test_positions(void **unused)
+static void test_positions(void)
 {
-    (void)unused;
     static const unsigned kinds[] = {WINDOW, ALIBI, SHAW, SHAW};
     enum { N = 30, T = 3, VALUES_ALONE = 3 };
     machines all = machines_make(1);
@@ -314,9 +309,8 @@ static void test_positions(void **unused)
 
 /* Probabilities have as many columns as the longest sequence has keys, and an empty cache gives
  * 0. */
-static void test_outputs_and_empty(void **unused)
+static void test_outputs_and_empty(void)
 {
-    (void)unused;
     enum { B = 2, H = 4, HK = 2, D = 4, N = 6 };
     mha_context *context = context_with(0);
     const mha_kv_cache_desc desc = {
@@ -357,7 +351,7 @@ static void test_outputs_and_empty(void **unused)
  * powers of channels are rounded up to 64 bytes each. Scales of 16 positions take 64 bytes. A page
  * of 24 has two runs. Tables have two lengths and the pages for each sequence, and two numbers for
  * each page; their sum is rounded up to 64. */
-static void test_sizes_by_hand(void **unused)
+static void test_sizes_by_hand(void)
 {
     static const struct {
         mha_kv_cache_desc desc;
@@ -402,7 +396,6 @@ static void test_sizes_by_hand(void **unused)
                      .scale_bytes = 2 * 3 * 3 * 2 * 64,
                      .table_bytes = 64,
                      .total_bytes = 2 * 19584 + 64}}};
-    (void)unused;
     for (size_t i = 0; i < sizeof by_hand / sizeof *by_hand; i++) {
         mha_kv_cache_desc desc = by_hand[i].desc;
         mha_kv_cache_sizes expected = by_hand[i].sizes, sizes = {.struct_size = sizeof sizes};
@@ -418,9 +411,8 @@ static void test_sizes_by_hand(void **unused)
 }
 
 /* The diagonal of the newest query is its own key, also without a causal mask. */
-static void test_diagonal(void **unused)
+static void test_diagonal(void)
 {
-    (void)unused;
     enum { B = 2, H = 2, D = 4, N = 6, T = 2 };
     rng r = rng_make(rng_run_seed(), 5000);
     mha_context *context = context_with(0);
@@ -458,9 +450,8 @@ static void test_diagonal(void **unused)
 /* ---- errors --------------------------------------------------------------------------------- */
 
 /* A full cache is unchanged: its contents still give the same bits. */
-static void test_overflow(void **unused)
+static void test_overflow(void)
 {
-    (void)unused;
     rng r = rng_make(rng_run_seed(), 4000);
     mha_context *context = machines_context(1, 0);
     story x;
@@ -499,9 +490,8 @@ static void test_overflow(void **unused)
     story_free(&x);
 }
 
-static void test_create_errors(void **unused)
+static void test_create_errors(void)
 {
-    (void)unused;
     mha_context *context = context_with(0);
     mha_kv_cache *cache = NULL;
     mha_kv_cache_desc d = {
@@ -541,9 +531,8 @@ typedef struct arguments {
     const mha_tensor *kp, *vp, *qp, *op;
 } arguments;
 
-static void test_call_errors(void **unused)
+static void test_call_errors(void)
 {
-    (void)unused;
     enum { B = 2, H = 4, HK = 2, D = 4, T = 2 };
     float x[B * H * T * D] = {0}, o[B * H * T * D];
     const int64_t n[3] = {1, 1, 1};
@@ -612,9 +601,8 @@ static mha_status made_and_used(mha_context *context, failing_alloc *memory, voi
     return status;
 }
 
-static void failed_allocations_are_reported(void **unused)
+static void failed_allocations_are_reported(void)
 {
-    (void)unused;
     assert_true(failing_each(made_and_used, NULL) >= 4); /* three of the cache, one of scratch */
 }
 

@@ -215,9 +215,8 @@ static void compare_state(const trial *x, const result *y, int64_t b, int64_t hk
     }
 }
 
-static void test_reference(void **unused)
+static void test_reference(void)
 {
-    (void)unused;
     int count = rng_long_run() ? 1500 : 60;
     machines all = machines_make(2);
     tally rows = {.name = "o"}, states = {.name = "S, z"};
@@ -242,9 +241,8 @@ static void test_reference(void **unused)
 }
 
 /* With one key per sequence, z is phi(k). Tests every 512th float from -90 to 90. */
-static void test_feature_map(void **unused)
+static void test_feature_map(void)
 {
-    (void)unused;
     enum { N = 4096 };
     mha_context *context = context_with(0);
     static float k[N], z[N];
@@ -308,9 +306,8 @@ static void run_pieces(mha_context *context, const trial *x, result *y, rng *r, 
     }
 }
 
-static void test_pieces(void **unused)
+static void test_pieces(void)
 {
-    (void)unused;
     static const int64_t longest[] = {1, 3, 64, 100};
     int count = rng_long_run() ? 400 : 40;
     machines all = machines_make(2);
@@ -366,9 +363,8 @@ static void run_alone(mha_context *context, const trial *x, int64_t b, int64_t h
 }
 
 /* Batches, ragged or padded, grouped heads and threads change no bit. */
-static void test_one_by_one(void **unused)
+static void test_one_by_one(void)
 {
-    (void)unused;
     int count = rng_long_run() ? 400 : 40;
     machines one = machines_make(1), many = machines_make(3);
     for (int i = 0; i < count; i++) {
@@ -394,9 +390,8 @@ static void test_one_by_one(void **unused)
 }
 
 /* The last causal row sees the same keys as a row that is not causal. */
-static void test_causal_last_row(void **unused)
+static void test_causal_last_row(void)
 {
-    (void)unused;
     machines all = machines_make(2);
     rng r = rng_make(rng_run_seed(), 3000);
     trial x;
@@ -476,9 +471,8 @@ static void poison_padding(mha_context *context, rng *r, bool causal)
     trial_free(&x);
 }
 
-static void test_special_values(void **unused)
+static void test_special_values(void)
 {
-    (void)unused;
     static const float poisons[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 60; i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
@@ -491,9 +485,8 @@ static void test_special_values(void **unused)
 /* ---- memory --------------------------------------------------------------------------------- */
 
 /* After a short call, a call of a thousand times the length allocates no memory. */
-static void test_memory_is_constant(void **unused)
+static void test_memory_is_constant(void)
 {
-    (void)unused;
     enum { LONG = 20000, D = 16 };
     failing_alloc counter = failing_alloc_make();
     mha_context *context;
@@ -519,9 +512,8 @@ static void test_memory_is_constant(void **unused)
     free(y);
 }
 
-static void failed_allocations_are_reported(void **unused)
+static void failed_allocations_are_reported(void)
 {
-    (void)unused;
     rng r = rng_make(rng_run_seed(), 5000);
     trial x;
     trial_make(&x, &r, 9, 9, CAUSAL | STATE | OWN_MAP, LAYOUT_PAD);
@@ -681,9 +673,8 @@ static mha_status call_run(mha_context *context, const call *c)
     return mha_linear_attention_forward(context, &c->desc, &c->q, &c->k, &c->v, &c->o, &c->outputs);
 }
 
-static void misuse_is_refused(void **unused)
+static void misuse_is_refused(void)
 {
-    (void)unused;
     static call_memory memory;
     call c;
     mha_context *context = context_with(0);

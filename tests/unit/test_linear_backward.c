@@ -208,9 +208,8 @@ static void release(double *out[INPUTS])
 }
 
 /* Fourth order; elu + 1 has a kink at 0 in its second derivative, so numbers near 0 are skipped. */
-static void gradients_are_differences(void **state)
+static void gradients_are_differences(void)
 {
-    (void)state;
     int64_t compared = 0;
     for (int n = 0; n < rng_cases(100, 3000); n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
@@ -314,9 +313,8 @@ static void compare(const problem *x, const call *c, bool accumulated, double *e
 }
 
 /* Both ways of writing, and one thread or three, give the same bits, within the bounds. */
-static void random_problems(void **state)
+static void random_problems(void)
 {
-    (void)state;
     machines one = machines_make(1), three = machines_make(3);
     tally cards[INPUTS] = {{0}};
     for (int n = 0; n < rng_cases(60, 2000); n++) {
@@ -371,9 +369,8 @@ static void own_gradient(void *user, const float *rows, int64_t count, int64_t h
         row_gradients[i] = (float)((double)feature_gradients[i] * slope((double)rows[i]));
 }
 
-static void a_map_of_the_caller(void **state)
+static void a_map_of_the_caller(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3);
     mha_context *context = context_with(0);
     problem x;
@@ -401,9 +398,8 @@ static void a_map_of_the_caller(void **state)
 /* Query 0 sees keys 0 and 1, query 1 sees all three, and key 3 is beyond the length. Non-finite
  * numbers in query 1, its dO or key 2 do not affect query 0, and non-finite numbers in key 3 affect
  * nothing. */
-static void poison_stays(void **state)
+static void poison_stays(void)
 {
-    (void)state;
     float q[2] = {0.5f, -1}, k[4] = {1, -0.5f, 2, NAN}, v[4] = {1, 2, 3, INFINITY}, g[2] = {1, 2};
     float d[10], clean[10] = {0};
     const int64_t length = 3;

@@ -217,9 +217,8 @@ static void check_rows(trial *x, rng *r)
     }
 }
 
-static void splits_equal_the_whole(void **state)
+static void splits_equal_the_whole(void)
 {
-    (void)state;
     machines all = machines_make(1);
     tally o = {.name = "merged o"}, lse = {.name = "merged lse"};
     for (int i = 0; i < rng_cases(SAMPLE, ALL); i++) {
@@ -357,9 +356,8 @@ static void check_grouped(const synthetic *x, const mha_tensor *o, const mha_ten
     }
 }
 
-static void merging_is_its_formula(void **state)
+static void merging_is_its_formula(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int i = 0; i < rng_cases(60, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 100000 + (uint64_t)i);
@@ -421,9 +419,8 @@ static void grouping(void **state)
 }
 
 /* A single part, also among empty ones, keeps its bits for any number of threads. */
-static void one_part_keeps_its_bits(void **state)
+static void one_part_keeps_its_bits(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 300000);
     static synthetic x;
     synthetic_make(&x, &r, 4);
@@ -474,9 +471,8 @@ static void one_part_keeps_its_bits(void **state)
 }
 
 /* Non-finite numbers affect only the queries and elements whose parts contain them. */
-static void not_finite(void **state)
+static void not_finite(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 400000);
     static synthetic x;
     mha_context *context = context_with(0);
@@ -531,9 +527,8 @@ static void expect(mha_context *context, const call *c, mha_status status, const
     expect_error(mha_attention_merge(context, c->parts, c->count, &c->o, &c->lse), status, text);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     enum { N = 2 * 3 * 4 * 5, L = 2 * 3 * 4 };
     static float memory[3 * N + 3 * L];
     mha_context *context = context_with(0);

@@ -310,9 +310,8 @@ static void ask(mha_context *context, const mha_kv_cache *cache, const call *c, 
     assert_int_equal(mha_kv_cache_attention(context, cache, NULL, &c->q, &o, NULL), MHA_OK);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     arena a = arena_make(&r);
     guarded *memory[] = {&a.in, &a.u8, &a.out[0], &a.out[1], &a.out[2]};
@@ -340,9 +339,8 @@ static void misuse_is_refused(void **state)
 }
 
 /* Without the mistake, every call succeeds. */
-static void calls_are_right_unspoiled(void **state)
+static void calls_are_right_unspoiled(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 2);
     arena a = arena_make(&r);
     mha_context *context = context_with(0);

@@ -182,9 +182,8 @@ static void raise_to(double *largest, double value)
 
 /* In a small model, the largest error of one text is random. Therefore, the test takes each layer's
  * largest error over all texts, for the library and for PyTorch. */
-static void test_computes_what_torch_computes(void **state)
+static void test_computes_what_torch_computes(void)
 {
-    (void)state;
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
     mha_safetensors *file = open_golden();
@@ -219,9 +218,8 @@ static void test_computes_what_torch_computes(void **state)
     mha_context_destroy(context);
 }
 
-static void test_describes_itself(void **state)
+static void test_describes_itself(void)
 {
-    (void)state;
     mha_context *context = make_context(1, NULL);
     mha_model *model = load_tiny(context);
     mha_model_info info = {.struct_size = sizeof info};
@@ -279,9 +277,8 @@ static void assert_alone(const results *padded, const results *alone, int b, int
                             (size_t)(T * E) * sizeof(float));
 }
 
-static void test_padding_does_not_change_bits(void **state)
+static void test_padding_does_not_change_bits(void)
 {
-    (void)state;
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
     mha_safetensors *file = open_golden();
@@ -305,9 +302,8 @@ static void test_padding_does_not_change_bits(void **state)
     mha_context_destroy(context);
 }
 
-static void test_threads_do_not_change_bits(void **state)
+static void test_threads_do_not_change_bits(void)
 {
-    (void)state;
     mha_safetensors *file = open_golden();
     golden g = read_golden(file, 6);
     mha_batch batch = batch_of(&g);
@@ -379,9 +375,8 @@ static void test_outputs_do_not_change_bits(void **state)
 
 /* Other outputs of a layer: q, k, v, heads, lse and the average are consistent. A request for only
  * averages, which need scratch for the maps, gives the same averages. */
-static void test_layer_outputs(void **state)
+static void test_layer_outputs(void)
 {
-    (void)state;
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
     mha_safetensors *file = open_golden();
@@ -423,9 +418,8 @@ static void test_layer_outputs(void **state)
     mha_context_destroy(context);
 }
 
-static void test_empty_batches(void **state)
+static void test_empty_batches(void)
 {
-    (void)state;
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
     const int64_t sizes[][2] = {{0, 5}, {3, 0}, {0, 0}};
@@ -465,9 +459,8 @@ static void refuse(const refusal *f, mha_status status, const char *part)
     assert_true(untouched(f->r));
 }
 
-static void test_refuses_batches(void **state)
+static void test_refuses_batches(void)
 {
-    (void)state;
     int32_t ids[6] = {2, 8, 3, 2, 9, 3}, types[6] = {0};
     int64_t lengths[2] = {3, 3};
     refusal f = {.context = make_context(1, NULL), .r = make_results(2, 3)};
@@ -633,9 +626,8 @@ static void forward_without_memory(const golden *g)
     mha_context_destroy(context);
 }
 
-static void test_forward_without_memory(void **state)
+static void test_forward_without_memory(void)
 {
-    (void)state;
     mha_safetensors *file = open_golden();
     for (int text = 0; text < TEXTS; text++) {
         golden g = read_golden(file, text);
@@ -644,9 +636,8 @@ static void test_forward_without_memory(void **state)
     mha_safetensors_close(file);
 }
 
-static void test_load_without_memory(void **state)
+static void test_load_without_memory(void)
 {
-    (void)state;
     const mha_model_options options = {.struct_size = sizeof options,
                                        .flags = MHA_MODEL_NO_TOKENIZER};
     int64_t i = 0;

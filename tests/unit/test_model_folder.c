@@ -118,9 +118,8 @@ static void load_and_run(float *last)
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-static void test_missing_files(void **state)
+static void test_missing_files(void)
 {
-    (void)state;
     mha_model *model = NULL;
     expect_error(mha_model_load(context, temp_path("nowhere"), NULL, &model), MHA_ERR_FILE,
                  "nowhere: no such folder or file; tools/get-minilm");
@@ -165,9 +164,8 @@ static void test_missing_files(void **state)
     assert_null(model);
 }
 
-static void test_arguments(void **state)
+static void test_arguments(void)
 {
-    (void)state;
     mha_model *model = NULL;
     mha_model_options options = {.struct_size = sizeof options, .flags = 1u << 30};
     expect_error(mha_model_load(context, TINY, &options, &model), MHA_ERR_UNSUPPORTED, "flags");
@@ -203,9 +201,8 @@ static void change_config(const char *field, const char *text)
     free(changed);
 }
 
-static void test_config_fields(void **state)
+static void test_config_fields(void)
 {
-    (void)state;
     static const struct {
         const char *field, *text;
         mha_status status;
@@ -267,9 +264,8 @@ static void test_config_fields(void **state)
     }
 }
 
-static void test_config_forms(void **state)
+static void test_config_forms(void)
 {
-    (void)state;
     static const struct {
         const char *text;
         mha_status status;
@@ -297,9 +293,8 @@ static void test_config_forms(void **state)
     refuse(MHA_ERR_SIZE, "at most");
 }
 
-static void test_config_defaults(void **state)
+static void test_config_defaults(void)
 {
-    (void)state;
     static const char *const optional[][2] = {
         {"hidden_act", NULL},
         {"layer_norm_eps", NULL},
@@ -323,9 +318,8 @@ static void test_config_defaults(void **state)
 
 /* ---- weights ------------------------------------------------------------------------------- */
 
-static void test_weight_errors(void **state)
+static void test_weight_errors(void)
 {
-    (void)state;
     static float zeros[E * E * 4];
     static double doubles[E];
     const char *name = "encoder.layer.1.output.LayerNorm.bias";
@@ -354,9 +348,8 @@ static void test_weight_errors(void **state)
 }
 
 /* Permitted differences that must not matter. */
-static void test_weight_names(void **state)
+static void test_weight_names(void)
 {
-    (void)state;
     static float pooler[E * E];
     float want[TOKENS * E], got[TOKENS * E];
     write_folder();
@@ -400,9 +393,8 @@ static uint16_t to_f16(float value)
 
 /* 16-bit weights close to the originals give similar results. A wrong conversion of exponent, sign
  * or subnormals would not. */
-static void test_weight_types(void **state)
+static void test_weight_types(void)
 {
-    (void)state;
     float want[TOKENS * E], got[TOKENS * E];
     write_folder();
     load_and_run(want);
@@ -433,9 +425,8 @@ static void test_weight_types(void **state)
 
 /* f16 numbers from the smallest subnormal to 30608, through a model whose other weights have no
  * effect. */
-static void test_f16_values(void **state)
+static void test_f16_values(void)
 {
-    (void)state;
     write_folder();
     weights *w = read_weights();
     int64_t at = index_of(w, "embeddings.position_embeddings.weight");
@@ -476,9 +467,8 @@ static void test_f16_values(void **state)
     free_weights(w);
 }
 
-static void test_tokenizer_belongs_to_model(void **state)
+static void test_tokenizer_belongs_to_model(void)
 {
-    (void)state;
     mha_model *model = NULL;
     write_folder();
     if (load(&model, 0) != MHA_OK) fail_msg("%s", mha_error_detail());
@@ -520,9 +510,8 @@ static mha_status load_folder(const char *folder, mha_model **model)
 }
 
 /* The hidden states of a causal model with rotary positions equal the transformer's. */
-static void test_any_family(void **state)
+static void test_any_family(void)
 {
-    (void)state;
     enum { T = 5, W = 12 };
     mha_model *model;
     mha_model_info info = {.struct_size = sizeof info};
@@ -575,9 +564,8 @@ static void test_any_family(void **state)
 }
 
 /* Outputs have the layer's number of heads, and outputs of layers must not overlap. */
-static void test_layers_of_fewer_heads(void **state)
+static void test_layers_of_fewer_heads(void)
 {
-    (void)state;
     enum { T = 3, D = 6 };
     const int64_t heads[] = {2, 1};
     mha_model *model;
@@ -606,9 +594,8 @@ static void test_layers_of_fewer_heads(void **state)
     mha_model_destroy(model);
 }
 
-static void test_encoder_decoder(void **state)
+static void test_encoder_decoder(void)
 {
-    (void)state;
     const mha_transformer_desc encoder = {.flags = MHA_TRANSFORMER_NO_OUTPUT},
                                decoder = {.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS};
     mha_model *model;
@@ -640,9 +627,8 @@ static mha_status note_file(void *user, const char *name, const char *path)
 }
 
 /* The digest of each file depends on each of its bytes and on no other file. */
-static void test_digests(void **state)
+static void test_digests(void)
 {
-    (void)state;
     mha_model_digests first, now;
     write_folder();
     expect_ok(mha_model_digest(context, temp_path("m"), 0, &first));
@@ -670,9 +656,8 @@ static void test_digests(void **state)
     expect_error(mha_model_digest(context, temp_path("nowhere"), 0, &now), MHA_ERR_FILE, "nowhere");
 }
 
-static void test_config_mutations(void **state)
+static void test_config_mutations(void)
 {
-    (void)state;
     static unsigned char bytes[4096];
     size_t size = strlen(config_text);
     int loaded = 0, refused = 0;

@@ -361,9 +361,8 @@ static void print_card(const score_card *card, const char *machine_name)
     tally_judge_as(card->whole, machine_name, "the whole way");
 }
 
-static void results_are_within_their_bounds(void **state)
+static void results_are_within_their_bounds(void)
 {
-    (void)state;
     static const int64_t lengths[] = {0, 1, 2, 3, 7, 16, 33, 50};
     machines all = machines_make(2);
     score_card cards[MOST_MACHINES] = {0};
@@ -408,9 +407,8 @@ static void same_results(results *a, results *b, const char *what)
 
 /* The bits are the same for each output requested separately, for any number of threads, for one
  * separate sequence, and for self-attention with one tensor. */
-static void threads_and_wishes_change_no_bit(void **state)
+static void threads_and_wishes_change_no_bit(void)
 {
-    (void)state;
     machines one = machines_make(1), many = machines_make(3);
     for (int i = 0; i < rng_cases(25, 400); i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
@@ -460,9 +458,8 @@ static void threads_and_wishes_change_no_bit(void **state)
 }
 
 /* in_proj_weight and in_proj_bias are the three projections, concatenated. */
-static void joined_parameters(void **state)
+static void joined_parameters(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 20000);
     mha_context *context = machines_context(1, 0);
     enum { E = 24 };
@@ -511,9 +508,8 @@ static void joined_parameters(void **state)
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
-static void create_errors(void **state)
+static void create_errors(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 12, .num_heads = 3};
     mha_module *module = NULL;
@@ -555,9 +551,8 @@ static void create_errors(void **state)
     mha_module_destroy(NULL);
 }
 
-static void parameter_errors(void **state)
+static void parameter_errors(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 30000);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 12, .num_heads = 3, .kv_heads = 1};
     d.flags = MHA_MODULE_NO_QKV_BIAS;
@@ -672,9 +667,8 @@ static mha_status call_run(const call *c)
         MODULE_CALL(&c->desc, c->query_at, c->key_at, c->value_at, c->out_at, &c->wanted));
 }
 
-static void forward_errors(void **state)
+static void forward_errors(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 40000);
     mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 12, .num_heads = 4, .kv_heads = 2};
@@ -707,9 +701,8 @@ static void forward_errors(void **state)
 }
 
 /* Keys that repeat one row 2^62 times take no memory, but their projections would. */
-static void huge_broadcast(void **state)
+static void huge_broadcast(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2};
     mha_module *module;
@@ -768,9 +761,8 @@ static bool survives(rng *r, const setup *s, mha_path path, int64_t n, bool and_
     return !failed && status == MHA_OK;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 50000);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 64, .num_heads = 8, .kv_heads = 4};
     d.head_dim = d.value_head_dim = 8, d.key_dim = d.value_dim = 64;
@@ -807,9 +799,8 @@ static void *host_thread(void *argument)
 }
 
 /* One module in several threads, each with its own context. */
-static void shared_module(void **state)
+static void shared_module(void)
 {
-    (void)state;
     enum { HOSTS = 3 };
     rng r = rng_make(rng_run_seed(), 60000);
     setup s;

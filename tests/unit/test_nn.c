@@ -108,9 +108,8 @@ static void linear_compare(const linear_case *c, const machine *m, mha_activatio
 static const int64_t sizes[] = {0,  1,  2,  5,  6,  7,   13,  14,  15,  16,  17,
                                 31, 32, 33, 64, 65, 100, 127, 128, 129, 257, 700};
 
-static void linear_layers(void **state)
+static void linear_layers(void)
 {
-    (void)state;
     machines all = machines_make(2);
     /* Long sums have a separate tally, because short ones reach their bounds easily. */
     tally tallies[MOST_MACHINES] = {{0}}, long_sums = {.name = "sums of 64 inputs and more"};
@@ -148,9 +147,8 @@ static void linear_layers(void **state)
 }
 
 /* A row's bits do not depend on the other rows, the number of threads or the layout. */
-static void linear_bits(void **state)
+static void linear_bits(void)
 {
-    (void)state;
     machines one = machines_make(1), many = machines_make(3);
     for (int i = 0; i < rng_cases(40, 500); i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
@@ -187,9 +185,8 @@ static mha_tensor numbers(rng *r, float **data, int64_t rows, int64_t cols, int6
 
 /* Outputs whose rows are a page apart are summed in separate memory. The bits equal those of other
  * strides, and gaps between rows are not written. */
-static void linear_pages_apart(void **state)
+static void linear_pages_apart(void)
 {
-    (void)state;
     enum { M = 130, K = 300, N = 1000, STRIDES = 2 };
     static const int64_t strides[STRIDES] = {1024, 1040};
     machines all = machines_make(2);
@@ -230,9 +227,8 @@ static void linear_pages_apart(void **state)
 }
 
 /* GELU over the whole range, after a layer that is the identity. */
-static void gelu_everywhere(void **state)
+static void gelu_everywhere(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 20000);
     enum { POINTS = 40000 };
@@ -268,9 +264,8 @@ static void gelu_everywhere(void **state)
     guarded_free(&weight);
 }
 
-static void linear_errors(void **state)
+static void linear_errors(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 30000);
     mha_context *context = machines_context(1, 0);
     linear_case c = linear_case_make(&r, 4, 6, 5);
@@ -318,9 +313,8 @@ static void linear_errors(void **state)
     linear_case_free(&c);
 }
 
-static void linear_memory(void **state)
+static void linear_memory(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 40000);
     linear_case c = linear_case_make(&r, 40, 300, 70);
     for (int64_t n = 0;; n++) {
@@ -391,9 +385,8 @@ static mha_status norm_run(mha_context *context, const norm_case *c, const mha_t
                           &c->weight.view, &c->bias.view, c->epsilon, y);
 }
 
-static void layer_norm(void **state)
+static void layer_norm(void)
 {
-    (void)state;
     static const int64_t widths[] = {1, 2, 3, 16, 17, 64, 384, 1000};
     machines one = machines_make(1), many = machines_make(3);
     tally t = {.name = "layer norm"};
@@ -430,9 +423,8 @@ static void layer_norm(void **state)
     tally_judge(&t);
 }
 
-static void layer_norm_errors(void **state)
+static void layer_norm_errors(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 60000);
     mha_context *context = machines_context(1, 0);
     norm_case c = norm_case_make(&r, 3, 8);

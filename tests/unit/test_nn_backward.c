@@ -171,9 +171,8 @@ static void linear(void **state)
 
 /* A call for a single gradient is bit-identical to a call for all three, for any number of
  * threads. */
-static void linear_bits(void **state)
+static void linear_bits(void)
 {
-    (void)state;
     for (int i = 0; i < 10; i++) {
         linear_case c[4];
         for (int j = 0; j < 4; j++) {
@@ -241,9 +240,8 @@ static double gelu_tanh_slope(double x)
 }
 
 /* The formulas of slopes equal differences of the functions. */
-static void formulas_of_slopes_are_right(void **state)
+static void formulas_of_slopes_are_right(void)
 {
-    (void)state;
     for (double x = -12; x <= 12; x += 0.37) {
         double h = 1e-4;
         double gelu = (ref_gelu(x + h) - ref_gelu(x - h)) / (2 * h);
@@ -424,9 +422,8 @@ static void check_gated(const machine *m, rng *r, const struct activation_kind *
     for (int e = 0; e < 6; e++) guarded_free(every[e]);
 }
 
-static void gated_units(void **state)
+static void gated_units(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int j = 0; j < all.count; j++)
         for (int swiglu = 0; swiglu < 2; swiglu++) {
@@ -479,9 +476,8 @@ static double norm_objective(const double *z, const double *weight, const double
     return sum;
 }
 
-static void norm_formulas(void **state)
+static void norm_formulas(void)
 {
-    (void)state;
     for (int i = 0; i < 100; i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
         int64_t n = rng_between(&r, 2, 20);
@@ -610,9 +606,8 @@ static void norms(void **state)
 }
 
 /* The forward call of RMS norm computes in double and rounds once. */
-static void rms_forward(void **state)
+static void rms_forward(void)
 {
-    (void)state;
     machines all = machines_make(2);
     tally t = {.name = "rms norm"};
     for (int i = 0; i < 50; i++) {
@@ -641,9 +636,8 @@ static void rms_forward(void **state)
     tally_judge(&t);
 }
 
-static void norm_bits(void **state)
+static void norm_bits(void)
 {
-    (void)state;
     for (int i = 0; i < 10; i++) {
         norm_case c[3];
         for (int j = 0; j < 3; j++) {
@@ -671,9 +665,8 @@ static guarded some_ids(rng *r, int64_t count, int64_t low, int64_t high)
 }
 
 /* Sums of f32 in the order of rows equal a loop's to the bit. */
-static void embeddings(void **state)
+static void embeddings(void)
 {
-    (void)state;
     for (int i = 0; i < 60; i++) {
         rng r = rng_make(rng_run_seed(), 8000 + (uint64_t)i);
         int64_t V = rng_between(&r, 1, 20), M = rng_between(&r, 0, 60), N = rng_between(&r, 0, 50);
@@ -763,9 +756,8 @@ static void loss_judge(const loss_case *c, const machine *m, double loss, tally 
     judge(t, "loss", m, loss, total, total_bound);
 }
 
-static void cross_entropy(void **state)
+static void cross_entropy(void)
 {
-    (void)state;
     machines all = machines_make(2);
     tally tallies[MOST_MACHINES] = {{0}};
     for (int i = 0; i < rng_cases(60, 1000); i++)
@@ -796,9 +788,8 @@ static void cross_entropy(void **state)
 
 /* ---- misuse -------------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     rng r = rng_make(rng_run_seed(), 1);
     guarded a = guarded_filled(&r, 2, (int64_t[]){4, 6}, 0, 1),
@@ -851,9 +842,8 @@ static void misuse_is_refused(void **state)
 }
 
 /* If any allocation fails, the call reports an error and writes nothing. */
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     int refused = 0;
     for (int64_t fail_at = 0, finished = 0; finished < 3; fail_at++) {
         finished = 0;

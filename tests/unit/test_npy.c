@@ -41,9 +41,8 @@ static void refuse(const char *literal, size_t data_bytes, mha_status status, co
     assert_non_null(strstr(mha_error_detail(), "x.npy"));
 }
 
-static void test_refuses_headers(void **state)
+static void test_refuses_headers(void)
 {
-    (void)state;
     const mha_status bad = MHA_ERR_FORMAT;
     refuse("", 0, bad, "byte 0: expected '{'");
     refuse("[]", 0, bad, "expected '{'");
@@ -82,9 +81,8 @@ static void refuse_array(const char *descr, const char *shape, size_t data_bytes
     refuse(literal, data_bytes, status, part);
 }
 
-static void test_refuses_arrays(void **state)
+static void test_refuses_arrays(void)
 {
-    (void)state;
     refuse_array("<f4", "(3,)", 11, MHA_ERR_FORMAT, "truncated");
     refuse_array("<f4", "(3,)", 13, MHA_ERR_FORMAT, "no single array");
     refuse_array("<f4", "(9223372036854775808,)", 4, MHA_ERR_SIZE, "63 bits");
@@ -99,9 +97,8 @@ static void test_refuses_arrays(void **state)
     refuse("{'descr': [('a', '<f4')], }", 4, MHA_ERR_UNSUPPORTED, "records");
 }
 
-static void test_refuses_frames(void **state)
+static void test_refuses_frames(void)
 {
-    (void)state;
     mha_npy *array = NULL;
     mha_tensor tensor;
     const char *good = "{'descr': '<f4', 'fortran_order': False, 'shape': ()}";
@@ -126,9 +123,8 @@ static void test_refuses_frames(void **state)
     mha_npy_destroy(NULL);
 }
 
-static void test_reads_every_type_and_version(void **state)
+static void test_reads_every_type_and_version(void)
 {
-    (void)state;
     static const struct {
         const char *descr;
         mha_dtype dtype;
@@ -159,9 +155,8 @@ static void test_reads_every_type_and_version(void **state)
         }
 }
 
-static void test_reads_fortran_order(void **state)
+static void test_reads_fortran_order(void)
 {
-    (void)state;
     mha_npy *array = NULL;
     const char *literal = "{\"shape\":(2,3,4,),\"fortran_order\":True,\"descr\":\"|u1\"}";
     assert_int_equal(mha_npy_read(put(1, literal, 24), &array), MHA_OK);
@@ -185,9 +180,8 @@ static void test_reads_fortran_order(void **state)
     mha_npy_destroy(array);
 }
 
-static void test_writes_what_numpy_writes(void **state)
+static void test_writes_what_numpy_writes(void)
 {
-    (void)state;
     static const struct {
         int ndim;
         int64_t shape[3];
@@ -216,9 +210,8 @@ static void test_writes_what_numpy_writes(void **state)
     }
 }
 
-static void test_writes_strided_views(void **state)
+static void test_writes_strided_views(void)
 {
-    (void)state;
     /* Larger than the writer's buffer, axes exchanged, every second element, reversed. */
     enum { N = 150, M = 200 };
     static int32_t numbers[2 * N * M];
@@ -248,9 +241,8 @@ static void test_writes_strided_views(void **state)
     mha_npy_destroy(array);
 }
 
-static void test_refuses_to_write(void **state)
+static void test_refuses_to_write(void)
 {
-    (void)state;
     float f[1] = {1};
     mha_tensor t = mha_tensor_contiguous(f, MHA_F32, 1, (int64_t[]){1});
     const char *path = temp_path("no.npy");
@@ -276,9 +268,8 @@ static void test_refuses_to_write(void **state)
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
-static void test_full_disk_keeps_the_old_file(void **state)
+static void test_full_disk_keeps_the_old_file(void)
 {
-    (void)state;
     static float f[100000];
     const mha_tensor t = mha_tensor_contiguous(f, MHA_F32, 1, (int64_t[]){100000});
     const char *path = temp_write("kept.npy", "old", 3);
@@ -299,9 +290,8 @@ static void test_full_disk_keeps_the_old_file(void **state)
         expect_error(mha_npy_write("/dev/full", &t), MHA_ERR_WRITE, "No space left");
 }
 
-static void test_whole_files(void **state)
+static void test_whole_files(void)
 {
-    (void)state;
     char *bytes = NULL;
     size_t size = 0;
     const char *path = temp_path("whole");
@@ -328,9 +318,8 @@ static void test_whole_files(void **state)
     assert_int_equal(info.st_mode & 0777, 0666 & ~mask);
 }
 
-static void test_links_and_devices(void **state)
+static void test_links_and_devices(void)
 {
-    (void)state;
     const char *target = temp_write("target", "old", 3), *link = temp_path("link");
     assert_int_equal(symlink("target", link), 0);
     assert_int_equal(mha_file_write(link, "new", 3), MHA_OK);
@@ -354,9 +343,8 @@ static void test_links_and_devices(void **state)
     assert_true(S_ISCHR(info.st_mode));
 }
 
-static void test_mutations(void **state)
+static void test_mutations(void)
 {
-    (void)state;
     static unsigned char bytes[512];
     size_t size;
     float f[24] = {1, 2, 3};

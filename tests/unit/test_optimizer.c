@@ -50,9 +50,8 @@ static mha_adamw some_adamw(rng *r)
  * error of v at most 7 u. The root halves the error; with its factor and the addition, the
  * divisor's error is at most 7 u. Rate, product and quotient add 4 u, 1 - rate decay adds 2 u, and
  * the difference 1 u. */
-static void adamw(void **state)
+static void adamw(void)
 {
-    (void)state;
     tally t = {.name = "AdamW"};
     for (int i = 0; i < rng_cases(20, 300); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -95,9 +94,8 @@ static void adamw(void **state)
     tally_judge(&t);
 }
 
-static void sgd(void **state)
+static void sgd(void)
 {
-    (void)state;
     tally t = {.name = "SGD"};
     for (int i = 0; i < 20; i++) {
         rng r = rng_make(rng_run_seed(), 500 + (uint64_t)i);
@@ -127,9 +125,8 @@ static void sgd(void **state)
 
 /* Steps and norms are bit-identical for any number of threads, and a step in two parts equals a
  * single step. */
-static void threads_and_parts_change_no_bit(void **state)
+static void threads_and_parts_change_no_bit(void)
 {
-    (void)state;
     float *p[3], *m[3], *v[3];
     double norm[3];
     for (int j = 0; j < 3; j++) {
@@ -163,9 +160,8 @@ static double rate_at(const mha_schedule *s, int64_t step)
     return rate;
 }
 
-static void rates_follow_the_schedule(void **state)
+static void rates_follow_the_schedule(void)
 {
-    (void)state;
     mha_schedule s = {.struct_size = sizeof s, .peak = 0.01, .warm_up = 50, .decay = 950};
     s.floor = 0.1;
     assert_true(fabs(rate_at(&s, 1) - 0.01 / 50) < 1e-16);
@@ -184,9 +180,8 @@ static void rates_follow_the_schedule(void **state)
     assert_true(rate == 7);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     float p[4] = {1, 2, 3, 4}, g[4] = {1, 1, 1, 1}, m[4] = {0}, v[4] = {0};
     mha_adamw s = {.struct_size = sizeof s, .learning_rate = 0.1, .step = 1};

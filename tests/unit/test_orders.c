@@ -27,9 +27,8 @@ static guarded numbers(rng *r, int ndim, const int64_t *shape)
 }
 
 /* With one key, lse is its score, which is stored as m in units of log2 e. */
-static void scores_are_added_in_one_order(void **state)
+static void scores_are_added_in_one_order(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int64_t D = 1; D <= 256; D += 5) {
         rng r = rng_make(rng_run_seed(), (uint64_t)D);
@@ -63,9 +62,8 @@ static void scores_are_added_in_one_order(void **state)
 }
 
 /* With scale 0 every weight is 1 before the division, and every rescaling is by 1. */
-static void values_are_added_in_one_order(void **state)
+static void values_are_added_in_one_order(void)
 {
-    (void)state;
     static const int64_t lengths[] = {1, 2, 17, 511, 512, 513, 1300, 3000};
     enum { DV = 37 };
     machines all = machines_make(1);
@@ -131,9 +129,8 @@ static void linear_layer(mha_context *context, rng *r, int64_t M, int64_t N, int
     for (int i = 0; i < 4; i++) guarded_free(each[i]);
 }
 
-static void linear_layers(void **state)
+static void linear_layers(void)
 {
-    (void)state;
     static const int64_t inputs[] = {1, 7, 127, 128, 129, 256, 800};
     static const char *const l2_kib[] = {"1", "64", "2048"};
     for (int i = 0; i < 3; i++)

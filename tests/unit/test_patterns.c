@@ -83,9 +83,8 @@ static drawn fill(rng *r, int64_t rows, int64_t cols, mha_pattern_desc desc)
         guarded_free(&(x).blocks);                                        \
     } while (0)
 
-static void published_patterns(void **state)
+static void published_patterns(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     for (int n = 0; n < 200; n++) {
         int64_t rows = rng_between(&r, 0, MOST), l = rng_between(&r, 1, 12);
@@ -120,9 +119,8 @@ static void published_patterns(void **state)
 }
 
 /* Rows of a longer pattern: an offset shifts them, even before the first column. */
-static void offsets(void **state)
+static void offsets(void)
 {
-    (void)state;
     enum { FAR = 60 };
     rng r = rng_make(rng_run_seed(), 2);
     for (int n = 0; n < 100; n++) {
@@ -147,9 +145,8 @@ static void offsets(void **state)
 /* ---- random ---------------------------------------------------------------------------------- */
 
 /* Random blocks are added to the other ones: n per row, or all remaining blocks. */
-static void random_counts(void **state)
+static void random_counts(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3);
     for (int n = 0; n < 200; n++) {
         int64_t heads = rng_between(&r, 1, 3), rows = rng_between(&r, 1, 20), cols = 24;
@@ -188,9 +185,8 @@ static void random_counts(void **state)
 }
 
 /* A row's draw does not depend on the number of rows and heads, and all draws differ. */
-static void random_rows_are_their_own(void **state)
+static void random_rows_are_their_own(void)
 {
-    (void)state;
     enum { H = 3, ROWS = 20, COLS = 64 };
     rng r = rng_make(rng_run_seed(), 4);
     const mha_pattern_desc d = {.struct_size = sizeof d, .random_blocks = 20, .seed = rng_next(&r)};
@@ -211,9 +207,8 @@ static void random_rows_are_their_own(void **state)
 /* Each free column is drawn equally often: in n k / m of n rows, within six standard deviations of
  * the binomial distribution, for any seed. Neighbours are drawn together with the frequency of
  * draws without replacement: k (k - 1) / m (m - 1). */
-static void random_is_even(void **state)
+static void random_is_even(void)
 {
-    (void)state;
     enum { ROWS = 4000, COLS = 10, K = 3 };
     rng r = rng_make(rng_run_seed(), 5);
     const mha_pattern_desc d = {.struct_size = sizeof d, .random_blocks = K, .seed = rng_next(&r)};
@@ -234,9 +229,8 @@ static void random_is_even(void **state)
 
 /* The generator's words determine the draws as the header documents. The test recomputes them from
  * the reference's Philox. */
-static void random_is_philox(void **state)
+static void random_is_philox(void)
 {
-    (void)state;
     enum { ROWS = 6, COLS = 37, K = 9 };
     rng r = rng_make(rng_run_seed(), 6);
     const mha_pattern_desc d = {.struct_size = sizeof d, .random_blocks = K, .seed = rng_next(&r)};
@@ -289,9 +283,8 @@ static void unions(void **state)
 }
 
 /* A call with a pattern computes the pairs of the kept blocks. */
-static void patterns_in_attention(void **state)
+static void patterns_in_attention(void)
 {
-    (void)state;
     enum { T = 70, BLOCK = 16, N = 5, D = 4 };
     mha_context *context = context_with(0);
     static float x[T * D], o[T * D], p[T * T];
@@ -363,9 +356,8 @@ static void gaps(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     static const struct {
         mha_pattern_desc desc;
         mha_status status;

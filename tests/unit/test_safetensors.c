@@ -34,9 +34,8 @@ static void refuse(const char *header, size_t data_bytes, mha_status status, con
     assert_non_null(strstr(mha_error_detail(), "x.safetensors"));
 }
 
-static void test_refuses_headers(void **state)
+static void test_refuses_headers(void)
 {
-    (void)state;
     const mha_status bad = MHA_ERR_FORMAT;
     refuse("", 0, bad, "does not begin with '{'");
     refuse("[]", 0, bad, "does not begin with '{'");
@@ -68,9 +67,8 @@ static void refuse_tensor(const char *shape, const char *offsets, size_t data_by
     refuse(header, data_bytes, status, part);
 }
 
-static void test_refuses_tensors(void **state)
+static void test_refuses_tensors(void)
 {
-    (void)state;
     const mha_status bad = MHA_ERR_FORMAT;
     refuse_tensor("[-1]", "[0,4]", 4, bad, "tensor 'a': shape");
     refuse_tensor("[1.0]", "[0,4]", 4, bad, "shape");
@@ -94,9 +92,8 @@ static void test_refuses_tensors(void **state)
     refuse_tensor("[0]", "[0,0]", 1, bad, "belong to no tensor");
 }
 
-static void test_refuses_overlap_and_holes(void **state)
+static void test_refuses_overlap_and_holes(void)
 {
-    (void)state;
     char header[512];
     static const struct {
         int begin, end;
@@ -115,9 +112,8 @@ static void test_refuses_overlap_and_holes(void **state)
            "whole bytes");
 }
 
-static void test_refuses_lengths_and_files(void **state)
+static void test_refuses_lengths_and_files(void)
 {
-    (void)state;
     mha_safetensors *file = NULL;
     const char *path = put("{}", 3, 0);
     expect_error(mha_safetensors_open(path, &file), MHA_ERR_FORMAT, "claims 3 bytes");
@@ -143,9 +139,8 @@ static void test_refuses_lengths_and_files(void **state)
     mha_safetensors_close(NULL);
 }
 
-static void test_long_names_are_cut(void **state)
+static void test_long_names_are_cut(void)
 {
-    (void)state;
     char header[2048], name[1200];
     for (size_t i = 0; i < sizeof name - 2; i += 2) memcpy(name + i, "\xc3\xa4", 2);
     name[sizeof name - 2] = '\0';
@@ -153,9 +148,8 @@ static void test_long_names_are_cut(void **state)
     refuse(header, 0, MHA_ERR_FORMAT, "\xc3\xa4...': its description is not a JSON object");
 }
 
-static void test_reads_what_the_format_allows(void **state)
+static void test_reads_what_the_format_allows(void)
 {
-    (void)state;
     mha_safetensors *file = NULL;
     mha_tensor tensor;
     assert_int_equal(mha_safetensors_open(put("{}   ", -1, 0), &file), MHA_OK);
@@ -221,9 +215,8 @@ static void one_copy_for_all(mha_safetensors *file)
     }
 }
 
-static void test_aligns_data(void **state)
+static void test_aligns_data(void)
 {
-    (void)state;
     mha_safetensors *file = NULL;
     mha_tensor tensor, peeked;
     int views = 0;
@@ -249,9 +242,8 @@ static void test_aligns_data(void **state)
 
 /* A conversion of every type to every other from an odd address equals the conversion of an aligned
  * copy. */
-static void test_reads_into_memory(void **state)
+static void test_reads_into_memory(void)
 {
-    (void)state;
     enum { COUNT = 2500 }; /* more than one piece, and a remainder */
     static const mha_dtype types[] = {MHA_F32, MHA_F64, MHA_F16, MHA_BF16, MHA_I32, MHA_U8};
     static const char *const names[] = {"F32", "F64", "F16", "BF16", "I32", "U8"};
@@ -301,9 +293,8 @@ static void test_reads_into_memory(void **state)
 }
 
 /* For any names, a written header has a multiple of 8 bytes, so that data is aligned. */
-static void test_pads_headers(void **state)
+static void test_pads_headers(void)
 {
-    (void)state;
     double x[2] = {1, 2};
     const mha_tensor tensor = mha_tensor_contiguous(x, MHA_F64, 1, (int64_t[]){2});
     const char *path = temp_path("padded.safetensors");
@@ -321,9 +312,8 @@ static void test_pads_headers(void **state)
     }
 }
 
-static void test_writes_what_it_reads(void **state)
+static void test_writes_what_it_reads(void)
 {
-    (void)state;
     float f[6] = {1, 2, 3, 4, 5, 6};
     double d[1] = {0.1};
     uint8_t u[3] = {7, 8, 9};
@@ -364,9 +354,8 @@ static void test_writes_what_it_reads(void **state)
     mha_safetensors_close(file);
 }
 
-static void test_refuses_to_write(void **state)
+static void test_refuses_to_write(void)
 {
-    (void)state;
     float f[1] = {1};
     const mha_tensor one = mha_tensor_contiguous(f, MHA_F32, 1, (int64_t[]){1});
     mha_tensor two[2] = {one, one};
@@ -423,9 +412,8 @@ static unsigned touch(const mha_safetensors *file)
     return sum;
 }
 
-static void test_mutations(void **state)
+static void test_mutations(void)
 {
-    (void)state;
     static unsigned char bytes[4096];
     size_t size;
     float f[24] = {1, 2, 3};

@@ -40,9 +40,8 @@ static void check_weights(const float *p, int64_t rows, int64_t length)
 }
 
 /* (2, 8, 10, 64): weights (2, 8, 10, 10) whose rows sum to 1. */
-static void weights_of_a_batch(void **state)
+static void weights_of_a_batch(void)
 {
-    (void)state;
     enum { B = 2, H = 8, T = 10, D = 64 };
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 1);
@@ -67,9 +66,8 @@ static void weights_of_a_batch(void **state)
 }
 
 /* x (3, 5, 16) with 2 heads gives weights (3, 2, 5, 5), and no other shape is accepted. */
-static void weights_of_a_module(void **state)
+static void weights_of_a_module(void)
 {
-    (void)state;
     enum { B = 3, T = 5, E = 16, H = 2 };
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 2);
@@ -259,9 +257,8 @@ static void check_last_token(const float *x, const float *y, const hankel w[4])
 }
 
 /* 32 query heads share 8 key/value heads: 41,943,040 parameters for x (2, 10, 4096). */
-static void grouped_heads(void **state)
+static void grouped_heads(void)
 {
-    (void)state;
     static const char *const names[] = {"q_proj_weight", "k_proj_weight", "v_proj_weight",
                                         "out_proj.weight"};
     static const int64_t rows[] = {GE, GHK * GD, GHK * GD, GE};
@@ -291,9 +288,8 @@ static void grouped_heads(void **state)
 
 /* Clipped at 128, a table has 257 rows; each query's mean of clipped distances shows all of them.
  */
-static void shaw_rows(void **state)
+static void shaw_rows(void)
 {
-    (void)state;
     enum { CLIP = 128, ROWS = 2 * CLIP + 1, T = 300 };
     machines all = machines_make(1);
     float q[T] = {0}, table[ROWS], o[T];

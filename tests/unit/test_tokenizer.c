@@ -121,9 +121,8 @@ static void run_case(const mha_tokenizer *tokenizer, char *line, int number)
     mha_encoding_free(&e);
 }
 
-static void test_golden(void **state)
+static void test_golden(void)
 {
-    (void)state;
     char *file = temp_read("tests/golden/tokenizer/cases.tsv", NULL), *line = file;
     mha_tokenizer *tokenizer = NULL;
     char loaded[16] = "";
@@ -150,9 +149,8 @@ static void test_golden(void **state)
     assert_int_equal(cases, 198);
 }
 
-static void test_describe(void **state)
+static void test_describe(void)
 {
-    (void)state;
     mha_tokenizer *tokenizer = load_golden("uncased");
     mha_tokenizer_info info = {.struct_size = sizeof info};
     assert_int_equal(mha_tokenizer_describe(tokenizer, &info), MHA_OK);
@@ -185,9 +183,8 @@ static void test_describe(void **state)
     mha_tokenizer_destroy(NULL);
 }
 
-static void test_words(void **state)
+static void test_words(void)
 {
-    (void)state;
     mha_tokenizer *tokenizer = load_golden("uncased");
     mha_words w = {.struct_size = sizeof w};
     const char text[] = " Caf\xC3\xA9, \xE4\xBD\xA0x";
@@ -215,9 +212,8 @@ static void test_words(void **state)
  * Arguments
  * --------------------------------------------------------------------------------------------- */
 
-static void test_arguments(void **state)
+static void test_arguments(void)
 {
-    (void)state;
     mha_tokenizer *t = load_golden("uncased"), *other = NULL;
     mha_encoding e = {.struct_size = sizeof e}, small = {.struct_size = sizeof e - 1};
     mha_words w = {.struct_size = 3};
@@ -270,9 +266,8 @@ static void test_arguments(void **state)
     mha_tokenizer_destroy(t);
 }
 
-static void test_options(void **state)
+static void test_options(void)
 {
-    (void)state;
     mha_tokenizer *t = load_golden("uncased");
     mha_encoding e = {.struct_size = sizeof e};
     mha_encode_options o = {.struct_size = sizeof o, .flags = MHA_ENCODE_NO_SPECIAL};
@@ -304,9 +299,8 @@ static void test_options(void **state)
     mha_tokenizer_destroy(t);
 }
 
-static void test_invalid_utf8(void **state)
+static void test_invalid_utf8(void)
 {
-    (void)state;
     static const struct {
         const char *text, *offset;
     } cases[] = {{"\x80", "byte 0 "},         {"abc\xFF", "byte 3 "},
@@ -362,9 +356,8 @@ static void refuse(const char *vocab, const char *json, const char *config, mha_
     assert_null(tokenizer);
 }
 
-static void test_refuses_vocabularies(void **state)
+static void test_refuses_vocabularies(void)
 {
-    (void)state;
     refuse(NULL, NULL, NULL, MHA_ERR_FILE, "neither vocab.txt nor tokenizer.json");
     refuse("", NULL, NULL, MHA_ERR_FORMAT, "empty");
     refuse(FIVE "a\nb\na\n", NULL, NULL, MHA_ERR_FORMAT, "'a' occurs twice, with ids");
@@ -388,9 +381,8 @@ static void test_refuses_vocabularies(void **state)
     remove(temp_path("vocab.txt"));
 }
 
-static void test_refuses_json(void **state)
+static void test_refuses_json(void)
 {
-    (void)state;
     const mha_status bad = MHA_ERR_FORMAT, other = MHA_ERR_UNSUPPORTED, model = MHA_ERR_MODEL;
     refuse(NULL, "{", NULL, bad, "malformed JSON at byte");
     refuse(NULL, "[]", NULL, bad, "a list, expected a JSON object");
@@ -434,9 +426,8 @@ static void test_refuses_json(void **state)
     refuse("[PAD]\n", JSON("", VOCAB), NULL, model, "1 tokens, but tokenizer.json has 5");
 }
 
-static void test_refuses_settings(void **state)
+static void test_refuses_settings(void)
 {
-    (void)state;
     const mha_status bad = MHA_ERR_FORMAT, other = MHA_ERR_UNSUPPORTED, model = MHA_ERR_MODEL;
     refuse(FIVE, NULL, "{\"tokenizer_class\":\"GPT2Tokenizer\"}", other, "'GPT2Tokenizer'");
     refuse(FIVE, NULL, "{\"tokenizer_class\":7}", other, "a number");
@@ -477,9 +468,8 @@ static void test_refuses_settings(void **state)
 }
 
 /* Line ends, spaces, a missing mask token, and tokens that can never match. */
-static void test_odd_vocabularies(void **state)
+static void test_odd_vocabularies(void)
 {
-    (void)state;
     mha_tokenizer *t =
         load(folder_of("[UNK]\r\n[CLS] \t\r\n[SEP]\xC2\xA0\r\n\r\nab\r\n\n##c", NULL, NULL));
     mha_tokenizer_info info = {.struct_size = sizeof info};
@@ -494,9 +484,8 @@ static void test_odd_vocabularies(void **state)
 }
 
 /* A line of 10 MB, and tokens with long common prefixes. */
-static void test_long_lines(void **state)
+static void test_long_lines(void)
 {
-    (void)state;
     const size_t long_line = (size_t)10 << 20, size = sizeof FIVE - 1 + long_line + 6;
     char *vocab = malloc(size + 1);
     assert_non_null(vocab);
@@ -530,9 +519,8 @@ static void check_encoding(const mha_tokenizer *t, const mha_encoding *e, size_t
     }
 }
 
-static void test_random_bytes(void **state)
+static void test_random_bytes(void)
 {
-    (void)state;
     static const char *const names[] = {"uncased", "cased", "added"};
     int valid = 0, invalid = 0;
     for (int which = 0; which < 3; which++) {
@@ -583,9 +571,8 @@ static size_t random_text(rng *r, char *text, size_t room)
     return bytes;
 }
 
-static void test_properties(void **state)
+static void test_properties(void)
 {
-    (void)state;
     mha_tokenizer *t = load_golden("uncased");
     for (uint64_t stream = 0; stream < 500; stream++) {
         rng r = rng_make(rng_run_seed(), stream);
@@ -614,9 +601,8 @@ static void test_properties(void **state)
 
 /* A megabyte of each potentially slow case: one word, marks, and words that fail at their last
  * letter. */
-static void test_large_texts(void **state)
+static void test_large_texts(void)
 {
-    (void)state;
     static const char *const parts[] = {"a",     "\xCC\x81",   "\xF0\x9D\x85\xA5\xCC\x81",
                                         "[",     "!",          " ",
                                         "[MASK", "foobafooba", "\xE4\xBD\xA0"};
@@ -641,9 +627,8 @@ static void test_large_texts(void **state)
 }
 
 /* Randomly changed files give an error with a message of one line, or a tokenizer that works. */
-static void test_mutated_files(void **state)
+static void test_mutated_files(void)
 {
-    (void)state;
     static const char *const names[] = {"uncased/vocab.txt", "added/tokenizer.json",
                                         "added/tokenizer_config.json"};
     static const char *const as[] = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"};
@@ -698,9 +683,8 @@ static mha_status load_with(failing_alloc *allocs, mha_tokenizer **tokenizer)
     return mha_tokenizer_load("tests/golden/tokenizer/added", &options, tokenizer);
 }
 
-static void test_load_out_of_memory(void **state)
+static void test_load_out_of_memory(void)
 {
-    (void)state;
     failing_alloc allocs = failing_alloc_make();
     mha_tokenizer *t = NULL;
     int64_t failures = 0;
@@ -717,9 +701,8 @@ static void test_load_out_of_memory(void **state)
     assert_int_equal(allocs.mistakes, 0);
 }
 
-static void test_encode_out_of_memory(void **state)
+static void test_encode_out_of_memory(void)
 {
-    (void)state;
     static const char text[] =
         "Foo a b c d e q\xCC\x81\xCC\xA3 [SEP] g h foobar i j k l m n o p q r";
     failing_alloc allocs = failing_alloc_make();

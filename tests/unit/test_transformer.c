@@ -326,23 +326,20 @@ static void check_slopes(bool mixed)
     if (rng_whole_sample()) assert_true(worst > 0.01 && tame > 50);
 }
 
-static void gradients_are_slopes(void **state)
+static void gradients_are_slopes(void)
 {
-    (void)state;
     check_slopes(false);
 }
 
-static void gradients_of_other_mixers_are_slopes(void **state)
+static void gradients_of_other_mixers_are_slopes(void)
 {
-    (void)state;
     check_slopes(true);
 }
 
 /* The bits are the same with 1, 2 and 8 threads, and rows beyond a length (padding) change
  * nothing. */
-static void threads_and_padding_change_no_bit(void **state)
+static void threads_and_padding_change_no_bit(void)
 {
-    (void)state;
     for (int i = 0; i < 12; i++) {
         gradients g[3];
         double loss[3];
@@ -417,9 +414,8 @@ static void learns(void **state)
 }
 
 /* Names and offsets of a Llama-style decoder's parameters. */
-static void parameters_have_names_and_places(void **state)
+static void parameters_have_names_and_places(void)
 {
-    (void)state;
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
                                        .flags = MHA_TRANSFORMER_CAUSAL,
                                        .vocab_size = 131,
@@ -463,9 +459,8 @@ static void parameters_have_names_and_places(void **state)
 }
 
 /* The same seed gives the same numbers, and their standard deviations are the documented ones. */
-static void seeds_give_the_same_beginning(void **state)
+static void seeds_give_the_same_beginning(void)
 {
-    (void)state;
     mha_transformer_desc desc = {.struct_size = sizeof desc,
                                  .vocab_size = 200,
                                  .max_length = 20,
@@ -861,9 +856,8 @@ static void check_view_errors(const example *e)
 }
 
 /* Activations equal the formula, for self-attention, cross-attention and the other layers. */
-static void views(void **state)
+static void views(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(60, 600); i++) {
         rng r = rng_make(rng_run_seed(), 900 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -956,9 +950,8 @@ static void want_of_layers(passing *p, const example *e)
 /* A call without activations is bit-identical to a call with all activations, in the output, the
  * requested data of each layer, and every view passed to after_layer. after_layer can end a
  * call. */
-static void keeps_nothing(void **state)
+static void keeps_nothing(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(60, 600); i++) {
         rng r = rng_make(rng_run_seed(), 1700 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -1013,9 +1006,8 @@ static const mha_transformer_desc small = {.struct_size = sizeof small,
                                            .num_heads = 2,
                                            .ff_dim = 5};
 
-static void create_errors(void **state)
+static void create_errors(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     mha_transformer_desc d = small;
     mha_transformer *t = NULL;
@@ -1082,9 +1074,8 @@ static void call_make(call *c)
     c->too = (mha_attention_outputs){.struct_size = sizeof c->too, .first_token = &c->first};
 }
 
-static void forward_errors(void **state)
+static void forward_errors(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     mha_transformer_desc d = small;
     mha_transformer *t = NULL;
@@ -1133,9 +1124,8 @@ static void forward_errors(void **state)
 }
 
 /* Invalid descriptions of layers: each error names the layer. */
-static void layers_are_checked(void **state)
+static void layers_are_checked(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     const struct {
         mha_layer_desc layer;
@@ -1227,9 +1217,8 @@ static void layers_are_checked(void **state)
 }
 
 /* MHA_QK_NORM_L2 supports forward calls only. Layers without settings are ignored. */
-static void layers_without_gradients(void **state)
+static void layers_without_gradients(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     mha_layer_desc layer = {.struct_size = sizeof layer};
     mha_transformer_desc d = {.struct_size = sizeof d,
@@ -1342,9 +1331,8 @@ static void expect_same_run(mha_context *context, example *e, mha_transformer *o
 }
 
 /* Numbers from a source, packed or not, are bit-identical to those in an array. */
-static void sources_change_no_bit(void **state)
+static void sources_change_no_bit(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(40, 600); i++) {
         rng r = rng_make(rng_run_seed(), 2600 + (uint64_t)i);
         mha_context *context = machines_context(i % 3 == 0 ? 1 : i % 3 == 1 ? 2 : 8, i);
@@ -1361,9 +1349,8 @@ static void sources_change_no_bit(void **state)
 
 /* Matrices with several groups of panels and several pieces of inputs, and tokens in several blocks
  * of rows. */
-static void large_matrices_from_a_source(void **state)
+static void large_matrices_from_a_source(void)
 {
-    (void)state;
     enum { MOST = 150, V = 600 };
     static const struct {
         int64_t E, F, T;
@@ -1412,9 +1399,8 @@ static void large_matrices_from_a_source(void **state)
 }
 
 /* The whole description, also if every layer has fewer heads than the maximum. */
-static void copies_are_the_same(void **state)
+static void copies_are_the_same(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     const int64_t heads[] = {1, 0};
     mha_transformer_desc d = small, copied;
@@ -1436,9 +1422,8 @@ static void copies_are_the_same(void **state)
 }
 
 /* Decodes one token at a time. */
-static void decoding_from_a_source(void **state)
+static void decoding_from_a_source(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 0);
     rng r = rng_make(rng_run_seed(), 3500);
     mha_transformer_desc d = small;
@@ -1469,9 +1454,8 @@ static void decoding_from_a_source(void **state)
     mha_transformer_destroy(t[0]);
 }
 
-static void source_errors(void **state)
+static void source_errors(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     mha_transformer *t = NULL, *other = NULL;
     stored s;
@@ -1558,9 +1542,8 @@ static mha_status run_from_source(mha_context *context, const mha_transformer *l
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     const mha_layer_desc layers[2] = {{.struct_size = sizeof layers[0], .rope_base = 100},
                                       {.struct_size = sizeof layers[0], .t5_buckets = 8}};
     int refused = 0;

@@ -47,9 +47,8 @@ static void make_views(views *v)
                              .second_col = 2};
 }
 
-static void test_views_are_in_the_page(void **state)
+static void test_views_are_in_the_page(void)
 {
-    (void)state;
     views v;
     make_views(&v);
     mha_buffer page = html_render(&v.figure, &v.report);
@@ -99,9 +98,8 @@ static void check_codes(const unsigned char *bytes, int64_t bits, const float *v
 }
 
 /* Both take at most a quarter of the file; if 8 bits take more, the call reports it. */
-static void test_neurons_in_fewer_bits(void **state)
+static void test_neurons_in_fewer_bits(void)
 {
-    (void)state;
     enum { SIDE = 64, WIDE = 500 };
     static const struct {
         int64_t most_bytes, bits;
@@ -134,9 +132,8 @@ static void test_neurons_in_fewer_bits(void **state)
     free(vectors);
 }
 
-static void test_views_refused(void **state)
+static void test_views_refused(void)
 {
-    (void)state;
     views v;
     make_views(&v);
     v.report.view = (mha_view)4;
@@ -198,9 +195,8 @@ static mha_buffer inset_of(const mha_inset *inset)
 }
 
 /* For any labels, a frame's document is the original page, also within a frame of tabs. */
-static void test_insets_hold_the_page(void **state)
+static void test_insets_hold_the_page(void)
 {
-    (void)state;
     views v;
     make_views(&v);
     const char *const hostile[] = {"\"><script>alert(1)</script>", "&quot;", "</iframe>"};
@@ -250,9 +246,8 @@ static void refuse_inset(const mha_inset *inset, mha_status want, const char *pa
     assert_null(out.data); /* the error precedes all writes */
 }
 
-static void test_insets_refused(void **state)
+static void test_insets_refused(void)
 {
-    (void)state;
     views v;
     make_views(&v);
     mha_inset_page page = {"name", &v.figure, &v.report};
@@ -283,9 +278,8 @@ static void test_insets_refused(void **state)
     refuse_inset(&good, MHA_ERR_ARGUMENT, "first_panel is 9");
 }
 
-static void test_pieces(void **state)
+static void test_pieces(void)
 {
-    (void)state;
     static const char *const cases[][2] = {{"\xC4\xA0the", "the"},
                                            {"\xC4\xA0", " "},
                                            {"\xC4\xA0\xC4\xA0", " "},
@@ -361,9 +355,8 @@ static void expect_link(const mha_link *link, int64_t row, int64_t col, bool con
 /* The chosen link is between content words that are not neighbours and differs from other maps: 1
  * -> 4 of map 2, not the larger 1 -> 5 that all maps have, and not larger but less informative
  * links. */
-static void test_links_tell(void **state)
+static void test_links_tell(void)
 {
-    (void)state;
     sentence s;
     mha_link links[4];
     int64_t strongest;
@@ -393,9 +386,8 @@ static void test_links_tell(void **state)
 
 /* Fallbacks of a map: a faint link between content words is not used, special tokens are skipped, a
  * causal map's first token is not informative, and a single map uses its largest link. */
-static void test_links_that_are_left(void **state)
+static void test_links_that_are_left(void)
 {
-    (void)state;
     sentence s;
     mha_link links[4];
     int64_t strongest;
