@@ -4,6 +4,7 @@
  *
  * The default is a random sample; MHA_TEST_LONG=1 tests the full grid of lengths and head sizes. */
 #include "reference/kinds_bounds.h"
+#include "support/expect.h"
 #include "support/machines.h"
 #include "support/problem.h"
 #include "support/suite.h"
@@ -271,7 +272,7 @@ static void one_visible_key(void)
         ((uint8_t *)keep.view.data)[key] = 1;
         p.desc.keep_mask = &keep.view;
         outcome x = outcome_make(&r, &n, OUTCOME_ALL, LAYOUT_CONTIGUOUS);
-        assert_int_equal(problem_run(all.each[i].context, &p, all.each[i].path, &x), MHA_OK);
+        expect_ok(problem_run(all.each[i].context, &p, all.each[i].path, &x));
         for (int64_t t = 0; t < n.T; t++)
             for (int64_t d = 0; d < n.Dv; d++)
                 assert_true(row_of(&x.o.view, (place){0, 1, t})[d] ==
@@ -295,7 +296,7 @@ static void scale_zero(void)
     p.desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
     for (int i = 0; i < all.count; i++) {
         outcome x = outcome_make(&r, &n, OUTCOME_ALL, LAYOUT_CONTIGUOUS);
-        assert_int_equal(problem_run(all.each[i].context, &p, all.each[i].path, &x), MHA_OK);
+        expect_ok(problem_run(all.each[i].context, &p, all.each[i].path, &x));
         for (int64_t s = 0; s < n.S; s++)
             assert_true(row_of(&x.p.view, (place){0, 0, 1})[s] == 1.0f / 64);
         outcome_free(&x);
@@ -430,9 +431,9 @@ static void special_case(uint64_t stream, const machines *all)
         outcome zero = outcome_make(&r, &n, OUTCOME_ALL, LAYOUT_CONTIGUOUS);
         outcome bad = outcome_make(&r, &n, OUTCOME_ALL, guarded_random_layout(&r, false));
         poison_write(&p, &x, &r, false);
-        assert_int_equal(problem_run(m->context, &p, m->path, &zero), MHA_OK);
+        expect_ok(problem_run(m->context, &p, m->path, &zero));
         poison_write(&p, &x, &r, true);
-        assert_int_equal(problem_run(m->context, &p, m->path, &bad), MHA_OK);
+        expect_ok(problem_run(m->context, &p, m->path, &bad));
         if (!outcome_intact(&bad)) fail_msg("%s: %s: wrote between elements", m->name, p.text);
         int64_t total = n.B * n.H * n.T;
         for (int64_t row = 0; row < total; row++)
@@ -476,7 +477,7 @@ static void garbage_in_padding(void)
                         for (int64_t d = 0; d < n.Dv; d++)
                             row_of(&p.v.view, (place){b, hk, s})[d] = pass ? some_bad(&r) : 0;
                     }
-            assert_int_equal(problem_run(m->context, &p, m->path, pass ? &dirty : &clean), MHA_OK);
+            expect_ok(problem_run(m->context, &p, m->path, pass ? &dirty : &clean));
         }
         assert_true(outcome_same(&clean, &dirty, false));
         outcome_free(&clean);

@@ -8,6 +8,7 @@
 #include "reference/half_reference.h"
 #include "reference/kinds_bounds.h"
 #include "support/backward_call.h"
+#include "support/expect.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 #include "support/plain.h"
@@ -227,7 +228,7 @@ static void not_finite(void)
         run_machines(&x, &r);
         outcome f32 = outcome_make(&r, &x.c.result, OUTCOME_O | OUTCOME_LSE, LAYOUT_CONTIGUOUS);
         x.c.desc.compute = MHA_COMPUTE_F32;
-        assert_int_equal(kinds_run(all.each[0].context, &x.c, MHA_PATH_TILED, &f32), MHA_OK);
+        expect_ok(kinds_run(all.each[0].context, &x.c, MHA_PATH_TILED, &f32));
         const mha_tensor *got[] = {&x.got[0].o.view, &x.got[0].lse.view};
         const mha_tensor *expected[] = {&f32.o.view, &f32.lse.view};
         for (int j = 0; j < 2; j++) {
@@ -424,8 +425,7 @@ static void refusals(void)
         assert_non_null(strstr(mha_error_detail(), cases[i].detail));
     }
     mha_attention_plan plan;
-    assert_int_equal(mha_attention_explain(context, &bf16, &x.Q, &x.K, &x.V, NULL, NULL, &plan),
-                     MHA_OK);
+    expect_ok(mha_attention_explain(context, &bf16, &x.Q, &x.K, &x.V, NULL, NULL, &plan));
     assert_true(plan.compute == MHA_COMPUTE_BF16 && plan.path == MHA_PATH_TILED);
     const mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &x.Q, .k = &x.K, .v = &x.V};

@@ -388,7 +388,7 @@ static void any_number_of_threads(void)
                                            .isa = with[0].each[m].isa,
                                            .parallel_for = run_backwards};
             machine host = with[0].each[m];
-            assert_int_equal(mha_context_create(&desc, &host.context), MHA_OK);
+            expect_ok(mha_context_create(&desc, &host.context));
             outcome other = run(&p, &r, &host, OUTCOME_ALL);
             assert_true(outcome_same(&one, &other, false));
             mha_context_destroy(host.context);
@@ -451,9 +451,7 @@ static void any_layout(void)
             desc.path = all.each[m].path;
             outcome strided = run(&p, &r, &all.each[m], OUTCOME_ALL);
             outcome packed = outcome_make(&r, &n, OUTCOME_ALL, LAYOUT_CONTIGUOUS);
-            assert_int_equal(
-                outcome_run(all.each[m].context, &desc, &q.view, &k.view, &v.view, &packed),
-                MHA_OK);
+            expect_ok(outcome_run(all.each[m].context, &desc, &q.view, &k.view, &v.view, &packed));
             if (!outcome_same(&strided, &packed, false))
                 fail_msg("%s: %s: the layout changes the bits", all.each[m].name, p.text);
             outcome_free(&strided);

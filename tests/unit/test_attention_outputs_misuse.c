@@ -148,7 +148,7 @@ static void old_struct(void)
     a.x.outputs.flags = 0;
     a.x.outputs.lse = NULL;
     a.x.outputs.probabilities = &p;
-    assert_int_equal(extras_run(machines_context(1, 0), &a.c, MHA_PATH_AUTO, &a.x), MHA_OK);
+    expect_ok(extras_run(machines_context(1, 0), &a.c, MHA_PATH_AUTO, &a.x));
     guarded_free(&whole);
     call_free(&a);
 }
@@ -237,13 +237,12 @@ static void plans_come_true(void)
         mha_context *context;
         mha_attention_plan plan;
         const int32_t threads = (int32_t)rng_between(&r, 1, 4);
-        assert_int_equal(failing_context(&memory, threads, MHA_ISA_AUTO, &context), MHA_OK);
-        assert_int_equal(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view,
-                                               &x.o.view, &x.outputs, &plan),
-                         MHA_OK);
-        assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
+        expect_ok(failing_context(&memory, threads, MHA_ISA_AUTO, &context));
+        expect_ok(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view,
+                                        &x.o.view, &x.outputs, &plan));
+        expect_ok(mha_context_reserve(context, plan.scratch_bytes));
         int64_t calls = memory.calls;
-        assert_int_equal(extras_run(context, &c, MHA_PATH_AUTO, &x), MHA_OK);
+        expect_ok(extras_run(context, &c, MHA_PATH_AUTO, &x));
         if (memory.calls != calls)
             fail_msg("%s: %zu bytes were promised to be enough", c.text, plan.scratch_bytes);
         mha_context_destroy(context);
@@ -271,9 +270,8 @@ static void pairs_are_counted(void)
             for (int64_t t = 0; t < kinds_sequence_at(&a, b).T; t++)
                 for (int64_t s = 0; s < kinds_sequence_at(&a, b).S; s++)
                     pairs += c.result.H * kinds_sees(&a, b, 0, t, s);
-        assert_int_equal(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view,
-                                               NULL, NULL, &plan),
-                         MHA_OK);
+        expect_ok(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view, NULL,
+                                        NULL, &plan));
         if (plan.visible_pairs != pairs)
             fail_msg("%lld pairs, not %lld: %s", (long long)plan.visible_pairs, (long long)pairs,
                      c.text);
@@ -287,7 +285,7 @@ static void linear_memory(void)
     const int64_t heads = 8, length = 1000000;
     mha_context *context;
     const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    expect_ok(mha_context_create(&desc, &context));
     const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads, length, 64});
     const mha_tensor row = mha_tensor_contiguous(NULL, MHA_F32, 3, x.shape);
     const mha_tensor key = mha_tensor_contiguous(NULL, MHA_I64, 3, x.shape);
@@ -299,9 +297,8 @@ static void linear_memory(void)
                                            .diagonal = &row,
                                            .column_sums = &row};
     mha_attention_plan bare, full;
-    assert_int_equal(mha_attention_explain(context, NULL, &x, &x, &x, NULL, NULL, &bare), MHA_OK);
-    assert_int_equal(mha_attention_explain(context, NULL, &x, &x, &x, NULL, &outputs, &full),
-                     MHA_OK);
+    expect_ok(mha_attention_explain(context, NULL, &x, &x, &x, NULL, NULL, &bare));
+    expect_ok(mha_attention_explain(context, NULL, &x, &x, &x, NULL, &outputs, &full));
     assert_int_equal(full.path, MHA_PATH_TILED);
     assert_true(full.scratch_bytes <
                 bare.scratch_bytes + (size_t)(8 * heads * length) + 64 * 1024 * 2);
@@ -333,7 +330,7 @@ static void alone(const machine *m, const kinds_case *c, const extras *together,
     one.result.B = 1, one.result.S = keys;
     extras x;
     extras_make(&x, r, &one, &together->request, EXTRAS_ALL, 0);
-    assert_int_equal(extras_run(m->context, &one, m->path, &x), MHA_OK);
+    expect_ok(extras_run(m->context, &one, m->path, &x));
     for (int i = 0; i < EXTRAS_COUNT; i++) {
         mha_tensor expected = part(together, i, b, keys);
         if (!guarded_same_bits(&x.each[i].view, &expected, false))
@@ -364,7 +361,7 @@ static void batch_and_padding(void)
         request.stage = MHA_SCORES_BIASED; /* other stages also contain padded keys */
         for (int m = 0; m < all.count; m++) {
             extras_make(&x, &r, &c, &request, EXTRAS_ALL, 0);
-            assert_int_equal(extras_run(all.each[m].context, &c, all.each[m].path, &x), MHA_OK);
+            expect_ok(extras_run(all.each[m].context, &c, all.each[m].path, &x));
             for (int64_t b = 0; b < 3; b++) alone(&all.each[m], &c, &x, &r, b);
             extras_free(&x);
         }

@@ -2,6 +2,7 @@
  * batches, grouped and repeated heads, features with no effect, any number of threads, biases of hidden pairs.
  * test_nonfinite.c tests keys, values and queries that are not finite. */
 #include "reference/kinds_reference.h"
+#include "support/expect.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -397,7 +398,7 @@ static int64_t count_dropped(const machine *m, float rate, uint64_t seed, int64_
     const mha_tensor ot = mha_tensor_contiguous(o, MHA_F32, 4, (int64_t[]){1, H, T, S});
     const mha_attention_desc desc = {
         .struct_size = sizeof desc, .path = m->path, .dropout = rate, .dropout_seed = seed};
-    assert_int_equal(mha_attention_forward(m->context, &desc, &qt, &kt, &vt, &ot, NULL), MHA_OK);
+    expect_ok(mha_attention_forward(m->context, &desc, &qt, &kt, &vt, &ot, NULL));
     int64_t dropped = 0;
     const double kept = 1.0 / S / (1 - (double)rate);
     *total = (int64_t)H * T * S;
@@ -570,8 +571,7 @@ static void beside_the_window(void)
                                              .global_keys = &view};
             const mha_attention_outputs wanted = {.struct_size = sizeof wanted,
                                                   .probabilities = &p};
-            assert_int_equal(
-                mha_attention_forward(all.each[m].context, &desc, &q, &x, &x, &o, &wanted), MHA_OK);
+            expect_ok(mha_attention_forward(all.each[m].context, &desc, &q, &x, &x, &o, &wanted));
             for (int s = 0; s < N; s++)
                 if ((weights[s] > 0) != (s == key || (s >= QUERY - 1 && s <= QUERY + 1)))
                     fail_msg("%s: key %d is global, weight of key %d is %g", all.each[m].name, key,

@@ -60,8 +60,7 @@ static void hand_writing(void)
     mha_tensor s = tensor3(shares, 1, 2, 4), c = tensor2(cosines, 2, 2);
     mha_tensor o = tensor3(output, 1, 4, 4), m = tensor2(map, 2, 4);
     const mha_head_writing out = {sizeof out, 0, &w, &n, &s, &c, &o};
-    assert_int_equal(
-        mha_heads_write(machines_context(2, 0), &heads, &weight, &bias, NULL, NULL, &out), MHA_OK);
+    expect_ok(mha_heads_write(machines_context(2, 0), &heads, &weight, &bias, NULL, NULL, &out));
     static const float wanted[] = {3, 4, 0, 0, 0, 0, 2, 0, -3, -4, 0, 0, 0, 0, 0, 0,
                                    0, 0, 0, 0, 1, 0, 0, 0, 3,  0,  0, 4, 0, 0, 0, 0};
     static const float sums[] = {4, 3, 2, 0, 2, -1, 4, 0, 1, -5, 2, 4, 1, -1, 2, 0};
@@ -75,7 +74,7 @@ static void hand_writing(void)
      * head. */
     static const float angles[] = {1, -0.18f, -0.18f, 1};
     assert_memory_equal(cosines, angles, sizeof angles);
-    assert_int_equal(mha_head_weight_norms(&weight, &m), MHA_OK);
+    expect_ok(mha_head_weight_norms(&weight, &m));
     static const float rows[] = {3, 4, 1, 0, 1, 0, 0, 2};
     assert_memory_equal(map, rows, sizeof rows);
 }
@@ -92,7 +91,7 @@ static void hand_maps(void)
     mha_tensor gates = mha_tensor_contiguous(gate, MHA_F32, 1, (int64_t[]){2});
     const mha_norm_maps out = {sizeof out, 0,    &p_t,    &gates,
                                &values_t,  &p_t, &layer_t}; /* in place */
-    assert_int_equal(mha_attention_norm_maps(machines_context(2, 0), &v_t, &weight, &out), MHA_OK);
+    expect_ok(mha_attention_norm_maps(machines_context(2, 0), &v_t, &weight, &out));
     /* ||f|| is 5 2 5 0 and, doubled by the gate, 0 2 10 0. */
     static const float norms[] = {5, 2, 5, 0, 0, 2, 10, 0};
     static const float heads[] = {5, 0, 0, 0, 2.5f, 1, 0, 0, 0, 1, 2.5f, 0, 1.25f, 0.5f, 1.25f, 0,
@@ -114,12 +113,12 @@ static void hand_rollout(void)
     float first[16], second[16];
     mha_tensor m = tensor4(maps, 1, 2, 4, 4), a = tensor3(first, 1, 4, 4);
     mha_tensor b = tensor3(second, 1, 4, 4);
-    assert_int_equal(mha_rollout_step(machines_context(2, 0), &m, NULL, &a), MHA_OK);
+    expect_ok(mha_rollout_step(machines_context(2, 0), &m, NULL, &a));
     /* Head 0 attends to the previous token, head 1 to itself: a quarter and three quarters. */
     static const float one[] = {1, 0,     0,     0, 0.25f, 0.75f, 0,     0,
                                 0, 0.25f, 0.75f, 0, 0,     0,     0.25f, 0.75f};
     assert_memory_equal(first, one, sizeof one);
-    assert_int_equal(mha_rollout_step(machines_context(2, 0), &m, &a, &b), MHA_OK);
+    expect_ok(mha_rollout_step(machines_context(2, 0), &m, &a, &b));
     static const float two[] = {1,       0,      0,       0, 0.4375f, 0.5625f, 0,      0,
                                 0.0625f, 0.375f, 0.5625f, 0, 0,       0.0625f, 0.375f, 0.5625f};
     assert_memory_equal(second, two, sizeof two);
@@ -202,9 +201,8 @@ static void desk_run(mha_context *context, const desk *d)
     mha_tensor layer = tensor3(d->layer, d->B, d->T, d->T);
     const mha_head_writing out = {sizeof out, 0, &written, &norms, &shares, &cosines, &output};
     const mha_norm_maps also = {sizeof also, 0, &p, &gates, &values, &maps, &layer};
-    assert_int_equal(mha_heads_write(context, &z, &weight, &bias, &gates, d->lengths, &out),
-                     MHA_OK);
-    assert_int_equal(mha_attention_norm_maps(context, &z, &weight, &also), MHA_OK);
+    expect_ok(mha_heads_write(context, &z, &weight, &bias, &gates, d->lengths, &out));
+    expect_ok(mha_attention_norm_maps(context, &z, &weight, &also));
 }
 
 /* Compute out [H,E] of a token and `size` [H,E], the sums of the magnitudes of its terms. Each step
@@ -332,8 +330,7 @@ static void rollouts(void)
             }
             mha_tensor m = tensor4(maps[l], B, H, T, T), to = tensor3(out[l % 2], B, T, T);
             mha_tensor from = tensor3(out[(l + 1) % 2], B, T, T);
-            assert_int_equal(mha_rollout_step(machines_context(2, i), &m, l ? &from : NULL, &to),
-                             MHA_OK);
+            expect_ok(mha_rollout_step(machines_context(2, i), &m, l ? &from : NULL, &to));
         }
         for (int64_t b = 0; b < B; b++) {
             for (int64_t l = 0; l < L; l++) {
@@ -431,7 +428,7 @@ static example *example_make(mha_context *context, const mha_transformer_desc *d
                                        .tokens = &e->tokens,
                                        .lengths = e->lengths,
                                        .memory = cross ? &e->memory_t : NULL};
-    assert_int_equal(mha_activations_create(context, e->t, 64, cross ? 64 : 0, &e->a), MHA_OK);
+    expect_ok(mha_activations_create(context, e->t, 64, cross ? 64 : 0, &e->a));
     example_fill(e, r);
     if (rng_chance(r, 0.5)) e->input.gates = &e->gates_t;
     return e;
@@ -439,7 +436,7 @@ static example *example_make(mha_context *context, const mha_transformer_desc *d
 
 static void example_run(mha_context *context, example *e)
 {
-    assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+    expect_ok(mha_transformer_update(context, e->t));
     if (mha_transformer_forward(context, e->t, &e->input, e->a, &e->output_t, &e->probabilities_t,
                                 NULL) != MHA_OK)
         fail_msg("%s", mha_error_detail());
@@ -458,7 +455,7 @@ static mha_transformer *example_read(mha_context *context, example *e, stored *s
     mha_transformer *own = e->t;
     mha_activations_destroy(e->a);
     e->t = stored_transformer(context, own, 0, s);
-    assert_int_equal(mha_activations_create(context, e->t, 64, e->S > 0 ? 64 : 0, &e->a), MHA_OK);
+    expect_ok(mha_activations_create(context, e->t, 64, e->S > 0 ? 64 : 0, &e->a));
     return own;
 }
 
@@ -521,7 +518,7 @@ static void add_part(const example *e, reference_stream *s, int64_t layer, mha_l
     static const char *const names[] = {"self_attn.o_proj", "cross_attn.o_proj", "mlp.down_proj"};
     static const char *const norms[] = {"self_attn_norm", "cross_attn_norm", "mlp_norm"};
     mha_layer_view view = {.struct_size = sizeof view};
-    assert_int_equal(mha_activations_layer(e->a, layer, part, &view), MHA_OK);
+    expect_ok(mha_activations_layer(e->a, layer, part, &view));
     const bool ff = part == MHA_PART_FEED_FORWARD;
     const mha_tensor *in = ff ? &view.hidden : &view.concatenated;
     const int64_t K = in->shape[2];
@@ -537,7 +534,7 @@ static reference_stream decompose(const example *e, int64_t row)
 {
     mha_stream_view ends = {.struct_size = sizeof ends};
     reference_stream s = reference_stream_make(e->d.embed_dim, 40);
-    assert_int_equal(mha_activations_stream(e->a, &ends), MHA_OK);
+    expect_ok(mha_activations_stream(e->a, &ends));
     double *embedding = reference_stream_add(&s);
     for (int64_t c = 0; c < s.E; c++)
         embedding[c] = (double)((const float *)ends.embedded.data)[row * s.E + c];
@@ -628,7 +625,7 @@ static void check_total(const example *e, const mha_attribution_target *target, 
 {
     const float *logits = e->output + row * VOCAB;
     mha_stream_view ends = {.struct_size = sizeof ends};
-    assert_int_equal(mha_activations_stream(e->a, &ends), MHA_OK);
+    expect_ok(mha_activations_stream(e->a, &ends));
     const float *x = (const float *)ends.normed.data + row * e->d.embed_dim;
     double *table = output_table(e);
     double wanted = (double)logits[target->token], room = 0;
@@ -706,7 +703,7 @@ static void small_integers_are_exact(void)
         float *data = mha_transformer_data(e->t);
         for (int64_t k = 0; k < mha_transformer_parameters(e->t); k++) {
             mha_parameter p;
-            assert_int_equal(mha_transformer_parameter(e->t, k, &p), MHA_OK);
+            expect_ok(mha_transformer_parameter(e->t, k, &p));
             const bool zero = strstr(p.name, "q_proj") != NULL;
             for (int64_t n = 0; n < p.count; n++)
                 data[p.offset + n] = zero ? 0 : (float)rng_between(&r, -2, 2);
@@ -730,9 +727,8 @@ static void small_integers_are_exact(void)
         float written[3 * 4 * 4 * 8], output[3 * 4 * 8];
         mha_tensor w = tensor4(written, e->B, 4, 4, 8), o = tensor3(output, e->B, 4, 8);
         const mha_head_writing out = {.struct_size = sizeof out, .written = &w, .output = &o};
-        assert_int_equal(mha_activations_layer(e->a, 1, MHA_PART_SELF_ATTENTION, &view), MHA_OK);
-        assert_int_equal(
-            mha_layer_write(context, e->t, e->a, 1, MHA_PART_SELF_ATTENTION, NULL, &out), MHA_OK);
+        expect_ok(mha_activations_layer(e->a, 1, MHA_PART_SELF_ATTENTION, &view));
+        expect_ok(mha_layer_write(context, e->t, e->a, 1, MHA_PART_SELF_ATTENTION, NULL, &out));
         double *bias = parameter(e, 1, "self_attn.o_proj.bias");
         for (int64_t k = 0; k < e->B * 4 * 8; k++) {
             const int64_t b = k / 32, t = k / 8 % 4, c = k % 8;
@@ -780,8 +776,8 @@ static void layers_are_the_plain_calls(void)
                                     .gates = e->input.gates ? &gates : NULL,
                                     .values = &v,
                                     .heads = &m};
-        assert_int_equal(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out), MHA_OK);
-        assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0, &also), MHA_OK);
+        expect_ok(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out));
+        expect_ok(mha_layer_norm_maps(context, e->t, e->a, l, 0, &also));
         for (int64_t row = 0; row < e->B * H; row++) {
             const double size = (double)values[row * e->T];
             /* z is v: of a softmax over one key, times a gate, in f32. */
@@ -817,10 +813,10 @@ static void find_all(mha_context *context, example *e, int64_t l, findings *f)
     mha_composition scores = {.struct_size = sizeof scores, .q = &t[0], .k = &t[1], .v = &t[2]};
     example_run(context, e);
     attribute(context, e, &target, &f->logit);
-    assert_int_equal(mha_transformer_composition(context, e->t, &scores), MHA_OK);
+    expect_ok(mha_transformer_composition(context, e->t, &scores));
     if (H == 0) return;
-    assert_int_equal(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out), MHA_OK);
-    assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0, &maps), MHA_OK);
+    expect_ok(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out));
+    expect_ok(mha_layer_norm_maps(context, e->t, e->a, l, 0, &maps));
 }
 
 /* Matrices from a source are bit-identical to those in an array, and no scratch remains. */
@@ -915,7 +911,7 @@ static void composition(void **state)
         mha_tensor t[3];
         for (int k = 0; k < 3; k++) t[k] = tensor4(scores[k], L, H, L, H);
         mha_composition out = {.struct_size = sizeof out, .q = &t[0], .k = &t[1], .v = &t[2]};
-        assert_int_equal(mha_transformer_composition(context, e->t, &out), MHA_OK);
+        expect_ok(mha_transformer_composition(context, e->t, &out));
         assert_true(out.baseline == 1 / sqrt((double)E));
         for (int64_t k = 0; k < L * H * L * H; k++) {
             const int64_t to = k / (H * L * H), h = k / (L * H) % H, from = k / H % L, g = k % H;
@@ -957,26 +953,26 @@ static void composition_of_chance(void)
     mha_context *context = machines_context(2, 0);
     mha_transformer *t;
     mha_parameter p, from;
-    assert_int_equal(mha_transformer_create(context, &desc, &t), MHA_OK);
+    expect_ok(mha_transformer_create(context, &desc, &t));
     const mha_transformer_init init = {.struct_size = sizeof init, .seed = 5};
-    assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
+    expect_ok(mha_transformer_initialise(context, t, &init));
     float scores[64];
     mha_tensor k = tensor4(scores, 2, 4, 2, 4);
     mha_composition out = {.struct_size = sizeof out, .k = &k};
-    assert_int_equal(mha_transformer_composition(context, t, &out), MHA_OK);
+    expect_ok(mha_transformer_composition(context, t, &out));
     double sum = 0;
     for (int i = 0; i < 16; i++) sum += (double)scores[32 + i / 4 * 8 + i % 4];
     /* The mean of 16 scores with a standard deviation of about 0.01 (16 x 16 numbers each, of one
      * head): 0.01 is 4 sigma. */
     check_near(sum / 16, out.baseline, 0.01, "random matrices");
     /* W_K of head 1 reads the output of W_O of head 2: its rows are those columns. */
-    assert_int_equal(mha_transformer_find(t, 1, "self_attn.k_proj.weight", &p), MHA_OK);
-    assert_int_equal(mha_transformer_find(t, 0, "self_attn.o_proj.weight", &from), MHA_OK);
+    expect_ok(mha_transformer_find(t, 1, "self_attn.k_proj.weight", &p));
+    expect_ok(mha_transformer_find(t, 0, "self_attn.o_proj.weight", &from));
     float *data = mha_transformer_data(t);
     for (int d = 0; d < 16; d++)
         for (int c = 0; c < 64; c++)
             data[p.offset + (16 + d) * 64 + c] = data[from.offset + c * 64 + 2 * 16 + d];
-    assert_int_equal(mha_transformer_composition(context, t, &out), MHA_OK);
+    expect_ok(mha_transformer_composition(context, t, &out));
     const float *row = scores + 32 + 8;
     assert_true(row[2] > 0.22f && row[0] < 0.16f && row[1] < 0.16f && row[3] < 0.16f);
     mha_transformer_destroy(t);
@@ -1161,9 +1157,9 @@ static void misuse_is_refused(void)
 #define NORM_MAPS() mha_attention_norm_maps(x, &a.heads, &a.weight, &a.twin)
 #define ROLL() mha_rollout_step(x, &a.square, NULL, &a.after)
 #define REFUSE(call, status, part, ...) expect_spoiled(a, call, status, part, __VA_ARGS__)
-    assert_int_equal(WRITE(), MHA_OK);
-    assert_int_equal(NORM_MAPS(), MHA_OK);
-    assert_int_equal(ROLL(), MHA_OK);
+    expect_ok(WRITE());
+    expect_ok(NORM_MAPS());
+    expect_ok(ROLL());
     REFUSE(WRITE(), MHA_ERR_ARGUMENT, "lengths[0] is 5, expected 0..4", a.length = 5);
     REFUSE(WRITE(), MHA_ERR_SHAPE, "weight: 4 columns", a.heads.shape[3] = 3);
     REFUSE(WRITE(), MHA_ERR_OVERLAP, "norms overlaps", a.norms.data = z);

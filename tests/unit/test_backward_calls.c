@@ -39,7 +39,7 @@ static mha_tensor tensor(int ndim, const int64_t *shape)
 static int64_t elements_of(const mha_tensor *x)
 {
     int64_t count;
-    assert_int_equal(mha_tensor_count(x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(x, &count));
     return count;
 }
 
@@ -819,7 +819,7 @@ static void plans(void **state)
     mha_context *context = context_with(0);
     mha_status status;
     mha_attention_plan small = plan_of(context, 1024, 64, MHA_PATH_AUTO, 0, &status);
-    assert_int_equal(status, MHA_OK);
+    expect_ok(status);
     assert_int_equal(small.path, MHA_PATH_TILED);
     assert_true(small.isa == mha_context_isa(context) && small.visible_pairs == 8 * 1024 * 1024);
     /* dq is separate from dk and dv because a table's gradient is requested: 14 D per pair */
@@ -836,7 +836,7 @@ static void plans(void **state)
     plan_of(context, 64, 300, MHA_PATH_AUTO, MHA_ATTENTION_STRICT, &status);
     assert_int_equal(status, MHA_ERR_UNSUPPORTED);
     plan_of(context, 64, 300, MHA_PATH_PLAIN, MHA_ATTENTION_STRICT, &status);
-    assert_int_equal(status, MHA_OK);
+    expect_ok(status);
     check_huge(context);
     /* A loss of weights computes p once for its sum, and once in each of the two walks. */
     const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 2, 64, 32});
@@ -844,10 +844,8 @@ static void plans(void **state)
     const mha_attention_gradients wanted = {
         .struct_size = sizeof wanted, .q = &x, .k = &x, .probabilities_gradient = &p};
     mha_attention_plan of_weights;
-    assert_int_equal(mha_attention_backward_explain(
-                         context_with(3),
-                         BACKWARD_CALL(NULL, &x, &x, &x, NULL, NULL, NULL, &wanted), &of_weights),
-                     MHA_OK);
+    expect_ok(mha_attention_backward_explain(
+        context_with(3), BACKWARD_CALL(NULL, &x, &x, &x, NULL, NULL, NULL, &wanted), &of_weights));
     assert_int_equal(of_weights.path, MHA_PATH_TILED);
     assert_true(of_weights.flops == (2 * (4 + 2) + 3 * 2) * 32.0 * 2 * 64 * 64);
 }
@@ -860,17 +858,15 @@ static void check_reserve(call *x)
     mha_context *context;
     mha_attention_plan plan;
     failing_alloc alloc = failing_alloc_make();
-    assert_int_equal(failing_context(&alloc, 1, MHA_ISA_AUTO, &context), MHA_OK);
-    assert_int_equal(
-        mha_attention_backward_explain(context,
-                                       BACKWARD_CALL(&x->desc, &x->q, &x->k, &x->v, &x->o, &x->lse,
-                                                     &x->o_gradient, &x->gradients),
-                                       &plan),
-        MHA_OK);
-    assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
+    expect_ok(failing_context(&alloc, 1, MHA_ISA_AUTO, &context));
+    expect_ok(mha_attention_backward_explain(
+        context,
+        BACKWARD_CALL(&x->desc, &x->q, &x->k, &x->v, &x->o, &x->lse, &x->o_gradient, &x->gradients),
+        &plan));
+    expect_ok(mha_context_reserve(context, plan.scratch_bytes));
     alloc.fail_at = alloc.calls;
     alloc.fail_after = true;
-    assert_int_equal(backward(context, x), MHA_OK);
+    expect_ok(backward(context, x));
     mha_context_destroy(context);
 }
 
@@ -899,7 +895,7 @@ static void failed_allocations_are_reported(void)
         for (int64_t at = 0; at < 1000; at++) {
             mha_context *context;
             alloc = failing_alloc_make();
-            assert_int_equal(failing_context(&alloc, 1, MHA_ISA_AUTO, &context), MHA_OK);
+            expect_ok(failing_context(&alloc, 1, MHA_ISA_AUTO, &context));
             memset(x.of[QUERIES].data, 0x55, (size_t)elements_of(&x.of[QUERIES]) * sizeof(float));
             alloc.fail_at = alloc.calls + at;
             alloc.fail_after = true;
@@ -909,9 +905,9 @@ static void failed_allocations_are_reported(void)
             if (status == MHA_OK) {
                 alloc.fail_at = -1; /* lets scratch merge its blocks */
                 alloc.fail_after = false;
-                assert_int_equal(backward(context, &x), MHA_OK);
+                expect_ok(backward(context, &x));
                 alloc.fail_at = alloc.calls; /* from then on nothing is allocated */
-                assert_int_equal(backward(context, &x), MHA_OK);
+                expect_ok(backward(context, &x));
             } else {
                 assert_int_equal(status, MHA_ERR_NOMEM);
                 assert_true(first == 0x55555555);

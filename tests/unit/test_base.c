@@ -54,7 +54,7 @@ static void detail_is_one_clean_line(void)
     assert_string_equal(mha_error_detail(), "again: a: line?feed?tab? 7");
     int64_t count;
     mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 0, NULL);
-    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(&x, &count));
     /* success does not change it */
     assert_string_equal(mha_error_detail(), "again: a: line?feed?tab? 7");
 }
@@ -144,13 +144,13 @@ static void counts(void)
 {
     int64_t count = -5;
     mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 3, (int64_t[]){2, 3, 4});
-    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(&x, &count));
     assert_int_equal(count, 24);
     x.ndim = 0;
-    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(&x, &count));
     assert_int_equal(count, 1);
     x = mha_tensor_contiguous(NULL, MHA_F32, 3, (int64_t[]){INT64_MAX, 0, INT64_MAX});
-    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(&x, &count));
     assert_int_equal(count, 0);
     expect_error(mha_tensor_count(NULL, &count), MHA_ERR_NULL, "mha_tensor_count");
     expect_error(mha_tensor_count(&x, NULL), MHA_ERR_NULL, "mha_tensor_count");
@@ -184,7 +184,7 @@ static void clear_environment(void)
 static void overlaps(void)
 {
     mha_context *context = NULL;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    expect_ok(mha_context_create(NULL, &context));
     static float memory[400];
     int64_t apart = 0, refused = 0;
     for (int i = 0; i < 4000; i++) {
@@ -210,7 +210,7 @@ static void overlaps(void)
         assert_true(status == MHA_OK || status == MHA_ERR_OVERLAP);
         if (shared) assert_int_equal(status, MHA_ERR_OVERLAP);
         if (!shared && llabs(v[0].stride[0]) == llabs(v[1].stride[0]))
-            assert_int_equal(status, MHA_OK); /* rows of one stride: exact */
+            expect_ok(status); /* rows of one stride: exact */
         apart += status == MHA_OK;
         refused += status != MHA_OK;
     }
@@ -234,7 +234,7 @@ static void instruction_sets(void)
             expect_error(status, MHA_ERR_UNSUPPORTED, mha_isa_name((mha_isa)isa));
             continue;
         }
-        assert_int_equal(status, MHA_OK);
+        expect_ok(status);
         assert_int_equal(mha_context_isa(context), isa);
         mha_context_destroy(context);
     }
@@ -372,8 +372,7 @@ static void scratch_is_a_stack(void)
         for (int i = 0; i < 40; i++) {
             void *part;
             marks[i] = mha_scratch_top(context);
-            assert_int_equal(mha_scratch_alloc(context, 1 + i * 997, (size_t)(1 + i % 9), &part),
-                             MHA_OK);
+            expect_ok(mha_scratch_alloc(context, 1 + i * 997, (size_t)(1 + i % 9), &part));
             assert_int_equal((uintptr_t)part % 64, 0);
             parts[i] = part;
             memset(part, i, (size_t)(1 + i * 997) * (size_t)(1 + i % 9));
@@ -399,7 +398,7 @@ static void scratch_errors(void)
     assert_null(part);
     expect_error(mha_scratch_alloc(context, INT64_MAX, 8, &part), MHA_ERR_SIZE, "scratch");
     expect_error(mha_scratch_alloc(context, INT64_MAX - 8, 1, &part), MHA_ERR_SIZE, "scratch");
-    assert_int_equal(mha_scratch_alloc(context, 0, 8, &part), MHA_OK);
+    expect_ok(mha_scratch_alloc(context, 0, 8, &part));
     assert_non_null(part);
     memory.fail_at = memory.calls;
     memory.fail_after = true;
@@ -407,17 +406,17 @@ static void scratch_errors(void)
     assert_null(part);
     expect_error(mha_scratch_alloc(context, INT64_MAX / 16, 8, &part), MHA_ERR_NOMEM, "scratch");
     memory.fail_at = -1;
-    assert_int_equal(mha_scratch_alloc(context, 1 << 20, 8, &part), MHA_OK);
+    expect_ok(mha_scratch_alloc(context, 1 << 20, 8, &part));
     mha_scratch_release(context, (mha_scratch_mark){0, 0});
-    assert_int_equal(mha_context_reserve(context, 1 << 24), MHA_OK);
+    expect_ok(mha_context_reserve(context, 1 << 24));
     int64_t calls = memory.calls;
-    assert_int_equal(mha_context_reserve(context, 1 << 20), MHA_OK);
+    expect_ok(mha_context_reserve(context, 1 << 20));
     void *held;
     mha_scratch_mark before = mha_scratch_top(context);
-    assert_int_equal(mha_scratch_alloc(context, 1, 1, &held), MHA_OK);
+    expect_ok(mha_scratch_alloc(context, 1, 1, &held));
     expect_error(mha_context_reserve(context, 1 << 25), MHA_ERR_ARGUMENT, "in use");
     mha_scratch_release(context, before);
-    assert_int_equal(mha_scratch_alloc(context, 1 << 24, 1, &part), MHA_OK);
+    expect_ok(mha_scratch_alloc(context, 1 << 24, 1, &part));
     assert_int_equal(memory.calls, calls);
     mha_scratch_release(context, (mha_scratch_mark){0, 0});
     memory.fail_at = memory.calls;
@@ -656,7 +655,7 @@ static void workers_wake_off_the_caller(void **state)
     if (CPU_COUNT(&all) < 2) skip();
     mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
     mha_context *context;
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    expect_ok(mha_context_create(&desc, &context));
     meeting m = {.both = false};
     mha_parallel_for(context, 2, meet, &m);
     assert_true(atomic_load(&m.both));

@@ -3,6 +3,7 @@
  * rank, and a lost rank ends the call on all ranks. */
 #include "support/backward_call.h"
 #include "support/cuts.h"
+#include "support/expect.h"
 #include "support/extras.h"
 #include "support/failing_alloc.h"
 #include "support/rank_contexts.h"
@@ -215,9 +216,8 @@ static void check_pairs(const job *j, int ranks, const mha_context *context,
     mha_attention_plan whole;
     double pairs = 0;
     for (int r = 0; r < ranks; r++) pairs += j->parts[r].plan.pairs;
-    assert_int_equal(mha_attention_explain(context, desc, &j->c.q.view, &j->c.k.view, &j->c.v.view,
-                                           NULL, NULL, &whole),
-                     MHA_OK);
+    expect_ok(mha_attention_explain(context, desc, &j->c.q.view, &j->c.k.view, &j->c.v.view, NULL,
+                                    NULL, &whole));
     assert_int_equal((int64_t)pairs, whole.visible_pairs);
 }
 
@@ -302,9 +302,8 @@ static void check_case(int number, unsigned wanted, bool exchange)
     mha_attention_outputs outputs = make_outputs(j, wanted, tensors, offsets);
     mha_attention_desc desc = j->c.desc;
     desc.path = m->path;
-    assert_int_equal(mha_attention_forward(m->context, &desc, &j->c.q.view, &j->c.k.view,
-                                           &j->c.v.view, &whole.o.view, &outputs),
-                     MHA_OK);
+    expect_ok(mha_attention_forward(m->context, &desc, &j->c.q.view, &j->c.k.view, &j->c.v.view,
+                                    &whole.o.view, &outputs));
     j->queries = cuts_make(&r, j->c.q.view.shape[2], ranks);
     j->keys = cuts_make(&r, j->c.k.view.shape[2], ranks);
     for (int rank = 0; rank < ranks; rank++) {
@@ -726,10 +725,9 @@ static void start_from_rounded(const machine *m, const job *j, const mha_attenti
     wanted &= ~(1u << GRAD_Q | 1u << GRAD_K | 1u << GRAD_V);
     if (wanted == 0) return;
     point_at_gradients(w, wanted, loss & ~ADDED);
-    assert_int_equal(mha_attention_backward(
-                         m->context, BACKWARD_CALL(desc, &j->c.q.view, &j->c.k.view, &j->c.v.view,
-                                                   &w->o, &w->lse, &w->g, &w->gradients)),
-                     MHA_OK);
+    expect_ok(mha_attention_backward(m->context,
+                                     BACKWARD_CALL(desc, &j->c.q.view, &j->c.k.view, &j->c.v.view,
+                                                   &w->o, &w->lse, &w->g, &w->gradients)));
     for (int i = 0; i < GRADS; i++) {
         int64_t count = wanted >> i & 1;
         for (int d = 0; d < w->grads[i].ndim; d++) count *= w->grads[i].shape[d];
@@ -790,7 +788,7 @@ static void check_back_case(int number)
         if (input) w->grads[i] = random_like(&r, input->ndim, input->shape);
     }
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
-    assert_int_equal(mha_attention_forward(m->context, &desc, q, k, v, &w->o, &outputs), MHA_OK);
+    expect_ok(mha_attention_forward(m->context, &desc, q, k, v, &w->o, &outputs));
     j->queries = rng_chance(&r, 0.3) ? cut_chunks(&r, &j->c, ranks) : cuts_make(&r, o[2], ranks);
     j->keys = cuts_make(&r, k->shape[2], ranks);
     if (is_ambiguous(j, ranks)) wanted &= ~(1u << GRAD_BIAS);
@@ -803,10 +801,8 @@ static void check_back_case(int number)
         point_at_gradients(&x->parts[rank], wanted, loss);
     }
     point_at_gradients(w, wanted, loss);
-    assert_int_equal(
-        mha_attention_backward(m->context,
-                               BACKWARD_CALL(&desc, q, k, v, &w->o, &w->lse, &w->g, &w->gradients)),
-        MHA_OK);
+    expect_ok(mha_attention_backward(
+        m->context, BACKWARD_CALL(&desc, q, k, v, &w->o, &w->lse, &w->g, &w->gradients)));
     thread_ranks_run(ranks, run_back, x, -1, 0);
     for (int rank = 0; rank < ranks; rank++) {
         back_part *b = &x->parts[rank];
@@ -860,9 +856,8 @@ static job *make_even(int64_t T, int64_t S, int64_t Hk, unsigned kinds, int64_t 
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
         cuts *c[] = {&j->queries, &j->keys};
         for (int i = 0; i < 2; i++)
-            assert_int_equal(mha_split_pieces(i ? S : T, rank, PLAIN_RANKS, 0, c[i]->pieces[rank],
-                                              &c[i]->count[rank]),
-                             MHA_OK);
+            expect_ok(mha_split_pieces(i ? S : T, rank, PLAIN_RANKS, 0, c[i]->pieces[rank],
+                                       &c[i]->count[rank]));
         mha_piece *p = j->queries.pieces[rank];
         if (rank > 0) p->begin += later;
         if (rank < PLAIN_RANKS - 1) p->end += later;
@@ -1063,23 +1058,21 @@ static void scratch_is_what_plans_say(void)
         if (way == 2) want_columns(j);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             memory[rank] = failing_alloc_make();
-            assert_int_equal(
-                failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO, &j->parts[rank].context),
-                MHA_OK);
+            expect_ok(failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO,
+                                      &j->parts[rank].context));
         }
         thread_ranks_run(PLAIN_RANKS, explain_rank, j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             const mha_distributed_plan *plan = &j->parts[rank].plan;
             const size_t bytes = plan->scratch_bytes;
             assert_int_equal(plan->head_parts, way == 1 ? PLAIN_RANKS : 1);
-            assert_int_equal(mha_context_reserve(j->parts[rank].context,
-                                                 enough ? bytes + LISTS : bytes - bytes / 4),
-                             MHA_OK);
+            expect_ok(mha_context_reserve(j->parts[rank].context,
+                                          enough ? bytes + LISTS : bytes - bytes / 4));
             memory[rank].number = memory[rank].calls;
         }
         thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
-            assert_int_equal(j->parts[rank].status, MHA_OK);
+            expect_ok(j->parts[rank].status);
             assert_int_equal(memory[rank].calls == memory[rank].number, enough);
             mha_context_destroy(j->parts[rank].context);
         }
@@ -1319,12 +1312,11 @@ static void without_a_description(void)
     const mha_tensor *q = &j->c.q.view;
     rng r = rng_make(3, 3);
     mha_tensor o = random_like(&r, 4, q->shape);
-    assert_int_equal(
-        mha_attention_forward(j->parts[0].context, NULL, q, &j->c.k.view, &j->c.v.view, &o, NULL),
-        MHA_OK);
+    expect_ok(
+        mha_attention_forward(j->parts[0].context, NULL, q, &j->c.k.view, &j->c.v.view, &o, NULL));
     thread_ranks_run(PLAIN_RANKS, run_bare, j, -1, 0);
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
-        assert_int_equal(j->parts[rank].status, MHA_OK);
+        expect_ok(j->parts[rank].status);
         assert_true(cuts_same(&j->queries, rank, &o, &j->parts[rank].o, 2));
     }
     free(o.data);
@@ -1394,8 +1386,7 @@ static void pieces_cover(void)
                 for (int32_t rank = 0; rank < size; rank++) {
                     mha_piece pieces[6];
                     int64_t count;
-                    assert_int_equal(mha_split_pieces(length, rank, size, folds, pieces, &count),
-                                     MHA_OK);
+                    expect_ok(mha_split_pieces(length, rank, size, folds, pieces, &count));
                     for (int64_t i = 0; i < count; i++)
                         for (int64_t t = pieces[i].begin; t < pieces[i].end; t++) seen[t]++;
                     if (pieces[0].begin < length)

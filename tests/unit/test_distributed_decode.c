@@ -3,6 +3,7 @@
  * text. The messages match the plan, errors reach every rank, and a lost rank ends the call on all
  * ranks. */
 #include "support/cuts.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
 #include "support/rank_contexts.h"
@@ -114,7 +115,7 @@ static mha_kv_cache *make_cache(mha_context *context, const cache_kind *kind, co
                               .page_size = kind->page_size,
                               .key_scales = kind->scales};
     if (desc.page_size > capacity) desc.page_size = 0;
-    assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
+    expect_ok(mha_kv_cache_create(context, &desc, &cache));
     return cache;
 }
 
@@ -129,7 +130,7 @@ static void append(mha_kv_cache *cache, const mha_tensor *k, const mha_tensor *v
         const int64_t last = lengths && lengths[b] < end ? lengths[b] : end;
         counts[b] = last > begin ? last - begin : 0;
     }
-    assert_int_equal(mha_kv_cache_append(cache, &some_k, &some_v, counts), MHA_OK);
+    expect_ok(mha_kv_cache_append(cache, &some_k, &some_v, counts));
 }
 
 static void make_part(job *j, int rank, const cache_kind *kind)
@@ -225,8 +226,7 @@ static void run_whole(const job *j, mha_context *context, const cache_kind *kind
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &whole->lse};
     make_results(whole, q, v->shape[3]);
     if (!kind->wanted) {
-        assert_int_equal(mha_attention_forward(context, &desc, q, k, v, &whole->o, &outputs),
-                         MHA_OK);
+        expect_ok(mha_attention_forward(context, &desc, q, k, v, &whole->o, &outputs));
         return;
     }
     whole->cache = make_cache(context, kind, k, v, k->shape[2] > 0 ? k->shape[2] : 1);
@@ -413,7 +413,7 @@ static void decode_alone(growth *g)
         const mha_tensor o = mha_tensor_contiguous(g->expected + step * 2 * GROW_HEADS * GROW_WIDTH,
                                                    MHA_F32, 4, row);
         append(cache, &g->k, &g->v, at, at + 1, NULL);
-        assert_int_equal(mha_kv_cache_attention(g->contexts[0], cache, NULL, &q, &o, NULL), MHA_OK);
+        expect_ok(mha_kv_cache_attention(g->contexts[0], cache, NULL, &q, &o, NULL));
     }
     mha_kv_cache_destroy(cache);
 }
@@ -495,22 +495,20 @@ static void scratch_is_what_plans_say(void)
         failing_alloc memory[PLAIN_RANKS];
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             memory[rank] = failing_alloc_make();
-            assert_int_equal(
-                failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO, &j->parts[rank].context),
-                MHA_OK);
+            expect_ok(failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO,
+                                      &j->parts[rank].context));
         }
         thread_ranks_run(PLAIN_RANKS, explain_rank, j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             const size_t bytes = j->parts[rank].plan.scratch_bytes;
             assert_int_equal(j->parts[rank].plan.at_once, i < 2);
-            assert_int_equal(mha_context_reserve(j->parts[rank].context,
-                                                 i % 2 ? bytes + LISTS : bytes - bytes / 4),
-                             MHA_OK);
+            expect_ok(mha_context_reserve(j->parts[rank].context,
+                                          i % 2 ? bytes + LISTS : bytes - bytes / 4));
             memory[rank].number = memory[rank].calls;
         }
         thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
-            assert_int_equal(j->parts[rank].status, MHA_OK);
+            expect_ok(j->parts[rank].status);
             assert_int_equal(memory[rank].calls == memory[rank].number, i % 2);
             mha_context_destroy(j->parts[rank].context);
         }
@@ -574,7 +572,7 @@ static void refusals_reach_every_rank(void)
     REFUSED(MHA_ERR_DTYPE, "rank 1: q", false, p->q.dtype = MHA_I32);
     REFUSED(MHA_ERR_SHAPE, "rank 1: q", true, p->q.ndim = 3);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: cache: sequence 0 holds 511 positions", true,
-            assert_int_equal(mha_kv_cache_truncate(p->cache, 0, 511), MHA_OK));
+            expect_ok(mha_kv_cache_truncate(p->cache, 0, 511)));
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: ragged batches", false,
             p->desc.query_starts = p->desc.key_starts = starts, p->desc.sequences = 1);
     REFUSED(MHA_ERR_UNSUPPORTED, "bf16 arithmetic", false, p->desc.compute = MHA_COMPUTE_BF16);
@@ -686,7 +684,7 @@ static void refusals_of_one(void)
                                     .head_dim = 32,
                                     .window = 16};
     mha_kv_cache *cache;
-    assert_int_equal(mha_kv_cache_create(p->context, &desc, &cache), MHA_OK);
+    expect_ok(mha_kv_cache_create(p->context, &desc, &cache));
     p->keys.cache = cache, p->keys.k = p->keys.v = NULL;
     expect_refused(mha_distributed_decode(p->context, &p->keys, &p->desc, &p->q, &p->o, NULL),
                    "a cache with a window");
@@ -730,8 +728,7 @@ static void bytes_do_not_grow_with_the_keys(void)
         p->k = mha_tensor_contiguous(calloc((size_t)shape[2], 128), MHA_F32, 4, shape);
         p->v = mha_tensor_contiguous(calloc((size_t)shape[2], 128), MHA_F32, 4, shape);
         sent[i] = thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
-        for (int rank = 0; rank < PLAIN_RANKS; rank++)
-            assert_int_equal(j->parts[rank].status, MHA_OK);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) expect_ok(j->parts[rank].status);
         free_plain(j);
     }
     assert_int_equal(sent[0].messages, sent[1].messages);

@@ -433,7 +433,7 @@ static void memory_is_returned(void)
         .struct_size = sizeof counted,
         .num_threads = 1,
         .allocator = {.alloc = counted_alloc, .release = counted_release, .user = &held}};
-    assert_int_equal(mha_context_create(&counted, &context), MHA_OK);
+    expect_ok(mha_context_create(&counted, &context));
     rng r = rng_make(1, 2);
     corpus c = corpus_make(&r, 1);
     object o = object_make(context, &usual);

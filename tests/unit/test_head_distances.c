@@ -1,5 +1,6 @@
 /* Distances between heads: rows, outputs and clusters computed by hand; random ones compared with
  * simple loops over the outputs; merging, blocks, threads and errors. */
+#include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
@@ -41,7 +42,7 @@ static void test_maps(void)
                         {{.25f, .25f, .5f, 0}, {0, .5f, 0, .5f}, {1, 0}, {1}, {1, 0}}};
     const mha_tensor rows = mha_tensor_contiguous(p, MHA_F32, 3, (int64_t[]){2, 5, 4});
     mha_head_distances *d = make(one, 2, 0, NULL);
-    assert_int_equal(mha_head_distances_rows(d, &rows), MHA_OK);
+    expect_ok(mha_head_distances_rows(d, &rows));
     const mha_head_pair pair = mha_head_distances_pair(d, 0, 1);
     assert_int_equal(pair.map_rows, 4);
     expect(pair.maps, (0 + 1 + 2 * .75 * log(4. / 3) / log(2)) / 4, 1e-14);
@@ -58,7 +59,7 @@ static void test_outputs(void)
         {{1, 0}, {0, 1}, {1, 1}}, {{2, 0}, {0, 2}, {2, 2}}, {{0, 1}, {-1, 0}, {-1, 1}}};
     const mha_tensor out = mha_tensor_contiguous(z, MHA_F32, 3, (int64_t[]){3, 3, 2});
     mha_head_distances *d = make(one, 3, 2, NULL);
-    assert_int_equal(mha_head_distances_outputs(d, &out), MHA_OK);
+    expect_ok(mha_head_distances_outputs(d, &out));
     expect(mha_head_distances_pair(d, 0, 1).cosine, 1, 1e-15);
     expect(mha_head_distances_pair(d, 0, 1).cka, 1, 1e-15);
     expect(mha_head_distances_pair(d, 2, 0).cosine, 0, 1e-15);
@@ -81,12 +82,11 @@ static void test_clusters(void)
     } cases[] = {{0.5, 4, {0, 1, 2, 3}}, {1, 3, {0, 0, 1, 2}},   {2.4, 3, {0, 0, 1, 2}},
                  {2.5, 2, {0, 0, 0, 1}}, {8.6, 2, {0, 0, 0, 1}}, {8.7, 1, {0, 0, 0, 0}}};
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
-        assert_int_equal(mha_head_clusters(one, 4, distance, cases[n].cut, cluster, &count),
-                         MHA_OK);
+        expect_ok(mha_head_clusters(one, 4, distance, cases[n].cut, cluster, &count));
         assert_int_equal(count, cases[n].count);
         assert_memory_equal(cluster, cases[n].cluster, sizeof cluster);
     }
-    assert_int_equal(mha_head_clusters(one, 0, NULL, 1, NULL, &count), MHA_OK);
+    expect_ok(mha_head_clusters(one, 0, NULL, 1, NULL, &count));
     assert_int_equal(count, 0);
 }
 
@@ -102,7 +102,7 @@ static void test_equal_distances(void)
         const double ab = rows[i].ab, ac = rows[i].ac, bc = rows[i].bc;
         const double distance[] = {0, ab, ac, ab, 0, bc, ac, bc, 0};
         int64_t cluster[3], count = -1;
-        assert_int_equal(mha_head_clusters(one, 3, distance, 1, cluster, &count), MHA_OK);
+        expect_ok(mha_head_clusters(one, 3, distance, 1, cluster, &count));
         assert_int_equal(count, 2);
         assert_memory_equal(cluster, rows[i].cluster, sizeof cluster);
     }
@@ -208,8 +208,8 @@ static void feed(mha_head_distances *d, sample *x, int64_t block)
         mha_tensor z = mha_tensor_contiguous(x->z, MHA_F32, 3, (int64_t[]){HEADS, ROWS, WIDTH});
         p.data = &x->p[0][row][0], z.data = &x->z[0][row][0];
         p.shape[1] = z.shape[1] = count;
-        assert_int_equal(mha_head_distances_rows(d, &p), MHA_OK);
-        assert_int_equal(mha_head_distances_outputs(d, &z), MHA_OK);
+        expect_ok(mha_head_distances_rows(d, &p));
+        expect_ok(mha_head_distances_outputs(d, &z));
     }
 }
 

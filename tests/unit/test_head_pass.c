@@ -52,7 +52,7 @@ static void make_net(mha_context *context, rng *r, example *e)
     if (mha_transformer_create(context, &d, &e->t) != MHA_OK) fail_msg("%s", mha_error_detail());
     const mha_transformer_init init = {
         .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 1};
-    assert_int_equal(mha_transformer_initialise(context, e->t, &init), MHA_OK);
+    expect_ok(mha_transformer_initialise(context, e->t, &init));
 }
 
 static example *example_make(mha_context *context, rng *r)
@@ -287,7 +287,7 @@ static mha_status see_layer(void *user, const mha_activations *kept, int64_t lay
     seen *s = user;
     mha_layer_view view = {.struct_size = sizeof view};
     assert_int_equal(layer, s->layers++);
-    assert_int_equal(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view), MHA_OK);
+    expect_ok(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view));
     return layer == s->stop_at ? MHA_ERR_CALLBACK : MHA_OK;
 }
 

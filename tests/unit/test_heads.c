@@ -30,7 +30,7 @@ static mha_head_measures *make(int64_t heads)
                                          .rare_rank = -1,
                                          .names = names,
                                          .relations = 1};
-    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
     return m;
 }
 
@@ -45,12 +45,12 @@ static mha_head_measures *measure(mha_heads_text text, const float *map)
     const mha_tensor p =
         mha_tensor_contiguous(copy, MHA_F32, 3, (int64_t[]){1, text.queries, text.keys});
     text.struct_size = sizeof text;
-    assert_int_equal(mha_head_measures_begin(m, &text), MHA_OK);
+    expect_ok(mha_head_measures_begin(m, &text));
     if (text.queries > 0) {
         mha_status status = mha_head_measures_rows(m, 0, 0, &p);
         if (status != MHA_OK) fail_msg("%s", mha_error_detail());
     }
-    assert_int_equal(mha_head_measures_end(m), MHA_OK);
+    expect_ok(mha_head_measures_end(m));
     return m;
 }
 

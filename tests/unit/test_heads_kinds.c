@@ -7,6 +7,7 @@
  * head is built from its definition; a row without a target attends to eight random keys with a
  * weight of 1/8 each. Scores are means over TEXTS texts, so that random deviations stay well below
  * 0.1: a share of 2000 rows has a standard deviation of at most 0.011. */
+#include "support/expect.h"
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -217,10 +218,10 @@ static void feed(mha_head_measures *m, const text *x, rng *r)
                                   .ranks = x->ranks,
                                   .links = x->links,
                                   .links_count = x->links_count};
-    assert_int_equal(mha_head_measures_begin(m, &given), MHA_OK);
-    assert_int_equal(mha_head_measures_inputs(m, 0, &vectors), MHA_OK);
+    expect_ok(mha_head_measures_begin(m, &given));
+    expect_ok(mha_head_measures_inputs(m, 0, &vectors));
     if (mha_head_measures_rows(m, 0, 0, &p) != MHA_OK) fail_msg("%s", mha_error_detail());
-    assert_int_equal(mha_head_measures_end(m), MHA_OK);
+    expect_ok(mha_head_measures_end(m));
     free(maps);
 }
 
@@ -232,7 +233,7 @@ static mha_head_measures *measure_kinds(bool causal)
     const mha_head_measures_desc desc = {
         .struct_size = sizeof desc, .layers = 1, .heads = &heads, .names = names, .relations = 1};
     rng r = rng_make(rng_run_seed(), causal);
-    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
     for (int n = 0; n < TEXTS; n++) {
         text x;
         make_text(&x, &r, causal);
@@ -320,10 +321,10 @@ static void test_above_chance(void)
                 rows[t][s] = s == 0 ? cases[i].weight : (1 - cases[i].weight) / (TOKENS - 1);
         const mha_tensor p =
             mha_tensor_contiguous(rows, MHA_F64, 3, (int64_t[]){1, TOKENS, TOKENS});
-        assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
-        assert_int_equal(mha_head_measures_begin(m, &four), MHA_OK);
-        assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_OK);
-        assert_int_equal(mha_head_measures_end(m), MHA_OK);
+        expect_ok(mha_head_measures_create(context, &desc, &m));
+        expect_ok(mha_head_measures_begin(m, &four));
+        expect_ok(mha_head_measures_rows(m, 0, 0, &p));
+        expect_ok(mha_head_measures_end(m));
         assert_int_equal(has_role(m, 0, MHA_ROLE_SINK), cases[i].sink);
         mha_head_measures_destroy(m);
     }

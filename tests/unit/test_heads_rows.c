@@ -3,6 +3,7 @@
  * is the largest weight of its block.
  *
  * The default is a sample; MHA_TEST_LONG=1 tests 3,000 descriptors. */
+#include "support/expect.h"
 #include "support/extras.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -139,12 +140,12 @@ static void test_stops(void)
     extras whole;
     extras_make(&whole, &r, &c, &request, 1 << EXTRA_P, LAYOUT_CONTIGUOUS);
     mha_context *context = all.each[0].context;
-    assert_int_equal(extras_run(context, &c, MHA_PATH_AUTO, &whole), MHA_OK);
+    expect_ok(extras_run(context, &c, MHA_PATH_AUTO, &whole));
     watch w = {.c = &c, .p = &whole.each[EXTRA_P].view, .stop_after = 4};
     assert_int_equal(mha_attention_visit_rows(context, &c.desc, &c.q.view, &c.k.view, 2, take, &w),
                      MHA_ERR_CALLBACK);
     assert_int_equal(w.rows, 6);
-    assert_int_equal(mha_context_reserve(context, 1), MHA_OK); /* fails if scratch is in use */
+    expect_ok(mha_context_reserve(context, 1)); /* fails if scratch is in use */
     extras_free(&whole);
     kinds_free(&c);
 }
@@ -241,8 +242,8 @@ static void test_pool_refusals(void)
         if (got != each[i].status) fail_msg("%zu: %d, %s", i, (int)got, mha_error_detail());
     }
     for (int i = 0; i < 12; i++) assert_true(cells[i] == -1);
-    assert_int_equal(mha_attention_pool_rows(x, &p, 0, INT64_MAX, NULL, &maps), MHA_OK);
-    assert_int_equal(mha_attention_pool_rows(x, &p, 0, 2, NULL, &maps), MHA_OK);
+    expect_ok(mha_attention_pool_rows(x, &p, 0, INT64_MAX, NULL, &maps));
+    expect_ok(mha_attention_pool_rows(x, &p, 0, 2, NULL, &maps));
 }
 
 RUN_TESTS_BETWEEN(make_machines, NULL, TEST(test_any_descriptor), TEST(test_refusals),

@@ -1,5 +1,6 @@
 /* Scores of signed maps: handmade heads of recurrent layers, and the differences between a signed
  * map and the shares of its magnitudes. */
+#include "support/expect.h"
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -71,7 +72,7 @@ static void add_layer(mha_head_measures *m, problem *x, int64_t layer)
                                      .flags = layer ? 0 : MHA_RECURRENT_DELTA,
                                      .log_decay = &log_decay,
                                      .strength = &strength};
-    assert_int_equal(mha_head_measures_signed(m, layer), MHA_OK);
+    expect_ok(mha_head_measures_signed(m, layer));
     if (mha_recurrent_visit_rows(context, &desc, &q, &k, heads, 0, give, &(feed){m, layer}))
         fail_msg("%s", mha_error_detail());
 }
@@ -83,7 +84,7 @@ static mha_head_measures *measure(void)
     const mha_head_measures_desc desc = {.struct_size = sizeof desc, .layers = 2, .heads = heads};
     rng r = rng_make(rng_run_seed(), 0);
     mha_head_measures *m = NULL;
-    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
     for (int n = 0; n < TEXTS; n++) {
         make(&x, &r);
         const mha_heads_text text = {.struct_size = sizeof text,
@@ -91,10 +92,10 @@ static mha_head_measures *measure(void)
                                      .queries = N,
                                      .keys = N,
                                      .ids = x.ids};
-        assert_int_equal(mha_head_measures_begin(m, &text), MHA_OK);
+        expect_ok(mha_head_measures_begin(m, &text));
         add_layer(m, &x, 0);
         add_layer(m, &x, 1);
-        assert_int_equal(mha_head_measures_end(m), MHA_OK);
+        expect_ok(mha_head_measures_end(m));
     }
     return m;
 }
@@ -216,15 +217,15 @@ static void test_scores_are_those_of_the_sizes(void)
                                  .ids = x.ids};
     const mha_tensor vectors =
         mha_tensor_contiguous(inputs, MHA_F32, 2, (const int64_t[]){N, WIDTH});
-    assert_int_equal(mha_head_measures_create(context, &desc, &measures), MHA_OK);
-    assert_int_equal(mha_head_measures_begin(measures, &text), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &measures));
+    expect_ok(mha_head_measures_begin(measures, &text));
     for (int64_t l = 0; l < 2; l++) {
         const mha_tensor p = mha_tensor_contiguous(m[l], MHA_F64, 3, (const int64_t[]){1, N, N});
-        assert_int_equal(mha_head_measures_inputs(measures, l, &vectors), MHA_OK);
-        if (l == 0) assert_int_equal(mha_head_measures_signed(measures, l), MHA_OK);
-        assert_int_equal(mha_head_measures_rows(measures, l, 0, &p), MHA_OK);
+        expect_ok(mha_head_measures_inputs(measures, l, &vectors));
+        if (l == 0) expect_ok(mha_head_measures_signed(measures, l));
+        expect_ok(mha_head_measures_rows(measures, l, 0, &p));
     }
-    assert_int_equal(mha_head_measures_end(measures), MHA_OK);
+    expect_ok(mha_head_measures_end(measures));
     for (int n = 0; n < MHA_MEASURES; n++) {
         const mha_head_score a = mha_head_measures_score(measures, 0, 0, (mha_head_measure)n),
                              b = mha_head_measures_score(measures, 1, 0, (mha_head_measure)n);
@@ -249,16 +250,16 @@ static void test_misuse(void)
     const mha_tensor p = mha_tensor_contiguous(rows, MHA_F32, 3, (const int64_t[]){1, 2, 2}),
                      first = mha_tensor_contiguous(rows, MHA_F32, 3, (const int64_t[]){1, 1, 2});
     mha_head_measures *m = NULL;
-    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
     assert_int_equal(mha_head_measures_signed(NULL, 0), MHA_ERR_NULL);
     assert_int_equal(mha_head_measures_signed(m, 0), MHA_ERR_ARGUMENT);
-    assert_int_equal(mha_head_measures_begin(m, &text), MHA_OK);
+    expect_ok(mha_head_measures_begin(m, &text));
     assert_int_equal(mha_head_measures_signed(m, 1), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &first), MHA_ERR_NUMERIC);
-    assert_int_equal(mha_head_measures_signed(m, 0), MHA_OK);
+    expect_ok(mha_head_measures_signed(m, 0));
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_NUMERIC);
     assert_non_null(strstr(mha_error_detail(), "row 1: a weight of a signed map is not finite"));
-    assert_int_equal(mha_head_measures_rows(m, 0, 0, &first), MHA_OK);
+    expect_ok(mha_head_measures_rows(m, 0, 0, &first));
     assert_int_equal(mha_head_measures_signed(m, 0), MHA_ERR_ARGUMENT);
     mha_head_measures_destroy(m);
 }

@@ -156,7 +156,7 @@ static void result_run(mha_context *context, const trial *x, result *y)
     mha_status status = mha_linear_attention_forward(context, &x->desc, &x->q.view, &x->k.view,
                                                      &x->v.view, &y->o.view, &outputs);
     if (status != MHA_OK) print_error("%s\n", mha_error_detail());
-    assert_int_equal(status, MHA_OK);
+    expect_ok(status);
     assert_true(guarded_gaps_intact(&y->o) && guarded_gaps_intact(&y->s) &&
                 guarded_gaps_intact(&y->z));
 }
@@ -261,8 +261,7 @@ static void test_feature_map(void)
                 uint32_t pattern = negative << 31 | (bits + 512 * i);
                 memcpy(&k[i], &pattern, sizeof pattern);
             }
-            assert_int_equal(
-                mha_linear_attention_forward(context, NULL, &qt, &kt, &vt, &ot, &outputs), MHA_OK);
+            expect_ok(mha_linear_attention_forward(context, NULL, &qt, &kt, &vt, &ot, &outputs));
             for (int i = 0; i < N; i++) {
                 double x = (double)k[i], exact = x > 0 ? x + 1 : exp(fmax(x, -87));
                 assert_true(tally_compare(&t, (double)z[i], exact, 2.5 * 0x1p-24 * exact));
@@ -299,8 +298,7 @@ static void run_pieces(mha_context *context, const trial *x, result *y, rng *r, 
         int64_t t = causal ? from : 0, rows = causal ? count : last ? x->T : 0;
         mha_tensor q = guarded_slice(&x->q.view, 2, t, rows);
         mha_tensor o = guarded_slice(&y->o.view, 2, t, rows);
-        assert_int_equal(mha_linear_attention_forward(context, &d, &q, &k, &v, &o, &outputs),
-                         MHA_OK);
+        expect_ok(mha_linear_attention_forward(context, &d, &q, &k, &v, &o, &outputs));
         d.state_s = &y->s.view;
         d.state_z = &y->z.view;
     }
@@ -359,7 +357,7 @@ static void run_alone(mha_context *context, const trial *x, int64_t b, int64_t h
     s_out = guarded_slice(&s_out, 1, hk, 1), z_out = guarded_slice(&z_out, 1, hk, 1);
     const mha_linear_attention_outputs outputs = {
         .struct_size = sizeof outputs, .state_s = &s_out, .state_z = &z_out};
-    assert_int_equal(mha_linear_attention_forward(context, &d, &q, &k, &v, &o, &outputs), MHA_OK);
+    expect_ok(mha_linear_attention_forward(context, &d, &q, &k, &v, &o, &outputs));
 }
 
 /* Batches, ragged or padded, grouped heads and threads change no bit. */
@@ -490,7 +488,7 @@ static void test_memory_is_constant(void)
     enum { LONG = 20000, D = 16 };
     failing_alloc counter = failing_alloc_make();
     mha_context *context;
-    assert_int_equal(failing_context(&counter, 1, MHA_ISA_AUTO, &context), MHA_OK);
+    expect_ok(failing_context(&counter, 1, MHA_ISA_AUTO, &context));
     float *x = calloc(LONG * D, sizeof *x), *y = malloc(LONG * D * sizeof *y);
     assert_true(x && y);
     for (uint32_t flags = 0; flags <= MHA_LINEAR_ATTENTION_CAUSAL; flags++) {
@@ -499,8 +497,7 @@ static void test_memory_is_constant(void)
         for (int64_t n = 20; n <= LONG; n *= 1000) {
             mha_tensor in = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, n, D});
             mha_tensor out = mha_tensor_contiguous(y, MHA_F32, 4, (int64_t[]){1, 1, n, D});
-            assert_int_equal(mha_linear_attention_forward(context, &d, &in, &in, &in, &out, NULL),
-                             MHA_OK);
+            expect_ok(mha_linear_attention_forward(context, &d, &in, &in, &in, &out, NULL));
             assert_true(n == 20 || counter.calls == calls);
             calls = counter.calls;
         }
@@ -523,7 +520,7 @@ static void failed_allocations_are_reported(void)
         for (int64_t n = 0; !done; n++) {
             failing_alloc broken = failing_alloc_make();
             mha_context *context;
-            assert_int_equal(failing_context(&broken, 1, MHA_ISA_AUTO, &context), MHA_OK);
+            expect_ok(failing_context(&broken, 1, MHA_ISA_AUTO, &context));
             result y = result_make(&x, &r, LAYOUT_PAD);
             const mha_linear_attention_outputs outputs = {
                 .struct_size = sizeof outputs, .state_s = &y.s.view, .state_z = &y.z.view};
@@ -687,7 +684,7 @@ static void misuse_is_refused(void)
             assert_true(((unsigned char *)&memory.out)[j] == 0x5A);
     }
     call_make(&c, &memory);
-    assert_int_equal(call_run(context, &c), MHA_OK); /* succeeds without a case's change */
+    expect_ok(call_run(context, &c)); /* succeeds without a case's change */
     assert_int_equal(call_run(NULL, &c), MHA_ERR_NULL);
     assert_int_equal(mha_linear_attention_forward(context, NULL, NULL, &c.k, &c.v, &c.o, NULL),
                      MHA_ERR_NULL);

@@ -36,12 +36,12 @@ static weights *read_weights(void)
 {
     weights *w = calloc(1, sizeof *w);
     assert_non_null(w);
-    assert_int_equal(mha_safetensors_open(TINY "/model.safetensors", &w->file), MHA_OK);
+    expect_ok(mha_safetensors_open(TINY "/model.safetensors", &w->file));
     w->count = mha_safetensors_count(w->file);
     assert_true(w->count < MOST_TENSORS - 2);
     for (int64_t i = 0; i < w->count; i++) {
         snprintf(w->name[i], sizeof w->name[i], "%s", mha_safetensors_name(w->file, i));
-        assert_int_equal(mha_safetensors_tensor(w->file, i, &w->tensor[i]), MHA_OK);
+        expect_ok(mha_safetensors_tensor(w->file, i, &w->tensor[i]));
     }
     return w;
 }
@@ -66,7 +66,7 @@ static void write_weights(const weights *w)
     const char *names[MOST_TENSORS];
     for (int64_t i = 0; i < w->count; i++) names[i] = w->name[i];
     const char *path = temp_path("m/model.safetensors");
-    assert_int_equal(mha_safetensors_write(path, names, w->tensor, w->count, NULL), MHA_OK);
+    expect_ok(mha_safetensors_write(path, names, w->tensor, w->count, NULL));
 }
 
 static void write_config(const char *text)
@@ -104,7 +104,7 @@ static void run(const mha_model *model, float *last)
     const mha_batch batch = {sizeof batch, 0, 1, TOKENS, ids, NULL, NULL};
     const mha_tensor view = mha_tensor_contiguous(last, MHA_F32, 3, (int64_t[]){1, TOKENS, E});
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &view};
-    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
 }
 
 static void load_and_run(float *last)
@@ -402,7 +402,7 @@ static void test_weight_types(void)
         weights *w = read_weights();
         for (int64_t i = 0; i < w->count; i++) {
             int64_t count = 0;
-            assert_int_equal(mha_tensor_count(&w->tensor[i], &count), MHA_OK);
+            expect_ok(mha_tensor_count(&w->tensor[i], &count));
             w->half[i] = malloc((size_t)count * 2);
             assert_non_null(w->half[i]);
             const float *from = w->tensor[i].data;
@@ -433,7 +433,7 @@ static void test_f16_values(void)
     int64_t count = 128 * E;
     for (int64_t i = 0; i < w->count; i++) { /* so that hidden[0] = norm(position[t]) */
         int64_t elements = 0;
-        assert_int_equal(mha_tensor_count(&w->tensor[i], &elements), MHA_OK);
+        expect_ok(mha_tensor_count(&w->tensor[i], &elements));
         w->half[i] = calloc((size_t)elements, 2);
         assert_non_null(w->half[i]);
         if (strstr(w->name[i], "LayerNorm.weight"))
@@ -448,14 +448,14 @@ static void test_f16_values(void)
     }
     write_weights(w);
     mha_model *model = NULL;
-    assert_int_equal(load(&model, MHA_MODEL_NO_TOKENIZER), MHA_OK);
+    expect_ok(load(&model, MHA_MODEL_NO_TOKENIZER));
     const int32_t ids[128] = {0};
     const mha_batch batch = {sizeof batch, 0, 1, 128, ids, NULL, NULL};
     static float hidden[128 * E];
     const mha_tensor view = mha_tensor_contiguous(hidden, MHA_F32, 3, (int64_t[]){1, 128, E});
     const mha_tensor *wanted[3] = {&view};
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .hidden = wanted};
-    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
     for (int64_t j = 0; j < count; j++) {
         int bits = (int)(1 + j / E * 241);
         double x =
@@ -495,9 +495,9 @@ static void save_transformer(const char *folder, mha_transformer_desc d, uint64_
     d.vocab_size = 9, d.max_length = 8, d.embed_dim = 12, d.num_layers = 2, d.num_heads = 2;
     d.ff_dim = 20;
     const mha_transformer_init init = {.struct_size = sizeof init, .seed = seed};
-    assert_int_equal(mha_transformer_create(context, &d, &t), MHA_OK);
-    assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
-    assert_int_equal(mha_checkpoint_save(temp_path(folder), t, NULL), MHA_OK);
+    expect_ok(mha_transformer_create(context, &d, &t));
+    expect_ok(mha_transformer_initialise(context, t, &init));
+    expect_ok(mha_checkpoint_save(temp_path(folder), t, NULL));
     mha_transformer_destroy(t);
 }
 
@@ -521,8 +521,8 @@ static void test_any_family(void)
                                             .positions = MHA_ENCODING_ROTARY,
                                             .feed_forward = MHA_FEED_FORWARD_SWIGLU},
                      1);
-    assert_int_equal(load_folder("llama", &model), MHA_OK);
-    assert_int_equal(mha_model_describe(model, &info), MHA_OK);
+    expect_ok(load_folder("llama", &model));
+    expect_ok(mha_model_describe(model, &info));
     assert_string_equal(info.architecture, "llama");
     assert_int_equal(info.type_vocab_size, 1);
     assert_null(mha_model_encoder(model));
@@ -539,19 +539,18 @@ static void test_any_family(void)
     const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL};
     const mha_model_outputs outputs = {
         .struct_size = sizeof outputs, .last_hidden = &end, .hidden = list};
-    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
     mha_transformer *t = mha_model_transformer(model);
     mha_activations *kept = NULL;
     const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
     const mha_tensor output = mha_tensor_contiguous(logits, MHA_F32, 3, (int64_t[]){1, T, 9});
     const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
-    assert_int_equal(mha_activations_create(context, t, T, 0, &kept), MHA_OK);
-    assert_int_equal(mha_transformer_forward(context, t, &input, kept, &output, NULL, NULL),
-                     MHA_OK);
+    expect_ok(mha_activations_create(context, t, T, 0, &kept));
+    expect_ok(mha_transformer_forward(context, t, &input, kept, &output, NULL, NULL));
     mha_stream_view ends = {.struct_size = sizeof ends};
     mha_layer_view second = {.struct_size = sizeof second};
-    assert_int_equal(mha_activations_stream(kept, &ends), MHA_OK);
-    assert_int_equal(mha_activations_layer(kept, 1, MHA_PART_SELF_ATTENTION, &second), MHA_OK);
+    expect_ok(mha_activations_stream(kept, &ends));
+    expect_ok(mha_activations_layer(kept, 1, MHA_PART_SELF_ATTENTION, &second));
     assert_memory_equal(hidden[0], ends.first.data, sizeof last);
     assert_memory_equal(hidden[1], second.stream.data, sizeof last);
     assert_memory_equal(hidden[2], ends.last.data, sizeof last);
@@ -570,7 +569,7 @@ static void test_layers_of_fewer_heads(void)
     const int64_t heads[] = {2, 1};
     mha_model *model;
     save_transformer("fewer", (mha_transformer_desc){.layer_heads = heads}, 1);
-    assert_int_equal(load_folder("fewer", &model), MHA_OK);
+    expect_ok(load_folder("fewer", &model));
     const int32_t ids[T] = {1, 2, 3};
     float q[2][2 * T * D], hidden[T * 12];
     mha_tensor views[2], first = mha_tensor_contiguous(hidden, MHA_F32, 3, (int64_t[]){1, T, 12});
@@ -583,7 +582,7 @@ static void test_layers_of_fewer_heads(void)
     }
     const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL};
     mha_model_outputs all = {.struct_size = sizeof all, .attention = list, .hidden = hidden_list};
-    assert_int_equal(mha_model_forward(context, model, &batch, &all), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &all));
     views[1].shape[1] = 2;
     expect_error(mha_model_forward(context, model, &batch, &all), MHA_ERR_SHAPE,
                  "q of layer 1: dim 1 is 2, expected 1");
@@ -603,9 +602,9 @@ static void test_encoder_decoder(void)
     assert_int_equal(mkdir(temp_path("both"), 0700), 0);
     save_transformer("both/encoder", encoder, 1);
     save_transformer("both/decoder", decoder, 2);
-    assert_int_equal(load_folder("both", &model), MHA_OK);
+    expect_ok(load_folder("both", &model));
     assert_non_null(mha_model_encoder(model));
-    assert_int_equal(mha_model_describe(model, &info), MHA_OK);
+    expect_ok(mha_model_describe(model, &info));
     assert_string_equal(info.architecture, "encoder-decoder");
     const int32_t ids[] = {1};
     const mha_batch batch = {sizeof batch, 0, 1, 1, ids, NULL, NULL};

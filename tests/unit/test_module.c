@@ -480,12 +480,11 @@ static void joined_parameters(void)
     mha_module *apart = must_make(context, &s), *joined = must_make(context, &s);
     mha_module *underscores = must_make(context, &s);
     guarded_fill(&r, &s.query.view, 1);
-    assert_int_equal(mha_module_set_parameter(joined, "in_proj_weight", &weight.view), MHA_OK);
-    assert_int_equal(mha_module_set_parameter(joined, "in_proj_bias", &bias.view), MHA_OK);
+    expect_ok(mha_module_set_parameter(joined, "in_proj_weight", &weight.view));
+    expect_ok(mha_module_set_parameter(joined, "in_proj_bias", &bias.view));
     static const char *const names[] = {"q_proj_weight", "k_proj_weight", "v_proj_weight"};
     for (int i = 0; i < 3; i++)
-        assert_int_equal(mha_module_set_parameter(underscores, names[i], &s.weight[i].view),
-                         MHA_OK);
+        expect_ok(mha_module_set_parameter(underscores, names[i], &s.weight[i].view));
     results x, y, z;
     results_make(&x, &r, &s, 0);
     results_make(&y, &r, &s, 0);
@@ -538,7 +537,7 @@ static void create_errors(void)
                  "mha_module_desc");
     assert_null(module);
     newer.more[7] = 0;
-    assert_int_equal(mha_module_create(context, &newer.desc, &module), MHA_OK);
+    expect_ok(mha_module_create(context, &newer.desc, &module));
     mha_module_describe(module, &d);
     assert_int_equal(d.struct_size, sizeof d);
     assert_int_equal(d.head_dim, 4);
@@ -557,7 +556,7 @@ static void parameter_errors(void)
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 12, .num_heads = 3, .kv_heads = 1};
     d.flags = MHA_MODULE_NO_QKV_BIAS;
     mha_module *module;
-    assert_int_equal(mha_module_create(machines_context(1, 0), &d, &module), MHA_OK);
+    expect_ok(mha_module_create(machines_context(1, 0), &d, &module));
     guarded w = guarded_filled(&r, 2, (int64_t[]){12, 12}, 0, 1),
             b = guarded_filled(&r, 1, (int64_t[]){12}, 0, 1);
     mha_tensor x = w.view;
@@ -684,7 +683,7 @@ static void forward_errors(void)
     results_make(&x, &r, &s, LAYOUT_PAD);
     results_list(&x, outputs);
     call_make(&c, context, module, &s, &x, &keep, &bias);
-    assert_int_equal(call_run(&c), MHA_OK);
+    expect_ok(call_run(&c));
     for (int j = 0; j < RESULTS; j++) guarded_snapshot(outputs[j]);
     for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++) {
         call_make(&c, context, module, &s, &x, &keep, &bias);
@@ -707,7 +706,7 @@ static void huge_broadcast(void)
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2};
     mha_module *module;
     float x[4] = {1, 2, 3, 4}, y[16];
-    assert_int_equal(mha_module_create(context, &d, &module), MHA_OK);
+    expect_ok(mha_module_create(context, &d, &module));
     mha_tensor query = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){4, 1, 4}), key = query;
     query.stride[0] = key.stride[0] = key.stride[1] = 0;
     mha_tensor out = mha_tensor_contiguous(y, MHA_F32, 3, (int64_t[]){4, 1, 4});
@@ -749,8 +748,8 @@ static bool survives(rng *r, const setup *s, mha_path path, int64_t n, bool and_
     bool failed = memory.calls > n;
     if (!failed) { /* the second call allocates nothing */
         int64_t calls = memory.calls;
-        assert_int_equal(forward(context, module, s, path, &x), MHA_OK);
-        assert_int_equal(forward(context, module, s, path, &x), MHA_OK);
+        expect_ok(forward(context, module, s, path, &x));
+        expect_ok(forward(context, module, s, path, &x));
         assert_int_equal(memory.calls, calls);
     }
     mha_module_destroy(module);
@@ -815,7 +814,7 @@ static void shared_module(void)
     }
     for (int i = 0; i < HOSTS; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
     for (int i = 0; i < HOSTS; i++) {
-        assert_int_equal(hosts[i].status, MHA_OK);
+        expect_ok(hosts[i].status);
         same_results(&hosts[0].x, &hosts[i].x, "a thread of its own");
     }
     for (int i = 0; i < HOSTS; i++) results_free(&hosts[i].x);

@@ -198,23 +198,21 @@ static void linear_pages_apart(void)
             mha_tensor x = numbers(&r, &data[s][0], M, K, K), w = numbers(&r, &data[s][1], N, K, K);
             mha_tensor y = numbers(&r, &data[s][2], M, N, strides[s]);
             mha_linear *linear;
-            assert_int_equal(mha_linear_create(context, &w, NULL, &linear), MHA_OK);
+            expect_ok(mha_linear_create(context, &w, NULL, &linear));
             assert_int_equal(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x, &y), 0);
             mha_linear_destroy(linear);
             /* [M,K] times [K,N], and [K,M] transposed times [M,N], accumulated. */
             mha_tensor wide = numbers(&r, &data[s][3], K, N, N);
             mha_tensor dx = numbers(&r, &data[s][4], M, N, strides[s]);
             mha_tensor dw = numbers(&r, &data[s][5], K, N, strides[s]);
-            assert_int_equal(
-                mha_linear_backward(
-                    context, &(mha_linear_gradients){.struct_size = sizeof(mha_linear_gradients),
-                                                     .flags = MHA_GRADIENT_ADD,
-                                                     .weight = &wide,
-                                                     .x = &y,
-                                                     .dy = &x,
-                                                     .dx = &dx,
-                                                     .dweight = &dw}),
-                MHA_OK);
+            expect_ok(mha_linear_backward(
+                context, &(mha_linear_gradients){.struct_size = sizeof(mha_linear_gradients),
+                                                 .flags = MHA_GRADIENT_ADD,
+                                                 .weight = &wide,
+                                                 .x = &y,
+                                                 .dy = &x,
+                                                 .dx = &dx,
+                                                 .dweight = &dw}));
         }
         for (int i = 2; i < 6; i++)
             for (int64_t row = 0; i != 3 && row < (i == 5 ? K : M); row++) {
@@ -248,9 +246,8 @@ static void gelu_everywhere(void)
         mha_linear *linear;
         tally t = {.name = all.each[m].name};
         assert_int_equal(mha_linear_create(all.each[m].context, &weight.view, NULL, &linear), 0);
-        assert_int_equal(
-            mha_linear_forward(all.each[m].context, linear, MHA_ACTIVATION_GELU, &x.view, &y.view),
-            MHA_OK);
+        expect_ok(
+            mha_linear_forward(all.each[m].context, linear, MHA_ACTIVATION_GELU, &x.view, &y.view));
         for (int64_t i = 0; i < POINTS; i++)
             if (!tally_compare(&t, (double)values[i], ref_gelu((double)points[i]),
                                bound_gelu((double)points[i], 0)))
@@ -290,7 +287,7 @@ static void linear_errors(void)
 #undef ROW
 #undef CREATE
     assert_null(none);
-    assert_int_equal(mha_linear_create(context, &c.weight.view, NULL, &linear), MHA_OK);
+    expect_ok(mha_linear_create(context, &c.weight.view, NULL, &linear));
     guarded_snapshot(&c.y);
 #define FORWARD(context, linear, x, y) mha_linear_forward(context, linear, t.kind, x, y)
 #define ROW(...) expect_spoiled(t, FORWARD(context, linear, &t.x, &t.y), __VA_ARGS__)
@@ -396,9 +393,9 @@ static void layer_norm(void)
         int64_t M = rng_between(&r, 0, 20), N = RNG_PICK(&r, widths);
         norm_case c = norm_case_make(&r, M, N);
         guarded again = guarded_make(&r, MHA_F32, 2, (int64_t[]){M, N}, LAYOUT_CONTIGUOUS);
-        assert_int_equal(norm_run(one.each[0].context, &c, &c.y.view), MHA_OK);
+        expect_ok(norm_run(one.each[0].context, &c, &c.y.view));
         assert_true(guarded_gaps_intact(&c.y));
-        assert_int_equal(norm_run(many.each[many.count - 1].context, &c, &again.view), MHA_OK);
+        expect_ok(norm_run(many.each[many.count - 1].context, &c, &again.view));
         assert_true(guarded_same_bits(&c.y.view, &again.view, false));
         const mha_tensor *residual = c.has_residual ? &c.residual.view : NULL;
         for (int64_t m = 0; m < M; m++) {
@@ -415,7 +412,7 @@ static void layer_norm(void)
         }
         /* In place, on x and on the residual. */
         guarded *in_place = c.has_residual && rng_chance(&r, 0.5) ? &c.residual : &c.x;
-        assert_int_equal(norm_run(one.each[0].context, &c, &in_place->view), MHA_OK);
+        expect_ok(norm_run(one.each[0].context, &c, &in_place->view));
         assert_true(guarded_same_bits(&c.y.view, &in_place->view, false));
         guarded_free(&again);
         norm_case_free(&c);

@@ -61,7 +61,7 @@ static void adamw(void)
         float *p0 = copy_of(p), *m0 = copy_of(m), *v0 = copy_of(v);
         float *rates = numbers(&r, 1, true);
         if (rng_chance(&r, 0.5)) s.rates = rates;
-        assert_int_equal(mha_adamw_step(machines_context(3, i), &s, COUNT, p, g, m, v), MHA_OK);
+        expect_ok(mha_adamw_step(machines_context(3, i), &s, COUNT, p, g, m, v));
         double scale = s.gradient_scale == 0 ? 1 : s.gradient_scale;
         double epsilon = s.epsilon == 0 ? 1e-8 : s.epsilon;
         double first = 1 - pow(s.beta1, (double)s.step), second = 1 - pow(s.beta2, (double)s.step);
@@ -106,7 +106,7 @@ static void sgd(void)
                      .gradient_scale = rng_chance(&r, 0.5) ? 0.5 : 0};
         float *p = numbers(&r, 1, false), *g = numbers(&r, 1, false), *v = numbers(&r, 1, false);
         float *p0 = copy_of(p), *v0 = copy_of(v);
-        assert_int_equal(mha_sgd_step(machines_context(3, i), &s, COUNT, p, g, v), MHA_OK);
+        expect_ok(mha_sgd_step(machines_context(3, i), &s, COUNT, p, g, v));
         double scale = s.gradient_scale == 0 ? 1 : s.gradient_scale;
         for (int k = 0; k < COUNT; k++) {
             double gk = (double)g[k] * scale + s.weight_decay * (double)p0[k];
@@ -137,11 +137,10 @@ static void threads_and_parts_change_no_bit(void)
         float *g = numbers(&r, 1, false);
         p[j] = numbers(&r, 1, false), m[j] = numbers(&r, 1, false), v[j] = numbers(&r, 1, true);
         int64_t part = j == 2 ? 4100 : COUNT;
-        assert_int_equal(mha_adamw_step(context, &s, part, p[j], g, m[j], v[j]), MHA_OK);
-        assert_int_equal(mha_adamw_step(context, &s, COUNT - part, p[j] + part, g + part,
-                                        m[j] + part, v[j] + part),
-                         MHA_OK);
-        assert_int_equal(mha_gradient_norm(context, COUNT, g, &norm[j]), MHA_OK);
+        expect_ok(mha_adamw_step(context, &s, part, p[j], g, m[j], v[j]));
+        expect_ok(mha_adamw_step(context, &s, COUNT - part, p[j] + part, g + part, m[j] + part,
+                                 v[j] + part));
+        expect_ok(mha_gradient_norm(context, COUNT, g, &norm[j]));
         double sum = 0;
         for (int k = 0; k < COUNT; k++) sum += (double)g[k] * (double)g[k];
         assert_true(fabs(norm[j] - sqrt(sum)) < 1e-12 * sqrt(sum));
@@ -156,7 +155,7 @@ static void threads_and_parts_change_no_bit(void)
 static double rate_at(const mha_schedule *s, int64_t step)
 {
     double rate = -1;
-    assert_int_equal(mha_learning_rate(s, step, &rate), MHA_OK);
+    expect_ok(mha_learning_rate(s, step, &rate));
     return rate;
 }
 

@@ -57,8 +57,7 @@ static mha_status see(void *user, const mha_activations *activations, int64_t la
 {
     seen *s = user;
     mha_layer_view v = {.struct_size = sizeof v};
-    assert_int_equal(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &v),
-                     MHA_OK);
+    expect_ok(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &v));
     s->views[layer] = v;
     if (v.heads.ndim) {
         s->views[layer].heads = copy_of(&v.heads, s->heads[layer][MHA_PATCH_OUTPUT]);

@@ -160,9 +160,9 @@ static void random_counts(void)
         guarded fixed = blocks_make(&r, heads, rows, cols), x = blocks_make(&r, heads, rows, cols);
         guarded again = blocks_make(&r, heads, rows, cols);
         int64_t kept, total = 0;
-        assert_int_equal(mha_pattern_fill(&rest, &fixed.view, NULL), MHA_OK);
-        assert_int_equal(mha_pattern_fill(&all, &x.view, &kept), MHA_OK);
-        assert_int_equal(mha_pattern_fill(&all, &again.view, NULL), MHA_OK);
+        expect_ok(mha_pattern_fill(&rest, &fixed.view, NULL));
+        expect_ok(mha_pattern_fill(&all, &x.view, &kept));
+        expect_ok(mha_pattern_fill(&all, &again.view, NULL));
         assert_true(guarded_same_bits(&x.view, &again.view, false));
         for (int64_t h = 0; h < heads; h++)
             for (int64_t i = 0; i < rows; i++) {
@@ -191,8 +191,8 @@ static void random_rows_are_their_own(void)
     rng r = rng_make(rng_run_seed(), 4);
     const mha_pattern_desc d = {.struct_size = sizeof d, .random_blocks = 20, .seed = rng_next(&r)};
     guarded whole = blocks_make(&r, H, ROWS, COLS), part = blocks_make(&r, 0, ROWS - 7, COLS);
-    assert_int_equal(mha_pattern_fill(&d, &whole.view, NULL), MHA_OK);
-    assert_int_equal(mha_pattern_fill(&d, &part.view, NULL), MHA_OK);
+    expect_ok(mha_pattern_fill(&d, &whole.view, NULL));
+    expect_ok(mha_pattern_fill(&d, &part.view, NULL));
     static uint8_t rows[H * ROWS][COLS];
     for (int i = 0; i < H * ROWS; i++)
         for (int c = 0; c < COLS; c++) rows[i][c] = cell(&whole.view, i / ROWS, i % ROWS, c);
@@ -213,7 +213,7 @@ static void random_is_even(void)
     rng r = rng_make(rng_run_seed(), 5);
     const mha_pattern_desc d = {.struct_size = sizeof d, .random_blocks = K, .seed = rng_next(&r)};
     guarded x = blocks_make(&r, 0, ROWS, COLS);
-    assert_int_equal(mha_pattern_fill(&d, &x.view, NULL), MHA_OK);
+    expect_ok(mha_pattern_fill(&d, &x.view, NULL));
     for (int c = 0; c < COLS; c++) {
         double count = 0, both = 0, p = (double)K / COLS, pair = p * (K - 1) / (COLS - 1);
         for (int64_t i = 0; i < ROWS; i++) {
@@ -235,7 +235,7 @@ static void random_is_philox(void)
     rng r = rng_make(rng_run_seed(), 6);
     const mha_pattern_desc d = {.struct_size = sizeof d, .random_blocks = K, .seed = rng_next(&r)};
     drawn x = {.blocks = blocks_make(&r, 0, ROWS, COLS)};
-    assert_int_equal(mha_pattern_fill(&d, &x.blocks.view, NULL), MHA_OK);
+    expect_ok(mha_pattern_fill(&d, &x.blocks.view, NULL));
     for (uint32_t i = 0; i < ROWS; i++) {
         uint64_t needed = K;
         for (uint32_t c = 0; c < COLS; c++) {
@@ -268,13 +268,13 @@ static void unions(void **state)
         joined.stride = a.stride;
         guarded x = blocks_make(&r, 0, rows, cols), y = blocks_make(&r, 0, rows, cols);
         int64_t index[MHA_MAX_DIMS] = {0};
-        assert_int_equal(mha_pattern_fill(&a, &x.view, NULL), MHA_OK);
+        expect_ok(mha_pattern_fill(&a, &x.view, NULL));
         if (!guarded_is_empty(&x.view)) /* any byte but 0 is kept */
             do *(uint8_t *)guarded_element(&x.view, index) *= 7;
             while (guarded_next(&x.view, index));
         b.flags |= MHA_PATTERN_ADD;
-        assert_int_equal(mha_pattern_fill(&b, &x.view, &kept), MHA_OK);
-        assert_int_equal(mha_pattern_fill(&joined, &y.view, &both), MHA_OK);
+        expect_ok(mha_pattern_fill(&b, &x.view, &kept));
+        expect_ok(mha_pattern_fill(&joined, &y.view, &both));
         assert_true(guarded_same_bits(&x.view, &y.view, false));
         assert_int_equal(kept, both);
         guarded_free(&x);
@@ -306,9 +306,9 @@ static void patterns_in_attention(void)
                                      .block_keys = BLOCK};
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .probabilities = &pt};
     int64_t kept;
-    assert_int_equal(mha_pattern_fill(&pattern, &bt, &kept), MHA_OK);
+    expect_ok(mha_pattern_fill(&pattern, &bt, &kept));
     assert_int_equal(kept, 13 + 5);
-    assert_int_equal(mha_attention_forward(context, &desc, &xt, &xt, &xt, &ot, &outputs), MHA_OK);
+    expect_ok(mha_attention_forward(context, &desc, &xt, &xt, &xt, &ot, &outputs));
     for (int t = 0; t < T; t++)
         for (int s = 0; s < T; s++)
             assert_true((p[t * T + s] != 0) == blocks[t / BLOCK * N + s / BLOCK]);
@@ -327,7 +327,7 @@ static void gaps(void **state)
         if (!mha_isa_available((mha_isa)isa)) continue;
         mha_context *context;
         const mha_context_desc wanted = {.struct_size = sizeof wanted, .isa = (mha_isa)isa};
-        assert_int_equal(mha_context_create(&wanted, &context), MHA_OK);
+        expect_ok(mha_context_create(&wanted, &context));
         for (int64_t S = KEYS - BLOCK + 1; S <= KEYS; S++) {
             uint8_t blocks[KEYS / BLOCK] = {1, 0, 0, 1}, keep[KEYS];
             for (int64_t i = 0; i < S; i++) keep[i] = blocks[i / BLOCK];
@@ -344,8 +344,7 @@ static void gaps(void **state)
                 const mha_tensor ot = mha_tensor_contiguous(o[i], MHA_F32, 4, q.shape);
                 const mha_tensor lt = mha_tensor_contiguous(lse[i], MHA_F32, 3, q.shape);
                 const mha_attention_outputs out = {.struct_size = sizeof out, .lse = &lt};
-                assert_int_equal(mha_attention_forward(context, &desc, &q, &k, &k, &ot, &out),
-                                 MHA_OK);
+                expect_ok(mha_attention_forward(context, &desc, &q, &k, &k, &ot, &out));
             }
             assert_memory_equal(o[0], o[1], sizeof o[0]);
             assert_memory_equal(lse[0], lse[1], sizeof lse[0]);
@@ -408,7 +407,7 @@ static void misuse_is_refused(void)
     for (int i = 0; i < 16; i++) assert_int_equal(memory[i], 0x5A);
     assert_int_equal(kept, 77);
     x.shape[0] = 3; /* nothing to write, and no memory needed */
-    assert_int_equal(mha_pattern_fill(&d, &x, &kept), MHA_OK);
+    expect_ok(mha_pattern_fill(&d, &x, &kept));
     assert_int_equal(kept, 0);
 }
 

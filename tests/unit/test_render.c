@@ -270,7 +270,7 @@ static void svg_masked_and_not_finite(void)
     assert_non_null(strstr(svg.data, "2 cells are not finite"));
     assert_non_null(strstr(svg.data, ">masked</text>"));
     mha_extent extent;
-    assert_int_equal(mha_figure_extent(&figure, -1, &extent), MHA_OK);
+    expect_ok(mha_figure_extent(&figure, -1, &extent));
     assert_int_equal(extent.not_finite, 2);
     assert_true(extent.lo == 0 && extent.hi == 1); /* arbitrary: no value is above 0 */
     mha_buffer_free(&svg);
@@ -291,7 +291,7 @@ static void extents(void)
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
         mha_extent e;
         figure.lo = ranges[i].lo, figure.hi = ranges[i].hi;
-        assert_int_equal(mha_figure_extent(&figure, 0, &e), MHA_OK);
+        expect_ok(mha_figure_extent(&figure, 0, &e));
         assert_true(e.lo == ranges[i].lo && e.hi == ranges[i].hi);
         assert_true(e.least == -2 && e.greatest == 7 && e.not_finite == 1);
         assert_int_equal(e.clipped_lo, ranges[i].clipped_lo);
@@ -649,7 +649,7 @@ static void check_terminal(const mha_figure *figure, const mha_terminal *termina
 {
     mha_buffer buffer = {0};
     mha_sink sink = mha_buffer_sink(&buffer);
-    assert_int_equal(mha_render_terminal(figure, terminal, &sink), MHA_OK);
+    expect_ok(mha_render_terminal(figure, terminal, &sink));
     assert_int_equal(strlen(buffer.data), buffer.size);
     for (const char *line = buffer.data; *line;) {
         size_t length = strcspn(line, "\n");
@@ -1042,13 +1042,13 @@ static void files_appear_whole_or_not_at_all(void)
     snprintf(missing, sizeof missing, "%s/none/out.svg", folder);
     assert_int_equal(write_file(path, "first", MHA_ERR_NOMEM), MHA_ERR_NOMEM);
     assert_int_equal(entries_of(folder), 0);
-    assert_int_equal(write_file(path, "first", MHA_OK), MHA_OK);
+    expect_ok(write_file(path, "first", MHA_OK));
     check_content(path, "first");
     assert_int_equal(chmod(path, 0640), 0);
     assert_int_equal(write_file(path, "never", MHA_ERR_CALLBACK), MHA_ERR_CALLBACK);
     check_content(path, "first");
     assert_int_equal(symlink("out.svg", link), 0);
-    assert_int_equal(write_file(link, "second", MHA_OK), MHA_OK);
+    expect_ok(write_file(link, "second", MHA_OK));
     check_content(path, "second");
     struct stat info;
     assert_true(lstat(link, &info) == 0 && S_ISLNK(info.st_mode));
@@ -1076,7 +1076,7 @@ static void full_disk_is_an_error(void)
     mha_figure figure = figure_of(&panel, 1, 2, 2);
     for (int i = 0; i < WRITERS; i++) {
         mha_file *file;
-        assert_int_equal(mha_file_create("/dev/full", &file), MHA_OK);
+        expect_ok(mha_file_create("/dev/full", &file));
         mha_status status = mha_file_finish(file, writers[i](&figure, mha_file_sink(file)));
         assert_int_equal(status, MHA_ERR_WRITE);
         assert_non_null(strstr(mha_error_detail(), "/dev/full"));

@@ -152,7 +152,7 @@ static void test_reads_what_the_format_allows(void)
 {
     mha_safetensors *file = NULL;
     mha_tensor tensor;
-    assert_int_equal(mha_safetensors_open(put("{}   ", -1, 0), &file), MHA_OK);
+    expect_ok(mha_safetensors_open(put("{}   ", -1, 0), &file));
     assert_int_equal(mha_safetensors_count(file), 0);
     mha_safetensors_close(file);
     /* Tensors out of order in the header, an empty tensor, a scalar, types without a view, 7 axes,
@@ -164,7 +164,7 @@ static void test_reads_what_the_format_allows(void)
         "\"f\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
         "\"b\":{\"dtype\":\"BOOL\",\"shape\":[2,4],\"data_offsets\":[4,12]},"
         "\"m\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[14,15]}}";
-    assert_int_equal(mha_safetensors_open(put(header, -1, 15), &file), MHA_OK);
+    expect_ok(mha_safetensors_open(put(header, -1, 15), &file));
     assert_int_equal(mha_safetensors_count(file), 5);
     assert_string_equal(mha_safetensors_name(file, 0), "s");
     assert_null(mha_safetensors_name(file, 5));
@@ -178,14 +178,12 @@ static void test_reads_what_the_format_allows(void)
     expect_error(mha_safetensors_tensor(file, 0, &tensor), MHA_ERR_UNSUPPORTED, "I16");
     expect_error(mha_safetensors_tensor(file, 4, &tensor), MHA_ERR_UNSUPPORTED, "7 dimensions");
     expect_error(mha_safetensors_tensor(file, 9, &tensor), MHA_ERR_ARGUMENT, "index 9");
-    assert_int_equal(mha_safetensors_tensor(file, mha_safetensors_find(file, "e"), &tensor),
-                     MHA_OK);
+    expect_ok(mha_safetensors_tensor(file, mha_safetensors_find(file, "e"), &tensor));
     assert_int_equal(tensor.ndim, 3);
     assert_int_equal(tensor.dtype, MHA_F64);
     int64_t empty = mha_safetensors_find(file, "e");
-    assert_int_equal(mha_safetensors_read(file, empty, MHA_F32, 0, NULL), MHA_OK);
-    assert_int_equal(mha_safetensors_tensor(file, mha_safetensors_find(file, "b"), &tensor),
-                     MHA_OK);
+    expect_ok(mha_safetensors_read(file, empty, MHA_F32, 0, NULL));
+    expect_ok(mha_safetensors_tensor(file, mha_safetensors_find(file, "b"), &tensor));
     assert_int_equal(tensor.dtype, MHA_U8);
     assert_int_equal(tensor.shape[1], 4);
     assert_int_equal(((unsigned char *)tensor.data)[7], 11);
@@ -207,7 +205,7 @@ static void one_copy_for_all(mha_safetensors *file)
     mha_tensor tensor;
     for (int i = 0; i < 4; i++)
         assert_int_equal(pthread_create(&thread[i], NULL, ask_for_tensor, file), 0);
-    assert_int_equal(mha_safetensors_tensor(file, 0, &tensor), MHA_OK);
+    expect_ok(mha_safetensors_tensor(file, 0, &tensor));
     for (int i = 0; i < 4; i++) {
         void *data = NULL;
         assert_int_equal(pthread_join(thread[i], &data), 0);
@@ -225,12 +223,12 @@ static void test_aligns_data(void)
         snprintf(padded, sizeof padded,
                  "{\"a\":{\"dtype\":\"F64\",\"shape\":[2],\"data_offsets\":[0,16]}}%.*s", pad,
                  "        ");
-        assert_int_equal(mha_safetensors_open(put(padded, -1, 16), &file), MHA_OK);
-        assert_int_equal(mha_safetensors_peek(file, 0, &peeked), MHA_OK);
+        expect_ok(mha_safetensors_open(put(padded, -1, 16), &file));
+        expect_ok(mha_safetensors_peek(file, 0, &peeked));
         assert_int_equal(peeked.shape[0], 2);
         assert_int_equal(peeked.dtype, MHA_F64);
         one_copy_for_all(file);
-        assert_int_equal(mha_safetensors_tensor(file, 0, &tensor), MHA_OK);
+        expect_ok(mha_safetensors_tensor(file, 0, &tensor));
         assert_int_equal((uintptr_t)tensor.data % 8, 0);
         assert_int_equal(((unsigned char *)tensor.data)[15], 15);
         if (peeked.data) assert_ptr_equal(peeked.data, tensor.data);
@@ -263,11 +261,11 @@ static void test_reads_into_memory(void)
         for (size_t i = 0; i < COUNT * size; i++)
             bytes[8 + (size_t)length + i] = (unsigned char)(i * 37 + i / 251);
         const char *path = temp_write("x.safetensors", bytes, 8 + (size_t)length + COUNT * size);
-        assert_int_equal(mha_safetensors_open(path, &file), MHA_OK);
+        expect_ok(mha_safetensors_open(path, &file));
         mha_tensor in;
-        assert_int_equal(mha_safetensors_peek(file, 0, &in), MHA_OK);
+        expect_ok(mha_safetensors_peek(file, 0, &in));
         if (size > 1) assert_null(in.data);
-        assert_int_equal(mha_safetensors_tensor(file, 0, &in), MHA_OK);
+        expect_ok(mha_safetensors_tensor(file, 0, &in));
         for (int to = 0; to < 6; to++) {
             const mha_tensor out = mha_tensor_contiguous(want, types[to], 2, in.shape);
             memset(got, 1, sizeof got);
@@ -277,11 +275,11 @@ static void test_reads_into_memory(void)
                 assert_int_equal(status, MHA_ERR_DTYPE);
                 continue;
             }
-            assert_int_equal(status, MHA_OK);
+            expect_ok(status);
             if (from == to)
                 memcpy(want, in.data, COUNT * size);
             else
-                assert_int_equal(mha_tensor_convert(&in, &out), MHA_OK);
+                expect_ok(mha_tensor_convert(&in, &out));
             assert_memory_equal(got, want, sizeof got);
         }
         expect_error(mha_safetensors_read(file, 0, types[from], 7, got), MHA_ERR_SHAPE, "2500");
@@ -302,7 +300,7 @@ static void test_pads_headers(void)
         char name[16] = "";
         memset(name, 'a', length);
         const char *const names[] = {name};
-        assert_int_equal(mha_safetensors_write(path, names, &tensor, 1, NULL), MHA_OK);
+        expect_ok(mha_safetensors_write(path, names, &tensor, 1, NULL));
         unsigned char size[8];
         FILE *file = fopen(path, "rb");
         assert_non_null(file);
@@ -326,10 +324,10 @@ static void test_writes_what_it_reads(void)
     };
     const char *metadata[] = {"a", "b\n", "c", "", NULL};
     const char *path = temp_path("out.safetensors");
-    assert_int_equal(mha_safetensors_write(path, names, tensors, 4, metadata), MHA_OK);
+    expect_ok(mha_safetensors_write(path, names, tensors, 4, metadata));
     mha_buffer buffer = {0};
     const mha_sink sink = mha_buffer_sink(&buffer);
-    assert_int_equal(mha_safetensors_write_to(&sink, names, tensors, 4, metadata), MHA_OK);
+    expect_ok(mha_safetensors_write_to(&sink, names, tensors, 4, metadata));
     size_t size;
     char *bytes = temp_read(path, &size);
     assert_int_equal(buffer.size, size);
@@ -338,7 +336,7 @@ static void test_writes_what_it_reads(void)
     mha_buffer_free(&buffer);
     mha_safetensors *file = NULL;
     mha_tensor got;
-    assert_int_equal(mha_safetensors_open(path, &file), MHA_OK);
+    expect_ok(mha_safetensors_open(path, &file));
     assert_int_equal(mha_safetensors_count(file), 4);
     assert_string_equal(mha_safetensors_metadata(file, "a"), "b\n");
     assert_int_equal(mha_safetensors_tensor(file, mha_safetensors_find(file, names[1]), &got), 0);
@@ -404,7 +402,7 @@ static unsigned touch(const mha_safetensors *file)
     for (int64_t i = 0; i < mha_safetensors_count(file); i++) {
         sum += (unsigned)strlen(mha_safetensors_name(file, i));
         if (mha_safetensors_tensor(file, i, &tensor) != MHA_OK) continue;
-        assert_int_equal(mha_tensor_count(&tensor, &elements), MHA_OK);
+        expect_ok(mha_tensor_count(&tensor, &elements));
         const unsigned char *bytes = tensor.data;
         for (size_t b = 0; b < (size_t)elements * mha_dtype_size(tensor.dtype); b++)
             sum += bytes[b];
@@ -421,7 +419,7 @@ static void test_mutations(void)
     const mha_tensor tensors[] = {mha_tensor_contiguous(f, MHA_F32, 2, (int64_t[]){4, 6}),
                                   mha_tensor_contiguous(f, MHA_F16, 1, (int64_t[]){4})};
     const char *path = temp_path("good.safetensors");
-    assert_int_equal(mha_safetensors_write(path, names, tensors, 2, metadata), MHA_OK);
+    expect_ok(mha_safetensors_write(path, names, tensors, 2, metadata));
     char *good = temp_read(path, &size);
     assert_true(size < sizeof bytes);
     int opened = 0, refused = 0;

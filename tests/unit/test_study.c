@@ -389,7 +389,7 @@ static void ranks_have_the_state_of_one_process(void)
         static rank_studies all;
         thread_ranks_run(size, study_as_rank, &all, -1, 0);
         for (int r = 0; r < size; r++) {
-            assert_int_equal(all.status[r], MHA_OK);
+            expect_ok(all.status[r]);
             assert_true(r == 0 ? all.of[r].count > 1 : all.of[r].count == 0);
         }
         const saving *first = &all.of[0];

@@ -153,7 +153,7 @@ static void test_describe(void)
 {
     mha_tokenizer *tokenizer = load_golden("uncased");
     mha_tokenizer_info info = {.struct_size = sizeof info};
-    assert_int_equal(mha_tokenizer_describe(tokenizer, &info), MHA_OK);
+    expect_ok(mha_tokenizer_describe(tokenizer, &info));
     assert_int_equal(info.pad_id, 0);
     assert_int_equal(info.unk_id, 1);
     assert_int_equal(info.cls_id, 2);
@@ -174,7 +174,7 @@ static void test_describe(void)
     mha_tokenizer_destroy(tokenizer);
 
     tokenizer = load_golden("added");
-    assert_int_equal(mha_tokenizer_describe(tokenizer, &info), MHA_OK);
+    expect_ok(mha_tokenizer_describe(tokenizer, &info));
     assert_int_equal(info.max_length, 0); /* 1e30 means unknown */
     assert_false(info.clean_text);
     assert_string_equal(mha_tokenizer_token(tokenizer, (int32_t)info.vocab_size - 1), "<ent>");
@@ -188,7 +188,7 @@ static void test_words(void)
     mha_tokenizer *tokenizer = load_golden("uncased");
     mha_words w = {.struct_size = sizeof w};
     const char text[] = " Caf\xC3\xA9, \xE4\xBD\xA0x";
-    assert_int_equal(mha_tokenizer_words(tokenizer, text, strlen(text), &w), MHA_OK);
+    expect_ok(mha_tokenizer_words(tokenizer, text, strlen(text), &w));
     assert_string_equal(w.text, " cafe,  \xE4\xBD\xA0 x");
     assert_int_equal(w.text_bytes, strlen(w.text));
     const int64_t want[4][4] = {{1, 5, 1, 6}, {5, 6, 6, 7}, {8, 11, 8, 11}, {12, 13, 11, 12}};
@@ -199,7 +199,7 @@ static void test_words(void)
     }
     mha_words_free(&w);
     assert_null(w.memory);
-    assert_int_equal(mha_tokenizer_words(tokenizer, NULL, 0, &w), MHA_OK);
+    expect_ok(mha_tokenizer_words(tokenizer, NULL, 0, &w));
     assert_int_equal(w.count, 0);
     assert_string_equal(w.text, "");
     mha_words_free(&w);
@@ -250,7 +250,7 @@ static void test_arguments(void)
         mha_encode_options known;
         uint64_t unknown;
     } future = {{.struct_size = sizeof future}, 0};
-    assert_int_equal(mha_tokenizer_encode(t, &future.known, "a", 1, NULL, 0, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, &future.known, "a", 1, NULL, 0, &e));
     mha_encoding_free(&e);
     future.unknown = 1;
     expect_error(mha_tokenizer_encode(t, &future.known, "a", 1, NULL, 0, &e), MHA_ERR_UNSUPPORTED,
@@ -271,29 +271,29 @@ static void test_options(void)
     mha_tokenizer *t = load_golden("uncased");
     mha_encoding e = {.struct_size = sizeof e};
     mha_encode_options o = {.struct_size = sizeof o, .flags = MHA_ENCODE_NO_SPECIAL};
-    assert_int_equal(mha_tokenizer_encode(t, &o, "a", 1, "b c", 3, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, &o, "a", 1, "b c", 3, &e));
     assert_int_equal(e.count, 3);
     assert_int_equal(e.type_ids[2], 1);
     mha_encoding_free(&e);
-    assert_int_equal(mha_tokenizer_encode(t, &o, NULL, 0, NULL, 0, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, &o, NULL, 0, NULL, 0, &e));
     assert_int_equal(e.count, 0);
     mha_encoding_free(&e);
     o = (mha_encode_options){.struct_size = sizeof o, .max_length = 5};
     o.truncation = MHA_TRUNCATE_LONGEST_FIRST;
-    assert_int_equal(mha_tokenizer_encode(t, &o, "a b c d", 7, "e f g", 5, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, &o, "a b c d", 7, "e f g", 5, &e));
     assert_int_equal(e.count, 5);
     assert_int_equal(e.dropped[0], 3);
     assert_int_equal(e.dropped[1], 2);
     mha_encoding_free(&e);
     for (int stop = 0; stop < 2; stop++) {
         o.flags = stop ? MHA_ENCODE_STOP : 0;
-        assert_int_equal(mha_tokenizer_encode(t, &o, "a b c d e f g h i", 17, NULL, 0, &e), MHA_OK);
+        expect_ok(mha_tokenizer_encode(t, &o, "a b c d e f g h i", 17, NULL, 0, &e));
         assert_int_equal(e.count, 5);
         assert_int_equal(e.dropped[0], stop ? 3 : 6);
         mha_encoding_free(&e);
     }
     assert_int_equal(e.struct_size, sizeof e);
-    assert_int_equal(mha_tokenizer_encode(t, NULL, NULL, 0, "", 0, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, NULL, NULL, 0, "", 0, &e));
     assert_int_equal(e.count, 3);
     mha_encoding_free(&e);
     mha_tokenizer_destroy(t);
@@ -473,7 +473,7 @@ static void test_odd_vocabularies(void)
     mha_tokenizer *t =
         load(folder_of("[UNK]\r\n[CLS] \t\r\n[SEP]\xC2\xA0\r\n\r\nab\r\n\n##c", NULL, NULL));
     mha_tokenizer_info info = {.struct_size = sizeof info};
-    assert_int_equal(mha_tokenizer_describe(t, &info), MHA_OK);
+    expect_ok(mha_tokenizer_describe(t, &info));
     assert_int_equal(info.vocab_size, 7);
     assert_int_equal(info.mask_id, -1);
     assert_int_equal(info.pad_id, -1);
@@ -579,14 +579,13 @@ static void test_properties(void)
         char text[256], twice[2 * sizeof text + 1];
         const size_t bytes = random_text(&r, text, (size_t)rng_between(&r, 0, sizeof text));
         mha_encoding one = {.struct_size = sizeof one}, two = one;
-        assert_int_equal(mha_tokenizer_encode(t, NULL, text, bytes, NULL, 0, &one), MHA_OK);
+        expect_ok(mha_tokenizer_encode(t, NULL, text, bytes, NULL, 0, &one));
         check_encoding(t, &one, bytes);
         /* A space ends every word: a repeated text gives its tokens twice. */
         memcpy(twice, text, bytes);
         twice[bytes] = '\n';
         memcpy(twice + bytes + 1, text, bytes);
-        assert_int_equal(mha_tokenizer_encode(t, NULL, twice, 2 * bytes + 1, NULL, 0, &two),
-                         MHA_OK);
+        expect_ok(mha_tokenizer_encode(t, NULL, twice, 2 * bytes + 1, NULL, 0, &two));
         assert_int_equal(two.count, 2 * one.count - 2);
         for (int64_t i = 1; i + 1 < one.count; i++) {
             assert_int_equal(two.ids[i], one.ids[i]);
@@ -615,8 +614,7 @@ static void test_large_texts(void)
         for (size_t at = 0; at < bytes; at += length) memcpy(text + at, parts[i], length);
         for (int which = 0; which < 2; which++) {
             mha_encoding e = {.struct_size = sizeof e};
-            assert_int_equal(mha_tokenizer_encode(which ? u : t, NULL, text, bytes, NULL, 0, &e),
-                             MHA_OK);
+            expect_ok(mha_tokenizer_encode(which ? u : t, NULL, text, bytes, NULL, 0, &e));
             check_encoding(t, &e, bytes);
             mha_encoding_free(&e);
         }
@@ -707,7 +705,7 @@ static void test_encode_out_of_memory(void)
         "Foo a b c d e q\xCC\x81\xCC\xA3 [SEP] g h foobar i j k l m n o p q r";
     failing_alloc allocs = failing_alloc_make();
     mha_tokenizer *t = NULL;
-    assert_int_equal(load_with(&allocs, &t), MHA_OK);
+    expect_ok(load_with(&allocs, &t));
     mha_encoding e = {.struct_size = sizeof e};
     mha_words w = {.struct_size = sizeof w};
     int64_t failures[2] = {0, 0};

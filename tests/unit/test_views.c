@@ -369,7 +369,7 @@ static void test_links_tell(void)
     put(&s, 2, 4, 3, 0.95f); /* the previous token, a function word */
     put(&s, 3, 2, 5, 0.95f); /* a function word */
     put(&s, 3, 5, 4, 0.9f);  /* a neighbour */
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 1, 5, true);
     expect_link(&links[2], 1, 4, true);
     assert_int_equal(strongest, 2);
@@ -397,7 +397,7 @@ static void test_links_that_are_left(void)
     put(&s, 1, 5, 4, 0.8f);
     put(&s, 1, 1, 4, 0.21f);
     put(&s, 2, 5, 0, 0.9f);
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 5, 4, false);
     expect_link(&links[1], 1, 4, true);
     assert_true(links[2].content && links[2].col != 0);
@@ -405,20 +405,20 @@ static void test_links_that_are_left(void)
     make_sentence(&s, 1);
     put(&s, 0, 4, 1, 0.3f);
     put(&s, 0, 5, 1, 0.4f);
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 5, 1, true);
     s.report.special_count =
         0; /* the first token is then a word, which is not informative in a causal map */
     put(&s, 0, 4, 0, 0.9f);
     for (int c = 0; c < WORDS * WORDS; c++) s.masked[c] = c % WORDS > c / WORDS;
     s.panels[0].masked = s.masked;
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 5, 1, true);
     s.panels[0].masked = NULL;
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 4, 0, true);
     for (int c = 0; c < WORDS * WORDS; c++) s.values[0][c] = NAN;
-    assert_int_equal(mha_figure_links(&s.figure, NULL, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, NULL, links, &strongest));
     expect_link(&links[0], -1, -1, false);
     assert_int_equal(mha_figure_links(&s.figure, NULL, NULL, &strongest), MHA_ERR_NULL);
     s.report.first_panel = -2;
