@@ -252,10 +252,10 @@ static mha_status check_scales(const mhai_weights *weights, const char *path, co
     mha_tensor scales;
     char has[160];
     if (at < 0)
-        return mhai_path_fail(MHA_ERR_MODEL, path,
-                              "weight '%s' has no scales '%s%s'; quantization_config of "
-                              "config.json asks for them",
-                              name, name, q->suffix);
+        return mhai_path_fail(
+            MHA_ERR_MODEL, path,
+            "weight '%s' has no scales '%s%s', which quantization_config of config.json requires",
+            name, name, q->suffix);
     MHA_TRY(mhai_weights_peek(weights, at, &scales));
     const int64_t rows = blocks_in(tensor->shape[0], q->rows);
     const int64_t columns = blocks_in(tensor->shape[1], q->columns);

@@ -192,5 +192,5 @@ def test_refused_scales(tmp_path):
         with pytest.raises(mha.MultiheadError, match=words):
             Model(tmp_path / "x")
     write(tmp_path / "x", model, whole)  # without quantization_config
-    with pytest.raises(mha.MultiheadError, match="weight_scale_inv', which .* does not ask for"):
+    with pytest.raises(mha.MultiheadError, match="weight_scale_inv', which .* does not imply"):
         Model(tmp_path / "x")
