@@ -114,18 +114,37 @@ static void load_rows(const run *r)
     }
 }
 
-/* Add the keys of rows first .. first + count - 1 to the panel of the strip. */
-static void add_keys(const run *r, int64_t first, int64_t count)
+/* Add the keys of all rows to the panel of the strip. */
+static void add_keys(const run *r)
 {
-    const int64_t D = r->x->call->sizes.D, row = r->first + first;
-    const float *keys = r->head.keys + (r->strip * MHAI_STRIP + row) * D;
-    if (row == 0 && count == MHAI_STRIP) {
-        r->x->kernels->pack_panels(&(mhai_pack){
-            .out = r->head.own, .in = keys, .stride = D, .rows = count, .cols = D, .half = true});
+    const int64_t D = r->x->call->sizes.D;
+    const float *keys = r->head.keys + (r->strip * MHAI_STRIP + r->first) * D;
+    if (r->count == MHAI_STRIP) {
+        r->x->kernels->pack_panels(&(mhai_pack){.out = r->head.own,
+                                                .in = keys,
+                                                .stride = D,
+                                                .rows = r->count,
+                                                .cols = D,
+                                                .half = true});
         return;
     }
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t d = 0; d < D; d++) r->head.own[d * MHAI_PANEL + row + i] = keys[i * D + d];
+    for (int64_t i = 0; i < r->count; i++)
+        for (int64_t d = 0; d < D; d++)
+            r->head.own[d * MHAI_PANEL + r->first + i] = keys[i * D + d];
+}
+
+/* Decay the panel of the strip per channel, and add the key of row i. */
+static void decay_keys(const run *r, int64_t i)
+{
+    const int64_t D = r->x->call->sizes.D, row = r->first + i;
+    const float *key = r->head.keys + (r->strip * MHAI_STRIP + row) * D;
+    const double *decays = r->w->decays;
+    float *own = r->head.own;
+    for (int64_t d = 0; d < D; d++, own += MHAI_PANEL) {
+        const float decay = (float)decays[d];
+        for (int64_t j = 0; j < MHAI_STRIP; j++) own[j] *= decay;
+        own[row] = key[d];
+    }
 }
 
 /* Compute the products of `count` rows with the keys of their strip: of all rows, or of one. */
@@ -161,10 +180,7 @@ static void decay_row(const run *r, int64_t i)
     mhai_recurrent_decays(call, r->b, r->h, r->t + i, r->w->decays);
     for (int64_t d = 0; d < each; d++) chunk[d] *= r->w->decays[d], strip[d] *= r->w->decays[d];
     if (call->channels) {
-        for (int64_t d = 0; d < D; d++)
-            for (int64_t j = 0; j < MHAI_STRIP; j++)
-                r->head.own[d * MHAI_PANEL + j] *= (float)r->w->decays[d];
-        add_keys(r, i, 1);
+        decay_keys(r, i);
         own_products(r, i, 1);
     } else {
         decay_products(r, i, r->w->decays[0]);
@@ -184,7 +200,7 @@ static void decay_rows(const run *r)
     const int64_t D = call->sizes.D, wide = call->sizes.panels * MHAI_PANEL;
     const int64_t finished = r->strip * MHAI_STRIP;
     if (!call->channels) {
-        add_keys(r, 0, r->count);
+        add_keys(r);
         own_products(r, 0, r->count);
     }
     for (int64_t i = 0; i < r->count; i++) decay_row(r, i);

@@ -4,14 +4,25 @@
  * whose sums stay in registers: first the products with earlier blocks, then those within the block,
  * which depend on each other. */
 
-static void scale_double(float *out, const float *in, int64_t n, const double *factors, bool each)
+ALWAYS_INLINE void scale_as(float *out, const float *in, int64_t n, const double *factors,
+                            bool each)
 {
     const vd one = vd_set1(*factors);
-    const int64_t whole = each ? 0 : n / VD_LANES * VD_LANES;
+    const int64_t whole = n / VD_LANES * VD_LANES;
     UNROLL_TIMES(4)
-    for (int64_t i = 0; i < whole; i += VD_LANES) vd_store(out + i, vd_load(in + i) * one);
-    for (int64_t i = whole; i < n; i += VD_LANES)
-        vd_store_at(out, i, n, vd_load_at(in, i, n) * (each ? vd_double_at(factors, i, n) : one));
+    for (int64_t i = 0; i < whole; i += VD_LANES)
+        vd_store(out + i, vd_load(in + i) * (each ? vd_double_at(factors, i, whole) : one));
+    if (whole < n)
+        vd_store_at(out, whole, n,
+                    vd_load_at(in, whole, n) * (each ? vd_double_at(factors, whole, n) : one));
+}
+
+static void scale_double(float *out, const float *in, int64_t n, const double *factors, bool each)
+{
+    if (each)
+        scale_as(out, in, n, factors, true);
+    else
+        scale_as(out, in, n, factors, false);
 }
 
 enum { STRIP_ROWS = 4, STRIP_VECTORS = VF_LANES == 8 ? 2 : 4 };
