@@ -137,6 +137,8 @@ static void carve_all(carver *c, mha_activations *a)
     a->x = carve(c, a->max_tokens, d->embed_dim);
     a->last = mhai_transformer_pre_norm(t) ? carve(c, a->max_tokens, d->embed_dim) : a->x;
     if (!a->passing) a->gradient = carve(c, a->max_tokens, d->embed_dim);
+    void *starts = t->pairs > 0 ? carve(c, a->max_tokens, 2) : NULL; /* 64 bits each */
+    a->starts = starts;
 }
 
 static mha_status allocate(const mha_activations *a, int64_t count, size_t size, void *pointer)

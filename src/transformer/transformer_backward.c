@@ -56,11 +56,12 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
 {
     const int64_t width = c->t->desc.embed_dim;
     const bool all = c->out.parameters, centred = c->t->desc.norm != MHA_NORM_RMS;
+    const bool biased = place->bias >= 0;
     mha_tensor in = stream(c, x), upper = stream(c, dy), lower = stream(c, dx);
     mha_tensor weight =
         mhai_transformer_vector(mhai_transformer_numbers(c->t, place->weight), width);
     mha_tensor dweight = mhai_transformer_vector(place_of(c, place->weight), width);
-    mha_tensor dbias = mhai_transformer_vector(place_of(c, centred ? place->bias : 0), width);
+    mha_tensor dbias = mhai_transformer_vector(place_of(c, biased ? place->bias : 0), width);
     const mha_norm_gradients norms = {.struct_size = sizeof norms,
                                       .flags = flags,
                                       .x = &in,
@@ -68,7 +69,7 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
                                       .dy = &upper,
                                       .dx = &lower,
                                       .dweight = all ? &dweight : NULL,
-                                      .dbias = all && centred ? &dbias : NULL,
+                                      .dbias = all && biased ? &dbias : NULL,
                                       .epsilon = c->t->desc.norm_epsilon};
     return centred ? mha_layer_norm_backward(c->context, &norms)
                    : mha_rms_norm_backward(c->context, &norms);

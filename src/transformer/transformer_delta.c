@@ -58,6 +58,11 @@ mha_status mhai_transformer_reject(const char *function, const mha_transformer *
 
 mha_status mhai_transformer_trains(const char *function, const mha_transformer *t)
 {
+    if (t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: the feed-forward layers clamp their units, which supports forward "
+                        "calls only",
+                        function);
     return mhai_transformer_reject(function, t, mha_layer_forward_only,
                                    ", which supports forward calls only");
 }

@@ -34,13 +34,15 @@ static mha_status load_numbers(const mhai_call *c, const char *name, const mha_t
     return MHA_OK;
 }
 
-/* Look up the rows of the position table. */
+/* Look up the rows of the position table, and of encodings. */
 static void load_positions(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     const int64_t *places = c->step ? c->step->places.data : NULL;
     mha_activations *a = c->a;
     int32_t counted = 0;
+    for (int64_t b = 0; a->starts && b < a->B && a->T > 0; b++)
+        a->starts[b] = mhai_transformer_start(c->t, c->input.lengths ? c->input.lengths[b] : a->T);
     for (int64_t i = 0; i < mhai_tokens(a); i++) {
         if (i % a->T == 0) counted = 0;
         if (d->flags & MHA_TRANSFORMER_PADDING)
@@ -143,6 +145,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     *x = cross ? (mhai_attend){.desc = {.struct_size = sizeof x->desc}}
                : t->layers[layer].self.attend;
     x->context = context;
+    if (!cross) x->query_positions.starts = x->key_positions.starts = a->starts;
     x->outputs.struct_size = sizeof x->outputs;
     x->desc.key_lengths = cross ? input->memory_lengths : input->lengths;
     x->desc.dropout = input->dropout;
@@ -174,6 +177,7 @@ static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const f
     const mha_tensor *also = residual ? &added : NULL;
     if (c->t->desc.norm == MHA_NORM_RMS)
         return mha_rms_norm(c->context, &in, also, &weight, epsilon, &out);
+    if (place->bias < 0) return mha_layer_norm(c->context, &in, also, &weight, NULL, epsilon, &out);
     mha_tensor bias = mhai_transformer_vector(mhai_transformer_numbers(c->t, place->bias), width);
     return mha_layer_norm(c->context, &in, also, &weight, &bias, epsilon, &out);
 }
@@ -297,7 +301,7 @@ static void prepare_step(const mhai_step *s, int64_t layer, bool cross, mhai_att
     x->cache = s->caches[layer];
     x->firsts = s->firsts;
     x->counts = s->counts;
-    x->query_positions.ids = x->key_positions.ids = &s->places;
+    x->query_positions = x->key_positions = (mha_positions){.ids = &s->places};
     x->desc.q_offsets = s->offsets;
     mhai_transformer_narrow(s->window, s->sink_keys, &x->desc);
     if (!s->sinks) return;
@@ -392,8 +396,32 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
     return end_step(c, &place->step, &kept->step, next);
 }
 
+/* The activation of gpt-oss, of a row of gate and up. */
+typedef struct clamped_job {
+    int64_t F;
+    const float *up;
+    float *act;
+} clamped_job;
+
+static void clamp_row(void *argument, int64_t row, int worker)
+{
+    const clamped_job *job = argument;
+    const int64_t F = job->F;
+    const float *gate = job->up + row * 2 * F, *up = gate + F;
+    (void)worker;
+    for (int64_t i = 0; i < F; i++) {
+        const double g = gate[i] > 7 ? 7 : (double)gate[i];
+        const double u = up[i] > 7 ? 7 : up[i] < -7 ? -7 : (double)up[i];
+        job->act[row * F + i] = (float)((u + 1) * g * mhai_sigmoid(1.702 * g));
+    }
+}
+
 mha_status mhai_call_gated(const mhai_call *c, int64_t rows, int64_t F, float *up, float *act)
 {
+    if (c->t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED) {
+        mha_parallel_for(c->context, rows, clamp_row, &(clamped_job){F, up, act});
+        return MHA_OK;
+    }
     const mha_tensor first = mhai_transformer_rows(up, rows, F, 2 * F);
     const mha_tensor second = mhai_transformer_rows(up + F, rows, F, 2 * F);
     const mha_tensor to = mhai_transformer_rows(act, rows, F, F);

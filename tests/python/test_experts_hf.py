@@ -19,6 +19,9 @@ SCALES = {"num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplie
           "attention_multiplier": .15, "logits_scaling": 6}
 SPACES = {"mamba_n_heads": 6, "mamba_d_state": 20, "mamba_n_groups": 2, "layer_types": [
     "linear_attention", "full_attention", "linear_attention", "full_attention", "linear_attention"]}
+OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9, "rope_parameters": {
+    "rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32., "beta_fast": 32., "beta_slow": 1., "truncate": False,
+    "original_max_position_embeddings": 64}}
 CONV = {**EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"]}
 KINDS = {
     "qwen3_next": ("Qwen3Next", {**SHARED, "mlp_only_layers": [1]}),
@@ -45,6 +48,15 @@ KINDS = {
     "olmoe, one group, biases": ("Olmoe", {**SIZES, "num_experts": 9, "num_experts_per_tok": 2, "norm_topk_prob": True,
                                            "num_key_value_heads": 1, "attention_bias": True}),
     "olmoe, tables": ("Olmoe", {**SIZES, "num_experts": 16, "num_experts_per_tok": 8, "num_key_value_heads": 4}),
+    "gpt_oss": ("GptOss", {**SIZES, **OSS}),
+    "gpt_oss, all heads, no biases": (
+        "GptOss", {**SIZES, **OSS, "num_key_value_heads": 4, "head_dim": 10, "attention_bias": False, "sliding_window": 3,
+                   "layer_types": ["full_attention"] + ["sliding_attention"] * 4, "rope_parameters": {
+                       "rope_type": "default", "rope_theta": 5e3}}),
+    "gpt_oss, one expert": (
+        "GptOss", {**SIZES, **OSS, "num_local_experts": 3, "num_experts_per_tok": 1, "tie_word_embeddings": True,
+                   "rope_parameters": {"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 4., "truncate": True,
+                                       "original_max_position_embeddings": 32}}),
     "lfm2_moe": ("Lfm2Moe", {**SIZES, **CONV}),
     "lfm2_moe, tables": ("Lfm2Moe", {**SIZES, **CONV, "routed_scaling_factor": 2.5, "num_experts": 12,
                                      "num_dense_layers": 3, "tie_word_embeddings": False}),
@@ -78,8 +90,10 @@ def make(kind, **changes):
         for name, p in [*net.named_parameters(), *net.named_buffers()]:
             if p.ndim > 1:
                 p.normal_(0, .3 if "embed" in name else .5 if "conv" in name else .8 / p.shape[-1] ** .5)
-            elif "norm" in name or "bias" in name:
+            elif "norm" in name or "bias" in name or "sinks" in name:
                 p += torch.randn_like(p) * .2
+            if name.endswith("gate_up_proj") and config.model_type == "gpt_oss":
+                p *= 4  # so that some units are clamped
     return net
 
 
@@ -94,7 +108,7 @@ def made(request, tmp_path_factory):
     net = make(request.param)
     folder = save(net, tmp_path_factory.mktemp("experts"), "tables" in request.param)
     names = load_file(folder / "model.safetensors")
-    assert any(name.endswith("gate_up_proj") for name in names) == ("tables" in request.param)
+    assert any(name.endswith("gate_up_proj") for name in names) == ("tables" in request.param or "oss" in request.param)
     return net, multihead.Model(folder)
 
 
@@ -248,6 +262,14 @@ REFUSED = {
     "olmoe": [
         ("clip_qkv", 8.0, "'clip_qkv' is set"),
         ("num_key_value_heads", 1, "k_proj.weight' has shape|k_norm.weight' has shape")],
+    "gpt_oss": [
+        ("swiglu_limit", 5.0, "'swiglu_limit' is 5, which is not supported; known: 7"),
+        ("swiglu_alpha", 1.0, "'swiglu_alpha' is 1, which is not supported; known: 1.702"),
+        ("num_experts_per_tok", 7, "'num_experts_per_tok' is 7, expected 1..6"),
+        ("num_local_experts", 5, "router.weight' has shape \\[6, 48\\]"),
+        ("intermediate_size", 79, "gate_up_proj' has shape \\[6, 48, 160\\], .* \\[6, 48, 158\\]"),
+        ("rope_parameters", None, "'rope_parameters' and 'rope_scaling' are both missing"),
+        ("quantization_config", {"quant_method": "awq"}, "quant_method 'awq' is not supported")],
     "lfm2_moe": [
         ("use_expert_bias", False, "has weight .*expert_bias"),
         ("num_dense_layers", 2, "weight .*layers.1.feed_forward.w1.weight' is missing"),
@@ -302,3 +324,66 @@ def test_heads_below_wide_norms_stay(tmp_path):
     for option in ["--keep", 2], ["--keep", 2, "--mask"], ["--keep", 2, "--measure", "ablation"], ["--kv-heads", 1]:
         done = run("prune", folder, "--text", text, *option)
         assert done.returncode and "layer 0 has a norm across" in done.stderr, done.stderr
+
+
+E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def in_blocks(net):
+    """Random blocks of MXFP4 in place of the experts, {name: blocks or scales}; the net gets their numbers."""
+    made, generator = {}, np.random.default_rng(9)
+    for name, p in net.named_parameters():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        count, inputs, outputs = p.shape
+        blocks = generator.integers(0, 256, (count, outputs, inputs // 32, 16), np.uint8)
+        scales = generator.integers(120, 125, (count, outputs, inputs // 32), np.uint8)
+        numbers = E2M1[np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:3], 32)]
+        numbers *= np.exp2(scales.astype(np.float32) - 127)[..., None]
+        with torch.no_grad():
+            p.copy_(torch.from_numpy(numbers.reshape(count, outputs, inputs)).transpose(1, 2))
+        made[f"{name}_blocks"], made[f"{name}_scales"] = torch.from_numpy(blocks), torch.from_numpy(scales)
+    return made
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """The folder of a net in blocks, and of the same numbers in float32."""
+    net = make("gpt_oss", hidden_size=64, intermediate_size=96)
+    made = in_blocks(net)
+    plain, folder = (save(net, tmp_path_factory.mktemp(name)) for name in ("plain", "packed"))
+    weights = {name: w for name, w in load_file(folder / "model.safetensors").items()
+               if not name.endswith(("experts.gate_up_proj", "experts.down_proj"))}
+    save_file({**weights, **made}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    return net, made, plain, folder
+
+
+def test_blocks_of_mxfp4_are_the_numbers_of_transformers(packed):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    net, made, plain, folder = packed
+    for name, p in net.named_parameters():
+        if f"{name}_blocks" in made:
+            theirs = convert_moe_packed_tensors(made[f"{name}_blocks"], made[f"{name}_scales"], dtype=torch.float32)
+            assert torch.equal(theirs, p)
+    ids = torch.randint(0, 97, (60,)).tolist()
+    assert np.array_equal(multihead.Model(folder).logits(ids), multihead.Model(plain).logits(ids))
+
+
+@pytest.mark.parametrize("name, change, error", [
+    ("down_proj_scales", None, "down_proj_scales' is missing"),
+    ("down_proj_blocks", lambda w: w[:, :, :2], "down_proj_blocks' has shape \\[6, 64, 2, 16\\], .* \\[6, 64, 3, 16\\]"),
+    ("gate_up_proj_scales", lambda w: w[:, 1:], "gate_up_proj_scales' has shape"),
+    ("gate_up_proj_blocks", lambda w: w.float(), "gate_up_proj_blocks' is f32, expected u8")])
+def test_hostile_blocks_are_refused(packed, tmp_path, name, change, error):
+    weights, full = load_file(packed[3] / "model.safetensors"), f"model.layers.1.mlp.experts.{name}"
+    if change:
+        weights[full] = change(weights[full]).contiguous()
+    else:
+        del weights[full]
+    save_file(weights, tmp_path / "model.safetensors")
+    for other in "config.json", "tokenizer.json":
+        (tmp_path / other).write_text((packed[3] / other).read_text())
+    with pytest.raises(multihead.Error, match=error):
+        multihead.Model(tmp_path)

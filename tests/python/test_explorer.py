@@ -400,20 +400,6 @@ def test_another_model_is_opened(visit, tmp_path):
     assert tokens_of(page)[1:3] == ["the", "cat"]
 
 
-def test_parts_are_opened_together(visit, tmp_path):
-    page = visit()
-    parts = seeds().gguf_model(fill=lambda size: b"\0\0\x80\x3c" * (size // 4), parts=2)
-    paths = [tmp_path / f"small-{n}-of-00002.gguf" for n in ("00001", "00002")]
-    for path, data in zip(paths, parts, strict=True):
-        path.write_bytes(data)
-    page.locator("#explorer-file").set_input_files(paths[1])
-    assert "small-00001-of-00002.gguf: no such file; all 2 parts" in said(page)
-    page.locator("#explorer-folder").set_input_files(tmp_path)
-    expect(page.locator("h1")).to_have_text(tmp_path.name)
-    type_text(page, "a b")
-    expect(page.locator(".thumb")).to_have_count(2)
-
-
 # A browser's event for a dropped folder. Scripts cannot put a real folder into a DataTransfer.
 DROP = """files => {
     const entries = files.map(([name, data]) => {

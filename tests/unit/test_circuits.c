@@ -63,9 +63,8 @@ static void near_to(double got, double wanted, double bound, const char *what)
 
 /* A head that copies, one that inhibits, one that maps each token to the next, and one that does
  * half of each. */
-static void copiers(void **state)
+static void copiers(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 0);
     mha_transformer *t = make_plain(context, MHA_ENCODING_NONE);
     double copying[H], matching[H];
@@ -90,9 +89,8 @@ static void copiers(void **state)
     mha_transformer_destroy(t);
 }
 
-static void known_values(void **state)
+static void known_values(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 1);
     mha_transformer *t = make_plain(context, MHA_ENCODING_NONE);
     double qk[H * D], ov[H * D];
@@ -133,9 +131,8 @@ static void known_values(void **state)
 
 /* Heads that write equally to several axes. The first of several elements of equal magnitude, up to
  * rounding, is positive. Head h writes to 2 + h axes from h on. */
-static void equal_elements(void **state)
+static void equal_elements(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 1);
     mha_transformer *t = make_plain(context, MHA_ENCODING_NONE);
     float reads[H * E], writes[H * E];
@@ -156,9 +153,8 @@ static void equal_elements(void **state)
 
 /* One pair that rotates by one radian per position. Means over offsets are then sums of complex
  * numbers. */
-static void known_rotation(void **state)
+static void known_rotation(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 2);
     mha_transformer *t = make_plain(context, MHA_ENCODING_ROTARY);
     double qk[H * D], matching[H];
@@ -186,9 +182,8 @@ static void known_rotation(void **state)
 
 /* Random heads neither copy nor inhibit. For 16 x 16 numbers, the sum over sizes deviates by about
  * 1.5 / 16 from 0, and the mean of 24 heads by 0.02; the bound is 5 deviations. */
-static void random_heads(void **state)
+static void random_heads(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 3);
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
                                        .vocab_size = 256,
@@ -257,9 +252,8 @@ static mha_transformer *make_pair(mha_context *context)
     return t;
 }
 
-static void induction_pair(void **state)
+static void induction_pair(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 6);
     mha_transformer *t = make_pair(context);
     float composed[3][64], keys[8 * PAIR_D * PAIR_E], writes[8 * PAIR_D * PAIR_E];
@@ -490,9 +484,8 @@ static void activations(void **state)
 
 /* Any number of threads and any selection of heads give the same bits. Other entries are
  * unchanged. */
-static void same_bits(void **state)
+static void same_bits(void)
 {
-    (void)state;
     int first, end;
     rng_range(12, 100, &first, &end);
     for (int i = first; i < end; i++) {
@@ -530,9 +523,8 @@ static void same_bits(void **state)
 
 /* ---- tokens --------------------------------------------------------------------------------- */
 
-static void known_tokens(void **state)
+static void known_tokens(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 4);
     mha_transformer *t = make_plain(context, MHA_ENCODING_NONE);
     const float directions[2 * E] = {3, -1, 3, 0, 5, -1, 0, -7, 0, 0, 0, 0, 0, 0, 0, 1};
@@ -615,9 +607,8 @@ static void check_ends(small_model *m, const mha_direction_desc *desc, const flo
         }
 }
 
-static void random_tokens(void **state)
+static void random_tokens(void)
 {
-    (void)state;
     int first, end;
     rng_range(40, 400, &first, &end);
     for (int i = first; i < end; i++) {
@@ -722,9 +713,8 @@ static mha_status all_of_it(mha_context *context, failing_alloc *memory, void *u
     return status;
 }
 
-static void no_memory(void **state)
+static void no_memory(void)
 {
-    (void)state;
     assert_true(failing_each(all_of_it, NULL) > 0);
 }
 

@@ -11,9 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void test_nothing_is_fetched(void **state)
+static void test_nothing_is_fetched(void)
 {
-    (void)state;
     float values[6] = {0.1f, 0.9f, 0, 1, 0.5f, 0.5f};
     const char *const tokens[] = {"a", "b", "c"};
     mha_panel panels[2] = {{.values = values, .name = "L0H0", .note = "note"},
@@ -45,9 +44,8 @@ static void test_nothing_is_fetched(void **state)
     mha_buffer_free(&page);
 }
 
-static void test_labels_stay_labels(void **state)
+static void test_labels_stay_labels(void)
 {
-    (void)state;
     char longest[901];
     for (int i = 0; i < 300; i++) memcpy(longest + 3 * i, "\xE5\xAD\x97", 3);
     longest[900] = 0;
@@ -103,9 +101,8 @@ static void test_labels_stay_labels(void **state)
     mha_buffer_free(&page);
 }
 
-static void test_values_are_exact(void **state)
+static void test_values_are_exact(void)
 {
-    (void)state;
     float values[10] = {0.25f, 1e-30f, -0.0f, 3.5f, NAN, INFINITY, -INFINITY, 7, 1e9f, 99};
     uint8_t masked[10] = {0, 0, 0, 1, 0, 0, 0, 0, 0, 0};
     const mha_panel panel = {.values = values, .row_stride = 5, .masked = masked, .mask_stride = 5};
@@ -182,18 +179,16 @@ static void check_coding(int64_t most_bytes, int64_t want_bits, bool negative)
     mha_buffer_free(&page);
 }
 
-static void test_fewer_bits(void **state)
+static void test_fewer_bits(void)
 {
-    (void)state;
     check_coding(520000, 16, false);
     check_coding(520000, 16, true);
     check_coding(370000, 8, false);
     check_coding(370000, 8, true);
 }
 
-static void test_large_figures_keep_the_budget(void **state)
+static void test_large_figures_keep_the_budget(void)
 {
-    (void)state;
     enum { SIDE = 512, HEADS = 72 };
     float *values = html_wave(SIDE * SIDE);
     mha_panel panels[HEADS];
@@ -228,9 +223,8 @@ static void test_large_figures_keep_the_budget(void **state)
     free(values);
 }
 
-static void test_odd_sizes(void **state)
+static void test_odd_sizes(void)
 {
-    (void)state;
     float *values = html_wave(2000);
     const mha_panel panels[2] = {{.values = values}, {.values = values}};
     static const int64_t sizes[][3] = {{1, 1, 1}, {2, 1, 1000}, {2, 1000, 1}, {1, 0, 5},
@@ -322,9 +316,8 @@ static void make_evidence(evidence *e)
                              .twin_value = "norm"};
 }
 
-static void test_evidence_is_in_the_page(void **state)
+static void test_evidence_is_in_the_page(void)
 {
-    (void)state;
     evidence e;
     make_evidence(&e);
     mha_buffer page = html_render(&e.figure, &e.report);
@@ -358,9 +351,8 @@ static void test_evidence_is_in_the_page(void **state)
 }
 
 /* A caller of an older version, with shorter structs, gets the old page's values. */
-static void test_older_callers(void **state)
+static void test_older_callers(void)
 {
-    (void)state;
     evidence e;
     make_evidence(&e);
     e.figure.panel_size = offsetof(mha_panel, badge);
@@ -380,9 +372,8 @@ static void test_older_callers(void **state)
 
 /* Many frames use half of the budget. The page keeps every step-th frame and the last, at least 8;
  * if these do not fit, maps have blocks. */
-static void test_frames_keep_the_budget(void **state)
+static void test_frames_keep_the_budget(void)
 {
-    (void)state;
     enum { SIDE = 64, FRAMES = 101 };
     float *values = html_wave(SIDE * SIDE);
     const mha_panel panel = {.values = values};
@@ -419,9 +410,8 @@ static void test_frames_keep_the_budget(void **state)
 
 /* If frames are few, all are kept. If they do not fit, maps become coarser, and a page that exceeds
  * its budget is still written. */
-static void test_few_frames_that_do_not_fit(void **state)
+static void test_few_frames_that_do_not_fit(void)
 {
-    (void)state;
     enum { SIDE = 64, MOST_FRAMES = 9, PAGE_BYTES = 220000 /* without maps */ };
     static const int64_t most_bytes[] = {1, 20000, 330000};
     float *values = html_wave(SIDE * SIDE);
@@ -452,9 +442,8 @@ static void test_few_frames_that_do_not_fit(void **state)
 
 /* Rows of frames' maps have as many numbers as the figure has columns, for any strides of its
  * panels and twins. Each map is read with its own strides, and no read is beyond its memory. */
-static void test_frames_that_are_not_square(void **state)
+static void test_frames_that_are_not_square(void)
 {
-    (void)state;
     static const int64_t shapes[][2] = {{2, 3}, {3, 2}, {1, 6}, {6, 1}};
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
         float values[6 * 9] = {0}, map[6] = {1, 0.25f, 0.0625f, 0.5f, 0, 0.75f};
@@ -480,9 +469,8 @@ static void test_frames_that_are_not_square(void **state)
 }
 
 /* One strip of tokens has the labels of the rows or, if they have none, of the columns. */
-static void test_one_strip_of_labels(void **state)
+static void test_one_strip_of_labels(void)
 {
-    (void)state;
     const float values[4] = {0};
     const char *const rows[] = {"r0", "r1"}, *const cols[] = {"c0", "c1"};
     const mha_panel panel = {.values = values};
@@ -509,9 +497,8 @@ static void test_one_strip_of_labels(void **state)
 }
 
 /* The size of frames includes their labels in JSON: with long labels fewer frames are kept. */
-static void test_long_labels_of_frames(void **state)
+static void test_long_labels_of_frames(void)
 {
-    (void)state;
     enum { FRAMES = 100, LENGTH = 5000 };
     char label[LENGTH + 1];
     memset(label, '<', LENGTH); /* "\u003c" */
@@ -536,9 +523,8 @@ static void test_long_labels_of_frames(void **state)
 }
 
 /* A figure of blocks states so, and its labels are those of all tokens. */
-static void test_blocks_of_tokens(void **state)
+static void test_blocks_of_tokens(void)
 {
-    (void)state;
     float *values = html_wave(9);
     const char *const tokens[] = {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9"};
     const mha_panel panel = {.values = values};
@@ -570,9 +556,8 @@ static mha_status failing_write(void *user, const void *bytes, size_t count)
     return sink->calls++ == sink->fail_at ? MHA_ERR_CALLBACK : MHA_OK;
 }
 
-static void test_a_failing_sink(void **state)
+static void test_a_failing_sink(void)
 {
-    (void)state;
     float values[9] = {0};
     const mha_panel panels[3] = {{.values = values}, {.values = values}, {.values = values}};
     const mha_figure figure = html_figure(panels, 3, 3, 3);
@@ -589,9 +574,8 @@ static void test_a_failing_sink(void **state)
     fail_msg("it never succeeded");
 }
 
-static void test_refusals(void **state)
+static void test_refusals(void)
 {
-    (void)state;
     float values[4] = {-1, 0, 1, 2};
     const mha_panel panel = {.values = values};
     mha_figure figure = html_figure(&panel, 1, 2, 2);

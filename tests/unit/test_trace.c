@@ -224,9 +224,8 @@ static void trace_one(const small_model *m, mha_trials *trials, const mha_trial 
     assert_null(x.weights);
 }
 
-static void every_step_follows(void **state)
+static void every_step_follows(void)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 24; seed++) {
         rng r = rng_make(seed, 88);
         small_model *m = small_model_make(context, &r, seed % 3 ? MHA_TRANSFORMER_CAUSAL : 0);
@@ -247,9 +246,8 @@ static void every_step_follows(void **state)
     }
 }
 
-static void misuse_of_traces(void **state)
+static void misuse_of_traces(void)
 {
-    (void)state;
     rng r = rng_make(5, 89);
     small_model *m = small_model_make(context, &r, MHA_TRANSFORMER_CAUSAL);
     mha_trials *trials = NULL;
@@ -280,9 +278,8 @@ static void misuse_of_traces(void **state)
 }
 
 /* Traces do not support output gates, and a gated delta net has different steps. */
-static void other_mixers_are_refused(void **state)
+static void other_mixers_are_refused(void)
 {
-    (void)state;
     static const struct {
         mha_layer_desc layer;
         const char *what;
