@@ -205,11 +205,13 @@ static mha_status add_usual(const char *key, double value, json_t *rope)
 
 mha_status mhai_require_rope(const mhai_config *config)
 {
+    const json_t *scaling = json_object_get(config->root, "rope_scaling");
+    const bool empty = json_is_object(scaling) && json_object_size(scaling) == 0;
     if (!mhai_config_absent(config, "rope_parameters") ||
-        !mhai_config_absent(config, "rope_scaling"))
+        (!mhai_config_absent(config, "rope_scaling") && !empty))
         return MHA_OK;
     return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                          "'rope_parameters' and 'rope_scaling' are both missing");
+                          "'rope_parameters' and 'rope_scaling' are both missing or empty");
 }
 
 /* If the usual part is smaller than the head, transformers does not treat null as absent. */
