@@ -131,6 +131,9 @@ enum {
     /* The layer has no feed-forward part, though ff_dim is not 0 (Nemotron-H). Also with a mixer
      * other than attention */
     MHA_LAYER_NO_FEED_FORWARD = 1 << 9,
+    /* Blocks of this layer alone compute x = x + norm'(f(x)), in a transformer with pre-norm (OLMo
+     * Hybrid) */
+    MHA_LAYER_BRANCH_NORM = 1 << 10,
     MHA_LAYER_ROPE_EXACT_RAMP = 1 << 11 /* with YARN: the ends of the ramp of r are not rounded */
 };
 
@@ -142,7 +145,8 @@ typedef enum mha_mixer {
      *
      *   q, k, v = silu(conv(W_q x, W_k x, W_v x))      conv: mha_short_convolution() over tokens
      *   q, k    = q / sqrt(|q|^2 + 1e-6), k likewise
-     *   b = sigmoid(W_b x)    log a = -exp(A_log) log(1 + exp(W_a x + dt_bias))     for each head
+     *   b = strength_scale sigmoid(W_b x)                                           for each head
+     *   log a = -exp(A_log) log(1 + exp(W_a x + dt_bias))
      *   o       = mha_recurrent_forward(q, k, v) with MHA_RECURRENT_DELTA
      *   heads   = rms_norm(o) o_norm * silu(W_g x)     for each head separately, and then W_o
      *
@@ -244,6 +248,9 @@ typedef struct mha_layer_desc {
     int64_t key_dim, value_dim;
     mha_experts_desc experts;    /* in place of a feed-forward layer of ff_dim */
     float step_least, step_most; /* of a state space; step_most 0: infinite */
+    /* Of a gated delta net: a factor of its strengths, 0: 1, at most 2; and the epsilon of the norm
+     * of its heads, 0: norm_epsilon */
+    float strength_scale, head_norm_epsilon;
 } mha_layer_desc;
 
 /** How a layer differs from attention without output gates, as a phrase for messages: "is a gated
@@ -444,6 +451,11 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
 /** Whether transformers of this description predict the next token: causal, with logits, without
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
+
+/** Whether a norm follows a block of any layer, so that the block does not add to the last stream
+ * directly: MHA_TRANSFORMER_POST_NORM, MHA_TRANSFORMER_BRANCH_NORM or MHA_LAYER_BRANCH_NORM. Memory
+ * none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_transformer_norms_follow(const mha_transformer_desc *desc);
 
 /** Whether a layer has a feed-forward part, in a description from mha_transformer_describe(). Memory
  * none. Errors none. Threads any. Since 0.1 */

@@ -287,7 +287,7 @@ static mha_status find_weights(loading *l)
         const mhai_weight_name *row = name_of(l, &p, name);
         MHA_TRY(mhai_stored_find(&l->stored->weights, &l->plan, &d, &p, row, name,
                                  &l->stored->parameters[i]));
-        use(l, name);
+        for (int part = 0; mhai_stored_part(row, part, name); part++) use(l, name);
     }
     return MHA_OK;
 }

@@ -108,6 +108,7 @@ static const mhai_weight_name gpt_oss_names[] = {MHAI_NAME("mlp_norm", "post_att
 /* Layers of Nemotron-H have one norm. */
 static const mhai_weight_name space_names[] = {COMMON,
                                                MHAI_NAME("mlp_norm", "attn_norm"),
+                                               EXPERTS,
                                                GATED,
                                                {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
                                                {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
@@ -175,10 +176,12 @@ static const struct architecture {
     {"olmo2", "olmo2", plain_names, 0, NULL, 0},
     {"olmo2", "olmo3", plain_names, 0, NULL, 0}, /* of files with a window */
     {"granite", "granite", llama_names, 0, NULL, 0},
+    {"granitemoe", "granitemoeshared", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
+    {"granitehybrid", "granitemoehybrid", space_names, 0, "linear_attention",
+     MHAI_GGUF_ROUTING_SUM},
     {"gpt-oss", "gpt_oss", gpt_oss_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
     {"command-r", "cohere", plain_names, 0, NULL, 0},
     {"cohere2", "cohere2", plain_names, 0, NULL, 0},
-    {"granitehybrid", "granitemoehybrid", space_names, 0, "linear_attention", 0},
     {"mamba2", "mamba2", space_names, 0, "linear_attention", 0},
     {"nemotron_h", "nemotron_h", space_names, 0, "linear_attention", 0}};
 
@@ -483,9 +486,14 @@ static mha_status add_known(const mhai_gguf_reading *r)
                   width = mhai_gguf_count(r, "hidden_size");
     const int64_t each = heads > 0 ? width / heads : 0;
     mha_gguf_value value;
-    bool parallel = true, causal = true;
+    bool parallel = true, causal = true, rotates = true;
     if (mhai_gguf_key(r, "attention.causal", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &causal));
     if (!causal) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
+    /* the switch of all positions in Granite, a remark in other architectures */
+    if (strncmp(r->name, "granite", 7) == 0 && !r->of->mixer &&
+        mhai_gguf_key(r, "rope.scaling.finetuned", &value))
+        MHA_TRY(mha_gguf_bool(&value, 0, &rotates));
+    if (!rotates) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
     if (mhai_gguf_key(r, "use_parallel_residual", &value))
         MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
     /* converters write this key for every StableLM model */

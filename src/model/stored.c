@@ -39,7 +39,7 @@ static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
     const int64_t heads = mha_transformer_heads(d, p->layer);
     const int64_t kv_heads = mha_transformer_kv_heads(d, p->layer);
     const int64_t D = d->head_dim;
-    if (strstr(p->name, ".mlp.")) return (fusion){1, {d->ff_dim, d->ff_dim, 0, 0}};
+    if (strstr(p->name, ".mlp.")) return (fusion){1, {p->shape[0], p->shape[0], 0, 0}};
     if (d->layers && d->layers[p->layer].mixer == MHA_MIXER_SHORT_CONVOLUTION)
         return (fusion){1, {d->embed_dim, d->embed_dim, d->embed_dim, 0}};
     if (d->layers && d->layers[p->layer].mixer)
@@ -107,6 +107,45 @@ static mha_status find_expert(const mhai_weights *weights, const mha_transformer
     return MHA_OK;
 }
 
+bool mhai_stored_part(const mhai_weight_name *row, int i, char name[MHAI_WEIGHT_NAME])
+{
+    if (i == 0) return true;
+    if (!row || row->form != MHAI_CONVOLUTIONS || i > 2) return false;
+    *(strstr(name, "_conv1d") - 1) = "qkv"[i];
+    return true;
+}
+
+static int64_t rows_of(const mhai_weights *weights, const char *name, int64_t usual)
+{
+    mha_tensor found = {.ndim = 0};
+    const int64_t at = mhai_weights_find(weights, name);
+    if (at < 0 || mhai_weights_peek(weights, at, &found) != MHA_OK || found.ndim != 3) return usual;
+    return found.shape[0];
+}
+
+/* The convolutions of q, k and v, one after the other. transformers 5.23 saves the thirds of all channels,
+ * rounded up, by these names. */
+static mha_status find_convolutions(const mhai_weights *weights, const mha_transformer_desc *d,
+                                    const mha_parameter *p, const mhai_weight_name *row,
+                                    const char *name, mhai_stored_parameter *stored)
+{
+    const int64_t q = mha_transformer_kv_heads(d, p->layer) * d->layers[p->layer].key_dim;
+    const int64_t third = (p->shape[0] + 2) / 3;
+    mhai_elements *to[] = {&stored->from, &stored->further[0], &stored->further[1]};
+    char part[MHAI_WEIGHT_NAME];
+    snprintf(part, sizeof part, "%s", name);
+    stored->block = rows_of(weights, name, q) == third ? third : q;
+    stored->step = 2 * stored->block;
+    for (int i = 0; mhai_stored_part(row, i, part); i++) {
+        const int64_t rows = i < 2 ? stored->block : p->shape[0] - stored->step;
+        const mha_tensor expected = {.ndim = 3, .shape = {rows, 1, p->shape[1]}};
+        int64_t index;
+        MHA_TRY(mhai_weights_check(weights, part, &expected, &index));
+        *to[i] = mhai_weights_elements(weights, index);
+    }
+    return MHA_OK;
+}
+
 mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan *plan,
                             const mha_transformer_desc *d, const mha_parameter *p,
                             const mhai_weight_name *row, const char *name,
@@ -121,6 +160,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .head_dim = d->head_dim};
     if (is_fused(form)) find_part(d, p, row, stored, &total);
     if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
+    if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
     if (form == MHAI_LAST_ROWS) {
         stored->first = plan->first_position;
         total += plan->first_position;
@@ -190,11 +230,24 @@ static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows,
     }
 }
 
+static void read_convolutions(const mhai_stored_parameter *p, int64_t row, int64_t rows,
+                              int64_t column, int64_t columns, float *to)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t part = row + i < p->step ? (row + i) / p->block : 2;
+        const int64_t at = row + i - part * p->block;
+        mhai_elements_read(part > 0 ? p->further[part - 1] : p->from, at * p->columns + column,
+                           columns, to + i * columns);
+    }
+}
+
 void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_t rows,
                       int64_t column, int64_t columns, float *to)
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
-    if (p->transposed)
+    if (p->form == MHAI_CONVOLUTIONS)
+        read_convolutions(p, row, rows, column, columns, to);
+    else if (p->transposed)
         read_turned(p, row, rows, column, columns, to);
     else
         read_rows(p, row, rows, column, columns, to);

@@ -230,8 +230,11 @@ static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
 {
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
     mhai_place_step step = {none, none};
-    if (!mhai_transformer_has(l->t, MHA_TRANSFORMER_NO_INPUT_NORM)) step.norm = add_norm(l, prefix);
-    if (mhai_transformer_has(l->t, MHA_TRANSFORMER_BRANCH_NORM)) step.post = add_norm(l, post);
+    const bool own = mhai_layer_norms_branch(&l->t->desc, l->layer);
+    if (!own && !mhai_transformer_has(l->t, MHA_TRANSFORMER_NO_INPUT_NORM))
+        step.norm = add_norm(l, prefix);
+    if (own || mhai_transformer_has(l->t, MHA_TRANSFORMER_BRANCH_NORM))
+        step.post = add_norm(l, post);
     return step;
 }
 
@@ -335,7 +338,7 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     const bool gated = !cross && mix.gated;
     if (!cross && mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) return add_convolution(l);
     if (!cross && mix.mixer) return add_recurrent(l);
-    if (heads.q > 0 || mhai_transformer_has(l->t, after))
+    if (heads.q > 0 || mhai_transformer_has(l->t, after) || mhai_layer_norms_branch(d, l->layer))
         place.step = add_step(l, cross ? "cross_attn_norm" : "self_attn_norm",
                               cross ? "cross_attn_post_norm" : "self_attn_post_norm");
     l->prefix = cross ? "cross_attn" : "self_attn";
@@ -718,6 +721,14 @@ bool mha_transformer_predicts(const mha_transformer_desc *desc)
 {
     const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
     return desc->flags & MHA_TRANSFORMER_CAUSAL && !(desc->flags & others);
+}
+
+bool mha_transformer_norms_follow(const mha_transformer_desc *d)
+{
+    bool follow = d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM);
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
+        follow = follow || d->layers[i].flags & MHA_LAYER_BRANCH_NORM;
+    return follow;
 }
 
 int64_t mha_transformer_heads_width(const mha_transformer_desc *d)

@@ -202,14 +202,14 @@ mha_status mhai_call_project(const mhai_call *c, const mhai_place_linear *place,
 static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
-    return mhai_transformer_norms_inputs(c->t) ? norm(c, &place->norm, step->from, NULL, step->in)
-                                               : MHA_OK;
+    return mhai_step_norms_input(c->t, place) ? norm(c, &place->norm, step->from, NULL, step->in)
+                                              : MHA_OK;
 }
 
 /* The memory to which a step's function writes its result. */
-static float *added_by(const mhai_call *c, const mhai_kept_step *step, float *next)
+static float *added_by(const mhai_place_step *place, const mhai_kept_step *step, float *next)
 {
-    return mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM) && step->z ? step->z : next;
+    return mhai_step_norms_branch(place) && step->z ? step->z : next;
 }
 
 /* next = x + y, where y is at added_by(). With post-norm, the sum is normalised; with branch norm,
@@ -226,8 +226,8 @@ static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
         mhai_transformer_add(c->context, count, step->x, scale, next, z);
         return norm(c, &place->norm, z, NULL, next);
     }
-    if (mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM))
-        MHA_TRY(norm(c, &place->post, added_by(c, step, next), NULL, next));
+    if (mhai_step_norms_branch(place))
+        MHA_TRY(norm(c, &place->post, added_by(place, step, next), NULL, next));
     mhai_transformer_add(c->context, count, step->x, scale, next, next);
     return MHA_OK;
 }
@@ -276,7 +276,7 @@ static mha_status only_bias(const mhai_call *c, const mhai_place_attention *plac
     const int64_t width = c->t->desc.embed_dim;
     const float *bias =
         place->out.bias < 0 ? NULL : mhai_transformer_numbers(c->t, place->out.bias);
-    float *y = added_by(c, &kept->step, next);
+    float *y = added_by(&place->step, &kept->step, next);
     for (int64_t i = 0; i < mhai_tokens(c->a) * width; i++) y[i] = bias ? bias[i % width] : 0;
     return end_step(c, &place->step, &kept->step, next);
 }
@@ -392,7 +392,7 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
         MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
     MHA_TRY(convolves ? mhai_convolution_run(c, layer) : run_heads(c, kept, layer, cross));
     MHA_TRY(mhai_call_project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows,
-                              added_by(c, &kept->step, next)));
+                              added_by(&place->step, &kept->step, next)));
     return end_step(c, &place->step, &kept->step, next);
 }
 
@@ -452,7 +452,7 @@ static mha_status feed_forward(const mhai_call *c, int64_t layer, float *next)
 {
     const mhai_place_layer *place = &c->t->layers[layer];
     const mhai_kept_layer *kept = &c->a->layers[layer];
-    float *y = added_by(c, &kept->ff, next);
+    float *y = added_by(&place->ff, &kept->ff, next);
     MHA_TRY(begin_step(c, &place->ff, &kept->ff));
     MHA_TRY(mhai_transformer_experts(&c->t->desc, layer) ? mhai_experts_run(c, layer, y)
                                                          : run_dense(c, place, kept, y));

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_NO_FEED_FORWARD * 2 - 1 + MHA_LAYER_ROPE_EXACT_RAMP };
+enum { KNOWN_FLAGS = MHA_LAYER_ROPE_EXACT_RAMP * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -104,13 +104,17 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                                   .value_dim = l->value_dim,
                                   .step_least = space ? l->step_least : 0,
                                   .step_most = space ? l->step_most : 0,
+                                  .strength_scale = space ? 0 : l->strength_scale,
+                                  .head_norm_epsilon = space ? 0 : l->head_norm_epsilon,
                                   .flags = l->flags & MHA_LAYER_NO_FEED_FORWARD,
                                   .experts = l->experts};
     if (memcmp(&sizes, l, sizeof sizes) != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim and "
-                        "value_dim alone%s; leave the other fields 0",
-                        mha_layer_difference(l), space ? ", and step_least and step_most" : "");
+                        "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim, "
+                        "value_dim, %s; leave the other fields 0",
+                        mha_layer_difference(l),
+                        space ? "step_least and step_most"
+                              : "strength_scale and head_norm_epsilon");
     if (!(d->flags & MHA_TRANSFORMER_CAUSAL) || d->norm != MHA_NORM_RMS ||
         d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -123,6 +127,12 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                         "mha_layer_desc: step_least is %g, step_most %g; expected 0 or more, and "
                         "0 for none or at least step_least",
                         (double)l->step_least, (double)l->step_most);
+    if (!(l->strength_scale >= 0 && l->strength_scale <= 2) || !(l->head_norm_epsilon >= 0) ||
+        isinf(l->head_norm_epsilon))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: strength_scale is %g, expected 0..2; head_norm_epsilon is "
+                        "%g, expected a finite number, 0 or more",
+                        (double)l->strength_scale, (double)l->head_norm_epsilon);
     if (!in_bounds(l->conv_kernel, MHA_CONVOLUTION_MOST) || !in_bounds(l->key_dim, 1 << 20) ||
         !in_bounds(l->value_dim, 1 << 20))
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -171,6 +181,8 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
 
 static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
 {
+    const uint32_t other_blocks = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM |
+                                  MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL;
     MHA_TRY(mhai_experts_check(d, &l->experts));
     if (l->flags & MHA_LAYER_NO_FEED_FORWARD &&
         (d->ff_dim == 0 || l->experts.count > 0 || d->flags & MHA_TRANSFORMER_PARALLEL))
@@ -179,11 +191,23 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
                         "without experts and parallel blocks");
     MHA_TRY(mhai_check_range("mha_layer_desc: mixer", l->mixer, 0, MHA_MIXER_STATE_SPACE));
     if (l->mixer == MHA_MIXER_SHORT_CONVOLUTION) return check_convolution(d, l, layer);
-    if (l->mixer) return check_recurrent(d, l, layer);
-    if (l->conv_kernel || l->key_dim || l->value_dim || l->step_least != 0 || l->step_most != 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: conv_kernel, key_dim, value_dim, "
-                                          "step_least and step_most: only with a mixer");
+    if (l->mixer) {
+        const bool delta = l->mixer == MHA_MIXER_GATED_DELTA;
+        MHA_TRY(check_recurrent(d, l, layer));
+        if (delta && l->strength_scale == 0) l->strength_scale = 1;
+        if (delta && l->head_norm_epsilon == 0) l->head_norm_epsilon = d->norm_epsilon;
+        return MHA_OK;
+    }
+    if (l->conv_kernel || l->key_dim || l->value_dim || l->step_least != 0 || l->step_most != 0 ||
+        l->strength_scale != 0 || l->head_norm_epsilon != 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: conv_kernel, key_dim, value_dim, step_least, step_most, "
+                        "strength_scale and head_norm_epsilon: only with a mixer");
     MHA_TRY(mhai_check_flags("mha_layer_desc", l->flags, KNOWN_FLAGS));
+    if (l->flags & MHA_LAYER_BRANCH_NORM && (d->norm == MHA_NORM_NONE || d->flags & other_blocks))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: MHA_LAYER_BRANCH_NORM: only in a transformer with "
+                        "pre-norm, without branch norms, cross-attention and parallel blocks");
     MHA_TRY(check_settings(d, l));
     MHA_TRY(mhai_check_range("mha_layer_desc: t5_buckets", l->t5_buckets, 0, INT32_MAX));
     if (l->flags & MHA_LAYER_QK_NORM && l->qk_norm_epsilon == 0)

@@ -144,10 +144,20 @@ static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
     return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
 }
 
-/* Whether attention and feed-forward layers read the normalised stream. */
-static inline bool mhai_transformer_norms_inputs(const mha_transformer *t)
+/* Whether a step reads the normalised stream, and whether a norm follows its function. */
+static inline bool mhai_step_norms_input(const mha_transformer *t, const mhai_place_step *place)
 {
-    return mhai_transformer_pre_norm(t) && !mhai_transformer_has(t, MHA_TRANSFORMER_NO_INPUT_NORM);
+    return place->norm.weight >= 0 && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
+}
+static inline bool mhai_step_norms_branch(const mhai_place_step *place)
+{
+    return place->post.weight >= 0;
+}
+
+/* Whether branch norms replace the norms before the steps of a layer. */
+static inline bool mhai_layer_norms_branch(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->layers && d->layers[layer].flags & MHA_LAYER_BRANCH_NORM;
 }
 
 /* Offset of the table of learned positions. */

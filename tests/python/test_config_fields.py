@@ -41,6 +41,10 @@ DYNAMIC = dict(rope_type="dynamic", rope_theta=5e3, factor=2.0)
 SPACES = dict(mamba_n_heads=4, mamba_d_state=8)
 GRANITE = dict(SPACES, num_local_experts=0, shared_intermediate_size=40, embedding_multiplier=3.0,
                residual_multiplier=0.6, attention_multiplier=0.4, logits_scaling=2.0)
+SCALED = dict(num_local_experts=5, num_experts_per_tok=2, embedding_multiplier=3.0, residual_multiplier=0.6,
+              attention_multiplier=0.4, logits_scaling=2.0)
+OLMO = dict(layer_types=["linear_attention", FULL], linear_num_key_heads=2, linear_num_value_heads=4,
+            linear_key_head_dim=6, linear_value_head_dim=10)
 OSS = dict(num_local_experts=5, num_experts_per_tok=2)
 PURE = dict(num_heads=4, head_dim=16, state_size=8)
 NEMOTRON = dict(mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=8, n_groups=2, head_dim=8)
@@ -77,7 +81,15 @@ BASES = {  # settings of each family with which more of its fields matter
                    rope_parameters=YARN)],
     "granitemoehybrid": [dict(GRANITE, mamba_n_groups=2, layer_types=["linear_attention", FULL]),
                          dict(GRANITE, layer_types=[FULL, "linear_attention"], position_embedding_type="rope",
-                              attention_bias=True, time_step_limit=[.1, .7], rope_parameters=LINEAR)],
+                              attention_bias=True, time_step_limit=[.1, .7], rope_parameters=LINEAR),
+                         dict(GRANITE, num_local_experts=5, layer_types=["linear_attention", FULL])],
+    "olmo_hybrid": [dict(OLMO, pad_token_id=0, rope_parameters=DEFAULT),
+                    dict(OLMO, pad_token_id=0, layer_types=[FULL, "linear_attention"], linear_allow_neg_eigval=False,
+                         attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=None))],
+    "granitemoe": [dict(SCALED, rope_parameters=DEFAULT),
+                   dict(SCALED, num_local_experts=3, num_experts_per_tok=3, attention_bias=True, rope_parameters=YARN)],
+    "granitemoeshared": [dict(SCALED, shared_intermediate_size=40),
+                         dict(SCALED, shared_intermediate_size=0, rope_parameters=LINEAR)],
     "smollm3": [dict(no_rope_layers=[1, 0], pad_token_id=0, rope_parameters=DEFAULT),
                 dict(pad_token_id=0, use_sliding_window=True, sliding_window=5, layer_types=TYPES, mlp_bias=True,
                      no_rope_layers=None, no_rope_layer_interval=2, rope_parameters=YARN)],

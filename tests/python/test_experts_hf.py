@@ -15,6 +15,10 @@ from test_hybrid_hf import SIZES as HYBRID, TEXT, in_double, run, write_tokenize
 SIZES = {name: size for name, size in HYBRID.items() if "head_dim" not in name and "linear" not in name}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SHARED = {**HYBRID, **EXPERTS, "shared_expert_intermediate_size": 32}
+SCALES = {"num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 12, "residual_multiplier": .22,
+          "attention_multiplier": .15, "logits_scaling": 6}
+SPACES = {"mamba_n_heads": 6, "mamba_d_state": 20, "mamba_n_groups": 2, "layer_types": [
+    "linear_attention", "full_attention", "linear_attention", "full_attention", "linear_attention"]}
 OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9, "rope_parameters": {
     "rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32., "beta_fast": 32., "beta_slow": 1., "truncate": False,
     "original_max_position_embeddings": 64}}
@@ -56,6 +60,18 @@ KINDS = {
     "lfm2_moe": ("Lfm2Moe", {**SIZES, **CONV}),
     "lfm2_moe, tables": ("Lfm2Moe", {**SIZES, **CONV, "routed_scaling_factor": 2.5, "num_experts": 12,
                                      "num_dense_layers": 3, "tie_word_embeddings": False}),
+    "granitemoe": ("GraniteMoe", {**SIZES, **SCALES}),
+    "granitemoe, biases": ("GraniteMoe", {**SIZES, **SCALES, "num_local_experts": 9, "num_experts_per_tok": 4,
+                                          "attention_bias": True, "tie_word_embeddings": True}),
+    "granitemoe, tables": ("GraniteMoe", {**SIZES, "num_local_experts": 33, "num_experts_per_tok": 33}),
+    "granitemoeshared": ("GraniteMoeShared", {**SIZES, **SCALES, "shared_intermediate_size": 28}),
+    "granitemoeshared, none": ("GraniteMoeShared", {**SIZES, **SCALES, "num_experts_per_tok": 1}),
+    "granitemoehybrid": ("GraniteMoeHybrid", {**SIZES, **SCALES, **SPACES, "shared_intermediate_size": 28}),
+    "granitemoehybrid, rotated": ("GraniteMoeHybrid", {
+        **SIZES, **SCALES, **SPACES, "mamba_n_groups": 3, "shared_intermediate_size": 7, "num_experts_per_tok": 1,
+        "position_embedding_type": "rope", "tie_word_embeddings": True}),
+    "granitemoehybrid, tables": ("GraniteMoeHybrid", {**SIZES, **SPACES, "num_local_experts": 12,
+                                                      "num_experts_per_tok": 5, "attention_bias": True}),
     "lfm2_moe, without bias": ("Lfm2Moe", {**SIZES, **CONV, "use_expert_bias": False, "norm_topk_prob": False,
                                            "num_dense_layers": 0})}
 FAMILIES = [kind for kind in KINDS if "," not in kind]
@@ -163,13 +179,58 @@ def test_the_program_shows_heads_and_refuses_the_rest(made, tmp_path):
         assert run(*command).returncode == 0
     assert run("ablate", model.path, "--text", text, "--quiet").returncode == 0
     refused = [["prune", model.path, "--text", text, "-o", tmp_path / "x"]]
-    if all(model.heads_of_layers):
+    if all(kind == "full_attention" for kind in getattr(made[0].config, "layer_types", None) or ()):
         assert run("circuits", model.path).returncode == 0
     else:
         refused.append(["circuits", model.path])
     for command in refused:
         done = run(*command)
         assert done.returncode and "layer 0 " in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("made", FAMILIES, indirect=True)
+def test_the_experts_of_each_token(made, tmp_path):
+    """As routed by transformers, in Python, JSON, the terminal and the report."""
+    net, model = made
+    routed, T = [], len(model.tokenize(TEXT).ids)
+    hooks = [module.register_forward_hook(lambda *call: routed.append(call[2]))
+             for module in net.modules() if "Router" in type(module).__name__ or hasattr(module, "route_tokens_to_experts")]
+    with torch.no_grad():
+        net(torch.tensor([model.tokenize(TEXT).ids.tolist()]))
+    for hook in hooks:
+        hook.remove()
+    ours = model.experts(TEXT)
+    assert len(ours) == model.layers
+    some = [layer for layer in ours if layer]
+    for layer, out in zip(some, routed if isinstance(routed[0], tuple) else []):
+        weights, chosen = out[-2:]
+        order = chosen.argsort(-1)
+        assert np.array_equal(chosen.gather(1, order).numpy(), layer.numbers)
+        assert np.abs(weights.gather(1, order).numpy() - layer.weights).max() < 1e-4
+    for layer in some:
+        assert layer.numbers.shape == layer.weights.shape and len(layer.numbers) == T
+        assert (np.diff(layer.numbers) > 0).all() and 0 <= layer.numbers.min() and layer.numbers.max() < layer.count
+    done = run("view", model.path, TEXT, "--json", "-", "--quiet")
+    written = {layer["layer"]: layer for layer in json.loads(done.stdout)["experts"]}
+    assert sorted(written) == [i for i, layer in enumerate(ours) if layer]
+    for i, layer in written.items():
+        assert (layer["count"], layer["used"]) == (ours[i].count, ours[i].numbers.shape[1])
+        assert np.array_equal(layer["experts"], ours[i].numbers)
+        assert np.array_equal(np.array(layer["weights"], np.float32), ours[i].weights)
+    done = run("view", model.path, TEXT, "--experts", "-o", tmp_path / "report.html", "--quiet")
+    assert done.returncode == 0 and done.stdout.count(" experts per token") == len(some), done.stderr
+    assert len(done.stdout.splitlines()) == len(some) * (T + 1)
+    page = (tmp_path / "report.html").read_text()
+    assert '"choice_title":"Experts"' in page and page.count('"name":"layer ') >= len(some)
+
+
+def test_models_without_experts_have_none(tmp_path):
+    torch.manual_seed(7)
+    folder = save(transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SIZES)), tmp_path)
+    assert multihead.Model(folder).experts(TEXT) == [None] * SIZES["num_hidden_layers"]
+    assert "experts" not in json.loads(run("view", folder, TEXT, "--json", "-", "--quiet").stdout)
+    done = run("view", folder, TEXT, "--experts")
+    assert done.returncode == 5 and "no layer of" in done.stderr
 
 
 REFUSED = {

@@ -389,7 +389,7 @@ def seeds():
 
 def test_another_model_is_opened(visit, tmp_path):
     page = visit()
-    (tmp_path / "small.gguf").write_bytes(seeds().gguf_model(fill=lambda size: b"\0\0\x80\x3c" * (size // 4)))
+    (tmp_path / "small.gguf").write_bytes(seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4)))
     page.locator("#explorer-file").set_input_files(tmp_path / "small.gguf")
     expect(page.locator("h1")).to_have_text("small.gguf")
     type_text(page, "a b")
@@ -440,7 +440,7 @@ def test_a_folder_is_chosen_or_dropped(visit, tmp_path):
 
 def test_a_file_is_dropped(visit):
     page = visit()
-    data = seeds().gguf_model(fill=lambda size: b"\0\0\x80\x3c" * (size // 4))
+    data = seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4))
     dropped = page.evaluate_handle("""data => {
         const given = new DataTransfer();
         given.items.add(new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], "small.gguf"));

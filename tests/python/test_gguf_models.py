@@ -47,8 +47,10 @@ EXPERTS = {"mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_s
            "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
            "mlp.shared_expert.down_proj": "ffn_down_shexp"}
 NEXT = {**QWEN35, **EXPERTS, "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba"}
-GRANITE = {**LAYER, "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
-           "mamba.out_proj": "ssm_out", "shared_mlp.output_linear": "ffn_down"}
+GRANITE_EXPERTS = {"block_sparse_moe.router": "ffn_gate_inp"}
+GRANITE = {**LAYER, "block_sparse_moe.router": "ffn_gate_inp",
+           "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
+           "mamba.out_proj": "ssm_out"}
 MIXER = {"norm": "attn_norm", "mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.norm": "ssm_norm",
          "mixer.out_proj": "ssm_out", "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v",
          "mixer.o_proj": "attn_output", "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down"}
@@ -133,6 +135,8 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
     "olmo3": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
     "granite": ("granite", LAYER, "model.layers.", llama),
+    "granitemoe": ("granitemoe", {**LAYER, **GRANITE_EXPERTS}, "model.layers.", llama),
+    "granitemoeshared": ("granitemoe", {**LAYER, **GRANITE_EXPERTS}, "model.layers.", llama),
     "glm4": ("glm4", GLM4, "model.layers.", same),
     "gpt_oss": ("gpt-oss", OSS, "model.layers.", same),
     "cohere": ("command-r", LAYER, "model.layers.", same),
@@ -233,8 +237,9 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, extra=
                  "ssm.group_count": config.linear_num_key_heads, "ssm.time_step_rank": config.linear_num_value_heads,
                  "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
                  "full_attention_interval": 2, "rope.dimension_count": config.head_dim // 4}
-    if config.model_type == "granite":
-        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier,
+    if config.model_type in ("granite", "granitemoe", "granitemoeshared"):
+        keys |= {"expert_shared_feed_forward_length": get("shared_intermediate_size"),
+                 "embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier,
                  "attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if config.model_type == "granitemoehybrid":
         keys |= {"ssm.conv_kernel": config.mamba_d_conv, "ssm.state_size": config.mamba_d_state,
@@ -290,8 +295,13 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, extra=
         if tied or name.endswith(("inv_freq", ".attn.bias", ".attn.masked_bias")):
             continue
         if "shared_mlp.input_linear" in name:
+            kind = "_shexp" if config.num_local_experts else ""
             for part, half in zip(("gate", "up"), np.split(weight, 2)):
-                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}.weight", np.ascontiguousarray(half))
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}{kind}.weight", np.ascontiguousarray(half))
+            continue
+        if "shared_mlp.output_linear" in name:
+            kind = "_shexp" if config.num_local_experts else ""
+            writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_down{kind}.weight", weight)
             continue
         data = np.ascontiguousarray(rule(name, weight, config))
         kv = keys.get("attention.head_count_kv")
@@ -325,6 +335,7 @@ class Model(ck.Transformer):
         LIBRARY.mha_model_destroy(self.model)
 
 
+SCALED = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.25, logits_scaling=4.0)
 OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwen2": {},
            "qwen3": dict(head_dim=6, tie_word_embeddings=True), "gemma": dict(head_dim=6),
            "gemma2": dict(head_dim=6, sliding_window=5, query_pre_attn_scalar=6),
@@ -356,6 +367,8 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "nemotron_h": dict(hybrid_override_pattern="M-*", head_dim=8, mamba_num_heads=4, mamba_head_dim=7,
                               ssm_state_size=6, n_groups=2, time_step_min=1e-30),
            "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
+           "granitemoe": dict(SCALED, num_local_experts=5),
+           "granitemoeshared": dict(SCALED, num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=20),
            "gpt_oss": dict(num_local_experts=5, num_experts_per_tok=2, head_dim=6, sliding_window=5, rope_parameters=dict(
                rope_type="yarn", rope_theta=1.5e5, factor=4., truncate=False, original_max_position_embeddings=16)),
            "cohere": dict(logit_scale=0.5), "cohere2": dict(num_hidden_layers=5, sliding_window=5, logit_scale=2.0),
@@ -392,9 +405,17 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     else:
         assert np.array_equal(given, wanted)
     shapes = [shape_of(tmp_path / name) for name in ("folder", "model.gguf")]
-    if kind == "mistral":  # llama.cpp has no mistral
+    if kind in ("mistral", "granitemoe"):  # llama.cpp has one name for two kinds
         shapes = [{**shape, "architecture": None} for shape in shapes]
     assert shapes[0] == shapes[1]
+
+
+def test_a_hybrid_with_experts(tmp_path):
+    model = their_family("granitemoehybrid", {**OPTIONS["granitemoehybrid"], "num_local_experts": 5}, 46)
+    model.save_pretrained(tmp_path / "folder")
+    write(tmp_path / "model.gguf", model)
+    given, wanted = (Model(tmp_path / name)(some_ids(47)) for name in ("model.gguf", "folder"))
+    assert np.abs(given - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("options, in_order", [({}, True), (dict(num_experts=0), False)])
@@ -419,6 +440,12 @@ def test_other_files_of_qwen3_next(tmp_path, options, in_order):
     ("qwen3_moe", {"feed_forward_length": None, "expert_feed_forward_length": None}, "feed_forward_length' is missing"),
     ("lfm2_moe", {"expert_gating_func": 1}, "'lfm2moe.expert_gating_func' has a value"),
     ("lfm2_moe", {"leading_dense_block_count": 0}, "blk.0.ffn_gate_inp.weight' is missing|holds .* numbers"),
+    ("granitemoe", {"expert_weights_norm": False}, "'granitemoe.expert_weights_norm' is false"),
+    ("granitemoe", {"rope.scaling.finetuned": False}, "'granitemoe.rope.scaling.finetuned' is false"),
+    ("granitemoe", {"expert_count": 0}, "'num_local_experts' is 0|expert_count' is 0"),
+    ("granitemoeshared", {"expert_shared_feed_forward_length": None}, "has weight .*ffn_.*_shexp.weight"),
+    ("granitemoeshared", {"expert_shared_feed_forward_length": 21}, "ffn_gate_shexp.weight' has shape|holds .* numbers"),
+    ("granitemoehybrid", {"expert_count": 4}, "num_experts_per_tok' is missing|holds .* numbers|expert_used"),
     ("qwen3", {"expert_count": 4}, "'qwen3.expert_count' is 4: experts are not supported in it")], ids=str)
 def test_refused_experts(tmp_path, kind, changes, words):
     write(tmp_path / "model.gguf", their_family(kind, OPTIONS[kind], 48), **changes)

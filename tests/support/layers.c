@@ -50,6 +50,8 @@ static void draw_rotation(rng *r, const mha_transformer_desc *d, mha_layer_desc 
 
 void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers)
 {
+    const uint32_t other_blocks = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM |
+                                  MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL;
     for (int64_t i = 0; i < d->num_layers; i++) {
         mha_layer_desc *l = &layers[i];
         *l = (mha_layer_desc){.struct_size = sizeof *l};
@@ -57,6 +59,8 @@ void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers)
         draw_masks(r, d, l);
         draw_terms(r, d, l);
         draw_rotation(r, d, l);
+        if (d->norm != MHA_NORM_NONE && !(d->flags & other_blocks) && rng_chance(r, 0.3))
+            l->flags |= MHA_LAYER_BRANCH_NORM;
         if (!rng_chance(r, 0.3)) continue;
         l->flags |= MHA_LAYER_QK_NORM;
         if (rng_chance(r, 0.5)) l->qk_norm_epsilon = 1e-3f;

@@ -409,7 +409,7 @@ static void direct_effects_are_attributions(void)
         const mha_transformer_desc *d = &e->m->desc;
         double direct[HEADS][TEXTS][MEASURES];
         const mha_status status = mha_effect_direct(context, e->m->t, &e->data, direct[0][0]);
-        if (d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM)) {
+        if (mha_transformer_norms_follow(d)) {
             assert_int_equal(status, MHA_ERR_UNSUPPORTED);
             example_free(e);
             continue;
@@ -829,8 +829,7 @@ static calls *calls_make(mha_context *context)
     do { /* at least two layers, and no norms after blocks */
         if (c->e) example_free(c->e);
         c->e = example_make(context, &r, MHA_TRANSFORMER_CAUSAL);
-    } while (c->e->m->desc.num_layers < 2 ||
-             c->e->m->desc.flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM));
+    } while (c->e->m->desc.num_layers < 2 || mha_transformer_norms_follow(&c->e->m->desc));
     c->e->how.kind = MHA_ABLATION_RESAMPLE;
     memcpy(c->first, (int64_t[]){0, 1, 2}, sizeof c->first);
     c->sets = (mha_head_sets){sizeof c->sets, 0, 2, c->first, c->heads};

@@ -215,14 +215,16 @@ static void round_trips_of_layers(void)
     round_trip(d, "multihead");
 }
 
-/* Gated delta nets, Mamba-2, short convolutions and output gates. */
+/* Gated delta nets, Mamba-2, short convolutions, output gates, experts, and norms after blocks. */
 static void round_trips_of_mixers(void)
 {
     const mha_layer_desc net = {.struct_size = sizeof net,
                                 .mixer = MHA_MIXER_GATED_DELTA,
                                 .conv_kernel = 4,
                                 .key_dim = 3,
-                                .value_dim = 7},
+                                .value_dim = 7,
+                                .strength_scale = 1.5f,
+                                .head_norm_epsilon = 1e-3f},
                          gated = {.struct_size = sizeof gated, .flags = MHA_LAYER_OUTPUT_GATE},
                          convolution = {.struct_size = sizeof convolution,
                                         .mixer = MHA_MIXER_SHORT_CONVOLUTION,
@@ -235,14 +237,22 @@ static void round_trips_of_mixers(void)
                                   .step_least = 0.125f,
                                   .step_most = 2},
                          alone = {.struct_size = sizeof alone, .flags = MHA_LAYER_NO_FEED_FORWARD};
-    const mha_layer_desc all[][2] = {
-        {net, gated}, {net, net}, {space, gated}, {alone, net}, {convolution, net}};
+    mha_layer_desc all[][2] = {{net, gated}, {net, net},   {space, gated},
+                               {net, gated}, {alone, net}, {convolution, net}};
     mha_transformer_desc d = llama;
-    for (int i = 0; i < 5; i++) {
+    all[3][0].experts = (mha_experts_desc){.count = 5, .used = 2, .ff_dim = 3, .shared_dim = 4};
+    all[3][1].experts = (mha_experts_desc){.count = 1,
+                                           .used = 1,
+                                           .scale = 2.5f,
+                                           .sum_epsilon = 0.125f,
+                                           .flags = 2 * MHA_EXPERTS_SHARED_GATE - 1};
+    all[1][0].experts = (mha_experts_desc){.count = 3, .used = 2, .flags = MHA_EXPERTS_BIAS};
+    all[2][1].flags |= MHA_LAYER_BRANCH_NORM;
+    for (int i = 0; i < 6; i++) {
         const int64_t heads[] = {0, d.num_heads}, kv[] = {0, d.num_heads};
         d.layers = all[i];
-        if (i == 4) d.layer_heads = heads, d.layer_kv_heads = kv;
-        if (i == 3) d.feed_forward = MHA_FEED_FORWARD_RELU2;
+        if (i == 5) d.layer_heads = heads, d.layer_kv_heads = kv;
+        if (i == 4) d.feed_forward = MHA_FEED_FORWARD_RELU2;
         round_trip(d, "multihead");
     }
 }
@@ -789,6 +799,18 @@ static void foreign_layers(void)
                 "known: attention, gated_delta");
     with_config("\"t5_buckets\": 6", "\"mixer\": \"gated_delta\"", MHA_ERR_MODEL,
                 "leave the other fields 0");
+    static const char experts[] = "\"t5_buckets\": 6";
+    with_config(experts, "\"experts\": 3", MHA_ERR_MODEL, "'experts' is not an object");
+    with_config(experts, "\"experts\": {}", MHA_ERR_MODEL, "'count' is missing");
+    with_config(experts,
+                "\"experts\": {\"count\": 3, \"used\": 4, \"ff_dim\": 2, \"shared_dim\": 0}",
+                MHA_ERR_MODEL, "4 of 3 experts are used");
+    with_config(experts,
+                "\"experts\": {\"count\": 3, \"used\": 2, \"ff_dim\": 0, \"shared_dim\": 0}",
+                MHA_ERR_MODEL, "'ff_dim' is 0");
+    with_config(experts,
+                "\"experts\": {\"count\": 65536, \"used\": 2, \"ff_dim\": 9, \"shared_dim\": 0}",
+                MHA_ERR_MODEL, "describes at least");
     with_config("\"t5_buckets\": 6", "\"conv_kernel\": 65", MHA_ERR_MODEL, "'conv_kernel' is 65");
     with_config("\"t5_buckets\": 6",
                 "\"mixer\": \"gated_delta\", \"conv_kernel\": 4, \"key_dim\": 1048576, "

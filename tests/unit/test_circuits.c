@@ -317,13 +317,18 @@ static found *found_make(void)
     return f;
 }
 
+static bool branches(const small_model *m, int64_t layer)
+{
+    return m->desc.layers && m->desc.layers[layer].flags & MHA_LAYER_BRANCH_NORM;
+}
+
 /* A token of the stream after the layer's norm, without its weight. */
-static void normed(const small_model *m, const float *stream, double *x)
+static void normed(const small_model *m, int64_t layer, const float *stream, double *x)
 {
     const int64_t width = m->desc.embed_dim;
     double mean = 0, squares = 0;
     const bool reads =
-        m->desc.norm &&
+        m->desc.norm && !branches(m, layer) &&
         !(m->desc.flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_INPUT_NORM));
     for (int64_t e = 0; m->desc.norm == MHA_NORM_LAYER && e < width; e++)
         mean += (double)stream[e] / (double)width;
@@ -363,8 +368,8 @@ static void check_scores(checked *c, int64_t h)
     for (int64_t i = c->offset; i < c->m->T; i++) {
         double x[32], y[32], wanted = 0, got = 0, sizes[2] = {0};
         const float *q = row_of(&c->v.q, h, i), *k = row_of(&c->v.k, kv, i - c->offset);
-        normed(c->m, (const float *)c->v.stream.data + i * width, x);
-        normed(c->m, (const float *)c->v.stream.data + (i - c->offset) * width, y);
+        normed(c->m, c->layer, (const float *)c->v.stream.data + i * width, x);
+        normed(c->m, c->layer, (const float *)c->v.stream.data + (i - c->offset) * width, y);
         for (int64_t d = 0; d < size; d++) {
             wanted += (double)q[d] * (double)k[d];
             sizes[0] += (double)q[d] * (double)q[d], sizes[1] += (double)k[d] * (double)k[d];
@@ -388,11 +393,11 @@ static void check_written(checked *c, int64_t h)
     const int64_t width = c->m->desc.embed_dim, size = c->m->desc.head_dim;
     const int64_t at = c->layer * c->m->desc.num_heads + h;
     const int64_t kv = h / (c->v.q.shape[1] / c->v.k.shape[1]), columns = c->v.q.shape[1] * size;
-    const bool branch = c->m->desc.flags & MHA_TRANSFORMER_BRANCH_NORM;
+    const bool branch = c->m->desc.flags & MHA_TRANSFORMER_BRANCH_NORM || branches(c->m, c->layer);
     const float *o = weights_of(c->m->t, c->layer, "self_attn.o_proj.weight");
     const float *gain = branch ? weights_of(c->m->t, c->layer, "self_attn_post_norm.weight") : NULL;
     double x[32], wanted[32], got[32] = {0}, mean = 0;
-    normed(c->m, c->v.stream.data, x);
+    normed(c->m, c->layer, c->v.stream.data, x);
     for (int64_t e = 0; e < width; e++) {
         wanted[e] = 0;
         for (int64_t d = 0; d < size; d++)
@@ -550,7 +555,7 @@ static void token_of(small_model *m, mha_token_side side, uint32_t flags, int64_
         side == MHA_SIDE_UNEMBEDDING && !(m->desc.flags & MHA_TRANSFORMER_NO_OUTPUT);
     const bool tied = m->desc.flags & MHA_TRANSFORMER_TIED;
     const bool pre = m->desc.norm && !(m->desc.flags & MHA_TRANSFORMER_POST_NORM);
-    const bool reads = pre && !(m->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM);
+    const bool reads = pre && !(m->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM) && !branches(m, 0);
     const bool embed = m->desc.flags & MHA_TRANSFORMER_EMBEDDING_NORM,
                layer = m->desc.norm == MHA_NORM_LAYER;
     const bool divides_rows = flags & MHA_CIRCUITS_NORMED_TOKENS;

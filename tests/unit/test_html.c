@@ -260,6 +260,9 @@ typedef struct evidence {
     mha_curve curves[2];
     mha_column columns[2];
     mha_frame frames[2];
+    int32_t numbers[4];
+    float weights[4];
+    mha_choice choices[2];
     mha_figure figure;
     mha_report report;
 } evidence;
@@ -272,6 +275,8 @@ static void make_evidence(evidence *e)
                     .late = {0.5f, 0.5f, 0, 0, 0, 1},
                     .masked = {0, 0, 0, 0, 0, 1},
                     .scores = {0.125, (double)NAN},
+                    .numbers = {0, 4, 1, 2},
+                    .weights = {0.75f, 0.25f, 1, NAN},
                     .x = {0, 50, 100},
                     .y = {2.5, (double)INFINITY, 0.25}};
     e->measures[0] = (mha_measure){"on the previous token", 0.94, 0.0625, 0, 63, "rows"};
@@ -293,6 +298,8 @@ static void make_evidence(evidence *e)
     e->columns[1] = (mha_column){evil, NULL, e->scores, true};
     e->frames[0] = (mha_frame){"step 0", 0, e->maps[0]};
     e->frames[1] = (mha_frame){evil, 100, e->maps[1]};
+    e->choices[0] = (mha_choice){"layer 3", 5, 2, e->numbers, e->weights};
+    e->choices[1] = (mha_choice){evil, 3, 1, e->numbers + 2, e->weights};
     e->figure = html_figure(e->panels, 2, 2, 3);
     e->report = (mha_report){.struct_size = sizeof(mha_report),
                              .curve_size = sizeof(mha_curve),
@@ -302,6 +309,9 @@ static void make_evidence(evidence *e)
                              .column_count = 2,
                              .frames = e->frames,
                              .frame_count = 2,
+                             .choices = e->choices,
+                             .choice_count = 2,
+                             .choice_title = "Experts",
                              .twin_name = evil,
                              .twin_value = "norm"};
 }
@@ -325,7 +335,9 @@ static void test_evidence_is_in_the_page(void)
          */
         "\"twin\":{\"of\":0,\"least\":0.5,\"greatest\":4,\"data\":",
         /* The second frame has no map of the second panel. */
-        "},null]}", "\"twin_value\":\"norm\""};
+        "},null]}", "\"twin_value\":\"norm\"", "\"choice_title\":\"Experts\"",
+        "\"name\":\"layer 3\",\"count\":5,\"used\":2,\"numbers\":[0,4,1,2],"
+        "\"weights\":[750,250,1000,null]"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(json, parts[i])) fail_msg("the data lack %s\n%s", parts[i], json);
     free(json);
@@ -352,6 +364,7 @@ static void test_older_callers(void)
     assert_null(strstr(json, "\"twin\":{"));
     assert_non_null(strstr(json, "\"curves\":[]"));
     assert_non_null(strstr(json, "\"frames\":[]"));
+    assert_non_null(strstr(json, "\"choices\":[]"));
     assert_int_equal(html_integer(json, "cell_tokens"), 1);
     free(json);
     mha_buffer_free(&page);
@@ -609,6 +622,21 @@ static void test_refusals(void)
     make_evidence(&e);
     e.panels[0].twin_stride = 2;
     html_refuse(&e.figure, &e.report, MHA_ERR_SHAPE, "stride");
+    make_evidence(&e);
+    e.choices[1].weights = NULL;
+    html_refuse(&e.figure, &e.report, MHA_ERR_NULL, "choice 1: numbers or weights");
+    make_evidence(&e);
+    e.choices[0].used = 6;
+    html_refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "choice 0: 6 of 5 are used");
+    make_evidence(&e);
+    e.numbers[1] = 5;
+    html_refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "choice 0: number 5, expected 0 .. 4");
+    make_evidence(&e);
+    e.choices[0].count = e.choices[0].used = 500001;
+    html_refuse(&e.figure, &e.report, MHA_ERR_SIZE, "more than 1000000 numbers");
+    make_evidence(&e);
+    e.report.cell_tokens = 2;
+    html_refuse(&e.figure, &e.report, MHA_ERR_UNSUPPORTED, "blocks of tokens");
     const char *const tokens[] = {"a", "b", "c"};
     report = (mha_report){.struct_size = sizeof report, .tokens = tokens, .token_count = 3};
     html_refuse(&figure, &report, MHA_ERR_SHAPE, "3 tokens in blocks of 1 are 3 cells");

@@ -110,8 +110,8 @@ static mha_status keep_layer(void *user, const mha_activations *a, int64_t layer
         if (part == MHA_PART_FEED_FORWARD && r->c->desc.ff_dim == 0) continue;
         MHA_TRY(mha_activations_layer(a, layer, (mha_layer_part)part, &v));
         if (part != MHA_PART_FEED_FORWARD && !v.q.data) v.input.ndim = 0; /* it has no reader */
-        const mha_tensor *all[] = {&v.stream, &v.input, &v.next,  &v.q,     &v.k,
-                                   &v.v,      &v.lse,   &v.heads, &v.hidden};
+        const mha_tensor *all[] = {&v.stream, &v.input, &v.next,  &v.q,      &v.k,
+                                   &v.v,      &v.lse,   &v.heads, &v.hidden, &v.expert_weights};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) MHA_TRY(keep(r, all[i]));
     }
     return MHA_OK;

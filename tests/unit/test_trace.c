@@ -168,8 +168,7 @@ static void expect_stream(const step *s)
                      position = x->position ? (double)x->position[e] : 0;
         if (!(flags & MHA_TRANSFORMER_EMBEDDING_NORM))
             expect_sum((double)first->stream[e], token + position, fabs(token) + fabs(position), 2);
-        if (!(flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM |
-                       MHA_TRANSFORMER_PARALLEL))) {
+        if (!mha_transformer_norms_follow(&s->m->desc) && !(flags & MHA_TRANSFORMER_PARALLEL)) {
             const double a = (double)layer->stream[e], b = (double)layer->attention[e];
             expect_sum((double)layer->middle[e], a + b, 40 * (fabs(a) + fabs(b) + 1), x->width);
         }

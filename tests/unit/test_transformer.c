@@ -59,7 +59,9 @@ static void draw_mixers(rng *r, mha_transformer_desc *d, mha_layer_desc *layers,
                                                             : MHA_MIXER_STATE_SPACE,
                               .conv_kernel = (int32_t)rng_between(r, 1, 5),
                               .key_dim = delta ? rng_between(r, 1, 9) : 0,
-                              .value_dim = delta ? rng_between(r, 1, 9) : 0};
+                              .value_dim = delta ? rng_between(r, 1, 9) : 0,
+                              .strength_scale = delta && rng_chance(r, 0.5) ? 1.5f : 0,
+                              .head_norm_epsilon = delta && rng_chance(r, 0.5) ? 0.1f : 0};
         if (!delta) heads[i] = heads[d->num_layers + i] = 0;
     }
     d->layers = layers;
@@ -513,6 +515,11 @@ static const float *numbers_of(const example *e, int64_t layer, const char *name
     return mha_transformer_data(e->t) + p.offset;
 }
 
+static bool branches(const example *e, int64_t layer)
+{
+    return e->desc.layers && e->desc.layers[layer].flags & MHA_LAYER_BRANCH_NORM;
+}
+
 /* Normalises y. The error e of its elements grows by the slopes of the norm, at most 3 |w| / sigma,
  * plus roundings. */
 static double through_norm(const example *e, int64_t layer, const char *name, double *y,
@@ -562,7 +569,7 @@ static void check_sum(const example *e, int64_t layer, mha_layer_part part, cons
             error[c] = ldexp((double)(inputs + 4) * size, -24) * 1.01;
             most = fmax(most, error[c]);
         }
-        const bool branch = e->desc.flags & MHA_TRANSFORMER_BRANCH_NORM;
+        const bool branch = e->desc.flags & MHA_TRANSFORMER_BRANCH_NORM || branches(e, layer);
         if (branch) most = through_norm(e, layer, posts[part], y, most);
         for (int64_t c = 0; c < E; c++) {
             const double got = (double)((const float *)view->sum.data)[row * E + c];
@@ -797,10 +804,11 @@ static void check_views(mha_context *context, example *e)
     check_embedded(e, &ends.embedded);
     const bool post = e->desc.flags & MHA_TRANSFORMER_POST_NORM;
     const bool pre = e->desc.norm && !post;
-    const bool normed = pre && !(e->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM);
+    const bool reads_norms = pre && !(e->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM);
     const int64_t layers = e->desc.num_layers;
     for (int64_t i = 0; i < 3 * layers; i++) {
         const mha_layer_part part = (mha_layer_part)(i % 3);
+        const bool normed = reads_norms && !branches(e, i / 3);
         mha_layer_view view = {.struct_size = sizeof view};
         if ((part == MHA_PART_CROSS_ATTENTION && !(e->desc.flags & MHA_TRANSFORMER_CROSS)) ||
             (part == MHA_PART_FEED_FORWARD && e->desc.ff_dim == 0)) {
@@ -1131,7 +1139,9 @@ static void layers_are_checked(void)
         mha_status status;
         const char *words;
     } wrong[] = {
-        {{.flags = 1u << 10}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x400"},
+        {{.flags = 1u << 12}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x1000"},
+        {{.strength_scale = 1}, MHA_ERR_ARGUMENT, "only with a mixer"},
+        {{.flags = MHA_LAYER_BRANCH_NORM}, MHA_ERR_ARGUMENT, "only in a transformer with pre-norm"},
         {{.flags = MHA_LAYER_QK_NORM_ROW}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_QK_NORM"},
         {{.experts = {.count = 4, .used = 5}},
          MHA_ERR_ARGUMENT,

@@ -44,6 +44,7 @@ typedef enum mhai_weight_form {
     MHAI_FUSED_GROUPS, /* for each head of q of a gated delta net: its q, k, v and g, or its b and
                         * a */
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
+    MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
@@ -143,8 +144,9 @@ typedef struct mhai_family {
     X(bert) X(roberta) X(electra) X(distilbert) X(gpt2) X(gpt_neox) X(llama) X(mistral)           \
     X(mixtral) X(qwen2) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)               \
     X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
-    X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(bamba)                \
-    X(granitemoehybrid) X(granite) X(mamba2) X(nemotron_h) X(cohere) X(cohere2)                   \
+    X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
+    X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
+    X(cohere) X(cohere2)                                                                          \
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
     X(multihead)
@@ -341,6 +343,31 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
     {                                                                                        \
         "mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", MHAI_EXPERT, 0            \
     }
+
+/* Granite's names of experts, of the one that every token uses (or of a dense layer, in hybrids
+ * without others), and in old files. */
+#define MHAI_GRANITE_EXPERT_NAMES                                                                 \
+    MHAI_NAME("mlp.router", "block_sparse_moe.router"),                                           \
+        MHAI_NAME("mlp.router", "block_sparse_moe.router.layer"),                                 \
+        {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.gate_up_proj",               \
+         MHAI_EXPERT_PAIR, 0},                                                                    \
+        {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.gate_up_proj",                 \
+         MHAI_EXPERT_PAIR, 1},                                                                    \
+        {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.down_proj", MHAI_EXPERT, 0}, \
+        {"mlp.experts.*.gate_proj", "block_sparse_moe.input_linear", MHAI_EXPERT_PAIR, 0},        \
+        {"mlp.experts.*.up_proj", "block_sparse_moe.input_linear", MHAI_EXPERT_PAIR, 1},          \
+        {"mlp.experts.*.down_proj", "block_sparse_moe.output_linear", MHAI_EXPERT, 0},            \
+        {"mlp.shared_expert.gate_proj", "shared_mlp.input_linear", MHAI_FUSED, 0},                \
+        {"mlp.shared_expert.up_proj", "shared_mlp.input_linear", MHAI_FUSED, 1},                  \
+        MHAI_NAME("mlp.shared_expert.down_proj", "shared_mlp.output_linear"),                     \
+        {"mlp.gate_proj", "shared_mlp.input_linear", MHAI_FUSED, 0},                              \
+        {"mlp.up_proj", "shared_mlp.input_linear", MHAI_FUSED, 1},                                \
+        MHAI_NAME("mlp.down_proj", "shared_mlp.output_linear")
+
+/* Read Granite's experts into all layers. may_lack: their number may be 0; shared: the width of the
+ * expert that every token uses. */
+MHA_NODISCARD mha_status mhai_read_granite_experts(const mhai_config *config, bool may_lack,
+                                                   int64_t shared, mhai_family_plan *plan);
 
 /* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are equal. The last
  * name is that of A_log and dt_bias. */

@@ -77,6 +77,7 @@ static const struct {
                    {"no_rope", MHA_LAYER_NO_ROPE},
                    {"rope_interleaved", MHA_LAYER_ROPE_INTERLEAVED},
                    {"output_gate", MHA_LAYER_OUTPUT_GATE},
+                   {"branch_norm", MHA_LAYER_BRANCH_NORM},
                    {"no_feed_forward", MHA_LAYER_NO_FEED_FORWARD}};
 
 #define AT(name) #name, offsetof(mha_layer_desc, name)
@@ -98,9 +99,10 @@ static const struct {
 static const struct {
     const char *name;
     size_t offset;
-} layer_reals[] = {{AT(scale)},       {AT(softcap)},  {AT(qk_norm_epsilon)}, {AT(rope_base)},
-                   {AT(rope_factor)}, {AT(rope_low)}, {AT(rope_high)},       {AT(rope_amplitude)},
-                   {AT(step_least)},  {AT(step_most)}};
+} layer_reals[] = {{AT(scale)},     {AT(softcap)},        {AT(qk_norm_epsilon)},
+                   {AT(rope_base)}, {AT(rope_factor)},    {AT(rope_low)},
+                   {AT(rope_high)}, {AT(rope_amplitude)}, {AT(step_least)},
+                   {AT(step_most)}, {AT(strength_scale)}, {AT(head_norm_epsilon)}};
 
 enum {
     LAYER_FLAGS = sizeof layer_flags / sizeof layer_flags[0],
@@ -114,6 +116,72 @@ static const char *const mixers[] = {"attention", "gated_delta", "short_convolut
                                      "state_space"};
 
 enum { MIXERS = sizeof mixers / sizeof mixers[0] };
+
+/* ---- experts --------------------------------------------------------------------------------- */
+
+#define OF_EXPERTS(name) #name, offsetof(mha_experts_desc, name)
+
+static const struct {
+    const char *name;
+    size_t offset;
+    int64_t low, high;
+} expert_counts[] = {{OF_EXPERTS(count), 1, MHA_EXPERTS_MOST},
+                     {OF_EXPERTS(used), 1, MHA_EXPERTS_MOST},
+                     {OF_EXPERTS(ff_dim), 1, MHAI_MOST_WIDTH},
+                     {OF_EXPERTS(shared_dim), 0, MHAI_MOST_WIDTH}};
+
+static const struct {
+    const char *name;
+    uint32_t flag;
+} expert_flags[] = {{"sigmoid", MHA_EXPERTS_SIGMOID},
+                    {"normalised", MHA_EXPERTS_NORMALISED},
+                    {"score_bias", MHA_EXPERTS_SCORE_BIAS},
+                    {"shared_gate", MHA_EXPERTS_SHARED_GATE},
+                    {"bias", MHA_EXPERTS_BIAS}};
+
+enum {
+    EXPERT_COUNTS = sizeof expert_counts / sizeof expert_counts[0],
+    EXPERT_FLAGS = sizeof expert_flags / sizeof expert_flags[0]
+};
+
+static bool write_experts(const mha_experts_desc *x, json_t *root)
+{
+    json_t *object = json_object();
+    bool good = mhai_put(root, "experts", object);
+    for (int i = 0; good && i < EXPERT_COUNTS; i++) {
+        int64_t value;
+        memcpy(&value, (const char *)x + expert_counts[i].offset, sizeof value);
+        good = mhai_put_count(object, expert_counts[i].name, value);
+    }
+    for (int i = 0; good && i < EXPERT_FLAGS; i++)
+        good = mhai_put_bool(object, expert_flags[i].name, x->flags & expert_flags[i].flag);
+    return good && mhai_put(object, "scale", mhai_json_real(x->scale)) &&
+           mhai_put(object, "sum_epsilon", mhai_json_real(x->sum_epsilon));
+}
+
+static mha_status read_experts(const mhai_config *config, mha_experts_desc *x)
+{
+    const json_t *object = json_object_get(config->root, "experts");
+    const mhai_config own = {config->path, object};
+    if (!object) return MHA_OK;
+    if (!json_is_object(object))
+        return mhai_config_fail(MHA_ERR_MODEL, config, "experts", "is not an object");
+    for (int i = 0; i < EXPERT_COUNTS; i++) {
+        int64_t value;
+        MHA_TRY(mhai_config_count(&own, expert_counts[i].name, expert_counts[i].low,
+                                  expert_counts[i].high, &value));
+        memcpy((char *)x + expert_counts[i].offset, &value, sizeof value);
+    }
+    for (int i = 0; i < EXPERT_FLAGS; i++) {
+        bool set;
+        MHA_TRY(mhai_config_bool(&own, expert_flags[i].name, false, &set));
+        if (set) x->flags |= expert_flags[i].flag;
+    }
+    MHA_TRY(mhai_config_float(&own, "scale", &x->scale));
+    return mhai_config_float(&own, "sum_epsilon", &x->sum_epsilon);
+}
+
+/* ---- the settings of a layer ----------------------------------------------------------------- */
 
 /* Omit the parameters that a layer does not have. */
 static bool write_layer(const mha_layer_desc *l, json_t *root)
@@ -139,7 +207,7 @@ static bool write_layer(const mha_layer_desc *l, json_t *root)
         if (value < 0 || value > 0)
             good = good && mhai_put(root, layer_reals[i].name, mhai_json_real(value));
     }
-    return good;
+    return good && (l->experts.count == 0 || write_experts(&l->experts, root));
 }
 
 static bool write_layers(const mha_transformer_desc *d, json_t *root)
@@ -156,7 +224,8 @@ static bool write_layers(const mha_transformer_desc *d, json_t *root)
 static bool is_layer_key(const char *key)
 {
     bool known = strcmp(key, "qk_norm_kind") == 0 || strcmp(key, "rope_scaling") == 0 ||
-                 strcmp(key, "mixer") == 0 || strcmp(key, "conv_kernel") == 0;
+                 strcmp(key, "mixer") == 0 || strcmp(key, "conv_kernel") == 0 ||
+                 strcmp(key, "experts") == 0;
     for (int i = 0; i < LAYER_FLAGS; i++) known = known || strcmp(key, layer_flags[i].name) == 0;
     for (int i = 0; i < LAYER_COUNTS; i++) known = known || strcmp(key, layer_counts[i].name) == 0;
     for (int i = 0; i < LAYER_REALS; i++) known = known || strcmp(key, layer_reals[i].name) == 0;
@@ -207,7 +276,7 @@ static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
         MHA_TRY(mhai_config_float(config, layer_reals[i].name, &value));
         memcpy((char *)l + layer_reals[i].offset, &value, sizeof value);
     }
-    return MHA_OK;
+    return read_experts(config, &l->experts);
 }
 
 /* Read parameters of layers other than projections. They are absent if no layer has them. */
