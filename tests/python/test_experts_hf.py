@@ -179,7 +179,8 @@ def test_the_program_shows_heads_and_refuses_the_rest(made, tmp_path):
         assert run(*command).returncode == 0
     assert run("ablate", model.path, "--text", text, "--quiet").returncode == 0
     refused = [["prune", model.path, "--text", text, "-o", tmp_path / "x"]]
-    if all(kind == "full_attention" for kind in getattr(made[0].config, "layer_types", None) or ()):
+    kinds = getattr(made[0].config, "layer_types", None) or ()
+    if all(kind in ("full_attention", "sliding_attention") for kind in kinds):
         assert run("circuits", model.path).returncode == 0
     else:
         refused.append(["circuits", model.path])
