@@ -324,7 +324,7 @@ def judge(kind, folder, what, names):
     if isinstance(mine, str) and any(
             re.search(rf"'{name}'|\b{name} ['\d]", mine) for name in names):
         return "refused by name", None
-    if isinstance(mine, str) and kind == "ministral3" and "this transformer takes up to" in mine:
+    if isinstance(mine, str) and kind == "ministral3" and "this transformer takes at most" in mine:
         return "refuses the text", None
     wanted = theirs(kind, folder)
     if isinstance(wanted, str):

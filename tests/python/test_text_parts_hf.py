@@ -119,5 +119,5 @@ def test_long_texts_of_ministral_are_refused(tmp_path):
     ours = ck.Transformer(tmp_path)
     assert ours.desc.max_length == 40
     ours(some_ids(1)[:1].repeat(2, 1)[:, :40])
-    with pytest.raises(mha.MultiheadError, match="this transformer takes up to 40"):
+    with pytest.raises(mha.MultiheadError, match="this transformer takes at most 40"):
         ours(some_ids(1)[:1].repeat(2, 1)[:, :41])
