@@ -309,8 +309,7 @@ static cli_exit estimate(effects_job *j, effect_set *set)
                        mha_effect_gradients(j->model->context, j->model->net, &how, &set->data,
                                             set->estimates)));
     }
-    if (j->model->desc.flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM))
-        return CLI_OK;
+    if (mha_transformer_norms_follow(&j->model->desc)) return CLI_OK;
     mha_effect_data silent = set->data;
     silent.progress = NULL;
     CLI_TRY(ARENA_ALLOC(numbers, &set->direct));

@@ -51,6 +51,11 @@ static const args_option option_table[] = {
          "stream; files contain these vectors for each token",
          .excludes = "--attention --contrast --from --layer --head --hide",
          .why = "it shows all heads of its layer at all tokens of a text"),
+    ROW_HEADING("Experts"),
+    FLAG(0, "experts", experts, 1,
+         "print the experts that each token uses, and their\n"
+         "weights, instead of maps; files contain them anyway",
+         .excludes = "--attention --contrast --from --desk"),
     ROW_HEADING("Output (may be combined; one FILE may be - for stdout)"),
     ROW_OUTPUT(view_options, html, "FILE.html", "write an interactive report in one file",
                .ending = ".html"),
@@ -273,8 +278,13 @@ static cli_exit view(const view_options *options)
     ranks_release();
     if (!ranks_first()) return CLI_OK;
     view_warn_of_idle_names(options, maps);
+    CLI_TRY(view_check_experts(options, maps));
     CLI_TRY(view_write_files(&drawn, maps));
-    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, maps));
+    const bool prints = options->terminal || !view_has_files(options);
+    if (options->experts)
+        view_print_experts(options, maps);
+    else if (prints)
+        CLI_TRY(view_print(&drawn, maps));
     CLI_TRY(cli_finish_stdout(CLI_OK));
     say_what_next(options, maps);
     return CLI_OK;

@@ -38,6 +38,7 @@ typedef struct view_options {
     screen_options screen;
     int renormalise, truncate, quiet;
     int neurons;                 /* a report includes queries and keys */
+    int experts;                 /* print the experts of each token instead of maps */
     int64_t threads, max_tokens; /* 0: not given */
     int sort;                    /* mha_answer_measure */
     int64_t first_panel;         /* of a report; -1: the strongest link's; not an option */
@@ -98,6 +99,10 @@ cli_exit view_write_files(const view_options *options, const mha_maps *maps);
 /* Select the heads of a figure that fit a terminal of this width: the strongest link of each
  * layer. */
 cli_exit view_few(const mha_show *made, const mha_maps *all, int64_t width, mha_maps *few);
+
+/* Reject --experts for a model without experts; print the experts of each token. */
+cli_exit view_check_experts(const view_options *options, const mha_maps *maps);
+void view_print_experts(const view_options *options, const mha_maps *maps);
 
 /* Draw the chosen heads on stdout, or by default the strongest ones. */
 cli_exit view_print(const view_options *options, const mha_maps *maps);

@@ -121,7 +121,9 @@ cli_exit view_check_picks(const view_options *options, const mha_maps *maps)
 
 cli_exit view_check_outputs(const view_options *options)
 {
-    const char *on_stdout = options->terminal ? "--terminal" : NULL;
+    const char *on_stdout = options->terminal  ? "--terminal"
+                            : options->experts ? "--experts"
+                                               : NULL;
     for (int i = 0; i < OUTPUT_COUNT; i++) {
         const char *path = path_of(options, i);
         if (!path) continue;

@@ -28,6 +28,39 @@ extern "C" {
 #endif
 
 /* ------------------------------------------------------------------------------------------------
+ * Routes: the experts of each token
+ * --------------------------------------------------------------------------------------------- */
+
+/* Of one layer, for T tokens. */
+typedef struct mha_layer_routes {
+    int64_t count;    /* experts of the layer; 0: it has none, and the rest is 0 */
+    int64_t used;     /* of them by each token */
+    int32_t *experts; /* [T,used] their numbers, ascending */
+    float *weights;   /* [T,used] the factors of their outputs */
+} mha_layer_routes;
+
+typedef struct mha_routes {
+    uint32_t struct_size;    /* in: sizeof(mha_routes) */
+    uint32_t reserved;       /* 0 */
+    int64_t layers;          /* L; 0: no layer has experts */
+    int64_t tokens;          /* T */
+    mha_layer_routes *layer; /* [L] */
+    mha_room memory;         /* for mha_routes_free() */
+} mha_routes;
+
+/** Run a text through a transformer, and find the experts of each token (mha_experts_desc). Memory the
+ * caller frees *routes with mha_routes_free(). Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size);
+ * MHA_ERR_UNSUPPORTED (cross-attention); MHA_ERR_NOMEM; those of mha_transformer_forward(). There is then
+ * nothing to free. Threads one call per context. Accuracy bit-identical to a forward call. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_routes_measure(mha_context *context,
+                                                    const mha_transformer *transformer,
+                                                    const mha_tokens *tokens, mha_routes *routes);
+
+/** Free routes and clear the struct, except for struct_size; NULL is allowed. Memory frees it. Errors
+ * none. Threads any. Since 0.1 */
+MHA_API void mha_routes_free(mha_routes *routes);
+
+/* ------------------------------------------------------------------------------------------------
  * Maps
  * --------------------------------------------------------------------------------------------- */
 
@@ -59,6 +92,7 @@ typedef struct mha_maps {
     float **queries, **keys;  /* [L] each [H,T,channels], [H,S,channels] or NULL; NULL: none */
     int64_t channels;
     double *score_scales; /* [L] scale of q . k before the softmax; 0: 1 / sqrt(channels) */
+    mha_routes routes;    /* of the tokens of a text that mha_maps_run() ran; not in a contrast */
     mha_room memory;      /* for mha_maps_free() */
 } mha_maps;
 

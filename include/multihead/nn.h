@@ -279,7 +279,7 @@ mha_short_convolution_backward(mha_context *context, const mha_convolution_gradi
  * y = (z - mean(z)) / sqrt(var(z) + epsilon) * weight + bias per row, z = x + residual
  * (Ba et al. 2016; var divides by N).
  *
- *   x [M,N] in    residual [M,N] in, or NULL    weight [N] in    bias [N] in    y [M,N] out
+ *   x [M,N] in    residual [M,N] in, or NULL    weight [N] in    bias [N] in, or NULL: 0    y [M,N] out
  *   y may be x or residual itself, element for element; no other overlap.
  *
  * Memory   none.

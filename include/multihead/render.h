@@ -391,6 +391,15 @@ typedef enum mha_view {
     MHA_VIEW_NEURONS = 3
 } mha_view;
 
+/* The options that each row chose from a list: the experts of a token in a layer. This struct does not
+ * grow. */
+typedef struct mha_choice {
+    const char *name;       /* of the list: "layer 3" */
+    int64_t count, used;    /* options, and how many each row chose: 1 .. count */
+    const int32_t *numbers; /* [rows,used] numbers of options, 0 .. count - 1 */
+    const float *weights;   /* [rows,used] */
+} mha_choice;
+
 /* Contents of a report besides its figure. */
 typedef struct mha_report {
     uint32_t struct_size;
@@ -436,6 +445,11 @@ typedef struct mha_report {
     /* Labels from this index on are a second text (rows or columns; 0: one text): lines can be
      * limited to those within or between the two. */
     int64_t second_row, second_col;
+    const mha_choice
+        *choices; /* [choice_count] shown with the selected row; at most 10^6 numbers in
+                                  all. Only if a cell is one token */
+    int64_t choice_count;
+    const char *choice_title; /* "Experts"; NULL: "Choices" */
 } mha_report;
 
 /* The most distinctive cell of a map. This struct does not grow. */

@@ -10,7 +10,8 @@
  * Post-norm blocks compute x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
  * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2), or
  * x = x + norm'(f(x)) (OLMo 2). Parallel blocks compute both parts from the same x:
- * x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX). The feed-forward layer is
+ * x = x + attention(norm(x)) + feed_forward(norm'(x)) (GPT-NeoX), or with one norm for both
+ * (Cohere). The feed-forward layer is
  * W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
  * With ff_dim 0 or MHA_LAYER_NO_FEED_FORWARD a layer has no feed-forward part; it may also have
  * routed experts (mha_experts_desc). With a residual scale r, x = x + r f(norm(x)); with a logit scale l,
@@ -55,7 +56,7 @@ extern "C" {
 
 typedef enum mha_norm {
     MHA_NORM_NONE = 0,
-    MHA_NORM_LAYER = 1, /* weight and bias */
+    MHA_NORM_LAYER = 1, /* weight and, unless MHA_TRANSFORMER_NO_NORM_BIAS, bias */
     MHA_NORM_RMS = 2    /* weight */
 } mha_norm;
 /* Initializers for an array of the names of an enum's values, in order, as in config.json. */
@@ -78,9 +79,13 @@ typedef enum mha_feed_forward {
     MHA_FEED_FORWARD_GELU_TANH = 3,  /* MHA_ACTIVATION_GELU_TANH (GPT-2) */
     MHA_FEED_FORWARD_GEGLU = 4,      /* gated, with GELU */
     MHA_FEED_FORWARD_GEGLU_TANH = 5, /* gated, with MHA_ACTIVATION_GELU_TANH (Gemma) */
-    MHA_FEED_FORWARD_RELU2 = 6       /* MHA_ACTIVATION_RELU2 (Nemotron-H) */
+    MHA_FEED_FORWARD_RELU2 = 6,      /* MHA_ACTIVATION_RELU2 (Nemotron-H) */
+    /* gated, (clip(W_up x, -7, 7) + 1) g sigmoid(1.702 g) with g = min(W_gate x, 7) (gpt-oss). Forward
+     * calls and decoders only */
+    MHA_FEED_FORWARD_SWIGLU_CLAMPED = 7
 } mha_feed_forward;
-#define MHA_FEED_FORWARD_NAMES "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2"
+#define MHA_FEED_FORWARD_NAMES \
+    "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2", "swiglu_clamped"
 
 /* mha_transformer_desc.flags */
 enum {
@@ -102,7 +107,10 @@ enum {
      * (RoBERTa). Not with MHA_TRANSFORMER_CAUSAL */
     MHA_TRANSFORMER_PADDING = 1 << 12,
     /* With MHA_TRANSFORMER_BRANCH_NORM: blocks read x itself, without a norm before them (OLMo 2) */
-    MHA_TRANSFORMER_NO_INPUT_NORM = 1 << 13
+    MHA_TRANSFORMER_NO_INPUT_NORM = 1 << 13,
+    MHA_TRANSFORMER_NO_NORM_BIAS = 1 << 14, /* with MHA_NORM_LAYER: norms have no bias (Cohere) */
+    /* With MHA_TRANSFORMER_PARALLEL: both parts read the same norm of x, self_attn_norm (Cohere) */
+    MHA_TRANSFORMER_ONE_NORM = 1 << 15
 };
 
 /* mha_layer_desc.flags */
@@ -122,7 +130,11 @@ enum {
     MHA_LAYER_QK_NORM_ROW = 1 << 8,
     /* The layer has no feed-forward part, though ff_dim is not 0 (Nemotron-H). Also with a mixer
      * other than attention */
-    MHA_LAYER_NO_FEED_FORWARD = 1 << 9
+    MHA_LAYER_NO_FEED_FORWARD = 1 << 9,
+    /* Blocks of this layer alone compute x = x + norm'(f(x)), in a transformer with pre-norm (OLMo
+     * Hybrid) */
+    MHA_LAYER_BRANCH_NORM = 1 << 10,
+    MHA_LAYER_ROPE_EXACT_RAMP = 1 << 11 /* with YARN: the ends of the ramp of r are not rounded */
 };
 
 /* The mechanism that mixes the tokens of a layer. */
@@ -133,7 +145,8 @@ typedef enum mha_mixer {
      *
      *   q, k, v = silu(conv(W_q x, W_k x, W_v x))      conv: mha_short_convolution() over tokens
      *   q, k    = q / sqrt(|q|^2 + 1e-6), k likewise
-     *   b = sigmoid(W_b x)    log a = -exp(A_log) log(1 + exp(W_a x + dt_bias))     for each head
+     *   b = strength_scale sigmoid(W_b x)                                           for each head
+     *   log a = -exp(A_log) log(1 + exp(W_a x + dt_bias))
      *   o       = mha_recurrent_forward(q, k, v) with MHA_RECURRENT_DELTA
      *   heads   = rms_norm(o) o_norm * silu(W_g x)     for each head separately, and then W_o
      *
@@ -167,15 +180,21 @@ typedef enum mha_rope_scaling {
     /* f'_i = f_i (1 - r_i) + f_i / s r_i; r rises from 0 to 1 between the i that turn rope_high and
      * rope_low times in n positions, rounded outwards. Cosines and sines are multiplied by
      * rope_amplitude (YaRN, Peng et al. 2023, section 3) */
-    MHA_ROPE_SCALING_YARN = 2
+    MHA_ROPE_SCALING_YARN = 2,
+    /* f' = f / d, with divisors d (mha_transformer_desc.rope_factors) for sequences of at most n
+     * tokens, and others for longer ones. Cosines and sines are multiplied by rope_amplitude
+     * (LongRoPE, Ding et al. 2024) */
+    MHA_ROPE_SCALING_LONG = 3
 } mha_rope_scaling;
 
 /* mha_experts_desc.flags */
 enum {
-    MHA_EXPERTS_SIGMOID = 1 << 0,    /* scores are sigmoids, not a softmax over all experts */
-    MHA_EXPERTS_NORMALISED = 1 << 1, /* weights of a token's experts are divided by their sum */
-    MHA_EXPERTS_SCORE_BIAS = 1 << 2, /* a bias affects the choice, not the weights */
-    MHA_EXPERTS_SHARED_GATE = 1 << 3 /* the shared expert's output times sigmoid(W_s x) */
+    MHA_EXPERTS_SIGMOID = 1 << 0,     /* scores are sigmoids, not a softmax over all experts */
+    MHA_EXPERTS_NORMALISED = 1 << 1,  /* weights of a token's experts are divided by their sum */
+    MHA_EXPERTS_SCORE_BIAS = 1 << 2,  /* a bias affects the choice, not the weights */
+    MHA_EXPERTS_SHARED_GATE = 1 << 3, /* the shared expert's output times sigmoid(W_s x) */
+    /* The router and the matrices of experts have biases (gpt-oss); without a shared expert */
+    MHA_EXPERTS_BIAS = 1 << 4
 };
 
 /* A feed-forward layer of routed experts (Shazeer et al. 2017; Fedus et al. 2022). Each expert is
@@ -219,9 +238,9 @@ typedef struct mha_layer_desc {
     float rope_base;          /* 0: that of the transformer */
     float rope_factor;        /* 0: 1; at least 1e-6 with LLAMA3 or YARN */
     mha_rope_scaling rope_scaling;
-    float rope_low, rope_high;    /* 0: 1, and 4 with LLAMA3 or 32 with YARN. Not with LINEAR */
-    float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */
-    int64_t rope_original_length; /* context length in training; required with LLAMA3 and YARN */
+    float rope_low, rope_high; /* with LLAMA3 and YARN; 0: 1, and 4 with LLAMA3 or 32 with YARN */
+    float rope_amplitude;      /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1. LONG; 0: 1 */
+    int64_t rope_original_length; /* context length in training; required except with LINEAR */
     /* For a gated delta net or state space; a short convolution uses only mixer and conv_kernel. All other fields
      * except experts are then 0. The sizes are required */
     mha_mixer mixer;
@@ -229,6 +248,9 @@ typedef struct mha_layer_desc {
     int64_t key_dim, value_dim;
     mha_experts_desc experts;    /* in place of a feed-forward layer of ff_dim */
     float step_least, step_most; /* of a state space; step_most 0: infinite */
+    /* Of a gated delta net: a factor of its strengths, 0: 1, at most 2; and the epsilon of the norm
+     * of its heads, 0: norm_epsilon */
+    float strength_scale, head_norm_epsilon;
 } mha_layer_desc;
 
 /** How a layer differs from attention without output gates, as a phrase for messages: "is a gated
@@ -279,6 +301,9 @@ typedef struct mha_transformer_desc {
     float logit_softcap;  /* 0: none */
     float residual_scale; /* multiplies the output of each block; 0: 1 */
     float logit_scale;    /* 0: 1 */
+    /* [2,R/2] with MHA_ROPE_SCALING_LONG: the divisors for short and for long sequences. Layers with
+     * this scaling have the same rotary_dim R and rope_original_length. Copied, like layers */
+    const float *rope_factors;
 } mha_transformer_desc;
 
 /** The phrase of the first layer for which `of`, one of the three functions above, has one; NULL:
@@ -427,6 +452,11 @@ MHA_API void mha_transformer_destroy(mha_transformer *transformer);
  * cross-attention. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
 
+/** Whether a norm follows a block of any layer, so that the block does not add to the last stream
+ * directly: MHA_TRANSFORMER_POST_NORM, MHA_TRANSFORMER_BRANCH_NORM or MHA_LAYER_BRANCH_NORM. Memory
+ * none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_transformer_norms_follow(const mha_transformer_desc *desc);
+
 /** Whether a layer has a feed-forward part, in a description from mha_transformer_describe(). Memory
  * none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_feeds(const mha_transformer_desc *desc, int64_t layer);
@@ -495,11 +525,13 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.short_conv.b_proj.weight         c_proj x_proj o_proj, in place of self_attn in a short
  *   layers.N.short_conv.conv.weight [E,K]     convolution
  *   layers.N.cross_attn_norm, cross_attn      likewise
- *   layers.N.mlp_norm, mlp_post_norm          likewise
+ *   layers.N.mlp_norm, mlp_post_norm          likewise; no mlp_norm with MHA_TRANSFORMER_ONE_NORM
  *   layers.N.mlp.gate_proj.weight .bias (gated)     up_proj, down_proj likewise
  *   layers.N.mlp.router.weight [count,E]      shared_expert_gate.weight [1,E], score_bias [count],
  *   layers.N.mlp.experts.K.gate_proj.weight   up_proj, down_proj likewise; shared_expert likewise:
  *                                             in place of the line above in a layer of experts
+ *   layers.N.mlp.experts.K.gate_proj.bias     up_proj, down_proj likewise, and router.bias [count],
+ *                                             with MHA_EXPERTS_BIAS, after the matrices of all
  *   norm.weight .bias                         lm_head.weight [V,E]
  *
  * Memory   fills *parameter.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1
@@ -773,12 +805,13 @@ typedef struct mha_layer_rotation {
     uint32_t struct_size; /* in: sizeof(mha_layer_rotation) */
     mha_rope_pairing pairing;
     int64_t rotary_dim;  /* number of leading elements of a head that rotate; 0: none */
-    double amplitude;    /* 1, except for YaRN */
+    double amplitude;    /* 1, except for YaRN and LongRoPE */
     double *frequencies; /* in: room for D / 2 numbers, or NULL; [rotary_dim / 2] out */
 } mha_layer_rotation;
 
 /**
- * The rotation of a layer's self-attention, with its scaling (mha_rope_scaling).
+ * The rotation of a layer's self-attention, with its scaling (mha_rope_scaling); with
+ * MHA_ROPE_SCALING_LONG that of short sequences.
  *
  * Memory   fills *rotation and the array that its frequencies point to.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer).
@@ -1048,6 +1081,10 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); rows of padding are unspecified;
  *                  NULL: not computed
  *
+ * With MHA_ROPE_SCALING_LONG the first step in which a sequence has more than rope_original_length
+ * tokens, or no longer has, first computes the keys and values of its earlier tokens again. The
+ * outputs of earlier steps are those of the sequence as it was then.
+ *
  * Positions count the tokens of a sequence; padding has no position and is never stored. The
  * results of a sequence are bit-identical to a decoder with this sequence alone, however its tokens
  * are divided into steps, and with f32 caches to mha_transformer_forward() of the whole sequence.
@@ -1057,7 +1094,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; no memory was set);
  *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
  *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged and output
- *          unspecified. A sequence is emptied if a layer with a state had begun the step.
+ *          unspecified. A sequence is emptied if a layer with a state had begun the step, or if the
+ *          keys of its earlier tokens were being computed again.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *decoder,

@@ -152,8 +152,15 @@ mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *tran
     mha_tensor weight;
     char name[32];
     MHA_TRY(mhai_attribution_check(transformer, activations, part));
-    MHA_TRY(mhai_transformer_plain_mixers("mha_layer_norm_maps", transformer));
     MHA_TRY(mha_activations_layer(activations, layer, part, &view));
+    const mha_layer_desc *layers = transformer->desc.layers;
+    const char *difference = layers ? mha_layer_difference(&layers[layer]) : NULL;
+    if (difference && part == MHA_PART_SELF_ATTENTION)
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "mha_layer_norm_maps: layer %lld %s; only layers that attend without output "
+            "gates are supported",
+            (long long)layer, difference);
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_norm_maps: context is NULL");
     const mha_scratch_mark mark = mha_scratch_top(context);
     snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));

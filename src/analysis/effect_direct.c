@@ -131,7 +131,7 @@ static mha_status run_text(mhai_effect_run *r, direct_job *job, int64_t i, doubl
 static mha_status run(mhai_effect_run *r, double *direct)
 {
     direct_job job = {.r = r};
-    if (r->d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM))
+    if (mha_transformer_norms_follow(r->d))
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_effect_direct: norms follow the blocks of this model, so no head "
                         "writes directly to its final stream");

@@ -9,7 +9,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-enum { DETAIL_BYTES = 512 };
+enum { DETAIL_BYTES = 1024 };
 
 static _Thread_local char detail[DETAIL_BYTES];
 

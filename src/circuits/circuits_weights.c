@@ -62,7 +62,8 @@ static mha_status set_embedding(mha_context *context, const mha_transformer *t,
     tokens->gain = gain.data;
     tokens->centred = tokens->first = gain.data && d->norm == MHA_NORM_LAYER;
     tokens->layer = d->norm == MHA_NORM_LAYER;
-    tokens->pre_norm = mhai_circuits_pre_norm(d);
+    tokens->pre_norm =
+        mhai_circuits_pre_norm(d) && !(d->layers && d->layers[0].flags & MHA_LAYER_BRANCH_NORM);
     tokens->normed = flags & MHA_CIRCUITS_NORMED_TOKENS && (gain.data || tokens->pre_norm);
     return MHA_OK;
 }

@@ -35,7 +35,7 @@ mhai_shown mhai_show_path(const char *path)
 
 mha_status mhai_path_fail(mha_status status, const char *path, const char *format, ...)
 {
-    char text[512]; /* mha_fail() keeps this many bytes */
+    char text[1024]; /* mha_fail() keeps this many bytes */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);

@@ -77,13 +77,23 @@ static mha_status check_positions(const mhai_config *config, const mha_transform
                           MOST_ANGLES);
 }
 
+/* MXFP4 blocks are found by the names of weights. */
+static mha_status read_quantization(const mhai_config *config, const mhai_family *family,
+                                    mhai_quantization *q)
+{
+    const json_t *given = json_object_get(config->root, "quantization_config");
+    const char *method = json_string_value(json_object_get(given, "quant_method"));
+    if (family->mxfp4 && method && strcmp(method, "mxfp4") == 0) return MHA_OK;
+    return mhai_quantization_read(config, q);
+}
+
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
                                      mhai_family_plan *plan)
 {
     static const char *const refused[] = {"is_encoder_decoder", "per_layer_config", NULL};
     plan->desc.struct_size = sizeof plan->desc;
     MHA_TRY(mhai_config_refuse(config, refused));
-    MHA_TRY(mhai_quantization_read(config, &plan->quantization));
+    MHA_TRY(read_quantization(config, family, &plan->quantization));
     MHA_TRY(mhai_family_read(family, config, plan));
     return check_positions(config, &plan->desc);
 }
@@ -92,6 +102,7 @@ void mhai_checkpoint_free_plan(mhai_family_plan *plan)
 {
     free(plan->head_lists);
     free(plan->layers);
+    free(plan->rope_factors);
 }
 
 /* ---- before allocation --------------------------------------------------------------------- */
@@ -133,7 +144,8 @@ static double numbers_described(const mha_transformer_desc *d)
     layers += experts_described(d);
     const bool gated = d->feed_forward == MHA_FEED_FORWARD_SWIGLU ||
                        d->feed_forward == MHA_FEED_FORWARD_GEGLU ||
-                       d->feed_forward == MHA_FEED_FORWARD_GEGLU_TANH;
+                       d->feed_forward == MHA_FEED_FORWARD_GEGLU_TANH ||
+                       d->feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED;
     for (int64_t i = 0; i < d->num_layers; i++)
         if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
     double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
@@ -166,6 +178,7 @@ static mha_status check_numbers(const loading *l)
             continue;
         }
         for (int k = 0; k < tensor.ndim; k++) count *= (double)tensor.shape[k];
+        if (l->family->mxfp4 && tensor.dtype == MHA_U8) count *= 2; /* in each byte */
         held += count;
     }
     if (described <= held) return MHA_OK;
@@ -183,9 +196,17 @@ static mha_status check_embeddings(loading *l)
     const int64_t shape[2] = {l->plan.desc.vocab_size, l->plan.desc.embed_dim};
     const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, shape);
     mhai_family_name(l->family, "embed_tokens.weight", name);
-    const char *const prefixes[] = {l->family->text_prefix, l->family->prefix, ""};
-    for (int i = l->family->text_prefix ? 0 : 1; i < 3; i++) {
-        l->stored->weights.prefix = prefixes[i];
+    const struct {
+        const char *inner, *outer;
+    } prefixes[] = {{"model.language_model.", ""},
+                    {"language_model.model.", "language_model."}, /* of transformers 4 */
+                    {l->family->text_prefix, ""},
+                    {l->family->prefix, ""},
+                    {"", ""}};
+    for (int i = l->family->text_part ? 0 : 2; i < 5; i++) {
+        if (!prefixes[i].inner) continue;
+        l->stored->weights.prefix = prefixes[i].inner;
+        l->stored->weights.outer = prefixes[i].outer;
         const int64_t at = mhai_weights_find(&l->stored->weights, name);
         if (at >= 0 && strcmp(mhai_weights_name(&l->stored->weights, at), name) != 0) break;
     }
@@ -266,7 +287,7 @@ static mha_status find_weights(loading *l)
         const mhai_weight_name *row = name_of(l, &p, name);
         MHA_TRY(mhai_stored_find(&l->stored->weights, &l->plan, &d, &p, row, name,
                                  &l->stored->parameters[i]));
-        use(l, name);
+        for (int part = 0; mhai_stored_part(row, part, name); part++) use(l, name);
     }
     return MHA_OK;
 }

@@ -175,18 +175,6 @@ static mha_status save(const char *folder, mha_transformer *transformer,
     return write_weights(folder, list);
 }
 
-/* Reject layers that this library's folders cannot describe. */
-static mha_status check_dense(const mha_transformer_desc *d)
-{
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        if (d->layers[i].experts.count > 0)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "mha_checkpoint_save: layer %lld has routed experts, which saved "
-                            "folders cannot hold; keep the folder that it came from",
-                            (long long)i);
-    return MHA_OK;
-}
-
 mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
                                const mha_checkpoint_settings *settings)
 {
@@ -207,7 +195,6 @@ mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
     if (own.words && own.like)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_checkpoint_settings: words and like; give one");
     mha_transformer_describe(transformer, &desc);
-    MHA_TRY(check_dense(&desc));
     MHA_TRY(mhai_checkpoint_vocabulary(&own, desc.vocab_size, &vocabulary));
     mha_status status = save(folder, transformer, &own, vocabulary, &list);
     free_list(&list);

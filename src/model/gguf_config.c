@@ -97,9 +97,18 @@ static const mhai_weight_name next_names[] = {DELTA_NET,
                                               {"delta_net.b_proj", "ssm_ba", MHAI_FUSED_GROUPS, 0},
                                               {"delta_net.a_proj", "ssm_ba", MHAI_FUSED_GROUPS, 1},
                                               END};
+static const mhai_weight_name gpt_oss_names[] = {MHAI_NAME("mlp_norm", "post_attention_norm"),
+                                                 COMMON,
+                                                 EXPERTS,
+                                                 MHAI_NAME("self_attn.q_proj", "attn_q"),
+                                                 MHAI_NAME("self_attn.k_proj", "attn_k"),
+                                                 MHAI_NAME("self_attn.v_proj", "attn_v"),
+                                                 MHAI_NAME("self_attn.sinks", "attn_sinks.weight"),
+                                                 END};
 /* Layers of Nemotron-H have one norm. */
 static const mhai_weight_name space_names[] = {COMMON,
                                                MHAI_NAME("mlp_norm", "attn_norm"),
+                                               EXPERTS,
                                                GATED,
                                                {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
                                                {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
@@ -146,6 +155,8 @@ static const struct architecture {
     {"llama", "mixtral", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
     {"qwen2", "qwen2", plain_names, 0, NULL, 0},
     {"qwen3", "qwen3", plain_names, 0, NULL, 0},
+    {"qwen2vl", "qwen2_vl", plain_names, 0, NULL, 0},
+    {"qwen3vl", "qwen3_vl_text", plain_names, 0, NULL, 0},
     {"qwen3moe", "qwen3_moe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED},
     {"olmoe", "olmoe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN},
     {"gemma", "gemma", plain_names, 0, NULL, 0},
@@ -165,7 +176,12 @@ static const struct architecture {
     {"olmo2", "olmo2", plain_names, 0, NULL, 0},
     {"olmo2", "olmo3", plain_names, 0, NULL, 0}, /* of files with a window */
     {"granite", "granite", llama_names, 0, NULL, 0},
-    {"granitehybrid", "granitemoehybrid", space_names, 0, "linear_attention", 0},
+    {"granitemoe", "granitemoeshared", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
+    {"granitehybrid", "granitemoehybrid", space_names, 0, "linear_attention",
+     MHAI_GGUF_ROUTING_SUM},
+    {"gpt-oss", "gpt_oss", gpt_oss_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
+    {"command-r", "cohere", plain_names, 0, NULL, 0},
+    {"cohere2", "cohere2", plain_names, 0, NULL, 0},
     {"mamba2", "mamba2", space_names, 0, "linear_attention", 0},
     {"nemotron_h", "nemotron_h", space_names, 0, "linear_attention", 0}};
 
@@ -174,7 +190,8 @@ enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 /* Whether to ignore a weight that decoders do not use, or whose factors became a scaling. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
-    return strcmp(name, "rope_freqs.weight") == 0 || mhai_decoder_ignores(plan, name);
+    return strcmp(name, "rope_freqs.weight") == 0 || strncmp(name, "rope_factors_", 13) == 0 ||
+           mhai_decoder_ignores(plan, name);
 }
 
 mhai_family mhai_gguf_family(const mhai_family *family)
@@ -185,6 +202,7 @@ mhai_family mhai_gguf_family(const mhai_family *family)
             own.names = architectures[i].names;
     own.layers = "blk.";
     own.prefix = "";
+    own.text_part = false;
     own.text_prefix = NULL;
     own.ignores = ignores;
     return own;
@@ -236,7 +254,7 @@ static const struct {
     {"embedding_scale", false, true, {"embedding_multiplier", NULL, NULL}},
     {"residual_scale", false, true, {"residual_multiplier", NULL, NULL}},
     {"attention.scale", false, true, {"attention_multiplier", NULL, NULL}},
-    {"logit_scale", false, true, {"logits_scaling", NULL, NULL}},
+    {"logit_scale", false, true, {"logits_scaling", "logit_scale", NULL}},
     {"rope.freq_base", false, true, {"rope_theta", "rotary_emb_base", NULL}},
     {"rope.freq_base_swa", false, true, {"rope_local_base_freq", NULL, NULL}},
     {"attn_logit_softcapping", false, true, {"attn_logit_softcapping", NULL, NULL}},
@@ -407,9 +425,11 @@ static mha_status read_heads(const mhai_gguf_reading *r)
                : MHA_NO_MEMORY("model");
 }
 
-static bool is_olmo3(const mhai_gguf_reading *r)
+/* Whether layers without a window have a pattern. */
+static bool alternates(const mhai_gguf_reading *r)
 {
-    return strcmp(r->of->model_type, "olmo3") == 0;
+    return r->of->largest > 0 || strcmp(r->of->model_type, "olmo3") == 0 ||
+           strcmp(r->of->model_type, "cohere2") == 0 || strcmp(r->of->model_type, "gpt_oss") == 0;
 }
 
 /* Read which layers have a window: from an array of flags, or from the period of layers without a
@@ -422,8 +442,7 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     mha_gguf_value value;
     if (!mhai_gguf_key(r, "attention.sliding_window_pattern", &value) || layers > MHAI_MOST_LAYERS)
         return MHA_OK;
-    if (r->of->largest == 0 && !is_olmo3(r))
-        return mhai_gguf_refuse(r, &value, "is supported for Gemma 2 and 3 and OLMo 3 only");
+    if (!alternates(r)) return mhai_gguf_refuse(r, &value, "is not supported in this architecture");
     MHA_TRY(mhai_gguf_check_array(r, &value));
     if (!value.array) MHA_TRY(mha_gguf_integer(&value, 0, 0, MHAI_MOST_LAYERS, &period));
     json_t *types = json_array();
@@ -467,9 +486,14 @@ static mha_status add_known(const mhai_gguf_reading *r)
                   width = mhai_gguf_count(r, "hidden_size");
     const int64_t each = heads > 0 ? width / heads : 0;
     mha_gguf_value value;
-    bool parallel = true, causal = true;
+    bool parallel = true, causal = true, rotates = true;
     if (mhai_gguf_key(r, "attention.causal", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &causal));
     if (!causal) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
+    /* the switch of all positions in Granite, a remark in other architectures */
+    if (strncmp(r->name, "granite", 7) == 0 && !r->of->mixer &&
+        mhai_gguf_key(r, "rope.scaling.finetuned", &value))
+        MHA_TRY(mha_gguf_bool(&value, 0, &rotates));
+    if (!rotates) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
     if (mhai_gguf_key(r, "use_parallel_residual", &value))
         MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
     /* converters write this key for every StableLM model */
@@ -480,7 +504,7 @@ static mha_status add_known(const mhai_gguf_reading *r)
     if (!json_object_get(r->root, "rope_theta"))
         good = good && mhai_put(r->root, "rope_theta", json_real(1e4));
     /* 0: no window (Phi 4) */
-    if (r->of->largest == 0 && !is_olmo3(r) && mhai_gguf_count(r, "sliding_window") == 0)
+    if (!alternates(r) && mhai_gguf_count(r, "sliding_window") == 0)
         json_object_del(r->root, "sliding_window");
     if (!mhai_gguf_key(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
         good = good && mhai_put_count(r->root, "head_dim", each);
@@ -499,7 +523,7 @@ static mha_status find_architecture(mhai_gguf_reading *r)
     mha_gguf_value value;
     const char *name;
     size_t size;
-    char known[320] = "", found[48];
+    char known[400] = "", found[48];
     MHA_TRY(mha_gguf_value_of(r->file, "general.architecture", &value));
     MHA_TRY(mha_gguf_string(&value, 0, &name, &size));
     for (int i = 0; i < ARCHITECTURES; i++) {

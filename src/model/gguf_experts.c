@@ -50,13 +50,19 @@ mha_status mhai_gguf_experts(const mhai_gguf_reading *r, mhai_gguf_routing routi
     bool normalises = routing != MHAI_GGUF_ROUTING_PLAIN;
     mha_gguf_value value;
     if (count == 0)
-        return mhai_put_count(r->root, "num_experts", 0) ? MHA_OK : MHA_NO_MEMORY("model");
+        return mhai_put_count(r->root, "num_experts", 0) &&
+                       mhai_put_count(r->root, "num_local_experts", 0)
+                   ? MHA_OK
+                   : MHA_NO_MEMORY("model");
     MHA_TRY(expect(r, "expert_gating_func", false, routing == MHAI_GGUF_ROUTING_SIGMOID ? 2 : 1));
     MHA_TRY(expect(r, "expert_group_count", false, 1));
     if (routing != MHAI_GGUF_ROUTING_SIGMOID) MHA_TRY(expect(r, "expert_weights_scale", true, 1));
     if (mhai_gguf_key(r, norm, &value)) MHA_TRY(mha_gguf_bool(&value, 0, &normalises));
     if (!normalises && routing == MHAI_GGUF_ROUTING_SUM)
         return mhai_gguf_refuse(r, &value, "is false, which is not supported");
+    if (!mhai_gguf_key(r, "expert_shared_feed_forward_length", &value) &&
+        !mhai_put_count(r->root, "shared_intermediate_size", 0))
+        return MHA_NO_MEMORY("model");
     if (width > 0 && !json_object_get(r->root, dense) && !mhai_put_count(r->root, dense, width))
         return MHA_NO_MEMORY("model"); /* there may be no dense layer */
     if (!mhai_put_bool(r->root, "norm_topk_prob", normalises) ||

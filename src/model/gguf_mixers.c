@@ -65,7 +65,6 @@ static mha_status read_spaces(const mhai_gguf_reading *r, const mha_gguf_value *
                    (mhai_gguf_has_kinds(r) ||
                     (mhai_put_count(r->root, "mamba_expand", width / size) &&
                      mhai_put_count(r->root, "expand", width / size))) &&
-                   mhai_put_count(r->root, "num_local_experts", 0) &&
                    mhai_put_text(r->root, "position_embedding_type", rotates ? "rope" : "nope")
                ? MHA_OK
                : MHA_NO_MEMORY("model");

@@ -94,6 +94,47 @@ static mha_status read_factors(const mhai_gguf_reading *r, int64_t rotated, bool
                : MHA_NO_MEMORY("model");
 }
 
+/* Read one list of LongRoPE's factors. */
+static mha_status read_list(const mhai_gguf_reading *r, const char *name, const char *field,
+                            json_t *scaling)
+{
+    const int64_t at = mha_gguf_find(r->file, name);
+    mha_gguf_tensor factors;
+    json_t *list = json_array();
+    if (!mhai_put(scaling, field, list) || !mhai_put_text(r->names, field, name))
+        return MHA_NO_MEMORY("model");
+    if (at < 0) return mhai_path_fail(MHA_ERR_MODEL, r->path, "weight '%s' is missing", name);
+    MHA_TRY(mha_gguf_describe(r->file, at, &factors));
+    for (int64_t i = 0; i < factors.count && i < MHAI_MOST_WIDTH; i++) {
+        float factor;
+        MHA_TRY(mha_gguf_read(r->file, at, i, 1, &factor));
+        if (!isfinite(factor)) factor = 0; /* is rejected with the name of the list */
+        if (json_array_append_new(list, json_real((double)factor)) != 0)
+            return MHA_NO_MEMORY("model");
+    }
+    return MHA_OK;
+}
+
+/* LongRoPE: factors for texts up to the original length, and for longer ones. The keys
+ * scaling.type and scaling.factor are absent. */
+static mha_status read_long(const mhai_gguf_reading *r)
+{
+    static const char original[] = "original_max_position_embeddings";
+    mha_gguf_value value;
+    json_t *scaling;
+    if (strcmp(r->name, "phi3") != 0)
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
+                              "'rope_factors_long.weight', factors of a rotation by the length of "
+                              "the text, is supported in phi3 alone; take the model's folder");
+    MHA_TRY(begin_scaling(r, "longrope", &scaling));
+    if (mhai_gguf_key(r, "rope.scaling.original_context_length", &value))
+        MHA_TRY(mhai_gguf_take(r, &value, false, r->root, original));
+    if (mhai_gguf_key(r, "rope.scaling.attn_factor", &value))
+        MHA_TRY(mhai_gguf_take(r, &value, true, scaling, "attention_factor"));
+    MHA_TRY(read_list(r, "rope_factors_short.weight", "short_factor", scaling));
+    return read_list(r, "rope_factors_long.weight", "long_factor", scaling);
+}
+
 /* Reject llama.cpp's other rotation factors unless they have no effect. */
 static mha_status refuse_others(const mhai_gguf_reading *r, bool yarn)
 {
@@ -122,6 +163,9 @@ static mha_status refuse_others(const mhai_gguf_reading *r, bool yarn)
  * multiplies the amplitude. */
 static mha_status read_yarn(const mhai_gguf_reading *r, json_t *scaling)
 {
+    /* gpt-oss was trained with a ramp whose ends are not rounded; files do not say it */
+    if (strcmp(r->name, "gpt-oss") == 0 && !mhai_put_bool(scaling, "truncate", false))
+        return MHA_NO_MEMORY("model");
     static const struct {
         const char *key, *field;
     } numbers[] = {{"rope.scaling.original_context_length", "original_max_position_embeddings"},
@@ -174,10 +218,7 @@ mha_status mhai_gguf_rotation(const mhai_gguf_reading *r)
     int64_t rotated;
     bool factors;
     MHA_TRY(read_width(r, &rotated));
-    if (mha_gguf_find(r->file, "rope_factors_long.weight") >= 0)
-        return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
-                              "'rope_factors_long.weight', factors of a rotation by the length of "
-                              "the text, is not supported; use the model's folder");
+    if (mha_gguf_find(r->file, "rope_factors_long.weight") >= 0) return read_long(r);
     MHA_TRY(read_factors(r, rotated, &factors));
     return read_scaling(r, factors);
 }

@@ -104,7 +104,7 @@ static mha_status open_index(mhai_weights *weights, const char *folder)
 mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
 {
     const bool one = mhai_model_holds(folder, "model.safetensors");
-    *weights = (mhai_weights){.prefix = "", .asks = "config.json"};
+    *weights = (mhai_weights){.prefix = "", .outer = "", .asks = "config.json"};
     weights->path =
         mhai_model_join(folder, one ? "model.safetensors" : "model.safetensors.index.json");
     if (!weights->path) return mhai_path_fail(MHA_ERR_NOMEM, folder, "cannot allocate names");
@@ -114,8 +114,8 @@ mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
 
 mha_status mhai_weights_open_gguf(mha_gguf *file, const char *path, mhai_weights *weights)
 {
-    *weights = (mhai_weights){
-        .prefix = "", .gguf = file, .asks = "its metadata", .count = mha_gguf_count(file)};
+    *weights = (mhai_weights){.prefix = "", .outer = "", .gguf = file, .asks = "its metadata"};
+    weights->count = mha_gguf_count(file);
     weights->path = strdup(path);
     return weights->path ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "weights: cannot allocate a name");
 }
@@ -129,7 +129,7 @@ void mhai_weights_close(mhai_weights *weights)
     free(weights->shard);
     free(weights->path);
     mha_gguf_close(weights->gguf);
-    *weights = (mhai_weights){.prefix = ""};
+    *weights = (mhai_weights){.prefix = "", .outer = ""};
 }
 
 /* ---- tensors ------------------------------------------------------------------------------- */
@@ -209,12 +209,17 @@ static int64_t find_full(const mhai_weights *weights, const char *name)
     return -1;
 }
 
-int64_t mhai_weights_find(const mhai_weights *weights, const char *name)
+static int64_t find_with(const mhai_weights *weights, const char *prefix, const char *name)
 {
     char full[NAME_BYTES];
-    const int length = snprintf(full, sizeof full, "%s%s", weights->prefix, name);
-    const int64_t found = length < (int)sizeof full ? find_full(weights, full) : -1;
-    return found >= 0 ? found : find_full(weights, name);
+    const int length = snprintf(full, sizeof full, "%s%s", prefix, name);
+    return length < (int)sizeof full ? find_full(weights, full) : -1;
+}
+
+int64_t mhai_weights_find(const mhai_weights *weights, const char *name)
+{
+    const int64_t found = find_with(weights, weights->prefix, name);
+    return found >= 0 ? found : find_with(weights, weights->outer, name);
 }
 
 void mhai_weights_print_shape(char *text, size_t room, const mha_tensor *tensor)
@@ -304,8 +309,13 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
     if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL);
     if (weights->quantization.suffix && is_float8(type_of(weights, *index)))
         return check_scales(weights, path, name, *index, tensor);
-    if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
+    if (expected->dtype == MHA_U8
+            ? tensor->dtype == MHA_U8
+            : tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
         return MHA_OK;
+    if (expected->dtype == MHA_U8)
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, path, "weight '%s' is %s, expected u8", name,
+                              mha_dtype_name(tensor->dtype));
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
                           "weight '%s' is %s; save the model as float32, float16 or bfloat16", name,
                           mha_dtype_name(tensor->dtype));
@@ -366,8 +376,30 @@ static void apply_scales(const mhai_elements *from, int64_t first, int64_t count
     }
 }
 
+/* Decode a block whose numbers are in order, as a block of GGUF, where numbers 0 and 16, 1 and 17,
+ * ... share bytes. */
+static void read_block(mhai_elements from, int64_t block, float to[32])
+{
+    unsigned char made[17] = {from.exponents[block]};
+    const unsigned char *given = from.data + 16 * block;
+    for (int i = 0; i < 16; i++) {
+        const int shift = i % 2 * 4;
+        made[1 + i] =
+            (unsigned char)((given[i / 2] >> shift & 15) | (given[8 + i / 2] >> shift & 15) << 4);
+    }
+    mhai_gguf_decode(MHA_GGUF_MXFP4, made, 0, 32, to);
+}
+
 void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to)
 {
+    for (int64_t i = 0, n; i < count && from.exponents; i += n) {
+        float block[32];
+        const int64_t at = (first + i) % 32;
+        n = count - i < 32 - at ? count - i : 32 - at;
+        read_block(from, (first + i) / 32, block);
+        memcpy(to + i, block + at, (size_t)n * sizeof *to);
+    }
+    if (from.exponents) return;
     mhai_gguf_decode(from.type, from.data, first, count, to);
     if (from.scales) apply_scales(&from, first, count, to);
 }

@@ -22,6 +22,7 @@ typedef struct mhai_weights {
     mhai_shard *shard; /* [shards] */
     int64_t shards, count;
     const char *prefix; /* optional prefix of the names */
+    const char *outer;  /* of the others, such as that of the output */
     mhai_quantization quantization;
 } mhai_weights;
 
@@ -39,11 +40,11 @@ const char *mhai_weights_name(const mhai_weights *weights, int64_t index);
 MHA_NODISCARD mha_status mhai_weights_peek(const mhai_weights *weights, int64_t index,
                                            mha_tensor *tensor);
 
-/* The index of the tensor named prefix + name or, failing that, name; -1: none. */
+/* The index of the tensor named prefix + name or, failing that, outer + name; -1: none. */
 int64_t mhai_weights_find(const mhai_weights *weights, const char *name);
 
 /* Find the index of a weight by name. Errors: MHA_ERR_MODEL (missing, or its shape differs from
- * expected's), MHA_ERR_UNSUPPORTED (its type). */
+ * expected's), MHA_ERR_UNSUPPORTED (its type is not a floating one, or u8 if that is expected). */
 MHA_NODISCARD mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
                                             const mha_tensor *expected, int64_t *index);
 
@@ -58,6 +59,8 @@ typedef struct mhai_elements {
     const unsigned char *scales;
     mha_gguf_type scale_type;
     int64_t columns, scale_columns, block_rows, block_columns;
+    /* Of blocks of MXFP4, whose numbers are then in order; NULL: data is of this type */
+    const unsigned char *exponents;
 } mhai_elements;
 
 /* The elements of a checked tensor. They are valid while the weights are open. */

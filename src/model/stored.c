@@ -5,6 +5,7 @@
 
 #include <multihead/component.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,7 +39,7 @@ static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
     const int64_t heads = mha_transformer_heads(d, p->layer);
     const int64_t kv_heads = mha_transformer_kv_heads(d, p->layer);
     const int64_t D = d->head_dim;
-    if (strstr(p->name, ".mlp.")) return (fusion){1, {d->ff_dim, d->ff_dim, 0, 0}};
+    if (strstr(p->name, ".mlp.")) return (fusion){1, {p->shape[0], p->shape[0], 0, 0}};
     if (d->layers && d->layers[p->layer].mixer == MHA_MIXER_SHORT_CONVOLUTION)
         return (fusion){1, {d->embed_dim, d->embed_dim, d->embed_dim, 0}};
     if (d->layers && d->layers[p->layer].mixer)
@@ -60,20 +61,88 @@ static void find_part(const mha_transformer_desc *d, const mha_parameter *p,
     *total = f.blocks * stored->step;
 }
 
-/* Find the matrix of one expert in a table of all experts. */
+/* Find blocks of MXFP4 and their scales. */
+static mha_status find_blocks(const mhai_weights *weights, const int64_t shape[3], const char *name,
+                              mhai_elements *from)
+{
+    const int64_t blocks[] = {shape[0], shape[1], shape[2] / 32, 16};
+    const mha_tensor table = mha_tensor_contiguous(NULL, MHA_U8, 4, blocks);
+    const mha_tensor scales = mha_tensor_contiguous(NULL, MHA_U8, 3, blocks);
+    char other[MHAI_WEIGHT_NAME];
+    int64_t index, at;
+    MHA_TRY(mhai_weights_check(weights, name, &table, &index));
+    snprintf(other, sizeof other, "%.*sscales", (int)(strlen(name) - strlen("blocks")), name);
+    MHA_TRY(mhai_weights_check(weights, other, &scales, &at));
+    if (shape[2] % 32 != 0)
+        return mha_fail(MHA_ERR_MODEL, "weight '%s' has blocks of 32 numbers in rows of %lld", name,
+                        (long long)shape[2]);
+    *from = mhai_weights_elements(weights, index);
+    from->exponents = mhai_weights_elements(weights, at).data;
+    return MHA_OK;
+}
+
+/* Find the matrix or the bias of one expert in a table of all experts. */
 static mha_status find_expert(const mhai_weights *weights, const mha_transformer_desc *d,
                               const mha_parameter *p, const mhai_weight_name *row, const char *name,
                               mhai_stored_parameter *stored)
 {
     static const char experts[] = ".experts.";
+    const bool turned = row->form == MHAI_EXPERT_TURNED, mixed = row->form >= MHAI_EXPERT_MIXED;
+    const bool pair = row->form == MHAI_EXPERT_PAIR || (mixed && strstr(name, "gate_up"));
     const int64_t expert = strtoll(strstr(p->name, experts) + sizeof experts - 1, NULL, 10);
-    const int64_t parts = row->form == MHAI_EXPERT_PAIR ? 2 : 1, rows = p->shape[0];
-    const int64_t shape[] = {d->layers[p->layer].experts.count, parts * rows, p->shape[1]};
-    const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 3, shape);
+    const int64_t parts = pair ? 2 : 1, total = parts * p->shape[0];
+    const int64_t count = d->layers[p->layer].experts.count;
+    const int64_t shape[] = {count, turned ? p->shape[1] : total, turned ? total : p->shape[1]};
+    const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, p->ndim + 1, shape);
     int64_t index;
+    stored->transposed = turned;
+    stored->total = total;
+    stored->block = 1;
+    stored->step = mixed ? parts : 1;
+    stored->first = (expert * parts + row->part) * p->shape[0];
+    if (mixed) stored->first = expert * total * (turned ? p->shape[1] : 1) + row->part;
+    if (row->form == MHAI_EXPERT_MXFP4) return find_blocks(weights, shape, name, &stored->from);
     MHA_TRY(mhai_weights_check(weights, name, &table, &index));
-    stored->first = (expert * parts + row->part) * rows;
     stored->from = mhai_weights_elements(weights, index);
+    return MHA_OK;
+}
+
+bool mhai_stored_part(const mhai_weight_name *row, int i, char name[MHAI_WEIGHT_NAME])
+{
+    if (i == 0) return true;
+    if (!row || row->form != MHAI_CONVOLUTIONS || i > 2) return false;
+    *(strstr(name, "_conv1d") - 1) = "qkv"[i];
+    return true;
+}
+
+static int64_t rows_of(const mhai_weights *weights, const char *name, int64_t usual)
+{
+    mha_tensor found = {.ndim = 0};
+    const int64_t at = mhai_weights_find(weights, name);
+    if (at < 0 || mhai_weights_peek(weights, at, &found) != MHA_OK || found.ndim != 3) return usual;
+    return found.shape[0];
+}
+
+/* The convolutions of q, k and v, one after the other. transformers 5.23 saves the thirds of all channels,
+ * rounded up, by these names. */
+static mha_status find_convolutions(const mhai_weights *weights, const mha_transformer_desc *d,
+                                    const mha_parameter *p, const mhai_weight_name *row,
+                                    const char *name, mhai_stored_parameter *stored)
+{
+    const int64_t q = mha_transformer_kv_heads(d, p->layer) * d->layers[p->layer].key_dim;
+    const int64_t third = (p->shape[0] + 2) / 3;
+    mhai_elements *to[] = {&stored->from, &stored->further[0], &stored->further[1]};
+    char part[MHAI_WEIGHT_NAME];
+    snprintf(part, sizeof part, "%s", name);
+    stored->block = rows_of(weights, name, q) == third ? third : q;
+    stored->step = 2 * stored->block;
+    for (int i = 0; mhai_stored_part(row, i, part); i++) {
+        const int64_t rows = i < 2 ? stored->block : p->shape[0] - stored->step;
+        const mha_tensor expected = {.ndim = 3, .shape = {rows, 1, p->shape[1]}};
+        int64_t index;
+        MHA_TRY(mhai_weights_check(weights, part, &expected, &index));
+        *to[i] = mhai_weights_elements(weights, index);
+    }
     return MHA_OK;
 }
 
@@ -90,8 +159,8 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .columns = p->ndim == 2 ? p->shape[1] : 1,
         .head_dim = d->head_dim};
     if (is_fused(form)) find_part(d, p, row, stored, &total);
-    if (form == MHAI_EXPERT || form == MHAI_EXPERT_PAIR)
-        return find_expert(weights, d, p, row, name, stored);
+    if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
+    if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
     if (form == MHAI_LAST_ROWS) {
         stored->first = plan->first_position;
         total += plan->first_position;
@@ -119,7 +188,9 @@ static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
     switch (p->form) {
     case MHAI_FUSED_HEADS:
     case MHAI_FUSED_GATE:
-    case MHAI_FUSED_GROUPS: return i / p->block * p->step + p->first + i % p->block;
+    case MHAI_FUSED_GROUPS:
+    case MHAI_EXPERT_MIXED:
+    case MHAI_EXPERT_MXFP4: return i / p->block * p->step + p->first + i % p->block;
     case MHAI_PAIRED_ROWS: return i - i % D + i % D % (D / 2) * 2 + i % D / (D / 2);
     default: return p->first + i;
     }
@@ -130,19 +201,21 @@ static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t row
                         int64_t columns, float *to)
 {
     enum { PIECE = 64 };
-    float piece[PIECE];
+    float piece[2 * PIECE];
+    const int64_t step = p->form == MHAI_EXPERT_TURNED ? p->step : 1;
     for (int64_t i = 0; i < rows; i += PIECE) {
         const int64_t count = rows - i < PIECE ? rows - i : PIECE;
         for (int64_t k = 0; k < columns; k++) {
-            mhai_elements_read(p->from, (column + k) * p->total + p->first + row + i, count, piece);
-            for (int64_t j = 0; j < count; j++) to[(i + j) * columns + k] = piece[j];
+            mhai_elements_read(p->from, (column + k) * p->total + p->first + (row + i) * step,
+                               (count - 1) * step + 1, piece);
+            for (int64_t j = 0; j < count; j++) to[(i + j) * columns + k] = piece[j * step];
         }
     }
 }
 
 static bool in_order(const mhai_stored_parameter *p)
 {
-    return p->form != MHAI_PAIRED_ROWS &&
+    return p->form != MHAI_PAIRED_ROWS && p->form < MHAI_EXPERT_MIXED &&
            (p->form < MHAI_FUSED_HEADS || p->form > MHAI_FUSED_GROUPS);
 }
 
@@ -157,11 +230,24 @@ static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows,
     }
 }
 
+static void read_convolutions(const mhai_stored_parameter *p, int64_t row, int64_t rows,
+                              int64_t column, int64_t columns, float *to)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t part = row + i < p->step ? (row + i) / p->block : 2;
+        const int64_t at = row + i - part * p->block;
+        mhai_elements_read(part > 0 ? p->further[part - 1] : p->from, at * p->columns + column,
+                           columns, to + i * columns);
+    }
+}
+
 void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_t rows,
                       int64_t column, int64_t columns, float *to)
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
-    if (p->transposed)
+    if (p->form == MHAI_CONVOLUTIONS)
+        read_convolutions(p, row, rows, column, columns, to);
+    else if (p->transposed)
         read_turned(p, row, rows, column, columns, to);
     else
         read_rows(p, row, rows, column, columns, to);
@@ -175,7 +261,7 @@ bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, 
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     int64_t at[MHA_CODED_ROWS];
-    if (p->transposed || p->form == MHAI_PLUS_ONE) return false;
+    if (p->transposed || p->form == MHAI_PLUS_ONE || p->from.exponents) return false;
     for (int i = 0; i < MHA_CODED_ROWS; i++) {
         const int64_t which = row + (i < rows ? i : rows - 1);
         at[i] = in_order(p) ? p->first + which : row_at(p, which);

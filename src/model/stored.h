@@ -7,13 +7,14 @@
 
 /* The location of a parameter, and the conversion of its rows. */
 typedef struct mhai_stored_parameter {
-    mhai_elements from;
+    mhai_elements from, further[2]; /* further: of MHAI_CONVOLUTIONS */
     mhai_weight_form form;
     bool transposed;
     int64_t columns;     /* columns in the library; 1 for a vector */
     int64_t total;       /* columns in the file, if transposed */
     int64_t first;       /* file row (or, if transposed, column) of row 0 */
-    int64_t block, step; /* fused rows: `block` consecutive rows every `step` rows of the file */
+    int64_t block, step; /* fused rows: `block` consecutive rows every `step` rows of the file.
+                          * Of MHAI_CONVOLUTIONS: the rows of q, and of q and k */
     int64_t head_dim;
 } mhai_stored_parameter;
 
@@ -29,6 +30,10 @@ MHA_NODISCARD mha_status mhai_stored_find(const mhai_weights *weights, const mha
                                           const mha_transformer_desc *d, const mha_parameter *p,
                                           const mhai_weight_name *row, const char *name,
                                           mhai_stored_parameter *stored);
+
+/* The name of part i of a weight: another one for each part with MHAI_CONVOLUTIONS. False: there is
+ * no such part. */
+bool mhai_stored_part(const mhai_weight_name *row, int i, char name[MHAI_WEIGHT_NAME]);
 
 /* The functions of a mha_transformer_source. */
 void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_t rows,

@@ -77,7 +77,6 @@ mha_status mha_layer_norm(mha_context *context, const mha_tensor *x, const mha_t
                           const mha_tensor *weight, const mha_tensor *bias, float epsilon,
                           const mha_tensor *y)
 {
-    if (!bias) return mha_fail(MHA_ERR_NULL, "bias: is NULL");
     return forward(context,
                    &(mhai_norm){"mha_layer_norm", true, x, residual, weight, bias, (double)epsilon},
                    y);

@@ -8,7 +8,13 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_BYTES = 10000000, MOST_LISTS = 64, MOST_FRAMES = 10000, MOST_CHANNELS = 1 << 16 };
+enum {
+    MOST_BYTES = 10000000,
+    MOST_LISTS = 64,
+    MOST_FRAMES = 10000,
+    MOST_CHANNELS = 1 << 16,
+    MOST_CHOICES = 1000000
+};
 
 mha_curve mhai_html_curve(const mha_report *report, int64_t i)
 {
@@ -29,6 +35,7 @@ static mha_status check_counts(const mha_report *own)
                  {"curves", own->curve_count, MOST_LISTS, own->curves},
                  {"columns", own->column_count, MOST_LISTS, own->columns},
                  {"line_panels", own->line_panel_count, INT64_MAX, own->line_panels},
+                 {"choices", own->choice_count, MOST_CHOICES, own->choices},
                  {"frames", own->frame_count, MOST_FRAMES, own->frames}};
     if (own->most_bytes < 0 || own->cell_tokens < 0 || own->token_count < 0)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -114,6 +121,35 @@ static mha_status check_views(const mha_report *own, const mha_figure *figure)
     return MHA_OK;
 }
 
+static mha_status check_choice(const mha_report *own, int64_t i, int64_t rows, int64_t *numbers)
+{
+    const mha_choice *c = &own->choices[i];
+    if (own->cell_tokens > 1)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "report: choices of rows that are blocks of tokens");
+    if (!c->numbers || !c->weights)
+        return mha_fail(MHA_ERR_NULL, "choice %" PRId64 ": numbers or weights is NULL", i);
+    if (c->used < 1 || c->used > c->count)
+        return mha_fail(MHA_ERR_ARGUMENT, "choice %" PRId64 ": %" PRId64 " of %" PRId64 " are used",
+                        i, c->used, c->count);
+    if (rows > 0 && c->used > (MOST_CHOICES - *numbers) / rows)
+        return mha_fail(MHA_ERR_SIZE, "report: choices have more than %d numbers", MOST_CHOICES);
+    *numbers += rows * c->used;
+    for (int64_t k = 0; k < rows * c->used; k++)
+        if (!is_within(c->numbers[k], c->count))
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "choice %" PRId64 ": number %" PRId32 ", expected 0 .. %" PRId64, i,
+                            c->numbers[k], c->count - 1);
+    return MHA_OK;
+}
+
+static mha_status check_choices(const mha_report *own, const mha_figure *figure)
+{
+    int64_t numbers = 0;
+    for (int64_t i = 0; i < own->choice_count; i++)
+        MHA_TRY(check_choice(own, i, figure->rows, &numbers));
+    return MHA_OK;
+}
+
 static mha_status check_lists(const mha_report *own)
 {
     int64_t points = 0;
@@ -137,6 +173,7 @@ mha_status mhai_html_check(const mha_report *report, const mha_figure *figure, m
                         "report: first_panel is %" PRId64 ", the figure has %" PRId64,
                         own->first_panel, figure->panel_count);
     MHA_TRY(check_lists(own));
+    MHA_TRY(check_choices(own, figure));
     MHA_TRY(check_tokens(own, figure));
     MHA_TRY(check_panels(figure));
     MHA_TRY(check_views(own, figure));

@@ -5,6 +5,7 @@
 #include <multihead/component.h>
 #include <multihead/json.h>
 
+#include <math.h>
 #include <string.h>
 
 /* Write the visible form of each label, in addition to the raw labels; null if both are equal. */
@@ -221,6 +222,31 @@ static void write_views(const mhai_html_page *page, mha_json *json)
     mha_json_integers(json, "line_panels", report->line_panels, report->line_panel_count);
 }
 
+/* Weights in thousandths. */
+static void write_choices(const mhai_html_page *page, mha_json *json)
+{
+    const mha_report *report = &page->report;
+    mha_json_text(json, "choice_title", report->choice_title);
+    mha_json_array(json, "choices");
+    for (int64_t i = 0; i < report->choice_count; i++) {
+        const mha_choice *c = &report->choices[i];
+        mha_json_object(json, NULL);
+        mha_json_text(json, "name", c->name);
+        mha_json_integer(json, "count", c->count);
+        mha_json_integer(json, "used", c->used);
+        mha_json_array(json, "numbers");
+        for (int64_t k = 0; k < page->figure.rows * c->used; k++)
+            mha_json_integer(json, NULL, c->numbers[k]);
+        mha_json_end(json);
+        mha_json_array(json, "weights");
+        for (int64_t k = 0; k < page->figure.rows * c->used; k++)
+            mha_json_number(json, NULL, round(1000 * (double)c->weights[k]));
+        mha_json_end(json);
+        mha_json_end(json);
+    }
+    mha_json_end(json);
+}
+
 mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writer *writer)
 {
     const mhai_html_coding *coding = &page->coding;
@@ -241,6 +267,7 @@ mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writ
     write_labels(page, &json);
     if (!page->map_tokens) write_cmaps(&json); /* a live page has all colour maps */
     mhai_html_write_curves(&page->report, &json);
+    write_choices(page, &json);
     mhai_html_write_columns(page, &json);
     MHA_TRY(write_maps(page, maps, &json));
     mha_json_end(&json);

@@ -560,6 +560,45 @@ static const char guide_contrast[] = "Each square is a head. Rows are queries, c
                                      "red: a larger weight in the first text "
                                      "than in the second, blue: a smaller one.";
 
+/* A layer's experts for the rows that are shown. */
+static mha_status take_choice(const panel_maker *maker, int64_t layer, mha_choice *choice)
+{
+    const mha_layer_routes *from = &maker->maps->routes.layer[layer];
+    const int64_t used = from->used, rows = maker->rows.count;
+    int32_t *numbers;
+    float *weights;
+    char *name;
+    MHA_TRY(mha_room_alloc(maker->room, 32, 1, &name));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, rows * used, &numbers));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, rows * used, &weights));
+    mha_format(name, 32, "layer %" PRId64, layer);
+    for (int64_t i = 0; i < rows * used; i++) {
+        const int64_t at = maker->rows.at[i / used] * used + i % used;
+        numbers[i] = from->experts[at];
+        weights[i] = from->weights[at];
+    }
+    *choice = (mha_choice){name, from->count, used, numbers, weights};
+    return MHA_OK;
+}
+
+/* The experts of each token, unless they are too many for a page. */
+static mha_status add_experts(const panel_maker *maker, mha_report *report)
+{
+    const int64_t most = 200000; /* about 2 MB of the file */
+    const mha_routes *routes = &maker->maps->routes;
+    int64_t numbers = 0;
+    mha_choice *choices;
+    for (int64_t l = 0; l < routes->layers; l++) numbers += routes->tokens * routes->layer[l].used;
+    if (numbers == 0 || numbers > most) return MHA_OK;
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, routes->layers, &choices));
+    report->choices = choices;
+    report->choice_title = "Experts";
+    for (int64_t l = 0; l < routes->layers; l++)
+        if (routes->layer[l].count > 0)
+            MHA_TRY(take_choice(maker, l, &choices[report->choice_count++]));
+    return MHA_OK;
+}
+
 static mha_status make_report(const panel_maker *maker, mha_report *report)
 {
     enum { FACTS = 4, NUMBER_BYTES = 64, TEXT_BYTES = 1 << 14 };
@@ -595,7 +634,7 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
                            .twin_value = "norm"};
     report->special_count = add_special(&maps->rows, special, 0);
     report->special_count = add_special(&maps->cols, special, report->special_count);
-    if (maps->cell <= 1) return MHA_OK;
+    if (maps->cell <= 1) return add_experts(maker, report);
     report->cell_tokens = maps->cell;
     report->tokens = maps->tokens.labels;
     report->token_count = maps->tokens.count;

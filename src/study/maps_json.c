@@ -1,4 +1,6 @@
 /* Maps and desks as JSON. */
+#include "study/routes.h"
+
 #include <multihead/json.h>
 #include <multihead/maps.h>
 
@@ -89,6 +91,7 @@ mha_status mha_maps_write_json(const mha_maps *maps, const mha_sink *sink)
     for (int64_t l = 0; l < maps->layers; l++)
         if (mha_maps_count(maps, l) > 0) put_layer(&json, maps, l);
     mha_json_end(&json);
+    mhai_routes_write_json(&maps->routes, &json);
     mha_json_end(&json);
     return mha_json_finish(&json);
 }

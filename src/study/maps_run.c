@@ -1,4 +1,5 @@
 /* Maps of a text: their arrays, the run that fills them, and differences of two texts. */
+#include "study/routes.h"
 #include "study/study.h"
 
 #include <multihead/attribution.h>
@@ -239,6 +240,7 @@ static mha_status after_layer(void *user, const mha_activations *kept, int64_t l
     mha_layer_view view = {.struct_size = sizeof view};
     run->layer = layer;
     if (run->maps->cell <= 1) show_progress(run, 0);
+    MHA_TRY(mhai_routes_take(&run->maps->routes, kept, layer));
     MHA_TRY(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view));
     if (view.q.ndim == 0) return MHA_OK; /* a layer without heads */
     if (run->maps->cell > 1) MHA_TRY(pool_layer(run, &view));
@@ -279,6 +281,7 @@ static mha_status run_self(maps_run *run, mha_room *room)
             (mha_attention_outputs){.struct_size = sizeof *outputs, .probabilities = &tensors[l]};
         wanted[l] = &outputs[l];
     }
+    MHA_TRY(mhai_routes_make(&d, run->desc->tokens->count, &maps->memory, &maps->routes));
     mhai_sequence_make(run->desc->tokens, &d, &s);
     s.input.outputs = maps->cell > 1 ? NULL : wanted;
     s.input.after_layer = after_layer;
@@ -425,6 +428,7 @@ mha_status mha_maps_subtract(mha_maps *maps, const mha_maps *other, bool *same)
     maps->text[1] = other->text[0];
     maps->text_bytes[1] = other->text_bytes[0];
     maps->other = *b;
+    maps->routes = (mha_routes){0};
     if (same) *same = at < 0;
     return MHA_OK;
 }

@@ -17,6 +17,13 @@ enum { MOST_PIECE = 256 };
 #define SPACE_AND_LETTERS "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
 #define OTHERS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+/* Words divided before capital letters, each with an ending. */
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define CASED(ending)                                                                             \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" ending "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER \
+    "*" ending
+#define OTHERS_AND_SLASHES " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
 /* llama.cpp's names for settings in tokenizer.json. Names share a row if splitter, NFC
  * and merges are all equal. */
@@ -43,6 +50,12 @@ static const struct splitter {
      .pattern = ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}|" OTHERS},
     {.names = "stablelm2 hunyuan grok-2",
      .pattern = ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}|" OTHERS},
+    {.names = "gpt-4o minimax-m2",
+     .pattern = CASED(ENDINGS "?") "|\\p{N}{1,3}|" OTHERS_AND_SLASHES},
+    {.names = "tekken",
+     .ignore_merges = true,
+     .add_bos = true,
+     .pattern = CASED("") "|\\p{N}|" OTHERS_AND_SLASHES},
 };
 
 /* The row with this name; NULL: none. */

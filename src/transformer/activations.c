@@ -27,16 +27,16 @@ static float *carve(carver *c, int64_t rows, int64_t cols)
     return part;
 }
 
-static mhai_kept_step carve_step(carver *c, const mha_activations *a)
+static mhai_kept_step carve_step(carver *c, const mha_activations *a, const mhai_place_step *place)
 {
     const mha_transformer *t = a->transformer;
     const int64_t tokens = a->max_tokens, width = t->desc.embed_dim;
+    const bool follows =
+        mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM) || mhai_step_norms_branch(place);
     mhai_kept_step step = {.x = carve(c, tokens, width)};
     step.from = step.x;
-    step.in = mhai_transformer_norms_inputs(t) ? carve(c, tokens, width) : step.x;
-    if (mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM) &&
-        !a->passing)
-        step.z = carve(c, tokens, width);
+    step.in = mhai_step_norms_input(t, place) ? carve(c, tokens, width) : step.x;
+    if (follows && !a->passing) step.z = carve(c, tokens, width);
     return step;
 }
 
@@ -47,7 +47,9 @@ static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, 
     const mhai_heads heads = mhai_transformer_heads_of(d, layer, cross);
     const mhai_mix mix = mhai_transformer_mix(d, layer);
     const int64_t tokens = a->max_tokens, q = heads.q * d->head_dim;
-    mhai_kept_attention kept = {.step = carve_step(c, a)};
+    const mhai_place_layer *place = &a->transformer->layers[layer];
+    mhai_kept_attention kept = {
+        .step = carve_step(c, a, cross ? &place->cross.step : &place->self.step)};
     kept.qkv = carve(c, tokens, cross ? q : mix.width);
     if (cross) kept.memory = carve(c, a->max_memory, 2 * heads.kv * d->head_dim);
     kept.heads = carve(c, tokens, cross ? q : mix.out);
@@ -81,10 +83,10 @@ static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai
     layer->self = carve_attention(c, a, index, false);
     if (d->flags & MHA_TRANSFORMER_CROSS) layer->cross = carve_attention(c, a, index, true);
     if (!mha_transformer_feeds(d, index)) return;
-    layer->ff = carve_step(c, a);
+    layer->ff = carve_step(c, a, &t->layers[index].ff);
     if (d->flags & MHA_TRANSFORMER_PARALLEL) {
         layer->ff.from = layer->self.step.x;
-        if (!mhai_transformer_norms_inputs(t)) layer->ff.in = layer->ff.from;
+        if (!mhai_step_norms_input(t, &t->layers[index].ff)) layer->ff.in = layer->ff.from;
     }
     if (mhai_transformer_experts(d, index)) {
         carve_experts(c, a, index, layer);
@@ -135,6 +137,8 @@ static void carve_all(carver *c, mha_activations *a)
     a->x = carve(c, a->max_tokens, d->embed_dim);
     a->last = mhai_transformer_pre_norm(t) ? carve(c, a->max_tokens, d->embed_dim) : a->x;
     if (!a->passing) a->gradient = carve(c, a->max_tokens, d->embed_dim);
+    void *starts = t->pairs > 0 ? carve(c, a->max_tokens, 2) : NULL; /* 64 bits each */
+    a->starts = starts;
 }
 
 static mha_status allocate(const mha_activations *a, int64_t count, size_t size, void *pointer)

@@ -80,6 +80,13 @@ static mha_status check_blocks(const mha_transformer_desc *d)
     if (d->flags & MHA_TRANSFORMER_NO_INPUT_NORM && !(d->flags & MHA_TRANSFORMER_BRANCH_NORM))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: MHA_TRANSFORMER_NO_INPUT_NORM: "
                                           "only with MHA_TRANSFORMER_BRANCH_NORM");
+    if (d->flags & MHA_TRANSFORMER_NO_NORM_BIAS && d->norm != MHA_NORM_LAYER)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: MHA_TRANSFORMER_NO_NORM_BIAS: "
+                                          "only with MHA_NORM_LAYER");
+    if (d->flags & MHA_TRANSFORMER_ONE_NORM &&
+        (!(d->flags & MHA_TRANSFORMER_PARALLEL) || d->norm == MHA_NORM_NONE))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: MHA_TRANSFORMER_ONE_NORM: only "
+                                          "with MHA_TRANSFORMER_PARALLEL and a norm");
     if (!(d->flags & MHA_TRANSFORMER_PARALLEL)) return MHA_OK;
     if (d->flags & (norms | MHA_TRANSFORMER_CROSS) || d->ff_dim == 0)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -123,7 +130,7 @@ static mha_status check_factors(mha_transformer_desc *d)
 
 static mha_status check_kinds(const mha_transformer_desc *d)
 {
-    const uint32_t known = MHA_TRANSFORMER_NO_INPUT_NORM * 2 - 1;
+    const uint32_t known = MHA_TRANSFORMER_ONE_NORM * 2 - 1;
     const bool padding = d->flags & MHA_TRANSFORMER_PADDING;
     if (d->flags & ~known || (d->padding_token && !padding))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or padding_token %d",
@@ -136,7 +143,7 @@ static mha_status check_kinds(const mha_transformer_desc *d)
             "learned positions and not causal",
             (int)d->padding_token, (long long)d->vocab_size - 1);
     if ((unsigned)d->norm > MHA_NORM_RMS || (unsigned)d->positions > MHA_ENCODING_ROTARY ||
-        (unsigned)d->feed_forward > MHA_FEED_FORWARD_RELU2)
+        (unsigned)d->feed_forward > MHA_FEED_FORWARD_SWIGLU_CLAMPED)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_desc: norm %d, positions %d, feed_forward %d: one of them "
                         "is unknown",
@@ -214,7 +221,7 @@ static mhai_place_norm add_norm(layout *l, const char *prefix)
     l->prefix = prefix;
     if (d->norm == MHA_NORM_NONE) return place;
     place.weight = add(l, ".weight", MHA_PARAMETER_NORM, d->embed_dim, 0);
-    if (d->norm == MHA_NORM_LAYER)
+    if (d->norm == MHA_NORM_LAYER && !(d->flags & MHA_TRANSFORMER_NO_NORM_BIAS))
         place.bias = add(l, ".bias", MHA_PARAMETER_NORM, d->embed_dim, 0);
     return place;
 }
@@ -223,8 +230,11 @@ static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
 {
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
     mhai_place_step step = {none, none};
-    if (!mhai_transformer_has(l->t, MHA_TRANSFORMER_NO_INPUT_NORM)) step.norm = add_norm(l, prefix);
-    if (mhai_transformer_has(l->t, MHA_TRANSFORMER_BRANCH_NORM)) step.post = add_norm(l, post);
+    const bool own = mhai_layer_norms_branch(&l->t->desc, l->layer);
+    if (!own && !mhai_transformer_has(l->t, MHA_TRANSFORMER_NO_INPUT_NORM))
+        step.norm = add_norm(l, prefix);
+    if (own || mhai_transformer_has(l->t, MHA_TRANSFORMER_BRANCH_NORM))
+        step.post = add_norm(l, post);
     return step;
 }
 
@@ -320,14 +330,15 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     const mha_transformer_desc *d = &l->t->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, l->layer, cross);
     const int64_t q = heads.q * d->head_dim, kv = heads.kv * d->head_dim;
-    const uint32_t after = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM;
+    const uint32_t after =
+        MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_ONE_NORM;
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
     mhai_place_attention place = {.step = {none, none}};
     const mhai_mix mix = mhai_transformer_mix(d, l->layer);
     const bool gated = !cross && mix.gated;
     if (!cross && mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) return add_convolution(l);
     if (!cross && mix.mixer) return add_recurrent(l);
-    if (heads.q > 0 || mhai_transformer_has(l->t, after))
+    if (heads.q > 0 || mhai_transformer_has(l->t, after) || mhai_layer_norms_branch(d, l->layer))
         place.step = add_step(l, cross ? "cross_attn_norm" : "self_attn_norm",
                               cross ? "cross_attn_post_norm" : "self_attn_post_norm");
     l->prefix = cross ? "cross_attn" : "self_attn";
@@ -372,6 +383,14 @@ static void add_experts(layout *l, const mha_experts_desc *x, mhai_place_layer *
         snprintf(name, sizeof name, ".experts.%lld.%s.weight", (long long)i / 3, own[i % 3]);
         add(l, name, MHA_PARAMETER_MATRIX, last ? E : x->ff_dim, last ? x->ff_dim : E);
     }
+    if (!(x->flags & MHA_EXPERTS_BIAS)) return;
+    layer->router.bias = add(l, ".router.bias", MHA_PARAMETER_BIAS, x->count, 0);
+    for (int64_t i = 0; i < 3 * x->count && !l->overflow; i++) {
+        char name[48];
+        snprintf(name, sizeof name, ".experts.%lld.%s.bias", (long long)i / 3, own[i % 3]);
+        const int64_t at = add(l, name, MHA_PARAMETER_BIAS, i % 3 == 2 ? E : x->ff_dim, 0);
+        if (i == 0) layer->expert_biases = at;
+    }
 }
 
 static void add_feed_forward(layout *l, mhai_place_layer *layer)
@@ -381,7 +400,8 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
     const mha_transformer_desc *d = &l->t->desc;
     if (!mha_transformer_feeds(d, l->layer)) return;
     const uint32_t bias = MHA_TRANSFORMER_FF_BIAS;
-    layer->ff = add_step(l, "mlp_norm", "mlp_post_norm");
+    layer->ff = d->flags & MHA_TRANSFORMER_ONE_NORM ? layer->self.step
+                                                    : add_step(l, "mlp_norm", "mlp_post_norm");
     l->prefix = "mlp";
     const mha_experts_desc *experts = mhai_transformer_experts(d, l->layer);
     if (experts) {
@@ -586,6 +606,7 @@ static mha_status make_parts(mha_context *context, mha_transformer *t)
 {
     MHA_TRY(copy_lists(t));
     MHA_TRY(copy_layers(t));
+    MHA_TRY(mhai_transformer_copy_factors(t));
     MHA_TRY(lay_out(t)); /* counts the parameters */
     MHA_TRY(allocate(t, t->parameter_count, sizeof *t->parameters, &t->parameters));
     MHA_TRY(allocate(t, t->desc.num_layers, sizeof *t->layers, &t->layers));
@@ -671,6 +692,7 @@ void mha_transformer_destroy(mha_transformer *t)
     mhai_give(&a, t->owners, 1, sizeof *t->owners);
     mhai_give(&a, t->held_at, t->parameter_count, sizeof *t->held_at);
     mhai_give(&a, t->layer_descs, t->desc.num_layers, sizeof *t->layer_descs);
+    mhai_give(&a, t->rope_factors, 2 * t->pairs, sizeof *t->rope_factors);
     mhai_give(&a, t->ranks, t->desc.num_layers + 1, sizeof *t->ranks);
     mhai_transformer_free_encodings(t);
     if (t->source.release) t->source.release(t->source.user);
@@ -699,6 +721,14 @@ bool mha_transformer_predicts(const mha_transformer_desc *desc)
 {
     const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
     return desc->flags & MHA_TRANSFORMER_CAUSAL && !(desc->flags & others);
+}
+
+bool mha_transformer_norms_follow(const mha_transformer_desc *d)
+{
+    bool follow = d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM);
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
+        follow = follow || d->layers[i].flags & MHA_LAYER_BRANCH_NORM;
+    return follow;
 }
 
 int64_t mha_transformer_heads_width(const mha_transformer_desc *d)

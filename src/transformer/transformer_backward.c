@@ -56,11 +56,12 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
 {
     const int64_t width = c->t->desc.embed_dim;
     const bool all = c->out.parameters, centred = c->t->desc.norm != MHA_NORM_RMS;
+    const bool biased = place->bias >= 0;
     mha_tensor in = stream(c, x), upper = stream(c, dy), lower = stream(c, dx);
     mha_tensor weight =
         mhai_transformer_vector(mhai_transformer_numbers(c->t, place->weight), width);
     mha_tensor dweight = mhai_transformer_vector(place_of(c, place->weight), width);
-    mha_tensor dbias = mhai_transformer_vector(place_of(c, centred ? place->bias : 0), width);
+    mha_tensor dbias = mhai_transformer_vector(place_of(c, biased ? place->bias : 0), width);
     const mha_norm_gradients norms = {.struct_size = sizeof norms,
                                       .flags = flags,
                                       .x = &in,
@@ -68,7 +69,7 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
                                       .dy = &upper,
                                       .dx = &lower,
                                       .dweight = all ? &dweight : NULL,
-                                      .dbias = all && centred ? &dbias : NULL,
+                                      .dbias = all && biased ? &dbias : NULL,
                                       .epsilon = c->t->desc.norm_epsilon};
     return centred ? mha_layer_norm_backward(c->context, &norms)
                    : mha_rms_norm_backward(c->context, &norms);
@@ -114,7 +115,7 @@ static void scale_stream(const call *c)
 static mha_status begin_step(const call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
-    const bool branch = mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM);
+    const bool branch = mhai_step_norms_branch(place);
     if (step->z && !branch) MHA_TRY(norm(c, &place->norm, step->z, c->dx, 0, c->dx));
     if (!mhai_transformer_has(c->t, MHA_TRANSFORMER_PARALLEL)) scale_stream(c);
     return step->z && branch ? norm(c, &place->post, step->z, c->dy, 0, c->dy) : MHA_OK;
@@ -123,7 +124,7 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
 /* End a step: add the gradient of its input, din, to the gradient of the stream. */
 static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
-    if (mhai_transformer_norms_inputs(c->t))
+    if (mhai_step_norms_input(c->t, place))
         return norm(c, &place->norm, step->from, c->din, MHA_GRADIENT_ADD, c->dx);
     mhai_transformer_add(c->context, mhai_tokens(c->a) * c->t->desc.embed_dim, c->dx, 1, c->din,
                          c->dx);
@@ -486,7 +487,7 @@ static mha_status take_scratch(call *c)
         wide = mhai_max_i64(wide, mix.width);
     }
     c->dx = c->dy = c->a->gradient;
-    if (d->flags & (MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL) ||
+    if (mha_transformer_norms_follow(d) || d->flags & MHA_TRANSFORMER_PARALLEL ||
         d->residual_scale < 1 || d->residual_scale > 1)
         MHA_TRY(take(c, rows, d->embed_dim, &c->dy));
     MHA_TRY(take(c, rows, d->embed_dim, &c->din));
@@ -529,12 +530,12 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
                         "mha_transformer_backward: compute %s is forward only; load the model with "
                         "MHA_COMPUTE_F32",
                         mha_compute_name(transformer->source.compute));
-    MHA_TRY(mhai_transformer_trains("mha_transformer_backward", transformer));
     if (transformer->ranks)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_backward: the layers of this transformer are spread over "
                         "ranks, which is forward only; to train on several ranks set "
                         "mha_trainer_desc.transport");
+    MHA_TRY(mhai_transformer_trains("mha_transformer_backward", transformer));
     call c = {.context = context, .t = transformer, .a = activations};
     MHA_TRY(check_call(&c, input, output_gradient, gradients));
     mha_scratch_mark mark = mha_scratch_top(context);

@@ -24,6 +24,8 @@ struct mha_decoder {
     float *sink_keys;         /* holds the sinks of all layers */
     float *rotations;         /* rotations of a step's rows, in every encoding */
     mhai_delta_state *deltas; /* [L][B] */
+    int32_t *history;         /* [B][capacity] tokens, if rotations depend on the length */
+    int64_t *starts;          /* [B] likewise: the row of position 0 in encodings */
 };
 
 /* ---- description --------------------------------------------------------------------------- */
@@ -96,6 +98,10 @@ static mha_status check_streaming(const mha_transformer *t, const mha_decoder_de
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_decoder_create: MHA_DECODER_STREAMING takes models with rotary "
                         "positions; this one adds positions to its tokens");
+    if (t->pairs > 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_decoder_create: MHA_DECODER_STREAMING takes rotations that do not "
+                        "depend on the length of a sequence (MHA_ROPE_SCALING_LONG)");
     for (int64_t i = 0; i < t->desc.num_layers; i++) {
         const mhai_attend *x = &t->layers[i].self.attend;
         if (x->desc.alibi_slopes || x->desc.t5_table || x->desc.shaw_keys || x->desc.shaw_values)
@@ -189,7 +195,7 @@ static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, voi
 static mha_status turn(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
                        float *rotations)
 {
-    return mhai_transformer_turns(context, encoding, begin, rows, rotations);
+    return mhai_transformer_turns(context, encoding, false, begin, rows, rotations);
 }
 
 /* Floats of the rotations (cosines, sines) of a step's rows, in every encoding. */
@@ -295,6 +301,10 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
         if (mhai_spread_mine(t, i % layers) &&
             describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
             MHA_TRY(mha_kv_cache_create(context, &cache, &d->caches[i]));
+    if (t->pairs > 0 && d->desc.capacity > t->border) {
+        MHA_TRY(allocate(d, d->desc.batch * d->desc.capacity, sizeof *d->history, &d->history));
+        MHA_TRY(allocate(d, d->desc.batch, sizeof *d->starts, &d->starts));
+    }
     MHA_TRY(make_sinks(d));
     MHA_TRY(make_deltas(context, d));
     return mhai_activations_create(context, t, d->desc.batch * d->desc.max_step, 0, true,
@@ -341,6 +351,8 @@ void mha_decoder_destroy(mha_decoder *d)
               sizeof *d->sink_keys);
     mhai_give(&a, d->sinks, caches / 2, sizeof *d->sinks);
     mhai_give(&a, d->lengths, d->desc.batch, sizeof *d->lengths);
+    mhai_give(&a, d->starts, d->desc.batch, sizeof *d->starts);
+    mhai_give(&a, d->history, d->desc.batch * d->desc.capacity, sizeof *d->history);
     mha_activations_destroy(d->activations);
     mhai_give(&a, d, 1, sizeof *d);
 }
@@ -510,6 +522,11 @@ mha_status mha_decoder_fork(mha_decoder *d, int64_t from, int64_t to, int64_t le
         MHA_TRY(mha_kv_cache_fork(cache, from, to, rows));
     }
     d->lengths[to] = length;
+    if (d->history) {
+        memcpy(d->history + to * d->desc.capacity, d->history + from * d->desc.capacity,
+               (size_t)length * sizeof *d->history);
+        d->starts[to] = d->starts[from];
+    }
     return copy_deltas(d, from, to, length == 0);
 }
 
@@ -618,7 +635,9 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
         counts[b] = mhai_kv_count(rows, b);
         offsets[b] = d->lengths[b] - firsts[b];
         for (int64_t t = 0; t < n; t++)
-            places[b * n + t] = mhai_min_i64(mhai_max_i64(offsets[b] + t, 0), d->desc.capacity - 1);
+            places[b * n + t] =
+                mhai_min_i64(mhai_max_i64(offsets[b] + t, 0), d->desc.capacity - 1) +
+                (d->starts ? d->starts[b] : 0);
     }
     *step =
         (mhai_step){.caches = d->caches,
@@ -646,7 +665,7 @@ static mha_status compute_rotations(mha_context *context, mha_decoder *d, const 
             const int64_t first = mhai_min_i64(n, mhai_max_i64(0, -step->offsets[b]));
             float *rows = rotations + b * n * e->width;
             memset(rows, 0, (size_t)(first * e->width) * sizeof *rows);
-            MHA_TRY(mhai_transformer_turns(context, e, step->offsets[b] + first, n - first,
+            MHA_TRY(mhai_transformer_turns(context, e, false, step->offsets[b] + first, n - first,
                                            rows + first * e->width));
         }
         rotations += d->desc.batch * d->desc.max_step * e->width;
@@ -662,29 +681,86 @@ static mha_status compute_rotations(mha_context *context, mha_decoder *d, const 
     return MHA_OK;
 }
 
-static mha_status prepare_step(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
-                               const mhai_kv_rows *rows, mhai_step *step)
+static mha_status check_step(const mha_decoder *d, const mha_tensor *tokens,
+                             const mhai_kv_rows *rows)
 {
     MHA_TRY(check_tokens(d, tokens));
-    MHA_TRY(check_rows(d, rows));
+    return check_rows(d, rows);
+}
+
+static mha_status prepare_step(mha_context *context, mha_decoder *d, const mhai_kv_rows *rows,
+                               mhai_step *step)
+{
     MHA_TRY(place_rows(context, d, rows, step));
     return d->sinks ? compute_rotations(context, d, step, rows->n) : MHA_OK;
 }
 
+/* Record the tokens of a step. */
+static void remember(const mha_decoder *d, const mha_tensor *tokens, const mhai_step *step,
+                     int64_t b)
+{
+    int32_t *to = d->history + b * d->desc.capacity + d->lengths[b];
+    const int32_t *from = (const int32_t *)tokens->data + b * tokens->stride[0];
+    for (int64_t i = 0; i < step->counts[b]; i++)
+        to[i] = from[(step->firsts[b] + i) * tokens->stride[1]];
+}
+
+/* status: that of the checks. */
 static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
-                            const mhai_kv_rows *rows, const mha_tensor *output)
+                            const mhai_kv_rows *rows, const mha_tensor *output, mha_status status)
 {
     mhai_step step;
-    mha_status status = prepare_step(context, d, tokens, rows, &step);
+    if (status == MHA_OK) status = prepare_step(context, d, rows, &step);
     const bool prepared = status == MHA_OK;
     status = mhai_transformer_step(context, d->transformer, d->activations, tokens, &step, output,
                                    status);
     for (int64_t b = 0; b < d->desc.batch && prepared; b++)
-        if (status == MHA_OK)
+        if (status == MHA_OK) {
+            if (d->history) remember(d, tokens, &step, b);
             d->lengths[b] += step.counts[b];
-        else
+        } else {
             MHA_TRY(cut(d, b, is_ahead(d, b) ? 0 : d->lengths[b]));
+        }
     return status;
+}
+
+/* Compute the keys and values of a sequence again, with the rotation of its new length. */
+static mha_status turn_sequence(mha_context *context, mha_decoder *d, int64_t b, int64_t start)
+{
+    const int64_t B = d->desc.batch, length = d->lengths[b];
+    const int64_t most = mhai_min_i64(d->desc.max_step, length);
+    int32_t *ids;
+    int64_t *counts;
+    mha_status status = mha_scratch_zeros(context, B * most, sizeof *ids, &ids);
+    if (status == MHA_OK) status = mha_scratch_zeros(context, B, sizeof *counts, &counts);
+    MHA_TRY(mhai_spread_agree(d->transformer, status));
+    MHA_TRY(cut(d, b, 0));
+    d->starts[b] = start;
+    for (int64_t at = 0; at < length && status == MHA_OK; at += counts[b]) {
+        counts[b] = mhai_min_i64(most, length - at);
+        memcpy(ids + b * counts[b], d->history + b * d->desc.capacity + at,
+               (size_t)counts[b] * sizeof *ids);
+        const mha_tensor tokens =
+            mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, counts[b]});
+        const mha_scratch_mark mark = mha_scratch_top(context);
+        status =
+            take_rows(context, d, &tokens, &(mhai_kv_rows){counts[b], NULL, counts}, NULL, MHA_OK);
+        mha_scratch_release(context, mark);
+    }
+    if (status != MHA_OK) MHA_TRY(cut(d, b, 0));
+    return status;
+}
+
+static mha_status turn_over(mha_context *context, mha_decoder *d, const mhai_kv_rows *rows)
+{
+    for (int64_t b = 0; b < d->desc.batch; b++) {
+        const int64_t count = mhai_kv_count(rows, b);
+        const int64_t start = mhai_transformer_start(d->transformer, d->lengths[b] + count);
+        if (count == 0 || start == d->starts[b]) continue;
+        if (d->lengths[b] > 0) MHA_TRY(turn_sequence(context, d, b, start));
+        d->starts[b] = start;
+    }
+    return MHA_OK;
 }
 
 mha_status mha_decoder_step(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
@@ -700,5 +776,12 @@ mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *d, const mha
     MHA_NEED_AS("mha_decoder_step", "context, decoder", context, d);
     const mhai_kv_rows rows = {tokens ? tokens->shape[1] : 0, firsts, counts};
     const mha_scratch_mark mark = mha_scratch_top(context);
-    return mha_scratch_end(context, mark, take_rows(context, d, tokens, &rows, output));
+    mha_status status = check_step(d, tokens, &rows);
+    if (d->history) {
+        status = mhai_spread_agree(d->transformer, status);
+        if (status == MHA_OK) status = turn_over(context, d, &rows);
+    }
+    if (!d->history || status == MHA_OK)
+        status = take_rows(context, d, tokens, &rows, output, status);
+    return mha_scratch_end(context, mark, status);
 }

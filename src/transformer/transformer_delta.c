@@ -58,6 +58,11 @@ mha_status mhai_transformer_reject(const char *function, const mha_transformer *
 
 mha_status mhai_transformer_trains(const char *function, const mha_transformer *t)
 {
+    if (t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: the feed-forward layers clamp their units, which supports forward "
+                        "calls only",
+                        function);
     return mhai_transformer_reject(function, t, mha_layer_forward_only,
                                    ", which supports forward calls only");
 }
@@ -172,7 +177,7 @@ static void position_row(void *argument, int64_t row, int worker)
         double slope;
         const double step =
             mhai_delta_step(l, (double)gate[delta ? mix->v + h : h] + (double)shift[h], &slope);
-        gate[h] = (float)(delta ? mhai_sigmoid((double)gate[h]) : step);
+        gate[h] = (float)(delta ? (double)l->strength_scale * mhai_sigmoid((double)gate[h]) : step);
         gate[mix->v + h] = (float)(-mha_exp((double)rate[h]) * step);
     }
 }
@@ -345,7 +350,7 @@ static void gate_delta(const layer_job *job, float *x, const float *gate)
     const mhai_mix *mix = &job->mix;
     const float *weight = mhai_transformer_numbers(job->c->t, job->place->o_norm);
     const float *open = mhai_nn_row(job->c->input.gates, job->layer);
-    const double epsilon = (double)job->c->t->desc.norm_epsilon;
+    const double epsilon = (double)job->c->t->desc.layers[job->layer].head_norm_epsilon;
     for (int64_t h = 0; h < mix->v; h++, x += mix->Dv, gate += mix->Dv) {
         double squares = 0;
         for (int64_t d = 0; d < mix->Dv; d++) squares += (double)x[d] * (double)x[d];

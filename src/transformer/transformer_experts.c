@@ -16,7 +16,7 @@
 mha_status mhai_experts_check(const mha_transformer_desc *d, mha_experts_desc *x)
 {
     static const mha_experts_desc none;
-    const uint32_t known = MHA_EXPERTS_SHARED_GATE * 2 - 1;
+    const uint32_t known = MHA_EXPERTS_BIAS * 2 - 1;
     if (x->count == 0 && memcmp(x, &none, sizeof none) == 0) return MHA_OK;
     if (x->ff_dim == 0) x->ff_dim = d->ff_dim;
     if (x->scale == 0) x->scale = 1;
@@ -37,6 +37,9 @@ mha_status mhai_experts_check(const mha_transformer_desc *d, mha_experts_desc *x
                         "mha_experts_desc: scale is %g, sum_epsilon %g; expected finite numbers, "
                         "above 0 and 0 or more",
                         (double)x->scale, (double)x->sum_epsilon);
+    if (x->flags & MHA_EXPERTS_BIAS && (x->shared_dim || x->flags & MHA_EXPERTS_SHARED_GATE))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_experts_desc: experts with MHA_EXPERTS_BIAS have no shared expert");
     if (d->ff_dim > 0 && mhai_feeds_gated(d->feed_forward) &&
         !(d->flags & (MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_FF_BIAS)))
         return MHA_OK;
@@ -172,14 +175,27 @@ static void add_row(void *argument, int64_t i, int worker)
     for (int64_t e = 0; e < job->E; e++) to[e] += weight * from[e];
 }
 
+/* Add part [width] of an expert's biases, from `first` on, to rows. */
+static void add_biases(const layer_job *job, int64_t expert, int64_t first, int64_t width,
+                       int64_t rows, float *to)
+{
+    const int64_t each = 2 * job->x->ff_dim + job->E;
+    if (!(job->x->flags & MHA_EXPERTS_BIAS)) return;
+    const float *bias = mhai_transformer_numbers(job->c->t, job->place->expert_biases);
+    bias += expert * each + first;
+    for (int64_t i = 0; i < rows * width; i++) to[i] += bias[i % width];
+}
+
 static mha_status run_expert(layer_job *job, int64_t expert, int64_t count)
 {
     const int64_t F = job->x->ff_dim, at = job->place->experts + 3 * expert;
     const mhai_kept_layer *kept = job->kept;
     mha_parallel_for(job->c->context, count, gather_row, job);
     MHA_TRY(multiply(job, at, kept->experts.in, count, job->E, 2 * F, kept->up));
+    add_biases(job, expert, 0, 2 * F, count, kept->up);
     MHA_TRY(mhai_call_gated(job->c, count, F, kept->up, kept->act));
     MHA_TRY(multiply(job, at + 2, kept->act, count, F, job->E, kept->experts.out));
+    add_biases(job, expert, 2 * F, job->E, count, kept->experts.out);
     mha_parallel_for(job->c->context, count, add_row, job);
     return MHA_OK;
 }

@@ -34,13 +34,15 @@ static mha_status load_numbers(const mhai_call *c, const char *name, const mha_t
     return MHA_OK;
 }
 
-/* Look up the rows of the position table. */
+/* Look up the rows of the position table, and of encodings. */
 static void load_positions(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     const int64_t *places = c->step ? c->step->places.data : NULL;
     mha_activations *a = c->a;
     int32_t counted = 0;
+    for (int64_t b = 0; a->starts && b < a->B && a->T > 0; b++)
+        a->starts[b] = mhai_transformer_start(c->t, c->input.lengths ? c->input.lengths[b] : a->T);
     for (int64_t i = 0; i < mhai_tokens(a); i++) {
         if (i % a->T == 0) counted = 0;
         if (d->flags & MHA_TRANSFORMER_PADDING)
@@ -143,6 +145,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     *x = cross ? (mhai_attend){.desc = {.struct_size = sizeof x->desc}}
                : t->layers[layer].self.attend;
     x->context = context;
+    if (!cross) x->query_positions.starts = x->key_positions.starts = a->starts;
     x->outputs.struct_size = sizeof x->outputs;
     x->desc.key_lengths = cross ? input->memory_lengths : input->lengths;
     x->desc.dropout = input->dropout;
@@ -174,6 +177,7 @@ static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const f
     const mha_tensor *also = residual ? &added : NULL;
     if (c->t->desc.norm == MHA_NORM_RMS)
         return mha_rms_norm(c->context, &in, also, &weight, epsilon, &out);
+    if (place->bias < 0) return mha_layer_norm(c->context, &in, also, &weight, NULL, epsilon, &out);
     mha_tensor bias = mhai_transformer_vector(mhai_transformer_numbers(c->t, place->bias), width);
     return mha_layer_norm(c->context, &in, also, &weight, &bias, epsilon, &out);
 }
@@ -198,14 +202,14 @@ mha_status mhai_call_project(const mhai_call *c, const mhai_place_linear *place,
 static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
-    return mhai_transformer_norms_inputs(c->t) ? norm(c, &place->norm, step->from, NULL, step->in)
-                                               : MHA_OK;
+    return mhai_step_norms_input(c->t, place) ? norm(c, &place->norm, step->from, NULL, step->in)
+                                              : MHA_OK;
 }
 
 /* The memory to which a step's function writes its result. */
-static float *added_by(const mhai_call *c, const mhai_kept_step *step, float *next)
+static float *added_by(const mhai_place_step *place, const mhai_kept_step *step, float *next)
 {
-    return mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM) && step->z ? step->z : next;
+    return mhai_step_norms_branch(place) && step->z ? step->z : next;
 }
 
 /* next = x + y, where y is at added_by(). With post-norm, the sum is normalised; with branch norm,
@@ -222,8 +226,8 @@ static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
         mhai_transformer_add(c->context, count, step->x, scale, next, z);
         return norm(c, &place->norm, z, NULL, next);
     }
-    if (mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM))
-        MHA_TRY(norm(c, &place->post, added_by(c, step, next), NULL, next));
+    if (mhai_step_norms_branch(place))
+        MHA_TRY(norm(c, &place->post, added_by(place, step, next), NULL, next));
     mhai_transformer_add(c->context, count, step->x, scale, next, next);
     return MHA_OK;
 }
@@ -272,7 +276,7 @@ static mha_status only_bias(const mhai_call *c, const mhai_place_attention *plac
     const int64_t width = c->t->desc.embed_dim;
     const float *bias =
         place->out.bias < 0 ? NULL : mhai_transformer_numbers(c->t, place->out.bias);
-    float *y = added_by(c, &kept->step, next);
+    float *y = added_by(&place->step, &kept->step, next);
     for (int64_t i = 0; i < mhai_tokens(c->a) * width; i++) y[i] = bias ? bias[i % width] : 0;
     return end_step(c, &place->step, &kept->step, next);
 }
@@ -297,7 +301,7 @@ static void prepare_step(const mhai_step *s, int64_t layer, bool cross, mhai_att
     x->cache = s->caches[layer];
     x->firsts = s->firsts;
     x->counts = s->counts;
-    x->query_positions.ids = x->key_positions.ids = &s->places;
+    x->query_positions = x->key_positions = (mha_positions){.ids = &s->places};
     x->desc.q_offsets = s->offsets;
     mhai_transformer_narrow(s->window, s->sink_keys, &x->desc);
     if (!s->sinks) return;
@@ -388,12 +392,36 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
         MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
     MHA_TRY(convolves ? mhai_convolution_run(c, layer) : run_heads(c, kept, layer, cross));
     MHA_TRY(mhai_call_project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows,
-                              added_by(c, &kept->step, next)));
+                              added_by(&place->step, &kept->step, next)));
     return end_step(c, &place->step, &kept->step, next);
+}
+
+/* The activation of gpt-oss, of a row of gate and up. */
+typedef struct clamped_job {
+    int64_t F;
+    const float *up;
+    float *act;
+} clamped_job;
+
+static void clamp_row(void *argument, int64_t row, int worker)
+{
+    const clamped_job *job = argument;
+    const int64_t F = job->F;
+    const float *gate = job->up + row * 2 * F, *up = gate + F;
+    (void)worker;
+    for (int64_t i = 0; i < F; i++) {
+        const double g = gate[i] > 7 ? 7 : (double)gate[i];
+        const double u = up[i] > 7 ? 7 : up[i] < -7 ? -7 : (double)up[i];
+        job->act[row * F + i] = (float)((u + 1) * g * mhai_sigmoid(1.702 * g));
+    }
 }
 
 mha_status mhai_call_gated(const mhai_call *c, int64_t rows, int64_t F, float *up, float *act)
 {
+    if (c->t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED) {
+        mha_parallel_for(c->context, rows, clamp_row, &(clamped_job){F, up, act});
+        return MHA_OK;
+    }
     const mha_tensor first = mhai_transformer_rows(up, rows, F, 2 * F);
     const mha_tensor second = mhai_transformer_rows(up + F, rows, F, 2 * F);
     const mha_tensor to = mhai_transformer_rows(act, rows, F, F);
@@ -424,7 +452,7 @@ static mha_status feed_forward(const mhai_call *c, int64_t layer, float *next)
 {
     const mhai_place_layer *place = &c->t->layers[layer];
     const mhai_kept_layer *kept = &c->a->layers[layer];
-    float *y = added_by(c, &kept->ff, next);
+    float *y = added_by(&place->ff, &kept->ff, next);
     MHA_TRY(begin_step(c, &place->ff, &kept->ff));
     MHA_TRY(mhai_transformer_experts(&c->t->desc, layer) ? mhai_experts_run(c, layer, y)
                                                          : run_dense(c, place, kept, y));

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_NO_FEED_FORWARD * 2 - 1 };
+enum { KNOWN_FLAGS = MHA_LAYER_ROPE_EXACT_RAMP * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -31,13 +31,31 @@ static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_
          l->rope_factor != 0 || l->rope_scaling))
         name = "rotary_dim, rope_base, rope_factor, rope_scaling and MHA_LAYER_ROPE_INTERLEAVED",
         needs = "a layer with rotary positions";
-    if (!l->rope_scaling && (l->rope_low != 0 || l->rope_high != 0 || l->rope_original_length))
-        name = "rope_low, rope_high and rope_original_length",
+    if (!l->rope_scaling && l->rope_original_length)
+        name = "rope_original_length", needs = "a rope_scaling other than linear";
+    if (l->rope_scaling != MHA_ROPE_SCALING_LLAMA3 && l->rope_scaling != MHA_ROPE_SCALING_YARN &&
+        (l->rope_low != 0 || l->rope_high != 0))
+        name = "rope_low and rope_high",
         needs = "MHA_ROPE_SCALING_LLAMA3 and MHA_ROPE_SCALING_YARN";
-    if (l->rope_scaling != MHA_ROPE_SCALING_YARN && l->rope_amplitude != 0)
-        name = "rope_amplitude", needs = "MHA_ROPE_SCALING_YARN";
+    if (l->rope_scaling < MHA_ROPE_SCALING_YARN && l->rope_amplitude != 0)
+        name = "rope_amplitude", needs = "MHA_ROPE_SCALING_YARN and MHA_ROPE_SCALING_LONG";
+    if (l->rope_scaling != MHA_ROPE_SCALING_YARN && l->flags & MHA_LAYER_ROPE_EXACT_RAMP)
+        name = "MHA_LAYER_ROPE_EXACT_RAMP", needs = "MHA_ROPE_SCALING_YARN";
     if (!name) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: %s: only with %s", name, needs);
+}
+
+static mha_status fill_long(mha_layer_desc *l)
+{
+    if (l->rope_amplitude == 0) l->rope_amplitude = 1;
+    if (l->rope_original_length >= 1 && l->rope_amplitude > 0 && isfinite(l->rope_amplitude) &&
+        l->rope_factor >= 1 && l->rope_factor <= 1)
+        return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "mha_layer_desc: rope_original_length is %lld, rope_amplitude %g, rope_factor "
+                    "%g; expected 1 or more, above 0, 1",
+                    (long long)l->rope_original_length, (double)l->rope_amplitude,
+                    (double)l->rope_factor);
 }
 
 /* Fill in defaults of nonlinear scaling. The default of rope_factor is set elsewhere. */
@@ -45,8 +63,9 @@ static mha_status fill_scaling(mha_layer_desc *l)
 {
     const bool yarn = l->rope_scaling == MHA_ROPE_SCALING_YARN;
     MHA_TRY(mhai_check_range("mha_layer_desc: rope_scaling", l->rope_scaling, 0,
-                             MHA_ROPE_SCALING_YARN));
+                             MHA_ROPE_SCALING_LONG));
     if (!l->rope_scaling) return MHA_OK;
+    if (l->rope_scaling == MHA_ROPE_SCALING_LONG) return fill_long(l);
     if (l->rope_low == 0) l->rope_low = 1;
     if (l->rope_high == 0) l->rope_high = yarn ? 32 : 4;
     if (yarn && l->rope_amplitude == 0)
@@ -85,13 +104,17 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                                   .value_dim = l->value_dim,
                                   .step_least = space ? l->step_least : 0,
                                   .step_most = space ? l->step_most : 0,
+                                  .strength_scale = space ? 0 : l->strength_scale,
+                                  .head_norm_epsilon = space ? 0 : l->head_norm_epsilon,
                                   .flags = l->flags & MHA_LAYER_NO_FEED_FORWARD,
                                   .experts = l->experts};
     if (memcmp(&sizes, l, sizeof sizes) != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim and "
-                        "value_dim alone%s; leave the other fields 0",
-                        mha_layer_difference(l), space ? ", and step_least and step_most" : "");
+                        "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim, "
+                        "value_dim, %s; leave the other fields 0",
+                        mha_layer_difference(l),
+                        space ? "step_least and step_most"
+                              : "strength_scale and head_norm_epsilon");
     if (!(d->flags & MHA_TRANSFORMER_CAUSAL) || d->norm != MHA_NORM_RMS ||
         d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -104,6 +127,12 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                         "mha_layer_desc: step_least is %g, step_most %g; expected 0 or more, and "
                         "0 for none or at least step_least",
                         (double)l->step_least, (double)l->step_most);
+    if (!(l->strength_scale >= 0 && l->strength_scale <= 2) || !(l->head_norm_epsilon >= 0) ||
+        isinf(l->head_norm_epsilon))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: strength_scale is %g, expected 0..2; head_norm_epsilon is "
+                        "%g, expected a finite number, 0 or more",
+                        (double)l->strength_scale, (double)l->head_norm_epsilon);
     if (!in_bounds(l->conv_kernel, MHA_CONVOLUTION_MOST) || !in_bounds(l->key_dim, 1 << 20) ||
         !in_bounds(l->value_dim, 1 << 20))
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -152,6 +181,8 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
 
 static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
 {
+    const uint32_t other_blocks = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM |
+                                  MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL;
     MHA_TRY(mhai_experts_check(d, &l->experts));
     if (l->flags & MHA_LAYER_NO_FEED_FORWARD &&
         (d->ff_dim == 0 || l->experts.count > 0 || d->flags & MHA_TRANSFORMER_PARALLEL))
@@ -160,11 +191,23 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
                         "without experts and parallel blocks");
     MHA_TRY(mhai_check_range("mha_layer_desc: mixer", l->mixer, 0, MHA_MIXER_STATE_SPACE));
     if (l->mixer == MHA_MIXER_SHORT_CONVOLUTION) return check_convolution(d, l, layer);
-    if (l->mixer) return check_recurrent(d, l, layer);
-    if (l->conv_kernel || l->key_dim || l->value_dim || l->step_least != 0 || l->step_most != 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: conv_kernel, key_dim, value_dim, "
-                                          "step_least and step_most: only with a mixer");
+    if (l->mixer) {
+        const bool delta = l->mixer == MHA_MIXER_GATED_DELTA;
+        MHA_TRY(check_recurrent(d, l, layer));
+        if (delta && l->strength_scale == 0) l->strength_scale = 1;
+        if (delta && l->head_norm_epsilon == 0) l->head_norm_epsilon = d->norm_epsilon;
+        return MHA_OK;
+    }
+    if (l->conv_kernel || l->key_dim || l->value_dim || l->step_least != 0 || l->step_most != 0 ||
+        l->strength_scale != 0 || l->head_norm_epsilon != 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: conv_kernel, key_dim, value_dim, step_least, step_most, "
+                        "strength_scale and head_norm_epsilon: only with a mixer");
     MHA_TRY(mhai_check_flags("mha_layer_desc", l->flags, KNOWN_FLAGS));
+    if (l->flags & MHA_LAYER_BRANCH_NORM && (d->norm == MHA_NORM_NONE || d->flags & other_blocks))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: MHA_LAYER_BRANCH_NORM: only in a transformer with "
+                        "pre-norm, without branch norms, cross-attention and parallel blocks");
     MHA_TRY(check_settings(d, l));
     MHA_TRY(mhai_check_range("mha_layer_desc: t5_buckets", l->t5_buckets, 0, INT32_MAX));
     if (l->flags & MHA_LAYER_QK_NORM && l->qk_norm_epsilon == 0)
@@ -215,12 +258,54 @@ mha_status mhai_transformer_read_layers(const mha_transformer_desc *d, mha_layer
     return MHA_OK;
 }
 
+/* The layers whose rotation depends on the length share it. */
+static mha_status find_pairs(mha_transformer *t)
+{
+    for (int64_t i = 0; i < t->desc.num_layers; i++) {
+        const mha_layer_desc *l = &t->desc.layers[i];
+        if (l->rope_scaling != MHA_ROPE_SCALING_LONG) continue;
+        if (t->pairs > 0 && (2 * t->pairs != l->rotary_dim || t->border != l->rope_original_length))
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "mha_layer_desc: rotary_dim is %lld, rope_original_length %lld; "
+                            "earlier layers with MHA_ROPE_SCALING_LONG have %lld and %lld",
+                            (long long)l->rotary_dim, (long long)l->rope_original_length,
+                            2 * (long long)t->pairs, (long long)t->border);
+        t->pairs = l->rotary_dim / 2;
+        t->border = l->rope_original_length;
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_transformer_copy_factors(mha_transformer *t)
+{
+    const float *given = t->desc.rope_factors;
+    t->desc.rope_factors = NULL;
+    if (t->desc.layers) MHA_TRY(find_pairs(t));
+    if (t->pairs == 0) return MHA_OK;
+    if (!given)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_desc: rope_factors is NULL, which "
+                                      "MHA_ROPE_SCALING_LONG needs");
+    MHA_TRY(mhai_take_for("transformer", &t->allocator, 2 * t->pairs, sizeof *t->rope_factors,
+                          &t->rope_factors));
+    for (int64_t i = 0; i < 2 * t->pairs; i++) {
+        if (!(given[i] > 0) || isinf(given[i]))
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "mha_transformer_desc: rope_factors[%lld] is %g, expected a finite "
+                            "number above 0",
+                            (long long)i, (double)given[i]);
+        t->rope_factors[i] = given[i];
+    }
+    t->desc.rope_factors = t->rope_factors;
+    return MHA_OK;
+}
+
 /* ---- encodings ----------------------------------------------------------------------------- */
 
 /* The settings of a layer that determine its rotation. */
 static mha_layer_desc rotation_of(const mha_layer_desc *l)
 {
-    return (mha_layer_desc){.rotary_dim = l->rotary_dim,
+    return (mha_layer_desc){.flags = l->flags & MHA_LAYER_ROPE_EXACT_RAMP,
+                            .rotary_dim = l->rotary_dim,
                             .rope_base = l->rope_base,
                             .rope_factor = l->rope_factor,
                             .rope_scaling = l->rope_scaling,
@@ -242,7 +327,8 @@ static mha_status take_encoding(mha_transformer *t, int64_t width, const mha_lay
             *taken = e;
             return MHA_OK;
         }
-    if (!mhai_mul_size((size_t)(t->desc.max_length * width), sizeof(float), &bytes) ||
+    const int64_t parts = t->pairs > 0 ? 2 : 1;
+    if (!mhai_mul_size((size_t)(parts * t->desc.max_length * width), sizeof(float), &bytes) ||
         bytes > PTRDIFF_MAX - sizeof **taken)
         return mha_fail(MHA_ERR_SIZE, "transformer: %lld positions do not fit in memory",
                         (long long)t->desc.max_length);
@@ -251,6 +337,7 @@ static mha_status take_encoding(mha_transformer *t, int64_t width, const mha_lay
     if (!made) return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", bytes);
     *made =
         (mhai_encoding){.next = t->encodings, .bytes = bytes, .width = width, .rotation = rotation};
+    if (rotation.rope_scaling == MHA_ROPE_SCALING_LONG) made->factors = t->rope_factors;
     if (pthread_mutex_init(&made->growing, NULL) != 0) {
         t->allocator.release(t->allocator.user, made, bytes);
         return mha_fail(MHA_ERR_NOMEM, "transformer: cannot create a mutex");
@@ -293,8 +380,10 @@ static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
         slow = clamp((high - turns) / (high - low), 1);
     } else {
         const double last = (double)(r->rotary_dim - 1);
-        const double from = clamp(floor(pair_of_turns(r, high)), last);
-        const double to = clamp(ceil(pair_of_turns(r, low)), last);
+        const double begin = pair_of_turns(r, high), end = pair_of_turns(r, low);
+        const bool exact = r->flags & MHA_LAYER_ROPE_EXACT_RAMP;
+        const double from = clamp(exact ? begin : floor(begin), last);
+        const double to = clamp(exact ? end : ceil(end), last);
         slow = clamp(((double)i - from) / (to > from ? to - from : 1e-3), 1);
     }
     return 1 / (slow / factor + (1 - slow));
@@ -306,11 +395,12 @@ static double frequency_of(const mha_layer_desc *r, int64_t i)
 }
 
 /* Rotating (1, 0) gives the cosine and the sine. */
-mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, int64_t begin,
-                                  int64_t rows, float *first)
+mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, bool longer,
+                                  int64_t begin, int64_t rows, float *first)
 {
     const mha_layer_desc *r = &e->rotation;
     const int64_t width = e->width, half = width / 2;
+    const float *factors = e->factors && longer ? e->factors + half : e->factors;
     mha_rope_desc rope = {.struct_size = sizeof rope,
                           .pairing = MHA_ROPE_HALVES,
                           .base = (double)r->rope_base,
@@ -326,10 +416,10 @@ mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, 
         mha_tensor x = mha_tensor_bthd(first + i, 1, rows, 1, 2);
         x.stride[2] = width;
         x.stride[3] = half;
-        rope.factor = divisor_of(r, i, frequency) / frequency;
+        rope.factor = (factors ? (double)factors[i] : divisor_of(r, i, frequency)) / frequency;
         MHA_TRY(mha_rope_apply(context, &rope, &x, &x));
     }
-    for (int64_t i = 0; r->rope_scaling == MHA_ROPE_SCALING_YARN && i < rows * width; i++)
+    for (int64_t i = 0; r->rope_scaling >= MHA_ROPE_SCALING_YARN && i < rows * width; i++)
         first[i] *= r->rope_amplitude;
     return MHA_OK;
 }
@@ -345,7 +435,10 @@ static mha_status grow(mha_context *context, const mha_transformer *t, mhai_enco
         mha_tensor table = mhai_transformer_rows(first, count - begin, width, width);
         MHA_TRY(mha_sinusoidal_encoding(context, begin, &table));
     } else {
-        MHA_TRY(mhai_transformer_turns(context, e, begin, count - begin, first));
+        MHA_TRY(mhai_transformer_turns(context, e, false, begin, count - begin, first));
+        first += t->desc.max_length * width;
+        if (t->pairs > 0)
+            MHA_TRY(mhai_transformer_turns(context, e, true, begin, count - begin, first));
     }
     e->rows = count;
     return MHA_OK;
@@ -389,11 +482,13 @@ mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
         l->flags & MHA_LAYER_ROPE_INTERLEAVED ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALVES;
     if (t->desc.positions != MHA_ENCODING_ROTARY || l->flags & MHA_LAYER_NO_ROPE) return MHA_OK;
     rotation->rotary_dim = l->rotary_dim;
-    if (l->rope_scaling == MHA_ROPE_SCALING_YARN) rotation->amplitude = (double)l->rope_amplitude;
+    if (l->rope_scaling >= MHA_ROPE_SCALING_YARN) rotation->amplitude = (double)l->rope_amplitude;
     for (int64_t i = 0; frequencies && i < l->rotary_dim / 2; i++) {
         const double frequency = frequency_of(l, i);
         frequencies[i] =
-            frequency / (l->rope_scaling ? divisor_of(l, i, frequency) : (double)l->rope_factor);
+            frequency / (l->rope_scaling == MHA_ROPE_SCALING_LONG ? (double)t->rope_factors[i]
+                         : l->rope_scaling                        ? divisor_of(l, i, frequency)
+                                                                  : (double)l->rope_factor);
     }
     return MHA_OK;
 }
@@ -415,10 +510,9 @@ static mha_status rotate(mha_context *context, mha_transformer *t, const mha_lay
     MHA_TRY(mhai_attend_check(context, a, t->desc.head_dim));
     if (heads.q == 0) return MHA_OK;
     MHA_TRY(take_encoding(t, l->rotary_dim, l, &table));
-    const int64_t half = l->rotary_dim / 2;
-    place->cosines = mhai_transformer_rows(table->values, t->desc.max_length, half, l->rotary_dim);
-    place->sines =
-        mhai_transformer_rows(table->values + half, t->desc.max_length, half, l->rotary_dim);
+    const int64_t half = l->rotary_dim / 2, rows = (t->pairs > 0 ? 2 : 1) * t->desc.max_length;
+    place->cosines = mhai_transformer_rows(table->values, rows, half, l->rotary_dim);
+    place->sines = mhai_transformer_rows(table->values + half, rows, half, l->rotary_dim);
     a->rope.base = a->rope.factor = 0;
     a->rope.cos_table = &place->cosines;
     a->rope.sin_table = &place->sines;

@@ -91,6 +91,7 @@ static void gate_delta(const rows_job *job, int64_t row, double *sums)
     const mhai_call *c = &job->m->call;
     const float *weight = mhai_transformer_numbers(c->t, job->place->o_norm);
     const float *open = mhai_nn_row(c->input.gates, job->m->layer);
+    const double epsilon = (double)c->t->desc.layers[job->m->layer].head_norm_epsilon;
     const int64_t Dv = mix->Dv;
     for (int64_t h = 0; h < mix->v; h++) {
         const int64_t at = row * mix->out + h * Dv, gate = row * mix->width + mix->gates + h * Dv;
@@ -99,7 +100,7 @@ static void gate_delta(const rows_job *job, int64_t row, double *sums)
         const double opened = open ? (double)open[h] : 1;
         double squares = 0, along = 0;
         for (int64_t d = 0; d < Dv; d++) squares += (double)o[d] * (double)o[d];
-        const double r = 1 / sqrt(squares / (double)Dv + (double)c->t->desc.norm_epsilon);
+        const double r = 1 / sqrt(squares / (double)Dv + epsilon);
         for (int64_t d = 0; d < Dv; d++) {
             const double s = mhai_sigmoid((double)g[d]), n = (double)o[d] * r,
                          w = (double)weight[d];
@@ -313,7 +314,7 @@ static void unit_backward(int64_t D, const float *x, float *dy)
         dy[d] = (float)(r * ((double)dy[d] - (double)x[d] * along / squares));
 }
 
-/* log a = -exp(A_log) step(x_a + shift), and b = sigmoid(x_b), or the step itself in a state space.
+/* log a = -exp(A_log) step(x_a + shift), and b = scale sigmoid(x_b), or the step itself in a state space.
  * sums receives the gradient of A_log, then of shift. */
 static void position_rows(void *argument, int64_t block, int worker)
 {
@@ -321,6 +322,7 @@ static void position_rows(void *argument, int64_t block, int worker)
     const mhai_mix *mix = &job->mix;
     const mha_transformer *t = job->m->call.t;
     const mha_layer_desc *layer = &t->desc.layers[job->m->layer];
+    const double scale = (double)layer->strength_scale;
     const bool delta = mix->mixer == MHA_MIXER_GATED_DELTA;
     const float *rate = mhai_transformer_numbers(t, job->place->decay);
     const float *shift = mhai_transformer_numbers(t, job->place->shift);
@@ -342,7 +344,7 @@ static void position_rows(void *argument, int64_t block, int worker)
             const double x = (da * -mha_exp((double)rate[h]) + (delta ? 0 : db)) * slope;
             sums[h] += da * (double)kept[mix->v + h];
             sums[mix->v + h] += x;
-            if (delta) d[h] = (float)(db * b * (1 - b));
+            if (delta) d[h] = (float)(db * b * (1 - b / scale));
             d[at] = (float)x;
         }
     }

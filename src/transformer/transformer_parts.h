@@ -53,10 +53,12 @@ typedef struct mhai_place_layer {
                                  * experts, the layers of the shared expert */
     mhai_place_linear router;   /* outputs 0: no experts; its last output may be the shared gate */
     int64_t score_bias;
-    int64_t experts; /* the first parameter of the first expert: each has gate, up and down */
+    int64_t experts;       /* the first parameter of the first expert: each has gate, up and down */
+    int64_t expert_biases; /* likewise, the offset of biases [2 F + E] of each */
 } mhai_place_layer;
 
-/* One row per position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines.
+/* One row per position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines. If
+ * rotations depend on the length of a sequence, max_length rows for longer sequences follow.
  * Layers with the same rotation share a table. Computing all rows of a long table would be too
  * expensive for a short text. Activations and decoders compute the rows that they may need when
  * they are created; rows never change afterwards. */
@@ -65,6 +67,7 @@ typedef struct mhai_encoding {
     size_t bytes;
     int64_t width;
     mha_layer_desc rotation; /* only its rotation fields are used */
+    const float *factors;    /* [2,width/2] with MHA_ROPE_SCALING_LONG */
     pthread_mutex_t growing;
     int64_t rows; /* rows computed so far; guarded by growing */
     float values[];
@@ -93,6 +96,9 @@ struct mha_transformer {
                                     NULL */
     mha_layer_desc *layer_descs; /* [L] the target of desc.layers, or NULL */
     mhai_encoding *encodings;    /* a list; NULL: positions need none */
+    float *rope_factors;         /* [2][pairs] the target of desc.rope_factors, or NULL */
+    int64_t pairs;               /* of a rotation with MHA_ROPE_SCALING_LONG; 0: no layer has it */
+    int64_t border;              /* longer sequences have the other rotation */
     int32_t *ranks; /* [L + 1] the rank of each layer, and of the output; NULL: this one */
     uint64_t hash;  /* with ranks: hash of the data that all ranks must share */
 };
@@ -138,10 +144,20 @@ static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
     return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
 }
 
-/* Whether attention and feed-forward layers read the normalised stream. */
-static inline bool mhai_transformer_norms_inputs(const mha_transformer *t)
+/* Whether a step reads the normalised stream, and whether a norm follows its function. */
+static inline bool mhai_step_norms_input(const mha_transformer *t, const mhai_place_step *place)
 {
-    return mhai_transformer_pre_norm(t) && !mhai_transformer_has(t, MHA_TRANSFORMER_NO_INPUT_NORM);
+    return place->norm.weight >= 0 && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
+}
+static inline bool mhai_step_norms_branch(const mhai_place_step *place)
+{
+    return place->post.weight >= 0;
+}
+
+/* Whether branch norms replace the norms before the steps of a layer. */
+static inline bool mhai_layer_norms_branch(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->layers && d->layers[layer].flags & MHA_LAYER_BRANCH_NORM;
 }
 
 /* Offset of the table of learned positions. */
@@ -200,6 +216,7 @@ struct mha_activations {
     float *memory;   /* holds all floats below */
     size_t bytes;
     int32_t *ids, *positions, *types; /* [tokens] */
+    int64_t *starts;                  /* [B] the row of position 0 in encodings; NULL: 0 */
     float *embedded;                  /* the sum before an embedding norm; otherwise NULL */
     mhai_kept_layer *layers;
     float *x, *last; /* the stream after the last layer, and after the final norm */
@@ -350,15 +367,22 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
                                 mhai_call_attention *made);
 
 /* transformer_layers.c: read d->layers, fill in defaults, and report whether all settings are
- * defaults; make the attention of each layer after its parameters are placed; compute rows of the
- * encodings for positions below count, or for all. */
+ * defaults; copy the factors of rotations; make the attention of each layer after its parameters
+ * are placed; compute rows of the encodings for positions below count, or for all. */
 MHA_NODISCARD mha_status mhai_transformer_read_layers(const mha_transformer_desc *d,
                                                       mha_layer_desc *own, bool *plain);
+MHA_NODISCARD mha_status mhai_transformer_copy_factors(mha_transformer *t);
 MHA_NODISCARD mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t);
-/* Rows [begin, begin + rows) of a rotary encoding, cosines and then sines in each; also beyond
- * max_length. */
+/* Rows of positions [begin, begin + rows) of a rotary encoding, cosines and then sines in each; also
+ * beyond max_length. longer: those of long sequences. */
 MHA_NODISCARD mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e,
-                                                int64_t begin, int64_t rows, float *first);
+                                                bool longer, int64_t begin, int64_t rows,
+                                                float *first);
+/* The row of position 0 in encodings, for a sequence of this many tokens. */
+static inline int64_t mhai_transformer_start(const mha_transformer *t, int64_t length)
+{
+    return t->pairs > 0 && length > t->border ? t->desc.max_length : 0;
+}
 
 MHA_NODISCARD mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *t,
                                                  int64_t count);
@@ -459,7 +483,7 @@ MHA_NODISCARD mha_status mhai_transformer_check(const char *function, const mha_
 static inline bool mhai_feeds_gated(mha_feed_forward kind)
 {
     return kind == MHA_FEED_FORWARD_SWIGLU || kind == MHA_FEED_FORWARD_GEGLU ||
-           kind == MHA_FEED_FORWARD_GEGLU_TANH;
+           kind == MHA_FEED_FORWARD_GEGLU_TANH || kind == MHA_FEED_FORWARD_SWIGLU_CLAMPED;
 }
 
 static inline bool mhai_transformer_gated(const mha_transformer *t)

@@ -51,7 +51,10 @@ void mhai_spread_hash(mha_transformer *t)
     mha_transformer_desc d = t->desc;
     d.layer_heads = d.layer_kv_heads = NULL; /* covered by the hash of the shapes */
     d.layers = NULL;
+    d.rope_factors = NULL;
     t->hash = mhai_hash(MHAI_HASH_START, &d, sizeof d);
+    if (t->rope_factors)
+        t->hash = mhai_hash(t->hash, t->rope_factors, (size_t)t->pairs * 2 * sizeof(float));
     if (t->desc.layers)
         t->hash =
             mhai_hash(t->hash, t->desc.layers, (size_t)t->desc.num_layers * sizeof *t->desc.layers);

@@ -130,7 +130,7 @@ def gguf_value(kind, value):
 
 
 def gguf(tensors=(), metadata=(), version=3, alignment=32, fill=None):
-    """`tensors` has (name, type, dims), `metadata` has (key, kind, value or list). fill(bytes)
+    """`tensors` has (name, type, dims), `metadata` has (key, kind, value or list). fill(bytes, type)
     returns a tensor's content, by default random bytes."""
     if alignment != 32:
         metadata = [*metadata, ("general.alignment", "u32", alignment)]
@@ -144,7 +144,7 @@ def gguf(tensors=(), metadata=(), version=3, alignment=32, fill=None):
         text += gguf_string(name)
         text += struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, number, len(data))
         bytes_ = product(dims) // elements * size
-        data += fill(bytes_) if fill else random.Random(number).randbytes(bytes_)
+        data += fill(bytes_, kind) if fill else random.Random(number).randbytes(bytes_)
     return text + bytes(-len(text) % alignment) + data
 
 
@@ -155,10 +155,25 @@ def gguf_parts(tensors, metadata, parts, fill=None):
         yield gguf(tensors[part::parts], [*metadata, *place] if part == 0 else place, fill=fill)
 
 
-def gguf_model(kind="llama", blocks="F32", width=4, fill=None, parts=0, **changes):
-    """A model of one layer with a byte-level tokenizer. `blocks` stores matrices in blocks, and
-    `parts` returns a list of files."""
-    sizes = {"block_count": 1, "context_length": 8, "embedding_length": width, "feed_forward_length": 6,
+def experts_of(blocks, width, count, shared, together, inner=32):
+    """Tables of experts that begin with GGUF's dimensions, columns first. together: gate and up in one table."""
+    tables = {"gate_up_exps": (width, 2 * inner, count)} if together else {
+        "gate_exps": (width, inner, count), "up_exps": (width, inner, count)}
+    tables |= {"down_exps": (inner, width, count)}
+    if shared:
+        tables |= {"gate_shexp": (width, inner), "up_shexp": (width, inner), "down_shexp": (inner, width)}
+    return {"ffn_gate_inp": ("F32", (width, count)),
+            **{f"ffn_{name}": (blocks, shape) for name, shape in tables.items()}}
+
+
+def gguf_model(kind="llama", blocks="F32", width=4, fill=None, layers=1, experts=0, shared=False, together=False,
+               parts=0, **changes):
+    """A model with a byte-level tokenizer. `blocks` stores matrices in blocks, and `parts` returns a
+    list of files."""
+    if experts:
+        changes = {"expert_count": experts, "expert_used_count": 2, "expert_feed_forward_length": 32,
+                   "feed_forward_length": 32, **({"expert_shared_feed_forward_length": 32} if shared else {}), **changes}
+    sizes = {"block_count": layers, "context_length": 8, "embedding_length": width, "feed_forward_length": 6,
              "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 2,
              "rope.dimension_count": 2}
     keys = [("general.architecture", "string", kind)]
@@ -172,9 +187,15 @@ def gguf_model(kind="llama", blocks="F32", width=4, fill=None, parts=0, **change
     shapes = {"attn_output": (4, width), "ffn_down": (6, width), "attn_norm": (width,),
               "ffn_norm": (width,), "attn_q": (width, 4), "attn_k": (width, 2), "attn_v": (width, 2),
               "ffn_gate": (width, 6), "ffn_up": (width, 6)}
+    if kind == "qwen3moe":
+        shapes |= {"attn_q_norm": (2,), "attn_k_norm": (2,)}
+    if experts:
+        shapes = {name: shape for name, shape in shapes.items() if name not in ("ffn_gate", "ffn_up", "ffn_down")}
+    tables = {name: (blocks if len(shape) > 1 and shape[0] == width else "F32", shape) for name, shape in shapes.items()}
+    if experts:
+        tables |= experts_of(blocks, width, experts, shared, together)
     tensors = [("output_norm.weight", "F32", (width,)), ("token_embd.weight", blocks, (width, 5))]
-    tensors += [(f"blk.0.{name}.weight", blocks if len(shape) > 1 and shape[0] == width else "F32", shape)
-                for name, shape in shapes.items()]
+    tensors += [(f"blk.{layer}.{name}.weight", *table) for layer in range(layers) for name, table in tables.items()]
     return list(gguf_parts(tensors, keys, parts, fill)) if parts else gguf(tensors, keys, fill=fill)
 
 
@@ -185,6 +206,14 @@ def of_gguf():
         yield f"model-of-{kind}", model[:-1] + b"\0"  # the last byte selects the arithmetic
         yield f"model-of-{kind}-int8", model[:-1] + b"\1"
     yield "parts", CUT.join(gguf_model(parts=2))
+    for kind, more in (("llama", {}), ("qwen3moe", {"together": True}), ("granitemoe", {"shared": True})):
+        yield f"experts-{kind}", gguf_model(kind, experts=3, **more)
+        for blocks in ("Q4_0", "Q8_0"):
+            model = gguf_model(kind, blocks, 32, experts=3, **more)
+            yield f"experts-{kind}-{blocks}", model[:-1] + b"\0"
+            yield f"experts-{kind}-{blocks}-int8", model[:-1] + b"\1"
+    yield "experts-of-another-number", gguf_model("llama", experts=3, expert_count=4)
+    yield "more-experts-used-than-there-are", gguf_model("llama", experts=3, expert_used_count=9)
     yield "model-of-two-layers", gguf_model(block_count=2)
     yield "model-of-another-kind", gguf_model("gemma2")
     yield "empty", gguf()
@@ -387,9 +416,37 @@ def with_experts():
             for name, shape in dict(gate=(3, 4), up=(3, 4), down=(4, 3)).items()}
     yield {"model_type": "qwen3_moe", **config}, {
         **shared, **each, f"{at}self_attn.q_norm.weight": f32(2), f"{at}self_attn.k_norm.weight": f32(2)}
+    scales = {"embedding_multiplier": 2.0, "residual_multiplier": .5, "attention_multiplier": .5, "logits_scaling": 2.0}
+    granite = {name.replace("mlp.gate", "block_sparse_moe.router"): tensor for name, tensor in shared.items()}
+    yield {"model_type": "granitemoeshared", **config, **scales, "num_local_experts": 2,
+           "shared_intermediate_size": 3}, {
+        **granite, f"{at}block_sparse_moe.experts.gate_up_proj": f32(2, 6, 4),
+        f"{at}block_sparse_moe.experts.down_proj": f32(2, 4, 3), f"{at}shared_mlp.input_linear.weight": f32(6, 4),
+        f"{at}shared_mlp.output_linear.weight": f32(4, 3)}
     yield {"model_type": "olmoe", **config}, {
         **shared, f"{at}mlp.experts.gate_up_proj": f32(2, 6, 4), f"{at}mlp.experts.down_proj": f32(2, 4, 3),
         f"{at}self_attn.q_norm.weight": f32(4), f"{at}self_attn.k_norm.weight": f32(2)}
+
+
+def olmo_hybrid(in_parts):
+    """A gated delta net, and attention with norms after its blocks. in_parts: three convolutions."""
+    config = {"model_type": "olmo_hybrid", "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "intermediate_size": 3, "vocab_size": 5, "max_position_embeddings": 8, "tie_word_embeddings": True,
+              "linear_key_head_dim": 2, "linear_value_head_dim": 3, "linear_conv_kernel_dim": 2,
+              "rope_parameters": {"rope_theta": None}}
+    net, layer = "model.layers.0.linear_attn.", "model.layers.1."
+    shapes = {**{f"{net}{name}_proj.weight": (rows, 4) for name, rows in dict(q=4, k=4, v=6, g=6, a=2, b=2).items()},
+              f"{net}o_proj.weight": (4, 6), f"{net}o_norm.weight": (3,), f"{net}A_log": (2,), f"{net}dt_bias": (2,),
+              "model.layers.0.input_layernorm.weight": (4,), "model.layers.0.post_attention_layernorm.weight": (4,),
+              **{f"{layer}self_attn.{name}_proj.weight": (4, 4) for name in "qkvo"},
+              **{f"{layer}self_attn.{name}_norm.weight": (4,) for name in "qk"},
+              **{f"{layer}post_{name}_layernorm.weight": (4,) for name in ("attention", "feedforward")},
+              **{f"model.layers.{i}.mlp.{name}_proj.weight": shape for i in range(2)
+                 for name, shape in dict(gate=(3, 4), up=(3, 4), down=(4, 3)).items()},
+              "model.embed_tokens.weight": (5, 4), "model.norm.weight": (4,)}
+    shapes |= {f"{net}{name}_conv1d.weight": (rows, 1, 2) for name, rows in dict(q=4, k=4, v=6).items()} \
+        if in_parts else {f"{net}conv1d.weight": (14, 1, 2)}
+    return config, {name: f32(*shape) for name, shape in shapes.items()}
 
 
 def in_float8(tensors):
@@ -428,8 +485,9 @@ def of_checkpoint():
         yield method["quant_method"], parts(json.dumps({**config, "quantization_config": method}), safetensors(small))
     bert_config, bert_tensors = bert()
     yield "bert", parts(json.dumps(bert_config), safetensors(bert_tensors))
-    for experts, tensors in with_experts():
-        yield experts["model_type"], parts(json.dumps(experts), safetensors(tensors))
+    for config_of, tensors in (*with_experts(), olmo_hybrid(False), olmo_hybrid(True)):
+        yield config_of["model_type"] + "-parts" * any("q_conv" in name for name in tensors), parts(
+            json.dumps(config_of), safetensors(tensors))
     own_config, own_tensors = own()
     yield "own", parts(json.dumps(own_config), safetensors(own_tensors))
     yield "module", parts("{}", safetensors({"in_proj_weight": f32(12, 4), "in_proj_bias": f32(12),

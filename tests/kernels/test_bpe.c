@@ -155,9 +155,8 @@ static void expect_bytes(const mha_tokenizer *t, const char *token, const char *
     assert_int_equal(is_special, special);
 }
 
-static void test_byte_level(void **state)
+static void test_byte_level(void)
 {
-    (void)state;
     vocabulary v;
     begin_bytes(&v);
     mha_tokenizer *t = make(&v);
@@ -202,9 +201,8 @@ static void refuse(const vocabulary *v, mha_status status, const char *part)
 }
 
 /* Alternative names of a splitter give the same tokens. */
-static void test_names_of_splitters(void **state)
+static void test_names_of_splitters(void)
 {
-    (void)state;
     static const char *const pairs[][2] = {
         {"phi-2", "gpt-2"},        {"mpt", "gpt-2"},      {"olmo", "gpt-2"},
         {"starcoder", "smollm"},   {"exaone", "smollm"},  {"llama3", "llama-bpe"},
@@ -246,9 +244,8 @@ static void test_names_of_splitters(void **state)
     }
 }
 
-static void test_pieces(void **state)
+static void test_pieces(void)
 {
-    (void)state;
     vocabulary v;
     begin_pieces(&v);
     v.desc.add_bos = v.desc.add_space_prefix = true;
@@ -275,9 +272,8 @@ static void test_pieces(void **state)
     mha_tokenizer_destroy(t);
 }
 
-static void test_refuses_vocabularies(void **state)
+static void test_refuses_vocabularies(void)
 {
-    (void)state;
     vocabulary v;
     begin_bytes(&v);
     v.desc.model = "t5";
@@ -285,8 +281,8 @@ static void test_refuses_vocabularies(void **state)
     v.desc.model = NULL;
     refuse(&v, MHA_ERR_UNSUPPORTED, "tokenizer 'none'");
     begin_bytes(&v);
-    v.desc.splitter = "tekken";
-    refuse(&v, MHA_ERR_UNSUPPORTED, "pre-tokenizer 'tekken'");
+    v.desc.splitter = "viking";
+    refuse(&v, MHA_ERR_UNSUPPORTED, "pre-tokenizer 'viking'");
     begin_bytes(&v);
     add_merge(&v, "x y");
     refuse(&v, MHA_ERR_MODEL, "merge 8: 'xy' is not in the vocabulary");
@@ -344,9 +340,8 @@ static int64_t merge_plainly(const vocabulary *v, int32_t *ids, int64_t count)
     }
 }
 
-static void test_merging(void **state)
+static void test_merging(void)
 {
-    (void)state;
     const uint64_t cases = (uint64_t)rng_cases(300, 3000);
     for (uint64_t stream = 0; stream < cases; stream++) {
         rng r = rng_make(rng_run_seed(), stream);
@@ -395,9 +390,8 @@ static void test_merging(void **state)
 
 /* ---- Patterns -------------------------------------------------------------------------------- */
 
-static void test_patterns(void **state)
+static void test_patterns(void)
 {
-    (void)state;
     static const char *const refused[] = {
         "\\w+", "a\\b", "^a", "a$", "\\p{Han}", "\\p{L&}", "\\pL", "\\p{", "[[a]]", "[a&&b]",
         "[]a]", "(?>a)", "(?i)a", "(*ANY)a", "a{,3}", "a{2}+", "\\h", "a|b*", "\\x41", "\\1", "a\\",
@@ -459,9 +453,8 @@ static mha_status match_all(const char *pattern, const char *unit, size_t count,
 
 /* For the patterns of models, steps grow linearly with the text. Other patterns fail with an
  * error. */
-static void test_steps(void **state)
+static void test_steps(void)
 {
-    (void)state;
     static const char *const known[] = {
         mhai_gpt2_pattern, QWEN,
         "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*"
@@ -507,9 +500,8 @@ static void test_steps(void **state)
 /* ---- Allocation failures
  * ---------------------------------------------------------------------- */
 
-static void test_out_of_memory(void **state)
+static void test_out_of_memory(void)
 {
-    (void)state;
     static const char text[] =
         "in the user 123 e\xCC\x81 aaaaaaaaaaaaaaaaaaaaaaaaaaaaa <|bos|> the";
     for (int which = 0; which < 2; which++) {

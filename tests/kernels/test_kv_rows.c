@@ -50,7 +50,7 @@ static void read_keys(mha_context *context, const mha_kv_cache *cache, float key
     assert_int_equal(mha_kv_cache_attention(context, cache, &desc, &q, &out, &outputs), MHA_OK);
 }
 
-static void replaced_keys(void **state)
+static void replaced_keys(void)
 {
     static const struct {
         mha_dtype type;
@@ -59,7 +59,6 @@ static void replaced_keys(void **state)
     static const int64_t places[] = {0, 3, 14, 15, 16, 31, 39};
     enum { HEAD = 1, CHANNEL = 2 };
     mha_context *context = context_with(1);
-    (void)state;
     for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++)
         for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
             mha_kv_cache *cache = make(context, kinds[n].type, kinds[n].scales);

@@ -173,10 +173,9 @@ static void angles_keep_their_digits(void **state)
     }
 }
 
-static void powers_are_within_bounds(void **state)
+static void powers_are_within_bounds(void)
 {
     double worst = 0;
-    (void)state;
     skip_without_oracle();
     rng r = rng_make(rng_run_seed(), FUNCTIONS);
     for (int64_t i = 0, n = rng_cases(40000, 4000000); i < n; i++) {
@@ -190,11 +189,10 @@ static void powers_are_within_bounds(void **state)
     assert_true(power_of(0x1p-1074, 0.5) == 0x1p-537 && power_of(10000, -0.5) == 0.01);
 }
 
-static void turns_are_within_bounds(void **state)
+static void turns_are_within_bounds(void)
 {
     const long double turn = 6.283185307179586476925286766559L;
     double worst = 0;
-    (void)state;
     for (int i = -8; i <= 8; i++) {
         static const double quarters[] = {1, 0, -1, 0};
         assert_true(mhai_cos_turns(i / 4.0) == quarters[i & 3]);
@@ -241,10 +239,9 @@ static void bits_are_those_of_every_machine(void **state)
     if (hash != f->digest) fail_msg("%s: digest 0x%016llX", f->name, (unsigned long long)hash);
 }
 
-static void bits_of_powers_and_turns(void **state)
+static void bits_of_powers_and_turns(void)
 {
     uint64_t powers = digest_start, turns = digest_start;
-    (void)state;
     for (int i = 0; i < 4000; i++) {
         digest(&powers, power_of(1 + 10 * (double)i, -(double)(i % 64) / 64));
         digest(&turns, mhai_cos_turns((double)i / 3999));

@@ -145,14 +145,18 @@ class Decoder:
     def __del__(self):
         mha.LIBRARY.mha_decoder_destroy(self.handle)
 
-    def __call__(self, ids):
-        """Logits of the next int ids [B,n]."""
+    def __call__(self, ids, counts=None):
+        """Logits of the next int ids [B,n]. Sequence b takes counts[b] of them."""
         ids = np.ascontiguousarray(ids, np.int32)
         output = np.zeros((*ids.shape, self.of.desc.vocab_size), np.float32)
-        mha.check(mha.LIBRARY.mha_decoder_step(
-            self.of.context.handle, self.handle, C.byref(mha.tensor(ids)),
+        counts = None if counts is None else (C.c_int64 * len(ids))(*counts)
+        mha.check(mha.LIBRARY.mha_decoder_step_rows(
+            self.of.context.handle, self.handle, C.byref(mha.tensor(ids)), None, counts,
             C.byref(mha.tensor(output))))
         return output
+
+    def truncate(self, length):
+        mha.check(mha.LIBRARY.mha_decoder_truncate(self.handle, C.c_int64(length)))
 
 
 def encode(folder, text):

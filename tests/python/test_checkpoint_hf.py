@@ -285,6 +285,8 @@ YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_
 LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, original_max_position_embeddings=8,
               low_freq_factor=1.0, high_freq_factor=4.0)
 LINEAR = dict(rope_type="linear", rope_theta=5e5, factor=2.5)
+MINISTRAL = {**YARN, "original_max_position_embeddings": 200, "mscale": 1.0, "mscale_all_dim": 1.0,
+             "llama_4_scaling_beta": 0.1}
 GPT2 = dict(vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=LENGTH)
 # Random configurations of each family: odd sizes, grouped heads, windows shorter than the texts,
 # rotations scaled beyond the training length, tied and untied weights.
@@ -295,7 +297,7 @@ FAMILIES = {
               dict(rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.3}),
               dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)),
               dict(rope_parameters={**YARN, "factor": 0.5, "beta_fast": 2.0, "beta_slow": 2.0}),
-              dict(rope_parameters={**LLAMA3, "factor": 0.25})],
+              dict(rope_parameters={**LLAMA3, "factor": 0.25}), dict(rope_parameters={**YARN, "truncate": False})],
     "mistral": [dict(sliding_window=5), dict(sliding_window=None, head_dim=10),
                 dict(sliding_window=2, num_key_value_heads=1, tie_word_embeddings=True)],
     "qwen2": [dict(use_sliding_window=True, sliding_window=6, max_window_layers=1), {},
@@ -347,7 +349,21 @@ FAMILIES = {
     "glm4": [dict(head_dim=8), dict(head_dim=16, attention_bias=False, tie_word_embeddings=True,
                                     rope_parameters={**YARN, "partial_rotary_factor": 0.75}),
              dict(head_dim=6, num_key_value_heads=1, rms_norm_eps=1e-2,
-                  rope_parameters={**LINEAR, "partial_rotary_factor": 1.0})]}
+                  rope_parameters={**LINEAR, "partial_rotary_factor": 1.0})],
+    "ministral": [dict(num_hidden_layers=4, head_dim=6, sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2),
+                  dict(head_dim=10, sliding_window=3), dict(sliding_window=4, head_dim=8, tie_word_embeddings=True,
+                                                            rope_parameters=LLAMA3)],
+    "ministral3": [dict(head_dim=8, rope_parameters=MINISTRAL), dict(head_dim=16, sliding_window=6, rope_parameters={
+                       **MINISTRAL, "factor": 2.0, "mscale": 0.6}),
+                   dict(head_dim=6, num_key_value_heads=1, tie_word_embeddings=True, rms_norm_eps=1e-2,
+                        rope_parameters={**MINISTRAL, "llama_4_scaling_beta": 0.0})],
+    "cohere": [{}, dict(attention_bias=True, logit_scale=2.5, tie_word_embeddings=False, rope_parameters=YARN),
+               dict(hidden_size=40, num_key_value_heads=1, layer_norm_eps=1e-2, rope_parameters=LINEAR)],
+    "cohere2": [dict(num_hidden_layers=5, sliding_window=5),
+                dict(sliding_window=4, attention_bias=True, logit_scale=1.5, rope_parameters=LLAMA3,
+                     layer_types=["full_attention", "sliding_attention", "sliding_attention"]),
+                dict(hidden_size=40, num_key_value_heads=4, sliding_window=2, layer_norm_eps=1e-2,
+                     tie_word_embeddings=False, num_hidden_layers=4)]}
 
 
 def their_family(kind, options, seed):
@@ -577,7 +593,6 @@ def test_shards(tmp_path):
                                         short_factor=[1.0] * 4, long_factor=[1.0] * 4,
                                         original_max_position_embeddings=8)),
      "rope_type 'longrope'"),
-    ("llama", dict(rope_parameters={**YARN, "truncate": False}), "'truncate' false"),
     ("llama", dict(rope_parameters={**YARN, "partial_rotary_factor": 0.5}), "rotates whole heads"),
     ("llama", dict(rope_parameters={**YARN, "attention_factor": 0.0}), "attention_factor"),
     ("gemma3_text", dict(attn_logit_softcapping=5.0), "attn_logit_softcapping"),

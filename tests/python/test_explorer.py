@@ -389,7 +389,7 @@ def seeds():
 
 def test_another_model_is_opened(visit, tmp_path):
     page = visit()
-    (tmp_path / "small.gguf").write_bytes(seeds().gguf_model(fill=lambda size: b"\0\0\x80\x3c" * (size // 4)))
+    (tmp_path / "small.gguf").write_bytes(seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4)))
     page.locator("#explorer-file").set_input_files(tmp_path / "small.gguf")
     expect(page.locator("h1")).to_have_text("small.gguf")
     type_text(page, "a b")
@@ -398,20 +398,6 @@ def test_another_model_is_opened(visit, tmp_path):
     expect(page.locator(".facts")).to_contain_text("bert")
     type_text(page, "the cat")
     assert tokens_of(page)[1:3] == ["the", "cat"]
-
-
-def test_parts_are_opened_together(visit, tmp_path):
-    page = visit()
-    parts = seeds().gguf_model(fill=lambda size: b"\0\0\x80\x3c" * (size // 4), parts=2)
-    paths = [tmp_path / f"small-{n}-of-00002.gguf" for n in ("00001", "00002")]
-    for path, data in zip(paths, parts, strict=True):
-        path.write_bytes(data)
-    page.locator("#explorer-file").set_input_files(paths[1])
-    assert "small-00001-of-00002.gguf: no such file; all 2 parts" in said(page)
-    page.locator("#explorer-folder").set_input_files(tmp_path)
-    expect(page.locator("h1")).to_have_text(tmp_path.name)
-    type_text(page, "a b")
-    expect(page.locator(".thumb")).to_have_count(2)
 
 
 # A browser's event for a dropped folder. Scripts cannot put a real folder into a DataTransfer.
@@ -454,7 +440,7 @@ def test_a_folder_is_chosen_or_dropped(visit, tmp_path):
 
 def test_a_file_is_dropped(visit):
     page = visit()
-    data = seeds().gguf_model(fill=lambda size: b"\0\0\x80\x3c" * (size // 4))
+    data = seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4))
     dropped = page.evaluate_handle("""data => {
         const given = new DataTransfer();
         given.items.add(new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], "small.gguf"));

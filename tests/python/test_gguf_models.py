@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import checkpoint_ctypes as ck
+import multihead
 from multihead import _tensor
 from multihead._abi import ModelDigests, ModelOptions, ModelShape
 import multihead_ctypes as mha
@@ -46,13 +47,16 @@ EXPERTS = {"mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_s
            "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
            "mlp.shared_expert.down_proj": "ffn_down_shexp"}
 NEXT = {**QWEN35, **EXPERTS, "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba"}
-GRANITE = {**LAYER, "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
-           "mamba.out_proj": "ssm_out", "shared_mlp.output_linear": "ffn_down"}
+GRANITE_EXPERTS = {"block_sparse_moe.router": "ffn_gate_inp"}
+GRANITE = {**LAYER, "block_sparse_moe.router": "ffn_gate_inp",
+           "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
+           "mamba.out_proj": "ssm_out"}
 MIXER = {"norm": "attn_norm", "mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.norm": "ssm_norm",
          "mixer.out_proj": "ssm_out", "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v",
          "mixer.o_proj": "attn_output", "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down"}
 GLM4 = {**LAYER, "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
         "mlp.gate_up_proj": "ffn_up"}
+OSS = {**LAYER, "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
 PHI3 = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 
 
@@ -131,7 +135,12 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "olmo2": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
     "olmo3": ("olmo2", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
     "granite": ("granite", LAYER, "model.layers.", llama),
+    "granitemoe": ("granitemoe", {**LAYER, **GRANITE_EXPERTS}, "model.layers.", llama),
+    "granitemoeshared": ("granitemoe", {**LAYER, **GRANITE_EXPERTS}, "model.layers.", llama),
     "glm4": ("glm4", GLM4, "model.layers.", same),
+    "gpt_oss": ("gpt-oss", OSS, "model.layers.", same),
+    "cohere": ("command-r", LAYER, "model.layers.", same),
+    "cohere2": ("cohere2", LAYER, "model.layers.", same),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
 OTHERS = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd",
@@ -149,7 +158,10 @@ def gguf_name(name, layers, prefix):
     if part == "feed_forward":
         return f"blk.{number}.exp_probs_b.bias"
     if part.endswith(".experts"):
-        return f"blk.{number}.ffn_{kind.removesuffix('_proj')}_exps.weight"
+        return (f"blk.{number}.ffn_{kind.removesuffix('_bias').removesuffix('_proj')}_exps."
+                f"{'bias' if kind.endswith('_bias') else 'weight'}")
+    if kind == "sinks":
+        return f"blk.{number}.attn_sinks.weight"
     if part in ("linear_attn", "mamba", "mixer"):
         return f"blk.{number}." + {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}[kind]
     return f"blk.{number}.{layers[part]}.{kind}"
@@ -164,7 +176,11 @@ def tensors(model, config, in_order):
     q, k and v are together or in the folder's form."""
     for name, weight in model.state_dict().items():
         data = weight.numpy()
-        if name.endswith("gate_up_proj") and data.ndim == 3:
+        if config.model_type == "gpt_oss" and ".experts." in name:
+            rows = data if name.endswith("bias") else data.transpose(0, 2, 1)
+            for i, part in enumerate(("gate", "up") if "gate_up" in name else ("down",)):
+                yield name.replace("gate_up", part), rows[:, i::2] if part != "down" else rows
+        elif name.endswith("gate_up_proj") and data.ndim == 3:
             for part, half in zip(("gate", "up"), np.split(data, 2, 1)):
                 yield name.replace("gate_up", part), half
         elif "in_proj_qkvz" in name and not in_order:
@@ -178,10 +194,10 @@ def tensors(model, config, in_order):
             yield name, data
 
 
-def write(path, model, factors=None, in_order=False, encode=None, each=0, **changes):
+def write(path, model, factors=None, in_order=False, encode=None, each=0, extra=None, **changes):
     """A file in a converter's form. `factors` is rope_freqs.weight, `encode` returns the type and
-    content of a matrix, `each` is the number of tensors per part, and `changes` has keys with
-    different values, or None to omit them."""
+    content of a matrix, `each` is the number of tensors per part, `extra` has further tensors, and
+    `changes` has keys with different values, or None to omit them."""
     config = model.config
     architecture, layers, prefix, rule = KINDS[config.model_type]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=each)
@@ -192,11 +208,11 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, **chan
             "attention.layer_norm_rms_epsilon": get("rms_norm_eps"),
             "attention.layer_norm_epsilon": get("layer_norm_eps", "layer_norm_epsilon"),
             "attn_logit_softcapping": get("attn_logit_softcapping"),
-            "final_logit_softcapping": get("final_logit_softcapping")}
+            "final_logit_softcapping": get("final_logit_softcapping"), "logit_scale": get("logit_scale")}
     if config.model_type not in ("gpt2", "gpt_neox", "mamba2"):
         keys["attention.head_count_kv"] = config.num_key_value_heads
         keys["attention.key_length"] = head_dim(config)
-    if config.model_type in ("gemma2", "gemma3_text", "olmo3"):
+    if config.model_type in ("gemma2", "gemma3_text", "olmo3", "cohere2", "gpt_oss"):
         keys["attention.sliding_window"] = config.sliding_window
     if config.model_type == "olmo3":
         keys["attention.sliding_window_pattern"] = [kind == SLIDING for kind in config.layer_types]
@@ -215,14 +231,15 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, **chan
                  "expert_feed_forward_length": get("moe_intermediate_size"),
                  "expert_shared_feed_forward_length": get("shared_expert_intermediate_size"),
                  "leading_dense_block_count": get("num_dense_layers"),
-                 "expert_gating_func": 2 if config.model_type == "lfm2_moe" else 1}
+                 "expert_gating_func": {"lfm2_moe": 2, "gpt_oss": None}.get(config.model_type, 1)}
     if "_next" in config.model_type or "qwen3_5" in config.model_type:
         keys |= {"ssm.conv_kernel": config.linear_conv_kernel_dim, "ssm.state_size": config.linear_key_head_dim,
                  "ssm.group_count": config.linear_num_key_heads, "ssm.time_step_rank": config.linear_num_value_heads,
                  "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
                  "full_attention_interval": 2, "rope.dimension_count": config.head_dim // 4}
-    if config.model_type == "granite":
-        keys |= {"embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier,
+    if config.model_type in ("granite", "granitemoe", "granitemoeshared"):
+        keys |= {"expert_shared_feed_forward_length": get("shared_intermediate_size"),
+                 "embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier,
                  "attention.scale": config.attention_multiplier, "logit_scale": config.logits_scaling}
     if config.model_type == "granitemoehybrid":
         keys |= {"ssm.conv_kernel": config.mamba_d_conv, "ssm.state_size": config.mamba_d_state,
@@ -254,6 +271,9 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, **chan
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
     if config.model_type in ("gpt_neox", "stablelm", "glm4"):
         keys["rope.dimension_count"] = int(head_dim(config) * config.rope_parameters["partial_rotary_factor"])
+    if rope.get("rope_type") == "yarn":
+        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"],
+                 "rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
     keys.update(changes)
     for key, value in keys.items():
         if value is None:
@@ -275,8 +295,13 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, **chan
         if tied or name.endswith(("inv_freq", ".attn.bias", ".attn.masked_bias")):
             continue
         if "shared_mlp.input_linear" in name:
+            kind = "_shexp" if config.num_local_experts else ""
             for part, half in zip(("gate", "up"), np.split(weight, 2)):
-                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}.weight", np.ascontiguousarray(half))
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}{kind}.weight", np.ascontiguousarray(half))
+            continue
+        if "shared_mlp.output_linear" in name:
+            kind = "_shexp" if config.num_local_experts else ""
+            writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_down{kind}.weight", weight)
             continue
         data = np.ascontiguousarray(rule(name, weight, config))
         kv = keys.get("attention.head_count_kv")
@@ -286,6 +311,8 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, **chan
         writer.add_tensor(gguf_name(name, layers, prefix), data, raw_dtype=kind)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+    for name, data in (extra or {}).items():
+        writer.add_tensor(name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -308,6 +335,7 @@ class Model(ck.Transformer):
         LIBRARY.mha_model_destroy(self.model)
 
 
+SCALED = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.25, logits_scaling=4.0)
 OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwen2": {},
            "qwen3": dict(head_dim=6, tie_word_embeddings=True), "gemma": dict(head_dim=6),
            "gemma2": dict(head_dim=6, sliding_window=5, query_pre_attn_scalar=6),
@@ -339,6 +367,11 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "nemotron_h": dict(hybrid_override_pattern="M-*", head_dim=8, mamba_num_heads=4, mamba_head_dim=7,
                               ssm_state_size=6, n_groups=2, time_step_min=1e-30),
            "smollm3": dict(num_hidden_layers=5), "stablelm": dict(use_qkv_bias=True), "glm4": dict(head_dim=8), "olmo2": {},
+           "granitemoe": dict(SCALED, num_local_experts=5),
+           "granitemoeshared": dict(SCALED, num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=20),
+           "gpt_oss": dict(num_local_experts=5, num_experts_per_tok=2, head_dim=6, sliding_window=5, rope_parameters=dict(
+               rope_type="yarn", rope_theta=1.5e5, factor=4., truncate=False, original_max_position_embeddings=16)),
+           "cohere": dict(logit_scale=0.5), "cohere2": dict(num_hidden_layers=5, sliding_window=5, logit_scale=2.0),
            "granite": dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.25,
                            logits_scaling=4.0),
            "olmo3": dict(num_hidden_layers=5, sliding_window=5, layer_types=["sliding_attention"] * 2 +
@@ -372,9 +405,17 @@ def test_the_bits_of_the_folder(tmp_path, kind):
     else:
         assert np.array_equal(given, wanted)
     shapes = [shape_of(tmp_path / name) for name in ("folder", "model.gguf")]
-    if kind == "mistral":  # llama.cpp has no mistral
+    if kind in ("mistral", "granitemoe"):  # llama.cpp has one name for two kinds
         shapes = [{**shape, "architecture": None} for shape in shapes]
     assert shapes[0] == shapes[1]
+
+
+def test_a_hybrid_with_experts(tmp_path):
+    model = their_family("granitemoehybrid", {**OPTIONS["granitemoehybrid"], "num_local_experts": 5}, 46)
+    model.save_pretrained(tmp_path / "folder")
+    write(tmp_path / "model.gguf", model)
+    given, wanted = (Model(tmp_path / name)(some_ids(47)) for name in ("model.gguf", "folder"))
+    assert np.abs(given - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("options, in_order", [({}, True), (dict(num_experts=0), False)])
@@ -399,6 +440,12 @@ def test_other_files_of_qwen3_next(tmp_path, options, in_order):
     ("qwen3_moe", {"feed_forward_length": None, "expert_feed_forward_length": None}, "feed_forward_length' is missing"),
     ("lfm2_moe", {"expert_gating_func": 1}, "'lfm2moe.expert_gating_func' has a value"),
     ("lfm2_moe", {"leading_dense_block_count": 0}, "blk.0.ffn_gate_inp.weight' is missing|holds .* numbers"),
+    ("granitemoe", {"expert_weights_norm": False}, "'granitemoe.expert_weights_norm' is false"),
+    ("granitemoe", {"rope.scaling.finetuned": False}, "'granitemoe.rope.scaling.finetuned' is false"),
+    ("granitemoe", {"expert_count": 0}, "'num_local_experts' is 0|expert_count' is 0"),
+    ("granitemoeshared", {"expert_shared_feed_forward_length": None}, "has weight .*ffn_.*_shexp.weight"),
+    ("granitemoeshared", {"expert_shared_feed_forward_length": 21}, "ffn_gate_shexp.weight' has shape|holds .* numbers"),
+    ("granitemoehybrid", {"expert_count": 4}, "num_experts_per_tok' is missing|holds .* numbers|expert_used"),
     ("qwen3", {"expert_count": 4}, "'qwen3.expert_count' is 4: experts are not supported in it")], ids=str)
 def test_refused_experts(tmp_path, kind, changes, words):
     write(tmp_path / "model.gguf", their_family(kind, OPTIONS[kind], 48), **changes)
@@ -550,7 +597,7 @@ def test_parts(tmp_path):
     ({"attention.head_count": None}, "key 'llama.attention.head_count' is missing"),
     ({"feed_forward_length": [56, 56, 48]}, "'llama.feed_forward_length' differs from layer to layer"),
     ({"feed_forward_length": [56, 56]}, "'llama.feed_forward_length' has 2 elements, expected 3"),
-    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is supported for Gemma 2 and 3 and OLMo 3 only"),
+    ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is not supported in this architecture"),
     ({"attention.causal": False}, "'llama.attention.causal' is false"),
     ({"attention.head_count": "four"}, "head_count"),
     ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),
@@ -695,3 +742,27 @@ def test_program(tmp_path):
         write(path, their_family("llama", {}, 37), **{**own, key: value})
         found = run("generate", path, "abc")
         assert found.returncode == 4 and "is of type" in found.stderr, (key, found)
+
+
+CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?"
+         r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "tekken"])
+def test_splitters(tmp_path, name):
+    """A vocabulary in a file gives the tokens of its tokenizer.json."""
+    bpe = pytest.importorskip("test_tokenizer_bpe_hf")
+    splitter = bpe.pre_tokenizers.Sequence([bpe.isolate(CASED if name == "tekken" else bpe.GPT4O),
+                                            bpe.byte_level(regex=False)])
+    reference = bpe.rebuild(bpe.train(None, splitter, []), None, splitter, ignore_merges=name == "tekken")
+    vocabulary = reference.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    merges = [" ".join(pair) for pair in json.loads(reference.to_str())["model"]["merges"]]
+    write(tmp_path / "model.gguf", their_family(
+        "llama", dict(vocab_size=len(tokens), max_position_embeddings=2048), 49), **{
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": merges, "tokenizer.ggml.add_bos_token": False})
+    model = multihead.Model(tmp_path / "model.gguf")
+    for text in [*bpe.CORPUS, "HTMLParser isn't XMLish; DON'T shout\u01c5ab 12345 a//b/\n\n  caf\u00e9 \u0130stanbul"]:
+        assert model.tokenize(text).ids.tolist() == reference.encode(text).ids

@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from safetensors.torch import save_file
 
 import multihead
 from shared import PROGRAM, rounds_like
@@ -20,6 +21,8 @@ SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidd
          "max_position_embeddings": 256, "pad_token_id": None, "bos_token_id": None,
          "eos_token_id": None}
 SPACES = {"head_dim": 12, "mamba_n_heads": 6, "mamba_d_state": 20, "mamba_n_groups": 2}
+OLMO = {"head_dim": 12, "linear_num_value_heads": 6,
+        "layer_types": ["linear_attention", "full_attention"] * 2 + ["linear_attention"]}
 GRANITE = {**SPACES, "num_local_experts": 0, "shared_intermediate_size": 80, "embedding_multiplier": 12,
            "residual_multiplier": .22, "attention_multiplier": .15, "logits_scaling": 6,
            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention",
@@ -32,6 +35,16 @@ KINDS = {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"num_experts
                                              {"num_experts": 0, "attention_bias": True, "linear_num_key_heads": 3,
                                               "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3}),
          "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {"tie_word_embeddings": True}),
+         "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", {**OLMO, "rope_parameters": {
+             "rope_type": "default", "rope_theta": None}}),
+         "olmo_hybrid, rotated": ("OlmoHybridConfig", "OlmoHybridForCausalLM",
+                                  {**OLMO, "linear_allow_neg_eigval": False, "linear_num_key_heads": 3,
+                                   "linear_conv_kernel_dim": 3, "attention_bias": True, "tie_word_embeddings": True,
+                                   "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.5}}),
+         "olmo_hybrid, usual sizes": ("OlmoHybridConfig", "OlmoHybridForCausalLM",
+                                      {"head_dim": 12, "num_key_value_heads": 4, "rms_norm_eps": 1e-3,
+                                       **{f"linear_{size}": None for size in ("num_key_heads", "num_value_heads",
+                                                                              "key_head_dim", "value_head_dim")}}),
          "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", {"full_attn_idxs": [2, 4], "block_multiple_of": 16}),
          "lfm2, untied": ("Lfm2Config", "Lfm2ForCausalLM",
                           {"layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"],
@@ -84,7 +97,8 @@ class Double:
 def mixer_of(net):
     """The last layer with another mixer, the first one, and the library's message about it."""
     layers = [i for i, kind in enumerate(net.config.layer_types) if kind in ("linear_attention", "conv")]
-    kind = {"qwen": "gated delta net", "lfm2": "short convolution"}.get(net.config.model_type[:4], "state space")
+    kind = {"qwen": "gated delta net", "olmo": "gated delta net", "lfm2": "short convolution"}.get(
+        net.config.model_type[:4], "state space")
     return layers[-1], f"layer {layers[0]} is a {kind}"
 
 
@@ -196,17 +210,20 @@ def test_maps_are_signed_and_exact(made):
     mixed = torch.tensor(p @ delta.v[0]).transpose(0, 1).float()  # [T,H,Dv]
     norm, net = mixing_part(whole, at)
     before = at - (whole.config.model_type == "mamba2")  # whose states begin after the first layer
-    width = mixed.shape[-1] if "qwen" in whole.config.model_type else net.intermediate_size
+    width = mixed.shape[-1] if whole.config.model_type[:4] in ("qwen", "olmo") else net.intermediate_size
     with torch.no_grad():
         x = norm(whole(torch.tensor([model.tokenize(TEXT).ids.tolist()]),
                                         output_hidden_states=True).hidden_states[before])
         if width == net.__dict__.get("intermediate_size"):
             z = net.in_proj(x)[..., :width]
+        elif hasattr(net, "g_proj"):
+            z = net.g_proj(x)
         elif hasattr(net, "in_proj_qkvz"):
             z = net.fix_query_key_value_ordering(net.in_proj_qkvz(x), net.in_proj_ba(x))[3]
         else:
             z = net.in_proj_z(x)
-        expected = net.norm(mixed.reshape(-1, width), z.reshape(-1, width)).reshape(mixed.shape).transpose(0, 1).numpy()
+        norm = net.o_norm if hasattr(net, "o_norm") else net.norm
+        expected = norm(mixed.reshape(-1, width), z.reshape(-1, width)).reshape(mixed.shape).transpose(0, 1).numpy()
     assert np.abs(expected - delta.heads[0]).max() < 1e-4
 
 
@@ -216,7 +233,8 @@ def test_heads_of_recurrent_mixers_are_switched_off(made):
     at = mixer_of(net)[0]
     ids = torch.randint(0, 97, (1, 40))
     with torch.no_grad():
-        weight = mixing_part(net, at)[1].out_proj.weight
+        mixer = mixing_part(net, at)[1]
+        weight = (mixer.o_proj if hasattr(mixer, "o_proj") else mixer.out_proj).weight
         kept, size = weight.clone(), weight.shape[1] // model.heads_of_layers[at]
         weight[:, size:2 * size] = 0
         theirs = net(ids).logits[0].numpy()
@@ -235,6 +253,35 @@ def test_short_convolutions_have_no_heads(made):
         assert len(p) == 4 * attend
         if attend:
             assert np.abs(p @ v.repeat(4 // len(v), 0) - heads).max() < 1e-5 * np.abs(heads).max()
+
+
+@pytest.mark.parametrize("names", ["q k v", "one"])
+def test_convolutions_of_olmo_hybrid_in_parts(tmp_path, names):
+    """Published files keep the convolutions of q, k and v apart."""
+    config, net, more = KINDS["olmo_hybrid"]
+    torch.manual_seed(7)
+    net = getattr(transformers, net)(getattr(transformers, config)(**{**SIZES, **more})).eval()
+    net.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    wanted, weights = multihead.Model(tmp_path).logits(list(range(40))), net.state_dict()
+    for name in [name for name in weights if "linear_attn.conv1d" in name]:
+        if names == "one":
+            continue
+        size = 2 * SIZES["linear_key_head_dim"]
+        parts = weights.pop(name).split([size, size, 6 * SIZES["linear_value_head_dim"]])
+        weights |= {name.replace("conv1d", f"{part}_conv1d"): x for part, x in zip("qkv", parts)}
+    save_file({name: x.clone() for name, x in weights.items()}, tmp_path / "model.safetensors")
+    assert np.array_equal(multihead.Model(tmp_path).logits(list(range(40))), wanted)
+    if names == "one":
+        return
+    first = next(name for name in weights if "v_conv1d" in name)
+    cut = {**weights, first: weights[first][1:]}
+    save_file({name: x.clone() for name, x in cut.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(multihead.Error, match="v_conv1d.weight' has shape"):
+        multihead.Model(tmp_path)
+    save_file({name: x.clone() for name, x in weights.items() if name != first}, tmp_path / "model.safetensors")
+    with pytest.raises(multihead.Error, match="v_conv1d.weight' is missing"):
+        multihead.Model(tmp_path)
 
 
 IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
@@ -299,7 +346,7 @@ def test_the_program_shows_and_refuses(made, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT + "\n")
     layer = next(i for i, heads in enumerate(made[1].heads_of_layers) if heads)
-    done = run("view", folder, TEXT, "--layer", layer, "--npy", tmp_path / "maps.npy", "--quiet")
+    done = run("view", folder, TEXT, "--layer", layer, "--npy", tmp_path / "maps.npy", "-o", tmp_path / "x.html", "-q")
     assert done.returncode == 0, done.stderr
     done = run("heads", folder, "--text", text, "--csv", "--random", 0)
     assert done.returncode == 0 and done.stdout.count("\n") == 1 + sum(made[1].heads_of_layers), done.stderr
@@ -333,6 +380,15 @@ REFUSED = {
         ("linear_key_head_dim", 13, "linear_attn.in_proj"),
         ("layer_types", ["linear_attention"], "'layer_types' is not a list of 5"),
         ("layer_types", ["mamba"] * 5, "'layer_types' of layer 0 is 'mamba'")],
+    "olmo_hybrid": [
+        ("linear_num_value_heads", 5, "expected a multiple of 'linear_num_key_heads', 2"),
+        ("linear_num_key_heads", 0, "'linear_num_key_heads' is 0"),
+        ("linear_key_head_dim", 1 << 20, "describes at least"),
+        ("linear_key_head_dim", 13, "linear_attn"),
+        ("linear_conv_kernel_dim", 5, "linear_attn.(q_)?conv1d.weight"),
+        ("linear_allow_neg_eigval", 2, "'linear_allow_neg_eigval'"),
+        ("layer_types", ["full_attention"] * 5, "weight .* is missing|describes at least"),
+        ("rope_parameters", {"rope_theta": -1}, "'rope_theta' is -1")],
     "lfm2": [
         ("conv_bias", True, "'conv_bias' is set"),
         ("conv_L_cache", 0, "'conv_L_cache' is 0"),
@@ -368,8 +424,8 @@ REFUSED = {
         ("attn_layer_indices", 3, "'attn_layer_indices' is not a list"),
         ("attn_layer_indices", [2, 4], "weight .* is missing")],
     "granitemoehybrid": [
-        ("num_local_experts", 4, "'num_local_experts' is 4: routed experts"),
-        ("num_local_experts", None, "'num_local_experts' is 8"),
+        ("num_local_experts", 4, "describes at least|weight .*router"),
+        ("num_local_experts", None, "'num_local_experts' is missing"),
         ("shared_intermediate_size", 81, "shared_mlp.input_linear.weight"),
         ("position_embedding_type", "alibi", "position_embedding_type 'alibi' is not supported"),
         ("residual_multiplier", 0, "'residual_multiplier' is 0"),

@@ -4,6 +4,28 @@
 #include "support/layers.h"
 #include "support/one_context.h"
 
+/* Experts in some layers, if feed-forward layers are gated and without biases. */
+static bool experts_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers)
+{
+    const bool gated =
+        d->feed_forward == MHA_FEED_FORWARD_SWIGLU || d->feed_forward >= MHA_FEED_FORWARD_GEGLU;
+    bool some = false;
+    if (!gated || d->ff_dim == 0 || d->flags & (MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_FF_BIAS) ||
+        !rng_chance(r, 0.5))
+        return false;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        mha_experts_desc *x = &layers[i].experts;
+        if (rng_chance(r, 0.5)) continue;
+        some = true;
+        x->count = rng_between(r, 1, 5);
+        x->used = rng_between(r, 1, x->count);
+        x->ff_dim = rng_between(r, 1, 12);
+        x->shared_dim = rng_between(r, 0, 9);
+        x->flags = (uint32_t)rng_between(r, 0, 2 * MHA_EXPERTS_SHARED_GATE - 1);
+    }
+    return some;
+}
+
 mha_transformer_desc decoded_draw(rng *r, bool cross)
 {
     static mha_layer_desc layers[LAYERS];
@@ -29,7 +51,8 @@ mha_transformer_desc decoded_draw(rng *r, bool cross)
     for (int i = 0; i < LAYERS; i++) heads[i] = 2 * rng_between(r, 0, 2);
     if (rng_chance(r, 0.2)) d.layer_heads = heads;
     layers_draw(r, &d, layers);
-    if (rng_chance(r, 0.6)) d.layers = layers;
+    const bool routed = experts_draw(r, &d, layers);
+    if (routed || rng_chance(r, 0.6)) d.layers = layers;
     return d;
 }
 

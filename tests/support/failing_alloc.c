@@ -2,6 +2,7 @@
  * record for release precedes them.
  * */
 #include "support/failing_alloc.h"
+#include "support/expect.h"
 
 #include "support/suite.h"
 
@@ -100,7 +101,7 @@ int failing_each(mha_status (*run)(mha_context *context, failing_alloc *memory, 
         mha_context *context = NULL;
         memory.number = n / 2;
         memory.fail_after = n % 2;
-        assert_int_equal(failing_context(&memory, 1, MHA_ISA_AUTO, &context), MHA_OK);
+        expect_ok(failing_context(&memory, 1, MHA_ISA_AUTO, &context));
         const mha_status status = run(context, &memory, user);
         assert_true(memory.fail_at >= 0);
         more = memory.calls > memory.fail_at;

@@ -41,6 +41,8 @@ static void draw_rotation(rng *r, const mha_transformer_desc *d, mha_layer_desc 
             l->rope_amplitude = 1.2f;
         if (l->rope_scaling == MHA_ROPE_SCALING_YARN && rng_chance(r, 0.2))
             l->rope_low = l->rope_high = (float)(0.1 + rng_uniform(r));
+        if (l->rope_scaling == MHA_ROPE_SCALING_YARN && rng_chance(r, 0.3))
+            l->flags |= MHA_LAYER_ROPE_EXACT_RAMP;
     }
     const int64_t D = d->head_dim ? d->head_dim : d->embed_dim / d->num_heads;
     if (D > 2 && rng_chance(r, 0.3)) l->rotary_dim = 2 * rng_between(r, 1, D / 2);
@@ -48,6 +50,8 @@ static void draw_rotation(rng *r, const mha_transformer_desc *d, mha_layer_desc 
 
 void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers)
 {
+    const uint32_t other_blocks = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM |
+                                  MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL;
     for (int64_t i = 0; i < d->num_layers; i++) {
         mha_layer_desc *l = &layers[i];
         *l = (mha_layer_desc){.struct_size = sizeof *l};
@@ -55,6 +59,8 @@ void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers)
         draw_masks(r, d, l);
         draw_terms(r, d, l);
         draw_rotation(r, d, l);
+        if (d->norm != MHA_NORM_NONE && !(d->flags & other_blocks) && rng_chance(r, 0.3))
+            l->flags |= MHA_LAYER_BRANCH_NORM;
         if (!rng_chance(r, 0.3)) continue;
         l->flags |= MHA_LAYER_QK_NORM;
         if (rng_chance(r, 0.5)) l->qk_norm_epsilon = 1e-3f;
@@ -68,9 +74,11 @@ void blocks_draw(rng *r, mha_transformer_desc *d)
                                       MHA_TRANSFORMER_OUT_BIAS | MHA_TRANSFORMER_FF_BIAS};
     d->flags |= biases[rng_between(r, 0, 4)];
     if (rng_chance(r, 0.5)) d->norm_epsilon = 0.25f; /* large enough to affect results */
+    if (d->norm == MHA_NORM_LAYER && rng_chance(r, 0.3)) d->flags |= MHA_TRANSFORMER_NO_NORM_BIAS;
     const double kind = rng_uniform(r);
     if (kind < 0.25 && d->ff_dim > 0 && !(d->flags & MHA_TRANSFORMER_CROSS))
-        d->flags |= MHA_TRANSFORMER_PARALLEL;
+        d->flags |= MHA_TRANSFORMER_PARALLEL |
+                    (d->norm && rng_chance(r, 0.4) ? MHA_TRANSFORMER_ONE_NORM : 0);
     else if (kind < 0.5 && d->norm != MHA_NORM_NONE)
         d->flags |=
             MHA_TRANSFORMER_BRANCH_NORM | (rng_chance(r, 0.3) ? MHA_TRANSFORMER_NO_INPUT_NORM : 0);

@@ -1,4 +1,5 @@
 #include "support/rank_contexts.h"
+#include "support/expect.h"
 
 #include "support/suite.h"
 
@@ -8,8 +9,7 @@ mha_context *rank_contexts_of(const machine *m, int at, int rank)
 {
     const mha_context_desc desc = {
         .struct_size = sizeof desc, .num_threads = 1 + rank % 2, .isa = m->isa};
-    if (!contexts[at][rank])
-        assert_int_equal(mha_context_create(&desc, &contexts[at][rank]), MHA_OK);
+    if (!contexts[at][rank]) expect_ok(mha_context_create(&desc, &contexts[at][rank]));
     return contexts[at][rank];
 }
 

@@ -1,4 +1,5 @@
 #include "support/small_model.h"
+#include "support/expect.h"
 
 #include "support/layers.h"
 #include "support/suite.h"
@@ -49,10 +50,10 @@ mha_transformer *random_transformer(mha_context *context, rng *r, mha_transforme
     mha_transformer_describe(t, desc);
     const mha_transformer_init init = {
         .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
-    assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
+    expect_ok(mha_transformer_initialise(context, t, &init));
     float *data = mha_transformer_data(t);
     for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] += 0.1f * rng_normal(r);
-    assert_int_equal(mha_transformer_update(context, t), MHA_OK);
+    expect_ok(mha_transformer_update(context, t));
     return t;
 }
 

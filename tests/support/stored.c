@@ -1,4 +1,5 @@
 #include "support/stored.h"
+#include "support/expect.h"
 
 #include "support/suite.h"
 
@@ -19,7 +20,7 @@ void stored_read(const void *user, int64_t parameter, int64_t row, int64_t rows,
     assert_true(row >= 0 && rows >= 0 && row + rows <= p.shape[0] && column >= 0 && columns >= 0 &&
                 column + columns <= width && width <= 4096);
     for (int64_t i = 0; i < rows; i++) {
-        assert_int_equal(mha_transformer_read(s->like, &p, row + i, 1, line), MHA_OK);
+        expect_ok(mha_transformer_read(s->like, &p, row + i, 1, line));
         memcpy(to + i * columns, line + column, (size_t)columns * sizeof *to);
     }
 }
@@ -59,7 +60,7 @@ static mha_transformer *make(mha_context *context, const mha_transformer *like, 
                                            .find_rows = s->halves ? find_rows : NULL};
     if (mha_transformer_create_from(context, &d, &source, &t) != MHA_OK)
         fail_msg("%s", mha_error_detail());
-    assert_int_equal(mha_transformer_update(context, t), MHA_OK);
+    expect_ok(mha_transformer_update(context, t));
     assert_null(mha_transformer_data(t));
     assert_int_equal(mha_transformer_size(t), mha_transformer_size(like));
     return t;
@@ -81,8 +82,8 @@ mha_transformer *stored_as_halves(mha_context *context, mha_transformer *like, m
     assert_non_null(s->halves);
     const mha_tensor f32 = mha_tensor_contiguous(data, MHA_F32, 1, &count);
     const mha_tensor halves = mha_tensor_contiguous(s->halves, type, 1, &count);
-    assert_int_equal(mha_tensor_convert(&f32, &halves), MHA_OK);
-    assert_int_equal(mha_tensor_convert(&halves, &f32), MHA_OK);
-    assert_int_equal(mha_transformer_update(context, like), MHA_OK);
+    expect_ok(mha_tensor_convert(&f32, &halves));
+    expect_ok(mha_tensor_convert(&halves, &f32));
+    expect_ok(mha_transformer_update(context, like));
     return make(context, like, 0, s);
 }

@@ -44,6 +44,12 @@ static int run(const test_suite *suite)
     return failures > 0;
 }
 
+void suite_call(void **test)
+{
+    void (*const *const call)(void) = *test;
+    (*call)();
+}
+
 /* The combined status: a failure overrides a skip, which overrides a success. */
 static int both(int a, int b)
 {

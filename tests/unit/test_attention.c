@@ -4,6 +4,7 @@
  *
  * The default is a random sample; MHA_TEST_LONG=1 tests the full grid of lengths and head sizes. */
 #include "reference/kinds_bounds.h"
+#include "support/expect.h"
 #include "support/machines.h"
 #include "support/problem.h"
 #include "support/suite.h"
@@ -191,9 +192,8 @@ static void random_case(uint64_t stream, const int64_t *size, const machines *al
     problem_free(&p);
 }
 
-static void random_shapes(void **state)
+static void random_shapes(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     uint64_t stream = 0;
@@ -212,9 +212,8 @@ static void random_shapes(void **state)
 }
 
 /* Every kind of values with every kind of mask, at sizes that cross a key block. */
-static void every_mask_and_value(void **state)
+static void every_mask_and_value(void)
 {
-    (void)state;
     static const unsigned masks[] = {
         0,         MASK_CAUSAL, MASK_OFFSETS,          MASK_LENGTHS,
         MASK_KEEP, MASK_BIAS,   MASK_KEEP | MASK_BIAS, MASK_CAUSAL | MASK_LENGTHS,
@@ -237,9 +236,8 @@ static void every_mask_and_value(void **state)
 }
 
 /* A length of 0 in every dimension. */
-static void empty_shapes(void **state)
+static void empty_shapes(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     for (int zero = 0; zero < 5; zero++)
@@ -260,9 +258,8 @@ static void empty_shapes(void **state)
 /* ---- exact properties ----------------------------------------------------------------------- */
 
 /* A query that sees one key gets exactly its value. */
-static void one_visible_key(void **state)
+static void one_visible_key(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 3000000);
     const problem_shape n = {.B = 1, .H = 2, .Hk = 1, .T = 5, .S = 700, .D = 40, .Dv = 33};
@@ -275,7 +272,7 @@ static void one_visible_key(void **state)
         ((uint8_t *)keep.view.data)[key] = 1;
         p.desc.keep_mask = &keep.view;
         outcome x = outcome_make(&r, &n, OUTCOME_ALL, LAYOUT_CONTIGUOUS);
-        assert_int_equal(problem_run(all.each[i].context, &p, all.each[i].path, &x), MHA_OK);
+        expect_ok(problem_run(all.each[i].context, &p, all.each[i].path, &x));
         for (int64_t t = 0; t < n.T; t++)
             for (int64_t d = 0; d < n.Dv; d++)
                 assert_true(row_of(&x.o.view, (place){0, 1, t})[d] ==
@@ -288,9 +285,8 @@ static void one_visible_key(void **state)
 }
 
 /* Scale 0 given explicitly: equal weights over the visible keys. */
-static void scale_zero(void **state)
+static void scale_zero(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 3000001);
     const problem_shape n = {.B = 1, .H = 1, .Hk = 1, .T = 2, .S = 64, .D = 16, .Dv = 16};
@@ -300,7 +296,7 @@ static void scale_zero(void **state)
     p.desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
     for (int i = 0; i < all.count; i++) {
         outcome x = outcome_make(&r, &n, OUTCOME_ALL, LAYOUT_CONTIGUOUS);
-        assert_int_equal(problem_run(all.each[i].context, &p, all.each[i].path, &x), MHA_OK);
+        expect_ok(problem_run(all.each[i].context, &p, all.each[i].path, &x));
         for (int64_t s = 0; s < n.S; s++)
             assert_true(row_of(&x.p.view, (place){0, 0, 1})[s] == 1.0f / 64);
         outcome_free(&x);
@@ -435,9 +431,9 @@ static void special_case(uint64_t stream, const machines *all)
         outcome zero = outcome_make(&r, &n, OUTCOME_ALL, LAYOUT_CONTIGUOUS);
         outcome bad = outcome_make(&r, &n, OUTCOME_ALL, guarded_random_layout(&r, false));
         poison_write(&p, &x, &r, false);
-        assert_int_equal(problem_run(m->context, &p, m->path, &zero), MHA_OK);
+        expect_ok(problem_run(m->context, &p, m->path, &zero));
         poison_write(&p, &x, &r, true);
-        assert_int_equal(problem_run(m->context, &p, m->path, &bad), MHA_OK);
+        expect_ok(problem_run(m->context, &p, m->path, &bad));
         if (!outcome_intact(&bad)) fail_msg("%s: %s: wrote between elements", m->name, p.text);
         int64_t total = n.B * n.H * n.T;
         for (int64_t row = 0; row < total; row++)
@@ -450,18 +446,16 @@ static void special_case(uint64_t stream, const machines *all)
     problem_free(&p);
 }
 
-static void special_values(void **state)
+static void special_values(void)
 {
-    (void)state;
     machines all = machines_make(1);
     uint64_t cases = (uint64_t)rng_cases(60, 1500);
     for (uint64_t i = 0; i < cases; i++) special_case(4000000 + i, &all);
 }
 
 /* NaN, infinity and garbage in padding change no bit. */
-static void garbage_in_padding(void **state)
+static void garbage_in_padding(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int i = 0; i < all.count; i++) {
         rng r = rng_make(rng_run_seed(), 5000000);
@@ -483,7 +477,7 @@ static void garbage_in_padding(void **state)
                         for (int64_t d = 0; d < n.Dv; d++)
                             row_of(&p.v.view, (place){b, hk, s})[d] = pass ? some_bad(&r) : 0;
                     }
-            assert_int_equal(problem_run(m->context, &p, m->path, pass ? &dirty : &clean), MHA_OK);
+            expect_ok(problem_run(m->context, &p, m->path, pass ? &dirty : &clean));
         }
         assert_true(outcome_same(&clean, &dirty, false));
         outcome_free(&clean);

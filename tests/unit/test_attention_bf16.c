@@ -8,6 +8,7 @@
 #include "reference/half_reference.h"
 #include "reference/kinds_bounds.h"
 #include "support/backward_call.h"
+#include "support/expect.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 #include "support/plain.h"
@@ -180,9 +181,8 @@ static void round_inputs(const trial *x)
     round_tensor(&x->c.v.view);
 }
 
-static void against_reference(void **state)
+static void against_reference(void)
 {
-    (void)state;
     machines all = machines_tiled();
     score_card cards[MOST_MACHINES] = {0};
     int i, end;
@@ -211,9 +211,8 @@ static void against_reference(void **state)
 /* ---- non-finite and too large values --------------------------------------------------------- */
 
 /* Rows are NaN as in f32 arithmetic. With a value that is not finite, o is also NaN. */
-static void not_finite(void **state)
+static void not_finite(void)
 {
-    (void)state;
     static const float odd[] = {INFINITY, -INFINITY, NAN};
     machines all = machines_tiled();
     for (int i = 0; i < rng_cases(60, 1000); i++) {
@@ -229,7 +228,7 @@ static void not_finite(void **state)
         run_machines(&x, &r);
         outcome f32 = outcome_make(&r, &x.c.result, OUTCOME_O | OUTCOME_LSE, LAYOUT_CONTIGUOUS);
         x.c.desc.compute = MHA_COMPUTE_F32;
-        assert_int_equal(kinds_run(all.each[0].context, &x.c, MHA_PATH_TILED, &f32), MHA_OK);
+        expect_ok(kinds_run(all.each[0].context, &x.c, MHA_PATH_TILED, &f32));
         const mha_tensor *got[] = {&x.got[0].o.view, &x.got[0].lse.view};
         const mha_tensor *expected[] = {&f32.o.view, &f32.lse.view};
         for (int j = 0; j < 2; j++) {
@@ -248,9 +247,8 @@ static void not_finite(void **state)
 }
 
 /* Numbers from the whole range: no crash, the same bits, and no NaN without cause. */
-static void hostile_numbers(void **state)
+static void hostile_numbers(void)
 {
-    (void)state;
     static const float odd[] = {INFINITY,  NAN,       1e38f,      -1e38f,      3.4e38f,  -3.4e38f,
                                 0x1p126f,  0x1p59f,   0x1.FFp58f, -0x1.FEp58f, 1e20f,    -0.0f,
                                 0.0f,      1e-45f,    1e-40f,     0x1p-50f,    0x1p-51f, 0x1.8p-50f,
@@ -281,9 +279,8 @@ static void hostile_numbers(void **state)
 
 /* A key counts as not finite or too large even if its remainder would overflow to the -inf of
  * hidden keys. Values may have no elements. */
-static void one_query(void **state)
+static void one_query(void)
 {
-    (void)state;
     machines all = machines_tiled();
     rng r = rng_make(1, 600000);
     plain x = plain_make(&r, 1, 1, 1, 40, 2);
@@ -317,9 +314,8 @@ static void one_query(void **state)
 
 /* Rows in two calls, and keys beyond the length changed or removed, must be bit-identical to one
  * call. */
-static void division_does_not_matter(void **state)
+static void division_does_not_matter(void)
 {
-    (void)state;
     machines all = machines_tiled();
     for (int i = 0; i < rng_cases(8, 60); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)(300000 + i));
@@ -364,9 +360,8 @@ static void division_does_not_matter(void **state)
 }
 
 /* The figures of attention.h and docs/numerics.md 15. */
-static void accuracy(void **state)
+static void accuracy(void)
 {
-    (void)state;
     machines all = machines_tiled();
     rng r = rng_make(1, 400000);
     plain x = plain_make(&r, 1, 2, 128, 2048, 64);
@@ -392,9 +387,8 @@ static void accuracy(void **state)
     free(x.q);
 }
 
-static void refusals(void **state)
+static void refusals(void)
 {
-    (void)state;
     machines all = machines_tiled();
     mha_context *context = all.each[0].context;
     rng r = rng_make(1, 500000);
@@ -431,8 +425,7 @@ static void refusals(void **state)
         assert_non_null(strstr(mha_error_detail(), cases[i].detail));
     }
     mha_attention_plan plan;
-    assert_int_equal(mha_attention_explain(context, &bf16, &x.Q, &x.K, &x.V, NULL, NULL, &plan),
-                     MHA_OK);
+    expect_ok(mha_attention_explain(context, &bf16, &x.Q, &x.K, &x.V, NULL, NULL, &plan));
     assert_true(plan.compute == MHA_COMPUTE_BF16 && plan.path == MHA_PATH_TILED);
     const mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &x.Q, .k = &x.K, .v = &x.V};

@@ -205,9 +205,8 @@ static outcome run(const problem *p, rng *r, const machine *m, unsigned wanted)
 }
 
 /* Batch, heads, chunks of queries, padding. */
-static void parts_equal_the_whole(void **state)
+static void parts_equal_the_whole(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int i = 0; i < rng_cases(40, 2000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -228,9 +227,8 @@ static void parts_equal_the_whole(void **state)
 }
 
 /* A call for each single query, over several key blocks whose maxima rise. */
-static void one_query_at_a_time(void **state)
+static void one_query_at_a_time(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int i = 0; i < rng_cases(6, 60); i++) {
         rng r = rng_make(rng_run_seed(), 50000 + (uint64_t)i);
@@ -255,11 +253,10 @@ static void one_query_at_a_time(void **state)
 
 /* Few rows of large groups over several key blocks, so that keys and values are read in place: one
  * strip, and several strips that share each panel of keys. */
-static void few_queries_of_groups(void **state)
+static void few_queries_of_groups(void)
 {
     static const int64_t groups[] = {1, 3, 4, 5, 7, 16, 32}, sizes[] = {32, 64, 96, 128, 40};
     static const int64_t lengths[] = {513, 700, 1056, 1500};
-    (void)state;
     machines all = machines_make(2);
     for (int i = 0; i < rng_cases(8, 400); i++) {
         rng r = rng_make(rng_run_seed(), 70000 + (uint64_t)i);
@@ -287,14 +284,13 @@ static void few_queries_of_groups(void **state)
 /* One block of keys with causal, lengths, a dense mask and a bias. With probabilities the outputs
  * are computed tile by tile, without them by one call per chunk. Sizes are those that the one-block
  * path accepts; lengths are around the ends of half panels, panels and strips. */
-static void one_block_equals_tiles(void **state)
+static void one_block_equals_tiles(void)
 {
     static const int64_t sizes[] = {16, 32, 64, 96, 128, 240},
                          values[] = {16, 32, 48, 64, 96, 112, 256};
     static const int64_t lengths[] = {1,  10, 15, 16,  17,  31,  32, 33,
                                       48, 49, 64, 100, 128, 500, 512};
     static const int64_t heads[][2] = {{1, 1}, {4, 2}, {3, 3}, {5, 1}};
-    (void)state;
     machines all = machines_make(2);
     for (int i = 0; i < rng_cases(40, 2000); i++) {
         rng r = rng_make(rng_run_seed(), 500000 + (uint64_t)i);
@@ -335,9 +331,8 @@ static bool infinite(const mha_tensor *q, int64_t row)
 /* Infinite elements whose products are all -inf, like the score of a hidden key. Results that must
  * be NaN would be 0, or the sum over the other keys, if the library treated these keys as
  * hidden. */
-static void one_block_is_not_fooled_by_infinity(void **state)
+static void one_block_is_not_fooled_by_infinity(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int bad_key = 0; bad_key < 2; bad_key++) {
         rng r = rng_make(rng_run_seed(), 600000);
@@ -368,9 +363,8 @@ static void run_backwards(void *user, int64_t items, mha_parallel_body body, voi
 }
 
 /* 1, 2, 3 and 8 threads, and a host that runs items in another order. */
-static void any_number_of_threads(void **state)
+static void any_number_of_threads(void)
 {
-    (void)state;
     static const int counts[] = {1, 2, 3, 8};
     machines with[4];
     for (int i = 0; i < 4; i++) with[i] = machines_make(counts[i]);
@@ -394,7 +388,7 @@ static void any_number_of_threads(void **state)
                                            .isa = with[0].each[m].isa,
                                            .parallel_for = run_backwards};
             machine host = with[0].each[m];
-            assert_int_equal(mha_context_create(&desc, &host.context), MHA_OK);
+            expect_ok(mha_context_create(&desc, &host.context));
             outcome other = run(&p, &r, &host, OUTCOME_ALL);
             assert_true(outcome_same(&one, &other, false));
             mha_context_destroy(host.context);
@@ -405,9 +399,8 @@ static void any_number_of_threads(void **state)
     }
 }
 
-static void optional_outputs(void **state)
+static void optional_outputs(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int i = 0; i < rng_cases(16, 500); i++) {
         rng r = rng_make(rng_run_seed(), 200000 + (uint64_t)i);
@@ -443,9 +436,8 @@ static guarded packed_copy(rng *r, const mha_tensor *x)
     return copy;
 }
 
-static void any_layout(void **state)
+static void any_layout(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int i = 0; i < rng_cases(20, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 300000 + (uint64_t)i);
@@ -459,9 +451,7 @@ static void any_layout(void **state)
             desc.path = all.each[m].path;
             outcome strided = run(&p, &r, &all.each[m], OUTCOME_ALL);
             outcome packed = outcome_make(&r, &n, OUTCOME_ALL, LAYOUT_CONTIGUOUS);
-            assert_int_equal(
-                outcome_run(all.each[m].context, &desc, &q.view, &k.view, &v.view, &packed),
-                MHA_OK);
+            expect_ok(outcome_run(all.each[m].context, &desc, &q.view, &k.view, &v.view, &packed));
             if (!outcome_same(&strided, &packed, false))
                 fail_msg("%s: %s: the layout changes the bits", all.each[m].name, p.text);
             outcome_free(&strided);
@@ -475,9 +465,8 @@ static void any_layout(void **state)
 }
 
 /* Earlier computations in a context have no effect. */
-static void any_history(void **state)
+static void any_history(void)
 {
-    (void)state;
     machines fresh = machines_make(2), used = machines_make(2);
     for (int i = 0; i < rng_cases(16, 500); i++) {
         rng r = rng_make(rng_run_seed(), 400000 + (uint64_t)i);
@@ -499,9 +488,8 @@ static void any_history(void **state)
 }
 
 /* Each size, explicit and by default, with a causal mask that ends at the last key. */
-static void floats_are_tensors(void **state)
+static void floats_are_tensors(void)
 {
-    (void)state;
     enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
     static float x[B * H * S * D], o[B * H * T * DV], wanted[B * H * T * DV];
     rng r = rng_make(rng_run_seed(), 1);

@@ -3,6 +3,7 @@
  * instruction set, for any descriptor, mixture of types and strides, and also for caches and linear
  * attention. The default is a sample; MHA_TEST_LONG=1 tests 5,000 descriptors. */
 #include "reference/half_reference.h"
+#include "support/expect.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 #include "support/shared_context.h"
@@ -178,9 +179,8 @@ static void run_trial(int number, const machines *one, const machines *several, 
     forget(&x);
 }
 
-static void any_descriptor(void **state)
+static void any_descriptor(void)
 {
-    (void)state;
     machines one = machines_make(1), several = machines_make(3);
     int i, end;
     rng_range(300, 5000, &i, &end);
@@ -188,9 +188,8 @@ static void any_descriptor(void **state)
 }
 
 /* Rows end anywhere in a register; an unreadable page follows the last element. */
-static void any_head_size(void **state)
+static void any_head_size(void)
 {
-    (void)state;
     machines one = machines_make(1), several = machines_make(2);
     for (int64_t d = 1; d <= 49; d++) run_trial(2000000 + (int)d, &one, &several, d);
 }
@@ -251,9 +250,8 @@ static void compare_outputs(const trial *x, rng *r, const machine *m)
     }
 }
 
-static void outputs_on_request(void **state)
+static void outputs_on_request(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int i = rng_cases(60, 1000); i > 0; i--) {
         rng r = rng_make(rng_run_seed(), 5000000 + (uint64_t)i);
@@ -284,9 +282,8 @@ static void forward(const machine *m, const mha_attention_desc *given, const mha
 static const int64_t value_shape[] = {SIDE, 1, 1, SIDE}, point_shape[] = {SIDE, 1, 1, 1};
 
 /* With one key o equals v. Tests every bit pattern of v in every position of a register. */
-static void every_value_arrives(void **state)
+static void every_value_arrives(void)
 {
-    (void)state;
     machines all = machines_make(1);
     static uint16_t in[PATTERNS];
     static float out[PATTERNS], zero[SIDE];
@@ -308,9 +305,8 @@ static void every_value_arrives(void **state)
 
 /* The same for the output: midpoints between neighbours in f16 or bf16, and the adjacent
  * numbers. */
-static void every_midpoint_is_rounded(void **state)
+static void every_midpoint_is_rounded(void)
 {
-    (void)state;
     machines all = machines_make(1);
     static uint16_t out[PATTERNS];
     static float in[PATTERNS], zero[SIDE];
@@ -341,9 +337,8 @@ static void every_midpoint_is_rounded(void **state)
 }
 
 /* Every bit pattern as a query and as a key. With a window of one key, lse is the pair's score. */
-static void every_score_is_that_of_f32(void **state)
+static void every_score_is_that_of_f32(void)
 {
-    (void)state;
     machines all = machines_make(1);
     static uint16_t in[PATTERNS];
     static float wide[PATTERNS], ones[PATTERNS], o[PATTERNS], lse[2][PATTERNS];
@@ -378,9 +373,8 @@ static void every_score_is_that_of_f32(void **state)
 /* ---- scratch --------------------------------------------------------------------------------- */
 
 /* The memory of a call does not depend on the types, because no tensor is widened completely. */
-static void no_copy_of_a_tensor(void **state)
+static void no_copy_of_a_tensor(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++) {
         size_t bytes[3];
@@ -389,9 +383,8 @@ static void no_copy_of_a_tensor(void **state)
             const mha_tensor x = mha_tensor_contiguous(NULL, type, 4, (int64_t[]){3, 2, 5000, 64});
             const mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
             mha_attention_plan plan;
-            assert_int_equal(
-                mha_attention_explain(all.each[m].context, &desc, &x, &x, &x, &x, NULL, &plan),
-                MHA_OK);
+            expect_ok(
+                mha_attention_explain(all.each[m].context, &desc, &x, &x, &x, &x, NULL, &plan));
             bytes[t] = plan.scratch_bytes;
             assert_true(plan.bytes == 4.0 * 3 * 2 * 5000 * 64 * (double)mha_dtype_size(type));
         }
@@ -413,9 +406,8 @@ static twin normal_twin(rng *r, int64_t a, int64_t b, int64_t c, int64_t d, doub
     return x;
 }
 
-static void cache_takes_them(void **state)
+static void cache_takes_them(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3000000);
     mha_context *context = context_with(0);
     for (int i = 0; i < 40; i++) {
@@ -437,11 +429,10 @@ static void cache_takes_them(void **state)
             const mha_tensor *x[] = {narrow ? &k.narrow.view : &k.wide.view,
                                      narrow ? &v.narrow.view : &v.wide.view,
                                      narrow ? &q.narrow.view : &q.wide.view};
-            assert_int_equal(mha_kv_cache_create(context, &like, &cache), MHA_OK);
-            assert_int_equal(mha_kv_cache_append(cache, x[0], x[1], NULL), MHA_OK);
-            assert_int_equal(mha_kv_cache_append(cache, x[0], x[1], (int64_t[]){n / 2, n}), MHA_OK);
-            assert_int_equal(
-                mha_kv_cache_attention(context, cache, &desc, x[2], &o[narrow].view, NULL), MHA_OK);
+            expect_ok(mha_kv_cache_create(context, &like, &cache));
+            expect_ok(mha_kv_cache_append(cache, x[0], x[1], NULL));
+            expect_ok(mha_kv_cache_append(cache, x[0], x[1], (int64_t[]){n / 2, n}));
+            expect_ok(mha_kv_cache_attention(context, cache, &desc, x[2], &o[narrow].view, NULL));
             mha_kv_cache_destroy(cache);
         }
         assert_true(guarded_gaps_intact(&o[1]));
@@ -454,9 +445,8 @@ static void cache_takes_them(void **state)
     }
 }
 
-static void linear_attention_takes_them(void **state)
+static void linear_attention_takes_them(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 4000000);
     mha_context *context = context_with(0);
     for (int i = 0; i < 60; i++) {
@@ -470,11 +460,10 @@ static void linear_attention_takes_them(void **state)
         const mha_linear_attention_desc desc = {.struct_size = sizeof desc,
                                                 .flags = i % 2 ? MHA_LINEAR_ATTENTION_CAUSAL : 0};
         for (int narrow = 0; narrow < 2; narrow++)
-            assert_int_equal(mha_linear_attention_forward(
-                                 context, &desc, narrow ? &q.narrow.view : &q.wide.view,
-                                 narrow ? &k.narrow.view : &k.wide.view,
-                                 narrow ? &v.narrow.view : &v.wide.view, &o[narrow].view, NULL),
-                             MHA_OK);
+            expect_ok(mha_linear_attention_forward(
+                context, &desc, narrow ? &q.narrow.view : &q.wide.view,
+                narrow ? &k.narrow.view : &k.wide.view, narrow ? &v.narrow.view : &v.wide.view,
+                &o[narrow].view, NULL));
         assert_true(guarded_gaps_intact(&o[1]));
         assert_true(rounded(&o[0].view, &o[1].view));
         twin_free(&q);
@@ -487,9 +476,8 @@ static void linear_attention_takes_them(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void other_types_are_refused(void **state)
+static void other_types_are_refused(void)
 {
-    (void)state;
     static double memory[5][64];
     static const char *const names[] = {"q", "k", "v", "o", "bias"};
     static const mha_dtype wrong[] = {MHA_F64, MHA_I32, MHA_U8, (mha_dtype)77};
@@ -512,9 +500,8 @@ static void other_types_are_refused(void **state)
 }
 
 /* Results computed in f32 are returned in f32. */
-static void other_outputs_stay_f32(void **state)
+static void other_outputs_stay_f32(void)
 {
-    (void)state;
     static uint16_t memory[5][64];
     const int64_t shape[] = {1, 1, 4, 4};
     mha_context *context = context_with(0);
@@ -527,9 +514,8 @@ static void other_outputs_stay_f32(void **state)
 }
 
 /* Overlap is computed in bytes, with the size of each tensor's own type. */
-static void overlap_is_judged_in_bytes(void **state)
+static void overlap_is_judged_in_bytes(void)
 {
-    (void)state;
     static uint16_t memory[4][64];
     const int64_t shape[] = {1, 1, 4, 4};
     mha_context *context = context_with(0);
@@ -539,8 +525,7 @@ static void overlap_is_judged_in_bytes(void **state)
     assert_int_equal(mha_attention_forward(context, NULL, &x[0], &x[1], &x[2], &x[3], NULL),
                      MHA_ERR_OVERLAP);
     x[3].data = memory[0] + 16;
-    assert_int_equal(mha_attention_forward(context, NULL, &x[0], &x[1], &x[2], &x[3], NULL),
-                     MHA_OK);
+    expect_ok(mha_attention_forward(context, NULL, &x[0], &x[1], &x[2], &x[3], NULL));
     x[3].data = (char *)memory[3] + 1;
     assert_int_equal(mha_attention_forward(context, NULL, &x[0], &x[1], &x[2], &x[3], NULL),
                      MHA_ERR_STRIDE);

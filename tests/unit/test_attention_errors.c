@@ -184,9 +184,8 @@ static mha_status call_explain(call *c, mha_attention_plan *plan)
                                  &c->outputs, plan);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     arena a = arena_make(&r);
     guarded *memory[] = {&a.q, &a.k, &a.v, &a.o, &a.lse, &a.p, &a.keep, &a.bias};
@@ -194,7 +193,7 @@ static void misuse_is_refused(void **state)
     call c;
     mha_attention_plan plan;
     call_make(&c, context, &a);
-    assert_int_equal(call_forward(&c), MHA_OK);
+    expect_ok(call_forward(&c));
     for (int j = 0; j < 8; j++) guarded_snapshot(memory[j]);
     for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++) {
         call_make(&c, context, &a);
@@ -213,9 +212,8 @@ static void misuse_is_refused(void **state)
 }
 
 /* Lengths whose product overflows, together with a length of 0 or a broadcast axis. */
-static void huge_shapes(void **state)
+static void huge_shapes(void)
 {
-    (void)state;
     mha_context *context = context_with(0);
     const int64_t big = (int64_t)1 << 40;
     const int64_t shapes[][5] = {/* B, H, Hk, T, S */
@@ -240,9 +238,8 @@ static void huge_shapes(void **state)
 }
 
 /* Strides of axes of length 1 and of empty tensors are ignored: NumPy uses any value, including 0. */
-static void unused_strides(void **state)
+static void unused_strides(void)
 {
-    (void)state;
     mha_context *context = context_with(0);
     static const int64_t strides[] = {0, -7, (int64_t)1 << 58, INT64_MAX / 3, INT64_MIN};
     for (int i = 0; i < 5; i++)
@@ -267,15 +264,14 @@ static void unused_strides(void **state)
     float x[8] = {0};
     const mha_tensor k = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, 2, 4});
     const mha_tensor none = {.dtype = MHA_F32, .ndim = 4, .shape = {1, 1, 0, 4}}; /* NumPy's */
-    assert_int_equal(mha_attention_forward(context, NULL, &none, &k, &k, &none, NULL), MHA_OK);
+    expect_ok(mha_attention_forward(context, NULL, &none, &k, &k, &none, NULL));
 }
 
 /* ---- structs that grow ---------------------------------------------------------------------- */
 
 /* Struct sizes that end inside a field, or were never set, are rejected. */
-static void cut_structs(void **state)
+static void cut_structs(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 9);
     arena a = arena_make(&r);
     mha_context *context = context_with(0);
@@ -300,9 +296,8 @@ static void cut_structs(void **state)
     arena_free(&a);
 }
 
-static void newer_structs(void **state)
+static void newer_structs(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 2);
     arena a = arena_make(&r);
     mha_context *context = context_with(0);
@@ -321,7 +316,7 @@ static void newer_structs(void **state)
     desc.desc.struct_size = sizeof desc;
     outputs.outputs.struct_size = sizeof outputs;
 #define NEWER mha_attention_forward(context, &desc.desc, &c.q, &c.k, &c.v, &c.o, &outputs.outputs)
-    assert_int_equal(NEWER, MHA_OK);
+    expect_ok(NEWER);
     desc.more[23] = 1;
     assert_int_equal(NEWER, MHA_ERR_UNSUPPORTED);
     assert_non_null(strstr(mha_error_detail(), "mha_attention_desc"));
@@ -330,15 +325,14 @@ static void newer_structs(void **state)
     assert_int_equal(NEWER, MHA_ERR_UNSUPPORTED);
     assert_non_null(strstr(mha_error_detail(), "mha_attention_outputs"));
 #undef NEWER
-    assert_int_equal(mha_attention_forward(context, NULL, &c.q, &c.k, &c.v, &c.o, NULL), MHA_OK);
+    expect_ok(mha_attention_forward(context, NULL, &c.q, &c.k, &c.v, &c.o, NULL));
     arena_free(&a);
 }
 
 /* ---- paths and plans ------------------------------------------------------------------------ */
 
-static void strict_and_plain(void **state)
+static void strict_and_plain(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3);
     const problem_shape wide[] = {
         {.B = 1, .H = 2, .Hk = 1, .T = 3, .S = 9, .D = 300, .Dv = 16},
@@ -361,17 +355,16 @@ static void strict_and_plain(void **state)
                                  MHA_ERR_UNSUPPORTED);
                 assert_true(guarded_unchanged(&tiled.o));
                 p.desc.flags &= ~(uint32_t)MHA_ATTENTION_STRICT;
-                assert_int_equal(mha_attention_explain(context, &p.desc, &p.q.view, &p.k.view,
-                                                       &p.v.view, NULL, NULL, &plan),
-                                 MHA_OK);
+                expect_ok(mha_attention_explain(context, &p.desc, &p.q.view, &p.k.view, &p.v.view,
+                                                NULL, NULL, &plan));
                 assert_int_equal(plan.path, MHA_PATH_PLAIN);
                 assert_non_null(strstr(plan.reason, "256"));
-                assert_int_equal(problem_run(context, &p, p.desc.path, &tiled), MHA_OK);
-                assert_int_equal(problem_run(context, &p, MHA_PATH_PLAIN, &plain), MHA_OK);
+                expect_ok(problem_run(context, &p, p.desc.path, &tiled));
+                expect_ok(problem_run(context, &p, MHA_PATH_PLAIN, &plain));
                 assert_true(outcome_same(&tiled, &plain, false));
             }
             p.desc.flags |= MHA_ATTENTION_STRICT; /* plain was requested: no fallback */
-            assert_int_equal(problem_run(context, &p, MHA_PATH_PLAIN, &plain), MHA_OK);
+            expect_ok(problem_run(context, &p, MHA_PATH_PLAIN, &plain));
             outcome_free(&tiled);
             outcome_free(&plain);
             problem_free(&p);
@@ -393,9 +386,8 @@ static int64_t count_pairs(const problem *p)
 }
 
 /* explain is correct, and reserving the scratch that it reports suffices. */
-static void plans_come_true(void **state)
+static void plans_come_true(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(100, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         problem_shape n = {.B = rng_between(&r, 1, 3), .Hk = rng_between(&r, 1, 2)};
@@ -410,13 +402,12 @@ static void plans_come_true(void **state)
         mha_context *context;
         mha_attention_plan plan;
         const int32_t threads = (int32_t)rng_between(&r, 1, 4);
-        assert_int_equal(failing_context(&memory, threads, MHA_ISA_AUTO, &context), MHA_OK);
+        expect_ok(failing_context(&memory, threads, MHA_ISA_AUTO, &context));
         outcome x = outcome_make(&r, &n, OUTCOME_ALL, 0);
         const mha_attention_outputs outputs = {
             .struct_size = sizeof outputs, .lse = &x.lse.view, .probabilities = &x.p.view};
-        assert_int_equal(mha_attention_explain(context, &p.desc, &p.q.view, &p.k.view, &p.v.view,
-                                               &x.o.view, &outputs, &plan),
-                         MHA_OK);
+        expect_ok(mha_attention_explain(context, &p.desc, &p.q.view, &p.k.view, &p.v.view,
+                                        &x.o.view, &outputs, &plan));
         assert_int_equal(plan.path,
                          p.desc.path == MHA_PATH_PLAIN ? MHA_PATH_PLAIN : MHA_PATH_TILED);
         assert_true(plan.path == MHA_PATH_PLAIN || plan.isa == mha_context_isa(context));
@@ -426,9 +417,9 @@ static void plans_come_true(void **state)
         bool again = plan.path == MHA_PATH_TILED && n.T > 0 && n.S > 0; /* for probabilities */
         assert_true(plan.flops ==
                     2.0 * (double)(n.D + n.Dv + (again ? n.D : 0)) * (double)plan.visible_pairs);
-        assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
+        expect_ok(mha_context_reserve(context, plan.scratch_bytes));
         int64_t calls = memory.calls;
-        assert_int_equal(problem_run(context, &p, p.desc.path, &x), MHA_OK);
+        expect_ok(problem_run(context, &p, p.desc.path, &x));
         if (memory.calls != calls)
             fail_msg("%s: %zu bytes were promised to be enough", p.text, plan.scratch_bytes);
         outcome_free(&x);
@@ -474,9 +465,8 @@ static bool survives(const problem *p, rng *r, const machine *m, int64_t n, bool
     return !failed && status == MHA_OK;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 5);
     problem_shape n = {.B = 2, .H = 4, .Hk = 2, .T = 20, .S = 600, .D = 40, .Dv = 24};
@@ -494,9 +484,8 @@ static void failed_allocations_are_reported(void **state)
     problem_free(&p);
 }
 
-static void steady_state(void **state)
+static void steady_state(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 6);
     problem_shape n = {.B = 2, .H = 4, .Hk = 2, .T = 50, .S = 700, .D = 64, .Dv = 64};
@@ -506,12 +495,11 @@ static void steady_state(void **state)
         problem_make(&p, &r, &n);
         failing_alloc memory = failing_alloc_make();
         mha_context *context;
-        assert_int_equal(failing_context(&memory, 2, all.each[m].isa, &context), MHA_OK);
+        expect_ok(failing_context(&memory, 2, all.each[m].isa, &context));
         outcome x = outcome_make(&r, &n, OUTCOME_ALL, 0);
-        assert_int_equal(problem_run(context, &p, all.each[m].path, &x), MHA_OK);
+        expect_ok(problem_run(context, &p, all.each[m].path, &x));
         int64_t calls = memory.calls;
-        for (int i = 0; i < 3; i++)
-            assert_int_equal(problem_run(context, &p, all.each[m].path, &x), MHA_OK);
+        for (int i = 0; i < 3; i++) expect_ok(problem_run(context, &p, all.each[m].path, &x));
         assert_int_equal(memory.calls, calls);
         mha_context_destroy(context);
         outcome_free(&x);
@@ -521,9 +509,8 @@ static void steady_state(void **state)
 
 /* Both directions count the same pairs, here with a window of 3 previous keys and the 2 first
  * keys. */
-static void directions_count_alike(void **state)
+static void directions_count_alike(void)
 {
-    (void)state;
     enum { HEADS = 2, TOKENS = 10, PAIRS = 1 + 2 + 3 + 4 + 5 + 5 * 6 };
     mha_context *context = context_with(0);
     const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, HEADS, TOKENS, 16});
@@ -533,25 +520,21 @@ static void directions_count_alike(void **state)
                                      .sink_keys = 2};
     const mha_attention_gradients wanted = {.struct_size = sizeof wanted, .q = &x};
     mha_attention_plan forward, backward;
-    assert_int_equal(mha_attention_explain(context, &desc, &x, &x, &x, NULL, NULL, &forward),
-                     MHA_OK);
-    assert_int_equal(
-        mha_attention_backward_explain(
-            context, BACKWARD_CALL(&desc, &x, &x, &x, NULL, NULL, NULL, &wanted), &backward),
-        MHA_OK);
+    expect_ok(mha_attention_explain(context, &desc, &x, &x, &x, NULL, NULL, &forward));
+    expect_ok(mha_attention_backward_explain(
+        context, BACKWARD_CALL(&desc, &x, &x, &x, NULL, NULL, NULL, &wanted), &backward));
     assert_int_equal(forward.visible_pairs, HEADS * PAIRS);
     assert_int_equal(backward.visible_pairs, HEADS * PAIRS);
 }
 
 /* The scratch of the tiled path does not grow with the length, here by a factor of a hundred: full,
  * causal, with a window and with a block pattern. The work of a window is linear in the length. */
-static void linear_memory(void **state)
+static void linear_memory(void)
 {
-    (void)state;
     enum { WINDOW = 512, BLOCK = 128, FULL = 0, CAUSAL, BAND, PATTERN, KINDS };
     mha_context *context;
     const mha_context_desc two = {.struct_size = sizeof two, .num_threads = 2};
-    assert_int_equal(mha_context_create(&two, &context), MHA_OK);
+    expect_ok(mha_context_create(&two, &context));
     for (int kind = 0; kind < KINDS; kind++) {
         size_t bytes[2];
         for (int i = 0; i < 2; i++) {
@@ -564,8 +547,7 @@ static void linear_memory(void **state)
             if (kind == BAND) desc.flags |= MHA_ATTENTION_WINDOW, desc.left_keys = WINDOW - 1;
             if (kind == PATTERN)
                 desc.keep_blocks = &keep, desc.block_queries = desc.block_keys = BLOCK;
-            assert_int_equal(mha_attention_explain(context, &desc, &x, &x, &x, NULL, NULL, &plan),
-                             MHA_OK);
+            expect_ok(mha_attention_explain(context, &desc, &x, &x, &x, NULL, NULL, &plan));
             bytes[i] = plan.scratch_bytes;
             int64_t band = (int64_t)WINDOW * n - (int64_t)WINDOW * (WINDOW - 1) / 2;
             if (kind == FULL) assert_int_equal(plan.visible_pairs, 8 * n * n);
@@ -580,9 +562,8 @@ static void linear_memory(void **state)
 
 /* ---- forks ---------------------------------------------------------------------------------- */
 
-static void after_a_fork(void **state)
+static void after_a_fork(void)
 {
-    (void)state;
 #ifdef THREAD_SANITIZER
     printf("  skipped: the thread sanitizer does not follow threads over a fork\n");
     skip();
@@ -593,10 +574,10 @@ static void after_a_fork(void **state)
     mha_context *context;
     problem p;
     problem_make(&p, &r, &n);
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    expect_ok(mha_context_create(&desc, &context));
     outcome parent = outcome_make(&r, &n, OUTCOME_ALL, 0);
     outcome child = outcome_make(&r, &n, OUTCOME_ALL, 0);
-    assert_int_equal(problem_run(context, &p, MHA_PATH_AUTO, &parent), MHA_OK);
+    expect_ok(problem_run(context, &p, MHA_PATH_AUTO, &parent));
     fflush(stdout);
     pid_t pid = fork();
     assert_true(pid >= 0);
@@ -610,7 +591,7 @@ static void after_a_fork(void **state)
     int result = 0;
     assert_int_equal(waitpid(pid, &result, 0), pid);
     assert_true(WIFEXITED(result) && WEXITSTATUS(result) == 0);
-    assert_int_equal(problem_run(context, &p, MHA_PATH_AUTO, &child), MHA_OK);
+    expect_ok(problem_run(context, &p, MHA_PATH_AUTO, &child));
     assert_true(outcome_same(&parent, &child, false));
     mha_context_destroy(context);
     outcome_free(&parent);

@@ -5,6 +5,7 @@
  * The default is a sample; MHA_TEST_LONG=1 tests 20,000 descriptors. MHA_TEST_CASE=n (with
  * MHA_TEST_SEED) runs only the n-th. */
 #include "reference/kinds_bounds.h"
+#include "support/expect.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -132,9 +133,8 @@ static void print_cards(const machines *all, const score_card *cards)
     }
 }
 
-static void random_company(void **state)
+static void random_company(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     int i, end;
@@ -144,9 +144,8 @@ static void random_company(void **state)
 }
 
 /* Each kind alone, and each pair of kinds, independent of the random sample. */
-static void alone_and_in_pairs(void **state)
+static void alone_and_in_pairs(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     int number = 1000000;
@@ -205,9 +204,7 @@ static void check_way(const kinds_shape *shape, uint32_t flags, const machines *
     for (int m = 0; m < all->count; m++) {
         mha_attention_plan plan;
         if (all->each[m].path == MHA_PATH_PLAIN) continue;
-        assert_int_equal(
-            mha_attention_explain(all->each[m].context, NULL, &q, &k, &v, NULL, NULL, &plan),
-            MHA_OK);
+        expect_ok(mha_attention_explain(all->each[m].context, NULL, &q, &k, &v, NULL, NULL, &plan));
         assert_int_equal(plan.flags, flags);
     }
 }
@@ -215,9 +212,8 @@ static void check_way(const kinds_shape *shape, uint32_t flags, const machines *
 /* A call with probabilities uses the general path, which is compared with the reference. Without
  * probabilities it uses the fast path, which must be bit-identical. This detects an input that a
  * path ignores. */
-static void every_input_on_every_path(void **state)
+static void every_input_on_every_path(void)
 {
-    (void)state;
     unsigned covered = 0;
     machines all = machines_make(2);
     score_card cards[MOST_MACHINES] = {0};
@@ -257,9 +253,8 @@ static void every_input_on_every_path(void **state)
 /* ---- constants from the literature ----------------------------------------------------------- */
 
 /* The test vectors of the authors' Random123 library. */
-static void philox_vectors(void **state)
+static void philox_vectors(void)
 {
-    (void)state;
     static const uint32_t vectors[][10] = {
         {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
         {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0x408f276d,
@@ -312,13 +307,12 @@ static int64_t library_bucket(const machine *m, int64_t rel, int64_t buckets, in
                                      .t5_max_distance = most,
                                      .t5_table = &t5};
     assert_in_range(buckets, 1, MOST_BUCKETS);
-    assert_int_equal(mha_attention_forward(m->context, &desc, &x, &x, &x, &out, &outputs), MHA_OK);
+    expect_ok(mha_attention_forward(m->context, &desc, &x, &x, &x, &out, &outputs));
     return llround((double)lse[0]);
 }
 
-static void t5_boundaries(void **state)
+static void t5_boundaries(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++)
         for (int64_t rel = -300; rel <= 300; rel++)
@@ -334,9 +328,8 @@ static void t5_boundaries(void **state)
 
 /* A bucket begins where (distance / exact)^(buckets - exact) is an integer power of max_distance /
  * exact; a rounded logarithm may be below it. */
-static void t5_whole_powers(void **state)
+static void t5_whole_powers(void)
 {
-    (void)state;
     machines all = machines_make(1);
     int checked = 0;
     for (int64_t buckets = 3; buckets <= 48; buckets++)

@@ -7,6 +7,7 @@
  * The default is a sample; MHA_TEST_LONG=1 tests 5,000 descriptors. MHA_TEST_CASE=n (with
  * MHA_TEST_SEED) runs only the n-th. */
 #include "reference/kinds_bounds.h"
+#include "support/expect.h"
 #include "support/extras.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -404,9 +405,8 @@ static void print_cards(const machines *all, const score_card *cards)
     }
 }
 
-static void random_company(void **state)
+static void random_company(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     int i, end;
@@ -419,9 +419,8 @@ static void random_company(void **state)
  */
 
 /* Sums by key skip exactly the blocks that no window of a chunk overlaps. */
-static void block_edges(void **state)
+static void block_edges(void)
 {
-    (void)state;
     machines all = machines_make(1);
     const kinds_shape shape = {.B = 1,
                                .H = 2,
@@ -453,9 +452,8 @@ static void block_edges(void **state)
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
-static void any_number_of_threads(void **state)
+static void any_number_of_threads(void)
 {
-    (void)state;
     static const int numbers[] = {1, 2, 3, 8};
     machines all[4];
     for (int i = 0; i < 4; i++) all[i] = machines_make(numbers[i]);
@@ -484,10 +482,9 @@ static void any_number_of_threads(void **state)
 
 /* Queries of zeros give equal weights, so the first visible keys come first, in all blocks of 512
  * and after the begin of a window. */
-static void equal_weights(void **state)
+static void equal_weights(void)
 {
     enum { T = 3, S = 1100, D = 4, K = 2 };
-    (void)state;
     const machines all = machines_make(1);
     float zero[S * D] = {0}, o[T * D], weights[T * K];
     int64_t largest[T], top[T * K];
@@ -507,9 +504,8 @@ static void equal_weights(void **state)
                                              .left_keys = window ? 600 : 0,
                                              .right_keys = window ? -1 : 0,
                                              .q_offset = window ? 700 : 0};
-            assert_int_equal(
-                mha_attention_forward(all.each[m].context, &desc, &q, &k, &k, &out, &outputs),
-                MHA_OK);
+            expect_ok(
+                mha_attention_forward(all.each[m].context, &desc, &q, &k, &k, &out, &outputs));
             for (int t = 0; t < T; t++) {
                 const int64_t first = window ? 100 + t : 0;
                 assert_int_equal(largest[t], first);

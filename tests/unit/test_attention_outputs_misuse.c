@@ -115,9 +115,8 @@ static bool unchanged(const extras *x)
     return all;
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++)
         for (int m = 0; m < all.count; m++) {
@@ -136,9 +135,8 @@ static void misuse_is_refused(void **state)
 /* ---- old structs, and valid edge cases ------------------------------------------------------- */
 
 /* A struct of the first release ends with probabilities; memory after it is not read. */
-static void old_struct(void **state)
+static void old_struct(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     call a;
     call_make(&a, &r);
@@ -150,15 +148,14 @@ static void old_struct(void **state)
     a.x.outputs.flags = 0;
     a.x.outputs.lse = NULL;
     a.x.outputs.probabilities = &p;
-    assert_int_equal(extras_run(machines_context(1, 0), &a.c, MHA_PATH_AUTO, &a.x), MHA_OK);
+    expect_ok(extras_run(machines_context(1, 0), &a.c, MHA_PATH_AUTO, &a.x));
     guarded_free(&whole);
     call_free(&a);
 }
 
 /* Empty lists, empty axes, strict, and an offset that only `diagonal` reads. */
-static void allowed(void **state)
+static void allowed(void)
 {
-    (void)state;
     machines all = machines_make(1);
     static const int64_t shapes[][3] = {{0, 4, 3}, {2, 0, 3}, {2, 4, 0}, {2, 4, 3}, {1, 1, 600}};
     for (int m = 0; m < all.count; m++)
@@ -208,9 +205,8 @@ static bool survives(call *a, const machine *m, int64_t n, bool and_later)
     return status == MHA_OK && memory.calls <= n;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++)
         for (int later = 0; later < 2; later++) {
@@ -225,9 +221,8 @@ static void failed_allocations_are_reported(void **state)
 }
 
 /* The scratch reported by explain suffices for any selection of outputs. */
-static void plans_come_true(void **state)
+static void plans_come_true(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(150, 1500); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         kinds_shape shape = kinds_some_shape(&r);
@@ -242,13 +237,12 @@ static void plans_come_true(void **state)
         mha_context *context;
         mha_attention_plan plan;
         const int32_t threads = (int32_t)rng_between(&r, 1, 4);
-        assert_int_equal(failing_context(&memory, threads, MHA_ISA_AUTO, &context), MHA_OK);
-        assert_int_equal(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view,
-                                               &x.o.view, &x.outputs, &plan),
-                         MHA_OK);
-        assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
+        expect_ok(failing_context(&memory, threads, MHA_ISA_AUTO, &context));
+        expect_ok(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view,
+                                        &x.o.view, &x.outputs, &plan));
+        expect_ok(mha_context_reserve(context, plan.scratch_bytes));
         int64_t calls = memory.calls;
-        assert_int_equal(extras_run(context, &c, MHA_PATH_AUTO, &x), MHA_OK);
+        expect_ok(extras_run(context, &c, MHA_PATH_AUTO, &x));
         if (memory.calls != calls)
             fail_msg("%s: %zu bytes were promised to be enough", c.text, plan.scratch_bytes);
         mha_context_destroy(context);
@@ -258,9 +252,8 @@ static void plans_come_true(void **state)
 }
 
 /* explain counts the pairs that are known without reading tensors. */
-static void pairs_are_counted(void **state)
+static void pairs_are_counted(void)
 {
-    (void)state;
     const unsigned counted = KIND_CAUSAL | KIND_OFFSETS | KIND_LENGTHS | KIND_BEGINS | KIND_WINDOW |
                              KIND_SINK_KEYS | KIND_RAGGED;
     mha_context *context = context_with(0);
@@ -277,9 +270,8 @@ static void pairs_are_counted(void **state)
             for (int64_t t = 0; t < kinds_sequence_at(&a, b).T; t++)
                 for (int64_t s = 0; s < kinds_sequence_at(&a, b).S; s++)
                     pairs += c.result.H * kinds_sees(&a, b, 0, t, s);
-        assert_int_equal(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view,
-                                               NULL, NULL, &plan),
-                         MHA_OK);
+        expect_ok(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view, NULL,
+                                        NULL, &plan));
         if (plan.visible_pairs != pairs)
             fail_msg("%lld pairs, not %lld: %s", (long long)plan.visible_pairs, (long long)pairs,
                      c.text);
@@ -288,13 +280,12 @@ static void pairs_are_counted(void **state)
 }
 
 /* Statistics of all rows need 8 bytes per row and head, and no T x S array. */
-static void linear_memory(void **state)
+static void linear_memory(void)
 {
-    (void)state;
     const int64_t heads = 8, length = 1000000;
     mha_context *context;
     const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    expect_ok(mha_context_create(&desc, &context));
     const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads, length, 64});
     const mha_tensor row = mha_tensor_contiguous(NULL, MHA_F32, 3, x.shape);
     const mha_tensor key = mha_tensor_contiguous(NULL, MHA_I64, 3, x.shape);
@@ -306,9 +297,8 @@ static void linear_memory(void **state)
                                            .diagonal = &row,
                                            .column_sums = &row};
     mha_attention_plan bare, full;
-    assert_int_equal(mha_attention_explain(context, NULL, &x, &x, &x, NULL, NULL, &bare), MHA_OK);
-    assert_int_equal(mha_attention_explain(context, NULL, &x, &x, &x, NULL, &outputs, &full),
-                     MHA_OK);
+    expect_ok(mha_attention_explain(context, NULL, &x, &x, &x, NULL, NULL, &bare));
+    expect_ok(mha_attention_explain(context, NULL, &x, &x, &x, NULL, &outputs, &full));
     assert_int_equal(full.path, MHA_PATH_TILED);
     assert_true(full.scratch_bytes <
                 bare.scratch_bytes + (size_t)(8 * heads * length) + 64 * 1024 * 2);
@@ -340,7 +330,7 @@ static void alone(const machine *m, const kinds_case *c, const extras *together,
     one.result.B = 1, one.result.S = keys;
     extras x;
     extras_make(&x, r, &one, &together->request, EXTRAS_ALL, 0);
-    assert_int_equal(extras_run(m->context, &one, m->path, &x), MHA_OK);
+    expect_ok(extras_run(m->context, &one, m->path, &x));
     for (int i = 0; i < EXTRAS_COUNT; i++) {
         mha_tensor expected = part(together, i, b, keys);
         if (!guarded_same_bits(&x.each[i].view, &expected, false))
@@ -350,9 +340,8 @@ static void alone(const machine *m, const kinds_case *c, const extras *together,
     extras_free(&x);
 }
 
-static void batch_and_padding(void **state)
+static void batch_and_padding(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int n = 0; n < rng_cases(10, 100); n++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)n);
@@ -372,7 +361,7 @@ static void batch_and_padding(void **state)
         request.stage = MHA_SCORES_BIASED; /* other stages also contain padded keys */
         for (int m = 0; m < all.count; m++) {
             extras_make(&x, &r, &c, &request, EXTRAS_ALL, 0);
-            assert_int_equal(extras_run(all.each[m].context, &c, all.each[m].path, &x), MHA_OK);
+            expect_ok(extras_run(all.each[m].context, &c, all.each[m].path, &x));
             for (int64_t b = 0; b < 3; b++) alone(&all.each[m], &c, &x, &r, b);
             extras_free(&x);
         }

@@ -2,6 +2,7 @@
  * batches, grouped and repeated heads, features with no effect, any number of threads, biases of hidden pairs.
  * test_nonfinite.c tests keys, values and queries that are not finite. */
 #include "reference/kinds_reference.h"
+#include "support/expect.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -102,9 +103,8 @@ static mha_attention_desc only_dense(const mha_attention_desc *desc, const mha_t
     return d;
 }
 
-static void symbolic_is_dense(void **state)
+static void symbolic_is_dense(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(120, 4000); i++) {
@@ -131,9 +131,8 @@ static void symbolic_is_dense(void **state)
     }
 }
 
-static void open_window(void **state)
+static void open_window(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(40, 1000); i++) {
@@ -231,9 +230,8 @@ static bool same_rows(const guarded *a, const guarded *b, int64_t from, int64_t 
     return guarded_same_bits(&x, &y, false);
 }
 
-static void ragged_is_padded(void **state)
+static void ragged_is_padded(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(80, 3000); i++) {
@@ -278,9 +276,8 @@ static guarded repeat_heads(const mha_tensor *x, rng *r, int64_t heads)
     return out;
 }
 
-static void grouped_is_repeated(void **state)
+static void grouped_is_repeated(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(40, 1500); i++) {
@@ -312,9 +309,8 @@ static mha_tensor constants(float *memory, int64_t count, float value)
     return mha_tensor_contiguous(memory, MHA_F32, 1, &count);
 }
 
-static void idle_features(void **state)
+static void idle_features(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r;
     float memory[3][16];
@@ -353,9 +349,8 @@ static bool all_zero(const mha_tensor *x)
 }
 
 /* Gates of 0 and dropout of 1 give +0 and do not change lse and p. */
-static void shut_off(void **state)
+static void shut_off(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r;
     float memory[16];
@@ -403,7 +398,7 @@ static int64_t count_dropped(const machine *m, float rate, uint64_t seed, int64_
     const mha_tensor ot = mha_tensor_contiguous(o, MHA_F32, 4, (int64_t[]){1, H, T, S});
     const mha_attention_desc desc = {
         .struct_size = sizeof desc, .path = m->path, .dropout = rate, .dropout_seed = seed};
-    assert_int_equal(mha_attention_forward(m->context, &desc, &qt, &kt, &vt, &ot, NULL), MHA_OK);
+    expect_ok(mha_attention_forward(m->context, &desc, &qt, &kt, &vt, &ot, NULL));
     int64_t dropped = 0;
     const double kept = 1.0 / S / (1 - (double)rate);
     *total = (int64_t)H * T * S;
@@ -415,9 +410,8 @@ static int64_t count_dropped(const machine *m, float rate, uint64_t seed, int64_
 }
 
 /* The rate is within six standard deviations of the binomial distribution, for any seed. */
-static void dropout_rate(void **state)
+static void dropout_rate(void)
 {
-    (void)state;
     static const float rates[] = {0.01f, 0.1f, 0.5f, 0.9f};
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 80000);
@@ -433,9 +427,8 @@ static void dropout_rate(void **state)
 
 /* ---- threads, and outputs -------------------------------------------------------------------- */
 
-static void any_threads(void **state)
+static void any_threads(void)
 {
-    (void)state;
     static const int threads[] = {1, 2, 3, 8};
     machines all[4];
     rng r;
@@ -463,9 +456,8 @@ static void any_threads(void **state)
 /* ---- non-finite values ----------------------------------------------------------------------- */
 
 /* A bias has one value per pair. Values of masked pairs have no effect. */
-static void garbage_in_unseen_bias(void **state)
+static void garbage_in_unseen_bias(void)
 {
-    (void)state;
     machines all = machines_make(1);
     rng r;
     for (int i = 0; i < rng_cases(40, 1000); i++) {
@@ -524,9 +516,8 @@ static int64_t cells_asked(const machine *m, const mha_attention_desc *given, in
     return cells;
 }
 
-static void hidden_tiles_are_skipped(void **state)
+static void hidden_tiles_are_skipped(void)
 {
-    (void)state;
     enum { N = 2048, W = 100, BLOCK = 64, STRIP = 16, PANEL = 32 };
     machines all = machines_make(1);
     static uint8_t diagonal[N / BLOCK][N / BLOCK];
@@ -555,9 +546,8 @@ static void hidden_tiles_are_skipped(void **state)
 /* A global key before and after a window, adjacent to it and at gaps of 1 and 2. The keys in the
  * gap remain hidden. There is one query, because mask bytes for one row of a strip are bytes for
  * all its rows. */
-static void beside_the_window(void **state)
+static void beside_the_window(void)
 {
-    (void)state;
     enum { N = 12, WIDTH = 8, QUERY = 6 }; /* the query sees keys 5, 6, 7 */
     rng r = rng_make(rng_run_seed(), 900);
     machines all = machines_make(1);
@@ -581,8 +571,7 @@ static void beside_the_window(void **state)
                                              .global_keys = &view};
             const mha_attention_outputs wanted = {.struct_size = sizeof wanted,
                                                   .probabilities = &p};
-            assert_int_equal(
-                mha_attention_forward(all.each[m].context, &desc, &q, &x, &x, &o, &wanted), MHA_OK);
+            expect_ok(mha_attention_forward(all.each[m].context, &desc, &q, &x, &x, &o, &wanted));
             for (int s = 0; s < N; s++)
                 if ((weights[s] > 0) != (s == key || (s >= QUERY - 1 && s <= QUERY + 1)))
                     fail_msg("%s: key %d is global, weight of key %d is %g", all.each[m].name, key,

@@ -1,5 +1,6 @@
 /* Few queries over many keys, whose blocks are divided among threads. Results must be bit-identical
  * to one thread, for all masks, score terms and non-finite values. */
+#include "support/expect.h"
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -127,11 +128,9 @@ static bool compute(decode_case *x, const machine *m)
     mha_attention_plan plan;
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &x->L};
     x->desc.path = m->path;
-    assert_int_equal(
-        mha_attention_explain(m->context, &x->desc, &x->Q, &x->K, &x->V, &x->O, &outputs, &plan),
-        MHA_OK);
-    assert_int_equal(
-        mha_attention_forward(m->context, &x->desc, &x->Q, &x->K, &x->V, &x->O, &outputs), MHA_OK);
+    expect_ok(
+        mha_attention_explain(m->context, &x->desc, &x->Q, &x->K, &x->V, &x->O, &outputs, &plan));
+    expect_ok(mha_attention_forward(m->context, &x->desc, &x->Q, &x->K, &x->V, &x->O, &outputs));
     return plan.work_items > x->B * x->Hk;
 }
 
@@ -143,9 +142,8 @@ static bool same_bits(const float *a, const float *b, int64_t n)
     return true;
 }
 
-static void threads_share_keys(void **state)
+static void threads_share_keys(void)
 {
-    (void)state;
     enum { COUNTS = 3 };
     static const int threads[COUNTS] = {2, 3, 8};
     machines one = machines_make(1), several[COUNTS];
@@ -177,9 +175,8 @@ static void threads_share_keys(void **state)
 }
 
 /* Inputs that sharing does not support are not ignored; the keys are then not shared. */
-static void every_input_is_kept(void **state)
+static void every_input_is_kept(void)
 {
-    (void)state;
     enum { H = 20, T = 2, S = 4096, D = 64, REACH = 7, TERMS = 11 };
     const machines one = machines_make(1), two = machines_make(2);
     rng r = rng_make(rng_run_seed(), 9000);
@@ -229,18 +226,17 @@ static void every_input_is_kept(void **state)
 
 /* Sharing takes memory for the scores of all keys, within a limit. Tested with a plan for a million
  * keys, which are not read because explain uses only sizes. */
-static void memory_is_bounded(void **state)
+static void memory_is_bounded(void)
 {
-    (void)state;
     enum { THREADS = 8, T = 4, H = 248, Hk = 31, S = 1 << 20, D = 128 };
     float number = 0;
     mha_context *context;
     const mha_context_desc made = {.struct_size = sizeof made, .num_threads = THREADS};
-    assert_int_equal(mha_context_create(&made, &context), MHA_OK);
+    expect_ok(mha_context_create(&made, &context));
     const mha_tensor q = mha_tensor_contiguous(&number, MHA_F32, 4, (int64_t[]){1, H, T, D}),
                      k = mha_tensor_contiguous(&number, MHA_F32, 4, (int64_t[]){1, Hk, S, D});
     mha_attention_plan plan;
-    assert_int_equal(mha_attention_explain(context, NULL, &q, &k, &k, &q, NULL, &plan), MHA_OK);
+    expect_ok(mha_attention_explain(context, NULL, &q, &k, &k, &q, NULL, &plan));
     assert_false(plan.flags & MHA_PLAN_KEYS_SHARED);
     assert_true(plan.scratch_bytes < ((size_t)256 << 20) + THREADS * ((size_t)16 << 20));
     mha_context_destroy(context);
@@ -248,14 +244,13 @@ static void memory_is_bounded(void **state)
 
 /* Keys are not shared if a window is much shorter than the keys, because two threads would take
  * four times as long as one. Keys after the last query cause no work. */
-static void hidden_keys_are_not_shared(void **state)
+static void hidden_keys_are_not_shared(void)
 {
-    (void)state;
     enum { THREADS = 2, H = 8, S = 1 << 18, D = 128, WINDOW = 8192 };
     float number = 0;
     mha_context *context;
     const mha_context_desc made = {.struct_size = sizeof made, .num_threads = THREADS};
-    assert_int_equal(mha_context_create(&made, &context), MHA_OK);
+    expect_ok(mha_context_create(&made, &context));
     const mha_tensor q = mha_tensor_contiguous(&number, MHA_F32, 4, (int64_t[]){1, H, 1, D});
     for (int64_t keys = WINDOW; keys <= S; keys *= 2)
         for (int64_t sinks = 0; sinks <= 4; sinks += 4) {
@@ -267,13 +262,11 @@ static void hidden_keys_are_not_shared(void **state)
                                              .left_keys = WINDOW - 1,
                                              .sink_keys = sinks};
             mha_attention_plan plan;
-            assert_int_equal(mha_attention_explain(context, &desc, &q, &k, &k, &q, NULL, &plan),
-                             MHA_OK);
+            expect_ok(mha_attention_explain(context, &desc, &q, &k, &k, &q, NULL, &plan));
             assert_int_equal((plan.flags & MHA_PLAN_KEYS_SHARED) != 0, keys <= 8 * WINDOW);
             const mha_attention_desc few = {
                 .struct_size = sizeof few, .flags = MHA_ATTENTION_CAUSAL, .q_offset = WINDOW - 1};
-            assert_int_equal(mha_attention_explain(context, &few, &q, &k, &k, &q, NULL, &plan),
-                             MHA_OK);
+            expect_ok(mha_attention_explain(context, &few, &q, &k, &k, &q, NULL, &plan));
             assert_int_equal(plan.work_items, WINDOW / 512);
         }
     mha_context_destroy(context);

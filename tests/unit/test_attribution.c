@@ -49,9 +49,8 @@ static void check_near(double got, double wanted, double bound, const char *what
 static float hand_weight[] = {3, 0, 1, 0, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 2};
 static float hand_bias[] = {1, -1, 2, 0};
 
-static void hand_writing(void **state)
+static void hand_writing(void)
 {
-    (void)state;
     /* z of head 0 and 1 for four tokens. */
     float z[] = {1, 0, 0, 2, -1, 0, 0, 0, /**/ 0, 0, 1, 0, 3, 2, 0, 0};
     float written[32], norms[8], shares[8], cosines[4], output[16], map[8];
@@ -61,8 +60,7 @@ static void hand_writing(void **state)
     mha_tensor s = tensor3(shares, 1, 2, 4), c = tensor2(cosines, 2, 2);
     mha_tensor o = tensor3(output, 1, 4, 4), m = tensor2(map, 2, 4);
     const mha_head_writing out = {sizeof out, 0, &w, &n, &s, &c, &o};
-    assert_int_equal(
-        mha_heads_write(machines_context(2, 0), &heads, &weight, &bias, NULL, NULL, &out), MHA_OK);
+    expect_ok(mha_heads_write(machines_context(2, 0), &heads, &weight, &bias, NULL, NULL, &out));
     static const float wanted[] = {3, 4, 0, 0, 0, 0, 2, 0, -3, -4, 0, 0, 0, 0, 0, 0,
                                    0, 0, 0, 0, 1, 0, 0, 0, 3,  0,  0, 4, 0, 0, 0, 0};
     static const float sums[] = {4, 3, 2, 0, 2, -1, 4, 0, 1, -5, 2, 4, 1, -1, 2, 0};
@@ -76,14 +74,13 @@ static void hand_writing(void **state)
      * head. */
     static const float angles[] = {1, -0.18f, -0.18f, 1};
     assert_memory_equal(cosines, angles, sizeof angles);
-    assert_int_equal(mha_head_weight_norms(&weight, &m), MHA_OK);
+    expect_ok(mha_head_weight_norms(&weight, &m));
     static const float rows[] = {3, 4, 1, 0, 1, 0, 0, 2};
     assert_memory_equal(map, rows, sizeof rows);
 }
 
-static void hand_maps(void **state)
+static void hand_maps(void)
 {
-    (void)state;
     float v[] = {1, 0, 0, 2, -1, 0, 0, 0, /**/ 0, 0, 1, 0, 3, 2, 0, 0};
     float p[32] = {1, 0, 0, 0, 0.5f, 0.5f, 0, 0, 0, 0.5f, 0.5f, 0, 0.25f, 0.25f, 0.25f, 0.25f,
                    1, 0, 0, 0, 0,    1,    0, 0, 0, 0,    1,    0, 0.25f, 0.25f, 0.25f, 0.25f};
@@ -94,7 +91,7 @@ static void hand_maps(void **state)
     mha_tensor gates = mha_tensor_contiguous(gate, MHA_F32, 1, (int64_t[]){2});
     const mha_norm_maps out = {sizeof out, 0,    &p_t,    &gates,
                                &values_t,  &p_t, &layer_t}; /* in place */
-    assert_int_equal(mha_attention_norm_maps(machines_context(2, 0), &v_t, &weight, &out), MHA_OK);
+    expect_ok(mha_attention_norm_maps(machines_context(2, 0), &v_t, &weight, &out));
     /* ||f|| is 5 2 5 0 and, doubled by the gate, 0 2 10 0. */
     static const float norms[] = {5, 2, 5, 0, 0, 2, 10, 0};
     static const float heads[] = {5, 0, 0, 0, 2.5f, 1, 0, 0, 0, 1, 2.5f, 0, 1.25f, 0.5f, 1.25f, 0,
@@ -109,20 +106,19 @@ static void hand_maps(void **state)
     assert_true(layer[0] == 5 && layer[12] == 1.25f);
 }
 
-static void hand_rollout(void **state)
+static void hand_rollout(void)
 {
-    (void)state;
     float maps[] = {1, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0,
                     1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1};
     float first[16], second[16];
     mha_tensor m = tensor4(maps, 1, 2, 4, 4), a = tensor3(first, 1, 4, 4);
     mha_tensor b = tensor3(second, 1, 4, 4);
-    assert_int_equal(mha_rollout_step(machines_context(2, 0), &m, NULL, &a), MHA_OK);
+    expect_ok(mha_rollout_step(machines_context(2, 0), &m, NULL, &a));
     /* Head 0 attends to the previous token, head 1 to itself: a quarter and three quarters. */
     static const float one[] = {1, 0,     0,     0, 0.25f, 0.75f, 0,     0,
                                 0, 0.25f, 0.75f, 0, 0,     0,     0.25f, 0.75f};
     assert_memory_equal(first, one, sizeof one);
-    assert_int_equal(mha_rollout_step(machines_context(2, 0), &m, &a, &b), MHA_OK);
+    expect_ok(mha_rollout_step(machines_context(2, 0), &m, &a, &b));
     static const float two[] = {1,       0,      0,       0, 0.4375f, 0.5625f, 0,      0,
                                 0.0625f, 0.375f, 0.5625f, 0, 0,       0.0625f, 0.375f, 0.5625f};
     assert_memory_equal(second, two, sizeof two);
@@ -205,9 +201,8 @@ static void desk_run(mha_context *context, const desk *d)
     mha_tensor layer = tensor3(d->layer, d->B, d->T, d->T);
     const mha_head_writing out = {sizeof out, 0, &written, &norms, &shares, &cosines, &output};
     const mha_norm_maps also = {sizeof also, 0, &p, &gates, &values, &maps, &layer};
-    assert_int_equal(mha_heads_write(context, &z, &weight, &bias, &gates, d->lengths, &out),
-                     MHA_OK);
-    assert_int_equal(mha_attention_norm_maps(context, &z, &weight, &also), MHA_OK);
+    expect_ok(mha_heads_write(context, &z, &weight, &bias, &gates, d->lengths, &out));
+    expect_ok(mha_attention_norm_maps(context, &z, &weight, &also));
 }
 
 /* Compute out [H,E] of a token and `size` [H,E], the sums of the magnitudes of its terms. Each step
@@ -285,9 +280,8 @@ static void check_row(const desk *d, const double *weight, int64_t b, int64_t t)
     }
 }
 
-static void desks(void **state)
+static void desks(void)
 {
-    (void)state;
     machines all = machines_make(2), three = machines_make(3);
     for (int i = 0; i < rng_cases(40, 400); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -317,9 +311,8 @@ static void desks(void **state)
     }
 }
 
-static void rollouts(void **state)
+static void rollouts(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 300 + (uint64_t)i);
         const int64_t B = rng_between(&r, 1, 2), H = rng_between(&r, 1, 3);
@@ -337,8 +330,7 @@ static void rollouts(void **state)
             }
             mha_tensor m = tensor4(maps[l], B, H, T, T), to = tensor3(out[l % 2], B, T, T);
             mha_tensor from = tensor3(out[(l + 1) % 2], B, T, T);
-            assert_int_equal(mha_rollout_step(machines_context(2, i), &m, l ? &from : NULL, &to),
-                             MHA_OK);
+            expect_ok(mha_rollout_step(machines_context(2, i), &m, l ? &from : NULL, &to));
         }
         for (int64_t b = 0; b < B; b++) {
             for (int64_t l = 0; l < L; l++) {
@@ -436,7 +428,7 @@ static example *example_make(mha_context *context, const mha_transformer_desc *d
                                        .tokens = &e->tokens,
                                        .lengths = e->lengths,
                                        .memory = cross ? &e->memory_t : NULL};
-    assert_int_equal(mha_activations_create(context, e->t, 64, cross ? 64 : 0, &e->a), MHA_OK);
+    expect_ok(mha_activations_create(context, e->t, 64, cross ? 64 : 0, &e->a));
     example_fill(e, r);
     if (rng_chance(r, 0.5)) e->input.gates = &e->gates_t;
     return e;
@@ -444,7 +436,7 @@ static example *example_make(mha_context *context, const mha_transformer_desc *d
 
 static void example_run(mha_context *context, example *e)
 {
-    assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+    expect_ok(mha_transformer_update(context, e->t));
     if (mha_transformer_forward(context, e->t, &e->input, e->a, &e->output_t, &e->probabilities_t,
                                 NULL) != MHA_OK)
         fail_msg("%s", mha_error_detail());
@@ -463,7 +455,7 @@ static mha_transformer *example_read(mha_context *context, example *e, stored *s
     mha_transformer *own = e->t;
     mha_activations_destroy(e->a);
     e->t = stored_transformer(context, own, 0, s);
-    assert_int_equal(mha_activations_create(context, e->t, 64, e->S > 0 ? 64 : 0, &e->a), MHA_OK);
+    expect_ok(mha_activations_create(context, e->t, 64, e->S > 0 ? 64 : 0, &e->a));
     return own;
 }
 
@@ -526,7 +518,7 @@ static void add_part(const example *e, reference_stream *s, int64_t layer, mha_l
     static const char *const names[] = {"self_attn.o_proj", "cross_attn.o_proj", "mlp.down_proj"};
     static const char *const norms[] = {"self_attn_norm", "cross_attn_norm", "mlp_norm"};
     mha_layer_view view = {.struct_size = sizeof view};
-    assert_int_equal(mha_activations_layer(e->a, layer, part, &view), MHA_OK);
+    expect_ok(mha_activations_layer(e->a, layer, part, &view));
     const bool ff = part == MHA_PART_FEED_FORWARD;
     const mha_tensor *in = ff ? &view.hidden : &view.concatenated;
     const int64_t K = in->shape[2];
@@ -542,7 +534,7 @@ static reference_stream decompose(const example *e, int64_t row)
 {
     mha_stream_view ends = {.struct_size = sizeof ends};
     reference_stream s = reference_stream_make(e->d.embed_dim, 40);
-    assert_int_equal(mha_activations_stream(e->a, &ends), MHA_OK);
+    expect_ok(mha_activations_stream(e->a, &ends));
     double *embedding = reference_stream_add(&s);
     for (int64_t c = 0; c < s.E; c++)
         embedding[c] = (double)((const float *)ends.embedded.data)[row * s.E + c];
@@ -633,7 +625,7 @@ static void check_total(const example *e, const mha_attribution_target *target, 
 {
     const float *logits = e->output + row * VOCAB;
     mha_stream_view ends = {.struct_size = sizeof ends};
-    assert_int_equal(mha_activations_stream(e->a, &ends), MHA_OK);
+    expect_ok(mha_activations_stream(e->a, &ends));
     const float *x = (const float *)ends.normed.data + row * e->d.embed_dim;
     double *table = output_table(e);
     double wanted = (double)logits[target->token], room = 0;
@@ -649,9 +641,8 @@ static void check_total(const example *e, const mha_attribution_target *target, 
     free(table);
 }
 
-static void terms_sum_to_the_logit(void **state)
+static void terms_sum_to_the_logit(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(60, 600); i++) {
         rng r = rng_make(rng_run_seed(), 700 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -689,9 +680,8 @@ static void terms_sum_to_the_logit(void **state)
 /* With small integers, heads that attend to four tokens uniformly, and no norm, every number is
  * exact in f32. The terms sum exactly to the logit, and heads and bias sum to the module's
  * output. */
-static void small_integers_are_exact(void **state)
+static void small_integers_are_exact(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(20, 200); i++) {
         rng r = rng_make(rng_run_seed(), 1500 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -713,7 +703,7 @@ static void small_integers_are_exact(void **state)
         float *data = mha_transformer_data(e->t);
         for (int64_t k = 0; k < mha_transformer_parameters(e->t); k++) {
             mha_parameter p;
-            assert_int_equal(mha_transformer_parameter(e->t, k, &p), MHA_OK);
+            expect_ok(mha_transformer_parameter(e->t, k, &p));
             const bool zero = strstr(p.name, "q_proj") != NULL;
             for (int64_t n = 0; n < p.count; n++)
                 data[p.offset + n] = zero ? 0 : (float)rng_between(&r, -2, 2);
@@ -737,9 +727,8 @@ static void small_integers_are_exact(void **state)
         float written[3 * 4 * 4 * 8], output[3 * 4 * 8];
         mha_tensor w = tensor4(written, e->B, 4, 4, 8), o = tensor3(output, e->B, 4, 8);
         const mha_head_writing out = {.struct_size = sizeof out, .written = &w, .output = &o};
-        assert_int_equal(mha_activations_layer(e->a, 1, MHA_PART_SELF_ATTENTION, &view), MHA_OK);
-        assert_int_equal(
-            mha_layer_write(context, e->t, e->a, 1, MHA_PART_SELF_ATTENTION, NULL, &out), MHA_OK);
+        expect_ok(mha_activations_layer(e->a, 1, MHA_PART_SELF_ATTENTION, &view));
+        expect_ok(mha_layer_write(context, e->t, e->a, 1, MHA_PART_SELF_ATTENTION, NULL, &out));
         double *bias = parameter(e, 1, "self_attn.o_proj.bias");
         for (int64_t k = 0; k < e->B * 4 * 8; k++) {
             const int64_t b = k / 32, t = k / 8 % 4, c = k % 8;
@@ -756,9 +745,8 @@ static void small_integers_are_exact(void **state)
 
 /* The calls for layers equal the plain calls on the layers' numbers. A token that sees only itself
  * has ||f|| = ||out||. */
-static void layers_are_the_plain_calls(void **state)
+static void layers_are_the_plain_calls(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 2100 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -788,8 +776,8 @@ static void layers_are_the_plain_calls(void **state)
                                     .gates = e->input.gates ? &gates : NULL,
                                     .values = &v,
                                     .heads = &m};
-        assert_int_equal(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out), MHA_OK);
-        assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0, &also), MHA_OK);
+        expect_ok(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out));
+        expect_ok(mha_layer_norm_maps(context, e->t, e->a, l, 0, &also));
         for (int64_t row = 0; row < e->B * H; row++) {
             const double size = (double)values[row * e->T];
             /* z is v: of a softmax over one key, times a gate, in f32. */
@@ -825,16 +813,15 @@ static void find_all(mha_context *context, example *e, int64_t l, findings *f)
     mha_composition scores = {.struct_size = sizeof scores, .q = &t[0], .k = &t[1], .v = &t[2]};
     example_run(context, e);
     attribute(context, e, &target, &f->logit);
-    assert_int_equal(mha_transformer_composition(context, e->t, &scores), MHA_OK);
+    expect_ok(mha_transformer_composition(context, e->t, &scores));
     if (H == 0) return;
-    assert_int_equal(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out), MHA_OK);
-    assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0, &maps), MHA_OK);
+    expect_ok(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out));
+    expect_ok(mha_layer_norm_maps(context, e->t, e->a, l, 0, &maps));
 }
 
 /* Matrices from a source are bit-identical to those in an array, and no scratch remains. */
-static void sources_change_no_bit(void **state)
+static void sources_change_no_bit(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 2500 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -924,7 +911,7 @@ static void composition(void **state)
         mha_tensor t[3];
         for (int k = 0; k < 3; k++) t[k] = tensor4(scores[k], L, H, L, H);
         mha_composition out = {.struct_size = sizeof out, .q = &t[0], .k = &t[1], .v = &t[2]};
-        assert_int_equal(mha_transformer_composition(context, e->t, &out), MHA_OK);
+        expect_ok(mha_transformer_composition(context, e->t, &out));
         assert_true(out.baseline == 1 / sqrt((double)E));
         for (int64_t k = 0; k < L * H * L * H; k++) {
             const int64_t to = k / (H * L * H), h = k / (L * H) % H, from = k / H % L, g = k % H;
@@ -955,9 +942,8 @@ static void composition(void **state)
 
 /* Random matrices score at the baseline. A head that reads everything that another head writes
  * scores far higher. */
-static void composition_of_chance(void **state)
+static void composition_of_chance(void)
 {
-    (void)state;
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
                                        .vocab_size = VOCAB,
                                        .max_length = 8,
@@ -967,26 +953,26 @@ static void composition_of_chance(void **state)
     mha_context *context = machines_context(2, 0);
     mha_transformer *t;
     mha_parameter p, from;
-    assert_int_equal(mha_transformer_create(context, &desc, &t), MHA_OK);
+    expect_ok(mha_transformer_create(context, &desc, &t));
     const mha_transformer_init init = {.struct_size = sizeof init, .seed = 5};
-    assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
+    expect_ok(mha_transformer_initialise(context, t, &init));
     float scores[64];
     mha_tensor k = tensor4(scores, 2, 4, 2, 4);
     mha_composition out = {.struct_size = sizeof out, .k = &k};
-    assert_int_equal(mha_transformer_composition(context, t, &out), MHA_OK);
+    expect_ok(mha_transformer_composition(context, t, &out));
     double sum = 0;
     for (int i = 0; i < 16; i++) sum += (double)scores[32 + i / 4 * 8 + i % 4];
     /* The mean of 16 scores with a standard deviation of about 0.01 (16 x 16 numbers each, of one
      * head): 0.01 is 4 sigma. */
     check_near(sum / 16, out.baseline, 0.01, "random matrices");
     /* W_K of head 1 reads the output of W_O of head 2: its rows are those columns. */
-    assert_int_equal(mha_transformer_find(t, 1, "self_attn.k_proj.weight", &p), MHA_OK);
-    assert_int_equal(mha_transformer_find(t, 0, "self_attn.o_proj.weight", &from), MHA_OK);
+    expect_ok(mha_transformer_find(t, 1, "self_attn.k_proj.weight", &p));
+    expect_ok(mha_transformer_find(t, 0, "self_attn.o_proj.weight", &from));
     float *data = mha_transformer_data(t);
     for (int d = 0; d < 16; d++)
         for (int c = 0; c < 64; c++)
             data[p.offset + (16 + d) * 64 + c] = data[from.offset + c * 64 + 2 * 16 + d];
-    assert_int_equal(mha_transformer_composition(context, t, &out), MHA_OK);
+    expect_ok(mha_transformer_composition(context, t, &out));
     const float *row = scores + 32 + 8;
     assert_true(row[2] > 0.22f && row[0] < 0.16f && row[1] < 0.16f && row[3] < 0.16f);
     mha_transformer_destroy(t);
@@ -1091,9 +1077,8 @@ static mha_status count_calls(int64_t done, int64_t total, void *user)
     return *calls == 1000 ? MHA_ERR_FILE : MHA_OK;
 }
 
-static void heads_from_tokens_to_tokens(void **state)
+static void heads_from_tokens_to_tokens(void)
 {
-    (void)state;
     static const mha_layer_desc windows[3] = {
         {.struct_size = sizeof *windows, .flags = MHA_LAYER_WINDOW, .left_keys = 1},
         {.struct_size = sizeof *windows, .flags = MHA_LAYER_SINKS},
@@ -1147,9 +1132,8 @@ static void heads_from_tokens_to_tokens(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     float z[32] = {0}, w[16] = {0}, out[64], p[64] = {0};
     struct {
@@ -1173,9 +1157,9 @@ static void misuse_is_refused(void **state)
 #define NORM_MAPS() mha_attention_norm_maps(x, &a.heads, &a.weight, &a.twin)
 #define ROLL() mha_rollout_step(x, &a.square, NULL, &a.after)
 #define REFUSE(call, status, part, ...) expect_spoiled(a, call, status, part, __VA_ARGS__)
-    assert_int_equal(WRITE(), MHA_OK);
-    assert_int_equal(NORM_MAPS(), MHA_OK);
-    assert_int_equal(ROLL(), MHA_OK);
+    expect_ok(WRITE());
+    expect_ok(NORM_MAPS());
+    expect_ok(ROLL());
     REFUSE(WRITE(), MHA_ERR_ARGUMENT, "lengths[0] is 5, expected 0..4", a.length = 5);
     REFUSE(WRITE(), MHA_ERR_SHAPE, "weight: 4 columns", a.heads.shape[3] = 3);
     REFUSE(WRITE(), MHA_ERR_OVERLAP, "norms overlaps", a.norms.data = z);
@@ -1194,9 +1178,8 @@ static void misuse_is_refused(void **state)
 #undef WRITE
 }
 
-static void transformer_errors(void **state)
+static void transformer_errors(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     rng r = rng_make(3, 0);
     mha_transformer_desc desc = {.struct_size = sizeof desc,
@@ -1283,9 +1266,8 @@ static mha_status written_and_mapped(mha_context *context, failing_alloc *memory
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     rng r = rng_make(4, 0);
     assert_true(failing_each(written_and_mapped, &r) > 3);
 }

@@ -305,9 +305,8 @@ static void print_cards(const machines *all, score_card *cards, bool whole)
         }
 }
 
-static void random_company(void **state)
+static void random_company(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     int i, end;
@@ -317,9 +316,8 @@ static void random_company(void **state)
 }
 
 /* Each kind alone, across boundaries of key blocks and query chunks, and each pair of kinds. */
-static void alone_and_in_pairs(void **state)
+static void alone_and_in_pairs(void)
 {
-    (void)state;
     machines all = machines_make(1);
     score_card cards[MOST_MACHINES] = {0};
     int number = 1000000;
@@ -338,9 +336,8 @@ static void alone_and_in_pairs(void **state)
 /* ---- bits ------------------------------------------------------------------------------------ */
 
 /* Gradients with 1, 2 and 5 threads, and requested one by one, are bit-identical. */
-static void bits_of_threads_and_wishes(void **state)
+static void bits_of_threads_and_wishes(void)
 {
-    (void)state;
     machines one = machines_make(1), two = machines_make(2), five = machines_make(5);
     const machines *others[] = {&two, &five};
     int count = rng_cases(30, 2000);

@@ -39,7 +39,7 @@ static mha_tensor tensor(int ndim, const int64_t *shape)
 static int64_t elements_of(const mha_tensor *x)
 {
     int64_t count;
-    assert_int_equal(mha_tensor_count(x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(x, &count));
     return count;
 }
 
@@ -212,9 +212,8 @@ static void run_poisoned(poisoned *x, rng *r, const machine *m)
     free_results(&x->bad);
 }
 
-static void poison_stays(void **state)
+static void poison_stays(void)
 {
-    (void)state;
     machines all = machines_make(2);
     int count = rng_cases(60, 3000);
     for (int i = 0; i < count; i++)
@@ -233,9 +232,8 @@ static void poison_stays(void **state)
 }
 
 /* A query without keys gives a sink no gradient, whatever dO is. */
-static void query_without_keys(void **state)
+static void query_without_keys(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++) {
         rng r = rng_make(1, 2);
@@ -268,9 +266,8 @@ static void query_without_keys(void **state)
 }
 
 /* A product with a hidden value may overflow without an effect. */
-static void huge_where_hidden(void **state)
+static void huge_where_hidden(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++) {
         rng r = rng_make(1, 4);
@@ -299,9 +296,8 @@ static void huge_where_hidden(void **state)
 
 /* Scores of 1e11 differ from their log-sum-exp by thousands because of rounding. No result may be
  * NaN, and instruction sets with fused multiply-adds must agree. */
-static void huge_scores(void **state)
+static void huge_scores(void)
 {
-    (void)state;
     const int64_t shape[4] = {1, 1, 64, 16};
     machines all = machines_make(1);
     float *first = NULL;
@@ -429,9 +425,8 @@ static void check_lone_sink(const machine *m)
     free_loss_call(&x);
 }
 
-static void losses_of_lse_and_weights(void **state)
+static void losses_of_lse_and_weights(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int m = 0; m < all.count; m++) {
         check_bad_loss(&all.each[m], false);
@@ -501,9 +496,8 @@ static void check_padding(rng *r, const machine *m)
     }
 }
 
-static void padding_and_batches(void **state)
+static void padding_and_batches(void)
 {
-    (void)state;
     machines all = machines_make(2);
     int count = rng_cases(8, 300);
     for (int i = 0; i < count; i++)
@@ -559,9 +553,8 @@ static void check_bytes(rng *r, const machine *m)
     free_results(&bytes);
 }
 
-static void hidden_by_ranges_or_bytes(void **state)
+static void hidden_by_ranges_or_bytes(void)
 {
-    (void)state;
     machines all = machines_make(1);
     int count = rng_cases(40, 2000);
     for (int i = 0; i < count; i++)
@@ -640,9 +633,8 @@ static void check_halves(rng *r, const machine *m, const kinds_case *c)
     for (int i = 0; i < 6; i++) free_twin(all[i]);
 }
 
-static void halves_are_widened(void **state)
+static void halves_are_widened(void)
 {
-    (void)state;
     machines all = machines_make(2);
     int count = rng_cases(40, 2000);
     for (int i = 0; i < count; i++) {
@@ -763,9 +755,8 @@ static void free_misuse(const misuse *x)
     free_results(&c);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *context = context_with(0);
     for (size_t i = 0, rows = spoil_row(NULL, SIZE_MAX).rows; i < rows; i++) {
         misuse x, kept;
@@ -828,7 +819,7 @@ static void plans(void **state)
     mha_context *context = context_with(0);
     mha_status status;
     mha_attention_plan small = plan_of(context, 1024, 64, MHA_PATH_AUTO, 0, &status);
-    assert_int_equal(status, MHA_OK);
+    expect_ok(status);
     assert_int_equal(small.path, MHA_PATH_TILED);
     assert_true(small.isa == mha_context_isa(context) && small.visible_pairs == 8 * 1024 * 1024);
     /* dq is separate from dk and dv because a table's gradient is requested: 14 D per pair */
@@ -845,7 +836,7 @@ static void plans(void **state)
     plan_of(context, 64, 300, MHA_PATH_AUTO, MHA_ATTENTION_STRICT, &status);
     assert_int_equal(status, MHA_ERR_UNSUPPORTED);
     plan_of(context, 64, 300, MHA_PATH_PLAIN, MHA_ATTENTION_STRICT, &status);
-    assert_int_equal(status, MHA_OK);
+    expect_ok(status);
     check_huge(context);
     /* A loss of weights computes p once for its sum, and once in each of the two walks. */
     const mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 2, 64, 32});
@@ -853,10 +844,8 @@ static void plans(void **state)
     const mha_attention_gradients wanted = {
         .struct_size = sizeof wanted, .q = &x, .k = &x, .probabilities_gradient = &p};
     mha_attention_plan of_weights;
-    assert_int_equal(mha_attention_backward_explain(
-                         context_with(3),
-                         BACKWARD_CALL(NULL, &x, &x, &x, NULL, NULL, NULL, &wanted), &of_weights),
-                     MHA_OK);
+    expect_ok(mha_attention_backward_explain(
+        context_with(3), BACKWARD_CALL(NULL, &x, &x, &x, NULL, NULL, NULL, &wanted), &of_weights));
     assert_int_equal(of_weights.path, MHA_PATH_TILED);
     assert_true(of_weights.flops == (2 * (4 + 2) + 3 * 2) * 32.0 * 2 * 64 * 64);
 }
@@ -869,24 +858,21 @@ static void check_reserve(call *x)
     mha_context *context;
     mha_attention_plan plan;
     failing_alloc alloc = failing_alloc_make();
-    assert_int_equal(failing_context(&alloc, 1, MHA_ISA_AUTO, &context), MHA_OK);
-    assert_int_equal(
-        mha_attention_backward_explain(context,
-                                       BACKWARD_CALL(&x->desc, &x->q, &x->k, &x->v, &x->o, &x->lse,
-                                                     &x->o_gradient, &x->gradients),
-                                       &plan),
-        MHA_OK);
-    assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
+    expect_ok(failing_context(&alloc, 1, MHA_ISA_AUTO, &context));
+    expect_ok(mha_attention_backward_explain(
+        context,
+        BACKWARD_CALL(&x->desc, &x->q, &x->k, &x->v, &x->o, &x->lse, &x->o_gradient, &x->gradients),
+        &plan));
+    expect_ok(mha_context_reserve(context, plan.scratch_bytes));
     alloc.fail_at = alloc.calls;
     alloc.fail_after = true;
-    assert_int_equal(backward(context, x), MHA_OK);
+    expect_ok(backward(context, x));
     mha_context_destroy(context);
 }
 
 /* A descriptor with all inputs, so that every allocation occurs. */
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 5000000);
     kinds_shape shape = {.B = 2, .H = 4, .Hk = 2, .T = 9, .S = 20, .D = 8, .Dv = 5};
     shape.kinds = KIND_T5 | KIND_SHAW_KEYS | KIND_SHAW_VALUES | KIND_DROPOUT | KIND_SOFTCAP;
@@ -909,7 +895,7 @@ static void failed_allocations_are_reported(void **state)
         for (int64_t at = 0; at < 1000; at++) {
             mha_context *context;
             alloc = failing_alloc_make();
-            assert_int_equal(failing_context(&alloc, 1, MHA_ISA_AUTO, &context), MHA_OK);
+            expect_ok(failing_context(&alloc, 1, MHA_ISA_AUTO, &context));
             memset(x.of[QUERIES].data, 0x55, (size_t)elements_of(&x.of[QUERIES]) * sizeof(float));
             alloc.fail_at = alloc.calls + at;
             alloc.fail_after = true;
@@ -919,9 +905,9 @@ static void failed_allocations_are_reported(void **state)
             if (status == MHA_OK) {
                 alloc.fail_at = -1; /* lets scratch merge its blocks */
                 alloc.fail_after = false;
-                assert_int_equal(backward(context, &x), MHA_OK);
+                expect_ok(backward(context, &x));
                 alloc.fail_at = alloc.calls; /* from then on nothing is allocated */
-                assert_int_equal(backward(context, &x), MHA_OK);
+                expect_ok(backward(context, &x));
             } else {
                 assert_int_equal(status, MHA_ERR_NOMEM);
                 assert_true(first == 0x55555555);

@@ -32,9 +32,8 @@
 
 /* ---- status --------------------------------------------------------------------------------- */
 
-static void status_texts(void **state)
+static void status_texts(void)
 {
-    (void)state;
     assert_string_equal(mha_status_text(MHA_OK), "success");
     assert_string_equal(mha_status_text((mha_status)99), "unknown status");
     assert_int_equal(MHA_ERR_SHAPE, 10); /* must never change */
@@ -47,24 +46,22 @@ static void status_texts(void **state)
 #undef CHECK_TEXT
 }
 
-static void detail_is_one_clean_line(void **state)
+static void detail_is_one_clean_line(void)
 {
-    (void)state;
     assert_int_equal(mha_fail(MHA_ERR_FILE, "%s: line\nfeed\ttab\x7F %d", "a", 7), MHA_ERR_FILE);
     assert_string_equal(mha_error_detail(), "a: line?feed?tab? 7");
     assert_int_equal(mha_fail(MHA_ERR_FILE, "again: %s", mha_error_detail()), MHA_ERR_FILE);
     assert_string_equal(mha_error_detail(), "again: a: line?feed?tab? 7");
     int64_t count;
     mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 0, NULL);
-    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(&x, &count));
     /* success does not change it */
     assert_string_equal(mha_error_detail(), "again: a: line?feed?tab? 7");
 }
 
 /* A long text is truncated after a complete character, for any bytes. */
-static void detail_is_cut_between_characters(void **state)
+static void detail_is_cut_between_characters(void)
 {
-    (void)state;
     static const char *const characters[] = {"x", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"};
     for (int size = 1; size <= 4; size++)
         for (int lead = 0; lead < 4; lead++) {
@@ -87,9 +84,8 @@ static void *other_thread(void *argument)
     return NULL;
 }
 
-static void detail_belongs_to_its_thread(void **state)
+static void detail_belongs_to_its_thread(void)
 {
-    (void)state;
     pthread_t thread;
     bool empty = false;
     (void)mha_fail(MHA_ERR_FILE, "of the first thread");
@@ -101,9 +97,8 @@ static void detail_belongs_to_its_thread(void **state)
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-static void element_types(void **state)
+static void element_types(void)
 {
-    (void)state;
     static const struct {
         mha_dtype dtype;
         size_t size;
@@ -145,18 +140,17 @@ static void views(void **state)
     assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 3, wraps).ndim, 3);
 }
 
-static void counts(void **state)
+static void counts(void)
 {
-    (void)state;
     int64_t count = -5;
     mha_tensor x = mha_tensor_contiguous(NULL, MHA_F32, 3, (int64_t[]){2, 3, 4});
-    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(&x, &count));
     assert_int_equal(count, 24);
     x.ndim = 0;
-    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(&x, &count));
     assert_int_equal(count, 1);
     x = mha_tensor_contiguous(NULL, MHA_F32, 3, (int64_t[]){INT64_MAX, 0, INT64_MAX});
-    assert_int_equal(mha_tensor_count(&x, &count), MHA_OK);
+    expect_ok(mha_tensor_count(&x, &count));
     assert_int_equal(count, 0);
     expect_error(mha_tensor_count(NULL, &count), MHA_ERR_NULL, "mha_tensor_count");
     expect_error(mha_tensor_count(&x, NULL), MHA_ERR_NULL, "mha_tensor_count");
@@ -187,11 +181,10 @@ static void clear_environment(void)
 
 /* Adjacent views of a few rows are distinguished from overlapping ones, tested exhaustively. The check is not public;
  * an embedding's table and result use it. */
-static void overlaps(void **state)
+static void overlaps(void)
 {
-    (void)state;
     mha_context *context = NULL;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    expect_ok(mha_context_create(NULL, &context));
     static float memory[400];
     int64_t apart = 0, refused = 0;
     for (int i = 0; i < 4000; i++) {
@@ -217,7 +210,7 @@ static void overlaps(void **state)
         assert_true(status == MHA_OK || status == MHA_ERR_OVERLAP);
         if (shared) assert_int_equal(status, MHA_ERR_OVERLAP);
         if (!shared && llabs(v[0].stride[0]) == llabs(v[1].stride[0]))
-            assert_int_equal(status, MHA_OK); /* rows of one stride: exact */
+            expect_ok(status); /* rows of one stride: exact */
         apart += status == MHA_OK;
         refused += status != MHA_OK;
     }
@@ -226,9 +219,8 @@ static void overlaps(void **state)
     mha_context_destroy(context);
 }
 
-static void instruction_sets(void **state)
+static void instruction_sets(void)
 {
-    (void)state;
     assert_true(mha_isa_available(MHA_ISA_AUTO));
     assert_true(mha_isa_available(MHA_ISA_PORTABLE));
     assert_false(mha_isa_available((mha_isa)77));
@@ -242,15 +234,14 @@ static void instruction_sets(void **state)
             expect_error(status, MHA_ERR_UNSUPPORTED, mha_isa_name((mha_isa)isa));
             continue;
         }
-        assert_int_equal(status, MHA_OK);
+        expect_ok(status);
         assert_int_equal(mha_context_isa(context), isa);
         mha_context_destroy(context);
     }
 }
 
-static void environment(void **state)
+static void environment(void)
 {
-    (void)state;
     clear_environment();
     mha_context_desc desc = {.struct_size = sizeof desc};
     setenv("MHA_ISA", "portable", 1);
@@ -300,9 +291,8 @@ static void *no_alloc(void *user, size_t bytes, size_t alignment)
     return NULL;
 }
 
-static void context_errors(void **state)
+static void context_errors(void)
 {
-    (void)state;
     clear_environment();
     mha_context *context = NULL;
     mha_context_desc desc = {.struct_size = sizeof desc};
@@ -328,9 +318,8 @@ static void context_errors(void **state)
     mha_context_destroy(NULL);
 }
 
-static void newer_context_desc(void **state)
+static void newer_context_desc(void)
 {
-    (void)state;
     struct {
         mha_context_desc desc;
         unsigned char more[16];
@@ -348,9 +337,8 @@ static void newer_context_desc(void **state)
     }
 }
 
-static void default_allocator(void **state)
+static void default_allocator(void)
 {
-    (void)state;
     mha_context *context = must_create(NULL);
     mha_allocator allocator = mha_context_allocator(context);
     for (size_t alignment = 1; alignment <= 4096; alignment *= 2) {
@@ -373,9 +361,8 @@ static mha_context *counting_context(failing_alloc *memory, int32_t threads)
     return must_create(&desc);
 }
 
-static void scratch_is_a_stack(void **state)
+static void scratch_is_a_stack(void)
 {
-    (void)state;
     failing_alloc memory = failing_alloc_make();
     mha_context *context = counting_context(&memory, 1);
     for (int round = 0; round < 4; round++) {
@@ -385,8 +372,7 @@ static void scratch_is_a_stack(void **state)
         for (int i = 0; i < 40; i++) {
             void *part;
             marks[i] = mha_scratch_top(context);
-            assert_int_equal(mha_scratch_alloc(context, 1 + i * 997, (size_t)(1 + i % 9), &part),
-                             MHA_OK);
+            expect_ok(mha_scratch_alloc(context, 1 + i * 997, (size_t)(1 + i % 9), &part));
             assert_int_equal((uintptr_t)part % 64, 0);
             parts[i] = part;
             memset(part, i, (size_t)(1 + i * 997) * (size_t)(1 + i % 9));
@@ -403,9 +389,8 @@ static void scratch_is_a_stack(void **state)
     assert_int_equal(memory.mistakes, 0);
 }
 
-static void scratch_errors(void **state)
+static void scratch_errors(void)
 {
-    (void)state;
     failing_alloc memory = failing_alloc_make();
     mha_context *context = counting_context(&memory, 1);
     void *part = &part;
@@ -413,7 +398,7 @@ static void scratch_errors(void **state)
     assert_null(part);
     expect_error(mha_scratch_alloc(context, INT64_MAX, 8, &part), MHA_ERR_SIZE, "scratch");
     expect_error(mha_scratch_alloc(context, INT64_MAX - 8, 1, &part), MHA_ERR_SIZE, "scratch");
-    assert_int_equal(mha_scratch_alloc(context, 0, 8, &part), MHA_OK);
+    expect_ok(mha_scratch_alloc(context, 0, 8, &part));
     assert_non_null(part);
     memory.fail_at = memory.calls;
     memory.fail_after = true;
@@ -421,17 +406,17 @@ static void scratch_errors(void **state)
     assert_null(part);
     expect_error(mha_scratch_alloc(context, INT64_MAX / 16, 8, &part), MHA_ERR_NOMEM, "scratch");
     memory.fail_at = -1;
-    assert_int_equal(mha_scratch_alloc(context, 1 << 20, 8, &part), MHA_OK);
+    expect_ok(mha_scratch_alloc(context, 1 << 20, 8, &part));
     mha_scratch_release(context, (mha_scratch_mark){0, 0});
-    assert_int_equal(mha_context_reserve(context, 1 << 24), MHA_OK);
+    expect_ok(mha_context_reserve(context, 1 << 24));
     int64_t calls = memory.calls;
-    assert_int_equal(mha_context_reserve(context, 1 << 20), MHA_OK);
+    expect_ok(mha_context_reserve(context, 1 << 20));
     void *held;
     mha_scratch_mark before = mha_scratch_top(context);
-    assert_int_equal(mha_scratch_alloc(context, 1, 1, &held), MHA_OK);
+    expect_ok(mha_scratch_alloc(context, 1, 1, &held));
     expect_error(mha_context_reserve(context, 1 << 25), MHA_ERR_ARGUMENT, "in use");
     mha_scratch_release(context, before);
-    assert_int_equal(mha_scratch_alloc(context, 1 << 24, 1, &part), MHA_OK);
+    expect_ok(mha_scratch_alloc(context, 1 << 24, 1, &part));
     assert_int_equal(memory.calls, calls);
     mha_scratch_release(context, (mha_scratch_mark){0, 0});
     memory.fail_at = memory.calls;
@@ -441,9 +426,8 @@ static void scratch_errors(void **state)
 }
 
 /* Every allocation of context creation fails once; nothing leaks. */
-static void creation_without_memory(void **state)
+static void creation_without_memory(void)
 {
-    (void)state;
     for (int64_t n = 0;; n++) {
         failing_alloc memory = failing_alloc_make();
         memory.fail_at = n;
@@ -497,9 +481,8 @@ static void check_loop(mha_context *context, loop *l, int64_t items)
         if (atomic_load(&l->done[i]) != (i < items)) atomic_fetch_add(&l->mistakes, 1);
 }
 
-static void loops_do_each_item_once(void **state)
+static void loops_do_each_item_once(void)
 {
-    (void)state;
     static const int threads[] = {1, 2, 3, 8, 16};
     static const int64_t items[] = {0, 1, 2, 3, 17, 1000, MOST_ITEMS};
     loop *l = malloc(sizeof *l);
@@ -535,9 +518,8 @@ static void *host_thread(void *argument)
     return mistakes ? argument : NULL;
 }
 
-static void contexts_are_independent(void **state)
+static void contexts_are_independent(void)
 {
-    (void)state;
     enum { HOSTS = 4 };
     pthread_t threads[HOSTS];
     loop *loops = calloc(HOSTS, sizeof *loops);
@@ -565,9 +547,8 @@ static void host_loop(void *user, int64_t items, mha_parallel_body body, void *a
     for (int64_t i = items - 1; i >= 0; i--) body(argument, i, (int)(i % 4));
 }
 
-static void host_parallel_for(void **state)
+static void host_parallel_for(void)
 {
-    (void)state;
     host h = {0};
     failing_alloc memory = failing_alloc_make();
     mha_context_desc desc = {.struct_size = sizeof desc,
@@ -674,7 +655,7 @@ static void workers_wake_off_the_caller(void **state)
     if (CPU_COUNT(&all) < 2) skip();
     mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
     mha_context *context;
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    expect_ok(mha_context_create(&desc, &context));
     meeting m = {.both = false};
     mha_parallel_for(context, 2, meet, &m);
     assert_true(atomic_load(&m.both));
@@ -703,9 +684,8 @@ static void workers_wake_off_the_caller(void **state)
 
 /* A pool works with fewer threads if the system refuses some. Tested in a child process, because
  * limits persist. */
-static void threads_refused(void **state)
+static void threads_refused(void)
 {
-    (void)state;
 #ifdef SANITIZED
     printf("  skipped: sanitizers need the address space that this test takes away\n");
     skip();
@@ -733,10 +713,9 @@ static void threads_refused(void **state)
 }
 
 /* The library's version equals that of its headers. */
-static void versions(void **state)
+static void versions(void)
 {
     char text[64];
-    (void)state;
     snprintf(text, sizeof text, "%d.%d.%d", MHA_VERSION_MAJOR, MHA_VERSION_MINOR,
              MHA_VERSION_PATCH);
     assert_string_equal(mha_version(), text);

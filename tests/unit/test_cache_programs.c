@@ -8,6 +8,7 @@
  * MHA_TEST_SEED) runs only the n-th. */
 #include "reference/half_reference.h"
 #include "reference/kinds_bounds.h"
+#include "support/expect.h"
 #include "support/guarded.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -697,8 +698,8 @@ static void make_cache(program *p)
         p->desc.max_append = rng_chance(&p->r, 0.5) ? rng_between(&p->r, 0, 2 * MOST_STEP) : 0;
     }
     mha_kv_cache_sizes counted = {.struct_size = sizeof counted};
-    assert_int_equal(mha_kv_cache_count(&p->desc, &counted), MHA_OK);
-    assert_int_equal(mha_kv_cache_create(p->context, &p->desc, &p->cache), MHA_OK);
+    expect_ok(mha_kv_cache_count(&p->desc, &counted));
+    expect_ok(mha_kv_cache_create(p->context, &p->desc, &p->cache));
     assert_true(mha_kv_cache_bytes(p->cache) == (size_t)counted.total_bytes);
     mha_kv_cache_describe(p->cache, &p->desc);
 }
@@ -769,9 +770,8 @@ static void test_random_programs(void **unused)
 }
 
 /* A million appends and rollbacks allocate no memory, and the last result equals the first. */
-static void test_no_growth(void **unused)
+static void test_no_growth(void)
 {
-    (void)unused;
     const mha_kv_cache_desc desc = {.struct_size = sizeof desc,
                                     .batch = 2,
                                     .kv_heads = 1,
@@ -783,16 +783,16 @@ static void test_no_growth(void **unused)
     mha_kv_cache *cache;
     float x[4] = {1, 2, 3, 4};
     const mha_tensor t = mha_tensor_contiguous(x, MHA_F32, 4, (const int64_t[]){2, 1, 1, 2});
-    assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
+    expect_ok(mha_kv_cache_create(context, &desc, &cache));
     rng r = rng_make(rng_run_seed(), 1);
     const int64_t steps_left = rng_cases(100000, 1000000);
     for (int64_t i = 0; i < steps_left; i++) {
         const int64_t b = i % 2, length = mha_kv_cache_lengths(cache)[b];
         if (mha_kv_cache_append(cache, &t, &t, NULL) == MHA_OK && i % 7 != 0) continue;
-        if (i % 3 == 0) assert_int_equal(mha_kv_cache_fork(cache, b, 1 - b, length / 2), MHA_OK);
-        assert_int_equal(mha_kv_cache_truncate(cache, b, rng_between(&r, 0, length)), MHA_OK);
+        if (i % 3 == 0) expect_ok(mha_kv_cache_fork(cache, b, 1 - b, length / 2));
+        expect_ok(mha_kv_cache_truncate(cache, b, rng_between(&r, 0, length)));
     }
-    for (int64_t b = 0; b < 2; b++) assert_int_equal(mha_kv_cache_truncate(cache, b, 0), MHA_OK);
+    for (int64_t b = 0; b < 2; b++) expect_ok(mha_kv_cache_truncate(cache, b, 0));
     assert_int_equal(mha_kv_cache_free_pages(cache), 16);
     mha_kv_cache_destroy(cache);
 }

@@ -40,9 +40,8 @@ static double number_behind(const char **at, const char *before)
 }
 
 /* The y axis runs from 0 to 10, 280 high; the x axis from 0 to 4 over the width of its line. */
-static void points_are_in_their_places(void **state)
+static void points_are_in_their_places(void)
 {
-    (void)state;
     const double x[] = {0, 1, 2, 4}, y[] = {0, 5, 7.5, 10};
     const mha_series series = {"a", x, y, 4, false};
     const mha_curve curve = {.series = &series, .series_count = 1};
@@ -72,9 +71,8 @@ static void points_are_in_their_places(void **state)
     }
 }
 
-static void gaps_and_looks(void **state)
+static void gaps_and_looks(void)
 {
-    (void)state;
     const double x[] = {0, 1, 2, 3, 4}, y[] = {1, NAN, 2, 3, INFINITY};
     const mha_series series[] = {{"first", x, y, 5, false},
                                  {"second", x, y, 5, false},
@@ -115,9 +113,8 @@ static void gaps_and_looks(void **state)
 }
 
 /* Empty charts, equal numbers, and doubles of every size give a picture without "nan" or "inf". */
-static void as_pdf(void **state)
+static void as_pdf(void)
 {
-    (void)state;
     static const char *const begin[] = {"<svg", "%PDF"};
     const double x[] = {0, 1, 2}, y[] = {1, NAN, 3};
     const mha_series series = {"a", x, y, 3, false};
@@ -134,9 +131,8 @@ static void as_pdf(void **state)
     }
 }
 
-static void any_numbers(void **state)
+static void any_numbers(void)
 {
-    (void)state;
     static const double sets[][3] = {{0, 0, 0},
                                      {7, 7, 7},
                                      {-3, -3, -3},
@@ -170,9 +166,8 @@ static void any_numbers(void **state)
 }
 
 /* A span of a few parts per million: tick labels must differ. */
-static void near_numbers_are_told_apart(void **state)
+static void near_numbers_are_told_apart(void)
 {
-    (void)state;
     const double x[] = {2e6, 2e6 + 1, 2e6 + 2}, y[] = {4.123451, 4.123453, 4.123456};
     const mha_series series = {"a", x, y, 3, false};
     const mha_curve curve = {.series = &series, .series_count = 1};
@@ -184,9 +179,8 @@ static void near_numbers_are_told_apart(void **state)
     mha_buffer_free(&svg);
 }
 
-static void a_long_legend_wraps(void **state)
+static void a_long_legend_wraps(void)
 {
-    (void)state;
     const double x[] = {0, 1};
     mha_series series[30];
     for (int i = 0; i < 30; i++) series[i] = (mha_series){"a name of some length", x, x, 2, false};
@@ -216,9 +210,8 @@ static mha_status stop_after(void *user, const void *bytes, size_t count)
     return MHA_OK;
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     const double x[] = {0, 1};
     mha_series series = {"a", x, x, 2, false};
     mha_curve curve = {.series = &series, .series_count = 1};

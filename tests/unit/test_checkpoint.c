@@ -127,9 +127,8 @@ static void round_trip(mha_transformer_desc d, const char *kind)
     mha_transformer_destroy(to);
 }
 
-static void round_trips(void **state)
+static void round_trips(void)
 {
-    (void)state;
     mha_transformer_desc d = llama;
     round_trip(d, "llama");
     d.flags |= MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_BIAS;
@@ -151,10 +150,9 @@ static void round_trips(void **state)
 }
 
 /* Any difference from the formats of transformers gives a folder in this library's own format. */
-static void round_trips_of_our_own(void **state)
+static void round_trips_of_our_own(void)
 {
-    (void)state;
-    for (int i = 0; i < 21; i++) {
+    for (int i = 0; i < 23; i++) {
         mha_transformer_desc d = i < 9 || (i > 14 && i < 20) ? llama : bert;
         if (i == 0) d.flags = 0;
         if (i == 1) d.ff_dim = 0;
@@ -177,14 +175,17 @@ static void round_trips_of_our_own(void **state)
         if (i == 18) d.feed_forward = MHA_FEED_FORWARD_GEGLU_TANH;
         if (i == 19) d.feed_forward = MHA_FEED_FORWARD_GEGLU;
         if (i == 20) d.flags |= MHA_TRANSFORMER_PADDING, d.padding_token = 3;
+        if (i == 21) d.flags |= MHA_TRANSFORMER_NO_NORM_BIAS;
+        if (i == 22)
+            d.flags = (d.flags & ~(uint32_t)MHA_TRANSFORMER_POST_NORM) | MHA_TRANSFORMER_PARALLEL |
+                      MHA_TRANSFORMER_ONE_NORM;
         round_trip(d, "multihead");
     }
 }
 
 /* Settings of layers also use our own format, bit for bit. */
-static void round_trips_of_layers(void **state)
+static void round_trips_of_layers(void)
 {
-    (void)state;
     int found = 0;
     for (int i = 0; i < 21; i++) {
         rng r = rng_make(rng_run_seed(), 700 + (uint64_t)i);
@@ -214,15 +215,16 @@ static void round_trips_of_layers(void **state)
     round_trip(d, "multihead");
 }
 
-/* Gated delta nets, Mamba-2, short convolutions and output gates. */
-static void round_trips_of_mixers(void **state)
+/* Gated delta nets, Mamba-2, short convolutions, output gates, experts, and norms after blocks. */
+static void round_trips_of_mixers(void)
 {
-    (void)state;
     const mha_layer_desc net = {.struct_size = sizeof net,
                                 .mixer = MHA_MIXER_GATED_DELTA,
                                 .conv_kernel = 4,
                                 .key_dim = 3,
-                                .value_dim = 7},
+                                .value_dim = 7,
+                                .strength_scale = 1.5f,
+                                .head_norm_epsilon = 1e-3f},
                          gated = {.struct_size = sizeof gated, .flags = MHA_LAYER_OUTPUT_GATE},
                          convolution = {.struct_size = sizeof convolution,
                                         .mixer = MHA_MIXER_SHORT_CONVOLUTION,
@@ -235,22 +237,29 @@ static void round_trips_of_mixers(void **state)
                                   .step_least = 0.125f,
                                   .step_most = 2},
                          alone = {.struct_size = sizeof alone, .flags = MHA_LAYER_NO_FEED_FORWARD};
-    const mha_layer_desc all[][2] = {
-        {net, gated}, {net, net}, {space, gated}, {alone, net}, {convolution, net}};
+    mha_layer_desc all[][2] = {{net, gated}, {net, net},   {space, gated},
+                               {net, gated}, {alone, net}, {convolution, net}};
     mha_transformer_desc d = llama;
-    for (int i = 0; i < 5; i++) {
+    all[3][0].experts = (mha_experts_desc){.count = 5, .used = 2, .ff_dim = 3, .shared_dim = 4};
+    all[3][1].experts = (mha_experts_desc){.count = 1,
+                                           .used = 1,
+                                           .scale = 2.5f,
+                                           .sum_epsilon = 0.125f,
+                                           .flags = 2 * MHA_EXPERTS_SHARED_GATE - 1};
+    all[1][0].experts = (mha_experts_desc){.count = 3, .used = 2, .flags = MHA_EXPERTS_BIAS};
+    all[2][1].flags |= MHA_LAYER_BRANCH_NORM;
+    for (int i = 0; i < 6; i++) {
         const int64_t heads[] = {0, d.num_heads}, kv[] = {0, d.num_heads};
         d.layers = all[i];
-        if (i == 4) d.layer_heads = heads, d.layer_kv_heads = kv;
-        if (i == 3) d.feed_forward = MHA_FEED_FORWARD_RELU2;
+        if (i == 5) d.layer_heads = heads, d.layer_kv_heads = kv;
+        if (i == 4) d.feed_forward = MHA_FEED_FORWARD_RELU2;
         round_trip(d, "multihead");
     }
 }
 
 /* Foreign formats do not support layers with different numbers of heads. */
-static void round_trips_of_pruned_ones(void **state)
+static void round_trips_of_pruned_ones(void)
 {
-    (void)state;
     for (int i = 0; i < 6; i++) {
         const int64_t heads[][2] = {{4, 2}, {3, 4}, {0, 4}, {4, 0}, {0, 0}, {2, 2}};
         const int64_t kv[][2] = {{2, 1}, {3, 2}, {0, 2}, {4, 0}, {0, 0}, {1, 1}};
@@ -265,9 +274,8 @@ static void round_trips_of_pruned_ones(void **state)
 }
 
 /* mha_model_load() also loads an encoder, and computes it with other code. */
-static void encoder_as_model(void **state)
+static void encoder_as_model(void)
 {
-    (void)state;
     enum { T = 6 };
     mha_transformer_desc d = bert;
     d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
@@ -298,9 +306,8 @@ static void encoder_as_model(void **state)
 }
 
 /* Transformers that could not be loaded are not saved, and the folder is not created. */
-static void unloadable_ones_are_not_saved(void **state)
+static void unloadable_ones_are_not_saved(void)
 {
-    (void)state;
     const int64_t heads[] = {3, 2}, kv[] = {3, 2};
     const mha_layer_desc buckets[2] = {{.struct_size = sizeof buckets[0]},
                                        {.struct_size = sizeof buckets[0],
@@ -356,9 +363,8 @@ static void expect_in(const char *path, const char *part)
     free(text);
 }
 
-static void words_are_written(void **state)
+static void words_are_written(void)
 {
-    (void)state;
     mha_transformer *t = make(llama, 3);
     const mha_checkpoint_settings settings = some_words();
     expect_ok(mha_checkpoint_save(temp_path("words"), t, &settings));
@@ -383,9 +389,8 @@ static void expect_tokens(const mha_vocabulary *v, const char *text, const char 
 }
 
 /* Each token with its bytes of the text. */
-static void words_are_located(void **state)
+static void words_are_located(void)
 {
-    (void)state;
     static const char text[] = "  caf\xC3\xA9\xC2\xA0 a\n</s>";
     static const int64_t from[] = {-1, 2, 10, 12}, to[] = {-1, 7, 11, 16};
     int32_t ids[8];
@@ -407,9 +412,8 @@ static void words_are_located(void **state)
 }
 
 /* The vocabulary lacks case and attached punctuation; the longest known word is used. */
-static void typed_words_are_normalised(void **state)
+static void typed_words_are_normalised(void)
 {
-    (void)state;
     static const char *const some[] = {"<s>", "the", "cat", ".", "...", "Cat", "\xC3\xA9t"};
     static const char text[] = "The CAT. Cat... the.. \xC3\xA9T.", unknown[] = "The cat (the) cat";
     static const int32_t wanted[] = {0, 1, 2, 3, 5, 4, 1, 3, 3, 6, 3};
@@ -449,9 +453,8 @@ static void typed_words_are_normalised(void **state)
     mha_transformer_destroy(t);
 }
 
-static void words_are_read(void **state)
+static void words_are_read(void)
 {
-    (void)state;
     int32_t ids[2];
     int64_t count = 7;
     mha_transformer *t = make(llama, 3);
@@ -503,9 +506,8 @@ static void expect_pieces(mha_splitting how, const char *text, const char *wante
     assert_string_equal(got, wanted);
 }
 
-static void texts_are_split(void **state)
+static void texts_are_split(void)
 {
-    (void)state;
     static const char text[] = " The cat,\n(caf\xC3\xA9)\xE2\x80\x94$5 ";
     size_t at = 0, from = 0;
     expect_pieces(MHA_SPLIT_SPACE, text, "The|cat,|(caf\xC3\xA9)\xE2\x80\x94$5|");
@@ -524,9 +526,8 @@ static void texts_are_split(void **state)
 }
 
 /* A folder's splitting rule is saved and loaded, and applied to texts. */
-static void splittings_are_kept(void **state)
+static void splittings_are_kept(void)
 {
-    (void)state;
     static const char *const list[] = {"<s>", "<unk>", "cat", ",", "c", "a", " ", "\n"};
     static const char *const wanted[] = {"0 1 2 0 ", "0 2 3 2 0 ", "0 4 5 1 3 7 4 5 1 6 1 1 1 "};
     mha_transformer *t = make(llama, 3);
@@ -552,9 +553,8 @@ static void splittings_are_kept(void **state)
 }
 
 /* Loading returns a status for any changed bytes. Foreign tokenizers are reported as such. */
-static void foreign_words(void **state)
+static void foreign_words(void)
 {
-    (void)state;
     size_t size, kept;
     mha_transformer *t = make(llama, 3);
     mha_vocabulary *v = NULL;
@@ -586,9 +586,8 @@ static void foreign_words(void **state)
     mha_transformer_destroy(t);
 }
 
-static void words_are_checked(void **state)
+static void words_are_checked(void)
 {
-    (void)state;
     mha_transformer *t = make(llama, 3);
     const char *const twice[] = {"a", "b", "a"}, *const empty[] = {"a", ""};
     const char *const none[] = {"a", NULL}, *const bad[] = {"a", "\xFFz"};
@@ -648,9 +647,8 @@ static void begin_foreign(const mha_transformer_desc *d)
     mha_transformer_destroy(t);
 }
 
-static void foreign_configs(void **state)
+static void foreign_configs(void)
 {
-    (void)state;
     begin_foreign(&llama);
     with_config("\"llama\"", "\"mamba\"", MHA_ERR_UNSUPPORTED, "'mamba'");
     with_config("\"vocab_size\": 11", "\"vocab_size\": 12", MHA_ERR_MODEL, "[12, 8]");
@@ -701,9 +699,8 @@ static void foreign_configs(void **state)
                 MHA_ERR_UNSUPPORTED, "quantization_config");
 }
 
-static void foreign_configs_of_our_own(void **state)
+static void foreign_configs_of_our_own(void)
 {
-    (void)state;
     mha_transformer_desc d = llama;
     d.positions = MHA_ENCODING_SINUSOIDAL;
     begin_foreign(&d);
@@ -717,9 +714,8 @@ static void foreign_configs_of_our_own(void **state)
 }
 
 /* A folder with the tokenizer and the special tokens of another folder. */
-static void like_another(void **state)
+static void like_another(void)
 {
-    (void)state;
     static const char *const few[] = {"<s>", "</s>", "a", "b"};
     const mha_checkpoint_settings first = {.struct_size = sizeof first,
                                            .words = few,
@@ -755,9 +751,8 @@ static void like_another(void **state)
     mha_transformer_destroy(t);
 }
 
-static void foreign_lists_of_heads(void **state)
+static void foreign_lists_of_heads(void)
 {
-    (void)state;
     const int64_t heads[] = {4, 2}, kv[] = {2, 1};
     mha_transformer_desc d = llama;
     d.layer_heads = heads;
@@ -778,9 +773,8 @@ static void foreign_lists_of_heads(void **state)
     with_config("\"num_heads\": 4", "\"num_heads\": 1048576", MHA_ERR_MODEL, "no layer has more");
 }
 
-static void foreign_layers(void **state)
+static void foreign_layers(void)
 {
-    (void)state;
     const mha_layer_desc layers[2] = {{.struct_size = sizeof layers[0],
                                        .flags = MHA_LAYER_WINDOW | MHA_LAYER_QK_NORM,
                                        .left_keys = 3,
@@ -805,6 +799,18 @@ static void foreign_layers(void **state)
                 "known: attention, gated_delta");
     with_config("\"t5_buckets\": 6", "\"mixer\": \"gated_delta\"", MHA_ERR_MODEL,
                 "leave the other fields 0");
+    static const char experts[] = "\"t5_buckets\": 6";
+    with_config(experts, "\"experts\": 3", MHA_ERR_MODEL, "'experts' is not an object");
+    with_config(experts, "\"experts\": {}", MHA_ERR_MODEL, "'count' is missing");
+    with_config(experts,
+                "\"experts\": {\"count\": 3, \"used\": 4, \"ff_dim\": 2, \"shared_dim\": 0}",
+                MHA_ERR_MODEL, "4 of 3 experts are used");
+    with_config(experts,
+                "\"experts\": {\"count\": 3, \"used\": 2, \"ff_dim\": 0, \"shared_dim\": 0}",
+                MHA_ERR_MODEL, "'ff_dim' is 0");
+    with_config(experts,
+                "\"experts\": {\"count\": 65536, \"used\": 2, \"ff_dim\": 9, \"shared_dim\": 0}",
+                MHA_ERR_MODEL, "describes at least");
     with_config("\"t5_buckets\": 6", "\"conv_kernel\": 65", MHA_ERR_MODEL, "'conv_kernel' is 65");
     with_config("\"t5_buckets\": 6",
                 "\"mixer\": \"gated_delta\", \"conv_kernel\": 4, \"key_dim\": 1048576, "
@@ -820,9 +826,8 @@ static void foreign_layers(void **state)
                 "layers[0]: is not an object");
 }
 
-static void wrong_folders(void **state)
+static void wrong_folders(void)
 {
-    (void)state;
     mha_transformer *t = NULL;
     expect_error(mha_checkpoint_load(context, temp_path("nowhere"), &t), MHA_ERR_FILE, "no such");
     temp_write("half/config.json", "{}", 2);
@@ -838,9 +843,8 @@ static void wrong_folders(void **state)
 }
 
 /* The error names the unsupported type of a weight, not missing numbers. */
-static void types_that_are_not_read(void **state)
+static void types_that_are_not_read(void)
 {
-    (void)state;
     static const char *const names[] = {"\"model.layers.0.self_attn.q_proj.weight\"",
                                         "\"model.norm.weight\""};
     begin_foreign(&llama);
@@ -867,9 +871,8 @@ static void types_that_are_not_read(void **state)
 }
 
 /* Loading returns a status for any changed bytes and never crashes. A loaded model can be run. */
-static void damaged_files(void **state)
+static void damaged_files(void)
 {
-    (void)state;
     static const char *const names[] = {"config.json", "model.safetensors"};
     begin_foreign(&llama);
     for (int i = 0; i < 2; i++) {
@@ -901,9 +904,8 @@ static void damaged_files(void **state)
 
 /* ---- write and allocation failures ----------------------------------------------------------- */
 
-static void unwritable(void **state)
+static void unwritable(void)
 {
-    (void)state;
     mha_transformer *t = make(llama, 5);
     temp_write("file", "x", 1);
     expect_error(mha_checkpoint_save(temp_path("file"), t, NULL), MHA_ERR_WRITE, "not a folder");
@@ -917,9 +919,8 @@ static void unwritable(void **state)
 }
 
 /* A file larger than the free disk space. The older checkpoint remains and can be loaded. */
-static void disk_full(void **state)
+static void disk_full(void)
 {
-    (void)state;
     struct rlimit before, small;
     struct stat status;
     mha_transformer *old = make(llama, 6), *new = make(llama, 7), *back = NULL;
@@ -952,9 +953,8 @@ static mha_status loaded(mha_context *own, failing_alloc *memory, void *user)
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     mha_transformer *t = make(llama, 8);
     expect_ok(mha_checkpoint_save(temp_path("model"), t, NULL));
     assert_true(failing_each(loaded, t) > 5);

@@ -63,9 +63,8 @@ static void near_to(double got, double wanted, double bound, const char *what)
 
 /* A head that copies, one that inhibits, one that maps each token to the next, and one that does
  * half of each. */
-static void copiers(void **state)
+static void copiers(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 0);
     mha_transformer *t = make_plain(context, MHA_ENCODING_NONE);
     double copying[H], matching[H];
@@ -90,9 +89,8 @@ static void copiers(void **state)
     mha_transformer_destroy(t);
 }
 
-static void known_values(void **state)
+static void known_values(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 1);
     mha_transformer *t = make_plain(context, MHA_ENCODING_NONE);
     double qk[H * D], ov[H * D];
@@ -133,9 +131,8 @@ static void known_values(void **state)
 
 /* Heads that write equally to several axes. The first of several elements of equal magnitude, up to
  * rounding, is positive. Head h writes to 2 + h axes from h on. */
-static void equal_elements(void **state)
+static void equal_elements(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 1);
     mha_transformer *t = make_plain(context, MHA_ENCODING_NONE);
     float reads[H * E], writes[H * E];
@@ -156,9 +153,8 @@ static void equal_elements(void **state)
 
 /* One pair that rotates by one radian per position. Means over offsets are then sums of complex
  * numbers. */
-static void known_rotation(void **state)
+static void known_rotation(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 2);
     mha_transformer *t = make_plain(context, MHA_ENCODING_ROTARY);
     double qk[H * D], matching[H];
@@ -186,9 +182,8 @@ static void known_rotation(void **state)
 
 /* Random heads neither copy nor inhibit. For 16 x 16 numbers, the sum over sizes deviates by about
  * 1.5 / 16 from 0, and the mean of 24 heads by 0.02; the bound is 5 deviations. */
-static void random_heads(void **state)
+static void random_heads(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 3);
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
                                        .vocab_size = 256,
@@ -257,9 +252,8 @@ static mha_transformer *make_pair(mha_context *context)
     return t;
 }
 
-static void induction_pair(void **state)
+static void induction_pair(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 6);
     mha_transformer *t = make_pair(context);
     float composed[3][64], keys[8 * PAIR_D * PAIR_E], writes[8 * PAIR_D * PAIR_E];
@@ -323,13 +317,18 @@ static found *found_make(void)
     return f;
 }
 
+static bool branches(const small_model *m, int64_t layer)
+{
+    return m->desc.layers && m->desc.layers[layer].flags & MHA_LAYER_BRANCH_NORM;
+}
+
 /* A token of the stream after the layer's norm, without its weight. */
-static void normed(const small_model *m, const float *stream, double *x)
+static void normed(const small_model *m, int64_t layer, const float *stream, double *x)
 {
     const int64_t width = m->desc.embed_dim;
     double mean = 0, squares = 0;
     const bool reads =
-        m->desc.norm &&
+        m->desc.norm && !branches(m, layer) &&
         !(m->desc.flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_INPUT_NORM));
     for (int64_t e = 0; m->desc.norm == MHA_NORM_LAYER && e < width; e++)
         mean += (double)stream[e] / (double)width;
@@ -369,8 +368,8 @@ static void check_scores(checked *c, int64_t h)
     for (int64_t i = c->offset; i < c->m->T; i++) {
         double x[32], y[32], wanted = 0, got = 0, sizes[2] = {0};
         const float *q = row_of(&c->v.q, h, i), *k = row_of(&c->v.k, kv, i - c->offset);
-        normed(c->m, (const float *)c->v.stream.data + i * width, x);
-        normed(c->m, (const float *)c->v.stream.data + (i - c->offset) * width, y);
+        normed(c->m, c->layer, (const float *)c->v.stream.data + i * width, x);
+        normed(c->m, c->layer, (const float *)c->v.stream.data + (i - c->offset) * width, y);
         for (int64_t d = 0; d < size; d++) {
             wanted += (double)q[d] * (double)k[d];
             sizes[0] += (double)q[d] * (double)q[d], sizes[1] += (double)k[d] * (double)k[d];
@@ -394,11 +393,11 @@ static void check_written(checked *c, int64_t h)
     const int64_t width = c->m->desc.embed_dim, size = c->m->desc.head_dim;
     const int64_t at = c->layer * c->m->desc.num_heads + h;
     const int64_t kv = h / (c->v.q.shape[1] / c->v.k.shape[1]), columns = c->v.q.shape[1] * size;
-    const bool branch = c->m->desc.flags & MHA_TRANSFORMER_BRANCH_NORM;
+    const bool branch = c->m->desc.flags & MHA_TRANSFORMER_BRANCH_NORM || branches(c->m, c->layer);
     const float *o = weights_of(c->m->t, c->layer, "self_attn.o_proj.weight");
     const float *gain = branch ? weights_of(c->m->t, c->layer, "self_attn_post_norm.weight") : NULL;
     double x[32], wanted[32], got[32] = {0}, mean = 0;
-    normed(c->m, c->v.stream.data, x);
+    normed(c->m, c->layer, c->v.stream.data, x);
     for (int64_t e = 0; e < width; e++) {
         wanted[e] = 0;
         for (int64_t d = 0; d < size; d++)
@@ -485,9 +484,8 @@ static void activations(void **state)
 
 /* Any number of threads and any selection of heads give the same bits. Other entries are
  * unchanged. */
-static void same_bits(void **state)
+static void same_bits(void)
 {
-    (void)state;
     int first, end;
     rng_range(12, 100, &first, &end);
     for (int i = first; i < end; i++) {
@@ -525,9 +523,8 @@ static void same_bits(void **state)
 
 /* ---- tokens --------------------------------------------------------------------------------- */
 
-static void known_tokens(void **state)
+static void known_tokens(void)
 {
-    (void)state;
     mha_context *context = machines_context(2, 4);
     mha_transformer *t = make_plain(context, MHA_ENCODING_NONE);
     const float directions[2 * E] = {3, -1, 3, 0, 5, -1, 0, -7, 0, 0, 0, 0, 0, 0, 0, 1};
@@ -558,7 +555,7 @@ static void token_of(small_model *m, mha_token_side side, uint32_t flags, int64_
         side == MHA_SIDE_UNEMBEDDING && !(m->desc.flags & MHA_TRANSFORMER_NO_OUTPUT);
     const bool tied = m->desc.flags & MHA_TRANSFORMER_TIED;
     const bool pre = m->desc.norm && !(m->desc.flags & MHA_TRANSFORMER_POST_NORM);
-    const bool reads = pre && !(m->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM);
+    const bool reads = pre && !(m->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM) && !branches(m, 0);
     const bool embed = m->desc.flags & MHA_TRANSFORMER_EMBEDDING_NORM,
                layer = m->desc.norm == MHA_NORM_LAYER;
     const bool divides_rows = flags & MHA_CIRCUITS_NORMED_TOKENS;
@@ -610,9 +607,8 @@ static void check_ends(small_model *m, const mha_direction_desc *desc, const flo
         }
 }
 
-static void random_tokens(void **state)
+static void random_tokens(void)
 {
-    (void)state;
     int first, end;
     rng_range(40, 400, &first, &end);
     for (int i = first; i < end; i++) {
@@ -717,9 +713,8 @@ static mha_status all_of_it(mha_context *context, failing_alloc *memory, void *u
     return status;
 }
 
-static void no_memory(void **state)
+static void no_memory(void)
 {
-    (void)state;
     assert_true(failing_each(all_of_it, NULL) > 0);
 }
 

@@ -196,10 +196,9 @@ static void check_sum(const trial *c, const guarded *dy, int64_t channel, int64_
     assert_true(tally_compare(&sums, got, exact, bound + 1.01 * u * fabs(exact)));
 }
 
-static void gradients_are_within_their_bounds(void **state)
+static void gradients_are_within_their_bounds(void)
 {
     mha_context *contexts[] = {context_with(1), context_with(3)};
-    (void)state;
     for (int n = 0; n < 50; n++) {
         rng r = rng_make(rng_run_seed(), 0xC200 + (uint64_t)n);
         trial c = trial_make(&r);
@@ -256,7 +255,7 @@ static void gradients_are_within_their_bounds(void **state)
     tally_judge(&sums);
 }
 
-static void misuse_of_gradients_is_refused(void **state)
+static void misuse_of_gradients_is_refused(void)
 {
     mha_context *context = context_with(1);
     float x[8] = {0}, dy[8] = {0}, w[130] = {0}, out[8];
@@ -270,7 +269,6 @@ static void misuse_of_gradients_is_refused(void **state)
     const mha_convolution_gradients good = {
         .struct_size = sizeof good, .x = &input, .weight = &weight, .dy = &upper, .dx = &lower};
     mha_convolution_gradients call = good;
-    (void)state;
     expect_ok(mha_short_convolution_backward(context, &call));
     call.flags = 2;
     expect_error(mha_short_convolution_backward(context, &call), MHA_ERR_UNSUPPORTED, "flags 0x2");

@@ -245,9 +245,8 @@ static void run(program *p, mha_dtype type)
     mha_decoder_destroy(p->decoder);
 }
 
-static void random_programs(void **state)
+static void random_programs(void)
 {
-    (void)state;
     int first, end;
     rng_range(60, 2000, &first, &end);
     for (int i = first; i < end; i++) {
@@ -374,9 +373,8 @@ static mha_transformer *plain(uint32_t flags)
     return decoded_make(&d, 3);
 }
 
-static void descriptions_are_checked(void **state)
+static void descriptions_are_checked(void)
 {
-    (void)state;
     mha_transformer *t = plain(0), *cross = plain(MHA_TRANSFORMER_CROSS);
     mha_decoder *made = NULL;
     mha_decoder_sizes sizes = {.struct_size = sizeof sizes};
@@ -421,9 +419,8 @@ static mha_decoder *ready(const mha_transformer *t, int64_t memory)
     return made;
 }
 
-static void calls_are_checked(void **state)
+static void calls_are_checked(void)
 {
-    (void)state;
     mha_transformer *t = plain(0);
     mha_decoder *d = ready(t, 0);
     int32_t ids[BATCH * 5] = {0};
@@ -463,9 +460,8 @@ static void calls_are_checked(void **state)
     mha_transformer_destroy(t);
 }
 
-static void memories_are_checked(void **state)
+static void memories_are_checked(void)
 {
-    (void)state;
     mha_transformer *t = plain(MHA_TRANSFORMER_CROSS);
     mha_decoder *d = ready(t, MEMORY);
     int32_t ids[BATCH] = {0};
@@ -522,9 +518,8 @@ static mha_status with_memory(mha_context *own, failing_alloc *alloc, void *user
     return status;
 }
 
-static void failed_allocations_change_nothing(void **state)
+static void failed_allocations_change_nothing(void)
 {
-    (void)state;
     mha_transformer *t = plain(MHA_TRANSFORMER_CROSS);
     assert_true(failing_each(with_memory, t) > 8);
     mha_transformer_destroy(t);

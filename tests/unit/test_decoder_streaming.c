@@ -96,9 +96,8 @@ static mha_decoder_desc some_decoder(rng *r)
                               .sink_keys = rng_between(r, 0, 5)};
 }
 
-static void one_layer(void **unused)
+static void one_layer(void)
 {
-    (void)unused;
     const int cases = rng_cases(30, 500);
     story *s = calloc(1, sizeof *s);
     assert_non_null(s);
@@ -120,9 +119,8 @@ static void one_layer(void **unused)
 
 /* Single steps, steps of any size, and padded sequences of a batch give the same bits for every
  * type. */
-static void any_steps(void **unused)
+static void any_steps(void)
 {
-    (void)unused;
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
     const int cases = rng_cases(20, 300);
     story *s = calloc(3, sizeof *s);
@@ -173,9 +171,8 @@ static void any_steps(void **unused)
     free(s);
 }
 
-static void what_is_refused(void **unused)
+static void what_is_refused(void)
 {
-    (void)unused;
     rng r = rng_make(1, 1);
     mha_transformer_desc d = draw(&r);
     mha_transformer *t = decoded_make(&d, 1), *learned;

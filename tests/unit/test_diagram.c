@@ -98,9 +98,8 @@ static const mha_diagram_panel whole = {.title = "All marks",
                                         .marks = all_marks,
                                         .mark_count = MARKS};
 
-static void every_mark(void **state)
+static void every_mark(void)
 {
-    (void)state;
     mha_diagram d = diagram_of(&whole, 1);
     d.title = "A <title>";
     d.subtitle = "a subtitle";
@@ -127,9 +126,8 @@ static void every_mark(void **state)
 }
 
 /* Soft and strong cells have different colours. The two themes have different colours too. */
-static void colors(void **state)
+static void colors(void)
 {
-    (void)state;
     mha_mark grid = all_marks[4];
     const mha_diagram_panel panel = {.width = 60, .height = 40, .marks = &grid, .mark_count = 1};
     mha_diagram d = diagram_of(&panel, 1);
@@ -194,9 +192,8 @@ static void cards(void **state)
 }
 
 /* A text that is too wide for its box is first made smaller, then truncated. */
-static void texts_fit(void **state)
+static void texts_fit(void)
 {
-    (void)state;
     char text[256];
     memset(text, 'W', sizeof text - 1);
     text[sizeof text - 1] = 0;
@@ -223,9 +220,8 @@ static mha_diagram bad_start(void)
     return diagram_of(&bad_panel, 1);
 }
 
-static void bad_diagrams(void **state)
+static void bad_diagrams(void)
 {
-    (void)state;
     mha_sink none = {0};
     mha_buffer buffer = {0};
     mha_sink sink = mha_buffer_sink(&buffer);
@@ -248,9 +244,8 @@ static void bad_diagrams(void **state)
     assert_int_equal(refused(&d), MHA_ERR_NULL);
 }
 
-static void bad_marks(void **state)
+static void bad_marks(void)
 {
-    (void)state;
     mha_diagram d = bad_start();
     bad_mark.kind = (mha_mark_kind)9;
     assert_int_equal(refused(&d), MHA_ERR_ARGUMENT);
@@ -294,9 +289,8 @@ static void bad_marks(void **state)
 }
 
 /* A caller compiled against a later header: unknown fields must be zero. */
-static void newer_callers(void **state)
+static void newer_callers(void)
 {
-    (void)state;
     struct newer {
         mha_mark mark;
         int64_t more;
@@ -323,9 +317,8 @@ static mha_status stop_after(void *user, const void *bytes, size_t count)
     return MHA_OK;
 }
 
-static void failing_sinks(void **state)
+static void failing_sinks(void)
 {
-    (void)state;
     static const char *const begin[] = {"<svg", "%PDF"};
     mha_diagram d = diagram_of(&whole, 1);
     for (int i = 0; i < 2; i++) {

@@ -3,6 +3,7 @@
  * rank, and a lost rank ends the call on all ranks. */
 #include "support/backward_call.h"
 #include "support/cuts.h"
+#include "support/expect.h"
 #include "support/extras.h"
 #include "support/failing_alloc.h"
 #include "support/rank_contexts.h"
@@ -215,9 +216,8 @@ static void check_pairs(const job *j, int ranks, const mha_context *context,
     mha_attention_plan whole;
     double pairs = 0;
     for (int r = 0; r < ranks; r++) pairs += j->parts[r].plan.pairs;
-    assert_int_equal(mha_attention_explain(context, desc, &j->c.q.view, &j->c.k.view, &j->c.v.view,
-                                           NULL, NULL, &whole),
-                     MHA_OK);
+    expect_ok(mha_attention_explain(context, desc, &j->c.q.view, &j->c.k.view, &j->c.v.view, NULL,
+                                    NULL, &whole));
     assert_int_equal((int64_t)pairs, whole.visible_pairs);
 }
 
@@ -302,9 +302,8 @@ static void check_case(int number, unsigned wanted, bool exchange)
     mha_attention_outputs outputs = make_outputs(j, wanted, tensors, offsets);
     mha_attention_desc desc = j->c.desc;
     desc.path = m->path;
-    assert_int_equal(mha_attention_forward(m->context, &desc, &j->c.q.view, &j->c.k.view,
-                                           &j->c.v.view, &whole.o.view, &outputs),
-                     MHA_OK);
+    expect_ok(mha_attention_forward(m->context, &desc, &j->c.q.view, &j->c.k.view, &j->c.v.view,
+                                    &whole.o.view, &outputs));
     j->queries = cuts_make(&r, j->c.q.view.shape[2], ranks);
     j->keys = cuts_make(&r, j->c.k.view.shape[2], ranks);
     for (int rank = 0; rank < ranks; rank++) {
@@ -339,18 +338,16 @@ static void check_case(int number, unsigned wanted, bool exchange)
     free(j);
 }
 
-static void the_bits_of_one_call(void **state)
+static void the_bits_of_one_call(void)
 {
     int first, end;
-    (void)state;
     for (rng_range(20, 2000, &first, &end); first < end; first++)
         check_case(first, 1u << EXTRA_LSE, false);
 }
 
-static void heads_are_exchanged(void **state)
+static void heads_are_exchanged(void)
 {
     int first, end;
-    (void)state;
     exchanged = 0;
     for (rng_range(20, 2000, &first, &end); first < end; first++)
         check_case(first + 10000, first % 4 ? 1u << EXTRA_LSE : 0, true);
@@ -509,9 +506,8 @@ static void plan_rank(void *user, const mha_transport *t)
     snprintf(x->detail[t->rank], sizeof *x->detail, "%s", status ? mha_error_detail() : "");
 }
 
-static void plans_by_hand(void **state)
+static void plans_by_hand(void)
 {
-    (void)state;
     const machines all = machines_make(1);
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
         planning x = {.p = &plans[i]};
@@ -539,10 +535,9 @@ static void plans_by_hand(void **state)
     }
 }
 
-static void all_outputs(void **state)
+static void all_outputs(void)
 {
     int first, end;
-    (void)state;
     for (rng_range(12, 500, &first, &end); first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first);
         check_case(first, (unsigned)rng_between(&r, 1, EXTRAS_ALL), false);
@@ -730,10 +725,9 @@ static void start_from_rounded(const machine *m, const job *j, const mha_attenti
     wanted &= ~(1u << GRAD_Q | 1u << GRAD_K | 1u << GRAD_V);
     if (wanted == 0) return;
     point_at_gradients(w, wanted, loss & ~ADDED);
-    assert_int_equal(mha_attention_backward(
-                         m->context, BACKWARD_CALL(desc, &j->c.q.view, &j->c.k.view, &j->c.v.view,
-                                                   &w->o, &w->lse, &w->g, &w->gradients)),
-                     MHA_OK);
+    expect_ok(mha_attention_backward(m->context,
+                                     BACKWARD_CALL(desc, &j->c.q.view, &j->c.k.view, &j->c.v.view,
+                                                   &w->o, &w->lse, &w->g, &w->gradients)));
     for (int i = 0; i < GRADS; i++) {
         int64_t count = wanted >> i & 1;
         for (int d = 0; d < w->grads[i].ndim; d++) count *= w->grads[i].shape[d];
@@ -794,7 +788,7 @@ static void check_back_case(int number)
         if (input) w->grads[i] = random_like(&r, input->ndim, input->shape);
     }
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
-    assert_int_equal(mha_attention_forward(m->context, &desc, q, k, v, &w->o, &outputs), MHA_OK);
+    expect_ok(mha_attention_forward(m->context, &desc, q, k, v, &w->o, &outputs));
     j->queries = rng_chance(&r, 0.3) ? cut_chunks(&r, &j->c, ranks) : cuts_make(&r, o[2], ranks);
     j->keys = cuts_make(&r, k->shape[2], ranks);
     if (is_ambiguous(j, ranks)) wanted &= ~(1u << GRAD_BIAS);
@@ -807,10 +801,8 @@ static void check_back_case(int number)
         point_at_gradients(&x->parts[rank], wanted, loss);
     }
     point_at_gradients(w, wanted, loss);
-    assert_int_equal(
-        mha_attention_backward(m->context,
-                               BACKWARD_CALL(&desc, q, k, v, &w->o, &w->lse, &w->g, &w->gradients)),
-        MHA_OK);
+    expect_ok(mha_attention_backward(
+        m->context, BACKWARD_CALL(&desc, q, k, v, &w->o, &w->lse, &w->g, &w->gradients)));
     thread_ranks_run(ranks, run_back, x, -1, 0);
     for (int rank = 0; rank < ranks; rank++) {
         back_part *b = &x->parts[rank];
@@ -830,10 +822,9 @@ static void check_back_case(int number)
     free(x);
 }
 
-static void gradients_have_the_bits_of_one_call(void **state)
+static void gradients_have_the_bits_of_one_call(void)
 {
     int first, end;
-    (void)state;
     for (rng_range(16, 1500, &first, &end); first < end; first++) check_back_case(first);
 }
 
@@ -865,9 +856,8 @@ static job *make_even(int64_t T, int64_t S, int64_t Hk, unsigned kinds, int64_t 
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
         cuts *c[] = {&j->queries, &j->keys};
         for (int i = 0; i < 2; i++)
-            assert_int_equal(mha_split_pieces(i ? S : T, rank, PLAIN_RANKS, 0, c[i]->pieces[rank],
-                                              &c[i]->count[rank]),
-                             MHA_OK);
+            expect_ok(mha_split_pieces(i ? S : T, rank, PLAIN_RANKS, 0, c[i]->pieces[rank],
+                                       &c[i]->count[rank]));
         mha_piece *p = j->queries.pieces[rank];
         if (rank > 0) p->begin += later;
         if (rank < PLAIN_RANKS - 1) p->end += later;
@@ -925,9 +915,8 @@ static void expect_parts(job *j, int64_t parts, const char *what, int number)
 }
 
 /* Heads are not exchanged if an output has pairs of queries and keys. */
-static void rows_of_pairs_stay(void **state)
+static void rows_of_pairs_stay(void)
 {
-    (void)state;
     for (int i = 0; i < EXTRAS_COUNT; i++) {
         const bool top = i == EXTRA_TOP_KEYS || i == EXTRA_TOP_WEIGHTS;
         const bool pairs = i == EXTRA_P || i == EXTRA_AVERAGE || i == EXTRA_SCORES;
@@ -983,9 +972,8 @@ static void free_even_back(back_job *x)
 }
 
 /* For every message at which one of three ranks can be lost, all ranks return. */
-static void a_lost_rank_ends_the_backward(void **state)
+static void a_lost_rank_ends_the_backward(void)
 {
-    (void)state;
     for (int i = 0; i < 2 * PLAIN_RANKS; i++)
         for (int64_t after = 0, failed = 1; failed > 0; after++) {
             if (!rng_takes(1000 * i + after, 25) && after % 64) continue;
@@ -1018,9 +1006,8 @@ static mha_status run_short_of_memory(mha_context *context, failing_alloc *memor
     return status;
 }
 
-static void the_backward_is_short_of_memory(void **state)
+static void the_backward_is_short_of_memory(void)
 {
-    (void)state;
     for (int later = 0; later < 100; later += 50) {
         back_job *x = make_even_back(later);
         assert_true(failing_each(run_short_of_memory, x) > 0);
@@ -1054,18 +1041,16 @@ static mha_status run_forward_short_of_memory(mha_context *context, failing_allo
     return status;
 }
 
-static void the_forward_is_short_of_memory(void **state)
+static void the_forward_is_short_of_memory(void)
 {
-    (void)state;
     for (int kind = 0; kind < 3; kind++)
         assert_true(failing_each(run_forward_short_of_memory, &kind) > 0);
 }
 
 /* The scratch reported by plans, plus room for lists of pieces and blocks, suffices; three quarters of it do not. */
-static void scratch_is_what_plans_say(void **state)
+static void scratch_is_what_plans_say(void)
 {
     enum { LISTS = 16384, WAYS = 3 }; /* rows stay, heads exchanged, column sums */
-    (void)state;
     for (int i = 0; i < 2 * WAYS; i++) {
         const int way = i / 2, enough = i % 2;
         job *j = way == 1 ? make_even(700, 5000, PLAIN_RANKS, 0, 0) : make_plain(700, 5000);
@@ -1073,23 +1058,21 @@ static void scratch_is_what_plans_say(void **state)
         if (way == 2) want_columns(j);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             memory[rank] = failing_alloc_make();
-            assert_int_equal(
-                failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO, &j->parts[rank].context),
-                MHA_OK);
+            expect_ok(failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO,
+                                      &j->parts[rank].context));
         }
         thread_ranks_run(PLAIN_RANKS, explain_rank, j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             const mha_distributed_plan *plan = &j->parts[rank].plan;
             const size_t bytes = plan->scratch_bytes;
             assert_int_equal(plan->head_parts, way == 1 ? PLAIN_RANKS : 1);
-            assert_int_equal(mha_context_reserve(j->parts[rank].context,
-                                                 enough ? bytes + LISTS : bytes - bytes / 4),
-                             MHA_OK);
+            expect_ok(mha_context_reserve(j->parts[rank].context,
+                                          enough ? bytes + LISTS : bytes - bytes / 4));
             memory[rank].number = memory[rank].calls;
         }
         thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
-            assert_int_equal(j->parts[rank].status, MHA_OK);
+            expect_ok(j->parts[rank].status);
             assert_int_equal(memory[rank].calls == memory[rank].number, enough);
             mha_context_destroy(j->parts[rank].context);
         }
@@ -1125,10 +1108,9 @@ static void expect_refusal(job *j, mha_status status, const char *words)
         expect_refusal(j, status, words); \
     } while (0)
 
-static void refusals_reach_every_rank(void **state)
+static void refusals_reach_every_rank(void)
 {
     static mha_tensor lying;
-    (void)state;
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 0: mha_attention_desc: flags", p->desc.flags = 1u << 30,
             j->parts[0].desc.flags = j->parts[2].desc.flags = 1u << 30, p = &j->parts[0]);
     REFUSED(MHA_ERR_SHAPE, "rank 1: column_sums: dim 2 is 6", want_columns(j),
@@ -1161,11 +1143,10 @@ static void refusals_reach_every_rank(void **state)
 
 /* Every part of a description that only one rank has, or that differs between ranks. For large
  * inputs and inputs over queries, only their presence is compared. */
-static void every_field_is_compared(void **state)
+static void every_field_is_compared(void)
 {
     static const int64_t one[] = {1}, two[] = {2}, queries[][3] = {{0, 5, 20}, {0, 6, 20}},
                          keys[][3] = {{0, 5, 600}, {0, 6, 600}};
-    (void)state;
     /* Add new fields below. */
     assert_int_equal(offsetof(mha_attention_desc, first_head) + sizeof(int64_t),
                      sizeof(mha_attention_desc));
@@ -1229,9 +1210,8 @@ static void every_field_is_compared(void **state)
 }
 
 /* A rank without queries. */
-static void a_rank_without_queries_refuses(void **state)
+static void a_rank_without_queries_refuses(void)
 {
-    (void)state;
     job *j = make_even(100, 1200, PLAIN_RANKS, KIND_SINK_LOGITS, 0);
     int rank = 0;
     while (cuts_rows(&j->queries, rank) > 0) rank++;
@@ -1260,10 +1240,9 @@ static void a_rank_without_queries_refuses(void **state)
 
 #define BACK_REFUSED(...) BACK_REFUSED_OF(make_even_back(50), __VA_ARGS__)
 
-static void refusals_of_the_backward(void **state)
+static void refusals_of_the_backward(void)
 {
     static mha_tensor other;
-    (void)state;
     BACK_REFUSED(MHA_ERR_SHAPE, "lse", b->lse.shape[2]--);
     BACK_REFUSED(MHA_ERR_SHAPE, "o_gradient", b->g.shape[1]--);
     BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.q overlaps", free(b->grads[GRAD_Q].data),
@@ -1285,9 +1264,8 @@ static void refusals_of_the_backward(void **state)
 
 /* The same for gradients: each requested or given gradient, the options, the types, and the sizes
  * used by sums over ranks. */
-static void every_field_of_the_backward_is_compared(void **state)
+static void every_field_of_the_backward_is_compared(void)
 {
-    (void)state;
     assert_int_equal(offsetof(mha_attention_gradients, average_probabilities_gradient) +
                          sizeof(void *),
                      sizeof(mha_attention_gradients));
@@ -1328,19 +1306,17 @@ static void run_bare(void *user, const mha_transport *t)
 }
 
 /* Like a call on one rank, a distributed call accepts no description and no outputs. */
-static void without_a_description(void **state)
+static void without_a_description(void)
 {
-    (void)state;
     job *j = make_plain(10, 700);
     const mha_tensor *q = &j->c.q.view;
     rng r = rng_make(3, 3);
     mha_tensor o = random_like(&r, 4, q->shape);
-    assert_int_equal(
-        mha_attention_forward(j->parts[0].context, NULL, q, &j->c.k.view, &j->c.v.view, &o, NULL),
-        MHA_OK);
+    expect_ok(
+        mha_attention_forward(j->parts[0].context, NULL, q, &j->c.k.view, &j->c.v.view, &o, NULL));
     thread_ranks_run(PLAIN_RANKS, run_bare, j, -1, 0);
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
-        assert_int_equal(j->parts[rank].status, MHA_OK);
+        expect_ok(j->parts[rank].status);
         assert_true(cuts_same(&j->queries, rank, &o, &j->parts[rank].o, 2));
     }
     free(o.data);
@@ -1348,9 +1324,8 @@ static void without_a_description(void **state)
 }
 
 /* At any message where a rank is lost, the others return, and a failing rank has written nothing. */
-static void a_lost_rank_ends_the_call(void **state)
+static void a_lost_rank_ends_the_call(void)
 {
-    (void)state;
     for (int lost = 0; lost < PLAIN_RANKS; lost++)
         for (int64_t after = 0, failed = 1; failed > 0; after += rng_long_run() ? 1 : 3) {
             job *j = make_plain(400, 5000);
@@ -1367,9 +1342,8 @@ static void a_lost_rank_ends_the_call(void **state)
 }
 
 /* The same while heads are exchanged, where a failing rank may have written some rows. */
-static void a_lost_rank_ends_an_exchange(void **state)
+static void a_lost_rank_ends_an_exchange(void)
 {
-    (void)state;
     for (int lost = 0; lost < PLAIN_RANKS; lost++)
         for (int64_t after = 0, failed = 1; failed > 0; after++) {
             job *j = make_even(400, 700, PLAIN_RANKS, 0, 0);
@@ -1385,9 +1359,8 @@ static void a_lost_rank_ends_an_exchange(void **state)
 }
 
 /* The same between passes. */
-static void a_lost_rank_ends_column_sums(void **state)
+static void a_lost_rank_ends_column_sums(void)
 {
-    (void)state;
     for (int lost = 0; lost < PLAIN_RANKS; lost++)
         for (int64_t after = 0, failed = 1; failed > 0; after++) {
             job *j = make_even(400, 1200, 2, 0, 0);
@@ -1404,9 +1377,8 @@ static void a_lost_rank_ends_column_sums(void **state)
 }
 
 /* Even splits: whole blocks if there are enough, no overlap, no gaps. */
-static void pieces_cover(void **state)
+static void pieces_cover(void)
 {
-    (void)state;
     for (int64_t length = 0; length < 20000; length += 1 + length / 7)
         for (int32_t size = 1; size < 9; size++)
             for (int64_t folds = 0; folds < 4; folds++) {
@@ -1414,8 +1386,7 @@ static void pieces_cover(void **state)
                 for (int32_t rank = 0; rank < size; rank++) {
                     mha_piece pieces[6];
                     int64_t count;
-                    assert_int_equal(mha_split_pieces(length, rank, size, folds, pieces, &count),
-                                     MHA_OK);
+                    expect_ok(mha_split_pieces(length, rank, size, folds, pieces, &count));
                     for (int64_t i = 0; i < count; i++)
                         for (int64_t t = pieces[i].begin; t < pieces[i].end; t++) seen[t]++;
                     if (pieces[0].begin < length)

@@ -3,6 +3,7 @@
  * text. The messages match the plan, errors reach every rank, and a lost rank ends the call on all
  * ranks. */
 #include "support/cuts.h"
+#include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
 #include "support/rank_contexts.h"
@@ -114,7 +115,7 @@ static mha_kv_cache *make_cache(mha_context *context, const cache_kind *kind, co
                               .page_size = kind->page_size,
                               .key_scales = kind->scales};
     if (desc.page_size > capacity) desc.page_size = 0;
-    assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
+    expect_ok(mha_kv_cache_create(context, &desc, &cache));
     return cache;
 }
 
@@ -129,7 +130,7 @@ static void append(mha_kv_cache *cache, const mha_tensor *k, const mha_tensor *v
         const int64_t last = lengths && lengths[b] < end ? lengths[b] : end;
         counts[b] = last > begin ? last - begin : 0;
     }
-    assert_int_equal(mha_kv_cache_append(cache, &some_k, &some_v, counts), MHA_OK);
+    expect_ok(mha_kv_cache_append(cache, &some_k, &some_v, counts));
 }
 
 static void make_part(job *j, int rank, const cache_kind *kind)
@@ -225,8 +226,7 @@ static void run_whole(const job *j, mha_context *context, const cache_kind *kind
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &whole->lse};
     make_results(whole, q, v->shape[3]);
     if (!kind->wanted) {
-        assert_int_equal(mha_attention_forward(context, &desc, q, k, v, &whole->o, &outputs),
-                         MHA_OK);
+        expect_ok(mha_attention_forward(context, &desc, q, k, v, &whole->o, &outputs));
         return;
     }
     whole->cache = make_cache(context, kind, k, v, k->shape[2] > 0 ? k->shape[2] : 1);
@@ -330,10 +330,9 @@ static bool check_case(int number)
     return at_once;
 }
 
-static void the_bits_of_one_process(void **state)
+static void the_bits_of_one_process(void)
 {
     int first, end, cases = 0, at_once = 0;
-    (void)state;
     const bool all = rng_range(100, 3000, &first, &end);
     for (; first < end; first++, cases++) at_once += check_case(first);
     if (all && rng_whole_sample()) assert_in_range(at_once, cases / 20, cases - cases / 20);
@@ -414,15 +413,14 @@ static void decode_alone(growth *g)
         const mha_tensor o = mha_tensor_contiguous(g->expected + step * 2 * GROW_HEADS * GROW_WIDTH,
                                                    MHA_F32, 4, row);
         append(cache, &g->k, &g->v, at, at + 1, NULL);
-        assert_int_equal(mha_kv_cache_attention(g->contexts[0], cache, NULL, &q, &o, NULL), MHA_OK);
+        expect_ok(mha_kv_cache_attention(g->contexts[0], cache, NULL, &q, &o, NULL));
     }
     mha_kv_cache_destroy(cache);
 }
 
-static void every_step_of_a_growing_text(void **state)
+static void every_step_of_a_growing_text(void)
 {
     static const int sizes[] = {1, 2, 3, 5, 7};
-    (void)state;
     rng r = rng_make(rng_run_seed(), 9);
     growth g = {.kind = some_cache(&r)};
     const machines all = machines_make(1);
@@ -489,31 +487,28 @@ static bool is_untouched(const rank_part *p)
 }
 
 /* Like the test in test_distributed.c, with concurrent ranks and with ranks in sequence. */
-static void scratch_is_what_plans_say(void **state)
+static void scratch_is_what_plans_say(void)
 {
     enum { LISTS = 8192 };
-    (void)state;
     for (int i = 0; i < 4; i++) {
         job *j = make_plain(false, i / 2 ? KIND_DROPOUT : 0);
         failing_alloc memory[PLAIN_RANKS];
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             memory[rank] = failing_alloc_make();
-            assert_int_equal(
-                failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO, &j->parts[rank].context),
-                MHA_OK);
+            expect_ok(failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO,
+                                      &j->parts[rank].context));
         }
         thread_ranks_run(PLAIN_RANKS, explain_rank, j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
             const size_t bytes = j->parts[rank].plan.scratch_bytes;
             assert_int_equal(j->parts[rank].plan.at_once, i < 2);
-            assert_int_equal(mha_context_reserve(j->parts[rank].context,
-                                                 i % 2 ? bytes + LISTS : bytes - bytes / 4),
-                             MHA_OK);
+            expect_ok(mha_context_reserve(j->parts[rank].context,
+                                          i % 2 ? bytes + LISTS : bytes - bytes / 4));
             memory[rank].number = memory[rank].calls;
         }
         thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
-            assert_int_equal(j->parts[rank].status, MHA_OK);
+            expect_ok(j->parts[rank].status);
             assert_int_equal(memory[rank].calls == memory[rank].number, i % 2);
             mha_context_destroy(j->parts[rank].context);
         }
@@ -548,11 +543,10 @@ static void expect_refusal(job *j, mha_status status, const char *words)
         expect_refusal(j, status, words);   \
     } while (0)
 
-static void refusals_reach_every_rank(void **state)
+static void refusals_reach_every_rank(void)
 {
     static mha_key_piece other[] = {{512, 2}, {1024, 0}, {1536, 1}, {2400, 2}};
     static const int64_t starts[] = {0, 1};
-    (void)state;
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another q or description", false, p->desc.scale = 3);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another q or description", true,
             p->desc.flags = MHA_ATTENTION_CAUSAL);
@@ -578,7 +572,7 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_DTYPE, "rank 1: q", false, p->q.dtype = MHA_I32);
     REFUSED(MHA_ERR_SHAPE, "rank 1: q", true, p->q.ndim = 3);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: cache: sequence 0 holds 511 positions", true,
-            assert_int_equal(mha_kv_cache_truncate(p->cache, 0, 511), MHA_OK));
+            expect_ok(mha_kv_cache_truncate(p->cache, 0, 511)));
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: ragged batches", false,
             p->desc.query_starts = p->desc.key_starts = starts, p->desc.sequences = 1);
     REFUSED(MHA_ERR_UNSUPPORTED, "bf16 arithmetic", false, p->desc.compute = MHA_COMPUTE_BF16);
@@ -591,7 +585,7 @@ static void refusals_reach_every_rank(void **state)
 /* A rank's cache has another type, or the rank has tensors instead. test_distributed.c tests the
  * other comparisons.
  * */
-static void other_caches_are_refused(void **state)
+static void other_caches_are_refused(void)
 {
     static const cache_kind kinds[] = {
         {.wanted = true, .type = MHA_I8, .page_size = 16},
@@ -599,7 +593,6 @@ static void other_caches_are_refused(void **state)
         {.wanted = true, .type = MHA_BF16, .page_size = 16},
         {.wanted = false}};
     enum { KINDS = sizeof kinds / sizeof *kinds };
-    (void)state;
     for (int i = 1; i < KINDS; i++) {
         job *j = make_plain(false, 0);
         for (int rank = 0; rank < PLAIN_RANKS; rank++) {
@@ -618,9 +611,8 @@ static void expect_refused(mha_status status, const char *words)
 }
 
 /* A rank with different tokens. */
-static void other_queries_are_refused(void **state)
+static void other_queries_are_refused(void)
 {
-    (void)state;
     job *j = make_plain(true, 0);
     rank_part *p = &j->parts[1];
     const mha_tensor q = cuts_copy(&j->cut, 1, &p->q, -1);
@@ -658,9 +650,8 @@ static mha_status run_short_of_memory(mha_context *context, failing_alloc *memor
     return status;
 }
 
-static void short_of_memory(void **state)
+static void short_of_memory(void)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         job *j = make_plain(way & 1, way & 2 ? KIND_DROPOUT : 0);
         assert_true(failing_each(run_short_of_memory, j) > 0);
@@ -669,9 +660,8 @@ static void short_of_memory(void **state)
 }
 
 /* Errors that cannot reach other ranks, or that need no message. */
-static void refusals_of_one(void **state)
+static void refusals_of_one(void)
 {
-    (void)state;
     job *j = make_plain(false, 0);
     rank_part *p = &j->parts[0];
     const mha_transport alone = {.struct_size = sizeof alone, .size = 1};
@@ -694,7 +684,7 @@ static void refusals_of_one(void **state)
                                     .head_dim = 32,
                                     .window = 16};
     mha_kv_cache *cache;
-    assert_int_equal(mha_kv_cache_create(p->context, &desc, &cache), MHA_OK);
+    expect_ok(mha_kv_cache_create(p->context, &desc, &cache));
     p->keys.cache = cache, p->keys.k = p->keys.v = NULL;
     expect_refused(mha_distributed_decode(p->context, &p->keys, &p->desc, &p->q, &p->o, NULL),
                    "a cache with a window");
@@ -705,9 +695,8 @@ static void refusals_of_one(void **state)
 
 /* At any message where a rank is lost, the others return, and a failing rank has written nothing.
  * The cases are sequential, concurrent, and concurrent with values that are not finite. */
-static void a_lost_rank_ends_the_call(void **state)
+static void a_lost_rank_ends_the_call(void)
 {
-    (void)state;
     for (int way = 0; way < 3; way++)
         for (int lost = 0; lost < PLAIN_RANKS; lost++)
             for (int64_t after = 0, failed = 1; failed > 0; after++) {
@@ -726,10 +715,9 @@ static void a_lost_rank_ends_the_call(void **state)
 }
 
 /* Message sizes do not depend on the number of keys. */
-static void bytes_do_not_grow_with_the_keys(void **state)
+static void bytes_do_not_grow_with_the_keys(void)
 {
     thread_ranks_counts sent[2];
-    (void)state;
     for (int i = 0; i < 2; i++) {
         job *j = make_plain(false, 0);
         const int64_t more = i * 4 * MHA_SPLIT_KEYS;
@@ -740,8 +728,7 @@ static void bytes_do_not_grow_with_the_keys(void **state)
         p->k = mha_tensor_contiguous(calloc((size_t)shape[2], 128), MHA_F32, 4, shape);
         p->v = mha_tensor_contiguous(calloc((size_t)shape[2], 128), MHA_F32, 4, shape);
         sent[i] = thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
-        for (int rank = 0; rank < PLAIN_RANKS; rank++)
-            assert_int_equal(j->parts[rank].status, MHA_OK);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) expect_ok(j->parts[rank].status);
         free_plain(j);
     }
     assert_int_equal(sent[0].messages, sent[1].messages);

@@ -32,9 +32,8 @@ static mha_tensor room(int ndim, const int64_t *shape)
 
 /* ---- division of heads ----------------------------------------------------------------------- */
 
-static void each_head_is_at_one_rank(void **state)
+static void each_head_is_at_one_rank(void)
 {
-    (void)state;
     for (int64_t kv = 1; kv <= 9; kv++)
         for (int64_t group = 0; group <= 9; group++)
             for (int32_t size = 1; size <= 20; size++) {
@@ -191,10 +190,9 @@ static void check_pieces(int number)
     kinds_free(&c);
 }
 
-static void pieces_have_the_bits_of_the_whole(void **state)
+static void pieces_have_the_bits_of_the_whole(void)
 {
     int first, end;
-    (void)state;
     rng_range(150, 2000, &first, &end);
     for (; first < end; first++) check_pieces(first);
 }
@@ -274,10 +272,9 @@ static void gather_free(gather_job *j)
     free(j);
 }
 
-static void tensors_are_brought_together(void **state)
+static void tensors_are_brought_together(void)
 {
     int first, end;
-    (void)state;
     rng_range(150, 2000, &first, &end);
     for (; first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first + 53000);
@@ -305,9 +302,8 @@ static void refused(gather_job *j, mha_status status, const char *word)
     }
 }
 
-static void refusals_reach_every_rank(void **state)
+static void refusals_reach_every_rank(void)
 {
-    (void)state;
     for (int bad = 0; bad < 3; bad++) {
         rng r = rng_make(1, 5400);
         gather_job *j;
@@ -363,9 +359,8 @@ static void gather_another(void *user, const mha_transport *t)
     snprintf(x->detail[t->rank], sizeof *x->detail, "%s", status ? mha_error_detail() : "");
 }
 
-static void other_tensors_are_refused(void **state)
+static void other_tensors_are_refused(void)
 {
-    (void)state;
     for (int row = 0; row < 4; row++) {
         disagreement x = {.row = row};
         thread_ranks_run(3, gather_another, &x, -1, 0);
@@ -377,9 +372,8 @@ static void other_tensors_are_refused(void **state)
     }
 }
 
-static void a_lost_rank_ends_the_call(void **state)
+static void a_lost_rank_ends_the_call(void)
 {
-    (void)state;
     for (int lost = 0; lost < 4; lost++)
         for (int64_t after = 0; after < 12; after++) {
             rng r = rng_make(1, 5500);
@@ -574,10 +568,9 @@ static void grid_free(grid *g)
     for (int rank = 0; rank < g->rows * g->columns; rank++) free(g->outs[rank].data);
 }
 
-static void a_module_on_a_grid(void **state)
+static void a_module_on_a_grid(void)
 {
     int first, end;
-    (void)state;
     rng_range(60, 1000, &first, &end);
     for (; first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first + 56000);
@@ -624,15 +617,13 @@ static mha_status short_of_memory(mha_context *context, failing_alloc *memory, v
     return status;
 }
 
-static void without_memory(void **state)
+static void without_memory(void)
 {
-    (void)state;
     assert_true(failing_each(short_of_memory, NULL) > 0);
 }
 
-static void wrong_lists_of_ranks(void **state)
+static void wrong_lists_of_ranks(void)
 {
-    (void)state;
     mha_transport_part part;
     mha_transport whole = {.struct_size = sizeof whole, .size = 1};
     expect_ok(mha_transport_part_make(&whole, (int32_t[]){0}, 1, &part));

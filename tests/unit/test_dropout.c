@@ -1,5 +1,6 @@
 /* Dropout of a whole transformer in training: rates 0, 1 and between. Different steps and layers
  * drop different weights, and a step with dropout has no effect on later ones. */
+#include "support/expect.h"
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -44,10 +45,9 @@ static example *example_make(mha_context *context, rng *r)
     if (e->desc.norm && rng_chance(r, 0.4)) e->desc.flags |= MHA_TRANSFORMER_POST_NORM;
     const mha_transformer_init init = {.struct_size = sizeof init, .seed = rng_next(r)};
     const bool cross = e->desc.flags & MHA_TRANSFORMER_CROSS;
-    assert_int_equal(mha_transformer_create(context, &e->desc, &e->t), MHA_OK);
-    assert_int_equal(mha_transformer_initialise(context, e->t, &init), MHA_OK);
-    assert_int_equal(mha_activations_create(context, e->t, B * T, cross ? B * S : 0, &e->a),
-                     MHA_OK);
+    expect_ok(mha_transformer_create(context, &e->desc, &e->t));
+    expect_ok(mha_transformer_initialise(context, e->t, &init));
+    expect_ok(mha_activations_create(context, e->t, B * T, cross ? B * S : 0, &e->a));
     for (int i = 0; i < B * T; i++) e->ids[i] = (int32_t)rng_between(r, 0, V - 1);
     for (int b = 0; b < B; b++) e->lengths[b] = rng_between(r, 1, T);
     for (int i = 0; i < B * S * WIDTH; i++) e->memory_data[i] = rng_normal(r);
@@ -82,9 +82,8 @@ static void run(mha_context *context, example *e, float rate, uint64_t seed, flo
 
 /* Rate 0 is bit-identical to no dropout for any seed, also after a step with dropout; equal seeds
  * drop the same weights, and different seeds drop different ones. */
-static void seeds_decide_what_is_dropped(void **state)
+static void seeds_decide_what_is_dropped(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int i = 0; i < rng_cases(20, 400); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -108,9 +107,8 @@ static void seeds_decide_what_is_dropped(void **state)
 
 /* Rate 1 drops all weights: attention adds the same values as with every head disabled, and every
  * gradient is finite; those of queries, keys and values are 0. */
-static void rate_one(void **state)
+static void rate_one(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(20, 400); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -126,12 +124,11 @@ static void rate_one(void **state)
         float *g = calloc((size_t)size, sizeof *g);
         assert_non_null(g);
         const mha_transformer_gradients out = {.struct_size = sizeof out, .parameters = g};
-        assert_int_equal(mha_transformer_backward(context, e->t, &e->input, e->a, &e->out, &out),
-                         MHA_OK);
+        expect_ok(mha_transformer_backward(context, e->t, &e->input, e->a, &e->out, &out));
         for (int64_t k = 0; k < size; k++) assert_true(isfinite(g[k]));
         for (int64_t n = 0; n < mha_transformer_parameters(e->t); n++) {
             mha_parameter p;
-            assert_int_equal(mha_transformer_parameter(e->t, n, &p), MHA_OK);
+            expect_ok(mha_transformer_parameter(e->t, n, &p));
             if (!strstr(p.name, ".q_proj.") && !strstr(p.name, ".k_proj.") &&
                 !strstr(p.name, ".v_proj."))
                 continue;
@@ -158,17 +155,17 @@ static mha_transformer *counting(mha_context *context)
                                        .num_layers = 1,
                                        .num_heads = HEADS};
     mha_transformer *t;
-    assert_int_equal(mha_transformer_create(context, &desc, &t), MHA_OK);
+    expect_ok(mha_transformer_create(context, &desc, &t));
     for (int64_t n = 0; n < mha_transformer_parameters(t); n++) {
         mha_parameter p;
-        assert_int_equal(mha_transformer_parameter(t, n, &p), MHA_OK);
+        expect_ok(mha_transformer_parameter(t, n, &p));
         float *x = mha_transformer_data(t) + p.offset;
         if (p.kind == MHA_PARAMETER_EMBEDDING)
             for (int64_t k = 0; k < p.count; k++) x[k] = 1;
         if (strstr(p.name, "v_proj")) x[0] = x[2] = 1;
         if (strstr(p.name, "o_proj")) x[0] = x[3] = 1;
     }
-    assert_int_equal(mha_transformer_update(context, t), MHA_OK);
+    expect_ok(mha_transformer_update(context, t));
     return t;
 }
 
@@ -183,7 +180,7 @@ static int64_t count_kept(mha_context *context, mha_transformer *t, mha_activati
     const mha_transformer_input input = {
         .struct_size = sizeof input, .tokens = &tokens, .dropout = rate, .dropout_seed = seed};
     int64_t kept = 0;
-    assert_int_equal(mha_transformer_forward(context, t, &input, a, &out, NULL, NULL), MHA_OK);
+    expect_ok(mha_transformer_forward(context, t, &input, a, &out, NULL, NULL));
     for (int i = 0; i < MANY * LONG * HEADS; i++) {
         const double count = ((double)data[i] - 1) * LONG * (1 - (double)rate);
         assert_true(fabs(count - round(count)) < 0.01); /* whole for a correct scale */
@@ -205,7 +202,7 @@ static void rates(void **state)
         mha_context *context = all.each[i % (size_t)all.count].context;
         mha_transformer *net = counting(context);
         mha_activations *a;
-        assert_int_equal(mha_activations_create(context, net, MANY * LONG, 0, &a), MHA_OK);
+        expect_ok(mha_activations_create(context, net, MANY * LONG, 0, &a));
         const double part = (double)count_kept(context, net, a, list[i], rng_next(&r)) / N;
         printf("  rate %.2f: kept %.4f, off by %.4f of at most %.4f\n", (double)list[i], part,
                fabs(part - (1 - (double)list[i])), t);
@@ -217,9 +214,8 @@ static void rates(void **state)
 }
 
 /* Invalid rates. */
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3000);
     example *e = example_make(machines_context(1, 0), &r);
     static const float bad[] = {-0.1f, 1.5f, NAN, INFINITY};

@@ -172,7 +172,7 @@ static void compare_token(mha_transformer *t, int64_t layer, const mha_layer_vie
                     1e-5 * (1 + fabs(y[e]) + fabs((double)stream[e])));
 }
 
-static void routing_and_outputs_are_plain_loops(void **state)
+static void routing_and_outputs_are_plain_loops(void)
 {
     mha_context *context = context_with(1);
     static float logits[B * T * V];
@@ -182,7 +182,6 @@ static void routing_and_outputs_are_plain_loops(void **state)
     mha_layer_view v = MHA_INIT(mha_layer_view);
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
     const mha_tensor tokens = draw(ids), all = floats(logits, T, V);
-    (void)state;
     input.tokens = &tokens;
     expect_ok(mha_activations_create(context, t, B * T, 0, &a));
     expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));
@@ -197,7 +196,7 @@ static void routing_and_outputs_are_plain_loops(void **state)
     mha_transformer_destroy(t);
 }
 
-static void steps_batches_and_threads_change_no_bit(void **state)
+static void steps_batches_and_threads_change_no_bit(void)
 {
     mha_context *one = context_with(1), *several = context_with(3);
     static float whole[B * T * V], part[B * T * V];
@@ -207,7 +206,6 @@ static void steps_batches_and_threads_change_no_bit(void **state)
     const mha_tensor tokens = draw(ids), all = floats(whole, T, V);
     mha_decoder_desc how = MHA_INIT(mha_decoder_desc);
     mha_decoder *decoder = NULL;
-    (void)state;
     input.tokens = &tokens;
     expect_ok(mha_transformer_forward(one, t, &input, NULL, &all, NULL, NULL));
     how.batch = B;
@@ -228,7 +226,7 @@ static void steps_batches_and_threads_change_no_bit(void **state)
     mha_transformer_destroy(t);
 }
 
-static void what_is_not_supported_is_refused(void **state)
+static void what_is_not_supported_is_refused(void)
 {
     static const char words[] = "layer 0 has ", experts[] = "layer 0 has routed experts";
     mha_context *context = context_with(1);
@@ -241,7 +239,6 @@ static void what_is_not_supported_is_refused(void **state)
     float keep[L * H];
     for (int i = 0; i < L * H; i++) keep[i] = 1;
     const mha_tensor kept = mha_tensor_contiguous(keep, MHA_F32, 2, (const int64_t[]){L, H});
-    (void)state;
     expect_ok(mha_activations_create(context, t, B * T, 0, &a));
     expect_error(mha_transformer_backward(context, t, &input, a, NULL, &gradients),
                  MHA_ERR_UNSUPPORTED, words);

@@ -62,22 +62,21 @@ static int parts_in(const char *folder)
 /* ---- targets of paths ------------------------------------------------------------------------ */
 
 /* A file system mounted below /dev is treated as an ordinary one. */
-static void shared_memory_is_no_device(void **state)
+static void shared_memory_is_no_device(void)
 {
-    (void)state;
     char folder[] = "/dev/shm/multihead-test-XXXXXX", path[64];
     if (!mkdtemp(folder)) skip();
     snprintf(path, sizeof path, "%s/file", folder);
-    assert_int_equal(put(path, "a long text"), MHA_OK);
+    expect_ok(put(path, "a long text"));
     assert_int_equal(chmod(path, 0640), 0);
     mha_file *file = NULL;
-    assert_int_equal(mha_file_create(path, &file), MHA_OK);
+    expect_ok(mha_file_create(path, &file));
     assert_int_equal(parts_in(folder), 1);
-    assert_int_equal(finish(file, MHA_OK, "short"), MHA_OK);
+    expect_ok(finish(file, MHA_OK, "short"));
     check(path, "short");
     struct stat info;
     assert_true(stat(path, &info) == 0 && (info.st_mode & 0777) == 0640);
-    assert_int_equal(mha_file_create(path, &file), MHA_OK);
+    expect_ok(mha_file_create(path, &file));
     assert_int_equal(mha_file_finish(file, MHA_ERR_CALLBACK), MHA_ERR_CALLBACK);
     check(path, "short");
     assert_int_equal(parts_in(folder), 0);
@@ -91,9 +90,8 @@ static void say(int descriptor, const char *text)
 }
 
 /* Like `(echo head; program -o /dev/stdout; echo tail) > file`, for each name of stdout. */
-static void an_open_file_goes_on(void **state)
+static void an_open_file_goes_on(void)
 {
-    (void)state;
     const char *ways[] = {"/dev/fd", "/proc/self/fd", "/proc/thread-self/fd"};
     if (access("/dev/fd/0", F_OK) != 0 || access("/proc/self/fd", F_OK) != 0) skip();
     for (int i = 0; i < 5; i++) {
@@ -111,7 +109,7 @@ static void an_open_file_goes_on(void **state)
             snprintf(way, sizeof way, "%s", temp_path(i == 3 ? "link" : "second"));
         }
         say(opened, "head ");
-        assert_int_equal(put(way, "body "), MHA_OK);
+        expect_ok(put(way, "body "));
         say(opened, "tail");
         check(path, "head body tail");
         assert_int_equal(temp_count(), before);
@@ -130,16 +128,15 @@ static void wait_for_the_end(pid_t parent)
 
 /* A descriptor that is read-only or belongs to another process identifies its file but no position.
  * Output is appended. */
-static void a_foreign_open_file_is_appended_to(void **state)
+static void a_foreign_open_file_is_appended_to(void)
 {
-    (void)state;
     char way[64], ready = 0;
     int ends[2];
     const char *path = temp_write("foreign", "old ", 4);
     if (access("/proc/self/fd", F_OK) != 0) skip();
     int reads = open(path, O_RDONLY);
     snprintf(way, sizeof way, "/proc/self/fd/%d", reads);
-    assert_int_equal(put(way, "new "), MHA_OK);
+    expect_ok(put(way, "new "));
     close(reads);
     check(path, "old new ");
     assert_int_equal(pipe(ends), 0);
@@ -152,7 +149,7 @@ static void a_foreign_open_file_is_appended_to(void **state)
     }
     assert_int_equal(read(ends[0], &ready, 1), 1);
     snprintf(way, sizeof way, "/proc/%ld/fd/77", (long)child);
-    assert_int_equal(put(way, "newer"), MHA_OK);
+    expect_ok(put(way, "newer"));
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     close(ends[0]);
@@ -161,28 +158,26 @@ static void a_foreign_open_file_is_appended_to(void **state)
 }
 
 /* Links in an ordinary folder with the name fd are ordinary links. */
-static void a_folder_called_fd(void **state)
+static void a_folder_called_fd(void)
 {
-    (void)state;
     struct stat before, after;
     const char *path = temp_write("fd/file", "first", 5), *link = temp_path("fd/1");
     assert_int_equal(symlink("file", link), 0);
     assert_int_equal(stat(path, &before), 0);
-    assert_int_equal(put(link, "second"), MHA_OK);
+    expect_ok(put(link, "second"));
     check(path, "second");
     assert_true(lstat(link, &after) == 0 && S_ISLNK(after.st_mode));
     assert_true(stat(path, &after) == 0 && after.st_ino != before.st_ino);
 }
 
-static void pipes_and_sockets(void **state)
+static void pipes_and_sockets(void)
 {
-    (void)state;
     char text[16] = "", way[64];
     const char *pipe = temp_path("pipe");
     assert_int_equal(mkfifo(pipe, 0600), 0);
     const int end = open(pipe, O_RDWR);
     assert_true(end >= 0);
-    assert_int_equal(put(pipe, "through"), MHA_OK);
+    expect_ok(put(pipe, "through"));
     assert_int_equal(read(end, text, sizeof text), 7);
     assert_string_equal(text, "through");
     close(end);
@@ -192,7 +187,7 @@ static void pipes_and_sockets(void **state)
     if (access("/proc/self/fd", F_OK) != 0) skip();
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     snprintf(way, sizeof way, "/dev/fd/%d", ends[0]);
-    assert_int_equal(put(way, "a socket"), MHA_OK);
+    expect_ok(put(way, "a socket"));
     assert_int_equal(read(ends[1], text, sizeof text), 8);
     assert_memory_equal(text, "a socket", 8);
     close(ends[0]);
@@ -201,32 +196,31 @@ static void pipes_and_sockets(void **state)
 
 /* ---- folders of the library ------------------------------------------------------------------ */
 
-static void links_in_our_folder_are_replaced(void **state)
+static void links_in_our_folder_are_replaced(void)
 {
-    (void)state;
     struct stat info;
     const char *precious = temp_write("precious", "precious", 8);
     const char *folder = temp_path("ours"), *name = temp_path("ours/name");
-    assert_int_equal(put_in(folder, "name", "first"), MHA_OK); /* makes the folder */
+    expect_ok(put_in(folder, "name", "first")); /* makes the folder */
     check(name, "first");
     assert_int_equal(chmod(name, 0640), 0);
-    assert_int_equal(put_in(folder, "name", "second"), MHA_OK);
+    expect_ok(put_in(folder, "name", "second"));
     assert_true(stat(name, &info) == 0 && (info.st_mode & 0777) == 0640);
     const char *targets[] = {precious, "../precious", "nowhere", "name"};
     for (int i = 0; i < 4; i++) {
         assert_int_equal(unlink(name), 0);
         assert_int_equal(symlink(targets[i], name), 0);
-        assert_int_equal(put_in(folder, "name", "third"), MHA_OK);
+        expect_ok(put_in(folder, "name", "third"));
         assert_true(lstat(name, &info) == 0 && S_ISREG(info.st_mode));
         check(name, "third");
         check(precious, "precious");
     }
     assert_int_equal(unlink(name), 0);
     assert_int_equal(mkfifo(name, 0600), 0); /* opening it would block: it has no reader */
-    assert_int_equal(put_in(folder, "name", "fourth"), MHA_OK);
+    expect_ok(put_in(folder, "name", "fourth"));
     check(name, "fourth");
     assert_int_equal(link(name, temp_path("other")), 0); /* the file stays under a second name */
-    assert_int_equal(put_in(folder, "name", "fifth"), MHA_OK);
+    expect_ok(put_in(folder, "name", "fifth"));
     check(temp_path("other"), "fourth");
     if (geteuid() != 0) {
         assert_int_equal(chmod(name, 0400), 0);
@@ -235,23 +229,21 @@ static void links_in_our_folder_are_replaced(void **state)
     assert_int_equal(parts_in(folder), 0);
 }
 
-static void our_folder_is_looked_up_once(void **state)
+static void our_folder_is_looked_up_once(void)
 {
-    (void)state;
     mha_file *file = NULL;
-    assert_int_equal(put_in(temp_path("real"), "name", "old"), MHA_OK);
+    expect_ok(put_in(temp_path("real"), "name", "old"));
     assert_int_equal(symlink("real", temp_path("alias")), 0);
-    assert_int_equal(mha_file_create_in(temp_path("alias"), "name", &file), MHA_OK);
+    expect_ok(mha_file_create_in(temp_path("alias"), "name", &file));
     assert_int_equal(rename(temp_path("real"), temp_path("moved")), 0);
     assert_int_equal(mkdir(temp_path("real"), 0777), 0);
-    assert_int_equal(finish(file, MHA_OK, "new"), MHA_OK);
+    expect_ok(finish(file, MHA_OK, "new"));
     check(temp_path("moved/name"), "new");
     assert_int_equal(rmdir(temp_path("real")), 0); /* empty */
 }
 
-static void our_folder_refuses(void **state)
+static void our_folder_refuses(void)
 {
-    (void)state;
     mha_file *file = NULL;
     const char *folder = temp_path("refuses");
     const char *names[] = {"", ".", "..", "a/b", "/a", "a/"};
@@ -300,52 +292,49 @@ static void end(pid_t child)
     assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
-static void what_is_left_behind_goes(void **state)
+static void what_is_left_behind_goes(void)
 {
-    (void)state;
     assert_int_equal(mkdir(temp_path("left"), 0777), 0);
     const char *folder = temp_path("left"), *path = temp_path("left/file");
     pid_t first = writer(path), second = writer(path), third = writer(path);
     assert_int_equal(parts_in(folder), 3);
     end(second);
-    assert_int_equal(put(path, "one"), MHA_OK); /* removes leftovers only */
+    expect_ok(put(path, "one")); /* removes leftovers only */
     assert_int_equal(parts_in(folder), 2);
     end(first);
     end(third);
-    assert_int_equal(put_in(folder, "another", ""), MHA_OK); /* other files' leftovers stay */
+    expect_ok(put_in(folder, "another", "")); /* other files' leftovers stay */
     assert_int_equal(parts_in(folder), 2);
-    assert_int_equal(put_in(folder, "file", "two"), MHA_OK);
+    expect_ok(put_in(folder, "file", "two"));
     assert_int_equal(parts_in(folder), 0);
     check(path, "two");
 }
 
 /* Two writers of one file in one process: locks belong to open files, not to the process. */
-static void two_at_once(void **state)
+static void two_at_once(void)
 {
-    (void)state;
     mha_file *a = NULL, *b = NULL;
     const char *path = temp_path("twice");
-    assert_int_equal(mha_file_create(path, &a), MHA_OK);
-    assert_int_equal(mha_file_create(path, &b), MHA_OK);
-    assert_int_equal(finish(a, MHA_OK, "a"), MHA_OK);
+    expect_ok(mha_file_create(path, &a));
+    expect_ok(mha_file_create(path, &b));
+    expect_ok(finish(a, MHA_OK, "a"));
     check(path, "a");
-    assert_int_equal(put(path, "c"), MHA_OK);
-    assert_int_equal(finish(b, MHA_OK, "b"), MHA_OK);
+    expect_ok(put(path, "c"));
+    expect_ok(finish(b, MHA_OK, "b"));
     check(path, "b");
 }
 
 /* Objects with the name of a leftover that are not regular files are skipped, and their targets
  * too. */
-static void strange_names_are_passed_over(void **state)
+static void strange_names_are_passed_over(void)
 {
-    (void)state;
     struct stat info;
     const char *folder = temp_path("strange"), *precious = temp_write("keep", "precious", 8);
-    assert_int_equal(put_in(folder, "file", "old"), MHA_OK);
+    expect_ok(put_in(folder, "file", "old"));
     assert_int_equal(symlink("../keep", temp_path("strange/file.mha-0.part")), 0);
     assert_int_equal(mkfifo(temp_path("strange/file.mha-1.part"), 0600), 0);
     assert_int_equal(mkdir(temp_path("strange/file.mha-2.part"), 0777), 0);
-    assert_int_equal(put_in(folder, "file", "new"), MHA_OK);
+    expect_ok(put_in(folder, "file", "new"));
     check(temp_path("strange/file"), "new");
     check(precious, "precious");
     assert_int_equal(parts_in(folder), 3);
@@ -354,9 +343,8 @@ static void strange_names_are_passed_over(void **state)
 
 /* Many processes write one file and some are killed: surviving writers lose nothing, the file is always one of the
  * texts, and the last writer leaves nothing else. */
-static void writers_do_not_harm_each_other(void **state)
+static void writers_do_not_harm_each_other(void)
 {
-    (void)state;
     enum { WRITERS = 6, TIMES = 150, BYTES = 3000 };
     char texts[WRITERS][BYTES + 1];
     pid_t children[WRITERS];
@@ -367,7 +355,7 @@ static void writers_do_not_harm_each_other(void **state)
         memset(texts[i], 'a' + i, BYTES);
         texts[i][BYTES] = '\0';
     }
-    assert_int_equal(put(path, texts[0]), MHA_OK);
+    expect_ok(put(path, texts[0]));
     for (int i = 0; i < WRITERS; i++) {
         children[i] = fork();
         assert_true(children[i] >= 0);
@@ -393,7 +381,7 @@ static void writers_do_not_harm_each_other(void **state)
         assert_int_equal(ended, 0); /* still running, without an error */
         end(children[i - 1]);
     }
-    assert_int_equal(put(path, "the last"), MHA_OK);
+    expect_ok(put(path, "the last"));
     check(path, "the last");
     assert_int_equal(parts_in(folder), 0);
 }

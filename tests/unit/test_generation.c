@@ -144,9 +144,8 @@ static void a_generation_stops(void **state)
     mha_model_destroy(model);
 }
 
-static void a_generation_refuses(void **state)
+static void a_generation_refuses(void)
 {
-    (void)state;
     mha_model *model = word_model(4);
     mha_generation *g = NULL;
     static const int32_t ids[] = {0, 1, 2, 3, 4, WORDS};
@@ -171,11 +170,10 @@ static void a_generation_refuses(void **state)
     mha_model_destroy(model);
 }
 
-static void layers_have_their_own_heads(void **state)
+static void layers_have_their_own_heads(void)
 {
     static const int64_t heads[] = {4, 2}, kv_heads[] = {2, 1};
     mha_transformer_desc d = {.num_layers = 2, .num_heads = 4, .kv_heads = 2};
-    (void)state;
     assert_int_equal(mha_transformer_heads(&d, 1), 4);
     assert_int_equal(mha_transformer_kv_heads(&d, 1), 2);
     d.layer_heads = heads, d.layer_kv_heads = kv_heads;
@@ -183,9 +181,8 @@ static void layers_have_their_own_heads(void **state)
     assert_int_equal(mha_transformer_kv_heads(&d, 1), 1);
 }
 
-static void only_some_models_predict(void **state)
+static void only_some_models_predict(void)
 {
-    (void)state;
     static const struct {
         uint32_t flags;
         bool predicts;
@@ -209,9 +206,8 @@ static void only_some_models_predict(void **state)
 }
 
 /* A window and a prompt in pieces equal steps of single tokens. */
-static void a_long_prompt_goes_in_pieces(void **state)
+static void a_long_prompt_goes_in_pieces(void)
 {
-    (void)state;
     enum { LONG = 1100 };
     mha_model *model = word_model(32);
     const mha_decoder_desc cache = {

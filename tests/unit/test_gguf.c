@@ -190,9 +190,8 @@ static mha_status open_spoiled(const fields *f)
 
 DEFINE_SPOIL(fields *f, spoil, HOSTILE)
 
-static void test_refuses_hostile_files(void **state)
+static void test_refuses_hostile_files(void)
 {
-    (void)state;
     fields f = all_right;
     expect_ok(open_spoiled(&f));
     const size_t rows = spoil(&f, SIZE_MAX).rows;
@@ -204,9 +203,8 @@ static void test_refuses_hostile_files(void **state)
     }
 }
 
-static void test_refuses_every_truncation(void **state)
+static void test_refuses_every_truncation(void)
 {
-    (void)state;
     size_t size;
     char *good = temp_read(build(&all_right), &size);
     for (size_t length = 0; length < size; length++) {
@@ -218,9 +216,8 @@ static void test_refuses_every_truncation(void **state)
     free(good);
 }
 
-static void test_refuses_files(void **state)
+static void test_refuses_files(void)
 {
-    (void)state;
     mha_gguf *file = NULL;
     expect_error(mha_gguf_open(temp_path("missing"), &file), MHA_ERR_FILE, "no such file");
     expect_error(mha_gguf_open(temp_path("."), &file), MHA_ERR_FILE, "a folder");
@@ -265,9 +262,8 @@ static unsigned touch(const mha_gguf *file)
     return sum;
 }
 
-static void test_mutations(void **state)
+static void test_mutations(void)
 {
-    (void)state;
     static unsigned char bytes[1024];
     size_t size;
     char *good = temp_read(build(&all_right), &size);
@@ -298,9 +294,8 @@ static void test_mutations(void **state)
 
 /* ---- Valid files ----------------------------------------------------------------------------- */
 
-static void test_describes_tensors(void **state)
+static void test_describes_tensors(void)
 {
-    (void)state;
     fields f = all_right;
     mha_gguf_tensor tensor;
     float to[64];
@@ -341,9 +336,8 @@ static void test_describes_tensors(void **state)
 }
 
 /* A number of each type at both ends of its range, in an array and as a single value. */
-static void test_numbers(void **state)
+static void test_numbers(void)
 {
-    (void)state;
     static const struct {
         mha_gguf_value_type type;
         size_t bytes;
@@ -409,9 +403,8 @@ static void test_numbers(void **state)
     mha_gguf_close(file);
 }
 
-static void test_other_values(void **state)
+static void test_other_values(void)
 {
-    (void)state;
     gguf_writer w = {0};
     const uint64_t huge = UINT64_MAX;
     const double reals[] = {0.1, -INFINITY, NAN};
@@ -531,9 +524,8 @@ static void put_parts(const part parts[PARTS])
         if (parts[i].file) put_part(&parts[i]);
 }
 
-static void test_parts_are_one_file(void **state)
+static void test_parts_are_one_file(void)
 {
-    (void)state;
     put_parts(all_parts);
     for (int named = 0; named < PARTS; named++) {
         mha_gguf *file = open_file(temp_path(all_parts[named].file));
@@ -562,9 +554,8 @@ static void test_parts_are_one_file(void **state)
     }
 }
 
-static void test_parts_that_do_not_fit(void **state)
+static void test_parts_that_do_not_fit(void)
 {
-    (void)state;
     static const struct {
         int named;
         mha_status status;
@@ -621,9 +612,8 @@ static void test_parts_that_do_not_fit(void **state)
 }
 
 /* Names of maximum length; messages contain their beginnings if they do not fit. */
-static void test_long_names(void **state)
+static void test_long_names(void)
 {
-    (void)state;
     enum { LONGEST = 65535 };
     static char name[LONGEST + 2];
     for (uint64_t offset = 0; offset <= 32; offset += 32) {

@@ -126,9 +126,8 @@ static mha_gguf *write_blocks(rng *r, const kind *k, int rows, int blocks, uint3
     return open_file(&w);
 }
 
-static void test_elements_are_those_of_the_definitions(void **state)
+static void test_elements_are_those_of_the_definitions(void)
 {
-    (void)state;
     enum { ROWS = 3, BLOCKS = 50, MOST = ROWS * BLOCKS * 256 };
     static unsigned char bytes[MOST * 4];
     static float got[MOST + 1];
@@ -161,9 +160,8 @@ static void test_elements_are_those_of_the_definitions(void **state)
     }
 }
 
-static void test_refuses_other_types(void **state)
+static void test_refuses_other_types(void)
 {
-    (void)state;
     static unsigned char bytes[2 * 3 * 300];
     rng r = rng_make(rng_run_seed(), 2);
     float to = 5;

@@ -357,9 +357,8 @@ static void check_head(const corpus *c, const object *o, int l, int h)
     assert_true(fabs(rest.moved - p.moved / (double)p.rest_rows) < 1e-5);
 }
 
-static void it_is_what_plain_loops_find(void **state)
+static void it_is_what_plain_loops_find(void)
 {
-    (void)state;
     const int cases = rng_cases(8, 200);
     for (int n = 0; n < cases; n++) {
         rng r = rng_make(rng_run_seed(), 1000000 + (uint64_t)n);
@@ -374,14 +373,13 @@ static void it_is_what_plain_loops_find(void **state)
 }
 
 /* Three equal texts, and tokens that receive and write equally: ties are ordered by number. */
-static void equals_have_an_order(void **state)
+static void equals_have_an_order(void)
 {
     enum { N = 10 };
     static const int64_t ids[N] = {0, 3, 1, 2, 1, 3, 2, 2, 1, 3}, order[] = {2, 0, 1};
     rng r = rng_make(1, 1);
     corpus c = corpus_make(&r, 3);
     object o = object_make(one, &usual);
-    (void)state;
     for (int l = 0; l < LAYERS; l++)
         for (int e = 0; e < EMBED; e++)
             for (int d = 0; d < HEADS * WIDTH; d++) c.weight[l][e][d] = 1;
@@ -427,7 +425,7 @@ static void counted_release(void *user, void *memory, size_t bytes)
     free(memory);
 }
 
-static void memory_is_returned(void **state)
+static void memory_is_returned(void)
 {
     int64_t held = 0;
     mha_context *context = NULL;
@@ -435,8 +433,7 @@ static void memory_is_returned(void **state)
         .struct_size = sizeof counted,
         .num_threads = 1,
         .allocator = {.alloc = counted_alloc, .release = counted_release, .user = &held}};
-    (void)state;
-    assert_int_equal(mha_context_create(&counted, &context), MHA_OK);
+    expect_ok(mha_context_create(&counted, &context));
     rng r = rng_make(1, 2);
     corpus c = corpus_make(&r, 1);
     object o = object_make(context, &usual);
@@ -448,11 +445,10 @@ static void memory_is_returned(void **state)
 }
 
 /* If norms of values overflow, the rows are omitted only from the moved mass. */
-static void norms_beyond_all_sums_are_left_out(void **state)
+static void norms_beyond_all_sums_are_left_out(void)
 {
     static const float huge[] = {1e30F, 1e5F, INFINITY, NAN, -1e38F};
     rng r = rng_make(rng_run_seed(), 3000000);
-    (void)state;
     for (size_t n = 0; n < sizeof huge / sizeof *huge; n++) {
         corpus c = corpus_make(&r, 1);
         object o = object_make(one, &usual);
@@ -511,9 +507,8 @@ static everything *read_all(const object *o)
     return e;
 }
 
-static void order_and_division_leave_no_trace(void **state)
+static void order_and_division_leave_no_trace(void)
 {
-    (void)state;
     const int cases = rng_cases(10, 200);
     for (int n = 0; n < cases; n++) {
         rng r = rng_make(rng_run_seed(), 2000000 + (uint64_t)n);
@@ -559,12 +554,11 @@ static corpus corpus_of_weights(const float *weights, int64_t count)
 
 /* The interval is 1.96 standard errors to both sides; quantiles of 1,000 replicates have an error
  * of about 5 % of that. */
-static void intervals_are_those_of_many_texts(void **state)
+static void intervals_are_those_of_many_texts(void)
 {
     enum { TEXTS = 400 };
     static float weights[TEXTS * ALL];
     rng r = rng_make(rng_run_seed(), 0);
-    (void)state;
     for (int i = 0; i < TEXTS * ALL; i++) weights[i] = (float)rng_uniform(&r);
     corpus c = corpus_of_weights(weights, TEXTS);
     mha_head_corpus_desc desc = usual;
@@ -583,12 +577,11 @@ static void intervals_are_those_of_many_texts(void **state)
     corpus_free(&c);
 }
 
-static void luck_is_what_exchanged_heads_reach(void **state)
+static void luck_is_what_exchanged_heads_reach(void)
 {
     enum { TEXTS = 60 };
     static float weights[TEXTS * ALL];
     rng r = rng_make(rng_run_seed(), 0);
-    (void)state;
     /* With equal heads, the best one is no better than under the permutation null. */
     for (int i = 0; i < TEXTS * ALL; i++) weights[i] = 0.25F;
     corpus c = corpus_of_weights(weights, TEXTS);
@@ -617,13 +610,12 @@ static void luck_is_what_exchanged_heads_reach(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
     static const int64_t others[LAYERS] = {HEADS, HEADS + 1};
     const mha_head_measures_desc other = {
         .struct_size = sizeof other, .layers = LAYERS, .heads = others};
     rng r = rng_make(rng_run_seed(), 0);
-    (void)state;
     corpus c = corpus_make(&r, 2);
     object o = object_make(one, &usual), p = object_make(one, &usual);
     mha_head_corpus_desc d = usual;
@@ -711,10 +703,9 @@ static mha_status run_without_memory(mha_context *context, failing_alloc *memory
     return status;
 }
 
-static void memory_that_is_missing_is_a_status(void **state)
+static void memory_that_is_missing_is_a_status(void)
 {
     rng r = rng_make(rng_run_seed(), 0);
-    (void)state;
     corpus c = corpus_make(&r, 1);
     assert_true(failing_each(run_without_memory, &c) > 10);
     corpus_free(&c);

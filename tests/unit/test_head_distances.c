@@ -1,5 +1,6 @@
 /* Distances between heads: rows, outputs and clusters computed by hand; random ones compared with
  * simple loops over the outputs; merging, blocks, threads and errors. */
+#include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
@@ -30,9 +31,8 @@ static mha_head_distances *make(mha_context *context, int64_t heads, int64_t wid
 /* ---- by hand
  * ------------------------------------------------------------------------------------- */
 
-static void test_maps(void **state)
+static void test_maps(void)
 {
-    (void)state;
     /* Rows of head 0 and head 1. The first two are equal. The second two are disjoint: JS = log 2.
      * The third are (1/2 1/2) and (1 0): m = (3/4 1/4), KL(p,m) = 1/2 log 2/3 + 1/2 log 2 = 1/2 log
      * 4/3, KL(q,m) = log 4/3, JS = 3/4 log 4/3. A fourth row without visible keys does not count.
@@ -42,7 +42,7 @@ static void test_maps(void **state)
                         {{.25f, .25f, .5f, 0}, {0, .5f, 0, .5f}, {1, 0}, {1}, {1, 0}}};
     const mha_tensor rows = mha_tensor_contiguous(p, MHA_F32, 3, (int64_t[]){2, 5, 4});
     mha_head_distances *d = make(one, 2, 0, NULL);
-    assert_int_equal(mha_head_distances_rows(d, &rows), MHA_OK);
+    expect_ok(mha_head_distances_rows(d, &rows));
     const mha_head_pair pair = mha_head_distances_pair(d, 0, 1);
     assert_int_equal(pair.map_rows, 4);
     expect(pair.maps, (0 + 1 + 2 * .75 * log(4. / 3) / log(2)) / 4, 1e-14);
@@ -51,16 +51,15 @@ static void test_maps(void **state)
     mha_head_distances_destroy(d);
 }
 
-static void test_outputs(void **state)
+static void test_outputs(void)
 {
-    (void)state;
     /* Three rows of outputs of width 2. Head 1 is twice head 0; head 2 is head 0 rotated by a right
      * angle. Every cosine with head 2 is 0. Alignment is invariant to rotation and therefore 1. */
     float z[3][3][2] = {
         {{1, 0}, {0, 1}, {1, 1}}, {{2, 0}, {0, 2}, {2, 2}}, {{0, 1}, {-1, 0}, {-1, 1}}};
     const mha_tensor out = mha_tensor_contiguous(z, MHA_F32, 3, (int64_t[]){3, 3, 2});
     mha_head_distances *d = make(one, 3, 2, NULL);
-    assert_int_equal(mha_head_distances_outputs(d, &out), MHA_OK);
+    expect_ok(mha_head_distances_outputs(d, &out));
     expect(mha_head_distances_pair(d, 0, 1).cosine, 1, 1e-15);
     expect(mha_head_distances_pair(d, 0, 1).cka, 1, 1e-15);
     expect(mha_head_distances_pair(d, 2, 0).cosine, 0, 1e-15);
@@ -69,9 +68,8 @@ static void test_outputs(void **state)
     mha_head_distances_destroy(d);
 }
 
-static void test_clusters(void **state)
+static void test_clusters(void)
 {
-    (void)state;
     /* Items at 0, 1, 3, 10. Items 0 and 1 join at distance 1; 3 has the mean distance 2.5 from
      * them; 10 has the mean distance 26/3 from the three. */
     const double at[] = {0, 1, 3, 10};
@@ -84,29 +82,27 @@ static void test_clusters(void **state)
     } cases[] = {{0.5, 4, {0, 1, 2, 3}}, {1, 3, {0, 0, 1, 2}},   {2.4, 3, {0, 0, 1, 2}},
                  {2.5, 2, {0, 0, 0, 1}}, {8.6, 2, {0, 0, 0, 1}}, {8.7, 1, {0, 0, 0, 0}}};
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
-        assert_int_equal(mha_head_clusters(one, 4, distance, cases[n].cut, cluster, &count),
-                         MHA_OK);
+        expect_ok(mha_head_clusters(one, 4, distance, cases[n].cut, cluster, &count));
         assert_int_equal(count, cases[n].count);
         assert_memory_equal(cluster, cases[n].cluster, sizeof cluster);
     }
-    assert_int_equal(mha_head_clusters(one, 0, NULL, 1, NULL, &count), MHA_OK);
+    expect_ok(mha_head_clusters(one, 0, NULL, 1, NULL, &count));
     assert_int_equal(count, 0);
 }
 
 /* Two pairs of three items have distance 1, which equals `cut`. The pair with the first members is
  * joined, and the third item is farther from that cluster. */
-static void test_equal_distances(void **state)
+static void test_equal_distances(void)
 {
     static const struct {
         double ab, ac, bc;
         int64_t cluster[3];
     } rows[] = {{1, 2, 1, {0, 0, 1}}, {1, 1, 2, {0, 0, 1}}, {2, 1, 1, {0, 1, 0}}};
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const double ab = rows[i].ab, ac = rows[i].ac, bc = rows[i].bc;
         const double distance[] = {0, ab, ac, ab, 0, bc, ac, bc, 0};
         int64_t cluster[3], count = -1;
-        assert_int_equal(mha_head_clusters(one, 3, distance, 1, cluster, &count), MHA_OK);
+        expect_ok(mha_head_clusters(one, 3, distance, 1, cluster, &count));
         assert_int_equal(count, 2);
         assert_memory_equal(cluster, rows[i].cluster, sizeof cluster);
     }
@@ -212,8 +208,8 @@ static void feed(mha_head_distances *d, sample *x, int64_t block)
         mha_tensor z = mha_tensor_contiguous(x->z, MHA_F32, 3, (int64_t[]){HEADS, ROWS, WIDTH});
         p.data = &x->p[0][row][0], z.data = &x->z[0][row][0];
         p.shape[1] = z.shape[1] = count;
-        assert_int_equal(mha_head_distances_rows(d, &p), MHA_OK);
-        assert_int_equal(mha_head_distances_outputs(d, &z), MHA_OK);
+        expect_ok(mha_head_distances_rows(d, &p));
+        expect_ok(mha_head_distances_outputs(d, &z));
     }
 }
 
@@ -232,9 +228,8 @@ static void compare_pair(const sample *x, const mha_head_distances *d, int g, in
            1e-10);
 }
 
-static void test_random(void **state)
+static void test_random(void)
 {
-    (void)state;
     static sample x;
     for (int n = 0; n < rng_cases(30, 500); n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
@@ -258,9 +253,8 @@ static void test_random(void **state)
 
 /* ---- other functions ------------------------------------------------------------------------- */
 
-static void test_redundant(void **state)
+static void test_redundant(void)
 {
-    (void)state;
     mha_head_pair pair = {.maps = 0.05, .cosine = -0.95, .map_rows = 3, .output_rows = 3};
     assert_true(mha_head_pair_is_redundant(&pair, 0.1, 0.9));
     pair.cosine = 0.5; /* the same map, different outputs */
@@ -271,9 +265,8 @@ static void test_redundant(void **state)
     assert_false(mha_head_pair_is_redundant(&pair, 0.1, 0.9));
 }
 
-static void test_refusals(void **state)
+static void test_refusals(void)
 {
-    (void)state;
     float numbers[8] = {0.5f, NAN, -1, 1, 1, 1, 1, 1};
     double distances[4] = {0, NAN, 1, 0};
     int64_t cluster[2], count = 7;

@@ -52,7 +52,7 @@ static void make_net(mha_context *context, rng *r, example *e)
     if (mha_transformer_create(context, &d, &e->t) != MHA_OK) fail_msg("%s", mha_error_detail());
     const mha_transformer_init init = {
         .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 1};
-    assert_int_equal(mha_transformer_initialise(context, e->t, &init), MHA_OK);
+    expect_ok(mha_transformer_initialise(context, e->t, &init));
 }
 
 static example *example_make(mha_context *context, rng *r)
@@ -203,9 +203,8 @@ static int64_t expect_equal(const example *e, const found *a, const found *b)
     return rows;
 }
 
-static void a_pass_is_maps_by_hand(void **state)
+static void a_pass_is_maps_by_hand(void)
 {
-    (void)state;
     int64_t rows = 0;
     for (int i = 0; i < rng_cases(40, 600); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -249,9 +248,8 @@ static mha_status count_calls(void *user, int64_t layer, int64_t row)
 }
 
 /* An interrupted pass closes its text; the next pass is the only one in measures that had not begun. */
-static void a_pass_breaks_off(void **state)
+static void a_pass_breaks_off(void)
 {
-    (void)state;
     rng r = rng_make(7, 0);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r);
@@ -289,14 +287,13 @@ static mha_status see_layer(void *user, const mha_activations *kept, int64_t lay
     seen *s = user;
     mha_layer_view view = {.struct_size = sizeof view};
     assert_int_equal(layer, s->layers++);
-    assert_int_equal(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view), MHA_OK);
+    expect_ok(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view));
     return layer == s->stop_at ? MHA_ERR_CALLBACK : MHA_OK;
 }
 
 /* One run provides the caller's outputs, the calls of after_layer, and the measures. */
-static void the_caller_sees_the_same_run(void **state)
+static void the_caller_sees_the_same_run(void)
 {
-    (void)state;
     rng r = rng_make(9, 0);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r);
@@ -325,9 +322,8 @@ static void the_caller_sees_the_same_run(void **state)
     example_free(e);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(8, 0);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r);
@@ -384,9 +380,8 @@ static mha_status made_and_run(mha_context *context, failing_alloc *memory, void
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     assert_true(failing_each(made_and_run, NULL) > 5);
 }
 
@@ -428,9 +423,8 @@ static void words(void **state)
                  "-1 tokens");
 }
 
-static void repeated_tokens(void **state)
+static void repeated_tokens(void)
 {
-    (void)state;
     mha_repeated_tokens d = {
         .struct_size = sizeof d, .block = 5, .repeats = 3, .first = 90, .last = -1, .seed = 1};
     int32_t pool[20], tokens[17], again[17];

@@ -30,7 +30,7 @@ static mha_head_measures *make(int64_t heads)
                                          .rare_rank = -1,
                                          .names = names,
                                          .relations = 1};
-    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
     return m;
 }
 
@@ -45,12 +45,12 @@ static mha_head_measures *measure(mha_heads_text text, const float *map)
     const mha_tensor p =
         mha_tensor_contiguous(copy, MHA_F32, 3, (int64_t[]){1, text.queries, text.keys});
     text.struct_size = sizeof text;
-    assert_int_equal(mha_head_measures_begin(m, &text), MHA_OK);
+    expect_ok(mha_head_measures_begin(m, &text));
     if (text.queries > 0) {
         mha_status status = mha_head_measures_rows(m, 0, 0, &p);
         if (status != MHA_OK) fail_msg("%s", mha_error_detail());
     }
-    assert_int_equal(mha_head_measures_end(m), MHA_OK);
+    expect_ok(mha_head_measures_end(m));
     return m;
 }
 
@@ -76,9 +76,8 @@ static void expect(const mha_head_measures *m, mha_head_measure which, double va
 static const float causal[16] = {1,   0,    0,    0, .25f,  .75f,  0,   0,
                                  .5f, .25f, .25f, 0, .125f, .125f, .5f, .25f};
 
-static void test_causal_places(void **state)
+static void test_causal_places(void)
 {
-    (void)state;
     const uint8_t separators[] = {0, 0, 1, 0};
     mha_head_measures *m = measure(
         (mha_heads_text){
@@ -101,9 +100,8 @@ static void test_causal_places(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_causal_entropy(void **state)
+static void test_causal_entropy(void)
 {
-    (void)state;
     mha_head_measures *m =
         measure((mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4}, causal);
     /* -1/4 log 1/4 - 3/4 log 3/4 = 2 log 2 - 3/4 log 3; iii: 3/2 log 2; iv: 2 (3/8) log 2 + 1/2 log
@@ -119,9 +117,8 @@ static void test_causal_entropy(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_causal_offsets(void **state)
+static void test_causal_offsets(void)
 {
-    (void)state;
     mha_head_measures *m =
         measure((mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4}, causal);
     mha_head_offset o = mha_head_measures_offset(m, 0, 0, -2); /* iii to a, iv to b */
@@ -143,9 +140,8 @@ static void test_causal_offsets(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_causal_columns(void **state)
+static void test_causal_columns(void)
 {
-    (void)state;
     mha_head_measures *m =
         measure((mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4}, causal);
     /* Columns seen by at least 3/2 of ii, iii, iv: a b (3 rows), c (2 rows). Means: a 7/24, b 9/24,
@@ -169,9 +165,8 @@ static void test_causal_columns(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_causal_repeats(void **state)
+static void test_causal_repeats(void)
 {
-    (void)state;
     const int64_t ids[] = {7, 8, 7, 7}; /* a, c and d are one token */
     mha_head_measures *m = measure(
         (mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4, .ids = ids}, causal);
@@ -183,9 +178,8 @@ static void test_causal_repeats(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_causal_rare(void **state)
+static void test_causal_rare(void)
 {
-    (void)state;
     const int64_t ranks[] = {3, 5, 900, 4};
     mha_head_measures *m = measure(
         (mha_heads_text){.flags = MHA_HEADS_CAUSAL, .queries = 4, .keys = 4, .ranks = ranks},
@@ -211,9 +205,8 @@ static const float full[16] = {.5f, .5f, 0,   0,   .5f,   .25f,  .25f, 0,
 
 /* Of offsets with equal scores, the nearest one is chosen, and of two equally near ones the earlier
  * one. */
-static void test_equal_offsets(void **state)
+static void test_equal_offsets(void)
 {
-    (void)state;
     enum { N = 8 };
     float even[N * N], pairs[N * N] = {0};
     const mha_heads_text text = {.queries = N, .keys = N};
@@ -239,9 +232,8 @@ static void test_equal_offsets(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_full_segments(void **state)
+static void test_full_segments(void)
 {
-    (void)state;
     const int64_t segments[] = {0, 0, 1, 1};
     mha_head_measures *m =
         measure((mha_heads_text){.queries = 4, .keys = 4, .segments = segments}, full);
@@ -254,9 +246,8 @@ static void test_full_segments(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_full_links(void **state)
+static void test_full_links(void)
 {
-    (void)state;
     /* words: a b | c | d; the link c -> (a b) */
     const int64_t words[] = {0, 0, 1, 2};
     const mha_heads_link links[] = {{1, 0, 0}};
@@ -277,9 +268,8 @@ static void test_full_links(void **state)
 }
 
 /* A layer sees three keys besides the sink. Its links and their baseline use only visible keys. */
-static void test_links_of_a_window(void **state)
+static void test_links_of_a_window(void)
 {
-    (void)state;
     enum { N = 6 };
     static const char *const names[] = {"far", "near"};
     static const mha_heads_link links[] = {{4, 1, 0}, {5, 1, 0}, {5, 4, 0}, {3, 0, 1}};
@@ -320,9 +310,8 @@ static void test_links_of_a_window(void **state)
 
 /* Details come from the text with the strongest pattern. The second text is split at key 4, and all
  * rows of the third attend to key 7. */
-static void test_strongest_texts(void **state)
+static void test_strongest_texts(void)
 {
-    (void)state;
     enum { N = 10 };
     float map[N * N];
     mha_head_measures *m = make(1);
@@ -350,9 +339,8 @@ static void test_strongest_texts(void **state)
 /* Each token attends to the one two or three before it, along links of the second relation, or
  * against them. Row i sees i other tokens, and more than one from i = 2 on: chance (1/2 + ... +
  * 1/11) / 10. */
-static void test_link_roles(void **state)
+static void test_link_roles(void)
 {
-    (void)state;
     enum { N = 12 };
     static const char *const names[] = {"other", "pair"};
     static const char *const evidence[] = {
@@ -398,9 +386,8 @@ static void test_link_roles(void **state)
 }
 
 /* Each token attends to the one four before it: chance (1/5 + ... + 1/12) / 8. */
-static void test_offset_roles(void **state)
+static void test_offset_roles(void)
 {
-    (void)state;
     enum { N = 8 + 4 };
     float map[N * N] = {0};
     mha_head_role roles[MHA_ROLES];
@@ -431,9 +418,8 @@ static void expect_nothing(const mha_head_measures *m)
     assert_int_equal(mha_head_measures_roles(m, 0, 0, NULL, 0), 0);
 }
 
-static void test_tiny(void **state)
+static void test_tiny(void)
 {
-    (void)state;
     const float one[] = {1}, two[] = {1, 0, .25f, .75f}, dead[16] = {0};
     mha_head_measures *m = measure((mha_heads_text){.queries = 0, .keys = 0}, one);
     expect_nothing(m);

@@ -7,6 +7,7 @@
  * head is built from its definition; a row without a target attends to eight random keys with a
  * weight of 1/8 each. Scores are means over TEXTS texts, so that random deviations stay well below
  * 0.1: a share of 2000 rows has a standard deviation of at most 0.011. */
+#include "support/expect.h"
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -217,10 +218,10 @@ static void feed(mha_head_measures *m, const text *x, rng *r)
                                   .ranks = x->ranks,
                                   .links = x->links,
                                   .links_count = x->links_count};
-    assert_int_equal(mha_head_measures_begin(m, &given), MHA_OK);
-    assert_int_equal(mha_head_measures_inputs(m, 0, &vectors), MHA_OK);
+    expect_ok(mha_head_measures_begin(m, &given));
+    expect_ok(mha_head_measures_inputs(m, 0, &vectors));
     if (mha_head_measures_rows(m, 0, 0, &p) != MHA_OK) fail_msg("%s", mha_error_detail());
-    assert_int_equal(mha_head_measures_end(m), MHA_OK);
+    expect_ok(mha_head_measures_end(m));
     free(maps);
 }
 
@@ -232,7 +233,7 @@ static mha_head_measures *measure_kinds(bool causal)
     const mha_head_measures_desc desc = {
         .struct_size = sizeof desc, .layers = 1, .heads = &heads, .names = names, .relations = 1};
     rng r = rng_make(rng_run_seed(), causal);
-    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
     for (int n = 0; n < TEXTS; n++) {
         text x;
         make_text(&x, &r, causal);
@@ -281,15 +282,13 @@ static void check_table(bool causal)
     mha_head_measures_destroy(m);
 }
 
-static void test_both_directions(void **state)
+static void test_both_directions(void)
 {
-    (void)state;
     check_table(false);
 }
 
-static void test_causal(void **state)
+static void test_causal(void)
 {
-    (void)state;
     check_table(true);
 }
 
@@ -303,9 +302,8 @@ static bool has_role(const mha_head_measures *m, int kind, mha_role role)
 }
 
 /* A share of 0.3 suffices for a sink if it is at least 0.1 above chance, which is 1 / 4 here. */
-static void test_above_chance(void **state)
+static void test_above_chance(void)
 {
-    (void)state;
     enum { TOKENS = 4 };
     static const int64_t heads[] = {1};
     static const struct {
@@ -323,19 +321,18 @@ static void test_above_chance(void **state)
                 rows[t][s] = s == 0 ? cases[i].weight : (1 - cases[i].weight) / (TOKENS - 1);
         const mha_tensor p =
             mha_tensor_contiguous(rows, MHA_F64, 3, (int64_t[]){1, TOKENS, TOKENS});
-        assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
-        assert_int_equal(mha_head_measures_begin(m, &four), MHA_OK);
-        assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_OK);
-        assert_int_equal(mha_head_measures_end(m), MHA_OK);
+        expect_ok(mha_head_measures_create(context, &desc, &m));
+        expect_ok(mha_head_measures_begin(m, &four));
+        expect_ok(mha_head_measures_rows(m, 0, 0, &p));
+        expect_ok(mha_head_measures_end(m));
         assert_int_equal(has_role(m, 0, MHA_ROLE_SINK), cases[i].sink);
         mha_head_measures_destroy(m);
     }
 }
 
 /* The roles of a kind that no other kind receives. */
-static void test_roles(void **state)
+static void test_roles(void)
 {
-    (void)state;
     const struct {
         int kind;
         mha_role role;
@@ -374,9 +371,8 @@ static mha_head_measure winner(const mha_head_measures *m, int kind)
     return best;
 }
 
-static void test_families(void **state)
+static void test_families(void)
 {
-    (void)state;
     mha_head_measures *m = measure_kinds(false);
     assert_int_equal(winner(m, KIND_PREVIOUS), MHA_MEASURE_FAMILY_DIAGONAL);
     assert_int_equal(winner(m, KIND_SELF), MHA_MEASURE_FAMILY_DIAGONAL);

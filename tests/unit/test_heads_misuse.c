@@ -31,9 +31,8 @@ static mha_heads_text text_of(int64_t tokens)
                             .keys = tokens};
 }
 
-static void test_create(void **state)
+static void test_create(void)
 {
-    (void)state;
     const int64_t heads[] = {2, 3}, negative[] = {2, -1};
     const char *const no_names[] = {NULL};
     mha_head_measures *m = NULL;
@@ -63,13 +62,12 @@ static mha_head_measures *make(mha_context *from)
     static const int64_t heads[] = {1, 2};
     mha_head_measures *m = NULL;
     const mha_head_measures_desc d = desc_of(heads, 2);
-    assert_int_equal(mha_head_measures_create(from, &d, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(from, &d, &m));
     return m;
 }
 
-static void test_texts(void **state)
+static void test_texts(void)
 {
-    (void)state;
     const int64_t words[] = {0, 2, 2, 3}, back[] = {0, 1, 0, 1};
     const mha_heads_link far[] = {{0, 4, 0}}, other[] = {{0, 1, 1}};
     mha_head_measures *m = make(context);
@@ -92,14 +90,13 @@ static void test_texts(void **state)
     REFUSE(MHA_ERR_ARGUMENT, "words 0 and 4", x.links_count = 1, x.links = far);
     REFUSE(MHA_ERR_ARGUMENT, "relation 1, expected 0..0", x.links_count = 1, x.links = other);
 #undef REFUSE
-    assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
+    expect_ok(mha_head_measures_begin(m, &x));
     expect_error(mha_head_measures_begin(m, &x), MHA_ERR_ARGUMENT, "a text is open");
     mha_head_measures_destroy(m); /* while a text is open */
 }
 
-static void test_merge(void **state)
+static void test_merge(void)
 {
-    (void)state;
     const int64_t heads[] = {1, 2, 2};
     const char *const others[] = {"object"};
     mha_head_measures *m = make(context), *from = NULL;
@@ -115,14 +112,14 @@ static void test_merge(void **state)
         if (what == 4) d.relations = 0;
         if (what == 5) d.names = others;
         if (what == 6) d.layers = 3;
-        assert_int_equal(mha_head_measures_create(context, &d, &from), MHA_OK);
+        expect_ok(mha_head_measures_create(context, &d, &from));
         expect_error(mha_head_measures_merge(m, from), MHA_ERR_ARGUMENT, "different");
         mha_head_measures_destroy(from);
     }
     from = make(context);
-    assert_int_equal(mha_head_measures_merge(m, from), MHA_OK);
+    expect_ok(mha_head_measures_merge(m, from));
     const mha_heads_text x = text_of(4);
-    assert_int_equal(mha_head_measures_begin(from, &x), MHA_OK);
+    expect_ok(mha_head_measures_begin(from, &x));
     expect_error(mha_head_measures_merge(m, from), MHA_ERR_ARGUMENT, "a text is open");
     expect_error(mha_head_measures_merge(from, m), MHA_ERR_ARGUMENT, "a text is open");
     mha_head_measures_destroy(from);
@@ -148,14 +145,13 @@ static void refuse_value(mha_head_measures *m, int at, float value)
     map[at] = before;
 }
 
-static void test_rows(void **state)
+static void test_rows(void)
 {
-    (void)state;
     mha_head_measures *m = make(context);
     mha_heads_text x = text_of(3);
     mha_tensor p = rows(1, 3), two = rows(1, 2), wrong = rows(1, 3);
     expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, "no text is open");
-    assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
+    expect_ok(mha_head_measures_begin(m, &x));
     expect_error(mha_head_measures_rows(m, 2, 0, &p), MHA_ERR_ARGUMENT, "layer 2");
     expect_error(mha_head_measures_rows(m, 0, 0, NULL), MHA_ERR_NULL, "p");
     expect_error(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT, "");
@@ -175,7 +171,7 @@ static void test_rows(void **state)
     expect_ok(mha_head_measures_window(m, 0, &window)); /* hides key 0 from row 2 */
     expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_NUMERIC, "hides this key");
     expect_ok(mha_head_measures_window(m, 0, NULL));
-    assert_int_equal(mha_head_measures_rows(m, 0, 0, &two), MHA_OK);
+    expect_ok(mha_head_measures_rows(m, 0, 0, &two));
     expect_error(mha_head_measures_rows(m, 1, 0, &p), MHA_ERR_ARGUMENT, "before another");
     expect_error(mha_head_measures_rows(m, 0, 1, &two), MHA_ERR_ARGUMENT, "");
     expect_error(mha_head_measures_rows(m, 0, 2, &two), MHA_ERR_ARGUMENT, "");
@@ -185,10 +181,10 @@ static void test_rows(void **state)
     assert_int_equal(mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF).rows, 0);
 
     /* the text is closed without effect */
-    assert_int_equal(mha_head_measures_begin(m, &x), MHA_OK);
-    assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_OK);
+    expect_ok(mha_head_measures_begin(m, &x));
+    expect_ok(mha_head_measures_rows(m, 0, 0, &p));
     expect_error(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_ARGUMENT, "has all its rows");
-    assert_int_equal(mha_head_measures_end(m), MHA_OK);
+    expect_ok(mha_head_measures_end(m));
     const mha_head_score s = mha_head_measures_score(m, 0, 0, MHA_MEASURE_SELF);
     assert_int_equal(s.rows, 2);
     assert_true(s.value == 0.5);
@@ -196,9 +192,8 @@ static void test_rows(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_out_of_range(void **state)
+static void test_out_of_range(void)
 {
-    (void)state;
     mha_head_measures *m = make(context);
     assert_int_equal(mha_head_measures_score(m, 2, 0, MHA_MEASURE_SELF).rows, 0);
     assert_int_equal(mha_head_measures_score(m, 0, 1, MHA_MEASURE_SELF).rows, 0);
@@ -244,9 +239,8 @@ static mha_status live(mha_context *from, failing_alloc *memory, void *and_later
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) assert_true(failing_each(live, &(bool){i == 1}) > 5);
 }
 

@@ -85,7 +85,7 @@ static mha_buffer render(const mha_heads_page *page)
     return bytes;
 }
 
-static void test_bytes(void **state)
+static void test_bytes(void)
 {
     static const char *const parts[] = {"<title>Heads of &lt;/title&gt;</title>",
                                         "<dd><bdi>tiny &amp; small",
@@ -104,7 +104,6 @@ static void test_bytes(void **state)
                                         "L1H0</td><td></td><td></td>",
                                         "multihead test"};
     example e;
-    (void)state;
     make(&e);
     mha_buffer page = render(&e.page), again = render(&e.page);
     html_check_page(&page);
@@ -117,12 +116,11 @@ static void test_bytes(void **state)
     mha_buffer_free(&again);
 }
 
-static void test_refusals(void **state)
+static void test_refusals(void)
 {
     example e;
     mha_buffer bytes = {0};
     const mha_sink sink = mha_buffer_sink(&bytes);
-    (void)state;
     make(&e);
 #define RENDER mha_render_heads_page(&e.page, &sink)
     expect_error(mha_render_heads_page(NULL, &sink), MHA_ERR_NULL, "page");
@@ -160,11 +158,10 @@ static mha_status refuse(void *user, const void *bytes, size_t count)
     return MHA_ERR_CALLBACK;
 }
 
-static void test_a_sink_that_refuses(void **state)
+static void test_a_sink_that_refuses(void)
 {
     example e;
     const mha_sink sink = {refuse, NULL};
-    (void)state;
     make(&e);
     assert_int_equal(mha_render_heads_page(&e.page, &sink), MHA_ERR_CALLBACK);
 }

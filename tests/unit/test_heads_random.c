@@ -9,6 +9,7 @@
  *
  * The default is a sample; MHA_TEST_LONG=1 tests 2,000 bundles of texts. */
 #include "reference/heads_reference.h"
+#include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
@@ -170,7 +171,7 @@ static mha_head_measures *make(mha_context *context)
                                          .rare_rank = -1,
                                          .names = names,
                                          .relations = REF_HEAD_RELATIONS};
-    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
     return m;
 }
 
@@ -198,8 +199,8 @@ static void feed(mha_head_measures *m, const text *x, const manner *how, rng *r)
     const mha_tensor inputs = mha_tensor_contiguous((void *)(uintptr_t)x->inputs, MHA_F32, 2,
                                                     (int64_t[]){x->given.keys, WIDTH});
     if (mha_head_measures_begin(m, &x->given) != MHA_OK) fail_msg("%s", mha_error_detail());
-    if (x->has_inputs) assert_int_equal(mha_head_measures_inputs(m, 0, &inputs), MHA_OK);
-    if (x->has_window) assert_int_equal(mha_head_measures_window(m, 0, &x->window), MHA_OK);
+    if (x->has_inputs) expect_ok(mha_head_measures_inputs(m, 0, &inputs));
+    if (x->has_window) expect_ok(mha_head_measures_window(m, 0, &x->window));
     for (int64_t row = 0; row < T;) {
         int64_t count = how->block ? how->block : rng_between(r, 1, T);
         if (count > T - row) count = T - row;
@@ -207,7 +208,7 @@ static void feed(mha_head_measures *m, const text *x, const manner *how, rng *r)
         if (mha_head_measures_rows(m, 0, row, &p) != MHA_OK) fail_msg("%s", mha_error_detail());
         row += count;
     }
-    assert_int_equal(mha_head_measures_end(m), MHA_OK);
+    expect_ok(mha_head_measures_end(m));
 }
 
 static mha_head_measures *measure(const text *texts, const manner *how, rng *r)
@@ -303,9 +304,8 @@ static void make_bundle(text *texts, rng *r)
 
 static text texts[TEXTS];
 
-static void test_reference(void **state)
+static void test_reference(void)
 {
-    (void)state;
     for (number = 0; number < rng_cases(SAMPLE, ALL); number++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)number);
         make_bundle(texts, &r);
@@ -328,9 +328,8 @@ static void test_reference(void **state)
 }
 
 /* Blocks, threads, types of elements and a reversed order of heads change no bit. */
-static void test_bits(void **state)
+static void test_bits(void)
 {
-    (void)state;
     const manner manners[] = {{.context = several, .block = 1},
                               {.context = several, .f64 = true},
                               {.context = one, .block = 7},
@@ -366,9 +365,8 @@ static void merge(mha_head_measures *m, mha_head_measures *from)
 
 /* Texts in any order, divided anywhere, and merged in any order, give the same bits. Details name
  * texts by number, and are equal if the order of texts is kept. */
-static void test_merged(void **state)
+static void test_merged(void)
 {
-    (void)state;
     for (int n = 0; n < rng_cases(SAMPLE / 2, ALL / 2); n++) {
         rng r = rng_make(rng_run_seed(), 2000000 + (uint64_t)n);
         int order[TEXTS] = {0, 1, 2};

@@ -3,6 +3,7 @@
  * is the largest weight of its block.
  *
  * The default is a sample; MHA_TEST_LONG=1 tests 3,000 descriptors. */
+#include "support/expect.h"
 #include "support/extras.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -95,9 +96,8 @@ static void try_case(const kinds_case *c, rng *r, const machine *m)
     extras_free(&whole);
 }
 
-static void test_any_descriptor(void **state)
+static void test_any_descriptor(void)
 {
-    (void)state;
     for (int n = 0; n < rng_cases(SAMPLE, ALL); n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
         kinds_case c;
@@ -108,9 +108,8 @@ static void test_any_descriptor(void **state)
     }
 }
 
-static void test_refusals(void **state)
+static void test_refusals(void)
 {
-    (void)state;
     mha_context *context = all.each[0].context;
     float numbers[2 * 6 * 4] = {0};
     mha_tensor q = mha_tensor_contiguous(numbers, MHA_F32, 4, (int64_t[]){1, 2, 6, 4});
@@ -131,9 +130,8 @@ static void test_refusals(void **state)
 }
 
 /* The callback's error ends the visit immediately, and the scratch is free again. */
-static void test_stops(void **state)
+static void test_stops(void)
 {
-    (void)state;
     rng r = rng_make(1, 1);
     kinds_case c;
     const kinds_shape shape = {.B = 2, .H = 2, .Hk = 1, .T = 9, .S = 9, .D = 4, .Dv = 4};
@@ -142,12 +140,12 @@ static void test_stops(void **state)
     extras whole;
     extras_make(&whole, &r, &c, &request, 1 << EXTRA_P, LAYOUT_CONTIGUOUS);
     mha_context *context = all.each[0].context;
-    assert_int_equal(extras_run(context, &c, MHA_PATH_AUTO, &whole), MHA_OK);
+    expect_ok(extras_run(context, &c, MHA_PATH_AUTO, &whole));
     watch w = {.c = &c, .p = &whole.each[EXTRA_P].view, .stop_after = 4};
     assert_int_equal(mha_attention_visit_rows(context, &c.desc, &c.q.view, &c.k.view, 2, take, &w),
                      MHA_ERR_CALLBACK);
     assert_int_equal(w.rows, 6);
-    assert_int_equal(mha_context_reserve(context, 1), MHA_OK); /* fails if scratch is in use */
+    expect_ok(mha_context_reserve(context, 1)); /* fails if scratch is in use */
     extras_free(&whole);
     kinds_free(&c);
 }
@@ -179,9 +177,8 @@ static void pool_all(rng *r, mha_context *context, const mha_tensor *p, int64_t 
     }
 }
 
-static void test_pool(void **state)
+static void test_pool(void)
 {
-    (void)state;
     const float odd[] = {NAN, INFINITY, 0};
     for (int n = 0; n < rng_cases(SAMPLE, ALL); n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
@@ -212,9 +209,8 @@ static void test_pool(void **state)
     }
 }
 
-static void test_pool_refusals(void **state)
+static void test_pool_refusals(void)
 {
-    (void)state;
     mha_context *x = all.each[0].context;
     float numbers[2 * 4 * 6] = {0}, cells[2 * 2 * 3];
     for (int i = 0; i < 12; i++) cells[i] = -1;
@@ -246,8 +242,8 @@ static void test_pool_refusals(void **state)
         if (got != each[i].status) fail_msg("%zu: %d, %s", i, (int)got, mha_error_detail());
     }
     for (int i = 0; i < 12; i++) assert_true(cells[i] == -1);
-    assert_int_equal(mha_attention_pool_rows(x, &p, 0, INT64_MAX, NULL, &maps), MHA_OK);
-    assert_int_equal(mha_attention_pool_rows(x, &p, 0, 2, NULL, &maps), MHA_OK);
+    expect_ok(mha_attention_pool_rows(x, &p, 0, INT64_MAX, NULL, &maps));
+    expect_ok(mha_attention_pool_rows(x, &p, 0, 2, NULL, &maps));
 }
 
 RUN_TESTS_BETWEEN(make_machines, NULL, TEST(test_any_descriptor), TEST(test_refusals),

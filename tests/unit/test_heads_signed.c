@@ -1,5 +1,6 @@
 /* Scores of signed maps: handmade heads of recurrent layers, and the differences between a signed
  * map and the shares of its magnitudes. */
+#include "support/expect.h"
 #include "support/one_context.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -71,7 +72,7 @@ static void add_layer(mha_head_measures *m, problem *x, int64_t layer)
                                      .flags = layer ? 0 : MHA_RECURRENT_DELTA,
                                      .log_decay = &log_decay,
                                      .strength = &strength};
-    assert_int_equal(mha_head_measures_signed(m, layer), MHA_OK);
+    expect_ok(mha_head_measures_signed(m, layer));
     if (mha_recurrent_visit_rows(context, &desc, &q, &k, heads, 0, give, &(feed){m, layer}))
         fail_msg("%s", mha_error_detail());
 }
@@ -83,7 +84,7 @@ static mha_head_measures *measure(void)
     const mha_head_measures_desc desc = {.struct_size = sizeof desc, .layers = 2, .heads = heads};
     rng r = rng_make(rng_run_seed(), 0);
     mha_head_measures *m = NULL;
-    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
     for (int n = 0; n < TEXTS; n++) {
         make(&x, &r);
         const mha_heads_text text = {.struct_size = sizeof text,
@@ -91,10 +92,10 @@ static mha_head_measures *measure(void)
                                      .queries = N,
                                      .keys = N,
                                      .ids = x.ids};
-        assert_int_equal(mha_head_measures_begin(m, &text), MHA_OK);
+        expect_ok(mha_head_measures_begin(m, &text));
         add_layer(m, &x, 0);
         add_layer(m, &x, 1);
-        assert_int_equal(mha_head_measures_end(m), MHA_OK);
+        expect_ok(mha_head_measures_end(m));
     }
     return m;
 }
@@ -105,7 +106,7 @@ static mha_head_score score_of(const mha_head_measures *m, int head, mha_head_me
 }
 
 /* Each score reports its own heads, and no others. */
-static void test_scores_of_heads_made_by_hand(void **state)
+static void test_scores_of_heads_made_by_hand(void)
 {
     static const struct {
         mha_head_measure measure;
@@ -118,7 +119,6 @@ static void test_scores_of_heads_made_by_hand(void **state)
                      {MHA_MEASURE_PREVIOUS, 0},
                      {MHA_MEASURE_DUPLICATE, 0}};
     mha_head_measures *m = measure();
-    (void)state;
     for (size_t d = 0; d < sizeof detectors / sizeof detectors[0]; d++)
         for (int h = 0; h < HEADS; h++) {
             const mha_head_score s = score_of(m, h, detectors[d].measure);
@@ -141,7 +141,7 @@ static void test_scores_of_heads_made_by_hand(void **state)
     mha_head_measures_destroy(m);
 }
 
-static void test_roles_of_heads_made_by_hand(void **state)
+static void test_roles_of_heads_made_by_hand(void)
 {
     static const mha_role expected[HEADS] = {[OVERWRITES] = MHA_ROLE_INDUCTION,
                                              [FORGETS] = MHA_ROLE_SELF,
@@ -149,7 +149,6 @@ static void test_roles_of_heads_made_by_hand(void **state)
                                              [REFLECTS] = MHA_ROLE_BROAD,
                                              [SUMS] = MHA_ROLE_INDUCTION};
     mha_head_measures *m = measure();
-    (void)state;
     for (int h = 0; h < HEADS; h++) {
         mha_head_role roles[32];
         const int64_t count = mha_head_measures_roles(m, h == SUMS, h == SUMS ? 0 : h, roles, 32);
@@ -188,7 +187,7 @@ static double correlation(const float *inputs, const double *row, int64_t t)
 }
 
 /* Head 0 of layer 0 is signed; layer 1 has the shares of its magnitudes. */
-static void test_scores_are_those_of_the_sizes(void **state)
+static void test_scores_are_those_of_the_sizes(void)
 {
     static double m[2][N][N];
     static float inputs[N * WIDTH];
@@ -198,7 +197,6 @@ static void test_scores_are_those_of_the_sizes(void **state)
     rng r = rng_make(rng_run_seed(), 1);
     double negative = 0, similar = 0;
     mha_head_measures *measures = NULL;
-    (void)state;
     make(&x, &r);
     for (int64_t i = 0; i < N * WIDTH; i++) inputs[i] = rng_normal(&r);
     for (int64_t t = 0; t < N; t++) {
@@ -219,15 +217,15 @@ static void test_scores_are_those_of_the_sizes(void **state)
                                  .ids = x.ids};
     const mha_tensor vectors =
         mha_tensor_contiguous(inputs, MHA_F32, 2, (const int64_t[]){N, WIDTH});
-    assert_int_equal(mha_head_measures_create(context, &desc, &measures), MHA_OK);
-    assert_int_equal(mha_head_measures_begin(measures, &text), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &measures));
+    expect_ok(mha_head_measures_begin(measures, &text));
     for (int64_t l = 0; l < 2; l++) {
         const mha_tensor p = mha_tensor_contiguous(m[l], MHA_F64, 3, (const int64_t[]){1, N, N});
-        assert_int_equal(mha_head_measures_inputs(measures, l, &vectors), MHA_OK);
-        if (l == 0) assert_int_equal(mha_head_measures_signed(measures, l), MHA_OK);
-        assert_int_equal(mha_head_measures_rows(measures, l, 0, &p), MHA_OK);
+        expect_ok(mha_head_measures_inputs(measures, l, &vectors));
+        if (l == 0) expect_ok(mha_head_measures_signed(measures, l));
+        expect_ok(mha_head_measures_rows(measures, l, 0, &p));
     }
-    assert_int_equal(mha_head_measures_end(measures), MHA_OK);
+    expect_ok(mha_head_measures_end(measures));
     for (int n = 0; n < MHA_MEASURES; n++) {
         const mha_head_score a = mha_head_measures_score(measures, 0, 0, (mha_head_measure)n),
                              b = mha_head_measures_score(measures, 1, 0, (mha_head_measure)n);
@@ -243,7 +241,7 @@ static void test_scores_are_those_of_the_sizes(void **state)
     mha_head_measures_destroy(measures);
 }
 
-static void test_misuse(void **state)
+static void test_misuse(void)
 {
     const int64_t heads[] = {1};
     const mha_head_measures_desc desc = {.struct_size = sizeof desc, .layers = 1, .heads = heads};
@@ -252,17 +250,16 @@ static void test_misuse(void **state)
     const mha_tensor p = mha_tensor_contiguous(rows, MHA_F32, 3, (const int64_t[]){1, 2, 2}),
                      first = mha_tensor_contiguous(rows, MHA_F32, 3, (const int64_t[]){1, 1, 2});
     mha_head_measures *m = NULL;
-    (void)state;
-    assert_int_equal(mha_head_measures_create(context, &desc, &m), MHA_OK);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
     assert_int_equal(mha_head_measures_signed(NULL, 0), MHA_ERR_NULL);
     assert_int_equal(mha_head_measures_signed(m, 0), MHA_ERR_ARGUMENT);
-    assert_int_equal(mha_head_measures_begin(m, &text), MHA_OK);
+    expect_ok(mha_head_measures_begin(m, &text));
     assert_int_equal(mha_head_measures_signed(m, 1), MHA_ERR_ARGUMENT);
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &first), MHA_ERR_NUMERIC);
-    assert_int_equal(mha_head_measures_signed(m, 0), MHA_OK);
+    expect_ok(mha_head_measures_signed(m, 0));
     assert_int_equal(mha_head_measures_rows(m, 0, 0, &p), MHA_ERR_NUMERIC);
     assert_non_null(strstr(mha_error_detail(), "row 1: a weight of a signed map is not finite"));
-    assert_int_equal(mha_head_measures_rows(m, 0, 0, &first), MHA_OK);
+    expect_ok(mha_head_measures_rows(m, 0, 0, &first));
     assert_int_equal(mha_head_measures_signed(m, 0), MHA_ERR_ARGUMENT);
     mha_head_measures_destroy(m);
 }

@@ -350,9 +350,8 @@ static size_t run_on_stack(work *w, size_t bytes)
 #endif
 
 /* A thread with exactly the stack that base.h requires suffices. */
-static void small_stack(void **state)
+static void small_stack(void)
 {
-    (void)state;
 #ifdef SANITIZED
     printf("  skipped: sanitizers make frames larger\n");
     skip();
@@ -422,9 +421,8 @@ enum { FORKS_WAIT = 1 };
 enum { FORKS_WAIT = 0 };
 #endif
 
-static void hosts_and_forks(void **state)
+static void hosts_and_forks(void)
 {
-    (void)state;
     work *alone = work_make(MHA_ISA_AUTO, 1), *hosts[HOSTS];
     pthread_t threads[HOSTS + FORKING];
     host_main(alone);

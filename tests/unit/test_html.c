@@ -11,9 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void test_nothing_is_fetched(void **state)
+static void test_nothing_is_fetched(void)
 {
-    (void)state;
     float values[6] = {0.1f, 0.9f, 0, 1, 0.5f, 0.5f};
     const char *const tokens[] = {"a", "b", "c"};
     mha_panel panels[2] = {{.values = values, .name = "L0H0", .note = "note"},
@@ -45,9 +44,8 @@ static void test_nothing_is_fetched(void **state)
     mha_buffer_free(&page);
 }
 
-static void test_labels_stay_labels(void **state)
+static void test_labels_stay_labels(void)
 {
-    (void)state;
     char longest[901];
     for (int i = 0; i < 300; i++) memcpy(longest + 3 * i, "\xE5\xAD\x97", 3);
     longest[900] = 0;
@@ -103,9 +101,8 @@ static void test_labels_stay_labels(void **state)
     mha_buffer_free(&page);
 }
 
-static void test_values_are_exact(void **state)
+static void test_values_are_exact(void)
 {
-    (void)state;
     float values[10] = {0.25f, 1e-30f, -0.0f, 3.5f, NAN, INFINITY, -INFINITY, 7, 1e9f, 99};
     uint8_t masked[10] = {0, 0, 0, 1, 0, 0, 0, 0, 0, 0};
     const mha_panel panel = {.values = values, .row_stride = 5, .masked = masked, .mask_stride = 5};
@@ -182,18 +179,16 @@ static void check_coding(int64_t most_bytes, int64_t want_bits, bool negative)
     mha_buffer_free(&page);
 }
 
-static void test_fewer_bits(void **state)
+static void test_fewer_bits(void)
 {
-    (void)state;
     check_coding(520000, 16, false);
     check_coding(520000, 16, true);
     check_coding(370000, 8, false);
     check_coding(370000, 8, true);
 }
 
-static void test_large_figures_keep_the_budget(void **state)
+static void test_large_figures_keep_the_budget(void)
 {
-    (void)state;
     enum { SIDE = 512, HEADS = 72 };
     float *values = html_wave(SIDE * SIDE);
     mha_panel panels[HEADS];
@@ -228,9 +223,8 @@ static void test_large_figures_keep_the_budget(void **state)
     free(values);
 }
 
-static void test_odd_sizes(void **state)
+static void test_odd_sizes(void)
 {
-    (void)state;
     float *values = html_wave(2000);
     const mha_panel panels[2] = {{.values = values}, {.values = values}};
     static const int64_t sizes[][3] = {{1, 1, 1}, {2, 1, 1000}, {2, 1000, 1}, {1, 0, 5},
@@ -266,6 +260,9 @@ typedef struct evidence {
     mha_curve curves[2];
     mha_column columns[2];
     mha_frame frames[2];
+    int32_t numbers[4];
+    float weights[4];
+    mha_choice choices[2];
     mha_figure figure;
     mha_report report;
 } evidence;
@@ -278,6 +275,8 @@ static void make_evidence(evidence *e)
                     .late = {0.5f, 0.5f, 0, 0, 0, 1},
                     .masked = {0, 0, 0, 0, 0, 1},
                     .scores = {0.125, (double)NAN},
+                    .numbers = {0, 4, 1, 2},
+                    .weights = {0.75f, 0.25f, 1, NAN},
                     .x = {0, 50, 100},
                     .y = {2.5, (double)INFINITY, 0.25}};
     e->measures[0] = (mha_measure){"on the previous token", 0.94, 0.0625, 0, 63, "rows"};
@@ -299,6 +298,8 @@ static void make_evidence(evidence *e)
     e->columns[1] = (mha_column){evil, NULL, e->scores, true};
     e->frames[0] = (mha_frame){"step 0", 0, e->maps[0]};
     e->frames[1] = (mha_frame){evil, 100, e->maps[1]};
+    e->choices[0] = (mha_choice){"layer 3", 5, 2, e->numbers, e->weights};
+    e->choices[1] = (mha_choice){evil, 3, 1, e->numbers + 2, e->weights};
     e->figure = html_figure(e->panels, 2, 2, 3);
     e->report = (mha_report){.struct_size = sizeof(mha_report),
                              .curve_size = sizeof(mha_curve),
@@ -308,13 +309,15 @@ static void make_evidence(evidence *e)
                              .column_count = 2,
                              .frames = e->frames,
                              .frame_count = 2,
+                             .choices = e->choices,
+                             .choice_count = 2,
+                             .choice_title = "Experts",
                              .twin_name = evil,
                              .twin_value = "norm"};
 }
 
-static void test_evidence_is_in_the_page(void **state)
+static void test_evidence_is_in_the_page(void)
 {
-    (void)state;
     evidence e;
     make_evidence(&e);
     mha_buffer page = html_render(&e.figure, &e.report);
@@ -332,7 +335,9 @@ static void test_evidence_is_in_the_page(void **state)
          */
         "\"twin\":{\"of\":0,\"least\":0.5,\"greatest\":4,\"data\":",
         /* The second frame has no map of the second panel. */
-        "},null]}", "\"twin_value\":\"norm\""};
+        "},null]}", "\"twin_value\":\"norm\"", "\"choice_title\":\"Experts\"",
+        "\"name\":\"layer 3\",\"count\":5,\"used\":2,\"numbers\":[0,4,1,2],"
+        "\"weights\":[750,250,1000,null]"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(json, parts[i])) fail_msg("the data lack %s\n%s", parts[i], json);
     free(json);
@@ -346,9 +351,8 @@ static void test_evidence_is_in_the_page(void **state)
 }
 
 /* A caller of an older version, with shorter structs, gets the old page's values. */
-static void test_older_callers(void **state)
+static void test_older_callers(void)
 {
-    (void)state;
     evidence e;
     make_evidence(&e);
     e.figure.panel_size = offsetof(mha_panel, badge);
@@ -360,6 +364,7 @@ static void test_older_callers(void **state)
     assert_null(strstr(json, "\"twin\":{"));
     assert_non_null(strstr(json, "\"curves\":[]"));
     assert_non_null(strstr(json, "\"frames\":[]"));
+    assert_non_null(strstr(json, "\"choices\":[]"));
     assert_int_equal(html_integer(json, "cell_tokens"), 1);
     free(json);
     mha_buffer_free(&page);
@@ -367,9 +372,8 @@ static void test_older_callers(void **state)
 
 /* Many frames use half of the budget. The page keeps every step-th frame and the last, at least 8;
  * if these do not fit, maps have blocks. */
-static void test_frames_keep_the_budget(void **state)
+static void test_frames_keep_the_budget(void)
 {
-    (void)state;
     enum { SIDE = 64, FRAMES = 101 };
     float *values = html_wave(SIDE * SIDE);
     const mha_panel panel = {.values = values};
@@ -406,9 +410,8 @@ static void test_frames_keep_the_budget(void **state)
 
 /* If frames are few, all are kept. If they do not fit, maps become coarser, and a page that exceeds
  * its budget is still written. */
-static void test_few_frames_that_do_not_fit(void **state)
+static void test_few_frames_that_do_not_fit(void)
 {
-    (void)state;
     enum { SIDE = 64, MOST_FRAMES = 9, PAGE_BYTES = 220000 /* without maps */ };
     static const int64_t most_bytes[] = {1, 20000, 330000};
     float *values = html_wave(SIDE * SIDE);
@@ -439,9 +442,8 @@ static void test_few_frames_that_do_not_fit(void **state)
 
 /* Rows of frames' maps have as many numbers as the figure has columns, for any strides of its
  * panels and twins. Each map is read with its own strides, and no read is beyond its memory. */
-static void test_frames_that_are_not_square(void **state)
+static void test_frames_that_are_not_square(void)
 {
-    (void)state;
     static const int64_t shapes[][2] = {{2, 3}, {3, 2}, {1, 6}, {6, 1}};
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
         float values[6 * 9] = {0}, map[6] = {1, 0.25f, 0.0625f, 0.5f, 0, 0.75f};
@@ -467,9 +469,8 @@ static void test_frames_that_are_not_square(void **state)
 }
 
 /* One strip of tokens has the labels of the rows or, if they have none, of the columns. */
-static void test_one_strip_of_labels(void **state)
+static void test_one_strip_of_labels(void)
 {
-    (void)state;
     const float values[4] = {0};
     const char *const rows[] = {"r0", "r1"}, *const cols[] = {"c0", "c1"};
     const mha_panel panel = {.values = values};
@@ -496,9 +497,8 @@ static void test_one_strip_of_labels(void **state)
 }
 
 /* The size of frames includes their labels in JSON: with long labels fewer frames are kept. */
-static void test_long_labels_of_frames(void **state)
+static void test_long_labels_of_frames(void)
 {
-    (void)state;
     enum { FRAMES = 100, LENGTH = 5000 };
     char label[LENGTH + 1];
     memset(label, '<', LENGTH); /* "\u003c" */
@@ -523,9 +523,8 @@ static void test_long_labels_of_frames(void **state)
 }
 
 /* A figure of blocks states so, and its labels are those of all tokens. */
-static void test_blocks_of_tokens(void **state)
+static void test_blocks_of_tokens(void)
 {
-    (void)state;
     float *values = html_wave(9);
     const char *const tokens[] = {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9"};
     const mha_panel panel = {.values = values};
@@ -557,9 +556,8 @@ static mha_status failing_write(void *user, const void *bytes, size_t count)
     return sink->calls++ == sink->fail_at ? MHA_ERR_CALLBACK : MHA_OK;
 }
 
-static void test_a_failing_sink(void **state)
+static void test_a_failing_sink(void)
 {
-    (void)state;
     float values[9] = {0};
     const mha_panel panels[3] = {{.values = values}, {.values = values}, {.values = values}};
     const mha_figure figure = html_figure(panels, 3, 3, 3);
@@ -576,9 +574,8 @@ static void test_a_failing_sink(void **state)
     fail_msg("it never succeeded");
 }
 
-static void test_refusals(void **state)
+static void test_refusals(void)
 {
-    (void)state;
     float values[4] = {-1, 0, 1, 2};
     const mha_panel panel = {.values = values};
     mha_figure figure = html_figure(&panel, 1, 2, 2);
@@ -625,6 +622,21 @@ static void test_refusals(void **state)
     make_evidence(&e);
     e.panels[0].twin_stride = 2;
     html_refuse(&e.figure, &e.report, MHA_ERR_SHAPE, "stride");
+    make_evidence(&e);
+    e.choices[1].weights = NULL;
+    html_refuse(&e.figure, &e.report, MHA_ERR_NULL, "choice 1: numbers or weights");
+    make_evidence(&e);
+    e.choices[0].used = 6;
+    html_refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "choice 0: 6 of 5 are used");
+    make_evidence(&e);
+    e.numbers[1] = 5;
+    html_refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "choice 0: number 5, expected 0 .. 4");
+    make_evidence(&e);
+    e.choices[0].count = e.choices[0].used = 500001;
+    html_refuse(&e.figure, &e.report, MHA_ERR_SIZE, "more than 1000000 numbers");
+    make_evidence(&e);
+    e.report.cell_tokens = 2;
+    html_refuse(&e.figure, &e.report, MHA_ERR_UNSUPPORTED, "blocks of tokens");
     const char *const tokens[] = {"a", "b", "c"};
     report = (mha_report){.struct_size = sizeof report, .tokens = tokens, .token_count = 3};
     html_refuse(&figure, &report, MHA_ERR_SHAPE, "3 tokens in blocks of 1 are 3 cells");

@@ -215,16 +215,15 @@ static void compare_maps(const mha_layer_desc *outer, const char *weight)
     mha_transformer_destroy(t);
 }
 
-static void maps_are_rows_and_heads_switch_off(void **state)
+static void maps_are_rows_and_heads_switch_off(void)
 {
-    (void)state;
     compare_maps(&net, "delta_net.o_proj.weight");
     compare_maps(&space, "state_space.o_proj.weight");
 }
 
 /* A transformer with its own description computes the same function; with a window it computes a
  * different one. */
-static void descriptions_vary(void **state)
+static void descriptions_vary(void)
 {
     mha_context *context = context_with(1);
     static float whole[B * T * V], other[B * T * V];
@@ -234,7 +233,6 @@ static void descriptions_vary(void **state)
     const mha_tensor tokens = draw(ids), all = floats(whole, T, V), to = floats(other, T, V);
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_layer_desc layers[L] = {net, gated, net};
-    (void)state;
     input.tokens = &tokens;
     expect_ok(mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL));
     mha_transformer_describe(t, &d);
@@ -249,7 +247,7 @@ static void descriptions_vary(void **state)
     mha_transformer_destroy(t);
 }
 
-static void what_is_not_supported_is_refused(void **state)
+static void what_is_not_supported_is_refused(void)
 {
     mha_context *context = context_with(1);
     float numbers[L * H] = {0};
@@ -258,7 +256,6 @@ static void what_is_not_supported_is_refused(void **state)
     const mha_tensor keep = mha_tensor_contiguous(numbers, MHA_F32, 2, (const int64_t[]){L, H});
     mha_decoder_desc how = MHA_INIT(mha_decoder_desc);
     static const char said[] = "layer 0 is a gated delta net";
-    (void)state;
     how.window = 8;
     expect_error(mha_decoder_create(context, t, &how, &decoder), MHA_ERR_UNSUPPORTED, said);
     expect_error(mha_transformer_prune(context, t, &keep, &other), MHA_ERR_UNSUPPORTED, said);
@@ -295,12 +292,11 @@ static void train(mha_context *context, const mha_transformer *from, float *data
     mha_transformer_destroy(t);
 }
 
-static void training_learns_with_the_same_bits_for_any_threads(void **state)
+static void training_learns_with_the_same_bits_for_any_threads(void)
 {
     mha_context *one = context_with(1), *several = context_with(3);
     static float data[2][1 << 14];
     double loss[2][STEPS];
-    (void)state;
     static const mha_layer_desc *const all[] = {&net, &convolution, &space};
     for (int k = 0; k < 3; k++) {
         mha_transformer *t = make_of(one, all[k]);
@@ -317,13 +313,12 @@ static void training_learns_with_the_same_bits_for_any_threads(void **state)
 }
 
 /* Decays begin near 1: half-lives are between a few tokens and a few hundred. */
-static void decays_begin_near_1(void **state)
+static void decays_begin_near_1(void)
 {
     mha_context *context = context_with(1);
     mha_transformer *t = make(context);
     const mha_transformer_init init = {.struct_size = sizeof init, .seed = 9};
     mha_parameter rates, shifts, taps;
-    (void)state;
     expect_ok(mha_transformer_initialise(context, t, &init));
     expect_ok(mha_transformer_find(t, 0, "delta_net.A_log", &rates));
     expect_ok(mha_transformer_find(t, 0, "delta_net.dt_bias", &shifts));
@@ -369,7 +364,7 @@ static double loss_with(mha_context *context, const mha_transformer *t, int32_t 
 }
 
 /* Ablation by 0 equals a closed gate, and its estimate is the negative gradient of the gate. */
-static void effects_are_those_of_gates(void **state)
+static void effects_are_those_of_gates(void)
 {
     mha_context *context = context_with(2);
     static int32_t ids[B * T];
@@ -378,7 +373,6 @@ static void effects_are_those_of_gates(void **state)
     int64_t heads[L * H], first[L * H + 1], count = 0;
     float gates[L * H], dgates[L * H] = {0};
     double whole, without[L * H], estimates[L * H];
-    (void)state;
     draw(ids);
     const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
     expect_ok(mha_effect_loss(ids, 1, T, 1, 0, terms));
@@ -407,7 +401,7 @@ static void effects_are_those_of_gates(void **state)
     mha_transformer_destroy(t);
 }
 
-static void descriptions_are_checked(void **state)
+static void descriptions_are_checked(void)
 {
     mha_context *context = context_with(1);
     const struct {
@@ -440,6 +434,20 @@ static void descriptions_are_checked(void **state)
          MHA_ERR_ARGUMENT,
          "step_least is -1"},
 
+        {{.mixer = MHA_MIXER_GATED_DELTA,
+          .conv_kernel = 4,
+          .key_dim = 3,
+          .value_dim = 3,
+          .strength_scale = 2.5f},
+         MHA_ERR_ARGUMENT,
+         "strength_scale is 2.5, expected 0..2"},
+        {{.mixer = MHA_MIXER_GATED_DELTA,
+          .conv_kernel = 4,
+          .key_dim = 3,
+          .value_dim = 3,
+          .flags = MHA_LAYER_BRANCH_NORM},
+         MHA_ERR_ARGUMENT,
+         "leave the other fields 0"},
         {{.flags = MHA_LAYER_NO_FEED_FORWARD, .experts = {.count = 2, .used = 1}},
          MHA_ERR_ARGUMENT,
          "MHA_LAYER_NO_FEED_FORWARD: only with an ff_dim"},
@@ -458,7 +466,6 @@ static void descriptions_are_checked(void **state)
          MHA_ERR_ARGUMENT,
          "key_dim 9223372036854775807"},
         {convolution, MHA_ERR_ARGUMENT, "its number in layer_heads, which is 4"}};
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mha_layer_desc layers[L] = {net, gated, cases[i].layer};
         mha_transformer *t = NULL;
@@ -472,13 +479,12 @@ static void descriptions_are_checked(void **state)
     }
 }
 
-static void convolutions_are_checked(void **state)
+static void convolutions_are_checked(void)
 {
     mha_context *context = context_with(1);
     mha_layer_desc layers[L] = {convolution, gated, convolution};
     mha_transformer_desc d = describe(layers);
     mha_transformer *t = NULL;
-    (void)state;
     layers[2].conv_kernel = MHA_CONVOLUTION_MOST + 1;
     expect_error(mha_transformer_create(context, &d, &t), MHA_ERR_ARGUMENT,
                  "layer 2: mha_layer_desc: conv_kernel is 65");
@@ -491,7 +497,7 @@ static void convolutions_are_checked(void **state)
 }
 
 /* A delta net with wider heads than attention needs wider rows of means. */
-static void means_have_the_width_of_the_widest_layer(void **state)
+static void means_have_the_width_of_the_widest_layer(void)
 {
     enum { WIDE = 20 };
     mha_context *context = context_with(1);
@@ -504,7 +510,6 @@ static void means_have_the_width_of_the_widest_layer(void **state)
                      closed = mha_tensor_contiguous(gates, MHA_F32, 2, (const int64_t[]){L, H}),
                      wide = mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){L, H * WIDE}),
                      narrow = mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){L, H * 8});
-    (void)state;
     layers[2].value_dim = WIDE;
     const mha_transformer_desc d = describe(layers);
     expect_ok(mha_transformer_create(context, &d, &t));
@@ -519,14 +524,13 @@ static void means_have_the_width_of_the_widest_layer(void **state)
 }
 
 /* A layer with a mixer and a feed-forward part is two layers, each with one of them. */
-static void layers_have_either_part(void **state)
+static void layers_have_either_part(void)
 {
     enum { BOTH = 2, EACH = 4 };
     mha_context *context = context_with(2);
     static float logits[2][B * T * V], gradient[2][1 << 14];
     static int32_t ids[B * T];
     const mha_tensor tokens = draw(ids), dlogits = floats(logits[0], T, V);
-    (void)state;
     for (int k = 0; k < 2; k++) {
         const mha_layer_desc both[BOTH] = {space, gated}, none = {.struct_size = sizeof none};
         mha_layer_desc each[EACH] = {space, none, gated, none};
@@ -570,7 +574,7 @@ static void layers_have_either_part(void **state)
     assert_memory_equal(gradient[0], gradient[1], sizeof gradient[0]);
 }
 
-static void bytes_are_those_of_states(void **state)
+static void bytes_are_those_of_states(void)
 {
     mha_context *context = context_with(1);
     mha_layer_desc layers[L] = {net, net, net};
@@ -579,7 +583,6 @@ static void bytes_are_those_of_states(void **state)
     mha_decoder_sizes sizes = MHA_INIT(mha_decoder_sizes);
     mha_recurrent_state_desc one = MHA_INIT(mha_recurrent_state_desc);
     size_t bytes = 0;
-    (void)state;
     for (int l = 0; l < L; l++) {
         layers[l].key_dim = 16, layers[l].value_dim = 20;
         one.batch = 1, one.heads = l == 1 ? 2 : H, one.head_dim = 16, one.value_dim = 20;

@@ -173,9 +173,8 @@ static void check_gate(mha_context *context, const example *e, int64_t gate, dou
                  (long long)gate, numeric, slope, bound);
 }
 
-static void gradients_are_slopes(void **state)
+static void gradients_are_slopes(void)
 {
-    (void)state;
     double worst = 0;
     int tame = 0;
     for (int i = 0; i < rng_cases(40, 500); i++) {
@@ -192,9 +191,8 @@ static void gradients_are_slopes(void **state)
 }
 
 /* Every kind sums over sequences: a measurement of one sequence at a time gives the same bits. */
-static void batches_are_single_sequences(void **state)
+static void batches_are_single_sequences(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(20, 300); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -240,9 +238,8 @@ static void batches_are_single_sequences(void **state)
     }
 }
 
-static void normalised(void **state)
+static void normalised(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 2000);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
@@ -272,7 +269,7 @@ static double plain_loss(mha_context *context, const example *e, float *gates)
     mha_activations *a = NULL;
     double sum = 0, losses[MOST_B];
     assert_non_null(output);
-    assert_int_equal(mha_activations_create(context, e->t, MOST_ROWS, 0, &a), MHA_OK);
+    expect_ok(mha_activations_create(context, e->t, MOST_ROWS, 0, &a));
     const int64_t width =
         e->desc.flags & MHA_TRANSFORMER_NO_OUTPUT ? e->desc.embed_dim : e->desc.vocab_size;
     mha_tensor view = gates_view(e, gates);
@@ -282,10 +279,8 @@ static double plain_loss(mha_context *context, const example *e, float *gates)
         mha_tensor out =
             mha_tensor_contiguous(output, MHA_F32, 3, (int64_t[]){shape[0], shape[1], width});
         input.gates = &view;
-        assert_int_equal(mha_transformer_forward(context, e->t, &input, a, &out, NULL, NULL),
-                         MHA_OK);
-        assert_int_equal(e->data.loss(context, i, &input, &out, NULL, losses, e->data.user),
-                         MHA_OK);
+        expect_ok(mha_transformer_forward(context, e->t, &input, a, &out, NULL, NULL));
+        expect_ok(e->data.loss(context, i, &input, &out, NULL, losses, e->data.user));
         for (int64_t b = 0; b < shape[0]; b++) sum += losses[b];
     }
     mha_activations_destroy(a);
@@ -323,9 +318,8 @@ static mha_parameter find(const example *e, int64_t layer, const char *name)
 
 /* A head that outputs its mean equals a closed head plus an additional bias W_o mean. The two round differently: sums
  * of up to 24 + 20 terms through at most six steps, in losses of size one. */
-static void mean_ablation(void **state)
+static void mean_ablation(void)
 {
-    (void)state;
     double worst = 0;
     for (int i = 0; i < rng_cases(20, 200); i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
@@ -336,7 +330,7 @@ static void mean_ablation(void **state)
         double scores[MOST_HEADS];
         mha_tensor view =
             mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){e->desc.num_layers, H * D});
-        assert_int_equal(mha_head_means(context, e->t, &e->data, &view), MHA_OK);
+        expect_ok(mha_head_means(context, e->t, &e->data, &view));
         const double loss = score(context, e, MHA_IMPORTANCE_MEAN_ABLATION, 0, scores);
         for (int64_t h = 0; e->desc.flags & MHA_TRANSFORMER_BIAS && h < e->heads; h++) {
             const mha_parameter weight = find(e, h / H, "self_attn.o_proj.weight");
@@ -351,13 +345,13 @@ static void mean_ablation(void **state)
                     sum += (double)w[c * H * D + h % H * D + k] * (double)means[h * D + k];
                 bias[c] = (float)sum;
             }
-            assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+            expect_ok(mha_transformer_update(context, e->t));
             open_all(gates);
             gates[h] = 0;
             const double error = fabs(loss_at(context, e, gates) - loss - scores[h]);
             worst = fmax(worst, error / (1 + fabs(loss)));
             memcpy(bias, before, (size_t)E * sizeof *bias);
-            assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+            expect_ok(mha_transformer_update(context, e->t));
         }
         example_free(e);
     }
@@ -377,19 +371,18 @@ static void means(void **state)
     double sums[MOST_MEANS] = {0};
     int64_t tokens = 0;
     mha_tensor view = mha_tensor_contiguous(got, MHA_F32, 2, (int64_t[]){e->desc.num_layers, wide});
-    assert_int_equal(mha_head_means(context, e->t, &e->data, &view), MHA_OK);
+    expect_ok(mha_head_means(context, e->t, &e->data, &view));
     mha_activations *a = NULL;
-    assert_int_equal(mha_activations_create(context, e->t, MOST_ROWS, 0, &a), MHA_OK);
+    expect_ok(mha_activations_create(context, e->t, MOST_ROWS, 0, &a));
     for (int i = 0; i < BATCHES; i++) {
         const int64_t B = e->inputs[i]->tokens->shape[0], T = e->inputs[i]->tokens->shape[1];
         mha_tensor out =
             mha_tensor_contiguous(output, MHA_F32, 3, (int64_t[]){B, T, e->desc.vocab_size});
-        assert_int_equal(mha_transformer_forward(context, e->t, e->inputs[i], a, &out, NULL, NULL),
-                         MHA_OK);
+        expect_ok(mha_transformer_forward(context, e->t, e->inputs[i], a, &out, NULL, NULL));
         for (int64_t b = 0; b < B; b++) tokens += e->batches[i].lengths[b];
         for (int64_t l = 0; l < e->desc.num_layers; l++) {
             mha_layer_view v = {.struct_size = sizeof v};
-            assert_int_equal(mha_activations_layer(a, l, MHA_PART_SELF_ATTENTION, &v), MHA_OK);
+            expect_ok(mha_activations_layer(a, l, MHA_PART_SELF_ATTENTION, &v));
             for (int64_t k = 0; k < B * T * wide; k++)
                 if (k / wide % T < e->batches[i].lengths[k / wide / T])
                     sums[l * wide + k % wide] += (double)((float *)v.concatenated.data)[k];
@@ -402,9 +395,8 @@ static void means(void **state)
 }
 
 /* Heads whose W_o is 0 write nothing, and every kind gives them the score 0. */
-static void silent_heads(void **state)
+static void silent_heads(void)
 {
-    (void)state;
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 6000 + (uint64_t)i);
         mha_context *context = machines_context(1, i);
@@ -415,7 +407,7 @@ static void silent_heads(void **state)
         float *w = mha_transformer_data(e->t) + p.offset;
         for (int64_t k = 0; k < p.count; k++)
             if (k % (H * D) / D == silent % H) w[k] = 0;
-        assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+        expect_ok(mha_transformer_update(context, e->t));
         for (int kind = 0; kind <= MHA_IMPORTANCE_MEAN_ABLATION; kind++) {
             double scores[MOST_HEADS];
             score(context, e, (mha_importance)kind, 0, scores);
@@ -438,7 +430,7 @@ static int64_t by_hand(mha_context *context, const example *e, mha_importance ki
     double scores[MOST_HEADS];
     const mha_tensor mean =
         mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){e->desc.num_layers, H * D});
-    assert_int_equal(mha_head_means(context, e->t, &e->data, &mean), MHA_OK);
+    expect_ok(mha_head_means(context, e->t, &e->data, &mean));
     open_all(gates);
     for (int i = 0; i < 3; i++) open[i] = H;
     for (bool more = true; more;) {
@@ -448,7 +440,7 @@ static int64_t by_hand(mha_context *context, const example *e, mha_importance ki
                                           .gates = &view,
                                           .means =
                                               kind == MHA_IMPORTANCE_MEAN_ABLATION ? &mean : NULL};
-        assert_int_equal(mha_head_importance(context, e->t, &desc, &e->data, scores, NULL), MHA_OK);
+        expect_ok(mha_head_importance(context, e->t, &desc, &e->data, scores, NULL));
         more = false;
         for (int64_t i = 0; i < step; i++) {
             int64_t found = -1;
@@ -493,9 +485,8 @@ static mha_status curve_of(mha_context *context, const mha_transformer *t,
 }
 
 /* If heads have no influence, all scores are 0, and heads are removed in order. */
-static void equal_scores(void **state)
+static void equal_scores(void)
 {
-    (void)state;
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 6500 + (uint64_t)i);
         mha_context *context = machines_context(1, i);
@@ -504,11 +495,10 @@ static void equal_scores(void **state)
             const mha_parameter p = find(e, layer, "self_attn.o_proj.weight");
             memset(mha_transformer_data(e->t) + p.offset, 0, (size_t)p.count * sizeof(float));
         }
-        assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+        expect_ok(mha_transformer_update(context, e->t));
         int64_t went[MOST_HEADS], count = 0;
         for (int64_t step = 1; step <= 3; step++) {
-            assert_int_equal(order_of(context, e->t, NULL, &e->data, step, 0, went, &count, NULL),
-                             MHA_OK);
+            expect_ok(order_of(context, e->t, NULL, &e->data, step, 0, went, &count, NULL));
             assert_int_equal(count, e->heads);
             for (int64_t k = 0; k < count; k++) assert_int_equal(went[k], k);
         }
@@ -523,9 +513,8 @@ static mha_status count_progress(int64_t done, int64_t total, void *user)
     return MHA_OK;
 }
 
-static void heads_go_in_their_order(void **state)
+static void heads_go_in_their_order(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(16, 200); i++) {
         rng r = rng_make(rng_run_seed(), 7000 + (uint64_t)i);
         mha_context *context = machines_context(1, i);
@@ -555,9 +544,8 @@ static void heads_go_in_their_order(void **state)
 
 /* Each point is the loss of a forward pass with its gates closed, and points are reported in
  * order. */
-static void the_curve_is_plain_losses(void **state)
+static void the_curve_is_plain_losses(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(16, 200); i++) {
         rng r = rng_make(rng_run_seed(), 7500 + (uint64_t)i);
         mha_context *context = machines_context(1, i);
@@ -621,27 +609,26 @@ static void expect_order(const int64_t *got, int64_t count, const int64_t *wante
 }
 
 /* Heads are 0 1 2 and 6 7. */
-static void other_orders_keep_the_limit(void **state)
+static void other_orders_keep_the_limit(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     mha_transformer *t = uneven(context);
     int64_t out[9], made = 0, ours[] = {7, 1};
-    assert_int_equal(mha_head_order_reverse(t, ours, 2, 0, out, &made), MHA_OK);
+    expect_ok(mha_head_order_reverse(t, ours, 2, 0, out, &made));
     expect_order(out, made, (int64_t[]){0, 2, 6, 1, 7}, 5);
-    assert_int_equal(mha_head_order_reverse(t, ours, 2, 1, out, &made), MHA_OK);
+    expect_ok(mha_head_order_reverse(t, ours, 2, 1, out, &made));
     expect_order(out, made, (int64_t[]){0, 2, 6}, 3);
     for (int at = 0; at < 3; at++) { /* in place, and wherever the two overlap */
         for (int64_t least = 0; least < 2; least++) {
             memcpy(out + at, (int64_t[]){7, 1}, 2 * sizeof *out);
-            assert_int_equal(mha_head_order_reverse(t, out + at, 2, least, out, &made), MHA_OK);
+            expect_ok(mha_head_order_reverse(t, out + at, 2, least, out, &made));
             expect_order(out, made, (int64_t[]){0, 2, 6, 1, 7}, least ? 3 : 5);
         }
     }
     int64_t all[] = {2, 6, 0, 7, 1};
-    assert_int_equal(mha_head_order_limit(t, all, 5, 0, out, &made), MHA_OK);
+    expect_ok(mha_head_order_limit(t, all, 5, 0, out, &made));
     expect_order(out, made, all, 5);
-    assert_int_equal(mha_head_order_limit(t, all, 5, 1, all, &made), MHA_OK); /* in place */
+    expect_ok(mha_head_order_limit(t, all, 5, 1, all, &made)); /* in place */
     expect_order(all, made, (int64_t[]){2, 6, 0}, 3);
     made = 9;
     expect_error(mha_head_order_limit(t, (int64_t[]){3}, 1, 0, out, &made), MHA_ERR_ARGUMENT,
@@ -659,9 +646,8 @@ static void other_orders_keep_the_limit(void **state)
 
 /* Gradients of the losses with respect to their inputs. Differences are computed in double and
  * accurate to a millionth, like the rounding to f32. */
-static void loss_slopes(void **state)
+static void loss_slopes(void)
 {
-    (void)state;
     static const mha_loss_fn losses[] = {mha_loss_targets, mha_loss_cosine, mha_loss_direction};
     mha_context *context = machines_context(1, 0);
     for (int i = 0; i < 3 * 12; i++) {
@@ -677,7 +663,7 @@ static void loss_slopes(void **state)
         double loss[MOST_B], moved[2][MOST_B];
         slope.data = g;
         mha_loss_fn f = losses[i % 3];
-        assert_int_equal(f(context, 0, &b.input, &out, &slope, loss, user), MHA_OK);
+        expect_ok(f(context, 0, &b.input, &out, &slope, loss, user));
         for (int64_t k = 0; k < B * T * 7; k++) {
             const float before = x[k];
             double by[2];
@@ -686,7 +672,7 @@ static void loss_slopes(void **state)
                 float at[2];
                 for (int s = 0; s < 2; s++) {
                     at[s] = x[k] = s ? before + h : before - h;
-                    assert_int_equal(f(context, 0, &b.input, &out, NULL, moved[s], user), MHA_OK);
+                    expect_ok(f(context, 0, &b.input, &out, NULL, moved[s], user));
                 }
                 x[k] = before;
                 const int64_t own = k / 7 / T;
@@ -706,9 +692,8 @@ static mha_status refuse_second(int64_t done, int64_t total, void *user)
     return done < 2 ? MHA_OK : MHA_ERR_CALLBACK;
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 9000);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
@@ -773,9 +758,8 @@ static mha_status measured(mha_context *context, failing_alloc *memory, void *us
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     assert_true(failing_each(measured, NULL) > 2);
 }
 
@@ -884,9 +868,8 @@ static course make_course(uint64_t number, outcome *outcomes)
                     .outcomes = outcomes};
 }
 
-static void ranks_give_the_same_bits(void **state)
+static void ranks_give_the_same_bits(void)
 {
-    (void)state;
     static const int sizes[] = {1, 2, 3, 5, 16};
     outcome one, many[MOST_THREAD_RANKS];
     for (int i = 0; i < rng_cases(20, 300); i++) {
@@ -919,9 +902,8 @@ static void check_told(const outcome *many, int size, mha_status status, const c
     }
 }
 
-static void what_one_rank_meets_all_are_told(void **state)
+static void what_one_rank_meets_all_are_told(void)
 {
-    (void)state;
     outcome many[MOST_THREAD_RANKS];
     course c = make_course(1, many);
     c.spoiled = 1;
@@ -1012,14 +994,12 @@ static void measure_differently(void *user, const mha_transport *t)
     snprintf(x->detail[t->rank], sizeof *x->detail, "%s", status ? mha_error_detail() : "");
 }
 
-static void ranks_that_differ_are_found(void **state)
+static void ranks_that_differ_are_found(void)
 {
-    (void)state;
     rng r = rng_make(8, 8);
     difference x = {.e = example_make(machines_context(1, 0), &r, true)};
     const mha_context_desc one = {.struct_size = sizeof one, .num_threads = 1};
-    for (int rank = 0; rank < 3; rank++)
-        assert_int_equal(mha_context_create(&one, &x.contexts[rank]), MHA_OK);
+    for (int rank = 0; rank < 3; rank++) expect_ok(mha_context_create(&one, &x.contexts[rank]));
     for (x.how = NOTHING; x.how < DIFFERENCES; x.how++) {
         thread_ranks_run(3, measure_differently, &x, -1, 0);
         for (int rank = 0; rank < 3; rank++)

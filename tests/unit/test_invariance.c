@@ -128,9 +128,8 @@ static void finish(tally *tallies)
 /* ---- a constant ------------------------------------------------------------------------------ */
 
 /* A bias adds a different constant to each row. A sink's score would not shift with it. */
-static void constant_added(void **state)
+static void constant_added(void)
 {
-    (void)state;
     machines all = machines_make(1);
     tally tallies[3] = {
         {.name = "constant, o"}, {.name = "constant, p"}, {.name = "constant, lse"}};
@@ -181,9 +180,8 @@ static guarded reordered(const mha_tensor *x, int axis, const int64_t *order, rn
 }
 
 /* Keys are permuted for every kind that reads no positions. */
-static void keys_permuted(void **state)
+static void keys_permuted(void)
 {
-    (void)state;
     const unsigned kinds =
         KIND_KEEP | KIND_BIAS | KIND_DOCUMENTS | KIND_SOFTCAP | KIND_SINK_LOGITS | KIND_GATES;
     machines all = machines_make(1);

@@ -338,9 +338,8 @@ static void the_first_failure_is_kept(void **state)
 /* ---- Code points ----------------------------------------------------------------------------- */
 
 /* Exactly the characters that control a terminal or are invisible, whatever follows in memory. */
-static void hidden_code_points(void **state)
+static void hidden_code_points(void)
 {
-    (void)state;
     static const struct {
         const char *text;
         int bytes; /* the passed length of the text */

@@ -32,9 +32,8 @@ static mha_tensor some_rows(int64_t batch, int64_t n)
 
 /* Texts of any length, appended in pieces of up to max_append, fit in the default number of pages, but not in one less.
  * */
-static void test_pages_for_any_length(void **unused)
+static void test_pages_for_any_length(void)
 {
-    (void)unused;
     rng r = rng_make(rng_run_seed(), 1);
     const int64_t cases = rng_cases(60, 1000);
     for (int64_t i = 0; i < cases; i++) {
@@ -66,9 +65,8 @@ static void test_pages_for_any_length(void **unused)
     }
 }
 
-static void test_refusals(void **unused)
+static void test_refusals(void)
 {
-    (void)unused;
     mha_context *context = context_with(1);
     mha_kv_cache_desc d = {.struct_size = sizeof d,
                            .batch = 2,
@@ -144,9 +142,8 @@ static void test_refusals(void **unused)
 }
 
 /* Discarded pages are released: after branches are created and removed, every page exists once. */
-static void test_discarded_in_branches(void **unused)
+static void test_discarded_in_branches(void)
 {
-    (void)unused;
     const mha_kv_cache_desc d = {.struct_size = sizeof d,
                                  .batch = 2,
                                  .kv_heads = 1,
@@ -228,9 +225,8 @@ static void check_padded(rng *r, int64_t number)
     for (int b = 0; b < B; b++) mha_kv_cache_destroy(one[b]);
 }
 
-static void test_padded_on_the_left(void **unused)
+static void test_padded_on_the_left(void)
 {
-    (void)unused;
     const int64_t cases = rng_cases(40, 1000);
     for (int64_t i = 0; i < cases; i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)(100 + i));

@@ -156,7 +156,7 @@ static void result_run(mha_context *context, const trial *x, result *y)
     mha_status status = mha_linear_attention_forward(context, &x->desc, &x->q.view, &x->k.view,
                                                      &x->v.view, &y->o.view, &outputs);
     if (status != MHA_OK) print_error("%s\n", mha_error_detail());
-    assert_int_equal(status, MHA_OK);
+    expect_ok(status);
     assert_true(guarded_gaps_intact(&y->o) && guarded_gaps_intact(&y->s) &&
                 guarded_gaps_intact(&y->z));
 }
@@ -215,9 +215,8 @@ static void compare_state(const trial *x, const result *y, int64_t b, int64_t hk
     }
 }
 
-static void test_reference(void **unused)
+static void test_reference(void)
 {
-    (void)unused;
     int count = rng_long_run() ? 1500 : 60;
     machines all = machines_make(2);
     tally rows = {.name = "o"}, states = {.name = "S, z"};
@@ -242,9 +241,8 @@ static void test_reference(void **unused)
 }
 
 /* With one key per sequence, z is phi(k). Tests every 512th float from -90 to 90. */
-static void test_feature_map(void **unused)
+static void test_feature_map(void)
 {
-    (void)unused;
     enum { N = 4096 };
     mha_context *context = context_with(0);
     static float k[N], z[N];
@@ -263,8 +261,7 @@ static void test_feature_map(void **unused)
                 uint32_t pattern = negative << 31 | (bits + 512 * i);
                 memcpy(&k[i], &pattern, sizeof pattern);
             }
-            assert_int_equal(
-                mha_linear_attention_forward(context, NULL, &qt, &kt, &vt, &ot, &outputs), MHA_OK);
+            expect_ok(mha_linear_attention_forward(context, NULL, &qt, &kt, &vt, &ot, &outputs));
             for (int i = 0; i < N; i++) {
                 double x = (double)k[i], exact = x > 0 ? x + 1 : exp(fmax(x, -87));
                 assert_true(tally_compare(&t, (double)z[i], exact, 2.5 * 0x1p-24 * exact));
@@ -301,16 +298,14 @@ static void run_pieces(mha_context *context, const trial *x, result *y, rng *r, 
         int64_t t = causal ? from : 0, rows = causal ? count : last ? x->T : 0;
         mha_tensor q = guarded_slice(&x->q.view, 2, t, rows);
         mha_tensor o = guarded_slice(&y->o.view, 2, t, rows);
-        assert_int_equal(mha_linear_attention_forward(context, &d, &q, &k, &v, &o, &outputs),
-                         MHA_OK);
+        expect_ok(mha_linear_attention_forward(context, &d, &q, &k, &v, &o, &outputs));
         d.state_s = &y->s.view;
         d.state_z = &y->z.view;
     }
 }
 
-static void test_pieces(void **unused)
+static void test_pieces(void)
 {
-    (void)unused;
     static const int64_t longest[] = {1, 3, 64, 100};
     int count = rng_long_run() ? 400 : 40;
     machines all = machines_make(2);
@@ -362,13 +357,12 @@ static void run_alone(mha_context *context, const trial *x, int64_t b, int64_t h
     s_out = guarded_slice(&s_out, 1, hk, 1), z_out = guarded_slice(&z_out, 1, hk, 1);
     const mha_linear_attention_outputs outputs = {
         .struct_size = sizeof outputs, .state_s = &s_out, .state_z = &z_out};
-    assert_int_equal(mha_linear_attention_forward(context, &d, &q, &k, &v, &o, &outputs), MHA_OK);
+    expect_ok(mha_linear_attention_forward(context, &d, &q, &k, &v, &o, &outputs));
 }
 
 /* Batches, ragged or padded, grouped heads and threads change no bit. */
-static void test_one_by_one(void **unused)
+static void test_one_by_one(void)
 {
-    (void)unused;
     int count = rng_long_run() ? 400 : 40;
     machines one = machines_make(1), many = machines_make(3);
     for (int i = 0; i < count; i++) {
@@ -394,9 +388,8 @@ static void test_one_by_one(void **unused)
 }
 
 /* The last causal row sees the same keys as a row that is not causal. */
-static void test_causal_last_row(void **unused)
+static void test_causal_last_row(void)
 {
-    (void)unused;
     machines all = machines_make(2);
     rng r = rng_make(rng_run_seed(), 3000);
     trial x;
@@ -476,9 +469,8 @@ static void poison_padding(mha_context *context, rng *r, bool causal)
     trial_free(&x);
 }
 
-static void test_special_values(void **unused)
+static void test_special_values(void)
 {
-    (void)unused;
     static const float poisons[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 60; i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
@@ -491,13 +483,12 @@ static void test_special_values(void **unused)
 /* ---- memory --------------------------------------------------------------------------------- */
 
 /* After a short call, a call of a thousand times the length allocates no memory. */
-static void test_memory_is_constant(void **unused)
+static void test_memory_is_constant(void)
 {
-    (void)unused;
     enum { LONG = 20000, D = 16 };
     failing_alloc counter = failing_alloc_make();
     mha_context *context;
-    assert_int_equal(failing_context(&counter, 1, MHA_ISA_AUTO, &context), MHA_OK);
+    expect_ok(failing_context(&counter, 1, MHA_ISA_AUTO, &context));
     float *x = calloc(LONG * D, sizeof *x), *y = malloc(LONG * D * sizeof *y);
     assert_true(x && y);
     for (uint32_t flags = 0; flags <= MHA_LINEAR_ATTENTION_CAUSAL; flags++) {
@@ -506,8 +497,7 @@ static void test_memory_is_constant(void **unused)
         for (int64_t n = 20; n <= LONG; n *= 1000) {
             mha_tensor in = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, n, D});
             mha_tensor out = mha_tensor_contiguous(y, MHA_F32, 4, (int64_t[]){1, 1, n, D});
-            assert_int_equal(mha_linear_attention_forward(context, &d, &in, &in, &in, &out, NULL),
-                             MHA_OK);
+            expect_ok(mha_linear_attention_forward(context, &d, &in, &in, &in, &out, NULL));
             assert_true(n == 20 || counter.calls == calls);
             calls = counter.calls;
         }
@@ -519,9 +509,8 @@ static void test_memory_is_constant(void **unused)
     free(y);
 }
 
-static void failed_allocations_are_reported(void **unused)
+static void failed_allocations_are_reported(void)
 {
-    (void)unused;
     rng r = rng_make(rng_run_seed(), 5000);
     trial x;
     trial_make(&x, &r, 9, 9, CAUSAL | STATE | OWN_MAP, LAYOUT_PAD);
@@ -531,7 +520,7 @@ static void failed_allocations_are_reported(void **unused)
         for (int64_t n = 0; !done; n++) {
             failing_alloc broken = failing_alloc_make();
             mha_context *context;
-            assert_int_equal(failing_context(&broken, 1, MHA_ISA_AUTO, &context), MHA_OK);
+            expect_ok(failing_context(&broken, 1, MHA_ISA_AUTO, &context));
             result y = result_make(&x, &r, LAYOUT_PAD);
             const mha_linear_attention_outputs outputs = {
                 .struct_size = sizeof outputs, .state_s = &y.s.view, .state_z = &y.z.view};
@@ -681,9 +670,8 @@ static mha_status call_run(mha_context *context, const call *c)
     return mha_linear_attention_forward(context, &c->desc, &c->q, &c->k, &c->v, &c->o, &c->outputs);
 }
 
-static void misuse_is_refused(void **unused)
+static void misuse_is_refused(void)
 {
-    (void)unused;
     static call_memory memory;
     call c;
     mha_context *context = context_with(0);
@@ -696,7 +684,7 @@ static void misuse_is_refused(void **unused)
             assert_true(((unsigned char *)&memory.out)[j] == 0x5A);
     }
     call_make(&c, &memory);
-    assert_int_equal(call_run(context, &c), MHA_OK); /* succeeds without a case's change */
+    expect_ok(call_run(context, &c)); /* succeeds without a case's change */
     assert_int_equal(call_run(NULL, &c), MHA_ERR_NULL);
     assert_int_equal(mha_linear_attention_forward(context, NULL, NULL, &c.k, &c.v, &c.o, NULL),
                      MHA_ERR_NULL);

@@ -211,9 +211,8 @@ static void check_outputs(const expected *e, int64_t count, const float *y, cons
     }
 }
 
-static void outputs_have_the_bits_of_the_definition(void **state)
+static void outputs_have_the_bits_of_the_definition(void)
 {
-    (void)state;
     static float y[MOST_ROWS * MOST_OUTPUTS];
     static expected plain, with_bias;
     int first, end;
@@ -255,9 +254,8 @@ static void outputs_have_the_bits_of_the_definition(void **state)
     printf("  largest error / bound %.2f\n", worst);
 }
 
-static void an_update_gives_other_numbers(void **state)
+static void an_update_gives_other_numbers(void)
 {
-    (void)state;
     static float y[MOST_ROWS * MOST_OUTPUTS];
     static expected e;
     rng r = rng_make(rng_run_seed(), 5000);
@@ -281,9 +279,8 @@ static void an_update_gives_other_numbers(void **state)
     free(m);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 7);
     matrix *m = make_matrix(&r);
     m->type = MHA_BF16;

@@ -131,9 +131,8 @@ static void expect_outputs(const matrix *m, int64_t count, const float *y, const
         }
 }
 
-static void outputs_have_the_bits_of_the_definition(void **state)
+static void outputs_have_the_bits_of_the_definition(void)
 {
-    (void)state;
     static float y[MOST_TOKENS * MOST_OUTPUTS];
     int first, end;
     rng_range(60, 600, &first, &end);
@@ -162,9 +161,8 @@ static void outputs_have_the_bits_of_the_definition(void **state)
 
 /* Rows that cannot be coded are computed in f32, with the bits of f32 arithmetic; other rows are
  * not affected. */
-static void rows_without_codes_stay_in_f32(void **state)
+static void rows_without_codes_stay_in_f32(void)
 {
-    (void)state;
     static float f32[MOST_TOKENS * MOST_OUTPUTS], int8[MOST_TOKENS * MOST_OUTPUTS],
         mixed[MOST_TOKENS * MOST_OUTPUTS];
     for (int i = 0; i < rng_cases(10, 100); i++) {
@@ -190,9 +188,8 @@ static void rows_without_codes_stay_in_f32(void **state)
 }
 
 /* A row whose inputs do not fill whole runs has no coded form. */
-static void rows_without_runs_stay_in_f32(void **state)
+static void rows_without_runs_stay_in_f32(void)
 {
-    (void)state;
     static float y[2][MOST_TOKENS * MOST_OUTPUTS];
     for (int i = 0; i < rng_cases(5, 50); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)(20000 + i));
@@ -211,9 +208,8 @@ static void rows_without_runs_stay_in_f32(void **state)
     }
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 7);
     matrix *m = make_matrix(&r, 150);
     mha_context *context = machines_context(1, 0);

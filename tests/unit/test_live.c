@@ -87,9 +87,8 @@ static void forward_without(const small_model *m, mha_trial_head off, float *map
     expect_ok(mha_transformer_forward(context, m->t, &input, NULL, &out, NULL, NULL));
 }
 
-static void runs_have_the_bits_of_gates(void **state)
+static void runs_have_the_bits_of_gates(void)
 {
-    (void)state;
     small_model *m = make_model(71);
     const mha_trial_head off = {m->desc.num_layers - 1, 0};
     const mha_trial trial = {
@@ -124,9 +123,8 @@ static void runs_have_the_bits_of_gates(void **state)
 }
 
 /* A patch from the same text changes nothing; a patch from another text changes the result. */
-static void heads_are_patched(void **state)
+static void heads_are_patched(void)
 {
-    (void)state;
     seen s;
     int64_t patched;
     mha_trial_next next;
@@ -163,9 +161,8 @@ static void heads_are_patched(void **state)
 
 /* Draws of the top_k tokens sum to 1, in the order of the logits. Noise affects only readers of the
  * head. */
-static void draws_and_noise(void **state)
+static void draws_and_noise(void)
 {
-    (void)state;
     seen s;
     mha_trial_next next, noisy;
     small_model *m = make_model(75);
@@ -192,9 +189,8 @@ static void draws_and_noise(void **state)
 }
 
 /* Points and shares of a head have the same bits whether queries and keys are kept or not. */
-static void planes_do_not_depend_on_what_is_kept(void **state)
+static void planes_do_not_depend_on_what_is_kept(void)
 {
-    (void)state;
     seen s;
     float points[2][4 * SMALL_T];
     double shares[2][2];
@@ -218,9 +214,8 @@ static void planes_do_not_depend_on_what_is_kept(void **state)
 
 /* The same description gives the same bits. A different mask gives the bits of a transformer with
  * that mask. */
-static void descriptions_vary(void **state)
+static void descriptions_vary(void)
 {
-    (void)state;
     seen s, same;
     mha_trial_next next;
     small_model *m = make_model(76);
@@ -257,9 +252,8 @@ static void descriptions_vary(void **state)
     small_model_free(m);
 }
 
-static void runs_end_when_they_are_to(void **state)
+static void runs_end_when_they_are_to(void)
 {
-    (void)state;
     seen s;
     small_model *m = make_model(73);
     mha_trials *trials = trials_of(m, 1e9, &s);
@@ -275,9 +269,8 @@ static void runs_end_when_they_are_to(void **state)
     small_model_free(m);
 }
 
-static void misuse_of_trials(void **state)
+static void misuse_of_trials(void)
 {
-    (void)state;
     seen s;
     small_model *m = make_model(74);
     mha_trial_next next;
@@ -322,9 +315,8 @@ static mha_maps three_tokens(float **layer)
                       .layer = layer};
 }
 
-static void hidden_tokens_are_counted(void **state)
+static void hidden_tokens_are_counted(void)
 {
-    (void)state;
     float *layer;
     mha_show show;
     size_t bytes;
@@ -363,9 +355,8 @@ static void hidden_tokens_are_counted(void **state)
 }
 
 /* Texts use at most the available bytes. */
-static void texts_fit(void **state)
+static void texts_fit(void)
 {
-    (void)state;
     float *layer;
     mha_maps maps = three_tokens(&layer);
     maps.text[0] = maps.text[1] = "the cat", maps.text_bytes[0] = maps.text_bytes[1] = 7;
@@ -382,9 +373,8 @@ static void texts_fit(void **state)
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
-static void places_are_known(void **state)
+static void places_are_known(void)
 {
-    (void)state;
     mha_live *live;
     const mha_live_options options = {.struct_size = sizeof options};
     const mha_sink sink = {0};

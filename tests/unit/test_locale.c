@@ -59,9 +59,8 @@ static void collect_messages(mha_buffer *all)
     assert_string_equal(mha_error_detail(), "1.500 a 2.5e-01");
 }
 
-static void messages(void **state)
+static void messages(void)
 {
-    (void)state;
     expect_same(collect_messages);
 }
 
@@ -137,9 +136,8 @@ static void collect_checkpoint(mha_buffer *all)
     mha_transformer_destroy(to);
 }
 
-static void checkpoints(void **state)
+static void checkpoints(void)
 {
-    (void)state;
     expect_same(collect_checkpoint);
 }
 
@@ -206,9 +204,8 @@ static void collect_pictures(mha_buffer *all)
     }
 }
 
-static void pictures(void **state)
+static void pictures(void)
 {
-    (void)state;
     expect_same(collect_pictures);
 }
 

@@ -10,9 +10,8 @@
 enum { MOST_WIDE = 24 };
 
 /* Computes logits for rows of the last hidden state, in one call and in one call per row. */
-static void rows_are_those_of_a_forward_call(void **state)
+static void rows_are_those_of_a_forward_call(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(60, 600); i++) {
         rng r = rng_make(rng_run_seed(), 100 + (uint64_t)i);
         mha_context *context = machines_context(2, i);

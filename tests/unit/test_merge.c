@@ -217,9 +217,8 @@ static void check_rows(trial *x, rng *r)
     }
 }
 
-static void splits_equal_the_whole(void **state)
+static void splits_equal_the_whole(void)
 {
-    (void)state;
     machines all = machines_make(1);
     tally o = {.name = "merged o"}, lse = {.name = "merged lse"};
     for (int i = 0; i < rng_cases(SAMPLE, ALL); i++) {
@@ -357,9 +356,8 @@ static void check_grouped(const synthetic *x, const mha_tensor *o, const mha_ten
     }
 }
 
-static void merging_is_its_formula(void **state)
+static void merging_is_its_formula(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int i = 0; i < rng_cases(60, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 100000 + (uint64_t)i);
@@ -368,8 +366,7 @@ static void merging_is_its_formula(void **state)
         guarded o = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, H, T, DV}, LAYOUT_SWAP);
         guarded lse = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, H, T}, LAYOUT_PAD);
         mha_context *context = all.each[0].context;
-        assert_int_equal(mha_attention_merge(context, x.parts, x.count, &o.view, &lse.view),
-                         MHA_OK);
+        expect_ok(mha_attention_merge(context, x.parts, x.count, &o.view, &lse.view));
         check_exact(&x, &o.view, &lse.view);
         assert_true(guarded_gaps_intact(&o) && guarded_gaps_intact(&lse));
         guarded_free(&o);
@@ -395,20 +392,17 @@ static void grouping(void **state)
         const mha_attention_part halves[2] = {{&o[0].view, &lse[0].view},
                                               {&o[1].view, &lse[1].view}};
         int64_t cut_at = rng_between(&r, 0, 5);
-        assert_int_equal(mha_attention_merge(context, x.parts, cut_at, &o[0].view, &lse[0].view),
-                         MHA_OK);
-        assert_int_equal(
-            mha_attention_merge(context, x.parts + cut_at, 5 - cut_at, &o[1].view, &lse[1].view),
-            MHA_OK);
-        assert_int_equal(mha_attention_merge(context, halves, 2, &o[2].view, &lse[2].view), MHA_OK);
+        expect_ok(mha_attention_merge(context, x.parts, cut_at, &o[0].view, &lse[0].view));
+        expect_ok(
+            mha_attention_merge(context, x.parts + cut_at, 5 - cut_at, &o[1].view, &lse[1].view));
+        expect_ok(mha_attention_merge(context, halves, 2, &o[2].view, &lse[2].view));
         check_grouped(&x, &o[2].view, &lse[2].view);
         /* Like a ring, each part is merged into the first part's memory. */
         for (int k = 1; k < 5; k++) {
             const mha_attention_part pair[2] = {x.parts[0], x.parts[k]};
             mha_attention_part fresh = {&o[2].view, &lse[2].view};
-            assert_int_equal(mha_attention_merge(context, pair, 2, fresh.o, fresh.lse), MHA_OK);
-            assert_int_equal(mha_attention_merge(context, pair, 2, x.parts[0].o, x.parts[0].lse),
-                             MHA_OK);
+            expect_ok(mha_attention_merge(context, pair, 2, fresh.o, fresh.lse));
+            expect_ok(mha_attention_merge(context, pair, 2, x.parts[0].o, x.parts[0].lse));
             assert_true(guarded_same_bits(fresh.o, x.parts[0].o, false));
             assert_true(guarded_same_bits(fresh.lse, x.parts[0].lse, false));
         }
@@ -421,9 +415,8 @@ static void grouping(void **state)
 }
 
 /* A single part, also among empty ones, keeps its bits for any number of threads. */
-static void one_part_keeps_its_bits(void **state)
+static void one_part_keeps_its_bits(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 300000);
     static synthetic x;
     synthetic_make(&x, &r, 4);
@@ -435,15 +428,14 @@ static void one_part_keeps_its_bits(void **state)
     for (int j = 0; j < 3; j++) {
         const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 1 + 2 * j};
         mha_context *context;
-        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
-        assert_int_equal(mha_attention_merge(context, x.parts, 4, &o[j].view, &lse[j].view),
-                         MHA_OK);
+        expect_ok(mha_context_create(&desc, &context));
+        expect_ok(mha_attention_merge(context, x.parts, 4, &o[j].view, &lse[j].view));
         assert_true(guarded_same_bits(&o[0].view, &o[j].view, false));
         assert_true(guarded_same_bits(&lse[0].view, &lse[j].view, false));
         mha_context_destroy(context);
     }
     mha_context *context;
-    assert_int_equal(mha_context_create(NULL, &context), MHA_OK);
+    expect_ok(mha_context_create(NULL, &context));
     for (int row = 0; row < ROWS; row++)
         for (int k = 1; k < 4; k++) {
             *at(&x.lse[k].view, row, 0) = -INFINITY;
@@ -453,18 +445,17 @@ static void one_part_keeps_its_bits(void **state)
         if (*at(&x.lse[0].view, row, 0) == -INFINITY)
             for (int d = 0; d < DV; d++) *at(&x.o[0].view, row, d) = 0;
     for (int count = 1; count <= 4; count += 3) {
-        assert_int_equal(mha_attention_merge(context, x.parts, count, &o[1].view, &lse[1].view),
-                         MHA_OK);
+        expect_ok(mha_attention_merge(context, x.parts, count, &o[1].view, &lse[1].view));
         assert_true(guarded_same_bits(&o[1].view, &x.o[0].view, false));
         assert_true(guarded_same_bits(&lse[1].view, &x.lse[0].view, false));
     }
-    assert_int_equal(mha_attention_merge(context, NULL, 0, &o[1].view, &lse[1].view), MHA_OK);
+    expect_ok(mha_attention_merge(context, NULL, 0, &o[1].view, &lse[1].view));
     for (int row = 0; row < ROWS; row++) {
         assert_true(*at(&lse[1].view, row, 0) == -INFINITY);
         for (int d = 0; d < DV; d++)
             assert_true(*at(&o[1].view, row, d) == 0 && !signbit(*at(&o[1].view, row, d)));
     }
-    assert_int_equal(mha_attention_merge(context, x.parts, 4, &o[2].view, NULL), MHA_OK);
+    expect_ok(mha_attention_merge(context, x.parts, 4, &o[2].view, NULL));
     mha_context_destroy(context);
     for (int j = 0; j < 3; j++) {
         guarded_free(&o[j]);
@@ -474,9 +465,8 @@ static void one_part_keeps_its_bits(void **state)
 }
 
 /* Non-finite numbers affect only the queries and elements whose parts contain them. */
-static void not_finite(void **state)
+static void not_finite(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 400000);
     static synthetic x;
     mha_context *context = context_with(0);
@@ -486,8 +476,7 @@ static void not_finite(void **state)
     for (int j = 0; j < 2; j++) {
         o[j] = guarded_make(&r, MHA_F32, 4, (int64_t[]){B, H, T, DV}, 0);
         lse[j] = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, H, T}, 0);
-        assert_int_equal(mha_attention_merge(context, x.parts, 3, &o[j].view, &lse[j].view),
-                         MHA_OK);
+        expect_ok(mha_attention_merge(context, x.parts, 3, &o[j].view, &lse[j].view));
         if (j == 1) break;
         *at(&x.lse[0].view, 7, 0) = NAN;
         *at(&x.lse[2].view, 9, 0) = INFINITY;
@@ -531,9 +520,8 @@ static void expect(mha_context *context, const call *c, mha_status status, const
     expect_error(mha_attention_merge(context, c->parts, c->count, &c->o, &c->lse), status, text);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     enum { N = 2 * 3 * 4 * 5, L = 2 * 3 * 4 };
     static float memory[3 * N + 3 * L];
     mha_context *context = context_with(0);
@@ -580,7 +568,7 @@ static void misuse_is_refused(void **state)
     assert_int_equal(mha_attention_merge(context, NULL, 1, &good.o, NULL), MHA_ERR_NULL);
     mha_tensor wide = good.o; /* broadcast rows without columns */
     wide.shape[0] = wide.shape[1] = wide.shape[2] = INT64_C(1) << 40, wide.shape[3] = 0;
-    assert_int_equal(mha_attention_merge(context, NULL, 0, &wide, NULL), MHA_OK);
+    expect_ok(mha_attention_merge(context, NULL, 0, &wide, NULL));
 }
 
 RUN_TESTS(TEST(splits_equal_the_whole), TEST(merging_is_its_formula), TEST(grouping),

@@ -136,7 +136,7 @@ static mha_status run_module(call *c)
 {
     mha_module *module = NULL;
     mha_status status = mha_module_create(c->context, &c->module, &module);
-    assert_int_equal(status, MHA_OK);
+    expect_ok(status);
     status =
         mha_module_run(c->context, module, MODULE_CALL(&c->desc, &c->x, &c->k, &c->v, &c->y, NULL));
     mha_module_destroy(module);
@@ -298,8 +298,8 @@ static mha_kv_cache *fill_cache(mha_context *context, const call *c)
                                     .capacity = CAPACITY,
                                     .head_dim = D};
     mha_kv_cache *cache;
-    assert_int_equal(mha_kv_cache_create(context, &desc, &cache), MHA_OK);
-    assert_int_equal(mha_kv_cache_append(cache, &c->k, &c->v, NULL), MHA_OK);
+    expect_ok(mha_kv_cache_create(context, &desc, &cache));
+    expect_ok(mha_kv_cache_append(cache, &c->k, &c->v, NULL));
     return cache;
 }
 
@@ -307,12 +307,11 @@ static mha_kv_cache *fill_cache(mha_context *context, const call *c)
 static void ask(mha_context *context, const mha_kv_cache *cache, const call *c, float *answer)
 {
     mha_tensor o = mha_tensor_contiguous(answer, MHA_F32, 4, c->o.shape);
-    assert_int_equal(mha_kv_cache_attention(context, cache, NULL, &c->q, &o, NULL), MHA_OK);
+    expect_ok(mha_kv_cache_attention(context, cache, NULL, &c->q, &o, NULL));
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     arena a = arena_make(&r);
     guarded *memory[] = {&a.in, &a.u8, &a.out[0], &a.out[1], &a.out[2]};
@@ -340,9 +339,8 @@ static void misuse_is_refused(void **state)
 }
 
 /* Without the mistake, every call succeeds. */
-static void calls_are_right_unspoiled(void **state)
+static void calls_are_right_unspoiled(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 2);
     arena a = arena_make(&r);
     mha_context *context = context_with(0);
@@ -358,13 +356,13 @@ static void calls_are_right_unspoiled(void **state)
     }
     call_make(&c, context, cache, &a);
     c.k.shape[2] = c.v.shape[2] = 1;
-    assert_int_equal(append(&c), MHA_OK);
+    expect_ok(append(&c));
     call_make(&c, context, cache, &a);
     c.k = c.v = c.x;
-    assert_int_equal(run_module(&c), MHA_OK);
+    expect_ok(run_module(&c));
     call_make(&c, context, cache, &a);
     c.k.ndim = 3, c.k.shape[1] = H, c.k.shape[2] = T, c.numbers[0] = 2;
-    assert_int_equal(merge(&c), MHA_OK);
+    expect_ok(merge(&c));
     mha_kv_cache_destroy(cache);
     arena_free(&a);
 }

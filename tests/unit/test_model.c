@@ -41,7 +41,7 @@ static mha_context *make_context(int threads, failing_alloc *state)
     mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = threads};
     if (state) desc.allocator = failing_alloc_interface(state);
     mha_context *context = NULL;
-    assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+    expect_ok(mha_context_create(&desc, &context));
     return context;
 }
 
@@ -50,7 +50,7 @@ static mha_model *load_tiny(mha_context *context)
     const mha_model_options options = {.struct_size = sizeof options,
                                        .flags = MHA_MODEL_NO_TOKENIZER};
     mha_model *model = NULL;
-    assert_int_equal(mha_model_load(context, TINY, &options, &model), MHA_OK);
+    expect_ok(mha_model_load(context, TINY, &options, &model));
     return model;
 }
 
@@ -152,7 +152,7 @@ static golden read_golden(const mha_safetensors *file, int text)
 static mha_safetensors *open_golden(void)
 {
     mha_safetensors *file = NULL;
-    assert_int_equal(mha_safetensors_open(TINY "/golden.safetensors", &file), MHA_OK);
+    expect_ok(mha_safetensors_open(TINY "/golden.safetensors", &file));
     return file;
 }
 
@@ -182,9 +182,8 @@ static void raise_to(double *largest, double value)
 
 /* In a small model, the largest error of one text is random. Therefore, the test takes each layer's
  * largest error over all texts, for the library and for PyTorch. */
-static void test_computes_what_torch_computes(void **state)
+static void test_computes_what_torch_computes(void)
 {
-    (void)state;
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
     mha_safetensors *file = open_golden();
@@ -193,7 +192,7 @@ static void test_computes_what_torch_computes(void **state)
         golden g = read_golden(file, text);
         mha_batch batch = batch_of(&g);
         results *r = make_results(1, g.length);
-        assert_int_equal(mha_model_forward(context, model, &batch, &r->outputs), MHA_OK);
+        expect_ok(mha_model_forward(context, model, &batch, &r->outputs));
         assert_memory_equal(r->last, r->hidden[L], r->state_bytes);
         int64_t T = g.length, maps = H * T * T, recorded = g.hidden.shape[0];
         for (int l = 0; g.attention.data && l < L; l++) {
@@ -219,13 +218,12 @@ static void test_computes_what_torch_computes(void **state)
     mha_context_destroy(context);
 }
 
-static void test_describes_itself(void **state)
+static void test_describes_itself(void)
 {
-    (void)state;
     mha_context *context = make_context(1, NULL);
     mha_model *model = load_tiny(context);
     mha_model_info info = {.struct_size = sizeof info};
-    assert_int_equal(mha_model_describe(model, &info), MHA_OK);
+    expect_ok(mha_model_describe(model, &info));
     assert_string_equal(info.architecture, "bert");
     assert_int_equal(info.layers, L);
     assert_int_equal(info.heads, H);
@@ -279,9 +277,8 @@ static void assert_alone(const results *padded, const results *alone, int b, int
                             (size_t)(T * E) * sizeof(float));
 }
 
-static void test_padding_does_not_change_bits(void **state)
+static void test_padding_does_not_change_bits(void)
 {
-    (void)state;
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
     mha_safetensors *file = open_golden();
@@ -291,11 +288,11 @@ static void test_padding_does_not_change_bits(void **state)
     make_batch(file, texts, ids, types, lengths);
     const mha_batch batch = {sizeof batch, 0, BATCH, PADDED, ids, types, lengths};
     results *padded = make_results(BATCH, PADDED);
-    assert_int_equal(mha_model_forward(context, model, &batch, &padded->outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &padded->outputs));
     for (int b = 0; b < BATCH; b++) {
         mha_batch one = batch_of(&texts[b]);
         results *alone = make_results(1, lengths[b]);
-        assert_int_equal(mha_model_forward(context, model, &one, &alone->outputs), MHA_OK);
+        expect_ok(mha_model_forward(context, model, &one, &alone->outputs));
         assert_alone(padded, alone, b, lengths[b]);
         free_results(alone);
     }
@@ -305,9 +302,8 @@ static void test_padding_does_not_change_bits(void **state)
     mha_context_destroy(context);
 }
 
-static void test_threads_do_not_change_bits(void **state)
+static void test_threads_do_not_change_bits(void)
 {
-    (void)state;
     mha_safetensors *file = open_golden();
     golden g = read_golden(file, 6);
     mha_batch batch = batch_of(&g);
@@ -316,7 +312,7 @@ static void test_threads_do_not_change_bits(void **state)
         mha_context *context = make_context((int[]){1, 2, 3, 8}[i], NULL);
         mha_model *model = load_tiny(context);
         results *r = i == 0 ? first : make_results(1, g.length);
-        assert_int_equal(mha_model_forward(context, model, &batch, &r->outputs), MHA_OK);
+        expect_ok(mha_model_forward(context, model, &batch, &r->outputs));
         assert_same(first, r);
         if (i > 0) free_results(r);
         mha_model_destroy(model);
@@ -351,11 +347,11 @@ static void test_outputs_do_not_change_bits(void **state)
     golden g = read_golden(file, 4);
     mha_batch batch = batch_of(&g);
     results *all = make_results(1, g.length), *some = make_results(1, g.length);
-    assert_int_equal(mha_model_forward(context, model, &batch, &all->outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &all->outputs));
     /* No outputs, then only the last hidden state. */
-    assert_int_equal(mha_model_forward(context, model, &batch, NULL), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, NULL));
     mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &some->last_view};
-    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
     assert_memory_equal(all->last, some->last, all->state_bytes);
     /* One layer at a time, in one buffer. */
     shared s = {.all = all, .buffer = some->attention[0]};
@@ -364,7 +360,7 @@ static void test_outputs_do_not_change_bits(void **state)
                                   .attention = same,
                                   .after_layer = compare_layer,
                                   .after_layer_user = &s};
-    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
     assert_int_equal(s.calls, L);
     s.calls = 0;
     s.answer = MHA_ERR_CALLBACK;
@@ -379,9 +375,8 @@ static void test_outputs_do_not_change_bits(void **state)
 
 /* Other outputs of a layer: q, k, v, heads, lse and the average are consistent. A request for only
  * averages, which need scratch for the maps, gives the same averages. */
-static void test_layer_outputs(void **state)
+static void test_layer_outputs(void)
 {
-    (void)state;
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
     mha_safetensors *file = open_golden();
@@ -399,7 +394,7 @@ static void test_layer_outputs(void **state)
     r->module[1].k = &kv;
     r->module[1].lse = &lv;
     r->module[1].average_probabilities = &mv;
-    assert_int_equal(mha_model_forward(context, model, &batch, &r->outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &r->outputs));
     for (int64_t h = 0; h < H; h++)
         for (int64_t t = 0; t < T; t++)
             for (int64_t s = 0; s < T; s++) {
@@ -413,7 +408,7 @@ static void test_layer_outputs(void **state)
                                         .average_probabilities = &av};
     const mha_module_outputs *layers[L] = {NULL, &average};
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .attention = layers};
-    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
     assert_memory_equal(mean, mean_alone, (size_t)(T * T) * sizeof(float));
     float *memory[] = {q, k, lse, mean, mean_alone};
     for (int i = 0; i < 5; i++) free(memory[i]);
@@ -423,9 +418,8 @@ static void test_layer_outputs(void **state)
     mha_context_destroy(context);
 }
 
-static void test_empty_batches(void **state)
+static void test_empty_batches(void)
 {
-    (void)state;
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
     const int64_t sizes[][2] = {{0, 5}, {3, 0}, {0, 0}};
@@ -433,7 +427,7 @@ static void test_empty_batches(void **state)
         const mha_batch batch = {
             .struct_size = sizeof batch, .batch = sizes[i][0], .length = sizes[i][1]};
         results *r = make_results(sizes[i][0], sizes[i][1]);
-        assert_int_equal(mha_model_forward(context, model, &batch, &r->outputs), MHA_OK);
+        expect_ok(mha_model_forward(context, model, &batch, &r->outputs));
         free_results(r);
     }
     /* A batch has a sequence without tokens: no key is visible, and no result is NaN. */
@@ -441,7 +435,7 @@ static void test_empty_batches(void **state)
     const int64_t lengths[2] = {2, 0};
     const mha_batch batch = {sizeof batch, 0, 2, 2, ids, NULL, lengths};
     results *r = make_results(2, 2);
-    assert_int_equal(mha_model_forward(context, model, &batch, &r->outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &r->outputs));
     for (int i = 0; i < 4 * H; i++) assert_true(r->attention[0][4 * H + i] == 0);
     for (int i = 0; i < 4 * E; i++) assert_true(isfinite(r->last[i]));
     free_results(r);
@@ -465,9 +459,8 @@ static void refuse(const refusal *f, mha_status status, const char *part)
     assert_true(untouched(f->r));
 }
 
-static void test_refuses_batches(void **state)
+static void test_refuses_batches(void)
 {
-    (void)state;
     int32_t ids[6] = {2, 8, 3, 2, 9, 3}, types[6] = {0};
     int64_t lengths[2] = {3, 3};
     refusal f = {.context = make_context(1, NULL), .r = make_results(2, 3)};
@@ -565,7 +558,7 @@ static void test_refuses_outputs(void **state)
     f.r->outputs.reserved = 1;
     refuse(&f, MHA_ERR_UNSUPPORTED, "mha_model_outputs: reserved is 1");
     f.r->outputs.reserved = 0;
-    assert_int_equal(mha_model_forward(f.context, f.model, &f.batch, &f.r->outputs), MHA_OK);
+    expect_ok(mha_model_forward(f.context, f.model, &f.batch, &f.r->outputs));
     free_results(f.r);
     mha_model_destroy(f.model);
     mha_context_destroy(f.context);
@@ -596,10 +589,10 @@ static int64_t pass_with_failure(const golden *g, const results *want, int64_t f
     }
     memory.fail_at = -1;
     memset(r->last, 0xA5, r->state_bytes);
-    assert_int_equal(mha_model_forward(context, model, &batch, &r->outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &r->outputs));
     assert_same(r, want);
     int64_t steady = memory.calls;
-    assert_int_equal(mha_model_forward(context, model, &batch, &r->outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &r->outputs));
     assert_int_equal(memory.calls, steady);
     mha_model_destroy(model);
     mha_context_destroy(context);
@@ -615,10 +608,10 @@ static void forward_without_memory(const golden *g)
     mha_context *context = make_context(2, NULL);
     mha_model *model = load_tiny(context);
     results *want = make_results(1, g->length);
-    assert_int_equal(mha_model_forward(context, model, &batch, &want->outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &want->outputs));
     mha_status status = MHA_OK;
     int64_t calls = pass_with_failure(g, want, -1, false, &status), refused = 0;
-    assert_int_equal(status, MHA_OK);
+    expect_ok(status);
     assert_true(calls > 0);
     for (int64_t i = 0; i <= calls; i++)
         for (int after = 0; after <= 1; after++) {
@@ -633,9 +626,8 @@ static void forward_without_memory(const golden *g)
     mha_context_destroy(context);
 }
 
-static void test_forward_without_memory(void **state)
+static void test_forward_without_memory(void)
 {
-    (void)state;
     mha_safetensors *file = open_golden();
     for (int text = 0; text < TEXTS; text++) {
         golden g = read_golden(file, text);
@@ -644,9 +636,8 @@ static void test_forward_without_memory(void **state)
     mha_safetensors_close(file);
 }
 
-static void test_load_without_memory(void **state)
+static void test_load_without_memory(void)
 {
-    (void)state;
     const mha_model_options options = {.struct_size = sizeof options,
                                        .flags = MHA_MODEL_NO_TOKENIZER};
     int64_t i = 0;

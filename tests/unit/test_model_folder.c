@@ -36,12 +36,12 @@ static weights *read_weights(void)
 {
     weights *w = calloc(1, sizeof *w);
     assert_non_null(w);
-    assert_int_equal(mha_safetensors_open(TINY "/model.safetensors", &w->file), MHA_OK);
+    expect_ok(mha_safetensors_open(TINY "/model.safetensors", &w->file));
     w->count = mha_safetensors_count(w->file);
     assert_true(w->count < MOST_TENSORS - 2);
     for (int64_t i = 0; i < w->count; i++) {
         snprintf(w->name[i], sizeof w->name[i], "%s", mha_safetensors_name(w->file, i));
-        assert_int_equal(mha_safetensors_tensor(w->file, i, &w->tensor[i]), MHA_OK);
+        expect_ok(mha_safetensors_tensor(w->file, i, &w->tensor[i]));
     }
     return w;
 }
@@ -66,7 +66,7 @@ static void write_weights(const weights *w)
     const char *names[MOST_TENSORS];
     for (int64_t i = 0; i < w->count; i++) names[i] = w->name[i];
     const char *path = temp_path("m/model.safetensors");
-    assert_int_equal(mha_safetensors_write(path, names, w->tensor, w->count, NULL), MHA_OK);
+    expect_ok(mha_safetensors_write(path, names, w->tensor, w->count, NULL));
 }
 
 static void write_config(const char *text)
@@ -104,7 +104,7 @@ static void run(const mha_model *model, float *last)
     const mha_batch batch = {sizeof batch, 0, 1, TOKENS, ids, NULL, NULL};
     const mha_tensor view = mha_tensor_contiguous(last, MHA_F32, 3, (int64_t[]){1, TOKENS, E});
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &view};
-    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
 }
 
 static void load_and_run(float *last)
@@ -118,9 +118,8 @@ static void load_and_run(float *last)
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-static void test_missing_files(void **state)
+static void test_missing_files(void)
 {
-    (void)state;
     mha_model *model = NULL;
     expect_error(mha_model_load(context, temp_path("nowhere"), NULL, &model), MHA_ERR_FILE,
                  "nowhere: no such folder or file; tools/get-minilm");
@@ -165,9 +164,8 @@ static void test_missing_files(void **state)
     assert_null(model);
 }
 
-static void test_arguments(void **state)
+static void test_arguments(void)
 {
-    (void)state;
     mha_model *model = NULL;
     mha_model_options options = {.struct_size = sizeof options, .flags = 1u << 30};
     expect_error(mha_model_load(context, TINY, &options, &model), MHA_ERR_UNSUPPORTED, "flags");
@@ -203,9 +201,8 @@ static void change_config(const char *field, const char *text)
     free(changed);
 }
 
-static void test_config_fields(void **state)
+static void test_config_fields(void)
 {
-    (void)state;
     static const struct {
         const char *field, *text;
         mha_status status;
@@ -217,8 +214,10 @@ static void test_config_fields(void **state)
          "model_type 'parrot' is not known; known: bert, roberta, electra, distilbert, "
          "gpt2, gpt_neox, llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
          "qwen3_next, qwen3_5_text, qwen3_5, lfm2, qwen3_moe, qwen3_5_moe_text, qwen3_5_moe, "
-         "olmoe, lfm2_moe, smollm3, stablelm, glm4, olmo2, olmo3, bamba, "
-         "granitemoehybrid, granite, mamba2, nemotron_h, multihead"},
+         "olmoe, lfm2_moe, smollm3, stablelm, glm4, olmo2, olmo3, olmo_hybrid, bamba, "
+         "granitemoehybrid, granite, granitemoe, granitemoeshared, mamba2, nemotron_h, "
+         "cohere, cohere2, gemma3, ministral, ministral3, mistral3, qwen2_vl, qwen2_vl_text, "
+         "qwen2_5_vl, qwen2_5_vl_text, qwen3_vl, qwen3_vl_text, gpt_oss, multihead"},
         {"hidden_size", NULL, MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": null", MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": \"36\"", MHA_ERR_MODEL, "not a whole number"},
@@ -267,9 +266,8 @@ static void test_config_fields(void **state)
     }
 }
 
-static void test_config_forms(void **state)
+static void test_config_forms(void)
 {
-    (void)state;
     static const struct {
         const char *text;
         mha_status status;
@@ -297,9 +295,8 @@ static void test_config_forms(void **state)
     refuse(MHA_ERR_SIZE, "at most");
 }
 
-static void test_config_defaults(void **state)
+static void test_config_defaults(void)
 {
-    (void)state;
     static const char *const optional[][2] = {
         {"hidden_act", NULL},
         {"layer_norm_eps", NULL},
@@ -323,9 +320,8 @@ static void test_config_defaults(void **state)
 
 /* ---- weights ------------------------------------------------------------------------------- */
 
-static void test_weight_errors(void **state)
+static void test_weight_errors(void)
 {
-    (void)state;
     static float zeros[E * E * 4];
     static double doubles[E];
     const char *name = "encoder.layer.1.output.LayerNorm.bias";
@@ -354,9 +350,8 @@ static void test_weight_errors(void **state)
 }
 
 /* Permitted differences that must not matter. */
-static void test_weight_names(void **state)
+static void test_weight_names(void)
 {
-    (void)state;
     static float pooler[E * E];
     float want[TOKENS * E], got[TOKENS * E];
     write_folder();
@@ -400,9 +395,8 @@ static uint16_t to_f16(float value)
 
 /* 16-bit weights close to the originals give similar results. A wrong conversion of exponent, sign
  * or subnormals would not. */
-static void test_weight_types(void **state)
+static void test_weight_types(void)
 {
-    (void)state;
     float want[TOKENS * E], got[TOKENS * E];
     write_folder();
     load_and_run(want);
@@ -410,7 +404,7 @@ static void test_weight_types(void **state)
         weights *w = read_weights();
         for (int64_t i = 0; i < w->count; i++) {
             int64_t count = 0;
-            assert_int_equal(mha_tensor_count(&w->tensor[i], &count), MHA_OK);
+            expect_ok(mha_tensor_count(&w->tensor[i], &count));
             w->half[i] = malloc((size_t)count * 2);
             assert_non_null(w->half[i]);
             const float *from = w->tensor[i].data;
@@ -433,16 +427,15 @@ static void test_weight_types(void **state)
 
 /* f16 numbers from the smallest subnormal to 30608, through a model whose other weights have no
  * effect. */
-static void test_f16_values(void **state)
+static void test_f16_values(void)
 {
-    (void)state;
     write_folder();
     weights *w = read_weights();
     int64_t at = index_of(w, "embeddings.position_embeddings.weight");
     int64_t count = 128 * E;
     for (int64_t i = 0; i < w->count; i++) { /* so that hidden[0] = norm(position[t]) */
         int64_t elements = 0;
-        assert_int_equal(mha_tensor_count(&w->tensor[i], &elements), MHA_OK);
+        expect_ok(mha_tensor_count(&w->tensor[i], &elements));
         w->half[i] = calloc((size_t)elements, 2);
         assert_non_null(w->half[i]);
         if (strstr(w->name[i], "LayerNorm.weight"))
@@ -457,14 +450,14 @@ static void test_f16_values(void **state)
     }
     write_weights(w);
     mha_model *model = NULL;
-    assert_int_equal(load(&model, MHA_MODEL_NO_TOKENIZER), MHA_OK);
+    expect_ok(load(&model, MHA_MODEL_NO_TOKENIZER));
     const int32_t ids[128] = {0};
     const mha_batch batch = {sizeof batch, 0, 1, 128, ids, NULL, NULL};
     static float hidden[128 * E];
     const mha_tensor view = mha_tensor_contiguous(hidden, MHA_F32, 3, (int64_t[]){1, 128, E});
     const mha_tensor *wanted[3] = {&view};
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .hidden = wanted};
-    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
     for (int64_t j = 0; j < count; j++) {
         int bits = (int)(1 + j / E * 241);
         double x =
@@ -476,9 +469,8 @@ static void test_f16_values(void **state)
     free_weights(w);
 }
 
-static void test_tokenizer_belongs_to_model(void **state)
+static void test_tokenizer_belongs_to_model(void)
 {
-    (void)state;
     mha_model *model = NULL;
     write_folder();
     if (load(&model, 0) != MHA_OK) fail_msg("%s", mha_error_detail());
@@ -505,9 +497,9 @@ static void save_transformer(const char *folder, mha_transformer_desc d, uint64_
     d.vocab_size = 9, d.max_length = 8, d.embed_dim = 12, d.num_layers = 2, d.num_heads = 2;
     d.ff_dim = 20;
     const mha_transformer_init init = {.struct_size = sizeof init, .seed = seed};
-    assert_int_equal(mha_transformer_create(context, &d, &t), MHA_OK);
-    assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
-    assert_int_equal(mha_checkpoint_save(temp_path(folder), t, NULL), MHA_OK);
+    expect_ok(mha_transformer_create(context, &d, &t));
+    expect_ok(mha_transformer_initialise(context, t, &init));
+    expect_ok(mha_checkpoint_save(temp_path(folder), t, NULL));
     mha_transformer_destroy(t);
 }
 
@@ -520,9 +512,8 @@ static mha_status load_folder(const char *folder, mha_model **model)
 }
 
 /* The hidden states of a causal model with rotary positions equal the transformer's. */
-static void test_any_family(void **state)
+static void test_any_family(void)
 {
-    (void)state;
     enum { T = 5, W = 12 };
     mha_model *model;
     mha_model_info info = {.struct_size = sizeof info};
@@ -532,8 +523,8 @@ static void test_any_family(void **state)
                                             .positions = MHA_ENCODING_ROTARY,
                                             .feed_forward = MHA_FEED_FORWARD_SWIGLU},
                      1);
-    assert_int_equal(load_folder("llama", &model), MHA_OK);
-    assert_int_equal(mha_model_describe(model, &info), MHA_OK);
+    expect_ok(load_folder("llama", &model));
+    expect_ok(mha_model_describe(model, &info));
     assert_string_equal(info.architecture, "llama");
     assert_int_equal(info.type_vocab_size, 1);
     assert_null(mha_model_encoder(model));
@@ -550,19 +541,18 @@ static void test_any_family(void **state)
     const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL};
     const mha_model_outputs outputs = {
         .struct_size = sizeof outputs, .last_hidden = &end, .hidden = list};
-    assert_int_equal(mha_model_forward(context, model, &batch, &outputs), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &outputs));
     mha_transformer *t = mha_model_transformer(model);
     mha_activations *kept = NULL;
     const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
     const mha_tensor output = mha_tensor_contiguous(logits, MHA_F32, 3, (int64_t[]){1, T, 9});
     const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
-    assert_int_equal(mha_activations_create(context, t, T, 0, &kept), MHA_OK);
-    assert_int_equal(mha_transformer_forward(context, t, &input, kept, &output, NULL, NULL),
-                     MHA_OK);
+    expect_ok(mha_activations_create(context, t, T, 0, &kept));
+    expect_ok(mha_transformer_forward(context, t, &input, kept, &output, NULL, NULL));
     mha_stream_view ends = {.struct_size = sizeof ends};
     mha_layer_view second = {.struct_size = sizeof second};
-    assert_int_equal(mha_activations_stream(kept, &ends), MHA_OK);
-    assert_int_equal(mha_activations_layer(kept, 1, MHA_PART_SELF_ATTENTION, &second), MHA_OK);
+    expect_ok(mha_activations_stream(kept, &ends));
+    expect_ok(mha_activations_layer(kept, 1, MHA_PART_SELF_ATTENTION, &second));
     assert_memory_equal(hidden[0], ends.first.data, sizeof last);
     assert_memory_equal(hidden[1], second.stream.data, sizeof last);
     assert_memory_equal(hidden[2], ends.last.data, sizeof last);
@@ -575,14 +565,13 @@ static void test_any_family(void **state)
 }
 
 /* Outputs have the layer's number of heads, and outputs of layers must not overlap. */
-static void test_layers_of_fewer_heads(void **state)
+static void test_layers_of_fewer_heads(void)
 {
-    (void)state;
     enum { T = 3, D = 6 };
     const int64_t heads[] = {2, 1};
     mha_model *model;
     save_transformer("fewer", (mha_transformer_desc){.layer_heads = heads}, 1);
-    assert_int_equal(load_folder("fewer", &model), MHA_OK);
+    expect_ok(load_folder("fewer", &model));
     const int32_t ids[T] = {1, 2, 3};
     float q[2][2 * T * D], hidden[T * 12];
     mha_tensor views[2], first = mha_tensor_contiguous(hidden, MHA_F32, 3, (int64_t[]){1, T, 12});
@@ -595,7 +584,7 @@ static void test_layers_of_fewer_heads(void **state)
     }
     const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL};
     mha_model_outputs all = {.struct_size = sizeof all, .attention = list, .hidden = hidden_list};
-    assert_int_equal(mha_model_forward(context, model, &batch, &all), MHA_OK);
+    expect_ok(mha_model_forward(context, model, &batch, &all));
     views[1].shape[1] = 2;
     expect_error(mha_model_forward(context, model, &batch, &all), MHA_ERR_SHAPE,
                  "q of layer 1: dim 1 is 2, expected 1");
@@ -606,9 +595,8 @@ static void test_layers_of_fewer_heads(void **state)
     mha_model_destroy(model);
 }
 
-static void test_encoder_decoder(void **state)
+static void test_encoder_decoder(void)
 {
-    (void)state;
     const mha_transformer_desc encoder = {.flags = MHA_TRANSFORMER_NO_OUTPUT},
                                decoder = {.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS};
     mha_model *model;
@@ -616,9 +604,9 @@ static void test_encoder_decoder(void **state)
     assert_int_equal(mkdir(temp_path("both"), 0700), 0);
     save_transformer("both/encoder", encoder, 1);
     save_transformer("both/decoder", decoder, 2);
-    assert_int_equal(load_folder("both", &model), MHA_OK);
+    expect_ok(load_folder("both", &model));
     assert_non_null(mha_model_encoder(model));
-    assert_int_equal(mha_model_describe(model, &info), MHA_OK);
+    expect_ok(mha_model_describe(model, &info));
     assert_string_equal(info.architecture, "encoder-decoder");
     const int32_t ids[] = {1};
     const mha_batch batch = {sizeof batch, 0, 1, 1, ids, NULL, NULL};
@@ -640,9 +628,8 @@ static mha_status note_file(void *user, const char *name, const char *path)
 }
 
 /* The digest of each file depends on each of its bytes and on no other file. */
-static void test_digests(void **state)
+static void test_digests(void)
 {
-    (void)state;
     mha_model_digests first, now;
     write_folder();
     expect_ok(mha_model_digest(context, temp_path("m"), 0, &first));
@@ -670,9 +657,8 @@ static void test_digests(void **state)
     expect_error(mha_model_digest(context, temp_path("nowhere"), 0, &now), MHA_ERR_FILE, "nowhere");
 }
 
-static void test_config_mutations(void **state)
+static void test_config_mutations(void)
 {
-    (void)state;
     static unsigned char bytes[4096];
     size_t size = strlen(config_text);
     int loaded = 0, refused = 0;

@@ -361,9 +361,8 @@ static void print_card(const score_card *card, const char *machine_name)
     tally_judge_as(card->whole, machine_name, "the whole way");
 }
 
-static void results_are_within_their_bounds(void **state)
+static void results_are_within_their_bounds(void)
 {
-    (void)state;
     static const int64_t lengths[] = {0, 1, 2, 3, 7, 16, 33, 50};
     machines all = machines_make(2);
     score_card cards[MOST_MACHINES] = {0};
@@ -408,9 +407,8 @@ static void same_results(results *a, results *b, const char *what)
 
 /* The bits are the same for each output requested separately, for any number of threads, for one
  * separate sequence, and for self-attention with one tensor. */
-static void threads_and_wishes_change_no_bit(void **state)
+static void threads_and_wishes_change_no_bit(void)
 {
-    (void)state;
     machines one = machines_make(1), many = machines_make(3);
     for (int i = 0; i < rng_cases(25, 400); i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
@@ -460,9 +458,8 @@ static void threads_and_wishes_change_no_bit(void **state)
 }
 
 /* in_proj_weight and in_proj_bias are the three projections, concatenated. */
-static void joined_parameters(void **state)
+static void joined_parameters(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 20000);
     mha_context *context = machines_context(1, 0);
     enum { E = 24 };
@@ -483,12 +480,11 @@ static void joined_parameters(void **state)
     mha_module *apart = must_make(context, &s), *joined = must_make(context, &s);
     mha_module *underscores = must_make(context, &s);
     guarded_fill(&r, &s.query.view, 1);
-    assert_int_equal(mha_module_set_parameter(joined, "in_proj_weight", &weight.view), MHA_OK);
-    assert_int_equal(mha_module_set_parameter(joined, "in_proj_bias", &bias.view), MHA_OK);
+    expect_ok(mha_module_set_parameter(joined, "in_proj_weight", &weight.view));
+    expect_ok(mha_module_set_parameter(joined, "in_proj_bias", &bias.view));
     static const char *const names[] = {"q_proj_weight", "k_proj_weight", "v_proj_weight"};
     for (int i = 0; i < 3; i++)
-        assert_int_equal(mha_module_set_parameter(underscores, names[i], &s.weight[i].view),
-                         MHA_OK);
+        expect_ok(mha_module_set_parameter(underscores, names[i], &s.weight[i].view));
     results x, y, z;
     results_make(&x, &r, &s, 0);
     results_make(&y, &r, &s, 0);
@@ -511,9 +507,8 @@ static void joined_parameters(void **state)
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
-static void create_errors(void **state)
+static void create_errors(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 12, .num_heads = 3};
     mha_module *module = NULL;
@@ -542,7 +537,7 @@ static void create_errors(void **state)
                  "mha_module_desc");
     assert_null(module);
     newer.more[7] = 0;
-    assert_int_equal(mha_module_create(context, &newer.desc, &module), MHA_OK);
+    expect_ok(mha_module_create(context, &newer.desc, &module));
     mha_module_describe(module, &d);
     assert_int_equal(d.struct_size, sizeof d);
     assert_int_equal(d.head_dim, 4);
@@ -555,14 +550,13 @@ static void create_errors(void **state)
     mha_module_destroy(NULL);
 }
 
-static void parameter_errors(void **state)
+static void parameter_errors(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 30000);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 12, .num_heads = 3, .kv_heads = 1};
     d.flags = MHA_MODULE_NO_QKV_BIAS;
     mha_module *module;
-    assert_int_equal(mha_module_create(machines_context(1, 0), &d, &module), MHA_OK);
+    expect_ok(mha_module_create(machines_context(1, 0), &d, &module));
     guarded w = guarded_filled(&r, 2, (int64_t[]){12, 12}, 0, 1),
             b = guarded_filled(&r, 1, (int64_t[]){12}, 0, 1);
     mha_tensor x = w.view;
@@ -672,9 +666,8 @@ static mha_status call_run(const call *c)
         MODULE_CALL(&c->desc, c->query_at, c->key_at, c->value_at, c->out_at, &c->wanted));
 }
 
-static void forward_errors(void **state)
+static void forward_errors(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 40000);
     mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 12, .num_heads = 4, .kv_heads = 2};
@@ -690,7 +683,7 @@ static void forward_errors(void **state)
     results_make(&x, &r, &s, LAYOUT_PAD);
     results_list(&x, outputs);
     call_make(&c, context, module, &s, &x, &keep, &bias);
-    assert_int_equal(call_run(&c), MHA_OK);
+    expect_ok(call_run(&c));
     for (int j = 0; j < RESULTS; j++) guarded_snapshot(outputs[j]);
     for (size_t i = 0, rows = spoil(NULL, SIZE_MAX).rows; i < rows; i++) {
         call_make(&c, context, module, &s, &x, &keep, &bias);
@@ -707,14 +700,13 @@ static void forward_errors(void **state)
 }
 
 /* Keys that repeat one row 2^62 times take no memory, but their projections would. */
-static void huge_broadcast(void **state)
+static void huge_broadcast(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2};
     mha_module *module;
     float x[4] = {1, 2, 3, 4}, y[16];
-    assert_int_equal(mha_module_create(context, &d, &module), MHA_OK);
+    expect_ok(mha_module_create(context, &d, &module));
     mha_tensor query = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){4, 1, 4}), key = query;
     query.stride[0] = key.stride[0] = key.stride[1] = 0;
     mha_tensor out = mha_tensor_contiguous(y, MHA_F32, 3, (int64_t[]){4, 1, 4});
@@ -756,8 +748,8 @@ static bool survives(rng *r, const setup *s, mha_path path, int64_t n, bool and_
     bool failed = memory.calls > n;
     if (!failed) { /* the second call allocates nothing */
         int64_t calls = memory.calls;
-        assert_int_equal(forward(context, module, s, path, &x), MHA_OK);
-        assert_int_equal(forward(context, module, s, path, &x), MHA_OK);
+        expect_ok(forward(context, module, s, path, &x));
+        expect_ok(forward(context, module, s, path, &x));
         assert_int_equal(memory.calls, calls);
     }
     mha_module_destroy(module);
@@ -768,9 +760,8 @@ static bool survives(rng *r, const setup *s, mha_path path, int64_t n, bool and_
     return !failed && status == MHA_OK;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 50000);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 64, .num_heads = 8, .kv_heads = 4};
     d.head_dim = d.value_head_dim = 8, d.key_dim = d.value_dim = 64;
@@ -807,9 +798,8 @@ static void *host_thread(void *argument)
 }
 
 /* One module in several threads, each with its own context. */
-static void shared_module(void **state)
+static void shared_module(void)
 {
-    (void)state;
     enum { HOSTS = 3 };
     rng r = rng_make(rng_run_seed(), 60000);
     setup s;
@@ -824,7 +814,7 @@ static void shared_module(void **state)
     }
     for (int i = 0; i < HOSTS; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
     for (int i = 0; i < HOSTS; i++) {
-        assert_int_equal(hosts[i].status, MHA_OK);
+        expect_ok(hosts[i].status);
         same_results(&hosts[0].x, &hosts[i].x, "a thread of its own");
     }
     for (int i = 0; i < HOSTS; i++) results_free(&hosts[i].x);

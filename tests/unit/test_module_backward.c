@@ -260,9 +260,8 @@ static void check_slope(mha_context *context, example *e, rng *r, float *x, cons
                  (unsigned)e->desc.flags, (int)parameter, numeric, slope, bound);
 }
 
-static void gradients_are_slopes(void **state)
+static void gradients_are_slopes(void)
 {
-    (void)state;
     double worst = 0;
     for (int i = 0; i < rng_cases(60, 2000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -288,9 +287,8 @@ static void gradients_are_slopes(void **state)
 
 /* The bits are the same on 1, 2 and 8 threads, and for a single gradient. No write is beyond the
  * views. */
-static void threads_and_wishes_change_no_bit(void **state)
+static void threads_and_wishes_change_no_bit(void)
 {
-    (void)state;
     gradients *g = calloc(4, sizeof *g);
     assert_non_null(g);
     for (int i = 0; i < rng_cases(16, 200); i++) {
@@ -321,9 +319,8 @@ static void threads_and_wishes_change_no_bit(void **state)
 
 /* ---- misuse -------------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     rng r = rng_make(1, 1);
     example *e = NULL;
@@ -373,9 +370,8 @@ static void misuse_is_refused(void **state)
     example_free(e);
 }
 
-static void no_gradient(void **state)
+static void no_gradient(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     rng r = rng_make(1, 2);
     example *e = example_make(x, &r);
@@ -423,9 +419,8 @@ static mha_status backward_once(mha_context *context, failing_alloc *memory, voi
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     assert_true(failing_each(backward_once, NULL) > 0);
 }
 

@@ -207,9 +207,8 @@ static void run_steps(mha_context *context, const story *s, mha_path path, rng *
     mha_kv_cache_destroy(cache);
 }
 
-static void steps_are_the_whole(void **state)
+static void steps_are_the_whole(void)
 {
-    (void)state;
     machines one = machines_make(1), two = machines_make(2);
     for (int i = 0; i < rng_cases(80, 2000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -240,9 +239,8 @@ static void steps_are_the_whole(void **state)
 
 /* Cross-attention: a cache is filled in two pieces, then queried row by row, and compared with one
  * call. */
-static void cross_attention(void **state)
+static void cross_attention(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int i = 0; i < rng_cases(40, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
@@ -309,9 +307,8 @@ static void cross_attention(void **state)
 }
 
 /* Outputs of a step equal the last rows of a full pass; maps cover the entire cache. */
-static void step_outputs(void **state)
+static void step_outputs(void)
 {
-    (void)state;
     enum { T = 9, E = 12, H = 4, Hk = 2, D = 6, LAST = 4 };
     rng r = rng_make(rng_run_seed(), 20000);
     machines all = machines_make(2);
@@ -492,9 +489,8 @@ static void check_pair(rng *r, mha_context *context, mha_module_desc d, bool rag
 
 /* Positions are indices, indices with an offset, or the caller's, also in a ragged batch. The
  * functions of position.h have their own reference. */
-static void norm_then_rotate(void **state)
+static void norm_then_rotate(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int i = 0; i < rng_cases(60, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 30000 + (uint64_t)i);
@@ -552,9 +548,8 @@ static void sinks(void **state)
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-static void create_errors(void **state)
+static void create_errors(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     const mha_module_desc right = {.struct_size = sizeof right, .embed_dim = 12, .num_heads = 2};
     mha_module *module = NULL;
@@ -596,9 +591,8 @@ static void create_errors(void **state)
 }
 
 /* Invalid offsets of a ragged batch are rejected by whichever step reads them first. */
-static void ragged_errors(void **state)
+static void ragged_errors(void)
 {
-    (void)state;
     enum { ROWS = 6, WIDTH = 8 };
     rng r = rng_make(rng_run_seed(), 45000);
     mha_context *context = machines_context(1, 0);
@@ -709,9 +703,8 @@ static void step_make(step *s, mha_kv_cache *cache, const mha_tensor *x, const m
 }
 
 /* After every error the cache is unchanged, and no output byte is written. */
-static void step_errors(void **state)
+static void step_errors(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 50000);
     mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = H, .kv_heads = Hk};
@@ -837,9 +830,8 @@ static bool survives(mha_path path, int64_t n, bool later)
     return !failed && status == MHA_OK;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     for (int path = MHA_PATH_TILED; path <= MHA_PATH_PLAIN; path++)
         for (int later = 0; later < 2; later++) {
             int64_t n = 0;

@@ -305,9 +305,8 @@ static void check_trial(const trial *x, const machine *m, const results *y, tall
     bound_row_free(&bound);
 }
 
-static void extra_keys(void **state)
+static void extra_keys(void)
 {
-    (void)state;
     machines all = machines_make(2);
     tally tallies[MOST_MACHINES][RESULTS] = {0};
     for (int i = 0; i < rng_cases(120, 3000); i++) {
@@ -332,9 +331,8 @@ static void extra_keys(void **state)
 }
 
 /* Threads and requested outputs change no bit. */
-static void extra_bits(void **state)
+static void extra_bits(void)
 {
-    (void)state;
     machines one = machines_make(1), many = machines_make(3);
     for (int i = 0; i < rng_cases(40, 600); i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
@@ -368,9 +366,8 @@ static void extra_bits(void **state)
 
 /* A NaN in bias_v makes its column of every row NaN, a NaN in bias_k makes all outputs NaN, and a
  * NaN in a hidden key changes no bit. */
-static void extra_not_finite(void **state)
+static void extra_not_finite(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 20000);
     machines all = machines_make(2);
     enum { E = 4, T = 5, S = 6 };
@@ -431,9 +428,8 @@ static void extra_not_finite(void **state)
 /* ---- shapes --------------------------------------------------------------------------------- */
 
 /* Tensors without the axis B, and tensors in the memory order [T,B,E]. */
-static void other_shapes(void **state)
+static void other_shapes(void)
 {
-    (void)state;
     enum { B = 3, T = 5, S = 7, E = 12, H = 3, Ek = 10, Ev = 9 };
     rng r = rng_make(rng_run_seed(), 30000);
     machines all = machines_make(2);
@@ -492,9 +488,8 @@ static void other_shapes(void **state)
 
 /* A mixture of tensors with and without the batch axis, and options that extra keys exclude, are
  * rejected. */
-static void shape_errors(void **state)
+static void shape_errors(void)
 {
-    (void)state;
     enum { T = 2, S = 3, E = 4 };
     mha_context *context = machines_context(1, 0);
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = E, .num_heads = 2};
@@ -558,9 +553,8 @@ static void shape_errors(void **state)
 
 /* Attention's outputs through the module: bit-identical to attention on the module's q, k, v.
  */
-static void attention_outputs(void **state)
+static void attention_outputs(void)
 {
-    (void)state;
     enum { B = 2, T = 7, S = 9, H = 4, Hk = 2, D = 5, E = 12, TOP = 3 };
     rng r = rng_make(rng_run_seed(), 35000);
     machines all = machines_make(2);
@@ -644,9 +638,8 @@ static const char *list_of(const mha_module *module)
     return text;
 }
 
-static void parameter_list(void **state)
+static void parameter_list(void)
 {
-    (void)state;
     machines all = machines_make(1);
     mha_context *context = all.each[0].context;
     const uint32_t none = MHA_MODULE_NO_QKV_BIAS | MHA_MODULE_NO_OUT_BIAS;
@@ -692,9 +685,8 @@ static void parameter_list(void **state)
 }
 
 /* Parameters are returned exactly as set, including NaNs, under every name and with any strides. */
-static void parameters_come_back(void **state)
+static void parameters_come_back(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(40, 400); i++) {
         rng r = rng_make(rng_run_seed(), 40000 + (uint64_t)i);
         mha_module_desc d = {.struct_size = sizeof d, .num_heads = rng_between(&r, 1, 2) * 2};
@@ -737,9 +729,8 @@ static void parameters_come_back(void **state)
     }
 }
 
-static void parameter_errors(void **state)
+static void parameter_errors(void)
 {
-    (void)state;
     mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 4, .num_heads = 2, .kv_heads = 1};
     d.flags = MHA_MODULE_NO_QKV_BIAS;
     mha_module *module;
@@ -769,9 +760,8 @@ static void parameter_errors(void **state)
 }
 
 /* Grouped heads equal a module with each key/value head repeated for every query head. */
-static void grouped_is_repeated(void **state)
+static void grouped_is_repeated(void)
 {
-    (void)state;
     enum { B = 2, T = 9, H = 6, Hk = 2, D = 5, E = 14 };
     rng r = rng_make(rng_run_seed(), 50000);
     machines all = machines_make(2);
@@ -828,9 +818,8 @@ static void grouped_is_repeated(void **state)
 /* ---- scratch -------------------------------------------------------------------------------- */
 
 /* After mha_context_reserve() of the bytes of mha_module_scratch(), the call allocates nothing. */
-static void scratch_account(void **state)
+static void scratch_account(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(30, 300); i++) {
         rng r = rng_make(rng_run_seed(), 60000 + (uint64_t)i);
         failing_alloc memory = failing_alloc_make();

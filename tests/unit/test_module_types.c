@@ -200,9 +200,8 @@ static void same_parameters(const pair *x)
     }
 }
 
-static void types_and_borrowed_weights(void **state)
+static void types_and_borrowed_weights(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(60, 1000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
         mha_context *context = machines_context(1 + i % 3, i);
@@ -229,9 +228,8 @@ static void types_and_borrowed_weights(void **state)
 }
 
 /* A tensor that is query, key and value is converted once. */
-static void self_attention(void **state)
+static void self_attention(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(20, 200); i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -310,9 +308,8 @@ static void same_tensor(const mha_tensor *a, const mha_tensor *b)
     free(b->data);
 }
 
-static void gradients_of_types(void **state)
+static void gradients_of_types(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(30, 500); i++) {
         rng r = rng_make(rng_run_seed(), 20000 + (uint64_t)i);
         mha_context *context = machines_context(1 + i % 2, i);
@@ -333,9 +330,8 @@ static void gradients_of_types(void **state)
 
 /* ---- errors, memory -------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     const mha_module_desc d = {.struct_size = sizeof d, .embed_dim = 8, .num_heads = 2};
     mha_module *m;
     expect_ok(mha_module_create(machines_context(1, 0), &d, &m));
@@ -377,9 +373,8 @@ static void misuse_is_refused(void **state)
 }
 
 /* With the scratch reported by mha_module_scratch(), nothing is allocated. */
-static void scratch_account(void **state)
+static void scratch_account(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(20, 200); i++) {
         rng r = rng_make(rng_run_seed(), 30000 + (uint64_t)i);
         failing_alloc memory = failing_alloc_make();
@@ -428,9 +423,8 @@ static mha_status set_or_run(mha_context *context, failing_alloc *memory, void *
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     bool sets = true;
     assert_true(failing_each(set_or_run, &sets) > 0);
     sets = false;

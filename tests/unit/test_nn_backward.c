@@ -157,10 +157,9 @@ static void linear(void **state)
             bool add = rng_chance(&r, 0.5);
             double *dx = copy_of(&c.dx), *dweight = copy_of(&c.dweight), *dbias = copy_of(&c.dbias);
             tallies[j].name = all.each[j].name;
-            assert_int_equal(linear_backward(all.each[j].context, &c.weight.view, &c.x.view,
-                                             &c.dy.view, add ? MHA_GRADIENT_ADD : 0, &c.dx.view,
-                                             &c.dweight.view, &c.dbias.view),
-                             MHA_OK);
+            expect_ok(linear_backward(all.each[j].context, &c.weight.view, &c.x.view, &c.dy.view,
+                                      add ? MHA_GRADIENT_ADD : 0, &c.dx.view, &c.dweight.view,
+                                      &c.dbias.view));
             assert_true(guarded_gaps_intact(&c.dx) && guarded_gaps_intact(&c.dweight));
             linear_judge(&c, &all.each[j], add, dx, dweight, dbias, &tallies[j]);
             free(dx), free(dweight), free(dbias);
@@ -171,9 +170,8 @@ static void linear(void **state)
 
 /* A call for a single gradient is bit-identical to a call for all three, for any number of
  * threads. */
-static void linear_bits(void **state)
+static void linear_bits(void)
 {
-    (void)state;
     for (int i = 0; i < 10; i++) {
         linear_case c[4];
         for (int j = 0; j < 4; j++) {
@@ -183,19 +181,15 @@ static void linear_bits(void **state)
             mha_context *context = all.each[0].context;
             const mha_tensor *dx = &c[j].dx.view, *dw = &c[j].dweight.view, *db = &c[j].dbias.view;
             if (j < 3) {
-                assert_int_equal(linear_backward(context, &c[j].weight.view, &c[j].x.view,
-                                                 &c[j].dy.view, 0, dx, dw, db),
-                                 MHA_OK);
+                expect_ok(linear_backward(context, &c[j].weight.view, &c[j].x.view, &c[j].dy.view,
+                                          0, dx, dw, db));
             } else {
-                assert_int_equal(linear_backward(context, &c[j].weight.view, NULL, &c[j].dy.view, 0,
-                                                 dx, NULL, NULL),
-                                 MHA_OK);
-                assert_int_equal(linear_backward(context, &c[j].weight.view, &c[j].x.view,
-                                                 &c[j].dy.view, 0, NULL, dw, NULL),
-                                 MHA_OK);
-                assert_int_equal(linear_backward(context, &c[j].weight.view, NULL, &c[j].dy.view, 0,
-                                                 NULL, NULL, db),
-                                 MHA_OK);
+                expect_ok(linear_backward(context, &c[j].weight.view, NULL, &c[j].dy.view, 0, dx,
+                                          NULL, NULL));
+                expect_ok(linear_backward(context, &c[j].weight.view, &c[j].x.view, &c[j].dy.view,
+                                          0, NULL, dw, NULL));
+                expect_ok(linear_backward(context, &c[j].weight.view, NULL, &c[j].dy.view, 0, NULL,
+                                          NULL, db));
             }
             assert_true(guarded_same_bits(&c[0].dx.view, dx, false));
             assert_true(guarded_same_bits(&c[0].dweight.view, dw, false));
@@ -241,9 +235,8 @@ static double gelu_tanh_slope(double x)
 }
 
 /* The formulas of slopes equal differences of the functions. */
-static void formulas_of_slopes_are_right(void **state)
+static void formulas_of_slopes_are_right(void)
 {
-    (void)state;
     for (double x = -12; x <= 12; x += 0.37) {
         double h = 1e-4;
         double gelu = (ref_gelu(x + h) - ref_gelu(x - h)) / (2 * h);
@@ -338,14 +331,12 @@ static void activations(void **state)
             int64_t M = rng_between(&r, 0, 9), N = rng_between(&r, 0, 70);
             guarded x = matrix(&r, M, N, 3), dy = matrix(&r, M, N, 1), dx = matrix(&r, M, N, 1);
             const struct activation_kind *k = &kinds[rng_between(&r, 0, 3)];
-            assert_int_equal(mha_activation_forward(m->context, k->kind, &x.view, &dx.view),
-                             MHA_OK);
+            expect_ok(mha_activation_forward(m->context, k->kind, &x.view, &dx.view));
             for (int64_t e = 0; e < M * N; e++) {
                 double v = at(&x, e / N, e % N);
                 judge(&t, "y", m, at(&dx, e / N, e % N), k->value(v), k->bound(v));
             }
-            assert_int_equal(
-                mha_activation_backward(m->context, k->kind, &x.view, &dy.view, &dx.view), MHA_OK);
+            expect_ok(mha_activation_backward(m->context, k->kind, &x.view, &dy.view, &dx.view));
             for (int64_t e = 0; e < M * N; e++) {
                 double v = at(&x, e / N, e % N), d = at(&dy, e / N, e % N);
                 judge(&t, "dx", m, at(&dx, e / N, e % N), d * k->slope(v),
@@ -357,9 +348,7 @@ static void activations(void **state)
             for (int64_t e = 0; e < M * N; e++)
                 *(float *)guarded_element(&own.view, (int64_t[]){e / N, e % N}) =
                     (float)at(&dy, e / N, e % N);
-            assert_int_equal(
-                mha_activation_backward(m->context, k->kind, &x.view, &own.view, &own.view),
-                MHA_OK);
+            expect_ok(mha_activation_backward(m->context, k->kind, &x.view, &own.view, &own.view));
             assert_true(guarded_same_bits(&own.view, &dx.view, false));
             guarded_free(&x), guarded_free(&dy), guarded_free(&dx), guarded_free(&own);
         }
@@ -424,9 +413,8 @@ static void check_gated(const machine *m, rng *r, const struct activation_kind *
     for (int e = 0; e < 6; e++) guarded_free(every[e]);
 }
 
-static void gated_units(void **state)
+static void gated_units(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int j = 0; j < all.count; j++)
         for (int swiglu = 0; swiglu < 2; swiglu++) {
@@ -479,9 +467,8 @@ static double norm_objective(const double *z, const double *weight, const double
     return sum;
 }
 
-static void norm_formulas(void **state)
+static void norm_formulas(void)
 {
-    (void)state;
     for (int i = 0; i < 100; i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
         int64_t n = rng_between(&r, 2, 20);
@@ -600,7 +587,7 @@ static void norms(void **state)
         norm_case c = norm_make(&r);
         double *dy = copy_of(&c.dy), *dx = copy_of(&c.dx);
         double *dweight = copy_of(&c.dweight), *dbias = copy_of(&c.dbias);
-        assert_int_equal(norm_run(m->context, &c), MHA_OK);
+        expect_ok(norm_run(m->context, &c));
         assert_true(guarded_gaps_intact(&c.dx) && guarded_gaps_intact(&c.dy));
         norm_judge(&c, m, dy, dx, dweight, dbias, &t);
         free(dy), free(dx), free(dweight), free(dbias);
@@ -610,9 +597,8 @@ static void norms(void **state)
 }
 
 /* The forward call of RMS norm computes in double and rounds once. */
-static void rms_forward(void **state)
+static void rms_forward(void)
 {
-    (void)state;
     machines all = machines_make(2);
     tally t = {.name = "rms norm"};
     for (int i = 0; i < 50; i++) {
@@ -620,9 +606,8 @@ static void rms_forward(void **state)
         norm_case c = norm_make(&r);
         const machine *m = &all.each[i % all.count];
         const mha_tensor *residual = c.has_residual ? &c.residual.view : NULL;
-        assert_int_equal(
-            mha_rms_norm(m->context, &c.x.view, residual, &c.weight.view, epsilon, &c.y.view),
-            MHA_OK);
+        expect_ok(
+            mha_rms_norm(m->context, &c.x.view, residual, &c.weight.view, epsilon, &c.y.view));
         for (int64_t row = 0; row < c.M; row++) {
             double z[MOST];
             for (int64_t k = 0; k < c.N; k++)
@@ -641,16 +626,15 @@ static void rms_forward(void **state)
     tally_judge(&t);
 }
 
-static void norm_bits(void **state)
+static void norm_bits(void)
 {
-    (void)state;
     for (int i = 0; i < 10; i++) {
         norm_case c[3];
         for (int j = 0; j < 3; j++) {
             rng r = rng_make(rng_run_seed(), 7000 + (uint64_t)i);
             c[j] = norm_make(&r);
             machines all = machines_make(j == 0 ? 1 : j == 1 ? 2 : 8);
-            assert_int_equal(norm_run(all.each[0].context, &c[j]), MHA_OK);
+            expect_ok(norm_run(all.each[0].context, &c[j]));
             assert_true(guarded_same_bits(&c[0].dx.view, &c[j].dx.view, false));
             assert_true(guarded_same_bits(&c[0].dy.view, &c[j].dy.view, false));
             assert_true(guarded_same_bits(&c[0].dweight.view, &c[j].dweight.view, false));
@@ -671,9 +655,8 @@ static guarded some_ids(rng *r, int64_t count, int64_t low, int64_t high)
 }
 
 /* Sums of f32 in the order of rows equal a loop's to the bit. */
-static void embeddings(void **state)
+static void embeddings(void)
 {
-    (void)state;
     for (int i = 0; i < 60; i++) {
         rng r = rng_make(rng_run_seed(), 8000 + (uint64_t)i);
         int64_t V = rng_between(&r, 1, 20), M = rng_between(&r, 0, 60), N = rng_between(&r, 0, 50);
@@ -682,15 +665,14 @@ static void embeddings(void **state)
         guarded dtable = matrix(&r, V, N, 1), ids = some_ids(&r, M, 0, V - 1);
         mha_context *context = machines_context(3, i);
         double *before = copy_of(&y), *sums = copy_of(&dtable);
-        assert_int_equal(
-            mha_embedding(context, &table.view, &ids.view, add ? MHA_GRADIENT_ADD : 0, &y.view),
-            MHA_OK);
+        expect_ok(
+            mha_embedding(context, &table.view, &ids.view, add ? MHA_GRADIENT_ADD : 0, &y.view));
         for (int64_t e = 0; e < M * N; e++) {
             double from = at(&table, ((int32_t *)ids.view.data)[e / N], e % N);
             float exact = add ? (float)before[e] + (float)from : (float)from;
             assert_true(at(&y, e / N, e % N) == (double)exact);
         }
-        assert_int_equal(mha_embedding_backward(context, &ids.view, &y.view, &dtable.view), MHA_OK);
+        expect_ok(mha_embedding_backward(context, &ids.view, &y.view, &dtable.view));
         for (int64_t e = 0; e < M * N; e++) {
             double *sum = &sums[((int32_t *)ids.view.data)[e / N] * N + e % N];
             *sum = (double)((float)*sum + (float)at(&y, e / N, e % N));
@@ -763,9 +745,8 @@ static void loss_judge(const loss_case *c, const machine *m, double loss, tally 
     judge(t, "loss", m, loss, total, total_bound);
 }
 
-static void cross_entropy(void **state)
+static void cross_entropy(void)
 {
-    (void)state;
     machines all = machines_make(2);
     tally tallies[MOST_MACHINES] = {{0}};
     for (int i = 0; i < rng_cases(60, 1000); i++)
@@ -776,18 +757,15 @@ static void cross_entropy(void **state)
             double loss = 0, alone = 0;
             tallies[j].name = all.each[j].name;
             mha_context *context = all.each[j].context;
-            assert_int_equal(mha_cross_entropy(context, &c.logits.view, &c.targets.view, weights,
-                                               &loss, &c.losses.view, &c.dlogits.view),
-                             MHA_OK);
+            expect_ok(mha_cross_entropy(context, &c.logits.view, &c.targets.view, weights, &loss,
+                                        &c.losses.view, &c.dlogits.view));
             loss_judge(&c, &all.each[j], loss, &tallies[j]);
             assert_true(guarded_gaps_intact(&c.dlogits));
-            assert_int_equal(mha_cross_entropy(context, &c.logits.view, &c.targets.view, weights,
-                                               &alone, NULL, NULL),
-                             MHA_OK);
+            expect_ok(mha_cross_entropy(context, &c.logits.view, &c.targets.view, weights, &alone,
+                                        NULL, NULL));
             assert_true(alone == loss);
-            assert_int_equal(mha_cross_entropy(context, &c.logits.view, &c.targets.view, weights,
-                                               &alone, NULL, &c.logits.view),
-                             MHA_OK);
+            expect_ok(mha_cross_entropy(context, &c.logits.view, &c.targets.view, weights, &alone,
+                                        NULL, &c.logits.view));
             assert_true(guarded_same_bits(&c.logits.view, &c.dlogits.view, false));
             loss_free(&c);
         }
@@ -796,9 +774,8 @@ static void cross_entropy(void **state)
 
 /* ---- misuse -------------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     rng r = rng_make(rng_run_seed(), 1);
     guarded a = guarded_filled(&r, 2, (int64_t[]){4, 6}, 0, 1),
@@ -851,16 +828,15 @@ static void misuse_is_refused(void **state)
 }
 
 /* If any allocation fails, the call reports an error and writes nothing. */
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     int refused = 0;
     for (int64_t fail_at = 0, finished = 0; finished < 3; fail_at++) {
         finished = 0;
         for (int kind = 0; kind < 3; kind++) {
             failing_alloc allocator = failing_alloc_make();
             mha_context *context;
-            assert_int_equal(failing_context(&allocator, 1, MHA_ISA_AUTO, &context), MHA_OK);
+            expect_ok(failing_context(&allocator, 1, MHA_ISA_AUTO, &context));
             rng r = rng_make(2, 77); /* sizes that are not 0: each must allocate */
             linear_case l = linear_make(&r);
             norm_case n = norm_make(&r);

@@ -4,6 +4,7 @@
  * kinds are tested separately first, then in random combinations. test_attention.c tests single
  * elements, and rows that see only non-finite keys. */
 #include "reference/kinds_reference.h"
+#include "support/expect.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -146,13 +147,13 @@ static mha_status run_cached(const machine *m, const spoiled *x, outcome *y)
     int64_t offsets[KINDS_MOST_SEQUENCES];
     mha_attention_desc d = c->desc;
     mha_kv_cache *cache;
-    assert_int_equal(mha_kv_cache_create(m->context, &desc, &cache), MHA_OK);
+    expect_ok(mha_kv_cache_create(m->context, &desc, &cache));
     rng r = rng_make(1, 1);
     guarded k = guarded_make(&r, MHA_F32, 4, (int64_t[]){n->B, n->Hk, n->S + 5, n->D}, 0);
     guarded v = guarded_make(&r, MHA_F32, 4, (int64_t[]){n->B, n->Hk, n->S + 5, n->Dv}, 0);
-    assert_int_equal(mha_kv_cache_append(cache, &k.view, &v.view, NULL), MHA_OK); /* all NaN */
+    expect_ok(mha_kv_cache_append(cache, &k.view, &v.view, NULL)); /* all NaN */
     mha_kv_cache_reset(cache);
-    assert_int_equal(mha_kv_cache_append(cache, &c->k.view, &c->v.view, d.key_lengths), MHA_OK);
+    expect_ok(mha_kv_cache_append(cache, &c->k.view, &c->v.view, d.key_lengths));
     for (int64_t b = 0; b < n->B; b++)
         offsets[b] = d.q_offsets ? d.q_offsets[b] : d.q_offset; /* 0 would mean "the last" */
     if (reads_positions(&d)) d.q_offsets = offsets;
@@ -292,15 +293,13 @@ static void check_cases(bool cached)
     }
 }
 
-static void what_is_not_finite_stays_in_its_rows(void **state)
+static void what_is_not_finite_stays_in_its_rows(void)
 {
-    (void)state;
     check_cases(false);
 }
 
-static void through_the_cache(void **state)
+static void through_the_cache(void)
 {
-    (void)state;
     check_cases(true);
 }
 
@@ -336,25 +335,23 @@ static void decode(const machine *m, const mha_attention_desc *desc, const story
     const mha_kv_cache_desc made = {
         .struct_size = sizeof made, .batch = B, .kv_heads = HK, .capacity = N, .head_dim = D};
     mha_kv_cache *cache;
-    assert_int_equal(mha_kv_cache_create(m->context, &made, &cache), MHA_OK);
+    expect_ok(mha_kv_cache_create(m->context, &made, &cache));
     for (int64_t from = 0, count = 500; from < N; from += count, count = 1) {
         mha_tensor part[4];
         const guarded *all[] = {&x->q, &x->k, &x->v, &x->o};
         for (int i = 0; i < 4; i++) part[i] = guarded_slice(&all[i]->view, 2, from, count);
         mha_tensor lse = guarded_slice(&x->lse.view, 2, from, count);
         const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse};
-        assert_int_equal(mha_kv_cache_append(cache, &part[1], &part[2], NULL), MHA_OK);
-        assert_int_equal(
-            mha_kv_cache_attention(m->context, cache, desc, &part[0], &part[3], &outputs), MHA_OK);
+        expect_ok(mha_kv_cache_append(cache, &part[1], &part[2], NULL));
+        expect_ok(mha_kv_cache_attention(m->context, cache, desc, &part[0], &part[3], &outputs));
     }
     mha_kv_cache_destroy(cache);
 }
 
 /* A bad key of head 1 of sequence 0 at position g affects the rows from g on within the window.
  */
-static void token_by_token(void **state)
+static void token_by_token(void)
 {
-    (void)state;
     static const int64_t places[] = {3, 499, 500, 511, 512, 529};
     enum { PLACES = 2 * sizeof places / sizeof places[0] }; /* each with and without a window */
     machines all = machines_make(2);
@@ -393,10 +390,9 @@ static void token_by_token(void **state)
 
 /* Without its infinite element, a key's score may overflow to -inf. The library must not treat this
  * as a hidden key: the row is NaN. */
-static void overflow_beside_infinity(void **state)
+static void overflow_beside_infinity(void)
 {
     enum { WIDTH = 32, PAIR = 2 };
-    (void)state;
     float q[WIDTH], k[PAIR * WIDTH] = {INFINITY, -3e38f}, v[PAIR * WIDTH], o[WIDTH];
     for (int i = 0; i < WIDTH; i++) q[i] = 2;
     for (int i = 0; i < PAIR * WIDTH; i++) v[i] = 1;
@@ -411,9 +407,8 @@ static void overflow_beside_infinity(void **state)
                                          .path = all.each[m].path,
                                          .flags = MHA_ATTENTION_SCALE_GIVEN,
                                          .scale = 1};
-        assert_int_equal(
-            mha_attention_forward(all.each[m].context, &desc, &query, &key, &value, &output, NULL),
-            MHA_OK);
+        expect_ok(
+            mha_attention_forward(all.each[m].context, &desc, &query, &key, &value, &output, NULL));
         if (!isnan(o[0])) fail_msg("%s: %g", all.each[m].name, (double)o[0]);
     }
 }

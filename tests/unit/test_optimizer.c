@@ -50,9 +50,8 @@ static mha_adamw some_adamw(rng *r)
  * error of v at most 7 u. The root halves the error; with its factor and the addition, the
  * divisor's error is at most 7 u. Rate, product and quotient add 4 u, 1 - rate decay adds 2 u, and
  * the difference 1 u. */
-static void adamw(void **state)
+static void adamw(void)
 {
-    (void)state;
     tally t = {.name = "AdamW"};
     for (int i = 0; i < rng_cases(20, 300); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -62,7 +61,7 @@ static void adamw(void **state)
         float *p0 = copy_of(p), *m0 = copy_of(m), *v0 = copy_of(v);
         float *rates = numbers(&r, 1, true);
         if (rng_chance(&r, 0.5)) s.rates = rates;
-        assert_int_equal(mha_adamw_step(machines_context(3, i), &s, COUNT, p, g, m, v), MHA_OK);
+        expect_ok(mha_adamw_step(machines_context(3, i), &s, COUNT, p, g, m, v));
         double scale = s.gradient_scale == 0 ? 1 : s.gradient_scale;
         double epsilon = s.epsilon == 0 ? 1e-8 : s.epsilon;
         double first = 1 - pow(s.beta1, (double)s.step), second = 1 - pow(s.beta2, (double)s.step);
@@ -95,9 +94,8 @@ static void adamw(void **state)
     tally_judge(&t);
 }
 
-static void sgd(void **state)
+static void sgd(void)
 {
-    (void)state;
     tally t = {.name = "SGD"};
     for (int i = 0; i < 20; i++) {
         rng r = rng_make(rng_run_seed(), 500 + (uint64_t)i);
@@ -108,7 +106,7 @@ static void sgd(void **state)
                      .gradient_scale = rng_chance(&r, 0.5) ? 0.5 : 0};
         float *p = numbers(&r, 1, false), *g = numbers(&r, 1, false), *v = numbers(&r, 1, false);
         float *p0 = copy_of(p), *v0 = copy_of(v);
-        assert_int_equal(mha_sgd_step(machines_context(3, i), &s, COUNT, p, g, v), MHA_OK);
+        expect_ok(mha_sgd_step(machines_context(3, i), &s, COUNT, p, g, v));
         double scale = s.gradient_scale == 0 ? 1 : s.gradient_scale;
         for (int k = 0; k < COUNT; k++) {
             double gk = (double)g[k] * scale + s.weight_decay * (double)p0[k];
@@ -127,9 +125,8 @@ static void sgd(void **state)
 
 /* Steps and norms are bit-identical for any number of threads, and a step in two parts equals a
  * single step. */
-static void threads_and_parts_change_no_bit(void **state)
+static void threads_and_parts_change_no_bit(void)
 {
-    (void)state;
     float *p[3], *m[3], *v[3];
     double norm[3];
     for (int j = 0; j < 3; j++) {
@@ -140,11 +137,10 @@ static void threads_and_parts_change_no_bit(void **state)
         float *g = numbers(&r, 1, false);
         p[j] = numbers(&r, 1, false), m[j] = numbers(&r, 1, false), v[j] = numbers(&r, 1, true);
         int64_t part = j == 2 ? 4100 : COUNT;
-        assert_int_equal(mha_adamw_step(context, &s, part, p[j], g, m[j], v[j]), MHA_OK);
-        assert_int_equal(mha_adamw_step(context, &s, COUNT - part, p[j] + part, g + part,
-                                        m[j] + part, v[j] + part),
-                         MHA_OK);
-        assert_int_equal(mha_gradient_norm(context, COUNT, g, &norm[j]), MHA_OK);
+        expect_ok(mha_adamw_step(context, &s, part, p[j], g, m[j], v[j]));
+        expect_ok(mha_adamw_step(context, &s, COUNT - part, p[j] + part, g + part, m[j] + part,
+                                 v[j] + part));
+        expect_ok(mha_gradient_norm(context, COUNT, g, &norm[j]));
         double sum = 0;
         for (int k = 0; k < COUNT; k++) sum += (double)g[k] * (double)g[k];
         assert_true(fabs(norm[j] - sqrt(sum)) < 1e-12 * sqrt(sum));
@@ -159,13 +155,12 @@ static void threads_and_parts_change_no_bit(void **state)
 static double rate_at(const mha_schedule *s, int64_t step)
 {
     double rate = -1;
-    assert_int_equal(mha_learning_rate(s, step, &rate), MHA_OK);
+    expect_ok(mha_learning_rate(s, step, &rate));
     return rate;
 }
 
-static void rates_follow_the_schedule(void **state)
+static void rates_follow_the_schedule(void)
 {
-    (void)state;
     mha_schedule s = {.struct_size = sizeof s, .peak = 0.01, .warm_up = 50, .decay = 950};
     s.floor = 0.1;
     assert_true(fabs(rate_at(&s, 1) - 0.01 / 50) < 1e-16);
@@ -184,9 +179,8 @@ static void rates_follow_the_schedule(void **state)
     assert_true(rate == 7);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *x = machines_context(1, 0);
     float p[4] = {1, 2, 3, 4}, g[4] = {1, 1, 1, 1}, m[4] = {0}, v[4] = {0};
     mha_adamw s = {.struct_size = sizeof s, .learning_rate = 0.1, .step = 1};

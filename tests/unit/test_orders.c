@@ -3,6 +3,7 @@
  * happen by accident. Each expectation is computed in f32 with fmaf(), or with two roundings in
  * portable C. */
 #define _DEFAULT_SOURCE /* setenv */
+#include "support/expect.h"
 #include "support/guarded.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -27,9 +28,8 @@ static guarded numbers(rng *r, int ndim, const int64_t *shape)
 }
 
 /* With one key, lse is its score, which is stored as m in units of log2 e. */
-static void scores_are_added_in_one_order(void **state)
+static void scores_are_added_in_one_order(void)
 {
-    (void)state;
     machines all = machines_make(1);
     for (int64_t D = 1; D <= 256; D += 5) {
         rng r = rng_make(rng_run_seed(), (uint64_t)D);
@@ -44,9 +44,8 @@ static void scores_are_added_in_one_order(void **state)
             mha_tensor lse_out = mha_tensor_contiguous(&lse, MHA_F32, 3, shape);
             const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &lse_out};
             const mha_attention_desc desc = {.struct_size = sizeof desc, .scale = 0.37f};
-            assert_int_equal(
-                mha_attention_forward(m->context, &desc, &q.view, &k.view, &k.view, &out, &outputs),
-                MHA_OK);
+            expect_ok(mha_attention_forward(m->context, &desc, &q.view, &k.view, &k.view, &out,
+                                            &outputs));
             float factor = (float)((double)0.37f * 1.4426950408889634);
             for (int64_t d = 0; d < D; d++) {
                 volatile float scaled = a[d] * factor;
@@ -63,9 +62,8 @@ static void scores_are_added_in_one_order(void **state)
 }
 
 /* With scale 0 every weight is 1 before the division, and every rescaling is by 1. */
-static void values_are_added_in_one_order(void **state)
+static void values_are_added_in_one_order(void)
 {
-    (void)state;
     static const int64_t lengths[] = {1, 2, 17, 511, 512, 513, 1300, 3000};
     enum { DV = 37 };
     machines all = machines_make(1);
@@ -81,9 +79,8 @@ static void values_are_added_in_one_order(void **state)
                                          .flags = MHA_ATTENTION_SCALE_GIVEN};
         for (int i = 0; i < all.count; i++) {
             if (all.each[i].path == MHA_PATH_PLAIN) continue;
-            assert_int_equal(
-                mha_attention_forward(all.each[i].context, &desc, &q, &k.view, &v.view, &out, NULL),
-                MHA_OK);
+            expect_ok(mha_attention_forward(all.each[i].context, &desc, &q, &k.view, &v.view, &out,
+                                            NULL));
             for (int64_t d = 0; d < DV; d++) {
                 float total = 0, block = 0;
                 for (int64_t s = 0; s < S; s++) {
@@ -108,9 +105,8 @@ static void linear_layer(mha_context *context, rng *r, int64_t M, int64_t N, int
     guarded b = numbers(r, 1, &N), y = numbers(r, 2, (int64_t[]){M, N});
     const float *in = x.view.data, *weight = w.view.data, *bias = b.view.data;
     mha_linear *linear;
-    assert_int_equal(mha_linear_create(context, &w.view, &b.view, &linear), MHA_OK);
-    assert_int_equal(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x.view, &y.view),
-                     MHA_OK);
+    expect_ok(mha_linear_create(context, &w.view, &b.view, &linear));
+    expect_ok(mha_linear_forward(context, linear, MHA_ACTIVATION_NONE, &x.view, &y.view));
     for (int64_t e = 0; e < M * N; e++) {
         float total = bias[e % N], block = 0;
         for (int64_t k = 0; k < K; k++) {
@@ -131,9 +127,8 @@ static void linear_layer(mha_context *context, rng *r, int64_t M, int64_t N, int
     for (int i = 0; i < 4; i++) guarded_free(each[i]);
 }
 
-static void linear_layers(void **state)
+static void linear_layers(void)
 {
-    (void)state;
     static const int64_t inputs[] = {1, 7, 127, 128, 129, 256, 800};
     static const char *const l2_kib[] = {"1", "64", "2048"};
     for (int i = 0; i < 3; i++)
@@ -143,7 +138,7 @@ static void linear_layers(void **state)
             mha_context *context;
             if (!mha_isa_available(desc.isa)) continue;
             setenv("MHA_L2_KIB", l2_kib[i], 1);
-            assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+            expect_ok(mha_context_create(&desc, &context));
             unsetenv("MHA_L2_KIB");
             rng r = rng_make(rng_run_seed(), (uint64_t)(2000 + i));
             for (int n = 0; n < 7; n++) linear_layer(context, &r, n % 3 + 1, 70, inputs[n]);

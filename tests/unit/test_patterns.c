@@ -83,9 +83,8 @@ static drawn fill(rng *r, int64_t rows, int64_t cols, mha_pattern_desc desc)
         guarded_free(&(x).blocks);                                        \
     } while (0)
 
-static void published_patterns(void **state)
+static void published_patterns(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 1);
     for (int n = 0; n < 200; n++) {
         int64_t rows = rng_between(&r, 0, MOST), l = rng_between(&r, 1, 12);
@@ -120,9 +119,8 @@ static void published_patterns(void **state)
 }
 
 /* Rows of a longer pattern: an offset shifts them, even before the first column. */
-static void offsets(void **state)
+static void offsets(void)
 {
-    (void)state;
     enum { FAR = 60 };
     rng r = rng_make(rng_run_seed(), 2);
     for (int n = 0; n < 100; n++) {
@@ -147,9 +145,8 @@ static void offsets(void **state)
 /* ---- random ---------------------------------------------------------------------------------- */
 
 /* Random blocks are added to the other ones: n per row, or all remaining blocks. */
-static void random_counts(void **state)
+static void random_counts(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 3);
     for (int n = 0; n < 200; n++) {
         int64_t heads = rng_between(&r, 1, 3), rows = rng_between(&r, 1, 20), cols = 24;
@@ -163,9 +160,9 @@ static void random_counts(void **state)
         guarded fixed = blocks_make(&r, heads, rows, cols), x = blocks_make(&r, heads, rows, cols);
         guarded again = blocks_make(&r, heads, rows, cols);
         int64_t kept, total = 0;
-        assert_int_equal(mha_pattern_fill(&rest, &fixed.view, NULL), MHA_OK);
-        assert_int_equal(mha_pattern_fill(&all, &x.view, &kept), MHA_OK);
-        assert_int_equal(mha_pattern_fill(&all, &again.view, NULL), MHA_OK);
+        expect_ok(mha_pattern_fill(&rest, &fixed.view, NULL));
+        expect_ok(mha_pattern_fill(&all, &x.view, &kept));
+        expect_ok(mha_pattern_fill(&all, &again.view, NULL));
         assert_true(guarded_same_bits(&x.view, &again.view, false));
         for (int64_t h = 0; h < heads; h++)
             for (int64_t i = 0; i < rows; i++) {
@@ -188,15 +185,14 @@ static void random_counts(void **state)
 }
 
 /* A row's draw does not depend on the number of rows and heads, and all draws differ. */
-static void random_rows_are_their_own(void **state)
+static void random_rows_are_their_own(void)
 {
-    (void)state;
     enum { H = 3, ROWS = 20, COLS = 64 };
     rng r = rng_make(rng_run_seed(), 4);
     const mha_pattern_desc d = {.struct_size = sizeof d, .random_blocks = 20, .seed = rng_next(&r)};
     guarded whole = blocks_make(&r, H, ROWS, COLS), part = blocks_make(&r, 0, ROWS - 7, COLS);
-    assert_int_equal(mha_pattern_fill(&d, &whole.view, NULL), MHA_OK);
-    assert_int_equal(mha_pattern_fill(&d, &part.view, NULL), MHA_OK);
+    expect_ok(mha_pattern_fill(&d, &whole.view, NULL));
+    expect_ok(mha_pattern_fill(&d, &part.view, NULL));
     static uint8_t rows[H * ROWS][COLS];
     for (int i = 0; i < H * ROWS; i++)
         for (int c = 0; c < COLS; c++) rows[i][c] = cell(&whole.view, i / ROWS, i % ROWS, c);
@@ -211,14 +207,13 @@ static void random_rows_are_their_own(void **state)
 /* Each free column is drawn equally often: in n k / m of n rows, within six standard deviations of
  * the binomial distribution, for any seed. Neighbours are drawn together with the frequency of
  * draws without replacement: k (k - 1) / m (m - 1). */
-static void random_is_even(void **state)
+static void random_is_even(void)
 {
-    (void)state;
     enum { ROWS = 4000, COLS = 10, K = 3 };
     rng r = rng_make(rng_run_seed(), 5);
     const mha_pattern_desc d = {.struct_size = sizeof d, .random_blocks = K, .seed = rng_next(&r)};
     guarded x = blocks_make(&r, 0, ROWS, COLS);
-    assert_int_equal(mha_pattern_fill(&d, &x.view, NULL), MHA_OK);
+    expect_ok(mha_pattern_fill(&d, &x.view, NULL));
     for (int c = 0; c < COLS; c++) {
         double count = 0, both = 0, p = (double)K / COLS, pair = p * (K - 1) / (COLS - 1);
         for (int64_t i = 0; i < ROWS; i++) {
@@ -234,14 +229,13 @@ static void random_is_even(void **state)
 
 /* The generator's words determine the draws as the header documents. The test recomputes them from
  * the reference's Philox. */
-static void random_is_philox(void **state)
+static void random_is_philox(void)
 {
-    (void)state;
     enum { ROWS = 6, COLS = 37, K = 9 };
     rng r = rng_make(rng_run_seed(), 6);
     const mha_pattern_desc d = {.struct_size = sizeof d, .random_blocks = K, .seed = rng_next(&r)};
     drawn x = {.blocks = blocks_make(&r, 0, ROWS, COLS)};
-    assert_int_equal(mha_pattern_fill(&d, &x.blocks.view, NULL), MHA_OK);
+    expect_ok(mha_pattern_fill(&d, &x.blocks.view, NULL));
     for (uint32_t i = 0; i < ROWS; i++) {
         uint64_t needed = K;
         for (uint32_t c = 0; c < COLS; c++) {
@@ -274,13 +268,13 @@ static void unions(void **state)
         joined.stride = a.stride;
         guarded x = blocks_make(&r, 0, rows, cols), y = blocks_make(&r, 0, rows, cols);
         int64_t index[MHA_MAX_DIMS] = {0};
-        assert_int_equal(mha_pattern_fill(&a, &x.view, NULL), MHA_OK);
+        expect_ok(mha_pattern_fill(&a, &x.view, NULL));
         if (!guarded_is_empty(&x.view)) /* any byte but 0 is kept */
             do *(uint8_t *)guarded_element(&x.view, index) *= 7;
             while (guarded_next(&x.view, index));
         b.flags |= MHA_PATTERN_ADD;
-        assert_int_equal(mha_pattern_fill(&b, &x.view, &kept), MHA_OK);
-        assert_int_equal(mha_pattern_fill(&joined, &y.view, &both), MHA_OK);
+        expect_ok(mha_pattern_fill(&b, &x.view, &kept));
+        expect_ok(mha_pattern_fill(&joined, &y.view, &both));
         assert_true(guarded_same_bits(&x.view, &y.view, false));
         assert_int_equal(kept, both);
         guarded_free(&x);
@@ -289,9 +283,8 @@ static void unions(void **state)
 }
 
 /* A call with a pattern computes the pairs of the kept blocks. */
-static void patterns_in_attention(void **state)
+static void patterns_in_attention(void)
 {
-    (void)state;
     enum { T = 70, BLOCK = 16, N = 5, D = 4 };
     mha_context *context = context_with(0);
     static float x[T * D], o[T * D], p[T * T];
@@ -313,9 +306,9 @@ static void patterns_in_attention(void **state)
                                      .block_keys = BLOCK};
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .probabilities = &pt};
     int64_t kept;
-    assert_int_equal(mha_pattern_fill(&pattern, &bt, &kept), MHA_OK);
+    expect_ok(mha_pattern_fill(&pattern, &bt, &kept));
     assert_int_equal(kept, 13 + 5);
-    assert_int_equal(mha_attention_forward(context, &desc, &xt, &xt, &xt, &ot, &outputs), MHA_OK);
+    expect_ok(mha_attention_forward(context, &desc, &xt, &xt, &xt, &ot, &outputs));
     for (int t = 0; t < T; t++)
         for (int s = 0; s < T; s++)
             assert_true((p[t * T + s] != 0) == blocks[t / BLOCK * N + s / BLOCK]);
@@ -334,7 +327,7 @@ static void gaps(void **state)
         if (!mha_isa_available((mha_isa)isa)) continue;
         mha_context *context;
         const mha_context_desc wanted = {.struct_size = sizeof wanted, .isa = (mha_isa)isa};
-        assert_int_equal(mha_context_create(&wanted, &context), MHA_OK);
+        expect_ok(mha_context_create(&wanted, &context));
         for (int64_t S = KEYS - BLOCK + 1; S <= KEYS; S++) {
             uint8_t blocks[KEYS / BLOCK] = {1, 0, 0, 1}, keep[KEYS];
             for (int64_t i = 0; i < S; i++) keep[i] = blocks[i / BLOCK];
@@ -351,8 +344,7 @@ static void gaps(void **state)
                 const mha_tensor ot = mha_tensor_contiguous(o[i], MHA_F32, 4, q.shape);
                 const mha_tensor lt = mha_tensor_contiguous(lse[i], MHA_F32, 3, q.shape);
                 const mha_attention_outputs out = {.struct_size = sizeof out, .lse = &lt};
-                assert_int_equal(mha_attention_forward(context, &desc, &q, &k, &k, &ot, &out),
-                                 MHA_OK);
+                expect_ok(mha_attention_forward(context, &desc, &q, &k, &k, &ot, &out));
             }
             assert_memory_equal(o[0], o[1], sizeof o[0]);
             assert_memory_equal(lse[0], lse[1], sizeof lse[0]);
@@ -363,9 +355,8 @@ static void gaps(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     static const struct {
         mha_pattern_desc desc;
         mha_status status;
@@ -416,7 +407,7 @@ static void misuse_is_refused(void **state)
     for (int i = 0; i < 16; i++) assert_int_equal(memory[i], 0x5A);
     assert_int_equal(kept, 77);
     x.shape[0] = 3; /* nothing to write, and no memory needed */
-    assert_int_equal(mha_pattern_fill(&d, &x, &kept), MHA_OK);
+    expect_ok(mha_pattern_fill(&d, &x, &kept));
     assert_int_equal(kept, 0);
 }
 

@@ -154,9 +154,8 @@ static void rope_compare(const rope_case *c, tally *t)
 }
 
 /* Random problems match the formula. Calls in place, threads and strides give the same bits. */
-static void test_rope(void **state)
+static void test_rope(void)
 {
-    (void)state;
     tally t = {.name = "rotary embedding"};
     mha_context *one = context_with(1), *three = context_with(3);
     int cases = rng_cases(200, 6000);
@@ -214,9 +213,8 @@ static void check_turns(mha_context *context, mha_rope_pairing pairing, rng *r)
         fail_msg("distance 37: %.9g near 0, %.9g near 4 million", dot[0], dot[1]);
 }
 
-static void test_rope_properties(void **state)
+static void test_rope_properties(void)
 {
-    (void)state;
     mha_context *context = context_with(1);
     for (int n = 0; n < 100; n++) {
         rng r = rng_make(rng_run_seed(), 1000000 + (uint64_t)n);
@@ -224,9 +222,8 @@ static void test_rope_properties(void **state)
     }
 }
 
-static void test_rope_by_hand(void **state)
+static void test_rope_by_hand(void)
 {
-    (void)state;
     mha_context *context = context_with(1);
     const int64_t shape[4] = {1, 1, 2, 4};
     /* Position 0 changes nothing. At position 1, the angles are 1 and 1/100. */
@@ -253,9 +250,8 @@ static void test_rope_by_hand(void **state)
 }
 
 /* Non-finite numbers affect only their pair, or their vector if it is normalised. */
-static void test_non_finite(void **state)
+static void test_non_finite(void)
 {
-    (void)state;
     enum { T = 3, D = 8 };
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     mha_context *context = context_with(1);
@@ -285,9 +281,8 @@ static void test_non_finite(void **state)
 
 /* ---- encodings ------------------------------------------------------------------------------- */
 
-static void test_sinusoid(void **state)
+static void test_sinusoid(void)
 {
-    (void)state;
     static const int64_t widths[] = {1, 2, 3, 7, 64, 255, 256, 257, 512, 600};
     static const int64_t starts[] = {0, 0, 1, -20, 4000, 3000000};
     tally t = {.name = "sinusoidal encoding"};
@@ -320,9 +315,8 @@ static void test_sinusoid(void **state)
     for (int e = 0; e < 5; e++) assert_true(row[e] == (float)(e % 2));
 }
 
-static void test_add_positions(void **state)
+static void test_add_positions(void)
 {
-    (void)state;
     mha_context *one = context_with(1), *three = context_with(3);
     for (int n = 0; n < (rng_long_run() ? 2000 : 150); n++) {
         rng r = rng_make(rng_run_seed(), 3000000 + (uint64_t)n);
@@ -354,9 +348,8 @@ static void test_add_positions(void **state)
 
 /* ---- slopes and buckets ---------------------------------------------------------------------- */
 
-static void test_alibi_slopes(void **state)
+static void test_alibi_slopes(void)
 {
-    (void)state;
     float slopes[129];
     for (int64_t heads = 1; heads <= 128; heads++) {
         slopes[heads] = -1;
@@ -388,9 +381,8 @@ static int64_t bucket_of(int64_t relative, int64_t buckets, int64_t max_distance
 }
 
 /* The smallest distance of each bucket, for 32 buckets and 128. */
-static void test_t5_buckets(void **state)
+static void test_t5_buckets(void)
 {
-    (void)state;
     static const int64_t side[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91};
     static const int64_t causal[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
                                        11, 12, 13, 14, 15, 16, 19, 21, 24, 27, 31,
@@ -428,9 +420,8 @@ static void norm_compare(mha_qk_norm_kind kind, float epsilon, const guarded *x,
     } while (guarded_next(&y->view, i));
 }
 
-static void test_qk_norm(void **state)
+static void test_qk_norm(void)
 {
-    (void)state;
     static const double factors[] = {1, 1, 1e-3, 1e-20, 1e-40, 1e18, 1e37, 0};
     static const float epsilons[] = {0, 1e-6f, 1e-5f, 1e-12f, 3};
     tally t = {.name = "norm of queries and keys"};
@@ -706,9 +697,8 @@ static const error_case errors[] = {
     {call_sinusoid, first_row_late, MHA_ERR_SIZE, "and 6 rows overflow"},
 };
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *context = context_with(2);
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
         const error_case *e = &errors[i];
@@ -725,9 +715,8 @@ static void misuse_is_refused(void **state)
     }
 }
 
-static void test_scalar_errors(void **state)
+static void test_scalar_errors(void)
 {
-    (void)state;
     float slope = 7;
     int64_t bucket = 7;
     static const struct {
@@ -753,9 +742,8 @@ static void test_scalar_errors(void **state)
 }
 
 /* No call allocates, and tensors without elements need no memory. */
-static void no_call_allocates(void **state)
+static void no_call_allocates(void)
 {
-    (void)state;
     failing_alloc allocator = failing_alloc_make();
     mha_context *context = NULL;
     expect_ok(failing_context(&allocator, 1, MHA_ISA_AUTO, &context));

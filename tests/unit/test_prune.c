@@ -181,9 +181,8 @@ static void check_maps(const example *e, const float *whole, const float *small)
         }
 }
 
-static void masked_is_removed(void **state)
+static void masked_is_removed(void)
 {
-    (void)state;
     int empty = 0, uneven = 0;
     for (int i = 0; i < rng_cases(60, 1000); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -207,9 +206,8 @@ static void masked_is_removed(void **state)
 
 /* Parameters that are removed with a head: D rows of W_q and D columns of W_o, and D rows of W_k
  * and W_v with the last head that reads them. */
-static void sizes_count_what_goes_with_heads(void **state)
+static void sizes_count_what_goes_with_heads(void)
 {
-    (void)state;
     machines all = machines_make(1);
     mha_context *context = all.each[0].context;
     const mha_transformer_desc d = {.struct_size = sizeof d,
@@ -262,10 +260,9 @@ static int64_t reads_of(const mha_transformer *t, const char *name, _Atomic int6
 }
 
 /* Rows of adjacent heads are read together. All rows of adjacent columns are read together too. */
-static void heads_are_read_in_runs(void **state)
+static void heads_are_read_in_runs(void)
 {
     enum { E = 24 };
-    (void)state;
     machines all = machines_make(1);
     mha_context *context = all.each[0].context;
     const mha_transformer_desc d = {.struct_size = sizeof d,
@@ -325,9 +322,8 @@ static void backward(mha_context *context, const example *e, bool small, result 
 /* Parameters outside self-attention have the same gradients. Their sums have different numbers of
  * terms, so they are compared within 1e-4 of the largest. This covers roundings of 6e-8, sums of a
  * few hundred terms, and three layers with norms. */
-static void same_gradients(void **state)
+static void same_gradients(void)
 {
-    (void)state;
     double worst = 0;
     for (int i = 0; i < rng_cases(30, 500); i++) {
         rng r = rng_make(rng_run_seed(), 1000 + (uint64_t)i);
@@ -362,9 +358,8 @@ static void same_gradients(void **state)
 }
 
 /* Kept heads have the same importance as with closed heads. */
-static void same_importance(void **state)
+static void same_importance(void)
 {
-    (void)state;
     for (int i = 0; i < 10; i++) {
         rng r = rng_make(rng_run_seed(), 2000 + (uint64_t)i);
         mha_context *context = machines_context(1, i);
@@ -401,9 +396,8 @@ static void same_importance(void **state)
 
 /* ---- token by token ------------------------------------------------------------------------ */
 
-static void steps_have_the_bits_of_the_whole(void **state)
+static void steps_have_the_bits_of_the_whole(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(16, 200); i++) {
         rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -459,9 +453,8 @@ static mha_transformer_desc wide_desc(void)
 
 /* Small integers: W_q is 0, so that every key has the weight 1 / T, and T is a power of two. Heads
  * are then sums of integers / T, and every later sum is exact in any order. */
-static void small_integers(void **state)
+static void small_integers(void)
 {
-    (void)state;
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 4000 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -492,9 +485,8 @@ static void small_integers(void **state)
 /* One layer without norms computes x + W_o z. Both transformers sum the same n = H D products in
  * different orders, each within (n + 1) u sum |w z| of the true sum, and both round the last
  * addition. */
-static void wide_sums(void **state)
+static void wide_sums(void)
 {
-    (void)state;
     double worst = 0;
     for (int i = 0; i < 12; i++) {
         rng r = rng_make(rng_run_seed(), 5000 + (uint64_t)i);
@@ -531,9 +523,8 @@ static void wide_sums(void **state)
 
 /* ---- key/value heads ----------------------------------------------------------------------- */
 
-static void shared_kv(void **state)
+static void shared_kv(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     rng r = rng_make(rng_run_seed(), 6000);
     const mha_transformer_desc d = {.struct_size = sizeof d,
@@ -581,9 +572,8 @@ static void shared_kv(void **state)
 
 /* ---- misuse -------------------------------------------------------------------------------- */
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     const mha_transformer_desc plain = {.struct_size = sizeof plain,
                                         .vocab_size = 9,
@@ -642,9 +632,8 @@ static mha_status pruned(mha_context *context, failing_alloc *memory, void *user
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     assert_true(failing_each(pruned, NULL) > 5);
 }
 

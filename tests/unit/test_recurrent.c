@@ -221,9 +221,8 @@ static guarded output_of(const trial *x, rng *r)
     return guarded_make(r, MHA_F32, 4, (int64_t[]){x->B, x->H, x->T, x->Dv}, LAYOUT_PAD);
 }
 
-static void outputs_and_states_are_within_the_bound(void **unused)
+static void outputs_and_states_are_within_the_bound(void)
 {
-    (void)unused;
     tally near = {.name = "o and S"};
     for (int i = 0, end = rng_cases(60, 600); i < end; i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
@@ -275,9 +274,8 @@ static void run_part(mha_context *context, const trial *x, int64_t from, int64_t
     expect_ok(mha_recurrent_forward(context, &desc, &q, &k, &v, state, &part));
 }
 
-static void parts_of_any_sizes_have_the_bits_of_the_whole(void **unused)
+static void parts_of_any_sizes_have_the_bits_of_the_whole(void)
 {
-    (void)unused;
     for (int i = 0, end = rng_cases(60, 600); i < end; i++) {
         rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
         trial x;
@@ -380,9 +378,8 @@ static void exact_outputs(const trial *x, const mha_tensor *o)
     free(memory);
 }
 
-static void rows_of_the_map_times_values_are_the_outputs(void **unused)
+static void rows_of_the_map_times_values_are_the_outputs(void)
 {
-    (void)unused;
     tally near = {.name = "M"}, outputs = {.name = "M v"};
     for (int i = 0, end = rng_cases(30, 300); i < end; i++) {
         rng r = rng_make(rng_run_seed(), 20000 + (uint64_t)i);
@@ -416,9 +413,8 @@ static mha_status keep_rows(void *user, int64_t b, int64_t row, const mha_tensor
     return MHA_OK;
 }
 
-static void rows_have_the_same_bits_in_blocks_of_any_size(void **unused)
+static void rows_have_the_same_bits_in_blocks_of_any_size(void)
 {
-    (void)unused;
     for (int i = 0, end = rng_cases(15, 100); i < end; i++) {
         rng r = rng_make(rng_run_seed(), 25000 + (uint64_t)i);
         trial x;
@@ -435,9 +431,8 @@ static void rows_have_the_same_bits_in_blocks_of_any_size(void **unused)
     }
 }
 
-static void nothing_of_later_tokens_reaches_earlier_ones(void **unused)
+static void nothing_of_later_tokens_reaches_earlier_ones(void)
 {
-    (void)unused;
     for (int i = 0, end = rng_cases(20, 200); i < end; i++) {
         rng r = rng_make(rng_run_seed(), 30000 + (uint64_t)i);
         trial x;
@@ -466,9 +461,8 @@ static void nothing_of_later_tokens_reaches_earlier_ones(void **unused)
 }
 
 /* A snapshot restores its token, and another state continues with the same bits. */
-static void states_are_copied_written_and_reset(void **unused)
+static void states_are_copied_written_and_reset(void)
 {
-    (void)unused;
     rng r = rng_make(rng_run_seed(), 40000);
     mha_context *context = context_with(2);
     trial x;
@@ -567,9 +561,8 @@ static void small_run(mha_context *context, small *x, bool delta)
 
 /* A non-finite number at token AT of head 1 affects only outputs of its head from that token on, of
  * its channel (v) or of its token (q). The others keep their bits. */
-static void non_finite_numbers_reach_what_the_header_says(void **unused)
+static void non_finite_numbers_reach_what_the_header_says(void)
 {
-    (void)unused;
     enum { AT = 70, INPUTS = 5 };
     static small clean, spoiled;
     rng r = rng_make(rng_run_seed(), 50000);
@@ -610,9 +603,8 @@ static uint16_t half_of(float x, mha_dtype dtype)
 
 /* The same numbers in f16 or bf16 give the same bits. o in 16 bits is within half a unit in its
  * last place. */
-static void inputs_of_16_bits_give_the_bits_of_f32(void **unused)
+static void inputs_of_16_bits_give_the_bits_of_f32(void)
 {
-    (void)unused;
     static small x;
     static uint16_t q[FEW_H * FEW_T * FEW_D], k[FEW_H * FEW_T * FEW_D], v[FEW_H * FEW_T * FEW_DV],
         halves[FEW_H * FEW_T * FEW_DV];
@@ -647,9 +639,8 @@ static void inputs_of_16_bits_give_the_bits_of_f32(void **unused)
 }
 
 /* Axes without elements may have any length; sizes of states do not wrap. */
-static void sizes_beyond_memory(void **unused)
+static void sizes_beyond_memory(void)
 {
-    (void)unused;
     const int64_t far = INT64_C(1) << 40;
     mha_context *context = context_with(1);
     float one = 1;
@@ -690,9 +681,8 @@ static mha_status make_call(mha_context *context, call *c)
     return mha_recurrent_forward(context, &c->desc, &c->q, &c->k, &c->v, c->state, &c->o);
 }
 
-static void misuse_is_refused(void **unused)
+static void misuse_is_refused(void)
 {
-    (void)unused;
     static float memory[6][2 * 4 * 5 * 3];
     mha_context *context = context_with(1);
     const int64_t qk[] = {2, 2, 5, 3}, vo[] = {2, 4, 5, 2}, row[] = {2, 4, 5};

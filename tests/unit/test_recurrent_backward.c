@@ -303,9 +303,8 @@ static void release(double *out[INPUTS])
     for (int i = 0; i < INPUTS; i++) free(out[i]);
 }
 
-static void gradients_are_differences(void **unused)
+static void gradients_are_differences(void)
 {
-    (void)unused;
     int64_t compared = 0;
     for (int n = 0; n < rng_cases(60, 1000); n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
@@ -402,9 +401,8 @@ static void compare(const problem *x, const call *c, bool accumulated, double *e
         }
 }
 
-static void random_problems(void **unused)
+static void random_problems(void)
 {
-    (void)unused;
     tally cards[INPUTS] = {{0}};
     for (int n = 0, end = rng_cases(60, 1000); n < end; n++) {
         rng r = rng_make(rng_run_seed(), 1000000 + (uint64_t)n);
@@ -445,9 +443,8 @@ static void random_problems(void **unused)
     }
 }
 
-static void misuse_is_refused(void **unused)
+static void misuse_is_refused(void)
 {
-    (void)unused;
     rng r = rng_make(1, 2);
     problem x;
     call c;
@@ -482,9 +479,8 @@ static void misuse_is_refused(void **unused)
 }
 
 /* States of 2^64 bytes are rejected. */
-static void sizes_that_overflow_are_refused(void **unused)
+static void sizes_that_overflow_are_refused(void)
 {
-    (void)unused;
     enum { WIDE = 1 << 20 };
     float *row = calloc(WIDE, sizeof *row);
     assert_non_null(row);
@@ -498,9 +494,8 @@ static void sizes_that_overflow_are_refused(void **unused)
 }
 
 /* A shared gradient of no sequences is 0. */
-static void no_sequences_give_zeros(void **unused)
+static void no_sequences_give_zeros(void)
 {
-    (void)unused;
     float decays[6] = {0}, out[6] = {1, 1, 1, 1, 1, 1};
     const mha_tensor none = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){0, 2, 3, 4}),
                      decay = mha_tensor_contiguous(decays, MHA_F32, 3, (int64_t[]){1, 2, 3}),

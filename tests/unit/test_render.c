@@ -156,9 +156,8 @@ static void cell_fill(const char *svg, const char *tooltip, int nth, char fill[3
     snprintf(fill, 32, "%.*s", (int)strcspn(at + 6, "\""), at + 6);
 }
 
-static void svg_colors_known_cells(void **state)
+static void svg_colors_known_cells(void)
 {
-    (void)state;
     static const char *const cells[] = {
         "a [0] \xE2\x86\x92 a [0]: 0<", "a [0] \xE2\x86\x92 b [1]: 0.25<",
         "b [1] \xE2\x86\x92 a [0]: 0.5<", "b [1] \xE2\x86\x92 b [1]: 1<"};
@@ -202,9 +201,8 @@ static void a_marked_cell(void **state)
     mha_buffer_free(&png);
 }
 
-static void svg_ranges(void **state)
+static void svg_ranges(void)
 {
-    (void)state;
     static const float half[] = {0.0F, 0.25F, 0.5F, 0.5F};
     static const char *const quarter = "a [0] \xE2\x86\x92 b [1]: 0.25<";
     mha_panel panels[] = {{.values = four, .name = "p"}, {.values = half, .name = "q"}};
@@ -234,9 +232,8 @@ static void svg_ranges(void **state)
     }
 }
 
-static void svg_scales(void **state)
+static void svg_scales(void)
 {
-    (void)state;
     static const float values[] = {0.01F, 0.1F, 0.25F, 1.0F};
     static const char *const cell = "a [0] \xE2\x86\x92 b [1]: 0.1<";
     mha_panel panel = {.values = values};
@@ -255,9 +252,8 @@ static void svg_scales(void **state)
     }
 }
 
-static void svg_masked_and_not_finite(void **state)
+static void svg_masked_and_not_finite(void)
 {
-    (void)state;
     const float values[] = {0.0F, NAN, INFINITY, 0.0F};
     static const uint8_t masked[] = {0, 0, 0, 1};
     mha_panel panel = {.values = values, .masked = masked};
@@ -274,16 +270,15 @@ static void svg_masked_and_not_finite(void **state)
     assert_non_null(strstr(svg.data, "2 cells are not finite"));
     assert_non_null(strstr(svg.data, ">masked</text>"));
     mha_extent extent;
-    assert_int_equal(mha_figure_extent(&figure, -1, &extent), MHA_OK);
+    expect_ok(mha_figure_extent(&figure, -1, &extent));
     assert_int_equal(extent.not_finite, 2);
     assert_true(extent.lo == 0 && extent.hi == 1); /* arbitrary: no value is above 0 */
     mha_buffer_free(&svg);
 }
 
 /* The range of finite, unmasked cells; an explicit range clips values. */
-static void extents(void **state)
+static void extents(void)
 {
-    (void)state;
     const float values[] = {0.5F, -2, INFINITY, -3, 7, 1};
     static const uint8_t masked[] = {0, 0, 0, 1, 0, 1};
     static const struct {
@@ -296,7 +291,7 @@ static void extents(void **state)
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
         mha_extent e;
         figure.lo = ranges[i].lo, figure.hi = ranges[i].hi;
-        assert_int_equal(mha_figure_extent(&figure, 0, &e), MHA_OK);
+        expect_ok(mha_figure_extent(&figure, 0, &e));
         assert_true(e.lo == ranges[i].lo && e.hi == ranges[i].hi);
         assert_true(e.least == -2 && e.greatest == 7 && e.not_finite == 1);
         assert_int_equal(e.clipped_lo, ranges[i].clipped_lo);
@@ -304,9 +299,8 @@ static void extents(void **state)
     }
 }
 
-static void svg_escapes_hostile_text(void **state)
+static void svg_escapes_hostile_text(void)
 {
-    (void)state;
     char *huge = malloc(200001);
     assert_non_null(huge);
     memset(huge, 'x', 200000);
@@ -350,9 +344,8 @@ static void svg_escapes_hostile_text(void **state)
     free(huge);
 }
 
-static void svg_prints_values_in_small_figures(void **state)
+static void svg_prints_values_in_small_figures(void)
 {
-    (void)state;
     float values[900];
     for (int i = 0; i < 900; i++) values[i] = 0.625F;
     mha_panel panel = {.values = values};
@@ -370,9 +363,8 @@ static void svg_prints_values_in_small_figures(void **state)
     mha_buffer_free(&always);
 }
 
-static void svg_labels_both_axes_and_groups(void **state)
+static void svg_labels_both_axes_and_groups(void)
 {
-    (void)state;
     static const char *const rows[] = {"der", "Hund"}, *const cols[] = {"the", "big", "dog"};
     static const char *const groups[] = {"layer 0", "layer 1"};
     static const float values[6] = {0.1F, 0.2F, 0.3F, 0.4F, 0.5F, 0.6F};
@@ -444,9 +436,8 @@ static double svg_number(const char *svg, const char *attribute)
     return strtod(at + strlen(attribute), NULL);
 }
 
-static void png_has_size_and_colors(void **state)
+static void png_has_size_and_colors(void)
 {
-    (void)state;
     mha_panel panel = {.values = four};
     mha_figure figure = figure_of(&panel, 1, 2, 2);
     figure.print_values = MHA_VALUES_NEVER;
@@ -469,9 +460,8 @@ static void png_has_size_and_colors(void **state)
     }
 }
 
-static void png_font_errors(void **state)
+static void png_font_errors(void)
 {
-    (void)state;
     mha_panel panel = {.values = four};
     mha_figure figure = figure_of(&panel, 1, 2, 2);
     mha_buffer buffer = {0};
@@ -488,9 +478,8 @@ static void png_font_errors(void **state)
 
 /* The page has the SVG's size, 3/4 point per unit, without a date and with an embedded font.
  * tests/cli/pdf.py reads its text. */
-static void pdf_is_a_page(void **state)
+static void pdf_is_a_page(void)
 {
-    (void)state;
     mha_panel panel = {.values = four, .name = "head"};
     mha_figure figure = figure_of(&panel, 1, 2, 2);
     char box[96];
@@ -507,9 +496,8 @@ static void pdf_is_a_page(void **state)
 }
 
 /* Pictures too large for cairo or for readers of PDF are rejected. */
-static void too_large(void **state)
+static void too_large(void)
 {
-    (void)state;
     mha_panel *panels = calloc(4096, sizeof *panels);
     assert_non_null(panels);
     for (int i = 0; i < 4096; i++) panels[i].values = four;
@@ -538,9 +526,8 @@ static size_t unbase64(const char *text, unsigned char *bytes)
 
 /* A single large cell of 4096 x 4096 must be visible in a picture of 1024 x 1024: blocks have the
  * maximum, never the mean. */
-static void large_maps_keep_their_maximum(void **state)
+static void large_maps_keep_their_maximum(void)
 {
-    (void)state;
     enum { N = 4096 };
     float *values = calloc((size_t)N * N, sizeof *values);
     assert_non_null(values);
@@ -584,9 +571,8 @@ static double lightness(const uint8_t rgb[3])
     return 116 * cbrt(y) - 16;
 }
 
-static void ramps_are_monotone(void **state)
+static void ramps_are_monotone(void)
 {
-    (void)state;
 #define SIGNED(name, value, text, is_signed) is_signed,
     static const int is_signed[] = {MHA_CMAP_LIST(SIGNED)};
 #undef SIGNED
@@ -608,9 +594,8 @@ static void ramps_are_monotone(void **state)
         }
 }
 
-static void viridis_is_viridis(void **state)
+static void viridis_is_viridis(void)
 {
-    (void)state;
     static const uint8_t known[][3] = {
         {68, 1, 84}, {59, 82, 139}, {33, 145, 140}, {94, 201, 98}, {253, 231, 37}};
     for (int i = 0; i < 5; i++) {
@@ -625,9 +610,8 @@ static void viridis_is_viridis(void **state)
     assert_memory_equal(nan_color, known[0], 3);
 }
 
-static void names_follow_the_lists(void **state)
+static void names_follow_the_lists(void)
 {
-    (void)state;
 #define CMAP_CASE(id, value, text, is_signed) assert_string_equal(mha_cmap_name(id), text);
     MHA_CMAP_LIST(CMAP_CASE)
 #undef CMAP_CASE
@@ -665,7 +649,7 @@ static void check_terminal(const mha_figure *figure, const mha_terminal *termina
 {
     mha_buffer buffer = {0};
     mha_sink sink = mha_buffer_sink(&buffer);
-    assert_int_equal(mha_render_terminal(figure, terminal, &sink), MHA_OK);
+    expect_ok(mha_render_terminal(figure, terminal, &sink));
     assert_int_equal(strlen(buffer.data), buffer.size);
     for (const char *line = buffer.data; *line;) {
         size_t length = strcspn(line, "\n");
@@ -684,9 +668,8 @@ static void check_terminal(const mha_figure *figure, const mha_terminal *termina
     mha_buffer_free(&buffer);
 }
 
-static void terminal_keeps_its_width(void **state)
+static void terminal_keeps_its_width(void)
 {
-    (void)state;
     static const char *const words[] = {"the",
                                         "\xE6\x97\xA5\xE6\x9C\xAC\xE8\xAA\x9E",
                                         "e\xCC\x81\xCC\x81"
@@ -730,9 +713,8 @@ static void terminal_keeps_its_width(void **state)
     free(values);
 }
 
-static void terminal_says_what_it_draws(void **state)
+static void terminal_says_what_it_draws(void)
 {
-    (void)state;
     static const uint8_t masked[] = {0, 1, 0, 0};
     mha_panel panel = {.values = four, .masked = masked, .name = "L0H3"};
     mha_figure figure = figure_of(&panel, 1, 2, 2);
@@ -760,9 +742,8 @@ static void terminal_says_what_it_draws(void **state)
     mha_buffer_free(&color);
 }
 
-static void text_columns(void **state)
+static void text_columns(void)
 {
-    (void)state;
     assert_int_equal(mha_text_columns(NULL), 0);
     assert_int_equal(mha_text_columns(""), 0);
     assert_int_equal(mha_text_columns("abc"), 3);
@@ -776,9 +757,8 @@ static void text_columns(void **state)
 
 /* ---- Reproducible bytes, degenerate figures, errors ---- */
 
-static void bytes_do_not_vary(void **state)
+static void bytes_do_not_vary(void)
 {
-    (void)state;
     mha_panel panels[] = {{.values = four}, {.values = four, .note = "1.5"}};
     mha_figure figure = figure_of(panels, 2, 2, 2);
     figure.scale = MHA_SCALE_SQRT;
@@ -796,9 +776,8 @@ static void bytes_do_not_vary(void **state)
     setlocale(LC_ALL, "C");
 }
 
-static void degenerate_figures_are_drawn(void **state)
+static void degenerate_figures_are_drawn(void)
 {
-    (void)state;
     const float odd[] = {NAN, -INFINITY, 3e38F, -3e38F};
     static const uint8_t all[] = {1, 1, 1, 1};
     const mha_panel panels[] = {{.values = odd}, {.values = four, .masked = all}, {.values = NULL}};
@@ -916,9 +895,8 @@ static void bad_mark(mha_figure *f, mha_panel *p)
     p->mark = beside;
 }
 
-static void bad_figures_are_refused(void **state)
+static void bad_figures_are_refused(void)
 {
-    (void)state;
     static const refusal refusals[] = {
         {"struct_size", MHA_ERR_ARGUMENT, no_size},
         {"panel_size", MHA_ERR_ARGUMENT, no_panel_size},
@@ -962,9 +940,8 @@ static void bad_figures_are_refused(void **state)
 }
 
 /* Older callers have fewer fields, and newer ones have more. */
-static void structs_may_grow(void **state)
+static void structs_may_grow(void)
 {
-    (void)state;
     struct {
         mha_panel panel;
         int64_t more;
@@ -1002,9 +979,8 @@ static mha_status fail_later(void *user, const void *bytes, size_t count)
     return mha_fail(f->status, "the sink is full");
 }
 
-static void sink_failures_are_passed_up(void **state)
+static void sink_failures_are_passed_up(void)
 {
-    (void)state;
     float values[1600];
     for (int i = 0; i < 1600; i++) values[i] = (float)(i * 7 % 31);
     mha_panel panels[4] = {
@@ -1057,9 +1033,8 @@ static mha_status write_file(const char *path, const char *text, mha_status outc
     return mha_file_finish(file, status ? status : outcome);
 }
 
-static void files_appear_whole_or_not_at_all(void **state)
+static void files_appear_whole_or_not_at_all(void)
 {
-    (void)state;
     char folder[] = "render-test-XXXXXX", path[64], link[64], missing[64];
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/out.svg", folder);
@@ -1067,13 +1042,13 @@ static void files_appear_whole_or_not_at_all(void **state)
     snprintf(missing, sizeof missing, "%s/none/out.svg", folder);
     assert_int_equal(write_file(path, "first", MHA_ERR_NOMEM), MHA_ERR_NOMEM);
     assert_int_equal(entries_of(folder), 0);
-    assert_int_equal(write_file(path, "first", MHA_OK), MHA_OK);
+    expect_ok(write_file(path, "first", MHA_OK));
     check_content(path, "first");
     assert_int_equal(chmod(path, 0640), 0);
     assert_int_equal(write_file(path, "never", MHA_ERR_CALLBACK), MHA_ERR_CALLBACK);
     check_content(path, "first");
     assert_int_equal(symlink("out.svg", link), 0);
-    assert_int_equal(write_file(link, "second", MHA_OK), MHA_OK);
+    expect_ok(write_file(link, "second", MHA_OK));
     check_content(path, "second");
     struct stat info;
     assert_true(lstat(link, &info) == 0 && S_ISLNK(info.st_mode));
@@ -1094,15 +1069,14 @@ static void files_appear_whole_or_not_at_all(void **state)
     rmdir(folder);
 }
 
-static void full_disk_is_an_error(void **state)
+static void full_disk_is_an_error(void)
 {
-    (void)state;
     if (access("/dev/full", W_OK) != 0) skip();
     mha_panel panel = {.values = four};
     mha_figure figure = figure_of(&panel, 1, 2, 2);
     for (int i = 0; i < WRITERS; i++) {
         mha_file *file;
-        assert_int_equal(mha_file_create("/dev/full", &file), MHA_OK);
+        expect_ok(mha_file_create("/dev/full", &file));
         mha_status status = mha_file_finish(file, writers[i](&figure, mha_file_sink(file)));
         assert_int_equal(status, MHA_ERR_WRITE);
         assert_non_null(strstr(mha_error_detail(), "/dev/full"));

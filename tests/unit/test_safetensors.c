@@ -34,9 +34,8 @@ static void refuse(const char *header, size_t data_bytes, mha_status status, con
     assert_non_null(strstr(mha_error_detail(), "x.safetensors"));
 }
 
-static void test_refuses_headers(void **state)
+static void test_refuses_headers(void)
 {
-    (void)state;
     const mha_status bad = MHA_ERR_FORMAT;
     refuse("", 0, bad, "does not begin with '{'");
     refuse("[]", 0, bad, "does not begin with '{'");
@@ -68,9 +67,8 @@ static void refuse_tensor(const char *shape, const char *offsets, size_t data_by
     refuse(header, data_bytes, status, part);
 }
 
-static void test_refuses_tensors(void **state)
+static void test_refuses_tensors(void)
 {
-    (void)state;
     const mha_status bad = MHA_ERR_FORMAT;
     refuse_tensor("[-1]", "[0,4]", 4, bad, "tensor 'a': shape");
     refuse_tensor("[1.0]", "[0,4]", 4, bad, "shape");
@@ -94,9 +92,8 @@ static void test_refuses_tensors(void **state)
     refuse_tensor("[0]", "[0,0]", 1, bad, "belong to no tensor");
 }
 
-static void test_refuses_overlap_and_holes(void **state)
+static void test_refuses_overlap_and_holes(void)
 {
-    (void)state;
     char header[512];
     static const struct {
         int begin, end;
@@ -115,9 +112,8 @@ static void test_refuses_overlap_and_holes(void **state)
            "whole bytes");
 }
 
-static void test_refuses_lengths_and_files(void **state)
+static void test_refuses_lengths_and_files(void)
 {
-    (void)state;
     mha_safetensors *file = NULL;
     const char *path = put("{}", 3, 0);
     expect_error(mha_safetensors_open(path, &file), MHA_ERR_FORMAT, "claims 3 bytes");
@@ -143,9 +139,8 @@ static void test_refuses_lengths_and_files(void **state)
     mha_safetensors_close(NULL);
 }
 
-static void test_long_names_are_cut(void **state)
+static void test_long_names_are_cut(void)
 {
-    (void)state;
     char header[2048], name[1200];
     for (size_t i = 0; i < sizeof name - 2; i += 2) memcpy(name + i, "\xc3\xa4", 2);
     name[sizeof name - 2] = '\0';
@@ -153,12 +148,11 @@ static void test_long_names_are_cut(void **state)
     refuse(header, 0, MHA_ERR_FORMAT, "\xc3\xa4...': its description is not a JSON object");
 }
 
-static void test_reads_what_the_format_allows(void **state)
+static void test_reads_what_the_format_allows(void)
 {
-    (void)state;
     mha_safetensors *file = NULL;
     mha_tensor tensor;
-    assert_int_equal(mha_safetensors_open(put("{}   ", -1, 0), &file), MHA_OK);
+    expect_ok(mha_safetensors_open(put("{}   ", -1, 0), &file));
     assert_int_equal(mha_safetensors_count(file), 0);
     mha_safetensors_close(file);
     /* Tensors out of order in the header, an empty tensor, a scalar, types without a view, 7 axes,
@@ -170,7 +164,7 @@ static void test_reads_what_the_format_allows(void **state)
         "\"f\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
         "\"b\":{\"dtype\":\"BOOL\",\"shape\":[2,4],\"data_offsets\":[4,12]},"
         "\"m\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[14,15]}}";
-    assert_int_equal(mha_safetensors_open(put(header, -1, 15), &file), MHA_OK);
+    expect_ok(mha_safetensors_open(put(header, -1, 15), &file));
     assert_int_equal(mha_safetensors_count(file), 5);
     assert_string_equal(mha_safetensors_name(file, 0), "s");
     assert_null(mha_safetensors_name(file, 5));
@@ -184,14 +178,12 @@ static void test_reads_what_the_format_allows(void **state)
     expect_error(mha_safetensors_tensor(file, 0, &tensor), MHA_ERR_UNSUPPORTED, "I16");
     expect_error(mha_safetensors_tensor(file, 4, &tensor), MHA_ERR_UNSUPPORTED, "7 dimensions");
     expect_error(mha_safetensors_tensor(file, 9, &tensor), MHA_ERR_ARGUMENT, "index 9");
-    assert_int_equal(mha_safetensors_tensor(file, mha_safetensors_find(file, "e"), &tensor),
-                     MHA_OK);
+    expect_ok(mha_safetensors_tensor(file, mha_safetensors_find(file, "e"), &tensor));
     assert_int_equal(tensor.ndim, 3);
     assert_int_equal(tensor.dtype, MHA_F64);
     int64_t empty = mha_safetensors_find(file, "e");
-    assert_int_equal(mha_safetensors_read(file, empty, MHA_F32, 0, NULL), MHA_OK);
-    assert_int_equal(mha_safetensors_tensor(file, mha_safetensors_find(file, "b"), &tensor),
-                     MHA_OK);
+    expect_ok(mha_safetensors_read(file, empty, MHA_F32, 0, NULL));
+    expect_ok(mha_safetensors_tensor(file, mha_safetensors_find(file, "b"), &tensor));
     assert_int_equal(tensor.dtype, MHA_U8);
     assert_int_equal(tensor.shape[1], 4);
     assert_int_equal(((unsigned char *)tensor.data)[7], 11);
@@ -213,7 +205,7 @@ static void one_copy_for_all(mha_safetensors *file)
     mha_tensor tensor;
     for (int i = 0; i < 4; i++)
         assert_int_equal(pthread_create(&thread[i], NULL, ask_for_tensor, file), 0);
-    assert_int_equal(mha_safetensors_tensor(file, 0, &tensor), MHA_OK);
+    expect_ok(mha_safetensors_tensor(file, 0, &tensor));
     for (int i = 0; i < 4; i++) {
         void *data = NULL;
         assert_int_equal(pthread_join(thread[i], &data), 0);
@@ -221,9 +213,8 @@ static void one_copy_for_all(mha_safetensors *file)
     }
 }
 
-static void test_aligns_data(void **state)
+static void test_aligns_data(void)
 {
-    (void)state;
     mha_safetensors *file = NULL;
     mha_tensor tensor, peeked;
     int views = 0;
@@ -232,12 +223,12 @@ static void test_aligns_data(void **state)
         snprintf(padded, sizeof padded,
                  "{\"a\":{\"dtype\":\"F64\",\"shape\":[2],\"data_offsets\":[0,16]}}%.*s", pad,
                  "        ");
-        assert_int_equal(mha_safetensors_open(put(padded, -1, 16), &file), MHA_OK);
-        assert_int_equal(mha_safetensors_peek(file, 0, &peeked), MHA_OK);
+        expect_ok(mha_safetensors_open(put(padded, -1, 16), &file));
+        expect_ok(mha_safetensors_peek(file, 0, &peeked));
         assert_int_equal(peeked.shape[0], 2);
         assert_int_equal(peeked.dtype, MHA_F64);
         one_copy_for_all(file);
-        assert_int_equal(mha_safetensors_tensor(file, 0, &tensor), MHA_OK);
+        expect_ok(mha_safetensors_tensor(file, 0, &tensor));
         assert_int_equal((uintptr_t)tensor.data % 8, 0);
         assert_int_equal(((unsigned char *)tensor.data)[15], 15);
         if (peeked.data) assert_ptr_equal(peeked.data, tensor.data);
@@ -249,9 +240,8 @@ static void test_aligns_data(void **state)
 
 /* A conversion of every type to every other from an odd address equals the conversion of an aligned
  * copy. */
-static void test_reads_into_memory(void **state)
+static void test_reads_into_memory(void)
 {
-    (void)state;
     enum { COUNT = 2500 }; /* more than one piece, and a remainder */
     static const mha_dtype types[] = {MHA_F32, MHA_F64, MHA_F16, MHA_BF16, MHA_I32, MHA_U8};
     static const char *const names[] = {"F32", "F64", "F16", "BF16", "I32", "U8"};
@@ -271,11 +261,11 @@ static void test_reads_into_memory(void **state)
         for (size_t i = 0; i < COUNT * size; i++)
             bytes[8 + (size_t)length + i] = (unsigned char)(i * 37 + i / 251);
         const char *path = temp_write("x.safetensors", bytes, 8 + (size_t)length + COUNT * size);
-        assert_int_equal(mha_safetensors_open(path, &file), MHA_OK);
+        expect_ok(mha_safetensors_open(path, &file));
         mha_tensor in;
-        assert_int_equal(mha_safetensors_peek(file, 0, &in), MHA_OK);
+        expect_ok(mha_safetensors_peek(file, 0, &in));
         if (size > 1) assert_null(in.data);
-        assert_int_equal(mha_safetensors_tensor(file, 0, &in), MHA_OK);
+        expect_ok(mha_safetensors_tensor(file, 0, &in));
         for (int to = 0; to < 6; to++) {
             const mha_tensor out = mha_tensor_contiguous(want, types[to], 2, in.shape);
             memset(got, 1, sizeof got);
@@ -285,11 +275,11 @@ static void test_reads_into_memory(void **state)
                 assert_int_equal(status, MHA_ERR_DTYPE);
                 continue;
             }
-            assert_int_equal(status, MHA_OK);
+            expect_ok(status);
             if (from == to)
                 memcpy(want, in.data, COUNT * size);
             else
-                assert_int_equal(mha_tensor_convert(&in, &out), MHA_OK);
+                expect_ok(mha_tensor_convert(&in, &out));
             assert_memory_equal(got, want, sizeof got);
         }
         expect_error(mha_safetensors_read(file, 0, types[from], 7, got), MHA_ERR_SHAPE, "2500");
@@ -301,9 +291,8 @@ static void test_reads_into_memory(void **state)
 }
 
 /* For any names, a written header has a multiple of 8 bytes, so that data is aligned. */
-static void test_pads_headers(void **state)
+static void test_pads_headers(void)
 {
-    (void)state;
     double x[2] = {1, 2};
     const mha_tensor tensor = mha_tensor_contiguous(x, MHA_F64, 1, (int64_t[]){2});
     const char *path = temp_path("padded.safetensors");
@@ -311,7 +300,7 @@ static void test_pads_headers(void **state)
         char name[16] = "";
         memset(name, 'a', length);
         const char *const names[] = {name};
-        assert_int_equal(mha_safetensors_write(path, names, &tensor, 1, NULL), MHA_OK);
+        expect_ok(mha_safetensors_write(path, names, &tensor, 1, NULL));
         unsigned char size[8];
         FILE *file = fopen(path, "rb");
         assert_non_null(file);
@@ -321,9 +310,8 @@ static void test_pads_headers(void **state)
     }
 }
 
-static void test_writes_what_it_reads(void **state)
+static void test_writes_what_it_reads(void)
 {
-    (void)state;
     float f[6] = {1, 2, 3, 4, 5, 6};
     double d[1] = {0.1};
     uint8_t u[3] = {7, 8, 9};
@@ -336,10 +324,10 @@ static void test_writes_what_it_reads(void **state)
     };
     const char *metadata[] = {"a", "b\n", "c", "", NULL};
     const char *path = temp_path("out.safetensors");
-    assert_int_equal(mha_safetensors_write(path, names, tensors, 4, metadata), MHA_OK);
+    expect_ok(mha_safetensors_write(path, names, tensors, 4, metadata));
     mha_buffer buffer = {0};
     const mha_sink sink = mha_buffer_sink(&buffer);
-    assert_int_equal(mha_safetensors_write_to(&sink, names, tensors, 4, metadata), MHA_OK);
+    expect_ok(mha_safetensors_write_to(&sink, names, tensors, 4, metadata));
     size_t size;
     char *bytes = temp_read(path, &size);
     assert_int_equal(buffer.size, size);
@@ -348,7 +336,7 @@ static void test_writes_what_it_reads(void **state)
     mha_buffer_free(&buffer);
     mha_safetensors *file = NULL;
     mha_tensor got;
-    assert_int_equal(mha_safetensors_open(path, &file), MHA_OK);
+    expect_ok(mha_safetensors_open(path, &file));
     assert_int_equal(mha_safetensors_count(file), 4);
     assert_string_equal(mha_safetensors_metadata(file, "a"), "b\n");
     assert_int_equal(mha_safetensors_tensor(file, mha_safetensors_find(file, names[1]), &got), 0);
@@ -364,9 +352,8 @@ static void test_writes_what_it_reads(void **state)
     mha_safetensors_close(file);
 }
 
-static void test_refuses_to_write(void **state)
+static void test_refuses_to_write(void)
 {
-    (void)state;
     float f[1] = {1};
     const mha_tensor one = mha_tensor_contiguous(f, MHA_F32, 1, (int64_t[]){1});
     mha_tensor two[2] = {one, one};
@@ -415,7 +402,7 @@ static unsigned touch(const mha_safetensors *file)
     for (int64_t i = 0; i < mha_safetensors_count(file); i++) {
         sum += (unsigned)strlen(mha_safetensors_name(file, i));
         if (mha_safetensors_tensor(file, i, &tensor) != MHA_OK) continue;
-        assert_int_equal(mha_tensor_count(&tensor, &elements), MHA_OK);
+        expect_ok(mha_tensor_count(&tensor, &elements));
         const unsigned char *bytes = tensor.data;
         for (size_t b = 0; b < (size_t)elements * mha_dtype_size(tensor.dtype); b++)
             sum += bytes[b];
@@ -423,9 +410,8 @@ static unsigned touch(const mha_safetensors *file)
     return sum;
 }
 
-static void test_mutations(void **state)
+static void test_mutations(void)
 {
-    (void)state;
     static unsigned char bytes[4096];
     size_t size;
     float f[24] = {1, 2, 3};
@@ -433,7 +419,7 @@ static void test_mutations(void **state)
     const mha_tensor tensors[] = {mha_tensor_contiguous(f, MHA_F32, 2, (int64_t[]){4, 6}),
                                   mha_tensor_contiguous(f, MHA_F16, 1, (int64_t[]){4})};
     const char *path = temp_path("good.safetensors");
-    assert_int_equal(mha_safetensors_write(path, names, tensors, 2, metadata), MHA_OK);
+    expect_ok(mha_safetensors_write(path, names, tensors, 2, metadata));
     char *good = temp_read(path, &size);
     assert_true(size < sizeof bytes);
     int opened = 0, refused = 0;

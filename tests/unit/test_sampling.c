@@ -64,9 +64,8 @@ static void check_counts(const mha_sampling *s, const float *logits, int count)
     }
 }
 
-static void draws_have_their_probabilities(void **state)
+static void draws_have_their_probabilities(void)
 {
-    (void)state;
     const float logits[] = {0.3f, 2, -1, 2, 1.7f, -3, 0.9f};
     const mha_sampling cases[] = {
         {.temperature = 1},
@@ -86,9 +85,8 @@ static void draws_have_their_probabilities(void **state)
     }
 }
 
-static void without_temperature_the_first_largest(void **state)
+static void without_temperature_the_first_largest(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 0);
     for (int n = 0; n < 200; n++) {
         float logits[MOST];
@@ -104,9 +102,8 @@ static void without_temperature_the_first_largest(void **state)
     }
 }
 
-static void extreme_logits(void **state)
+static void extreme_logits(void)
 {
-    (void)state;
     const float logits[] = {-3e38f, 3e38f, 0};
     const mha_sampling s = {.struct_size = sizeof s, .temperature = 1};
     int32_t token = -1;
@@ -114,9 +111,8 @@ static void extreme_logits(void **state)
     assert_int_equal(token, 1);
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     float logits[] = {1, 2};
     int32_t token = 99;
     mha_context *context = context_with(1);

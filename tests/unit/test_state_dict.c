@@ -115,9 +115,8 @@ static void file_contents(void **state)
 }
 
 /* Other floating types are converted: each element is exact or rounded once. */
-static void other_types(void **state)
+static void other_types(void)
 {
-    (void)state;
     static const mha_dtype types[] = {MHA_F16, MHA_BF16, MHA_F64};
     static const char *const names[] = {"in_proj_weight", "out_proj.weight"};
     mha_module_desc d = {.embed_dim = 2, .num_heads = 1};
@@ -154,9 +153,8 @@ typedef struct content {
     int64_t count;
 } content;
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     static float memory[64];
     static int32_t numbers[64];
     const mha_module_desc d = {.embed_dim = 4, .num_heads = 2};
@@ -209,9 +207,8 @@ static void misuse_is_refused(void **state)
 }
 
 /* A file with flipped bits gives an error or its numbers, never a partly loaded module. */
-static void hostile_files(void **state)
+static void hostile_files(void)
 {
-    (void)state;
     const mha_module_desc d = {.embed_dim = 4, .num_heads = 2, .flags = MHA_MODULE_BIAS_KV};
     mha_module *module = make(d), *before = make(d);
     set_by_chance(before, 1);

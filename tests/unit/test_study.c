@@ -30,9 +30,8 @@ static mha_tokens read(const mha_model *model, const char *text)
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-static void words_have_places_and_sentences(void **state)
+static void words_have_places_and_sentences(void)
 {
-    (void)state;
     static const char *const labels[] = {"<s>", "the", "cat", "sat", ".", "a", "dog"};
     static const int32_t ids[] = {0, 1, 2, 3, 4, 7, 8};
     static const int64_t begin[] = {-1, 0, 4, 8, 11, 13, 15}, end[] = {-1, 3, 7, 11, 12, 14, 18},
@@ -57,9 +56,8 @@ static void words_have_places_and_sentences(void **state)
     mha_model_destroy(model);
 }
 
-static void limits_hold(void **state)
+static void limits_hold(void)
 {
-    (void)state;
     static const char text[] = "the cat sat on the mat";
     mha_model *model = word_model(32);
     mha_tokens_options how = {.struct_size = sizeof how, .max_tokens = 4};
@@ -97,9 +95,8 @@ static void limits_hold(void **state)
     mha_model_destroy(model);
 }
 
-static void pieces_of_a_pair(void **state)
+static void pieces_of_a_pair(void)
 {
-    (void)state;
     mha_model *model = NULL;
     mha_tokens t = MHA_INIT(mha_tokens);
     expect_ok(mha_model_load(context, TINY, NULL, &model));
@@ -127,9 +124,8 @@ static void pieces_of_a_pair(void **state)
     mha_model_destroy(model);
 }
 
-static void a_text_grows(void **state)
+static void a_text_grows(void)
 {
-    (void)state;
     static const char *const stops[] = {"", "on the"};
     mha_model *model = word_model(32);
     mha_text_writer *w = NULL;
@@ -201,9 +197,8 @@ static void feed(mha_model *model, const mha_tokens *t, mha_head_measures *measu
     free(maps);
 }
 
-static void scores_are_those_of_maps_by_hand(void **state)
+static void scores_are_those_of_maps_by_hand(void)
 {
-    (void)state;
     mha_model *model = word_model(32);
     mha_tokens texts[2] = {read(model, first_text), read(model, second_text)};
     mha_study *study = NULL;
@@ -240,9 +235,8 @@ static void scores_are_those_of_maps_by_hand(void **state)
 }
 
 /* Steps and a restarted study are bit-identical to the single call. */
-static void steps_are_the_whole(void **state)
+static void steps_are_the_whole(void)
 {
-    (void)state;
     mha_model *model = word_model(32);
     mha_tokens texts[2] = {read(model, first_text), read(model, second_text)};
     mha_study *whole = NULL, *steps = NULL;
@@ -386,9 +380,8 @@ static void study_as_rank(void *user, const mha_transport *t)
     mha_context_destroy(own);
 }
 
-static void ranks_have_the_state_of_one_process(void **state)
+static void ranks_have_the_state_of_one_process(void)
 {
-    (void)state;
     saving one = {0};
     mha_model *model = word_model(64);
     expect_ok(study_lines(context, model, lines, TEXTS, NULL, NULL, &one));
@@ -396,7 +389,7 @@ static void ranks_have_the_state_of_one_process(void **state)
         static rank_studies all;
         thread_ranks_run(size, study_as_rank, &all, -1, 0);
         for (int r = 0; r < size; r++) {
-            assert_int_equal(all.status[r], MHA_OK);
+            expect_ok(all.status[r]);
             assert_true(r == 0 ? all.of[r].count > 1 : all.of[r].count == 0);
         }
         const saving *first = &all.of[0];
@@ -415,9 +408,8 @@ static mha_status stop_in_layer_1(void *user, const mha_study_progress *at)
     return at->layer == 1 ? MHA_ERR_CALLBACK : MHA_OK;
 }
 
-static void links_and_stops(void **state)
+static void links_and_stops(void)
 {
-    (void)state;
     static const char *const names[] = {"det"};
     static const int64_t begin[] = {0, 4, 30}, end[] = {3, 7, 33};
     static const mha_heads_link links[] = {{0, 1, 0}, {2, 1, 0}, {1, 9, 0}};
@@ -500,9 +492,8 @@ static bool has_role(const mha_study_found *found, mha_role role)
     return has;
 }
 
-static void random_tokens_tell_induction(void **state)
+static void random_tokens_tell_induction(void)
 {
-    (void)state;
     mha_head_measures *before = measured(false), *follows = measured(true);
     mha_study_found found = {.struct_size = sizeof found, .texts = follows};
     assert_true(has_role(&found, MHA_ROLE_INDUCTION));
@@ -530,9 +521,8 @@ static void random_tokens_tell_induction(void **state)
     mha_head_measures_destroy(follows);
 }
 
-static void random_tokens_fit_the_model(void **state)
+static void random_tokens_fit_the_model(void)
 {
-    (void)state;
     mha_random_tokens plan = {.struct_size = sizeof plan};
     mha_tokens t = MHA_INIT(mha_tokens);
     mha_study *study = NULL;
@@ -578,9 +568,8 @@ static mha_maps maps_of(mha_model *model, mha_maps_desc *desc)
 
 /* Maps of blocks have the largest weights of complete maps, and a study in the same run does not
  * change them. */
-static void maps_are_of_every_kind(void **state)
+static void maps_are_of_every_kind(void)
 {
-    (void)state;
     mha_model *model = word_model(32);
     mha_tokens tokens = read(model, "the cat sat on the mat . a dog ran");
     const int64_t T = tokens.count, side = (T + 2) / 3;
@@ -629,9 +618,8 @@ static void maps_are_of_every_kind(void **state)
     mha_model_destroy(model);
 }
 
-static void texts_are_subtracted(void **state)
+static void texts_are_subtracted(void)
 {
-    (void)state;
     mha_model *model = word_model(32);
     mha_tokens text[] = {read(model, "the cat sat"), read(model, "the dog sat"),
                          read(model, "the cat")};
@@ -677,9 +665,8 @@ static void save_half(const char *folder, mha_transformer_desc d, uint64_t seed)
 }
 
 /* The cross-attention of an encoder-decoder's active heads equals two direct runs. */
-static void maps_of_an_encoder_decoder(void **state)
+static void maps_of_an_encoder_decoder(void)
 {
-    (void)state;
     enum { T = 4, S = 3, E = 12 };
     static const uint8_t on[L * H] = {[1] = 1};
     static float stream[S * E], all[L * H * T * S];
@@ -717,9 +704,8 @@ static void maps_of_an_encoder_decoder(void **state)
     mha_model_destroy(model);
 }
 
-static void misuse_of_maps(void **state)
+static void misuse_of_maps(void)
 {
-    (void)state;
     mha_model *model = word_model(32);
     mha_tokens tokens = read(model, "the cat");
     mha_maps maps = MHA_INIT(mha_maps), none = {0};
@@ -757,9 +743,8 @@ static void misuse_of_maps(void **state)
 }
 
 /* Terms sum to the next stream because this W_O has no bias, and every head has a card. */
-static void heads_write_and_have_cards(void **state)
+static void heads_write_and_have_cards(void)
 {
-    (void)state;
     mha_model *model = word_model(32);
     mha_tokens tokens = read(model, "the cat sat on the mat . a dog ran");
     mha_desk desk = MHA_INIT(mha_desk);

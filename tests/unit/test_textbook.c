@@ -1,5 +1,6 @@
 /* Cases from lessons and papers: shapes, sums and parameter counts, with results compared to the formulas. examples/
  * has the same cases as programs (docs/textbook.md). */
+#include "support/expect.h"
 #include "support/guarded.h"
 #include "support/machines.h"
 #include "support/module_call.h"
@@ -40,9 +41,8 @@ static void check_weights(const float *p, int64_t rows, int64_t length)
 }
 
 /* (2, 8, 10, 64): weights (2, 8, 10, 10) whose rows sum to 1. */
-static void weights_of_a_batch(void **state)
+static void weights_of_a_batch(void)
 {
-    (void)state;
     enum { B = 2, H = 8, T = 10, D = 64 };
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 1);
@@ -57,9 +57,8 @@ static void weights_of_a_batch(void **state)
                                            .probabilities = &weights};
     for (int m = 0; m < all.count; m++) {
         const mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
-        assert_int_equal(
-            mha_attention_forward(all.each[m].context, &desc, &t[0], &t[1], &t[2], &t[3], &outputs),
-            MHA_OK);
+        expect_ok(mha_attention_forward(all.each[m].context, &desc, &t[0], &t[1], &t[2], &t[3],
+                                        &outputs));
         check_weights(p, (int64_t)B * H * T, T);
     }
     for (int i = 0; i < 4; i++) test_free(x[i]);
@@ -67,9 +66,8 @@ static void weights_of_a_batch(void **state)
 }
 
 /* x (3, 5, 16) with 2 heads gives weights (3, 2, 5, 5), and no other shape is accepted. */
-static void weights_of_a_module(void **state)
+static void weights_of_a_module(void)
 {
-    (void)state;
     enum { B = 3, T = 5, E = 16, H = 2 };
     machines all = machines_make(1);
     rng r = rng_make(rng_run_seed(), 2);
@@ -83,10 +81,9 @@ static void weights_of_a_module(void **state)
         const mha_module_outputs outputs = {.struct_size = sizeof outputs, .probabilities = &P};
         mha_context *context = all.each[m].context;
         mha_module *module;
-        assert_int_equal(mha_module_create(context, &desc, &module), MHA_OK);
-        assert_int_equal(mha_module_set_parameter(module, "in_proj_weight", &W), MHA_OK);
-        assert_int_equal(
-            mha_module_run(context, module, MODULE_CALL(&path, &X, &X, &X, &Y, &outputs)), MHA_OK);
+        expect_ok(mha_module_create(context, &desc, &module));
+        expect_ok(mha_module_set_parameter(module, "in_proj_weight", &W));
+        expect_ok(mha_module_run(context, module, MODULE_CALL(&path, &X, &X, &X, &Y, &outputs)));
         check_weights(p, B * H * T, T);
         for (int axis = 0; axis < 4; axis++) {
             P = tensor(p, 4, (int64_t[]){B, H, T, T});
@@ -259,9 +256,8 @@ static void check_last_token(const float *x, const float *y, const hankel w[4])
 }
 
 /* 32 query heads share 8 key/value heads: 41,943,040 parameters for x (2, 10, 4096). */
-static void grouped_heads(void **state)
+static void grouped_heads(void)
 {
-    (void)state;
     static const char *const names[] = {"q_proj_weight", "k_proj_weight", "v_proj_weight",
                                         "out_proj.weight"};
     static const int64_t rows[] = {GE, GHK * GD, GHK * GD, GE};
@@ -273,13 +269,12 @@ static void grouped_heads(void **state)
         w[i] = hankel_make(&r, rows[i]);
         mha_tensor t = hankel_tensor(&w[i]);
         assert_int_equal(elements_of(module, names[i]), rows[i] * GE);
-        assert_int_equal(mha_module_set_parameter(module, names[i], &t), MHA_OK);
+        expect_ok(mha_module_set_parameter(module, names[i], &t));
     }
     float *x = normal(&r, GB * GT * GE), *y = normal(&r, GB * GT * GE);
     for (int i = 0; i < GB * GT * GE; i++) x[i] = (float)rng_between(&r, -1, 1);
     mha_tensor X = tensor(x, 3, (int64_t[]){GB, GT, GE}), Y = tensor(y, 3, X.shape);
-    assert_int_equal(mha_module_run(context, module, MODULE_CALL(NULL, &X, &X, &X, &Y, NULL)),
-                     MHA_OK);
+    expect_ok(mha_module_run(context, module, MODULE_CALL(NULL, &X, &X, &X, &Y, NULL)));
     check_last_token(x, y, w);
     for (int i = 0; i < 4; i++) test_free(w[i].base);
     test_free(x);
@@ -291,9 +286,8 @@ static void grouped_heads(void **state)
 
 /* Clipped at 128, a table has 257 rows; each query's mean of clipped distances shows all of them.
  */
-static void shaw_rows(void **state)
+static void shaw_rows(void)
 {
-    (void)state;
     enum { CLIP = 128, ROWS = 2 * CLIP + 1, T = 300 };
     machines all = machines_make(1);
     float q[T] = {0}, table[ROWS], o[T];
@@ -305,8 +299,7 @@ static void shaw_rows(void **state)
         const mha_attention_desc desc = {
             .struct_size = sizeof desc, .path = all.each[m].path, .shaw_values = &rows};
         rows.shape[0] = ROWS;
-        assert_int_equal(mha_attention_forward(all.each[m].context, &desc, &x, &x, &x, &y, NULL),
-                         MHA_OK);
+        expect_ok(mha_attention_forward(all.each[m].context, &desc, &x, &x, &x, &y, NULL));
         for (int t = 0; t < T; t++) {
             double sum = 0;
             for (int s = 0; s < T; s++) {

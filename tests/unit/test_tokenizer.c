@@ -121,9 +121,8 @@ static void run_case(const mha_tokenizer *tokenizer, char *line, int number)
     mha_encoding_free(&e);
 }
 
-static void test_golden(void **state)
+static void test_golden(void)
 {
-    (void)state;
     char *file = temp_read("tests/golden/tokenizer/cases.tsv", NULL), *line = file;
     mha_tokenizer *tokenizer = NULL;
     char loaded[16] = "";
@@ -150,12 +149,11 @@ static void test_golden(void **state)
     assert_int_equal(cases, 198);
 }
 
-static void test_describe(void **state)
+static void test_describe(void)
 {
-    (void)state;
     mha_tokenizer *tokenizer = load_golden("uncased");
     mha_tokenizer_info info = {.struct_size = sizeof info};
-    assert_int_equal(mha_tokenizer_describe(tokenizer, &info), MHA_OK);
+    expect_ok(mha_tokenizer_describe(tokenizer, &info));
     assert_int_equal(info.pad_id, 0);
     assert_int_equal(info.unk_id, 1);
     assert_int_equal(info.cls_id, 2);
@@ -176,7 +174,7 @@ static void test_describe(void **state)
     mha_tokenizer_destroy(tokenizer);
 
     tokenizer = load_golden("added");
-    assert_int_equal(mha_tokenizer_describe(tokenizer, &info), MHA_OK);
+    expect_ok(mha_tokenizer_describe(tokenizer, &info));
     assert_int_equal(info.max_length, 0); /* 1e30 means unknown */
     assert_false(info.clean_text);
     assert_string_equal(mha_tokenizer_token(tokenizer, (int32_t)info.vocab_size - 1), "<ent>");
@@ -185,13 +183,12 @@ static void test_describe(void **state)
     mha_tokenizer_destroy(NULL);
 }
 
-static void test_words(void **state)
+static void test_words(void)
 {
-    (void)state;
     mha_tokenizer *tokenizer = load_golden("uncased");
     mha_words w = {.struct_size = sizeof w};
     const char text[] = " Caf\xC3\xA9, \xE4\xBD\xA0x";
-    assert_int_equal(mha_tokenizer_words(tokenizer, text, strlen(text), &w), MHA_OK);
+    expect_ok(mha_tokenizer_words(tokenizer, text, strlen(text), &w));
     assert_string_equal(w.text, " cafe,  \xE4\xBD\xA0 x");
     assert_int_equal(w.text_bytes, strlen(w.text));
     const int64_t want[4][4] = {{1, 5, 1, 6}, {5, 6, 6, 7}, {8, 11, 8, 11}, {12, 13, 11, 12}};
@@ -202,7 +199,7 @@ static void test_words(void **state)
     }
     mha_words_free(&w);
     assert_null(w.memory);
-    assert_int_equal(mha_tokenizer_words(tokenizer, NULL, 0, &w), MHA_OK);
+    expect_ok(mha_tokenizer_words(tokenizer, NULL, 0, &w));
     assert_int_equal(w.count, 0);
     assert_string_equal(w.text, "");
     mha_words_free(&w);
@@ -215,9 +212,8 @@ static void test_words(void **state)
  * Arguments
  * --------------------------------------------------------------------------------------------- */
 
-static void test_arguments(void **state)
+static void test_arguments(void)
 {
-    (void)state;
     mha_tokenizer *t = load_golden("uncased"), *other = NULL;
     mha_encoding e = {.struct_size = sizeof e}, small = {.struct_size = sizeof e - 1};
     mha_words w = {.struct_size = 3};
@@ -254,7 +250,7 @@ static void test_arguments(void **state)
         mha_encode_options known;
         uint64_t unknown;
     } future = {{.struct_size = sizeof future}, 0};
-    assert_int_equal(mha_tokenizer_encode(t, &future.known, "a", 1, NULL, 0, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, &future.known, "a", 1, NULL, 0, &e));
     mha_encoding_free(&e);
     future.unknown = 1;
     expect_error(mha_tokenizer_encode(t, &future.known, "a", 1, NULL, 0, &e), MHA_ERR_UNSUPPORTED,
@@ -270,43 +266,41 @@ static void test_arguments(void **state)
     mha_tokenizer_destroy(t);
 }
 
-static void test_options(void **state)
+static void test_options(void)
 {
-    (void)state;
     mha_tokenizer *t = load_golden("uncased");
     mha_encoding e = {.struct_size = sizeof e};
     mha_encode_options o = {.struct_size = sizeof o, .flags = MHA_ENCODE_NO_SPECIAL};
-    assert_int_equal(mha_tokenizer_encode(t, &o, "a", 1, "b c", 3, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, &o, "a", 1, "b c", 3, &e));
     assert_int_equal(e.count, 3);
     assert_int_equal(e.type_ids[2], 1);
     mha_encoding_free(&e);
-    assert_int_equal(mha_tokenizer_encode(t, &o, NULL, 0, NULL, 0, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, &o, NULL, 0, NULL, 0, &e));
     assert_int_equal(e.count, 0);
     mha_encoding_free(&e);
     o = (mha_encode_options){.struct_size = sizeof o, .max_length = 5};
     o.truncation = MHA_TRUNCATE_LONGEST_FIRST;
-    assert_int_equal(mha_tokenizer_encode(t, &o, "a b c d", 7, "e f g", 5, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, &o, "a b c d", 7, "e f g", 5, &e));
     assert_int_equal(e.count, 5);
     assert_int_equal(e.dropped[0], 3);
     assert_int_equal(e.dropped[1], 2);
     mha_encoding_free(&e);
     for (int stop = 0; stop < 2; stop++) {
         o.flags = stop ? MHA_ENCODE_STOP : 0;
-        assert_int_equal(mha_tokenizer_encode(t, &o, "a b c d e f g h i", 17, NULL, 0, &e), MHA_OK);
+        expect_ok(mha_tokenizer_encode(t, &o, "a b c d e f g h i", 17, NULL, 0, &e));
         assert_int_equal(e.count, 5);
         assert_int_equal(e.dropped[0], stop ? 3 : 6);
         mha_encoding_free(&e);
     }
     assert_int_equal(e.struct_size, sizeof e);
-    assert_int_equal(mha_tokenizer_encode(t, NULL, NULL, 0, "", 0, &e), MHA_OK);
+    expect_ok(mha_tokenizer_encode(t, NULL, NULL, 0, "", 0, &e));
     assert_int_equal(e.count, 3);
     mha_encoding_free(&e);
     mha_tokenizer_destroy(t);
 }
 
-static void test_invalid_utf8(void **state)
+static void test_invalid_utf8(void)
 {
-    (void)state;
     static const struct {
         const char *text, *offset;
     } cases[] = {{"\x80", "byte 0 "},         {"abc\xFF", "byte 3 "},
@@ -362,9 +356,8 @@ static void refuse(const char *vocab, const char *json, const char *config, mha_
     assert_null(tokenizer);
 }
 
-static void test_refuses_vocabularies(void **state)
+static void test_refuses_vocabularies(void)
 {
-    (void)state;
     refuse(NULL, NULL, NULL, MHA_ERR_FILE, "neither vocab.txt nor tokenizer.json");
     refuse("", NULL, NULL, MHA_ERR_FORMAT, "empty");
     refuse(FIVE "a\nb\na\n", NULL, NULL, MHA_ERR_FORMAT, "'a' occurs twice, with ids");
@@ -388,9 +381,8 @@ static void test_refuses_vocabularies(void **state)
     remove(temp_path("vocab.txt"));
 }
 
-static void test_refuses_json(void **state)
+static void test_refuses_json(void)
 {
-    (void)state;
     const mha_status bad = MHA_ERR_FORMAT, other = MHA_ERR_UNSUPPORTED, model = MHA_ERR_MODEL;
     refuse(NULL, "{", NULL, bad, "malformed JSON at byte");
     refuse(NULL, "[]", NULL, bad, "a list, expected a JSON object");
@@ -434,9 +426,8 @@ static void test_refuses_json(void **state)
     refuse("[PAD]\n", JSON("", VOCAB), NULL, model, "1 tokens, but tokenizer.json has 5");
 }
 
-static void test_refuses_settings(void **state)
+static void test_refuses_settings(void)
 {
-    (void)state;
     const mha_status bad = MHA_ERR_FORMAT, other = MHA_ERR_UNSUPPORTED, model = MHA_ERR_MODEL;
     refuse(FIVE, NULL, "{\"tokenizer_class\":\"GPT2Tokenizer\"}", other, "'GPT2Tokenizer'");
     refuse(FIVE, NULL, "{\"tokenizer_class\":7}", other, "a number");
@@ -477,13 +468,12 @@ static void test_refuses_settings(void **state)
 }
 
 /* Line ends, spaces, a missing mask token, and tokens that can never match. */
-static void test_odd_vocabularies(void **state)
+static void test_odd_vocabularies(void)
 {
-    (void)state;
     mha_tokenizer *t =
         load(folder_of("[UNK]\r\n[CLS] \t\r\n[SEP]\xC2\xA0\r\n\r\nab\r\n\n##c", NULL, NULL));
     mha_tokenizer_info info = {.struct_size = sizeof info};
-    assert_int_equal(mha_tokenizer_describe(t, &info), MHA_OK);
+    expect_ok(mha_tokenizer_describe(t, &info));
     assert_int_equal(info.vocab_size, 7);
     assert_int_equal(info.mask_id, -1);
     assert_int_equal(info.pad_id, -1);
@@ -494,9 +484,8 @@ static void test_odd_vocabularies(void **state)
 }
 
 /* A line of 10 MB, and tokens with long common prefixes. */
-static void test_long_lines(void **state)
+static void test_long_lines(void)
 {
-    (void)state;
     const size_t long_line = (size_t)10 << 20, size = sizeof FIVE - 1 + long_line + 6;
     char *vocab = malloc(size + 1);
     assert_non_null(vocab);
@@ -530,9 +519,8 @@ static void check_encoding(const mha_tokenizer *t, const mha_encoding *e, size_t
     }
 }
 
-static void test_random_bytes(void **state)
+static void test_random_bytes(void)
 {
-    (void)state;
     static const char *const names[] = {"uncased", "cased", "added"};
     int valid = 0, invalid = 0;
     for (int which = 0; which < 3; which++) {
@@ -583,23 +571,21 @@ static size_t random_text(rng *r, char *text, size_t room)
     return bytes;
 }
 
-static void test_properties(void **state)
+static void test_properties(void)
 {
-    (void)state;
     mha_tokenizer *t = load_golden("uncased");
     for (uint64_t stream = 0; stream < 500; stream++) {
         rng r = rng_make(rng_run_seed(), stream);
         char text[256], twice[2 * sizeof text + 1];
         const size_t bytes = random_text(&r, text, (size_t)rng_between(&r, 0, sizeof text));
         mha_encoding one = {.struct_size = sizeof one}, two = one;
-        assert_int_equal(mha_tokenizer_encode(t, NULL, text, bytes, NULL, 0, &one), MHA_OK);
+        expect_ok(mha_tokenizer_encode(t, NULL, text, bytes, NULL, 0, &one));
         check_encoding(t, &one, bytes);
         /* A space ends every word: a repeated text gives its tokens twice. */
         memcpy(twice, text, bytes);
         twice[bytes] = '\n';
         memcpy(twice + bytes + 1, text, bytes);
-        assert_int_equal(mha_tokenizer_encode(t, NULL, twice, 2 * bytes + 1, NULL, 0, &two),
-                         MHA_OK);
+        expect_ok(mha_tokenizer_encode(t, NULL, twice, 2 * bytes + 1, NULL, 0, &two));
         assert_int_equal(two.count, 2 * one.count - 2);
         for (int64_t i = 1; i + 1 < one.count; i++) {
             assert_int_equal(two.ids[i], one.ids[i]);
@@ -614,9 +600,8 @@ static void test_properties(void **state)
 
 /* A megabyte of each potentially slow case: one word, marks, and words that fail at their last
  * letter. */
-static void test_large_texts(void **state)
+static void test_large_texts(void)
 {
-    (void)state;
     static const char *const parts[] = {"a",     "\xCC\x81",   "\xF0\x9D\x85\xA5\xCC\x81",
                                         "[",     "!",          " ",
                                         "[MASK", "foobafooba", "\xE4\xBD\xA0"};
@@ -629,8 +614,7 @@ static void test_large_texts(void **state)
         for (size_t at = 0; at < bytes; at += length) memcpy(text + at, parts[i], length);
         for (int which = 0; which < 2; which++) {
             mha_encoding e = {.struct_size = sizeof e};
-            assert_int_equal(mha_tokenizer_encode(which ? u : t, NULL, text, bytes, NULL, 0, &e),
-                             MHA_OK);
+            expect_ok(mha_tokenizer_encode(which ? u : t, NULL, text, bytes, NULL, 0, &e));
             check_encoding(t, &e, bytes);
             mha_encoding_free(&e);
         }
@@ -641,9 +625,8 @@ static void test_large_texts(void **state)
 }
 
 /* Randomly changed files give an error with a message of one line, or a tokenizer that works. */
-static void test_mutated_files(void **state)
+static void test_mutated_files(void)
 {
-    (void)state;
     static const char *const names[] = {"uncased/vocab.txt", "added/tokenizer.json",
                                         "added/tokenizer_config.json"};
     static const char *const as[] = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"};
@@ -698,9 +681,8 @@ static mha_status load_with(failing_alloc *allocs, mha_tokenizer **tokenizer)
     return mha_tokenizer_load("tests/golden/tokenizer/added", &options, tokenizer);
 }
 
-static void test_load_out_of_memory(void **state)
+static void test_load_out_of_memory(void)
 {
-    (void)state;
     failing_alloc allocs = failing_alloc_make();
     mha_tokenizer *t = NULL;
     int64_t failures = 0;
@@ -717,14 +699,13 @@ static void test_load_out_of_memory(void **state)
     assert_int_equal(allocs.mistakes, 0);
 }
 
-static void test_encode_out_of_memory(void **state)
+static void test_encode_out_of_memory(void)
 {
-    (void)state;
     static const char text[] =
         "Foo a b c d e q\xCC\x81\xCC\xA3 [SEP] g h foobar i j k l m n o p q r";
     failing_alloc allocs = failing_alloc_make();
     mha_tokenizer *t = NULL;
-    assert_int_equal(load_with(&allocs, &t), MHA_OK);
+    expect_ok(load_with(&allocs, &t));
     mha_encoding e = {.struct_size = sizeof e};
     mha_words w = {.struct_size = sizeof w};
     int64_t failures[2] = {0, 0};

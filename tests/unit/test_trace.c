@@ -168,8 +168,7 @@ static void expect_stream(const step *s)
                      position = x->position ? (double)x->position[e] : 0;
         if (!(flags & MHA_TRANSFORMER_EMBEDDING_NORM))
             expect_sum((double)first->stream[e], token + position, fabs(token) + fabs(position), 2);
-        if (!(flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM |
-                       MHA_TRANSFORMER_PARALLEL))) {
+        if (!mha_transformer_norms_follow(&s->m->desc) && !(flags & MHA_TRANSFORMER_PARALLEL)) {
             const double a = (double)layer->stream[e], b = (double)layer->attention[e];
             expect_sum((double)layer->middle[e], a + b, 40 * (fabs(a) + fabs(b) + 1), x->width);
         }
@@ -225,9 +224,8 @@ static void trace_one(const small_model *m, mha_trials *trials, const mha_trial 
     assert_null(x.weights);
 }
 
-static void every_step_follows(void **state)
+static void every_step_follows(void)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 24; seed++) {
         rng r = rng_make(seed, 88);
         small_model *m = small_model_make(context, &r, seed % 3 ? MHA_TRANSFORMER_CAUSAL : 0);
@@ -248,9 +246,8 @@ static void every_step_follows(void **state)
     }
 }
 
-static void misuse_of_traces(void **state)
+static void misuse_of_traces(void)
 {
-    (void)state;
     rng r = rng_make(5, 89);
     small_model *m = small_model_make(context, &r, MHA_TRANSFORMER_CAUSAL);
     mha_trials *trials = NULL;
@@ -281,9 +278,8 @@ static void misuse_of_traces(void **state)
 }
 
 /* Traces do not support output gates, and a gated delta net has different steps. */
-static void other_mixers_are_refused(void **state)
+static void other_mixers_are_refused(void)
 {
-    (void)state;
     static const struct {
         mha_layer_desc layer;
         const char *what;

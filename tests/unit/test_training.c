@@ -234,9 +234,8 @@ static void expect_same(const mha_trainer_state *got, const hand *wanted)
                         bytes);
 }
 
-static void a_step_is_its_parts(void **state)
+static void a_step_is_its_parts(void)
 {
-    (void)state;
     int clipped = 0;
     for (int i = 0; i < rng_cases(40, 600); i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i), twin = r;
@@ -271,9 +270,8 @@ static void a_step_is_its_parts(void **state)
 
 /* ---- learning and states --------------------------------------------------------------------- */
 
-static void it_goes_on(void **state)
+static void it_goes_on(void)
 {
-    (void)state;
     for (int encoded = 0; encoded < 2; encoded++) {
         rng r = rng_make(5, (uint64_t)encoded), twin = r;
         mha_context *context = machines_context(1, 0);
@@ -306,9 +304,8 @@ static void it_goes_on(void **state)
 
 /* The trainer memorises a batch. Its evaluation changes nothing and gives the loss of the next
  * step. */
-static void it_learns(void **state)
+static void it_learns(void)
 {
-    (void)state;
     for (int encoded = 0; encoded < 2; encoded++) {
         rng r = rng_make(6, (uint64_t)encoded);
         mha_context *context = machines_context(1, 0);
@@ -375,9 +372,8 @@ static void moves_nothing(mha_context *context, float spoiled, int64_t steps, co
     example_free(e);
 }
 
-static void what_is_not_finite_moves_nothing(void **state)
+static void what_is_not_finite_moves_nothing(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     moves_nothing(context, NAN, 0,
                   "embed_tokens.weight[0] is nan after 0 steps; initialise or load finite");
@@ -388,9 +384,8 @@ static void what_is_not_finite_moves_nothing(void **state)
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
-static void a_trainer_is_refused(void **state)
+static void a_trainer_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(8, 0);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
@@ -429,9 +424,8 @@ static void a_trainer_is_refused(void **state)
     example_free(e);
 }
 
-static void a_batch_is_refused(void **state)
+static void a_batch_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(9, 0);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);
@@ -496,9 +490,8 @@ static mha_status made_and_stepped(mha_context *context, failing_alloc *memory, 
     return status;
 }
 
-static void failed_allocations_are_reported(void **state)
+static void failed_allocations_are_reported(void)
 {
-    (void)state;
     assert_true(failing_each(made_and_stepped, NULL) > 5);
 }
 

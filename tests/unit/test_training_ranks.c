@@ -248,9 +248,8 @@ static void check_same(const outcome *one, const outcome *o, const course *c, in
                  (int)c->B, (int)c->T, (int)c->slices, (double)c->dropout);
 }
 
-static void any_number_of_ranks_gives_the_same_bits(void **state)
+static void any_number_of_ranks_gives_the_same_bits(void)
 {
-    (void)state;
     static const int sizes[] = {1, 2, 3, 5, 8, 16};
     outcome *one = make_outcomes(), *many = make_outcomes();
     const int cases = rng_cases(12, 200);
@@ -259,7 +258,7 @@ static void any_number_of_ranks_gives_the_same_bits(void **state)
         if (i == 0) all.course.B = alone.course.B = MOST_B, all.course.slices = 0;
         alone.course.slices = all.course.slices;
         run(&alone, NULL);
-        assert_int_equal(one->status, MHA_OK);
+        expect_ok(one->status);
         assert_true(one->size > 0);
         for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
             thread_ranks_run(sizes[k], run, &all, -1, 0);
@@ -311,9 +310,8 @@ static void add(float *to, const float *from)
 }
 
 /* Seven sequences in five slices of 1, 1, 2, 1, 2: ((0 + 1) + (2 + 3)) + 4. */
-static void slices_are_added_in_a_tree(void **state)
+static void slices_are_added_in_a_tree(void)
 {
-    (void)state;
     static const int64_t begin[] = {0, 1, 2, 4, 5, 7};
     static float parts[5][FLOATS], whole[FLOATS];
     double losses[5], loss;
@@ -339,9 +337,8 @@ static void slices_are_added_in_a_tree(void **state)
 
 /* Two equal sequences in two slices have twice the gradient of one without dropout, and different
  * gradients with dropout. */
-static void slices_drop_other_weights(void **state)
+static void slices_drop_other_weights(void)
 {
-    (void)state;
     static float one[FLOATS], two[FLOATS];
     for (int drops = 0; drops < 2; drops++) {
         double loss;
@@ -394,9 +391,8 @@ static void one_rank_refuses_for_all(void **state)
     free(many);
 }
 
-static void a_lost_rank_ends_the_step(void **state)
+static void a_lost_rank_ends_the_step(void)
 {
-    (void)state;
     outcome *many = make_outcomes();
     int lost = 0;
     for (int64_t after = 0; after < 60; after += rng_long_run() ? 1 : 3) {

@@ -129,10 +129,9 @@ static void attend_plainly(const float *const q[T], const float *const k[T],
 
 /* Heads are slices of the input. q, k and v are equal, so scores are symmetric, and a row's largest
  * score is often its own. */
-static void views_of_the_input(void **state)
+static void views_of_the_input(void)
 {
     float out[T][E], projected[3][H][T][D];
-    (void)state;
     run_module(tokens, out, projected);
     for (int h = 0; h < H; h++)
         for (int t = 0; t < T; t++)
@@ -147,12 +146,11 @@ static void views_of_the_input(void **state)
 
 /* Dropout of the output sets single numbers to 0. Dropout of weights omits whole values, so the two
  * equal columns of v stay equal. */
-static void dropout_of_the_output(void **state)
+static void dropout_of_the_output(void)
 {
     float zeros[2] = {0}, v[4] = {1, 1, 3, 3}; /* two keys with a weight of 1/2 each */
     unsigned seen = 0, torn = 0;
     rng r = rng_make(7, 0);
-    (void)state;
     for (uint64_t seed = 0; seed < 64; seed++) {
         float o[2];
         const mha_attention_desc desc = {
@@ -173,13 +171,12 @@ static void dropout_of_the_output(void **state)
 
 /* A row without visible keys: -1e9 absorbs the scores, so the weights of the hidden keys are 1/3
  * each; -inf gives NaN. */
-static void large_negative_numbers(void **state)
+static void large_negative_numbers(void)
 {
     float scores[T][T], o[T][E], p[T][T];
     uint8_t none[T] = {0};
     const mha_tensor keep = mha_tensor_contiguous(none, MHA_U8, 1, (int64_t[]){T});
     const mha_attention_desc desc = {.struct_size = sizeof desc, .keep_mask = &keep};
-    (void)state;
     scores_of_example(scores, 0.5F);
     for (int s = 0; s < T; s++) scores[2][s] += -1e9F;
     softmax(scores[2], T, 1);
@@ -195,10 +192,9 @@ static void large_negative_numbers(void **state)
 }
 
 /* If the scale is applied after the softmax, weights are too sharp, and rows sum to 1 / sqrt(D). */
-static void scale_after_softmax(void **state)
+static void scale_after_softmax(void)
 {
     float wrong[T][T], o[T][E], p[T][T], sum = 0;
-    (void)state;
     scores_of_example(wrong, 1);
     softmax(wrong[0], T, 1);
     for (int s = 0; s < T; s++) sum += wrong[0][s] *= 0.5F; /* 1 / sqrt(4) */
@@ -230,10 +226,9 @@ static void reshaped_outputs(float x[T][E], float y[T][E])
         for (int e = 0; e < E; e++) y[t][e] = dot(&o[0][0][0] + t * E, weights[3][e], E);
 }
 
-static void heads_by_reshape(void **state)
+static void heads_by_reshape(void)
 {
     float changed[T][E], wrong[2][T][E], right[2][T][E], projected[3][H][T][D];
-    (void)state;
     memcpy(changed, tokens, sizeof changed);
     changed[2][0] = 5; /* a different token 2 */
     reshaped_outputs(tokens, wrong[0]);
@@ -248,10 +243,9 @@ static void heads_by_reshape(void **state)
 }
 
 /* Softmax over the queries: columns sum to 1, rows do not. */
-static void softmax_over_queries(void **state)
+static void softmax_over_queries(void)
 {
     float wrong[T][T], sums[T], o[T][E], p[T][T];
-    (void)state;
     scores_of_example(wrong, 0.5F);
     for (int s = 0; s < T; s++) softmax(&wrong[0][s], T, T);
     for (int t = 0; t < T; t++) sums[t] = wrong[t][0] + wrong[t][1] + wrong[t][2];
@@ -263,13 +257,12 @@ static void softmax_over_queries(void **state)
 
 /* In masks, true means "hide" in some libraries, and "keep" in others and in this one. Key 2 is
  * padding. */
-static void polarity(void **state)
+static void polarity(void)
 {
     uint8_t hide[T] = {0, 0, 1}, keep[T] = {1, 1, 0};
     float o[T][E];
     mha_tensor mask = mha_tensor_contiguous(hide, MHA_U8, 1, (int64_t[]){T});
     const mha_attention_desc desc = {.struct_size = sizeof desc, .keep_mask = &mask};
-    (void)state;
     attend(&desc, 0, T, o, NULL);
     for (int t = 0; t < T; t++) near_row(o[t], (const double[]){0, 0, 1, 30}, E); /* padding only */
     mask.data = keep;
@@ -278,11 +271,10 @@ static void polarity(void **state)
 }
 
 /* With one query and three keys, a causal mask aligned at the top left shows only key 0. */
-static void alignment(void **state)
+static void alignment(void)
 {
     float o[1][E];
     mha_attention_desc desc = {.struct_size = sizeof desc, .flags = MHA_ATTENTION_CAUSAL};
-    (void)state;
     attend(&desc, 2, 1, o, NULL);
     near_row(o[0], (const double[]){1, 0, 0, 10}, E);
     desc.q_offset = T - 1;

@@ -47,9 +47,8 @@ static void make_views(views *v)
                              .second_col = 2};
 }
 
-static void test_views_are_in_the_page(void **state)
+static void test_views_are_in_the_page(void)
 {
-    (void)state;
     views v;
     make_views(&v);
     mha_buffer page = html_render(&v.figure, &v.report);
@@ -99,9 +98,8 @@ static void check_codes(const unsigned char *bytes, int64_t bits, const float *v
 }
 
 /* Both take at most a quarter of the file; if 8 bits take more, the call reports it. */
-static void test_neurons_in_fewer_bits(void **state)
+static void test_neurons_in_fewer_bits(void)
 {
-    (void)state;
     enum { SIDE = 64, WIDE = 500 };
     static const struct {
         int64_t most_bytes, bits;
@@ -134,9 +132,8 @@ static void test_neurons_in_fewer_bits(void **state)
     free(vectors);
 }
 
-static void test_views_refused(void **state)
+static void test_views_refused(void)
 {
-    (void)state;
     views v;
     make_views(&v);
     v.report.view = (mha_view)4;
@@ -198,9 +195,8 @@ static mha_buffer inset_of(const mha_inset *inset)
 }
 
 /* For any labels, a frame's document is the original page, also within a frame of tabs. */
-static void test_insets_hold_the_page(void **state)
+static void test_insets_hold_the_page(void)
 {
-    (void)state;
     views v;
     make_views(&v);
     const char *const hostile[] = {"\"><script>alert(1)</script>", "&quot;", "</iframe>"};
@@ -250,9 +246,8 @@ static void refuse_inset(const mha_inset *inset, mha_status want, const char *pa
     assert_null(out.data); /* the error precedes all writes */
 }
 
-static void test_insets_refused(void **state)
+static void test_insets_refused(void)
 {
-    (void)state;
     views v;
     make_views(&v);
     mha_inset_page page = {"name", &v.figure, &v.report};
@@ -283,9 +278,8 @@ static void test_insets_refused(void **state)
     refuse_inset(&good, MHA_ERR_ARGUMENT, "first_panel is 9");
 }
 
-static void test_pieces(void **state)
+static void test_pieces(void)
 {
-    (void)state;
     static const char *const cases[][2] = {{"\xC4\xA0the", "the"},
                                            {"\xC4\xA0", " "},
                                            {"\xC4\xA0\xC4\xA0", " "},
@@ -361,9 +355,8 @@ static void expect_link(const mha_link *link, int64_t row, int64_t col, bool con
 /* The chosen link is between content words that are not neighbours and differs from other maps: 1
  * -> 4 of map 2, not the larger 1 -> 5 that all maps have, and not larger but less informative
  * links. */
-static void test_links_tell(void **state)
+static void test_links_tell(void)
 {
-    (void)state;
     sentence s;
     mha_link links[4];
     int64_t strongest;
@@ -376,7 +369,7 @@ static void test_links_tell(void **state)
     put(&s, 2, 4, 3, 0.95f); /* the previous token, a function word */
     put(&s, 3, 2, 5, 0.95f); /* a function word */
     put(&s, 3, 5, 4, 0.9f);  /* a neighbour */
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 1, 5, true);
     expect_link(&links[2], 1, 4, true);
     assert_int_equal(strongest, 2);
@@ -393,9 +386,8 @@ static void test_links_tell(void **state)
 
 /* Fallbacks of a map: a faint link between content words is not used, special tokens are skipped, a
  * causal map's first token is not informative, and a single map uses its largest link. */
-static void test_links_that_are_left(void **state)
+static void test_links_that_are_left(void)
 {
-    (void)state;
     sentence s;
     mha_link links[4];
     int64_t strongest;
@@ -405,7 +397,7 @@ static void test_links_that_are_left(void **state)
     put(&s, 1, 5, 4, 0.8f);
     put(&s, 1, 1, 4, 0.21f);
     put(&s, 2, 5, 0, 0.9f);
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 5, 4, false);
     expect_link(&links[1], 1, 4, true);
     assert_true(links[2].content && links[2].col != 0);
@@ -413,20 +405,20 @@ static void test_links_that_are_left(void **state)
     make_sentence(&s, 1);
     put(&s, 0, 4, 1, 0.3f);
     put(&s, 0, 5, 1, 0.4f);
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 5, 1, true);
     s.report.special_count =
         0; /* the first token is then a word, which is not informative in a causal map */
     put(&s, 0, 4, 0, 0.9f);
     for (int c = 0; c < WORDS * WORDS; c++) s.masked[c] = c % WORDS > c / WORDS;
     s.panels[0].masked = s.masked;
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 5, 1, true);
     s.panels[0].masked = NULL;
-    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, &s.report, links, &strongest));
     expect_link(&links[0], 4, 0, true);
     for (int c = 0; c < WORDS * WORDS; c++) s.values[0][c] = NAN;
-    assert_int_equal(mha_figure_links(&s.figure, NULL, links, &strongest), MHA_OK);
+    expect_ok(mha_figure_links(&s.figure, NULL, links, &strongest));
     expect_link(&links[0], -1, -1, false);
     assert_int_equal(mha_figure_links(&s.figure, NULL, NULL, &strongest), MHA_ERR_NULL);
     s.report.first_panel = -2;

@@ -14,7 +14,7 @@ from ._library import (CallbackError, Context, DTypeError, Error, FileError, Inv
                        OutOfMemory, Unsupported, get_threads, isa_available, set_threads, version)
 from ._linear import (LinearAttentionGradients, LinearAttentionState, linear_attention,
                       linear_attention_backward)
-from ._model import Model, ModelAttention
+from ._model import Experts, Model, ModelAttention
 from ._tokens import Tokens
 from ._views import View, head_view, heatmap, model_view, neuron_view
 
@@ -22,7 +22,7 @@ __version__ = version()
 
 __all__ = [
     "MEASURES", "AttentionGradients", "AttentionOptions", "AttentionOutputs", "AttentionPlan",
-    "CallbackError", "Context", "DTypeError", "Decoder", "Error", "FileError", "HeadScores",
+    "CallbackError", "Context", "DTypeError", "Decoder", "Error", "Experts", "FileError", "HeadScores",
     "InvalidArgument", "LinearAttentionGradients", "LinearAttentionState", "Measure", "Model",
     "ModelAttention", "OutOfMemory", "Role", "Tokens", "Unsupported", "View", "attention",
     "attention_backward", "explain", "get_threads", "head_view", "heatmap", "isa_available",

@@ -7,7 +7,7 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,6 +90,17 @@ class ModelAttention:
             raise ValueError("layers have different numbers of heads (the model is pruned): use "
                              "probabilities[layer]")
         return np.stack(maps) if maps else np.zeros((0, 0, 0, 0), np.float32)
+
+
+class Experts(NamedTuple):
+    """The experts of a layer that T tokens use, `used` for each token."""
+
+    count: int
+    """The number of experts of the layer."""
+    numbers: np.ndarray[Any, np.dtype[np.int32]]
+    """[T,used] indices from 0, ascending."""
+    weights: Floats
+    """[T,used] the factors of their outputs."""
 
 
 def _check_ids(text: Any, name: str) -> None:
@@ -349,6 +360,23 @@ class Model:
         return {"probabilities": (heads, length, length), "average_probabilities": (length, length),
                 "lse": (heads, length)}.get(name, (heads, length, size))
 
+    def experts(self, text: str | Sequence[int] | Tokens, *, context: Context | None = None) -> list[Experts | None]:
+        """The experts that each token of a text uses, for each layer; None: the layer has no experts."""
+        tokens = self._tokens(text, None, None, False)
+        ids = np.ascontiguousarray(tokens.ids, np.int32)
+        given = _abi.Tokens(count=len(ids), ids=ids.ctypes.data)
+        found = _abi.Routes()
+        with context or default_context() as handle:
+            check(self._library.mha_routes_measure(handle, self._net, C.byref(given), C.byref(found)))
+        try:
+            layers = [found.layer[n] for n in range(found.layers)]
+            size = [len(ids) * layer.used for layer in layers]
+            return [Experts(int(layer.count), _tensor.numbers(layer.experts, n, np.int32).reshape(-1, layer.used),
+                            _tensor.numbers(layer.weights, n, np.float32).reshape(-1, layer.used))
+                    if layer.count else None for layer, n in zip(layers, size)] or [None] * self.layers
+        finally:
+            self._library.mha_routes_free(C.byref(found))
+
     def hidden_states(self, text: str | Sequence[int] | Tokens, pair: str | None = None, *,
                       context: Context | None = None) -> Floats:
         """The residual stream [L + 1,T,E]: x_0 .. x_L, before the final norm."""
@@ -484,4 +512,4 @@ class Model:
                                    **cache))
 
 
-__all__ = ["Decoder", "DecoderOptions", "Model", "ModelAttention"]
+__all__ = ["Decoder", "DecoderOptions", "Experts", "Model", "ModelAttention"]

@@ -102,11 +102,12 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
 }
 
 /* Old files hold tables of frequencies and masks, and a copy of the embeddings if config.json ties
- * the output to them. */
+ * the output to them. Scales are read together with their blocks. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 {
-    static const char *const old[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
-                                      ".attention.bias", ".attention.masked_bias"};
+    static const char *const old[] = {".rotary_emb.inv_freq",   ".attn.bias",
+                                      ".attn.masked_bias",      ".attention.bias",
+                                      ".attention.masked_bias", "_proj_scales"};
     const size_t length = strlen(name);
     for (size_t i = 0; i < sizeof old / sizeof old[0]; i++) {
         const size_t tail = strlen(old[i]);
@@ -114,6 +115,16 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
     }
     return mhai_desc_has(&plan->desc, MHA_TRANSFORMER_TIED) &&
            (strcmp(name, "lm_head.weight") == 0 || strcmp(name, "embed_out.weight") == 0);
+}
+
+bool mhai_text_ignores(const mhai_family_plan *plan, const char *name)
+{
+    static const char *const parts[] = {"mtp.", "visual.", "vision_tower.",
+                                        "multi_modal_projector."};
+    const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (strncmp(inner, parts[i], strlen(parts[i])) == 0) return true;
+    return mhai_decoder_ignores(plan, name);
 }
 
 /* ---- rotations ----------------------------------------------------------------------------- */
@@ -192,6 +203,15 @@ static mha_status add_usual(const char *key, double value, json_t *rope)
     return mhai_put(rope, key, json_real(value)) ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
+mha_status mhai_require_rope(const mhai_config *config)
+{
+    if (!mhai_config_absent(config, "rope_parameters") ||
+        !mhai_config_absent(config, "rope_scaling"))
+        return MHA_OK;
+    return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                          "'rope_parameters' and 'rope_scaling' are both missing");
+}
+
 /* If the usual part is smaller than the head, transformers does not treat null as absent. */
 static mha_status check_part(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
 {
@@ -256,7 +276,8 @@ static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kin
     return place.passed ? add_object(&place, given, rope) : MHA_OK;
 }
 
-/* transformers before 4.43 calls rope_type "type". */
+/* transformers before 4.43 calls rope_type "type". The three positions of "mrope" are equal for
+ * texts. */
 static mha_status read_type(const mhai_config *rope, bool old, const char *const *types, int count,
                             int *type)
 {
@@ -264,7 +285,10 @@ static mha_status read_type(const mhai_config *rope, bool old, const char *const
     const bool named = !old || !mhai_config_absent(rope, "rope_type");
     MHA_TRY(mhai_config_choice(rope, named ? "rope_type" : "type", types[0], types, count, type));
     MHA_TRY(mhai_config_text(rope, "type", types[0], &text));
-    if (strcmp(text, types[0]) == 0 || strcmp(text, types[*type]) == 0) return MHA_OK;
+    if (*type == 1) *type = 0;
+    if (strcmp(text, types[0]) == 0 || strcmp(text, types[*type]) == 0 ||
+        strcmp(text, types[1]) == 0)
+        return MHA_OK;
     return mhai_path_fail(MHA_ERR_MODEL, rope->path,
                           "'type' is '%s', rope_type is '%s'; keep only the right one",
                           mhai_show_name(text).text, types[*type]);
@@ -302,7 +326,7 @@ static mha_status read_scaled(const mhai_config *config, const mha_transformer_d
     const char *low = yarn ? "beta_slow" : "low_freq_factor";
     const char *high = yarn ? "beta_fast" : "high_freq_factor";
     static const char original[] = "original_max_position_embeddings";
-    const json_t *truncate = json_object_get(config->root, "truncate");
+    bool rounds;
     double length;
     MHA_TRY(mhai_config_number(config, original, (double)d->max_length, &length));
     if (!(length >= 1 && length <= MHAI_MOST_POSITIONS))
@@ -317,10 +341,47 @@ static mha_status read_scaled(const mhai_config *config, const mha_transformer_d
                                 (double)rope->rope_high, yarn ? "at least" : "more than",
                                 mhai_config_name(config, low).text, (double)rope->rope_low);
     if (!yarn) return MHA_OK;
-    if (truncate && !json_is_true(truncate)) /* transformers treats null as false */
-        return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                              "YaRN with 'truncate' false is not supported; known: true");
+    /* transformers treats null as false */
+    MHA_TRY(
+        mhai_config_bool(config, "truncate", !json_object_get(config->root, "truncate"), &rounds));
+    if (!rounds) rope->flags |= MHA_LAYER_ROPE_EXACT_RAMP;
     return read_amplitude(config, rope);
+}
+
+mha_status mhai_read_factors(const mhai_config *config, const char *key, int64_t count,
+                             float *factors)
+{
+    const json_t *list = json_object_get(config->root, key);
+    if (!json_is_array(list) || (int64_t)json_array_size(list) != count)
+        return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                                "is not a list of %lld numbers, one for each pair that rotates",
+                                (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        const json_t *number = json_array_get(list, (size_t)i);
+        factors[i] = (float)json_number_value(number);
+        if (!json_is_number(number) || !(factors[i] > 0) || isinf(factors[i]))
+            return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                                    "holds a value that is not a number above 0, for pair %lld",
+                                    (long long)i);
+    }
+    return MHA_OK;
+}
+
+/* LongRoPE. As in transformers the amplitude follows from the factor, and the factor from the
+ * lengths; the default is that of Phi 3. */
+static mha_status read_long(const mhai_config *config, const mha_transformer_desc *d,
+                            mha_layer_desc *rope)
+{
+    static const char original[] = "original_max_position_embeddings";
+    double length, factor;
+    MHA_TRY(mhai_config_number(config, original, 4096, &length));
+    if (!(length >= 2 && length <= MHAI_MOST_POSITIONS))
+        return mhai_config_fail(MHA_ERR_MODEL, config, original, "is %g, expected 2..%d", length,
+                                MHAI_MOST_POSITIONS);
+    MHA_TRY(mhai_config_number(config, "factor", (double)d->max_length / length, &factor));
+    const double usual = factor > 1 ? sqrt(1 + mha_log(factor) / mha_log(length)) : 1;
+    rope->rope_original_length = (int64_t)length;
+    return mhai_config_real(config, "attention_factor", usual, 0, 1e6, &rope->rope_amplitude);
 }
 
 /* For an odd number n transformers rotates n + 1 elements with frequencies base^(-2 i / n). An even
@@ -333,7 +394,9 @@ static mha_status set_part(const mhai_config *config, const mhai_family *family,
     rope->rotary_dim = rotated + rotated % 2;
     if (rotated % 2 == 0) return MHA_OK;
     rope->rope_base = (float)mha_exp((n + 1) / n * mha_log(base));
-    if (!family->even && strcmp(type, "yarn") != 0 && isfinite(rope->rope_base)) return MHA_OK;
+    if (!family->even && strcmp(type, "yarn") != 0 && strcmp(type, "longrope") != 0 &&
+        strcmp(type, "su") != 0 && isfinite(rope->rope_base))
+        return MHA_OK;
     return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "partial_rotary_factor",
                             "rotates an odd number, %lld, of a head's numbers, which is not "
                             "supported in %s models with rope_type '%s' and rope_theta %g",
@@ -346,13 +409,14 @@ static mha_status read_rotation(const mhai_config *config, const mhai_family *fa
                                 const mha_transformer_desc *d, mha_layer_desc *rope)
 {
     const bool partial = family->partial;
-    static const char *const types[] = {"default", "dynamic", "linear", "llama3", "yarn"};
+    static const char *const types[] = {"default", "mrope", "dynamic",  "linear",
+                                        "llama3",  "yarn",  "longrope", "su"};
     static const char part[] = "partial_rotary_factor";
     const double width = (double)(d->head_dim > 0 ? d->head_dim : d->embed_dim / d->num_heads);
     double share;
     int type;
     *rope = (mha_layer_desc){.struct_size = sizeof *rope};
-    MHA_TRY(read_type(config, old, types, 5, &type));
+    MHA_TRY(read_type(config, old, types, family->lengths ? 8 : 6, &type));
     MHA_TRY(read_float(config, "rope_theta", 1e4, &rope->rope_base));
     if (!(rope->rope_base >= 1))
         return mhai_config_fail(MHA_ERR_MODEL, config, "rope_theta", "is %g, expected 1 or more",
@@ -369,17 +433,37 @@ static mha_status read_rotation(const mhai_config *config, const mhai_family *fa
                               "heads have %lld numbers, an odd one, which cannot rotate in pairs",
                               (long long)rotated);
     if (share < 1) MHA_TRY(set_part(config, family, rotated, types[type], rope));
-    if (type < 2) return MHA_OK;
-    rope->rope_scaling = (mha_rope_scaling)(type - 2);
+    if (type < 3) return MHA_OK;
+    rope->rope_scaling = (mha_rope_scaling)(type - 3);
+    if (family->lengths && type > 4) { /* transformers calls any of them longrope */
+        rope->rope_scaling = MHA_ROPE_SCALING_LONG;
+        return read_long(config, d, rope);
+    }
     if (mhai_config_absent(config, "factor"))
         return mhai_path_fail(MHA_ERR_MODEL, config->path,
                               "'factor' is missing beside rope_type '%s'", types[type]);
     MHA_TRY(mhai_config_real(config, "factor", 1, 1e-6, 1e6, &rope->rope_factor));
-    return type == 2 ? MHA_OK : read_scaled(config, d, rope);
+    return type == 3 ? MHA_OK : read_scaled(config, d, rope);
+}
+
+/* The divisors of frequencies in LongRoPE, for texts up to the original length and for longer
+ * ones. */
+static mha_status read_factor_lists(const mhai_config *config, const mha_layer_desc *rope,
+                                    mhai_family_plan *plan)
+{
+    const mha_transformer_desc *d = &plan->desc;
+    const int64_t width = d->head_dim > 0 ? d->head_dim : d->embed_dim / d->num_heads;
+    const int64_t pairs = (rope->rotary_dim ? rope->rotary_dim : width) / 2;
+    if (rope->rope_scaling != MHA_ROPE_SCALING_LONG) return MHA_OK;
+    plan->rope_factors = calloc((size_t)pairs, 2 * sizeof *plan->rope_factors);
+    if (!plan->rope_factors) return MHA_NO_MEMORY("model");
+    plan->desc.rope_factors = plan->rope_factors;
+    MHA_TRY(mhai_read_factors(config, "short_factor", pairs, plan->rope_factors));
+    return mhai_read_factors(config, "long_factor", pairs, plan->rope_factors + pairs);
 }
 
 static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kind,
-                            const mha_transformer_desc *d, mha_layer_desc *rope)
+                            mhai_family_plan *plan, mha_layer_desc *rope)
 {
     const mhai_family *family;
     json_t *fields = json_object();
@@ -387,13 +471,15 @@ static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kin
     mha_status status = fields ? mhai_family_find(config, &family) : MHA_NO_MEMORY("model");
     if (status == MHA_OK && !kind) kind = family->rope ? family->rope : &usual_rope;
     if (status == MHA_OK) status = find_rope(config, kind, fields);
-    if (status == MHA_OK) status = read_rotation(&found, family, !kind->layers, d, rope);
+    if (status == MHA_OK) status = read_rotation(&found, family, !kind->layers, &plan->desc, rope);
+    if (status == MHA_OK) status = read_factor_lists(&found, rope, plan);
     json_decref(fields);
     return status;
 }
 
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope)
 {
+    layer->flags |= rope->flags;
     layer->rotary_dim = rope->rotary_dim;
     layer->rope_base = rope->rope_base;
     layer->rope_factor = rope->rope_factor;
@@ -407,9 +493,10 @@ void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope)
 mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_layer_desc rope;
-    MHA_TRY(read_kind(config, NULL, &plan->desc, &rope));
+    MHA_TRY(read_kind(config, NULL, plan, &rope));
     plan->desc.rope_base = rope.rope_base;
-    if (!rope.rotary_dim && rope.rope_factor == 0 && !plan->layers) return MHA_OK;
+    if (!rope.rotary_dim && rope.rope_factor == 0 && !rope.rope_scaling && !plan->layers)
+        return MHA_OK;
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = 0; i < plan->desc.num_layers; i++)
         if (!plan->layers[i].mixer && !(plan->layers[i].flags & MHA_LAYER_NO_ROPE))
@@ -434,7 +521,7 @@ static mha_status read_ropes(const mhai_config *config, const mhai_rope_kind kin
     MHA_TRY(mhai_plan_layers(plan));
     for (int kind = 0; kind < 2; kind++) {
         mha_layer_desc rope;
-        MHA_TRY(read_kind(config, &kinds[kind], &plan->desc, &rope));
+        MHA_TRY(read_kind(config, &kinds[kind], plan, &rope));
         for (int64_t i = 0; i < plan->desc.num_layers; i++)
             if (((plan->layers[i].flags & MHA_LAYER_WINDOW) != 0) == kind)
                 mhai_set_rotation(&plan->layers[i], &rope);

@@ -3,8 +3,6 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-#include <string.h>
-
 const mhai_rope_kind mhai_delta_rope = {.base = "rope_theta",
                                         .part = "partial_rotary_factor",
                                         .usual_base = 1e4,
@@ -59,11 +57,4 @@ mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_read_attention_bias(config, plan));
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 256;
     return read_nets(config, plan);
-}
-
-/* Ignore layers that predict further tokens, and layers for images. */
-bool mhai_delta_ignores(const mhai_family_plan *plan, const char *name)
-{
-    return strncmp(name, "mtp.", 4) == 0 || strncmp(name, "model.visual.", 13) == 0 ||
-           mhai_decoder_ignores(plan, name);
 }

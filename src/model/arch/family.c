@@ -15,6 +15,14 @@ const mhai_shape_keys mhai_usual_keys = {"hidden_size",         "num_hidden_laye
                                          "num_attention_heads", "max_position_embeddings",
                                          "num_key_value_heads", "is_decoder"};
 
+/* Of models of several parts there is a row for each kind of text part. */
+static bool has_text_type(const mhai_config *config, const mhai_family *family)
+{
+    const json_t *text = json_object_get(config->root, "text_config");
+    const char *type = json_string_value(json_object_get(text, "model_type"));
+    return family->text_type && type && strcmp(family->text_type, type) == 0;
+}
+
 mha_status mhai_family_find(const mhai_config *config, const mhai_family **family)
 {
     const char *type = NULL;
@@ -22,14 +30,15 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
     if (!json_is_object(config->root))
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "is not a JSON object");
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
+    *family = NULL;
     for (int i = 0; i < FAMILIES; i++) {
-        if (strcmp(families[i]->model_type, type) == 0) {
-            *family = families[i];
-            return MHA_OK;
-        }
-        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
-                 families[i]->model_type);
+        const mhai_family *f = families[i];
+        if (strcmp(f->model_type, type) == 0 && (!*family || has_text_type(config, f))) *family = f;
+        if (i == 0 || strcmp(f->model_type, families[i - 1]->model_type) != 0)
+            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
+                     f->model_type);
     }
+    if (*family) return MHA_OK;
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
                           "model_type '%s' is not known; known: %s", mhai_show_name(type).text,
                           known);
@@ -43,6 +52,7 @@ mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
     const char *type;
     bool outer, inner;
     if (!family->text_type) return MHA_OK;
+    if (family->flat && mhai_config_absent(&whole, "text_config")) return MHA_OK;
     config->root = json_object_get(whole.root, "text_config");
     if (!json_is_object(config->root))
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "'text_config' is not a JSON object");
@@ -116,8 +126,8 @@ const mhai_weight_name *mhai_family_next_name(const mhai_family *family, const c
 
 bool mhai_desc_is_usual(const mha_transformer_desc *d)
 {
-    const uint32_t others =
-        MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_PADDING;
+    const uint32_t others = MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL |
+                            MHA_TRANSFORMER_PADDING | MHA_TRANSFORMER_NO_NORM_BIAS;
     const float scales[] = {d->embed_scale, d->residual_scale, d->logit_scale};
     bool scaled = false;
     for (int i = 0; i < 3; i++) scaled = scaled || scales[i] < 1 || scales[i] > 1;

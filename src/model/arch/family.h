@@ -44,11 +44,17 @@ typedef enum mhai_weight_form {
     MHAI_FUSED_GROUPS, /* for each head of q of a gated delta net: its q, k, v and g, or its b and
                         * a */
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
+    MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
     MHAI_EXPERT,       /* one part of a table of all experts, [experts, rows, columns] */
-    MHAI_EXPERT_PAIR   /* like MHAI_EXPERT, with gate and up of each expert concatenated */
+    MHAI_EXPERT_PAIR,  /* like MHAI_EXPERT, with gate and up of each expert concatenated */
+    /* Likewise, with alternating rows of gate and up of each expert in tables whose name has
+     * "gate_up": */
+    MHAI_EXPERT_MIXED,
+    MHAI_EXPERT_TURNED, /* [experts, columns, rows] */
+    MHAI_EXPERT_MXFP4   /* blocks [experts, rows, columns / 32, 16], and scales beside them */
 } mhai_weight_form;
 
 /* The library's name and the family's name of a parameter. Either both omit the tail (".weight",
@@ -72,6 +78,7 @@ typedef struct mhai_family_plan {
     int64_t first_position; /* rows before the table of positions that no token uses */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* owns the array of desc.layers */
+    float *rope_factors;    /* owns the array of desc.rope_factors */
     mhai_quantization quantization;
 } mhai_family_plan;
 
@@ -87,6 +94,7 @@ typedef struct mhai_family {
     const char *model_type; /* as in config.json */
     const char *text_type;  /* of a multimodal model: model_type of text_config, the only part that
                              * is read; NULL: config.json describes a text model */
+    bool flat;              /* the fields of text_config may be in config.json itself */
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
@@ -105,7 +113,8 @@ typedef struct mhai_family {
     double epsilon; /* the default of rms_norm_eps; 0: 1e-6 */
     const char *layers;      /* before a layer's number */
     const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
-    const char *text_prefix; /* other prefix, such as a multimodal text part's; NULL: none */
+    const char *text_prefix; /* other prefix; NULL: none */
+    bool text_part;          /* names may have the prefixes of a multimodal model's text part */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
@@ -115,6 +124,8 @@ typedef struct mhai_family {
     bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
     bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
+    bool mxfp4;     /* experts may be in blocks of MXFP4, as quantization_config then says */
+    bool lengths;   /* the rotation may depend on the length of a text (longrope) */
     bool tied;      /* the output is the token table unless config.json says otherwise */
     bool old_norms; /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
@@ -133,8 +144,12 @@ typedef struct mhai_family {
     X(bert) X(roberta) X(electra) X(distilbert) X(gpt2) X(gpt_neox) X(llama) X(mistral)           \
     X(mixtral) X(qwen2) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)               \
     X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
-    X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(bamba)                \
-    X(granitemoehybrid) X(granite) X(mamba2) X(nemotron_h) X(multihead)
+    X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
+    X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
+    X(cohere) X(cohere2)                                                                          \
+    X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
+    X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
+    X(multihead)
 /* clang-format on */
 #define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
 MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
@@ -197,8 +212,19 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
     .ignores = mhai_decoder_ignores
 extern const mhai_weight_name mhai_llama_names[]; /* MHAI_LLAMA_NAMES alone */
 
+/* Likewise if the folder may be that of a multimodal model. */
+#define MHAI_TEXT_FILES(names_, biases)                                                           \
+    .llama = true, .keys = &mhai_usual_keys, .shape = MHA_MODEL_SHAPE_CAUSAL | (biases),          \
+    .grouped = true, .layers = "layers.", .prefix = "model.", .text_part = true, .names = names_, \
+    .ignores = mhai_text_ignores
+
 /* Require SiLU. */
 MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
+
+/* Shared by Qwen and Qwen-VL (qwen.c). last: the default of max_window_layers. */
+MHA_NODISCARD mha_status mhai_read_qwen(const mhai_config *config, int64_t last,
+                                        mhai_family_plan *plan);
+MHA_NODISCARD mha_status mhai_read_qwen3(const mhai_config *config, mhai_family_plan *plan);
 
 /* Read attention_bias; mhai_read_biases() also reads mlp_bias. */
 MHA_NODISCARD mha_status mhai_read_attention_bias(const mhai_config *config,
@@ -209,6 +235,9 @@ MHA_NODISCARD mha_status mhai_read_biases(const mhai_config *config, mhai_family
  * transformers partly ignores it. */
 MHA_NODISCARD mha_status mhai_check_head_dim(const mhai_config *config,
                                              const mha_transformer_desc *d);
+
+/* Reject a config.json without a rotation, for families whose default is scaled. */
+MHA_NODISCARD mha_status mhai_require_rope(const mhai_config *config);
 
 /* Read the rotation from config.json into every layer that rotates. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
@@ -279,6 +308,10 @@ extern const mhai_space_keys mhai_mamba_keys;
  * are described. */
 MHA_NODISCARD mha_status mhai_read_multipliers(const mhai_config *config, mhai_family_plan *plan);
 
+/* Read `count` numbers above 0 from a list in config.json. */
+MHA_NODISCARD mha_status mhai_read_factors(const mhai_config *config, const char *key,
+                                           int64_t count, float *factors);
+
 /* Whether a list of layers in config.json, which may be absent, names a layer. */
 MHA_NODISCARD mha_status mhai_config_lists(const mhai_config *config, const char *key,
                                            int64_t layer, bool *listed);
@@ -311,6 +344,31 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
         "mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", MHAI_EXPERT, 0            \
     }
 
+/* Granite's names of experts, of the one that every token uses (or of a dense layer, in hybrids
+ * without others), and in old files. */
+#define MHAI_GRANITE_EXPERT_NAMES                                                                 \
+    MHAI_NAME("mlp.router", "block_sparse_moe.router"),                                           \
+        MHAI_NAME("mlp.router", "block_sparse_moe.router.layer"),                                 \
+        {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.gate_up_proj",               \
+         MHAI_EXPERT_PAIR, 0},                                                                    \
+        {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.gate_up_proj",                 \
+         MHAI_EXPERT_PAIR, 1},                                                                    \
+        {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.down_proj", MHAI_EXPERT, 0}, \
+        {"mlp.experts.*.gate_proj", "block_sparse_moe.input_linear", MHAI_EXPERT_PAIR, 0},        \
+        {"mlp.experts.*.up_proj", "block_sparse_moe.input_linear", MHAI_EXPERT_PAIR, 1},          \
+        {"mlp.experts.*.down_proj", "block_sparse_moe.output_linear", MHAI_EXPERT, 0},            \
+        {"mlp.shared_expert.gate_proj", "shared_mlp.input_linear", MHAI_FUSED, 0},                \
+        {"mlp.shared_expert.up_proj", "shared_mlp.input_linear", MHAI_FUSED, 1},                  \
+        MHAI_NAME("mlp.shared_expert.down_proj", "shared_mlp.output_linear"),                     \
+        {"mlp.gate_proj", "shared_mlp.input_linear", MHAI_FUSED, 0},                              \
+        {"mlp.up_proj", "shared_mlp.input_linear", MHAI_FUSED, 1},                                \
+        MHAI_NAME("mlp.down_proj", "shared_mlp.output_linear")
+
+/* Read Granite's experts into all layers. may_lack: their number may be 0; shared: the width of the
+ * expert that every token uses. */
+MHA_NODISCARD mha_status mhai_read_granite_experts(const mhai_config *config, bool may_lack,
+                                                   int64_t shared, mhai_family_plan *plan);
+
 /* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are equal. The last
  * name is that of A_log and dt_bias. */
 #define MHAI_DELTA_NAMES                                                                         \
@@ -326,12 +384,11 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
         MHAI_NAME("delta_net", "linear_attn")
 #define MHAI_DELTA_FILES(names_)                                                                  \
     .llama = true, .whole = true, .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", \
-    .prefix = "model.", .names = (names_), .ignores = mhai_delta_ignores,                         \
+    .prefix = "model.", .names = (names_), .ignores = mhai_text_ignores,                          \
     .shape = MHA_MODEL_SHAPE_CAUSAL, .bias_key = "attention_bias", .rope = &mhai_delta_rope,      \
     .partial = true
 extern const mhai_rope_kind mhai_delta_rope;
 MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan);
-bool mhai_delta_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Shared by LFM2 and LFM2-MoE (lfm2.c): everything but the feed-forward layers and the rotation. */
 #define MHAI_LFM2_NAMES                                                                         \
@@ -355,6 +412,9 @@ MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
 /* Whether a weight is a table that old files store beside the weights, or an output tied to the
  * embeddings. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
+
+/* Likewise, or is of another part of a model of several: images, or further tokens. */
+bool mhai_text_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Whether all layers are equal, plain and sequential, as llama and bert require. */
 bool mhai_desc_is_usual(const mha_transformer_desc *d);

@@ -101,14 +101,13 @@ const mhai_family mhai_family_gemma = {.model_type = "gemma",
                                        .tied = true,
                                        .read = read_gemma};
 
-#define LATER(number, type, ropes_)                                                  \
-    const mhai_family mhai_family_gemma##number = {.model_type = type,               \
-                                                   MHAI_LLAMA_FILES(later_names, 0), \
-                                                   .whole = true,                    \
-                                                   .own_act = true,                  \
-                                                   .bias_key = "attention_bias",     \
-                                                   .ropes = ropes_,                  \
-                                                   .tied = true,                     \
-                                                   .read = read_gemma##number}
-LATER(2, "gemma2", NULL);
-LATER(3, "gemma3_text", ropes);
+#define LATER(number, type, whole_, ropes_)                                              \
+    {                                                                                    \
+        .model_type = (type), .text_type = (whole_), MHAI_TEXT_FILES(later_names, 0),    \
+        .whole = true, .own_act = true, .bias_key = "attention_bias", .ropes = (ropes_), \
+        .tied = true, .read = read_gemma##number                                         \
+    }
+const mhai_family mhai_family_gemma2 = LATER(2, "gemma2", NULL, NULL);
+const mhai_family mhai_family_gemma3 = LATER(3, "gemma3_text", NULL, ropes);
+/* with images */
+const mhai_family mhai_family_gemma3_whole = LATER(3, "gemma3", "gemma3_text", ropes);

@@ -1,39 +1,45 @@
-/* Mistral: Llama with a window on every layer. Mixtral: experts, and the window is optional. */
+/* Mistral: Llama with a window on every layer. Ministral: a window on some. Ministral 3: scaled
+ * queries. Mistral 3: these with images. */
+#include "io/file.h"
 #include "model/arch/family.h"
-
-static const mhai_weight_name expert_names[] = {
-    MHAI_LLAMA_NAMES,
-    MHAI_NAME("mlp.router", "block_sparse_moe.gate"),
-    MHAI_NAME("mlp.experts.*.gate_proj", "block_sparse_moe.experts.*.w1"),
-    MHAI_NAME("mlp.experts.*.up_proj", "block_sparse_moe.experts.*.w3"),
-    MHAI_NAME("mlp.experts.*.down_proj", "block_sparse_moe.experts.*.w2"),
-    MHAI_EXPERT_NAMES,
-    MHAI_NAME(NULL, NULL)};
-
-static const mhai_rope_kind expert_rope = {NULL, "rope_theta", "partial_rotary_factor", 1e6,
-                                           1,    true};
 
 static mha_status read_mistral(const mhai_config *config, mhai_family_plan *plan)
 {
     return mhai_read_windows(config, 4096, 0, 0, plan);
 }
 
-const mhai_family mhai_family_mistral = {.model_type = "mistral",
-                                         MHAI_LLAMA_FILES(mhai_llama_names, 0),
-                                         .whole = true,
-                                         .read = read_mistral};
-
-static mha_status read_mixtral(const mhai_config *config, mhai_family_plan *plan)
+/* Queries are multiplied by 1 + beta ln(1 + floor(position / original length)), which is 1 before
+ * the original length; so longer texts are rejected. */
+static mha_status read_ministral3(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const mhai_experts_kind kind = {
-        .count = "num_local_experts", .alias = "num_experts", .usual = true};
+    static const char *const places[] = {"rope_scaling", "rope_parameters"};
+    double beta = 0, length = 0;
+    if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
     MHA_TRY(mhai_read_windows(config, 0, 0, 0, plan));
-    return mhai_read_experts(config, &kind, plan);
+    MHA_TRY(mhai_require_rope(config));
+    for (int i = 0; i < 2; i++) {
+        const mhai_config rope = {config->path, json_object_get(config->root, places[i])};
+        MHA_TRY(mhai_config_number(&rope, "llama_4_scaling_beta", beta, &beta));
+        MHA_TRY(mhai_config_number(&rope, "original_max_position_embeddings", length, &length));
+    }
+    if (!(beta > 0)) return MHA_OK;
+    if (!(length >= 1))
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                              "'llama_4_scaling_beta' is %g, which needs a 'rope_type' with "
+                              "'original_max_position_embeddings', such as yarn",
+                              beta);
+    if (length < (double)plan->desc.max_length) plan->desc.max_length = (int64_t)length;
+    return MHA_OK;
 }
 
-const mhai_family mhai_family_mixtral = {.model_type = "mixtral",
-                                         MHAI_LLAMA_FILES(expert_names, 0),
-                                         .epsilon = 1e-5,
-                                         .whole = true,
-                                         .rope = &expert_rope,
-                                         .read = read_mixtral};
+#define MISTRAL(type, whole_, epsilon_, reader)                                            \
+    {                                                                                      \
+        .model_type = (type), .text_type = (whole_), MHAI_TEXT_FILES(mhai_llama_names, 0), \
+        .whole = true, .epsilon = (epsilon_), .read = (reader)                             \
+    }
+const mhai_family mhai_family_mistral = MISTRAL("mistral", NULL, 0, read_mistral);
+const mhai_family mhai_family_ministral = MISTRAL("ministral", NULL, 0, read_mistral);
+const mhai_family mhai_family_ministral3 = MISTRAL("ministral3", NULL, 1e-5, read_ministral3);
+const mhai_family mhai_family_mistral3 = MISTRAL("mistral3", "mistral", 0, read_mistral);
+const mhai_family mhai_family_mistral3_later =
+    MISTRAL("mistral3", "ministral3", 1e-5, read_ministral3);

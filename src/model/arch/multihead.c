@@ -28,7 +28,9 @@ static const struct {
              {"branch_norm", MHA_TRANSFORMER_BRANCH_NORM},
              {"parallel", MHA_TRANSFORMER_PARALLEL},
              {"padding", MHA_TRANSFORMER_PADDING},
-             {"no_input_norm", MHA_TRANSFORMER_NO_INPUT_NORM}};
+             {"no_input_norm", MHA_TRANSFORMER_NO_INPUT_NORM},
+             {"no_norm_bias", MHA_TRANSFORMER_NO_NORM_BIAS},
+             {"one_norm", MHA_TRANSFORMER_ONE_NORM}};
 
 enum { FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -69,11 +71,13 @@ static const struct {
                    {"window", MHA_LAYER_WINDOW},
                    {"qk_norm", MHA_LAYER_QK_NORM},
                    {"qk_norm_row", MHA_LAYER_QK_NORM_ROW},
+                   {"rope_exact_ramp", MHA_LAYER_ROPE_EXACT_RAMP},
                    {"sinks", MHA_LAYER_SINKS},
                    {"alibi", MHA_LAYER_ALIBI},
                    {"no_rope", MHA_LAYER_NO_ROPE},
                    {"rope_interleaved", MHA_LAYER_ROPE_INTERLEAVED},
                    {"output_gate", MHA_LAYER_OUTPUT_GATE},
+                   {"branch_norm", MHA_LAYER_BRANCH_NORM},
                    {"no_feed_forward", MHA_LAYER_NO_FEED_FORWARD}};
 
 #define AT(name) #name, offsetof(mha_layer_desc, name)
@@ -95,9 +99,10 @@ static const struct {
 static const struct {
     const char *name;
     size_t offset;
-} layer_reals[] = {{AT(scale)},       {AT(softcap)},  {AT(qk_norm_epsilon)}, {AT(rope_base)},
-                   {AT(rope_factor)}, {AT(rope_low)}, {AT(rope_high)},       {AT(rope_amplitude)},
-                   {AT(step_least)},  {AT(step_most)}};
+} layer_reals[] = {{AT(scale)},     {AT(softcap)},        {AT(qk_norm_epsilon)},
+                   {AT(rope_base)}, {AT(rope_factor)},    {AT(rope_low)},
+                   {AT(rope_high)}, {AT(rope_amplitude)}, {AT(step_least)},
+                   {AT(step_most)}, {AT(strength_scale)}, {AT(head_norm_epsilon)}};
 
 enum {
     LAYER_FLAGS = sizeof layer_flags / sizeof layer_flags[0],
@@ -106,11 +111,77 @@ enum {
 };
 
 static const char *const qk_norms[] = {"rms", "l2"};
-static const char *const scalings[] = {"linear", "llama3", "yarn"};
+static const char *const scalings[] = {"linear", "llama3", "yarn", "long"};
 static const char *const mixers[] = {"attention", "gated_delta", "short_convolution",
                                      "state_space"};
 
 enum { MIXERS = sizeof mixers / sizeof mixers[0] };
+
+/* ---- experts --------------------------------------------------------------------------------- */
+
+#define OF_EXPERTS(name) #name, offsetof(mha_experts_desc, name)
+
+static const struct {
+    const char *name;
+    size_t offset;
+    int64_t low, high;
+} expert_counts[] = {{OF_EXPERTS(count), 1, MHA_EXPERTS_MOST},
+                     {OF_EXPERTS(used), 1, MHA_EXPERTS_MOST},
+                     {OF_EXPERTS(ff_dim), 1, MHAI_MOST_WIDTH},
+                     {OF_EXPERTS(shared_dim), 0, MHAI_MOST_WIDTH}};
+
+static const struct {
+    const char *name;
+    uint32_t flag;
+} expert_flags[] = {{"sigmoid", MHA_EXPERTS_SIGMOID},
+                    {"normalised", MHA_EXPERTS_NORMALISED},
+                    {"score_bias", MHA_EXPERTS_SCORE_BIAS},
+                    {"shared_gate", MHA_EXPERTS_SHARED_GATE},
+                    {"bias", MHA_EXPERTS_BIAS}};
+
+enum {
+    EXPERT_COUNTS = sizeof expert_counts / sizeof expert_counts[0],
+    EXPERT_FLAGS = sizeof expert_flags / sizeof expert_flags[0]
+};
+
+static bool write_experts(const mha_experts_desc *x, json_t *root)
+{
+    json_t *object = json_object();
+    bool good = mhai_put(root, "experts", object);
+    for (int i = 0; good && i < EXPERT_COUNTS; i++) {
+        int64_t value;
+        memcpy(&value, (const char *)x + expert_counts[i].offset, sizeof value);
+        good = mhai_put_count(object, expert_counts[i].name, value);
+    }
+    for (int i = 0; good && i < EXPERT_FLAGS; i++)
+        good = mhai_put_bool(object, expert_flags[i].name, x->flags & expert_flags[i].flag);
+    return good && mhai_put(object, "scale", mhai_json_real(x->scale)) &&
+           mhai_put(object, "sum_epsilon", mhai_json_real(x->sum_epsilon));
+}
+
+static mha_status read_experts(const mhai_config *config, mha_experts_desc *x)
+{
+    const json_t *object = json_object_get(config->root, "experts");
+    const mhai_config own = {config->path, object};
+    if (!object) return MHA_OK;
+    if (!json_is_object(object))
+        return mhai_config_fail(MHA_ERR_MODEL, config, "experts", "is not an object");
+    for (int i = 0; i < EXPERT_COUNTS; i++) {
+        int64_t value;
+        MHA_TRY(mhai_config_count(&own, expert_counts[i].name, expert_counts[i].low,
+                                  expert_counts[i].high, &value));
+        memcpy((char *)x + expert_counts[i].offset, &value, sizeof value);
+    }
+    for (int i = 0; i < EXPERT_FLAGS; i++) {
+        bool set;
+        MHA_TRY(mhai_config_bool(&own, expert_flags[i].name, false, &set));
+        if (set) x->flags |= expert_flags[i].flag;
+    }
+    MHA_TRY(mhai_config_float(&own, "scale", &x->scale));
+    return mhai_config_float(&own, "sum_epsilon", &x->sum_epsilon);
+}
+
+/* ---- the settings of a layer ----------------------------------------------------------------- */
 
 /* Omit the parameters that a layer does not have. */
 static bool write_layer(const mha_layer_desc *l, json_t *root)
@@ -136,7 +207,7 @@ static bool write_layer(const mha_layer_desc *l, json_t *root)
         if (value < 0 || value > 0)
             good = good && mhai_put(root, layer_reals[i].name, mhai_json_real(value));
     }
-    return good;
+    return good && (l->experts.count == 0 || write_experts(&l->experts, root));
 }
 
 static bool write_layers(const mha_transformer_desc *d, json_t *root)
@@ -153,7 +224,8 @@ static bool write_layers(const mha_transformer_desc *d, json_t *root)
 static bool is_layer_key(const char *key)
 {
     bool known = strcmp(key, "qk_norm_kind") == 0 || strcmp(key, "rope_scaling") == 0 ||
-                 strcmp(key, "mixer") == 0 || strcmp(key, "conv_kernel") == 0;
+                 strcmp(key, "mixer") == 0 || strcmp(key, "conv_kernel") == 0 ||
+                 strcmp(key, "experts") == 0;
     for (int i = 0; i < LAYER_FLAGS; i++) known = known || strcmp(key, layer_flags[i].name) == 0;
     for (int i = 0; i < LAYER_COUNTS; i++) known = known || strcmp(key, layer_counts[i].name) == 0;
     for (int i = 0; i < LAYER_REALS; i++) known = known || strcmp(key, layer_reals[i].name) == 0;
@@ -181,7 +253,7 @@ static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
     *l = (mha_layer_desc){.struct_size = sizeof *l};
     MHA_TRY(mhai_config_choice(config, "qk_norm_kind", qk_norms[0], qk_norms, 2, &kind));
     l->qk_norm = (mha_qk_norm_kind)kind;
-    MHA_TRY(mhai_config_choice(config, "rope_scaling", scalings[0], scalings, 3, &kind));
+    MHA_TRY(mhai_config_choice(config, "rope_scaling", scalings[0], scalings, 4, &kind));
     l->rope_scaling = (mha_rope_scaling)kind;
     MHA_TRY(mhai_config_choice(config, "mixer", mixers[0], mixers, MIXERS, &kind));
     l->mixer = (mha_mixer)kind;
@@ -204,7 +276,7 @@ static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
         MHA_TRY(mhai_config_float(config, layer_reals[i].name, &value));
         memcpy((char *)l + layer_reals[i].offset, &value, sizeof value);
     }
-    return MHA_OK;
+    return read_experts(config, &l->experts);
 }
 
 /* Read parameters of layers other than projections. They are absent if no layer has them. */
@@ -235,11 +307,48 @@ static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
 
 /* ---- the model ----------------------------------------------------------------------------- */
 
+/* The number of divisors in each of the lists of rope_factors; 0: there are none. */
+static int64_t count_factors(const mha_transformer_desc *d)
+{
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
+        if (d->layers[i].rope_scaling == MHA_ROPE_SCALING_LONG) {
+            const int64_t rotated = d->layers[i].rotary_dim;
+            return (rotated       ? rotated
+                    : d->head_dim ? d->head_dim
+                                  : d->embed_dim / d->num_heads) /
+                   2;
+        }
+    return 0;
+}
+
+static bool write_factors(const mha_transformer_desc *d, json_t *root)
+{
+    const int64_t count = 2 * count_factors(d);
+    json_t *list = count ? json_array() : NULL;
+    if (count == 0) return true;
+    for (int64_t i = 0; list && i < count; i++)
+        if (json_array_append_new(list, mhai_json_real(d->rope_factors[i])) != 0) {
+            json_decref(list);
+            return false;
+        }
+    return mhai_put(root, "rope_factors", list);
+}
+
+static mha_status read_factors(const mhai_config *config, mhai_family_plan *plan)
+{
+    const int64_t count = 2 * count_factors(&plan->desc);
+    if (count == 0) return MHA_OK;
+    plan->rope_factors = calloc((size_t)count, sizeof *plan->rope_factors);
+    if (!plan->rope_factors) return MHA_NO_MEMORY("model");
+    plan->desc.rope_factors = plan->rope_factors;
+    return mhai_read_factors(config, "rope_factors", count, plan->rope_factors);
+}
+
 static bool write_own(const mha_transformer_desc *d, json_t *root)
 {
     bool good =
         (d->type_count == 0 || mhai_put_count(root, "type_count", d->type_count)) &&
-        (!d->layers || write_layers(d, root)) &&
+        (!d->layers || write_layers(d, root)) && write_factors(d, root) &&
         (!d->layer_heads || (put_list(root, "layer_heads", d->layer_heads, d->num_layers) &&
                              put_list(root, "layer_kv_heads", d->layer_kv_heads, d->num_layers))) &&
         mhai_put_list_of_one(root, "architectures", "MultiheadTransformer") &&
@@ -357,7 +466,8 @@ static mha_status read_own(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_optional(config, "type_count", 0, MHAI_MOST_ENTRIES, 0, &d->type_count));
     MHA_TRY(read_own_kinds(config, d));
     MHA_TRY(mhai_read_heads(config, plan));
-    return read_layers(config, plan);
+    MHA_TRY(read_layers(config, plan));
+    return read_factors(config, plan);
 }
 
 static bool ignores_none(const mhai_family_plan *plan, const char *name)

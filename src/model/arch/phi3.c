@@ -1,4 +1,6 @@
-/* Phi 3: Llama whose projections are fused. */
+/* Phi 3: Llama whose projections are fused. Variants for long texts, and Phi-4-mini, have a second
+ * rotation for texts longer than those of their training (longrope). */
+#include "io/file.h"
 #include "model/arch/family.h"
 
 static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES,
@@ -9,8 +11,27 @@ static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES,
                                          {"mlp.up_proj", "mlp.gate_up_proj", MHAI_FUSED, 1},
                                          MHAI_NAME(NULL, NULL)};
 
+/* transformers reads this field from outside the objects alone, where its default is 4096. */
+static mha_status check_length(const mhai_config *config)
+{
+    static const char key[] = "original_max_position_embeddings";
+    static const char *const places[] = {"rope_scaling", "rope_parameters"};
+    if (!mhai_config_absent(config, key)) return MHA_OK;
+    for (int i = 0; i < 2; i++) {
+        const mhai_config rope = {config->path, json_object_get(config->root, places[i])};
+        double length;
+        MHA_TRY(mhai_config_number(&rope, key, 4096, &length));
+        if (length < 4096 || length > 4096)
+            return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                                    "is %g in %s alone; write it beside %s too", length, places[i],
+                                    places[i]);
+    }
+    return MHA_OK;
+}
+
 static mha_status read_phi3(const mhai_config *config, mhai_family_plan *plan)
 {
+    MHA_TRY(check_length(config));
     return mhai_read_windows(config, 0, 0, 0, plan);
 }
 
@@ -18,4 +39,5 @@ const mhai_family mhai_family_phi3 = {.model_type = "phi3",
                                       MHAI_LLAMA_FILES(names, 0),
                                       .epsilon = 1e-5,
                                       .partial = true,
+                                      .lengths = true,
                                       .read = read_phi3};

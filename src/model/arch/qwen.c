@@ -5,24 +5,24 @@
 static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_EXPERT_NAMES,
                                          MHAI_NAME(NULL, NULL)};
 
-static mha_status read_qwen(const mhai_config *config, mhai_family_plan *plan)
+mha_status mhai_read_qwen(const mhai_config *config, int64_t last, mhai_family_plan *plan)
 {
     bool windowed;
     int64_t first;
     MHA_TRY(mhai_config_bool(config, "use_sliding_window", false, &windowed));
-    MHA_TRY(mhai_config_optional(config, "max_window_layers", 0, MHAI_MOST_LAYERS, 28, &first));
+    MHA_TRY(mhai_config_optional(config, "max_window_layers", 0, MHAI_MOST_LAYERS, last, &first));
     return windowed ? mhai_read_windows(config, 4096, first, 0, plan) : MHA_OK;
 }
 
 static mha_status read_qwen2(const mhai_config *config, mhai_family_plan *plan)
 {
     plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS;
-    return read_qwen(config, plan);
+    return mhai_read_qwen(config, 28, plan);
 }
 
-static mha_status read_qwen3(const mhai_config *config, mhai_family_plan *plan)
+mha_status mhai_read_qwen3(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(read_qwen(config, plan));
+    MHA_TRY(mhai_read_qwen(config, 28, plan));
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
     return mhai_read_normed(config, MHA_LAYER_QK_NORM, plan);
 }
@@ -52,7 +52,7 @@ const mhai_family mhai_family_qwen3 = {.model_type = "qwen3",
                                        MHAI_LLAMA_FILES(names, 0),
                                        .whole = true,
                                        .bias_key = "attention_bias",
-                                       .read = read_qwen3};
+                                       .read = mhai_read_qwen3};
 
 const mhai_family mhai_family_qwen3_moe = {.model_type = "qwen3_moe",
                                            MHAI_LLAMA_FILES(names, 0),

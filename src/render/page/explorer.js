@@ -130,23 +130,19 @@ function showReading({reading, done, size}) {
     tell(t("explorer.reading", {file: reading, percent: Math.floor(100 * done / size)}), done / size);
 }
 
-// Remove the number of a part: NAME-00001-of-00003.gguf.
-const whole = name => name.replace(/-\d{5}(-of-\d{5}\.gguf)$/i, "$1");
-
-// A GGUF file, its parts, or the files of a folder: the name, and the paths that the library requests.
+// A single GGUF file, or the files of a folder: the name, and the paths that the library requests.
 function modelOf(list, folder) {
     const usable = list.filter(({name, size}) => !name.startsWith(".") && !(name === "training.safetensors" && size > MOST_TRAINING));
     const gguf = usable.filter(({name}) => /\.gguf$/i.test(name));
     if (!usable.length) throw new Error(t("explorer.nothing"));
-    if (new Set(gguf.map(file => whole(file.name))).size > 1) throw new Error(t("explorer.many", {n: gguf.length}));
+    if (gguf.length > 1) throw new Error(t("explorer.many", {n: gguf.length}));
     const chosen = gguf.length ? gguf : usable, alone = chosen.length === 1;
     const large = chosen.find(file => /\.(gguf|safetensors)$/i.test(file.name) && file.size > MOST_BYTES);
     if (large)
         throw new Error(t("explorer.large",
             {file: large.name, size: gigabytes(large.size), most: gigabytes(MOST_BYTES)}));
     const name = alone ? chosen[0].name : folder || "model";
-    const path = gguf.length > 1 ? `${name}/${gguf[0].name}` : name;
-    return {name, path, files: chosen.map(file => ({name: alone ? name : `${name}/${file.name}`, content: file}))};
+    return {name, path: name, files: chosen.map(file => ({name: alone ? name : `${name}/${file.name}`, content: file}))};
 }
 
 async function openOther(list, folder) {

@@ -249,6 +249,21 @@ function drawTable() {
         make("table", "", head, make("tbody", "", ...shown.map(line))));
     if (state.wholeRow && list.length > MOST_ROWS)
         byId("row-body").append(make("p", "small", t("table.cut", {n: MOST_ROWS, all: list.length})));
+    byId("row-body").append(...choicesOf(rowItems[cell.row]));
+}
+
+// What a row chose from lists, such as a token's experts in each layer, with weights in thousandths.
+function choicesOf(item) {
+    if (!data.choices.length || item.from !== item.to) return [];
+    const line = ({name, count, used, numbers, weights}) => {
+        const at = item.from * used, order = [...Array(used).keys()];
+        order.sort((a, b) => weights[at + b] - weights[at + a]);
+        const chosen = order.map(k => `${numbers[at + k]} (${(weights[at + k] / 1000).toFixed(2)})`);
+        return make("tr", "", make("td", "", given(name)), make("td", "", chosen.join(", ")),
+            make("td", "number", t("choices.of", {n: used, all: count})));
+    };
+    return [make("h3", "", given(data.choice_title ?? t("choices"))),
+        make("table", "choices", make("tbody", "", ...data.choices.map(line)))];
 }
 
 // A number far below the greatest of its row is only reported as small.
