@@ -4,8 +4,8 @@
 Fails on: a relative link of an .md file whose target is missing, or whose anchor is not a heading of its target; a page
 of docs/ that docs/start.md does not list; a C program in a page that is not identical to a file of examples/, which the
 tests run; a block after <!-- part of FILE --> that FILE does not contain; a row of the tables of docs/features.md with
-a wrong number of cells; a "yes" in its column for this library without a link to a test file,
-followed by the name of one of its tests in backquotes. A test is a function passed to RUN_TESTS or
+a wrong number of cells, or without links to test files whose text is the name of a test,
+followed by names of further tests in backquotes. A test is a function passed to RUN_TESTS or
 cmocka in a C file, a test_ function of pytest, or a function of a script in tests/cli.
 
 With --site DIR it checks the HTML pages there instead (script/site): every href and src of the site
@@ -23,7 +23,7 @@ FEATURES = "docs/features.md"
 START = "docs/start.md"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.*?)(?: +#+)? *$", re.M)
-PROOF = re.compile(r"\[[^\]]+\]\((\.\./tests/[^)]+)\)((?:,? *`\w+`)*)")
+PROOF = re.compile(r"\[(`\w+`)\]\((\.\./tests/[^)]+)\)((?:,? *`\w+`)*)")
 
 
 def documents():
@@ -146,22 +146,20 @@ def unproved(text):
     for number, line in enumerate(text.split("\n"), 1):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if line.startswith("|") and columns is None:
-            ours = len(cells) > 1 and cells[1] == "multihead"
+            ours = len(cells) > 1 and cells[1] == "tests"
         columns = (columns or len(cells)) if line.startswith("|") else None
         if columns not in (None, len(cells)):
             yield f"{FEATURES}:{number}: '{cells[0]}': {len(cells)} cells, not {columns}"
-        if not ours or not line.startswith("| ") or cells[1:2] in (["multihead"], ["–"]):
+        if not ours or not line.startswith("| ") or cells[1:2] in (["tests"], ["–"]):
             continue
         found = PROOF.findall(cells[1])
-        if not found or not cells[1].startswith("[yes]"):
-            yield f"{FEATURES}:{number}: '{cells[0]}': neither – nor [yes](../tests/...) `test`"
-        for target, names in found:
+        if not found or not cells[1].startswith("[`"):
+            yield f"{FEATURES}:{number}: '{cells[0]}': neither – nor [`test`](../tests/...)"
+        for first, target, names in found:
             path = (ROOT / FEATURES).parent / target
             if not path.is_file():
                 continue  # a dead link, already reported
-            names = re.findall(r"`(\w+)`", names)
-            if not names:
-                yield f"{FEATURES}:{number}: '{cells[0]}': which test of {target}?"
+            names = re.findall(r"`(\w+)`", first + names)
             for missing in sorted(set(names) - tests_of(path)):
                 yield f"{FEATURES}:{number}: {target} has no test {missing}"
             proofs += len(names)

@@ -28,8 +28,8 @@ extern "C" {
 
 /* Text and measures to show with a head. */
 typedef struct mha_show_role {
-    const char *badge;        /* a short name of the role; NULL: none */
-    const char *does, *rests; /* paragraphs: the head's function and its attention sink; NULL:
+    const char *badge;           /* a short name of the role; NULL: none */
+    const char *does, *rests;    /* paragraphs: the head's function and its attention sink; NULL:
                                  none */
     const mha_measure *measures; /* [measure_count] */
     int64_t measure_count;

@@ -138,8 +138,8 @@ def open_page(watched_page):
     """Opens a file."""
     from html_report import wait_for_frames
 
-    def opener(path, **options):
-        page = watched_page(path.as_uri(), **options)
+    def opener(path, width=1400, height=1000, **options):
+        page = watched_page(path.as_uri(), width=width, height=height, **options)
         if options.get("java_script_enabled", True):
             wait_for_frames(page)
         return page

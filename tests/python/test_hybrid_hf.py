@@ -461,6 +461,7 @@ REFUSED = {
         ("mamba_hidden_act", "gelu", "mamba_hidden_act 'gelu' is not supported"),
         ("mlp_bias", True, "up_proj.bias"),
         ("time_step_min", -1, "'time_step_min' is -1"),
+        ("time_step_min", 1e300, "'time_step_min' is 1e\\+300, expected at most"),
         ("use_bias", True, "'use_bias' is set")]}
 
 

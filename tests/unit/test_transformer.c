@@ -51,18 +51,19 @@ static void draw_mixers(rng *r, mha_transformer_desc *d, mha_layer_desc *layers,
             l->flags |= MHA_LAYER_OUTPUT_GATE | flags;
             continue;
         }
-        const bool delta = kind < 0.8 && d->norm == MHA_NORM_RMS;
+        const bool recurrent = kind < 0.8 && d->norm == MHA_NORM_RMS;
+        const bool delta = recurrent && rng_chance(r, 0.5);
         *l = (mha_layer_desc){.struct_size = sizeof *l,
                               .flags = flags,
-                              .mixer = !delta               ? MHA_MIXER_SHORT_CONVOLUTION
-                                       : rng_chance(r, 0.5) ? MHA_MIXER_GATED_DELTA
-                                                            : MHA_MIXER_STATE_SPACE,
+                              .mixer = !recurrent ? MHA_MIXER_SHORT_CONVOLUTION
+                                       : delta    ? MHA_MIXER_GATED_DELTA
+                                                  : MHA_MIXER_STATE_SPACE,
                               .conv_kernel = (int32_t)rng_between(r, 1, 5),
-                              .key_dim = delta ? rng_between(r, 1, 9) : 0,
-                              .value_dim = delta ? rng_between(r, 1, 9) : 0,
+                              .key_dim = recurrent ? rng_between(r, 1, 9) : 0,
+                              .value_dim = recurrent ? rng_between(r, 1, 9) : 0,
                               .strength_scale = delta && rng_chance(r, 0.5) ? 1.5f : 0,
                               .head_norm_epsilon = delta && rng_chance(r, 0.5) ? 0.1f : 0};
-        if (!delta) heads[i] = heads[d->num_layers + i] = 0;
+        if (!recurrent) heads[i] = heads[d->num_layers + i] = 0;
     }
     d->layers = layers;
     d->layer_heads = heads;

@@ -62,6 +62,9 @@ static mha_status read_nemotron(const mhai_config *config, mhai_family_plan *pla
     if (biased) d->flags |= MHA_TRANSFORMER_FF_BIAS;
     MHA_TRY(mhai_config_unset(config, "mamba_dt_min"));
     MHA_TRY(mhai_config_number(config, "time_step_min", 1e-3, &least)); /* not time_step_limit */
+    if (least > 1e9)
+        return mhai_config_fail(MHA_ERR_MODEL, config, "time_step_min",
+                                "is %g, expected at most 1e+09", least);
     mixing.mixer.step_least = (float)least;
     return mhai_read_state_spaces(config, &spaces, &mixing, plan);
 }
