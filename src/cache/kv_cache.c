@@ -293,13 +293,20 @@ void mha_kv_cache_reset(mha_kv_cache *cache)
 
 /* ---- append -------------------------------------------------------------------------------- */
 
+mha_status mhai_kv_check_sequence(const mhai_kv_rows *rows, int64_t b, int64_t *count)
+{
+    const int64_t first = mhai_kv_first(rows, b);
+    MHA_TRY(mhai_check_entry("firsts", b, first, 0, rows->n));
+    *count = mhai_kv_count(rows, b);
+    return mhai_check_entry("counts", b, *count, 0, rows->n - first);
+}
+
 mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache, const mhai_kv_rows *rows)
 {
     const int64_t capacity = cache->desc.capacity;
     for (int64_t b = 0; b < cache->desc.batch; b++) {
-        const int64_t first = mhai_kv_first(rows, b), count = mhai_kv_count(rows, b);
-        MHA_TRY(mhai_check_entry("firsts", b, first, 0, rows->n));
-        MHA_TRY(mhai_check_entry("counts", b, count, 0, rows->n - first));
+        int64_t count;
+        MHA_TRY(mhai_kv_check_sequence(rows, b, &count));
         if (count > capacity - cache->lengths[b])
             return mha_fail(MHA_ERR_SIZE,
                             "cache: sequence %lld holds %lld of %lld positions, %lld more do not "

@@ -85,6 +85,10 @@ void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_
 
 /* ---- kv_cache.c ----------------------------------------------------------------------------- */
 
+/* Check the rows of sequence b, and count them. */
+MHA_NODISCARD mha_status mhai_kv_check_sequence(const mhai_kv_rows *rows, int64_t b,
+                                                int64_t *count);
+
 /* Check that every sequence has room for its rows. */
 MHA_NODISCARD mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache,
                                                   const mhai_kv_rows *rows);

@@ -607,9 +607,8 @@ static mha_status check_rows(const mha_decoder *d, const mhai_kv_rows *rows)
 {
     const int64_t capacity = d->desc.capacity;
     for (int64_t b = 0; b < d->desc.batch; b++) {
-        const int64_t first = mhai_kv_first(rows, b), count = mhai_kv_count(rows, b);
-        MHA_TRY(mhai_check_entry("firsts", b, first, 0, rows->n));
-        MHA_TRY(mhai_check_entry("counts", b, count, 0, rows->n - first));
+        int64_t count;
+        MHA_TRY(mhai_kv_check_sequence(rows, b, &count));
         if (count > capacity - d->lengths[b])
             return mha_fail(MHA_ERR_SIZE,
                             "tokens: sequence %lld holds %lld, %lld more exceed the decoder's "

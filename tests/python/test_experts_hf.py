@@ -210,12 +210,12 @@ def test_the_experts_of_each_token(made, tmp_path):
         assert np.abs(weights.gather(1, order).numpy() - layer.weights).max() < 1e-4
     for layer in some:
         assert layer.numbers.shape == layer.weights.shape and len(layer.numbers) == T
-        assert (np.diff(layer.numbers) > 0).all() and 0 <= layer.numbers.min() and layer.numbers.max() < layer.count
+        assert (np.diff(layer.numbers) > 0).all() and 0 <= layer.numbers.min() and layer.numbers.max() < layer.total
     done = run("view", model.path, TEXT, "--json", "-", "--quiet")
     written = {layer["layer"]: layer for layer in json.loads(done.stdout)["experts"]}
     assert sorted(written) == [i for i, layer in enumerate(ours) if layer]
     for i, layer in written.items():
-        assert (layer["count"], layer["used"]) == (ours[i].count, ours[i].numbers.shape[1])
+        assert (layer["count"], layer["used"]) == (ours[i].total, ours[i].numbers.shape[1])
         assert np.array_equal(layer["experts"], ours[i].numbers)
         assert np.array_equal(np.array(layer["weights"], np.float32), ours[i].weights)
     done = run("view", model.path, TEXT, "--experts", "-o", tmp_path / "report.html", "--quiet")

@@ -336,8 +336,8 @@ static void test_evidence_is_in_the_page(void)
         "\"twin\":{\"of\":0,\"least\":0.5,\"greatest\":4,\"data\":",
         /* The second frame has no map of the second panel. */
         "},null]}", "\"twin_value\":\"norm\"", "\"choice_title\":\"Experts\"",
-        "\"name\":\"layer 3\",\"count\":5,\"used\":2,\"numbers\":[0,4,1,2],"
-        "\"weights\":[750,250,1000,null]"};
+        ("\"name\":\"layer 3\",\"count\":5,\"used\":2,\"numbers\":[0,4,1,2],"
+         "\"weights\":[750,250,1000,null]")};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(json, parts[i])) fail_msg("the data lack %s\n%s", parts[i], json);
     free(json);

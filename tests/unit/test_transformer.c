@@ -530,7 +530,7 @@ static double through_norm(const example *e, int64_t layer, const char *name, do
     const float *w = numbers_of(e, layer, name, "weight"), *b = numbers_of(e, layer, name, "bias");
     double mean = 0, square = 0, most = 0;
     assert_non_null(w);
-    for (int64_t c = 0; b && c < E; c++) mean += y[c] / (double)E;
+    for (int64_t c = 0; e->desc.norm == MHA_NORM_LAYER && c < E; c++) mean += y[c] / (double)E;
     for (int64_t c = 0; c < E; c++) square += (y[c] - mean) * (y[c] - mean) / (double)E;
     const double sigma = sqrt(square + (double)e->desc.norm_epsilon);
     for (int64_t c = 0; c < E; c++) {

@@ -95,7 +95,7 @@ class ModelAttention:
 class Experts(NamedTuple):
     """The experts of a layer that T tokens use, `used` for each token."""
 
-    count: int
+    total: int
     """The number of experts of the layer."""
     numbers: np.ndarray[Any, np.dtype[np.int32]]
     """[T,used] indices from 0, ascending."""
