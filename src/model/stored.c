@@ -62,8 +62,8 @@ static void find_part(const mha_transformer_desc *d, const mha_parameter *p,
 }
 
 /* Find blocks of MXFP4 and their scales. */
-static mha_status find_blocks(const mhai_weights *weights, const int64_t shape[3], const char *name,
-                              mhai_elements *from)
+static mha_status find_blocks(const mhai_weights *weights, const int64_t shape[3],
+                              const mhai_weight_name *row, const char *name, mhai_elements *from)
 {
     const int64_t blocks[] = {shape[0], shape[1], shape[2] / 32, 16};
     const mha_tensor table = mha_tensor_contiguous(NULL, MHA_U8, 4, blocks);
@@ -71,7 +71,8 @@ static mha_status find_blocks(const mhai_weights *weights, const int64_t shape[3
     char other[MHAI_WEIGHT_NAME];
     int64_t index, at;
     MHA_TRY(mhai_weights_check(weights, name, &table, &index));
-    snprintf(other, sizeof other, "%.*sscales", (int)(strlen(name) - strlen("blocks")), name);
+    snprintf(other, sizeof other, "%s", name);
+    mhai_stored_part(row, 1, other);
     MHA_TRY(mhai_weights_check(weights, other, &scales, &at));
     if (shape[2] % 32 != 0)
         return mha_fail(MHA_ERR_MODEL, "weight '%s' has blocks of 32 numbers in rows of %lld", name,
@@ -101,7 +102,8 @@ static mha_status find_expert(const mhai_weights *weights, const mha_transformer
     stored->step = mixed ? parts : 1;
     stored->first = (expert * parts + row->part) * p->shape[0];
     if (mixed) stored->first = expert * total * (turned ? p->shape[1] : 1) + row->part;
-    if (row->form == MHAI_EXPERT_MXFP4) return find_blocks(weights, shape, name, &stored->from);
+    if (row->form == MHAI_EXPERT_MXFP4)
+        return find_blocks(weights, shape, row, name, &stored->from);
     MHA_TRY(mhai_weights_check(weights, name, &table, &index));
     stored->from = mhai_weights_elements(weights, index);
     return MHA_OK;
@@ -109,9 +111,15 @@ static mha_status find_expert(const mhai_weights *weights, const mha_transformer
 
 bool mhai_stored_part(const mhai_weight_name *row, int i, char name[MHAI_WEIGHT_NAME])
 {
+    static const char blocks[] = "blocks", scales[] = "scales";
+    const mhai_weight_form form = row ? row->form : MHAI_AS_IS;
     if (i == 0) return true;
-    if (!row || row->form != MHAI_CONVOLUTIONS || i > 2) return false;
-    *(strstr(name, "_conv1d") - 1) = "qkv"[i];
+    if (form == MHAI_CONVOLUTIONS && i <= 2)
+        *(strstr(name, "_conv1d") - 1) = "qkv"[i];
+    else if (form == MHAI_EXPERT_MXFP4 && i == 1)
+        memcpy(name + strlen(name) - strlen(blocks), scales, strlen(scales));
+    else
+        return false;
     return true;
 }
 

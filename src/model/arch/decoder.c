@@ -102,12 +102,11 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
 }
 
 /* Old files hold tables of frequencies and masks, and a copy of the embeddings if config.json ties
- * the output to them. Scales are read together with their blocks. */
+ * the output to them. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 {
-    static const char *const old[] = {".rotary_emb.inv_freq",   ".attn.bias",
-                                      ".attn.masked_bias",      ".attention.bias",
-                                      ".attention.masked_bias", "_proj_scales"};
+    static const char *const old[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
+                                      ".attention.bias", ".attention.masked_bias"};
     const size_t length = strlen(name);
     for (size_t i = 0; i < sizeof old / sizeof old[0]; i++) {
         const size_t tail = strlen(old[i]);
