@@ -190,7 +190,8 @@ enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 /* Whether to ignore a weight that decoders do not use, or whose factors became a scaling. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
-    return strcmp(name, "rope_freqs.weight") == 0 || strncmp(name, "rope_factors_", 13) == 0 ||
+    return strcmp(name, "rope_freqs.weight") == 0 ||
+           (plan->rope_factors && strncmp(name, "rope_factors_", 13) == 0) ||
            mhai_decoder_ignores(plan, name);
 }
 
