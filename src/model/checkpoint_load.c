@@ -77,23 +77,12 @@ static mha_status check_positions(const mhai_config *config, const mha_transform
                           MOST_ANGLES);
 }
 
-/* MXFP4 blocks are found by the names of weights. */
-static mha_status read_quantization(const mhai_config *config, const mhai_family *family,
-                                    mhai_quantization *q)
-{
-    const json_t *given = json_object_get(config->root, "quantization_config");
-    const char *method = json_string_value(json_object_get(given, "quant_method"));
-    if (family->mxfp4 && method && strcmp(method, "mxfp4") == 0) return MHA_OK;
-    return mhai_quantization_read(config, q);
-}
-
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
                                      mhai_family_plan *plan)
 {
     static const char *const refused[] = {"is_encoder_decoder", "per_layer_config", NULL};
     plan->desc.struct_size = sizeof plan->desc;
     MHA_TRY(mhai_config_refuse(config, refused));
-    MHA_TRY(read_quantization(config, family, &plan->quantization));
     MHA_TRY(mhai_family_read(family, config, plan));
     return check_positions(config, &plan->desc);
 }
@@ -421,6 +410,19 @@ static mha_status load_files(loading *l, const char *folder)
     return status;
 }
 
+/* MXFP4 blocks are found by the names of weights. The field of text_config applies if config.json
+ * itself has none. */
+static mha_status read_quantization(const mhai_config *config, const mhai_config *text,
+                                    const mhai_family *family, mhai_quantization *q)
+{
+    static const char key[] = "quantization_config";
+    const mhai_config *from = mhai_config_absent(config, key) ? text : config;
+    const json_t *given = json_object_get(from->root, key);
+    const char *method = json_string_value(json_object_get(given, "quant_method"));
+    if (family->mxfp4 && method && strcmp(method, "mxfp4") == 0) return MHA_OK;
+    return mhai_quantization_read(from, q);
+}
+
 static mha_status load_plan(loading *l, const mhai_config *config, const char *folder)
 {
     mhai_config text = *config;
@@ -429,9 +431,8 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     MHA_TRY(mhai_family_enter(l->listed, &text));
     l->renamed = mhai_gguf_family(l->listed);
     l->family = l->gguf ? &l->renamed : l->listed;
+    MHA_TRY(read_quantization(config, &text, l->listed, &l->plan.quantization));
     mha_status status = mhai_checkpoint_read_plan(&text, l->listed, &l->plan);
-    if (status == MHA_OK && text.root != config->root)
-        status = mhai_quantization_read(config, &l->plan.quantization);
     if (status == MHA_OK) status = load_files(l, folder);
     mhai_checkpoint_free_plan(&l->plan);
     return status;
