@@ -203,8 +203,16 @@ static mha_status check_embeddings(loading *l)
     return mhai_weights_check(&l->stored->weights, name, &table, &unused);
 }
 
+static void use(loading *l, const char *name)
+{
+    const int64_t index = mhai_weights_find(&l->stored->weights, name);
+    const int64_t scales = mhai_weights_scales(&l->stored->weights, index);
+    l->used[index] = true;
+    if (scales >= 0) l->used[scales] = true;
+}
+
 /* A decoder's file may lack the output layer: AutoModel.save_pretrained() omits it. A file with
- * tied embeddings may hold both copies. */
+ * tied embeddings may hold both copies, of which the transformer has one. */
 static mha_status check_output(loading *l)
 {
     const mhai_weights *weights = &l->stored->weights;
@@ -219,8 +227,9 @@ static mha_status check_output(loading *l)
         d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
         d->logit_softcap = d->logit_scale = 0;
     }
-    if (at < 0 || !tied || mhai_weights_equal(weights, at, mhai_weights_find(weights, table)))
-        return MHA_OK;
+    if (at < 0 || !tied) return MHA_OK;
+    use(l, name);
+    if (mhai_weights_equal(weights, at, mhai_weights_find(weights, table))) return MHA_OK;
     return mhai_path_fail(
         MHA_ERR_MODEL, l->config,
         "'tie_word_embeddings' is true, but the file has a weight '%s' that differs "
@@ -229,14 +238,6 @@ static mha_status check_output(loading *l)
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */
-
-static void use(loading *l, const char *name)
-{
-    const int64_t index = mhai_weights_find(&l->stored->weights, name);
-    const int64_t scales = mhai_weights_scales(&l->stored->weights, index);
-    l->used[index] = true;
-    if (scales >= 0) l->used[scales] = true;
-}
 
 /* The name of a parameter in the file. Old files call the weight and bias
  * of a norm gamma and beta. */
@@ -378,10 +379,10 @@ static mha_status load_body(loading *l)
 {
     MHA_TRY(check_compute(l));
     MHA_TRY(check_embeddings(l));
-    MHA_TRY(check_output(l));
-    MHA_TRY(check_numbers(l));
     l->used = calloc((size_t)l->stored->weights.count + 1, sizeof *l->used);
     if (!l->used) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
+    MHA_TRY(check_output(l));
+    MHA_TRY(check_numbers(l));
     MHA_TRY(check_types(l));
     MHA_TRY(create(l));
     MHA_TRY(find_weights(l));

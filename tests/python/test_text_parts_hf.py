@@ -114,6 +114,23 @@ def test_refused(tmp_path, change, words):
         ck.Transformer(tmp_path)
 
 
+@pytest.mark.parametrize("names", [OLD, NEW], ids=["old", "new"])
+def test_output_beside_tied_embeddings(tmp_path, names):
+    model = make("mistral3", True, 36)
+    model.save_pretrained(tmp_path)
+    path, ids = tmp_path / "model.safetensors", ids_of(model)
+    found = ck.Transformer(tmp_path)(ids)
+    weights = {renamed(name, names): x for name, x in load_file(path).items()}
+    output = names["output"] + "weight"
+    weights[output] = weights[names["text"] + "embed_tokens.weight"].clone()
+    save_file(weights, path)
+    assert np.array_equal(ck.Transformer(tmp_path)(ids), found)
+    weights[output][-1, -1] += 1
+    save_file(weights, path)
+    with pytest.raises(mha.MultiheadError, match="'tie_word_embeddings' is true, but"):
+        ck.Transformer(tmp_path)
+
+
 @pytest.mark.parametrize("fields", [("config", "text_config"), ("text_config",), ("config",)], ids=str)
 def test_quantization_of_the_text_part(tmp_path, fields):
     """The field of config.json itself precedes that of text_config."""

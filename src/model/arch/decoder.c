@@ -101,8 +101,7 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
     return MHA_OK;
 }
 
-/* Old files hold tables of frequencies and masks, and a copy of the embeddings if config.json ties
- * the output to them. */
+/* Old files hold tables of frequencies and masks. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 {
     static const char *const old[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
@@ -112,8 +111,8 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
         const size_t tail = strlen(old[i]);
         if (length > tail && strcmp(name + length - tail, old[i]) == 0) return true;
     }
-    return mhai_desc_has(&plan->desc, MHA_TRANSFORMER_TIED) &&
-           (strcmp(name, "lm_head.weight") == 0 || strcmp(name, "embed_out.weight") == 0);
+    (void)plan;
+    return false;
 }
 
 bool mhai_text_ignores(const mhai_family_plan *plan, const char *name)

@@ -409,8 +409,7 @@ MHA_NODISCARD mha_status mhai_read_lfm2(const mhai_config *config, mhai_family_p
 /* Return plan->layers, allocated if necessary. */
 MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
 
-/* Whether a weight is a table that old files store beside the weights, or an output tied to the
- * embeddings. */
+/* Whether a weight is a table that old files store beside the weights. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Likewise, or is of another part of a model of several: images, or further tokens. */
