@@ -115,16 +115,6 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
     return false;
 }
 
-bool mhai_text_ignores(const mhai_family_plan *plan, const char *name)
-{
-    static const char *const parts[] = {"mtp.", "visual.", "vision_tower.",
-                                        "multi_modal_projector."};
-    const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        if (strncmp(inner, parts[i], strlen(parts[i])) == 0) return true;
-    return mhai_decoder_ignores(plan, name);
-}
-
 /* ---- rotations ----------------------------------------------------------------------------- */
 
 static const mhai_rope_kind usual_rope = {.base = "rope_theta",

@@ -77,8 +77,20 @@ const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
     return families[i];
 }
 
+/* Whether a weight reads images, or predicts further tokens. */
+static bool is_other_part(const char *name)
+{
+    static const char *const parts[] = {"mtp.", "visual.", "vision_tower.",
+                                        "multi_modal_projector."};
+    const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (strncmp(inner, parts[i], strlen(parts[i])) == 0) return true;
+    return false;
+}
+
 bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan, const char *name)
 {
+    if (family->text_part && is_other_part(name)) return true;
     if (family->ignores) return family->ignores(plan, name);
     const size_t prefix = strlen(family->prefix);
     if (strncmp(name, family->prefix, prefix) == 0) name += prefix;

@@ -114,7 +114,8 @@ typedef struct mhai_family {
     const char *layers;      /* before a layer's number */
     const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
     const char *text_prefix; /* other prefix; NULL: none */
-    bool text_part;          /* names may have the prefixes of a multimodal model's text part */
+    bool text_part;          /* names may have the prefixes of a multimodal model's text part, and
+                              * weights of its other parts are ignored */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
@@ -213,10 +214,7 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
 extern const mhai_weight_name mhai_llama_names[]; /* MHAI_LLAMA_NAMES alone */
 
 /* Likewise if the folder may be that of a multimodal model. */
-#define MHAI_TEXT_FILES(names_, biases)                                                           \
-    .llama = true, .keys = &mhai_usual_keys, .shape = MHA_MODEL_SHAPE_CAUSAL | (biases),          \
-    .grouped = true, .layers = "layers.", .prefix = "model.", .text_part = true, .names = names_, \
-    .ignores = mhai_text_ignores
+#define MHAI_TEXT_FILES(names_, biases) MHAI_LLAMA_FILES(names_, biases), .text_part = true
 
 /* Require SiLU. */
 MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
@@ -382,11 +380,9 @@ MHA_NODISCARD mha_status mhai_read_granite_experts(const mhai_config *config, bo
         MHAI_NAME("delta_net.o_norm", "linear_attn.norm"),                                       \
         MHAI_NAME("delta_net.o_proj", "linear_attn.out_proj"),                                   \
         MHAI_NAME("delta_net", "linear_attn")
-#define MHAI_DELTA_FILES(names_)                                                                  \
-    .llama = true, .whole = true, .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", \
-    .prefix = "model.", .names = (names_), .ignores = mhai_text_ignores,                          \
-    .shape = MHA_MODEL_SHAPE_CAUSAL, .bias_key = "attention_bias", .rope = &mhai_delta_rope,      \
-    .partial = true
+#define MHAI_DELTA_FILES(names_)                                             \
+    MHAI_TEXT_FILES(names_, 0), .whole = true, .bias_key = "attention_bias", \
+                                .rope = &mhai_delta_rope, .partial = true
 extern const mhai_rope_kind mhai_delta_rope;
 MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan);
 
@@ -411,9 +407,6 @@ MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
 
 /* Whether a weight is a table that old files store beside the weights. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
-
-/* Likewise, or is of another part of a model of several: images, or further tokens. */
-bool mhai_text_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Whether all layers are equal, plain and sequential, as llama and bert require. */
 bool mhai_desc_is_usual(const mha_transformer_desc *d);
