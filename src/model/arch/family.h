@@ -259,8 +259,8 @@ MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t us
  * MHAI_FEEDS are feed-forward layers alone. */
 enum { MHAI_ATTENDS, MHAI_MIXES, MHAI_FEEDS, MHAI_KINDS };
 
-/* layer_types names the kind of each layer; without that list, `usual` chooses it. `attention` omits
- * its epsilon. */
+/* layer_types names the kind of each layer; without that list, `usual` chooses it, or every layer
+ * has the mixer if that is NULL. `attention` omits its epsilon. */
 typedef struct mhai_mixing {
     const char *types[MHAI_KINDS][3]; /* in layer_types; NULL ends the names of a kind */
     mha_status (*usual)(const mhai_config *config, int64_t layer, int *kind);
