@@ -202,6 +202,18 @@ mha_status mhai_require_rope(const mhai_config *config)
                           "'rope_parameters' and 'rope_scaling' are both missing or empty");
 }
 
+mha_status mhai_rope_number(const mhai_config *config, const char *key, double fallback,
+                            double *value)
+{
+    static const char *const places[] = {"rope_scaling", "rope_parameters"};
+    *value = fallback;
+    for (int i = 0; i < 2; i++) {
+        const mhai_config rope = {config->path, json_object_get(config->root, places[i])};
+        MHA_TRY(mhai_config_number(&rope, key, *value, value));
+    }
+    return MHA_OK;
+}
+
 /* If the usual part is smaller than the head, transformers does not treat null as absent. */
 static mha_status check_part(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
 {

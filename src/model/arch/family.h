@@ -237,6 +237,11 @@ MHA_NODISCARD mha_status mhai_check_head_dim(const mhai_config *config,
 /* Reject a config.json without a rotation, for families whose default is scaled. */
 MHA_NODISCARD mha_status mhai_require_rope(const mhai_config *config);
 
+/* Read a number of the rotation from rope_scaling or rope_parameters. mhai_read_rope() rejects
+ * values that differ. */
+MHA_NODISCARD mha_status mhai_rope_number(const mhai_config *config, const char *key,
+                                          double fallback, double *value);
+
 /* Read the rotation from config.json into every layer that rotates. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
 
