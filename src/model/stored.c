@@ -221,10 +221,25 @@ static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t row
     }
 }
 
+/* Whether row i of the parameter has the numbers of row row_at(i) of the file. */
+static bool has_rows(const mhai_stored_parameter *p)
+{
+    return !p->transposed && p->form != MHAI_PLUS_ONE && p->form != MHAI_MINUS_EXP &&
+           p->form != MHAI_CONVOLUTIONS && !p->from.exponents;
+}
+
+/* Whether these rows of the file are also in the same order. */
 static bool in_order(const mhai_stored_parameter *p)
 {
-    return p->form != MHAI_PAIRED_ROWS && p->form < MHAI_EXPERT_MIXED &&
-           (p->form < MHAI_FUSED_HEADS || p->form > MHAI_FUSED_GROUPS);
+    switch (p->form) {
+    case MHAI_FUSED_HEADS:
+    case MHAI_FUSED_GATE:
+    case MHAI_FUSED_GROUPS:
+    case MHAI_PAIRED_ROWS:
+    case MHAI_EXPERT_MIXED:
+    case MHAI_EXPERT_MXFP4: return false;
+    default: return has_rows(p);
+    }
 }
 
 /* Read rows. Those that are adjacent in the file are read together. */
@@ -269,11 +284,8 @@ bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, 
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     int64_t at[MHA_CODED_ROWS];
-    if (p->transposed || p->form == MHAI_PLUS_ONE || p->from.exponents) return false;
-    for (int i = 0; i < MHA_CODED_ROWS; i++) {
-        const int64_t which = row + (i < rows ? i : rows - 1);
-        at[i] = in_order(p) ? p->first + which : row_at(p, which);
-    }
+    if (!has_rows(p)) return false;
+    for (int i = 0; i < MHA_CODED_ROWS; i++) at[i] = row_at(p, row + (i < rows ? i : rows - 1));
     return mhai_gguf_code(p->from.type, p->from.data, p->columns, at, column, columns, to);
 }
 
@@ -283,8 +295,7 @@ const void *mhai_stored_find_rows(const void *stored, int64_t parameter, int64_t
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     const mha_gguf_type from = p->from.type;
     (void)rows;
-    if (p->transposed || p->form == MHAI_PLUS_ONE || !in_order(p)) return NULL;
-    if (from != MHA_GGUF_F16 && from != MHA_GGUF_BF16) return NULL;
+    if (!in_order(p) || (from != MHA_GGUF_F16 && from != MHA_GGUF_BF16)) return NULL;
     *type = from == MHA_GGUF_F16 ? MHA_F16 : MHA_BF16;
     *stride = p->columns;
     return p->from.data + (p->first + row) * p->columns * (int64_t)sizeof(uint16_t);

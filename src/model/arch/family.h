@@ -31,7 +31,9 @@ typedef struct mhai_shape_keys {
 
 extern const mhai_shape_keys mhai_usual_keys;
 
-/* The conversion of a weight of a file to a parameter. */
+/* The conversion of a weight of a file to a parameter. stored.c compares forms: those from
+ * MHAI_FUSED to MHAI_FUSED_GROUPS are a part of a weight, those from MHAI_EXPERT on a part of a table
+ * of experts, those from MHAI_EXPERT_MIXED on may have alternating rows. */
 typedef enum mhai_weight_form {
     MHAI_AS_IS = 0,
     MHAI_TRANSPOSED, /* [inputs, outputs] */
