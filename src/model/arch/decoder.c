@@ -292,7 +292,8 @@ static mha_status read_type(const mhai_config *rope, bool old, const char *const
         strcmp(text, types[1]) == 0)
         return MHA_OK;
     return mhai_path_fail(MHA_ERR_MODEL, rope->path,
-                          "'type' is '%s', rope_type is '%s'; keep only the right one",
+                          "'type' is '%s', rope_type is '%s'; keep only the one that the model was "
+                          "trained with",
                           mhai_show_name(text).text, types[*type]);
 }
 
