@@ -101,6 +101,13 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
     return MHA_OK;
 }
 
+mha_status mhai_flag_layers(mhai_family_plan *plan, uint32_t flags)
+{
+    MHA_TRY(mhai_plan_layers(plan));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) plan->layers[i].flags |= flags;
+    return MHA_OK;
+}
+
 /* Old files hold tables of frequencies and masks. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 {
@@ -510,11 +517,9 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
 mha_status mhai_read_normed(const mhai_config *config, uint32_t flags, mhai_family_plan *plan)
 {
     MHA_TRY(mhai_read_attention_bias(config, plan));
-    MHA_TRY(mhai_plan_layers(plan));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
-        plan->layers[i].flags |= flags;
+    MHA_TRY(mhai_flag_layers(plan, flags));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++)
         plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
-    }
     return MHA_OK;
 }
 

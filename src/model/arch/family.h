@@ -412,6 +412,9 @@ MHA_NODISCARD mha_status mhai_read_lfm2(const mhai_config *config, mhai_family_p
 /* Return plan->layers, allocated if necessary. */
 MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
 
+/* Set flags of every layer. */
+MHA_NODISCARD mha_status mhai_flag_layers(mhai_family_plan *plan, uint32_t flags);
+
 /* Whether a weight is a table that old files store beside the weights. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
 
