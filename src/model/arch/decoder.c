@@ -583,7 +583,7 @@ mha_status mhai_family_read(const mhai_family *family, const mhai_config *config
                             mhai_family_plan *plan)
 {
     if (family->llama) MHA_TRY(read_decoder(config, family, plan));
-    if (family->read) MHA_TRY(family->read(config, plan));
+    MHA_TRY(family->read(config, plan));
     if (!family->llama || plan->desc.positions != MHA_ENCODING_ROTARY) return MHA_OK;
     return family->ropes ? read_ropes(config, family->ropes, plan) : mhai_read_rope(config, plan);
 }

@@ -134,7 +134,7 @@ typedef struct mhai_family {
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
                                                                     * this family */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
-    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan); /* NULL: no more */
+    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan);
     /* Whether a weight is ignored. NULL: ignore all weights outside layers, such as poolers and
      * output layers. */
     bool (*ignores)(const mhai_family_plan *plan, const char *name);
