@@ -212,7 +212,7 @@ static void use(loading *l, const char *name)
 }
 
 /* A decoder's file may lack the output layer: AutoModel.save_pretrained() omits it. A file with
- * tied embeddings may hold both copies, of which the transformer has one. */
+ * tied embeddings may hold both copies. The transformer uses one. */
 static mha_status check_output(loading *l)
 {
     const mhai_weights *weights = &l->stored->weights;

@@ -634,7 +634,7 @@ def test_output_beside_tied_embeddings(tmp_path):
 
 
 def test_leftover_scales(tmp_path):
-    """Scales of MXFP4 are read with their blocks. Without blocks they are refused."""
+    """Scales of MXFP4 are read with their blocks. Without blocks they are rejected."""
     their_family("llama", {}, 47).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     weights["model.layers.0.mlp.down_proj_scales"] = torch.full((32, 2), 127, dtype=torch.uint8)

@@ -255,7 +255,7 @@ REFUSED = {
         ("num_experts", None, "'num_experts' is missing")],
     "qwen3_moe": [
         ("num_experts", 5, "'num_experts' is 5, 'num_local_experts' is 6|'num_local_experts' is 6, 'num_experts' is 5"
-                           "|'num_experts' is 5, .*keep only the right one"),
+                           "|'num_experts' is 5, .*remove the one that does not match"),
         ("num_local_experts", None, "'num_experts' is missing")],
     "mixtral": [
         ("num_local_experts", 0, "'num_local_experts' is 0, expected 1..65536"),
