@@ -220,12 +220,11 @@ static double silu_gate(const recurrence *c, const run *r, int64_t t, int64_t i)
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void a_state_space_is_plain_loops(void **state)
+static void a_state_space_is_plain_loops(void)
 {
     static double o[T][H * P];
     recurrence c = {"state_space", false, H * P + G * N, H * P, 0, {{0}}};
     run r;
-    (void)state;
     begin(&r);
     look(&r, 0);
     run_heads(&c, &r, o);
@@ -240,12 +239,11 @@ static void a_state_space_is_plain_loops(void **state)
     end(&r);
 }
 
-static void a_delta_net_is_plain_loops(void **state)
+static void a_delta_net_is_plain_loops(void)
 {
     static double o[T][H * P];
     recurrence c = {"delta_net", true, 0, G * N, 2 * G * N, {{0}}};
     run r;
-    (void)state;
     begin(&r);
     look(&r, 2);
     run_heads(&c, &r, o);
@@ -263,10 +261,9 @@ static double product_of_gates(const run *r, int64_t t, int64_t e)
            project(r, "short_conv.x_proj.weight", t, e);
 }
 
-static void a_short_convolution_is_plain_loops(void **state)
+static void a_short_convolution_is_plain_loops(void)
 {
     run r;
-    (void)state;
     begin(&r);
     look(&r, 3);
     const float *taps = numbers(&r, "short_conv.conv.weight"),
@@ -303,12 +300,11 @@ static void compare_normed(const run *r, char part, const mha_tensor *x, int64_t
 }
 
 /* The layer reads the stream itself, and its output is normalised before it is added. */
-static void norms_across_heads_and_after_blocks(void **state)
+static void norms_across_heads_and_after_blocks(void)
 {
     static const char *const outs[] = {"self_attn.o_proj.weight", "mlp.down_proj.weight"};
     static const char *const posts[] = {"self_attn_post_norm.weight", "mlp_post_norm.weight"};
     run r;
-    (void)state;
     begin(&r);
     look(&r, 1);
     for (int64_t t = 0; t < T; t++) {
