@@ -387,9 +387,14 @@ def seeds():
     return module
 
 
+def small_gguf():
+    """A model with weights of 1/64."""
+    return seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4))
+
+
 def test_another_model_is_opened(visit, tmp_path):
     page = visit()
-    (tmp_path / "small.gguf").write_bytes(seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4)))
+    (tmp_path / "small.gguf").write_bytes(small_gguf())
     page.locator("#explorer-file").set_input_files(tmp_path / "small.gguf")
     expect(page.locator("h1")).to_have_text("small.gguf")
     type_text(page, "a b")
@@ -440,12 +445,11 @@ def test_a_folder_is_chosen_or_dropped(visit, tmp_path):
 
 def test_a_file_is_dropped(visit):
     page = visit()
-    data = seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4))
     dropped = page.evaluate_handle("""data => {
         const given = new DataTransfer();
         given.items.add(new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], "small.gguf"));
         return given;
-    }""", base64.b64encode(data).decode())
+    }""", base64.b64encode(small_gguf()).decode())
     page.dispatch_event("body", "drop", {"dataTransfer": dropped})
     expect(page.locator("h1")).to_have_text("small.gguf")
 
