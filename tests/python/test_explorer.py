@@ -14,6 +14,7 @@ import numpy as np
 from playwright import sync_api
 import pytest
 
+from html_report import choose
 from shared import LIBRARY_DIR, PROGRAM, ROOT, SMOLLM2, TINY, needs
 
 CARRIER = LIBRARY_DIR / "tests/live_carrier"
@@ -134,7 +135,7 @@ def test_it_works_from_the_disk(visit, explorer, width):
     type_text(page, "the king was")
     assert tokens_of(page)[-1] == "was"
     whole = page.locator("#live-tokens td.number").first.inner_text()
-    page.locator("#live-click input[value=off]").locator("xpath=..").click()
+    choose(page.locator("#live-click input[value=off]"))
     page.locator('.thumb[title="L1H0"]').click()
     settled(page)
     expect(page.locator("#live-chips .live-chip")).to_have_text(["L1H0"])
@@ -197,7 +198,7 @@ def test_every_text_is_translated(visit, explorer, tmp_path):
     page = visit(tmp_path / "marked.html", locale="de-CH")
     assert page.evaluate("document.documentElement.lang") == "de"
     for view in page.locator("#view input").all():
-        view.locator("xpath=..").click()
+        choose(view)
         assert page.evaluate(READ) == []
     page.keyboard.press("x")
     page.locator("#help").click()
@@ -229,7 +230,7 @@ def at_station(page, name):
     options = page.locator("#tour-options label")
     right = []
     for option in options.all():
-        option.locator("input").locator("xpath=..").click()
+        choose(option.locator("input"))
         if page.locator("#tour-answer.right").count():
             right.append(option.inner_text())
     assert len(right) == 1, f"{name}: {options.all_inner_texts()}"
@@ -347,7 +348,7 @@ def test_axe_finds_nothing(visit, axe, width, scheme):
         part.click()
     settled(page)
     for view in page.locator("#view input").all():
-        view.locator("xpath=..").click()
+        choose(view)
         settled(page)
         assert axe(page) == []
 
