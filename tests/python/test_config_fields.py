@@ -316,7 +316,7 @@ def ours(folder, ids=IDS):
 
 
 def length_before_scales(folder, refusal):
-    """Queries are scaled (llama_4_scaling_beta) from original_max_position_embeddings on; such texts are refused."""
+    """Queries are scaled (llama_4_scaling_beta) from original_max_position_embeddings on: longer texts are rejected."""
     config, taken = json.loads((folder / "config.json").read_text()), re.search(r"takes at most (\d+)", refusal)
     ropes = [config[name] for name in ("rope_parameters", "rope_scaling") if isinstance(config.get(name), dict)]
     scaled = any((rope.get("llama_4_scaling_beta") or 0) > 0 for rope in ropes)
