@@ -289,6 +289,7 @@ static void misuse_of_trials(void)
     expect_error(mha_trials_predict(trials, &t, m->T, &next), MHA_ERR_MODEL, "row");
     expect_error(mha_trials_logits(trials, &t, NULL), MHA_ERR_NULL, "logits");
     expect_error(mha_trials_run(NULL, &t, -1, NULL, NULL, NULL), MHA_ERR_NULL, "trials is NULL");
+    expect_error(mha_trials_run(trials, NULL, -1, NULL, NULL, NULL), MHA_ERR_NULL, "run is NULL");
     mha_trials_destroy(trials);
     mha_trials_destroy(NULL);
     small_model_free(m);
