@@ -163,7 +163,9 @@ static void a_generation_refuses(void)
     d = fine, d.cache = &cache;
     expect_error(mha_generation_create(context, model, &d, &g), MHA_ERR_ARGUMENT, "capacity");
     d = fine, d.end_count = 1;
-    expect_error(mha_generation_create(context, model, &d, &g), MHA_ERR_NULL, "NULL");
+    expect_error(mha_generation_create(context, model, &d, &g), MHA_ERR_NULL, "ends is NULL");
+    mha_generation_step step = {.struct_size = sizeof step};
+    expect_error(mha_generation_next(context, g, &step), MHA_ERR_NULL, "generation is NULL");
     assert_null(g);
     mha_model_destroy(model);
 }
