@@ -1094,8 +1094,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; no memory was set);
  *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
  *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged and output
- *          unspecified. A sequence is emptied if a layer with a state had begun the step, or if the
- *          keys of its earlier tokens were being computed again.
+ *          unspecified. A sequence is emptied if a layer with a state had begun the step. All
+ *          sequences whose earlier keys were being computed again are emptied.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *decoder,
