@@ -160,6 +160,12 @@ static inline bool mhai_layer_norms_branch(const mha_transformer_desc *d, int64_
     return d->layers && d->layers[layer].flags & MHA_LAYER_BRANCH_NORM;
 }
 
+/* Whether a norm follows the function of a step of any layer. */
+static inline bool mhai_transformer_norms_branches(const mha_transformer_desc *d)
+{
+    return mha_transformer_norms_follow(d) && !(d->flags & MHA_TRANSFORMER_POST_NORM);
+}
+
 /* Offset of the table of learned positions. */
 static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
 {
