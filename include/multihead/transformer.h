@@ -579,11 +579,11 @@ typedef struct mha_transformer_init {
 
 /**
  * Draw random parameters: matrices N(0, 1 / inputs), those that write to the residual stream
- * (o_proj, down_proj) scaled further by 1 / sqrt(number of such matrices); embeddings with
+ * (o_proj, down_proj) scaled further by 1 / sqrt(parts of layers that write to it); embeddings with
  * embedding_std and position_std; biases 0, norms 1. For mixers other than attention: convolutions
- * N(0, 1 / K), A_log = ln U(1, 16), dt_bias such that log(1 + exp(dt_bias)) is log-uniform in 0.001
- * .. 0.1 (Dao and Gu 2024). Philox draws each number from the seed and its index: the same on every
- * machine. Calls mha_transformer_update().
+ * N(0, 1 / K), A_log = ln U(1, 16), D = 1, dt_bias such that log(1 + exp(dt_bias)) is log-uniform
+ * in 0.001 .. 0.1 (Dao and Gu 2024). Philox draws each number from the seed and its index: the same
+ * on every machine. Calls mha_transformer_update().
  *
  * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED.
  * Threads  no other thread may be using the transformer.   Since  0.1

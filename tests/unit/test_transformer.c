@@ -1619,10 +1619,40 @@ static void failed_allocations_are_reported(void)
     assert_true(refused > 20);
 }
 
-RUN_TESTS(TEST(parameters_have_names_and_places), TEST(seeds_give_the_same_beginning),
-          TEST(gradients_are_slopes), TEST(gradients_of_other_mixers_are_slopes),
-          TEST(threads_and_padding_change_no_bit), TEST(views), TEST(learns), TEST(keeps_nothing),
-          TEST(create_errors), TEST(forward_errors), TEST(layers_are_checked),
-          TEST(layers_without_gradients), TEST(sources_change_no_bit),
+/* Matrices that write to the stream are divided by the root of the number of parts that do. */
+static void initial_deviations_count_parts(void **state)
+{
+    (void)state;
+    float first[2];
+    for (int i = 0; i < 2; i++) {
+        mha_layer_desc layers[3];
+        for (int k = 0; k < 3; k++) layers[k] = (mha_layer_desc){.struct_size = sizeof layers[k]};
+        for (int k = 1; k < 3 && i; k++) layers[k].flags = MHA_LAYER_NO_FEED_FORWARD;
+        const mha_transformer_desc d = {.struct_size = sizeof d,
+                                        .vocab_size = 5,
+                                        .max_length = 4,
+                                        .embed_dim = 8,
+                                        .num_layers = 3,
+                                        .num_heads = 2,
+                                        .ff_dim = 7,
+                                        .layers = layers};
+        const mha_transformer_init init = {.struct_size = sizeof init, .seed = 5};
+        mha_context *context = machines_context(1, 0);
+        mha_transformer *t = NULL;
+        mha_parameter p;
+        expect_ok(mha_transformer_create(context, &d, &t));
+        expect_ok(mha_transformer_initialise(context, t, &init));
+        expect_ok(mha_transformer_find(t, 0, "self_attn.o_proj.weight", &p));
+        first[i] = mha_transformer_data(t)[p.offset];
+        mha_transformer_destroy(t);
+    }
+    assert_true(fabs((double)(first[1] / first[0]) - sqrt(6.0 / 4)) < 1e-6);
+}
+
+RUN_TESTS(TEST(parameters_have_names_and_places), TEST(initial_deviations_count_parts),
+          TEST(seeds_give_the_same_beginning), TEST(gradients_are_slopes),
+          TEST(gradients_of_other_mixers_are_slopes), TEST(threads_and_padding_change_no_bit),
+          TEST(views), TEST(learns), TEST(keeps_nothing), TEST(create_errors), TEST(forward_errors),
+          TEST(layers_are_checked), TEST(layers_without_gradients), TEST(sources_change_no_bit),
           TEST(large_matrices_from_a_source), TEST(copies_are_the_same),
           TEST(decoding_from_a_source), TEST(source_errors), TEST(failed_allocations_are_reported))
