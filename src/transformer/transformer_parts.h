@@ -177,7 +177,8 @@ static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
 /* A residual branch, attention or feed-forward; all arrays are [tokens,E].
  * x: the stream before it.
  * from: its input before the norm; in a parallel block, the input of the block.
- * in: its input; without pre-norm, the same as from.
+ * in: its input; without pre-norm, the same as from. With MHA_TRANSFORMER_ONE_NORM, the
+ * feed-forward layer shares that of attention, unless the layer has no heads.
  * z: the input of a norm after it: the sum before a post-norm, the function's output before a
  * branch norm. NULL without such a norm, or if the call keeps no activations. */
 typedef struct mhai_kept_step {

@@ -823,7 +823,7 @@ static void check_views(mha_context *context, example *e)
 {
     mha_stream_view ends = {.struct_size = sizeof ends};
     expect_ok(mha_activations_stream(e->a, &ends));
-    const void *stream = ends.first.data;
+    const void *stream = ends.first.data, *input = NULL;
     check_embedded(e, &ends.embedded);
     const bool post = e->desc.flags & MHA_TRANSFORMER_POST_NORM;
     const bool pre = e->desc.norm && !post;
@@ -845,6 +845,9 @@ static void check_views(mha_context *context, example *e)
         assert_int_equal(view.input.data != view.stream.data, normed || apart);
         assert_int_equal(view.sum.data != view.next.data, post);
         stream = view.next.data;
+        if (part == MHA_PART_FEED_FORWARD && e->desc.flags & MHA_TRANSFORMER_ONE_NORM)
+            assert_ptr_equal(view.input.data, input);
+        input = view.input.data;
         if (part == MHA_PART_FEED_FORWARD) {
             assert_null(view.q.data);
             check_sum(e, i / 3, part, &view.hidden, &view);
